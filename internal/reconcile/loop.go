@@ -1,0 +1,557 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Retry delays of a failed commit: doubled from the first to the last, then steady.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// Options of a Loop. The zero value is usable.
+type Options[K comparable, V any] struct {
+	// Name says which engine this is, in logs and errors. Default "engine".
+	Name string
+	// Log gets what nobody waits for: failed retries, drift put back. Default: discarded.
+	Log *slog.Logger
+	// Encode gives the bytes of an item that count for the state's hash. Nil: no hash is kept.
+	Encode func(K, V) []byte
+	// Seal, if not nil, returns an item that carries the hash of all the others. It is committed with every
+	// change that leaves the engine in step. It needs Encode.
+	Seal func(Hash) (K, V)
+	// Observe, if not nil, is told of each commit and each verification.
+	Observe func(Event)
+}
+
+// Event is what Options.Observe is told.
+type Event struct {
+	// Engine is Options.Name.
+	Engine string
+	// Set and Deleted count the items of the change.
+	Set, Deleted int
+	// Drift tells that the items were found altered by somebody else, and are put back.
+	Drift bool
+	// Took is the time of the engine's Commit.
+	Took time.Duration
+	// Err is what the commit ended with.
+	Err error
+}
+
+// Loop keeps one engine in step with the fragments of all owners. All methods may be called concurrently; the
+// engine is only ever used by Run, one call at a time. Whatever arrives while a commit is under way goes into the
+// next commit together.
+type Loop[K comparable, V Value[V]] struct {
+	engine Engine[K, V]
+	opts   Options[K, V]
+	wake   chan struct{}
+
+	// mu guards what follows. It is never held across a call of the engine.
+	mu       sync.Mutex
+	desired  *desired[K, V]
+	actual   map[K]V
+	dirty    map[K]struct{}
+	failures map[Owner]error
+	waiters  []*waiter
+	started  bool
+	resync   bool
+	stopped  bool
+}
+
+// waiter is somebody who wants to know when some owners' fragments are programmed.
+type waiter struct {
+	owners []Owner
+	// verify: wait for a verification of everything, not only for the owners.
+	verify bool
+	// drift is how many items the verification found to differ.
+	drift int
+	done  chan error
+}
+
+// NewLoop returns a loop for the engine. Nothing happens before Run and Start.
+func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) *Loop[K, V] {
+	if opts.Name == "" {
+		opts.Name = "engine"
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Loop[K, V]{
+		engine: engine, opts: opts, wake: make(chan struct{}, 1),
+		desired: newDesired(opts.Encode), dirty: map[K]struct{}{}, failures: map[Owner]error{},
+	}
+}
+
+// Start hands over the complete first state and lets the loop begin: it reads what is programmed and commits the
+// difference. Until then nothing is removed and nothing is opened; fragments set earlier are kept and count as
+// part of the first state. Start waits until the engine is in step.
+func (l *Loop[K, V]) Start(ctx context.Context, fragments map[Owner]map[K]V) error {
+	l.mu.Lock()
+	l.started, l.resync = true, true
+	l.mu.Unlock()
+	return l.Apply(ctx, fragments)
+}
+
+// Apply replaces the fragments of the owners given (an empty fragment: the owner has nothing any more) and waits
+// until they are in effect. The fragments stay desired, and are tried again, also when an error is returned: who
+// gives up withdraws them with another Apply. The maps must not be changed afterwards.
+func (l *Loop[K, V]) Apply(ctx context.Context, fragments map[Owner]map[K]V) error {
+	w := &waiter{done: make(chan error, 1)}
+	for owner := range fragments {
+		w.owners = append(w.owners, owner)
+	}
+	if err := l.enqueue(w, fragments); err != nil {
+		return err
+	}
+	return l.await(ctx, w)
+}
+
+// Set is Apply for those who do not wait: what becomes of it is seen by Failure.
+func (l *Loop[K, V]) Set(fragments map[Owner]map[K]V) {
+	_ = l.enqueue(nil, fragments) // only a stopped loop refuses; its state is nobody's concern any more
+}
+
+// Verify reads back everything that is programmed, commits the difference, and returns how many items differed.
+func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
+	w := &waiter{verify: true, done: make(chan error, 1)}
+	l.mu.Lock()
+	l.resync = true
+	l.mu.Unlock()
+	if err := l.enqueue(w, nil); err != nil {
+		return 0, err
+	}
+	err := l.await(ctx, w)
+	return w.drift, err
+}
+
+// Resync makes the loop read back everything before its next commit: after a reconnection, or when the engine
+// tells that somebody else changed something. It does not wait.
+func (l *Loop[K, V]) Resync() {
+	l.mu.Lock()
+	l.resync = true
+	l.mu.Unlock()
+	l.signal()
+}
+
+// Failure returns why the owner's fragment is not in effect, nil if it is.
+func (l *Loop[K, V]) Failure(owner Owner) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failures[owner]
+}
+
+// Failures returns all owners whose fragments are not in effect, and why.
+func (l *Loop[K, V]) Failures() map[Owner]error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.failures)
+}
+
+// Hash returns the hash of the desired state.
+func (l *Loop[K, V]) Hash() Hash {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.desired.hash
+}
+
+// Desired returns a copy of the desired state with the owners of each item.
+func (l *Loop[K, V]) Desired() (map[K]V, map[K][]Owner) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	owners := make(map[K][]Owner, len(l.desired.claims))
+	for key := range l.desired.claims {
+		owners[key] = l.desired.ownersOf(key)
+	}
+	return l.desired.union(), owners
+}
+
+func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
+	l.mu.Lock()
+	if l.stopped {
+		l.mu.Unlock()
+		return fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
+	}
+	for owner, fragment := range fragments {
+		l.desired.set(owner, fragment, func(key K) { l.dirty[key] = struct{}{} })
+		if len(fragment) == 0 {
+			delete(l.failures, owner)
+		}
+	}
+	if w != nil {
+		l.waiters = append(l.waiters, w)
+	}
+	l.mu.Unlock()
+	l.signal()
+	return nil
+}
+
+func (l *Loop[K, V]) await(ctx context.Context, w *waiter) error {
+	select {
+	case err := <-w.done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s: waiting for the commit: %w", l.opts.Name, ctx.Err())
+	}
+}
+
+func (l *Loop[K, V]) signal() {
+	select {
+	case l.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// Run commits until ctx ends. What is programmed then stays programmed.
+func (l *Loop[K, V]) Run(ctx context.Context) error {
+	defer l.stop()
+	delay := firstRetry
+	for {
+		retry := l.pass(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !retry {
+			delay = firstRetry
+		}
+		if !l.sleep(ctx, retry, delay) {
+			return nil
+		}
+		if retry {
+			delay = min(2*delay, lastRetry)
+		}
+	}
+}
+
+// sleep waits for work, or, if a retry is due, at most for the delay. It returns false when ctx ends.
+func (l *Loop[K, V]) sleep(ctx context.Context, retry bool, delay time.Duration) bool {
+	var timeout <-chan time.Time
+	if retry {
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-l.wake:
+	case <-timeout:
+	}
+	return true
+}
+
+func (l *Loop[K, V]) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopped = true
+	for _, w := range l.waiters {
+		w.done <- fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
+	}
+	l.waiters = nil
+}
+
+// round is one pass of the loop.
+type round[K comparable, V any] struct {
+	waiters []*waiter
+	change  Change[K, V]
+	// drift counts what a read-back found to differ beyond what was waiting anyway.
+	drift int
+	// seal is the key of the sealing item in change.
+	seal *K
+}
+
+// pass takes all that waits and commits it. It returns true if something is left to be tried again.
+func (l *Loop[K, V]) pass(ctx context.Context) (retry bool) {
+	l.mu.Lock()
+	started, resync := l.started, l.resync
+	l.mu.Unlock()
+	if !started {
+		return false
+	}
+	var actual map[K]V
+	if resync {
+		// Cleared first: a Resync that comes while reading asks for another reading.
+		l.mu.Lock()
+		l.resync = false
+		l.mu.Unlock()
+		var err error
+		if actual, err = l.engine.Read(ctx); err != nil {
+			return l.readFailed(ctx, err)
+		}
+		if actual == nil {
+			actual = map[K]V{}
+		}
+	}
+	r := l.take(actual)
+	failed := map[K]error{}
+	if !r.change.Empty() {
+		failed = l.commit(ctx, r)
+	}
+	return l.finish(r, failed)
+}
+
+func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	l.opts.Log.Warn("reading back failed, trying again", "engine", l.opts.Name, "error", err)
+	l.observe(Event{Err: err})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.resync = true
+	for _, w := range l.waiters {
+		w.done <- fmt.Errorf("%s: reading back: %w", l.opts.Name, err)
+	}
+	l.waiters = nil
+	return true
+}
+
+// take computes the change that is due. actual, if not nil, was just read back and replaces what was known.
+func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := round[K, V]{change: Change[K, V]{Set: map[K]V{}, Delete: map[K]V{}}}
+	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
+		if w.verify && (actual == nil || l.resync) {
+			return false // it came after the reading: the next pass is its
+		}
+		r.waiters = append(r.waiters, w)
+		return true
+	})
+	first := l.actual == nil
+	if actual != nil {
+		l.actual = actual
+		all := Diff(l.desired.union(), actual)
+		r.drift = l.strays(all)
+		r.change = all
+		if first {
+			r.drift = 0 // a first look finds what a former life left: the ordinary case, nobody's tampering
+		}
+	}
+	for key := range l.dirty {
+		l.diffKey(key, &r.change)
+	}
+	l.dirty = map[K]struct{}{}
+	l.seal(&r)
+	return r
+}
+
+// strays counts the differences that no pending change explains.
+func (l *Loop[K, V]) strays(all Change[K, V]) int {
+	n := 0
+	for _, side := range []map[K]V{all.Set, all.Delete} {
+		for key := range side {
+			if _, waiting := l.dirty[key]; !waiting && !l.isSeal(key) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (l *Loop[K, V]) diffKey(key K, change *Change[K, V]) {
+	want, wanted := l.desired.get(key)
+	have, held := l.actual[key]
+	switch {
+	case wanted && (!held || !want.Equal(have)):
+		change.Set[key] = want
+	case !wanted && held:
+		change.Delete[key] = have
+	}
+}
+
+func (l *Loop[K, V]) isSeal(key K) bool {
+	if l.opts.Seal == nil {
+		return false
+	}
+	sealKey, _ := l.opts.Seal(Hash{})
+	return key == sealKey
+}
+
+// seal puts the sealing item into the change if it is out of date.
+func (l *Loop[K, V]) seal(r *round[K, V]) {
+	if l.opts.Seal == nil {
+		return
+	}
+	key, value := l.opts.Seal(l.desired.hash)
+	delete(r.change.Delete, key)
+	if have, ok := l.actual[key]; ok && value.Equal(have) {
+		return
+	}
+	r.change.Set[key] = value
+	r.seal = &key
+}
+
+// commit commits the round's change and returns the keys that failed. A failure that names no keys is narrowed
+// down by committing each owner's part alone, so that one bad object never stops the others.
+func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
+	err := l.commitOnce(ctx, r.change, r.drift > 0)
+	if err == nil {
+		return nil
+	}
+	// The engine may have done it and lost only the answer: what it holds has to be read again.
+	l.mu.Lock()
+	l.resync = true
+	l.mu.Unlock()
+	var partial *PartialError[K]
+	if errors.As(err, &partial) {
+		return partial.Failed
+	}
+	parts := l.split(r)
+	if len(parts) <= 1 || errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+		return failAll(r.change, err)
+	}
+	failed := map[K]error{}
+	for _, part := range parts {
+		if err := l.commitOnce(ctx, part, false); err != nil {
+			maps.Copy(failed, failAll(part, err))
+		}
+	}
+	if r.seal != nil {
+		failed[*r.seal] = err // sealed when everything is in step
+	}
+	return failed
+}
+
+func (l *Loop[K, V]) commitOnce(ctx context.Context, change Change[K, V], drift bool) error {
+	begin := time.Now()
+	err := l.engine.Commit(ctx, change)
+	l.observe(Event{Set: len(change.Set), Deleted: len(change.Delete), Drift: drift, Took: time.Since(begin), Err: err})
+	return err
+}
+
+func (l *Loop[K, V]) observe(event Event) {
+	if l.opts.Observe != nil {
+		event.Engine = l.opts.Name
+		l.opts.Observe(event)
+	}
+}
+
+func failAll[K comparable, V any](change Change[K, V], err error) map[K]error {
+	failed := make(map[K]error, len(change.Set)+len(change.Delete))
+	for _, side := range []map[K]V{change.Set, change.Delete} {
+		for key := range side {
+			failed[key] = err
+		}
+	}
+	return failed
+}
+
+// split divides a round's change by the owner of each key; what nobody desires any more is a part of its own.
+func (l *Loop[K, V]) split(r round[K, V]) []Change[K, V] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	byOwner := map[Owner]Change[K, V]{}
+	for key, value := range r.change.Set {
+		if r.seal != nil && key == *r.seal {
+			continue
+		}
+		var owner Owner
+		if owners := l.desired.ownersOf(key); len(owners) > 0 {
+			owner = owners[0]
+		}
+		if _, ok := byOwner[owner]; !ok {
+			byOwner[owner] = Change[K, V]{Set: map[K]V{}}
+		}
+		byOwner[owner].Set[key] = value
+	}
+	parts := make([]Change[K, V], 0, len(byOwner)+1)
+	for _, part := range byOwner {
+		parts = append(parts, part)
+	}
+	if len(r.change.Delete) > 0 {
+		parts = append(parts, Change[K, V]{Delete: r.change.Delete})
+	}
+	return parts
+}
+
+// finish records what the round did and tells those who waited. It returns true if a retry is due.
+func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	broken := map[Owner]error{}
+	l.settle(r, failed, broken)
+	l.refreshFailures(broken)
+	var first error
+	for _, err := range failed {
+		first = err
+		break
+	}
+	for _, w := range r.waiters {
+		w.drift = r.drift
+		w.done <- l.verdict(w, broken, first)
+	}
+	if first != nil {
+		l.opts.Log.Warn("commit failed, trying again", "engine", l.opts.Name, "items", len(failed), "error", first)
+	} else if r.drift > 0 {
+		l.opts.Log.Warn("put back what somebody else changed", "engine", l.opts.Name, "items", r.drift)
+	}
+	return len(failed) > 0
+}
+
+// settle brings the known state up to date with what was committed, and collects the owners of what was not.
+func (l *Loop[K, V]) settle(r round[K, V], failed map[K]error, broken map[Owner]error) {
+	fail := func(key K, err error) {
+		l.dirty[key] = struct{}{}
+		for _, owner := range l.desired.ownersOf(key) {
+			broken[owner] = err
+		}
+	}
+	for key, value := range r.change.Set {
+		if err, bad := failed[key]; bad {
+			fail(key, err)
+			continue
+		}
+		l.actual[key] = value
+	}
+	for key := range r.change.Delete {
+		if err, bad := failed[key]; bad {
+			fail(key, err)
+			continue
+		}
+		delete(l.actual, key)
+	}
+}
+
+// refreshFailures replaces the failures of all owners that this round could judge.
+func (l *Loop[K, V]) refreshFailures(broken map[Owner]error) {
+	for owner := range l.failures {
+		if _, still := broken[owner]; !still && l.inStep(owner) {
+			delete(l.failures, owner)
+		}
+	}
+	maps.Copy(l.failures, broken)
+}
+
+// inStep reports whether every item of the owner is programmed as desired.
+func (l *Loop[K, V]) inStep(owner Owner) bool {
+	for key, want := range l.desired.fragments[owner] {
+		if have, ok := l.actual[key]; !ok || !want.Equal(have) {
+			return false
+		}
+	}
+	return true
+}
+
+// verdict is what a waiter is told: the failure of one of its owners, or that one of its keys is another's.
+func (l *Loop[K, V]) verdict(w *waiter, broken map[Owner]error, first error) error {
+	if w.verify {
+		return first
+	}
+	for _, owner := range w.owners {
+		if err := broken[owner]; err != nil {
+			return fmt.Errorf("%s: %s: %w", l.opts.Name, owner, err)
+		}
+		if err := l.desired.conflict(owner); err != nil {
+			return fmt.Errorf("%s: %w", l.opts.Name, err)
+		}
+	}
+	return nil
+}
