@@ -1,0 +1,115 @@
+package v1
+
+// The plugin names that ClusterNetwork.PluginName takes. They are compared without regard to case.
+const (
+	// PluginSubnet is the flat network: every pod reaches every other.
+	PluginSubnet = "redhat/openshift-ovs-subnet"
+	// PluginMultitenant isolates namespaces whose VNIDs differ; VNID 0 reaches, and is reached by, all.
+	PluginMultitenant = "redhat/openshift-ovs-multitenant"
+	// PluginNetworkPolicy isolates by NetworkPolicy objects; without one, every pod reaches every other.
+	PluginNetworkPolicy = "redhat/openshift-ovs-networkpolicy"
+)
+
+// ClusterNetworkDefault is the name of the one ClusterNetwork that is used.
+const ClusterNetworkDefault = "default"
+
+// Defaults of ClusterNetwork's optional fields.
+const (
+	// DefaultVXLANPort is the UDP port of the tunnels where ClusterNetwork.VXLANPort is unset (IANA's port for VXLAN).
+	DefaultVXLANPort = 4789
+	// VXLANOverhead is what a tunnel over IPv4 takes from an interface's MTU, in bytes: outer Ethernet 14, IPv4 20,
+	// UDP 8, VXLAN 8.
+	VXLANOverhead = 50
+	// DefaultMTU is the pods' MTU on an underlay of 1500 bytes.
+	DefaultMTU = 1500 - VXLANOverhead
+)
+
+// Virtual network identifiers: 24 bits, as VXLAN carries them.
+const (
+	// VNIDGlobal is the identifier of namespaces that reach, and are reached by, all others.
+	VNIDGlobal uint32 = 0
+	// VNIDMin is the smallest identifier that is given out. 1 is kept for control planes (set by hand), 2 to 9 are
+	// reserved.
+	VNIDMin uint32 = 10
+	// VNIDMax is the largest identifier.
+	VNIDMax uint32 = 1<<24 - 1
+)
+
+// HostNetworkNamespace is the pseudo namespace whose labels stand for pods on the hosts' network in NetworkPolicy
+// selectors; what it selects is VNID 0.
+const HostNetworkNamespace = "openshift-host-network"
+
+// NamespaceDefault is the namespace that always has VNID 0.
+const NamespaceDefault = "default"
+
+// Annotations of NetNamespace.
+const (
+	// AnnotationChangeNetwork asks for another VNID: ChangeGlobal, ChangeIsolate, or ChangeJoinPrefix and a namespace.
+	// It is removed by the update that sets the new netid; tools wait for that.
+	AnnotationChangeNetwork = "pod.network.openshift.io/multitenant.change-network"
+	// AnnotationMulticast enables multicast between the pods of a VNID when it is "true", nothing else, on every
+	// namespace with that VNID.
+	AnnotationMulticast = "netnamespace.network.openshift.io/multicast-enabled"
+)
+
+// Values of AnnotationChangeNetwork.
+const (
+	// ChangeGlobal asks for VNID 0.
+	ChangeGlobal = "global"
+	// ChangeIsolate asks for a VNID that no other namespace has.
+	ChangeIsolate = "isolate"
+	// ChangeJoinPrefix, followed by a namespace's name, asks for that namespace's VNID.
+	ChangeJoinPrefix = "join:"
+)
+
+// Annotations of HostSubnet.
+const (
+	// AnnotationAssignSubnet, present with any value, asks for a subnet for a host that is no Node (a router or load
+	// balancer that takes part in the overlay).
+	AnnotationAssignSubnet = "pod.network.openshift.io/assign-subnet"
+	// AnnotationFixedVNID is the VNID, in decimal, of all traffic from a host that is no Node. Default 0.
+	AnnotationFixedVNID = "pod.network.openshift.io/fixed-vnid-host"
+	// AnnotationNodeUID is the UID of the Node that a HostSubnet was made for. A HostSubnet without it belongs to a
+	// host that is no Node, and is never deleted by the controller.
+	AnnotationNodeUID = "pod.network.openshift.io/node-uid"
+)
+
+// Annotations of other kinds.
+const (
+	// AnnotationAssignMacvlan, on a Pod, asks for a second interface on the node's network: "true" (the interface of
+	// the default route), "false", or the name of the node's interface.
+	AnnotationAssignMacvlan = "pod.network.openshift.io/assign-macvlan"
+	// AnnotationIngressBandwidth, on a Pod, limits what it receives: a quantity in bits a second, 1k to 1P.
+	AnnotationIngressBandwidth = "kubernetes.io/ingress-bandwidth"
+	// AnnotationEgressBandwidth, on a Pod, limits what it sends: a quantity in bits a second, 1k to 1P.
+	AnnotationEgressBandwidth = "kubernetes.io/egress-bandwidth"
+	// AnnotationIdledAt, on a Service or its Endpoints, says since when it is idle; its presence counts.
+	AnnotationIdledAt = "idling.alpha.openshift.io/idled-at"
+	// AnnotationEgressIPConfig, on a Node, says in JSON which addresses a cloud lets the node host, and how many.
+	AnnotationEgressIPConfig = "cloud.network.openshift.io/egress-ipconfig"
+)
+
+// Condition types of the status fields.
+const (
+	// ConditionValid is on ClusterNetwork, HostSubnet and NetNamespace: False when the object, or what it is checked
+	// against, has an error that keeps it from being used. The message names the field.
+	ConditionValid = "Valid"
+	// ConditionReady is on ClusterNetwork: True when every node has a subnet.
+	ConditionReady = "Ready"
+)
+
+// Reasons of conditions.
+const (
+	// ReasonValid stands with ConditionValid True.
+	ReasonValid = "Valid"
+	// ReasonInvalid stands with ConditionValid False: a field must be corrected.
+	ReasonInvalid = "Invalid"
+	// ReasonConflict stands with a condition that is False because the object contradicts others in the cluster.
+	ReasonConflict = "Conflict"
+	// ReasonExhausted stands with ConditionReady False: the ranges have no subnet, or the VNIDs no value, left.
+	ReasonExhausted = "Exhausted"
+	// ReasonIncomplete stands with ConditionReady False: some node cannot be given a subnet; the message says which.
+	ReasonIncomplete = "Incomplete"
+	// ReasonAllocated stands with ConditionReady True.
+	ReasonAllocated = "Allocated"
+)

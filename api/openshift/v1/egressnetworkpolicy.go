@@ -1,0 +1,89 @@
+package v1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// EgressNetworkPolicyRuleType says what a rule does with the traffic that it matches.
+//
+// +kubebuilder:validation:Enum=Allow;Deny
+type EgressNetworkPolicyRuleType string
+
+// The types of a rule.
+const (
+	// EgressNetworkPolicyRuleAllow lets traffic out.
+	EgressNetworkPolicyRuleAllow EgressNetworkPolicyRuleType = "Allow"
+	// EgressNetworkPolicyRuleDeny drops traffic.
+	EgressNetworkPolicyRuleDeny EgressNetworkPolicyRuleType = "Deny"
+)
+
+// EgressNetworkPolicy is a namespace's egress firewall: it says what its pods may reach outside the cluster. The
+// networks of pods and Services are not concerned. With more than one in a namespace, or with a namespace that shares
+// its VNID, nothing leaves at all.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=egressnetworkpolicies,scope=Namespaced,categories=weft
+// +kubebuilder:subresource:status
+type EgressNetworkPolicy struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec holds the rules.
+	Spec EgressNetworkPolicySpec `json:"spec"`
+
+	// status says what became of the policy; it is written by Weft only.
+	// +optional
+	Status EgressNetworkPolicyStatus `json:"status,omitzero"`
+}
+
+// EgressNetworkPolicySpec holds the rules of an egress firewall.
+type EgressNetworkPolicySpec struct {
+	// egress are the rules. The first one that matches decides; what none matches is allowed.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8000
+	Egress []EgressNetworkPolicyRule `json:"egress"`
+}
+
+// EgressNetworkPolicyRule is one rule.
+type EgressNetworkPolicyRule struct {
+	// type is Allow or Deny.
+	Type EgressNetworkPolicyRuleType `json:"type"`
+	// to is what the rule matches.
+	To EgressNetworkPolicyPeer `json:"to"`
+}
+
+// EgressNetworkPolicyPeer is the destination that a rule matches: exactly one of its fields is set.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.cidrSelector) && self.cidrSelector != '') != (has(self.dnsName) && self.dnsName != '')",message="exactly one of cidrSelector and dnsName must be set"
+type EgressNetworkPolicyPeer struct {
+	// cidrSelector is the range of destination addresses. 0.0.0.0/32 is read as 0.0.0.0/0, as OpenShift does.
+	// +optional
+	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="self == '' || (isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).masked() == cidr(self))",message="must be an IPv4 range in canonical form, such as 192.0.2.0/24: no leading zeros, no bits set right of the prefix"
+	CIDRSelector string `json:"cidrSelector,omitempty"`
+
+	// dnsName is a name that stands for the addresses it resolves to. Wildcards are not possible.
+	// +optional
+	// +kubebuilder:validation:MaxLength=254
+	// +kubebuilder:validation:Pattern=`^(([A-Za-z0-9-]{1,63}\.)*[A-Za-z0-9-]{1,63}\.?)?$`
+	DNSName string `json:"dnsName,omitempty"`
+}
+
+// EgressNetworkPolicyStatus says what became of the policy.
+type EgressNetworkPolicyStatus struct {
+	// conditions hold Valid, False when the policy cannot be used; the message says why.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// EgressNetworkPolicyList is a list of EgressNetworkPolicies.
+//
+// +kubebuilder:object:root=true
+type EgressNetworkPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// Items are the objects.
+	Items []EgressNetworkPolicy `json:"items"`
+}
