@@ -1,0 +1,86 @@
+package link
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+)
+
+var (
+	// ErrNoNamespace says that a network namespace does not exist, or no longer.
+	ErrNoNamespace = errors.New("network namespace does not exist")
+	// ErrNotNamespace says that a path leads to something else than a network namespace.
+	ErrNotNamespace = errors.New("not a network namespace")
+	// ErrNoDevice says that a device to be configured does not exist (yet).
+	ErrNoDevice = errors.New("device does not exist")
+	// ErrForeign says that something that is not Weft's stands where Weft wants to put its own.
+	ErrForeign = errors.New("exists and is not Weft's")
+	// ErrName says that a device's name is not one the kernel takes safely.
+	ErrName = errors.New("invalid device name")
+)
+
+// RollbackError says that a commit failed and that undoing what it had done failed as well, so that the state is
+// neither the old nor the new one until the next verification.
+type RollbackError struct {
+	// Cause is why the commit failed.
+	Cause error
+	// Failures are the steps that could not be undone.
+	Failures []error
+}
+
+// Error implements error.
+func (e *RollbackError) Error() string {
+	words := make([]string, len(e.Failures))
+	for i, failure := range e.Failures {
+		words[i] = failure.Error()
+	}
+	return e.Cause.Error() + "; undoing it failed too: " + strings.Join(words, "; ")
+}
+
+// Unwrap gives the cause and the failures to errors.Is and errors.As.
+func (e *RollbackError) Unwrap() []error { return append([]error{e.Cause}, e.Failures...) }
+
+// Difference is one way in which a pod's interface is not as it should be. [Pods.Check] joins them.
+type Difference struct {
+	// Object is what differs: "host end veth1a2b3c", "pod end eth0", "route 0.0.0.0/0 ...".
+	Object string
+	// Problem is a short clause: "does not exist", "mtu is 1500, not 1450".
+	Problem string
+}
+
+// Error implements error.
+func (d *Difference) Error() string { return d.Object + ": " + d.Problem }
+
+// nameMax is IFNAMSIZ-1 of linux/if.h, in bytes.
+const nameMax = 15
+
+// ValidateName reports whether name can be a device's name: 1 to 15 bytes, no slash, colon, white space or control
+// character, and neither "." nor "..". It is stricter than the kernel, so that a name is safe in a path as well.
+// The error wraps ErrName.
+func ValidateName(name string) error {
+	if name == "" || len(name) > nameMax {
+		return nameError(name, "must have 1 to 15 bytes")
+	}
+	if name == "." || strings.Contains(name, "..") {
+		return nameError(name, "must not contain two dots or be one")
+	}
+	for _, b := range []byte(name) {
+		if b <= ' ' || b >= 0x7f || strings.IndexByte("/:%\"\\", b) >= 0 {
+			return nameError(name, "has a character that is not allowed")
+		}
+	}
+	if name == "all" || name == "default" {
+		return nameError(name, "is a word of sysctl")
+	}
+	return nil
+}
+
+type invalidNameError struct{ name, problem string }
+
+func nameError(name, problem string) error { return &invalidNameError{name, problem} }
+
+func (e *invalidNameError) Error() string {
+	return "invalid device name " + strconv.Quote(e.name) + ": it " + e.problem
+}
+
+func (e *invalidNameError) Unwrap() error { return ErrName }
