@@ -1,0 +1,263 @@
+// Package attach holds what a node knows of the interfaces it has made for pods: one record on disk for each
+// (container, interface), written before the first side effect of an ADD and removed after the last of its DEL.
+//
+// The records, not the switch and not the API server, are what a restart starts from. Addresses, OpenFlow ports
+// and host interface names in use are derived from them (Store.InUse): there is no second store that could leak.
+package attach
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+)
+
+const (
+	// Version is the version of the records that this program reads and writes.
+	Version = 1
+	// MaxRecord bounds a record file, in bytes. A record is below 1 KiB.
+	MaxRecord = 64 << 10
+
+	// maxName bounds container ids, network and pod names, in bytes (RFC 1123 subdomain, what Kubernetes allows).
+	maxName = 253
+	// maxInterfaceName is the length of the longest interface name (IFNAMSIZ of linux/if.h is 16, with its NUL).
+	maxInterfaceName = 15
+	// maxAddresses bounds the addresses of one interface; dual stack needs two.
+	maxAddresses = 16
+	// hostInterfacePrefix is what the host ends of the pods' veths start with.
+	hostInterfacePrefix = "weft"
+)
+
+// State is how far an attachment has come.
+type State string
+
+// The states of an attachment, in their order.
+const (
+	// Planned: the record is on disk; side effects may have begun.
+	Planned State = "planned"
+	// Attached: the interface is complete, and the runtime has been or is being told.
+	Attached State = "attached"
+	// Closing: the interface is being removed.
+	Closing State = "closing"
+)
+
+// Key names an attachment: an interface of a container.
+type Key struct {
+	ContainerID string
+	IfName      string
+}
+
+// String is the key as logs and owners of fragments have it.
+func (k Key) String() string { return k.ContainerID + "/" + k.IfName }
+
+// Record is an attachment as it is on disk.
+type Record struct {
+	// Version is the format's; Put sets it.
+	Version int `json:"version"`
+	// Network is the network that the interface is on. Addresses are unique within one.
+	Network string `json:"network"`
+	// ContainerID is the sandbox's id.
+	ContainerID string `json:"containerID"`
+	// IfName is the interface's name in the sandbox.
+	IfName string `json:"ifName"`
+	// Netns is the path of the sandbox's network namespace.
+	Netns string `json:"netns"`
+	// PodNamespace, PodName and PodUID name the pod; empty where the runtime did not say.
+	PodNamespace string `json:"podNamespace,omitempty"`
+	PodName      string `json:"podName,omitempty"`
+	PodUID       string `json:"podUID,omitempty"`
+	// Addresses are the interface's own, with the length of their subnet.
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Gateway has the gateways, at most one of each family.
+	Gateway []netip.Addr `json:"gateway,omitempty"`
+	// MAC is the interface's hardware address, empty while it has none.
+	MAC string `json:"mac,omitempty"`
+	// OFPort is the port's number in the integration bridge; 0 when it has none.
+	OFPort uint32 `json:"ofport,omitempty"`
+	// HostInterface is the host end of the veth; empty when there is none.
+	HostInterface string `json:"hostInterface,omitempty"`
+	// MTU is the interface's, in bytes; 0 leaves it to the kernel.
+	MTU int `json:"mtu,omitempty"`
+	// BootID is the boot of the node that the interface was made in. No interface outlives its boot.
+	BootID string `json:"bootID"`
+	// State is how far the attachment has come.
+	State State `json:"state"`
+	// Created is when the record was first written.
+	Created time.Time `json:"created"`
+}
+
+// Key returns the attachment's key.
+func (r *Record) Key() Key { return Key{ContainerID: r.ContainerID, IfName: r.IfName} }
+
+// clone returns a copy that shares nothing with r.
+func (r *Record) clone() Record {
+	c := *r
+	c.Addresses = slices.Clone(r.Addresses)
+	c.Gateway = slices.Clone(r.Gateway)
+	return c
+}
+
+// ParseRecord reads and validates a record. It refuses unknown fields and anything after the object, so that what
+// was cut short or written by a newer program is never taken for something it is not.
+func ParseRecord(data []byte) (Record, error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	var rec Record
+	if err := decoder.Decode(&rec); err != nil {
+		return Record{}, fmt.Errorf("attachment record: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return Record{}, errors.New("attachment record: something follows the JSON object")
+	}
+	if err := rec.Validate(); err != nil {
+		return Record{}, err
+	}
+	return rec, nil
+}
+
+// encode returns the record as it is written to disk.
+func (r *Record) encode() ([]byte, error) {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("attachment record %s: %w", r.Key(), err)
+	}
+	return append(data, '\n'), nil
+}
+
+// Validate reports the first field that cannot be right.
+func (r *Record) Validate() error {
+	if r.Version != Version {
+		return fmt.Errorf("attachment record: version %d, this program knows %d", r.Version, Version)
+	}
+	for _, field := range []struct {
+		name  string
+		valid bool
+		value any
+	}{
+		{"containerID", isName(r.ContainerID), r.ContainerID},
+		{"ifName", isInterfaceName(r.IfName), r.IfName},
+		{"network", isName(r.Network), r.Network},
+		{"netns", isCleanPath(r.Netns), r.Netns},
+		{"podNamespace", r.PodNamespace == "" || isName(r.PodNamespace), r.PodNamespace},
+		{"podName", r.PodName == "" || isName(r.PodName), r.PodName},
+		{"podUID", r.PodUID == "" || isName(r.PodUID), r.PodUID},
+		{"addresses", validAddresses(r.Addresses), r.Addresses},
+		{"gateway", validGateway(r.Gateway), r.Gateway},
+		{"mac", r.MAC == "" || isMAC(r.MAC), r.MAC},
+		{"hostInterface", r.HostInterface == "" || isInterfaceName(r.HostInterface), r.HostInterface},
+		{"mtu", r.MTU == 0 || r.MTU >= 68 && r.MTU <= 65535, r.MTU}, // RFC 791's least, and the largest IPv4 packet.
+		{"bootID", isName(r.BootID), r.BootID},
+		{"state", r.State == Planned || r.State == Attached || r.State == Closing, r.State},
+		{"created", !r.Created.IsZero() && r.Created.Year() < 10000, r.Created},
+	} {
+		if !field.valid {
+			return fmt.Errorf("attachment record: %s %q is not valid", field.name, fmt.Sprint(field.value))
+		}
+	}
+	return nil
+}
+
+func validAddresses(addresses []netip.Prefix) bool {
+	if len(addresses) > maxAddresses {
+		return false
+	}
+	seen := map[netip.Addr]bool{}
+	for _, p := range addresses {
+		addr := p.Addr()
+		if !p.IsValid() || addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback() || addr.Is4In6() || seen[addr] {
+			return false
+		}
+		seen[addr] = true
+	}
+	return true
+}
+
+func validGateway(gateway []netip.Addr) bool {
+	var v4, v6 int
+	for _, addr := range gateway {
+		switch {
+		case !addr.IsValid() || addr.Is4In6() || addr.IsUnspecified() || addr.IsMulticast() || addr.Zone() != "":
+			return false
+		case addr.Is4():
+			v4++
+		default:
+			v6++
+		}
+	}
+	return v4 <= 1 && v6 <= 1
+}
+
+func isMAC(s string) bool {
+	mac, err := net.ParseMAC(s)
+	return err == nil && len(mac) == 6 && mac.String() == s && mac[0]&1 == 0
+}
+
+// isName reports whether s is made of letters, digits, '_', '.' and '-', starting with a letter or digit: what the
+// CNI specification allows as a container id and a network name, and Kubernetes' names are a part of.
+func isName(s string) bool {
+	if s == "" || len(s) > maxName {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		alphanumeric := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alphanumeric && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return false
+		}
+	}
+	return true
+}
+
+func isInterfaceName(s string) bool {
+	return s != "" && len(s) <= maxInterfaceName && s != "." && s != ".." && isPrintable(s) &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r == '/' || r == ':' || unicode.IsSpace(r) })
+}
+
+func isCleanPath(s string) bool {
+	return len(s) < 4096 && path.IsAbs(s) && path.Clean(s) == s && isPrintable(s)
+}
+
+func isPrintable(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
+}
+
+// hash is what names derive from: of the key, and of a salt where one key needs several.
+func hash(key Key, salt int) [sha256.Size]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%d:%s/%s#%d", len(key.ContainerID), key.ContainerID, key.IfName, salt))
+}
+
+// fileName is the name of a key's record. It is a hash, so that no container id can lead out of the directory.
+func fileName(key Key) string {
+	sum := hash(key, 0)
+	return hex.EncodeToString(sum[:20]) + fileSuffix
+}
+
+// HostInterfaceName returns a name for the host end of an attachment's veth: "weft" and 11 letters and digits, 15
+// in all, which is as long as an interface name can be. It depends on nothing but the key and attempt; attempts
+// after 0 are for when the name is taken (55 bits of a hash: by accident it is not).
+func HostInterfaceName(key Key, attempt int) string {
+	sum := hash(key, attempt+1)
+	text := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:7])
+	return hostInterfacePrefix + strings.ToLower(text[:maxInterfaceName-len(hostInterfacePrefix)])
+}
+
+// ReadBootID returns the id of the node's current boot (proc(5), /proc/sys/kernel/random/boot_id).
+func ReadBootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

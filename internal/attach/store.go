@@ -1,0 +1,385 @@
+package attach
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"weft.dev/weft/internal/cni/rootdir"
+)
+
+const (
+	// fileSuffix ends the names of records.
+	fileSuffix = ".json"
+	// temporaryPrefix starts the names of files that are being written.
+	temporaryPrefix = ".tmp-"
+	// brokenDir is where files go that are no records. They are kept for whoever wants to know.
+	brokenDir = "broken"
+)
+
+// ErrNotFound is returned by Get for an attachment without a record.
+var ErrNotFound = errors.New("no record of the attachment")
+
+// ConflictError is returned by Put when another attachment holds what the record claims.
+type ConflictError struct {
+	// What is claimed twice: an address, an ofport or a host interface.
+	What string
+	// Holder is the attachment that has it.
+	Holder Key
+}
+
+// Error says who holds what.
+func (e *ConflictError) Error() string { return fmt.Sprintf("%s belongs to attachment %s", e.What, e.Holder) }
+
+// Broken is a file in the store's directory that is no record. Nothing was made of it.
+type Broken struct {
+	// Path is where the file is now.
+	Path string
+	// Err says what is wrong with it.
+	Err error
+}
+
+// Store keeps records in a directory. Its methods may be called concurrently; those about one attachment follow
+// one another, those about different ones run side by side.
+type Store struct {
+	path   string
+	disk   disk
+	close  func() error
+	broken []Broken
+	keys   Keyed[Key]
+	serial atomic.Uint64
+
+	// mu guards the maps. It is never held across I/O.
+	mu sync.Mutex
+	// records is what is on disk.
+	records map[Key]Record
+	// pending is what is being written; what it claims is taken.
+	pending map[Key]Record
+}
+
+// Open reads the records in dir, which it creates and gives mode 0700 as needed and locks against other
+// processes (rootdir.ErrInUse). Files that are no records are set aside under broken/ and listed by Broken; they
+// keep nothing else from being read. Files whose writing was interrupted are removed: nothing relied on them.
+func Open(dir string) (*Store, error) {
+	lock, err := rootdir.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("attachment records: %w", err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("attachment records: %w", err), lock.Close())
+	}
+	s := &Store{
+		path:    dir,
+		disk:    rootDisk{root: root, dir: lock},
+		close:   func() error { return errors.Join(root.Close(), lock.Close()) },
+		records: map[Key]Record{},
+		pending: map[Key]Record{},
+	}
+	if err := s.load(root); err != nil {
+		return nil, errors.Join(fmt.Errorf("attachment records in %s: %w", dir, err), s.Close())
+	}
+	return s, nil
+}
+
+// Close gives the directory up. Calls that still run fail.
+func (s *Store) Close() error { return s.close() }
+
+// Broken returns the files that are no records: those that Open has set aside, and those that were so before.
+func (s *Store) Broken() []Broken { return slices.Clone(s.broken) }
+
+func (s *Store) load(root *os.Root) error {
+	if err := root.Mkdir(brokenDir, rootdir.Mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := s.loadBroken(root); err != nil {
+		return err
+	}
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	changed := false
+	for _, entry := range entries {
+		kept, err := s.loadEntry(entry.Name())
+		if err != nil {
+			return fmt.Errorf("%s: %w", entry.Name(), err)
+		}
+		changed = changed || !kept
+	}
+	if !changed {
+		return nil
+	}
+	return s.disk.sync()
+}
+
+func (s *Store) loadBroken(root *os.Root) error {
+	entries, err := fs.ReadDir(root.FS(), brokenDir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		s.broken = append(s.broken, Broken{
+			Path: s.path + "/" + brokenDir + "/" + entry.Name(),
+			Err:  errors.New("set aside by an earlier start"),
+		})
+	}
+	return nil
+}
+
+// loadEntry takes one entry of the directory in, and reports whether it is still there.
+func (s *Store) loadEntry(name string) (kept bool, err error) {
+	if name == brokenDir {
+		return true, nil
+	}
+	if strings.HasPrefix(name, temporaryPrefix) {
+		return false, s.disk.remove(name)
+	}
+	rec, err := readRecord(s.disk, name)
+	if err == nil {
+		s.records[rec.Key()] = rec
+		return true, nil
+	}
+	if !errors.Is(err, errContent) {
+		return true, err
+	}
+	return false, s.setAside(name, err)
+}
+
+// readRecord reads the record in a file, and holds it against the file's name. An error that lies in the file's
+// content has errContent in its chain.
+func readRecord(d disk, name string) (Record, error) {
+	data, err := d.read(name)
+	if err != nil {
+		return Record{}, err
+	}
+	rec, err := ParseRecord(data)
+	if err != nil {
+		return Record{}, fmt.Errorf("%w: %w", errContent, err)
+	}
+	if want := fileName(rec.Key()); name != want {
+		return Record{}, fmt.Errorf("%w: it is of attachment %s, whose file is %s", errContent, rec.Key(), want)
+	}
+	return rec, nil
+}
+
+// setAside moves a file to broken/, under a name that is free there.
+func (s *Store) setAside(name string, reason error) error {
+	taken := map[string]bool{}
+	for _, b := range s.broken {
+		taken[b.Path] = true
+	}
+	aside := brokenDir + "/" + name
+	for n := 1; taken[s.path+"/"+aside]; n++ {
+		aside = brokenDir + "/" + name + "." + strconv.Itoa(n)
+	}
+	if err := s.disk.rename(name, aside); err != nil {
+		return fmt.Errorf("%w; it cannot be set aside: %w", reason, err)
+	}
+	s.broken = append(s.broken, Broken{Path: s.path + "/" + aside, Err: reason})
+	return nil
+}
+
+// Get returns the record of an attachment, or ErrNotFound.
+func (s *Store) Get(key Key) (Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, ok := s.records[key]
+	if !ok {
+		return Record{}, fmt.Errorf("attachment %s: %w", key, ErrNotFound)
+	}
+	return rec.clone(), nil
+}
+
+// List returns all records, ordered by key.
+func (s *Store) List() []Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Record, 0, len(s.records))
+	for _, rec := range s.records {
+		list = append(list, rec.clone())
+	}
+	slices.SortFunc(list, func(a, b Record) int {
+		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.IfName, b.IfName))
+	})
+	return list
+}
+
+// Stale returns the records that were made in another boot than the given one: their interfaces are gone, what
+// they claim is not free until they are deleted.
+func (s *Store) Stale(bootID string) []Record {
+	return slices.DeleteFunc(s.List(), func(rec Record) bool { return rec.BootID == bootID })
+}
+
+// Put writes a record, in place of the attachment's earlier one if there is one. When it returns nil the record
+// is durable; when it fails, readers of the store and of the disk agree on what is there. It returns a
+// *ConflictError, and writes nothing, when another attachment holds one of the record's addresses (in the same
+// network), its OFPort or its HostInterface: whoever chose them from InUse chooses again.
+func (s *Store) Put(ctx context.Context, rec Record) error {
+	rec = rec.clone()
+	rec.Version = Version
+	rec.Created = rec.Created.UTC().Round(0)
+	if err := rec.Validate(); err != nil {
+		return err
+	}
+	data, err := rec.encode()
+	if err != nil {
+		return err
+	}
+	key := rec.Key()
+	unlock, err := s.keys.Lock(ctx, key)
+	if err != nil {
+		return fmt.Errorf("attachment %s: waiting for its record: %w", key, err)
+	}
+	defer unlock()
+	if err := s.claim(rec); err != nil {
+		return fmt.Errorf("attachment %s: %w", key, err)
+	}
+	temporary := temporaryPrefix + strconv.FormatUint(s.serial.Add(1), 10)
+	if err := writeFile(s.disk, fileName(key), temporary, data); err != nil {
+		s.settle(key)
+		return fmt.Errorf("attachment %s: writing its record in %s: %w", key, s.path, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records[key] = rec
+	delete(s.pending, key)
+	return nil
+}
+
+// Delete removes the record of an attachment, durably. It returns nil when there is none.
+func (s *Store) Delete(ctx context.Context, key Key) error {
+	unlock, err := s.keys.Lock(ctx, key)
+	if err != nil {
+		return fmt.Errorf("attachment %s: waiting for its record: %w", key, err)
+	}
+	defer unlock()
+	err = ignoreMissing(s.disk.remove(fileName(key)))
+	if err == nil {
+		err = s.disk.sync()
+	}
+	if err != nil {
+		s.settle(key)
+		return fmt.Errorf("attachment %s: removing its record in %s: %w", key, s.path, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.records, key)
+	return nil
+}
+
+// settle makes the store agree with the disk about a key, after a failure that leaves open what is there. If the
+// disk cannot tell, the store keeps what it had, and so claims rather too much.
+func (s *Store) settle(key Key) {
+	rec, err := readRecord(s.disk, fileName(key))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.records[key] = rec
+	case errors.Is(err, fs.ErrNotExist):
+		delete(s.records, key)
+	}
+	delete(s.pending, key)
+}
+
+// claim marks a record as being written, unless it conflicts with another.
+func (s *Store) claim(rec Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, others := range []map[Key]Record{s.records, s.pending} {
+		for key, other := range others {
+			if key == rec.Key() {
+				continue
+			}
+			if what := conflict(&rec, &other); what != "" {
+				return &ConflictError{What: what, Holder: key}
+			}
+		}
+	}
+	s.pending[rec.Key()] = rec
+	return nil
+}
+
+// conflict names what two attachments claim both; empty when there is nothing.
+func conflict(a, b *Record) string {
+	if a.OFPort != 0 && a.OFPort == b.OFPort {
+		return fmt.Sprintf("ofport %d", a.OFPort)
+	}
+	if a.HostInterface != "" && a.HostInterface == b.HostInterface {
+		return "host interface " + a.HostInterface
+	}
+	if a.Network != b.Network {
+		return ""
+	}
+	for _, p := range a.Addresses {
+		if slices.ContainsFunc(b.Addresses, func(q netip.Prefix) bool { return p.Addr() == q.Addr() }) {
+			return fmt.Sprintf("address %s of network %s", p.Addr(), a.Network)
+		}
+	}
+	return ""
+}
+
+// InUse is what the attachments of a node claim, with the claimant.
+type InUse struct {
+	// Addresses are in use per network.
+	Addresses map[string]map[netip.Addr]Key
+	// OFPorts are in use on the integration bridge.
+	OFPorts map[uint32]Key
+	// HostInterfaces are names in use in the node's own namespace.
+	HostInterfaces map[string]Key
+}
+
+// InUse returns what is claimed, by records on disk and by those that are being written.
+func (s *Store) InUse() InUse {
+	use := InUse{
+		Addresses:      map[string]map[netip.Addr]Key{},
+		OFPorts:        map[uint32]Key{},
+		HostInterfaces: map[string]Key{},
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for rec := range maps.Values(s.records) {
+		use.add(&rec)
+	}
+	for rec := range maps.Values(s.pending) {
+		use.add(&rec)
+	}
+	return use
+}
+
+func (u *InUse) add(rec *Record) {
+	key := rec.Key()
+	if u.Addresses[rec.Network] == nil {
+		u.Addresses[rec.Network] = map[netip.Addr]Key{}
+	}
+	for _, p := range rec.Addresses {
+		u.Addresses[rec.Network][p.Addr()] = key
+	}
+	if rec.OFPort != 0 {
+		u.OFPorts[rec.OFPort] = key
+	}
+	if rec.HostInterface != "" {
+		u.HostInterfaces[rec.HostInterface] = key
+	}
+}
+
+// HostInterface returns a name for the host end of an attachment's veth that no other attachment has.
+func (u InUse) HostInterface(key Key) string {
+	for attempt := 0; ; attempt++ {
+		name := HostInterfaceName(key, attempt)
+		if holder, taken := u.HostInterfaces[name]; !taken || holder == key {
+			return name
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package cni
+
+import "strings"
+
+// maxName bounds the names that arrive from outside, in bytes: the longest name Kubernetes has, that of an
+// object (a DNS subdomain, RFC 1123).
+const maxName = 253
+
+// Args is what a Kubernetes runtime says about the pod in CNI_ARGS. Runtimes other than Kubernetes' leave it
+// empty.
+type Args struct {
+	// PodNamespace is K8S_POD_NAMESPACE.
+	PodNamespace string `json:"podNamespace,omitempty"`
+	// PodName is K8S_POD_NAME.
+	PodName string `json:"podName,omitempty"`
+	// PodUID is K8S_POD_UID; older runtimes do not set it.
+	PodUID string `json:"podUID,omitempty"`
+	// InfraContainerID is K8S_POD_INFRA_CONTAINER_ID, the sandbox; the same as CNI_CONTAINERID in practice.
+	InfraContainerID string `json:"infraContainerID,omitempty"`
+}
+
+// ParseArgs reads a CNI_ARGS string: pairs KEY=VALUE separated by semicolons. Keys that Weft does not know are
+// left alone, as runtimes add theirs (IgnoreUnknown among them). A part that is no pair, a key given twice and a
+// value that cannot be what its key says are refused with CodeInvalidEnvironment, naming the part.
+func ParseArgs(s string) (Args, error) {
+	var args Args
+	if s == "" {
+		return args, nil
+	}
+	seen := map[string]bool{}
+	for part := range strings.SplitSeq(s, ";") {
+		key, value, ok := strings.Cut(part, "=")
+		if !ok || key == "" || strings.Contains(value, "=") {
+			return Args{}, Errorf(CodeInvalidEnvironment, "CNI_ARGS: %q is not KEY=VALUE", part)
+		}
+		if seen[key] {
+			return Args{}, Errorf(CodeInvalidEnvironment, "CNI_ARGS: %s is given twice", key)
+		}
+		seen[key] = true
+		if field := args.field(key); field != nil {
+			*field = value
+		}
+	}
+	return args, args.validate()
+}
+
+// field returns where the value of a key belongs, nil for a key that Weft does not know.
+func (a *Args) field(key string) *string {
+	switch key {
+	case "K8S_POD_NAMESPACE":
+		return &a.PodNamespace
+	case "K8S_POD_NAME":
+		return &a.PodName
+	case "K8S_POD_UID":
+		return &a.PodUID
+	case "K8S_POD_INFRA_CONTAINER_ID":
+		return &a.InfraContainerID
+	default:
+		return nil
+	}
+}
+
+func (a *Args) validate() error {
+	for _, arg := range []struct {
+		key, value string
+		valid      func(string) bool
+	}{
+		{"K8S_POD_NAMESPACE", a.PodNamespace, isObjectName},
+		{"K8S_POD_NAME", a.PodName, isObjectName},
+		{"K8S_POD_UID", a.PodUID, isIdentifier},
+		{"K8S_POD_INFRA_CONTAINER_ID", a.InfraContainerID, isIdentifier},
+	} {
+		if arg.value != "" && !arg.valid(arg.value) {
+			return Errorf(CodeInvalidEnvironment, "CNI_ARGS: %s=%q is no valid name", arg.key, arg.value)
+		}
+	}
+	return nil
+}
+
+// isObjectName reports whether s can name a Kubernetes object: lower case letters, digits, '-' and '.', with a
+// letter or digit at both ends (RFC 1123).
+func isObjectName(s string) bool {
+	if s == "" || len(s) > maxName {
+		return false
+	}
+	for i := range len(s) {
+		alphanumeric := s[i] >= 'a' && s[i] <= 'z' || s[i] >= '0' && s[i] <= '9'
+		inside := i > 0 && i < len(s)-1 && (s[i] == '-' || s[i] == '.')
+		if !alphanumeric && !inside {
+			return false
+		}
+	}
+	return true
+}
+
+// isIdentifier reports whether s is what the CNI specification allows as container id and network name: a letter
+// or digit, followed by letters, digits, '_', '.' and '-'.
+func isIdentifier(s string) bool {
+	if s == "" || len(s) > maxName {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		alphanumeric := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alphanumeric && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,180 @@
+// Package plugin is the program that container runtimes execute: it turns its environment and standard input into
+// a request, has the agent of the node serve it, and prints the answer in the version of the CNI specification
+// that was asked for. It keeps no state and changes nothing by itself.
+//
+// When the agent is away, ADD, CHECK, GC and DEL fail with code 11 (try again later) and STATUS with code 50.
+// DEL succeeds without the agent when the node has no record of the attachment: there is nothing to remove then.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/ns"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+)
+
+const (
+	// requestTimeout bounds the wait for the agent. It is more than the agent gives itself
+	// (cni.DefaultRequestTimeout), so that the agent's own error is what is told, and less than the 2 minutes that
+	// a kubelet gives the runtime.
+	requestTimeout = 75 * time.Second
+	// statusTimeout bounds STATUS, which runtimes ask often and expect an answer to at once.
+	statusTimeout = 5 * time.Second
+)
+
+// Main serves one execution. It returns the exit code of the process: 0, or 1 after an error has been printed to
+// stdout, as the specification wants it.
+func Main(stdout io.Writer) int {
+	p := &plugin{stdout: stdout}
+	info := version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
+	failure := skel.PluginMainFuncsWithError(skel.CNIFuncs{
+		Add:    p.add,
+		Del:    p.del,
+		Check:  func(args *skel.CmdArgs) error { return p.forward(cni.CommandCheck, args) },
+		GC:     func(args *skel.CmdArgs) error { return p.forward(cni.CommandGC, args) },
+		Status: p.status,
+	}, info, "weft-cni: the CNI plugin of Weft; container runtimes execute it")
+	if failure == nil {
+		return 0
+	}
+	return p.fail(failure)
+}
+
+// plugin is one execution.
+type plugin struct {
+	stdout io.Writer
+	// version is the configuration's cniVersion, once known.
+	version string
+}
+
+func (p *plugin) add(args *skel.CmdArgs) error {
+	if err := p.checkNetns(args); err != nil {
+		return err
+	}
+	result, err := p.ask(cni.CommandAdd, args, requestTimeout)
+	if err != nil {
+		return specError(err)
+	}
+	answer, err := result.GetAsVersion(p.version)
+	if err != nil {
+		return specError(cni.Errorf(cni.CodeProtocol, "the weft agent's result cannot be told in version %s: %w", p.version, err))
+	}
+	if err := answer.PrintTo(p.stdout); err != nil {
+		return specError(cni.Errorf(cni.CodeIO, "printing the result: %w", err))
+	}
+	return nil
+}
+
+// checkNetns refuses an ADD into the node's own namespace. The CNI library does so as well, but only after the
+// ADD, when the pod's addresses would be on the node already and the result printed.
+func (p *plugin) checkNetns(args *skel.CmdArgs) error {
+	if override := args.NetnsOverride; override == "1" || strings.EqualFold(override, "true") {
+		return nil
+	}
+	own, err := ns.CheckNetNS(args.Netns)
+	if err != nil {
+		return err
+	}
+	if own {
+		return specError(cni.Errorf(cni.CodeInvalidNetns, "CNI_NETNS: %q is the node's own network namespace", args.Netns))
+	}
+	return nil
+}
+
+func (p *plugin) del(args *skel.CmdArgs) error {
+	_, err := p.ask(cni.CommandDel, args, requestTimeout)
+	if !errors.Is(err, cni.ErrAgentAway) {
+		return specError(err)
+	}
+	conf, confErr := cni.ParseNetConf(args.StdinData)
+	if confErr != nil {
+		return specError(confErr)
+	}
+	recorded, probeErr := attach.Recorded(conf.Records, attach.Key{ContainerID: args.ContainerID, IfName: args.IfName})
+	if probeErr != nil {
+		return specError(fmt.Errorf("%w; %w", err, probeErr))
+	}
+	if recorded {
+		return specError(err)
+	}
+	return nil
+}
+
+func (p *plugin) status(args *skel.CmdArgs) error {
+	_, err := p.ask(cni.CommandStatus, args, statusTimeout)
+	if failure := cni.AsError(err); failure != nil && failure.Code == cni.CodeTryAgainLater {
+		return specError(&cni.Error{Code: cni.CodeNotAvailable, Msg: failure.Msg, Details: failure.Details})
+	}
+	return specError(err)
+}
+
+func (p *plugin) forward(command cni.Command, args *skel.CmdArgs) error {
+	_, err := p.ask(command, args, requestTimeout)
+	return specError(err)
+}
+
+// ask has the agent serve the request.
+func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Duration) (types.Result, error) {
+	pod, err := cni.ParseArgs(args.Args)
+	if err != nil {
+		return nil, err
+	}
+	req := &cni.Request{
+		Command: command,
+		Args:    pod,
+		Path:    args.Path,
+		Config:  args.StdinData,
+	}
+	if command != cni.CommandStatus && command != cni.CommandGC {
+		req.ContainerID, req.Netns, req.IfName = args.ContainerID, args.Netns, args.IfName
+	}
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	p.version = req.NetConf.CNIVersion
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	client := cni.Client{Socket: req.NetConf.Socket}
+	result, err := client.Do(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// specError turns an error into the CNI library's, which keeps the code. It returns nil for nil.
+func specError(err error) error {
+	if err == nil {
+		return nil
+	}
+	failure := cni.AsError(err)
+	return types.NewError(uint(failure.Code), failure.Msg, failure.Details)
+}
+
+// fail prints an error as the specification has it, which is with cniVersion; the CNI library leaves that out.
+func (p *plugin) fail(failure *types.Error) int {
+	own := &cni.Error{Code: cni.Code(failure.Code), Msg: failure.Msg, Details: failure.Details}
+	speak := p.version
+	if speak == "" {
+		speak = version.Current()
+	}
+	data, err := own.MarshalVersion(speak)
+	if err == nil {
+		_, err = p.stdout.Write(append(data, '\n'))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "weft-cni: printing an error:", err)
+	}
+	return 1
+}

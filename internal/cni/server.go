@@ -1,0 +1,235 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+const (
+	// DefaultRequestTimeout is how long a Handler has for one request. It is half of what a kubelet gives the
+	// runtime for a whole sandbox (runtimeRequestTimeout of KubeletConfiguration, 2 minutes).
+	DefaultRequestTimeout = time.Minute
+	// DefaultGrace is how long running requests have to finish once the server is to stop.
+	DefaultGrace = 10 * time.Second
+	// DefaultReadTimeout is how long a client has to send its request. The plugin has all of it when it connects.
+	DefaultReadTimeout = 5 * time.Second
+)
+
+// Server serves the plugin's requests. Set its fields before Serve; do not copy it afterwards.
+type Server struct {
+	// Handler does the work. Required.
+	Handler Handler
+	// RequestTimeout bounds one request; DefaultRequestTimeout when zero.
+	RequestTimeout time.Duration
+	// ReadTimeout bounds the reading of one request, and the writing of its answer; DefaultReadTimeout when zero.
+	ReadTimeout time.Duration
+	// Grace bounds the wait for running requests when the server stops; DefaultGrace when zero.
+	Grace time.Duration
+	// Logger gets every request with its outcome; nobody does when nil.
+	Logger *slog.Logger
+
+	// mu guards stopping, and orders the last start of a Handler before the wait for all of them.
+	mu       sync.Mutex
+	stopping bool
+	running  sync.WaitGroup
+}
+
+// Serve answers the requests that arrive on listener until ctx is done. It then stops accepting, lets running
+// requests finish within Grace, ends the contexts of those that have not, and returns nil when no Handler runs
+// any more. It closes the listener.
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	s.setDefaults()
+	httpServer := &http.Server{
+		Handler:           s.routes(),
+		ReadHeaderTimeout: s.ReadTimeout,
+		ReadTimeout:       s.ReadTimeout,
+		WriteTimeout:      s.RequestTimeout + 2*s.ReadTimeout,
+		MaxHeaderBytes:    8 << 10,
+		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelDebug),
+	}
+	httpServer.SetKeepAlivesEnabled(false)
+
+	failed := make(chan error, 1)
+	go func() { failed <- httpServer.Serve(listener) }()
+	select {
+	case err := <-failed:
+		err = errors.Join(fmt.Errorf("serving CNI on %s: %w", listener.Addr(), err), httpServer.Close())
+		s.wait()
+		return err
+	case <-ctx.Done():
+	}
+	s.stop(httpServer)
+	<-failed
+	return nil
+}
+
+func (s *Server) setDefaults() {
+	if s.RequestTimeout == 0 {
+		s.RequestTimeout = DefaultRequestTimeout
+	}
+	if s.ReadTimeout == 0 {
+		s.ReadTimeout = DefaultReadTimeout
+	}
+	if s.Grace == 0 {
+		s.Grace = DefaultGrace
+	}
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func (s *Server) stop(httpServer *http.Server) {
+	grace, cancel := context.WithTimeout(context.Background(), s.Grace)
+	defer cancel()
+	if err := httpServer.Shutdown(grace); err != nil {
+		s.Logger.Warn("CNI requests are cut off: the agent stops", "grace", s.Grace)
+		if err := httpServer.Close(); err != nil {
+			s.Logger.Debug("closing the CNI server", "error", err)
+		}
+	}
+	s.wait()
+}
+
+// begin counts a Handler in, unless the server has stopped.
+func (s *Server) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return false
+	}
+	s.running.Add(1)
+	return true
+}
+
+// wait lets no Handler start any more and returns when none runs.
+func (s *Server) wait() {
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	s.running.Wait()
+}
+
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc(Endpoint, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			w.Header().Set("Allow", http.MethodPost)
+			s.answer(w, http.StatusMethodNotAllowed, Response{Error: Errorf(CodeProtocol, "method %s is not served, POST is", r.Method)})
+			return
+		}
+		s.serve(w, r)
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.answer(w, http.StatusNotFound, Response{Error: Errorf(CodeProtocol, "path %q is not served, %s is", r.URL.Path, Endpoint)})
+	})
+	return mux
+}
+
+// serve answers one request.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		s.answer(w, http.StatusRequestEntityTooLarge, Response{Error: Errorf(CodeIO, "the request is larger than %d bytes", MaxBody)})
+		return
+	}
+	if err != nil {
+		s.answer(w, http.StatusBadRequest, Response{Error: Errorf(CodeIO, "reading the request: %w", err)})
+		return
+	}
+	// From here on the connection is read only to notice that the client leaves. A read deadline that runs out
+	// would look like that, so there is none.
+	if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
+		s.answer(w, http.StatusInternalServerError, Response{Error: Errorf(CodeInternal, "connection: %w", err)})
+		return
+	}
+	req, err := ParseRequest(body)
+	if err != nil {
+		s.Logger.Warn("CNI request refused", "error", err)
+		s.answer(w, http.StatusBadRequest, Response{Error: AsError(err)})
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), s.RequestTimeout)
+	defer cancel()
+	s.handle(ctx, w, req)
+}
+
+func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *Request) {
+	if !s.begin() {
+		s.answer(w, http.StatusServiceUnavailable, Response{Error: Errorf(CodeTryAgainLater, "the weft agent stops: try again later")})
+		return
+	}
+	defer s.running.Done()
+	start := time.Now()
+	result, err := s.dispatch(ctx, req)
+	logger := s.Logger.With("command", string(req.Command), "container", req.ContainerID, "interface", req.IfName,
+		"pod", req.Args.PodNamespace+"/"+req.Args.PodName, "took", time.Since(start))
+	if err != nil {
+		failure := AsError(err)
+		logger.Warn("CNI request failed", "code", uint(failure.Code), "error", err)
+		s.answer(w, http.StatusInternalServerError, Response{Error: failure})
+		return
+	}
+	logger.Info("CNI request done")
+	s.answer(w, http.StatusOK, Response{Result: result})
+}
+
+// dispatch calls the Handler. A panic of it is this request's error and nobody else's.
+func (s *Server) dispatch(ctx context.Context, req *Request) (result *types100.Result, err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			s.Logger.Error("CNI request panicked", "request", req.String(), "panic", reason, "stack", string(debug.Stack()))
+			err = Errorf(CodePanic, "the weft agent failed on this request: %v", reason)
+		}
+	}()
+	switch req.Command {
+	case CommandAdd:
+		return s.add(ctx, req)
+	case CommandDel:
+		return nil, s.Handler.Del(ctx, req)
+	case CommandCheck:
+		return nil, s.Handler.Check(ctx, req)
+	case CommandStatus:
+		return nil, s.Handler.Status(ctx, req)
+	case CommandGC:
+		return nil, s.Handler.GC(ctx, req)
+	default:
+		return nil, Errorf(CodeInvalidEnvironment, "CNI_COMMAND: %q is not known", req.Command)
+	}
+}
+
+func (s *Server) add(ctx context.Context, req *Request) (*types100.Result, error) {
+	result, err := s.Handler.Add(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if result == nil {
+		return nil, Errorf(CodeInternal, "the weft agent gave no result for %s", req)
+	}
+	versioned := *result
+	versioned.CNIVersion = types100.ImplementedSpecVersion
+	return &versioned, nil
+}
+
+func (s *Server) answer(w http.ResponseWriter, status int, response Response) {
+	body, err := json.Marshal(response)
+	if err != nil {
+		status, body = http.StatusInternalServerError, []byte(`{"error":{"code":100,"msg":"the answer cannot be written as JSON"}}`)
+		s.Logger.Error("CNI answer cannot be written as JSON", "error", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	if _, err := w.Write(body); err != nil {
+		s.Logger.Debug("CNI answer not delivered", "error", err)
+	}
+}
