@@ -99,8 +99,8 @@ func NewNodeSubnets(ranges []Range) (*NodeSubnets, error) {
 	return s, s.SetRanges(ranges)
 }
 
-// SetRanges replaces the ranges while keeping what is used. A range that stays, or that grows at its end without
-// changing the order of its subnets, goes on where it was; any other starts at its beginning. On error nothing changes.
+// SetRanges replaces the ranges, also while subnets are used: they stay used. A range that was there before goes on
+// where it was; one that is new, or that grew, starts at its beginning. On error nothing changes.
 func (s *NodeSubnets) SetRanges(ranges []Range) error {
 	var errs []error
 	next := make([]*cursor, 0, len(ranges))
@@ -145,6 +145,31 @@ func (s *NodeSubnets) Use(subnet netip.Prefix) (overlaps []netip.Prefix) {
 	overlaps = s.used.overlapping(subnet)
 	s.used.add(subnet)
 	return overlaps
+}
+
+// SetUsed replaces what is used, in one go and without changing where the ranges go on. It returns the pairs of subnets
+// that overlap, each pair once.
+func (s *NodeSubnets) SetUsed(subnets []netip.Prefix) (overlaps [][2]netip.Prefix) {
+	s.used = newPrefixSet()
+	for _, c := range s.ranges {
+		c.full = false
+	}
+	for _, subnet := range subnets {
+		for _, other := range s.Use(subnet) {
+			overlaps = append(overlaps, [2]netip.Prefix{other, subnet.Masked()})
+		}
+	}
+	return overlaps
+}
+
+// Clone returns an allocator in the same state, with which to try things out.
+func (s *NodeSubnets) Clone() *NodeSubnets {
+	clone := &NodeSubnets{used: s.used.clone()}
+	for _, c := range s.ranges {
+		copied := *c
+		clone.ranges = append(clone.ranges, &copied)
+	}
+	return clone
 }
 
 // Overlapping returns the used subnets that the subnet overlaps, in order.

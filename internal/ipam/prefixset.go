@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -13,6 +14,10 @@ type prefixSet struct {
 }
 
 func newPrefixSet() prefixSet { return prefixSet{holders: map[netip.Prefix]int{}} }
+
+func (s *prefixSet) clone() prefixSet {
+	return prefixSet{holders: maps.Clone(s.holders), sorted: slices.Clone(s.sorted), lengths: s.lengths}
+}
 
 func (s *prefixSet) len() int { return len(s.sorted) }
 
