@@ -1,0 +1,137 @@
+package openflow
+
+import (
+	"encoding/binary"
+	"strconv"
+)
+
+// ControllerAction sends the packet to controllers as a packet-in.
+type ControllerAction struct {
+	// MaxLen is how many bytes of the packet to send; 0: all of it.
+	MaxLen uint16
+	// ID is the connection that gets it, as that connection named itself; 0: those that did not.
+	ID uint16
+	// Reason is the packet-in's reason. The zero value is OpenFlow's "no match"; ReasonAction is the usual one.
+	Reason uint8
+	// UserData comes back in the packet-in.
+	UserData []byte
+	// Pause lets the packet wait in the pipeline until it is resumed.
+	Pause bool
+}
+
+// ReasonAction is the reason of a packet-in that a flow's action asked for (OFPR_ACTION).
+const ReasonAction = 1
+
+// Properties of the controller action (ovs-actions(7)).
+const (
+	controllerMaxLen   = 0
+	controllerID       = 1
+	controllerReason   = 2
+	controllerUserData = 3
+	controllerPause    = 4
+)
+
+// Controller sends the packet to controllers.
+func Controller(a ControllerAction) Action {
+	if a.MaxLen == 0 {
+		a.MaxLen = 0xffff
+	}
+	return controller{a}
+}
+
+type controller struct{ ControllerAction }
+
+func (a controller) String() string { return string(a.appendText(nil)) }
+
+func (a controller) appendText(b []byte) []byte {
+	if a.Reason == ReasonAction && a.ID == 0 && len(a.UserData) == 0 && !a.Pause {
+		return strconv.AppendUint(append(b, "CONTROLLER:"...), uint64(a.MaxLen), 10)
+	}
+	b = append(b, "controller("...)
+	start := len(b)
+	if a.Reason != ReasonAction {
+		b = append(append(append(b, "reason="...), reasonName(a.Reason)...), ',')
+	}
+	if a.MaxLen != 0xffff {
+		b = append(strconv.AppendUint(append(b, "max_len="...), uint64(a.MaxLen), 10), ',')
+	}
+	if a.ID != 0 {
+		b = append(strconv.AppendUint(append(b, "id="...), uint64(a.ID), 10), ',')
+	}
+	if len(a.UserData) > 0 {
+		b = append(appendBytesHex(append(b, "userdata="...), a.UserData), ',')
+	}
+	if a.Pause {
+		b = append(b, "pause,"...)
+	}
+	if len(b) > start {
+		b = b[:len(b)-1]
+	}
+	return append(b, ')')
+}
+
+func reasonName(r uint8) string {
+	names := [...]string{"no_match", "action", "invalid_ttl", "action_set", "group", "packet_out"}
+	if int(r) < len(names) {
+		return names[r]
+	}
+	return strconv.Itoa(int(r))
+}
+
+func (a controller) appendWire(b []byte) []byte {
+	start := len(b)
+	b = zeros(beginNicira(b, nxController2), 6)
+	if a.MaxLen != 0xffff {
+		b = append(binary.BigEndian.AppendUint16(append(b, 0, controllerMaxLen, 0, 8), a.MaxLen), 0, 0)
+	}
+	if a.ID != 0 {
+		b = append(binary.BigEndian.AppendUint16(append(b, 0, controllerID, 0, 8), a.ID), 0, 0)
+	}
+	if a.Reason != ReasonAction {
+		b = append(b, 0, controllerReason, 0, 5, a.Reason, 0, 0, 0)
+	}
+	if len(a.UserData) > 0 {
+		b = appendProperty(b, controllerUserData, a.UserData)
+	}
+	if a.Pause {
+		b = append(b, 0, controllerPause, 0, 4, 0, 0, 0, 0)
+	}
+	return endAction(b, start)
+}
+
+// appendProperty appends an OpenFlow property: type, length without padding, value, padding.
+func appendProperty(b []byte, kind uint16, value []byte) []byte {
+	start := len(b)
+	b = binary.BigEndian.AppendUint16(b, kind)
+	b = binary.BigEndian.AppendUint16(b, uint16(4+len(value))) //nolint:gosec // properties are short
+	return pad(append(b, value...), start)
+}
+
+// nextProperty splits the first property off. Lengths that do not add up are an error.
+func nextProperty(b []byte) (kind uint16, value, rest []byte, err error) {
+	if len(b) < 4 {
+		return 0, nil, nil, malformed("property header")
+	}
+	n := int(binary.BigEndian.Uint16(b[2:]))
+	if n < 4 || n > len(b) {
+		return 0, nil, nil, malformed("property")
+	}
+	return binary.BigEndian.Uint16(b), b[4:n], b[min(roundUp8(n), len(b)):], nil
+}
+
+// clone does actions on a copy of the packet.
+type clone struct{ actions Actions }
+
+// Clone does actions on a copy: what they change does not outlive them.
+func Clone(actions ...Action) Action { return clone{actions} }
+
+func (a clone) String() string { return string(a.appendText(nil)) }
+
+func (a clone) appendText(b []byte) []byte {
+	return append(a.actions.appendText(append(b, "clone("...)), ')')
+}
+
+func (a clone) appendWire(b []byte) []byte {
+	start := len(b)
+	return endAction(a.actions.appendWire(zeros(beginNicira(b, nxClone), 6)), start)
+}

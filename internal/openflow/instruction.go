@@ -1,0 +1,179 @@
+package openflow
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Instruction types (OpenFlow 1.5.1, 7.2.5).
+const (
+	instGotoTable     = 1
+	instWriteMetadata = 2
+	instWriteActions  = 3
+	instApplyActions  = 4
+	instClearActions  = 5
+)
+
+// instruction is an action that stands on the wire beside the list of applied actions, not in it. A flow's Actions
+// may hold them among the others, as ovs-ofctl's text does.
+type instruction interface {
+	Action
+	// order is the place among the instructions of a flow: that in which the switch executes and prints them.
+	order() int
+}
+
+type gotoTable struct{ table uint8 }
+
+// GotoTable goes on in a later table, after all other actions. It may stand in a flow only, once.
+func GotoTable(table uint8) Action { return gotoTable{table} }
+
+func (a gotoTable) order() int     { return 4 }
+func (a gotoTable) String() string { return string(a.appendText(nil)) }
+
+func (a gotoTable) appendText(b []byte) []byte {
+	return strconv.AppendUint(append(b, "goto_table:"...), uint64(a.table), 10)
+}
+
+func (a gotoTable) appendWire(b []byte) []byte {
+	start := len(b)
+	return endAction(append(beginAction(b, instGotoTable), a.table, 0, 0, 0), start)
+}
+
+type writeMetadata struct{ value, mask uint64 }
+
+// WriteMetadata writes the mask's bits of the metadata.
+func WriteMetadata(value, mask uint64) Action { return writeMetadata{value, mask} }
+
+func (a writeMetadata) order() int     { return 3 }
+func (a writeMetadata) String() string { return string(a.appendText(nil)) }
+
+func (a writeMetadata) appendText(b []byte) []byte {
+	b = u64(a.value).appendHex(append(b, "write_metadata:"...))
+	if a.mask != ^uint64(0) {
+		b = u64(a.mask).appendHex(append(b, '/'))
+	}
+	return b
+}
+
+func (a writeMetadata) appendWire(b []byte) []byte {
+	start := len(b)
+	b = binary.BigEndian.AppendUint64(zeros(beginAction(b, instWriteMetadata), 4), a.value)
+	return endAction(binary.BigEndian.AppendUint64(b, a.mask), start)
+}
+
+type writeActions struct{ actions Actions }
+
+// WriteActions adds to the action set, which is done when no table follows.
+func WriteActions(actions ...Action) Action { return writeActions{actions} }
+
+func (a writeActions) order() int     { return 2 }
+func (a writeActions) String() string { return string(a.appendText(nil)) }
+
+func (a writeActions) appendText(b []byte) []byte {
+	return append(a.actions.appendText(append(b, "write_actions("...)), ')')
+}
+
+func (a writeActions) appendWire(b []byte) []byte {
+	start := len(b)
+	return endAction(a.actions.appendWire(zeros(beginAction(b, instWriteActions), 4)), start)
+}
+
+type clearActions struct{}
+
+// ClearActions empties the action set.
+func ClearActions() Action { return clearActions{} }
+
+func (a clearActions) order() int                 { return 1 }
+func (a clearActions) String() string             { return "clear_actions" }
+func (a clearActions) appendText(b []byte) []byte { return append(b, a.String()...) }
+
+func (a clearActions) appendWire(b []byte) []byte {
+	start := len(b)
+	return endAction(zeros(beginAction(b, instClearActions), 4), start)
+}
+
+// opaqueInstruction is an instruction that this package does not know, whole.
+type opaqueInstruction struct{ opaque }
+
+func (a opaqueInstruction) order() int { return 5 }
+
+// appendInstructions appends the actions as a flow's instructions.
+func (a Actions) appendInstructions(b []byte) []byte {
+	applied := make(Actions, 0, len(a))
+	var beside []instruction
+	for _, action := range a {
+		if inst, ok := action.(instruction); ok {
+			beside = append(beside, inst)
+		} else {
+			applied = append(applied, action)
+		}
+	}
+	if len(applied) > 0 {
+		start := len(b)
+		b = endAction(applied.appendWire(zeros(beginAction(b, instApplyActions), 4)), start)
+	}
+	slices.SortStableFunc(beside, func(x, y instruction) int { return x.order() - y.order() })
+	for _, inst := range beside {
+		b = inst.appendWire(b)
+	}
+	return b
+}
+
+// decodeInstructions reads instructions to the end of b.
+func decodeInstructions(b []byte) (Actions, error) {
+	var actions, beside Actions
+	for len(b) > 0 {
+		raw, err := splitTLV(b, "instruction")
+		if err != nil {
+			return nil, err
+		}
+		b = b[len(raw):]
+		if binary.BigEndian.Uint16(raw) == instApplyActions && len(raw) >= 8 {
+			applied, err := decodeActions(raw[8:])
+			if err != nil {
+				return nil, fmt.Errorf("applied actions: %w", err)
+			}
+			actions = append(actions, applied...)
+			continue
+		}
+		inst, err := decodeInstruction(raw)
+		if err != nil {
+			return nil, err
+		}
+		beside = append(beside, inst)
+	}
+	return append(actions, beside...), nil
+}
+
+func decodeInstruction(raw []byte) (Action, error) {
+	switch kind := binary.BigEndian.Uint16(raw); {
+	case kind == instGotoTable && len(raw) == 8:
+		return gotoTable{raw[4]}, nil
+	case kind == instWriteMetadata && len(raw) == 24:
+		return writeMetadata{binary.BigEndian.Uint64(raw[8:]), binary.BigEndian.Uint64(raw[16:])}, nil
+	case kind == instClearActions && len(raw) == 8:
+		return clearActions{}, nil
+	case kind == instWriteActions && len(raw) >= 8:
+		written, err := decodeActions(raw[8:])
+		if err != nil {
+			return nil, fmt.Errorf("written actions: %w", err)
+		}
+		return writeActions{written}, nil
+	default:
+		return opaqueInstruction{opaque{string(raw)}}, nil
+	}
+}
+
+// splitTLV returns the first of a list of structures that begin with type and length, a multiple of 8.
+func splitTLV(b []byte, what string) ([]byte, error) {
+	if len(b) < 4 {
+		return nil, malformed(what + " header")
+	}
+	n := int(binary.BigEndian.Uint16(b[2:]))
+	if n < 8 || n%8 != 0 || n > len(b) {
+		return nil, malformed(what)
+	}
+	return b[:n], nil
+}

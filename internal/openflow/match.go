@@ -1,0 +1,263 @@
+package openflow
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// ErrMalformed is what a decoder returns for bytes that are no OpenFlow: too short, or lengths that do not add up.
+var ErrMalformed = errors.New("malformed OpenFlow")
+
+func malformed(what string) error { return fmt.Errorf("%s: %w", what, ErrMalformed) }
+
+// MatchField is one condition of a match, or a field with the value that an action sets it to.
+type MatchField struct {
+	field Field
+	value u128
+	mask  u128
+}
+
+// Field says which field it is.
+func (m MatchField) Field() Field { return m.field }
+
+func (m MatchField) exact() bool { return m.mask == m.field.info().fullMask() }
+
+// Match is the condition of a flow. The zero value matches every packet. It is canonical: two matches that select
+// the same packets by the same fields are equal, encode to the same bytes and print the same text.
+type Match struct {
+	// fields are sorted by field, masks are not zero, values are within masks.
+	fields []MatchField
+	// opaque are fields that this package does not know, whole, in the order in which they came.
+	opaque []string
+}
+
+// NewMatch makes a match of all conditions together. What a field requires is added where there is no choice: IPSrc of
+// an IPv4 prefix brings eth_type, TCPDst brings ip_proto (but no eth_type: TCP runs over IPv4 and IPv6). A field that is
+// given twice holds the union of both masks; where both say something about a bit, the later wins.
+func NewMatch(fields ...MatchField) Match {
+	var m Match
+	for _, f := range fields {
+		m.set(f)
+	}
+	for _, f := range fields {
+		m.addRequirements(f.field)
+	}
+	return m
+}
+
+// With returns the match with further conditions, as NewMatch would make it.
+func (m Match) With(fields ...MatchField) Match {
+	next := Match{fields: slices.Clone(m.fields), opaque: slices.Clone(m.opaque)}
+	for _, f := range fields {
+		next.set(f)
+	}
+	for _, f := range fields {
+		next.addRequirements(f.field)
+	}
+	return next
+}
+
+// Has reports whether the match says anything about the field.
+func (m Match) Has(f Field) bool {
+	_, ok := m.find(f)
+	return ok
+}
+
+// Fields returns the conditions, in the registry's order.
+func (m Match) Fields() []MatchField { return slices.Clone(m.fields) }
+
+// Equal reports whether both select the same packets by the same fields.
+func (m Match) Equal(o Match) bool {
+	return slices.Equal(m.fields, o.fields) && slices.Equal(m.opaque, o.opaque)
+}
+
+func (m Match) find(f Field) (MatchField, bool) {
+	i, ok := slices.BinarySearchFunc(m.fields, f, func(e MatchField, f Field) int { return int(e.field) - int(f) })
+	if !ok {
+		return MatchField{}, false
+	}
+	return m.fields[i], true
+}
+
+// value returns the field's value if the match pins it exactly.
+func (m Match) value(f Field) (uint64, bool) {
+	e, ok := m.find(f)
+	return e.value.lo, ok && e.exact()
+}
+
+func (m *Match) set(f MatchField) {
+	if f.field == fieldNone || f.mask.isZero() {
+		return
+	}
+	for _, part := range canonicalParts(f) {
+		part.mask = part.mask.and(part.field.info().fullMask())
+		part.value = part.value.and(part.mask)
+		if !part.mask.isZero() {
+			m.merge(part)
+		}
+	}
+}
+
+func (m *Match) merge(f MatchField) {
+	i, found := slices.BinarySearchFunc(m.fields, f.field, func(e MatchField, f Field) int { return int(e.field) - int(f) })
+	if !found {
+		m.fields = slices.Insert(m.fields, i, f)
+		return
+	}
+	have := &m.fields[i]
+	have.value = have.value.andNot(f.mask).or(f.value)
+	have.mask = have.mask.or(f.mask)
+}
+
+// canonicalParts rewrites the several spellings of one condition to one: wide registers become 32-bit ones (the switch
+// answers with xregs whatever it was told), the 16-bit in_port the 32-bit one, nw_tos dscp, vlan_tci vid and pcp.
+func canonicalParts(f MatchField) []MatchField {
+	switch {
+	case f.field >= FieldXReg0 && f.field < FieldXXReg0:
+		return splitRegs(f, FieldReg0+2*(f.field-FieldXReg0), 2)
+	case f.field >= FieldXXReg0 && f.field < fieldCount:
+		return splitRegs(f, FieldReg0+4*(f.field-FieldXXReg0), 4)
+	case f.field == FieldInPort16:
+		return []MatchField{{FieldInPort, u64(uint64(widenPort(uint16(f.value.lo)))), onesU128(32)}} //nolint:gosec // a 16-bit field
+	case f.field == FieldCTState:
+		return []MatchField{{f.field, f.value, f.mask.and(u64(uint64(ctAll)))}}
+	case f.field == FieldIPTOS:
+		return []MatchField{{FieldIPDSCP, f.value.shr(2), f.mask.shr(2)}}
+	case f.field == FieldVLANTCI:
+		return []MatchField{
+			{FieldVLANVID, f.value, f.mask},
+			{FieldVLANPCP, f.value.shr(13), f.mask.shr(13)},
+		}
+	default:
+		return []MatchField{f}
+	}
+}
+
+func splitRegs(f MatchField, first Field, n uint16) []MatchField {
+	parts := make([]MatchField, 0, n)
+	for i := range n {
+		shift := 32 * (n - 1 - i)
+		low := onesU128(32)
+		parts = append(parts, MatchField{first + Field(i), f.value.shr(shift).and(low), f.mask.shr(shift).and(low)}) //nolint:gosec // at most 4
+	}
+	return parts
+}
+
+func (m *Match) addRequirements(f Field) {
+	for _, need := range f.info().needs {
+		if !need.implied || m.Has(need.field) {
+			continue
+		}
+		m.merge(MatchField{need.field, u64(need.values[0]), need.field.info().fullMask()})
+		m.addRequirements(need.field)
+	}
+}
+
+// Validate reports what the switch would refuse: a field without what it depends on, a mask where none is allowed.
+func (m Match) Validate() error {
+	for _, f := range m.fields {
+		info := f.field.info()
+		if !info.maskable && !f.exact() {
+			return fmt.Errorf("match %s: %s cannot be masked", m, info.name)
+		}
+		for _, need := range info.needs {
+			have, ok := m.value(need.field)
+			if !ok || !slices.Contains(need.values, have) {
+				return fmt.Errorf("match %s: %s needs %s", m, info.name, need.field)
+			}
+		}
+	}
+	return nil
+}
+
+// appendWire appends the match as struct ofp_match: type OXM, length, fields, padding to 8 bytes.
+func (m Match) appendWire(b []byte) []byte {
+	start := len(b)
+	b = append(b, 0, 1, 0, 0)
+	for _, f := range m.fields {
+		b = f.appendOXM(b)
+	}
+	for _, raw := range m.opaque {
+		b = append(b, raw...)
+	}
+	binary.BigEndian.PutUint16(b[start+2:], uint16(len(b)-start)) //nolint:gosec // a message is at most 64 KiB
+	return pad(b, start)
+}
+
+// appendOXM appends header, value and, unless the match is exact, mask.
+func (m MatchField) appendOXM(b []byte) []byte {
+	info := m.field.info()
+	if m.exact() {
+		b = binary.BigEndian.AppendUint32(b, info.oxm.header(false, info.bytes))
+		return m.value.put(b, info.bytes)
+	}
+	b = binary.BigEndian.AppendUint32(b, info.oxm.header(true, 2*info.bytes))
+	b = m.value.put(b, info.bytes)
+	return m.mask.put(b, info.bytes)
+}
+
+// decodeMatch reads a struct ofp_match and returns what follows its padding.
+func decodeMatch(b []byte) (Match, []byte, error) {
+	var m Match
+	if len(b) < 4 {
+		return m, nil, malformed("match header")
+	}
+	kind, length := binary.BigEndian.Uint16(b), int(binary.BigEndian.Uint16(b[2:]))
+	if kind != 1 || length < 4 || roundUp8(length) > len(b) {
+		return m, nil, malformed("match")
+	}
+	rest := b[roundUp8(length):]
+	oxms := b[4:length]
+	for len(oxms) > 0 {
+		f, raw, err := decodeOXM(oxms)
+		if err != nil {
+			return m, nil, fmt.Errorf("match: %w", err)
+		}
+		oxms = oxms[len(raw):]
+		switch {
+		case f.field != fieldNone:
+			m.set(f)
+		case !isDefaultPacketType(raw):
+			m.opaque = append(m.opaque, string(raw))
+		}
+	}
+	return m, rest, nil
+}
+
+// isDefaultPacketType recognises OXM_OF_PACKET_TYPE (0,0), Ethernet: the switch puts it in front of a match that says
+// nothing of Ethernet, where it adds nothing on a bridge.
+func isDefaultPacketType(raw []byte) bool {
+	return string(raw) == "\x80\x00\x58\x04\x00\x00\x00\x00"
+}
+
+// decodeOXM reads one field. A field that is not known comes back as fieldNone, with its bytes.
+func decodeOXM(b []byte) (f MatchField, raw []byte, err error) {
+	if len(b) < 4 {
+		return f, nil, malformed("field header")
+	}
+	h := binary.BigEndian.Uint32(b)
+	length, hasMask := int(h&0xff), h&0x100 != 0
+	if 4+length > len(b) {
+		return f, nil, malformed("field")
+	}
+	raw = b[:4+length]
+	field, ok := fieldByOXM[oxmID{uint16(h >> 16), uint8(h >> 9 & 0x7f)}] //nolint:gosec // parts of a header
+	if !ok || h>>16 == classExperimenter {
+		return f, raw, nil
+	}
+	info := field.info()
+	want := info.bytes
+	if hasMask {
+		want *= 2
+	}
+	if length != want {
+		return f, raw, nil
+	}
+	f = MatchField{field, getU128(raw[4 : 4+info.bytes]), info.fullMask()}
+	if hasMask {
+		f.mask = getU128(raw[4+info.bytes:])
+	}
+	return f, raw, nil
+}

@@ -1,0 +1,36 @@
+package openflow
+
+import "strconv"
+
+// Reserved ports (OpenFlow 1.5.1, 7.2.1).
+const (
+	PortMax        uint32 = 0xffffff00
+	PortUnset      uint32 = 0xfffffff7
+	PortInPort     uint32 = 0xfffffff8
+	PortTable      uint32 = 0xfffffff9
+	PortNormal     uint32 = 0xfffffffa
+	PortFlood      uint32 = 0xfffffffb
+	PortAll        uint32 = 0xfffffffc
+	PortController uint32 = 0xfffffffd
+	PortLocal      uint32 = 0xfffffffe
+	// PortAny matches any port, or says that a bucket watches none.
+	PortAny uint32 = 0xffffffff
+)
+
+// widenPort turns a port of OpenFlow 1.0's 16 bits, which Nicira's actions keep, into one of 32: the reserved ones move.
+func widenPort(p uint16) uint32 {
+	if p >= 0xff00 {
+		return 0xffff0000 | uint32(p)
+	}
+	return uint32(p)
+}
+
+func narrowPort(p uint32) uint16 { return uint16(p) } //nolint:gosec // Open vSwitch has 16-bit ports
+
+func appendPort(b []byte, p uint32) []byte {
+	names := [...]string{"UNSET", "IN_PORT", "TABLE", "NORMAL", "FLOOD", "ALL", "CONTROLLER", "LOCAL", "ANY"}
+	if p >= PortUnset {
+		return append(b, names[p-PortUnset]...)
+	}
+	return strconv.AppendUint(b, uint64(p), 10)
+}
