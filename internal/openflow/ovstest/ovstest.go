@@ -1,0 +1,216 @@
+// Package ovstest starts a real Open vSwitch for tests: an ovsdb-server and an ovs-vswitchd with a run directory,
+// a database and pid files of their own, stopped by pid when the test ends. Switches of several tests run side by side.
+//
+// It is for tests behind the build tag `real`: it fails a test, and never skips it, when the programs are missing.
+package ovstest
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+)
+
+// schemaPath is where Debian's openvswitch-common keeps the database's schema.
+const schemaPath = "/usr/share/openvswitch/vswitch.ovsschema"
+
+// waitFor bounds every wait for a condition: generous, because test machines are busy.
+const waitFor = 30 * time.Second
+
+// Switch is a running Open vSwitch.
+type Switch struct {
+	// RunDir holds sockets, pid files, logs and the database.
+	RunDir string
+	// DBSock is the unix socket of the OVSDB server.
+	DBSock string
+	// CtlSock is the unix socket that ovs-vswitchd takes appctl commands on.
+	CtlSock string
+	// NetNS is the network namespace that the switch runs in; nil: the test's own.
+	NetNS ns.NetNS
+
+	t testing.TB
+}
+
+// Start starts a switch in the test's network namespace. Bridges must be of datapath_type netdev (see AddBridge), and
+// creating one needs root.
+func Start(t testing.TB) *Switch {
+	t.Helper()
+	return StartIn(t, nil)
+}
+
+// StartIn starts a switch in a network namespace, which the caller keeps open until the test has ended.
+func StartIn(t testing.TB, netns ns.NetNS) *Switch {
+	t.Helper()
+	// Not t.TempDir: its path holds the test's name, and a unix socket's path has room for 107 bytes only.
+	dir, err := os.MkdirTemp("", "wtovs")
+	if err != nil {
+		t.Fatalf("make the switch's run directory: %v", err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := &Switch{RunDir: dir, DBSock: filepath.Join(dir, "db.sock"), CtlSock: filepath.Join(dir, "vswitchd.ctl"), NetNS: netns, t: t}
+	s.StartDB()
+	s.StartVSwitchd()
+	return s
+}
+
+// StartDB starts ovsdb-server on the database of the run directory, which it makes if there is none.
+func (s *Switch) StartDB() {
+	s.t.Helper()
+	db := filepath.Join(s.RunDir, "conf.db")
+	if _, err := os.Stat(db); errors.Is(err, fs.ErrNotExist) {
+		s.run("ovsdb-tool", "create", db, schemaPath)
+	}
+	s.daemon("ovsdb-server", "--remote=punix:"+s.DBSock, "--unixctl="+filepath.Join(s.RunDir, "ovsdb.ctl"), db)
+	s.waitSocket(s.DBSock)
+	s.VSCtl("--no-wait", "init")
+}
+
+// StartVSwitchd starts ovs-vswitchd and waits until it has read its database.
+func (s *Switch) StartVSwitchd() {
+	s.t.Helper()
+	s.daemon("ovs-vswitchd", "--unixctl="+s.CtlSock, "unix:"+s.DBSock)
+	s.waitSocket(s.CtlSock)
+}
+
+// Stop ends one of the programs, by its pid: "ovs-vswitchd" or "ovsdb-server". With kill it gets no chance to tidy up.
+func (s *Switch) Stop(program string, kill bool) {
+	s.t.Helper()
+	sig := syscall.SIGTERM
+	if kill {
+		sig = syscall.SIGKILL
+	}
+	s.stop(program, sig)
+}
+
+// Mgmt is the path of the socket on which a bridge speaks OpenFlow.
+func (s *Switch) Mgmt(bridge string) string { return filepath.Join(s.RunDir, bridge+".mgmt") }
+
+// AddBridge adds a bridge on the userspace datapath that speaks OpenFlow 1.3 and 1.5 and drops what no flow matches.
+// Its name is the name of a network device: take one from Name.
+func (s *Switch) AddBridge(bridge string) {
+	s.t.Helper()
+	s.VSCtl("add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev", "fail_mode=secure",
+		"protocols=OpenFlow13,OpenFlow15")
+	s.waitSocket(s.Mgmt(bridge))
+}
+
+// Name makes a device name that no other test uses: "wt", letters of the run directory, suffix.
+func (s *Switch) Name(suffix string) string {
+	base := strings.TrimPrefix(filepath.Base(s.RunDir), "wtovs")
+	return "wt" + base[max(0, len(base)-8):] + suffix
+}
+
+// VSCtl runs ovs-vsctl on the switch's database and returns what it prints.
+func (s *Switch) VSCtl(args ...string) string {
+	s.t.Helper()
+	return s.run("ovs-vsctl", append([]string{"--db=unix:" + s.DBSock, "--timeout=30"}, args...)...)
+}
+
+// OFCtl runs ovs-ofctl with OpenFlow 1.5 and returns what it prints.
+func (s *Switch) OFCtl(args ...string) string {
+	s.t.Helper()
+	return s.run("ovs-ofctl", append([]string{"-O", "OpenFlow15"}, args...)...)
+}
+
+// AppCtl runs ovs-appctl on ovs-vswitchd and returns what it prints.
+func (s *Switch) AppCtl(args ...string) string {
+	s.t.Helper()
+	return s.run("ovs-appctl", append([]string{"-t", s.CtlSock}, args...)...)
+}
+
+// Log returns what ovs-vswitchd logged.
+func (s *Switch) Log() string {
+	log, _ := os.ReadFile(filepath.Join(s.RunDir, "ovs-vswitchd.log"))
+	return string(log)
+}
+
+func (s *Switch) run(program string, args ...string) string {
+	s.t.Helper()
+	out, err := s.command(program, args...)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+func (s *Switch) command(program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(s.t.Context(), program, args...)
+	cmd.Env = append(os.Environ(), "OVS_RUNDIR="+s.RunDir, "OVS_LOGDIR="+s.RunDir, "OVS_DBDIR="+s.RunDir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if s.NetNS == nil {
+		err := cmd.Run()
+		return out.String(), err
+	}
+	err := s.NetNS.Do(func(ns.NetNS) error { return cmd.Run() })
+	return out.String(), err
+}
+
+// daemon starts a program that detaches once it is ready, and stops it when the test ends.
+func (s *Switch) daemon(program string, args ...string) {
+	s.t.Helper()
+	pidfile := filepath.Join(s.RunDir, program+".pid")
+	args = append(args, "--pidfile="+pidfile, "--log-file="+filepath.Join(s.RunDir, program+".log"), "-vconsole:off", "--detach", "--no-chdir")
+	s.t.Cleanup(func() { s.stop(program, syscall.SIGTERM) })
+	s.run(program, args...)
+}
+
+func (s *Switch) pid(program string) int {
+	text, err := os.ReadFile(filepath.Join(s.RunDir, program+".pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+func (s *Switch) stop(program string, sig syscall.Signal) {
+	pid := s.pid(program)
+	if pid == 0 {
+		return
+	}
+	_ = syscall.Kill(pid, sig)
+	deadline := time.Now().Add(waitFor)
+	for alive(pid) {
+		if time.Now().After(deadline) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			s.t.Errorf("%s (pid %d) did not end in %s", program, pid, waitFor)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	_ = os.Remove(filepath.Join(s.RunDir, program+".pid"))
+}
+
+// alive reports whether a process runs; one that has ended and waits for its parent does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
+
+func (s *Switch) waitSocket(path string) {
+	s.t.Helper()
+	deadline := time.Now().Add(waitFor)
+	for {
+		if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeSocket != 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("no socket %s after %s", path, waitFor)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
