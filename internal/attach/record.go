@@ -30,8 +30,11 @@ const (
 	// MaxRecord bounds a record file, in bytes. A record is below 1 KiB.
 	MaxRecord = 64 << 10
 
-	// maxName bounds container ids, network and pod names, in bytes (RFC 1123 subdomain, what Kubernetes allows).
+	// maxName bounds network and pod names, in bytes (RFC 1123 subdomain, what Kubernetes allows).
 	maxName = 253
+	// maxContainerID bounds container ids, in bytes. The specification has no bound; runtimes' ids have 64. It keeps
+	// Owner within what a link's alias has room for.
+	maxContainerID = 128
 	// maxInterfaceName is the length of the longest interface name (IFNAMSIZ of linux/if.h is 16, with its NUL).
 	maxInterfaceName = 15
 	// maxAddresses bounds the addresses of one interface; dual stack needs two.
@@ -61,6 +64,9 @@ type Key struct {
 
 // String is the key as logs and owners of fragments have it.
 func (k Key) String() string { return k.ContainerID + "/" + k.IfName }
+
+// Owner names the attachment as the origin of links, flows and rows.
+func (k Key) Owner() string { return "attachment/" + k.String() }
 
 // Record is an attachment as it is on disk.
 type Record struct {
@@ -146,7 +152,7 @@ func (r *Record) Validate() error {
 		valid bool
 		value any
 	}{
-		{"containerID", isName(r.ContainerID), r.ContainerID},
+		{"containerID", isName(r.ContainerID) && len(r.ContainerID) <= maxContainerID, r.ContainerID},
 		{"ifName", isInterfaceName(r.IfName), r.IfName},
 		{"network", isName(r.Network), r.Network},
 		{"netns", isCleanPath(r.Netns), r.Netns},

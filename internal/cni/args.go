@@ -6,6 +6,9 @@ import "strings"
 // object (a DNS subdomain, RFC 1123).
 const maxName = 253
 
+// maxContainerID bounds container ids, in bytes. The specification has no bound; runtimes' ids have 64.
+const maxContainerID = 128
+
 // Args is what a Kubernetes runtime says about the pod in CNI_ARGS. Runtimes other than Kubernetes' leave it
 // empty.
 type Args struct {
@@ -68,7 +71,7 @@ func (a *Args) validate() error {
 		{"K8S_POD_NAMESPACE", a.PodNamespace, isObjectName},
 		{"K8S_POD_NAME", a.PodName, isObjectName},
 		{"K8S_POD_UID", a.PodUID, isIdentifier},
-		{"K8S_POD_INFRA_CONTAINER_ID", a.InfraContainerID, isIdentifier},
+		{"K8S_POD_INFRA_CONTAINER_ID", a.InfraContainerID, isContainerID},
 	} {
 		if arg.value != "" && !arg.valid(arg.value) {
 			return Errorf(CodeInvalidEnvironment, "CNI_ARGS: %s=%q is no valid name", arg.key, arg.value)
@@ -92,6 +95,9 @@ func isObjectName(s string) bool {
 	}
 	return true
 }
+
+// isContainerID reports whether s can be a container id.
+func isContainerID(s string) bool { return isIdentifier(s) && len(s) <= maxContainerID }
 
 // isIdentifier reports whether s is what the CNI specification allows as container id and network name: a letter
 // or digit, followed by letters, digits, '_', '.' and '-'.

@@ -64,10 +64,10 @@ type Error struct {
 	cause error
 }
 
-// Errorf returns an Error with a formatted message. An operand of the verb %w is what Unwrap returns.
+// Errorf returns an Error with a formatted message. Operands of the verb %w are in its chain.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Code: code, Msg: err.Error(), cause: errors.Unwrap(err)}
+	return &Error{Code: code, Msg: err.Error(), cause: err}
 }
 
 // AsError returns err as an Error: the one in its chain, or one with CodeInternal and err's text.

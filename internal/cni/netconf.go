@@ -131,7 +131,7 @@ func (c *NetConf) validate() error {
 		}
 	}
 	for _, valid := range c.ValidAttachments {
-		if !isIdentifier(valid.ContainerID) || !isInterfaceName(valid.IfName) {
+		if !isContainerID(valid.ContainerID) || !isInterfaceName(valid.IfName) {
 			return Errorf(CodeInvalidConfig, "network configuration: cni.dev/valid-attachments: %q of %q is not valid",
 				valid.IfName, valid.ContainerID)
 		}

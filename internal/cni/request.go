@@ -133,7 +133,7 @@ func (r *Request) Validate() error {
 }
 
 func (r *Request) validateAttachment() error {
-	if !isIdentifier(r.ContainerID) {
+	if !isContainerID(r.ContainerID) {
 		return Errorf(CodeInvalidEnvironment, "CNI_CONTAINERID: %q is not a container id", r.ContainerID)
 	}
 	if !isInterfaceName(r.IfName) {

@@ -126,6 +126,11 @@ func (p *plugin) forward(command cni.Command, args *skel.CmdArgs) error {
 
 // ask has the agent serve the request.
 func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Duration) (types.Result, error) {
+	conf, err := cni.ParseNetConf(args.StdinData)
+	if err != nil {
+		return nil, err
+	}
+	p.version = conf.CNIVersion
 	pod, err := cni.ParseArgs(args.Args)
 	if err != nil {
 		return nil, err
@@ -142,7 +147,6 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
-	p.version = req.NetConf.CNIVersion
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	client := cni.Client{Socket: req.NetConf.Socket}

@@ -1,0 +1,229 @@
+package attach
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// errInjected is what a faulty disk fails with.
+var errInjected = errors.New("injected fault")
+
+// faultyDisk is a disk on which one step fails: the one with number at. A write that fails has written the first
+// half bytes. After a crash every later step fails as well, clearing up included, as if the process had died.
+type faultyDisk struct {
+	disk
+	at, half int
+	crash    bool
+	steps    int
+	// last is the name of the latest step.
+	last string
+}
+
+func (d *faultyDisk) step(name string) error {
+	n := d.steps
+	d.steps++
+	d.last = name
+	if n == d.at || d.crash && n > d.at {
+		return errInjected
+	}
+	return nil
+}
+
+func (d *faultyDisk) create(name string) (writer, error) {
+	if err := d.step("create"); err != nil {
+		return nil, err
+	}
+	w, err := d.disk.create(name)
+	return &faultyWriter{writer: w, disk: d}, err
+}
+
+func (d *faultyDisk) rename(from, to string) error {
+	if err := d.step("rename"); err != nil {
+		return err
+	}
+	return d.disk.rename(from, to)
+}
+
+func (d *faultyDisk) remove(name string) error {
+	if err := d.step("remove"); err != nil {
+		return err
+	}
+	return d.disk.remove(name)
+}
+
+func (d *faultyDisk) sync() error {
+	if err := d.step("sync directory"); err != nil {
+		return err
+	}
+	return d.disk.sync()
+}
+
+type faultyWriter struct {
+	writer
+	disk *faultyDisk
+}
+
+func (w *faultyWriter) Write(data []byte) (int, error) {
+	if err := w.disk.step("write"); err != nil {
+		n, writeErr := w.writer.Write(data[:w.disk.half])
+		return n, errors.Join(err, writeErr)
+	}
+	return w.writer.Write(data)
+}
+
+func (w *faultyWriter) Sync() error {
+	if err := w.disk.step("sync file"); err != nil {
+		return err
+	}
+	return w.writer.Sync()
+}
+
+func (w *faultyWriter) Close() error {
+	return errors.Join(w.disk.step("close"), w.writer.Close())
+}
+
+// scenario is a change of one record: from before to after, nil standing for none.
+type scenario struct {
+	name          string
+	before, after *Record
+}
+
+func scenarios() []scenario {
+	planned, attached := sample(1), sample(1)
+	attached.State = Attached
+	attached.OFPort = 77
+	return []scenario{
+		{"first put", nil, &planned},
+		{"second put", &planned, &attached},
+		{"delete", &attached, nil},
+	}
+}
+
+// start returns a store with the scenario's first state, and a neighbour's record.
+func (c scenario) start(t *testing.T, neighbour Record) *Store {
+	t.Helper()
+	s := open(t, filepath.Join(t.TempDir(), "attachments"))
+	put(t, s, neighbour)
+	if c.before != nil {
+		put(t, s, *c.before)
+	}
+	return s
+}
+
+func (c scenario) change(t *testing.T, s *Store) error {
+	t.Helper()
+	if c.after == nil {
+		return s.Delete(t.Context(), c.before.Key())
+	}
+	return s.Put(t.Context(), *c.after)
+}
+
+// wantEither fails unless the store has the record before the change or the one after it, whole.
+func (c scenario) wantEither(t *testing.T, s *Store) {
+	t.Helper()
+	key := sampleKey(1)
+	rec, err := s.Get(key)
+	for _, want := range []*Record{c.before, c.after} {
+		if want == nil && errors.Is(err, ErrNotFound) {
+			return
+		}
+		if want != nil && err == nil && cmp.Equal(*want, rec, compareNetip, compareAddr) {
+			return
+		}
+	}
+	t.Errorf("neither the record before nor the one after: %+v, %v", rec, err)
+}
+
+// faults runs test for every step of every scenario, with the step failing.
+func faults(t *testing.T, crash bool, half int, test func(t *testing.T, c scenario, s *Store, d *faultyDisk)) {
+	t.Helper()
+	for _, c := range scenarios() {
+		for at := 0; ; at++ {
+			s := c.start(t, sample(2))
+			d := &faultyDisk{disk: s.disk, at: at, half: half, crash: crash}
+			s.disk = d
+			err := c.change(t, s)
+			if d.steps <= at {
+				if err != nil {
+					t.Fatalf("%s: no fault, and: %v", c.name, err)
+				}
+				break
+			}
+			t.Run(c.name+" "+d.last+" "+itoa(at), func(t *testing.T) {
+				if !errors.Is(err, errInjected) {
+					t.Errorf("the fault is not told: %v", err)
+				}
+				test(t, c, s, d)
+			})
+		}
+	}
+}
+
+// TestCrash stops the process at every step of a change: the next start finds the state before or the one after.
+func TestCrash(t *testing.T) {
+	faults(t, true, 100, func(t *testing.T, c scenario, s *Store, _ *faultyDisk) {
+		s = reopen(t, s)
+		c.wantEither(t, s)
+		if _, err := s.Get(sampleKey(2)); err != nil {
+			t.Errorf("the neighbour: %v", err)
+		}
+		if broken := s.Broken(); len(broken) != 0 {
+			t.Errorf("broken: %v", broken)
+		}
+	})
+}
+
+// TestCrashInWrite stops the process at every byte of the write.
+func TestCrashInWrite(t *testing.T) {
+	c := scenarios()[1]
+	data, err := c.after.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := c.start(t, sample(2))
+	for half := range len(data) + 1 {
+		s.disk = &faultyDisk{disk: s.disk, at: 1, half: half, crash: true}
+		if err := c.change(t, s); !errors.Is(err, errInjected) {
+			t.Fatal(err)
+		}
+		s = reopen(t, s)
+		wantList(t, s, *c.before, sample(2))
+		if broken := s.Broken(); len(broken) != 0 {
+			t.Fatalf("%d bytes: broken: %v", half, broken)
+		}
+	}
+}
+
+// TestFault has one step fail and the process live on: the store agrees with the disk, nothing half-written is left,
+// and the same change succeeds when it is made again.
+func TestFault(t *testing.T) {
+	faults(t, false, 10, func(t *testing.T, c scenario, s *Store, d *faultyDisk) {
+		c.wantEither(t, s)
+		live := s.List()
+		if use := s.InUse(); len(use.OFPorts) != len(live) {
+			t.Errorf("%d ofports in use by %d records", len(use.OFPorts), len(live))
+		}
+		entries, err := os.ReadDir(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			if strings.HasPrefix(entry.Name(), temporaryPrefix) {
+				t.Errorf("left behind: %s", entry.Name())
+			}
+		}
+		s.disk = d.disk
+		s = reopen(t, s)
+		if diff := cmp.Diff(live, s.List(), compareNetip, compareAddr); diff != "" {
+			t.Errorf("the store and the disk disagree (-store +disk):\n%s", diff)
+		}
+		if err := c.change(t, s); err != nil {
+			t.Errorf("made again: %v", err)
+		}
+	})
+}

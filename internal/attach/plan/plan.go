@@ -1,0 +1,199 @@
+// Package plan says what an attachment's record means: the veth pair to make, and the result to tell the runtime.
+// Its functions are pure: the same record and settings give the same pair and the same result, so that an ADD, a
+// CHECK and a restart agree.
+package plan
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
+)
+
+// Settings are what all attachments of a node have in common.
+type Settings struct {
+	// ClusterNetworks are the pods' networks. Pods reach them directly: their neighbours answer for all of it.
+	ClusterNetworks []netip.Prefix
+	// ServiceNetworks are the networks of the Services, reached through the gateway.
+	ServiceNetworks []netip.Prefix
+	// RouteMTU is the MTU of the pods' routes in bytes, where it has to be less than the interface's (while a
+	// cluster's MTU is being changed). 0 leaves the routes to the interface.
+	RouteMTU int
+	// HostGroup is the device group of the host's ends.
+	HostGroup uint32
+	// TxOffloadOff turns transmit offloads off, as Open vSwitch's userspace datapath needs.
+	TxOffloadOff bool
+}
+
+// multicast is what pods send multicast to: the interface, not the gateway. Of IPv6 the kernel knows by itself.
+func multicast() netip.Prefix { return netip.MustParsePrefix("224.0.0.0/4") }
+
+// MAC returns the hardware address of an interface with the given addresses: 0a:58 and the first IPv4 address, as
+// OpenShift SDN has it; without one, 0a:58 and four bytes of the first address's SHA-256, as OVN-Kubernetes has it.
+// It returns nil when there are no addresses.
+func MAC(addresses []netip.Prefix) net.HardwareAddr {
+	if len(addresses) == 0 {
+		return nil
+	}
+	mac := net.HardwareAddr{0x0a, 0x58}
+	for _, p := range addresses {
+		if p.Addr().Is4() {
+			return append(mac, p.Addr().AsSlice()...)
+		}
+	}
+	sum := sha256.Sum256(net.IP(addresses[0].Addr().AsSlice()))
+	return append(mac, sum[:4]...)
+}
+
+// Pair returns the veth pair of an attachment.
+func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
+	var mac net.HardwareAddr
+	if rec.MAC != "" {
+		parsed, err := net.ParseMAC(rec.MAC)
+		if err != nil {
+			return link.Pair{}, fmt.Errorf("attachment %s: %w", rec.Key(), err)
+		}
+		mac = parsed
+	}
+	if rec.HostInterface == "" {
+		return link.Pair{}, fmt.Errorf("attachment %s: its record has no host interface", rec.Key())
+	}
+	return link.Pair{
+		HostName:     rec.HostInterface,
+		PodName:      rec.IfName,
+		Netns:        rec.Netns,
+		Owner:        rec.Key().Owner(),
+		MTU:          rec.MTU,
+		PodMAC:       mac,
+		HostGroup:    settings.HostGroup,
+		TxOffloadOff: settings.TxOffloadOff,
+		PodAddresses: slices.Clone(rec.Addresses),
+		PodRoutes:    routes(rec, settings),
+	}, nil
+}
+
+// routes returns the routes of the pod, family by family: what is reached directly, then what the gateway is for.
+// The subnets of the addresses are not among them, the kernel adds those with the addresses.
+func routes(rec *attach.Record, settings *Settings) []link.Route {
+	var list []link.Route
+	for _, v4 := range []bool{true, false} {
+		if !slices.ContainsFunc(rec.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == v4 }) {
+			continue
+		}
+		for _, dst := range family(settings.ClusterNetworks, v4) {
+			list = append(list, link.Route{Dst: dst, MTU: settings.RouteMTU})
+		}
+		if v4 {
+			list = append(list, link.Route{Dst: multicast(), MTU: settings.RouteMTU})
+		}
+		list = append(list, gatewayRoutes(rec, settings, v4)...)
+	}
+	return list
+}
+
+// gatewayRoutes returns the routes through the gateway of one family; none without a gateway.
+func gatewayRoutes(rec *attach.Record, settings *Settings, v4 bool) []link.Route {
+	i := slices.IndexFunc(rec.Gateway, func(gw netip.Addr) bool { return gw.Is4() == v4 })
+	if i < 0 {
+		return nil
+	}
+	gateway := rec.Gateway[i]
+	near := slices.ContainsFunc(rec.Addresses, func(p netip.Prefix) bool { return p.Contains(gateway) })
+	var list []link.Route
+	for _, dst := range append(family(settings.ServiceNetworks, v4), defaultRoute(v4)) {
+		list = append(list, link.Route{Dst: dst, Gateway: gateway, MTU: settings.RouteMTU, OnLink: !near})
+	}
+	return list
+}
+
+func family(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4() == v4 {
+			list = append(list, p.Masked())
+		}
+	}
+	return list
+}
+
+func defaultRoute(v4 bool) netip.Prefix {
+	if v4 {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// Result returns what the runtime is told of an attachment: the host's end of the veth, the pod's end, its
+// addresses with their gateways, and its routes. hostMAC is the host end's hardware address; nil leaves it out.
+func Result(rec *attach.Record, settings *Settings, hostMAC net.HardwareAddr) *types100.Result {
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
+	if rec.HostInterface != "" {
+		result.Interfaces = append(result.Interfaces, &types100.Interface{
+			Name: rec.HostInterface, Mac: hostMAC.String(), Mtu: rec.MTU,
+		})
+	}
+	result.Interfaces = append(result.Interfaces, &types100.Interface{
+		Name: rec.IfName, Mac: rec.MAC, Mtu: rec.MTU, Sandbox: rec.Netns,
+	})
+	own := len(result.Interfaces) - 1
+	for _, p := range rec.Addresses {
+		ip := &types100.IPConfig{Interface: types100.Int(own), Address: ipNet(p)}
+		for _, gw := range rec.Gateway {
+			if gw.Is4() == p.Addr().Is4() {
+				ip.Gateway = gw.AsSlice()
+			}
+		}
+		result.IPs = append(result.IPs, ip)
+	}
+	for _, r := range routes(rec, settings) {
+		route := &types.Route{Dst: ipNet(r.Dst), MTU: r.MTU}
+		if r.Gateway.IsValid() {
+			route.GW = r.Gateway.AsSlice()
+		}
+		result.Routes = append(result.Routes, route)
+	}
+	return result
+}
+
+// ErrDiffers is in the chain of what Compare returns.
+var ErrDiffers = errors.New("the attachment is not what the runtime was told")
+
+// Compare reports whether the attachment is still what prev, the result of its ADD, says: the pod's interface with
+// its hardware address, and its addresses. Interfaces and addresses that other plugins of a chain have added do not
+// matter. A nil prev has nothing to compare.
+func Compare(rec *attach.Record, prev *types100.Result) error {
+	if prev == nil {
+		return nil
+	}
+	own := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
+		return i != nil && i.Sandbox != "" && i.Name == rec.IfName
+	})
+	if own < 0 {
+		return fmt.Errorf("%w: the result has no interface %s", ErrDiffers, rec.IfName)
+	}
+	if mac := prev.Interfaces[own].Mac; mac != "" && mac != rec.MAC {
+		return fmt.Errorf("%w: hardware address %s, it was %s", ErrDiffers, rec.MAC, mac)
+	}
+	for _, p := range rec.Addresses {
+		want := ipNet(p)
+		if !slices.ContainsFunc(prev.IPs, func(ip *types100.IPConfig) bool {
+			return ip != nil && ip.Address.String() == want.String()
+		}) {
+			return fmt.Errorf("%w: the result lacks address %s", ErrDiffers, p)
+		}
+	}
+	return nil
+}
+
+// ipNet returns a prefix in the form of the CNI library.
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

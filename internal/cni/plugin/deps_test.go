@@ -1,0 +1,30 @@
+package plugin_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestDependencies holds the plugin to a small program: it is executed for every pod, several times.
+func TestDependencies(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "weft.dev/weft/cmd/weft-cni").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, "weft.dev/weft/internal/cni/plugin") {
+		t.Fatalf("the plugin does not depend on itself: %d packages listed", len(packages))
+	}
+	for _, pkg := range packages {
+		for _, forbidden := range []string{
+			"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/", "google.golang.org/", "github.com/spf13/",
+			"github.com/ovn-kubernetes/", "github.com/vishvananda/netlink", "weft.dev/weft/internal/link",
+		} {
+			if strings.HasPrefix(pkg, forbidden) {
+				t.Errorf("the plugin depends on %s", pkg)
+			}
+		}
+	}
+}
