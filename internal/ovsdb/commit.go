@@ -1,0 +1,290 @@
+package ovsdb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+)
+
+// maxConflicts bounds how often a transaction is made anew because others wrote to the same rows meanwhile.
+const maxConflicts = 16
+
+// errConflict says that the database is no longer what the transaction was made for.
+var errConflict = errors.New("someone else changed the same rows")
+
+// Commit makes the change in one transaction and returns once ovs-vswitchd has applied it. Rows that are as desired
+// already are not written; if nothing is to be written, nothing is.
+//
+// A row that cannot be written, or that the switch cannot bring into effect, fails alone: the others are committed,
+// and the returned error joins a *[PortError] for every row that failed ([FailedKeys]). What failed and was made by
+// this Commit is removed again before it returns. Any other error (ErrNotConnected, ErrNotApplied, ErrClosed) is about
+// the whole change, and whether that is in effect is then known by the next Read only. If the connection is lost
+// meanwhile, Commit goes on with the next one while ctx lets it.
+//
+// Rows that do not belong to Weft are not touched: setting one fails with ErrNotOwned, deleting one does nothing.
+func (e *Engine) Commit(ctx context.Context, change Change) error {
+	e.commit.Lock()
+	defer e.commit.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, e.config.ApplyTimeout,
+		fmt.Errorf("waited %v: %w", e.config.ApplyTimeout, context.DeadlineExceeded))
+	defer cancel()
+
+	c := newCommit(change, e.config.Bridges)
+	err := e.withSession(ctx, func(s *session) error { return c.run(ctx, s) })
+	e.learn(change, c.after)
+	if err != nil {
+		err = fmt.Errorf("commit %d and remove %d rows: %w", len(change.Set), len(change.Delete), err)
+	}
+	return errors.Join(append(c.errors(), err)...)
+}
+
+// learn takes over from the view what the change was about, so that only what others changed is drift.
+func (e *Engine) learn(change Change, v *view) {
+	if v == nil || e.known == nil {
+		return
+	}
+	now := track(v)
+	update := func(key Key) {
+		if is, ok := now[key]; ok {
+			e.known[key] = is
+		} else {
+			delete(e.known, key)
+		}
+	}
+	for key, was := range e.known {
+		port, ok := was.row.(*Port)
+		if !ok {
+			continue
+		}
+		if _, gone := change.Delete[BridgeKey(port.Bridge)]; gone {
+			update(key)
+		}
+	}
+	for key := range change.Set {
+		update(key)
+	}
+	for key := range change.Delete {
+		update(key)
+	}
+}
+
+// commit is one call of Commit, over as many transactions and connections as it takes.
+type commit struct {
+	work       Change
+	ownBridges []string
+	failed     map[Key]*PortError
+	// created are the rows that this commit has made, in whichever attempt.
+	created map[Key]bool
+	// after is the last view that was taken once the switch had applied a transaction.
+	after *view
+}
+
+// newCommit takes the change, without the rows that nobody may write.
+func newCommit(change Change, ownBridges []string) *commit {
+	c := &commit{
+		work: change, ownBridges: ownBridges,
+		failed: map[Key]*PortError{}, created: map[Key]bool{},
+	}
+	c.work.Set = maps.Clone(change.Set)
+	for _, key := range sortedKeys(change.Set) {
+		row := change.Set[key]
+		if err := checkRow(key, row); err != nil {
+			c.fail(&PortError{Key: key, Err: err})
+		}
+	}
+	return c
+}
+
+// checkRow returns why the row must not be written under the key.
+func checkRow(key Key, row Row) error {
+	switch r := row.(type) {
+	case *Bridge:
+		if r == nil || r.Key() != key {
+			return fmt.Errorf("%w: another row's value", ErrInvalid)
+		}
+	case *Port:
+		if r == nil || r.Key() != key {
+			return fmt.Errorf("%w: another row's value", ErrInvalid)
+		}
+	default:
+		return fmt.Errorf("%w: value of type %T", ErrInvalid, row)
+	}
+	return row.Validate()
+}
+
+// fail takes the row out of the work.
+func (c *commit) fail(err *PortError) {
+	c.failed[err.Key] = err
+	delete(c.work.Set, err.Key)
+}
+
+func (c *commit) errors() []error {
+	var errs []error
+	for _, key := range slices.SortedFunc(maps.Keys(c.failed), compareKeys) {
+		errs = append(errs, c.failed[key])
+	}
+	return errs
+}
+
+// run makes the change over one connection.
+func (c *commit) run(ctx context.Context, s *session) error {
+	for range maxConflicts {
+		err := c.attempt(ctx, s)
+		if err == nil {
+			return c.clean(ctx, s)
+		}
+		if !errors.Is(err, errConflict) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w, %d times over", errConflict, maxConflicts)
+}
+
+// attempt makes one transaction of what is left to do, waits for the switch and hears its verdict.
+func (c *commit) attempt(ctx context.Context, s *session) error {
+	v, err := s.view(ctx, c.ownBridges)
+	if err != nil {
+		return err
+	}
+	if v.root == nil {
+		return c.initialise(ctx, s)
+	}
+	p := newPlan(v, c.work)
+	for _, failed := range p.failed {
+		c.fail(failed)
+	}
+	if err := c.transact(ctx, s, p); err != nil {
+		return err
+	}
+	if c.after, err = s.view(ctx, c.ownBridges); err != nil {
+		return err
+	}
+	for _, key := range sortedKeys(c.work.Set) {
+		if reason := c.after.verdict(key); reason != "" {
+			c.fail(&PortError{Key: key, Reason: reason})
+		}
+	}
+	return nil
+}
+
+// initialise makes the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. Its table takes one row at
+// most, so two who do it at once do no harm.
+func (c *commit) initialise(ctx context.Context, s *session) error {
+	results, err := s.transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{}})
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		if r.Error != "" {
+			return fmt.Errorf("%w: insert the row of %s: %s: %s", errConflict, tableRoot, r.Error, r.Details)
+		}
+	}
+	return errConflict
+}
+
+// transact writes the plan and waits until the switch has applied it. With nothing to write it waits for what others,
+// or an earlier attempt, have written.
+func (c *commit) transact(ctx context.Context, s *session, p *plan) error {
+	if len(p.ops) == 0 {
+		return s.applied(ctx, p.view.root.NextCfg)
+	}
+	ops := slices.Concat(p.ops, nextConfiguration(p.view.root))
+	maps.Copy(c.created, p.created)
+	results, err := s.transact(ctx, ops...)
+	if err != nil {
+		return err
+	}
+	if err := c.judge(p, results, len(ops)); err != nil {
+		return err
+	}
+	cfg, err := nextCfg(results[len(ops)-1])
+	if err != nil {
+		return err
+	}
+	return s.applied(ctx, cfg)
+}
+
+// nextConfiguration returns the operations that ask the switch to tell when it has applied the transaction they end
+// (ovs-vswitchd.conf.db(5), next_cfg), and that learn the number to wait for.
+func nextConfiguration(root *rootRow) []ovsdb.Operation {
+	where := byUUID(root.UUID)
+	return []ovsdb.Operation{
+		{
+			Op: ovsdb.OperationMutate, Table: tableRoot, Where: where,
+			Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}},
+		},
+		{Op: ovsdb.OperationSelect, Table: tableRoot, Where: where, Columns: []string{"next_cfg"}},
+	}
+}
+
+// judge looks at what the database says. A row that the database refuses fails, and the others are tried again.
+func (c *commit) judge(p *plan, results []ovsdb.OperationResult, ops int) error {
+	for i, r := range results {
+		switch {
+		case r.Error == "" && i < len(p.ops) && p.ops[i].Op != ovsdb.OperationInsert && r.Count == 0:
+			return errConflict
+		case r.Error == "":
+			continue
+		case i < len(p.keys) && p.keys[i] != Key{}:
+			c.fail(&PortError{Key: p.keys[i], Reason: "the database refused it: " + r.Error + ": " + r.Details})
+			return errConflict
+		default:
+			return fmt.Errorf("%w: %s: %s", errConflict, r.Error, r.Details)
+		}
+	}
+	if len(results) < ops {
+		return fmt.Errorf("OVSDB transaction of %d operations: %d results", ops, len(results))
+	}
+	return nil
+}
+
+// nextCfg reads the answer to the select of next_cfg.
+func nextCfg(result ovsdb.OperationResult) (int, error) {
+	if len(result.Rows) != 1 {
+		return 0, errConflict // the Open_vSwitch row has been replaced
+	}
+	switch n := result.Rows[0]["next_cfg"].(type) {
+	case float64:
+		return int(n), nil
+	case int:
+		return n, nil
+	default:
+		return 0, fmt.Errorf("next_cfg of type %T in the server's answer", n)
+	}
+}
+
+// clean removes what this commit has made and what did not come into effect.
+func (c *commit) clean(ctx context.Context, s *session) error {
+	remove := Change{Delete: map[Key]Row{}}
+	for key := range c.failed {
+		if c.created[key] {
+			remove.Delete[key] = nil
+		}
+	}
+	if len(remove.Delete) == 0 {
+		return nil
+	}
+	for range maxConflicts {
+		v, err := s.view(ctx, c.ownBridges)
+		if err != nil {
+			return err
+		}
+		p := newPlan(v, remove)
+		err = c.transact(ctx, s, p)
+		if errors.Is(err, errConflict) {
+			continue
+		}
+		if err == nil {
+			c.after, err = s.view(ctx, c.ownBridges)
+		}
+		if err != nil {
+			return fmt.Errorf("remove %d rows that failed: %w", len(remove.Delete), err)
+		}
+		return nil
+	}
+	return fmt.Errorf("remove %d rows that failed: %w", len(remove.Delete), errConflict)
+}

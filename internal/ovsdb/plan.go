@@ -1,0 +1,342 @@
+package ovsdb
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+)
+
+// plan is one transaction in the making. It is a pure function of what the database holds and of what is asked for.
+type plan struct {
+	view   *view
+	change Change
+
+	ops []ovsdb.Operation
+	// keys says for every operation which row it is for; the zero Key for those that serve many.
+	keys []Key
+	// failed are the rows that cannot be written as things stand.
+	failed map[Key]*PortError
+	// created are the rows that the transaction makes.
+	created map[Key]bool
+	// attach and detach collect, by bridge name, the ports to put into and take out of Bridge.ports, so that a bridge
+	// is written once however many ports come and go.
+	attach, detach map[string][]any
+	// bridgesIn and bridgesOut are the same for Open_vSwitch.bridges.
+	bridgesIn, bridgesOut []any
+}
+
+// newPlan returns the operations that make the change. Keys that the view shows to be as desired get none.
+func newPlan(v *view, change Change) *plan {
+	p := &plan{
+		view: v, change: change,
+		failed: map[Key]*PortError{}, created: map[Key]bool{},
+		attach: map[string][]any{}, detach: map[string][]any{},
+	}
+	for _, key := range sortedKeys(change.Delete) {
+		p.remove(key)
+	}
+	for _, key := range sortedKeys(change.Set) {
+		switch row := change.Set[key].(type) {
+		case *Bridge:
+			p.setBridge(row)
+		case *Port:
+			p.setPort(row)
+		}
+	}
+	p.attachPorts()
+	if len(p.bridgesIn) > 0 {
+		p.mutateSet(Key{}, tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationInsert, p.bridgesIn)
+	}
+	if len(p.bridgesOut) > 0 {
+		p.mutateSet(Key{}, tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationDelete, p.bridgesOut)
+	}
+	return p
+}
+
+// remove takes out what is Weft's. The rows themselves are collected by the database once nothing refers to them.
+func (p *plan) remove(key Key) {
+	switch key.Kind {
+	case KindBridge:
+		if b, ok := p.view.bridges[key.Name]; ok && b.own {
+			p.bridgesOut = append(p.bridgesOut, ovsdb.UUID{GoUUID: b.row.UUID})
+		}
+	case KindPort:
+		if port, ok := p.view.ports[key.Name]; ok && port.own && !p.goes(port.bridge.Name) {
+			p.detachPort(port)
+		}
+	}
+}
+
+// goes reports whether the change removes the bridge.
+func (p *plan) goes(bridge string) bool {
+	_, ok := p.change.Delete[BridgeKey(bridge)]
+	return ok && p.view.bridges[bridge] != nil && p.view.bridges[bridge].own
+}
+
+func (p *plan) detachPort(port *portState) {
+	p.detach[port.bridge.Name] = append(p.detach[port.bridge.Name], ovsdb.UUID{GoUUID: port.row.UUID})
+}
+
+func (p *plan) fail(key Key, cause error, reason string) {
+	p.failed[key] = &PortError{Key: key, Reason: reason, Err: cause}
+}
+
+func (p *plan) setBridge(want *Bridge) {
+	key := want.Key()
+	have, ok := p.view.bridges[want.Name]
+	switch {
+	case ok && !have.own:
+		p.fail(key, ErrNotOwned, "")
+	case ok:
+		p.updateBridge(want, have)
+	case p.view.interfaces[want.Name] != "":
+		p.fail(key, ErrNotOwned, fmt.Sprintf("its name is that of port %s", p.view.interfaces[want.Name]))
+	default:
+		p.insertBridge(want)
+	}
+}
+
+func (p *plan) insertBridge(want *Bridge) {
+	key := want.Key()
+	local, iface, bridge := symbol("lp", want.Name), symbol("li", want.Name), symbol("br", want.Name)
+	p.insert(key, tableInterface, iface, ovsdb.Row{"name": want.Name, "type": TypeInternal})
+	p.insert(key, tablePort, local, ovsdb.Row{"name": want.Name, "interfaces": uuidSet(iface)})
+	p.insert(key, tableBridge, bridge, ovsdb.Row{
+		"name":          want.Name,
+		"datapath_type": want.DatapathType,
+		"fail_mode":     optional(want.FailMode),
+		"protocols":     stringSet(want.Protocols),
+		"other_config":  stringMap(want.OtherConfig),
+		"external_ids":  stringMap(withOwner(want.ExternalIDs)),
+		"ports":         uuidSet(local),
+	})
+	p.bridgesIn = append(p.bridgesIn, ovsdb.UUID{GoUUID: bridge})
+	p.created[key] = true
+}
+
+func (p *plan) updateBridge(want *Bridge, have *bridgeState) {
+	now, row := have.value(), ovsdb.Row{}
+	if want.DatapathType != now.DatapathType {
+		row["datapath_type"] = want.DatapathType
+	}
+	if want.FailMode != now.FailMode {
+		row["fail_mode"] = optional(want.FailMode)
+	}
+	if !slices.Equal(sortedSet(want.Protocols), now.Protocols) {
+		row["protocols"] = stringSet(want.Protocols)
+	}
+	if !maps.Equal(want.OtherConfig, now.OtherConfig) {
+		row["other_config"] = stringMap(want.OtherConfig)
+	}
+	p.update(want.Key(), tableBridge, have.row.UUID, row)
+	p.updateIDs(want.Key(), tableBridge, have.row.UUID, have.row.ExternalIDs, want.ExternalIDs)
+}
+
+func (p *plan) setPort(want *Port) {
+	key := want.Key()
+	_, made := p.change.Set[BridgeKey(want.Bridge)]
+	bridge, there := p.view.bridges[want.Bridge]
+	if !there && (!made || p.failed[BridgeKey(want.Bridge)] != nil) || p.goes(want.Bridge) {
+		p.fail(key, ErrNotFound, "bridge "+want.Bridge)
+		return
+	}
+	have, ok := p.view.ports[want.Name]
+	holder, taken := p.view.interfaces[want.Name]
+	switch {
+	case ok && !have.own:
+		p.fail(key, ErrNotOwned, "on bridge "+have.bridge.Name)
+	case taken && holder != want.Name && !p.leaves(holder):
+		p.fail(key, ErrNotOwned, "as an interface of port "+holder)
+	case ok && there && have.bridge.UUID == bridge.row.UUID && len(have.row.Interfaces) == 1 && have.iface != nil &&
+		have.iface.Name == want.Name:
+		p.updatePort(want, have)
+	case ok && !p.goes(have.bridge.Name):
+		p.detachPort(have)
+		fallthrough
+	default:
+		p.insertPort(want)
+	}
+}
+
+// leaves reports whether the change removes the port, so that its interfaces' names become free.
+func (p *plan) leaves(port string) bool {
+	have, ok := p.view.ports[port]
+	_, deleted := p.change.Delete[PortKey(port)]
+	return ok && have.own && (deleted || p.goes(have.bridge.Name))
+}
+
+func (p *plan) insertPort(want *Port) {
+	key := want.Key()
+	port, iface := symbol("p", want.Name), symbol("i", want.Name)
+	ids := stringMap(withOwner(want.ExternalIDs))
+	row := interfaceColumns(want)
+	row["name"], row["external_ids"] = want.Name, ids
+	p.insert(key, tableInterface, iface, row)
+	p.insert(key, tablePort, port, ovsdb.Row{"name": want.Name, "interfaces": uuidSet(iface), "external_ids": ids})
+	p.attach[want.Bridge] = append(p.attach[want.Bridge], ovsdb.UUID{GoUUID: port})
+	p.created[key] = true
+}
+
+func (p *plan) updatePort(want *Port, have *portState) {
+	key, now := want.Key(), have.value()
+	columns, row := interfaceColumns(want), ovsdb.Row{}
+	take := func(column string, differs bool) {
+		if differs {
+			row[column] = columns[column]
+		}
+	}
+	take("type", want.Type != now.Type)
+	take("options", !maps.Equal(want.Options, now.Options))
+	take("lldp", want.LLDP != now.LLDP)
+	take("mac", want.MAC != now.MAC)
+	take("mtu_request", want.MTURequest != now.MTURequest)
+	take("ofport_request", int(want.OFPort) != deref(have.iface.OFPortRequest))
+	take("ingress_policing_rate", want.IngressRate != now.IngressRate)
+	take("ingress_policing_burst", want.IngressBurst != now.IngressBurst)
+	p.update(key, tableInterface, have.iface.UUID, row)
+	p.updateIDs(key, tableInterface, have.iface.UUID, have.iface.ExternalIDs, want.ExternalIDs)
+	p.updateIDs(key, tablePort, have.row.UUID, have.row.ExternalIDs, want.ExternalIDs)
+}
+
+// interfaceColumns returns what Weft writes into an Interface row, except its name and external_ids.
+func interfaceColumns(want *Port) ovsdb.Row {
+	lldp := "false"
+	if want.LLDP {
+		lldp = "true"
+	}
+	return ovsdb.Row{
+		"type":                   want.Type,
+		"options":                stringMap(want.Options),
+		"lldp":                   stringMap(map[string]string{"enable": lldp}),
+		"mac":                    optional(want.MAC),
+		"mtu_request":            optional(want.MTURequest),
+		"ofport_request":         optional(int(want.OFPort)),
+		"ingress_policing_rate":  want.IngressRate,
+		"ingress_policing_burst": want.IngressBurst,
+	}
+}
+
+// attachPorts writes each bridge's list of ports once.
+func (p *plan) attachPorts() {
+	for _, name := range slices.Sorted(maps.Keys(p.detach)) {
+		p.mutateSet(Key{}, tableBridge, p.view.bridges[name].row.UUID, "ports", ovsdb.MutateOperationDelete, p.detach[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.attach)) {
+		if b, ok := p.view.bridges[name]; ok {
+			p.mutateSet(Key{}, tableBridge, b.row.UUID, "ports", ovsdb.MutateOperationInsert, p.attach[name])
+			continue
+		}
+		p.attachToNew(name)
+	}
+}
+
+// attachToNew adds the ports to the bridge that the same transaction inserts.
+func (p *plan) attachToNew(name string) {
+	for i := range p.ops {
+		if op := &p.ops[i]; op.Table == tableBridge && op.UUIDName == symbol("br", name) {
+			ports := append([]any{ovsdb.UUID{GoUUID: symbol("lp", name)}}, p.attach[name]...)
+			op.Row["ports"] = ovsdb.OvsSet{GoSet: ports}
+		}
+	}
+}
+
+// updateIDs brings external_ids from have to want by single keys, so that what OVN keeps there stays.
+func (p *plan) updateIDs(key Key, table, uuid string, have, want map[string]string) {
+	want = withOwner(want)
+	stale := []any{} // a nil slice would be written as null
+	fresh := map[string]string{}
+	for _, k := range slices.Sorted(maps.Keys(have)) {
+		if v, ok := want[k]; (!ok || v != have[k]) && !keptByOVN(k) {
+			stale = append(stale, k)
+		}
+	}
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			fresh[k] = v
+		}
+	}
+	if len(stale) == 0 && len(fresh) == 0 {
+		return
+	}
+	p.add(key, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: table, Where: byUUID(uuid), Mutations: []ovsdb.Mutation{
+		{Column: "external_ids", Mutator: ovsdb.MutateOperationDelete, Value: ovsdb.OvsSet{GoSet: stale}},
+		{Column: "external_ids", Mutator: ovsdb.MutateOperationInsert, Value: stringMap(fresh)},
+	}})
+}
+
+func (p *plan) insert(key Key, table, name string, row ovsdb.Row) {
+	p.add(key, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, UUIDName: name, Row: row})
+}
+
+func (p *plan) update(key Key, table, uuid string, row ovsdb.Row) {
+	if len(row) > 0 {
+		p.add(key, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: table, Where: byUUID(uuid), Row: row})
+	}
+}
+
+func (p *plan) mutateSet(key Key, table, uuid, column string, how ovsdb.Mutator, values []any) {
+	p.add(key, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: table, Where: byUUID(uuid), Mutations: []ovsdb.Mutation{
+		{Column: column, Mutator: how, Value: ovsdb.OvsSet{GoSet: values}},
+	}})
+}
+
+func (p *plan) add(key Key, op ovsdb.Operation) {
+	p.ops = append(p.ops, op)
+	p.keys = append(p.keys, key)
+}
+
+func byUUID(uuid string) []ovsdb.Condition {
+	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: uuid})}
+}
+
+// symbol returns the name by which operations of one transaction refer to a row that it inserts. Names of rows may
+// hold bytes that an <id> (RFC 7047, 3.1) may not, so those are written as their number.
+func symbol(kind, name string) string {
+	s := []byte(kind + "_")
+	for i := range len(name) {
+		if c := name[i]; c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' {
+			s = append(s, c)
+		} else {
+			s = fmt.Appendf(s, "_%02x", c)
+		}
+	}
+	return string(s)
+}
+
+func uuidSet(name string) ovsdb.OvsSet { return ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: name}}} }
+
+func stringSet(values []string) ovsdb.OvsSet {
+	set := []any{}
+	for _, v := range sortedSet(values) {
+		set = append(set, v)
+	}
+	return ovsdb.OvsSet{GoSet: set}
+}
+
+func stringMap(m map[string]string) ovsdb.OvsMap {
+	out := make(map[any]any, len(m))
+	for k, v := range m {
+		out[k] = v
+	}
+	return ovsdb.OvsMap{GoMap: out}
+}
+
+// optional returns a column of zero or one value; the zero value of T is none.
+func optional[T comparable](value T) ovsdb.OvsSet {
+	var zero T
+	if value == zero {
+		return ovsdb.OvsSet{GoSet: []any{}}
+	}
+	return ovsdb.OvsSet{GoSet: []any{value}}
+}
+
+func sortedKeys(rows map[Key]Row) []Key {
+	return slices.SortedFunc(maps.Keys(rows), compareKeys)
+}
+
+func compareKeys(a, b Key) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+}
