@@ -1,0 +1,194 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/ipam"
+)
+
+// VNIDState is everything that VNIDs are decided from.
+type VNIDState struct {
+	// Mode is the kind of isolation; empty where there is no network that can be used. Without VNIDs nothing is planned,
+	// and what is there stays.
+	Mode clusternetwork.Mode
+	// Namespaces are all Namespaces.
+	Namespaces []Namespace
+	// NetNamespaces are all NetNamespaces; they are not changed.
+	NetNamespaces []networkv1.NetNamespace
+}
+
+// VNIDPlan is what is to be written, and what stands in the way.
+type VNIDPlan struct {
+	Writes[*networkv1.NetNamespace]
+	// Assigns reports whether VNIDs are given out or changed: then the state must have been read from the API server
+	// itself, for a cache may lag behind what was given out last.
+	Assigns bool
+	// Problems are in a fixed order.
+	Problems []Problem
+}
+
+// VNIDs decides what NetNamespaces become. The random source chooses among free VNIDs.
+func VNIDs(state VNIDState, random *rand.Rand) VNIDPlan {
+	p := &vnidPlanner{
+		mode:    state.Mode,
+		free:    ipam.NewVNIDs(networkv1.VNIDMin, networkv1.VNIDMax, random),
+		ids:     map[string]uint32{},
+		holders: map[uint32]int{},
+		moved:   map[string]bool{},
+	}
+	if !state.Mode.HasVNIDs() {
+		return p.plan
+	}
+	netNamespaces := make([]*networkv1.NetNamespace, len(state.NetNamespaces))
+	existing := make(map[string]bool, len(netNamespaces))
+	for i := range state.NetNamespaces {
+		nn := &state.NetNamespaces[i]
+		netNamespaces[i] = nn
+		existing[nn.Name] = true
+		p.free.Use(nn.NetID)
+		p.ids[nn.Name] = nn.NetID
+		p.holders[nn.NetID]++
+	}
+	namespaces := make(map[string]Namespace, len(state.Namespaces))
+	for _, ns := range state.Namespaces {
+		namespaces[ns.Name] = ns
+	}
+	for _, nn := range byAge(netNamespaces, func(nn *networkv1.NetNamespace) (time.Time, string) {
+		return nn.CreationTimestamp.Time, nn.Name
+	}) {
+		p.existing(nn, namespaces[nn.Name])
+	}
+	for _, ns := range byAge(state.Namespaces, func(ns Namespace) (time.Time, string) { return ns.Created, ns.Name }) {
+		if !existing[ns.Name] {
+			p.create(ns)
+		}
+	}
+	return p.plan
+}
+
+type vnidPlanner struct {
+	mode    clusternetwork.Mode
+	free    *ipam.VNIDs
+	ids     map[string]uint32 // what each namespace has, as planned so far
+	holders map[uint32]int    // how many have each, as planned so far; free never gets one back before it is written
+	moved   map[string]bool   // namespaces whose VNID this plan changes
+	plan    VNIDPlan
+}
+
+func (p *vnidPlanner) problem(about Object, reason, format string, args ...any) {
+	p.plan.Problems = append(p.plan.Problems, Problem{about, reason, fmt.Sprintf(format, args...)})
+}
+
+func (p *vnidPlanner) create(ns Namespace) {
+	id := networkv1.VNIDGlobal
+	if ns.Name != networkv1.NamespaceDefault {
+		var err error
+		if id, err = p.free.Allocate(); err != nil {
+			p.problem(Object{KindNamespace, ns.Name, ns.UID}, networkv1.ReasonExhausted, "no VNID for namespace %s: %v: remove namespaces, or join some", ns.Name, err)
+			return
+		}
+	}
+	p.plan.Assigns = true
+	p.plan.Create = append(p.plan.Create, &networkv1.NetNamespace{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        ns.Name,
+			Annotations: map[string]string{networkv1.AnnotationNamespaceUID: string(ns.UID)},
+		},
+		NetName: ns.Name,
+		NetID:   id,
+	})
+}
+
+// existing decides on a NetNamespace; ns is zero where its Namespace does not exist.
+func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
+	made := nn.Annotations[networkv1.AnnotationNamespaceUID]
+	if made != "" && made != string(ns.UID) {
+		p.moved[nn.Name] = true
+		p.plan.Delete = append(p.plan.Delete, nn) // a new Namespace of that name gets a new one by the next plan
+		return
+	}
+	if ns.Name == "" {
+		return // made by hand, ahead of its Namespace
+	}
+	if nn.NetName != nn.Name || nn.NetID > networkv1.VNIDMax {
+		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, networkv1.ReasonInvalid,
+			"NetNamespace %q: netname must equal metadata.name, and netid be 0 to %d: delete it, a new one is made", nn.Name, networkv1.VNIDMax)
+		return
+	}
+	want := nn.DeepCopy()
+	annotate(want, networkv1.AnnotationNamespaceUID, string(ns.UID))
+	if request, ok := nn.Annotations[networkv1.AnnotationChangeNetwork]; ok {
+		p.change(want, request)
+	}
+	if want.NetID != nn.NetID {
+		p.holders[nn.NetID]--
+		p.holders[want.NetID]++
+		p.ids[nn.Name], p.moved[nn.Name], p.plan.Assigns = want.NetID, true, true
+	}
+	if want.NetID != nn.NetID || !sameAnnotations(nn.Annotations, want.Annotations) {
+		p.plan.Update = append(p.plan.Update, want)
+	}
+	if p.mode == clusternetwork.ModeNetworkPolicy && want.NetID != networkv1.VNIDGlobal && p.holders[want.NetID] > 1 {
+		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, networkv1.ReasonConflict,
+			"netid %d of NetNamespace %s is also another's, and policies cannot tell them apart: delete all but one of them, new ones are made", want.NetID, nn.Name)
+	}
+}
+
+// errLater is returned for a request that rests on another one of the same plan.
+var errLater = errors.New("rests on a change that is being made")
+
+// change does what the annotation asks for, and removes it in the same update. One that cannot be done yet stays.
+func (p *vnidPlanner) change(nn *networkv1.NetNamespace, request string) {
+	if p.mode != clusternetwork.ModeMultitenant {
+		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, networkv1.ReasonInvalid,
+			"annotation %s removed: VNIDs change only with plugin %s", networkv1.AnnotationChangeNetwork, networkv1.PluginMultitenant)
+		delete(nn.Annotations, networkv1.AnnotationChangeNetwork)
+		return
+	}
+	id, err := p.requested(nn, request)
+	switch {
+	case errors.Is(err, errLater):
+		return
+	case err != nil:
+		reason := networkv1.ReasonInvalid
+		if errors.Is(err, ipam.ErrExhausted) {
+			reason = networkv1.ReasonExhausted
+		}
+		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, reason, "annotation %s: %.80q cannot be done: %v", networkv1.AnnotationChangeNetwork, request, err)
+		return
+	}
+	nn.NetID = id
+	delete(nn.Annotations, networkv1.AnnotationChangeNetwork)
+}
+
+// requested returns the VNID that a request leads to.
+func (p *vnidPlanner) requested(nn *networkv1.NetNamespace, request string) (uint32, error) {
+	target, join := strings.CutPrefix(request, networkv1.ChangeJoinPrefix)
+	switch {
+	case request == networkv1.ChangeGlobal:
+		return networkv1.VNIDGlobal, nil
+	case request == networkv1.ChangeIsolate && nn.Name == networkv1.NamespaceDefault:
+		return 0, fmt.Errorf("namespace %s stays global", nn.Name)
+	case request == networkv1.ChangeIsolate && p.holders[nn.NetID] == 1 && nn.NetID != networkv1.VNIDGlobal:
+		return nn.NetID, nil
+	case request == networkv1.ChangeIsolate:
+		return p.free.Allocate() //nolint:wrapcheck // says everything
+	case join && p.moved[target]:
+		return 0, errLater
+	case join:
+		id, ok := p.ids[target]
+		if !ok {
+			return 0, fmt.Errorf("there is no NetNamespace %.64q: it is joined when there is", target)
+		}
+		return id, nil
+	}
+	return 0, fmt.Errorf("write %s, %s or %s<namespace>", networkv1.ChangeGlobal, networkv1.ChangeIsolate, networkv1.ChangeJoinPrefix)
+}

@@ -1,0 +1,174 @@
+// Package controller is the cluster's side of Weft: it gives nodes their subnets (HostSubnets), namespaces their VNIDs
+// (NetNamespaces), and says on the ClusterNetwork what is wrong. It is wiring: what to write is decided by package plan.
+//
+// Of several replicas one works at a time, chosen by a lease. In a cluster that is as it should be nothing is written.
+//
+// What it needs of the API server, and nothing more (deploy/controller.yaml):
+//
+//	nodes, namespaces                       get, list, watch
+//	clusternetworks                         get, list, watch
+//	hostsubnets, netnamespaces              get, list, watch, create, update, delete
+//	.../status of the three                 update
+//	events (events.k8s.io) in "default"     create, patch       where events of cluster-scoped objects go
+//	leases, events in its own namespace     leader election
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// Defaults of Options.
+const (
+	// DefaultLeaseNamespace is the namespace of the lease.
+	DefaultLeaseNamespace = "weft"
+	// DefaultLeaseName is the name of the lease.
+	DefaultLeaseName = "weft-controller"
+)
+
+// Options say how a controller runs. Only Config is required.
+type Options struct {
+	// Config leads to the API server.
+	Config *rest.Config
+	// LeaseNamespace is the namespace of the lease by which one replica leads. Empty: DefaultLeaseNamespace.
+	LeaseNamespace string
+	// LeaseName is the name of that lease. Empty: DefaultLeaseName.
+	LeaseName string
+	// LeaseDuration is how long others wait for a leader that is silent. Zero: 15 s. A leader that cannot renew gives up
+	// after two thirds of it, and renews every seventh part, as Kubernetes' own controllers do.
+	LeaseDuration time.Duration
+	// HealthAddress is where /healthz and /readyz are served, as host:port. Empty: nowhere.
+	HealthAddress string
+	// MetricsAddress is where /metrics is served over HTTP, as host:port. Empty: nowhere.
+	MetricsAddress string
+	// Resync is how often everything is looked at again without a reason. Zero: 10 min, 10 % more or less.
+	Resync time.Duration
+	// Random chooses among free VNIDs. Nil: seeded by the system.
+	Random *rand.Rand
+	// Logger receives what the controller, and the libraries it runs on, have to say. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if o.Config == nil {
+		return o, errors.New("controller: no configuration of the API server given")
+	}
+	if o.LeaseNamespace == "" {
+		o.LeaseNamespace = DefaultLeaseNamespace
+	}
+	if o.LeaseName == "" {
+		o.LeaseName = DefaultLeaseName
+	}
+	if o.LeaseDuration == 0 {
+		o.LeaseDuration = 15 * time.Second
+	}
+	if o.Resync == 0 {
+		o.Resync = 10 * time.Minute
+	}
+	if o.MetricsAddress == "" {
+		o.MetricsAddress = "0" // controller-runtime's word for none
+	}
+	if o.HealthAddress == "" {
+		o.HealthAddress = "0"
+	}
+	if o.Random == nil {
+		o.Random = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // VNIDs are no secrets
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return o, nil
+}
+
+// Run leads, or waits to lead, until the context ends, and returns nil then. It returns an error when the API server
+// cannot be used, or when leadership was lost: the program must then end, and be started again.
+func Run(ctx context.Context, options Options) error {
+	options, err := options.withDefaults()
+	if err != nil {
+		return err
+	}
+	mgr, err := newManager(options)
+	if err != nil {
+		return err
+	}
+	reporter := newReporter(mgr.GetEventRecorder("weft-controller"))
+	subnets := &subnetReconciler{client: mgr.GetClient(), live: mgr.GetAPIReader(), report: reporter, log: options.Logger}
+	if err := subnets.setUp(mgr); err != nil {
+		return fmt.Errorf("set up the controller of node subnets: %w", err)
+	}
+	vnids := &vnidReconciler{
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), log: options.Logger,
+		report: newReporter(mgr.GetEventRecorder("weft-controller")), random: options.Random,
+	}
+	if err := vnids.setUp(mgr); err != nil {
+		return fmt.Errorf("set up the controller of VNIDs: %w", err)
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("controller: %w", err)
+	}
+	return nil
+}
+
+func newManager(options Options) (manager.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), networkv1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("register the kinds of objects: %w", err)
+	}
+	renew, retry, always := options.LeaseDuration*2/3, options.LeaseDuration*2/15, true
+	mgr, err := manager.New(options.Config, manager.Options{
+		Scheme:                        scheme,
+		Logger:                        logr.FromSlogHandler(options.Logger.Handler()),
+		LeaderElection:                true,
+		LeaderElectionNamespace:       options.LeaseNamespace,
+		LeaderElectionID:              options.LeaseName,
+		LeaderElectionReleaseOnCancel: true, // nothing is written once Run returns
+		LeaseDuration:                 &options.LeaseDuration,
+		RenewDeadline:                 &renew,
+		RetryPeriod:                   &retry,
+		HealthProbeBindAddress:        options.HealthAddress,
+		Metrics:                       metricsserver.Options{BindAddress: options.MetricsAddress},
+		Controller:                    config.Controller{SkipNameValidation: &always},
+		Cache: cache.Options{
+			SyncPeriod:       &options.Resync,
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: trimNode}},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server: %w", err)
+	}
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
+		return nil, fmt.Errorf("add health checks: %w", err)
+	}
+	return mgr, nil
+}
+
+// trimNode keeps of a cached Node what is used: nodes are many and large.
+func trimNode(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	trimmed := &corev1.Node{TypeMeta: node.TypeMeta, Status: corev1.NodeStatus{Addresses: node.Status.Addresses}}
+	trimmed.Name, trimmed.UID, trimmed.ResourceVersion = node.Name, node.UID, node.ResourceVersion
+	trimmed.CreationTimestamp = node.CreationTimestamp
+	return trimmed, nil
+}

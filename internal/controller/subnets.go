@@ -1,0 +1,227 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/ipam"
+)
+
+// subnetReconciler keeps HostSubnets as plan.Subnets says, and the status of the ClusterNetwork.
+type subnetReconciler struct {
+	client client.Client
+	live   client.Reader // the API server itself
+	report *reporter
+	log    *slog.Logger
+
+	// alloc is where each range goes on. It begins anew with each leader, as OpenShift SDN's does.
+	alloc *ipam.NodeSubnets
+}
+
+func (s *subnetReconciler) setUp(mgr manager.Manager) error {
+	c, err := controller.NewTyped("subnets", mgr, controllerOptions(s))
+	if err != nil {
+		return fmt.Errorf("make the controller: %w", err)
+	}
+	// A heartbeat of a kubelet is no reason to look at anything.
+	addressed := predicate.TypedFuncs[*corev1.Node]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
+		return nodeValue(e.ObjectOld) != nodeValue(e.ObjectNew)
+	}}
+	return errors.Join(
+		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), addressed)),
+		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet]())),
+		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]())),
+	)
+}
+
+// Reconcile makes a plan from the cache. If it gives something out or deletes something, it is made again from what the
+// API server itself says, and then carried out.
+func (s *subnetReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+	network, config, invalid := readNetwork(ctx, s.client)
+	if invalid != nil && network == nil {
+		return reconcile.Result{}, invalid
+	}
+	if config != nil {
+		if err := s.setRanges(config.ClusterNetworks); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	state, err := s.cached(ctx, config)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	result := plan.Subnets(state, s.trial())
+	if result.Assigns || len(result.Delete) > 0 {
+		if state.HostSubnets, err = s.liveHostSubnets(ctx); err != nil {
+			return reconcile.Result{}, err
+		}
+		if state.Nodes, err = s.confirmNodes(ctx, state.Nodes, result.Delete); err != nil {
+			return reconcile.Result{}, err
+		}
+		confirmed := result.Delete
+		result = plan.Subnets(state, s.alloc)
+		result.Delete = within(result.Delete, confirmed)
+	}
+	for _, p := range s.report.tell(s.problems(network, invalid, result.Problems), "AssignSubnet") {
+		s.log.WarnContext(ctx, p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
+	}
+	if network == nil {
+		s.log.InfoContext(ctx, "waiting for the ClusterNetwork", "name", networkv1.ClusterNetworkDefault)
+	}
+	return settle(
+		write(ctx, s.client, s.log, result.Writes),
+		s.updateNetworkStatus(ctx, network, invalid, result.Problems),
+		s.updateHostSubnetStatus(ctx, state.HostSubnets, result),
+	)
+}
+
+// problems adds the ClusterNetwork's own to those of a plan.
+func (s *subnetReconciler) problems(network *networkv1.ClusterNetwork, invalid error, problems []plan.Problem) []plan.Problem {
+	if network == nil || invalid == nil {
+		return problems
+	}
+	return append(slices.Clone(problems), plan.Problem{
+		Object:  plan.Object{Kind: plan.KindClusterNetwork, Name: network.Name, UID: network.UID},
+		Reason:  networkv1.ReasonInvalid,
+		Message: invalid.Error(),
+	})
+}
+
+func (s *subnetReconciler) setRanges(ranges []ipam.Range) error {
+	var err error
+	if s.alloc == nil {
+		s.alloc, err = ipam.NewNodeSubnets(ranges)
+	} else {
+		err = s.alloc.SetRanges(ranges)
+	}
+	if err != nil {
+		return fmt.Errorf("use the cluster network: %w", err)
+	}
+	return nil
+}
+
+// trial returns an allocator for a plan that is only looked at.
+func (s *subnetReconciler) trial() *ipam.NodeSubnets {
+	if s.alloc == nil {
+		return nil
+	}
+	return s.alloc.Clone()
+}
+
+func (s *subnetReconciler) cached(ctx context.Context, config *clusternetwork.Config) (plan.SubnetState, error) {
+	var nodes corev1.NodeList
+	var hostSubnets networkv1.HostSubnetList
+	if err := errors.Join(s.client.List(ctx, &nodes), s.client.List(ctx, &hostSubnets)); err != nil {
+		return plan.SubnetState{}, fmt.Errorf("read nodes and HostSubnets from the cache: %w", err)
+	}
+	state := plan.SubnetState{Config: config, HostSubnets: hostSubnets.Items}
+	for i := range nodes.Items {
+		state.Nodes = append(state.Nodes, nodeValue(&nodes.Items[i]))
+	}
+	return state, nil
+}
+
+func (s *subnetReconciler) liveHostSubnets(ctx context.Context) ([]networkv1.HostSubnet, error) {
+	var all []networkv1.HostSubnet
+	err := pages(ctx, s.live, func() *networkv1.HostSubnetList { return &networkv1.HostSubnetList{} },
+		func(l *networkv1.HostSubnetList) { all = append(all, l.Items...) })
+	return all, err
+}
+
+// confirmNodes asks the API server itself for the Nodes of HostSubnets that would be deleted: one that exists after all
+// is put right in the list.
+func (s *subnetReconciler) confirmNodes(ctx context.Context, nodes []plan.Node, deletions []*networkv1.HostSubnet) ([]plan.Node, error) {
+	for _, hs := range deletions {
+		var node corev1.Node
+		found, err := exists(ctx, s.live, &node, hs.Name)
+		if err != nil {
+			return nil, err
+		}
+		nodes = slices.DeleteFunc(nodes, func(n plan.Node) bool { return n.Name == hs.Name })
+		if found {
+			nodes = append(nodes, nodeValue(&node))
+		}
+	}
+	return nodes, nil
+}
+
+func nodeValue(node *corev1.Node) plan.Node {
+	value := plan.Node{Name: node.Name, UID: node.UID, Created: node.CreationTimestamp.Time}
+	for _, address := range node.Status.Addresses {
+		if address.Type == corev1.NodeInternalIP {
+			value.Address = address.Address
+			break
+		}
+	}
+	return value
+}
+
+// updateNetworkStatus says on the ClusterNetwork whether it can be used and whether every node has a subnet.
+func (s *subnetReconciler) updateNetworkStatus(
+	ctx context.Context, network *networkv1.ClusterNetwork, invalid error, problems []plan.Problem,
+) error {
+	if network == nil {
+		return nil
+	}
+	valid := condition{networkv1.ConditionValid, networkv1.ReasonValid, "", true}
+	ready := condition{networkv1.ConditionReady, networkv1.ReasonAllocated, "every node has a subnet", true}
+	if invalid != nil {
+		valid = condition{networkv1.ConditionValid, networkv1.ReasonInvalid, invalid.Error(), false}
+		ready = condition{networkv1.ConditionReady, networkv1.ReasonInvalid, "no subnet is given out until the ClusterNetwork is valid", false}
+	} else if reason, summary := worst(problems); reason != "" {
+		ready = condition{networkv1.ConditionReady, reason, summary, false}
+	}
+	network = network.DeepCopy()
+	if !setConditions(&network.Status.Conditions, network.Generation, valid, ready) {
+		return nil
+	}
+	if err := s.client.Status().Update(ctx, network); err != nil {
+		return fmt.Errorf("update the status of ClusterNetwork %s: %w", network.Name, err)
+	}
+	return nil
+}
+
+// worst returns the reason that matters most among problems of nodes and subnets, and what they are.
+func worst(problems []plan.Problem) (reason, summary string) {
+	for _, reason := range []string{networkv1.ReasonConflict, networkv1.ReasonExhausted, networkv1.ReasonIncomplete} {
+		if slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Reason == reason }) {
+			return reason, plan.Summary(problems)
+		}
+	}
+	return "", ""
+}
+
+// updateHostSubnetStatus says on HostSubnets what is wrong with them, except on those that are written anyway: the
+// next plan, which that leads to, does.
+func (s *subnetReconciler) updateHostSubnetStatus(ctx context.Context, all []networkv1.HostSubnet, result plan.SubnetPlan) error {
+	written := map[string]bool{}
+	for _, hs := range slices.Concat(result.Delete, result.Update) {
+		written[hs.Name] = true
+	}
+	var errs []error
+	for i := range all {
+		hs := &all[i]
+		problems := about(result.Problems, plan.KindHostSubnet, hs.Name)
+		if written[hs.Name] || settledValidity(hs.Status.Conditions, problems) {
+			continue
+		}
+		hs = hs.DeepCopy()
+		errs = append(errs, updateValidity(ctx, s.client, hs, &hs.Status.Conditions, problems))
+	}
+	return errors.Join(errs...)
+}
