@@ -3,6 +3,14 @@ package link
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/reconcile"
 )
@@ -19,103 +27,236 @@ type Options struct {
 // Engine programs links, addresses, routes, neighbours and rules by netlink. The methods of reconcile.Engine are not
 // called concurrently; Watch runs beside them.
 type Engine struct {
-	care *care
+	home *namespace
+
+	mutex      sync.Mutex
+	namespaces map[string]bool
+	devices    map[Key]bool // of KindDevice and KindVeth
 }
 
-// Pods programs the veth pairs of pods. Its methods may be called concurrently.
-type Pods struct{}
+var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
-var (
-	_ reconcile.Engine[Key, Item] = (*Engine)(nil)
-	_ reconcile.Engine[Key, Item] = (*Fake)(nil)
-	_ PodLinks                    = (*Pods)(nil)
-	_ PodLinks                    = (*FakePods)(nil)
-)
-
-// Drift says what changed behind the engine's back. The zero value with All set says that anything may have.
-type Drift struct {
-	// All says that events were lost.
-	All bool
-	// Device is the name of the device it was about, when known.
-	Device string
-	// Kind is what changed.
-	Kind Kind
+// NewEngine returns an engine whose own network namespace is the one that the caller is in.
+func NewEngine(options Options) (*Engine, error) {
+	home, err := homeNamespace()
+	if err != nil {
+		return nil, fmt.Errorf("link engine: %w", err)
+	}
+	e := &Engine{home: home, namespaces: map[string]bool{"": true}, devices: map[Key]bool{}}
+	for _, path := range options.Namespaces {
+		e.namespaces[path] = true
+	}
+	for _, key := range options.Devices {
+		e.take(key)
+	}
+	return e, nil
 }
 
-// NewEngine returns an engine.
-func NewEngine(options Options) *Engine { return &Engine{} }
+// Close releases what the engine holds open. Nothing programmed is changed.
+func (e *Engine) Close() { e.home.close() }
+
+// take puts a device, and the namespace of any item, into care.
+func (e *Engine) take(key Key) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.namespaces[key.Netns] = true
+	if key.Kind == KindDevice || key.Kind == KindVeth {
+		e.devices[key] = true
+	}
+}
+
+func (e *Engine) release(key Key) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	delete(e.devices, key)
+}
+
+func (e *Engine) inCare(key Key) bool {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return e.devices[key]
+}
+
+func (e *Engine) namespacesInCare() []string {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return slices.Sorted(maps.Keys(e.namespaces))
+}
 
 // Read implements reconcile.Engine.
-func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) { return nil, errors.ErrUnsupported }
-
-// Commit implements reconcile.Engine.
-func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
-	return errors.ErrUnsupported
+func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
+	state := map[Key]Item{}
+	for _, path := range e.namespacesInCare() {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("reading links: %w", err)
+		}
+		err := e.in(path, func(s *session) error { return s.read(state) })
+		if errors.Is(err, ErrNoNamespace) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading links: %w", err)
+		}
+	}
+	return state, nil
 }
 
-// Watch reports changes of links, addresses, routes and rules in care in the process's own namespace until ctx ends; then
-// the channel is closed. The first value, with All set, says that watching has begun. When events were lost it
-// resubscribes and reports All. Slow readers lose detail (All), never a change.
-func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) { return nil, errors.ErrUnsupported }
-
-// NewPods returns the pod operations of the process's own network namespace.
-func NewPods() (*Pods, error) { return &Pods{}, nil }
-
-// Close releases the sockets.
-func (p *Pods) Close() {}
-
-// Create implements PodLinks.
-func (p *Pods) Create(ctx context.Context, pair Pair) (Created, error) {
-	return Created{}, errors.ErrUnsupported
+// session is work in one namespace, on a thread that is in it.
+type session struct {
+	engine *Engine
+	path   string
+	handle *netlink.Handle
+	conn   *conn
 }
 
-// Check implements PodLinks.
-func (p *Pods) Check(ctx context.Context, pair Pair) error { return errors.ErrUnsupported }
-
-// Delete implements PodLinks.
-func (p *Pods) Delete(ctx context.Context, hostNames ...string) error { return errors.ErrUnsupported }
-
-// List implements PodLinks.
-func (p *Pods) List(ctx context.Context) (map[string]string, error) {
-	return nil, errors.ErrUnsupported
+// in runs work inside the namespace at path; "" is the engine's own.
+func (e *Engine) in(path string, work func(*session) error) error {
+	where := e.home
+	if path != "" {
+		opened, err := openNamespace(path)
+		if err != nil {
+			return err
+		}
+		defer opened.close()
+		where = opened
+	}
+	return onThread(where, func() error {
+		s := &session{engine: e, path: path}
+		var err error
+		if s.conn, err = dial(); err != nil {
+			return err
+		}
+		defer s.conn.close()
+		if s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return fmt.Errorf("opening a netlink socket: %w", err)
+		}
+		defer s.handle.Close()
+		return work(s)
+	})
 }
 
-type care struct{}
-
-// Fake is an Engine in memory.
-type Fake struct{}
-
-// NewFake returns an empty Fake in which the given devices exist.
-func NewFake(devices ...Key) *Fake { return &Fake{} }
-
-// Read implements reconcile.Engine.
-func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) { return nil, errors.ErrUnsupported }
-
-// Commit implements reconcile.Engine.
-func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
-	return errors.ErrUnsupported
+// read adds what is in care in the session's namespace.
+func (s *session) read(state map[Key]Item) error {
+	links, err := listLinks(s.handle)
+	if err != nil {
+		return err
+	}
+	names, cared := map[int]string{}, map[int]bool{}
+	for _, link := range links {
+		attrs := link.Attrs()
+		names[attrs.Index] = attrs.Name
+		device, veth := Key{s.path, KindDevice, attrs.Name}, Key{s.path, KindVeth, attrs.Name}
+		owner, marked := strings.CutPrefix(attrs.Alias, AliasPrefix)
+		if marked || s.engine.inCare(device) {
+			item, err := s.device(link, owner)
+			if errors.Is(err, unix.ENODEV) {
+				continue // it went while we looked
+			}
+			if err != nil {
+				return err
+			}
+			cared[attrs.Index], state[device] = true, item
+		}
+		if link.Type() == "veth" && s.engine.inCare(veth) {
+			state[veth] = s.veth(link, names)
+		}
+	}
+	routes, err := readRoutes(s.handle, names)
+	if err != nil {
+		return err
+	}
+	for _, route := range routes {
+		route.Netns = s.path
+		state[route.Key()] = route
+	}
+	return errors.Join(s.readNeighbours(state, names, cared), s.readRules(state))
 }
 
-// FakePods keeps pairs in memory.
-type FakePods struct{}
-
-// NewFakePods returns FakePods in which the given namespaces exist.
-func NewFakePods(namespaces ...string) *FakePods { return &FakePods{} }
-
-// Create implements PodLinks.
-func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
-	return Created{}, errors.ErrUnsupported
+func (s *session) device(link netlink.Link, owner string) (*Device, error) {
+	item, err := readDevice(s.handle, link)
+	if err != nil {
+		return nil, err
+	}
+	item.Netns, item.Owner = s.path, owner
+	return item, nil
 }
 
-// Check implements PodLinks.
-func (p *FakePods) Check(ctx context.Context, pair Pair) error { return errors.ErrUnsupported }
-
-// Delete implements PodLinks.
-func (p *FakePods) Delete(ctx context.Context, hostNames ...string) error {
-	return errors.ErrUnsupported
+// veth returns the pair of a link. Its other end is looked for in the namespaces in care; where it is in none of them the
+// name stays empty, and equals no desired pair.
+func (s *session) veth(link netlink.Link, names map[int]string) *Veth {
+	pair := &Veth{Netns: s.path, Name: link.Attrs().Name}
+	pair.Owner, _ = strings.CutPrefix(link.Attrs().Alias, AliasPrefix)
+	if link.Attrs().NetNsID < 0 {
+		if peer, err := s.handle.LinkByIndex(link.Attrs().ParentIndex); err == nil {
+			pair.PeerNetns, pair.PeerName = s.path, peer.Attrs().Name
+		}
+		return pair
+	}
+	for _, path := range s.engine.namespacesInCare() {
+		if path == s.path || !s.identifies(link.Attrs().NetNsID, path) {
+			continue
+		}
+		_ = s.engine.in(path, func(other *session) error {
+			peer, err := other.handle.LinkByIndex(link.Attrs().ParentIndex)
+			if err == nil && peer.Type() == "veth" && peer.Attrs().ParentIndex == link.Attrs().Index {
+				pair.PeerNetns, pair.PeerName = path, peer.Attrs().Name
+			}
+			return err
+		})
+	}
+	return pair
 }
 
-// List implements PodLinks.
-func (p *FakePods) List(ctx context.Context) (map[string]string, error) {
-	return nil, errors.ErrUnsupported
+// identifies reports whether the session's namespace knows the one at path by the id.
+func (s *session) identifies(id int, path string) bool {
+	where := s.engine.home
+	if path != "" {
+		opened, err := openNamespace(path)
+		if err != nil {
+			return false
+		}
+		defer opened.close()
+		where = opened
+	}
+	have, err := s.handle.GetNetNsIdByFd(int(where.file.Fd()))
+	return err == nil && have == id
+}
+
+func (s *session) readNeighbours(state map[Key]Item, names map[int]string, cared map[int]bool) error {
+	list, err := dump(func() ([]netlink.Neigh, error) { return s.handle.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("listing neighbours: %w", err)
+	}
+	for i := range list {
+		entry := &list[i]
+		known := entry.Family == netlink.FAMILY_V4 || entry.Family == netlink.FAMILY_V6
+		if !known || !cared[entry.LinkIndex] || entry.State&netlink.NUD_PERMANENT == 0 {
+			continue
+		}
+		item := &Neighbour{Netns: s.path, Device: names[entry.LinkIndex], Address: toAddr(entry.IP), MAC: entry.HardwareAddr}
+		state[item.Key()] = item
+	}
+	return nil
+}
+
+func (s *session) readRules(state map[Key]Item) error {
+	list, err := dump(func() ([]netlink.Rule, error) { return s.handle.RuleList(netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("listing rules: %w", err)
+	}
+	for i := range list {
+		rule := &list[i]
+		if rule.Protocol != Protocol {
+			continue
+		}
+		item := &Rule{
+			Netns: s.path, Priority: max(rule.Priority, 0), IPv6: rule.Family == netlink.FAMILY_V6, Source: toPrefix(rule.Src),
+			Destination: toPrefix(rule.Dst), InDevice: rule.IifName, Mark: rule.Mark, Table: rule.Table,
+		}
+		if rule.Mask != nil {
+			item.Mask = *rule.Mask
+		}
+		state[item.Key()] = item
+	}
+	return nil
 }

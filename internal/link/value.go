@@ -142,6 +142,9 @@ type Device struct {
 	Addresses []netip.Prefix
 	// NoPrefixRoute keeps the kernel from adding a route for each address's prefix (IFA_F_NOPREFIXROUTE).
 	NoPrefixRoute bool
+
+	// wholeAlias says that Owner is the whole alias, without AliasPrefix.
+	wholeAlias bool
 }
 
 // Key implements Item.

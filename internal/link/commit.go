@@ -1,0 +1,465 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// setOrder is the order in which kinds are set; they are deleted in the reverse.
+//
+//nolint:gochecknoglobals // a constant table
+var setOrder = []Kind{KindVeth, KindDevice, KindNeighbour, KindRoute, KindRule}
+
+// step is one item to be set or deleted.
+type step struct {
+	item   Item
+	remove bool
+	before Item // what stood there when the commit began; nil when nothing did
+	// found is what a device that was not in care was like before it was touched; its Owner is the whole alias.
+	found *Device
+}
+
+func (s *step) String() string {
+	verb := "setting "
+	if s.remove {
+		verb = "deleting "
+	}
+	return verb + s.item.Key().String()
+}
+
+// Commit implements reconcile.Engine. When a step fails, those before it are undone in reverse order; the error is that of the step
+// when that succeeded, else a *RollbackError.
+func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	if change.Empty() {
+		return nil
+	}
+	for key, item := range change.Set {
+		if err := validate(item); err != nil {
+			return fmt.Errorf("setting %s: %w", key, err)
+		}
+		e.take(key)
+	}
+	before, err := e.Read(ctx)
+	if err != nil {
+		return err
+	}
+	steps := plannedSteps(change, before)
+	for i, s := range steps {
+		err := ctx.Err()
+		if err == nil {
+			err = e.perform(s)
+		}
+		if err != nil {
+			return e.undo(steps[:i+1], fmt.Errorf("%s: %w", s, err))
+		}
+	}
+	for key := range change.Delete {
+		e.release(key)
+	}
+	return nil
+}
+
+// plannedSteps orders a change: additions by kind, then removals the other way round; within a kind by key.
+func plannedSteps(change reconcile.Change[Key, Item], before map[Key]Item) []*step {
+	var steps []*step
+	add := func(items map[Key]Item, kind Kind, remove bool) {
+		from := len(steps)
+		for key, item := range items {
+			if key.Kind == kind {
+				steps = append(steps, &step{item: item, remove: remove, before: before[key]})
+			}
+		}
+		slices.SortFunc(steps[from:], func(a, b *step) int {
+			return strings.Compare(a.item.Key().String(), b.item.Key().String())
+		})
+	}
+	for _, kind := range setOrder {
+		add(change.Set, kind, false)
+	}
+	for _, kind := range slices.Backward(setOrder) {
+		add(change.Delete, kind, true)
+	}
+	return steps
+}
+
+// undo takes steps back, the last first. The last one failed, perhaps in the middle.
+func (e *Engine) undo(steps []*step, cause error) error {
+	var failures []error
+	for _, s := range slices.Backward(steps) {
+		back := &step{item: s.before, before: s.item}
+		switch {
+		case s.before != nil:
+		case s.remove:
+			continue
+		case s.found != nil:
+			back.item = s.found
+		default:
+			back = &step{item: s.item, remove: true, before: s.item}
+		}
+		if err := e.perform(back); err != nil && !errors.Is(err, ErrNoDevice) && !errors.Is(err, ErrNoNamespace) {
+			failures = append(failures, fmt.Errorf("undoing %s: %w", s, err))
+		}
+	}
+	if len(failures) > 0 {
+		return &RollbackError{Cause: cause, Failures: failures}
+	}
+	return cause
+}
+
+// perform does one step. Deleting what is not there, or in a namespace that is not there, is done already.
+func (e *Engine) perform(s *step) error {
+	err := e.in(s.item.Key().Netns, func(in *session) error {
+		switch item := s.item.(type) {
+		case *Veth:
+			return in.commitVeth(item, s)
+		case *Device:
+			return in.commitDevice(item, s)
+		case *Neighbour:
+			return in.commitNeighbour(item, s.remove)
+		case *Route:
+			return in.commitRoute(item, s)
+		case *Rule:
+			return in.commitRule(item, s)
+		default:
+			return fmt.Errorf("unknown item %T", s.item)
+		}
+	})
+	if s.remove && (errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNoDevice)) {
+		return nil
+	}
+	return err
+}
+
+func validate(item Item) error {
+	switch item := item.(type) {
+	case *Veth:
+		return errors.Join(ValidateName(item.Name), ValidateName(item.PeerName))
+	case *Device:
+		if len(item.Owner) > ownerMax {
+			return fmt.Errorf("owner is longer than %d bytes", ownerMax)
+		}
+		return ValidateName(item.Name)
+	case *Neighbour:
+		if !item.Address.IsValid() || len(item.MAC) == 0 {
+			return fmt.Errorf("address %s or MAC %q is missing", item.Address, item.MAC)
+		}
+		return ValidateName(item.Device)
+	case *Route:
+		if !item.Blackhole {
+			if err := ValidateName(item.Device); err != nil {
+				return err
+			}
+		}
+		return item.validate()
+	case *Rule:
+		if item.Priority <= 0 {
+			return fmt.Errorf("priority %d is not above 0", item.Priority)
+		}
+	}
+	return nil
+}
+
+// find returns a link of the session's namespace by its name, or ErrNoDevice.
+func (s *session) find(name string) (netlink.Link, error) {
+	answers, err := s.conn.do(getLink(name))
+	if err != nil {
+		return nil, err
+	}
+	if errors.Is(answers[0].err, unix.ENODEV) {
+		return nil, fmt.Errorf("%s: %w", name, ErrNoDevice)
+	}
+	if answers[0].err != nil {
+		return nil, fmt.Errorf("looking at %s: %w", name, answers[0].err)
+	}
+	return answers[0].link, nil
+}
+
+// one makes one request and forgives the given errors.
+func (s *session) one(request *nl.NetlinkRequest, forgiven ...error) error {
+	answers, err := s.conn.do(request)
+	if err != nil {
+		return err
+	}
+	for _, f := range forgiven {
+		if errors.Is(answers[0].err, f) {
+			return nil
+		}
+	}
+	return answers[0].err
+}
+
+func (s *session) commitVeth(pair *Veth, what *step) error {
+	link, err := s.find(pair.Name)
+	if err != nil && !errors.Is(err, ErrNoDevice) {
+		return err
+	}
+	if link != nil {
+		ours := strings.HasPrefix(link.Attrs().Alias, AliasPrefix) || what.before != nil
+		if link.Type() != "veth" || !ours {
+			return fmt.Errorf("%s (%s, alias %q): %w", pair.Name, link.Type(), link.Attrs().Alias, ErrForeign)
+		}
+		if err := s.one(deleteLink(link.Attrs().Index), unix.ENODEV); err != nil {
+			return err
+		}
+	}
+	if what.remove {
+		return nil
+	}
+	where := s.engine.home
+	if pair.PeerNetns != "" {
+		if where, err = openNamespace(pair.PeerNetns); err != nil {
+			return err
+		}
+		defer where.close()
+	}
+	near := linkEnd{name: pair.Name, netns: -1}
+	far := linkEnd{name: pair.PeerName, netns: int(where.file.Fd())}
+	if err := s.one(newVeth(near, far)); err != nil {
+		return err
+	}
+	if link, err = s.find(pair.Name); err != nil {
+		return err
+	}
+	return s.one(setLink(link.Attrs().Index, aliasAttr(AliasPrefix+pair.Owner)))
+}
+
+// commitDevice configures a device in an order in which nothing of it works before all of it is right. Removal takes its
+// addresses and its alias.
+func (s *session) commitDevice(want *Device, what *step) error {
+	link, err := s.find(want.Name)
+	if err != nil {
+		return err
+	}
+	have, err := readDevice(s.handle, link)
+	if err != nil {
+		return err
+	}
+	index := link.Attrs().Index
+	if what.remove {
+		return s.abandon(index, have)
+	}
+	if what.before == nil {
+		what.found = have.restriction(want, link.Attrs().Alias)
+	}
+	if have.Up && (!want.Up || cannotChangeUp(want, have)) {
+		if err := s.one(setState(index, false)); err != nil {
+			return fmt.Errorf("setting it down: %w", err)
+		}
+		have.Up = false
+	}
+	if err := s.attributes(index, want, have); err != nil {
+		return err
+	}
+	if err := writeSysctls(want.Name, want.Sysctls); err != nil {
+		return err
+	}
+	if !want.TxOffload.matches(have.TxOffload) {
+		if err := setTxOffload(want.Name, want.TxOffload); err != nil {
+			return err
+		}
+	}
+	if err := s.addresses(index, want, have); err != nil {
+		return err
+	}
+	if want.Up && !have.Up {
+		if err := s.one(setState(index, true)); err != nil {
+			return fmt.Errorf("setting it up: %w", err)
+		}
+	}
+	return nil
+}
+
+func (d *Device) alias() string {
+	if d.wholeAlias {
+		return d.Owner
+	}
+	return AliasPrefix + d.Owner
+}
+
+// restriction returns what putting the device back takes after other was programmed over it: other's fields with d's values.
+func (d *Device) restriction(other *Device, alias string) *Device {
+	back := *d
+	back.Netns, back.Owner, back.wholeAlias = other.Netns, alias, true
+	if other.TxOffload == Leave {
+		back.TxOffload = Leave
+	}
+	for _, entry := range sysctlTable {
+		if *entry.get(&other.Sysctls) == Leave {
+			*entry.get(&back.Sysctls) = Leave
+		}
+	}
+	return &back
+}
+
+// cannotChangeUp reports whether a change is not one for a device that is up: its group, by which it may be cut off.
+func cannotChangeUp(want, have *Device) bool { return want.Group != have.Group && want.Group != 0 }
+
+func (s *session) attributes(index int, want, have *Device) error {
+	var list plan
+	if want.Group != have.Group {
+		list.add("setting its group", setLink(index, groupAttr(want.Group)))
+	}
+	list.add("setting its alias", setLink(index, aliasAttr(want.alias())))
+	if want.MTU != 0 && want.MTU != have.MTU {
+		list.add("setting its mtu", setLink(index, mtuAttr(want.MTU)))
+	}
+	if len(want.MAC) != 0 && !bytes.Equal(want.MAC, have.MAC) {
+		list.add("setting its MAC", setLink(index, macAttr(want.MAC)))
+	}
+	if want.TxQLen != 0 && want.TxQLen != have.TxQLen {
+		list.add("setting its txqueuelen", setLink(index, nl.NewRtAttr(unix.IFLA_TXQLEN, nl.Uint32Attr(uint32(want.TxQLen)))))
+	}
+	return list.run(s.conn)
+}
+
+// addresses adds what is missing before it removes what is too much. An address whose prefix route should go or come is
+// made anew, which alone changes that.
+func (s *session) addresses(index int, want, have *Device) error {
+	var list plan
+	remade := want.NoPrefixRoute != have.NoPrefixRoute
+	for _, address := range want.Addresses {
+		present := slices.Contains(have.Addresses, address)
+		if present && remade {
+			list.add("removing address "+address.String(), deleteAddress(index, address))
+		}
+		if !present || remade {
+			list.add("adding address "+address.String(), setAddress(index, address, want.NoPrefixRoute))
+		}
+	}
+	for _, address := range have.Addresses {
+		if !slices.Contains(want.Addresses, address) {
+			list.addUnless(unix.EADDRNOTAVAIL, "removing address "+address.String(), deleteAddress(index, address))
+		}
+	}
+	return list.run(s.conn)
+}
+
+// abandon takes the device out of care.
+func (s *session) abandon(index int, have *Device) error {
+	var list plan
+	for _, address := range have.Addresses {
+		list.addUnless(unix.EADDRNOTAVAIL, "removing address "+address.String(), deleteAddress(index, address))
+	}
+	list.add("removing its alias", setLink(index, aliasAttr("")))
+	return list.run(s.conn)
+}
+
+func (s *session) commitNeighbour(item *Neighbour, remove bool) error {
+	link, err := s.find(item.Device)
+	if err != nil {
+		return err
+	}
+	entry := &netlink.Neigh{
+		LinkIndex: link.Attrs().Index, IP: net.IP(item.Address.AsSlice()), HardwareAddr: item.MAC, State: netlink.NUD_PERMANENT,
+		Family: family(item.Address),
+	}
+	if !remove {
+		return s.handle.NeighSet(entry)
+	}
+	if err := s.handle.NeighDel(entry); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+func (s *session) commitRoute(route *Route, what *step) error {
+	index := 0
+	if route.Device != "" && !route.Blackhole {
+		link, err := s.find(route.Device)
+		if err != nil {
+			return err
+		}
+		index = link.Attrs().Index
+	}
+	if what.remove {
+		return s.one(deleteRoute(*route, index), unix.ESRCH)
+	}
+	if old, ok := what.before.(*Route); ok && old.normalised().Blackhole != route.Blackhole && route.Dst.Addr().Is6() {
+		// IPv6 cannot replace one type by the other.
+		if err := s.one(deleteRoute(*old, 0), unix.ESRCH); err != nil {
+			return err
+		}
+	}
+	if what.before != nil {
+		return s.one(setRoute(*route, index))
+	}
+	err := s.one(addRoute(*route, index))
+	if errors.Is(err, unix.EEXIST) {
+		return s.takeRoute(route, index)
+	}
+	return err
+}
+
+// takeRoute is for a route that exists and is not in care. The kernel's own for an address's prefix is replaced, and one that a
+// commit interrupted half way has left; anybody else's is not.
+func (s *session) takeRoute(route *Route, index int) error {
+	filter := &netlink.Route{Table: route.normalised().Table}
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return s.handle.RouteListFiltered(family(route.Dst.Addr()), filter, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return fmt.Errorf("listing routes: %w", err)
+	}
+	for i := range routes {
+		have := fromKernelRoute(&routes[i], nil)
+		if have == nil || have.Key().Name != route.Key().Name {
+			continue
+		}
+		if protocol := routes[i].Protocol; protocol != unix.RTPROT_KERNEL && protocol != Protocol {
+			return fmt.Errorf("a route of protocol %s: %w", protocol, ErrForeign)
+		}
+	}
+	return s.one(setRoute(*route, index))
+}
+
+func (s *session) commitRule(item *Rule, what *step) error {
+	if !what.remove {
+		err := s.handle.RuleAdd(item.kernel())
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	old, ok := what.before.(*Rule)
+	if what.remove {
+		old, ok = item, true
+	}
+	if !ok || !what.remove && old.Equal(item) {
+		return nil
+	}
+	if err := s.handle.RuleDel(old.kernel()); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// kernel returns the rule as the netlink library knows it.
+func (r *Rule) kernel() *netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Priority, rule.Table, rule.Protocol, rule.IifName = r.Priority, r.table(), Protocol, r.InDevice
+	rule.Family = netlink.FAMILY_V4
+	if r.family6() {
+		rule.Family = netlink.FAMILY_V6
+	}
+	if r.Source.IsValid() {
+		rule.Src = toIPNet(r.Source)
+	}
+	if r.Destination.IsValid() {
+		rule.Dst = toIPNet(r.Destination)
+	}
+	if r.Mask != 0 {
+		mask := r.Mask
+		rule.Mark, rule.Mask = r.Mark, &mask
+	}
+	return rule
+}

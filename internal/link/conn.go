@@ -1,0 +1,177 @@
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// receiveSize holds any answer to the requests made here; a link with all its attributes has some 2 kB.
+	receiveSize = 64 << 10
+	// batchMax bounds the requests of one datagram, so that their answers fit the socket's receive buffer
+	// (212,992 bytes by default, accounted with about 800 bytes an acknowledgement).
+	batchMax = 100
+	// receiveTimeout is how long an answer may take, in seconds. The kernel answers within the call that asks, so only a
+	// fault ever waits.
+	receiveTimeout = 10
+)
+
+// conn is an rtnetlink socket that sends several requests in one datagram: one round trip for all of them. The kernel works
+// them off in order and answers each, also after one of them failed.
+type conn struct {
+	mutex sync.Mutex
+	fd    int
+	seq   uint32
+	buf   []byte
+}
+
+// dial opens a socket in the calling thread's namespace.
+func dial() (*conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	// Neither option is needed, they make errors readable and short; kernels before 4.12 have them not.
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receiveTimeout}),
+		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	return &conn{fd: fd, buf: make([]byte, receiveSize)}, nil
+}
+
+func (c *conn) close() { unix.Close(c.fd) }
+
+// answer is what came back for one request.
+type answer struct {
+	err  error
+	link netlink.Link // of a request for a link
+}
+
+// do sends the requests and returns their answers in order. The error is about the socket, not about a request.
+func (c *conn) do(requests ...*nl.NetlinkRequest) ([]answer, error) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	answers := make([]answer, 0, len(requests))
+	for len(requests) > 0 {
+		count := min(len(requests), batchMax)
+		part, err := c.doPart(requests[:count])
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, part...)
+		requests = requests[count:]
+	}
+	return answers, nil
+}
+
+func (c *conn) doPart(requests []*nl.NetlinkRequest) ([]answer, error) {
+	first := c.seq + 1
+	var datagram []byte
+	for _, request := range requests {
+		c.seq++
+		request.Seq = c.seq
+		request.Flags |= unix.NLM_F_ACK
+		datagram = append(datagram, request.Serialize()...)
+		for len(datagram)%unix.NLMSG_ALIGNTO != 0 {
+			datagram = append(datagram, 0)
+		}
+	}
+	if err := unix.Sendto(c.fd, datagram, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return nil, fmt.Errorf("sending to netlink: %w", err)
+	}
+	answers := make([]answer, len(requests))
+	for open := len(requests); open > 0; {
+		acknowledged, err := c.receive(first, answers)
+		if err != nil {
+			return nil, err
+		}
+		open -= acknowledged
+	}
+	return answers, nil
+}
+
+// receive takes one datagram, files what is in it, and returns how many requests it acknowledged.
+func (c *conn) receive(first uint32, answers []answer) (int, error) {
+	size, from, err := unix.Recvfrom(c.fd, c.buf, 0)
+	if errors.Is(err, unix.EINTR) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("receiving from netlink: %w", err)
+	}
+	if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
+		return 0, nil // only the kernel answers
+	}
+	messages, err := syscall.ParseNetlinkMessage(c.buf[:size])
+	if err != nil {
+		return 0, fmt.Errorf("receiving from netlink: %w", err)
+	}
+	acknowledged := 0
+	for _, message := range messages {
+		index := int(int32(message.Header.Seq - first))
+		if index < 0 || index >= len(answers) {
+			continue // the late answer to a request that was given up
+		}
+		switch message.Header.Type {
+		case unix.NLMSG_ERROR:
+			acknowledged++
+			answers[index].err = acknowledgement(message)
+		case unix.RTM_NEWLINK:
+			header := unix.NlMsghdr(message.Header)
+			answers[index].link, err = netlink.LinkDeserialize(&header, message.Data)
+			if err != nil {
+				return acknowledged, fmt.Errorf("reading a link from netlink: %w", err)
+			}
+		}
+	}
+	return acknowledged, nil
+}
+
+// acknowledgement turns an NLMSG_ERROR into an error, with the kernel's words when it sent some.
+func acknowledgement(message syscall.NetlinkMessage) error {
+	if len(message.Data) < 4 {
+		return unix.EBADMSG
+	}
+	code := int32(binary.NativeEndian.Uint32(message.Data))
+	if code == 0 {
+		return nil
+	}
+	err := error(syscall.Errno(-code))
+	// With NETLINK_CAP_ACK the header of the request alone is echoed before the attributes.
+	const attributes = 4 + unix.NLMSG_HDRLEN
+	if message.Header.Flags&unix.NLM_F_ACK_TLVS == 0 || len(message.Data) <= attributes {
+		return err
+	}
+	parsed, parseErr := nl.ParseRouteAttr(message.Data[attributes:])
+	if parseErr != nil {
+		return err
+	}
+	for _, attr := range parsed {
+		if attr.Attr.Type&^unix.NLA_F_NESTED == nl.NLMSGERR_ATTR_MSG {
+			return fmt.Errorf("%w: %s", err, nl.BytesToString(attr.Value))
+		}
+	}
+	return err
+}
+
+// all returns the first error of the answers, with what was asked for.
+func all(answers []answer, what []string) error {
+	for i, a := range answers {
+		if a.err != nil {
+			return fmt.Errorf("%s: %w", what[i], a.err)
+		}
+	}
+	return nil
+}

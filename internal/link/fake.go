@@ -1,0 +1,209 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Fake is an Engine in memory. It keeps what the kernel keeps, and refuses what the kernel refuses: a device that does not exist, a
+// namespace that does not exist, a gateway that no address or route of the device reaches.
+type Fake struct {
+	mutex      sync.Mutex
+	namespaces map[string]bool
+	devices    map[Key]bool // what exists, of KindDevice
+	state      map[Key]Item
+	commits    int
+}
+
+var _ reconcile.Engine[Key, Item] = (*Fake)(nil)
+
+// NewFake returns an empty Fake in which the given devices exist.
+func NewFake(devices ...Key) *Fake {
+	f := &Fake{namespaces: map[string]bool{"": true}, devices: map[Key]bool{}, state: map[Key]Item{}}
+	for _, key := range devices {
+		f.AddDevice(key.Netns, key.Name)
+	}
+	return f
+}
+
+// AddDevice makes a device exist, and its namespace.
+func (f *Fake) AddDevice(netns, name string) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.namespaces[netns] = true
+	f.devices[Key{netns, KindDevice, name}] = true
+}
+
+// RemoveDevice makes a device vanish with all that is programmed on it.
+func (f *Fake) RemoveDevice(netns, name string) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	removeDevice(f.devices, f.state, netns, name)
+}
+
+// RemoveNamespace makes a namespace vanish with all that is in it.
+func (f *Fake) RemoveNamespace(netns string) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	delete(f.namespaces, netns)
+	maps.DeleteFunc(f.devices, func(key Key, _ bool) bool { return key.Netns == netns })
+	maps.DeleteFunc(f.state, func(key Key, _ Item) bool { return key.Netns == netns })
+}
+
+// Forget removes an item as somebody else would, behind the engine's back.
+func (f *Fake) Forget(key Key) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	delete(f.state, key)
+}
+
+// Commits returns how many commits have changed something.
+func (f *Fake) Commits() int {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.commits
+}
+
+// Read implements reconcile.Engine.
+func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return maps.Clone(f.state), ctx.Err()
+}
+
+// Commit implements reconcile.Engine.
+func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	if err := ctx.Err(); err != nil || change.Empty() {
+		return err
+	}
+	for key, item := range change.Set {
+		if err := validate(item); err != nil {
+			return fmt.Errorf("setting %s: %w", key, err)
+		}
+	}
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	// Everything happens to copies, which take the place of the originals when all has gone well.
+	next := &Fake{namespaces: f.namespaces, devices: maps.Clone(f.devices), state: maps.Clone(f.state)}
+	for _, s := range plannedSteps(change, f.state) {
+		if err := next.perform(s); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	f.devices, f.state, f.commits = next.devices, next.state, f.commits+1
+	return nil
+}
+
+func (f *Fake) perform(s *step) error {
+	key := s.item.Key()
+	if s.remove {
+		delete(f.state, key)
+		if key.Kind == KindVeth {
+			f.removeVeth(s.item.(*Veth))
+		}
+		return nil
+	}
+	if !f.namespaces[key.Netns] {
+		return fmt.Errorf("namespace %s: %w", key.Netns, ErrNoNamespace)
+	}
+	if err := f.check(s); err != nil {
+		return err
+	}
+	f.state[key] = s.item
+	return nil
+}
+
+func (f *Fake) check(s *step) error {
+	switch item := s.item.(type) {
+	case *Veth:
+		return f.addVeth(item, s)
+	case *Device:
+		return f.exists(item.Netns, item.Name)
+	case *Neighbour:
+		return f.exists(item.Netns, item.Device)
+	case *Route:
+		if item.Blackhole {
+			return nil
+		}
+		if err := f.exists(item.Netns, item.Device); err != nil {
+			return err
+		}
+		if item.Gateway.IsValid() && !item.OnLink && !f.reaches(item) {
+			return fmt.Errorf("gateway %s is not reachable on %s", item.Gateway, item.Device)
+		}
+	}
+	return nil
+}
+
+func (f *Fake) exists(netns, name string) error {
+	if !f.devices[Key{netns, KindDevice, name}] {
+		return fmt.Errorf("%s: %w", name, ErrNoDevice)
+	}
+	return nil
+}
+
+func (f *Fake) addVeth(item *Veth, s *step) error {
+	if s.before != nil {
+		f.removeVeth(s.before.(*Veth))
+	}
+	if !f.namespaces[item.PeerNetns] {
+		return fmt.Errorf("namespace %s: %w", item.PeerNetns, ErrNoNamespace)
+	}
+	ends := []Key{{item.Netns, KindDevice, item.Name}, {item.PeerNetns, KindDevice, item.PeerName}}
+	for _, end := range ends {
+		if f.devices[end] {
+			return fmt.Errorf("%s: %w", end.Name, ErrForeign)
+		}
+	}
+	for _, end := range ends {
+		f.devices[end] = true
+	}
+	return nil
+}
+
+func (f *Fake) removeVeth(item *Veth) {
+	removeDevice(f.devices, f.state, item.Netns, item.Name)
+	removeDevice(f.devices, f.state, item.PeerNetns, item.PeerName)
+}
+
+func removeDevice(devices map[Key]bool, state map[Key]Item, netns, name string) {
+	delete(devices, Key{netns, KindDevice, name})
+	maps.DeleteFunc(state, func(key Key, item Item) bool {
+		if key.Netns != netns {
+			return false
+		}
+		switch item := item.(type) {
+		case *Route:
+			return item.Device == name
+		case *Neighbour:
+			return item.Device == name
+		case *Device, *Veth:
+			return key.Name == name
+		}
+		return false
+	})
+}
+
+// reaches reports whether the route's gateway is in the prefix of an address, or of a connected route, of its device.
+func (f *Fake) reaches(route *Route) bool {
+	inside := func(p netip.Prefix) bool { return p.Contains(route.Gateway) }
+	for _, item := range f.state {
+		switch item := item.(type) {
+		case *Device:
+			if item.Netns == route.Netns && item.Name == route.Device && !item.NoPrefixRoute && slices.ContainsFunc(item.Addresses, inside) {
+				return true
+			}
+		case *Route:
+			if item.Netns == route.Netns && item.Device == route.Device && !item.Gateway.IsValid() && inside(item.Dst) {
+				return true
+			}
+		}
+	}
+	return false
+}

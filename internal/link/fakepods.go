@@ -1,0 +1,162 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+)
+
+// FakePods keeps pods' pairs in memory. It is safe for concurrent use.
+type FakePods struct {
+	mutex      sync.Mutex
+	namespaces map[string]bool
+	pairs      map[string]fakePair
+	nextIndex  int
+}
+
+type fakePair struct {
+	pair    Pair
+	created Created
+}
+
+var _ PodLinks = (*FakePods)(nil)
+
+// firstFakeIndex is the first interface index given out; 1 is lo's.
+const firstFakeIndex = 2
+
+// NewFakePods returns FakePods in which the given namespaces exist.
+func NewFakePods(namespaces ...string) *FakePods {
+	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, nextIndex: firstFakeIndex}
+	for _, path := range namespaces {
+		p.namespaces[path] = true
+	}
+	return p
+}
+
+// AddNamespace makes a namespace exist.
+func (p *FakePods) AddNamespace(path string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.namespaces[path] = true
+}
+
+// RemoveNamespace makes a namespace vanish, and with it the pairs of its pods.
+func (p *FakePods) RemoveNamespace(path string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	delete(p.namespaces, path)
+	for name, entry := range p.pairs {
+		if entry.pair.Netns == path {
+			delete(p.pairs, name)
+		}
+	}
+}
+
+// Create implements PodLinks.
+func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
+	if err := errors.Join(pair.validate(), ctx.Err()); err != nil {
+		return Created{}, fmt.Errorf("pod link %s: %w", pair.HostName, err)
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if !p.namespaces[pair.Netns] {
+		return Created{}, fmt.Errorf("pod link %s: namespace %s: %w", pair.HostName, pair.Netns, ErrNoNamespace)
+	}
+	for _, entry := range p.pairs {
+		if entry.pair.Netns == pair.Netns && entry.pair.PodName == pair.PodName && entry.pair.HostName != pair.HostName {
+			return Created{}, fmt.Errorf("pod link %s: %s (veth) in the pod: %w", pair.HostName, pair.PodName, ErrForeign)
+		}
+	}
+	entry, found := p.pairs[pair.HostName]
+	if found && entry.pair.Owner != pair.Owner {
+		return Created{}, fmt.Errorf("pod link %s (veth, alias %q) on the host: %w", pair.HostName, entry.pair.alias(), ErrForeign)
+	}
+	if !found || entry.pair.Netns != pair.Netns {
+		entry.created = Created{HostIndex: p.nextIndex, PodIndex: p.nextIndex + 1}
+		p.nextIndex += 2
+		entry.created.HostMAC = fakeMAC(entry.created.HostIndex)
+		entry.created.PodMAC = fakeMAC(entry.created.PodIndex)
+	}
+	if len(pair.PodMAC) != 0 {
+		entry.created.PodMAC = pair.PodMAC
+	}
+	entry.pair = pair
+	p.pairs[pair.HostName] = entry
+	return entry.created, nil
+}
+
+func fakeMAC(index int) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0, 0, byte(index >> 16), byte(index >> 8), byte(index)}
+}
+
+// Check implements PodLinks.
+func (p *FakePods) Check(ctx context.Context, pair Pair) error {
+	if err := errors.Join(pair.validate(), ctx.Err()); err != nil {
+		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if !p.namespaces[pair.Netns] {
+		return fmt.Errorf("pod link %s: namespace %s: %w", pair.HostName, pair.Netns, ErrNoNamespace)
+	}
+	c := creation{pair: pair}
+	entry, found := p.pairs[pair.HostName]
+	if !found {
+		return errors.Join(&Difference{c.hostObject(), "does not exist"}, &Difference{c.podObject(), "does not exist"})
+	}
+	have := entry.pair
+	if have.Netns != pair.Netns || have.PodName != pair.PodName {
+		return &Difference{c.podObject(), "does not exist"}
+	}
+	list := append(differences(c.hostObject(), pair.hostDevice(), have.hostDevice()),
+		differences(c.podObject(), pair.podDevice(), have.podDevice())...)
+	routes := map[Key]*Route{}
+	for _, route := range have.PodRoutes {
+		routes[have.podRoute(route).Key()] = have.podRoute(route)
+	}
+	return errors.Join(append(list, pair.compareRoutes(routes)...)...)
+}
+
+// Delete implements PodLinks.
+func (p *FakePods) Delete(ctx context.Context, hostNames ...string) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("deleting pod links: %w", err)
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for _, name := range hostNames {
+		delete(p.pairs, name)
+	}
+	return nil
+}
+
+// List implements PodLinks.
+func (p *FakePods) List(ctx context.Context) (map[string]string, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	list := map[string]string{}
+	for name, entry := range p.pairs {
+		list[name] = entry.pair.Owner
+	}
+	return list, ctx.Err()
+}
+
+// Pair returns the pair with this host end, as it was last created.
+func (p *FakePods) Pair(hostName string) (Pair, bool) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	entry, ok := p.pairs[hostName]
+	return entry.pair, ok
+}
+
+// Alter changes a pair as somebody else would, behind the back of what created it.
+func (p *FakePods) Alter(hostName string, change func(*Pair)) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if entry, ok := p.pairs[hostName]; ok {
+		change(&entry.pair)
+		p.pairs[hostName] = entry
+	}
+}

@@ -1,0 +1,100 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// nsGetType is NS_GET_NSTYPE of linux/nsfs.h: _IO(0xb7, 0x3).
+const nsGetType = 0xb703
+
+// namespace is an open network namespace.
+type namespace struct {
+	path string
+	file *os.File
+}
+
+// openNamespace opens the network namespace at path. Nothing but a namespace is ever opened for reading: the path is
+// looked up with O_PATH, which has no side effects on devices, pipes and sockets, and judged by its file system first.
+func openNamespace(path string) (*namespace, error) {
+	look, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, fmt.Errorf("namespace %s: %w", path, ErrNoNamespace)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	defer unix.Close(look)
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(look, &stat); err != nil {
+		return nil, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	if stat.Type != unix.NSFS_MAGIC {
+		// A namespace's mount that was unmounted leaves an empty file: the namespace is gone.
+		var file unix.Stat_t
+		if unix.Fstat(look, &file) == nil && file.Mode&unix.S_IFMT == unix.S_IFREG && file.Size == 0 {
+			return nil, fmt.Errorf("namespace %s: an empty file: %w", path, errors.Join(ErrNoNamespace, ErrNotNamespace))
+		}
+		return nil, fmt.Errorf("namespace %s: %w", path, ErrNotNamespace)
+	}
+	file, err := os.OpenFile("/proc/thread-self/fd/"+strconv.Itoa(look), os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	if kind, err := unix.IoctlRetInt(int(file.Fd()), nsGetType); err != nil || kind != unix.CLONE_NEWNET {
+		file.Close()
+		return nil, fmt.Errorf("namespace %s: of another type: %w", path, ErrNotNamespace)
+	}
+	return &namespace{path: path, file: file}, nil
+}
+
+// homeNamespace opens the namespace that the calling goroutine's thread is in.
+func homeNamespace() (*namespace, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	file, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("opening the own network namespace: %w", err)
+	}
+	return &namespace{file: file}, nil
+}
+
+func (n *namespace) close() { n.file.Close() }
+
+// enter moves the calling thread, which must be locked, into the namespace.
+func (n *namespace) enter() error {
+	if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("entering namespace %s: %w", n.path, err)
+	}
+	return nil
+}
+
+// onThread runs work on a thread of its own, starting in home. Work may enter other namespaces; when the thread cannot be
+// brought back, it is thrown away and not used for other goroutines.
+func onThread(home *namespace, work func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		before, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
+			return
+		}
+		defer before.Close()
+		if err = home.enter(); err == nil {
+			err = work()
+		}
+		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}

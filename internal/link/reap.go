@@ -1,0 +1,118 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Delete implements PodLinks. Each removal of a device waits for every processor to pass a quiescent state (RCU), some
+// milliseconds, and so does a removal of hundreds at once: the links are set down, moved to DeadGroup, and the group is
+// deleted in one request. They are down before they leave their group, so that rules by group never miss a frame of theirs.
+func (p *Pods) Delete(ctx context.Context, hostNames ...string) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("deleting pod links: %w", err)
+	}
+	indexes, refused, err := p.lookUp(hostNames)
+	if err != nil {
+		return fmt.Errorf("deleting pod links: %w", err)
+	}
+	if len(indexes) > 0 {
+		refused = append(refused, p.reap(indexes))
+	}
+	return errors.Join(refused...)
+}
+
+// deletable reports whether a link is a pod's: a veth with the alias, or one that a crash left before it had one.
+func deletable(link netlink.Link) bool {
+	attrs := link.Attrs()
+	fresh := attrs.Alias == "" && attrs.Flags&net.FlagUp == 0
+	return link.Type() == "veth" && (fresh || strings.HasPrefix(attrs.Alias, PodAliasPrefix))
+}
+
+// lookUp looks the names up. Names that do not exist, or could not, are passed over.
+func (p *Pods) lookUp(hostNames []string) (indexes []int, refused []error, err error) {
+	var requests []*nl.NetlinkRequest
+	var names []string
+	for _, name := range hostNames {
+		if ValidateName(name) == nil {
+			names = append(names, name)
+			requests = append(requests, getLink(name))
+		}
+	}
+	answers, err := p.conn.do(requests...)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, a := range answers {
+		switch {
+		case errors.Is(a.err, unix.ENODEV):
+		case a.err != nil:
+			refused = append(refused, fmt.Errorf("looking at link %s: %w", names[i], a.err))
+		case !deletable(a.link):
+			refused = append(refused, fmt.Errorf("link %s (%s, alias %q): %w", names[i], a.link.Type(), a.link.Attrs().Alias, ErrForeign))
+		default:
+			indexes = append(indexes, a.link.Attrs().Index)
+		}
+	}
+	return indexes, refused, nil
+}
+
+func (p *Pods) reap(indexes []int) error {
+	if len(indexes) == 1 {
+		answers, err := p.reaper.do(deleteLink(indexes[0]))
+		if err == nil {
+			err = unlessGone(answers[0].err)
+		}
+		if err != nil {
+			return fmt.Errorf("deleting a pod link: %w", err)
+		}
+		return nil
+	}
+	var requests []*nl.NetlinkRequest
+	for _, index := range indexes {
+		requests = append(requests, setState(index, false), setLink(index, groupAttr(DeadGroup)))
+	}
+	answers, err := p.reaper.do(append(requests, deleteGroup(DeadGroup))...)
+	if err != nil {
+		return fmt.Errorf("deleting %d pod links: %w", len(indexes), err)
+	}
+	for _, a := range answers {
+		if err := unlessGone(a.err); err != nil {
+			return fmt.Errorf("deleting %d pod links: %w", len(indexes), err)
+		}
+	}
+	return nil
+}
+
+// unlessGone forgives that a link has gone by itself, as it does with the pod's namespace.
+func unlessGone(err error) error {
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// List implements PodLinks.
+func (p *Pods) List(ctx context.Context) (map[string]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("listing pod links: %w", err)
+	}
+	links, err := listLinks(p.handle)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for _, link := range links {
+		if owner, ok := strings.CutPrefix(link.Attrs().Alias, PodAliasPrefix); ok && link.Type() == "veth" {
+			found[link.Attrs().Name] = owner
+		}
+	}
+	return found, nil
+}

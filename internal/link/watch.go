@@ -1,0 +1,202 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Drift says what changed behind the engine's back.
+type Drift struct {
+	// All says that anything may have changed: events were lost, or watching has begun.
+	All bool
+	// Device is the name of the device it was about, when known.
+	Device string
+	// Kind is what changed.
+	Kind Kind
+}
+
+// driftBuffer is how many events wait for a reader before they are summed up as All.
+const driftBuffer = 64
+
+// watchBuffer is the socket's receive buffer in bytes: room for thousands of events of a busy node.
+const watchBuffer = 4 << 20
+
+// Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace until ctx ends; then
+// the channel is closed. Changes that the engine itself makes are among them: a reader compares, and finds nothing to do. The first
+// value, with All set, says that watching has begun. When the kernel dropped events (ENOBUFS), All is reported. Slow readers lose
+// detail (All), never a change.
+func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
+	w := &watcher{engine: e, names: map[int]string{}, out: make(chan Drift, driftBuffer)}
+	if err := w.subscribe(); err != nil {
+		return nil, fmt.Errorf("watching links: %w", err)
+	}
+	w.out <- Drift{All: true}
+	go w.run(ctx)
+	return w.out, nil
+}
+
+type watcher struct {
+	engine *Engine
+	names  map[int]string // devices in care by index
+	out    chan Drift
+	socket *os.File
+}
+
+func (w *watcher) subscribe() error {
+	return onThread(w.engine.home, func() error {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("opening a netlink socket: %w", err)
+		}
+		var groups uint32
+		for _, group := range []uint{
+			unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEIGH,
+		} {
+			groups |= 1 << (group - 1)
+		}
+		// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, and told.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
+		if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+			unix.Close(fd)
+			return fmt.Errorf("subscribing to rtnetlink: %w", err)
+		}
+		w.socket = os.NewFile(uintptr(fd), "rtnetlink events")
+		return w.learn()
+	})
+}
+
+// learn looks up the indexes of the devices in care, for events that do not name their device.
+func (w *watcher) learn() error {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	defer handle.Close()
+	links, err := listLinks(handle)
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		w.note(link.Attrs().Index, link.Attrs().Name)
+	}
+	return nil
+}
+
+func (w *watcher) note(index int, name string) { w.names[index] = name }
+
+func (w *watcher) run(ctx context.Context) {
+	defer close(w.out)
+	stop := context.AfterFunc(ctx, func() { w.socket.Close() })
+	defer func() {
+		stop()
+		w.socket.Close()
+	}()
+	buffer := make([]byte, receiveSize)
+	for ctx.Err() == nil {
+		size, err := w.socket.Read(buffer)
+		switch {
+		case err == nil:
+			w.events(buffer[:size])
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
+			// The kernel dropped events; the subscription itself goes on.
+			w.tell(Drift{All: true})
+		default:
+			return // closed: ctx has ended
+		}
+	}
+}
+
+// tell never blocks: what does not fit is told, with what waits already, as one All. There is no other sender.
+func (w *watcher) tell(drift Drift) {
+	select {
+	case w.out <- drift:
+		return
+	default:
+	}
+	for {
+		select {
+		case <-w.out:
+		default:
+			w.out <- Drift{All: true}
+			return
+		}
+	}
+}
+
+func (w *watcher) events(datagram []byte) {
+	messages, err := syscall.ParseNetlinkMessage(datagram)
+	if err != nil {
+		w.tell(Drift{All: true})
+		return
+	}
+	for i := range messages {
+		if drift, ok := w.event(&messages[i]); ok {
+			w.tell(drift)
+		}
+	}
+}
+
+// event says whether a message is about something in care.
+func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
+	data := message.Data
+	switch message.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return w.linkEvent(message)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if len(data) < unix.SizeofIfAddrmsg {
+			return Drift{}, false
+		}
+		return w.about(int(nl.DeserializeIfAddrmsg(data).Index), KindDevice)
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		if len(data) < unix.SizeofNdMsg {
+			return Drift{}, false
+		}
+		state := uint16(data[8]) | uint16(data[9])<<8
+		if state&netlink.NUD_PERMANENT == 0 {
+			return Drift{}, false
+		}
+		return w.about(int(nl.NativeEndian().Uint32(data[4:8])), KindNeighbour)
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		// rtm_protocol is the sixth byte of struct rtmsg.
+		return Drift{Kind: KindRoute}, len(data) >= unix.SizeofRtMsg && data[5] == Protocol
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		return Drift{Kind: KindRule}, true
+	}
+	return Drift{}, false
+}
+
+func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
+	if len(message.Data) < unix.SizeofIfInfomsg || message.Data[0] != unix.AF_UNSPEC {
+		return Drift{}, false // a bridge's or another family's news about the link
+	}
+	header := unix.NlMsghdr(message.Header)
+	link, err := netlink.LinkDeserialize(&header, message.Data)
+	if err != nil {
+		return Drift{All: true}, true
+	}
+	attrs := link.Attrs()
+	drift, known := w.about(attrs.Index, KindDevice)
+	if message.Header.Type == unix.RTM_DELLINK {
+		delete(w.names, attrs.Index)
+		return drift, known
+	}
+	w.note(attrs.Index, attrs.Name)
+	if now, ok := w.about(attrs.Index, KindDevice); ok {
+		return now, true
+	}
+	return drift, known // it was renamed away
+}
+
+func (w *watcher) about(index int, kind Kind) (Drift, bool) {
+	name := w.names[index]
+	care := w.engine.inCare(Key{Kind: KindDevice, Name: name}) || w.engine.inCare(Key{Kind: KindVeth, Name: name})
+	return Drift{Device: name, Kind: kind}, name != "" && care
+}
