@@ -89,26 +89,34 @@ const (
 	AnnotationEgressIPConfig = "cloud.network.openshift.io/egress-ipconfig"
 )
 
+// AnnotationNamespaceUID, on a NetNamespace, is the UID of the Namespace that it belongs to. It is Weft's own: by it a
+// NetNamespace goes when its Namespace went while no controller was running, and one that was restored before its
+// Namespace stays.
+const AnnotationNamespaceUID = "network.weft.dev/namespace-uid"
+
 // Condition types of the status fields.
 const (
-	// ConditionValid is on ClusterNetwork, HostSubnet and NetNamespace: False when the object, or what it is checked
-	// against, has an error that keeps it from being used. The message names the field.
+	// ConditionValid is on ClusterNetwork, HostSubnet and NetNamespace: False when the object has an error that keeps it,
+	// or what it asks for, from being used. The message names the field. On HostSubnet and NetNamespace it is written
+	// only once there was an error.
 	ConditionValid = "Valid"
-	// ConditionReady is on ClusterNetwork: True when every node has a subnet.
+	// ConditionReady is on ClusterNetwork: True when every node has a subnet, and nothing in the cluster contradicts the
+	// network.
 	ConditionReady = "Ready"
 )
 
-// Reasons of conditions.
+// Reasons of conditions and events.
 const (
 	// ReasonValid stands with ConditionValid True.
 	ReasonValid = "Valid"
-	// ReasonInvalid stands with ConditionValid False: a field must be corrected.
+	// ReasonInvalid stands where a field must be corrected.
 	ReasonInvalid = "Invalid"
-	// ReasonConflict stands with a condition that is False because the object contradicts others in the cluster.
+	// ReasonConflict stands where objects contradict each other: subnets that overlap or lie outside the cluster
+	// network, node addresses inside it.
 	ReasonConflict = "Conflict"
-	// ReasonExhausted stands with ConditionReady False: the ranges have no subnet, or the VNIDs no value, left.
+	// ReasonExhausted stands where the ranges have no subnet, or the VNIDs no value, left.
 	ReasonExhausted = "Exhausted"
-	// ReasonIncomplete stands with ConditionReady False: some node cannot be given a subnet; the message says which.
+	// ReasonIncomplete stands where a node cannot be given a subnet for another reason; the message says which.
 	ReasonIncomplete = "Incomplete"
 	// ReasonAllocated stands with ConditionReady True.
 	ReasonAllocated = "Allocated"

@@ -1,0 +1,303 @@
+//go:build real
+
+package crds
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"weft.dev/weft/internal/apiservertest"
+)
+
+var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) { server = s }))
+}
+
+// object parses a manifest as a user would write it; $ stands for the API group and version.
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	obj := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(text, "$", "apiVersion: network.openshift.io/v1")), obj); err != nil {
+		t.Fatalf("%v in:\n%s", err, text)
+	}
+	return obj
+}
+
+type manifest struct {
+	name, text string
+	refused    string // part of the error; empty: accepted
+}
+
+func clusterNetwork(fields string) string {
+	return "{$, kind: ClusterNetwork, metadata: {name: default}, " + fields + "}"
+}
+
+func hostSubnet(fields string) string {
+	return "{$, kind: HostSubnet, metadata: {name: node-1.example}, " + fields + "}"
+}
+
+func netNamespace(fields string) string {
+	return "{$, kind: NetNamespace, metadata: {name: demo}, " + fields + "}"
+}
+
+func egress(to string) string {
+	return "{$, kind: EgressNetworkPolicy, metadata: {name: fw, namespace: default}, spec: {egress: [" + to + "]}}"
+}
+
+const (
+	notCanonical = "canonical form"
+	goodNetworks = "serviceNetwork: 172.30.0.0/16, clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"
+)
+
+func clusterNetworks() []manifest {
+	const service = "serviceNetwork: 172.30.0.0/16, "
+	ranges := func(cidr string, length string) string {
+		return clusterNetwork(service + "clusterNetworks: [{CIDR: " + cidr + ", hostSubnetLength: " + length + "}]")
+	}
+	return []manifest{
+		{"as OpenShift 4 writes it", `
+$
+kind: ClusterNetwork
+metadata:
+  name: default
+clusterNetworks:
+- CIDR: 10.128.0.0/14
+  hostSubnetLength: 9
+hostsubnetlength: 9
+mtu: 1450
+network: 10.128.0.0/14
+pluginName: redhat/openshift-ovs-networkpolicy
+serviceNetwork: 172.30.0.0/16
+vxlanPort: 4789
+`, ""},
+		{"as OpenShift 3 wrote it", clusterNetwork("network: 10.128.0.0/14, hostsubnetlength: 9, pluginName: redhat/openshift-ovs-subnet, serviceNetwork: 172.30.0.0/16"), ""},
+		{"only what is needed", clusterNetwork(goodNetworks), ""},
+		{"plugin name in capitals", clusterNetwork(goodNetworks + ", pluginName: RedHat/OpenShift-OVS-Multitenant"), ""},
+		{"several ranges", clusterNetwork(service + "clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}, {CIDR: 10.132.0.0/14, hostSubnetLength: 8}]"), ""},
+		{"smallest subnets", ranges("10.1.0.0/16", "2"), ""},
+		{"one subnet", ranges("10.1.0.0/16", "16"), ""},
+
+		{"unknown plugin", clusterNetwork(goodNetworks + ", pluginName: weave"), "must be redhat/openshift-ovs-subnet"},
+		{"plugin with something before it", clusterNetwork(goodNetworks + ", pluginName: x-redhat/openshift-ovs-subnet"), "must be redhat/openshift-ovs-subnet"},
+		{"no service network", clusterNetwork("clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), "serviceNetwork: Required"},
+		{"no ranges", clusterNetwork("serviceNetwork: 172.30.0.0/16"), "clusterNetworks needs at least one range"},
+		{"empty ranges", clusterNetwork(service + "clusterNetworks: []"), "clusterNetworks needs at least one range"},
+		{"network without a length", clusterNetwork(service + "network: 10.128.0.0/14"), "clusterNetworks needs at least one range"},
+		{"range without a length", clusterNetwork(service + "clusterNetworks: [{CIDR: 10.128.0.0/14}]"), "hostSubnetLength: Required"},
+		{"range without a CIDR", clusterNetwork(service + "clusterNetworks: [{hostSubnetLength: 9}]"), "CIDR: Required"},
+		{"octet with a leading zero", ranges("10.128.00.0/14", "9"), notCanonical},
+		{"octet 01", ranges("01.128.0.0/14", "9"), notCanonical},
+		{"prefix with a leading zero", ranges("10.128.0.0/014", "9"), notCanonical},
+		{"host bits", ranges("10.129.2.0/14", "9"), notCanonical},
+		{"octet too large", ranges("10.256.0.0/16", "8"), notCanonical},
+		{"prefix too long", ranges("10.1.0.0/33", "2"), notCanonical},
+		{"no prefix", ranges("10.1.0.0", "8"), notCanonical},
+		{"IPv6", ranges(`"fd00::/48"`, "8"), notCanonical},
+		{"hostile", ranges(`"10.1.0.0/16\n; rm"`, "8"), notCanonical},
+		{"too long", ranges(`"10.1.0.0/16                       "`, "8"), "Too long"},
+		{"length 1", ranges("10.128.0.0/14", "1"), "greater than or equal to 2"},
+		{"length 31", ranges("0.0.0.0/0", "31"), "less than or equal to 30"},
+		{"length that does not fit", ranges("10.1.0.0/16", "17"), "hostSubnetLength does not fit"},
+		{"old length that does not fit", clusterNetwork(service + "network: 10.1.0.0/16, hostsubnetlength: 17"), "hostsubnetlength does not fit"},
+		{"old network not canonical", clusterNetwork(service + "network: 10.1.1.0/16, hostsubnetlength: 8"), notCanonical},
+		{"ranges overlap", clusterNetwork(service + "clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}, {CIDR: 10.130.0.0/16, hostSubnetLength: 9}]"), "must not overlap each other"},
+		{"ranges equal", clusterNetwork(service + "clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}, {CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), "must not overlap each other"},
+		{"service inside a range", clusterNetwork("serviceNetwork: 10.129.0.0/16, clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), "serviceNetwork must not overlap"},
+		{"range inside service", clusterNetwork("serviceNetwork: 10.0.0.0/8, clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), "serviceNetwork must not overlap"},
+		{"old network inside service", clusterNetwork("serviceNetwork: 10.0.0.0/8, network: 10.128.0.0/14, hostsubnetlength: 9"), "serviceNetwork must not overlap network"},
+		{"service not canonical", clusterNetwork("serviceNetwork: 172.30.1.0/16, clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), notCanonical},
+		{"network differs", clusterNetwork(goodNetworks + ", network: 10.124.0.0/14"), "network must be left out or equal"},
+		{"hostsubnetlength differs", clusterNetwork(goodNetworks + ", hostsubnetlength: 8"), "hostsubnetlength must be left out or equal"},
+		{"port 0", clusterNetwork(goodNetworks + ", vxlanPort: 0"), "greater than or equal to 1"},
+		{"port too high", clusterNetwork(goodNetworks + ", vxlanPort: 65536"), "less than or equal to 65535"},
+		{"mtu too small", clusterNetwork(goodNetworks + ", mtu: 575"), "greater than or equal to 576"},
+		{"mtu too large", clusterNetwork(goodNetworks + ", mtu: 65537"), "less than or equal to 65536"},
+		{"wrong type", clusterNetwork(goodNetworks + ", mtu: '1450'"), "must be of type integer"},
+	}
+}
+
+func hostSubnets() []manifest {
+	const good = "host: node-1.example, hostIP: 192.0.2.1, subnet: 10.128.0.0/23"
+	return []manifest{
+		{"as the controller writes it", hostSubnet(good), ""},
+		{"as exported from OpenShift", "{$, kind: HostSubnet, metadata: {name: node-1.example, annotations: {pod.network.openshift.io/node-uid: 5a3b}}, egressCIDRs: [192.0.2.0/24], egressIPs: [192.0.2.50, 192.0.2.51], " + good + "}", ""},
+		{"a router outside", `
+$
+kind: HostSubnet
+metadata:
+  name: openshift-f5-node
+  annotations:
+    pod.network.openshift.io/assign-subnet: "true"
+    pod.network.openshift.io/fixed-vnid-host: "0"
+host: openshift-f5-node
+hostIP: 10.3.89.213
+`, ""},
+		{"empty subnet", hostSubnet("host: node-1.example, hostIP: 192.0.2.1, subnet: ''"), ""},
+
+		{"host of another name", hostSubnet("host: node-2, hostIP: 192.0.2.1, subnet: 10.128.0.0/23"), "host must equal metadata.name"},
+		{"no host", hostSubnet("hostIP: 192.0.2.1, subnet: 10.128.0.0/23"), "host: Required"},
+		{"capital host", "{$, kind: HostSubnet, metadata: {name: node-1}, host: Node-1, hostIP: 192.0.2.1}", "should match"},
+		{"no address", hostSubnet("host: node-1.example, subnet: 10.128.0.0/23"), "hostIP: Required"},
+		{"empty address", hostSubnet("host: node-1.example, hostIP: '', subnet: 10.128.0.0/23"), "hostIP"},
+		{"loopback", hostSubnet("host: node-1.example, hostIP: 127.0.0.1"), "that other nodes can reach"},
+		{"unspecified", hostSubnet("host: node-1.example, hostIP: 0.0.0.0"), "that other nodes can reach"},
+		{"broadcast", hostSubnet("host: node-1.example, hostIP: 255.255.255.255"), "that other nodes can reach"},
+		{"multicast", hostSubnet("host: node-1.example, hostIP: 224.0.0.1"), "that other nodes can reach"},
+		{"address with leading zeros", hostSubnet("host: node-1.example, hostIP: 192.0.02.1"), "without leading zeros"},
+		{"IPv6 address", hostSubnet("host: node-1.example, hostIP: 'fd00::1'"), "that other nodes can reach"},
+		{"subnet not canonical", hostSubnet("host: node-1.example, hostIP: 192.0.2.1, subnet: 10.128.1.0/23"), notCanonical},
+		{"subnet leading zero", hostSubnet("host: node-1.example, hostIP: 192.0.2.1, subnet: 10.128.00.0/23"), notCanonical},
+		{"egress IP", hostSubnet(good + ", egressIPs: [192.0.2.256]"), "must be an IPv4 address"},
+		{"egress IP leading zero", hostSubnet(good + ", egressIPs: [192.0.2.1, 192.0.02.2]"), "must be an IPv4 address"},
+		{"egress CIDR", hostSubnet(good + ", egressCIDRs: [192.0.2.1/24]"), notCanonical},
+	}
+}
+
+func netNamespaces() []manifest {
+	return []manifest{
+		{"plain", netNamespace("netname: demo, netid: 12345"), ""},
+		{"global", netNamespace("netname: demo, netid: 0"), ""},
+		{"as exported from OpenShift", "{$, kind: NetNamespace, metadata: {name: demo, annotations: {netnamespace.network.openshift.io/multicast-enabled: 'true'}}, netname: demo, netid: 16777215, egressIPs: [192.0.2.50]}", ""},
+		{"control plane", netNamespace("netname: demo, netid: 1"), ""},
+
+		{"no netid", netNamespace("netname: demo"), "netid: Required"},
+		{"no netname", netNamespace("netid: 10"), "netname: Required"},
+		{"another's name", netNamespace("netname: other, netid: 10"), "netname must equal metadata.name"},
+		{"name with a dot", "{$, kind: NetNamespace, metadata: {name: a.b}, netname: a.b, netid: 10}", "should match"},
+		{"25 bits", netNamespace("netname: demo, netid: 16777216"), "less than or equal to 16777215"},
+		{"negative", netNamespace("netname: demo, netid: -1"), "greater than or equal to 0"},
+		{"egress IP", netNamespace("netname: demo, netid: 10, egressIPs: ['0192.0.2.1']"), "must be an IPv4 address"},
+	}
+}
+
+func egressPolicies() []manifest {
+	return []manifest{
+		{"as OpenShift's documentation has it", `
+$
+kind: EgressNetworkPolicy
+metadata:
+  name: default
+  namespace: default
+spec:
+  egress:
+  - type: Allow
+    to:
+      cidrSelector: 1.2.3.0/24
+  - type: Allow
+    to:
+      dnsName: www.example.com
+  - type: Deny
+    to:
+      cidrSelector: 0.0.0.0/0
+`, ""},
+		{"no rules", egress(""), ""},
+		{"final dot", egress("{type: Allow, to: {dnsName: www.example.com.}}"), ""},
+		{"0.0.0.0/32", egress("{type: Deny, to: {cidrSelector: 0.0.0.0/32}}"), ""},
+
+		{"AllowX", egress("{type: AllowX, to: {cidrSelector: 0.0.0.0/0}}"), "Unsupported value"},
+		{"XDeny", egress("{type: XDeny, to: {cidrSelector: 0.0.0.0/0}}"), "Unsupported value"},
+		{"no type", egress("{to: {cidrSelector: 0.0.0.0/0}}"), "type: Required"},
+		{"no peer", egress("{type: Deny}"), "to: Required"},
+		{"empty peer", egress("{type: Deny, to: {}}"), "exactly one of"},
+		{"two peers", egress("{type: Deny, to: {cidrSelector: 1.2.3.0/24, dnsName: example.com}}"), "exactly one of"},
+		{"CIDR not canonical", egress("{type: Deny, to: {cidrSelector: 1.2.3.4/24}}"), notCanonical},
+		{"CIDR leading zero", egress("{type: Deny, to: {cidrSelector: 1.2.03.0/24}}"), notCanonical},
+		{"wildcard", egress("{type: Deny, to: {dnsName: '*.example.com'}}"), "should match"},
+		{"no spec", "{$, kind: EgressNetworkPolicy, metadata: {name: fw, namespace: default}}", "spec: Required"},
+	}
+}
+
+// The API server accepts what OpenShift's users have, and refuses each thing that is wrong, by name.
+func TestValidation(t *testing.T) {
+	ctx := t.Context()
+	c := install(ctx, t)
+	for kind, manifests := range map[string][]manifest{
+		"ClusterNetwork": clusterNetworks(), "HostSubnet": hostSubnets(),
+		"NetNamespace": netNamespaces(), "EgressNetworkPolicy": egressPolicies(),
+	} {
+		for _, m := range manifests {
+			t.Run(kind+"/"+m.name, func(t *testing.T) {
+				err := c.Create(ctx, object(t, m.text), client.DryRunAll, client.FieldValidation("Strict"))
+				switch {
+				case m.refused == "" && err != nil:
+					t.Errorf("refused: %v", err)
+				case m.refused != "" && err == nil:
+					t.Error("accepted")
+				case m.refused != "" && !strings.Contains(err.Error(), m.refused):
+					t.Errorf("refused, but for another reason than %q: %v", m.refused, err)
+				case strings.Contains(m.refused, "must") && strings.Contains(err.Error(), "evaluation error"):
+					t.Errorf("a rule could not be evaluated: %v", err)
+				}
+			})
+		}
+	}
+	t.Run("HostSubnet/changes", func(t *testing.T) { hostSubnetChanges(ctx, t, c) })
+	t.Run("ClusterNetwork/changes", func(t *testing.T) { clusterNetworkChanges(ctx, t, c) })
+}
+
+func install(ctx context.Context, t *testing.T) client.Client {
+	t.Helper()
+	all, err := All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.InstallCRDs(ctx, all); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(server.Config(), client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A subnet is assigned once; a host's address may change.
+func hostSubnetChanges(ctx context.Context, t *testing.T, c client.Client) {
+	obj := object(t, "{$, kind: HostSubnet, metadata: {name: node-1}, host: node-1, hostIP: 192.0.2.1}")
+	if err := c.Create(ctx, obj); err != nil {
+		t.Fatal(err)
+	}
+	set := func(field, value string) error {
+		obj.Object[field] = value
+		return c.Update(ctx, obj)
+	}
+	if err := set("subnet", ""); err != nil {
+		t.Errorf("writing the empty subnet: %v", err)
+	}
+	if err := set("subnet", "10.128.0.0/23"); err != nil {
+		t.Errorf("assigning a subnet: %v", err)
+	}
+	if err := set("hostIP", "192.0.2.2"); err != nil {
+		t.Errorf("another address: %v", err)
+	}
+	for _, subnet := range []string{"10.128.2.0/23", ""} {
+		if err := set("subnet", subnet); err == nil || !strings.Contains(err.Error(), "cannot change once it is set") {
+			t.Errorf("another subnet %q: %v", subnet, err)
+		}
+	}
+	delete(obj.Object, "subnet")
+	if err := c.Update(ctx, obj); err == nil {
+		t.Error("the subnet can be removed")
+	}
+}
+
+// The network may grow and change its mode while it runs.
+func clusterNetworkChanges(ctx context.Context, t *testing.T, c client.Client) {
+	obj := object(t, clusterNetwork(goodNetworks+", pluginName: redhat/openshift-ovs-subnet"))
+	if err := c.Create(ctx, obj); err != nil {
+		t.Fatal(err)
+	}
+	grown := object(t, clusterNetwork("serviceNetwork: 172.30.0.0/16, pluginName: redhat/openshift-ovs-multitenant, clusterNetworks: [{CIDR: 10.128.0.0/13, hostSubnetLength: 9}, {CIDR: 10.0.0.0/16, hostSubnetLength: 8}]"))
+	grown.SetResourceVersion(obj.GetResourceVersion())
+	if err := c.Update(ctx, grown); err != nil {
+		t.Error(err)
+	}
+}

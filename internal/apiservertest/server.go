@@ -1,0 +1,243 @@
+// Package apiservertest starts a real Kubernetes API server, with its etcd, for tests: on loopback, for one test
+// program, in a temporary directory. Nothing else of Kubernetes runs, so objects stay as a test leaves them: no
+// namespace is finalized and nothing is garbage collected.
+package apiservertest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+const (
+	// Environment names the variable that says which directory holds kube-apiserver.
+	Environment = "WEFT_KUBERNETES"
+	// DefaultDirectory is where it is looked for otherwise: where the laboratory keeps what it built.
+	DefaultDirectory = "/var/cache/weft-lab/kubernetes/v1.34.4"
+
+	readyTimeout = 2 * time.Minute // a machine that builds at the same time is slow
+	adminToken   = "admin"
+)
+
+// Server is a running API server.
+type Server struct {
+	address string
+	dir     string
+	etcd    *process
+	api     *process
+}
+
+// Main starts a server, gives it to use, runs the tests, and stops it. It returns what TestMain exits with.
+func Main(m *testing.M, use func(*Server)) int {
+	server, err := start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start the API server:", err)
+		return 1
+	}
+	defer server.stop()
+	use(server)
+	return m.Run()
+}
+
+// Config returns the configuration of a client that may do everything.
+func (s *Server) Config() *rest.Config {
+	return &rest.Config{
+		Host:            "https://" + s.address,
+		BearerToken:     adminToken,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		QPS:             -1, // tests do not wait for each other
+	}
+}
+
+// ConfigAs returns the configuration of a client that may do what the service account may.
+func (s *Server) ConfigAs(namespace, serviceAccount string) *rest.Config {
+	config := s.Config()
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + namespace + ":" + serviceAccount,
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+	}
+	return config
+}
+
+func start() (_ *Server, err error) {
+	dir, err := os.MkdirTemp("", "weft-apiserver-")
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{dir: dir}
+	defer func() {
+		if err != nil {
+			s.stop()
+		}
+	}()
+	ports, err := freePorts(3)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.writeKeys(); err != nil {
+		return nil, err
+	}
+	client, peer := "http://127.0.0.1:"+ports[0], "http://127.0.0.1:"+ports[1]
+	s.etcd, err = run(dir, "etcd", "etcd",
+		"--data-dir="+filepath.Join(dir, "etcd-data"), "--unsafe-no-fsync=true",
+		"--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+	if err != nil {
+		return nil, err
+	}
+	directory := os.Getenv(Environment)
+	if directory == "" {
+		directory = DefaultDirectory
+	}
+	s.address = "127.0.0.1:" + ports[2]
+	key := filepath.Join(dir, "sa.key")
+	s.api, err = run(dir, "kube-apiserver", filepath.Join(directory, "kube-apiserver"),
+		"--etcd-servers="+client, "--bind-address=127.0.0.1", "--secure-port="+ports[2],
+		"--endpoint-reconciler-type=none", // it would publish an address that is not loopback
+		"--service-cluster-ip-range=172.30.0.0/16", "--cert-dir="+filepath.Join(dir, "certs"),
+		"--service-account-key-file="+key, "--service-account-signing-key-file="+key,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--token-auth-file="+filepath.Join(dir, "tokens.csv"), "--authorization-mode=RBAC")
+	if err != nil {
+		return nil, err
+	}
+	return s, s.awaitReady()
+}
+
+func (s *Server) writeKeys() error {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return err
+	}
+	block := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	tokens := []byte(adminToken + `,admin,1,"system:masters"` + "\n")
+	return errors.Join(
+		os.WriteFile(filepath.Join(s.dir, "sa.key"), block, 0o600),
+		os.WriteFile(filepath.Join(s.dir, "tokens.csv"), tokens, 0o600),
+	)
+}
+
+// awaitReady waits until the server says that it is ready, or one of the programs ended.
+func (s *Server) awaitReady() error {
+	client, err := rest.HTTPClientFor(s.Config())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	poll := time.NewTicker(100 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		if ready(ctx, client, "https://"+s.address+"/readyz") {
+			return nil
+		}
+		select {
+		case <-s.etcd.done:
+			return s.etcd.failure()
+		case <-s.api.done:
+			return s.api.failure()
+		case <-ctx.Done():
+			return fmt.Errorf("not ready after %v: %w", readyTimeout, s.api.failure())
+		case <-poll.C:
+		}
+	}
+}
+
+func ready(ctx context.Context, client *http.Client, url string) bool {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return false
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return false
+	}
+	return response.Body.Close() == nil && response.StatusCode == http.StatusOK
+}
+
+func (s *Server) stop() {
+	for _, p := range []*process{s.api, s.etcd} {
+		if p != nil {
+			p.stop()
+		}
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		fmt.Fprintln(os.Stderr, "remove the API server's directory:", err)
+	}
+}
+
+// process is a running program.
+type process struct {
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{} // closed when it ended
+}
+
+// run starts a program that ends when the test program does, however that ends.
+func run(dir, name, program string, args ...string) (*process, error) {
+	p := &process{cmd: exec.Command(program, args...), log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
+	log, err := os.Create(p.log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s (set %s to the directory of Kubernetes' programs): %w", program, Environment, err)
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait() // the log says why
+	}()
+	return p, nil
+}
+
+func (p *process) stop() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.done
+}
+
+// failure returns the end of the log as an error.
+func (p *process) failure() error {
+	const most = 2000
+	log, err := os.ReadFile(p.log)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %s", p.cmd.Path, bytes.TrimSpace(log[max(0, len(log)-most):]))
+}
+
+// freePorts returns TCP ports that were free a moment ago.
+func freePorts(n int) ([]string, error) {
+	var ports []string
+	for range n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer listener.Close() // all are held until the last is chosen, so that they differ
+		address, ok := listener.Addr().(*net.TCPAddr)
+		if !ok {
+			return nil, fmt.Errorf("listening on %v", listener.Addr())
+		}
+		ports = append(ports, strconv.Itoa(address.Port))
+	}
+	return ports, nil
+}
