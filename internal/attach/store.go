@@ -39,7 +39,9 @@ type ConflictError struct {
 }
 
 // Error says who holds what.
-func (e *ConflictError) Error() string { return fmt.Sprintf("%s belongs to attachment %s", e.What, e.Holder) }
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("%s belongs to attachment %s", e.What, e.Holder)
+}
 
 // Broken is a file in the store's directory that is no record. Nothing was made of it.
 type Broken struct {
