@@ -54,7 +54,7 @@ type EgressNetworkPolicyRule struct {
 
 // EgressNetworkPolicyPeer is the destination that a rule matches: exactly one of its fields is set.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.cidrSelector) && self.cidrSelector != ”) != (has(self.dnsName) && self.dnsName != ”)",message="exactly one of cidrSelector and dnsName must be set"
+// +kubebuilder:validation:XValidation:rule="(has(self.cidrSelector) && size(self.cidrSelector) > 0) != (has(self.dnsName) && size(self.dnsName) > 0)",message="exactly one of cidrSelector and dnsName must be set"
 type EgressNetworkPolicyPeer struct {
 	// cidrSelector is the range of destination addresses. 0.0.0.0/32 is read as 0.0.0.0/0, as OpenShift does.
 	// +optional

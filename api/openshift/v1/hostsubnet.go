@@ -14,7 +14,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Egress CIDRs",type=string,JSONPath=`.egressCIDRs`,description="The network egress CIDRs"
 // +kubebuilder:printcolumn:name="Egress IPs",type=string,JSONPath=`.egressIPs`,description="The network egress IP addresses"
 // +kubebuilder:validation:XValidation:rule="self.host == self.metadata.name",message="host must equal metadata.name"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.subnet) || oldSelf.subnet == '' || has(self.subnet)",message="subnet cannot be removed once it is set: delete the HostSubnet to give the host another subnet"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.subnet) || size(oldSelf.subnet) == 0 || has(self.subnet)",message="subnet cannot be removed once it is set: delete the HostSubnet to give the host another subnet"
 type HostSubnet struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name is the node's.
