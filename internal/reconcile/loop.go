@@ -71,6 +71,8 @@ type waiter struct {
 	owners []Owner
 	// verify: wait for a verification of everything, not only for the owners.
 	verify bool
+	// patient: an engine that cannot be reached is waited for.
+	patient bool
 	// drift is how many items the verification found to differ.
 	drift int
 	done  chan error
@@ -92,19 +94,24 @@ func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) 
 
 // Start hands over the complete first state and lets the loop begin: it reads what is programmed and commits the
 // difference. Until then nothing is removed and nothing is opened; fragments set earlier are kept and count as
-// part of the first state. Start waits until the engine is in step.
+// part of the first state. Start waits until the owners given are in step, also for an engine that cannot be reached
+// yet (ErrUnavailable); what becomes of owners that were set before is seen by Failure.
 func (l *Loop[K, V]) Start(ctx context.Context, fragments map[Owner]map[K]V) error {
 	l.mu.Lock()
 	l.started, l.resync = true, true
 	l.mu.Unlock()
-	return l.Apply(ctx, fragments)
+	return l.apply(ctx, fragments, true)
 }
 
 // Apply replaces the fragments of the owners given (an empty fragment: the owner has nothing any more) and waits
 // until they are in effect. The fragments stay desired, and are tried again, also when an error is returned: who
 // gives up withdraws them with another Apply. The maps must not be changed afterwards.
 func (l *Loop[K, V]) Apply(ctx context.Context, fragments map[Owner]map[K]V) error {
-	w := &waiter{done: make(chan error, 1)}
+	return l.apply(ctx, fragments, false)
+}
+
+func (l *Loop[K, V]) apply(ctx context.Context, fragments map[Owner]map[K]V, patient bool) error {
+	w := &waiter{patient: patient, done: make(chan error, 1)}
 	for owner := range fragments {
 		w.owners = append(w.owners, owner)
 	}
@@ -306,10 +313,13 @@ func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.resync = true
-	for _, w := range l.waiters {
+	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
+		if w.patient && errors.Is(err, ErrUnavailable) {
+			return false
+		}
 		w.done <- fmt.Errorf("%s: reading back: %w", l.opts.Name, err)
-	}
-	l.waiters = nil
+		return true
+	})
 	return true
 }
 
@@ -485,6 +495,10 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 		break
 	}
 	for _, w := range r.waiters {
+		if w.patient && errors.Is(first, ErrUnavailable) {
+			l.waiters = append(l.waiters, w)
+			continue
+		}
 		w.drift = r.drift
 		w.done <- l.verdict(w, broken, first)
 	}

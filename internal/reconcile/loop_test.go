@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -208,20 +209,33 @@ func TestConflictGoesToTheFirstOwner(t *testing.T) {
 	}
 }
 
-func TestUnavailableEngineCatchesUp(t *testing.T) {
+func TestStartWaitsForAnEngineThatIsAway(t *testing.T) {
 	engine := &memory{down: true}
 	loop := runLoop(t, engine, Options[string, text]{})
-	if err := loop.Start(t.Context(), map[Owner]map[string]text{"x": {"a": "1"}}); !errors.Is(err, ErrUnavailable) {
-		t.Fatalf("Start on an engine that is down: %v", err)
+	started := make(chan error, 1)
+	go func() { started <- loop.Start(t.Context(), map[Owner]map[string]text{"x": {"a": "1"}}) }()
+	for { // the loop has tried in vain
+		engine.mu.Lock()
+		tried := engine.reads > 0
+		engine.mu.Unlock()
+		if tried {
+			break
+		}
+		runtime.Gosched()
+	}
+	if err := loop.Apply(t.Context(), map[Owner]map[string]text{"y": {"b": "2"}}); !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("Apply on an engine that is down: %v", err)
 	}
 	engine.mu.Lock()
 	engine.down = false
 	engine.mu.Unlock()
-	if _, err := loop.Verify(t.Context()); err != nil {
+	loop.Resync()
+	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	if state, _ := engine.snapshot(); state["a"] != "1" {
-		t.Errorf("state after it came back: %v", state)
+	state, _ := engine.snapshot()
+	if diff := cmp.Diff(map[string]text{"a": "1", "b": "2"}, state); diff != "" {
+		t.Errorf("after it came back (-want +got):\n%s", diff)
 	}
 }
 
