@@ -174,7 +174,7 @@ func (c *commit) attempt(ctx context.Context, s *session) error {
 // initialise makes the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. Its table takes one row at
 // most, so two who do it at once do no harm.
 func (c *commit) initialise(ctx context.Context, s *session) error {
-	results, err := s.transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{}})
+	results, err := s.transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{"next_cfg": 0}})
 	if err != nil {
 		return err
 	}

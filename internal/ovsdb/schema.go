@@ -61,6 +61,7 @@ type interfaceRow struct {
 	IngressPolicingRate  int               `ovsdb:"ingress_policing_rate"`
 	IngressPolicingBurst int               `ovsdb:"ingress_policing_burst"`
 	OFPort               *int              `ovsdb:"ofport"`
+	IfIndex              *int              `ovsdb:"ifindex"`
 	Error                *string           `ovsdb:"error"`
 }
 
@@ -91,7 +92,7 @@ func monitorRequest() *client.Monitor {
 			{Table: tablePort, Fields: []string{"name", "interfaces", "external_ids"}},
 			{Table: tableInterface, Fields: []string{
 				"name", "type", "options", "external_ids", "lldp", "mac", "mtu_request", "ofport_request",
-				"ingress_policing_rate", "ingress_policing_burst", "ofport", "error",
+				"ingress_policing_rate", "ingress_policing_burst", "ofport", "error", "ifindex",
 			}},
 		},
 	}

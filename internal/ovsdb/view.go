@@ -10,6 +10,9 @@ import (
 // bits).
 const localPort = 65534
 
+// typeSystem is the long form of TypeLink, ovs-vswitchd.conf.db(5).
+const typeSystem = "system"
+
 // tables is a copy of the rows of the monitored tables, by UUID.
 type tables struct {
 	root       map[string]*rootRow
@@ -175,7 +178,7 @@ func (p *portState) value() *Port {
 	}
 	i := p.iface
 	v.Type = i.Type
-	if v.Type == "system" { // the long form of the empty type, ovs-vswitchd.conf.db(5)
+	if v.Type == typeSystem {
 		v.Type = TypeLink
 	}
 	if request := deref(i.OFPortRequest); request > 0 && request <= maxOFPort {
@@ -212,6 +215,10 @@ func (p *portState) switchFailure() string {
 		return "the switch gave it no port number; ovs-vswitchd's log says why"
 	case i.OFPortRequest != nil && *i.OFPort != *i.OFPortRequest:
 		return fmt.Sprintf("the switch gave it port number %d instead of %d", *i.OFPort, *i.OFPortRequest)
+	case (i.Type == TypeLink || i.Type == typeSystem) && i.IfIndex != nil && *i.IfIndex == 0:
+		// The userspace datapath keeps the port's number when its link goes, and says so nowhere else. If a link of
+		// that name comes, the switch takes it up by itself.
+		return "its link has gone (No such device)"
 	}
 	return ""
 }

@@ -1,0 +1,408 @@
+package ovsdb
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+func TestValidName(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"br0": true, "veth0a1b2c3d": true, "tun0.5": true, "a_b-c": true, "123456789012345": true,
+		"": false, "1234567890123456": false, "-rf": false, ".": false, "..": false, "a/b": false, "a b": false,
+		"a\n": false, "é": false, "a;b": false, "a*": false, "_a": false, "a\x00": false,
+	} {
+		if err := ValidName(name); (err == nil) != ok || err != nil && !errors.Is(err, ErrInvalid) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	port := func(change func(*Port)) Row {
+		p := &Port{Bridge: "br0", Name: "pod1"}
+		change(p)
+		return p
+	}
+	bridge := func(change func(*Bridge)) Row {
+		b := &Bridge{Name: "br0"}
+		change(b)
+		return b
+	}
+	big := map[string]string{}
+	for i := range maxEntries + 1 {
+		big[strings.Repeat("k", i+1)] = ""
+	}
+	for name, row := range map[string]Row{
+		"bridge's name":    port(func(p *Port) { p.Bridge = "" }),
+		"local port":       port(func(p *Port) { p.Name = "br0" }),
+		"type":             port(func(p *Port) { p.Type = "gre" }),
+		"number":           port(func(p *Port) { p.OFPort = 65280 }),
+		"mac":              port(func(p *Port) { p.MAC = "0A:58:00:00:00:01" }),
+		"multicast mac":    port(func(p *Port) { p.MAC = "01:00:5e:00:00:01" }),
+		"mtu":              port(func(p *Port) { p.MTURequest = 10 }),
+		"rate":             port(func(p *Port) { p.IngressRate = -1 }),
+		"burst":            port(func(p *Port) { p.IngressBurst = maxPolicing + 1 }),
+		"option key":       port(func(p *Port) { p.Options = map[string]string{"": "x"} }),
+		"option value":     port(func(p *Port) { p.Options = map[string]string{"x": "a\nb"} }),
+		"long value":       port(func(p *Port) { p.ExternalIDs = map[string]string{"x": strings.Repeat("a", 2000)} }),
+		"not UTF-8":        port(func(p *Port) { p.ExternalIDs = map[string]string{"x": "\xff"} }),
+		"many ids":         port(func(p *Port) { p.ExternalIDs = big }),
+		"OVN's id":         port(func(p *Port) { p.ExternalIDs = map[string]string{"ovn-installed": "true"} }),
+		"datapath":         bridge(func(b *Bridge) { b.DatapathType = "dummy" }),
+		"fail mode":        bridge(func(b *Bridge) { b.FailMode = "open" }),
+		"protocol":         bridge(func(b *Bridge) { b.Protocols = []string{"OpenFlow16"} }),
+		"hwaddr":           bridge(func(b *Bridge) { b.OtherConfig = map[string]string{"hwaddr": "x"} }),
+		"name of a bridge": bridge(func(b *Bridge) { b.Name = "br 0" }),
+	} {
+		if err := row.Validate(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestString(t *testing.T) {
+	p := &Port{Bridge: "br0", Name: "vxlan0", Type: TypeVXLAN, OFPort: 1, Options: map[string]string{"key": "flow", "a": ""}}
+	want := `port vxlan0 bridge=br0 type=vxlan ofport_request=1 options:a="" options:key="flow"`
+	if got := p.String(); got != want {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestFailedKeys(t *testing.T) {
+	one, two := &PortError{Key: PortKey("a")}, &PortError{Key: PortKey("b"), Err: ErrNotFound}
+	for name, c := range map[string]struct {
+		err   error
+		keys  int
+		whole bool
+	}{
+		"none":             {nil, 0, false},
+		"joined":           {errors.Join(one, two), 2, false},
+		"wrapped":          {errors.Join(errors.Join(one), nil), 1, false},
+		"more than a row":  {errors.Join(one, ErrNotApplied), 1, true},
+		"not about a row":  {ErrNotConnected, 0, true},
+		"one by one again": {one, 1, false},
+	} {
+		if failed, whole := FailedKeys(c.err); len(failed) != c.keys || whole != c.whole {
+			t.Errorf("%s: %v, %v", name, failed, whole)
+		}
+	}
+}
+
+// rowGen draws rows that are valid.
+func rowGen(t *rapid.T) Row {
+	name := rapid.StringMatching(`[a-z][a-z0-9._-]{0,14}`)
+	text := rapid.MapOfN(rapid.StringMatching(`[a-z_.:-]{1,8}`), rapid.StringMatching(`[ -~é]{0,12}`), 0, 4)
+	if rapid.Bool().Draw(t, "bridge") {
+		return &Bridge{
+			Name:         name.Draw(t, "name"),
+			DatapathType: rapid.SampledFrom([]string{"", DatapathNetdev, DatapathSystem}).Draw(t, "datapath"),
+			FailMode:     rapid.SampledFrom([]string{"", "secure", "standalone"}).Draw(t, "fail"),
+			Protocols:    rapid.SliceOfN(rapid.SampledFrom([]string{"OpenFlow13", "OpenFlow15"}), 0, 3).Draw(t, "protocols"),
+			OtherConfig:  text.Draw(t, "config"), ExternalIDs: text.Draw(t, "ids"),
+		}
+	}
+	return &Port{
+		Bridge: "WT0", Name: name.Draw(t, "name"),
+		Type:   rapid.SampledFrom([]string{TypeLink, TypeInternal, TypeVXLAN, TypePatch}).Draw(t, "type"),
+		OFPort: rapid.Uint16Range(0, maxOFPort).Draw(t, "ofport"), Options: text.Draw(t, "options"),
+		MAC:        rapid.SampledFrom([]string{"", "0a:58:0a:80:00:01"}).Draw(t, "mac"),
+		MTURequest: rapid.SampledFrom([]int{0, 68, 1450}).Draw(t, "mtu"), LLDP: rapid.Bool().Draw(t, "lldp"),
+		IngressRate: rapid.IntRange(0, 9).Draw(t, "rate"), IngressBurst: rapid.IntRange(0, 9).Draw(t, "burst"),
+		ExternalIDs: text.Draw(t, "ids"),
+	}
+}
+
+// What is planned for any rows on any database makes it hold those rows, and a second plan then has nothing to do.
+func TestPlanReachesWhatIsDesired(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		db := newMemory()
+		base := &Bridge{Name: "WT0", ExternalIDs: map[string]string{OwnerID: ""}}
+		for range 3 {
+			desired := map[Key]Row{base.Key(): base}
+			for _, row := range rapid.SliceOfN(rapid.Custom(rowGen), 0, 5).Draw(t, "rows") {
+				if !taken(desired, row) {
+					desired[row.Key()] = row
+				}
+			}
+			change := reconcile.Diff(desired, db.view().own())
+			p := newPlan(db.view(), change)
+			if len(p.failed) > 0 {
+				// A bridge in place of a port of that name: it goes first, as a caller does who is told.
+				p = newPlan(db.view(), Change{Delete: change.Delete})
+				db.apply(t, p)
+				change = reconcile.Diff(desired, db.view().own())
+				p = newPlan(db.view(), change)
+			}
+			db.apply(t, p)
+			if rest := reconcile.Diff(desired, db.view().own()); !rest.Empty() {
+				t.Fatalf("left to do: %v", rest)
+			}
+			if again := newPlan(db.view(), Change{Set: desired}); len(again.ops) != 0 {
+				t.Fatalf("written again: %+v", again.ops)
+			}
+		}
+	})
+}
+
+func taken(rows map[Key]Row, row Row) bool {
+	_, bridge := rows[BridgeKey(row.Key().Name)]
+	_, port := rows[PortKey(row.Key().Name)]
+	return bridge || port
+}
+
+// memory executes the operations of a plan on tables, as ovsdb-server and a willing switch do.
+type memory struct {
+	tables
+	next int
+}
+
+func newMemory() *memory {
+	return &memory{tables: tables{
+		root: map[string]*rootRow{"root": {UUID: "root"}}, bridges: map[string]*bridgeRow{},
+		ports: map[string]*portRow{}, interfaces: map[string]*interfaceRow{},
+	}}
+}
+
+func (m *memory) view() *view { return newView(m.tables, nil) }
+
+func (m *memory) apply(t *rapid.T, p *plan) {
+	names := map[string]string{}
+	for _, op := range p.ops {
+		if op.Op == ovsdb.OperationInsert {
+			names[op.UUIDName] = op.Table + "/" + op.UUIDName + "/" + string(rune('a'+m.next))
+		}
+	}
+	m.next++
+	for _, op := range p.ops {
+		switch op.Op {
+		case ovsdb.OperationInsert:
+			m.write(t, op.Table, names[op.UUIDName], op.Row, names)
+		case ovsdb.OperationUpdate:
+			m.write(t, op.Table, op.Where[0].Value.(ovsdb.UUID).GoUUID, op.Row, names)
+		case ovsdb.OperationMutate:
+			m.mutate(op, names)
+		}
+	}
+	m.collect()
+}
+
+// row returns the row, made if need be.
+func (m *memory) row(table, uuid string) any {
+	switch table {
+	case tableRoot:
+		return m.root[uuid]
+	case tableBridge:
+		if m.bridges[uuid] == nil {
+			m.bridges[uuid] = &bridgeRow{UUID: uuid}
+		}
+		return m.bridges[uuid]
+	case tablePort:
+		if m.ports[uuid] == nil {
+			m.ports[uuid] = &portRow{UUID: uuid}
+		}
+		return m.ports[uuid]
+	default:
+		if m.interfaces[uuid] == nil {
+			m.interfaces[uuid] = &interfaceRow{UUID: uuid}
+		}
+		return m.interfaces[uuid]
+	}
+}
+
+// column returns the field of the row that holds the column.
+func column(row any, name string) reflect.Value {
+	v := reflect.ValueOf(row).Elem()
+	for i := range v.NumField() {
+		if v.Type().Field(i).Tag.Get("ovsdb") == name {
+			return v.Field(i)
+		}
+	}
+	return reflect.Value{}
+}
+
+func (m *memory) write(t *rapid.T, table, uuid string, row ovsdb.Row, names map[string]string) {
+	r := m.row(table, uuid)
+	for name, value := range row {
+		c := column(r, name)
+		if !c.IsValid() {
+			t.Fatalf("%s has no column %s", table, name)
+		}
+		switch v := value.(type) {
+		case ovsdb.OvsMap:
+			c.Set(reflect.ValueOf(nativeMap(v)))
+		case ovsdb.OvsSet:
+			if c.Kind() == reflect.Slice {
+				c.Set(reflect.ValueOf(nativeSet(v, names)))
+				continue
+			}
+			c.SetZero()
+			if len(v.GoSet) == 1 {
+				c.Set(reflect.New(c.Type().Elem()))
+				c.Elem().Set(reflect.ValueOf(v.GoSet[0]))
+			}
+		default:
+			c.Set(reflect.ValueOf(value))
+		}
+	}
+}
+
+func (m *memory) mutate(op ovsdb.Operation, names map[string]string) {
+	r := m.row(op.Table, op.Where[0].Value.(ovsdb.UUID).GoUUID)
+	for _, mutation := range op.Mutations {
+		c := column(r, mutation.Column)
+		switch v := mutation.Value.(type) {
+		case ovsdb.OvsMap:
+			have := maps.Clone(c.Interface().(map[string]string))
+			if have == nil {
+				have = map[string]string{}
+			}
+			for k, val := range nativeMap(v) {
+				if _, ok := have[k]; !ok { // insert does not replace, RFC 7047, 5.1
+					have[k] = val
+				}
+			}
+			c.Set(reflect.ValueOf(have))
+		case ovsdb.OvsSet:
+			values := nativeSet(v, names)
+			switch have := c.Interface().(type) {
+			case map[string]string:
+				have = maps.Clone(have)
+				for _, k := range values {
+					delete(have, k)
+				}
+				c.Set(reflect.ValueOf(have))
+			case []string:
+				if mutation.Mutator == ovsdb.MutateOperationInsert {
+					have = append(slices.Clone(have), values...)
+				} else {
+					have = slices.DeleteFunc(slices.Clone(have), func(s string) bool { return slices.Contains(values, s) })
+				}
+				c.Set(reflect.ValueOf(have))
+			}
+		}
+	}
+}
+
+// collect removes rows that nothing refers to, and lets the switch take up the rest.
+func (m *memory) collect() {
+	var bridges, ports, interfaces []string
+	bridges = m.root["root"].Bridges
+	maps.DeleteFunc(m.bridges, func(uuid string, b *bridgeRow) bool {
+		keep := slices.Contains(bridges, uuid)
+		if keep {
+			ports = append(ports, b.Ports...)
+		}
+		return !keep
+	})
+	maps.DeleteFunc(m.ports, func(uuid string, p *portRow) bool {
+		keep := slices.Contains(ports, uuid)
+		if keep {
+			interfaces = append(interfaces, p.Interfaces...)
+		}
+		return !keep
+	})
+	maps.DeleteFunc(m.interfaces, func(uuid string, _ *interfaceRow) bool { return !slices.Contains(interfaces, uuid) })
+	for _, i := range m.interfaces {
+		number := deref(i.OFPortRequest)
+		if number == 0 {
+			number = 9
+		}
+		i.OFPort = &number
+	}
+	for _, b := range m.bridges {
+		if p := m.ports[b.Ports[0]]; p != nil && p.Name == b.Name {
+			number := localPort
+			m.interfaces[p.Interfaces[0]].OFPort = &number
+		}
+	}
+}
+
+func nativeMap(v ovsdb.OvsMap) map[string]string {
+	out := map[string]string{}
+	for k, val := range v.GoMap {
+		out[k.(string)] = val.(string)
+	}
+	return out
+}
+
+func nativeSet(v ovsdb.OvsSet, names map[string]string) []string {
+	out := []string{}
+	for _, e := range v.GoSet {
+		switch x := e.(type) {
+		case ovsdb.UUID:
+			if uuid, ok := names[x.GoUUID]; ok {
+				out = append(out, uuid)
+			} else {
+				out = append(out, x.GoUUID)
+			}
+		case string:
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+func TestMailboxJoins(t *testing.T) {
+	m := newMailbox()
+	m.post(Event{Kind: EventDrift, Keys: []Key{PortKey("b"), PortKey("a")}})
+	m.post(Event{Kind: EventReconnected})
+	m.post(Event{Kind: EventDrift, Keys: []Key{PortKey("a"), BridgeKey("z")}})
+	stop := make(chan struct{})
+	defer close(stop)
+	go m.run(stop)
+	want := []Event{
+		{Kind: EventDrift, Keys: []Key{BridgeKey("z"), PortKey("a"), PortKey("b")}}, {Kind: EventReconnected},
+	}
+	if diff := cmp.Diff(want, []Event{<-m.out, <-m.out}); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// FuzzView arranges whatever a database may hold: rows that refer to rows that are not there, to each other, to rows of
+// odd names and values. Nothing may panic, and a plan that removes everything of Weft's must exist.
+func FuzzView(f *testing.F) {
+	f.Add([]byte(`{}`))
+	f.Add([]byte(`{"root":{"r":{"UUID":"r","Bridges":["b","b","none"]}},"bridges":{"b":{"UUID":"b","Name":"br0","Ports":["p","p"]}},` +
+		`"ports":{"p":{"UUID":"p","Name":"x","Interfaces":["i","j"]}},"interfaces":{"i":{"UUID":"i","Name":"x","OFPort":-1,"OFPortRequest":70000}}}`))
+	f.Add([]byte(`{"root":{"r":{"UUID":"r","Bridges":["b"]}},"bridges":{"b":{"UUID":"b","Name":"br0","Ports":["p"]}},` +
+		`"ports":{"p":{"UUID":"p","Name":"br0","Interfaces":["i"]}},"interfaces":{"i":{"UUID":"i","Name":"\u0000","OFPort":65534,"Error":"x"}}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var in struct {
+			Root       map[string]*rootRow
+			Bridges    map[string]*bridgeRow
+			Ports      map[string]*portRow
+			Interfaces map[string]*interfaceRow
+		}
+		if json.Unmarshal(data, &in) != nil {
+			return
+		}
+		maps.DeleteFunc(in.Root, func(_ string, r *rootRow) bool { return r == nil })
+		maps.DeleteFunc(in.Bridges, func(_ string, r *bridgeRow) bool { return r == nil })
+		maps.DeleteFunc(in.Ports, func(_ string, r *portRow) bool { return r == nil })
+		maps.DeleteFunc(in.Interfaces, func(_ string, r *interfaceRow) bool { return r == nil })
+		v := newView(tables{in.Root, in.Bridges, in.Ports, in.Interfaces}, []string{"br0"})
+		rows := v.own()
+		for key, row := range rows {
+			if !row.Equal(row) || row.Key() != key {
+				t.Errorf("%v reads as %v", key, row)
+			}
+			_, _ = row.String(), v.verdict(key)
+			_ = row.Validate()
+		}
+		if v.root != nil {
+			newPlan(v, Change{Delete: rows})
+			newPlan(v, Change{Set: rows})
+		}
+	})
+}
