@@ -89,7 +89,7 @@ func TestKeyedOrderAndContext(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		time.Sleep(2 * time.Second) // The bubble's clock: the deadline passes, nothing waits.
+		<-time.After(2 * time.Second) // The bubble's clock: the deadline passes, nothing waits.
 		unlock()
 		if first, second := <-order, <-order; first != 0 || second != 2 {
 			t.Errorf("order %d, %d; want 0, 2", first, second)

@@ -18,7 +18,6 @@ import (
 	"net/netip"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -107,11 +106,12 @@ type Record struct {
 // Key returns the attachment's key.
 func (r *Record) Key() Key { return Key{ContainerID: r.ContainerID, IfName: r.IfName} }
 
-// clone returns a copy that shares nothing with r.
+// clone returns a copy that shares nothing with r. Empty lists become nil, as they are after a trip to disk.
 func (r *Record) clone() Record {
 	c := *r
-	c.Addresses = slices.Clone(r.Addresses)
-	c.Gateway = slices.Clone(r.Gateway)
+	c.Addresses, c.Gateway = nil, nil
+	c.Addresses = append(c.Addresses, r.Addresses...)
+	c.Gateway = append(c.Gateway, r.Gateway...)
 	return c
 }
 
@@ -130,7 +130,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if err := rec.Validate(); err != nil {
 		return Record{}, err
 	}
-	return rec, nil
+	return rec.clone(), nil
 }
 
 // encode returns the record as it is written to disk.

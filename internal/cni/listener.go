@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/cni/rootdir"
 )
 
-// refusalTimeout bounds the telling of a refusal to a peer that may not be here. It fits into the socket's
-// buffer, so that it does not wait at all unless something is very wrong.
+// refusalTimeout is how long a peer that may not be here has to read that. Accept does not wait for it: the answer
+// fits into the socket's buffer.
 const refusalTimeout = 100 * time.Millisecond
 
 // Listener is a unix socket that takes connections of one user only.
@@ -105,15 +105,15 @@ func peerUID(conn *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// refuse answers a connection without reading from it, as well as that works, and closes it.
+// refuse answers a connection without reading from it, as well as that works. It closes it a moment later: a peer
+// that still writes its request when the other end closes gets an error for that, and not the answer.
 func refuse(conn *net.UnixConn, reason *Error) {
-	defer conn.Close() //nolint:errcheck // Nobody is owed anything here.
+	time.AfterFunc(refusalTimeout, func() { _ = conn.Close() }) // Nobody is owed anything here.
 	body, err := json.Marshal(Response{Error: reason})
-	if err != nil {
+	if err != nil || conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) != nil {
 		return
 	}
-	if conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
-		_, _ = fmt.Fprintf(conn, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
-			http.StatusForbidden, http.StatusText(http.StatusForbidden), len(body), body)
-	}
+	_, _ = fmt.Fprintf(conn, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+		http.StatusForbidden, http.StatusText(http.StatusForbidden), len(body), body)
+	_ = conn.CloseWrite()
 }

@@ -69,7 +69,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
-	s.stop(httpServer)
+	s.stop(context.WithoutCancel(ctx), httpServer)
 	<-failed
 	return nil
 }
@@ -89,8 +89,8 @@ func (s *Server) setDefaults() {
 	}
 }
 
-func (s *Server) stop(httpServer *http.Server) {
-	grace, cancel := context.WithTimeout(context.Background(), s.Grace)
+func (s *Server) stop(ctx context.Context, httpServer *http.Server) {
+	grace, cancel := context.WithTimeout(ctx, s.Grace)
 	defer cancel()
 	if err := httpServer.Shutdown(grace); err != nil {
 		s.Logger.Warn("CNI requests are cut off: the agent stops", "grace", s.Grace)

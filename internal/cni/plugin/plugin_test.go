@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	types040 "github.com/containernetworking/cni/pkg/types/040"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -94,7 +95,8 @@ func (n *node) libcni(t testing.TB, version string) (*libcni.CNIConfig, *libcni.
 	if err != nil {
 		t.Fatal(err)
 	}
-	return libcni.NewCNIConfigWithCacheDir([]string{pluginDir}, filepath.Join(n.dir, "cache"), nil), list
+	execute := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
+	return libcni.NewCNIConfigWithCacheDir([]string{pluginDir}, filepath.Join(n.dir, "cache"), execute), list
 }
 
 func (n *node) runtimeConf(container string) *libcni.RuntimeConf {
