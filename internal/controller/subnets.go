@@ -78,7 +78,7 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 		result.Delete = within(result.Delete, confirmed)
 	}
 	for _, p := range s.report.tell(s.problems(network, invalid, result.Problems), "AssignSubnet") {
-		s.log.WarnContext(ctx, p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
+		s.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	if network == nil {
 		s.log.InfoContext(ctx, "waiting for the ClusterNetwork", "name", networkv1.ClusterNetworkDefault)

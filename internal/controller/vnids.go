@@ -73,7 +73,7 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ everything) (reconcile
 		result.Delete = within(result.Delete, confirmed)
 	}
 	for _, p := range v.report.tell(result.Problems, "AssignVNID") {
-		v.log.WarnContext(ctx, p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
+		v.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	return settle(write(ctx, v.client, v.log, result.Writes), v.updateStatus(ctx, state.NetNamespaces, result))
 }

@@ -151,7 +151,6 @@ func pages[L client.ObjectList](ctx context.Context, live client.Reader, newList
 	}
 }
 
-
 // within returns the objects whose names are among the confirmed ones: what a second look would delete besides is left
 // to the next plan, which asks for it first.
 func within[T client.Object](objects, confirmed []T) []T {
