@@ -1,0 +1,148 @@
+package openflow
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+)
+
+// Bundle control types and flags (OpenFlow 1.5.1, 7.3.9).
+const (
+	bundleOpen    = 0
+	bundleCommit  = 4
+	bundleDiscard = 6
+	// bundleFlags: atomic, so that no packet sees half of it; ordered, so that groups are there before flows use them.
+	bundleFlags = 1 | 2
+)
+
+// Mod is one change of a bundle: a flow or a group to put in place, or to delete.
+type Mod struct {
+	Entry  Entry
+	Delete bool
+}
+
+func (m Mod) message() (message, error) {
+	switch e := m.Entry.(type) {
+	case *Flow:
+		if m.Delete {
+			return flowMod(flowDeleteStrict, e), nil
+		}
+		return flowMod(flowAdd, e), nil
+	case *Group:
+		if m.Delete {
+			return groupMod(groupDelete, e), nil
+		}
+		return groupMod(groupAddOrModify, e), nil
+	default:
+		return message{}, fmt.Errorf("no entry of a switch: %T", m.Entry)
+	}
+}
+
+func (m Mod) validate() error {
+	if m.Delete {
+		return nil
+	}
+	switch e := m.Entry.(type) {
+	case *Flow:
+		return e.Validate()
+	case *Group:
+		return e.Validate()
+	default:
+		return fmt.Errorf("no entry of a switch: %T", m.Entry)
+	}
+}
+
+func bundleControl(id uint32, kind uint16) message {
+	b := binary.BigEndian.AppendUint32(nil, id)
+	b = binary.BigEndian.AppendUint16(b, kind)
+	return message{kind: msgBundleControl, body: binary.BigEndian.AppendUint16(b, bundleFlags)}
+}
+
+// appendBundleAdd appends a message wrapped as part of a bundle. Both carry the same number.
+func appendBundleAdd(b []byte, id uint32, m message) []byte {
+	start := len(b)
+	b = append(b, version15, msgBundleAdd, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, m.xid)
+	b = append(binary.BigEndian.AppendUint32(b, id), 0, 0, 0, bundleFlags)
+	b = m.appendWire(b)
+	binary.BigEndian.PutUint16(b[start+2:], uint16(len(b)-start)) //nolint:gosec // the caller has checked that it fits
+	return b
+}
+
+// bundleOverhead is what a bundle adds to a message: a header, and the bundle's number and flags.
+const bundleOverhead = headerLen + 8
+
+// Bundle makes the changes in their order, all or none, so that every packet sees the tables either before or after
+// them. It returns once they are in effect. The first change that the switch refuses is returned as *Error.
+//
+// What the switch would refuse while it undoes a half-made bundle is better refused here: changes are validated first,
+// and the bundle is committed only when the switch has taken every message of it.
+func (c *Conn) Bundle(ctx context.Context, mods []Mod) error {
+	if len(mods) == 0 {
+		return nil
+	}
+	// open, the changes, barrier, commit
+	k := c.begin(len(mods) + 3)
+	defer c.end(k)
+	id, barrier, commit := k.first, k.first+k.count-2, k.first+k.count-1
+
+	open := bundleControl(id, bundleOpen)
+	open.xid = k.first
+	b := open.appendWire(make([]byte, 0, 256*len(mods)))
+	for i, mod := range mods {
+		if err := mod.validate(); err != nil {
+			return err
+		}
+		m, err := mod.message()
+		if err != nil {
+			return err
+		}
+		if len(m.body)+headerLen+bundleOverhead > maxMessage {
+			return fmt.Errorf("%s: %w", mod.Entry.Key(), errTooLong)
+		}
+		m.xid = k.first + 1 + uint32(i) //nolint:gosec // far below
+		b = appendBundleAdd(b, id, m)
+	}
+	b = message{kind: msgBarrierRequest, xid: barrier}.appendWire(b)
+
+	c.expect(k, barrier)
+	c.enqueue(b)
+	if err := c.wait(ctx, k); err != nil {
+		c.discard(id)
+		return fmt.Errorf("fill a bundle: %w", err)
+	}
+	if err := c.bundleError(k, mods); err != nil {
+		c.discard(id)
+		return err
+	}
+	c.expect(k, commit)
+	order := bundleControl(id, bundleCommit)
+	order.xid = commit
+	c.enqueue(order.appendWire(nil))
+	if err := c.wait(ctx, k); err != nil {
+		return fmt.Errorf("commit a bundle: %w", err)
+	}
+	return c.bundleError(k, mods)
+}
+
+// discard tells the switch to forget a bundle; it does not wait.
+func (c *Conn) discard(id uint32) {
+	c.enqueue(bundleControl(id, bundleDiscard).appendWire(nil))
+}
+
+// bundleError is the first refusal, with the change that it is about.
+func (c *Conn) bundleError(k *call, mods []Mod) error {
+	errs := c.refused(k)
+	if len(errs) == 0 {
+		return nil
+	}
+	first := errs[0]
+	first.Of = "a bundle"
+	if i := int(first.XID - k.first - 1); i >= 0 && i < len(mods) {
+		first.Of = mods[i].Entry.String()
+		if mods[i].Delete {
+			first.Of = "the deletion of " + mods[i].Entry.Key().String()
+		}
+	}
+	return first
+}

@@ -1,0 +1,232 @@
+package openflow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+var (
+	_ reconcile.Engine[Key, Entry] = (*Engine)(nil)
+	_ reconcile.Engine[Key, Entry] = (*Fake)(nil)
+)
+
+// DefaultBundleSize is the most changes that go in one bundle. The userspace datapath forwards on the thread that
+// commits bundles, and a change costs it some 50 microseconds: 500 of them hold traffic up for about 25 milliseconds.
+const DefaultBundleSize = 500
+
+// Config is how an Engine reaches its bridge.
+type Config struct {
+	// Address is the path of the bridge's socket (<run directory>/<bridge>.mgmt), or host:port.
+	Address string
+	// BundleSize is the most changes in a bundle; 0: DefaultBundleSize. A Commit of no more is atomic.
+	BundleSize int
+	// Last names what is written after all else, such as the hash of the whole state; nil: nothing.
+	Last func(Key) bool
+	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive.
+	KeepAlive time.Duration
+	// RetryMin and RetryMax bound the pause between attempts to connect, which doubles; 0: 50 ms and 2 s.
+	RetryMin, RetryMax time.Duration
+}
+
+// Event is what happened on the switch that its user did not do. Several that wait are one.
+type Event struct {
+	// Connected says that there is a new connection: the switch may have restarted, everything is to be read again.
+	Connected bool
+	// Lost is why the last connection ended, nil if none did.
+	Lost error
+	// Drift are flows that others added, changed or removed.
+	Drift []Key
+	// Unclear says that more may have changed than Drift names: everything is to be read again.
+	Unclear bool
+}
+
+// Engine programs the flows and groups of one bridge over a connection that it renews whenever it breaks.
+//
+// Its state is what carries no timeout: flows that a learn action made belong to the switch.
+type Engine struct {
+	config Config
+	feed   feed
+
+	mu    sync.Mutex
+	conn  *Conn
+	ready chan struct{} // closed while there is a connection
+}
+
+// NewEngine makes an engine. It does nothing before Run.
+func NewEngine(config Config) *Engine {
+	if config.BundleSize == 0 {
+		config.BundleSize = DefaultBundleSize
+	}
+	if config.RetryMin == 0 {
+		config.RetryMin = 50 * time.Millisecond
+	}
+	if config.RetryMax == 0 {
+		config.RetryMax = 2 * time.Second
+	}
+	return &Engine{config: config, feed: newFeed(), ready: make(chan struct{})}
+}
+
+// Run keeps a connection until ctx ends, whose cause it returns. What keeps it from connecting is told by Next as Lost.
+func (e *Engine) Run(ctx context.Context) error {
+	pause := e.config.RetryMin
+	for {
+		err := e.session(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, ErrClosed) { // there was a connection
+			pause = e.config.RetryMin
+		}
+		e.feed.post(Event{Lost: err})
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		pause = min(2*pause, e.config.RetryMax)
+	}
+}
+
+// session connects and stays until the connection breaks.
+func (e *Engine) session(ctx context.Context) error {
+	conn, err := Dial(ctx, e.config.Address, Options{KeepAlive: e.config.KeepAlive, OnAsync: e.onAsync})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	// The monitor comes before the dump that Connected brings about, so that nothing happens unseen in between.
+	if err := conn.Monitor(ctx, 1); err != nil {
+		return err
+	}
+	e.set(conn)
+	defer e.set(nil)
+	e.feed.post(Event{Connected: true})
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-conn.Done():
+		return conn.Err()
+	}
+}
+
+func (e *Engine) set(conn *Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.conn = conn
+	if conn != nil {
+		close(e.ready)
+	} else {
+		e.ready = make(chan struct{})
+	}
+}
+
+// Conn waits for the connection and returns it, for what is no state: flushing conntrack, sending packets.
+func (e *Engine) Conn(ctx context.Context) (*Conn, error) {
+	for {
+		e.mu.Lock()
+		conn, ready := e.conn, e.ready
+		e.mu.Unlock()
+		if conn != nil {
+			return conn, nil
+		}
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for a connection to %s: %w", e.config.Address, context.Cause(ctx))
+		}
+	}
+}
+
+// Next waits until something happened on the switch, and returns all of it at once.
+func (e *Engine) Next(ctx context.Context) (Event, error) { return e.feed.next(ctx) }
+
+// Read dumps groups and flows.
+func (e *Engine) Read(ctx context.Context) (map[Key]Entry, error) {
+	conn, err := e.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := conn.Groups(ctx)
+	if err != nil {
+		return nil, err
+	}
+	flows, err := conn.Flows(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return state(groups, flows), nil
+}
+
+func state(groups []*Group, flows []*Flow) map[Key]Entry {
+	entries := make(map[Key]Entry, len(groups)+len(flows))
+	for _, g := range groups {
+		entries[g.Key()] = g
+	}
+	for _, f := range flows {
+		if f.IdleTimeout == 0 && f.HardTimeout == 0 {
+			entries[f.Key()] = f
+		}
+	}
+	return entries
+}
+
+// Commit makes the change and returns once it is in effect. A change of at most BundleSize is one bundle: all of it
+// or nothing. A larger one is several, in an order that opens no hole; if one fails, those before it stay, and the
+// next Read tells.
+func (e *Engine) Commit(ctx context.Context, change Change) error {
+	mods, err := plan(change, e.config.Last)
+	if err != nil || len(mods) == 0 {
+		return err
+	}
+	conn, err := e.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	for len(mods) > 0 {
+		n := min(len(mods), e.config.BundleSize)
+		if err := conn.Bundle(ctx, mods[:n]); err != nil {
+			return err
+		}
+		mods = mods[n:]
+	}
+	return nil
+}
+
+// FlushCT makes the switch forget connections.
+func (e *Engine) FlushCT(ctx context.Context, what CTFlush) error {
+	conn, err := e.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.FlushCT(ctx, what)
+}
+
+func (e *Engine) onAsync(event any) {
+	if updates, ok := event.([]FlowUpdate); ok {
+		e.feed.post(drift(updates))
+	}
+}
+
+// drift is what reports of a flow monitor mean for the state.
+func drift(updates []FlowUpdate) Event {
+	var event Event
+	for _, u := range updates {
+		switch u.Event {
+		case MonitorPaused, MonitorResumed:
+			event.Unclear = true
+		case FlowAdded, FlowRemoved, FlowModified:
+			if u.Flow.IdleTimeout == 0 && u.Flow.HardTimeout == 0 {
+				event.Drift = append(event.Drift, u.Flow.Key())
+			}
+		case FlowInitial, FlowOwn:
+		}
+	}
+	return event
+}

@@ -1,0 +1,108 @@
+package openflow
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// FlowEvent is what a flow monitor reports.
+type FlowEvent uint16
+
+// The events (OpenFlow 1.5.1, 7.3.5.21).
+const (
+	FlowInitial FlowEvent = iota
+	FlowAdded
+	FlowRemoved
+	FlowModified
+	// FlowOwn stands for changes that this connection made; XID says by which message.
+	FlowOwn
+	// MonitorPaused says that the switch ran out of buffers: what follows until MonitorResumed may lack detail.
+	MonitorPaused
+	MonitorResumed
+)
+
+// FlowUpdate is one report of a flow monitor.
+type FlowUpdate struct {
+	Event FlowEvent
+	// Flow has its actions only if the monitor asked for them.
+	Flow *Flow
+	// XID is that of the own message that made the change, for FlowOwn.
+	XID uint32
+}
+
+const (
+	monitorAdd     = 1 << 1
+	monitorRemoved = 1 << 2
+	monitorModify  = 1 << 3
+)
+
+// monitorRequest asks for reports of changes that others make in any table: own ones come abbreviated.
+func monitorRequest(id uint32) message {
+	b := binary.BigEndian.AppendUint32(nil, id)
+	b = binary.BigEndian.AppendUint32(b, PortAny)
+	b = binary.BigEndian.AppendUint32(b, groupAny)
+	b = binary.BigEndian.AppendUint16(b, monitorAdd|monitorRemoved|monitorModify)
+	return multipart(partFlowMonitor, Match{}.appendWire(append(b, tableAll, 0)))
+}
+
+// flowUpdateLen is the fixed part of a full report.
+const flowUpdateLen = 24
+
+// decodeFlowUpdates reads the reports of one message.
+func decodeFlowUpdates(b []byte) ([]FlowUpdate, error) {
+	var updates []FlowUpdate
+	for len(b) > 0 {
+		if len(b) < 8 {
+			return updates, malformed("flow update")
+		}
+		n := int(binary.BigEndian.Uint16(b))
+		if n < 8 || n > len(b) {
+			return updates, malformed("flow update")
+		}
+		u, err := decodeFlowUpdate(b[:n])
+		if err != nil {
+			return updates, err
+		}
+		updates, b = append(updates, u), b[n:]
+	}
+	return updates, nil
+}
+
+func decodeFlowUpdate(b []byte) (FlowUpdate, error) {
+	u := FlowUpdate{Event: FlowEvent(binary.BigEndian.Uint16(b[2:]))}
+	switch u.Event {
+	case MonitorPaused, MonitorResumed:
+		return u, nil
+	case FlowOwn:
+		u.XID = binary.BigEndian.Uint32(b[4:])
+		return u, nil
+	case FlowInitial, FlowAdded, FlowRemoved, FlowModified:
+	default:
+		return u, fmt.Errorf("event %d: %w", u.Event, malformed("flow update"))
+	}
+	if len(b) < flowUpdateLen {
+		return u, malformed("flow update")
+	}
+	u.Flow = &Flow{
+		Table: b[4], IdleTimeout: binary.BigEndian.Uint16(b[6:]), HardTimeout: binary.BigEndian.Uint16(b[8:]),
+		Priority: binary.BigEndian.Uint16(b[10:]), Cookie: binary.BigEndian.Uint64(b[16:]),
+	}
+	rest, err := u.Flow.decodeBody(b[flowUpdateLen:], 0)
+	if err != nil {
+		return u, fmt.Errorf("flow update: %w", err)
+	}
+	u.Flow.Actions, err = decodeInstructions(rest)
+	return u, err
+}
+
+func appendFlowUpdate(b []byte, event FlowEvent, f *Flow) []byte {
+	start := len(b)
+	b = binary.BigEndian.AppendUint16(zeros(b, 2), uint16(event))
+	b = append(b, f.Table, 0)
+	for _, v := range [...]uint16{f.IdleTimeout, f.HardTimeout, f.Priority} {
+		b = binary.BigEndian.AppendUint16(b, v)
+	}
+	b = f.Match.appendWire(binary.BigEndian.AppendUint64(zeros(b, 4), f.Cookie))
+	binary.BigEndian.PutUint16(b[start:], uint16(len(b)-start)) //nolint:gosec // a match is short
+	return b
+}
