@@ -3,6 +3,7 @@ package openflow
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -121,10 +122,17 @@ func (f *Flow) String() string {
 
 // orderedActions puts what stands beside the applied actions behind them, as the switch does.
 func (f *Flow) orderedActions() Actions {
-	ordered, err := decodeInstructions(f.Actions.appendInstructions(nil))
-	if err != nil {
+	order := func(a Action) int {
+		if inst, ok := a.(instruction); ok {
+			return inst.order()
+		}
+		return 0
+	}
+	if slices.IsSortedFunc(f.Actions, func(x, y Action) int { return order(x) - order(y) }) {
 		return f.Actions
 	}
+	ordered := slices.Clone(f.Actions)
+	slices.SortStableFunc(ordered, func(x, y Action) int { return order(x) - order(y) })
 	return ordered
 }
 
@@ -156,6 +164,9 @@ func (f *Flow) Validate() error {
 	}
 	if conjunctions > 0 && others > 0 {
 		return fmt.Errorf("flow %s: conjunctions stand with nothing but notes", f.Key())
+	}
+	if len(f.Actions) > 1 && len(flowMod(flowAdd, f).body)+headerLen+bundleOverhead > maxMessage {
+		return fmt.Errorf("flow %s: %w", f.Key(), errTooLong)
 	}
 	return nil
 }
