@@ -1,15 +1,29 @@
 package nft
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/knftables"
 
 	"weft.dev/weft/internal/reconcile"
 )
 
 // Options of an Engine.
 type Options struct {
-	// Netns is the path of the network namespace whose tables are programmed; "" is the process's own.
+	// Netns is the path of the network namespace whose tables are programmed; "" is the one the caller of NewEngine is in.
 	Netns string
 	// Tables are Weft's tables, in care from the start: one that exists and is not desired is read, and thereby found.
 	// Tables named in commits are in care as well.
@@ -18,80 +32,229 @@ type Options struct {
 	Foreign bool
 }
 
-// Engine programs nftables. The methods of reconcile.Engine are not called concurrently; Monitor runs beside them.
-type Engine struct{}
+// Engine programs nftables by way of nft(8). The methods of reconcile.Engine are not called concurrently; Monitor runs
+// beside them.
+type Engine struct {
+	netns   *os.File
+	path    string
+	foreign bool
+	builder knftables.Interface
 
-var (
-	_ reconcile.Engine[Key, Item] = (*Engine)(nil)
-	_ reconcile.Engine[Key, Item] = (*Fake)(nil)
-)
+	mutex  sync.Mutex
+	tables map[tableKey]bool // in care
+	pids   []int             // of the last nft processes, the latest at the end
 
-// Drift says which table was changed by another process. The zero value with All set says that any may have been.
-type Drift struct {
-	// All says that events were lost, or that watching has begun.
-	All    bool
-	Family Family
-	Table  string
+	// known is what stood in the kernel after the last Read or Commit; nil before the first.
+	known   map[Key]Item
+	records map[tableKey]map[string]record
 }
 
-// NewEngine returns an engine. It fails when there is no nft.
-func NewEngine(options Options) (*Engine, error) { return &Engine{}, nil }
+// tableKey names a table.
+type tableKey struct {
+	family Family
+	name   string
+}
+
+func (k Key) table() tableKey { return tableKey{k.Family, k.Table} }
+
+var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
+
+// NewEngine returns an engine. It fails when there is no usable nft, or no such namespace.
+func NewEngine(options Options) (*Engine, error) {
+	e := &Engine{foreign: options.Foreign, tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}}
+	for _, table := range options.Tables {
+		e.tables[table.Key().table()] = true
+	}
+	path := options.Netns
+	if path == "" {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		path = "/proc/thread-self/ns/net"
+	}
+	var err error
+	if e.netns, err = os.Open(path); err != nil {
+		return nil, fmt.Errorf("nft engine: network namespace: %w", err)
+	}
+	if e.path, err = exec.LookPath("nft"); err == nil {
+		err = e.inside(func() error {
+			var err error
+			e.builder, err = knftables.New("", "", knftables.EmulateDestroy)
+			return err
+		})
+	}
+	if err != nil {
+		e.netns.Close()
+		return nil, fmt.Errorf("nft engine: %w", err)
+	}
+	return e, nil
+}
+
+// Close releases what the engine holds open. Nothing programmed is changed.
+func (e *Engine) Close() { e.netns.Close() }
+
+func (e *Engine) tablesInCare() []tableKey {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return slices.SortedFunc(maps.Keys(e.tables), func(a, b tableKey) int {
+		return strings.Compare(string(a.family)+" "+a.name, string(b.family)+" "+b.name)
+	})
+}
+
+func (e *Engine) take(key tableKey) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.tables[key] = true
+}
+
+func (e *Engine) cares(key tableKey) bool {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return e.tables[key]
+}
+
+// inside runs work on a thread that is in the engine's namespace; processes that it starts are too.
+func (e *Engine) inside(work func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		before, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
+			return
+		}
+		defer before.Close()
+		if err = unix.Setns(int(e.netns.Fd()), unix.CLONE_NEWNET); err == nil {
+			err = work()
+		}
+		// A thread that cannot go back stays locked, and ends with this goroutine.
+		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// pidsKept is how many of the engine's own processes are remembered to tell its changes from others'. Events come within
+// milliseconds of the process.
+const pidsKept = 64
+
+// run runs nft in the namespace.
+func (e *Engine) run(ctx context.Context, input string, args ...string) ([]byte, error) {
+	var out, words bytes.Buffer
+	err := e.inside(func() error {
+		command := exec.CommandContext(ctx, e.path, args...)
+		command.Stdin, command.Stdout, command.Stderr = strings.NewReader(input), &out, &words
+		command.Env = append(os.Environ(), "LC_ALL=C")
+		// The lock is held until the process is known: its events come after that.
+		e.mutex.Lock()
+		err := command.Start()
+		if err == nil {
+			e.pids = append(e.pids, command.Process.Pid)
+			if len(e.pids) > pidsKept {
+				e.pids = slices.Delete(e.pids, 0, len(e.pids)-pidsKept)
+			}
+		}
+		e.mutex.Unlock()
+		if err != nil {
+			return err
+		}
+		return command.Wait()
+	})
+	if err == nil {
+		return out.Bytes(), nil
+	}
+	var exit *exec.ExitError
+	if ctx.Err() == nil && errors.As(err, &exit) {
+		return nil, parseError(words.String())
+	}
+	return nil, fmt.Errorf("running nft: %w", errors.Join(err, ctx.Err()))
+}
+
+// mine reports whether a process was one of the engine's.
+func (e *Engine) mine(pid int) bool {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return slices.Contains(e.pids, pid)
+}
+
+// nftError is what nft said.
+type nftError struct {
+	words string
+	line  int // of the input, from 1; 0 when unknown
+}
+
+//nolint:gochecknoglobals // a constant pattern
+var errorPattern = regexp.MustCompile(`(?m)^(?:/dev/stdin:(\d+):\d+-\d+: )?Error: (.*)$`)
+
+// parseError reads nft's messages: "/dev/stdin:2:17-23: Error: words", the line, and carets under it.
+func parseError(text string) *nftError {
+	match := errorPattern.FindStringSubmatch(text)
+	if match == nil {
+		return &nftError{words: strings.TrimSpace(text)}
+	}
+	line, _ := strconv.Atoi(match[1])
+	return &nftError{words: match[2], line: line}
+}
+
+// Error implements error.
+func (e *nftError) Error() string { return "nft: " + e.words }
+
+// Unwrap lets errors.Is find ErrRefused, and ErrMissing where that is why.
+func (e *nftError) Unwrap() []error {
+	if strings.Contains(e.words, "No such file or directory") {
+		return []error{ErrRefused, ErrMissing}
+	}
+	return []error{ErrRefused}
+}
 
 // Read implements reconcile.Engine.
-func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) { return nil, errors.ErrUnsupported }
-
-// Commit implements reconcile.Engine.
-func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
-	return errors.ErrUnsupported
+func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
+	state := map[Key]Item{}
+	records := map[tableKey]map[string]record{}
+	for _, table := range e.tablesInCare() {
+		listing, err := e.list(ctx, table)
+		if errors.Is(err, ErrMissing) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading table %s %s: %w", table.family, table.name, err)
+		}
+		records[table] = listing.records()
+		maps.Copy(state, listing.items())
+	}
+	if e.foreign {
+		if err := e.readForeign(ctx, state); err != nil {
+			return nil, fmt.Errorf("reading foreign chains: %w", err)
+		}
+	}
+	e.known, e.records = maps.Clone(state), records
+	return state, nil
 }
 
-// Monitor reports the tables in care, and foreign ones when those are read, that other processes change, until ctx ends;
-// then the channel is closed. The first value, with All set, says that watching has begun. When events
-// were lost it resubscribes and reports All. Slow readers lose detail (All), never a change.
-func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
-	return nil, errors.ErrUnsupported
+// list reads a table both ways: JSON for the objects, text for the rules, their order and what JSON leaves out.
+func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
+	structured, err := e.run(ctx, "", "-j", "list", "table", string(table.family), table.name)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := parseObjects(structured)
+	if err != nil {
+		return nil, err
+	}
+	text, err := e.listText(ctx, table)
+	if err != nil {
+		return nil, err
+	}
+	return &listing{table: table, objects: objects, blocks: text}, nil
 }
 
-// ForeignDrop is a place in another table that would, or might, drop traffic of given interfaces.
-type ForeignDrop struct {
-	Family   Family
-	Table    string
-	Chain    string
-	Hook     Hook
-	Priority int
-	// Rule is what drops, in the words of nft's listing, or "policy drop".
-	Rule string
-	// Handle of the rule; 0 for a policy.
-	Handle int
-	// In is the chain the rule stands in, when Chain reaches it by a jump; else it is Chain.
-	In string
-	// Conditional says that the rule has further conditions, so that it may drop some packets only.
-	Conditional bool
-	// Covered says that Weft's own accepting rule stands above it for the interface.
-	Covered bool
-}
-
-// ForeignDrops looks through the base chains at the forward and input hooks of tables that are not Weft's for what
-// would drop traffic that comes in or goes out by one of the devices. Rules of legacy iptables (not iptables-nft)
-// are not visible to nft and not in the answer.
-func (e *Engine) ForeignDrops(ctx context.Context, devices ...string) ([]ForeignDrop, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// Jumps returns the items that, committed, let traffic of the devices pass the chains of the drops: one per chain, device and
-// direction.
-func Jumps(drops []ForeignDrop, owner string, devices ...string) []*ForeignJump { return nil }
-
-// Fake is an Engine in memory.
-type Fake struct{}
-
-// NewFake returns an empty Fake.
-func NewFake() *Fake { return &Fake{} }
-
-// Read implements reconcile.Engine.
-func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) { return nil, errors.ErrUnsupported }
-
-// Commit implements reconcile.Engine.
-func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
-	return errors.ErrUnsupported
+// listText lists a table without counters' values and sets' elements, with numbers for names.
+func (e *Engine) listText(ctx context.Context, table tableKey) (map[blockKey][]string, error) {
+	text, err := e.run(ctx, "", "-s", "-t", "-n", "list", "table", string(table.family), table.name)
+	if err != nil {
+		return nil, err
+	}
+	return parseBlocks(string(text)), nil
 }

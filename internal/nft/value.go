@@ -289,8 +289,8 @@ func (m *Map) Equal(other Item) bool {
 func (m *Map) String() string { return describeSet(m.Key(), m.Type+" : "+m.Value, m.Flags, m.Size) }
 
 // Element is one element of a set or a map. Its texts must be as nft prints them: addresses in their shortest form,
-// prefixes masked, a host as an address without /32, a range as "a-b", numbers in decimal, marks as 0x%08x, services as
-// numbers, interface names bare.
+// prefixes masked, a host as an address without /32, a range as "a-b" unless it is a prefix, numbers, marks and services in
+// decimal, protocols by name, interface names bare.
 type Element struct {
 	Family Family
 	Table  string
@@ -336,7 +336,11 @@ type ForeignJump struct {
 	// Owner follows Mark in the comment. At most 100 bytes.
 	Owner string
 
+	// misplaced says that the rule was read from elsewhere than the top of the chain, or is there more than once, or is
+	// another rule than its comment says.
 	misplaced bool
+	// handles are those of the rule and its duplicates, when it was read.
+	handles []int
 }
 
 // Key implements Item.
@@ -347,7 +351,7 @@ func (j *ForeignJump) Key() Key {
 // Equal implements Item. A rule that is not at the top equals nothing.
 func (j *ForeignJump) Equal(other Item) bool {
 	o, ok := other.(*ForeignJump)
-	return ok && !j.misplaced && !o.misplaced && *j == *o
+	return ok && !j.misplaced && !o.misplaced && j.Key() == o.Key() && j.Owner == o.Owner
 }
 
 // String implements Item.

@@ -1,0 +1,467 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/knftables"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// recordAttempts bounds how often rules are written again because another process changed something between the writing
+// and the listing that is to be recorded. When all fail the chain stays without a valid record, and the next verification
+// writes it.
+const recordAttempts = 3
+
+// commentMax is what nft takes as a comment, in bytes (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the final zero).
+const commentMax = 127
+
+// Commit implements reconcile.Engine. It is one transaction of nft; the records of the chains it changed follow in a second. An error
+// names the item that nft stumbled over, and wraps ErrRefused; ErrMissing too when something named does not exist.
+func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	if change.Empty() {
+		return nil
+	}
+	for key, item := range change.Set {
+		if err := validate(item); err != nil {
+			return fmt.Errorf("setting %s: %w", key, err)
+		}
+		if key.Kind != KindForeignJump {
+			e.take(key.table())
+		}
+	}
+	if e.known == nil {
+		if _, err := e.Read(ctx); err != nil {
+			return err
+		}
+	}
+	err := e.commit(ctx, change)
+	if errors.Is(err, ErrRefused) {
+		// What is known may be stale: somebody removed what was to be removed, or added what was to be added.
+		if _, readErr := e.Read(ctx); readErr != nil {
+			return errors.Join(err, readErr)
+		}
+		err = e.commit(ctx, change)
+	}
+	return err
+}
+
+func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	for attempt := 1; ; attempt++ {
+		before, err := e.generation()
+		if err != nil {
+			return err
+		}
+		if err := e.write(ctx, change); err != nil {
+			return err
+		}
+		e.known = change.Apply(e.known)
+		e.forgetTables(change)
+		rules := changedRules(change)
+		if len(rules) == 0 {
+			return nil
+		}
+		undisturbed, err := e.record(ctx, rules, before)
+		if err != nil {
+			return fmt.Errorf("recording the rules: %w", err)
+		}
+		if undisturbed || attempt == recordAttempts {
+			return nil
+		}
+	}
+}
+
+// forgetTables drops what is known of deleted tables.
+func (e *Engine) forgetTables(change reconcile.Change[Key, Item]) {
+	for key := range change.Delete {
+		if key.Kind == KindTable {
+			delete(e.records, key.table())
+			maps.DeleteFunc(e.known, func(k Key, _ Item) bool { return k.table() == key.table() && k.Kind != KindForeignJump })
+		}
+	}
+}
+
+// write builds the transaction and runs it.
+func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	b := &build{engine: e, ctx: ctx, change: change, tx: e.builder.NewTransaction()}
+	if err := b.all(); err != nil {
+		return err
+	}
+	if b.tx.NumOperations() == 0 {
+		return nil
+	}
+	text := b.tx.String()
+	// A Transaction tells its first error only by Run, which is not used here, and as its last line. Texts have no hash.
+	if i := strings.LastIndex("\n"+text, "\n# ERROR: "); i >= 0 {
+		return fmt.Errorf("building the transaction: %s", text[i+len("# ERROR: "):])
+	}
+	_, err := e.run(ctx, text, "-f", "-")
+	var refused *nftError
+	if errors.As(err, &refused) && refused.line > 0 && refused.line <= len(b.lines) {
+		return fmt.Errorf("%s: %w", b.lines[refused.line-1], err)
+	}
+	return err
+}
+
+// build collects one transaction. Each operation is one line of it, so nft's line numbers lead back to the items.
+type build struct {
+	engine *Engine
+	ctx    context.Context //nolint:containedctx // lives as long as the call that made it
+	change reconcile.Change[Key, Item]
+	tx     *knftables.Transaction
+	lines  []Key
+}
+
+func (b *build) add(key Key, object knftables.Object) {
+	b.tx.Add(object)
+	b.lines = append(b.lines, key)
+}
+
+func (b *build) flush(key Key, object knftables.Object) {
+	b.tx.Flush(object)
+	b.lines = append(b.lines, key)
+}
+
+func (b *build) remove(key Key, object knftables.Object) {
+	b.tx.Delete(object)
+	b.lines = append(b.lines, key)
+}
+
+// all adds the operations in an order in which each finds what it needs: containers before what is in them, what is named
+// before what names it; and removals the other way round.
+func (b *build) all() error {
+	for key := range ofKind[*Table](b.change.Set) {
+		b.add(key, &knftables.Table{Family: knftables.Family(key.Family), Name: key.Table})
+	}
+	rebuilt, err := b.chains()
+	if err != nil {
+		return err
+	}
+	b.sets()
+	b.elements()
+	for key, rules := range ofKind[*ChainRules](b.change.Set) {
+		b.flush(key, chainObjectOf(key))
+		for _, rule := range rules.Rules {
+			object := &knftables.Rule{Family: knftables.Family(key.Family), Table: key.Table, Chain: key.Name, Rule: rule.Text}
+			if rule.Owner != "" {
+				object.Comment = &rule.Owner
+			}
+			b.add(key, object)
+		}
+	}
+	for key, lines := range rebuilt {
+		for _, line := range lines {
+			b.add(key, &knftables.Rule{Family: knftables.Family(key.Family), Table: key.Table, Chain: key.Name, Rule: line})
+		}
+	}
+	b.foreign()
+	b.removals()
+	return nil
+}
+
+// ofKind iterates over a type of items in the order of their keys.
+func ofKind[T Item](items map[Key]Item) func(yield func(Key, T) bool) {
+	keys := slices.SortedFunc(maps.Keys(items), func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
+	return func(yield func(Key, T) bool) {
+		for _, key := range keys {
+			if item, ok := items[key].(T); ok && !yield(key, item) {
+				return
+			}
+		}
+	}
+}
+
+func chainObjectOf(key Key) *knftables.Chain {
+	return &knftables.Chain{Family: knftables.Family(key.Family), Table: key.Table, Name: key.Name}
+}
+
+// chains adds chains. One whose hook changes has to be made anew; when its rules stay as they are, they are taken from the
+// kernel, in nft's own words, and returned.
+func (b *build) chains() (map[Key][]string, error) {
+	rebuilt := map[Key][]string{}
+	for key, chain := range ofKind[*Chain](b.change.Set) {
+		want := chain.normalised()
+		if have, ok := b.engine.known[key].(*Chain); ok {
+			old := have.normalised()
+			old.Policy = want.Policy
+			if old != want {
+				rulesKey := Key{key.Family, key.Table, KindRules, key.Name}
+				if _, ok := b.change.Set[rulesKey]; !ok {
+					lines, err := b.engine.chainLines(b.ctx, key)
+					if err != nil {
+						return nil, fmt.Errorf("%s: %w", key, err)
+					}
+					rebuilt[key] = lines
+				}
+				b.flush(key, chainObjectOf(key))
+				b.remove(key, chainObjectOf(key))
+			}
+		}
+		b.add(key, want.object())
+	}
+	return rebuilt, nil
+}
+
+func (c *Chain) object() *knftables.Chain {
+	object := chainObjectOf(c.Key())
+	if c.Hook != "" {
+		object.Type = knftables.PtrTo(knftables.BaseChainType(c.Type))
+		object.Hook = knftables.PtrTo(knftables.BaseChainHook(c.Hook))
+		object.Priority = knftables.PtrTo(knftables.BaseChainPriority(strconv.Itoa(c.Priority)))
+		object.Policy = knftables.PtrTo(knftables.BaseChainPolicy(c.Policy))
+	}
+	if c.Device != "" {
+		object.Device = &c.Device
+	}
+	return object
+}
+
+// chainLines returns a chain's rules in nft's words.
+func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
+	text, err := e.run(ctx, "", "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
+	if errors.Is(err, ErrMissing) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return ruleLines(parseBlocks(string(text))[blockKey{"chain", key.Name}]), nil
+}
+
+// sets adds sets and maps. One whose type or flags change is made anew with the elements it had, which nft refuses while
+// rules use it.
+func (b *build) sets() {
+	for key, item := range ofKind[Item](b.change.Set) {
+		if key.Kind != KindSet && key.Kind != KindMap {
+			continue
+		}
+		if have, ok := b.engine.known[key]; ok && !have.Equal(item) {
+			b.remove(key, setObjectOf(have))
+			b.add(key, setObjectOf(item))
+			for elementKey, element := range ofKind[*Element](b.engine.known) {
+				_, changed := b.change.Set[elementKey]
+				_, removed := b.change.Delete[elementKey]
+				if element.Set == key.Name && elementKey.table() == key.table() && !changed && !removed {
+					b.add(elementKey, b.element(element))
+				}
+			}
+			continue
+		}
+		b.add(key, setObjectOf(item))
+	}
+}
+
+func setObjectOf(item Item) knftables.Object {
+	flagsOf := func(flags []SetFlag) (list []knftables.SetFlag) {
+		for _, flag := range flags {
+			list = append(list, knftables.SetFlag(flag))
+		}
+		return list
+	}
+	sizeOf := func(size uint64) *uint64 {
+		if size == 0 {
+			return nil
+		}
+		return &size
+	}
+	switch item := item.(type) {
+	case *Set:
+		return &knftables.Set{
+			Family: knftables.Family(item.Family), Table: item.Table, Name: item.Name, Type: item.Type,
+			Flags: flagsOf(item.Flags), Size: sizeOf(item.Size),
+		}
+	case *Map:
+		return &knftables.Map{
+			Family: knftables.Family(item.Family), Table: item.Table, Name: item.Name, Type: item.Type + " : " + item.Value,
+			Flags: flagsOf(item.Flags), Size: sizeOf(item.Size),
+		}
+	}
+	return nil
+}
+
+// definition returns the set or map that an element is in: as it is being set, else as it is known.
+func (b *build) definition(element *Element) Item {
+	for _, kind := range []Kind{KindSet, KindMap} {
+		key := Key{element.Family, element.Table, kind, element.Set}
+		if item, ok := b.change.Set[key]; ok {
+			return item
+		}
+		if item, ok := b.engine.known[key]; ok {
+			return item
+		}
+	}
+	return nil
+}
+
+// element returns the element for nft: a map's or a set's, interface names quoted.
+func (b *build) element(e *Element) *knftables.Element {
+	object := &knftables.Element{Family: knftables.Family(e.Family), Table: e.Table, Key: slices.Clone(e.Match), Value: e.Value}
+	definition := b.definition(e)
+	var types string
+	switch definition := definition.(type) {
+	case *Map:
+		object.Map, types = e.Set, definition.Type
+	case *Set:
+		object.Set, types = e.Set, definition.Type
+	default: // nft will say that it does not exist
+		object.Set = e.Set
+		if len(e.Value) > 0 {
+			object.Set, object.Map = "", e.Set
+		}
+	}
+	for i, part := range strings.Split(types, " . ") {
+		if part == "ifname" && i < len(object.Key) {
+			object.Key[i] = strconv.Quote(object.Key[i])
+		}
+	}
+	if e.Owner != "" {
+		object.Comment = &e.Owner
+	}
+	return object
+}
+
+// elements removes and adds elements. An element that changes is removed and added: adding alone would keep the old value.
+func (b *build) elements() {
+	gone := func(key Key) bool {
+		for _, kind := range []Kind{KindSet, KindMap} {
+			setName, _, _ := strings.Cut(key.Name, " ")
+			setKey := Key{key.Family, key.Table, kind, setName}
+			if _, deleted := b.change.Delete[setKey]; deleted {
+				return true
+			}
+			want, set := b.change.Set[setKey]
+			have, known := b.engine.known[setKey]
+			if set && known && !have.Equal(want) {
+				return true // made anew, and its old elements with it
+			}
+		}
+		return b.tableGoes(key)
+	}
+	for key, element := range ofKind[*Element](b.change.Delete) {
+		if have, ok := b.engine.known[key].(*Element); ok && !gone(key) {
+			b.remove(key, b.element(have))
+		}
+		_ = element
+	}
+	for key, element := range ofKind[*Element](b.change.Set) {
+		if have, ok := b.engine.known[key].(*Element); ok && !gone(key) {
+			b.remove(key, b.element(have))
+		}
+		b.add(key, b.element(element))
+	}
+}
+
+// tableGoes reports whether the table of a key is being deleted, and with it everything in it.
+func (b *build) tableGoes(key Key) bool {
+	_, goes := b.change.Delete[Key{key.Family, key.Table, KindTable, ""}]
+	return goes
+}
+
+// removals deletes what is known to exist.
+func (b *build) removals() {
+	stands := func(key Key) bool {
+		_, ok := b.engine.known[key]
+		return ok && !b.tableGoes(key)
+	}
+	for key := range ofKind[*ChainRules](b.change.Delete) {
+		if stands(key) {
+			b.flush(key, chainObjectOf(key))
+		}
+	}
+	for key := range ofKind[*Chain](b.change.Delete) {
+		if stands(key) {
+			b.flush(key, chainObjectOf(key))
+		}
+	}
+	for key := range ofKind[*Chain](b.change.Delete) {
+		if stands(key) {
+			b.remove(key, chainObjectOf(key))
+		}
+	}
+	for key, item := range ofKind[Item](b.change.Delete) {
+		if (key.Kind == KindSet || key.Kind == KindMap) && stands(key) {
+			b.remove(key, setObjectOf(item))
+		}
+	}
+	for key := range ofKind[*Table](b.change.Delete) {
+		if _, ok := b.engine.known[key]; ok {
+			b.remove(key, &knftables.Table{Family: knftables.Family(key.Family), Name: key.Table})
+		}
+	}
+}
+
+// changedRules returns the chains whose records a change outdates, by table.
+func changedRules(change reconcile.Change[Key, Item]) map[tableKey]map[string]*ChainRules {
+	found := map[tableKey]map[string]*ChainRules{}
+	note := func(key Key, rules *ChainRules) {
+		if _, goes := change.Delete[Key{key.Family, key.Table, KindTable, ""}]; goes {
+			return
+		}
+		if found[key.table()] == nil {
+			found[key.table()] = map[string]*ChainRules{}
+		}
+		found[key.table()][key.Name] = rules
+	}
+	for key := range ofKind[*ChainRules](change.Delete) {
+		note(key, nil)
+	}
+	for key, rules := range ofKind[*ChainRules](change.Set) {
+		note(key, rules)
+	}
+	return found
+}
+
+// record writes the records of changed chains. It reports whether nothing else happened since the generation before the
+// commit, so that the listing is of what was committed; if not, it writes none.
+func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*ChainRules, before uint32) (bool, error) {
+	listings := map[tableKey]map[blockKey][]string{}
+	for table := range rules {
+		blocks, err := e.listText(ctx, table)
+		if errors.Is(err, ErrMissing) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		listings[table] = blocks
+	}
+	after, err := e.generation()
+	if err != nil || after != before+1 {
+		return false, err
+	}
+	tx := e.builder.NewTransaction()
+	for table, chains := range rules {
+		next := maps.Clone(e.records[table])
+		if next == nil {
+			next = map[string]record{}
+		}
+		for chain, rules := range chains {
+			delete(next, recordKey(chain))
+			if rules != nil {
+				lines := ruleLines(listings[table][blockKey{"chain", chain}])
+				next[recordKey(chain)] = record{desired: rules.Digest(), listed: digestLines(lines)}
+			}
+		}
+		e.records[table] = next
+		writeRecords(tx, table, next)
+	}
+	_, err = e.run(ctx, tx.String(), "-f", "-")
+	return true, err
+}
+
+func writeRecords(tx *knftables.Transaction, table tableKey, records map[string]record) {
+	family := knftables.Family(table.family)
+	set := &knftables.Set{Family: family, Table: table.name, Name: StateSet, Type: "ipv6_addr"}
+	tx.Add(set)
+	tx.Flush(set)
+	for _, key := range slices.Sorted(maps.Keys(records)) {
+		comment := records[key].String()
+		tx.Add(&knftables.Element{Family: family, Table: table.name, Set: StateSet, Key: []string{key}, Comment: &comment})
+	}
+}

@@ -1,0 +1,185 @@
+package nft
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Fake is an Engine in memory. It keeps what the kernel keeps, and refuses what the kernel refuses: what is in no table, elements
+// of no set, jumps to no chain, and the removal of what is still used.
+type Fake struct {
+	mutex   sync.Mutex
+	state   map[Key]Item
+	foreign map[Key]bool // foreign base chains, of KindChain
+	commits int
+}
+
+var _ reconcile.Engine[Key, Item] = (*Fake)(nil)
+
+// NewFake returns an empty Fake in which the given foreign base chains exist.
+func NewFake(foreign ...Chain) *Fake {
+	f := &Fake{state: map[Key]Item{}, foreign: map[Key]bool{}}
+	for i := range foreign {
+		f.foreign[foreign[i].Key()] = true
+	}
+	return f
+}
+
+// Commits returns how many commits have changed something.
+func (f *Fake) Commits() int {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.commits
+}
+
+// Read implements reconcile.Engine.
+func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return maps.Clone(f.state), ctx.Err()
+}
+
+// Commit implements reconcile.Engine.
+func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	if err := ctx.Err(); err != nil || change.Empty() {
+		return err
+	}
+	for key, item := range change.Set {
+		if err := validate(item); err != nil {
+			return fmt.Errorf("setting %s: %w", key, err)
+		}
+	}
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	next := change.Apply(f.state)
+	for key := range change.Delete {
+		if key.Kind == KindTable {
+			dropTable(next, key)
+		}
+		if key.Kind == KindChain {
+			delete(next, Key{key.Family, key.Table, KindRules, key.Name})
+		}
+		if key.Kind == KindSet || key.Kind == KindMap {
+			dropElements(next, key)
+		}
+	}
+	for key, item := range next {
+		if err := f.check(next, item); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	f.state, f.commits = next, f.commits+1
+	return nil
+}
+
+func dropTable(state map[Key]Item, table Key) {
+	maps.DeleteFunc(state, func(key Key, _ Item) bool {
+		return key.table() == table.table() && key.Kind != KindForeignJump
+	})
+}
+
+func dropElements(state map[Key]Item, set Key) {
+	maps.DeleteFunc(state, func(_ Key, item Item) bool {
+		element, ok := item.(*Element)
+		return ok && element.Set == set.Name && element.Key().table() == set.table()
+	})
+}
+
+// missing is the Fake's refusal, in nft's words.
+func missing(kind, name string) error {
+	return fmt.Errorf("%s %s: %w", kind, name, &nftError{words: "Could not process rule: No such file or directory"})
+}
+
+// The references to other objects in a rule or verdict.
+//
+//nolint:gochecknoglobals // constant patterns
+var (
+	jumpPattern = regexp.MustCompile(`\b(?:jump|goto) ([A-Za-z0-9_.-]+)`)
+	setPattern  = regexp.MustCompile(`@([A-Za-z_][A-Za-z0-9_.-]*)`)
+)
+
+func (f *Fake) check(state map[Key]Item, item Item) error {
+	key := item.Key()
+	if jump, ok := item.(*ForeignJump); ok {
+		if !f.foreign[Key{jump.Family, jump.Table, KindChain, jump.Chain}] {
+			return missing("chain", jump.Chain)
+		}
+		return nil
+	}
+	within := func(kind Kind, name string) bool {
+		_, ok := state[Key{key.Family, key.Table, kind, name}]
+		return ok
+	}
+	if !within(KindTable, "") {
+		return missing("table", key.Table)
+	}
+	switch item := item.(type) {
+	case *ChainRules:
+		if !within(KindChain, item.Chain) {
+			return missing("chain", item.Chain)
+		}
+		for _, rule := range item.Rules {
+			if err := checkReferences(rule.Text, within); err != nil {
+				return err
+			}
+		}
+	case *Element:
+		if !within(KindSet, item.Set) && !within(KindMap, item.Set) {
+			return missing("set", item.Set)
+		}
+		return checkReferences(strings.Join(item.Value, " "), within)
+	}
+	return nil
+}
+
+func checkReferences(text string, within func(Kind, string) bool) error {
+	for _, match := range jumpPattern.FindAllStringSubmatch(text, -1) {
+		if !within(KindChain, match[1]) {
+			return missing("chain", match[1])
+		}
+	}
+	for _, match := range setPattern.FindAllStringSubmatch(text, -1) {
+		if !within(KindSet, match[1]) && !within(KindMap, match[1]) {
+			return missing("set", match[1])
+		}
+	}
+	return nil
+}
+
+// AlterRules changes the rules of a chain as somebody else would, behind the engine's back.
+func (f *Fake) AlterRules(key Key, change func([]Rule) []Rule) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	rules, ok := f.state[key].(*ChainRules)
+	if !ok {
+		return
+	}
+	altered := *rules
+	altered.Rules = change(slices.Clone(rules.Rules))
+	altered.altered = fmt.Sprintf("now %d rules", len(altered.Rules))
+	f.state[key] = &altered
+}
+
+// Forget removes an item as somebody else would, a table with all that is in it.
+func (f *Fake) Forget(key Key) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	delete(f.state, key)
+	if key.Kind == KindTable {
+		dropTable(f.state, key)
+	}
+}
+
+// Put adds an item as somebody else would.
+func (f *Fake) Put(item Item) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.state[item.Key()] = item
+}

@@ -1,0 +1,387 @@
+package nft
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// objects is what is used of nft's JSON listing (libnftables-json(5)).
+type objects struct {
+	tables []tableObject
+	chains []chainObject
+	rules  []ruleObject
+	sets   []setObject
+	maps   []setObject
+}
+
+type tableObject struct {
+	Family Family `json:"family"`
+	Name   string `json:"name"`
+}
+
+type chainObject struct {
+	Family   Family    `json:"family"`
+	Table    string    `json:"table"`
+	Name     string    `json:"name"`
+	Type     ChainType `json:"type"`
+	Hook     Hook      `json:"hook"`
+	Priority int       `json:"prio"`
+	Policy   Policy    `json:"policy"`
+}
+
+type ruleObject struct {
+	Family  Family                       `json:"family"`
+	Table   string                       `json:"table"`
+	Chain   string                       `json:"chain"`
+	Handle  int                          `json:"handle"`
+	Comment string                       `json:"comment"`
+	Expr    []map[string]json.RawMessage `json:"expr"`
+}
+
+type setObject struct {
+	Family Family          `json:"family"`
+	Table  string          `json:"table"`
+	Name   string          `json:"name"`
+	Type   json.RawMessage `json:"type"` // a string, or a list of them
+	Map    json.RawMessage `json:"map"`
+	Flags  json.RawMessage `json:"flags"` // a string, or a list of them
+	Size   uint64          `json:"size"`
+	Elem   json.RawMessage `json:"elem"`
+}
+
+// parseObjects reads nft's JSON listing. What it does not know it leaves out.
+func parseObjects(text []byte) (*objects, error) {
+	var document struct {
+		Nftables []map[string]json.RawMessage `json:"nftables"`
+	}
+	if err := json.Unmarshal(text, &document); err != nil {
+		return nil, fmt.Errorf("parsing nft's listing: %w", err)
+	}
+	list := &objects{}
+	for _, entry := range document.Nftables {
+		for kind, body := range entry {
+			if err := list.add(kind, body); err != nil {
+				return nil, fmt.Errorf("parsing nft's listing of a %s: %w", kind, err)
+			}
+		}
+	}
+	return list, nil
+}
+
+func (o *objects) add(kind string, body json.RawMessage) error {
+	switch kind {
+	case "table":
+		return appendJSON(&o.tables, body)
+	case "chain":
+		return appendJSON(&o.chains, body)
+	case "rule":
+		return appendJSON(&o.rules, body)
+	case "set":
+		return appendJSON(&o.sets, body)
+	case "map":
+		return appendJSON(&o.maps, body)
+	}
+	return nil
+}
+
+func appendJSON[T any](list *[]T, body json.RawMessage) error {
+	var item T
+	if err := json.Unmarshal(body, &item); err != nil {
+		return err
+	}
+	*list = append(*list, item)
+	return nil
+}
+
+// words reads a string or a list of strings.
+func words(raw json.RawMessage) []string {
+	var list []string
+	if json.Unmarshal(raw, &list) == nil {
+		return list
+	}
+	var one string
+	if json.Unmarshal(raw, &one) == nil && one != "" {
+		return []string{one}
+	}
+	return nil
+}
+
+// blockKey names an object of a table in nft's text listing: "chain" "forward".
+type blockKey struct{ kind, name string }
+
+// parseBlocks cuts the text listing of one table into its objects' lines, without indentation.
+func parseBlocks(text string) map[blockKey][]string {
+	blocks := map[blockKey][]string{}
+	var current blockKey
+	inside := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		switch {
+		case inside && line == "\t}":
+			inside = false
+		case inside:
+			blocks[current] = append(blocks[current], strings.TrimLeft(line, "\t"))
+		default:
+			fields := strings.Fields(line)
+			if strings.HasPrefix(line, "\t") && len(fields) == 3 && fields[2] == "{" {
+				current, inside = blockKey{fields[0], fields[1]}, true
+				blocks[current] = []string{}
+			}
+		}
+	}
+	return blocks
+}
+
+// listing is one table as it was listed.
+type listing struct {
+	table   tableKey
+	objects *objects
+	blocks  map[blockKey][]string
+}
+
+// ruleLines returns the lines of a chain's rules, in order.
+func ruleLines(block []string) []string {
+	if len(block) > 0 && strings.HasPrefix(block[0], "type ") && strings.Contains(block[0], " hook ") {
+		return block[1:]
+	}
+	return block
+}
+
+// digestLines is the digest of a chain's listing.
+func digestLines(lines []string) string {
+	hash := sha256.Sum256([]byte(strings.Join(lines, "\n")))
+	return hex.EncodeToString(hash[:16])
+}
+
+// record is what the state set holds about a chain.
+type record struct{ desired, listed string }
+
+//nolint:gochecknoglobals // a constant pattern
+var recordPattern = regexp.MustCompile(`^desired ([0-9a-f]{32}) listed ([0-9a-f]{32})$`)
+
+func (r record) String() string { return "desired " + r.desired + " listed " + r.listed }
+
+// recordKey is a chain's element in the state set: its name's digest in the form of an IPv6 address, the only type of
+// element that is long enough and needs nothing else to exist.
+func recordKey(chain string) string {
+	hash := sha256.Sum256([]byte(chain))
+	return netip.AddrFrom16([16]byte(hash[:16])).String()
+}
+
+// records returns the records by recordKey.
+func (l *listing) records() map[string]record {
+	found := map[string]record{}
+	for _, set := range l.objects.sets {
+		if set.Name != StateSet {
+			continue
+		}
+		for _, element := range parseElements(set.Elem, false) {
+			match := recordPattern.FindStringSubmatch(element.Owner)
+			if match != nil && len(element.Match) == 1 {
+				found[element.Match[0]] = record{match[1], match[2]}
+			}
+		}
+	}
+	return found
+}
+
+// items returns what the listing holds as items.
+func (l *listing) items() map[Key]Item {
+	found := map[Key]Item{}
+	add := func(item Item) { found[item.Key()] = item }
+	for _, table := range l.objects.tables {
+		add(&Table{Family: table.Family, Name: table.Name})
+	}
+	records := l.records()
+	for _, chain := range l.objects.chains {
+		add(l.chain(chain))
+		if rules := l.chainRules(chain.Name, records); rules != nil {
+			add(rules)
+		}
+	}
+	for _, set := range l.objects.sets {
+		if set.Name == StateSet {
+			continue
+		}
+		flags := l.flags("set", set)
+		add(&Set{Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "), Flags: flags, Size: set.Size})
+		l.addElements(set, flags, false, add)
+	}
+	for _, set := range l.objects.maps {
+		flags := l.flags("map", set)
+		add(&Map{
+			Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "),
+			Value: strings.Join(words(set.Map), " . "), Flags: flags, Size: set.Size,
+		})
+		l.addElements(set, flags, true, add)
+	}
+	return found
+}
+
+//nolint:gochecknoglobals // a constant pattern
+var devicePattern = regexp.MustCompile(`hook \S+ device "?([^" ]+)"? priority`)
+
+// chain returns a chain with its device, which nft 1.0.6 leaves out of the JSON.
+func (l *listing) chain(object chainObject) *Chain {
+	chain := &Chain{
+		Family: object.Family, Table: object.Table, Name: object.Name, Type: object.Type, Hook: object.Hook,
+		Priority: object.Priority, Policy: object.Policy,
+	}
+	if block := l.blocks[blockKey{"chain", object.Name}]; len(block) > 0 {
+		if match := devicePattern.FindStringSubmatch(block[0]); match != nil {
+			chain.Device = match[1]
+		}
+	}
+	return chain
+}
+
+// chainRules compares a chain with its record. A chain without rules and record has no item.
+func (l *listing) chainRules(chain string, records map[string]record) *ChainRules {
+	lines := ruleLines(l.blocks[blockKey{"chain", chain}])
+	recorded, ok := records[recordKey(chain)]
+	if !ok && len(lines) == 0 {
+		return nil
+	}
+	rules := &ChainRules{Family: l.table.family, Table: l.table.name, Chain: chain, recorded: recorded.desired}
+	if !ok || recorded.listed != digestLines(lines) {
+		rules.altered = "now { " + strings.Join(lines, "; ") + " }"
+	}
+	return rules
+}
+
+// flags returns a set's flags from the text; nft 1.0.6 leaves "dynamic" out of the JSON.
+func (l *listing) flags(kind string, object setObject) []SetFlag {
+	list := words(object.Flags)
+	for _, line := range l.blocks[blockKey{kind, object.Name}] {
+		if text, ok := strings.CutPrefix(line, "flags "); ok {
+			list = strings.Split(text, ",")
+		}
+	}
+	flags := make([]SetFlag, 0, len(list))
+	for _, flag := range list {
+		flags = append(flags, SetFlag(flag))
+	}
+	return flags
+}
+
+// addElements adds the elements of a set or map, unless the packets write them.
+func (l *listing) addElements(set setObject, flags []SetFlag, isMap bool, add func(Item)) {
+	for _, flag := range flags {
+		if flag == FlagDynamic || flag == FlagTimeout {
+			return
+		}
+	}
+	for _, element := range parseElements(set.Elem, isMap) {
+		element.Family, element.Table, element.Set = set.Family, set.Table, set.Name
+		add(element)
+	}
+}
+
+// parseElements reads the elements of a set, or the pairs of a map. What it cannot read it leaves out.
+func parseElements(raw json.RawMessage, isMap bool) []*Element {
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil {
+		return nil
+	}
+	var found []*Element
+	for _, entry := range list {
+		element := &Element{}
+		key := entry
+		if isMap {
+			var pair []json.RawMessage
+			if json.Unmarshal(entry, &pair) != nil || len(pair) != 2 {
+				continue
+			}
+			key = pair[0]
+			element.Value = values(pair[1])
+		}
+		var wrapped struct {
+			Elem *struct {
+				Val     json.RawMessage `json:"val"`
+				Comment string          `json:"comment"`
+			} `json:"elem"`
+		}
+		if json.Unmarshal(key, &wrapped) == nil && wrapped.Elem != nil {
+			key, element.Owner = wrapped.Elem.Val, wrapped.Elem.Comment
+		}
+		if element.Match = values(key); len(element.Match) > 0 {
+			found = append(found, element)
+		}
+	}
+	return found
+}
+
+// values returns the parts of a key or value as texts.
+func values(raw json.RawMessage) []string {
+	var concat struct {
+		Concat []json.RawMessage `json:"concat"`
+	}
+	if json.Unmarshal(raw, &concat) == nil && len(concat.Concat) > 0 {
+		parts := make([]string, 0, len(concat.Concat))
+		for _, part := range concat.Concat {
+			parts = append(parts, value(part))
+		}
+		return parts
+	}
+	if text := value(raw); text != "" {
+		return []string{text}
+	}
+	return nil
+}
+
+// value returns one expression of a set's element as nft writes it.
+func value(raw json.RawMessage) string {
+	raw = bytes.TrimSpace(raw)
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text
+	}
+	var number int64
+	if json.Unmarshal(raw, &number) == nil && len(raw) > 0 && raw[0] != 'n' {
+		return strconv.FormatInt(number, 10)
+	}
+	var object struct {
+		Prefix *struct {
+			Addr string `json:"addr"`
+			Len  int    `json:"len"`
+		} `json:"prefix"`
+		Range []json.RawMessage `json:"range"`
+	}
+	if json.Unmarshal(raw, &object) == nil {
+		if object.Prefix != nil {
+			return object.Prefix.Addr + "/" + strconv.Itoa(object.Prefix.Len)
+		}
+		if len(object.Range) == 2 {
+			return value(object.Range[0]) + "-" + value(object.Range[1])
+		}
+	}
+	return verdict(raw)
+}
+
+// verdict returns a verdict in the words of nft, or "".
+func verdict(raw json.RawMessage) string {
+	var object map[string]*struct {
+		Target string `json:"target"`
+	}
+	if json.Unmarshal(raw, &object) != nil || len(object) != 1 {
+		return ""
+	}
+	for word, body := range object {
+		switch word {
+		case "accept", "drop", "continue", "return":
+			return word
+		case "jump", "goto":
+			if body != nil {
+				return word + " " + body.Target
+			}
+		}
+	}
+	return ""
+}

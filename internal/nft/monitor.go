@@ -1,0 +1,212 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// From linux/netfilter/nfnetlink.h and nf_tables.h.
+const (
+	nfnlgrpNftables  = 7
+	nftMsgNewGen     = 15
+	nftMsgGetGen     = 16
+	nftaGenID        = 1
+	nftaGenProcPID   = 2
+	nftaTableName    = 1 // also NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_SET_ELEM_LIST_TABLE
+	nfgenmsgSize     = 4
+	netlinkReadLimit = 128 << 10
+)
+
+// Drift says which table was changed by another process.
+type Drift struct {
+	// All says that anything may have changed: events were lost, or watching has begun.
+	All    bool
+	Family Family
+	Table  string
+}
+
+// driftBuffer is how many events wait for a reader before they are summed up as All.
+const driftBuffer = 64
+
+// eventBuffer is the socket's receive buffer in bytes: room for the events of a transaction of some ten thousand elements.
+const eventBuffer = 8 << 20
+
+// generation returns the namespace's generation of nftables, which every transaction raises by one.
+func (e *Engine) generation() (uint32, error) {
+	var id uint32
+	err := e.inside(func() error {
+		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|nftMsgGetGen, 0)
+		request.AddRawData([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
+		messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+		if err != nil {
+			return err
+		}
+		for _, message := range messages {
+			attrs, err := parseAttributes(message)
+			if err == nil && len(attrs[nftaGenID]) == 4 {
+				id = binary.BigEndian.Uint32(attrs[nftaGenID])
+				return nil
+			}
+		}
+		return errors.New("the answer has no generation")
+	})
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
+	}
+	return id, nil
+}
+
+// parseAttributes returns the attributes behind the nfgenmsg by their type.
+func parseAttributes(message []byte) (map[uint16][]byte, error) {
+	if len(message) < nfgenmsgSize {
+		return nil, unix.EBADMSG
+	}
+	list, err := nl.ParseRouteAttr(message[nfgenmsgSize:])
+	if err != nil {
+		return nil, err
+	}
+	attrs := map[uint16][]byte{}
+	for _, attr := range list {
+		attrs[attr.Attr.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = attr.Value
+	}
+	return attrs, nil
+}
+
+// Monitor reports the tables in care, and foreign ones when those are read, that other processes change, until ctx ends;
+// then the channel is closed. The first value, with All set, says that watching has begun. When the kernel dropped events
+// (ENOBUFS), All is reported. Slow readers lose detail (All), never a change.
+func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
+	m := &monitor{engine: e, out: make(chan Drift, driftBuffer)}
+	if err := e.inside(m.subscribe); err != nil {
+		return nil, fmt.Errorf("watching nftables: %w", err)
+	}
+	m.out <- Drift{All: true}
+	go m.run(ctx)
+	return m.out, nil
+}
+
+type monitor struct {
+	engine *Engine
+	out    chan Drift
+	socket *os.File
+	// touched are the tables of the transaction whose end has not come yet: who made it is known only then.
+	touched map[tableKey]bool
+}
+
+func (m *monitor) subscribe() error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, and told.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (nfnlgrpNftables - 1)}); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("subscribing to nftables: %w", err)
+	}
+	m.socket = os.NewFile(uintptr(fd), "nftables events")
+	return nil
+}
+
+func (m *monitor) run(ctx context.Context) {
+	defer close(m.out)
+	stop := context.AfterFunc(ctx, func() { m.socket.Close() })
+	defer func() {
+		stop()
+		m.socket.Close()
+	}()
+	m.touched = map[tableKey]bool{}
+	buffer := make([]byte, netlinkReadLimit)
+	for ctx.Err() == nil {
+		size, err := m.socket.Read(buffer)
+		switch {
+		case err == nil:
+			m.events(buffer[:size])
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
+			m.tell(Drift{All: true})
+		default:
+			return // closed: ctx has ended
+		}
+	}
+}
+
+func (m *monitor) events(datagram []byte) {
+	messages, err := syscall.ParseNetlinkMessage(datagram)
+	if err != nil {
+		m.tell(Drift{All: true})
+		return
+	}
+	for _, message := range messages {
+		if message.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
+			continue
+		}
+		attrs, err := parseAttributes(message.Data)
+		if err != nil {
+			m.tell(Drift{All: true})
+			continue
+		}
+		if message.Header.Type&0xff == nftMsgNewGen {
+			m.transaction(attrs)
+			continue
+		}
+		if name := nl.BytesToString(attrs[nftaTableName]); name != "" {
+			m.touched[tableKey{familyOf(message.Data[0]), name}] = true
+		}
+	}
+}
+
+// transaction ends one: it tells what it touched, unless it was the engine's own.
+func (m *monitor) transaction(attrs map[uint16][]byte) {
+	touched := m.touched
+	m.touched = map[tableKey]bool{}
+	if pid := attrs[nftaGenProcPID]; len(pid) == 4 && m.engine.mine(int(binary.BigEndian.Uint32(pid))) {
+		return
+	}
+	for table := range touched {
+		if m.engine.foreign || m.engine.cares(table) {
+			m.tell(Drift{Family: table.family, Table: table.name})
+		}
+	}
+}
+
+func familyOf(number byte) Family {
+	switch number {
+	case unix.NFPROTO_IPV4:
+		return FamilyIPv4
+	case unix.NFPROTO_IPV6:
+		return FamilyIPv6
+	case unix.NFPROTO_INET:
+		return FamilyInet
+	case unix.NFPROTO_ARP:
+		return FamilyARP
+	case unix.NFPROTO_BRIDGE:
+		return FamilyBridge
+	case unix.NFPROTO_NETDEV:
+		return FamilyNetdev
+	}
+	return ""
+}
+
+// tell never blocks: what does not fit is told, with what waits already, as one All. There is no other sender.
+func (m *monitor) tell(drift Drift) {
+	select {
+	case m.out <- drift:
+		return
+	default:
+	}
+	for {
+		select {
+		case <-m.out:
+		default:
+			m.out <- Drift{All: true}
+			return
+		}
+	}
+}

@@ -1,0 +1,321 @@
+//go:build real
+
+package nft_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/nfttest"
+	"weft.dev/weft/internal/reconcile"
+)
+
+func newEngine(t testing.TB, netns string, foreign bool) *nft.Engine {
+	t.Helper()
+	table := nft.Table{Family: nft.FamilyInet, Name: nfttest.Table}
+	engine, err := nft.NewEngine(nft.Options{Netns: netns, Tables: []nft.Table{table}, Foreign: foreign})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(engine.Close)
+	return engine
+}
+
+// command runs a program in the namespace with words on its standard input.
+func command(t testing.TB, netns, input, name string, args ...string) string {
+	t.Helper()
+	var out []byte
+	nstest.Do(t, netns, func() error {
+		program := exec.Command(name, args...)
+		program.Stdin = strings.NewReader(input)
+		var err error
+		out, err = program.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+		}
+		return nil
+	})
+	return string(out)
+}
+
+func script(t testing.TB, netns string, lines ...string) {
+	t.Helper()
+	command(t, netns, strings.Join(lines, "\n")+"\n", "nft", "-f", "-")
+}
+
+// handle finds a rule's handle by a part of its text.
+func handle(t testing.TB, netns, chain, part string) string {
+	t.Helper()
+	for line := range strings.Lines(command(t, netns, "", "nft", "-a", "list", "chain", "inet", nfttest.Table, chain)) {
+		if text, number, ok := strings.Cut(strings.TrimSpace(line), " # handle "); ok && strings.Contains(text, part) {
+			return number
+		}
+	}
+	t.Fatalf("no rule %q in %s", part, chain)
+	return ""
+}
+
+func tamperReal(t *testing.T, netns string, tamper nfttest.Tamper) {
+	t.Helper()
+	table := "inet " + nfttest.Table
+	switch tamper {
+	case nfttest.RuleEdited:
+		number := handle(t, netns, "forward", "@pods")
+		script(t, netns, "replace rule "+table+" forward handle "+number+` ip saddr @nets counter accept comment "pods"`)
+	case nfttest.RuleInserted:
+		script(t, netns, "insert rule "+table+" forward accept")
+	case nfttest.RuleAppended:
+		script(t, netns, "add rule "+table+" helper accept")
+	case nfttest.RuleRemoved:
+		script(t, netns, "delete rule "+table+" forward handle "+handle(t, netns, "forward", "established"))
+	case nfttest.ChainFlushed:
+		script(t, netns, "flush chain "+table+" forward")
+	case nfttest.TableFlushed:
+		script(t, netns, "flush table "+table)
+	case nfttest.TableDeleted:
+		script(t, netns, "delete table "+table)
+	case nfttest.ElementAdded:
+		script(t, netns, "add element "+table+" pods { 10.9.9.9 }")
+	case nfttest.ElementRemoved:
+		script(t, netns, "delete element "+table+" pods { 10.128.0.2 }")
+	case nfttest.PolicyChanged:
+		script(t, netns, "add chain "+table+" forward { policy drop; }")
+	case nfttest.ChainAdded:
+		script(t, netns, "add chain "+table+" stray")
+	case nfttest.MapValueChanged:
+		script(t, netns, "delete element "+table+" verdicts { 10.128.0.2 }",
+			"add element "+table+` verdicts { 10.128.0.2 comment "policy/b" : accept }`)
+	}
+}
+
+func TestRealConforms(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	nfttest.Run(t, func(t *testing.T) nfttest.Subject {
+		netns := nstest.New(t)
+		return nfttest.Subject{
+			Engine:  newEngine(t, netns, false),
+			Restart: func() reconcile.Engine[nft.Key, nft.Item] { return newEngine(t, netns, false) },
+			Tamper:  func(t *testing.T, tamper nfttest.Tamper) { tamperReal(t, netns, tamper) },
+		}
+	})
+}
+
+// An error names the item that nft stumbled over.
+func TestRealErrorNamesItem(t *testing.T) {
+	engine := newEngine(t, nstest.New(t), false)
+	state := nfttest.State()
+	bad := &nft.ChainRules{
+		Family: nft.FamilyInet, Table: nfttest.Table, Chain: "early", Rules: []nft.Rule{{Text: "accept"}, {Text: "no such words"}},
+	}
+	state[bad.Key()] = bad
+	err := engine.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: state})
+	if !errors.Is(err, nft.ErrRefused) || !strings.Contains(err.Error(), bad.Key().String()) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+// What others do to the tables in care is told, what the engine does is not, nor what happens to other tables.
+func TestRealMonitor(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	drifts, err := engine.Monitor(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() (nft.Drift, bool) {
+		select {
+		case drift, ok := <-drifts:
+			return drift, ok
+		case <-time.After(10 * time.Second):
+			t.Fatal("no drift was told")
+			return nft.Drift{}, false
+		}
+	}
+	if drift, _ := next(); !drift.All {
+		t.Fatalf("first %+v", drift)
+	}
+	if err := engine.Commit(ctx, reconcile.Change[nft.Key, nft.Item]{Set: nfttest.State()}); err != nil {
+		t.Fatal(err)
+	}
+	script(t, netns, "add table inet other")
+	script(t, netns, "add rule inet "+nfttest.Table+" helper accept")
+	if drift, _ := next(); drift != (nft.Drift{Family: nft.FamilyInet, Table: nfttest.Table}) {
+		t.Fatalf("after a foreign change: %+v", drift)
+	}
+	script(t, netns, "delete table inet "+nfttest.Table)
+	if drift, _ := next(); drift.Table != nfttest.Table {
+		t.Fatalf("after the table's deletion: %+v", drift)
+	}
+	cancel()
+	for range drifts { // until it is closed
+	}
+}
+
+func TestRealForeignIPTables(t *testing.T) {
+	netns := nstest.New(t)
+	ctx := context.Background()
+	iptables := func(args ...string) string { return command(t, netns, "", "iptables-nft", args...) }
+	for _, rule := range []string{
+		"-P FORWARD DROP", "-N DOCKER-USER", "-A DOCKER-USER -j RETURN", "-A FORWARD -j DOCKER-USER",
+		"-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT", "-A FORWARD -i eth0 -m conntrack --ctstate INVALID -j REJECT",
+		"-A INPUT -i eth0 -j DROP",
+	} {
+		iptables(strings.Fields(rule)...)
+	}
+	before := iptables("-S")
+	engine := newEngine(t, netns, true)
+	drops, err := engine.ForeignDrops(ctx, "tun0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	for _, drop := range drops {
+		seen = append(seen, drop.String())
+		if drop.Covered {
+			t.Errorf("covered: %v", drop)
+		}
+	}
+	text := strings.Join(seen, "\n")
+	if len(drops) != 2 || !strings.Contains(text, "policy drop") || !strings.Contains(text, "eth0") || strings.Contains(text, "INPUT") {
+		t.Fatalf("drops:\n%s", text)
+	}
+	desired := map[nft.Key]nft.Item{}
+	for _, jump := range nft.Jumps(drops, "cluster", "tun0") {
+		desired[jump.Key()] = jump
+	}
+	apply(t, engine, desired)
+	rules := iptables("-S", "FORWARD")
+	for _, want := range []string{
+		`-A FORWARD -i tun0 -m comment --comment "weft.dev cluster" -j ACCEPT`, `-A FORWARD -o tun0 -m comment --comment "weft.dev cluster" -j ACCEPT`,
+	} {
+		if strings.Count(rules, want) != 1 {
+			t.Errorf("%q is not once in\n%s", want, rules)
+		}
+	}
+	if drops, err = engine.ForeignDrops(ctx, "tun0"); err != nil || len(drops) == 0 || !drops[0].Covered {
+		t.Fatalf("after: %v, %v", drops, err)
+	}
+	// Somebody puts a rule above, another removes ours, another doubles it by saving and restoring.
+	for _, tamper := range []string{"-I FORWARD -j DOCKER-USER", "-D FORWARD 2", "-F FORWARD"} {
+		iptables(strings.Fields(tamper)...)
+		if actual, err := newEngine(t, netns, true).Read(ctx); err != nil || reconcile.Diff(desired, actual).Empty() {
+			t.Fatalf("%s was not noticed: %v", tamper, err)
+		}
+		apply(t, engine, desired)
+	}
+	script(t, netns, `add rule ip filter FORWARD iifname "tun0" counter accept comment "weft.dev cluster"`)
+	apply(t, engine, desired)
+	apply(t, newEngine(t, netns, true), nil)
+	if after := iptables("-S"); strings.Contains(after, "weft") || !strings.Contains(before, "DOCKER-USER") {
+		t.Fatalf("after removal:\n%s", after)
+	}
+}
+
+func apply(t *testing.T, engine *nft.Engine, desired map[nft.Key]nft.Item) {
+	t.Helper()
+	actual, err := engine.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Commit(context.Background(), reconcile.Diff(desired, actual)); err != nil {
+		t.Fatal(err)
+	}
+	if actual, err = engine.Read(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if change := reconcile.Diff(desired, actual); !change.Empty() {
+		t.Fatalf("not settled: %v", change)
+	}
+}
+
+// firewalld's shape: a chain that accepts what is established, dispatches by zone, and rejects the rest.
+func TestRealForeignFirewalld(t *testing.T) {
+	netns := nstest.New(t)
+	script(t, netns, `table inet firewalld {
+ chain filter_FORWARD { type filter hook forward priority filter + 10; policy accept;
+  ct state { established, related } accept
+  ct status dnat accept
+  iifname "lo" accept
+  ct state invalid drop
+  jump filter_FORWARD_ZONES
+  reject with icmpx admin-prohibited
+ }
+ chain filter_FORWARD_ZONES { iifname "eth0" goto filter_FWD_public
+  goto filter_FWD_public
+ }
+ chain filter_FWD_public {
+  jump filter_FWD_public_deny
+ }
+ chain filter_FWD_public_deny { }
+ chain filter_INPUT { type filter hook input priority filter + 10; policy accept;
+  iifname "eth*" drop
+  iifname "tun*" tcp dport 22 drop
+ }
+}`)
+	engine := newEngine(t, netns, true)
+	drops, err := engine.ForeignDrops(context.Background(), "tun0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, drop := range drops {
+		got[drop.Rule] = drop.Conditional
+	}
+	want := map[string]bool{"reject with icmpx admin-prohibited": false, "ct state invalid drop": true, `iifname "tun*" tcp dport 22 drop`: true}
+	for rule, conditional := range want {
+		if have, ok := got[rule]; !ok || have != conditional {
+			t.Errorf("%q: found %v, conditional %v; all: %v", rule, ok, have, got)
+		}
+	}
+	desired := map[nft.Key]nft.Item{}
+	for _, jump := range nft.Jumps(drops, "cluster", "tun0") {
+		desired[jump.Key()] = jump
+	}
+	apply(t, engine, desired)
+	missing := &nft.ForeignJump{Family: nft.FamilyInet, Table: "firewalld", Chain: "nochain", InDevice: "tun0"}
+	err = engine.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: nfttest.Items(missing)})
+	if !errors.Is(err, nft.ErrMissing) || !strings.Contains(err.Error(), "firewalld nochain") {
+		t.Errorf("a chain that does not exist: %v", err)
+	}
+}
+
+func BenchmarkElementAdd(b *testing.B) {
+	for _, size := range []int{0, 11000} {
+		b.Run(fmt.Sprintf("one to %d", size), func(b *testing.B) {
+			engine := newEngine(b, nstest.New(b), false)
+			element := func(n int) *nft.Element {
+				return &nft.Element{
+					Family: nft.FamilyInet, Table: nfttest.Table, Set: "pods", Match: []string{fmt.Sprintf("10.%d.%d.%d", n>>16&255, n>>8&255, n&255)},
+					Owner: "attachment",
+				}
+			}
+			state := nfttest.State()
+			for n := range size {
+				state[element(n+1).Key()] = element(n + 1)
+			}
+			if err := engine.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: state}); err != nil {
+				b.Fatal(err)
+			}
+			n := size + 1
+			for b.Loop() {
+				n++
+				change := reconcile.Change[nft.Key, nft.Item]{Set: nfttest.Items(element(n))}
+				if err := engine.Commit(context.Background(), change); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,95 @@
+package nft
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// namePattern is what nft's grammar takes as an identifier, without the slash and dots it would need quoting for.
+//
+//nolint:gochecknoglobals // a constant pattern
+var namePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,127}$`)
+
+// validate refuses what could end an operation and begin another in the text that nft reads, and what it would refuse with less
+// clear words.
+func validate(item Item) error {
+	key := item.Key()
+	if !namePattern.MatchString(key.Table) {
+		return fmt.Errorf("invalid table name %q", key.Table)
+	}
+	switch item := item.(type) {
+	case *Chain:
+		if item.Hook == "" && (item.Type != "" || item.Device != "" || item.Policy != "") {
+			return fmt.Errorf("type, device and policy are for base chains")
+		}
+		return validNames(item.Name)
+	case *ChainRules:
+		for i, rule := range item.Rules {
+			if err := validText(rule.Text); err != nil {
+				return fmt.Errorf("rule %d: %w", i+1, err)
+			}
+			if err := validComment(rule.Owner); err != nil {
+				return fmt.Errorf("rule %d: %w", i+1, err)
+			}
+		}
+		return validNames(item.Chain)
+	case *Set:
+		return validNames(item.Name)
+	case *Map:
+		return validNames(item.Name)
+	case *Element:
+		for _, text := range append(append([]string{}, item.Match...), item.Value...) {
+			if err := validText(text); err != nil || strings.ContainsAny(text, `"{},`) {
+				return fmt.Errorf("invalid element %q", text)
+			}
+		}
+		if err := validComment(item.Owner); err != nil {
+			return err
+		}
+		return validNames(item.Set)
+	case *ForeignJump:
+		if item.InDevice == "" && item.OutDevice == "" {
+			return fmt.Errorf("neither device is given")
+		}
+		for _, device := range []string{item.InDevice, item.OutDevice} {
+			if len(device) > 15 || strings.ContainsAny(device, "\"\\ \t\n*/") {
+				return fmt.Errorf("invalid device name %q", device)
+			}
+		}
+		if err := validComment(Mark + " " + item.Owner); err != nil {
+			return err
+		}
+		return validNames(item.Chain)
+	}
+	return nil
+}
+
+func validNames(name string) error {
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("invalid name %q", name)
+	}
+	if name == StateSet {
+		return fmt.Errorf("%q is the engine's own", name)
+	}
+	return nil
+}
+
+func validText(text string) error {
+	if text == "" || strings.ContainsAny(text, "\n\r;#\x00") {
+		return fmt.Errorf("%q is empty or has a line break, semicolon or hash", text)
+	}
+	return nil
+}
+
+func validComment(text string) error {
+	if len(text) > commentMax || strings.ContainsAny(text, "\"\\\n\r\x00") {
+		return fmt.Errorf("comment %q is longer than %d bytes or has quotes, backslashes or line breaks", text, commentMax)
+	}
+	for _, r := range text {
+		if r < ' ' || r > '~' {
+			return fmt.Errorf("comment %q has characters other than printable ASCII", text)
+		}
+	}
+	return nil
+}
