@@ -1,0 +1,133 @@
+package openflow_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/openflow"
+)
+
+// mute is a switch that says hello and nothing more.
+func mute(t *testing.T, hello string) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inBackground(t, func(ctx context.Context) error {
+		stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+		defer stop()
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return context.Cause(ctx)
+			}
+			defer func() { _ = nc.Close() }()
+			_, _ = io.WriteString(nc, hello)
+			go func() { _, _ = io.Copy(io.Discard, nc) }()
+		}
+	})
+	return l.Addr().String()
+}
+
+const (
+	hello15 = "\x06\x00\x00\x10\x00\x00\x00\x01\x00\x01\x00\x08\x00\x00\x00\x40"
+	hello13 = "\x04\x00\x00\x10\x00\x00\x00\x01\x00\x01\x00\x08\x00\x00\x00\x10"
+)
+
+func TestDialRefusesASwitchWithout15(t *testing.T) {
+	_, err := openflow.Dial(t.Context(), mute(t, hello13), openflow.Options{})
+	if !errors.Is(err, openflow.ErrVersion) || !strings.Contains(err.Error(), "add OpenFlow15") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestDialEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := openflow.Dial(ctx, mute(t, ""), openflow.Options{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestCallsEndWithTheirContextAndWithTheConnection(t *testing.T) {
+	c, err := openflow.Dial(t.Context(), mute(t, hello15), openflow.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := c.Barrier(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("barrier: %v", err)
+	}
+	var calls sync.WaitGroup
+	for range 10 {
+		calls.Go(func() {
+			if err := c.Bundle(t.Context(), []openflow.Mod{{Entry: &openflow.Flow{}}}); !errors.Is(err, openflow.ErrClosed) {
+				t.Errorf("bundle on a connection that is closed: %v", err)
+			}
+		})
+	}
+	_ = c.Close()
+	calls.Wait()
+	if err := c.Err(); !errors.Is(err, openflow.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestASilentSwitchIsGivenUp(t *testing.T) {
+	c, err := openflow.Dial(t.Context(), mute(t, hello15), openflow.Options{KeepAlive: 5 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-c.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("still open")
+	}
+	if err := c.Err(); !errors.Is(err, openflow.ErrUnresponsive) || !errors.Is(err, openflow.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestManyCallsShareAConnection(t *testing.T) {
+	fake, path := serveFake(t)
+	c, err := openflow.Dial(t.Context(), path, openflow.Options{KeepAlive: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	var calls sync.WaitGroup
+	for i := range 20 {
+		calls.Go(func() {
+			flow := &openflow.Flow{Table: uint8(i), Priority: 1}
+			err := errors.Join(c.Echo(t.Context()), c.Bundle(t.Context(), []openflow.Mod{{Entry: flow}}), c.Barrier(t.Context()))
+			if _, flowErr := c.Flows(t.Context()); err != nil || flowErr != nil {
+				t.Errorf("%v, %v", err, flowErr)
+			}
+		})
+	}
+	calls.Wait()
+	if state, _ := fake.Read(t.Context()); len(state) != 20 {
+		t.Errorf("%d flows, want 20", len(state))
+	}
+}
+
+func TestAnEngineTellsWhyItCannotConnect(t *testing.T) {
+	engine := runEngine(t, t.TempDir()+"/none.mgmt")
+	event, err := engine.Next(t.Context())
+	if err != nil || event.Lost == nil || event.Connected {
+		t.Errorf("%+v, %v", event, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := engine.Read(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("reading without a connection: %v", err)
+	}
+}

@@ -1,0 +1,250 @@
+//go:build real
+
+package openflow_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/openflowtest"
+	"weft.dev/weft/internal/openflow/ovstest"
+)
+
+func TestTextOfTheSampleIsThatOfOvsOfctl(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	var flows []*openflow.Flow
+	var mods []openflow.Mod
+	group := &openflow.Group{ID: 8, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "hash", Param: 3, Fields: []openflow.Field{openflow.FieldIPv4Src, openflow.FieldTCPDst}}, Buckets: []openflow.Bucket{
+		{ID: 5, Weight: 10, Actions: openflow.Actions{openflow.Output(1)}}, {ID: 9, Weight: 1, WatchPort: openflow.PortLocal},
+	}}
+	failover := &openflow.Group{ID: 9, Type: openflow.GroupFastFailover, Buckets: []openflow.Bucket{{WatchGroup: 8, Actions: openflow.Actions{openflow.GroupAction(8)}}}}
+	want := []*openflow.Group{group, failover}
+	mods = append(mods, openflow.Mod{Entry: group}, openflow.Mod{Entry: failover})
+	for _, e := range openflowtest.Sample() {
+		switch e := e.(type) {
+		case *openflow.Flow:
+			flows = append(flows, e)
+			mods = append(mods, openflow.Mod{Entry: e})
+		case *openflow.Group:
+			want = append(want, e)
+			mods = append([]openflow.Mod{{Entry: e}}, mods...)
+		}
+	}
+	conn := dial(t, s, br)
+	if err := conn.Bundle(t.Context(), mods); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(dumpText(s, br), texts(flows)); diff != "" {
+		t.Errorf("flows (-ovs-ofctl +ours):\n%s", diff)
+	}
+	var printed []string
+	for line := range strings.Lines(s.OFCtl("--no-names", "dump-groups", s.Mgmt(br))) {
+		if strings.Contains(line, "group_id=") {
+			printed = append(printed, strings.TrimSpace(line))
+		}
+	}
+	if diff := cmp.Diff(texts(want), sorted(printed)); diff != "" {
+		t.Errorf("groups (-ours +ovs-ofctl):\n%s", diff)
+	}
+	groups, err := conn.Groups(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(texts(want), texts(groups)); diff != "" {
+		t.Errorf("groups read back (-written +read):\n%s", diff)
+	}
+}
+
+func sorted(lines []string) []string {
+	return texts(asStringers(lines))
+}
+
+type text string
+
+func (t text) String() string { return string(t) }
+
+func asStringers(lines []string) []text {
+	var all []text
+	for _, l := range lines {
+		all = append(all, text(l))
+	}
+	return all
+}
+
+func TestTheSwitchAnswersEveryRequest(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	events := make(chan any, 100)
+	conn, err := openflow.Dial(t.Context(), s.Mgmt(br), openflow.Options{OnAsync: func(e any) { events <- e }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	ctx := t.Context()
+	if f, err := conn.Features(ctx); err != nil || f.Tables != 254 {
+		t.Errorf("features %+v, %v", f, err)
+	}
+	if d, err := conn.Describe(ctx); err != nil || d.Hardware != "Open vSwitch" {
+		t.Errorf("description %+v, %v", d, err)
+	}
+	if ports, err := conn.Ports(ctx); err != nil || len(ports) != 1 || ports[0].Name != br || ports[0].Number != openflow.PortLocal {
+		t.Errorf("ports %+v, %v", ports, err)
+	}
+	if err := conn.Echo(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := conn.Bundle(ctx, []openflow.Mod{{Entry: &openflow.Flow{Table: 0, Priority: 1, Actions: openflow.Actions{
+		openflow.SetField(openflow.Reg(3, 0x42)), openflow.Controller(openflow.ControllerAction{Reason: openflow.ReasonAction}),
+	}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := conn.Aggregate(ctx); err != nil || n.Flows != 1 {
+		t.Errorf("totals %+v, %v", n, err)
+	}
+	if err := conn.SetMissSendLen(ctx, 128); err != nil {
+		t.Fatal(err)
+	}
+	packet := append(bytes.Repeat([]byte{0xff}, 6), 2, 0, 0, 0, 0, 1, 0x88, 0xb5, 1, 2, 3, 4)
+	if err := conn.PacketOut(ctx, openflow.PortLocal, openflow.Actions{openflow.Output(openflow.PortTable)}, packet); err != nil {
+		t.Fatal(err)
+	}
+	in := await[*openflow.PacketIn](t, events)
+	if !bytes.HasPrefix(in.Packet, packet) || !in.Metadata.Has(openflow.FieldReg(3)) {
+		t.Errorf("packet-in %+v of %s", in, in.Metadata)
+	}
+	s.VSCtl("--no-wait", "add-port", br, s.Name("p"), "--", "set", "interface", s.Name("p"), "type=internal", "ofport_request=7")
+	if p := await[*openflow.PortStatus](t, events); p.Port.Number != 7 || p.Reason != openflow.PortAdded {
+		t.Errorf("port status %+v", p)
+	}
+}
+
+func await[T any](t *testing.T, events <-chan any) T {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		select {
+		case e := <-events:
+			if want, ok := e.(T); ok {
+				return want
+			}
+		case <-deadline:
+			t.Fatalf("no %T", *new(T))
+		}
+	}
+}
+
+func TestConnectionsAreFlushed(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	conn := dial(t, s, br)
+	ctx := t.Context()
+	if err := conn.Bundle(ctx, []openflow.Mod{{Entry: &openflow.Flow{Match: openflow.NewMatch(openflow.EthType(openflow.EthTypeIPv4)), Actions: openflow.Actions{
+		openflow.CT(openflow.CTAction{Commit: true, Zone: 77}),
+	}}}}); err != nil {
+		t.Fatal(err)
+	}
+	// Ethernet, IPv4 10.0.0.1 to 10.0.0.2, UDP 1000 to the port in the last argument.
+	open := func(port byte) {
+		p, err := hex.DecodeString("020000000002" + "020000000001" + "0800" + "4500001c000040004011" + "26cf" + "0a0000010a000002" + "03e8" + "00")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p = append(p, port, 0, 8, 0, 0)
+		if err := conn.PacketOut(ctx, openflow.PortLocal, openflow.Actions{openflow.Output(openflow.PortTable)}, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(53)
+	open(54)
+	waitTracked(t, s, 2)
+	src := netip.MustParseAddr("10.0.0.1")
+	if err := conn.FlushCT(ctx, openflow.CTFlush{Zone: new(uint16(77)), Proto: openflow.ProtoUDP, Orig: openflow.CTTuple{Src: src, DstPort: 53}}); err != nil {
+		t.Fatal(err)
+	}
+	left := waitTracked(t, s, 1)
+	if !strings.Contains(left, "dport=54") {
+		t.Errorf("left: %s", left)
+	}
+	if err := conn.FlushCT(ctx, openflow.CTFlush{Zone: new(uint16(77))}); err != nil {
+		t.Fatal(err)
+	}
+	waitTracked(t, s, 0)
+}
+
+func waitTracked(t *testing.T, s *ovstest.Switch, n int) string {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		out := s.AppCtl("dpctl/dump-conntrack", "netdev@ovs-netdev")
+		if strings.Count(out, "zone=77") == n {
+			return out
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("want %d connections in the zone:\n%s", n, out)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestLearnedFlowsBelongToTheSwitch(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	engine := runEngine(t, s.Mgmt(br))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	learner := &openflow.Flow{Actions: openflow.Actions{openflow.Learn(openflow.LearnSpec{Table: 24, Priority: 5, IdleTimeout: 60, Fields: []openflow.LearnField{
+		openflow.LearnMatch(openflow.Whole(openflow.FieldEthSrc), openflow.Whole(openflow.FieldEthSrc)),
+	}})}}
+	marker := &openflow.Flow{Table: 9, Priority: 9}
+	if err := engine.Commit(ctx, openflow.Change{Set: map[openflow.Key]openflow.Entry{learner.Key(): learner}}); err != nil {
+		t.Fatal(err)
+	}
+	conn := dial(t, s, br)
+	mac, _ := net.ParseMAC("02:00:00:00:00:01")
+	packet := append(append(bytes.Repeat([]byte{0xff}, 6), mac...), 0x88, 0xb5, 0, 0)
+	if err := conn.PacketOut(ctx, openflow.PortLocal, openflow.Actions{openflow.Output(openflow.PortTable)}, packet); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		flows, err := conn.Flows(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(flows) == 2 {
+			break
+		}
+	}
+	if state, err := engine.Read(ctx); err != nil || len(state) != 1 {
+		t.Errorf("the engine reads %s, %v", openflow.Text(state), err)
+	}
+	if err := conn.Bundle(ctx, []openflow.Mod{{Entry: marker}}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		event, err := engine.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(event.Drift) == 0 {
+			continue
+		}
+		if len(event.Drift) != 1 || event.Drift[0] != marker.Key() {
+			t.Errorf("drift %v, want only what another connection did", event.Drift)
+		}
+		break
+	}
+}
