@@ -2,6 +2,7 @@ package link
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,11 +49,15 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		if err := validate(item); err != nil {
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
-		e.take(key)
+		e.enterCare(item)
 	}
+	// What is not in care yet is not read: it stands before as somebody else's.
 	before, err := e.Read(ctx)
 	if err != nil {
 		return err
+	}
+	for key := range change.Set {
+		e.take(key)
 	}
 	steps := plannedSteps(change, before)
 	for i, s := range steps {
@@ -61,7 +66,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 			err = e.perform(s)
 		}
 		if err != nil {
-			return e.undo(steps[:i+1], fmt.Errorf("%s: %w", s, err))
+			return e.undo(steps[:i+1], before, fmt.Errorf("%s: %w", s, err))
 		}
 	}
 	for key := range change.Delete {
@@ -81,8 +86,14 @@ func plannedSteps(change reconcile.Change[Key, Item], before map[Key]Item) []*st
 			}
 		}
 		slices.SortFunc(steps[from:], func(a, b *step) int {
+			if c := cmp.Compare(rank(a.item), rank(b.item)); c != 0 {
+				return c
+			}
 			return strings.Compare(a.item.Key().String(), b.item.Key().String())
 		})
+		if remove {
+			slices.Reverse(steps[from:])
+		}
 	}
 	for _, kind := range setOrder {
 		add(change.Set, kind, false)
@@ -93,8 +104,16 @@ func plannedSteps(change reconcile.Change[Key, Item], before map[Key]Item) []*st
 	return steps
 }
 
+// rank orders items of one kind: a route by a gateway needs the one that reaches the gateway.
+func rank(item Item) int {
+	if route, ok := item.(*Route); ok && route.Gateway.IsValid() && !route.OnLink {
+		return 1
+	}
+	return 0
+}
+
 // undo takes steps back, the last first. The last one failed, perhaps in the middle.
-func (e *Engine) undo(steps []*step, cause error) error {
+func (e *Engine) undo(steps []*step, before map[Key]Item, cause error) error {
 	var failures []error
 	for _, s := range slices.Backward(steps) {
 		back := &step{item: s.before, before: s.item}
@@ -109,6 +128,18 @@ func (e *Engine) undo(steps []*step, cause error) error {
 		}
 		if err := e.perform(back); err != nil && !errors.Is(err, ErrNoDevice) && !errors.Is(err, ErrNoNamespace) {
 			failures = append(failures, fmt.Errorf("undoing %s: %w", s, err))
+		}
+	}
+	// What the kernel took along by itself, as the routes of a device that was down for a moment, is put back too. The
+	// caller's context may be why all this is undone, so it does not count here.
+	if now, err := e.Read(context.Background()); err != nil {
+		failures = append(failures, err)
+	} else {
+		lost := reconcile.Change[Key, Item]{Set: reconcile.Diff(before, now).Set}
+		for _, s := range plannedSteps(lost, now) {
+			if err := e.perform(s); err != nil && !errors.Is(err, ErrNoDevice) && !errors.Is(err, ErrNoNamespace) {
+				failures = append(failures, fmt.Errorf("restoring %s: %w", s.item.Key(), err))
+			}
 		}
 	}
 	if len(failures) > 0 {
@@ -209,6 +240,9 @@ func (s *session) commitVeth(pair *Veth, what *step) error {
 		if link.Type() != "veth" || !ours {
 			return fmt.Errorf("%s (%s, alias %q): %w", pair.Name, link.Type(), link.Attrs().Alias, ErrForeign)
 		}
+		if !what.remove && pair.Equal(s.veth(link)) {
+			return nil // made before a restart
+		}
 		if err := s.one(deleteLink(link.Attrs().Index), unix.ENODEV); err != nil {
 			return err
 		}
@@ -252,7 +286,7 @@ func (s *session) commitDevice(want *Device, what *step) error {
 	if what.before == nil {
 		what.found = have.restriction(want, link.Attrs().Alias)
 	}
-	if have.Up && (!want.Up || cannotChangeUp(want, have)) {
+	if have.Up && !want.Up {
 		if err := s.one(setState(index, false)); err != nil {
 			return fmt.Errorf("setting it down: %w", err)
 		}
@@ -301,9 +335,6 @@ func (d *Device) restriction(other *Device, alias string) *Device {
 	}
 	return &back
 }
-
-// cannotChangeUp reports whether a change is not one for a device that is up: its group, by which it may be cut off.
-func cannotChangeUp(want, have *Device) bool { return want.Group != have.Group && want.Group != 0 }
 
 func (s *session) attributes(index int, want, have *Device) error {
 	var list plan

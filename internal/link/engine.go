@@ -65,6 +65,16 @@ func (e *Engine) take(key Key) {
 	}
 }
 
+// enterCare puts the namespaces of an item into care.
+func (e *Engine) enterCare(item Item) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.namespaces[item.Key().Netns] = true
+	if pair, ok := item.(*Veth); ok {
+		e.namespaces[pair.PeerNetns] = true
+	}
+}
+
 func (e *Engine) release(key Key) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
@@ -158,7 +168,7 @@ func (s *session) read(state map[Key]Item) error {
 			cared[attrs.Index], state[device] = true, item
 		}
 		if link.Type() == "veth" && s.engine.inCare(veth) {
-			state[veth] = s.veth(link, names)
+			state[veth] = s.veth(link)
 		}
 	}
 	routes, err := readRoutes(s.handle, names)
@@ -183,7 +193,7 @@ func (s *session) device(link netlink.Link, owner string) (*Device, error) {
 
 // veth returns the pair of a link. Its other end is looked for in the namespaces in care; where it is in none of them the
 // name stays empty, and equals no desired pair.
-func (s *session) veth(link netlink.Link, names map[int]string) *Veth {
+func (s *session) veth(link netlink.Link) *Veth {
 	pair := &Veth{Netns: s.path, Name: link.Attrs().Name}
 	pair.Owner, _ = strings.CutPrefix(link.Attrs().Alias, AliasPrefix)
 	if link.Attrs().NetNsID < 0 {

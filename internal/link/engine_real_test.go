@@ -1,0 +1,187 @@
+//go:build real
+
+package link_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/linktest"
+	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/reconcile"
+)
+
+func newEngine(t testing.TB, home string, options link.Options) (engine *link.Engine) {
+	t.Helper()
+	nstest.Do(t, home, func() (err error) {
+		engine, err = link.NewEngine(options)
+		return err
+	})
+	t.Cleanup(engine.Close)
+	return engine
+}
+
+func addDevice() error {
+	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: linktest.Device, TxQLen: -1}, PeerName: "wtfar", PeerTxQLen: -1})
+}
+
+func removeDevice() error {
+	device, err := netlink.LinkByName(linktest.Device)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(device)
+}
+
+func subject(t *testing.T) (linktest.Subject, string) {
+	home, other := nstest.New(t), nstest.New(t)
+	nstest.Do(t, home, func() error {
+		lo, err := netlink.LinkByName("lo")
+		return errors.Join(err, netlink.LinkSetUp(lo), addDevice())
+	})
+	return linktest.Subject{
+		Engine: newEngine(t, home, link.Options{}), Other: other,
+		Restart: func() reconcile.Engine[link.Key, link.Item] {
+			return newEngine(t, home, link.Options{
+				Namespaces: []string{other}, Devices: []link.Key{{Kind: link.KindVeth, Name: "wtpair"}},
+			})
+		},
+		RemoveDevice: func() { nstest.Do(t, home, removeDevice) },
+		AddDevice:    func() { nstest.Do(t, home, addDevice) },
+		RemoveOther: func() {
+			if err := unix.Unmount(other, unix.MNT_DETACH); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Forget: func(item link.Item) {
+			where := home
+			if item.Key().Netns != "" {
+				where = other
+			}
+			nstest.Do(t, where, func() error { return forget(item) })
+		},
+	}, home
+}
+
+// forget removes an item by what the library finds, as a stranger would.
+func forget(item link.Item) error {
+	switch item := item.(type) {
+	case *link.Route:
+		table := item.Table
+		if table == 0 {
+			table = link.TableMain
+		}
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: table, Protocol: link.Protocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return err
+		}
+		for i := range routes {
+			ones, _ := routes[i].Dst.Mask.Size()
+			if routes[i].Dst.IP.Equal(item.Dst.Addr().AsSlice()) && ones == item.Dst.Bits() {
+				return netlink.RouteDel(&routes[i])
+			}
+		}
+	case *link.Neighbour:
+		device, err := netlink.LinkByName(item.Device)
+		if err != nil {
+			return err
+		}
+		return netlink.NeighDel(&netlink.Neigh{LinkIndex: device.Attrs().Index, IP: item.Address.AsSlice(), Family: netlink.FAMILY_V4})
+	case *link.Rule:
+		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+		if err != nil {
+			return err
+		}
+		for i := range rules {
+			if rules[i].Priority == item.Priority {
+				return netlink.RuleDel(&rules[i])
+			}
+		}
+	}
+	return fmt.Errorf("%v was not found", item)
+}
+
+func TestRealConforms(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	linktest.Run(t, func(t *testing.T) linktest.Subject {
+		s, _ := subject(t)
+		return s
+	})
+}
+
+// A device that somebody makes anew, an address that somebody removes and a route are told; other devices are not.
+func TestRealWatch(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	s, home := subject(t)
+	engine := s.Engine.(*link.Engine)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if err := engine.Commit(ctx, reconcile.Change[link.Key, link.Item]{Set: linktest.State(s.Other)}); err != nil {
+		t.Fatal(err)
+	}
+	drifts, err := engine.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(want func(link.Drift) bool) {
+		t.Helper()
+		deadline := time.After(10 * time.Second)
+		for {
+			select {
+			case drift := <-drifts:
+				if want(drift) {
+					return
+				}
+				if drift.Device == "wtstranger" {
+					t.Fatalf("told of a stranger: %+v", drift)
+				}
+			case <-deadline:
+				t.Fatal("not told")
+			}
+		}
+	}
+	until(func(d link.Drift) bool { return d.All })
+	nstest.Do(t, home, func() error {
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wtstranger", TxQLen: -1}})
+	})
+	nstest.Do(t, home, removeDevice)
+	until(func(d link.Drift) bool { return d.Kind == link.KindRoute })
+	until(func(d link.Drift) bool { return d.Kind == link.KindDevice && d.Device == linktest.Device })
+	nstest.Do(t, home, addDevice)
+	until(func(d link.Drift) bool { return d.Kind == link.KindDevice && d.Device == linktest.Device })
+	cancel()
+	for range drifts { // until it is closed
+	}
+}
+
+// A route or device of somebody else's is not taken over.
+func TestRealForeign(t *testing.T) {
+	s, home := subject(t)
+	route := &link.Route{Dst: netip.MustParsePrefix("10.128.0.0/14"), Device: linktest.Device}
+	nstest.Do(t, home, func() error {
+		device, err := netlink.LinkByName(linktest.Device)
+		if err != nil {
+			return err
+		}
+		destination, err := netlink.ParseIPNet("10.128.0.0/14")
+		return errors.Join(err, netlink.LinkSetUp(device), netlink.RouteAdd(&netlink.Route{
+			LinkIndex: device.Attrs().Index, Dst: destination, Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK,
+		}))
+	})
+	pair := &link.Veth{Name: linktest.Device, PeerName: "wtx"}
+	for _, item := range []link.Item{route, pair} {
+		err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Set: linktest.Items(item)})
+		if !errors.Is(err, link.ErrForeign) {
+			t.Errorf("%v: %v", item, err)
+		}
+	}
+}
