@@ -41,6 +41,9 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 			return err
 		}
 	}
+	if err := e.refreshForeign(ctx, change); err != nil {
+		return err
+	}
 	err := e.commit(ctx, change)
 	if errors.Is(err, ErrRefused) {
 		// What is known may be stale: somebody removed what was to be removed, or added what was to be added.
@@ -52,6 +55,27 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	return err
 }
 
+// refreshForeign looks up the handles of rules in foreign chains when a change is about any: they are removed by handle, and
+// a commit does not learn the handles of what it adds.
+func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	concerned := false
+	for key := range ofKind[*ForeignJump](change.Set) {
+		concerned = concerned || key.Kind == KindForeignJump
+	}
+	for key := range ofKind[*ForeignJump](change.Delete) {
+		concerned = concerned || key.Kind == KindForeignJump
+	}
+	if !concerned {
+		return nil
+	}
+	e.foreign.Store(true)
+	maps.DeleteFunc(e.known, func(key Key, _ Item) bool { return key.Kind == KindForeignJump })
+	if err := e.readForeign(ctx, e.known); err != nil {
+		return fmt.Errorf("reading foreign chains: %w", err)
+	}
+	return nil
+}
+
 func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	for attempt := 1; ; attempt++ {
 		before, err := e.generation()
@@ -61,7 +85,10 @@ func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item])
 		if err := e.write(ctx, change); err != nil {
 			return err
 		}
-		e.known = change.Apply(e.known)
+		for key := range change.Delete {
+			delete(e.known, key)
+		}
+		maps.Copy(e.known, change.Set)
 		e.forgetTables(change)
 		rules := changedRules(change)
 		if len(rules) == 0 {

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
@@ -28,7 +29,7 @@ type Options struct {
 	// Tables are Weft's tables, in care from the start: one that exists and is not desired is read, and thereby found.
 	// Tables named in commits are in care as well.
 	Tables []Table
-	// Foreign also reads the rules that carry Mark in the base chains of other tables.
+	// Foreign also reads the rules that carry Mark in the base chains of other tables; a commit of a ForeignJump turns it on.
 	Foreign bool
 }
 
@@ -37,7 +38,7 @@ type Options struct {
 type Engine struct {
 	netns   *os.File
 	path    string
-	foreign bool
+	foreign atomic.Bool
 	builder knftables.Interface
 
 	mutex  sync.Mutex
@@ -61,7 +62,8 @@ var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
 // NewEngine returns an engine. It fails when there is no usable nft, or no such namespace.
 func NewEngine(options Options) (*Engine, error) {
-	e := &Engine{foreign: options.Foreign, tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}}
+	e := &Engine{tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}}
+	e.foreign.Store(options.Foreign)
 	for _, table := range options.Tables {
 		e.tables[table.Key().table()] = true
 	}
@@ -224,7 +226,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 		records[table] = listing.records()
 		maps.Copy(state, listing.items())
 	}
-	if e.foreign {
+	if e.foreign.Load() {
 		if err := e.readForeign(ctx, state); err != nil {
 			return nil, fmt.Errorf("reading foreign chains: %w", err)
 		}

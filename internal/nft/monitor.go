@@ -170,7 +170,7 @@ func (m *monitor) transaction(attrs map[uint16][]byte) {
 		return
 	}
 	for table := range touched {
-		if m.engine.foreign || m.engine.cares(table) {
+		if m.engine.foreign.Load() || m.engine.cares(table) {
 			m.tell(Drift{Family: table.family, Table: table.name})
 		}
 	}

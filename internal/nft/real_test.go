@@ -217,7 +217,9 @@ func TestRealForeignIPTables(t *testing.T) {
 	}
 	script(t, netns, `add rule ip filter FORWARD iifname "tun0" counter accept comment "weft.dev cluster"`)
 	apply(t, engine, desired)
-	apply(t, newEngine(t, netns, true), nil)
+	if err := engine.Commit(ctx, reconcile.Change[nft.Key, nft.Item]{Delete: desired}); err != nil {
+		t.Fatal(err)
+	}
 	if after := iptables("-S"); strings.Contains(after, "weft") || !strings.Contains(before, "DOCKER-USER") {
 		t.Fatalf("after removal:\n%s", after)
 	}

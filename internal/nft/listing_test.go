@@ -1,0 +1,100 @@
+package nft
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestListingOfEverything(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "everything.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := parseObjects(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := os.ReadFile(filepath.Join("testdata", "everything.nft"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := &listing{table: tableKey{"inet", "wt"}, objects: objects, blocks: parseBlocks(string(plain))}
+	var lines []string
+	for _, item := range list.items() {
+		lines = append(lines, item.String())
+	}
+	slices.Sort(lines)
+	golden, err := os.ReadFile(filepath.Join("testdata", "everything.golden"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	for _, line := range lines {
+		got = append(got, line...)
+		got = append(got, '\n')
+	}
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		if err := os.WriteFile(filepath.Join("testdata", "everything.golden"), got, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if string(got) != string(golden) {
+		t.Errorf("got\n%s\nwant\n%s", got, golden)
+	}
+}
+
+func TestParseError(t *testing.T) {
+	for text, want := range map[string]nftError{
+		"/dev/stdin:2:17-23: Error: Could not process rule: No such file or directory\nadd rule\n": {"Could not process rule: No such file or directory", 2},
+		"Error: No such file or directory\nlist table inet nono\n":                                 {"No such file or directory", 0},
+		"Operation not permitted (you must be root)\n":                                             {"Operation not permitted (you must be root)", 0},
+		"": {"", 0},
+	} {
+		if got := parseError(text); *got != want {
+			t.Errorf("%q: %+v, want %+v", text, *got, want)
+		}
+	}
+}
+
+func FuzzListing(f *testing.F) {
+	for _, name := range []string{"everything", "iptables"} {
+		structured, err := os.ReadFile(filepath.Join("testdata", name+".json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join("testdata", name+".nft"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(structured, string(text))
+	}
+	f.Fuzz(func(t *testing.T, structured []byte, text string) {
+		objects, err := parseObjects(structured)
+		if err != nil {
+			return
+		}
+		list := &listing{table: tableKey{"inet", "wt"}, objects: objects, blocks: parseBlocks(text)}
+		for key, item := range list.items() {
+			if item.Key() != key || item.String() == "" {
+				t.Errorf("%v under %v", item, key)
+			}
+		}
+		table := newForeignListing(objects)
+		for _, base := range table.bases {
+			search := &dropSearch{table: table, base: base, devices: []string{"tun0"}, visited: map[string]bool{}}
+			search.look()
+			markedRules(table.rules[base.Name])
+		}
+	})
+}
+
+func FuzzValue(f *testing.F) {
+	for _, seed := range []string{`"10.0.0.1"`, `5`, `null`, `{"prefix":{"addr":"10.0.0.0","len":8}}`, `{"range":["a","b"]}`, `{"jump":{"target":"c"}}`, `{"drop":null}`, `{"jump":null}`, `{"concat":[1,"a"]}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(_ *testing.T, raw []byte) { values(json.RawMessage(raw)) })
+}
