@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -58,7 +59,7 @@ func drawAction(t *rapid.T, depth int) Action {
 	}
 	switch rapid.IntRange(0, kinds-1).Draw(t, "kind") {
 	case 0:
-		return Output(n)
+		return Output(n % 0xff00)
 	case 1:
 		return OutputReg(drawSubfield(t, min(small, 16)))
 	case 2:
@@ -202,6 +203,9 @@ func TestAMatchIsCanonical(t *testing.T) {
 		"what a prefix implies": {NewMatch(IPSrc(prefix)), NewMatch(EthType(EthTypeIPv4), IPSrc(prefix))},
 		"an empty prefix":       {NewMatch(IPSrc(netip.MustParsePrefix("0.0.0.0/0"))), NewMatch(EthType(EthTypeIPv4))},
 		"a prefix's host bits":  {NewMatch(IPDst(netip.MustParsePrefix("10.1.2.3/16"))), NewMatch(IPDst(prefix))},
+		"a tag's priority":      {NewMatch(VLANPCP(3)), NewMatch(VLANAny(), VLANPCP(3))},
+		"a tag as a whole":      {NewMatch(VLANTCI(0x7005, 0xffff)), NewMatch(VLANVID(5), VLANPCP(3))},
+		"no tag as a whole":     {NewMatch(VLANTCI(0, 0xffff)), NewMatch(VLANNone())},
 		"type of service":       {NewMatch(EthType(EthTypeIPv4), Exact(FieldIPTOS, 0x28)), NewMatch(EthType(EthTypeIPv4), IPDSCP(10))},
 	} {
 		a, b := pair[0], pair[1]
@@ -240,5 +244,55 @@ func TestErrorsHaveTheirNames(t *testing.T) {
 		if got := e.Name(); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
+	}
+}
+
+func TestMonitorReportsBecomeDrift(t *testing.T) {
+	mine, learned := &Flow{Table: 1, Priority: 2}, &Flow{Table: 24, IdleTimeout: 5}
+	var b []byte
+	b = appendFlowUpdate(b, FlowModified, mine)
+	b = appendFlowUpdate(b, FlowAdded, learned)
+	b = append(b, 0, 8, 0, byte(FlowOwn), 0, 0, 0, 9)
+	updates, err := decodeFlowUpdates(b)
+	if err != nil || len(updates) != 3 || updates[2].XID != 9 {
+		t.Fatalf("%+v, %v", updates, err)
+	}
+	if event := drift(updates); len(event.Drift) != 1 || event.Drift[0] != mine.Key() || event.Unclear {
+		t.Errorf("%+v", event)
+	}
+	updates, err = decodeFlowUpdates([]byte{0, 8, 0, byte(MonitorPaused), 0, 0, 0, 0, 0, 8, 0, byte(MonitorResumed), 0, 0, 0, 0})
+	if err != nil || !drift(updates).Unclear {
+		t.Errorf("%+v, %v: a pause leaves it unclear what changed", updates, err)
+	}
+}
+
+func TestAChangeIsPutInAnOrderWithoutHoles(t *testing.T) {
+	flow := func(table uint8, actions ...Action) *Flow { return &Flow{Table: table, Actions: actions} }
+	group, old := &Group{ID: 1, Type: GroupAll}, &Group{ID: 2, Type: GroupAll}
+	last := flow(253)
+	change := Change{Set: map[Key]Entry{}, Delete: map[Key]Entry{}}
+	for _, e := range []Entry{flow(0, GotoTable(20)), flow(20, GroupAction(1)), group, last} {
+		change.Set[e.Key()] = e
+	}
+	for _, e := range []Entry{flow(30, GroupAction(2)), flow(10), old} {
+		change.Delete[e.Key()] = e
+	}
+	mods, err := plan(change, func(k Key) bool { return k.Table == 253 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range mods {
+		sign := "+"
+		if m.Delete {
+			sign = "-"
+		}
+		got = append(got, sign+m.Entry.Key().String())
+	}
+	want := []string{
+		"+group_id=1", "+table=20,priority=0", "+table=0,priority=0", "-table=10,priority=0", "-table=30,priority=0", "-group_id=2", "+table=253,priority=0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -170,10 +170,10 @@ func (n *NAT) appendText(b []byte) []byte {
 func (n *NAT) appendRange(b []byte) []byte {
 	addr := func(a netip.Addr) {
 		if a.Is6() && n.PortMin != 0 {
-			b = append(a.AppendTo(append(b, '[')), ']')
+			b = append(appendIP(append(b, '['), a), ']')
 			return
 		}
-		b = a.AppendTo(b)
+		b = appendIP(b, a)
 	}
 	addr(n.Min)
 	if n.Max.IsValid() && n.Max != n.Min {

@@ -16,7 +16,8 @@ var (
 )
 
 // DefaultBundleSize is the most changes that go in one bundle. The userspace datapath forwards on the thread that
-// commits bundles, and a change costs it some 50 microseconds: 500 of them hold traffic up for about 25 milliseconds.
+// commits bundles, and a change costs it 6 to 50 microseconds by the machine and its load: 500 of them hold traffic up
+// for 25 milliseconds at worst, which the sockets' buffers bear. On an idle switch, large bundles gain a quarter.
 const DefaultBundleSize = 500
 
 // Config is how an Engine reaches its bridge.

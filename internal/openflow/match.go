@@ -125,6 +125,8 @@ func canonicalParts(f MatchField) []MatchField {
 		return []MatchField{{f.field, f.value, f.mask.and(u64(uint64(ctAll)))}}
 	case f.field == FieldIPTOS:
 		return []MatchField{{FieldIPDSCP, f.value.shr(2), f.mask.shr(2)}}
+	case f.field == FieldVLANTCI && f.value.lo&vlanPresent == 0: // no tag, and so no priority
+		return []MatchField{{FieldVLANVID, f.value, f.mask}}
 	case f.field == FieldVLANTCI:
 		return []MatchField{
 			{FieldVLANVID, f.value, f.mask},
@@ -146,6 +148,9 @@ func splitRegs(f MatchField, first Field, n uint16) []MatchField {
 }
 
 func (m *Match) addRequirements(f Field) {
+	if vid, _ := m.find(FieldVLANVID); f == FieldVLANPCP && vid.mask.lo&vlanPresent == 0 {
+		m.merge(VLANAny())
+	}
 	for _, need := range f.info().needs {
 		if !need.implied || m.Has(need.field) {
 			continue
@@ -157,6 +162,9 @@ func (m *Match) addRequirements(f Field) {
 
 // Validate reports what the switch would refuse: a field without what it depends on, a mask where none is allowed.
 func (m Match) Validate() error {
+	if vid, _ := m.find(FieldVLANVID); m.Has(FieldVLANPCP) && vid.value.lo&vlanPresent == 0 {
+		return fmt.Errorf("match %s: vlan_pcp needs a VLAN tag", m)
+	}
 	for _, f := range m.fields {
 		info := f.field.info()
 		if !info.maskable && !f.exact() {

@@ -1,6 +1,7 @@
 package openflow
 
 import (
+	"net/netip"
 	"slices"
 	"strconv"
 )
@@ -139,6 +140,9 @@ func (m MatchField) appendMatch(b []byte) []byte {
 		return strconv.AppendUint(b, m.value.lo<<2, 10)
 	case m.field == FieldCTZone:
 		return strconv.AppendUint(b, m.value.lo, 10)
+	case m.field == FieldTunFlags:
+		// A match shows the sign, as if there were flags that it leaves open: inside the switch there are.
+		return appendFlags(b, m, u128{}, []string{"oam"})
 	case info.format == formatDecimal && !m.exact():
 		// Zero has its 0x here, unlike in a register's match.
 		b = strconv.AppendUint(append(b, "0x"...), m.value.lo, 16)
@@ -199,7 +203,7 @@ func (m MatchField) appendAddress(b []byte) []byte {
 		if m.field.Bits() == 32 {
 			return v.ip4().AppendTo(b)
 		}
-		return v.ip6().AppendTo(b)
+		return appendIP(b, v.ip6())
 	}
 	b = show(m.value)
 	if m.exact() {
@@ -210,6 +214,18 @@ func (m MatchField) appendAddress(b []byte) []byte {
 		return strconv.AppendInt(b, int64(n), 10)
 	}
 	return show(m.mask)
+}
+
+// appendIP prints an address as inet_ntop(3) does: unlike netip it shows the last four bytes of an IPv4-compatible
+// address (RFC 4291, 2.5.5.1) in decimal.
+func appendIP(b []byte, a netip.Addr) []byte {
+	if a.Is6() {
+		v := u128FromAddr(a)
+		if v.hi == 0 && v.lo>>32 == 0 && v.lo>>16 != 0 {
+			return v.ip4().AppendTo(append(b, "::"...))
+		}
+	}
+	return a.AppendTo(b)
 }
 
 func ctNames() []string {

@@ -32,5 +32,8 @@ func appendPort(b []byte, p uint32) []byte {
 	if p >= PortUnset {
 		return append(b, names[p-PortUnset]...)
 	}
+	if p >= PortMax { // reserved and nameless: inside the switch ports have 16 bits
+		p &= 0xffff
+	}
 	return strconv.AppendUint(b, uint64(p), 10)
 }

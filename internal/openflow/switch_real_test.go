@@ -248,3 +248,35 @@ func TestLearnedFlowsBelongToTheSwitch(t *testing.T) {
 		break
 	}
 }
+
+// A bundle that fails after it has made groups and flows must be undone by the switch without harm (CVE-2018-17205).
+func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	conn := dial(t, s, br)
+	pid := s.PID("ovs-vswitchd")
+	group := &openflow.Group{ID: 5, Type: openflow.GroupSelect, Buckets: []openflow.Bucket{{Weight: 1, Actions: openflow.Actions{openflow.Output(1)}}}}
+	kept := &openflow.Flow{Table: 2, Priority: 2, Actions: openflow.Actions{openflow.GroupAction(5)}}
+	if err := conn.Bundle(t.Context(), []openflow.Mod{{Entry: group}, {Entry: kept}}); err != nil {
+		t.Fatal(err)
+	}
+	before := dumpText(s, br)
+	changed := *group
+	changed.Buckets = append(changed.Buckets, openflow.Bucket{Weight: 7})
+	bad := &openflow.Flow{Table: 9, Actions: openflow.Actions{openflow.GroupAction(99)}}
+	for range 20 {
+		err := conn.Bundle(t.Context(), []openflow.Mod{
+			{Entry: &openflow.Group{ID: 6, Type: openflow.GroupAll}}, {Entry: &changed}, {Entry: kept, Delete: true}, {Entry: group, Delete: true}, {Entry: bad},
+		})
+		if err == nil {
+			t.Fatal("a flow to a group that is not there was accepted")
+		}
+	}
+	if s.PID("ovs-vswitchd") != pid || !strings.Contains(s.OFCtl("dump-groups", s.Mgmt(br)), "group_id=5") {
+		t.Error("the switch was harmed")
+	}
+	if diff := cmp.Diff(before, dumpText(s, br)); diff != "" {
+		t.Errorf("flows (-before +after):\n%s", diff)
+	}
+}

@@ -7,10 +7,12 @@ package ovstest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,6 +20,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netns"
 )
 
 // schemaPath is where Debian's openvswitch-common keeps the database's schema.
@@ -40,14 +43,41 @@ type Switch struct {
 	t testing.TB
 }
 
-// Start starts a switch in the test's network namespace. Bridges must be of datapath_type netdev (see AddBridge), and
-// creating one needs root.
+// Start starts a switch in a network namespace of its own (NetNS), which needs root: the devices that it makes for its
+// bridges go with it. Its sockets are files, and so within reach from the test's namespace.
 func Start(t testing.TB) *Switch {
 	t.Helper()
-	return StartIn(t, nil)
+	return StartIn(t, NewNetNS(t))
 }
 
-// StartIn starts a switch in a network namespace, which the caller keeps open until the test has ended.
+// NewNetNS makes a network namespace that has no name and goes with the test.
+func NewNetNS(t testing.TB) ns.NetNS {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		t.Fatalf("find the test's network namespace: %v", err)
+	}
+	defer func() { _ = home.Close() }()
+	fresh, err := netns.New()
+	if err != nil {
+		t.Fatalf("make a network namespace (it needs root): %v", err)
+	}
+	defer func() { _ = fresh.Close() }()
+	if err := netns.Set(home); err != nil {
+		t.Fatalf("go back to the test's network namespace: %v", err)
+	}
+	space, err := ns.GetNS(fmt.Sprintf("/proc/self/fd/%d", int(fresh)))
+	if err != nil {
+		t.Fatalf("open a network namespace: %v", err)
+	}
+	t.Cleanup(func() { _ = space.Close() })
+	return space
+}
+
+// StartIn starts a switch in a network namespace, which the caller keeps open until the test has ended; nil: the
+// test's own, where devices of its bridges stay behind.
 func StartIn(t testing.TB, netns ns.NetNS) *Switch {
 	t.Helper()
 	// Not t.TempDir: its path holds the test's name, and a unix socket's path has room for 107 bytes only.
@@ -164,7 +194,8 @@ func (s *Switch) daemon(program string, args ...string) {
 	s.run(program, args...)
 }
 
-func (s *Switch) pid(program string) int {
+// PID is the process of one of the programs, 0 if it does not run.
+func (s *Switch) PID(program string) int {
 	text, err := os.ReadFile(filepath.Join(s.RunDir, program+".pid"))
 	if err != nil {
 		return 0
@@ -174,7 +205,7 @@ func (s *Switch) pid(program string) int {
 }
 
 func (s *Switch) stop(program string, sig syscall.Signal) {
-	pid := s.pid(program)
+	pid := s.PID(program)
 	if pid == 0 {
 		return
 	}
@@ -209,7 +240,8 @@ func (s *Switch) waitSocket(path string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("no socket %s after %s", path, waitFor)
+			log := s.Log()
+			s.t.Fatalf("no socket %s after %s; ovs-vswitchd says\n%s", path, waitFor, log[max(0, len(log)-2000):])
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
