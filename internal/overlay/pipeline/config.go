@@ -1,0 +1,126 @@
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+// Mode is the kind of isolation between pods.
+type Mode string
+
+// The modes.
+const (
+	// ModeSubnet is the flat network: no isolation; every VNID is 0.
+	ModeSubnet Mode = "subnet"
+)
+
+// Defaults of a Config.
+const (
+	// DefaultVXLANPort is the UDP port of VXLAN (RFC 7348, section 5).
+	DefaultVXLANPort uint16 = 4789
+	// DefaultConntrackZone is out of the way of ovn-controller, which allocates zones from 1 upwards, and of the host's
+	// netfilter, which uses zone 0.
+	DefaultConntrackZone uint16 = 65280
+)
+
+// Config is what the flows depend on besides pods and remote nodes. All addresses are IPv4.
+type Config struct {
+	// Mode is the kind of isolation; "" is ModeSubnet.
+	Mode Mode
+	// ClusterNetworks are the ranges of all pods, at least one.
+	ClusterNetworks []netip.Prefix
+	// ServiceNetwork is the range of the Services' addresses.
+	ServiceNetwork netip.Prefix
+	// LocalSubnet is the range of this node's pods, within a cluster network.
+	LocalSubnet netip.Prefix
+	// Gateway is tun0's address, within LocalSubnet.
+	Gateway netip.Addr
+	// GatewayMAC is tun0's MAC address; nil is the one that follows from Gateway (PodMAC).
+	GatewayMAC net.HardwareAddr
+	// NodeIP is where this node's tunnels end.
+	NodeIP netip.Addr
+	// VXLANPort is the UDP port of the tunnels; 0 is DefaultVXLANPort.
+	VXLANPort uint16
+	// Conntrack sends packets through the connection tracker. A flat network without Services in the switch needs none.
+	Conntrack bool
+	// ConntrackZone is the zone; 0 is DefaultConntrackZone.
+	ConntrackZone uint16
+}
+
+// Validate returns an error that names everything that is wrong. The other methods expect a Config that is valid.
+func (c *Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.Mode == "" || c.Mode == ModeSubnet, "mode %q: only %q is supported", c.Mode, ModeSubnet)
+	check(len(c.ClusterNetworks) > 0, "there is no cluster network")
+	for _, network := range c.ClusterNetworks {
+		check(canonical4(network), "cluster network %s is no IPv4 range in canonical form", network)
+		check(!network.Overlaps(c.ServiceNetwork), "cluster network %s overlaps the service network %s", network, c.ServiceNetwork)
+	}
+	check(canonical4(c.ServiceNetwork), "service network %s is no IPv4 range in canonical form", c.ServiceNetwork)
+	check(canonical4(c.LocalSubnet) && c.inCluster(c.LocalSubnet), "local subnet %s is not within a cluster network", c.LocalSubnet)
+	check(c.LocalSubnet.Contains(c.Gateway), "gateway %s is not within the local subnet %s", c.Gateway, c.LocalSubnet)
+	check(c.NodeIP.Is4() && !c.LocalSubnet.Contains(c.NodeIP), "node address %s is no IPv4 address outside the local subnet", c.NodeIP)
+	check(c.GatewayMAC == nil || unicastMAC(c.GatewayMAC), "gateway MAC %s is no unicast address", c.GatewayMAC)
+	return errors.Join(errs...)
+}
+
+func canonical4(p netip.Prefix) bool { return p.IsValid() && p.Addr().Is4() && p == p.Masked() }
+
+// within reports whether all of inner is in outer.
+func within(inner, outer netip.Prefix) bool {
+	return outer.Contains(inner.Addr()) && inner.Bits() >= outer.Bits()
+}
+
+func (c *Config) inCluster(p netip.Prefix) bool {
+	for _, network := range c.ClusterNetworks {
+		if within(p, network) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Config) vxlanPort() uint16 {
+	if c.VXLANPort == 0 {
+		return DefaultVXLANPort
+	}
+	return c.VXLANPort
+}
+
+func (c *Config) zone() uint16 {
+	if c.ConntrackZone == 0 {
+		return DefaultConntrackZone
+	}
+	return c.ConntrackZone
+}
+
+func (c *Config) gatewayMAC() net.HardwareAddr {
+	if c.GatewayMAC == nil {
+		return PodMAC(c.Gateway)
+	}
+	return c.GatewayMAC
+}
+
+// PodMAC returns the MAC address that follows from an IPv4 address: 0a:58 and its four bytes, as OpenShift SDN has it. Any
+// other address has none.
+func PodMAC(addr netip.Addr) net.HardwareAddr {
+	if !addr.Is4() {
+		return nil
+	}
+	b := addr.As4()
+	return net.HardwareAddr{0x0a, 0x58, b[0], b[1], b[2], b[3]}
+}
+
+func unicastMAC(mac net.HardwareAddr) bool {
+	const macBytes, multicastBit = 6, 1
+	return len(mac) == macBytes && mac[0]&multicastBit == 0
+}
+
+func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }

@@ -1,0 +1,19 @@
+package pipeline
+
+import (
+	"encoding/binary"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Note returns the flow that carries the hash of all others. No packet meets it; it is written last, and who finds it
+// knows that the state it names was complete.
+func Note(hash reconcile.Hash) (openflow.Key, openflow.Entry) {
+	var data []byte
+	for _, word := range hash {
+		data = binary.BigEndian.AppendUint64(data, word)
+	}
+	flow := &openflow.Flow{Table: TableNote, Cookie: Cookie(OwnerState), Actions: openflow.Actions{openflow.Note(data)}}
+	return flow.Key(), flow
+}

@@ -1,0 +1,86 @@
+package pipeline
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Pod is a local pod's interface.
+type Pod struct {
+	// Owner is the attachment, "attachment/<container>/<interface>".
+	Owner reconcile.Owner
+	// OFPort is its OpenFlow port, from FirstPodPort.
+	OFPort uint32
+	// Addrs are its addresses. IPv6 addresses get no flows: IPv6 is closed.
+	Addrs []netip.Addr
+	// MAC is its MAC address; nil is the one that follows from each address (PodMAC).
+	MAC net.HardwareAddr
+	// VNID is its namespace's. A flat network ignores it.
+	VNID uint32
+}
+
+// CheckPod returns an error that says why Pod would return no flows.
+func (c *Config) CheckPod(pod Pod) error {
+	usable := 0
+	switch {
+	case pod.OFPort < FirstPodPort || pod.OFPort > 0xfeff: // the last that an interface can be given
+		return fmt.Errorf("%s: port %d is no pod's", pod.Owner, pod.OFPort)
+	case pod.MAC != nil && !unicastMAC(pod.MAC):
+		return fmt.Errorf("%s: %s is no unicast MAC address", pod.Owner, pod.MAC)
+	}
+	for _, addr := range pod.Addrs {
+		if !addr.Is4() {
+			continue
+		}
+		if !c.LocalSubnet.Contains(addr) || addr == c.Gateway {
+			return fmt.Errorf("%s: address %s is no pod's in the subnet %s", pod.Owner, addr, c.LocalSubnet)
+		}
+		usable++
+	}
+	if usable == 0 {
+		return fmt.Errorf("%s: no IPv4 address", pod.Owner)
+	}
+	return nil
+}
+
+// Pod returns the flows that open a pod's port; none if the pod is not valid (CheckPod): its port stays closed.
+func (c *Config) Pod(pod Pod) map[openflow.Key]openflow.Entry { return Fragment(c.PodRules(pod)) }
+
+// PodRules is Pod with what each flow is for.
+func (c *Config) PodRules(pod Pod) []Rule {
+	if c.CheckPod(pod) != nil {
+		return nil
+	}
+	p := c.program(pod.Owner)
+	for _, addr := range pod.Addrs {
+		if addr.Is4() {
+			p.pod4(pod, addr)
+		}
+	}
+	return p.rules
+}
+
+func (p *program) pod4(pod Pod, addr netip.Addr) {
+	const priority = 100
+	mac := pod.MAC
+	if mac == nil {
+		mac = PodMAC(addr)
+	}
+	vnid := uint32(0) // as everybody's in a flat network
+	port, from := openflow.InPort(pod.OFPort), openflow.EthSrc(mac)
+	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
+	p.add(TablePod, priority, "ARP from the pod, which speaks for itself",
+		match(port, from, openflow.ARP(), openflow.ARPSPA(host(addr)), openflow.ARPSHA(mac)),
+		source(vnid), openflow.GotoTable(TableRoute))
+	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
+		match(port, from, openflow.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), openflow.IPSrc(host(addr))),
+		source(vnid), openflow.GotoTable(TableState))
+	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
+	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
+		openflow.SetField(openflow.Reg(RegDestination, vnid)), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
+		openflow.SetField(openflow.EthDst(mac)), openflow.GotoTable(TableIngress))
+}

@@ -1,0 +1,72 @@
+package pipeline
+
+import (
+	"fmt"
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Remote is another node, or a host that is no node and has a HostSubnet.
+type Remote struct {
+	// UID is the HostSubnet's. Two objects may briefly name the same host or have the same address.
+	UID string
+	// NodeIP is where its tunnels end.
+	NodeIP netip.Addr
+	// Subnet is the range of its pods and its gateway.
+	Subnet netip.Prefix
+	// FixedVNID, if not 0, is the VNI of all traffic to the host, which is then no node of the cluster.
+	FixedVNID uint32
+}
+
+// Owner names the HostSubnet as the origin of the flows.
+func (r Remote) Owner() reconcile.Owner { return reconcile.Owner("hostsubnet/" + r.UID) }
+
+// CheckRemote returns an error that says why Remote would return no flows.
+func (c *Config) CheckRemote(r Remote) error {
+	const vnidMax = 1<<24 - 1
+	switch {
+	case !r.NodeIP.Is4() || r.NodeIP.IsLoopback() || r.NodeIP.IsMulticast() || r.NodeIP.IsUnspecified():
+		return fmt.Errorf("HostSubnet %s: host address %s is no usable IPv4 address", r.UID, r.NodeIP)
+	case r.NodeIP == c.NodeIP:
+		return fmt.Errorf("HostSubnet %s: host address %s is this node's own", r.UID, r.NodeIP)
+	case c.inCluster(host(r.NodeIP)) || c.ServiceNetwork.Contains(r.NodeIP):
+		return fmt.Errorf("HostSubnet %s: host address %s is within the pods' or the Services' network", r.UID, r.NodeIP)
+	case !canonical4(r.Subnet) || !c.inCluster(r.Subnet):
+		return fmt.Errorf("HostSubnet %s: subnet %s is not within a cluster network", r.UID, r.Subnet)
+	case r.Subnet.Overlaps(c.LocalSubnet):
+		return fmt.Errorf("HostSubnet %s: subnet %s overlaps this node's own, %s", r.UID, r.Subnet, c.LocalSubnet)
+	case r.FixedVNID > vnidMax:
+		return fmt.Errorf("HostSubnet %s: VNID %d is over %d", r.UID, r.FixedVNID, vnidMax)
+	}
+	return nil
+}
+
+// Remote returns the flows to and from another node; none if it is not valid (CheckRemote).
+func (c *Config) Remote(r Remote) map[openflow.Key]openflow.Entry { return Fragment(c.RemoteRules(r)) }
+
+// RemoteRules is Remote with what each flow is for.
+func (c *Config) RemoteRules(r Remote) []Rule {
+	const priority = 100
+	if c.CheckRemote(r) != nil {
+		return nil
+	}
+	p := c.program(r.Owner())
+	from := match(openflow.InPort(PortVXLAN), openflow.TunSrc(r.NodeIP), openflow.TunDst(c.NodeIP))
+	// The source VNID of everybody in a flat network is 0, whatever the VNI.
+	p.add(TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
+		append(from, openflow.ARP(), openflow.ARPSPA(r.Subnet), openflow.ARPTPA(c.LocalSubnet)),
+		source(0), openflow.GotoTable(TableRoute))
+	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
+		append(from[:len(from):len(from)], openflow.IPSrc(r.Subnet), openflow.IPDst(c.LocalSubnet)),
+		source(0), openflow.GotoTable(TableState))
+	vni := sourceToTunnel()
+	if r.FixedVNID != 0 {
+		vni = openflow.SetField(openflow.TunID(uint64(r.FixedVNID)))
+	}
+	tunnel := []openflow.Action{vni, openflow.SetField(openflow.TunDst(r.NodeIP)), openflow.Output(PortVXLAN)}
+	p.add(TableARPRemote, priority, "ARP to the node", match(openflow.ARP(), openflow.ARPTPA(r.Subnet)), tunnel...)
+	p.output(TableRemote, priority, "to the node's pods", match(openflow.IPDst(r.Subnet)), tunnel...)
+	return p.rules
+}

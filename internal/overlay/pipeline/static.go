@@ -1,0 +1,154 @@
+package pipeline
+
+import (
+	"net"
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+)
+
+// Numbers of protocols that table 20 and 30 look at.
+const (
+	icmpRedirect     = 5  // RFC 792
+	dhcpServer       = 67 // RFC 2131
+	dhcpClient       = 68
+	priorityDefault  = 0
+	priorityForbid   = 300
+	priorityNonsense = 400
+)
+
+// Static returns the flows that do not depend on pods or other nodes. Their owner is OwnerCluster.
+func (c *Config) Static() map[openflow.Key]openflow.Entry { return Fragment(c.StaticRules()) }
+
+// StaticRules is Static with what each flow is for.
+func (c *Config) StaticRules() []Rule {
+	p := c.program(OwnerCluster)
+	p.classify()
+	p.classifyHost()
+	p.fromPods()
+	p.state()
+	p.route()
+	p.routeNonsense()
+	p.deliver()
+	p.leave()
+	for _, t := range tables {
+		switch t.Number {
+		case TableState, TableAffinity, TableService, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
+			// These pass on what they have nothing to say about, or see no packets.
+		default:
+			p.drop(t.Number, priorityDefault, "nothing else passes", nil)
+		}
+	}
+	return p.rules
+}
+
+func (p *program) classify() {
+	const priority, ports, pods = 1000, 200, 100
+	p.drop(TableClassify, priority, "VLAN tags, single and double, have no place here", match(openflow.VLANAny()))
+	reserved := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
+	mask := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}
+	p.drop(TableClassify, priority, "protocols between switches (STP, LLDP, pause) have no place here", match(openflow.EthDstMasked(reserved, mask)))
+	p.add(TableClassify, ports, "from the tunnel", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableTunnel))
+	p.drop(TableClassify, ports, "nothing else from the host", match(openflow.InPort(PortTun)))
+	p.add(TableClassify, pods, "ARP from pods", match(openflow.ARP()), openflow.GotoTable(TablePod))
+	p.add(TableClassify, pods, "IPv4 from pods", match(openflow.EthType(openflow.EthTypeIPv4)), openflow.GotoTable(TablePod))
+}
+
+// classifyHost admits what the host sends. The host is trusted, and yet sends no packet with a pod's address: what it
+// passes on between pods it masquerades to the gateway.
+func (p *program) classifyHost() {
+	const forbidden, own, pods, others = 450, 400, 350, 300
+	c, tun := p.config, openflow.InPort(PortTun)
+	p.drop(TableClassify, forbidden, "the host's redirects: Services go through tun0 and back", match(tun, openflow.ICMPType(icmpRedirect)))
+	p.drop(TableClassify, forbidden, "the host neither sends nor receives multicast", match(tun, openflow.IPDst(multicast4())))
+	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, openflow.IPSrc(host(c.Gateway))),
+		source(0), openflow.GotoTable(TableState))
+	for _, network := range c.ClusterNetworks {
+		p.drop(TableClassify, pods, "the host does not send as a pod", match(tun, openflow.IPSrc(network)))
+	}
+	p.add(TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
+		match(tun, openflow.IPDst(c.LocalSubnet)), source(0), openflow.GotoTable(TableState))
+	p.add(TableClassify, others, "ARP from the host, which may name another of its addresses as the sender",
+		match(tun, openflow.ARP(), openflow.ARPSHA(c.gatewayMAC())),
+		openflow.SetField(openflow.ARPSPA(host(c.Gateway))), source(0), openflow.GotoTable(TableRoute))
+}
+
+func (p *program) fromPods() {
+	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
+	p.drop(TablePod, priorityForbid, "a pod is no DHCP server", match(ipv4, openflow.UDPSrc(dhcpServer), openflow.UDPDst(dhcpClient)))
+	p.drop(TablePod, priorityForbid, "a pod redirects nobody", match(openflow.ICMPType(icmpRedirect)))
+	p.drop(TablePod, priorityForbid, "a first fragment whose port is hidden: the switch treats fragments as having none (frags normal), and the tunnel's port could not be closed",
+		match(ipv4, openflow.UDPDst(0), openflow.IPFrag(openflow.FragFirst)))
+}
+
+func (p *program) state() {
+	const untracked, invalid, ports = 100, 90, 80
+	p.add(TableState, ports, "from the tunnel: the sender's node has judged it", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
+	p.add(TableState, ports, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityDefault, "from pods", nil, openflow.GotoTable(TableAffinity))
+	p.add(TableAffinity, priorityDefault, "no affinity", nil, openflow.GotoTable(TableService))
+	p.add(TableService, priorityDefault, "no Service that the switch knows", nil, openflow.GotoTable(TableEgressPolicy))
+	p.add(TableEgressPolicy, priorityDefault, "a flat network has no policy", nil, openflow.GotoTable(TableRoute))
+	if !p.config.Conntrack {
+		return
+	}
+	ipv4, back := openflow.EthType(openflow.EthTypeIPv4), TableState
+	p.add(TableState, untracked, "find the connection, translate replies back", match(ipv4, openflow.CTState(0, openflow.CTTrk)),
+		openflow.CT(openflow.CTAction{Zone: p.config.zone(), Table: &back, NAT: &openflow.NAT{}}))
+	p.drop(TableState, invalid, "packets that fit no connection", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
+}
+
+func (p *program) route() {
+	const gateway, local, cluster, outside = 300, 200, 100, 10
+	c := p.config
+	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
+	p.drop(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", match(openflow.IPDst(host(c.Gateway)), openflow.UDPDst(c.vxlanPort())))
+	p.add(TableRoute, gateway, "ARP for the gateway", match(openflow.ARP(), openflow.ARPTPA(host(c.Gateway))), openflow.Output(PortTun))
+	p.output(TableRoute, gateway, "to the gateway", match(openflow.IPDst(host(c.Gateway))), c.toHost()...)
+	p.add(TableRoute, local, "ARP for local pods", match(openflow.ARP(), openflow.ARPTPA(c.LocalSubnet)), openflow.GotoTable(TableARPLocal))
+	p.add(TableRoute, local, "to local pods", match(openflow.IPDst(c.LocalSubnet)), openflow.GotoTable(TableLocal))
+	for _, network := range c.ClusterNetworks {
+		p.add(TableRoute, cluster, "ARP for remote pods", match(openflow.ARP(), openflow.ARPTPA(network)), openflow.GotoTable(TableARPRemote))
+		p.add(TableRoute, cluster, "to remote pods", match(openflow.IPDst(network)), openflow.GotoTable(TableRemote))
+	}
+	p.add(TableRoute, cluster, "to Services", match(openflow.IPDst(c.ServiceNetwork)), openflow.GotoTable(TableHost))
+	p.add(TableRoute, outside, "to outside", match(ipv4), openflow.GotoTable(TableExternal))
+}
+
+// routeNonsense drops destinations that are no host's. The loopback range matters most: kube-proxy may let the host route
+// it (route_localnet), and then pods would reach what listens on the host's loopback only.
+func (p *program) routeNonsense() {
+	const multicast = 50
+	for _, to := range []struct{ prefix, purpose string }{
+		{"0.0.0.0/8", "to this network: the host takes some as its own"},
+		{"127.0.0.0/8", "to the host's loopback"},
+		{"255.255.255.255/32", "broadcast: the host would take it as its own"},
+	} {
+		p.drop(TableRoute, priorityNonsense, to.purpose, match(openflow.IPDst(netip.MustParsePrefix(to.prefix))))
+	}
+	p.drop(TableRoute, multicast, "a flat network has no multicast", match(openflow.IPDst(multicast4())))
+}
+
+func (p *program) deliver() {
+	const node, all, allHosts = 300, 200, 200
+	c := p.config
+	out := openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort)))
+	p.output(TableIngress, node, "a node always reaches its pods", match(openflow.IPSrc(host(c.Gateway))), out)
+	p.output(TableIngress, all, "a flat network isolates nobody", nil, out)
+	p.drop(TableHost, priorityForbid, "the tunnel's port is closed to pods", match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(c.vxlanPort())))
+	p.output(TableHost, allHosts, "to Services, which the host serves", nil, c.toHost()...)
+}
+
+func (p *program) leave() {
+	c := p.config
+	p.drop(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
+		match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(c.vxlanPort())))
+	p.add(TableExternal, priorityDefault, "no exception", nil, openflow.GotoTable(TableEgressFirewall))
+	p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, openflow.GotoTable(TableEgressRoute))
+	p.output(TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
+}
+
+func multicast4() netip.Prefix {
+	const bits = 4
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), bits)
+}
