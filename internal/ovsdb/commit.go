@@ -39,7 +39,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	if err != nil {
 		err = fmt.Errorf("commit %d and remove %d rows: %w", len(change.Set), len(change.Delete), err)
 	}
-	return errors.Join(append(c.errors(), err)...)
+	return partial(errors.Join(append(c.errors(), err)...))
 }
 
 // learn takes over from the view what the change was about, so that only what others changed is drift.

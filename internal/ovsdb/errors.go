@@ -3,6 +3,8 @@ package ovsdb
 import (
 	"errors"
 	"fmt"
+
+	"weft.dev/weft/internal/reconcile"
 )
 
 var (
@@ -54,6 +56,20 @@ func (e *PortError) Unwrap() error { return e.Err }
 func FailedKeys(err error) (failed map[Key]*PortError, whole bool) {
 	failed = map[Key]*PortError{}
 	return failed, collectFailed(err, failed)
+}
+
+// partial returns an error that is about single rows only in the form by which a reconcile.Loop knows that the others
+// are in effect.
+func partial(err error) error {
+	failed, whole := FailedKeys(err)
+	if whole || len(failed) == 0 {
+		return err
+	}
+	rows := make(map[Key]error, len(failed))
+	for key, portError := range failed {
+		rows[key] = portError
+	}
+	return &reconcile.PartialError[Key]{Failed: rows}
 }
 
 func collectFailed(err error, failed map[Key]*PortError) (whole bool) {

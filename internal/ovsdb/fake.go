@@ -214,7 +214,7 @@ func (f *Fake) Commit(ctx context.Context, change Change) error {
 	for _, key := range slices.SortedFunc(maps.Keys(failed), compareKeys) {
 		errs = append(errs, failed[key])
 	}
-	return errors.Join(errs...)
+	return partial(errors.Join(errs...))
 }
 
 // judge adds the rows of the change that the switch cannot bring into effect.
