@@ -160,7 +160,7 @@ func acknowledgement(message syscall.NetlinkMessage) error {
 	}
 	for _, attr := range parsed {
 		if attr.Attr.Type&^unix.NLA_F_NESTED == nl.NLMSGERR_ATTR_MSG {
-			return fmt.Errorf("%w: %s", err, nl.BytesToString(attr.Value))
+			return fmt.Errorf("%w: %s", err, unix.ByteSliceToString(attr.Value))
 		}
 	}
 	return err

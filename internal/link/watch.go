@@ -2,6 +2,7 @@ package link
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -177,6 +178,9 @@ func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 	if len(message.Data) < unix.SizeofIfInfomsg || message.Data[0] != unix.AF_UNSPEC {
 		return Drift{}, false // a bridge's or another family's news about the link
 	}
+	if !wellFormed(message.Data[unix.SizeofIfInfomsg:]) {
+		return Drift{All: true}, true
+	}
 	header := unix.NlMsghdr(message.Header)
 	link, err := netlink.LinkDeserialize(&header, message.Data)
 	if err != nil {
@@ -193,6 +197,20 @@ func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 		return now, true
 	}
 	return drift, known // it was renamed away
+}
+
+// wellFormed reports whether attributes keep within their message, each padded as the kernel pads them: the library's parser
+// relies on it, and any privileged process can send to the group.
+func wellFormed(attrs []byte) bool {
+	for len(attrs) >= unix.SizeofRtAttr {
+		length := int(binary.NativeEndian.Uint16(attrs))
+		aligned := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+		if length < unix.SizeofRtAttr || aligned > len(attrs) {
+			return false
+		}
+		attrs = attrs[aligned:]
+	}
+	return len(attrs) == 0
 }
 
 func (w *watcher) about(index int, kind Kind) (Drift, bool) {

@@ -67,14 +67,8 @@ func NewEngine(options Options) (*Engine, error) {
 	for _, table := range options.Tables {
 		e.tables[table.Key().table()] = true
 	}
-	path := options.Netns
-	if path == "" {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		path = "/proc/thread-self/ns/net"
-	}
 	var err error
-	if e.netns, err = os.Open(path); err != nil {
+	if e.netns, err = openNamespace(options.Netns); err != nil {
 		return nil, fmt.Errorf("nft engine: network namespace: %w", err)
 	}
 	if e.path, err = exec.LookPath("nft"); err == nil {
@@ -89,6 +83,29 @@ func NewEngine(options Options) (*Engine, error) {
 		return nil, fmt.Errorf("nft engine: %w", err)
 	}
 	return e, nil
+}
+
+// openNamespace opens the network namespace at path; "" is the calling thread's. The path is judged by its file system before
+// it is opened, so that no pipe or device is.
+func openNamespace(path string) (*os.File, error) {
+	if path == "" {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		return os.Open("/proc/thread-self/ns/net")
+	}
+	look, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer look.Close()
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(look.Fd()), &stat); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if stat.Type != unix.NSFS_MAGIC {
+		return nil, fmt.Errorf("%s is not a network namespace", path)
+	}
+	return os.Open("/proc/thread-self/fd/" + strconv.Itoa(int(look.Fd())))
 }
 
 // Close releases what the engine holds open. Nothing programmed is changed.

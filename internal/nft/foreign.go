@@ -40,8 +40,8 @@ func (d ForeignDrop) String() string {
 	return text
 }
 
-// Jump returns the item key's rule as it should stand: InDevice, OutDevice and counter and accept, in the order in which
-// iptables-nft writes them, so that it can read them back.
+// text is the rule as it should stand: devices, counter and accept, in the order in which iptables-nft writes them, so that it
+// can read them back.
 func (j *ForeignJump) text() string {
 	var words []string
 	if j.InDevice != "" {
@@ -88,8 +88,8 @@ type foreignListing struct {
 	rules  map[string][]ruleObject
 }
 
-// foreignTables lists the tables that are not in care and have base chains at the forward or input hook.
-func (e *Engine) foreignTables(ctx context.Context) ([]foreignListing, error) {
+// foreignBases lists the base chains at the forward and input hooks of tables that are not in care.
+func (e *Engine) foreignBases(ctx context.Context) ([]chainObject, error) {
 	text, err := e.run(ctx, "", "-j", "list", "chains")
 	if err != nil {
 		return nil, err
@@ -98,10 +98,20 @@ func (e *Engine) foreignTables(ctx context.Context) ([]foreignListing, error) {
 	if err != nil {
 		return nil, err
 	}
+	return slices.DeleteFunc(all.chains, func(chain chainObject) bool {
+		return chain.Hook != HookForward && chain.Hook != HookInput || e.cares(tableKey{chain.Family, chain.Table})
+	}), nil
+}
+
+// foreignTables lists the tables of the foreign base chains, whole: to follow their jumps.
+func (e *Engine) foreignTables(ctx context.Context) ([]foreignListing, error) {
+	bases, err := e.foreignBases(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var order []tableKey
-	for _, chain := range all.chains {
-		key := tableKey{chain.Family, chain.Table}
-		if (chain.Hook == HookForward || chain.Hook == HookInput) && !e.cares(key) && !slices.Contains(order, key) {
+	for _, chain := range bases {
+		if key := (tableKey{chain.Family, chain.Table}); !slices.Contains(order, key) {
 			order = append(order, key)
 		}
 	}
@@ -137,22 +147,32 @@ func newForeignListing(objects *objects) foreignListing {
 	return table
 }
 
-// readForeign adds the rules that carry Mark.
+// readForeign adds the rules that carry Mark. It lists the base chains alone: the tables around them may be kube-proxy's, with
+// thousands of chains.
 func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
-	tables, err := e.foreignTables(ctx)
+	bases, err := e.foreignBases(ctx)
 	if err != nil {
 		return err
 	}
-	for _, table := range tables {
-		for _, chain := range table.bases {
-			for _, jump := range markedRules(table.rules[chain.Name]) {
-				if have, ok := state[jump.Key()].(*ForeignJump); ok {
-					have.handles = append(have.handles, jump.handles...)
-					have.misplaced = true
-					continue
-				}
-				state[jump.Key()] = jump
+	for _, chain := range bases {
+		text, err := e.run(ctx, "", "-j", "-t", "list", "chain", string(chain.Family), chain.Table, chain.Name)
+		if errors.Is(err, ErrMissing) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		objects, err := parseObjects(text)
+		if err != nil {
+			return err
+		}
+		for _, jump := range markedRules(objects.rules) {
+			if have, ok := state[jump.Key()].(*ForeignJump); ok {
+				have.handles = append(have.handles, jump.handles...)
+				have.misplaced = true
+				continue
 			}
+			state[jump.Key()] = jump
 		}
 	}
 	return nil

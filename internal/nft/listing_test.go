@@ -93,7 +93,10 @@ func FuzzListing(f *testing.F) {
 }
 
 func FuzzValue(f *testing.F) {
-	for _, seed := range []string{`"10.0.0.1"`, `5`, `null`, `{"prefix":{"addr":"10.0.0.0","len":8}}`, `{"range":["a","b"]}`, `{"jump":{"target":"c"}}`, `{"drop":null}`, `{"jump":null}`, `{"concat":[1,"a"]}`} {
+	for _, seed := range []string{
+		`"10.0.0.1"`, `5`, `null`, `{"prefix":{"addr":"10.0.0.0","len":8}}`, `{"range":["a","b"]}`, `{"jump":{"target":"c"}}`,
+		`{"drop":null}`, `{"jump":null}`, `{"concat":[1,"a"]}`,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(_ *testing.T, raw []byte) { values(json.RawMessage(raw)) })

@@ -63,18 +63,21 @@ func (e *Engine) generation() (uint32, error) {
 	return id, nil
 }
 
-// parseAttributes returns the attributes behind the nfgenmsg by their type.
+// parseAttributes returns the attributes behind the nfgenmsg by their type. It trusts no length.
 func parseAttributes(message []byte) (map[uint16][]byte, error) {
 	if len(message) < nfgenmsgSize {
 		return nil, unix.EBADMSG
 	}
-	list, err := nl.ParseRouteAttr(message[nfgenmsgSize:])
-	if err != nil {
-		return nil, err
-	}
 	attrs := map[uint16][]byte{}
-	for _, attr := range list {
-		attrs[attr.Attr.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = attr.Value
+	for rest := message[nfgenmsgSize:]; len(rest) >= unix.SizeofNlAttr; {
+		length := int(binary.NativeEndian.Uint16(rest))
+		kind := binary.NativeEndian.Uint16(rest[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		if length < unix.SizeofNlAttr || length > len(rest) {
+			return nil, unix.EBADMSG
+		}
+		attrs[kind] = rest[unix.SizeofNlAttr:length]
+		aligned := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+		rest = rest[min(aligned, len(rest)):]
 	}
 	return attrs, nil
 }
@@ -148,7 +151,7 @@ func (m *monitor) events(datagram []byte) {
 			continue
 		}
 		attrs, err := parseAttributes(message.Data)
-		if err != nil {
+		if err != nil || len(message.Data) == 0 {
 			m.tell(Drift{All: true})
 			continue
 		}
@@ -156,7 +159,7 @@ func (m *monitor) events(datagram []byte) {
 			m.transaction(attrs)
 			continue
 		}
-		if name := nl.BytesToString(attrs[nftaTableName]); name != "" {
+		if name := unix.ByteSliceToString(attrs[nftaTableName]); name != "" {
 			m.touched[tableKey{familyOf(message.Data[0]), name}] = true
 		}
 	}
