@@ -2,6 +2,7 @@ package openflow
 
 import (
 	"encoding/binary"
+	"slices"
 	"strconv"
 )
 
@@ -336,7 +337,7 @@ func Note(data []byte) Action {
 	for n < 6 || (n-6)%8 != 0 {
 		n++
 	}
-	return note{string(append(data[:len(data):len(data)], make([]byte, n-len(data))...))}
+	return note{string(append(slices.Clip(data), make([]byte, n-len(data))...))}
 }
 
 func (a note) String() string { return string(a.appendText(nil)) }

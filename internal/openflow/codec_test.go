@@ -127,7 +127,9 @@ func drawCT(t *rapid.T, n uint32) Action {
 		a.Zone, a.ZoneField = 0, &Subfield{FieldReg(2), 0, 16}
 	}
 	nats := []*NAT{
-		nil, {}, SNAT(netip.MustParseAddr("10.0.0.1")), DNAT(netip.MustParseAddr("2001:db8::1"), 80),
+		nil,
+		{},
+		SNAT(netip.MustParseAddr("10.0.0.1")), DNAT(netip.MustParseAddr("2001:db8::1"), 80),
 		{Kind: NATSource, Min: netip.MustParseAddr("10.0.0.1"), Max: netip.MustParseAddr("10.0.0.9"), PortMin: 1, PortMax: 9, Random: true},
 	}
 	a.NAT = rapid.SampledFrom(nats).Draw(t, "nat")

@@ -98,7 +98,7 @@ func newConn(ctx context.Context, nc net.Conn, options Options) (*Conn, error) {
 }
 
 func (c *Conn) greet(r *bufio.Reader) error {
-	if _, err := c.nc.Write(helloMessage(1).appendWire(nil)); err != nil {
+	if _, err := c.nc.Write(helloMessage().appendWire(nil)); err != nil {
 		return fmt.Errorf("send hello: %w", err)
 	}
 	m, err := readMessage(r)

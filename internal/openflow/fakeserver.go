@@ -59,7 +59,7 @@ func (s *fakeSession) run() {
 		s.fake.mu.Unlock()
 		_ = s.nc.Close()
 	}()
-	s.send(helloMessage(1))
+	s.send(helloMessage())
 	r := bufio.NewReader(s.nc)
 	for {
 		m, err := readMessage(r)

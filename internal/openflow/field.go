@@ -110,8 +110,6 @@ func (f Field) info() *fieldInfo {
 	return &fields[f]
 }
 
-func (f Field) isReg() bool { return f >= FieldReg0 && f < FieldXReg0 }
-
 // OXM classes (OpenFlow 1.5.1, 7.2.3.3; the first two are Nicira's).
 const (
 	classNXM0         = 0x0000

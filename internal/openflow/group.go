@@ -70,7 +70,7 @@ func (g *Group) Equal(other Entry) bool {
 	if !ok || g == nil || o == nil {
 		return false
 	}
-	return g.ID == o.ID && g.Type == o.Type && bytes.Equal(g.appendBuckets(nil), o.appendBuckets(nil)) &&
+	return g.ID == o.ID && g.Type == o.Type && bytes.Equal(g.buckets(), o.buckets()) &&
 		bytes.Equal(g.appendProperties(nil), o.appendProperties(nil))
 }
 
@@ -97,9 +97,6 @@ func (g *Group) String() string {
 	}
 	for i, bucket := range g.Buckets {
 		b = bucket.appendText(append(b, ','), g.bucketID(i), g.Type)
-	}
-	if len(g.Buckets) == 0 {
-		return string(b)
 	}
 	return string(b)
 }
@@ -140,7 +137,9 @@ const (
 	selectionNameLen = 16
 )
 
-func (g *Group) appendBuckets(b []byte) []byte {
+// buckets encodes the buckets.
+func (g *Group) buckets() []byte {
+	var b []byte
 	for i := range g.Buckets {
 		b = g.Buckets[i].appendWire(b, g.bucketID(i), g.Type)
 	}
@@ -211,7 +210,7 @@ func (g *Group) Validate() error {
 		return fmt.Errorf("group %d: an indirect group has one bucket, not %d", g.ID, len(g.Buckets))
 	case g.Selection != nil && (g.Type != GroupSelect || len(g.Selection.Method) >= selectionNameLen):
 		return fmt.Errorf("group %d: a selection method is for select groups and has at most 15 letters", g.ID)
-	case 64+len(g.appendBuckets(nil))+len(g.appendProperties(nil)) > maxMessage:
+	case 64+len(g.buckets())+len(g.appendProperties(nil)) > maxMessage:
 		return fmt.Errorf("group %d: too large for one OpenFlow message", g.ID)
 	}
 	return nil

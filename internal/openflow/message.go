@@ -76,8 +76,8 @@ func readMessage(r *bufio.Reader) (message, error) {
 }
 
 // helloMessage says that 1.5 is the only version spoken.
-func helloMessage(xid uint32) message {
-	return message{msgHello, xid, []byte{0, 1, 0, 8, 0, 0, 0, 1 << version15}}
+func helloMessage() message {
+	return message{msgHello, 1, []byte{0, 1, 0, 8, 0, 0, 0, 1 << version15}}
 }
 
 // helloSpeaks15 reads a hello's version bitmap; without one, its own version is the highest that it speaks.
@@ -183,7 +183,7 @@ func groupMod(command uint16, g *Group) message {
 	if command == groupDelete {
 		return message{kind: msgGroupMod, body: append(zeros(b, 4), 0xff, 0xff, 0xff, 0xff)}
 	}
-	buckets := g.appendBuckets(nil)
+	buckets := g.buckets()
 	b = append(binary.BigEndian.AppendUint16(b, uint16(len(buckets))), 0, 0, 0xff, 0xff, 0xff, 0xff) //nolint:gosec // Validate bounds it
 	return message{kind: msgGroupMod, body: g.appendProperties(append(b, buckets...))}
 }

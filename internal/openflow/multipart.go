@@ -115,7 +115,7 @@ func decodeGroups(b []byte) ([]*Group, error) {
 
 func appendGroupDesc(b []byte, g *Group) []byte {
 	start := len(b)
-	buckets := g.appendBuckets(nil)
+	buckets := g.buckets()
 	b = binary.BigEndian.AppendUint32(append(b, 0, 0, byte(g.Type), 0), g.ID)
 	b = zeros(binary.BigEndian.AppendUint16(b, uint16(len(buckets))), 6) //nolint:gosec // Validate bounds it
 	b = g.appendProperties(append(b, buckets...))

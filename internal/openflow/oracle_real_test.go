@@ -124,7 +124,7 @@ func TestOtherMessagesReadWell(t *testing.T) {
 		m    message
 		want string
 	}{
-		"hello":        {helloMessage(1), "version bitmap: 0x06"},
+		"hello":        {helloMessage(), "version bitmap: 0x06"},
 		"bundle":       {bundleControl(7, bundleCommit), "bundle_id=0x7 type=COMMIT_REQUEST flags=atomic ordered"},
 		"flow monitor": {monitorRequest(1), "id=1 flags=add,delete,modify"},
 		"ports":        {portsRequest(), "OFPST_PORT_DESC request (OF1.5) (xid=0x0): port=ANY"},

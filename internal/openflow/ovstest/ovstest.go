@@ -210,14 +210,10 @@ func (s *Switch) stop(program string, sig syscall.Signal) {
 		return
 	}
 	_ = syscall.Kill(pid, sig)
-	deadline := time.Now().Add(waitFor)
-	for alive(pid) {
-		if time.Now().After(deadline) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			s.t.Errorf("%s (pid %d) did not end in %s", program, pid, waitFor)
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
+	if !holds(func() bool { return !alive(pid) }) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		s.t.Errorf("%s (pid %d) did not end in %s", program, pid, waitFor)
+		return
 	}
 	_ = os.Remove(filepath.Join(s.RunDir, program+".pid"))
 }
@@ -234,15 +230,24 @@ func alive(pid int) bool {
 
 func (s *Switch) waitSocket(path string) {
 	s.t.Helper()
-	deadline := time.Now().Add(waitFor)
-	for {
-		if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeSocket != 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			log := s.Log()
-			s.t.Fatalf("no socket %s after %s; ovs-vswitchd says\n%s", path, waitFor, log[max(0, len(log)-2000):])
-		}
-		time.Sleep(5 * time.Millisecond)
+	there := holds(func() bool {
+		info, err := os.Stat(path)
+		return err == nil && info.Mode()&fs.ModeSocket != 0
+	})
+	if !there {
+		log := s.Log()
+		s.t.Fatalf("no socket %s after %s; ovs-vswitchd says\n%s", path, waitFor, log[max(0, len(log)-2000):])
 	}
+}
+
+// holds waits until a condition holds, and reports whether it came to that.
+func holds(condition func() bool) bool {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(waitFor); !condition(); <-tick.C {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
 }
