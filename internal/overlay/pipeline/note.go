@@ -17,3 +17,6 @@ func Note(hash reconcile.Hash) (openflow.Key, openflow.Entry) {
 	flow := &openflow.Flow{Table: TableNote, Cookie: Cookie(OwnerState), Actions: openflow.Actions{openflow.Note(data)}}
 	return flow.Key(), flow
 }
+
+// IsNote reports whether a key is that of Note: what is written last.
+func IsNote(key openflow.Key) bool { return key.Group == 0 && key.Table == TableNote }

@@ -1,0 +1,80 @@
+package host
+
+import (
+	"net"
+	"net/netip"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+)
+
+// Names on every node.
+const (
+	// Bridge is the switch's bridge.
+	Bridge = "br0"
+	// Tunnel is the bridge's tunnel port.
+	Tunnel = "vxlan0"
+	// Tun is the host's interface.
+	Tun = "tun0"
+	// PodGroup is the device group (IFLA_GROUP) of every device whose frames are for the switch alone: pods' host ends, and
+	// underlay ports of a userspace datapath.
+	PodGroup uint32 = 77
+	// NodesSet is the set of all nodes' addresses, in the table inet weft.
+	NodesSet = "nodes"
+
+	table    = "weft"
+	podsSet  = "pods"
+	owner    = "cluster"
+	nodeNote = "hostsubnet"
+)
+
+// Config is what the node's state depends on. All addresses are IPv4.
+type Config struct {
+	// ClusterNetworks are the ranges of all pods, at least one.
+	ClusterNetworks []netip.Prefix
+	// ServiceNetwork is the range of the Services' addresses.
+	ServiceNetwork netip.Prefix
+	// LocalSubnet is the range of this node's pods.
+	LocalSubnet netip.Prefix
+	// Gateway is tun0's address, within LocalSubnet.
+	Gateway netip.Addr
+	// GatewayMAC is tun0's MAC address. It must be the one that the flows have (pipeline.PodMAC of Gateway).
+	GatewayMAC net.HardwareAddr
+	// NodeIP is where this node's tunnels end.
+	NodeIP netip.Addr
+	// VXLANPort is the UDP port of the tunnels. 0 is 4789 (RFC 7348).
+	VXLANPort uint16
+	// MTU is tun0's, in bytes: the pods'.
+	MTU int
+	// RouteMTU is the MTU of the routes to pods and Services; 0 is the interface's. It differs while the MTU is migrated.
+	RouteMTU int
+	// Datapath is the bridge's datapath type, ovsdb.DatapathSystem or ovsdb.DatapathNetdev.
+	Datapath string
+}
+
+func (c *Config) vxlanPort() uint16 {
+	const standard = 4789
+	if c.VXLANPort == 0 {
+		return standard
+	}
+	return c.VXLANPort
+}
+
+// Tables are Weft's tables of nftables.
+func Tables() []nft.Table {
+	return []nft.Table{{Family: nft.FamilyInet, Name: table}, {Family: nft.FamilyARP, Name: table}}
+}
+
+// Devices are the devices that the overlay configures, whoever made them.
+func Devices() []link.Key { return []link.Key{{Kind: link.KindDevice, Name: Tun}} }
+
+// Sysctl is a setting of the node as a whole.
+type Sysctl struct {
+	// Path is below /proc/sys; Value is what is written.
+	Path, Value string
+}
+
+// Sysctls are the settings that pods need of the node: without forwarding nothing leaves by another interface than tun0.
+// rp_filter may be anything: all that comes in by tun0 has a source that is routed there. route_localnet is not needed;
+// where others turn it on, the flows keep pods from the loopback range.
+func Sysctls() []Sysctl { return []Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}} }

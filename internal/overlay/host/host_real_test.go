@@ -1,0 +1,41 @@
+//go:build real
+
+package host_test
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"testing"
+
+	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// The kernel takes the rules, and what it lists afterwards differs in nothing: a restart commits nothing.
+func TestRulesSettle(t *testing.T) {
+	engine, err := nft.NewEngine(nft.Options{Netns: nstest.New(t), Tables: host.Tables()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	c := sample()
+	want := c.Rules()
+	maps.Copy(want, c.RemoteRules(netip.MustParseAddr("192.0.2.2")))
+	ctx := context.Background()
+	have, err := engine.Read(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Commit(ctx, reconcile.Diff(want, have)); err != nil {
+		t.Fatal(err)
+	}
+	if have, err = engine.Read(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if change := reconcile.Diff(want, have); !change.Empty() {
+		t.Errorf("once committed, it differs: %v", change)
+	}
+}

@@ -1,0 +1,95 @@
+package host_test
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/ovsdb"
+)
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+func sample() *host.Config {
+	return &host.Config{
+		ClusterNetworks: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/14")},
+		ServiceNetwork:  netip.MustParsePrefix("172.30.0.0/16"),
+		LocalSubnet:     netip.MustParsePrefix("10.128.0.0/23"),
+		Gateway:         netip.MustParseAddr("10.128.0.1"),
+		GatewayMAC:      net.HardwareAddr{0x0a, 0x58, 10, 128, 0, 1},
+		NodeIP:          netip.MustParseAddr("192.0.2.1"),
+		MTU:             1450,
+		Datapath:        ovsdb.DatapathNetdev,
+	}
+}
+
+func lines[K comparable, V fmt.Stringer](title string, items map[K]V) string {
+	var all []string
+	for _, item := range items {
+		all = append(all, item.String())
+	}
+	slices.Sort(all)
+	return "# " + title + "\n" + strings.Join(all, "\n") + "\n"
+}
+
+func TestFragments(t *testing.T) {
+	c := sample()
+	pod := host.PodPort{Owner: "attachment/a/eth0", Interface: "veth1", OFPort: 3}
+	got := lines("rules", c.Rules()) + lines("rules of a remote node", c.RemoteRules(netip.MustParseAddr("192.0.2.2"))) +
+		lines("links", c.Links()) + lines("rows", c.Rows()) + lines("rows of a pod", host.PodRows(pod))
+	const path = "testdata/fragments.golden"
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s is out of date: look at what changed, then run go test with -update", path)
+	}
+}
+
+func TestRowsAreValid(t *testing.T) {
+	for key, row := range sample().Rows() {
+		if err := row.Validate(); err != nil {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
+// Two objects may briefly have one address: what both add is the same, and stays until neither does.
+func TestRemotesShareAnAddress(t *testing.T) {
+	c := sample()
+	addr := netip.MustParseAddr("192.0.2.2")
+	a, b := c.RemoteRules(addr), c.RemoteRules(addr)
+	for key, item := range a {
+		if !item.Equal(b[key]) {
+			t.Errorf("%s differs", key)
+		}
+	}
+	if len(c.RemoteRules(c.NodeIP)) != 0 {
+		t.Error("this node's own address is taken as another's")
+	}
+}
+
+func TestTablesAreInCare(t *testing.T) {
+	in := map[string]bool{}
+	for _, table := range host.Tables() {
+		in[string(table.Family)+table.Name] = true
+	}
+	for key, item := range sample().Rules() {
+		if _, ok := item.(*nft.Table); ok && !in[string(key.Family)+key.Table] {
+			t.Errorf("%s is made and not in care", key)
+		}
+	}
+}

@@ -1,0 +1,30 @@
+package host
+
+import (
+	"net/netip"
+
+	"weft.dev/weft/internal/link"
+)
+
+// Links returns tun0 and its routes. tun0 itself is the switch's (Rows).
+func (c *Config) Links() map[link.Key]link.Item {
+	items := map[link.Key]link.Item{}
+	add := func(item link.Item) { items[item.Key()] = item }
+	add(&link.Device{
+		Name: Tun, Owner: owner, MTU: c.MTU, MAC: c.GatewayMAC, Up: true,
+		// The kernel's route to the local subnet would stand beside those to the cluster networks, with an MTU of its own.
+		Addresses:     []netip.Prefix{netip.PrefixFrom(c.Gateway, c.LocalSubnet.Bits())},
+		NoPrefixRoute: true,
+		Sysctls: link.Sysctls{
+			DisableIPv6: link.On, // a link-local address would make the host speak ND and MLD into the switch
+			Forwarding4: link.On,
+			ProxyARP:    link.Off,
+		},
+	})
+	for _, network := range append(c.ClusterNetworks[:len(c.ClusterNetworks):len(c.ClusterNetworks)], c.ServiceNetwork) {
+		if network.IsValid() {
+			add(&link.Route{Dst: network, Device: Tun, Source: c.Gateway, Scope: link.ScopeLink, MTU: c.RouteMTU})
+		}
+	}
+	return items
+}

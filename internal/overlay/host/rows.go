@@ -1,0 +1,56 @@
+package host
+
+import (
+	"strconv"
+
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// OpenFlow ports of the bridge's own ports, as the flows have them.
+const (
+	tunnelPort = 1
+	tunPort    = 2
+)
+
+// Rows returns the bridge with its tunnel and the host's interface. Without flows the bridge forwards nothing.
+func (c *Config) Rows() map[ovsdb.Key]ovsdb.Row {
+	ids := map[string]string{ovsdb.OwnerID: owner}
+	rows := map[ovsdb.Key]ovsdb.Row{}
+	for _, row := range []ovsdb.Row{
+		&ovsdb.Bridge{
+			Name: Bridge, DatapathType: c.Datapath, FailMode: "secure", ExternalIDs: ids,
+			Protocols: []string{"OpenFlow13", "OpenFlow14", "OpenFlow15"},
+		},
+		&ovsdb.Port{
+			Bridge: Bridge, Name: Tunnel, Type: ovsdb.TypeVXLAN, OFPort: tunnelPort, ExternalIDs: ids,
+			Options: map[string]string{"remote_ip": "flow", "key": "flow", "dst_port": strconv.Itoa(int(c.vxlanPort()))},
+		},
+		&ovsdb.Port{
+			Bridge: Bridge, Name: Tun, Type: ovsdb.TypeInternal, OFPort: tunPort, ExternalIDs: ids,
+			MAC: c.GatewayMAC.String(), MTURequest: c.MTU,
+		},
+	} {
+		rows[row.Key()] = row
+	}
+	return rows
+}
+
+// PodPort is the switch's end of a pod's interface.
+type PodPort struct {
+	// Owner is the attachment.
+	Owner reconcile.Owner
+	// Interface is the host's end of the veth.
+	Interface string
+	// OFPort is its OpenFlow port.
+	OFPort uint32
+}
+
+// PodRows returns the port of a pod's interface.
+func PodRows(p PodPort) map[ovsdb.Key]ovsdb.Row {
+	row := &ovsdb.Port{
+		Bridge: Bridge, Name: p.Interface, OFPort: uint16(p.OFPort), //nolint:gosec // ports of pods end at 0xfeff
+		ExternalIDs: map[string]string{ovsdb.OwnerID: string(p.Owner)},
+	}
+	return map[ovsdb.Key]ovsdb.Row{row.Key(): row}
+}

@@ -1,0 +1,106 @@
+package host
+
+import (
+	"fmt"
+	"net/netip"
+
+	"weft.dev/weft/internal/nft"
+)
+
+// Priorities of the base chains (enum nf_ip_hook_priorities of the kernel's netfilter_ipv4.h).
+const (
+	priorityClose  = -450 // before everything, also defragmentation (-400) and connection tracking (-200)
+	priorityRaw    = -300
+	priorityFilter = 0
+	prioritySNAT   = 101 // after kube-proxy's, which is at 100
+)
+
+// fragment collects items of nftables.
+type fragment map[nft.Key]nft.Item
+
+func (f fragment) add(items ...nft.Item) {
+	for _, item := range items {
+		f[item.Key()] = item
+	}
+}
+
+// chain adds a base chain with its rules.
+func (f fragment) chain(chain nft.Chain, rules ...string) {
+	chain.Table = table
+	if chain.Type == "" {
+		chain.Type = nft.TypeFilter
+	}
+	list := &nft.ChainRules{Family: chain.Family, Table: table, Chain: chain.Name}
+	for _, text := range rules {
+		list.Rules = append(list.Rules, nft.Rule{Text: text, Owner: owner})
+	}
+	f.add(&chain, list)
+}
+
+// Rules returns the rules of the node. They must be in place before the first port of a userspace datapath.
+func (c *Config) Rules() map[nft.Key]nft.Item {
+	f := fragment{}
+	for _, t := range Tables() {
+		f.add(&t)
+	}
+	f.closeAround()
+	f.add(
+		&nft.Set{Family: nft.FamilyInet, Table: table, Name: podsSet, Type: "ipv4_addr", Flags: []nft.SetFlag{nft.FlagInterval}},
+		&nft.Set{Family: nft.FamilyInet, Table: table, Name: NodesSet, Type: "ipv4_addr"},
+	)
+	for _, network := range c.ClusterNetworks {
+		f.add(&nft.Element{Family: nft.FamilyInet, Table: table, Set: podsSet, Match: []string{network.String()}, Owner: owner})
+	}
+	c.tunnel(f)
+	c.forward(f)
+	c.masquerade(f)
+	return f
+}
+
+// closeAround keeps the kernel from taking frames that are for the switch.
+func (f fragment) closeAround() {
+	drop := fmt.Sprintf("iifgroup %d drop", PodGroup)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "close", Hook: nft.HookPrerouting, Priority: priorityClose}, drop)
+	f.chain(nft.Chain{Family: nft.FamilyARP, Name: "close", Hook: nft.HookInput, Priority: priorityFilter}, drop)
+}
+
+// tunnel lets known nodes reach the tunnel's port at this node's address, and nobody else. Connection tracking of it
+// would only cost: both ends use random ports, and nothing is translated.
+func (c *Config) tunnel(f fragment) {
+	port := c.vxlanPort()
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "untracked-in", Hook: nft.HookPrerouting, Priority: priorityRaw},
+		fmt.Sprintf(`iifname != "%s" ip saddr @%s udp dport %d notrack`, Tun, NodesSet, port))
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "untracked-out", Hook: nft.HookOutput, Priority: priorityRaw},
+		fmt.Sprintf(`oifname != "%s" ip daddr @%s udp dport %d notrack`, Tun, NodesSet, port))
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel", Hook: nft.HookInput, Priority: priorityFilter},
+		fmt.Sprintf(`iifname != "%s" ip saddr @%s ip daddr %s udp dport %d accept`, Tun, NodesSet, c.NodeIP, port),
+		fmt.Sprintf(`udp dport %d drop`, port))
+}
+
+// forward drops what must not leave although the host would forward it: packets of no connection, which nothing would
+// translate, so that a pod's address would leave the cluster; and packets to a node's tunnel port, which a Service may
+// have for an endpoint.
+func (c *Config) forward(f fragment) {
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
+		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Tun),
+		fmt.Sprintf(`iifname "%s" ip daddr @%s udp dport %d drop`, Tun, NodesSet, c.vxlanPort()))
+}
+
+func (c *Config) masquerade(f fragment) {
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "masquerade", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
+		// Pods to outside.
+		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s masquerade`, Tun, podsSet, podsSet),
+		// Pod to pod through the host: Services.
+		fmt.Sprintf(`oifname "%s" ip saddr @%s ip saddr != %s masquerade`, Tun, podsSet, c.Gateway),
+		// Through the host to another node's pods.
+		fmt.Sprintf(`oifname "%s" ip daddr != %s ip saddr != %s masquerade`, Tun, c.LocalSubnet, c.Gateway))
+}
+
+// RemoteRules returns what another node adds: its address. Two HostSubnets that briefly share an address may both add it.
+func (c *Config) RemoteRules(nodeIP netip.Addr) map[nft.Key]nft.Item {
+	f := fragment{}
+	if nodeIP.Is4() && nodeIP != c.NodeIP {
+		f.add(&nft.Element{Family: nft.FamilyInet, Table: table, Set: NodesSet, Match: []string{nodeIP.String()}, Owner: nodeNote})
+	}
+	return f
+}
