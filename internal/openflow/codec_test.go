@@ -110,7 +110,7 @@ func drawLearn(t *rapid.T, n uint32) Action {
 	for range rapid.IntRange(0, 3).Draw(t, "specs") {
 		bits := uint16(rapid.IntRange(1, 32).Draw(t, "bits"))
 		dst, src := drawSubfield(t, bits), drawSubfield(t, bits)
-		value := uint64(n)
+		value := uint64(n) & onesU128(bits).lo
 		spec.Fields = append(spec.Fields, rapid.SampledFrom([]LearnField{
 			LearnMatch(dst, src), LearnMatchValue(dst, value), LearnLoad(dst, src), LearnLoadValue(dst, value), LearnOutput(src),
 		}).Draw(t, "spec"))

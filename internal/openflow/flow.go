@@ -2,7 +2,6 @@ package openflow
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 	"strconv"
 )
@@ -134,39 +133,4 @@ func (f *Flow) orderedActions() Actions {
 	ordered := slices.Clone(f.Actions)
 	slices.SortStableFunc(ordered, func(x, y Action) int { return order(x) - order(y) })
 	return ordered
-}
-
-// Validate reports what the switch would refuse and what can be seen without it.
-func (f *Flow) Validate() error {
-	if err := f.Match.Validate(); err != nil {
-		return fmt.Errorf("flow %s: %w", f.Key(), err)
-	}
-	if f.Table == tableAll {
-		return fmt.Errorf("flow %s: no table %d", f.Key(), f.Table)
-	}
-	conjunctions, others := 0, 0
-	for _, a := range f.Actions {
-		switch a := a.(type) {
-		case conjunction:
-			if a.n < 2 || a.n > 64 || a.clause < 1 || a.clause > a.n {
-				return fmt.Errorf("flow %s: %s: clauses go from 1 to n, n from 2 to 64", f.Key(), a)
-			}
-			conjunctions++
-		case note:
-		case gotoTable:
-			if a.table <= f.Table {
-				return fmt.Errorf("flow %s: %s does not lead to a later table", f.Key(), a)
-			}
-			others++
-		default:
-			others++
-		}
-	}
-	if conjunctions > 0 && others > 0 {
-		return fmt.Errorf("flow %s: conjunctions stand with nothing but notes", f.Key())
-	}
-	if len(f.Actions) > 1 && len(flowMod(flowAdd, f).body)+headerLen+bundleOverhead > maxMessage {
-		return fmt.Errorf("flow %s: %w", f.Key(), errTooLong)
-	}
-	return nil
 }

@@ -195,10 +195,8 @@ func (g *Group) Validate() error {
 			return fmt.Errorf("group %d: a bucket of type %s has no weight", g.ID, g.Type)
 		}
 		seen[id] = true
-		for _, a := range b.Actions {
-			if inst, ok := a.(instruction); ok {
-				return fmt.Errorf("group %d: %s cannot stand in a bucket", g.ID, inst)
-			}
+		if err := validateNested(b.Actions); err != nil {
+			return fmt.Errorf("group %d: %w", g.ID, err)
 		}
 	}
 	switch {

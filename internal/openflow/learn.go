@@ -57,7 +57,7 @@ func LearnMatch(dst, src Subfield) LearnField {
 
 // LearnMatchValue makes the learned flow match dst on a number.
 func LearnMatchValue(dst Subfield, value uint64) LearnField {
-	return LearnField{dst: learnMatch, value: u64(value).and(onesU128(dst.Bits)), to: dst}
+	return LearnField{dst: learnMatch, value: u64(value), to: dst}
 }
 
 // LearnLoad makes the learned flow write to dst what src holds in the packet now.
@@ -67,7 +67,7 @@ func LearnLoad(dst, src Subfield) LearnField {
 
 // LearnLoadValue makes the learned flow write a number to dst.
 func LearnLoadValue(dst Subfield, value uint64) LearnField {
-	return LearnField{dst: learnLoad, value: u64(value).and(onesU128(dst.Bits)), to: dst}
+	return LearnField{dst: learnLoad, value: u64(value), to: dst}
 }
 
 // LearnOutput makes the learned flow output to the port that src holds now.
@@ -192,7 +192,7 @@ func (f LearnField) appendWire(b []byte) []byte {
 		b = binary.BigEndian.AppendUint16(f.src.appendNXM(b), f.src.Offset)
 	} else {
 		b = binary.BigEndian.AppendUint16(b, header|learnImmediate)
-		b = f.value.put(b, 2*((int(n)+15)/16))
+		b = f.value.and(onesU128(n)).put(b, 2*((int(n)+15)/16))
 	}
 	if f.dst == learnOutput {
 		return b

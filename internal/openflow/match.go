@@ -31,6 +31,9 @@ type Match struct {
 	fields []MatchField
 	// opaque are fields that this package does not know, whole, in the order in which they came.
 	opaque []string
+	// invalid remembers that a condition was none: an address that is not one, a value too large for its field.
+	// Without it the match would select more than was meant.
+	invalid bool
 }
 
 // NewMatch makes a match of all conditions together. What a field requires is added where there is no choice: IPSrc of
@@ -49,7 +52,7 @@ func NewMatch(fields ...MatchField) Match {
 
 // With returns the match with further conditions, as NewMatch would make it.
 func (m Match) With(fields ...MatchField) Match {
-	next := Match{fields: slices.Clone(m.fields), opaque: slices.Clone(m.opaque)}
+	next := Match{fields: slices.Clone(m.fields), opaque: slices.Clone(m.opaque), invalid: m.invalid}
 	for _, f := range fields {
 		next.set(f)
 	}
@@ -70,7 +73,7 @@ func (m Match) Fields() []MatchField { return slices.Clone(m.fields) }
 
 // Equal reports whether both select the same packets by the same fields.
 func (m Match) Equal(o Match) bool {
-	return slices.Equal(m.fields, o.fields) && slices.Equal(m.opaque, o.opaque)
+	return slices.Equal(m.fields, o.fields) && slices.Equal(m.opaque, o.opaque) && m.invalid == o.invalid
 }
 
 func (m Match) find(f Field) (MatchField, bool) {
@@ -88,6 +91,9 @@ func (m Match) value(f Field) (uint64, bool) {
 }
 
 func (m *Match) set(f MatchField) {
+	if f.field == fieldNone {
+		m.invalid = true
+	}
 	if f.field == fieldNone || f.mask.isZero() {
 		return
 	}
@@ -162,6 +168,9 @@ func (m *Match) addRequirements(f Field) {
 
 // Validate reports what the switch would refuse: a field without what it depends on, a mask where none is allowed.
 func (m Match) Validate() error {
+	if m.invalid {
+		return fmt.Errorf("match %s: a condition holds no address of the field's kind, or a value too large for it", m)
+	}
 	if vid, _ := m.find(FieldVLANVID); m.Has(FieldVLANPCP) && vid.value.lo&vlanPresent == 0 {
 		return fmt.Errorf("match %s: vlan_pcp needs a VLAN tag", m)
 	}

@@ -49,11 +49,21 @@ const (
 	FragNotLater
 )
 
+// exact pins a field. A value too large for the field is no condition at all, which Validate reports: cut to fit, it
+// would select other packets than were meant.
 func exact(f Field, v uint64) MatchField {
-	return MatchField{f, u64(v).and(f.info().fullMask()), f.info().fullMask()}
+	if !u64(v).andNot(f.info().fullMask()).isZero() {
+		return MatchField{}
+	}
+	return MatchField{f, u64(v), f.info().fullMask()}
 }
 
-func masked(f Field, v, mask uint64) MatchField { return MatchField{f, u64(v), u64(mask)} }
+func masked(f Field, v, mask uint64) MatchField {
+	if !u64(mask).andNot(f.info().fullMask()).isZero() {
+		return MatchField{}
+	}
+	return MatchField{f, u64(v), u64(mask)}
+}
 
 // Exact pins a field of at most 64 bits to a value.
 func Exact(f Field, v uint64) MatchField { return exact(f, v) }
@@ -67,7 +77,8 @@ func InPort(port uint32) MatchField { return exact(FieldInPort, uint64(port)) }
 // EthType selects the Ethernet type.
 func EthType(t uint16) MatchField { return exact(FieldEthType, uint64(t)) }
 
-// EthSrc selects the source address; an address that is not 48 bits long selects nothing in particular.
+// EthSrc selects the source address. An address that is not 48 bits long makes the match invalid, as every value does
+// that its field cannot hold.
 func EthSrc(a net.HardwareAddr) MatchField { return mac(FieldEthSrc, a, nil) }
 
 // EthSrcMasked selects the mask's bits of the source address.
@@ -91,7 +102,12 @@ func mac(f Field, a, mask net.HardwareAddr) MatchField {
 }
 
 // VLANVID selects packets with a tag of this VLAN.
-func VLANVID(vid uint16) MatchField { return exact(FieldVLANVID, uint64(vid)|vlanPresent) }
+func VLANVID(vid uint16) MatchField {
+	if vid >= vlanPresent {
+		return MatchField{}
+	}
+	return exact(FieldVLANVID, uint64(vid)|vlanPresent)
+}
 
 // vlanPresent is the bit of a VLAN field that says that there is a tag (OFPVID_PRESENT).
 const vlanPresent = 0x1000
@@ -154,7 +170,7 @@ func byFamily(v4, v6 Field, p netip.Prefix) MatchField {
 }
 
 func prefix(f Field, p netip.Prefix) MatchField {
-	if !p.IsValid() {
+	if !p.IsValid() || p.Addr().BitLen() != int(f.Bits()) {
 		return MatchField{}
 	}
 	m := prefixMask(p.Bits(), f.Bits())

@@ -67,8 +67,12 @@ func SetField(to MatchField) Action {
 	return setField{to}
 }
 
-// Load writes a number to a range of a field. In OpenFlow 1.5 it is a set_field, and prints as one.
+// Load writes a number to a range of a field. In OpenFlow 1.5 it is a set_field, and prints as one. A number that the
+// range cannot hold makes the flow invalid.
 func Load(dst Subfield, value uint64) Action {
+	if !u64(value).andNot(onesU128(dst.Bits)).isZero() {
+		return setField{} // Validate reports it
+	}
 	mask := onesU128(dst.Bits).shl(dst.Offset)
 	return SetField(MatchField{dst.Field, u64(value).shl(dst.Offset), mask})
 }

@@ -193,6 +193,13 @@ func validates(t *testing.T, ctx context.Context, s Subject) {
 		"a flow longer than a message":              &openflow.Flow{Table: 1, Actions: slices.Repeat(openflow.Actions{openflow.Output(1)}, 5000)},
 		"a masked field that allows no mask":        drop(1, 1, openflow.Masked(openflow.FieldConjID, 1, 1)),
 		"an instruction in a group's bucket":        &openflow.Group{ID: 1, Type: openflow.GroupAll, Buckets: []openflow.Bucket{{Actions: openflow.Actions{openflow.GotoTable(5)}}}},
+		"an address that is none":                   drop(1, 1, openflow.EthSrc(nil)),
+		"a prefix of no family":                     drop(1, 1, openflow.IPSrc(netip.Prefix{})),
+		"a value too large for its field":           drop(1, 1, openflow.VLANVID(5000)),
+		"a number too large for its range":          &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.Load(openflow.RegBits(1, 0, 7), 256)}},
+		"an address that is none, to be set":        &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.SetField(openflow.TunDst(netip.Addr{}))}},
+		"bits beyond their field":                   &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.OutputReg(openflow.Subfield{Field: openflow.FieldReg(2), Offset: 30, Bits: 16})}},
+		"the same deep within":                      &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.CT(openflow.CTAction{Commit: true, Exec: openflow.Actions{openflow.Load(openflow.Bits(openflow.FieldCTMark, 0, 3), 16)}})}},
 		"neighbour discovery of no message's shape": drop(1, 1, openflow.NDTarget(netip.MustParsePrefix("fe80::1/128"))),
 	} {
 		if err := s.Engine.Commit(ctx, openflow.Change{Set: state(entry)}); err == nil {
