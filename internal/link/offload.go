@@ -1,11 +1,99 @@
 package link
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"unsafe"
 
-	"github.com/safchain/ethtool"
+	"golang.org/x/sys/unix"
 )
+
+// From linux/ethtool.h.
+const (
+	ethtoolGetStrings    = 0x1b
+	ethtoolGetSetInfo    = 0x37
+	ethtoolGetFeatures   = 0x3a
+	ethtoolSetFeatures   = 0x3b
+	ethtoolFeatureSet    = 4  // ETH_SS_FEATURES
+	ethtoolStringLength  = 32 // ETH_GSTRING_LEN
+	ethtoolGetBlock      = 16 // size of struct ethtool_get_features_block: available, requested, active, never_changed
+	ethtoolSetBlock      = 8  // size of struct ethtool_set_features_block: valid, requested
+	featuresPerBlock     = 32
+	ethtoolFeaturesLimit = 1024 // far above the kernel's 60-odd; a larger answer is not believed
+)
+
+// ethtoolRequest is struct ifreq with a pointer in its union, which has 24 bytes on 64-bit machines.
+type ethtoolRequest struct {
+	name [unix.IFNAMSIZ]byte
+	data unsafe.Pointer
+	_    [16]byte
+}
+
+// ethtool speaks of one device of the calling thread's namespace.
+type ethtool struct {
+	fd     int
+	device string
+}
+
+func openEthtool(device string) (*ethtool, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening a socket for ethtool: %w", err)
+	}
+	return &ethtool{fd: fd, device: device}, nil
+}
+
+func (e *ethtool) close() { unix.Close(e.fd) }
+
+// call makes one request; the kernel answers in the same buffer. The pointer to it stays a pointer up to the system call: the
+// buffer can neither move nor go before the kernel is done with it.
+func (e *ethtool) call(buffer []byte) error {
+	request := &ethtoolRequest{data: unsafe.Pointer(unsafe.SliceData(buffer))}
+	copy(request.name[:unix.IFNAMSIZ-1], e.device)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(e.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(request)))
+	runtime.KeepAlive(request)
+	runtime.KeepAlive(buffer)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// words returns a buffer of size bytes that starts with the words.
+func words(size int, values ...uint32) []byte {
+	buffer := make([]byte, size)
+	for i, value := range values {
+		binary.NativeEndian.PutUint32(buffer[4*i:], value)
+	}
+	return buffer
+}
+
+// features returns the names of the kernel's features in the order of their bits.
+func (e *ethtool) features() ([]string, error) {
+	// struct ethtool_sset_info: cmd, reserved, sset_mask (64 bits), data[1].
+	info := words(20, ethtoolGetSetInfo)
+	binary.NativeEndian.PutUint64(info[8:], 1<<ethtoolFeatureSet)
+	if err := e.call(info); err != nil {
+		return nil, err
+	}
+	count := int(binary.NativeEndian.Uint32(info[16:]))
+	if count == 0 || count > ethtoolFeaturesLimit {
+		return nil, unix.EOPNOTSUPP
+	}
+	// struct ethtool_gstrings: cmd, string_set, len, data.
+	text := words(12+count*ethtoolStringLength, ethtoolGetStrings, ethtoolFeatureSet, uint32(count))
+	if err := e.call(text); err != nil {
+		return nil, err
+	}
+	names := make([]string, count)
+	for i := range names {
+		names[i] = unix.ByteSliceToString(text[12+i*ethtoolStringLength : 12+(i+1)*ethtoolStringLength])
+	}
+	return names, nil
+}
 
 // isTxOffload reports whether a feature of the kernel (net/ethtool/common.c) leaves a packet unfinished on transmission: a
 // checksum to be filled in, or a segment to be cut. What reads a veth by a packet socket would see it so.
@@ -14,53 +102,78 @@ func isTxOffload(feature string) bool {
 		(strings.HasPrefix(feature, "tx-checksum-") || strings.HasSuffix(feature, "-segmentation"))
 }
 
-// txOffloads calls visit for each transmit offload that can be changed, on a device of the calling thread's namespace.
-func txOffloads(tool *ethtool.Ethtool, device string, visit func(feature string, active bool)) error {
-	features, err := tool.FeaturesWithState(device)
+// txBits returns, block by block, the transmit offloads that can be changed and those of them that are active.
+func (e *ethtool) txBits() (changeable, active []uint32, err error) {
+	names, err := e.features()
 	if err != nil {
-		return fmt.Errorf("reading tx offload of %s: %w", device, err)
+		return nil, nil, err
 	}
-	for name, state := range features {
-		if isTxOffload(name) && state.Available && !state.NeverChanged {
-			visit(name, state.Active)
+	blocks := (len(names) + featuresPerBlock - 1) / featuresPerBlock
+	answer := words(8+blocks*ethtoolGetBlock, ethtoolGetFeatures, uint32(blocks))
+	if err := e.call(answer); err != nil {
+		return nil, nil, err
+	}
+	wanted := make([]uint32, blocks)
+	for i, name := range names {
+		if isTxOffload(name) {
+			wanted[i/featuresPerBlock] |= 1 << (i % featuresPerBlock)
 		}
 	}
-	return nil
+	changeable, active = make([]uint32, blocks), make([]uint32, blocks)
+	for i := range wanted {
+		block := answer[8+i*ethtoolGetBlock:]
+		available, fixed := binary.NativeEndian.Uint32(block), binary.NativeEndian.Uint32(block[12:])
+		changeable[i] = wanted[i] & available &^ fixed
+		active[i] = changeable[i] & binary.NativeEndian.Uint32(block[8:])
+	}
+	return changeable, active, nil
 }
 
 // txOffload reads whether any transmit offload is active: On, or Off when none is or can be.
 func txOffload(device string) (Toggle, error) {
-	tool, err := ethtool.NewEthtool()
+	tool, err := openEthtool(device)
 	if err != nil {
-		return Leave, fmt.Errorf("opening a socket for ethtool: %w", err)
+		return Leave, err
 	}
-	defer tool.Close()
-	found := Off
-	err = txOffloads(tool, device, func(_ string, active bool) {
-		if active {
-			found = On
+	defer tool.close()
+	_, active, err := tool.txBits()
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return Off, nil
+	}
+	if err != nil {
+		return Leave, fmt.Errorf("reading tx offload of %s: %w", device, err)
+	}
+	for _, bits := range active {
+		if bits != 0 {
+			return On, nil
 		}
-	})
-	return found, err
+	}
+	return Off, nil
 }
 
 // setTxOffload turns transmit checksumming and all segmentation off, or on.
 func setTxOffload(device string, state Toggle) error {
-	tool, err := ethtool.NewEthtool()
+	tool, err := openEthtool(device)
 	if err != nil {
-		return fmt.Errorf("opening a socket for ethtool: %w", err)
-	}
-	defer tool.Close()
-	change := map[string]bool{}
-	err = txOffloads(tool, device, func(feature string, active bool) {
-		if active != (state == On) {
-			change[feature] = state == On
-		}
-	})
-	if err != nil || len(change) == 0 {
 		return err
 	}
-	if err := tool.Change(device, change); err != nil {
+	defer tool.close()
+	changeable, _, err := tool.txBits()
+	if errors.Is(err, unix.EOPNOTSUPP) && state == Off {
+		return nil
+	}
+	if err == nil {
+		request := words(8+len(changeable)*ethtoolSetBlock, ethtoolSetFeatures, uint32(len(changeable)))
+		for i, bits := range changeable {
+			block := request[8+i*ethtoolSetBlock:]
+			binary.NativeEndian.PutUint32(block, bits)
+			if state == On {
+				binary.NativeEndian.PutUint32(block[4:], bits)
+			}
+		}
+		err = tool.call(request)
+	}
+	if err != nil {
 		return fmt.Errorf("turning tx offload of %s %s: %w", device, state, err)
 	}
 	return nil
