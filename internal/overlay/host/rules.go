@@ -87,7 +87,7 @@ func (c *Config) forward(f fragment) {
 }
 
 func (c *Config) masquerade(f fragment) {
-	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "masquerade", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "translate", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
 		// Pods to outside.
 		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s masquerade`, Tun, podsSet, podsSet),
 		// Pod to pod through the host: Services.
