@@ -100,6 +100,9 @@ func (p *Pair) compareRoutes(have map[Key]*Route) []error {
 		}
 	}
 	for _, stray := range have {
+		if stray.Device != p.PodName {
+			continue // another interface's of the pod, or nobody's
+		}
 		found = append(found, &Difference{stray.String(), "should not exist"})
 	}
 	return found

@@ -299,6 +299,9 @@ func (c *creation) repair(list *plan) error {
 		delete(have, c.pair.podRoute(route).Key())
 	}
 	for _, route := range have {
+		if route.Device != c.pair.PodName {
+			continue // another interface's of the pod, or nobody's
+		}
 		// An address that was just removed has taken its routes along.
 		list.addUnless(unix.ESRCH, "removing "+route.String(), deleteRoute(*route, 0))
 	}

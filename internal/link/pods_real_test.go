@@ -249,6 +249,26 @@ func TestPodsRealIPv6(t *testing.T) {
 	}
 }
 
+// Two interfaces of one pod leave each other's routes alone, also when one is made again.
+func TestPodsRealTwoInterfaces(t *testing.T) {
+	pods, _ := newPods(t)
+	ctx := context.Background()
+	first := testPair(nstest.New(t), 8)
+	second := testPair(first.Netns, 9)
+	second.PodName, second.PodAddresses = "net1", []netip.Prefix{netip.MustParsePrefix("192.0.2.9/24")}
+	second.PodRoutes = []Route{{Dst: netip.MustParsePrefix("198.51.100.0/24"), Gateway: netip.MustParseAddr("192.0.2.1")}}
+	for range 2 {
+		for _, pair := range []Pair{first, second} {
+			if _, err := pods.Create(ctx, pair); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(pods.Check(ctx, first), pods.Check(ctx, second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestOpenNamespaceRefuses(t *testing.T) {
 	dir := t.TempDir()
 	fifo, empty, full := filepath.Join(dir, "fifo"), filepath.Join(dir, "empty"), filepath.Join(dir, "full")
