@@ -20,8 +20,9 @@ var errConflict = errors.New("someone else changed the same rows")
 // already are not written; if nothing is to be written, nothing is.
 //
 // A row that cannot be written, or that the switch cannot bring into effect, fails alone: the others are committed,
-// and the returned error joins a *[PortError] for every row that failed ([FailedKeys]). What failed and was made by
-// this Commit is removed again before it returns. Any other error (ErrNotConnected, ErrNotApplied, ErrClosed) is about
+// and the returned error is a reconcile.PartialError with a *[PortError] for every row that failed ([FailedKeys]). What
+// failed and was made by this Commit is removed again before it returns; what was there before stays, and is read with
+// a Failure. Any other error (ErrNotConnected, ErrNotApplied, ErrClosed) is about
 // the whole change, and whether that is in effect is then known by the next Read only. If the connection is lost
 // meanwhile, Commit goes on with the next one while ctx lets it.
 //

@@ -13,9 +13,9 @@ var (
 	// ErrNotApplied says that the database has a change and ovs-vswitchd has not applied it in the time that the
 	// caller gave: it is not running, or busy. The rows stay; the next Read shows them with a Failure until they are
 	// in effect.
-	ErrNotApplied = errors.New("not applied by ovs-vswitchd: is it running?")
+	ErrNotApplied = fmt.Errorf("%w: not applied by ovs-vswitchd: is it running?", reconcile.ErrUnavailable)
 	// ErrNotConnected says that there was no connection to ovsdb-server in the time that the caller gave.
-	ErrNotConnected = errors.New("no connection to ovsdb-server: is it running?")
+	ErrNotConnected = fmt.Errorf("%w: no connection to ovsdb-server: is it running?", reconcile.ErrUnavailable)
 	// ErrClosed says that the engine has been closed.
 	ErrClosed = errors.New("engine is closed")
 	// ErrNotOwned says that a row of that name exists and is not Weft's, so it is left as it is.
@@ -25,7 +25,7 @@ var (
 )
 
 // PortError says that one row of a change is not in effect. The other rows of the change are: Commit returns the
-// errors of all rows that failed, joined. A row that Commit had newly made is gone again, one that was there before
+// errors of all rows that failed, in a reconcile.PartialError. A row that Commit had newly made is gone again, one that was there before
 // stays as the switch has it.
 type PortError struct {
 	// Key is the row that failed.

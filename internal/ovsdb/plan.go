@@ -48,10 +48,10 @@ func newPlan(v *view, change Change) *plan {
 	}
 	p.attachPorts()
 	if len(p.bridgesIn) > 0 {
-		p.mutateSet(Key{}, tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationInsert, p.bridgesIn)
+		p.mutateSet(tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationInsert, p.bridgesIn)
 	}
 	if len(p.bridgesOut) > 0 {
-		p.mutateSet(Key{}, tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationDelete, p.bridgesOut)
+		p.mutateSet(tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationDelete, p.bridgesOut)
 	}
 	return p
 }
@@ -222,11 +222,11 @@ func interfaceColumns(want *Port) ovsdb.Row {
 // attachPorts writes each bridge's list of ports once.
 func (p *plan) attachPorts() {
 	for _, name := range slices.Sorted(maps.Keys(p.detach)) {
-		p.mutateSet(Key{}, tableBridge, p.view.bridges[name].row.UUID, "ports", ovsdb.MutateOperationDelete, p.detach[name])
+		p.mutateSet(tableBridge, p.view.bridges[name].row.UUID, "ports", ovsdb.MutateOperationDelete, p.detach[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.attach)) {
 		if b, ok := p.view.bridges[name]; ok {
-			p.mutateSet(Key{}, tableBridge, b.row.UUID, "ports", ovsdb.MutateOperationInsert, p.attach[name])
+			p.mutateSet(tableBridge, b.row.UUID, "ports", ovsdb.MutateOperationInsert, p.attach[name])
 			continue
 		}
 		p.attachToNew(name)
@@ -277,8 +277,9 @@ func (p *plan) update(key Key, table, uuid string, row ovsdb.Row) {
 	}
 }
 
-func (p *plan) mutateSet(key Key, table, uuid, column string, how ovsdb.Mutator, values []any) {
-	p.add(key, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: table, Where: byUUID(uuid), Mutations: []ovsdb.Mutation{
+// mutateSet puts values into a set of a row that serves many keys, or takes them out.
+func (p *plan) mutateSet(table, uuid, column string, how ovsdb.Mutator, values []any) {
+	p.add(Key{}, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: table, Where: byUUID(uuid), Mutations: []ovsdb.Mutation{
 		{Column: column, Mutator: how, Value: ovsdb.OvsSet{GoSet: values}},
 	}})
 }

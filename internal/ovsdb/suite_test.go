@@ -173,8 +173,10 @@ func testLifecycle(t *testing.T, b *bench) {
 		Bridge: "br0", Name: "vxlan0", Type: ovsdb.TypeVXLAN, OFPort: 1,
 		Options: map[string]string{"remote_ip": "flow", "key": "flow", "dst_port": "4789"},
 	}
-	tun := &ovsdb.Port{Bridge: "br0", Name: "tun0", Type: ovsdb.TypeInternal, OFPort: 2, MTURequest: 1450,
-		MAC: "0a:58:0a:80:00:02"}
+	tun := &ovsdb.Port{
+		Bridge: "br0", Name: "tun0", Type: ovsdb.TypeInternal, OFPort: 2, MTURequest: 1450,
+		MAC: "0a:58:0a:80:00:02",
+	}
 	must(t, b.engine.Commit(ctx, set(br0(), vx, tun, pod("pod1", 3))))
 	b.holds(t, br0(), vx, tun, pod("pod1", 3))
 	if diff := cmp.Diff([]string{"pod1", "tun0", "vxlan0"}, b.ports(t, "br0")); diff != "" {
@@ -289,6 +291,10 @@ func testFailsAlone(t *testing.T, b *bench) {
 	err := b.engine.Commit(ctx, set(pod("pod1", 3), pod("pod2", 4), pod("pod3", 5)))
 	if diff := cmp.Diff([]ovsdb.Key{ovsdb.PortKey("pod2")}, failedKeys(t, err)); diff != "" {
 		t.Fatal(diff)
+	}
+	var partial *reconcile.PartialError[ovsdb.Key]
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
+		t.Errorf("a loop cannot tell that the others are in effect: %v", err)
 	}
 	var portErr *ovsdb.PortError
 	if !errors.As(err, &portErr) || !strings.Contains(portErr.Reason, "No such device") {

@@ -3,6 +3,7 @@ package ovsdb
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -103,10 +104,8 @@ func (p *Port) Validate() error {
 }
 
 func oneOf(column, value string, allowed ...string) error {
-	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
+	if slices.Contains(allowed, value) {
+		return nil
 	}
 	return fmt.Errorf("%w: %s %.64q is none of %q", ErrInvalid, column, value, allowed)
 }
