@@ -73,7 +73,8 @@ func appendBundleAdd(b []byte, id uint32, m message) []byte {
 const bundleOverhead = headerLen + 8
 
 // Bundle makes the changes in their order, all or none, so that every packet sees the tables either before or after
-// them. It returns once they are in effect. The first change that the switch refuses is returned as *Error.
+// them. It returns once they are in effect. The first change that the switch refuses is returned as *Error. If ctx or
+// the connection ends while the commit is under way, the switch may have made the changes or not: read again.
 //
 // What the switch would refuse while it undoes a half-made bundle is better refused here: changes are validated first,
 // and the bundle is committed only when the switch has taken every message of it.

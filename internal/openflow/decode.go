@@ -323,7 +323,7 @@ func decodeLearnField(b []byte) (f LearnField, rest []byte, ok bool) {
 		if n > 16 || len(b) < n || f.dst == learnOutput {
 			return f, nil, false
 		}
-		f.value, b = getU128(b[:n]), b[n:]
+		f.value, b = getU128(b[:n]).and(onesU128(bits)), b[n:]
 	}
 	if f.dst == learnOutput {
 		return f, b, true

@@ -85,6 +85,8 @@ func TestTextOfDumpedFlowsIsThatOfOvsOfctl(t *testing.T) {
 		t.Errorf("%d flows with what this package does not know, want 6", opaque)
 	}
 
+	openflow.CheckGolden(t, understood(flows, known))
+
 	// What was read is written to a second bridge: opaque parts too, it prints the same.
 	mods := make([]openflow.Mod, 0, len(flows))
 	for _, f := range flows {
@@ -120,6 +122,10 @@ func unknownToUs(line string) bool {
 		}
 	}
 	return false
+}
+
+func understood(flows []*openflow.Flow, keep func(string) bool) []*openflow.Flow {
+	return slices.DeleteFunc(slices.Clone(flows), func(f *openflow.Flow) bool { return !keep(f.String()) })
 }
 
 func filter(lines []string, keep func(string) bool) []string {

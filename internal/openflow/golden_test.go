@@ -1,0 +1,79 @@
+package openflow
+
+import (
+	"bytes"
+	"encoding/hex"
+	"os"
+	"strings"
+	"testing"
+)
+
+// goldenPath holds, a line each, flows as a real switch described them (without statistics) and the text that ovs-ofctl
+// prints of them. The test behind the build tag `real` keeps it true, and writes it with -update.
+const goldenPath = "testdata/dump.golden"
+
+type goldenFlow struct {
+	wire []byte
+	text string
+}
+
+func readGolden(t testing.TB) []goldenFlow {
+	t.Helper()
+	content, err := os.ReadFile(goldenPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var flows []goldenFlow
+	for line := range strings.Lines(string(content)) {
+		digits, text, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		wire, err := hex.DecodeString(digits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flows = append(flows, goldenFlow{wire, text})
+	}
+	return flows
+}
+
+func TestFlowsOfARealSwitchPrintAsOvsOfctlPrintsThem(t *testing.T) {
+	golden := readGolden(t)
+	if len(golden) < 90 {
+		t.Fatalf("only %d flows", len(golden))
+	}
+	for _, g := range golden {
+		f, rest, err := decodeFlowDesc(g.wire)
+		if err != nil || len(rest) != 0 {
+			t.Errorf("%s: %v", g.text, err)
+			continue
+		}
+		if f.String() != g.text {
+			t.Errorf("prints\n%s\nwant\n%s", f, g.text)
+		}
+		if !bytes.Equal(appendFlowDesc(nil, f), g.wire) {
+			t.Errorf("%s encodes to other bytes than it was decoded from", f)
+		}
+	}
+}
+
+// FuzzFlowDesc begins with what a real switch says: decoding never panics, and keeps its meaning when done again.
+func FuzzFlowDesc(f *testing.F) {
+	for _, g := range readGolden(f) {
+		f.Add(g.wire)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		flows, err := decodeFlows(b)
+		if err != nil {
+			return
+		}
+		for _, flow := range flows {
+			encoded := appendFlowDesc(nil, flow)
+			if len(encoded) > maxMessage {
+				continue
+			}
+			again, rest, err := decodeFlowDesc(encoded)
+			if err != nil || len(rest) != 0 || !again.Equal(flow) || again.String() != flow.String() {
+				t.Fatalf("%s\ndecodes again as\n%v: %v", flow, again, err)
+			}
+		}
+	})
+}
