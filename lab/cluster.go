@@ -1,0 +1,132 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/kubebuild"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/report"
+)
+
+// Cluster is a lab that is up, as a client sees it.
+type Cluster struct {
+	Config     Config
+	Kubeconfig string     // the administrator's, for use on the machine
+	HostIP     netip.Addr // the machine's own address on the link to the lab
+	Outside    Outside
+	ControlIP  netip.Addr // of the API server on the underlay
+	Datapath   plan.Datapath
+
+	lab   plan.Lab
+	nodes []Node
+}
+
+// Outside is the namespace beyond the router: it knows the way to the nodes' addresses and to nothing of the cluster's.
+type Outside struct {
+	Netns string     // path of the network namespace
+	IP    netip.Addr // 198.51.100.10
+	// URL answers a GET with the source address that it saw, and UDP on the same port with the same.
+	URL string
+}
+
+// Node is a node of a cluster.
+type Node struct {
+	Name   string
+	IP     netip.Addr
+	Netns  string // path of the network namespace
+	RunDir string // the node's /run, from outside: openvswitch/db.sock, weft/..., netns/...
+	Dir    string // the node's state, from outside: root/var/lib/weft, root/etc/cni/net.d, ...
+	Space  ground.Space
+}
+
+// Root gives the path, seen from the machine, of a path in the node.
+func (n Node) Root(path string) string {
+	return filepath.Join("/proc", strconv.Itoa(n.Space.Pid), "root", path)
+}
+
+// Enter prefixes a command so that it runs in the node's namespaces.
+func (n Node) Enter(argv ...string) []string { return n.Space.Enter(argv...) }
+
+// Open gives the cluster of a lab that is up.
+func Open(ctx context.Context, name string) (*Cluster, error) {
+	st, err := Inspect(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if st.Phase != report.Up {
+		return nil, fmt.Errorf("lab %s is %s, not up: see `weft-lab status --name %s`", name, st.Phase, name)
+	}
+	l := plan.New(st.Config)
+	hostIP, err := netip.ParseAddr(st.HostIP)
+	if err != nil {
+		return nil, fmt.Errorf("lab %s: %w", name, err)
+	}
+	c := &Cluster{
+		Config: st.Config, Kubeconfig: st.Kubeconfig, HostIP: hostIP, ControlIP: l.ControlIP, Datapath: st.Datapath, lab: l,
+		Outside: Outside{Netns: st.OutsideNS, IP: l.OutsideIP, URL: st.Outside},
+	}
+	for i, n := range st.Nodes {
+		c.nodes = append(c.nodes, Node{
+			Name: n.Name, IP: l.Node(i + 1).IP, Netns: n.Netns, RunDir: n.RunDir, Dir: n.Dir,
+			Space: ground.Space{Name: n.Space, Pid: n.Holder},
+		})
+	}
+	return c, nil
+}
+
+// Name is the lab's.
+func (c *Cluster) Name() string { return c.Config.Name }
+
+// Nodes lists the nodes in order.
+func (c *Cluster) Nodes() []Node { return c.nodes }
+
+// Node gives the i-th node, counted from 1; it panics if there is none.
+func (c *Cluster) Node(i int) Node { return c.nodes[i-1] }
+
+// NodeNamed finds a node by its name.
+func (c *Cluster) NodeNamed(name string) (Node, error) {
+	for _, n := range c.nodes {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return Node{}, fmt.Errorf("lab %s has no node %q: it has n1 to n%d", c.Name(), name, len(c.nodes))
+}
+
+// Programs tells the state of everything that the lab runs: number, restarts, log.
+func (c *Cluster) Programs(ctx context.Context) ([]process.Status, error) {
+	st, err := Inspect(ctx, c.Name())
+	return st.Programs, err
+}
+
+// Down takes the lab down.
+func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Name(), nil) }
+
+// Enter gives the command that runs argv on a node, or in one of the lab's own namespaces: control, outside, underlay.
+func Enter(st report.Status, where string, argv []string) ([]string, error) {
+	for _, n := range st.Nodes {
+		if n.Name == where && n.Holder != 0 {
+			return ground.Space{Name: n.Space, Pid: n.Holder}.Enter(argv...), nil
+		}
+	}
+	own := map[string]string{"control": st.ControlNS, "outside": st.OutsideNS, "underlay": st.UnderlayNS}
+	if path := own[where]; path != "" {
+		return append([]string{"nsenter", "--net=" + path, "--"}, argv...), nil
+	}
+	return nil, fmt.Errorf("lab %s has no node %q: it has n1 to n%d, and control, outside, underlay", st.Name, where, len(st.Nodes))
+}
+
+// KubernetesBin is the folder with the lab's kubectl, or "".
+func KubernetesBin(cfg Config) string {
+	dir, err := kubebuild.Folder(cfg.KubernetesModule)
+	if err != nil {
+		return ""
+	}
+	return dir
+}

@@ -1,0 +1,193 @@
+// Package controlplane says how a lab's Kubernetes control plane is run: credentials, the programs with their flags,
+// and when they serve.
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/pki"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
+)
+
+// Plane is the control plane of a lab.
+type Plane struct {
+	Lab      plan.Lab
+	Space    ground.Space
+	Bin      string     // folder of Kubernetes' programs
+	HostAddr netip.Addr // where the machine reaches the API server
+	CA       *pki.Authority
+}
+
+// Identities of the lab's programs; the file names are theirs too.
+const (
+	Admin      = "admin"
+	Controller = "kube-controller-manager"
+	Scheduler  = "kube-scheduler"
+	Proxy      = "kube-proxy"
+	Weft       = "weft" // agent and controller, where they run as plain processes
+)
+
+// Kubelet is the identity of a node's kubelet.
+func Kubelet(n plan.Node) string { return "kubelet-" + n.Name }
+
+// Credentials makes all certificates and kubeconfigs.
+func (p *Plane) Credentials() error {
+	if err := p.CA.SigningKey("sa"); err != nil {
+		return err
+	}
+	ids := []pki.Identity{
+		{
+			File: "apiserver", User: "kube-apiserver",
+			DNS: []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"},
+			IPs: []netip.Addr{p.Lab.ControlIP, p.HostAddr, p.Lab.APIServiceIP, netip.MustParseAddr("127.0.0.1")},
+		},
+		{File: "apiserver-kubelet", User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}},
+		{File: Admin, User: "admin", Groups: []string{"system:masters"}},
+		{File: Weft, User: "weft", Groups: []string{"system:masters"}},
+		{File: Controller, User: "system:kube-controller-manager"},
+		{File: Scheduler, User: "system:kube-scheduler"},
+		{File: Proxy, User: "system:kube-proxy"},
+	}
+	for _, n := range p.Lab.AllNodes() {
+		ids = append(ids, pki.Identity{
+			File: Kubelet(n), User: "system:node:" + n.Name, Groups: []string{"system:nodes"},
+			DNS: []string{n.Name}, IPs: []netip.Addr{n.IP},
+		})
+	}
+	for _, id := range ids {
+		if err := p.CA.Issue(id); err != nil {
+			return err
+		}
+		if strings.HasPrefix(id.File, "apiserver") {
+			continue
+		}
+		if err := p.CA.Kubeconfig(p.KubeconfigOf(id.File), p.server(p.Lab.ControlIP), id.File); err != nil {
+			return err
+		}
+	}
+	return p.CA.Kubeconfig(p.Lab.Kubeconfig(), p.server(p.HostAddr), Admin)
+}
+
+// KubeconfigOf is an identity's kubeconfig, for use on the underlay.
+func (p *Plane) KubeconfigOf(id string) string { return p.Lab.Path("kubeconfig", id) }
+
+func (p *Plane) server(ip netip.Addr) string {
+	return "https://" + netip.AddrPortFrom(ip, uint16(p.Lab.APIPort)).String()
+}
+
+// Etcd serves the API server's data on the control plane's loopback.
+func (p *Plane) Etcd() process.Program {
+	const client = "http://127.0.0.1:2379"
+	return process.Program{
+		Name: "etcd",
+		Argv: p.Space.Enter("etcd", "--data-dir", p.Lab.Path("etcd"),
+			"--listen-client-urls", client, "--advertise-client-urls", client,
+			"--listen-peer-urls", "http://127.0.0.1:2380",
+			"--unsafe-no-fsync=true"), // a lab's data need not survive a power loss
+		Ready: func(ctx context.Context) error {
+			return probe(ctx, &http.Client{Timeout: time.Second, Transport: &http.Transport{
+				DisableKeepAlives: true, DialContext: p.Space.Dial,
+			}}, client+"/health")
+		},
+	}
+}
+
+// APIServer serves on the underlay and on the link to the machine.
+func (p *Plane) APIServer() process.Program {
+	l, file := p.Lab, p.CA.Path
+	args := []string{
+		filepath.Join(p.Bin, "kube-apiserver"),
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--bind-address=0.0.0.0", "--secure-port=" + strconv.Itoa(l.APIPort), "--advertise-address=" + l.ControlIP.String(),
+		"--tls-cert-file=" + file("apiserver.crt"), "--tls-private-key-file=" + file("apiserver.key"),
+		"--client-ca-file=" + p.CA.CAFile(),
+		"--kubelet-client-certificate=" + file("apiserver-kubelet.crt"), "--kubelet-client-key=" + file("apiserver-kubelet.key"),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-key-file=" + file("sa.pub"), "--service-account-signing-key-file=" + file("sa.key"),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-cluster-ip-range=" + l.ServiceCIDR.String(),
+		"--authorization-mode=Node,RBAC", "--allow-privileged=true",
+		"--enable-admission-plugins=NodeRestriction",
+	}
+	if l.Runtime == plan.RuntimeCNI { // nobody makes service accounts for pods that nobody starts
+		args = append(args, "--disable-admission-plugins=ServiceAccount")
+	}
+	return process.Program{Name: "kube-apiserver", Argv: p.Space.Enter(args...), Ready: p.ready}
+}
+
+// ready asks the API server from the machine, which is the way the lab's user takes.
+func (p *Plane) ready(ctx context.Context) error {
+	client, err := p.Client()
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	return probe(ctx, client, p.server(p.HostAddr)+"/readyz")
+}
+
+// Client speaks to the API server as the administrator, around any proxy that the environment names.
+func (p *Plane) Client() (*http.Client, error) {
+	pair, err := tls.LoadX509KeyPair(p.CA.Path(Admin+".crt"), p.CA.Path(Admin+".key"))
+	if err != nil {
+		return nil, fmt.Errorf("load the administrator's certificate: %w", err)
+	}
+	ca, err := os.ReadFile(p.CA.CAFile())
+	if err != nil {
+		return nil, fmt.Errorf("load the lab's authority: %w", err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
+	return &http.Client{Transport: tr, Timeout: 5 * time.Second}, nil
+}
+
+var errNotReady = errors.New("not ready")
+
+func probe(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", url, err)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", url, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, _ := io.ReadAll(io.LimitReader(res.Body, 4096))
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %w: %s %s", url, errNotReady, res.Status, body)
+	}
+	return nil
+}
+
+// ControllerManager and Scheduler are needed only where kubelets run pods.
+func (p *Plane) ControllerManager() process.Program {
+	return process.Program{Name: "kube-controller-manager", Argv: p.Space.Enter(
+		filepath.Join(p.Bin, "kube-controller-manager"), "--kubeconfig="+p.KubeconfigOf(Controller),
+		"--service-account-private-key-file="+p.CA.Path("sa.key"), "--root-ca-file="+p.CA.CAFile(),
+		"--use-service-account-credentials=true", "--leader-elect=false", "--bind-address=127.0.0.1",
+		"--allocate-node-cidrs=false", // Weft's controller gives nodes their subnets
+	)}
+}
+
+// Scheduler places pods on nodes.
+func (p *Plane) Scheduler() process.Program {
+	return process.Program{Name: "kube-scheduler", Argv: p.Space.Enter(
+		filepath.Join(p.Bin, "kube-scheduler"), "--kubeconfig="+p.KubeconfigOf(Scheduler),
+		"--leader-elect=false", "--bind-address=127.0.0.1",
+	)}
+}

@@ -1,0 +1,196 @@
+// Package ground is what a lab stands on: namespaces with their mounts, the links between them, and the watch that puts
+// a node's address back on a link that was made anew.
+package ground
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/lab/plan"
+)
+
+// Hold says what the first process of a namespace does before it goes to sleep.
+type Hold struct {
+	RunDir  string      `json:"runDir"` // takes the place of /run; "" leaves the mounts alone
+	Binds   []plan.Bind `json:"binds"`
+	Forward bool        `json:"forward"` // routes packets
+}
+
+// HoldAttr makes the process the first of a network namespace and of a mount namespace.
+func HoldAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+}
+
+// RunHold is the body of a holder: it sets its namespaces up and becomes `sleep infinity`. Descriptor 3 is closed by
+// that, which tells the parent that all is well; an error is written there first. It returns only on failure.
+func RunHold(config string) error {
+	pipe := os.NewFile(3, "ready")
+	if pipe == nil {
+		return errors.New("descriptor 3 is not open: this command is the lab's own")
+	}
+	unix.CloseOnExec(3)
+	err := hold(config)
+	_, _ = pipe.WriteString(err.Error())
+	return err
+}
+
+func hold(config string) error {
+	var h Hold
+	if err := json.Unmarshal([]byte(config), &h); err != nil {
+		return fmt.Errorf("read the holder's configuration: %w", err)
+	}
+	if err := h.mounts(); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	if h.Forward {
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
+			return fmt.Errorf("turn forwarding on: %w", err)
+		}
+	}
+	sleep, err := lookPath("sleep")
+	if err != nil {
+		return err
+	}
+	if err := os.Chdir("/"); err != nil {
+		return fmt.Errorf("go to /: %w", err)
+	}
+	return fmt.Errorf("become %s: %w", sleep, unix.Exec(sleep, []string{"sleep", "infinity"}, os.Environ()))
+}
+
+func lookPath(name string) (string, error) {
+	for _, dir := range []string{"/bin", "/usr/bin"} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%s is neither in /bin nor in /usr/bin", name)
+}
+
+// mounts gives the namespace mounts of its own. Nothing of it reaches the machine: propagation is cut first. At the end
+// everything is shared again, within the namespace, as on a machine with systemd, because container runtimes demand it
+// of what is handed to pods with mount propagation.
+func (h Hold) mounts() error {
+	if err := cutPropagation(); err != nil {
+		return err
+	}
+	if err := dropForeign(); err != nil {
+		return err
+	}
+	for _, b := range h.Binds {
+		if err := bind(b.Source, b.Target); err != nil {
+			return err
+		}
+	}
+	if h.RunDir != "" {
+		if err := os.MkdirAll(filepath.Join(h.RunDir, "netns"), 0o755); err != nil {
+			return fmt.Errorf("make the node's /run/netns: %w", err)
+		}
+		if err := unix.Mount(h.RunDir, "/run", "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("put the node's own /run in place: %w", err)
+		}
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("share mounts within the node: %w", err)
+	}
+	return nil
+}
+
+func bind(source, target string) error {
+	for _, dir := range []string{source, target} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", dir, err)
+		}
+	}
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", source, target, err)
+	}
+	return nil
+}
+
+// cutPropagation makes every mount private. In a chroot / is no mount, and the mounts are taken one by one.
+func cutPropagation() error {
+	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	points, err := mountPoints(func(mount) bool { return true })
+	if err != nil {
+		return err
+	}
+	for _, p := range points {
+		if err := unix.Mount("", p, "", unix.MS_PRIVATE, ""); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("make %s private: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// dropForeign lets go of the copies of namespaces that were mounted on the machine when this one was made: they would
+// live as long as this one does.
+func dropForeign() error {
+	points, err := mountPoints(func(m mount) bool { return m.fs == "nsfs" })
+	if err != nil {
+		return err
+	}
+	for _, p := range slices.Backward(points) {
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("let go of %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+type mount struct{ point, fs string }
+
+func mountPoints(accept func(mount) bool) ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	var points []string
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if m, ok := parseMount(s.Text()); ok && accept(m) {
+			points = append(points, m.point)
+		}
+	}
+	return points, nil
+}
+
+// parseMount reads a line of mountinfo (proc(5)): the mount point is the fifth field, the type follows the " - ".
+func parseMount(line string) (mount, bool) {
+	left, right, ok := strings.Cut(line, " - ")
+	fields, types := strings.Fields(left), strings.Fields(right)
+	if !ok || len(fields) < 5 || len(types) == 0 {
+		return mount{}, false
+	}
+	return mount{point: unescape.Replace(fields[4]), fs: types[0]}, true
+}
+
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`) //nolint:gochecknoglobals // a constant table
+
+// MountsBelow lists the mount points below a directory, in the order in which they were mounted.
+func MountsBelow(dir string) ([]string, error) {
+	return mountPoints(func(m mount) bool { return strings.HasPrefix(m.point, dir+"/") })
+}

@@ -1,0 +1,156 @@
+package ground
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Keep is the address of a link that may be made anew at any time, by a switch that restarts.
+type Keep struct {
+	Link    string
+	Addr    netip.Prefix
+	Gateway netip.Addr
+	MTU     int
+}
+
+// KeepAddress plays the node's network configuration daemon until the context ends: whenever the link appears or
+// changes, its address and the default route are put back. It looks again every 2 s, should an event be lost.
+func (s Space) KeepAddress(ctx context.Context, k Keep, log *slog.Logger) error {
+	ns, err := netns.GetFromPath(s.NetPath())
+	if err != nil {
+		return fmt.Errorf("open namespace %s: %w", s.Name, err)
+	}
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		_ = ns.Close()
+		return fmt.Errorf("open netlink in %s: %w", s.Name, err)
+	}
+	go func() {
+		defer func() { _ = ns.Close() }()
+		defer h.Close()
+		for ctx.Err() == nil {
+			if err := k.watch(ctx, ns, h, log); err != nil {
+				log.Warn("watching links stopped; starting again", "namespace", s.Name, "err", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}()
+	return nil
+}
+
+var errWatchEnded = errors.New("the kernel ended the subscription")
+
+func (k Keep) watch(ctx context.Context, ns netns.NsHandle, h *netlink.Handle, log *slog.Logger) error {
+	done := make(chan struct{})
+	defer close(done)
+	updates := make(chan netlink.LinkUpdate, 64)
+	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
+		return fmt.Errorf("subscribe to links: %w", err)
+	}
+	for {
+		if err := k.put(h); err != nil {
+			log.Debug("the node's address is not in place yet", "link", k.Link, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case u, ok := <-updates:
+			if !ok {
+				return errWatchEnded
+			}
+			if u.Attrs() == nil || u.Attrs().Name != k.Link {
+				continue
+			}
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// put sets the link up with its address and route; with everything in place it changes nothing.
+func (k Keep) put(h *netlink.Handle) error {
+	link, err := h.LinkByName(k.Link)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", k.Link, err)
+	}
+	have, err := h.AddrList(link, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list the addresses of %s: %w", k.Link, err)
+	}
+	want := ipNet(k.Addr)
+	there := false
+	for _, a := range have {
+		there = there || a.IPNet.String() == want.String()
+	}
+	if !there {
+		if err := h.AddrReplace(link, &netlink.Addr{IPNet: want}); err != nil {
+			return fmt.Errorf("give %s the address %s: %w", k.Link, k.Addr, err)
+		}
+	}
+	if link.Attrs().Flags&unix.IFF_UP == 0 {
+		if err := h.LinkSetUp(link); err != nil {
+			return fmt.Errorf("set %s up: %w", k.Link, err)
+		}
+	}
+	return k.putRoute(h, link)
+}
+
+func (k Keep) putRoute(h *netlink.Handle, link netlink.Link) error {
+	routes, err := h.RouteList(link, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list the routes of %s: %w", k.Link, err)
+	}
+	gw := k.Gateway.AsSlice()
+	for _, r := range routes {
+		if isDefault(r) && r.Gw.Equal(gw) {
+			return nil
+		}
+	}
+	if err := h.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw}); err != nil {
+		return fmt.Errorf("route by %s: %w", k.Gateway, err)
+	}
+	return nil
+}
+
+func isDefault(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// Await waits until the link carries its address.
+func (s Space) Await(ctx context.Context, k Keep) error {
+	h, err := s.Handle()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for {
+		link, err := h.LinkByName(k.Link)
+		if err == nil {
+			addrs, _ := h.AddrList(link, netlink.FAMILY_V4)
+			for _, a := range addrs {
+				if a.IPNet.String() == ipNet(k.Addr).String() {
+					return nil
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s in %s has no address %s: %w", k.Link, s.Name, k.Addr, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

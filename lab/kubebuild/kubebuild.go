@@ -1,0 +1,153 @@
+// Package kubebuild builds Kubernetes' programs from their Go module on first use and keeps them.
+package kubebuild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultCache holds the programs, a folder per version. WEFT_LAB_CACHE in the environment takes its place.
+const DefaultCache = "/var/cache/weft-lab"
+
+// Config says what to build and from what.
+type Config struct {
+	Module   string // the folder with the go.mod that requires k8s.io/kubernetes
+	Kubelets bool   // also what runs pods
+	// Run runs a command to its end.
+	Run func(ctx context.Context, stdin string, argv ...string) (string, error)
+	// Step tells of a part of the work.
+	Step func(name string, f func() error) error
+}
+
+var (
+	control = []string{"kube-apiserver", "kubectl"}                                                              //nolint:gochecknoglobals // a constant table
+	kubelet = []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "agnhost"}          //nolint:gochecknoglobals // a constant table
+	version = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes (v(\d+)\.(\d+)\.[0-9A-Za-z.+-]+)(?:\s|$)`)                  //nolint:gochecknoglobals // a constant
+	pkgs    = map[string]string{"agnhost": "k8s.io/kubernetes/test/images/agnhost"}                              //nolint:gochecknoglobals // a constant table
+)
+
+// ErrVersion is returned when the module does not say which Kubernetes it requires.
+var ErrVersion = errors.New("no requirement of k8s.io/kubernetes")
+
+// Version reads the version of Kubernetes from the module's go.mod: complete, major, minor.
+func Version(module string) ([3]string, error) {
+	path := filepath.Join(module, "go.mod")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return [3]string{}, fmt.Errorf("read Kubernetes' version: %w (name the folder with --kubernetes-module)", err)
+	}
+	return parseVersion(path, string(raw))
+}
+
+func parseVersion(path, text string) ([3]string, error) {
+	m := version.FindStringSubmatch(text)
+	if m == nil {
+		return [3]string{}, fmt.Errorf("%s: %w", path, ErrVersion)
+	}
+	return [3]string{m[1], m[2], m[3]}, nil
+}
+
+// Folder is where the programs of the module's version are kept.
+func Folder(module string) (string, error) {
+	v, err := Version(module)
+	return folder(v), err
+}
+
+func folder(v [3]string) string {
+	cache := os.Getenv("WEFT_LAB_CACHE")
+	if cache == "" {
+		cache = DefaultCache
+	}
+	return filepath.Join(cache, "kubernetes", v[0])
+}
+
+// Ensure builds what is missing, one after the other, and returns the folder of the programs.
+func Ensure(ctx context.Context, c Config) (string, error) {
+	v, err := Version(c.Module)
+	if err != nil {
+		return "", err
+	}
+	bin := folder(v)
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return "", fmt.Errorf("make %s: %w", bin, err)
+	}
+	programs := control
+	if c.Kubelets {
+		programs = append(append([]string{}, control...), kubelet...)
+	}
+	for i, p := range programs {
+		if exists(filepath.Join(bin, p)) {
+			continue
+		}
+		name := fmt.Sprintf("build %s %s (%d of %d)", p, v[0], i+1, len(programs))
+		if err := c.Step(name, func() error { return c.build(ctx, bin, p, v) }); err != nil {
+			return "", err
+		}
+	}
+	return bin, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// build holds a lock on the folder, so that labs that start at the same time build a program once. The program appears
+// under its name only when it is complete.
+func (c Config) build(ctx context.Context, bin, program string, v [3]string) error {
+	unlock, err := lock(ctx, bin)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if exists(filepath.Join(bin, program)) {
+		return nil
+	}
+	pkg, special := pkgs[program]
+	if !special {
+		pkg = "k8s.io/kubernetes/cmd/" + program
+	}
+	const x = "-X k8s.io/component-base/version."
+	flags := strings.Join([]string{"-s -w", x + "gitVersion=" + v[0], x + "gitMajor=" + v[1], x + "gitMinor=" + v[2], x + "gitTreeState=clean"}, " ")
+	half := filepath.Join(bin, "."+program+".new")
+	defer func() { _ = os.Remove(half) }()
+	_, err = c.Run(ctx, "", "env", "-C", c.Module, "CGO_ENABLED=0", "GOWORK=off", "go", "build", "-trimpath", "-ldflags", flags, "-o", half, pkg)
+	if err != nil {
+		return fmt.Errorf("build %s: %w", pkg, err)
+	}
+	if err := os.Rename(half, filepath.Join(bin, program)); err != nil {
+		return fmt.Errorf("keep %s: %w", program, err)
+	}
+	return nil
+}
+
+func lock(ctx context.Context, dir string) (func(), error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("another lab builds into %s: %w", dir, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const cgroupMount = "/sys/fs/cgroup"
+
+// ErrNoCgroups is returned where no cgroup hierarchy is mounted that could hold a lab's processes.
+var ErrNoCgroups = errors.New("no cgroup hierarchy under /sys/fs/cgroup (in a chroot: mount --rbind /sys CHROOT/sys)")
+
+// Hierarchies lists the mounted cgroup hierarchies: one for cgroup v2 alone, one per controller for v1 and hybrid.
+func Hierarchies() ([]string, error) {
+	if isCgroup(cgroupMount) {
+		return []string{cgroupMount}, nil
+	}
+	entries, err := os.ReadDir(cgroupMount)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoCgroups, err)
+	}
+	var found []string
+	for _, e := range entries {
+		path := filepath.Join(cgroupMount, e.Name())
+		if e.IsDir() && isCgroup(path) { // links such as cpu,cpuacct name hierarchies that are listed already
+			found = append(found, path)
+		}
+	}
+	if len(found) == 0 {
+		return nil, ErrNoCgroups
+	}
+	return found, nil
+}
+
+func isCgroup(path string) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return false
+	}
+	return st.Type == unix.CGROUP2_SUPER_MAGIC || st.Type == unix.CGROUP_SUPER_MAGIC
+}
+
+// tracking is the hierarchy in which every process of a lab can be found: cgroup v2 where there is one, because nothing
+// in a hybrid set-up moves processes there; otherwise any.
+func tracking() (string, error) {
+	all, err := Hierarchies()
+	if err != nil {
+		return "", err
+	}
+	for _, h := range all {
+		var st unix.Statfs_t
+		if unix.Statfs(h, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return h, nil
+		}
+	}
+	return all[0], nil
+}
+
+// JoinCgroup makes the calling process, and so all that it will start, a member of the lab's cgroup. What a process tree
+// does afterwards (double forks, new sessions) does not take it out.
+func JoinCgroup(lab string) error {
+	h, err := tracking()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(h, lab, "lab")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the lab's cgroup: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+		return fmt.Errorf("join the lab's cgroup: %w", err)
+	}
+	return nil
+}
+
+// MakeCgroups makes a cgroup in every hierarchy, for a kubelet to root its pods in; cpuset has to be filled by hand.
+func MakeCgroups(path string) error {
+	all, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, h := range all {
+		dir := h
+		for part := range strings.SplitSeq(path, "/") {
+			parent := dir
+			dir = filepath.Join(dir, part)
+			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("make cgroup %s: %w", dir, err)
+			}
+			if err := inherit(parent, dir); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// inherit copies what an empty cgroup lacks: cpuset's sets in v1, the enabled controllers in v2.
+func inherit(parent, dir string) error {
+	for _, f := range []string{"cpuset.cpus", "cpuset.mems"} {
+		have, err := os.ReadFile(filepath.Join(dir, f))
+		if err != nil || strings.TrimSpace(string(have)) != "" {
+			continue
+		}
+		want, err := os.ReadFile(filepath.Join(parent, f))
+		if err != nil || strings.TrimSpace(string(want)) == "" {
+			continue // cgroup v2: empty means all
+		}
+		if err := os.WriteFile(filepath.Join(dir, f), want, 0o644); err != nil {
+			return fmt.Errorf("fill %s of cgroup %s: %w", f, dir, err)
+		}
+	}
+	if raw, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers")); err == nil {
+		for c := range strings.FieldsSeq(string(raw)) {
+			// A controller that cannot be passed on (processes in the parent) is for kubelet to complain about.
+			_ = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+c), 0o644)
+		}
+	}
+	return nil
+}
+
+// Processes lists the processes in a lab's cgroups, of all hierarchies, without zombies.
+func Processes(lab string) ([]int, error) {
+	all, err := Hierarchies()
+	if errors.Is(err, ErrNoCgroups) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, h := range all {
+		err := filepath.WalkDir(filepath.Join(h, lab), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.Name() != "cgroup.procs" {
+				return skipGone(err)
+			}
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return skipGone(err)
+			}
+			for f := range strings.FieldsSeq(string(raw)) {
+				if pid, err := strconv.Atoi(f); err == nil && pid > 0 && !slices.Contains(pids, pid) && alive(pid) {
+					pids = append(pids, pid)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the processes of cgroup %s: %w", lab, err)
+		}
+	}
+	return pids, nil
+}
+
+func skipGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+func alive(pid int) bool {
+	s, err := Stat(pid)
+	return err == nil && s.State != 'Z'
+}
+
+// KillCgroup kills whatever is in a lab's cgroups below sub ("" for all), until nothing is left or the context ends.
+func KillCgroup(ctx context.Context, lab, sub string) error {
+	group := filepath.Join(lab, sub)
+	for {
+		pids, err := Processes(group)
+		if err != nil {
+			return err
+		}
+		pids = slices.DeleteFunc(pids, func(p int) bool { return p == os.Getpid() })
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, p := range pids {
+			killMember(p, group)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("processes %v of cgroup %s do not end: %w", pids, group, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// killMember kills a process that is a member of the group; the handle is opened before membership is looked at, so that
+// a number that was given to somebody else meanwhile is never signalled.
+func killMember(pid int, group string) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = unix.Close(fd) }()
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if err != nil || !memberOf(string(raw), group) {
+		return
+	}
+	_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+}
+
+// memberOf reads /proc/PID/cgroup: lines of hierarchy:controllers:path.
+func memberOf(text, group string) bool {
+	for line := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) == 3 && (parts[2] == "/"+group || strings.HasPrefix(parts[2], "/"+group+"/")) {
+			return true
+		}
+	}
+	return false
+}
+
+// RemoveCgroups removes a lab's empty cgroups from every hierarchy, trying until the context ends: the kernel lets the
+// last process go a little later than it reports.
+func RemoveCgroups(ctx context.Context, lab string) error {
+	all, err := Hierarchies()
+	if errors.Is(err, ErrNoCgroups) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, h := range all {
+		for {
+			err := removeTree(filepath.Join(h, lab))
+			if err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("remove cgroup %s: %w", filepath.Join(h, lab), err)
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+func removeTree(root string) error {
+	var dirs []string
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return skipGone(err)
+		}
+		if d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range slices.Backward(dirs) {
+		if err := unix.Rmdir(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove %s: %w", d, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+// Package plan derives everything about a lab from its configuration: names of namespaces and links, directories,
+// addresses, ports. It is pure: it reads nothing and changes nothing, so that a lab that was killed can be found
+// again from its name alone, and two labs with different names never meet.
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strconv"
+)
+
+// Where labs live. Both trees are gone when the last lab is down.
+const (
+	StateRoot = "/var/lib/weft-lab" // what must survive a reboot to be cleaned up: data, logs, keys
+	RunRoot   = "/run/weft-lab"     // sockets, pid files, the nodes' own /run
+)
+
+// MaxNodes bounds a lab: the underlay is a /24 whose upper addresses belong to the lab itself.
+const MaxNodes = 64
+
+// LinkGroup is the link group of every underlay port of a userspace bridge. What a node's kernel receives by a link of
+// this group is dropped, because the switch reads the same frames by a packet socket of its own.
+const LinkGroup = 77
+
+// DefaultMTU is the underlay's MTU in bytes.
+const DefaultMTU = 1500
+
+// Datapath says which of Open vSwitch's forwarding paths the nodes use.
+type Datapath string
+
+// The datapaths. DatapathAuto takes the kernel's where the openvswitch module is loaded, the userspace one elsewhere.
+const (
+	DatapathAuto   Datapath = "auto"
+	DatapathSystem Datapath = "system"
+	DatapathNetdev Datapath = "netdev"
+)
+
+// Runtime says who starts pods.
+type Runtime string
+
+// The runtimes.
+const (
+	RuntimeCNI     Runtime = "cni"     // pods are namespaces, attached through libcni as a container runtime does; no kubelet
+	RuntimeKubelet Runtime = "kubelet" // containerd, kubelet and kube-proxy on every node
+)
+
+// Config is what a lab is asked to be.
+type Config struct {
+	Name     string   `json:"name"`     // 1 to 12 of [a-z0-9-]; default "lab"
+	Nodes    int      `json:"nodes"`    // 1 to MaxNodes; default 2
+	Runtime  Runtime  `json:"runtime"`  // default RuntimeCNI
+	Datapath Datapath `json:"datapath"` // default DatapathAuto
+	NoWeft   bool     `json:"noWeft"`   // bring everything else up, without Weft's own programs
+	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
+	WeftBin string `json:"weftBin"`
+	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
+	DeployDir string `json:"deployDir"`
+	// KubernetesModule is the folder whose go.mod Kubernetes' programs are built from. Default: lab/kubernetes beside
+	// or above WeftBin. It is read only when a program is not in the cache yet, and for the version.
+	KubernetesModule string `json:"kubernetesModule"`
+	// PluginName is ClusterNetwork's pluginName; default redhat/openshift-ovs-subnet.
+	PluginName string `json:"pluginName"`
+}
+
+var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?$`) //nolint:gochecknoglobals // a constant: the form of a name
+
+// ErrName is returned for a lab's name that cannot be used.
+var ErrName = errors.New("a lab's name is 1 to 12 characters of a-z, 0-9 and '-', and starts and ends with a letter or digit")
+
+// CheckName tells whether a name may be a lab's: it becomes part of link names, which the kernel limits to 15 bytes.
+func CheckName(name string) error {
+	if !nameForm.MatchString(name) {
+		return fmt.Errorf("%q: %w", name, ErrName)
+	}
+	return nil
+}
+
+// Default fills what was left empty and refuses what cannot work.
+func (c Config) Default() (Config, error) {
+	if c.Name == "" {
+		c.Name = "lab"
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 2
+	}
+	if c.Runtime == "" {
+		c.Runtime = RuntimeCNI
+	}
+	if c.Datapath == "" {
+		c.Datapath = DatapathAuto
+	}
+	if c.PluginName == "" {
+		c.PluginName = "redhat/openshift-ovs-subnet"
+	}
+	return c, c.check()
+}
+
+func (c Config) check() error {
+	if err := CheckName(c.Name); err != nil {
+		return err
+	}
+	if c.Nodes < 1 || c.Nodes > MaxNodes {
+		return fmt.Errorf("a lab has 1 to %d nodes, not %d", MaxNodes, c.Nodes)
+	}
+	if c.Runtime != RuntimeCNI && c.Runtime != RuntimeKubelet {
+		return fmt.Errorf("runtime %q: use %s or %s", c.Runtime, RuntimeCNI, RuntimeKubelet)
+	}
+	switch c.Datapath {
+	case DatapathAuto, DatapathSystem, DatapathNetdev:
+		return nil
+	}
+	return fmt.Errorf("datapath %q: use %s, %s or %s", c.Datapath, DatapathAuto, DatapathSystem, DatapathNetdev)
+}
+
+// Lab holds the names and addresses of one lab. Node addresses are the same in every lab: each has an underlay of its own.
+type Lab struct {
+	Config
+	Dir    string // under StateRoot
+	RunDir string // under RunRoot
+	Cgroup string // below the root of each cgroup hierarchy
+	MTU    int
+
+	Underlay   netip.Prefix // nodes, control plane and router
+	Router     netip.Addr   // the nodes' default gateway
+	ControlIP  netip.Addr   // of the API server on the underlay
+	OutsideNet netip.Prefix // behind the router; it knows the way to nodes, and to nothing of the cluster's
+	OutsideGW  netip.Addr
+	OutsideIP  netip.Addr
+
+	ClusterCIDR      netip.Prefix
+	HostSubnetLength int
+	ServiceCIDR      netip.Prefix
+	APIServiceIP     netip.Addr // the Service default/kubernetes
+	APIPort          int
+	OutsidePort      int // the reporter's, TCP
+
+	HostLink string // the root namespace's end of the link to the control plane
+}
+
+// New derives a lab from its configuration, which must have passed Default.
+func New(c Config) Lab {
+	return Lab{
+		Config: c,
+		Dir:    filepath.Join(StateRoot, c.Name), RunDir: filepath.Join(RunRoot, c.Name), Cgroup: "wl-" + c.Name,
+		MTU:      DefaultMTU,
+		Underlay: netip.MustParsePrefix("172.31.0.0/24"), Router: netip.MustParseAddr("172.31.0.254"),
+		ControlIP:  netip.MustParseAddr("172.31.0.250"),
+		OutsideNet: netip.MustParsePrefix("198.51.100.0/24"), OutsideGW: netip.MustParseAddr("198.51.100.1"),
+		OutsideIP:   netip.MustParseAddr("198.51.100.10"),
+		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"), HostSubnetLength: 9,
+		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
+		APIPort: 6443, OutsidePort: 8080,
+		HostLink: "wl-" + c.Name,
+	}
+}
+
+// Namespace gives the name under /run/netns of one of the lab's namespaces.
+func (l Lab) Namespace(part string) string { return "wl-" + l.Name + "-" + part }
+
+// Path joins to the lab's state directory.
+func (l Lab) Path(elem ...string) string { return filepath.Join(append([]string{l.Dir}, elem...)...) }
+
+// RunPath joins to the lab's run directory.
+func (l Lab) RunPath(elem ...string) string {
+	return filepath.Join(append([]string{l.RunDir}, elem...)...)
+}
+
+// Socket is where the lab's supervisor answers.
+func (l Lab) Socket() string { return l.RunPath("supervisor.sock") }
+
+// Kubeconfig is the administrator's, for the machine's own kubectl.
+func (l Lab) Kubeconfig() string { return l.Path("admin.kubeconfig") }
+
+// Node is one node of a lab.
+type Node struct {
+	Index  int    // from 1
+	Name   string // as Kubernetes knows it
+	IP     netip.Addr
+	MAC    net.HardwareAddr // of the node's address, also across restarts of the switch
+	Dir    string           // state: what is bound to /var/lib/... in the node
+	RunDir string           // the node's /run, as seen from the machine
+	Cgroup string           // of the node's pods
+}
+
+// Node gives the i-th node, counted from 1.
+func (l Lab) Node(i int) Node {
+	name := "n" + strconv.Itoa(i)
+	ip := l.Underlay.Addr().As4()
+	ip[3] = byte(i)
+	return Node{
+		Index: i, Name: name, IP: netip.AddrFrom4(ip),
+		MAC: net.HardwareAddr{0x02, 0x57, 0x4c, 0, 0, byte(i)},
+		Dir: l.Path(name), RunDir: l.RunPath(name, "run"), Cgroup: l.Cgroup + "/" + name,
+	}
+}
+
+// AllNodes lists the nodes in order.
+func (l Lab) AllNodes() []Node {
+	nodes := make([]Node, 0, l.Nodes)
+	for i := 1; i <= l.Nodes; i++ {
+		nodes = append(nodes, l.Node(i))
+	}
+	return nodes
+}
+
+// Bind is a directory of a node's own that stands in for one of the machine's.
+type Bind struct {
+	Target string // the path inside the node; made on the machine when missing, and removed by the last lab
+	Source string // the node's directory
+}
+
+// Binds lists what a node has of its own beside /run, so that fixed host paths work on several nodes of one machine.
+func (n Node) Binds() []Bind {
+	targets := []string{
+		"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/weft", "/var/lib/cni",
+		"/var/lib/kubelet", "/var/lib/containerd", "/var/log/pods", "/var/log/containers",
+	}
+	binds := make([]Bind, 0, len(targets))
+	for _, t := range targets {
+		binds = append(binds, Bind{Target: t, Source: filepath.Join(n.Dir, "root", t)})
+	}
+	return binds
+}

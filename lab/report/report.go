@@ -1,0 +1,74 @@
+// Package report holds what a lab tells about itself: what its supervisor answers, and what `weft-lab status -o json`
+// prints.
+package report
+
+import (
+	"time"
+
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
+)
+
+// Phase is where a lab is in its life.
+type Phase string
+
+// The phases. A lab that failed keeps running as far as it came, so that one can look at it.
+const (
+	Starting Phase = "starting"
+	Up       Phase = "up"
+	Failed   Phase = "failed"
+	Stopping Phase = "stopping"
+	Dead     Phase = "dead" // there are leftovers, but no supervisor
+)
+
+// State is what an event tells of a step.
+type State string
+
+// The states of a step.
+const (
+	Begin State = "begin"
+	Done  State = "done"
+	Fail  State = "fail"
+)
+
+// Event is a line of progress.
+type Event struct {
+	Step  string        `json:"step"`
+	State State         `json:"state"`
+	Took  time.Duration `json:"took,omitempty"` // nanoseconds; of a step that is done
+	Text  string        `json:"text,omitempty"`
+}
+
+// Progress is told of every event; nil is allowed where it is taken.
+type Progress func(Event)
+
+// Node is one node of a running lab.
+type Node struct {
+	Name   string `json:"name"`
+	IP     string `json:"ip"`
+	Netns  string `json:"netns"`  // path of the network namespace
+	Space  string `json:"space"` // its name for `ip -n`
+	Holder int    `json:"holder"` // the process that holds the node's namespaces
+	RunDir string `json:"runDir"` // the node's /run
+	Dir    string `json:"dir"`
+}
+
+// Status is a lab.
+type Status struct {
+	Name       string           `json:"name"`
+	Phase      Phase            `json:"phase"`
+	Error      string           `json:"error,omitempty"`
+	Config     plan.Config      `json:"config"`
+	Datapath   plan.Datapath    `json:"datapath"` // what auto became
+	Kubeconfig string           `json:"kubeconfig"`
+	API        string           `json:"api"`     // URL, from the machine
+	HostIP     string           `json:"hostIP"`  // the machine's address on the link to the lab
+	Outside    string           `json:"outside"` // URL of the reporter, from the nodes
+	Supervisor int              `json:"supervisor"`
+	OutsideNS  string           `json:"outsideNetns"`
+	ControlNS  string           `json:"controlNetns"`
+	UnderlayNS string           `json:"underlayNetns"`
+	Nodes      []Node           `json:"nodes"`
+	Programs   []process.Status `json:"programs"`
+	LogDir     string           `json:"logDir"`
+}

@@ -1,0 +1,258 @@
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"weft.dev/weft/lab/controlplane"
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/kubebuild"
+	"weft.dev/weft/lab/ovsnode"
+	"weft.dev/weft/lab/pki"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/report"
+)
+
+// The lab's own namespaces, beside those of the nodes.
+const (
+	partUnderlay = "ul"  // the bridge that connects everything, and the router
+	partControl  = "cp"  // the control plane
+	partOutside  = "out" // what is beyond the router
+	uplink       = "eth0"
+)
+
+// bring starts everything. Kubernetes' programs are built, if need be, beside the work that does not need them.
+func (s *Supervisor) bring(ctx context.Context) error {
+	s.mu.Lock()
+	s.datapath = chooseDatapath(s.lab.Datapath)
+	s.mu.Unlock()
+	var bin string
+	built := make(chan struct{})
+	return together(ctx,
+		func(ctx context.Context) error {
+			var err error
+			if bin, err = s.buildKubernetes(ctx); err != nil {
+				return err
+			}
+			close(built)
+			return nil
+		},
+		func(ctx context.Context) error {
+			if err := s.step("namespaces and links", func() error { return s.bringGround(ctx) }); err != nil {
+				return err
+			}
+			return together(ctx,
+				func(ctx context.Context) error { return s.bringSwitches(ctx) },
+				func(ctx context.Context) error {
+					select {
+					case <-ctx.Done():
+						return ctx.Err()
+					case <-built:
+					}
+					return s.bringCluster(ctx, bin)
+				})
+		})
+}
+
+// chooseDatapath takes the kernel's where the openvswitch module is there: its generic netlink family shows as a
+// directory of /sys/module.
+func chooseDatapath(want plan.Datapath) plan.Datapath {
+	if want != plan.DatapathAuto {
+		return want
+	}
+	if _, err := os.Stat("/sys/module/openvswitch"); err == nil {
+		return plan.DatapathSystem
+	}
+	return plan.DatapathNetdev
+}
+
+func (s *Supervisor) buildKubernetes(ctx context.Context) (string, error) {
+	return kubebuild.Ensure(ctx, kubebuild.Config{
+		Module: s.lab.KubernetesModule, Kubelets: s.lab.Runtime == plan.RuntimeKubelet,
+		Run: s.group.Run,
+		Step: func(name string, f func() error) error {
+			return s.step(name, f)
+		},
+	})
+}
+
+func (s *Supervisor) bringGround(ctx context.Context) error {
+	parts := []func(context.Context) error{
+		func(ctx context.Context) error { return s.newSpace(ctx, partUnderlay, ground.Hold{Forward: true}) },
+		func(ctx context.Context) error { return s.newSpace(ctx, partControl, ground.Hold{}) },
+		func(ctx context.Context) error { return s.newSpace(ctx, partOutside, ground.Hold{}) },
+	}
+	for _, n := range s.lab.AllNodes() {
+		parts = append(parts, func(ctx context.Context) error {
+			return s.newSpace(ctx, n.Name, ground.Hold{RunDir: n.RunDir, Binds: n.Binds(), Forward: true})
+		})
+	}
+	if err := together(ctx, parts...); err != nil {
+		return err
+	}
+	return s.connect()
+}
+
+func (s *Supervisor) newSpace(ctx context.Context, part string, h ground.Hold) error {
+	if h.RunDir != "" {
+		if err := os.MkdirAll(h.RunDir, 0o755); err != nil {
+			return fmt.Errorf("make the node's /run: %w", err)
+		}
+	}
+	sp, err := ground.NewSpace(ctx, s.group, s.self, s.lab.Namespace(part), h)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spaces[part] = sp
+	return nil
+}
+
+// connect lays the links that are not a node's: the bridge, the control plane with its way to the machine, and outside.
+func (s *Supervisor) connect() error {
+	l := s.lab
+	ul, cp, out := s.space(partUnderlay), s.space(partControl), s.space(partOutside)
+	const bridge = "ul0"
+	bits := l.Underlay.Bits()
+	if err := ul.Bridge(bridge, netip.PrefixFrom(l.Router, bits), l.MTU); err != nil {
+		return err
+	}
+	err := ground.Connect(l.MTU,
+		ground.End{Space: &ul, Name: partControl, Bridge: bridge},
+		ground.End{Space: &cp, Name: uplink, Addr: netip.PrefixFrom(l.ControlIP, bits)})
+	if err != nil {
+		return err
+	}
+	if err := cp.Route(netip.Prefix{}, l.Router); err != nil {
+		return err
+	}
+	hostBits := s.entry.HostNet.Bits()
+	err = ground.Connect(l.MTU,
+		ground.End{Name: l.HostLink, Addr: netip.PrefixFrom(s.entry.HostIP(), hostBits)},
+		ground.End{Space: &cp, Name: "host0", Addr: netip.PrefixFrom(s.entry.APIHost(), hostBits)})
+	if err != nil {
+		return err
+	}
+	err = ground.Connect(l.MTU,
+		ground.End{Space: &ul, Name: partOutside, Addr: netip.PrefixFrom(l.OutsideGW, l.OutsideNet.Bits())},
+		ground.End{Space: &out, Name: uplink, Addr: netip.PrefixFrom(l.OutsideIP, l.OutsideNet.Bits())})
+	if err != nil {
+		return err
+	}
+	// Outside knows the way back to nodes only: that pods reach it masqueraded is then a fact, not a setting.
+	return out.Route(l.Underlay, l.OutsideGW)
+}
+
+func (s *Supervisor) bringSwitches(ctx context.Context) error {
+	parts := []func(context.Context) error{func(ctx context.Context) error {
+		return s.group.Start(ctx, process.Program{Name: "reporter", Argv: s.space(partOutside).Enter(
+			s.self, "reporter", netip.AddrPortFrom(s.lab.OutsideIP, uint16(s.lab.OutsidePort)).String())})
+	}}
+	for _, n := range s.lab.AllNodes() {
+		parts = append(parts, func(ctx context.Context) error {
+			return s.step("switch of "+n.Name, func() error { return s.bringSwitch(ctx, n) })
+		})
+	}
+	return together(ctx, parts...)
+}
+
+// bringSwitch gives a node its switch and its address: on the userspace datapath on a bridge that eth0 is a port of, on
+// the kernel's on eth0 itself.
+func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	sp, ul := s.space(n.Name), s.space(partUnderlay)
+	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group}
+	if err := sw.Start(ctx); err != nil {
+		return err
+	}
+	port := ground.End{Space: &sp, Name: uplink}
+	keep := ground.Keep{Link: uplink, Addr: netip.PrefixFrom(n.IP, s.lab.Underlay.Bits()), Gateway: s.lab.Router}
+	if s.datapath == plan.DatapathNetdev {
+		if err := sw.Guard(ctx); err != nil {
+			return err
+		}
+		port.Group, keep.Link = plan.LinkGroup, ovsnode.Phy
+	} else {
+		port.MAC = n.MAC
+	}
+	if err := ground.Connect(s.lab.MTU, ground.End{Space: &ul, Name: n.Name, Bridge: "ul0"}, port); err != nil {
+		return err
+	}
+	if s.datapath == plan.DatapathNetdev {
+		if err := sw.PhyBridge(ctx, uplink, s.lab.MTU); err != nil {
+			return err
+		}
+	}
+	// The watch outlives the start: it ends with the group's programs.
+	watch, stop := context.WithCancel(context.Background())
+	go func() {
+		<-s.down
+		stop()
+	}()
+	if err := sp.KeepAddress(watch, keep, s.log); err != nil {
+		return err
+	}
+	return sp.Await(ctx, keep)
+}
+
+func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {
+	ca, err := pki.New(s.lab.Path("pki"))
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.lab.Path("kubeconfig"), 0o700); err != nil {
+		return fmt.Errorf("make the folder of kubeconfigs: %w", err)
+	}
+	s.plane = &controlplane.Plane{Lab: s.lab, Space: s.space(partControl), Bin: bin, HostAddr: s.entry.APIHost(), CA: ca}
+	if err := s.plane.Credentials(); err != nil {
+		return err
+	}
+	err = s.step("etcd and API server", func() error {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+		defer cancel()
+		if err := s.group.Start(ctx, s.plane.Etcd()); err != nil {
+			return err
+		}
+		return s.group.Start(ctx, s.plane.APIServer())
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.installAPI(ctx); err != nil {
+		return err
+	}
+	return s.step("nodes in the cluster", func() error { return s.registerNodes(ctx) })
+}
+
+// installAPI installs Weft's resource definitions and the cluster network, where the manifests are known.
+func (s *Supervisor) installAPI(ctx context.Context) error {
+	crds := filepath.Join(s.lab.DeployDir, "crds")
+	if _, err := os.Stat(crds); s.lab.DeployDir == "" || err != nil {
+		s.journal.add(report.Event{Step: "Weft's API", State: report.Done, Text: "no manifests in " + crds + ": not installed"})
+		return nil
+	}
+	return s.step("Weft's API", func() error {
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", crds); err != nil {
+			return err
+		}
+		if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "-f", crds); err != nil {
+			return err
+		}
+		_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
+		return err
+	})
+}
+
+func (s *Supervisor) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	argv := append([]string{"env", "NO_PROXY=*", filepath.Join(s.plane.Bin, "kubectl"), "--kubeconfig=" + s.lab.Kubeconfig()}, args...)
+	return s.group.Run(ctx, stdin, argv...)
+}

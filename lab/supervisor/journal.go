@@ -1,0 +1,63 @@
+package supervisor
+
+import (
+	"context"
+	"sync"
+
+	"weft.dev/weft/lab/report"
+)
+
+// journal keeps the events of a start for whoever comes to listen, also after it is over.
+type journal struct {
+	mu       sync.Mutex
+	events   []report.Event
+	finished bool
+	changed  chan struct{} // closed and replaced at every change
+}
+
+func newJournal() *journal { return &journal{changed: make(chan struct{})} }
+
+func (j *journal) add(e report.Event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.events = append(j.events, e)
+	j.wake()
+}
+
+func (j *journal) finish() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.finished = true
+	j.wake()
+}
+
+func (j *journal) wake() {
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// follow hands every event to f, from the first on, until the start is over or the context ends.
+func (j *journal) follow(ctx context.Context, f func(report.Event) error) error {
+	for next := 0; ; {
+		j.mu.Lock()
+		fresh, finished, changed := j.events[next:], j.finished, j.changed
+		j.mu.Unlock()
+		for _, e := range fresh {
+			if err := f(e); err != nil {
+				return err
+			}
+		}
+		next += len(fresh)
+		if finished && len(fresh) == 0 {
+			return nil
+		}
+		if len(fresh) > 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}

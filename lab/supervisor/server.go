@@ -1,0 +1,105 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/report"
+)
+
+// serve answers on the lab's socket. The returned function waits a little for answers that are under way.
+func (s *Supervisor) serve(ctx context.Context) (func(), error) {
+	_ = os.Remove(s.lab.Socket())
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", s.lab.Socket())
+	if err != nil {
+		return nil, fmt.Errorf("answer on %s: %w", s.lab.Socket(), err)
+	}
+	if err := os.Chmod(s.lab.Socket(), 0o600); err != nil {
+		return nil, fmt.Errorf("guard %s: %w", s.lab.Socket(), err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", s.answerStatus)
+	mux.HandleFunc("GET /events", s.answerEvents)
+	mux.HandleFunc("POST /down", s.answerDown)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("the lab's socket is closed", "err", err)
+		}
+	}()
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = srv.Shutdown(ctx)
+	}, nil
+}
+
+func (s *Supervisor) answerStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.status())
+}
+
+// answerEvents streams the events of the start as lines of JSON and ends with the start.
+func (s *Supervisor) answerEvents(w http.ResponseWriter, r *http.Request) {
+	enc := json.NewEncoder(w)
+	_ = s.journal.follow(r.Context(), func(e report.Event) error {
+		if err := enc.Encode(e); err != nil {
+			return err
+		}
+		return http.NewResponseController(w).Flush()
+	})
+}
+
+// answerDown answers when everything has ended.
+func (s *Supervisor) answerDown(w http.ResponseWriter, r *http.Request) {
+	s.downOnce.Do(func() { close(s.down) })
+	select {
+	case <-s.ended:
+		w.WriteHeader(http.StatusNoContent)
+	case <-r.Context().Done():
+	}
+}
+
+func (s *Supervisor) status() report.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.lab
+	st := report.Status{
+		Name: l.Name, Phase: s.phase, Config: l.Config, Datapath: s.datapath, Kubeconfig: l.Kubeconfig(),
+		API:    fmt.Sprintf("https://%s:%d", s.entry.APIHost(), l.APIPort),
+		HostIP: s.entry.HostIP().String(), Outside: fmt.Sprintf("http://%s:%d/", l.OutsideIP, l.OutsidePort),
+		Supervisor: os.Getpid(), Programs: s.group.List(), LogDir: l.Path("log"),
+		OutsideNS: s.netPath("out"), ControlNS: s.netPath("cp"), UnderlayNS: s.netPath("ul"),
+	}
+	if s.failed != nil {
+		st.Error = s.failed.Error()
+	}
+	for _, n := range l.AllNodes() {
+		sp := s.spaces[n.Name]
+		st.Nodes = append(st.Nodes, report.Node{
+			Name: n.Name, IP: n.IP.String(), Netns: s.netPath(n.Name), Space: sp.Name, Holder: sp.Pid, RunDir: n.RunDir, Dir: n.Dir,
+		})
+	}
+	return st
+}
+
+// netPath is "" until the namespace is there. The lock must be held.
+func (s *Supervisor) netPath(part string) string {
+	if sp, ok := s.spaces[part]; ok {
+		return sp.NetPath()
+	}
+	return ""
+}
+
+func (s *Supervisor) space(part string) ground.Space {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.spaces[part]
+}

@@ -1,0 +1,200 @@
+// Package supervisor is the one process of a lab that stays: it brings the lab up, runs its programs and brings back
+// those that die, answers on a unix socket, and ends everything in order.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab/controlplane"
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/machine"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/report"
+)
+
+// upLimit bounds the whole start: a cold build of Kubernetes takes some 10 minutes on two idle cores.
+const upLimit = 45 * time.Minute
+
+// Supervisor is one lab, running.
+type Supervisor struct {
+	lab      plan.Lab
+	entry    machine.Entry
+	self     string // the running program
+	datapath plan.Datapath
+	group    *process.Group
+	log      *slog.Logger
+	journal  *journal
+	plane    *controlplane.Plane
+
+	mu     sync.Mutex
+	phase  report.Phase
+	failed error
+	spaces map[string]ground.Space // by part: ul, cp, out, n1...
+
+	down     chan struct{} // closed when the lab shall end
+	downOnce sync.Once
+	ended    chan struct{} // closed when all programs have ended
+}
+
+// PidFile names the supervisor's own process.
+func PidFile(l plan.Lab) string { return l.RunPath("supervisor.pid") }
+
+// Run is the body of `weft-lab supervise`: it returns when the lab is down.
+func Run(name string) error {
+	ledger, err := machine.ReadLedger()
+	if err != nil {
+		return err
+	}
+	entry, known := ledger.Labs[name]
+	if !known {
+		return fmt.Errorf("lab %s is not in the ledger: start it with `weft-lab up`", name)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the running program: %w", err)
+	}
+	s := &Supervisor{
+		lab: plan.New(entry.Config), entry: entry, self: self,
+		log:     slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		journal: newJournal(), phase: report.Starting, spaces: map[string]ground.Space{},
+		down: make(chan struct{}), ended: make(chan struct{}),
+	}
+	s.group = process.NewGroup(s.lab.Path("log"), s.lab.RunPath("pid"))
+	return s.run()
+}
+
+func (s *Supervisor) run() error {
+	if err := machine.JoinCgroup(s.lab.Cgroup); err != nil {
+		return err
+	}
+	if err := machine.WritePid(PidFile(s.lab), os.Getpid()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if err := s.group.Adopt(ctx); err != nil {
+		return err
+	}
+	sig := make(chan os.Signal, 1)
+	signal.Notify(sig, syscall.SIGTERM, syscall.SIGINT)
+	signal.Ignore(syscall.SIGHUP)
+	stopServing, err := s.serve(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopServing()
+
+	raised := make(chan struct{})
+	go func() {
+		defer close(raised)
+		s.raise(ctx)
+	}()
+	select {
+	case <-sig:
+	case <-s.down:
+	}
+	s.setPhase(report.Stopping, nil)
+	cancel()
+	<-raised
+	s.end()
+	close(s.ended)
+	return nil
+}
+
+// raise brings the lab up and settles its phase.
+func (s *Supervisor) raise(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, upLimit)
+	defer cancel()
+	began := time.Now()
+	err := s.bring(ctx)
+	switch {
+	case err == nil:
+		s.setPhase(report.Up, nil)
+		s.journal.add(report.Event{Step: "lab " + s.lab.Name, State: report.Done, Took: time.Since(began)})
+	case errors.Is(err, context.Canceled):
+		s.journal.add(report.Event{Step: "lab " + s.lab.Name, State: report.Fail, Text: "taken down while it was coming up"})
+	default:
+		s.setPhase(report.Failed, err)
+		s.journal.add(report.Event{Step: "lab " + s.lab.Name, State: report.Fail, Took: time.Since(began), Text: err.Error()})
+	}
+	s.journal.finish()
+}
+
+func (s *Supervisor) setPhase(p report.Phase, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase != report.Stopping {
+		s.phase, s.failed = p, err
+	}
+}
+
+// step runs a part of the start and tells of it.
+func (s *Supervisor) step(name string, f func() error) error {
+	s.journal.add(report.Event{Step: name, State: report.Begin})
+	began := time.Now()
+	if err := f(); err != nil {
+		s.journal.add(report.Event{Step: name, State: report.Fail, Took: time.Since(began), Text: err.Error()})
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	s.journal.add(report.Event{Step: name, State: report.Done, Took: time.Since(began)})
+	return nil
+}
+
+// together runs parts of the start at the same time; the first error cancels the others.
+func together(ctx context.Context, parts ...func(context.Context) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, p := range parts {
+		g.Go(func() error { return p(ctx) })
+	}
+	return g.Wait()
+}
+
+// end stops the programs: what uses the network before the network, clients before servers, holders last.
+func (s *Supervisor) end() {
+	const grace = 3 * time.Second
+	is := func(names ...string) func(string) bool {
+		return func(name string) bool {
+			base := filepath.Base(name)
+			for _, n := range names {
+				if base == n {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	s.group.Stop(grace, is("kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager"))
+	s.group.Stop(grace, is("weft-agent", "weft-controller", "pods", "reporter"))
+	s.endPods()
+	s.group.Stop(grace, is("containerd"))
+	s.group.Stop(grace, is("ovs-vswitchd"))
+	s.group.Stop(grace, is("ovsdb-server"))
+	s.group.Stop(100*time.Millisecond, is("kube-apiserver")) // it drains for a minute if it may; there is nobody left
+	s.group.Stop(grace, is("etcd"))
+	s.group.Stop(grace, func(name string) bool { return strings.HasPrefix(name, "hold/") })
+	s.group.Stop(grace, func(string) bool { return true })
+}
+
+// endPods kills the containers, which no longer have a runtime that would.
+func (s *Supervisor) endPods() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, n := range s.lab.AllNodes() {
+		if err := machine.KillCgroup(ctx, n.Cgroup, ""); err != nil {
+			s.log.Warn("a pod's processes do not end", "node", n.Name, "err", err)
+		}
+	}
+}
