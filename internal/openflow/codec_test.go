@@ -160,7 +160,7 @@ func TestWhatIsEncodedIsDecoded(t *testing.T) {
 		if !got.Equal(f) || got.String() != f.String() || got.Key() != f.Key() {
 			t.Fatalf("%s\ndecoded as\n%s", f, got)
 		}
-		described, rest, err := decodeFlowDesc(appendFlowDesc(nil, f))
+		described, rest, err := decodeFlowDesc(flowDesc(f))
 		if err != nil || len(rest) != 0 || !described.Equal(f) {
 			t.Fatalf("%s\ndescribed as\n%v: %v", f, described, err)
 		}
@@ -188,7 +188,7 @@ func TestWhatIsEncodedOfAGroupIsDecoded(t *testing.T) {
 		if err != nil || command != groupAddOrModify || !got.Equal(g) || got.String() != g.String() {
 			t.Fatalf("%s\ndecoded as\n%s: %v", g, got, err)
 		}
-		described, err := decodeGroups(appendGroupDesc(nil, g))
+		described, err := decodeGroups(groupDesc(g))
 		if err != nil || len(described) != 1 || !described[0].Equal(g) {
 			t.Fatalf("%s\ndescribed as\n%v: %v", g, described, err)
 		}

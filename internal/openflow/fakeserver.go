@@ -201,13 +201,13 @@ func (s *fakeSession) multipart(m message) error {
 	case partFlowDesc:
 		for _, e := range s.fake.entries {
 			if f, ok := e.(*Flow); ok {
-				parts = append(parts, appendFlowDesc(nil, f))
+				parts = append(parts, flowDesc(f))
 			}
 		}
 	case partGroupDesc:
 		for _, e := range s.fake.entries {
 			if g, ok := e.(*Group); ok {
-				parts = append(parts, appendGroupDesc(nil, g))
+				parts = append(parts, groupDesc(g))
 			}
 		}
 	case partFlowMonitor:

@@ -76,7 +76,7 @@ func FuzzMessage(f *testing.F) {
 	group := &Group{ID: 1, Type: GroupSelect, Buckets: []Bucket{{Weight: 1, Actions: Actions{Output(1)}}}, Selection: &Selection{Method: "hash", Fields: []Field{FieldIPv4Src}}}
 	for _, m := range []message{
 		helloMessage(), flowMod(flowAdd, flow), groupMod(groupAddOrModify, group), bundleControl(1, bundleOpen),
-		multipartReply(1, partFlowDesc, 0, appendFlowDesc(nil, flow)), multipartReply(1, partGroupDesc, 0, appendGroupDesc(nil, group)),
+		multipartReply(1, partFlowDesc, 0, flowDesc(flow)), multipartReply(1, partGroupDesc, 0, groupDesc(group)),
 		multipartReply(0, partFlowMonitor, 0, appendFlowUpdate(nil, FlowAdded, flow)), (&Error{Type: 4, Code: 9}).message(),
 		niciraMessage(nxtPacketIn2, appendProperty(nil, pinPacket, []byte("packet"))),
 	} {

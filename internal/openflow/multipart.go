@@ -78,18 +78,17 @@ func decodeFlowDesc(b []byte) (*Flow, []byte, error) {
 	return f, b[n:], err
 }
 
-// appendFlowDesc is the inverse of decodeFlowDesc; the statistics are empty.
-func appendFlowDesc(b []byte, f *Flow) []byte {
-	start := len(b)
+// flowDesc is the inverse of decodeFlowDesc; the statistics are empty.
+func flowDesc(f *Flow) []byte {
 	be := binary.BigEndian
-	b = append(zeros(b, 4), f.Table, 0)
+	b := []byte{0, 0, 0, 0, f.Table, 0}
 	for _, v := range [...]uint16{f.Priority, f.IdleTimeout, f.HardTimeout, uint16(f.Flags), f.Importance} {
 		b = be.AppendUint16(b, v)
 	}
 	b = f.Match.appendWire(be.AppendUint64(b, f.Cookie))
 	b = append(b, 0, 0, 0, 4, 0, 0, 0, 0)
 	b = f.Actions.appendInstructions(b)
-	be.PutUint16(b[start:], uint16(len(b)-start)) //nolint:gosec // a flow fits in a message
+	be.PutUint16(b, uint16(len(b))) //nolint:gosec // a flow fits in a message
 	return b
 }
 
@@ -113,13 +112,12 @@ func decodeGroups(b []byte) ([]*Group, error) {
 	return groups, nil
 }
 
-func appendGroupDesc(b []byte, g *Group) []byte {
-	start := len(b)
+func groupDesc(g *Group) []byte {
 	buckets := g.buckets()
-	b = binary.BigEndian.AppendUint32(append(b, 0, 0, byte(g.Type), 0), g.ID)
+	b := binary.BigEndian.AppendUint32([]byte{0, 0, byte(g.Type), 0}, g.ID)
 	b = zeros(binary.BigEndian.AppendUint16(b, uint16(len(buckets))), 6) //nolint:gosec // Validate bounds it
 	b = g.appendProperties(append(b, buckets...))
-	binary.BigEndian.PutUint16(b[start:], uint16(len(b)-start)) //nolint:gosec // the same
+	binary.BigEndian.PutUint16(b, uint16(len(b))) //nolint:gosec // the same
 	return b
 }
 
