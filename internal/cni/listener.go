@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/cni/rootdir"
 )
 
-// refusalTimeout is how long a peer that may not be here has to read that. Accept does not wait for it: the answer
-// fits into the socket's buffer.
+// refusalTimeout is how long a peer that may not be here has to send its request, and then to read the refusal.
+// Nobody else waits for it.
 const refusalTimeout = 100 * time.Millisecond
 
 // Listener is a unix socket that takes connections of one user only.
@@ -79,7 +79,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err == nil {
 			err = Errorf(CodeForbidden, "the weft agent serves user %d, not user %d", l.uid, uid)
 		}
-		refuse(conn, AsError(err))
+		go refuse(conn, AsError(err))
 	}
 }
 
@@ -105,15 +105,32 @@ func peerUID(conn *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// refuse answers a connection without reading from it, as well as that works. It closes it a moment later: a peer
-// that still writes its request when the other end closes gets an error for that, and not the answer.
+// refuse answers a connection without reading from it, as well as that works. An HTTP client wants the answer
+// neither before it has sent its request nor in the form of a broken pipe while it does: the answer waits for the
+// first byte to arrive, which stays unread, and the connection is closed a moment after it.
 func refuse(conn *net.UnixConn, reason *Error) {
-	time.AfterFunc(refusalTimeout, func() { _ = conn.Close() }) // Nobody is owed anything here.
+	defer time.AfterFunc(2*refusalTimeout, func() { _ = conn.Close() }) // Nobody is owed anything here.
 	body, err := json.Marshal(Response{Error: reason})
-	if err != nil || conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) != nil {
+	if err != nil || conn.SetDeadline(time.Now().Add(refusalTimeout)) != nil {
+		return
+	}
+	awaitInput(conn)
+	if conn.SetDeadline(time.Now().Add(refusalTimeout)) != nil {
 		return
 	}
 	_, _ = fmt.Fprintf(conn, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
 		http.StatusForbidden, http.StatusText(http.StatusForbidden), len(body), body)
 	_ = conn.CloseWrite()
+}
+
+// awaitInput returns when something could be read from the connection, at its deadline at the latest.
+func awaitInput(conn *net.UnixConn) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(fd uintptr) bool {
+		waiting, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ) //nolint:gosec // File descriptors fit.
+		return err != nil || waiting > 0
+	})
 }
