@@ -1,0 +1,38 @@
+# What users and engineers of Weft run. `make help` lists it.
+SHELL := /bin/sh
+GO = $(shell build/prepare --go)
+BIN = bin
+LDFLAGS = -s -w
+
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+build: ## build weft, weft-cni and weft-lab into bin/
+	@GO=$(GO); for program in weft weft-cni weft-lab; do \
+	  CGO_ENABLED=0 $$GO build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
+
+quickstart: ## a cluster of two nodes on this machine, with a reachability matrix; as root
+	@build/quickstart up
+
+quickstart-down: ## take the quick start's cluster down
+	@build/quickstart down
+
+unit: ## unit tests: no root, nothing installed, seconds
+	@$(GO) test ./...
+
+test: ## everything: unit, engines on the real switch, clusters in the lab; as root
+	@build/test
+
+lint: ## hold the code to the limits of .golangci.yml
+	@build/lint
+
+generate: ## generate deep copies and CRDs
+	@cd tools && $(GO) generate ./...
+
+fmt: ## format the code
+	@cd tools && $(GO) tool gofumpt -w ..
+
+clean: ## remove what was built
+	@rm -rf $(BIN) out

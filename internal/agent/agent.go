@@ -1,0 +1,283 @@
+// Package agent is Weft on one node: it watches the network's objects, keeps the node's engines in step with them, and
+// serves the container runtime's requests. It is wiring: what is programmed is decided by package overlay.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/overlay"
+)
+
+// Defaults of Options, the paths that a node of Kubernetes has.
+const (
+	DefaultOVSRunDir     = "/run/openvswitch"
+	DefaultStateDir      = "/var/lib/weft"
+	DefaultRunDir        = "/run/weft"
+	DefaultCNIConfDir    = "/etc/cni/net.d"
+	DefaultHealthAddress = "127.0.0.1:9469"
+	// DefaultVerify is how often everything programmed is read back although nothing told of a change: the bound
+	// within which also a change is put back that no event told of.
+	DefaultVerify = 5 * time.Minute
+)
+
+// Datapaths that can be asked for.
+const (
+	DatapathAuto   = "auto"
+	DatapathSystem = "system"
+	DatapathNetdev = "netdev"
+)
+
+// Options say how an agent runs.
+type Options struct {
+	// Config leads to the API server. Required.
+	Config *rest.Config
+	// Node is the name of this node's Node object. Required.
+	Node string
+	// OVSRunDir has the switch's sockets: db.sock and <bridge>.mgmt. Default DefaultOVSRunDir.
+	OVSRunDir string
+	// StateDir keeps the attachments' records. Default DefaultStateDir.
+	StateDir string
+	// RunDir has the agent's own sockets. Default DefaultRunDir.
+	RunDir string
+	// CNIConfDir is where the runtime looks for network configurations. Default DefaultCNIConfDir.
+	CNIConfDir string
+	// Datapath is the switch's: DatapathAuto (the kernel's where the module is there), DatapathSystem or
+	// DatapathNetdev. Default DatapathAuto.
+	Datapath string
+	// ProcSys is where the sysctls can be written, for a process whose own /proc/sys is read-only. Default /proc/sys.
+	ProcSys string
+	// HealthAddress is where /healthz and /readyz are served. Empty: nowhere.
+	HealthAddress string
+	// Verify is how often everything is read back. Default DefaultVerify.
+	Verify time.Duration
+	// Log is where the agent logs. Default: nowhere.
+	Log *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	for value, fallback := range map[*string]string{
+		&o.OVSRunDir: DefaultOVSRunDir, &o.StateDir: DefaultStateDir, &o.RunDir: DefaultRunDir,
+		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: procSys,
+	} {
+		if *value == "" {
+			*value = fallback
+		}
+	}
+	if o.Verify == 0 {
+		o.Verify = DefaultVerify
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// validate returns what is wrong with the options.
+func (o *Options) validate() error {
+	switch {
+	case o.Config == nil:
+		return errors.New("no API server: pass a kubeconfig, or run in a pod with a service account")
+	case o.Node == "":
+		return errors.New("no node name: pass the name of this node's Node object")
+	}
+	switch o.Datapath {
+	case DatapathAuto, DatapathSystem, DatapathNetdev:
+		return nil
+	}
+	return fmt.Errorf("datapath %q: it is one of %s, %s, %s", o.Datapath, DatapathAuto, DatapathSystem, DatapathNetdev)
+}
+
+// agent is a running agent.
+type agent struct {
+	opts    Options
+	clients kubernetes.Interface
+	objects *objects
+	store   *attach.Store
+	gate    *gate
+	health  *health
+	socket  string
+	records string
+}
+
+// Run is an agent until ctx ends. It leaves everything programmed as it is: pods go on without it.
+func Run(ctx context.Context, opts Options) error {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return err
+	}
+	a := &agent{
+		opts: opts, gate: newGate(), health: &health{},
+		socket: filepath.Join(opts.RunDir, "cni", "cni.sock"), records: filepath.Join(opts.StateDir, "attachments"),
+	}
+	if err := prepareSysctls(opts.ProcSys); err != nil {
+		return err
+	}
+	var err error
+	if a.clients, err = kubernetes.NewForConfig(opts.Config); err != nil {
+		return fmt.Errorf("API server: %w", err)
+	}
+	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
+		return err
+	}
+	if a.store, err = attach.Open(a.records); err != nil {
+		return err
+	}
+	for _, broken := range a.store.Broken() {
+		opts.Log.Error("a file among the attachment records is none, and was set aside: nothing is opened for it",
+			"path", broken.Path, "error", broken.Err)
+	}
+	return errors.Join(a.run(ctx), a.store.Close())
+}
+
+// run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests under way still find
+// the engines; the engines stop last.
+func (a *agent) run(ctx context.Context) error {
+	listener, err := cni.Listen(a.socket, 0)
+	if err != nil {
+		return err
+	}
+	engineCtx, stopEngines := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopEngines()
+	serving, serveCtx := errgroup.WithContext(ctx)
+	engines, engineGroupCtx := errgroup.WithContext(engineCtx)
+
+	serving.Go(func() error {
+		server := &cni.Server{Handler: a.gate, Logger: a.opts.Log}
+		return server.Serve(serveCtx, listener)
+	})
+	serving.Go(func() error { return a.health.serve(serveCtx, a.opts.HealthAddress) })
+	serving.Go(func() error { return a.objects.run(serveCtx) })
+	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, engines) })
+	serving.Go(func() error { // a failed engine ends the agent
+		select {
+		case <-engineGroupCtx.Done():
+			return context.Cause(engineGroupCtx)
+		case <-serveCtx.Done():
+			return nil
+		}
+	})
+	err = serving.Wait()
+	stopEngines()
+	err = errors.Join(err, engines.Wait())
+	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		return nil
+	}
+	return err
+}
+
+// serveNetwork brings the node up, keeps it in step with the objects, and reports.
+func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Group) error {
+	a.gate.wait("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
+	bootID, err := attach.ReadBootID()
+	if err != nil {
+		return err
+	}
+	e, err := a.openEngines(ctx)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	e.run(engineCtx, group)
+	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
+	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
+	a.gate.open(network)
+	group.Go(func() error { return network.Run(engineCtx) })
+
+	network.Waiting("waiting for the API server")
+	if err := a.objects.synced(ctx); err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	return a.follow(ctx, network, e)
+}
+
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// Delays between tries to bring the node in step with objects that cannot be realised: objects and node change, and
+// not every change of the node is told of.
+const (
+	firstFollowRetry = 200 * time.Millisecond
+	lastFollowRetry  = 10 * time.Second
+)
+
+// follow keeps the network in step with the objects until ctx ends.
+func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines) error {
+	delay := firstFollowRetry
+	serving := false
+	var told string
+	for {
+		var retry <-chan time.Time
+		err := a.step(ctx, network, e, &serving)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			network.Waiting(err.Error())
+			if err.Error() != told {
+				a.opts.Log.Warn("the node is not in step", "error", err)
+				told = err.Error()
+				a.tellNotReady(ctx, serving, err)
+			}
+			timer := time.NewTimer(delay)
+			retry, delay = timer.C, min(2*delay, lastFollowRetry)
+		} else {
+			delay, told = firstFollowRetry, ""
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.objects.changed:
+		case <-retry:
+		}
+	}
+}
+
+// step programs what the objects say now. The first time, it then tells runtime and cluster that pods may come.
+func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, serving *bool) error {
+	view, err := a.objects.view(ctx)
+	if err != nil {
+		return err
+	}
+	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
+		return err
+	}
+	if err := network.Update(ctx, view); err != nil {
+		return err
+	}
+	if *serving {
+		return nil
+	}
+	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records); err != nil {
+		return err
+	}
+	if err := reportReady(ctx, a.clients, a.opts.Node); err != nil {
+		return err
+	}
+	*serving = true
+	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
+	return nil
+}
+
+// tellNotReady sets the node's condition while nothing is served yet. A node that serves goes on with what it has.
+func (a *agent) tellNotReady(ctx context.Context, serving bool, why error) {
+	if serving {
+		return
+	}
+	if err := reportNotReady(ctx, a.clients, a.opts.Node, why); err != nil && ctx.Err() == nil {
+		a.opts.Log.Warn("telling the cluster", "error", err)
+	}
+}

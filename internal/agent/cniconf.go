@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"weft.dev/weft/internal/cni"
+)
+
+const (
+	// confName is the file that tells the container runtime of Weft. Runtimes take the first name in order.
+	confName = "10-weft.conflist"
+	// confVersion is the specification's version in it: the newest that the runtimes in use read (containerd 1.6
+	// reads no other).
+	confVersion = "1.0.0"
+	// pluginType is the name of the plugin's executable.
+	pluginType = "weft"
+)
+
+// conflist is a CNI network configuration list.
+type conflist struct {
+	CNIVersion string       `json:"cniVersion"`
+	Name       string       `json:"name"`
+	Plugins    []pluginConf `json:"plugins"`
+}
+
+type pluginConf struct {
+	Type    string `json:"type"`
+	Socket  string `json:"socket,omitempty"`
+	Records string `json:"records,omitempty"`
+}
+
+// writeConf writes the runtime's configuration, atomically and only if it is not there already. It is what tells the
+// node that pods may come, so it is written last.
+func writeConf(dir, socket, records string) error {
+	plugin := pluginConf{Type: pluginType}
+	if socket != cni.DefaultSocket {
+		plugin.Socket = socket
+	}
+	if records != cni.DefaultRecords {
+		plugin.Records = records
+	}
+	data, err := json.MarshalIndent(conflist{CNIVersion: confVersion, Name: "weft", Plugins: []pluginConf{plugin}}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("CNI configuration: %w", err)
+	}
+	path := filepath.Join(dir, confName)
+	data = append(data, '\n')
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
+		return nil
+	}
+	return writeAtomically(path, data, 0o644)
+}
+
+// writeAtomically puts data in place of whatever is at path: a reader sees the old content or the new.
+func writeAtomically(path string, data []byte, mode os.FileMode) (err error) {
+	file, err := os.CreateTemp(filepath.Dir(path), ".weft-*")
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", path, errors.Join(err, os.Remove(file.Name())))
+		}
+	}()
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
+}
+
+// InstallPlugin copies the plugin's executable to where the runtime looks for it: beside what is there, then in its
+// place, so that a runtime never starts half a file. It is not setuid and nobody but its owner may write it.
+func InstallPlugin(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return fmt.Errorf("installing the CNI plugin: %w", err)
+	}
+	if have, err := os.ReadFile(to); err == nil && bytes.Equal(have, data) {
+		return nil
+	}
+	if err := writeAtomically(to, data, 0o755); err != nil {
+		return fmt.Errorf("installing the CNI plugin: %w", err)
+	}
+	return nil
+}

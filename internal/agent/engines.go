@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// engines are the node's engines, each with the loop that keeps it in step.
+type engines struct {
+	datapath string
+	rows     *ovsdb.Engine
+	flows    *openflow.Engine
+	links    *link.Engine
+	rules    *nft.Engine
+	pods     *link.Pods
+
+	rowLoop  *reconcile.Loop[ovsdb.Key, ovsdb.Row]
+	flowLoop *reconcile.Loop[openflow.Key, openflow.Entry]
+	linkLoop *reconcile.Loop[link.Key, link.Item]
+	ruleLoop *reconcile.Loop[nft.Key, nft.Item]
+	verify   time.Duration
+}
+
+// openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
+func (a *agent) openEngines(ctx context.Context) (*engines, error) {
+	rows, err := ovsdb.Open(ctx, ovsdb.Config{
+		Endpoint: "unix:" + filepath.Join(a.opts.OVSRunDir, "db.sock"), Bridges: []string{host.Bridge}, Logger: a.opts.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := &engines{rows: rows, verify: a.opts.Verify}
+	if err := e.open(ctx, a.opts); err != nil {
+		rows.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *engines) open(ctx context.Context, opts Options) error {
+	var err error
+	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
+		return err
+	}
+	if e.links, err = link.NewEngine(link.Options{Devices: host.Devices()}); err != nil {
+		return err
+	}
+	if e.pods, err = link.NewPods(); err != nil {
+		return err
+	}
+	if e.rules, err = nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: true}); err != nil {
+		return err
+	}
+	e.flows = openflow.NewEngine(openflow.Config{
+		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote,
+	})
+	e.rowLoop = reconcile.NewLoop(e.rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log})
+	e.linkLoop = reconcile.NewLoop(e.links, reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log})
+	e.ruleLoop = reconcile.NewLoop(e.rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log})
+	e.flowLoop = reconcile.NewLoop(e.flows, reconcile.Options[openflow.Key, openflow.Entry]{
+		Name: "openflow", Log: opts.Log,
+		Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
+		Seal:   pipeline.Note,
+	})
+	return nil
+}
+
+// chooseDatapath returns the bridge's datapath type: what was asked for, if it works here.
+func chooseDatapath(ctx context.Context, rows *ovsdb.Engine, asked string) (string, error) {
+	have, err := rows.Datapath(ctx)
+	if err != nil {
+		return "", err
+	}
+	if asked == DatapathAuto {
+		return have.Best(), nil
+	}
+	if !have.Supports(asked) {
+		return "", fmt.Errorf("datapath %s: it does not work here (the switch has %v, the kernel's module is there: %v); use %s",
+			asked, have.Types, have.Kernel, have.Best())
+	}
+	return asked, nil
+}
+
+// overlay returns the engines as the overlay knows them.
+func (e *engines) overlay() overlay.Engines {
+	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods}
+}
+
+// run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.
+func (e *engines) run(ctx context.Context, group *errgroup.Group) {
+	group.Go(func() error { return e.rowLoop.Run(ctx) })
+	group.Go(func() error { return e.linkLoop.Run(ctx) })
+	group.Go(func() error { return e.ruleLoop.Run(ctx) })
+	group.Go(func() error { return e.flowLoop.Run(ctx) })
+	group.Go(func() error { return ignoreEnd(ctx, e.flows.Run(ctx)) })
+	group.Go(func() error { return e.followRows(ctx) })
+	group.Go(func() error { return e.followFlows(ctx) })
+	group.Go(func() error { return e.followLinks(ctx) })
+	group.Go(func() error { return e.followRules(ctx) })
+	group.Go(func() error { return e.verifyNowAndThen(ctx) })
+	group.Go(func() error {
+		<-ctx.Done()
+		e.rows.Close()
+		e.pods.Close()
+		e.links.Close()
+		return nil
+	})
+}
+
+// followRows reads everything again that may have gone with the switch's daemon: the daemon makes the links of internal
+// ports, and holds the flows.
+func (e *engines) followRows(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event, ok := <-e.rows.Events():
+			if !ok {
+				return nil
+			}
+			e.rowLoop.Resync()
+			if event.Kind == ovsdb.EventSwitchRestarted {
+				e.linkLoop.Resync()
+				e.flowLoop.Resync()
+			}
+		}
+	}
+}
+
+func (e *engines) followFlows(ctx context.Context) error {
+	for {
+		event, err := e.flows.Next(ctx)
+		if err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		if event.Connected || event.Unclear || len(event.Drift) > 0 {
+			e.flowLoop.Resync()
+		}
+	}
+}
+
+func (e *engines) followLinks(ctx context.Context) error {
+	drift, err := e.links.Watch(ctx)
+	if err != nil {
+		return err
+	}
+	for range drift {
+		e.linkLoop.Resync()
+	}
+	return nil
+}
+
+func (e *engines) followRules(ctx context.Context) error {
+	drift, err := e.rules.Monitor(ctx)
+	if err != nil {
+		return err
+	}
+	for range drift {
+		e.ruleLoop.Resync()
+	}
+	return nil
+}
+
+func (e *engines) verifyNowAndThen(ctx context.Context) error {
+	ticker := time.NewTicker(e.verify)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			e.rowLoop.Resync()
+			e.linkLoop.Resync()
+			e.ruleLoop.Resync()
+			e.flowLoop.Resync()
+		}
+	}
+}
+
+// failures returns what is not programmed although it should be.
+func (e *engines) failures() error {
+	var errs []error
+	collect := func(engine string, failures map[reconcile.Owner]error) {
+		for owner, err := range failures {
+			errs = append(errs, fmt.Errorf("%s: %s: %w", engine, owner, err))
+		}
+	}
+	collect("ovsdb", e.rowLoop.Failures())
+	collect("link", e.linkLoop.Failures())
+	collect("nft", e.ruleLoop.Failures())
+	collect("openflow", e.flowLoop.Failures())
+	return errors.Join(errs...)
+}
+
+// nodeFacts returns what the overlay has to know of the node itself: the interface with its address.
+func (e *engines) nodeFacts(address netip.Addr) (overlay.Node, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return overlay.Node{}, fmt.Errorf("interfaces of this node: %w", err)
+	}
+	for _, l := range links {
+		addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		if err != nil {
+			return overlay.Node{}, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
+		}
+		for _, have := range addresses {
+			if ip, ok := netip.AddrFromSlice(have.IP); ok && ip.Unmap() == address {
+				return overlay.Node{Datapath: e.datapath, Uplink: l.Attrs().Name, MTU: l.Attrs().MTU}, nil
+			}
+		}
+	}
+	return overlay.Node{}, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first InternalIP must be an address of the node", address)
+}

@@ -1,0 +1,73 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// check is a named part of readiness: nil when it is well, else what is wrong.
+type check struct {
+	name string
+	run  func() error
+}
+
+// health serves /healthz (the process answers) and /readyz (each check by name).
+type health struct {
+	mu     sync.Mutex
+	checks []check
+}
+
+// add adds checks to /readyz.
+func (h *health) add(checks ...check) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.checks = append(h.checks, checks...)
+}
+
+// serve answers on address until ctx ends. An empty address serves nothing.
+func (h *health) serve(ctx context.Context, address string) error {
+	if address == "" {
+		return nil
+	}
+	var listening net.ListenConfig
+	listener, err := listening.Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("health endpoint: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", h.ready)
+	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("health endpoint: %w", err)
+	}
+	return nil
+}
+
+func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
+	h.mu.Lock()
+	checks := slices.Clone(h.checks)
+	h.mu.Unlock()
+	var lines []string
+	status := http.StatusOK
+	for _, c := range checks {
+		if err := c.run(); err != nil {
+			status = http.StatusServiceUnavailable
+			lines = append(lines, fmt.Sprintf("[-]%s: %v", c.name, err))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("[+]%s", c.name))
+	}
+	w.WriteHeader(status)
+	for _, line := range lines {
+		fmt.Fprintln(w, line)
+	}
+}

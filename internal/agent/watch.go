@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/overlay"
+)
+
+// defaultClusterNetwork is the name of the one ClusterNetwork that counts.
+const defaultClusterNetwork = "default"
+
+// objects is what the API server says of the network, kept current by watches. It tells that something changed, never
+// what: readers look at all of it.
+type objects struct {
+	cache   cache.Cache
+	node    string
+	log     *slog.Logger
+	changed chan struct{}
+}
+
+func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, error) {
+	scheme := runtime.NewScheme()
+	if err := networkv1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("scheme: %w", err)
+	}
+	store, err := cache.New(config, cache.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("watching the API server: %w", err)
+	}
+	return &objects{cache: store, node: node, log: log, changed: make(chan struct{}, 1)}, nil
+}
+
+// run watches until ctx ends.
+func (o *objects) run(ctx context.Context) error {
+	for _, kind := range []client.Object{&networkv1.ClusterNetwork{}, &networkv1.HostSubnet{}} {
+		informer, err := o.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		handler := toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { o.signal() },
+			UpdateFunc: func(any, any) { o.signal() },
+			DeleteFunc: func(any) { o.signal() },
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+	}
+	return o.cache.Start(ctx)
+}
+
+func (o *objects) signal() {
+	select {
+	case o.changed <- struct{}{}:
+	default: // whoever reads next reads this as well
+	}
+}
+
+// synced waits until everything is known once.
+func (o *objects) synced(ctx context.Context) error {
+	if !o.cache.WaitForCacheSync(ctx) {
+		return fmt.Errorf("waiting for the API server: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// view returns what the overlay has to know of the objects. The error says what is missing or wrong, and what would
+// help. A remote host's object that cannot be used is left out, and told: it does not stop the others.
+func (o *objects) view(ctx context.Context) (overlay.View, error) {
+	var network networkv1.ClusterNetwork
+	if err := o.cache.Get(ctx, client.ObjectKey{Name: defaultClusterNetwork}, &network); err != nil {
+		return overlay.View{}, fmt.Errorf("ClusterNetwork %s (create it to say what the pods' addresses are): %w", defaultClusterNetwork, err)
+	}
+	config, err := clusternetwork.Parse(&network)
+	if err != nil {
+		return overlay.View{}, fmt.Errorf("ClusterNetwork %s: %w", defaultClusterNetwork, err)
+	}
+	var subnets networkv1.HostSubnetList
+	if err := o.cache.List(ctx, &subnets); err != nil {
+		return overlay.View{}, fmt.Errorf("HostSubnets: %w", err)
+	}
+	view := overlay.View{Cluster: config}
+	found := false
+	for i := range subnets.Items {
+		object := &subnets.Items[i]
+		subnet, err := clusternetwork.ParseHostSubnet(object)
+		own := object.Name == o.node
+		switch {
+		case own && err != nil:
+			return overlay.View{}, fmt.Errorf("HostSubnet %s: %w", object.Name, err)
+		case own:
+			view.Local, found = subnet, true
+		case err != nil:
+			o.log.Error("leaving out a remote host whose HostSubnet cannot be used", "hostsubnet", object.Name, "error", err)
+		case subnet.Subnet.IsValid():
+			view.Remotes = append(view.Remotes, subnet)
+		}
+	}
+	if !found {
+		return overlay.View{}, fmt.Errorf("HostSubnet %s: not there yet; the controller makes it once the Node has an InternalIP", o.node)
+	}
+	return view, nil
+}

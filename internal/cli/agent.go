@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/agent"
+)
+
+func agentCommand(common *commonFlags, node string) *cobra.Command {
+	var opts agent.Options
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Run the network of this node",
+		Long: "Runs the network of this node: keeps Open vSwitch, nftables and the kernel in step with the cluster's\n" +
+			"objects, and serves the container runtime. It can be stopped and started at any time: pods go on without it.",
+		Example: "  # On a node, with the cluster's kubeconfig\n" +
+			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf\n\n" +
+			"  # In the userspace datapath, whatever the kernel has\n" +
+			"  weft agent --node-name worker-1 --datapath netdev",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if opts.Log, err = common.logger(cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			if opts.Config, err = common.config(); err != nil {
+				return err
+			}
+			return agent.Run(cmd.Context(), opts)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opts.Node, "node-name", node, "name of this node's Node object (default: $NODE_NAME)")
+	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
+	flags.StringVar(&opts.StateDir, "state-dir", agent.DefaultStateDir, "directory of the attachment records")
+	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
+	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
+	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
+	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz and /readyz; empty: none")
+	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
+	return cmd
+}
+
+func installPluginCommand() *cobra.Command {
+	var from, to string
+	cmd := &cobra.Command{
+		Use:     "install-plugin",
+		Short:   "Put the CNI plugin where the container runtime looks for it",
+		Long:    "Copies the CNI plugin atomically: a runtime never starts half a file.",
+		Example: "  weft install-plugin --from /weft-cni --to /opt/cni/bin/weft",
+		Args:    cobra.NoArgs,
+		RunE:    func(*cobra.Command, []string) error { return agent.InstallPlugin(from, to) },
+	}
+	cmd.Flags().StringVar(&from, "from", "/weft-cni", "the plugin's executable")
+	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin/weft", "where to put it")
+	return cmd
+}

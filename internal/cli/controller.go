@@ -1,0 +1,33 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/controller"
+)
+
+func controllerCommand(common *commonFlags) *cobra.Command {
+	var opts controller.Options
+	cmd := &cobra.Command{
+		Use:   "controller",
+		Short: "Run the cluster's side: subnets for nodes, VNIDs for namespaces",
+		Long: "Gives nodes their subnets and namespaces their VNIDs, and says on the ClusterNetwork what is wrong with it.\n" +
+			"Several may run: one works at a time, chosen by a lease.",
+		Example: "  weft controller --kubeconfig /etc/kubernetes/admin.conf",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if opts.Logger, err = common.logger(cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			if opts.Config, err = common.config(); err != nil {
+				return err
+			}
+			return controller.Run(cmd.Context(), opts)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opts.LeaseNamespace, "namespace", controller.DefaultLeaseNamespace, "namespace of the lease")
+	flags.StringVar(&opts.HealthAddress, "health-address", "127.0.0.1:9470", "host:port of /healthz and /readyz; empty: none")
+	return cmd
+}

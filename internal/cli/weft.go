@@ -1,0 +1,93 @@
+// Package cli is the command line of weft: a file a command, which turns flags into options and runs what they are for.
+package cli
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// Version is the release, set when the program is linked.
+const Version = "dev"
+
+// Environment is what the program's environment says; flags come first.
+type Environment struct {
+	// Node is the name of the node (NODE_NAME).
+	Node string
+	// Kubeconfig is the path of a kubeconfig (KUBECONFIG).
+	Kubeconfig string
+}
+
+// Weft returns the command weft with all its commands.
+func Weft(environment Environment) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "weft",
+		Short: "A network for Kubernetes on Open vSwitch",
+		Long: "Weft is a network for Kubernetes on Open vSwitch, nftables and the Linux kernel.\n" +
+			"`weft agent` runs on every node, `weft controller` once or twice a cluster; deploy/ installs both.",
+		Version:       Version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	common := &commonFlags{kubeconfig: environment.Kubeconfig}
+	common.register(root)
+	root.AddCommand(agentCommand(common, environment.Node), controllerCommand(common), installPluginCommand())
+	return root
+}
+
+// commonFlags are the flags of all commands.
+type commonFlags struct {
+	kubeconfig string
+	logLevel   string
+	logFormat  string
+}
+
+func (f *commonFlags) register(root *cobra.Command) {
+	flags := root.PersistentFlags()
+	flags.StringVar(&f.kubeconfig, "kubeconfig", f.kubeconfig, "path of the kubeconfig; empty: the pod's service account")
+	flags.StringVar(&f.logLevel, "log-level", "info", "least severe messages to log: debug, info, warn or error")
+	flags.StringVar(&f.logFormat, "log-format", "text", "format of log lines: text or json")
+}
+
+// config returns the way to the API server.
+func (f *commonFlags) config() (*rest.Config, error) {
+	if f.kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("not in a pod, and no --kubeconfig: %w", err)
+		}
+		return config, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return config, nil
+}
+
+// logger returns the log that the flags describe, and lets the libraries of Kubernetes log there as well.
+func (f *commonFlags) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
+		return nil, fmt.Errorf("--log-level %q: it is one of debug, info, warn, error", f.logLevel)
+	}
+	options := &slog.HandlerOptions{Level: level}
+	var handler slog.Handler
+	switch f.logFormat {
+	case "text":
+		handler = slog.NewTextHandler(w, options)
+	case "json":
+		handler = slog.NewJSONHandler(w, options)
+	default:
+		return nil, fmt.Errorf("--log-format %q: it is one of text, json", f.logFormat)
+	}
+	ctrllog.SetLogger(logr.FromSlogHandler(handler))
+	return slog.New(handler), nil
+}

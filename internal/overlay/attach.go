@@ -1,0 +1,186 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// undoTimeout bounds the undoing of an ADD that failed. What cannot be undone by then, the reaper goes on with.
+const undoTimeout = 10 * time.Second
+
+// Add attaches a pod's interface: plan, record, connect, open. It implements cni.Handler.
+func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
+	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
+	unlock, err := n.locks.Lock(ctx, key)
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
+	}
+	defer unlock()
+	s := n.settings.Load()
+	if s == nil {
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", n.Ready())
+	}
+	if err := unsupported(req); err != nil {
+		return nil, err
+	}
+	rec, err := n.store.Get(key)
+	switch {
+	case err == nil && rec.State == attach.Attached && rec.Netns == req.Netns && rec.BootID == n.opts.BootID:
+		// The runtime did not get the answer. The same one, after making sure of it.
+	case err == nil:
+		if err := n.remove(ctx, []attach.Key{key}); err != nil {
+			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: what is left of a former one cannot be removed: %w", key, err)
+		}
+		fallthrough
+	default:
+		if rec, err = n.record(ctx, s, req); err != nil {
+			return nil, err
+		}
+	}
+	return n.connect(ctx, s, rec)
+}
+
+// unsupported returns an error for what the configuration asks of this network and does not get.
+func unsupported(req *cni.Request) error {
+	if req.NetConf == nil {
+		return nil
+	}
+	if len(req.NetConf.RuntimeConfig.IPs) > 0 {
+		return cni.Errorf(cni.CodeUnsupportedField, "runtimeConfig.ips: the overlay chooses its pods' addresses")
+	}
+	if req.NetConf.RuntimeConfig.MAC != "" {
+		return cni.Errorf(cni.CodeUnsupportedField, "runtimeConfig.mac: the overlay derives its pods' addresses")
+	}
+	return nil
+}
+
+// record plans an attachment and writes its record, before any side effect.
+func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
+	rec := attach.Record{
+		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
+		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
+		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
+		State: attach.Planned, Created: time.Now().UTC(),
+	}
+	for {
+		if err := n.choose(s, &rec); err != nil {
+			return rec, err
+		}
+		err := n.store.Put(ctx, rec)
+		var conflict *attach.ConflictError
+		switch {
+		case err == nil:
+			return rec, nil
+		case !errors.As(err, &conflict):
+			return rec, cni.Errorf(cni.CodeIO, "%w", err)
+		}
+		// Another ADD took it between the choice and the claim. The choice ends, with an error, when all is taken.
+	}
+}
+
+// choose picks an address, a port number and a host interface that no record has.
+func (n *Network) choose(s *settings, rec *attach.Record) error {
+	inUse := n.store.InUse()
+	n.picking.Lock()
+	defer n.picking.Unlock()
+	address, err := n.pool.Pick(func(a netip.Addr) bool { return held(inUse.Addresses[NetworkName], a) })
+	if err != nil {
+		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
+	}
+	port, err := n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) })
+	if err != nil {
+		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
+	}
+	rec.Addresses = []netip.Prefix{netip.PrefixFrom(address, s.view.Local.Subnet.Bits())}
+	rec.MAC = plan.MAC(rec.Addresses).String()
+	rec.OFPort = port
+	rec.HostInterface = inUse.HostInterface(rec.Key())
+	return nil
+}
+
+func held[K comparable](claims map[K]attach.Key, what K) bool {
+	_, ok := claims[what]
+	return ok
+}
+
+// connect makes what the record says, and undoes it all if any of it fails.
+func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (*types100.Result, error) {
+	created, err := n.program(ctx, s, &rec)
+	if err != nil {
+		n.undo(ctx, rec.Key())
+		return nil, codeOf(fmt.Errorf("pod %s/%s: %w", rec.PodNamespace, rec.PodName, err))
+	}
+	return plan.Result(&rec, &s.attachments, created.HostMAC), nil
+}
+
+// program makes the interface, its port and its flows. Port and flows are committed side by side: a port without
+// flows is closed, and flows without their port match nothing. A View that came meanwhile did not see the record as
+// attached; the flows are then compiled again from it.
+func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
+	pair, err := plan.Pair(rec, &s.attachments)
+	if err != nil {
+		return link.Created{}, err
+	}
+	if err := s.pipeline.CheckPod(pod(rec)); err != nil {
+		return link.Created{}, err
+	}
+	created, err := n.engines.Pods.Create(ctx, pair)
+	if err != nil {
+		return created, err
+	}
+	o := owner(rec.Key())
+	commits, commitCtx := errgroup.WithContext(ctx)
+	commits.Go(func() error {
+		return n.engines.Rows.Apply(commitCtx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: s.podRows(rec)})
+	})
+	commits.Go(func() error {
+		return n.engines.Flows.Apply(commitCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+	})
+	if err := commits.Wait(); err != nil {
+		return created, err
+	}
+	rec.State = attach.Attached
+	if err := n.store.Put(ctx, *rec); err != nil {
+		return created, err
+	}
+	if now := n.settings.Load(); now != s {
+		err = n.engines.Flows.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: now.podFlows(rec)})
+	}
+	return created, err
+}
+
+// undo removes what an ADD that failed has left. It works also when the ADD failed because its context ended.
+func (n *Network) undo(ctx context.Context, key attach.Key) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := n.remove(ctx, []attach.Key{key}); err != nil {
+		n.opts.Log.Warn("undoing an ADD that failed, going on in the background", "attachment", key.String(), "error", err)
+		n.reaper.add(key)
+	}
+}
+
+// codeOf gives an error the code that runtimes act on.
+func codeOf(err error) error {
+	switch {
+	case errors.Is(err, link.ErrNoNamespace), errors.Is(err, link.ErrNotNamespace):
+		return cni.Errorf(cni.CodeInvalidNetns, "%w", err)
+	case errors.Is(err, reconcile.ErrUnavailable), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", err)
+	default:
+		return err
+	}
+}

@@ -1,0 +1,120 @@
+package overlay
+
+import (
+	"fmt"
+	"net/netip"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// ownerCluster owns what does not depend on one pod or one remote host.
+const ownerCluster = pipeline.OwnerCluster
+
+// settings are a View made ready to be compiled: immutable, and valid.
+type settings struct {
+	view        View
+	mtu         int
+	pipeline    pipeline.Config
+	host        host.Config
+	attachments plan.Settings
+}
+
+// newSettings returns the settings of a View, or an error that says what is wrong and what would be right.
+func newSettings(view View) (*settings, error) {
+	if view.Cluster.Mode != clusternetwork.ModeSubnet {
+		return nil, fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s only", networkv1.PluginSubnet)
+	}
+	mtu, err := overlayMTU(view)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := ipam.NewPool(view.Local.Subnet)
+	if err != nil {
+		return nil, fmt.Errorf("HostSubnet %s: subnet: %w", view.Local.Host, err)
+	}
+	var networks []netip.Prefix
+	for _, r := range view.Cluster.ClusterNetworks {
+		networks = append(networks, r.Prefix)
+	}
+	s := &settings{view: view, mtu: mtu}
+	s.pipeline = pipeline.Config{
+		Mode: pipeline.ModeSubnet, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
+		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
+	}
+	s.host = host.Config{
+		ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork, LocalSubnet: view.Local.Subnet,
+		Gateway: pool.Gateway(), GatewayMAC: pipeline.PodMAC(pool.Gateway()), NodeIP: view.Local.HostIP,
+		VXLANPort: view.Cluster.VXLANPort, MTU: mtu, Datapath: view.Node.Datapath,
+	}
+	s.attachments = plan.Settings{
+		ClusterNetworks: networks, ServiceNetworks: []netip.Prefix{view.Cluster.ServiceNetwork},
+		HostGroup: host.PodGroup, TxOffloadOff: view.Node.Datapath == ovsdb.DatapathNetdev,
+	}
+	return s, s.pipeline.Validate()
+}
+
+// overlayMTU returns the pods' MTU: what the ClusterNetwork says, or what the node's interface leaves for a packet in a
+// tunnel.
+func overlayMTU(view View) (int, error) {
+	room := view.Node.MTU - networkv1.VXLANOverhead
+	switch mtu := view.Cluster.MTU; {
+	case mtu == 0:
+		return room, nil
+	case mtu > room:
+		return 0, fmt.Errorf("ClusterNetwork default: mtu %d and the tunnel's %d bytes do not fit the MTU of %s, %d: set mtu to at most %d, or raise the interface's",
+			mtu, networkv1.VXLANOverhead, view.Node.Uplink, view.Node.MTU, room)
+	default:
+		return mtu, nil
+	}
+}
+
+// flows are the flows that depend neither on a pod nor on a remote host.
+func (s *settings) flows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+	return map[reconcile.Owner]map[openflow.Key]openflow.Entry{ownerCluster: s.pipeline.Static()}
+}
+
+// rows are the bridge and the ports that every node has.
+func (s *settings) rows() map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row {
+	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{ownerCluster: s.host.Rows()}
+}
+
+// links are the host's own interface and routes.
+func (s *settings) links() map[reconcile.Owner]map[link.Key]link.Item {
+	return map[reconcile.Owner]map[link.Key]link.Item{ownerCluster: s.host.Links()}
+}
+
+// rules are the node's rules of nftables.
+func (s *settings) rules() map[nft.Key]nft.Item { return s.host.Rules() }
+
+// remote returns what the flows have to know of a remote host.
+func remote(subnet *clusternetwork.HostSubnet) pipeline.Remote {
+	return pipeline.Remote{UID: string(subnet.UID), NodeIP: subnet.HostIP, Subnet: subnet.Subnet, FixedVNID: subnet.VNID}
+}
+
+// pod returns what the flows have to know of an attachment.
+func pod(rec *attach.Record) pipeline.Pod {
+	p := pipeline.Pod{Owner: owner(rec.Key()), OFPort: rec.OFPort}
+	for _, address := range rec.Addresses {
+		p.Addrs = append(p.Addrs, address.Addr())
+	}
+	return p
+}
+
+func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry {
+	return s.pipeline.Pod(pod(rec))
+}
+
+func (s *settings) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
+	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort})
+}
