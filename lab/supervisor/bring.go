@@ -46,7 +46,7 @@ func (s *Supervisor) bring(ctx context.Context) error {
 			if err := s.step("namespaces and links", func() error { return s.bringGround(ctx) }); err != nil {
 				return err
 			}
-			return together(ctx,
+			err := together(ctx,
 				func(ctx context.Context) error { return s.bringSwitches(ctx) },
 				func(ctx context.Context) error {
 					select {
@@ -56,6 +56,10 @@ func (s *Supervisor) bring(ctx context.Context) error {
 					}
 					return s.bringCluster(ctx, bin)
 				})
+			if err != nil {
+				return err
+			}
+			return s.bringPods(ctx)
 		})
 }
 
@@ -255,4 +259,18 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 func (s *Supervisor) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
 	argv := append([]string{"env", "NO_PROXY=*", filepath.Join(s.plane.Bin, "kubectl"), "--kubeconfig=" + s.lab.Kubeconfig()}, args...)
 	return s.group.Run(ctx, stdin, argv...)
+}
+
+// bringPods starts what runs pods, and Weft under it.
+func (s *Supervisor) bringPods(ctx context.Context) error {
+	if s.lab.Runtime == plan.RuntimeKubelet {
+		return s.bringKubelets(ctx)
+	}
+	if err := s.step("pod runtimes", func() error { return s.bringPodRuntimes(ctx) }); err != nil {
+		return err
+	}
+	if s.lab.NoWeft {
+		return nil
+	}
+	return s.step("Weft", func() error { return s.bringWeft(ctx) })
 }

@@ -1,0 +1,270 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"weft.dev/weft/lab/podruntime"
+)
+
+// PodSpec says which pod to start, in a lab of runtime cni.
+type PodSpec struct {
+	Node        string // default: the first
+	Namespace   string // default "default"; made if it is not there
+	Name        string
+	Labels      map[string]string
+	Annotations map[string]string
+	// NoObject attaches a sandbox without making a Pod object, as when the API server is gone.
+	NoObject     bool
+	Args         map[string]string // further CNI_ARGS
+	Capabilities map[string]any    // capability arguments
+	CNIVersion   string            // in place of the network configuration's
+}
+
+// Pod is a pod that runs: a network namespace on a node.
+type Pod struct {
+	Namespace, Name, UID string
+	Sandbox              podruntime.Sandbox
+	Node                 Node
+	Netns                string       // path of its network namespace, on the machine
+	IPs                  []netip.Addr // as the network answered
+	Result               json.RawMessage
+	Took                 time.Duration // of ADD, within libcni
+}
+
+// Enter prefixes a command so that it runs in the pod's network namespace, on the node's files.
+func (p *Pod) Enter(argv ...string) []string {
+	return append(p.Node.Enter("nsenter", "--net=/run/netns/"+p.Sandbox.ID, "--"), argv...)
+}
+
+// RESTConfig is the administrator's, around any proxy that the environment names.
+func (c *Cluster) RESTConfig() (*rest.Config, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig of lab %s: %w", c.Name(), err)
+	}
+	cfg.Proxy, cfg.QPS, cfg.Burst = nil, 200, 400 // a test's pods come in crowds
+	cfg.Timeout = 30 * time.Second
+	return cfg, nil
+}
+
+// Client speaks to the lab's API server.
+func (c *Cluster) Client() (kubernetes.Interface, error) {
+	cfg, err := c.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	k, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server of lab %s: %w", c.Name(), err)
+	}
+	return k, nil
+}
+
+// AddPod starts a pod as a kubelet and its runtime would: the object, the sandbox, ADD through libcni, the status. On an
+// error of the network's (*podruntime.Failure) the sandbox is kept, as runtimes do, until DelPod.
+func (c *Cluster) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
+	if spec.Namespace == "" {
+		spec.Namespace = "default"
+	}
+	if spec.Node == "" {
+		spec.Node = c.nodes[0].Name
+	}
+	node, err := c.NodeNamed(spec.Node)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pod{Namespace: spec.Namespace, Name: spec.Name, Node: node, UID: random(16)}
+	if !spec.NoObject {
+		if p.UID, err = c.makeObject(ctx, spec); err != nil {
+			return nil, err
+		}
+	}
+	p.Sandbox = podruntime.Sandbox{
+		ID: random(32), Namespace: spec.Namespace, Name: spec.Name, UID: p.UID,
+		Args: spec.Args, Capabilities: spec.Capabilities, CNIVersion: spec.CNIVersion,
+	}
+	p.Netns = node.Root("/run/netns/" + p.Sandbox.ID)
+	a, err := node.call(ctx, "/add", p.Sandbox)
+	if err != nil {
+		return p, fmt.Errorf("attach pod %s/%s on %s: %w", p.Namespace, p.Name, node.Name, err)
+	}
+	p.Result, p.Took = a.Result, a.Took
+	if p.IPs, err = addresses(a.Result); err != nil {
+		return p, err
+	}
+	if spec.NoObject {
+		return p, nil
+	}
+	return p, c.setRunning(ctx, p)
+}
+
+// DelPod ends a pod: DEL through libcni, the namespace, the object. It may be repeated.
+func (c *Cluster) DelPod(ctx context.Context, p *Pod) error {
+	if _, err := p.Node.call(ctx, "/del", p.Sandbox); err != nil {
+		return fmt.Errorf("detach pod %s/%s on %s: %w", p.Namespace, p.Name, p.Node.Name, err)
+	}
+	k, err := c.Client()
+	if err != nil {
+		return err
+	}
+	now := int64(0)
+	err = k.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	return nil
+}
+
+// Detach ends a pod's sandbox only, and leaves the object alone; it needs no API server. It tells how long DEL took.
+func (p *Pod) Detach(ctx context.Context) (time.Duration, error) {
+	a, err := p.Node.call(ctx, "/del", p.Sandbox)
+	return a.Took, err
+}
+
+// Check asks the network whether the pod's interface is as it was made (CNI CHECK).
+func (p *Pod) Check(ctx context.Context) error {
+	_, err := p.Node.call(ctx, "/check", p.Sandbox)
+	return err
+}
+
+// NetworkStatus asks whether the network can serve on the node (CNI STATUS).
+func (n Node) NetworkStatus(ctx context.Context) error {
+	_, err := n.call(ctx, "/status", podruntime.Sandbox{})
+	return err
+}
+
+// CollectGarbage tells the network which of the node's sandboxes there are (CNI GC).
+func (n Node) CollectGarbage(ctx context.Context) error {
+	_, err := n.call(ctx, "/gc", podruntime.Sandbox{})
+	return err
+}
+
+// Pods lists the pods of a lab of runtime cni, of all its nodes.
+func (c *Cluster) Pods(ctx context.Context) ([]*Pod, error) {
+	var pods []*Pod
+	for _, n := range c.nodes {
+		var boxes []podruntime.Sandbox
+		if err := n.ask(ctx, http.MethodGet, "/pods", nil, &boxes); err != nil {
+			return nil, err
+		}
+		for _, b := range boxes {
+			pods = append(pods, &Pod{Namespace: b.Namespace, Name: b.Name, UID: b.UID, Sandbox: b, Node: n, Netns: n.Root("/run/netns/" + b.ID)})
+		}
+	}
+	return pods, nil
+}
+
+func (n Node) call(ctx context.Context, path string, box podruntime.Sandbox) (podruntime.Answer, error) {
+	var a podruntime.Answer
+	raw, err := json.Marshal(box)
+	if err != nil {
+		return a, fmt.Errorf("encode sandbox %s: %w", box.ID, err)
+	}
+	if err := n.ask(ctx, http.MethodPost, path, bytes.NewReader(raw), &a); err != nil {
+		return a, err
+	}
+	if a.Error != nil {
+		return a, a.Error
+	}
+	return a, nil
+}
+
+func (n Node) ask(ctx context.Context, method, path string, body io.Reader, into any) error {
+	sock := filepath.Join(n.RunDir, filepath.Base(podruntime.Socket))
+	hc := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", sock)
+	}}}
+	req, err := http.NewRequestWithContext(ctx, method, "http://pods"+path, body)
+	if err != nil {
+		return fmt.Errorf("ask the pod runtime of %s: %w", n.Name, err)
+	}
+	res, err := hc.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask the pod runtime of %s: %w (labs of runtime kubelet have none: use kubectl)", n.Name, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if err := json.NewDecoder(res.Body).Decode(into); err != nil {
+		return fmt.Errorf("read the answer of the pod runtime of %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+func (c *Cluster) makeObject(ctx context.Context, spec PodSpec) (string, error) {
+	k, err := c.Client()
+	if err != nil {
+		return "", err
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: spec.Namespace}}
+	if _, err := k.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return "", fmt.Errorf("make namespace %s: %w", spec.Namespace, err)
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: spec.Name, Labels: spec.Labels, Annotations: spec.Annotations},
+		Spec:       corev1.PodSpec{NodeName: spec.Node, Containers: []corev1.Container{{Name: "main", Image: "lab"}}},
+	}
+	made, err := k.CoreV1().Pods(spec.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("make pod %s/%s: %w", spec.Namespace, spec.Name, err)
+	}
+	return string(made.UID), nil
+}
+
+func (c *Cluster) setRunning(ctx context.Context, p *Pod) error {
+	k, err := c.Client()
+	if err != nil {
+		return err
+	}
+	st := corev1.PodStatus{Phase: corev1.PodRunning, HostIP: p.Node.IP.String(), Conditions: []corev1.PodCondition{
+		{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue},
+	}}
+	for _, ip := range p.IPs {
+		st.PodIPs = append(st.PodIPs, corev1.PodIP{IP: ip.String()})
+	}
+	if len(p.IPs) > 0 {
+		st.PodIP = p.IPs[0].String()
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace}, Status: st}
+	if _, err := k.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("set the status of pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	return nil
+}
+
+func addresses(result json.RawMessage) ([]netip.Addr, error) {
+	var r types100.Result
+	if err := json.Unmarshal(result, &r); err != nil {
+		return nil, fmt.Errorf("read the network's result: %w", err)
+	}
+	var ips []netip.Addr
+	for _, ip := range r.IPs {
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			ips = append(ips, a.Unmap())
+		}
+	}
+	return ips, nil
+}
+
+func random(bytes int) string {
+	raw := make([]byte, bytes)
+	_, _ = rand.Read(raw) // never fails
+	return hex.EncodeToString(raw)
+}

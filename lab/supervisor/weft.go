@@ -1,0 +1,98 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab/controlplane"
+	"weft.dev/weft/lab/machine"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/lab/process"
+)
+
+// bringPodRuntimes starts what attaches pods on nodes without a kubelet.
+func (s *Supervisor) bringPodRuntimes(ctx context.Context) error {
+	var g errgroup.Group
+	for _, n := range s.lab.AllNodes() {
+		if err := s.installPlugin(n); err != nil {
+			return err
+		}
+		sock := filepath.Join(n.RunDir, filepath.Base(podruntime.Socket))
+		g.Go(func() error {
+			return s.group.Start(ctx, process.Program{
+				Name: n.Name + "/pods", Argv: s.space(n.Name).Enter(s.self, "pods"),
+				Ready: func(ctx context.Context) error {
+					c, err := new(net.Dialer).DialContext(ctx, "unix", sock)
+					if err != nil {
+						return fmt.Errorf("reach the pod runtime of %s: %w", n.Name, err)
+					}
+					return c.Close()
+				},
+			})
+		})
+	}
+	return g.Wait()
+}
+
+// installPlugin puts the CNI plugin where the agent's init container would.
+func (s *Supervisor) installPlugin(n plan.Node) error {
+	raw, err := os.ReadFile(filepath.Join(s.lab.WeftBin, "weft-cni"))
+	if errors.Is(err, os.ErrNotExist) && s.lab.NoWeft {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("install the CNI plugin on %s: %w (build it: go build -o BIN ./cmd/...)", n.Name, err)
+	}
+	return machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "weft"), raw, 0o755)
+}
+
+// bringWeft runs agent and controller as plain processes, and waits until every node serves.
+func (s *Supervisor) bringWeft(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	weft, kubeconfig := filepath.Join(s.lab.WeftBin, "weft"), s.plane.KubeconfigOf(controlplane.Weft)
+	if _, err := os.Stat(weft); err != nil {
+		return fmt.Errorf("find Weft: %w (build it: go build -o BIN ./cmd/...; or use --no-weft)", err)
+	}
+	err := s.group.Start(ctx, process.Program{
+		Name: "weft-controller",
+		Argv: s.space(partControl).Enter(weft, "controller", "--kubeconfig="+kubeconfig, "--namespace=kube-system"),
+	})
+	if err != nil {
+		return err
+	}
+	var g errgroup.Group
+	for _, n := range s.lab.AllNodes() {
+		g.Go(func() error {
+			return s.group.Start(ctx, process.Program{
+				Name: n.Name + "/weft-agent",
+				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.datapath)),
+				Env:  []string{"NODE_NAME=" + n.Name},
+				// The agent writes the network configuration last, when the node can serve.
+				Ready: func(context.Context) error { return hasConf(n) },
+			})
+		})
+	}
+	return g.Wait()
+}
+
+var errNoConf = errors.New("no network configuration in /etc/cni/net.d yet")
+
+func hasConf(n plan.Node) error {
+	found, err := filepath.Glob(filepath.Join(n.Dir, "root", "etc/cni/net.d", "*.conf*"))
+	if err != nil {
+		return fmt.Errorf("look for the network configuration of %s: %w", n.Name, err)
+	}
+	if len(found) == 0 {
+		return fmt.Errorf("node %s: %w", n.Name, errNoConf)
+	}
+	return nil
+}
