@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -33,7 +35,11 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	if err := networkv1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("scheme: %w", err)
 	}
-	store, err := cache.New(config, cache.Options{Scheme: scheme})
+	// What there is to watch is known: asking the API server would need it to be there before the agent can start.
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion()})
+	mapper.Add(networkv1.GroupVersion().WithKind("ClusterNetwork"), meta.RESTScopeRoot)
+	mapper.Add(networkv1.GroupVersion().WithKind("HostSubnet"), meta.RESTScopeRoot)
+	store, err := cache.New(config, cache.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)
 	}
