@@ -78,12 +78,13 @@ func (c *Config) tunnel(f fragment) {
 }
 
 // forward drops what must not leave although the host would forward it: packets of no connection, which nothing would
-// translate, so that a pod's address would leave the cluster; and packets to a node's tunnel port, which a Service may
-// have for an endpoint.
+// translate, so that a pod's address would leave the cluster; and packets to the tunnel's port, which would come to a node
+// from a known node's address. The flows drop those too, except where a Service of the host's has a node's tunnel port
+// for an endpoint, and where fragments hide the port: here they are reassembled.
 func (c *Config) forward(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
 		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Tun),
-		fmt.Sprintf(`iifname "%s" ip daddr @%s udp dport %d drop`, Tun, NodesSet, c.vxlanPort()))
+		fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, c.vxlanPort()))
 }
 
 func (c *Config) masquerade(f fragment) {

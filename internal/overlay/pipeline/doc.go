@@ -21,6 +21,8 @@
 //   - The tunnel's UDP port is closed to pods where packets leave for the host (tables 30, 60, 99), not in table 20: that is
 //     after a Service's address was translated, it covers every address of every node, known or not, and leaves
 //     pods free to use the port among themselves. A masqueraded packet would reach a node from a known node's address.
+//     A fragment need not show its port (never, unless the switch's fragments are set to nx-match): fragments pass, and the
+//     host, which reassembles before it translates, has the same rule (package host).
 //   - Without Conntrack no packet meets the connection tracker, since nothing in a flat network asks for a connection's
 //     state, and each pass costs about a tenth of the throughput. What it would give, dropping packets that belong to no
 //     connection, the host does for what leaves the cluster.

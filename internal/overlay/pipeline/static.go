@@ -77,8 +77,6 @@ func (p *program) fromPods() {
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
 	p.drop(TablePod, priorityForbid, "a pod is no DHCP server", match(ipv4, openflow.UDPSrc(dhcpServer), openflow.UDPDst(dhcpClient)))
 	p.drop(TablePod, priorityForbid, "a pod redirects nobody", match(openflow.ICMPType(icmpRedirect)))
-	p.drop(TablePod, priorityForbid, "a first fragment whose port is hidden: the switch treats fragments as having none (frags normal), and the tunnel's port could not be closed",
-		match(ipv4, openflow.UDPDst(0), openflow.IPFrag(openflow.FragFirst)))
 }
 
 func (p *program) state() {

@@ -88,7 +88,6 @@ func hostile() map[string]string {
 		"tunnel to the gateway":                       fromA + toGateway + "udp," + ipA + "nw_dst=10.128.0.1,udp_dst=4789",
 		"tunnel to a node that is not known yet":      fromA + toGateway + "udp," + ipA + "nw_dst=192.0.2.77,udp_dst=4789",
 		"tunnel by way of a Service":                  fromA + toGateway + "udp," + ipA + "nw_dst=172.30.0.9,udp_dst=4789",
-		"tunnel to a node, in fragments":              fromA + toGateway + "udp,nw_frag=first," + ipA + "nw_dst=192.0.2.2,udp_dst=4789",
 		"DHCP server's offer":                         fromA + toB + "udp," + ipA + "nw_dst=10.128.0.6,udp_src=67,udp_dst=68",
 		"ICMP redirect":                               fromA + toB + "icmp," + ipA + "nw_dst=10.128.0.6,icmp_type=5,icmp_code=1",
 		"IPv6 router advertisement":                   fromA + "dl_dst=33:33:00:00:00:01,icmp6,ipv6_src=fe80::1,ipv6_dst=ff02::1,icmpv6_type=134",
@@ -160,6 +159,25 @@ func TestHostile(t *testing.T) {
 					t.Errorf("is let through\n%s", o.text)
 				}
 			})
+		}
+	}
+}
+
+// A fragment whose port the switch sees is judged by it; others pass to the host, which reassembles them.
+func TestFragments(t *testing.T) {
+	s := start(t, sample(false))
+	first := fromA + toGateway + "udp,nw_frag=first," + ipA + "nw_dst=192.0.2.2,udp_dst="
+	for _, c := range []struct {
+		frags, packet string
+		passes        bool
+	}{
+		{"normal", first + "53", true},
+		{"nx-match", first + "53", true},
+		{"nx-match", first + "4789", false},
+	} {
+		s.OFCtl("set-frags", s.Mgmt(s.bridge), c.frags)
+		if o := s.trace(t, c.packet); (len(o.leaving()) > 0) != c.passes {
+			t.Errorf("frags %s, %s: leaves by %v\n%s", c.frags, c.packet, o.leaving(), o.text)
 		}
 	}
 }
