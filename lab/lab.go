@@ -110,7 +110,6 @@ var packages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a c
 
 var kubeletPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"containerd", "containerd"}, {"ctr", "containerd"}, {"runc", "runc"}, {"busybox", "busybox-static"},
-	{"iptables", "iptables"}, {"conntrack", "conntrack"},
 }
 
 // CheckMachine tells which programs are missing, and which packages hold them.

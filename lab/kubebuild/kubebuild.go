@@ -28,10 +28,10 @@ type Config struct {
 }
 
 var (
-	control = []string{"kube-apiserver", "kubectl"}                                                              //nolint:gochecknoglobals // a constant table
-	kubelet = []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "agnhost"}          //nolint:gochecknoglobals // a constant table
-	version = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes (v(\d+)\.(\d+)\.[0-9A-Za-z.+-]+)(?:\s|$)`)                  //nolint:gochecknoglobals // a constant
-	pkgs    = map[string]string{"agnhost": "k8s.io/kubernetes/test/images/agnhost"}                              //nolint:gochecknoglobals // a constant table
+	control = []string{"kube-apiserver", "kubectl"}                                                                    //nolint:gochecknoglobals // a constant table
+	kubelet = []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "agnhost"}                //nolint:gochecknoglobals // a constant table
+	version = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes (v(\d+)\.(\d+)\.[0-9A-Za-z.+-]+)(?:\s|$)`) //nolint:gochecknoglobals // a constant
+	pkgs    = map[string]string{"agnhost": "k8s.io/kubernetes/test/images/agnhost"}                                    //nolint:gochecknoglobals // a constant table
 )
 
 // ErrVersion is returned when the module does not say which Kubernetes it requires.

@@ -100,12 +100,27 @@ func MakeCgroups(path string) error {
 			if err := inherit(parent, dir); err != nil {
 				return err
 			}
+			if h == cgroupMount {
+				passOn(parent)
+			}
 		}
 	}
 	return nil
 }
 
-// inherit copies what an empty cgroup lacks: cpuset's sets in v1, the enabled controllers in v2.
+// passOn enables all controllers below a cgroup v2. In a hybrid set-up it is not used: kubelets use v1's there, and the
+// machine's root group shall stay as it is. What cannot be passed on is for kubelet to complain about.
+func passOn(parent string) {
+	raw, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers"))
+	if err != nil {
+		return
+	}
+	for c := range strings.FieldsSeq(string(raw)) {
+		_ = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+c), 0o644)
+	}
+}
+
+// inherit copies what an empty cgroup lacks: cpuset's sets in v1.
 func inherit(parent, dir string) error {
 	for _, f := range []string{"cpuset.cpus", "cpuset.mems"} {
 		have, err := os.ReadFile(filepath.Join(dir, f))
@@ -118,12 +133,6 @@ func inherit(parent, dir string) error {
 		}
 		if err := os.WriteFile(filepath.Join(dir, f), want, 0o644); err != nil {
 			return fmt.Errorf("fill %s of cgroup %s: %w", f, dir, err)
-		}
-	}
-	if raw, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers")); err == nil {
-		for c := range strings.FieldsSeq(string(raw)) {
-			// A controller that cannot be passed on (processes in the parent) is for kubelet to complain about.
-			_ = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+c), 0o644)
 		}
 	}
 	return nil

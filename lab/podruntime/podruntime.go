@@ -35,7 +35,7 @@ type Sandbox struct {
 	Namespace string            `json:"namespace"`
 	Name      string            `json:"name"`
 	UID       string            `json:"uid"`
-	IfName    string            `json:"ifName"` // default eth0
+	IfName    string            `json:"ifName"`         // default eth0
 	Args      map[string]string `json:"args,omitempty"` // further CNI_ARGS
 	// Capabilities are capability arguments, such as portMappings or bandwidth.
 	Capabilities map[string]any `json:"capabilities,omitempty"`

@@ -47,7 +47,7 @@ type Node struct {
 	Name   string `json:"name"`
 	IP     string `json:"ip"`
 	Netns  string `json:"netns"`  // path of the network namespace
-	Space  string `json:"space"` // its name for `ip -n`
+	Space  string `json:"space"`  // its name for `ip -n`
 	Holder int    `json:"holder"` // the process that holds the node's namespaces
 	RunDir string `json:"runDir"` // the node's /run
 	Dir    string `json:"dir"`

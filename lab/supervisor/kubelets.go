@@ -2,7 +2,184 @@ package supervisor
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"weft.dev/weft/lab/image"
+	"weft.dev/weft/lab/kubenode"
+	"weft.dev/weft/lab/process"
 )
 
-func (s *Supervisor) bringKubelets(context.Context) error { return errors.New("not yet") }
+// applets are the commands that the busybox image has under their own names.
+var applets = []string{ //nolint:gochecknoglobals // a constant table
+	"sh", "sleep", "ping", "wget", "nc", "httpd", "ip", "ls", "cat", "nslookup", "hostname", "arping", "traceroute", "grep", "env", "date", "id",
+}
+
+// bringKubelets starts what runs pods on every node, and Weft in pods.
+func (s *Supervisor) bringKubelets(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	if err := s.group.Start(ctx, s.plane.ControllerManager()); err != nil {
+		return err
+	}
+	if err := s.group.Start(ctx, s.plane.Scheduler()); err != nil {
+		return err
+	}
+	var archives []string
+	err := s.step("images", func() error {
+		var err error
+		archives, err = s.makeImages(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var parts []func(context.Context) error
+	for _, n := range s.lab.AllNodes() {
+		kn := kubenode.Node{Node: n, Space: s.space(n.Name), Group: s.group, Plane: s.plane}
+		parts = append(parts, func(ctx context.Context) error {
+			return s.step("containerd, kubelet and kube-proxy of "+n.Name, func() error { return s.bringKubelet(ctx, kn, archives) })
+		})
+	}
+	if err := together(ctx, parts...); err != nil {
+		return err
+	}
+	if s.lab.NoWeft {
+		return nil
+	}
+	return s.step("Weft in pods", func() error { return s.deployWeft(ctx) })
+}
+
+func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives []string) error {
+	containerd, err := n.Containerd()
+	if err != nil {
+		return err
+	}
+	if err := s.group.Start(ctx, containerd); err != nil {
+		return err
+	}
+	for _, a := range archives {
+		if err := n.Import(ctx, a); err != nil {
+			return err
+		}
+	}
+	for _, program := range []func() (process.Program, error){n.Kubelet, n.Proxy} {
+		p, err := program()
+		if err != nil {
+			return err
+		}
+		if err := s.group.Start(ctx, p); err != nil {
+			return err
+		}
+	}
+	return s.awaitNode(ctx, n.Name)
+}
+
+// awaitNode waits until the kubelet has registered its node.
+func (s *Supervisor) awaitNode(ctx context.Context, name string) error {
+	for {
+		_, err := s.kubectl(ctx, "", "get", "node", name)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("node %s does not register: %w (last: %w)", name, ctx.Err(), err)
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+}
+
+// makeImages makes the archives that every node loads.
+func (s *Supervisor) makeImages(ctx context.Context) ([]string, error) {
+	images, err := s.images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var archives []string
+	for i, im := range images {
+		path := s.lab.Path("images", fmt.Sprintf("%d.tar", i))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, fmt.Errorf("make images: %w", err)
+		}
+		f, err := os.Create(path)
+		if err != nil {
+			return nil, fmt.Errorf("make images: %w", err)
+		}
+		err = image.Write(f, im)
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return nil, err
+		}
+		archives = append(archives, path)
+	}
+	return archives, nil
+}
+
+func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return nil, fmt.Errorf("find busybox: %w (apt-get install busybox-static)", err)
+	}
+	links := map[string]string{}
+	for _, a := range applets {
+		links["/bin/"+a] = "busybox"
+	}
+	box := map[string]string{"/bin/busybox": busybox}
+	agnhost := map[string]string{"/agnhost": filepath.Join(s.plane.Bin, "agnhost"), "/bin/busybox": busybox}
+	images := []image.Image{
+		{Ref: kubenode.Pause, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}, Files: box},
+		{Ref: "weft.local/busybox:1", Entrypoint: []string{"/bin/busybox"}, Files: box, Links: links},
+		{Ref: "weft.local/agnhost:dev", Entrypoint: []string{"/agnhost"}, Files: agnhost, Links: links},
+	}
+	if s.lab.NoWeft {
+		return images, nil
+	}
+	weft, err := s.weftImage(ctx)
+	return append(images, weft), err
+}
+
+// weftImage holds Weft's programs, and nft with its libraries, which Weft's nftables engine runs.
+func (s *Supervisor) weftImage(ctx context.Context) (image.Image, error) {
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		return image.Image{}, fmt.Errorf("find nft: %w (apt-get install nftables)", err)
+	}
+	files := map[string]string{
+		"/weft": filepath.Join(s.lab.WeftBin, "weft"), "/weft-cni": filepath.Join(s.lab.WeftBin, "weft-cni"), "/usr/sbin/nft": nft,
+	}
+	for _, program := range []string{nft, files["/weft"], files["/weft-cni"]} {
+		for _, lib := range image.Libraries(ctx, s.group.Run, program) {
+			files[lib] = lib
+		}
+	}
+	return image.Image{Ref: "weft.local/weft:dev", Files: files}, nil
+}
+
+// deployWeft installs Weft as its users do, and waits until it runs and every node is ready.
+func (s *Supervisor) deployWeft(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
+	defer cancel()
+	for _, f := range []string{"controller.yaml", "agent.yaml"} {
+		if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, f)); err != nil {
+			return err
+		}
+	}
+	waits := [][]string{
+		{"-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s"},
+		{"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"},
+		{"-n", "weft", "rollout", "status", "deployment/weft-controller", "--timeout=120s"},
+	}
+	for _, w := range waits {
+		if _, err := s.kubectl(ctx, "", w...); err != nil {
+			pods, _ := s.kubectl(ctx, "", "-n", "weft", "get", "pods", "-o", "wide")
+			return fmt.Errorf("%w\n%s", err, pods)
+		}
+	}
+	return nil
+}
