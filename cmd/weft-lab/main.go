@@ -8,10 +8,17 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
+
+	"weft.dev/weft/lab/loopback"
 )
 
 func main() {
+	if filepath.Base(os.Args[0]) == loopback.Name { // a container runtime calls
+		loopback.Main()
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := root().ExecuteContext(ctx)
 	stop()

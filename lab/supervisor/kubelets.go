@@ -10,6 +10,8 @@ import (
 
 	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/kubenode"
+	"weft.dev/weft/lab/loopback"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 )
 
@@ -54,6 +56,9 @@ func (s *Supervisor) bringKubelets(ctx context.Context) error {
 }
 
 func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives []string) error {
+	if err := s.installLoopback(n.Node); err != nil {
+		return err
+	}
 	containerd, err := n.Containerd()
 	if err != nil {
 		return err
@@ -76,6 +81,18 @@ func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives
 		}
 	}
 	return s.awaitNode(ctx, n.Name)
+}
+
+// installLoopback puts this program where container runtimes look for their loopback plugin; by that name, it is one.
+func (s *Supervisor) installLoopback(n plan.Node) error {
+	dir := filepath.Join(n.Dir, "root", "opt/cni/bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("install the loopback plugin on %s: %w", n.Name, err)
+	}
+	if err := os.Symlink(s.self, filepath.Join(dir, loopback.Name)); err != nil {
+		return fmt.Errorf("install the loopback plugin on %s: %w", n.Name, err)
+	}
+	return nil
 }
 
 // awaitNode waits until the kubelet has registered its node.

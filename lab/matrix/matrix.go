@@ -1,0 +1,190 @@
+// Package matrix measures who reaches whom in a lab that is up: pods, hosts and the outside, each way with the source
+// address that the other side saw and with its latency; and it proves, by sniffing everywhere, that what a pod sends in
+// another's name arrives nowhere.
+package matrix
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+)
+
+// Options say what to measure; the zero value is good.
+type Options struct {
+	// Namespace and Selector choose the pods in a lab of runtime kubelet; default "quickstart" and all that are ready.
+	// They must serve what agnhost's netexec does on port 8080. In a lab of runtime cni, pods are made and removed.
+	Namespace string
+	Selector  string
+	// Exchanges is how often each way is measured; default 20.
+	Exchanges int
+}
+
+func (o Options) withDefaults() Options {
+	if o.Namespace == "" {
+		o.Namespace = "quickstart"
+	}
+	if o.Exchanges == 0 {
+		o.Exchanges = 20
+	}
+	return o
+}
+
+// Report is the whole matrix.
+type Report struct {
+	Lab      string        `json:"lab"`
+	Runtime  plan.Runtime  `json:"runtime"`
+	Datapath plan.Datapath `json:"datapath"`
+	Ways     []Way         `json:"ways"`
+	Tricks   []Trick       `json:"tricks"`
+	// AsItMust is set when every row of it is.
+	AsItMust bool `json:"asItMust"`
+}
+
+// Party is one end of a way.
+type Party struct {
+	Name string     `json:"name"`           // of the pod or the node; "outside"
+	Node string     `json:"node,omitempty"` // where it is
+	IP   netip.Addr `json:"ip"`
+
+	kind    kind
+	netns   string // path of the network namespace
+	port    uint16 // where it answers HTTP
+	answers string // what it says its name is; "" when it does not say
+	key     string // of its attachment record: namespace/name; pods only
+}
+
+type kind int
+
+const (
+	pod kind = iota
+	host
+	outside
+)
+
+// Way is a row: from one party to another.
+type Way struct {
+	Kind string `json:"kind"` // such as "pod to pod, same node"
+	From Party  `json:"from"`
+	To   Party  `json:"to"`
+	// Source is the address that the receiver must see; Seen the one that it saw, invalid when it saw nothing.
+	Source netip.Addr `json:"source"`
+	Seen   netip.Addr `json:"seen"`
+	// Reached is set when every exchange, of HTTP and of ICMP, was answered by the right party. It must be.
+	Reached  bool     `json:"reached"`
+	HTTP     Measured `json:"http"` // TCP connect, request and answer
+	Ping     Measured `json:"ping"` // ICMP echo
+	AsItMust bool     `json:"asItMust"`
+}
+
+// Measured is what became of a number of exchanges.
+type Measured struct {
+	Sent     int           `json:"sent"`
+	Answered int           `json:"answered"`
+	Median   time.Duration `json:"medianNanoseconds"` // of those that were answered
+	Problem  string        `json:"problem,omitempty"` // the first
+}
+
+// Trick is a row that must fail: frames that a pod sends in a name that is not its own.
+type Trick struct {
+	Kind string `json:"kind"`
+	From Party  `json:"from"`
+	// Sent counts the frames, Arrived those that were seen anywhere else than on the sender's own link.
+	Sent    int `json:"sent"`
+	Arrived int `json:"arrived"`
+	// Examples name some that arrived, and where.
+	Examples []string `json:"examples,omitempty"`
+	// Control tells whether a frame like them, but honest, sent after them by the same socket, arrived where it should.
+	Control     bool   `json:"controlArrived"`
+	ControlName string `json:"control"`
+	AsItMust    bool   `json:"asItMust"`
+}
+
+// Run measures the matrix of a lab that is up. An error means that it could not be measured; what is not as it must be
+// is in the report.
+func Run(ctx context.Context, c *lab.Cluster, o Options) (*Report, error) {
+	o = o.withDefaults()
+	s, err := openScene(ctx, c, o)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.measure(ctx, o)
+	if closeErr := s.close(context.WithoutCancel(ctx)); err == nil && closeErr != nil {
+		err = closeErr
+	}
+	return r, err
+}
+
+func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
+	r := &Report{Lab: s.cluster.Name(), Runtime: s.cluster.Config.Runtime, Datapath: s.cluster.Datapath, AsItMust: true}
+	for _, w := range ways(s.pods, s.hosts, s.outside, s.gateways) {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("measure the matrix of lab %s: %w", r.Lab, err)
+		}
+		w.measure(o.Exchanges)
+		r.Ways = append(r.Ways, w)
+		r.AsItMust = r.AsItMust && w.AsItMust
+	}
+	tricks, err := s.spoof(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tricks {
+		r.AsItMust = r.AsItMust && t.AsItMust
+	}
+	r.Tricks = tricks
+	return r, nil
+}
+
+// ways lists what to measure. Each node's first pod speaks for the node; a second one, where there is one, is its
+// neighbour. The other node is the next in order. Gateways are the nodes' own addresses in the pods' network, by name.
+func ways(pods, hosts []Party, outside Party, gateways map[string]netip.Addr) []Way {
+	on := map[string][]Party{}
+	for _, p := range pods {
+		on[p.Node] = append(on[p.Node], p)
+	}
+	var out []Way
+	each := func(f func(i int)) {
+		for i := range hosts {
+			f(i)
+		}
+	}
+	add := func(kind string, from, to []Party, source func() netip.Addr) {
+		if len(from) > 0 && len(to) > 0 {
+			out = append(out, Way{Kind: kind, From: from[0], To: to[0], Source: source()})
+		}
+	}
+	mine := func(i int) []Party { return on[hosts[i].Node] }
+	next := func(i int) int { return (i + 1) % len(hosts) }
+	own := func(i int) func() netip.Addr { return func() netip.Addr { return mine(i)[0].IP } }
+	node := func(i int) func() netip.Addr { return func() netip.Addr { return hosts[i].IP } }
+	gateway := func(i int) func() netip.Addr { return func() netip.Addr { return gateways[hosts[i].Node] } }
+	each(func(i int) {
+		if len(mine(i)) > 1 {
+			add("pod to pod, same node", mine(i), mine(i)[1:], own(i))
+		}
+	})
+	others := len(hosts) > 1
+	each(func(i int) {
+		if others {
+			add("pod to pod, other node", mine(i), mine(next(i)), own(i))
+		}
+	})
+	each(func(i int) { add("pod to its own host", mine(i), hosts[i:], own(i)) })
+	each(func(i int) {
+		if others {
+			add("pod to another host", mine(i), hosts[next(i):], node(i))
+		}
+	})
+	each(func(i int) { add("host to its own pod", hosts[i:], mine(i), gateway(i)) })
+	each(func(i int) {
+		if others {
+			add("host to a pod elsewhere", hosts[i:], mine(next(i)), gateway(i))
+		}
+	})
+	each(func(i int) { add("pod to outside", mine(i), []Party{outside}, node(i)) })
+	return out
+}

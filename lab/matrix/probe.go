@@ -1,0 +1,166 @@
+package matrix
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"weft.dev/weft/lab/ground"
+)
+
+const (
+	patience = 2 * time.Second // how long one exchange may take
+	giveUp   = 3               // exchanges without an answer after which the way is closed
+)
+
+// measure fills in what the way does.
+func (w *Way) measure(exchanges int) {
+	err := ground.Do(w.From.netns, func() error {
+		w.Seen = w.source()
+		w.HTTP = repeat(exchanges, func(int) (time.Duration, error) { return w.identify() })
+		w.Ping = w.ping(exchanges)
+		return nil
+	})
+	if err != nil {
+		w.HTTP.Problem = err.Error()
+	}
+	w.Reached = exchanges > 0 && w.HTTP.Answered == exchanges && w.Ping.Answered == exchanges
+	w.AsItMust = w.Reached && w.Seen == w.Source
+}
+
+// repeat does an exchange a number of times, unless the first few have no answer.
+func repeat(times int, exchange func(n int) (time.Duration, error)) Measured {
+	var m Measured
+	var took []time.Duration
+	for n := range times {
+		d, err := exchange(n)
+		m.Sent++
+		if err == nil {
+			took = append(took, d)
+		} else if m.Problem == "" {
+			m.Problem = err.Error()
+		}
+		if len(took) == 0 && m.Sent == giveUp {
+			break
+		}
+	}
+	m.Answered, m.Median = len(took), median(took)
+	return m
+}
+
+func median(took []time.Duration) time.Duration {
+	if len(took) == 0 {
+		return 0
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
+}
+
+// source asks the receiver whom it sees.
+func (w *Way) source() netip.Addr {
+	said, _, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathSource)
+	if err != nil {
+		return netip.Addr{} // the exchanges that follow say why
+	}
+	if at, err := netip.ParseAddrPort(said); err == nil {
+		return at.Addr().Unmap()
+	}
+	addr, _ := netip.ParseAddr(said)
+	return addr.Unmap()
+}
+
+// identify measures an exchange and makes sure of who answered.
+func (w *Way) identify() (time.Duration, error) {
+	said, took, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathName)
+	if err == nil && w.To.answers != "" && said != w.To.answers {
+		err = fmt.Errorf("%s:%d: %w: %q", w.To.IP, w.To.port, errStranger, said)
+	}
+	return took, err
+}
+
+var errStranger = errors.New("somebody else answered")
+
+// get makes a request on a connection of its own, from the namespace of the thread, and tells how long that took from
+// the first packet to the answer. It is written out because http.Transport connects on other threads.
+func get(to netip.AddrPort, path string) (string, time.Duration, error) {
+	began := time.Now()
+	c, err := net.DialTimeout("tcp4", to.String(), patience)
+	if err != nil {
+		return "", 0, err
+	}
+	defer func() { _ = c.Close() }()
+	if err := c.SetDeadline(began.Add(patience)); err != nil {
+		return "", 0, err
+	}
+	if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+to.String()+"\r\nConnection: close\r\n\r\n"); err != nil {
+		return "", 0, err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return "", 0, fmt.Errorf("read the answer of %s: %w", to, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
+	if err != nil {
+		return "", 0, fmt.Errorf("read the answer of %s: %w", to, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		return "", 0, fmt.Errorf("%s answers %s to GET %s", to, res.Status, path)
+	}
+	return strings.TrimSpace(string(body)), time.Since(began), nil
+}
+
+func (w *Way) ping(exchanges int) Measured {
+	c, err := net.ListenPacket("ip4:icmp", "0.0.0.0")
+	if err != nil {
+		return Measured{Problem: err.Error()}
+	}
+	defer func() { _ = c.Close() }()
+	id := uint16(os.Getpid())
+	return repeat(exchanges, func(n int) (time.Duration, error) { return echo(c, w.To.IP, id, uint16(n)) })
+}
+
+// echo sends an ICMP echo request and waits for its answer among all that the socket sees.
+func echo(c net.PacketConn, to netip.Addr, id, seq uint16) (time.Duration, error) {
+	buffer := gopacket.NewSerializeBuffer()
+	icmp := &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoRequest, 0), Id: id, Seq: seq}
+	payload := gopacket.Payload(make([]byte, 56)) // as ping(8) sends
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{ComputeChecksums: true}, icmp, payload); err != nil {
+		return 0, fmt.Errorf("make an echo request: %w", err)
+	}
+	began := time.Now()
+	if err := c.SetDeadline(began.Add(patience)); err != nil {
+		return 0, err
+	}
+	if _, err := c.WriteTo(buffer.Bytes(), &net.IPAddr{IP: to.AsSlice()}); err != nil {
+		return 0, err
+	}
+	answer := make([]byte, 2048)
+	for {
+		n, from, err := c.ReadFrom(answer)
+		if err != nil {
+			return 0, fmt.Errorf("no answer to ICMP echo from %s: %w", to, err)
+		}
+		if isReply(answer[:n], id, seq) && from.String() == to.String() {
+			return time.Since(began), nil
+		}
+	}
+}
+
+// isReply tells whether a message is the reply to an echo request (RFC 792).
+func isReply(message []byte, id, seq uint16) bool {
+	return len(message) >= 8 && message[0] == layers.ICMPv4TypeEchoReply &&
+		binary.BigEndian.Uint16(message[4:]) == id && binary.BigEndian.Uint16(message[6:]) == seq
+}

@@ -1,0 +1,281 @@
+package matrix
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+)
+
+// ErrPods is returned when there are too few pods to measure anything.
+var ErrPods = errors.New("no pods to measure")
+
+const (
+	tun        = "tun0"        // the host's own link to the pods
+	ownPods    = "weft-matrix" // the namespace of pods that the matrix makes
+	recordsDir = "/var/lib/weft/attachments"
+)
+
+// scene is who takes part.
+type scene struct {
+	cluster  *lab.Cluster
+	pods     []Party
+	hosts    []Party
+	outside  Party
+	gateways map[string]netip.Addr    // of tun0, by node
+	records  map[string]attach.Record // of the pods' attachments, by namespace/name
+	underlay string                   // path of the namespace that connects the nodes
+
+	responders []*responder
+	made       []*lab.Pod
+}
+
+func openScene(ctx context.Context, c *lab.Cluster, o Options) (*scene, error) {
+	s := &scene{cluster: c, gateways: map[string]netip.Addr{}, records: map[string]attach.Record{}}
+	if err := s.open(ctx, o); err != nil {
+		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
+	}
+	return s, nil
+}
+
+func (s *scene) open(ctx context.Context, o Options) error {
+	st, err := lab.Inspect(ctx, s.cluster.Name())
+	if err != nil {
+		return err
+	}
+	s.underlay = st.UnderlayNS
+	to, err := netip.ParseAddrPort(strings.Trim(strings.TrimPrefix(s.cluster.Outside.URL, "http://"), "/"))
+	if err != nil {
+		return fmt.Errorf("where the outside answers: %w", err)
+	}
+	s.outside = Party{Name: "outside", IP: to.Addr(), port: to.Port(), kind: outside, netns: s.cluster.Outside.Netns}
+	for _, n := range s.cluster.Nodes() {
+		if err := s.addHost(n); err != nil {
+			return err
+		}
+	}
+	if s.cluster.Config.Runtime == plan.RuntimeCNI {
+		err = s.makePods(ctx)
+	} else {
+		err = s.findPods(ctx, o)
+	}
+	if err != nil {
+		return err
+	}
+	return s.bindRecords()
+}
+
+func (s *scene) addHost(n lab.Node) error {
+	r, err := respond(n.Netns, n.Name, 0)
+	if err != nil {
+		return err
+	}
+	s.responders = append(s.responders, r)
+	s.hosts = append(s.hosts, Party{Name: n.Name, Node: n.Name, IP: n.IP, kind: host, netns: n.Netns, port: r.port, answers: n.Name})
+	s.gateways[n.Name], err = gateway(n)
+	return err
+}
+
+// gateway reads the host's address in the pods' network.
+func gateway(n lab.Node) (netip.Addr, error) {
+	h, err := n.Space.Handle()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(tun)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%s of %s: %w (does Weft run there?)", tun, n.Name, err)
+	}
+	const ipv4 = 2 // AF_INET
+	addrs, err := h.AddrList(link, ipv4)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("addresses of %s of %s: %w", tun, n.Name, err)
+	}
+	for _, a := range addrs {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			return ip.Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("%s of %s has no address yet", tun, n.Name)
+}
+
+// makePods starts the pods of a lab without kubelets: two on the first node, one on each other.
+func (s *scene) makePods(ctx context.Context) error {
+	if err := s.dropOwn(ctx); err != nil {
+		return err
+	}
+	for i, n := range s.cluster.Nodes() {
+		names := []string{"pod-" + n.Name}
+		if i == 0 {
+			names = append(names, "neighbour-"+n.Name)
+		}
+		for _, name := range names {
+			if err := s.makePod(ctx, n, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// dropOwn removes the pods that an interrupted run has left.
+func (s *scene) dropOwn(ctx context.Context) error {
+	old, err := s.cluster.Pods(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range old {
+		if p.Namespace != ownPods {
+			continue
+		}
+		if err := s.cluster.DelPod(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *scene) makePod(ctx context.Context, n lab.Node, name string) error {
+	p, err := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Namespace: ownPods, Name: name})
+	if p != nil && p.Sandbox.ID != "" {
+		s.made = append(s.made, p)
+	}
+	if err != nil {
+		return err
+	}
+	if len(p.IPs) == 0 {
+		return fmt.Errorf("pod %s has no address", name)
+	}
+	r, err := respond(p.Netns, name, podPort)
+	if err != nil {
+		return err
+	}
+	s.responders = append(s.responders, r)
+	s.pods = append(s.pods, Party{
+		Name: name, Node: n.Name, IP: p.IPs[0], kind: pod, netns: p.Netns, port: podPort, answers: name, key: p.Namespace + "/" + name,
+	})
+	return nil
+}
+
+// findPods takes the ready pods of a namespace, which answer by themselves.
+func (s *scene) findPods(ctx context.Context, o Options) error {
+	k, err := s.cluster.Client()
+	if err != nil {
+		return err
+	}
+	list, err := k.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: o.Selector})
+	if err != nil {
+		return fmt.Errorf("list the pods of namespace %s: %w", o.Namespace, err)
+	}
+	for _, p := range list.Items {
+		ip, err := netip.ParseAddr(p.Status.PodIP)
+		if err != nil || !ready(&p) {
+			continue
+		}
+		s.pods = append(s.pods, Party{
+			Name: p.Name, Node: p.Spec.NodeName, IP: ip, kind: pod, port: podPort, answers: p.Name, key: p.Namespace + "/" + p.Name,
+		})
+	}
+	slices.SortFunc(s.pods, func(a, b Party) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name)) })
+	if len(s.pods) == 0 {
+		return fmt.Errorf("namespace %s: %w: kubectl apply -f deploy/examples/quickstart.yaml", o.Namespace, ErrPods)
+	}
+	return nil
+}
+
+func ready(p *corev1.Pod) bool {
+	if p.Spec.HostNetwork || p.DeletionTimestamp != nil {
+		return false
+	}
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// bindRecords finds the pods' namespaces and links by what the agents keep of them.
+func (s *scene) bindRecords() error {
+	nodes := map[string]lab.Node{}
+	for _, n := range s.cluster.Nodes() {
+		nodes[n.Name] = n
+		if err := s.readRecords(n); err != nil {
+			return err
+		}
+	}
+	for i, p := range s.pods {
+		rec, ok := s.records[p.key]
+		if !ok {
+			return fmt.Errorf("pod %s: no attachment in %s of %s", p.key, recordsDir, p.Node)
+		}
+		// A runtime may name the namespace through /var/run, an absolute link that would lead out of the node's root.
+		s.pods[i].netns = nodes[p.Node].Root(strings.TrimPrefix(rec.Netns, "/var"))
+	}
+	return nil
+}
+
+func (s *scene) readRecords(n lab.Node) error {
+	paths, err := filepath.Glob(n.Root(filepath.Join(recordsDir, "*.json")))
+	if err != nil {
+		return fmt.Errorf("list the attachments of %s: %w", n.Name, err)
+	}
+	for _, path := range paths {
+		raw, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // it ended just now
+		}
+		if err != nil {
+			return fmt.Errorf("read the attachments of %s: %w", n.Name, err)
+		}
+		rec, err := attach.ParseRecord(raw)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		// Of a pod that was started anew there may be an older sandbox, which is being removed.
+		key := rec.PodNamespace + "/" + rec.PodName
+		if old, ok := s.records[key]; !ok || old.Created.Before(rec.Created) {
+			s.records[key] = rec
+		}
+	}
+	return nil
+}
+
+func (s *scene) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var errs []error
+	for _, r := range s.responders {
+		errs = append(errs, r.close())
+	}
+	for _, p := range s.made {
+		errs = append(errs, s.cluster.DelPod(ctx, p))
+	}
+	return errors.Join(errs...)
+}
+
+// mac reads the hardware address of a link of a node.
+func mac(n lab.Node, name string) (net.HardwareAddr, error) {
+	h, err := n.Space.Handle()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("link %s of %s: %w", name, n.Name, err)
+	}
+	return link.Attrs().HardwareAddr, nil
+}
