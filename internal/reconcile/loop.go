@@ -55,10 +55,12 @@ type Loop[K comparable, V Value[V]] struct {
 	wake   chan struct{}
 
 	// mu guards what follows. It is never held across a call of the engine.
-	mu       sync.Mutex
-	desired  *desired[K, V]
-	actual   map[K]V
-	dirty    map[K]struct{}
+	mu      sync.Mutex
+	desired *desired[K, V]
+	actual  map[K]V
+	dirty   map[K]struct{}
+	// leaving holds who gave up a key that may still be programmed for it.
+	leaving  map[K][]Owner
 	failures map[Owner]error
 	waiters  []*waiter
 	started  bool
@@ -88,7 +90,7 @@ func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) 
 	}
 	return &Loop[K, V]{
 		engine: engine, opts: opts, wake: make(chan struct{}, 1),
-		desired: newDesired(opts.Encode), dirty: map[K]struct{}{}, failures: map[Owner]error{},
+		desired: newDesired(opts.Encode), dirty: map[K]struct{}{}, leaving: map[K][]Owner{}, failures: map[Owner]error{},
 	}
 }
 
@@ -97,9 +99,6 @@ func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) 
 // part of the first state. Start waits until the owners given are in step, also for an engine that cannot be reached
 // yet (ErrUnavailable); what becomes of owners that were set before is seen by Failure.
 func (l *Loop[K, V]) Start(ctx context.Context, fragments map[Owner]map[K]V) error {
-	l.mu.Lock()
-	l.started, l.resync = true, true
-	l.mu.Unlock()
 	return l.apply(ctx, fragments, true)
 }
 
@@ -129,9 +128,6 @@ func (l *Loop[K, V]) Set(fragments map[Owner]map[K]V) {
 // Verify reads back everything that is programmed, commits the difference, and returns how many items differed.
 func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 	w := &waiter{verify: true, done: make(chan error, 1)}
-	l.mu.Lock()
-	l.resync = true
-	l.mu.Unlock()
 	if err := l.enqueue(w, nil); err != nil {
 		return 0, err
 	}
@@ -187,12 +183,19 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 		return fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
 	}
 	for owner, fragment := range fragments {
-		l.desired.set(owner, fragment, func(key K) { l.dirty[key] = struct{}{} })
-		if len(fragment) == 0 {
-			delete(l.failures, owner)
-		}
+		l.desired.set(owner, fragment, func(key K) {
+			l.dirty[key] = struct{}{}
+			l.leaving[key] = slices.DeleteFunc(l.leaving[key], func(o Owner) bool { return o == owner })
+			if _, kept := fragment[key]; !kept {
+				l.leaving[key] = append(l.leaving[key], owner)
+			}
+		})
 	}
 	if w != nil {
+		// In one step with what is handed over: a pass in between would take an unfinished first state for the whole
+		// of it and remove the rest, or do the reading that a verification waits for without it.
+		l.started = l.started || w.patient
+		l.resync = l.resync || w.patient || w.verify
 		l.waiters = append(l.waiters, w)
 	}
 	l.mu.Unlock()
@@ -374,6 +377,8 @@ func (l *Loop[K, V]) diffKey(key K, change *Change[K, V]) {
 		change.Set[key] = want
 	case !wanted && held:
 		change.Delete[key] = have
+	default:
+		delete(l.leaving, key)
 	}
 }
 
@@ -514,7 +519,7 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 func (l *Loop[K, V]) settle(r round[K, V], failed map[K]error, broken map[Owner]error) {
 	fail := func(key K, err error) {
 		l.dirty[key] = struct{}{}
-		for _, owner := range l.desired.ownersOf(key) {
+		for _, owner := range append(l.desired.ownersOf(key), l.leaving[key]...) {
 			broken[owner] = err
 		}
 	}
@@ -524,6 +529,7 @@ func (l *Loop[K, V]) settle(r round[K, V], failed map[K]error, broken map[Owner]
 			continue
 		}
 		l.actual[key] = value
+		l.left(key)
 	}
 	for key := range r.change.Delete {
 		if err, bad := failed[key]; bad {
@@ -531,6 +537,14 @@ func (l *Loop[K, V]) settle(r round[K, V], failed map[K]error, broken map[Owner]
 			continue
 		}
 		delete(l.actual, key)
+		l.left(key)
+	}
+}
+
+// left forgets who gave up a key, unless that was after the change was computed.
+func (l *Loop[K, V]) left(key K) {
+	if _, again := l.dirty[key]; !again {
+		delete(l.leaving, key)
 	}
 }
 
@@ -548,6 +562,11 @@ func (l *Loop[K, V]) refreshFailures(broken map[Owner]error) {
 func (l *Loop[K, V]) inStep(owner Owner) bool {
 	for key, want := range l.desired.fragments[owner] {
 		if have, ok := l.actual[key]; !ok || !want.Equal(have) {
+			return false
+		}
+	}
+	for _, owners := range l.leaving {
+		if slices.Contains(owners, owner) {
 			return false
 		}
 	}

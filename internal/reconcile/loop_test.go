@@ -301,3 +301,37 @@ func TestLoopAgreesWithANaiveModel(t *testing.T) {
 		}
 	})
 }
+
+// Who withdraws something is told the truth: until it is gone, each Apply says so, and so does Failure.
+func TestWithdrawalThatFailsIsTold(t *testing.T) {
+	engine := &memory{state: map[string]text{}}
+	loop := runLoop(t, engine, Options[string, text]{})
+	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/a": {"a": "1"}, "pod/b": {"b": "2"}}); err != nil {
+		t.Fatal(err)
+	}
+	down := func(is bool) {
+		engine.mu.Lock()
+		defer engine.mu.Unlock()
+		engine.down = is
+	}
+	down(true)
+	gone := map[Owner]map[string]text{"pod/a": nil}
+	for range 3 {
+		if err := loop.Apply(t.Context(), gone); !errors.Is(err, ErrUnavailable) {
+			t.Fatalf("withdrawing from an engine that is away: %v", err)
+		}
+	}
+	if state, _ := engine.snapshot(); state["a"] != "1" {
+		t.Fatalf("state %v", state)
+	}
+	if err := loop.Failure("pod/b"); err != nil {
+		t.Errorf("of another owner: %v", err)
+	}
+	down(false)
+	if err := loop.Apply(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	if state, _ := engine.snapshot(); state["a"] != "" || loop.Failure("pod/a") != nil {
+		t.Errorf("in the end: state %v, failure %v", state, loop.Failure("pod/a"))
+	}
+}
