@@ -29,12 +29,8 @@ func OpenRaw(path, device string) (*Raw, error) {
 		if r.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(networkOrder(unix.ETH_P_ALL))); err != nil {
 			return fmt.Errorf("packet socket: %w", err)
 		}
-		// The reader looks up now and then, so that it can be stopped.
-		if err := unix.SetsockoptTimeval(r.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000}); err != nil {
-			return fmt.Errorf("packet socket: %w", err)
-		}
-		if err := unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20); err != nil {
-			return fmt.Errorf("packet socket: %w", err)
+		if err := r.tune(); err != nil {
+			return err
 		}
 		return unix.Bind(r.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: link.Index})
 	})
@@ -42,6 +38,31 @@ func OpenRaw(path, device string) (*Raw, error) {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
+}
+
+// NewInbox starts collecting the IPv4 packets of one protocol that sockets in the namespace at path get: what its host
+// takes as its own, by whatever interface it came.
+func NewInbox(path string, protocol int) (*Sniffer, error) {
+	r := &Raw{fd: -1}
+	err := in(path, func() (err error) {
+		if r.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
+			return fmt.Errorf("raw socket: %w", err)
+		}
+		return r.tune()
+	})
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return collect(r, false), nil
+}
+
+// tune lets the reader look up now and then, so that it can be stopped, and gives it room for bursts.
+func (r *Raw) tune() error {
+	err := unix.SetsockoptTimeval(r.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000})
+	if err = errors.Join(err, unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)); err != nil {
+		return fmt.Errorf("packet socket: %w", err)
+	}
+	return nil
 }
 
 func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
@@ -79,9 +100,13 @@ func NewSniffer(path, device string, incoming bool) (*Sniffer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return collect(raw, incoming), nil
+}
+
+func collect(raw *Raw, incoming bool) *Sniffer {
 	s := &Sniffer{raw: raw, stop: make(chan struct{}), done: make(chan struct{})}
 	go s.run(incoming)
-	return s, nil
+	return s
 }
 
 func (s *Sniffer) run(incoming bool) {

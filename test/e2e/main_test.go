@@ -1,0 +1,136 @@
+//go:build lab
+
+// Package e2e holds Weft to what its users rely on, in a lab of two nodes whose pods are namespaces attached through
+// libcni: every test runs real agents on real switches, and judges by packets.
+package e2e
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/report"
+)
+
+// child tells the process that runs the tests from the one that keeps the lab: a test that panics, or runs out of time,
+// ends its process, and the lab goes down all the same.
+const child = "WEFT_E2E_CHILD"
+
+var ( //nolint:gochecknoglobals // flags of the test binary
+	labName = flag.String("lab.name", "e2e", "name of the lab that the tests bring up")
+	keepLab = flag.Bool("lab.keep", false, "use the lab if it is up, and leave it up")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if os.Getenv(child) != "" {
+		os.Exit(m.Run())
+	}
+	code, err := keep()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// keep brings the lab up, runs the tests in a process of their own, takes the lab down, and finds what it left.
+func keep() (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
+	defer stop()
+	if *keepLab {
+		if _, err := lab.Open(ctx, *labName); err == nil {
+			return runTests(ctx)
+		}
+	}
+	bin, err := os.MkdirTemp("", "weft-e2e-")
+	if err != nil {
+		return 1, err
+	}
+	if !*keepLab {
+		defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
+	}
+	if err := build(ctx, bin); err != nil {
+		return 1, err
+	}
+	if err := lab.Down(ctx, *labName, nil); err != nil { // of a run that was killed
+		return 1, err
+	}
+	before, err := takeInventory(*labName)
+	if err != nil {
+		return 1, err
+	}
+	config := lab.Config{Name: *labName, Nodes: 2, Runtime: plan.RuntimeCNI, WeftBin: bin}
+	begin := time.Now()
+	_, err = lab.Up(ctx, config, func(e report.Event) {
+		if e.State == report.Fail {
+			slog.Error("the lab does not come up", "step", e.Step, "error", e.Text)
+		}
+	})
+	if err == nil {
+		fmt.Printf("lab up in %s\n", time.Since(begin).Round(10*time.Millisecond))
+		code, err = runTests(ctx)
+	}
+	if *keepLab {
+		return code, err
+	}
+	return code, errors.Join(err, takeDown(before))
+}
+
+// takeDown ends the lab, however the tests ended, and returns an error that names what is left of it.
+func takeDown(before inventory) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := lab.Down(ctx, *labName, nil); err != nil {
+		return err
+	}
+	after, err := takeInventory(*labName)
+	if err != nil {
+		return err
+	}
+	return before.leftBy(after)
+}
+
+// build builds Weft's programs as they are shipped.
+func build(ctx context.Context, bin string) error {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", bin+"/", "./cmd/weft", "./cmd/weft-cni", "./cmd/weft-lab")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building Weft: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func runTests(ctx context.Context) (int, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 1, err
+	}
+	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), child+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	var failed *exec.ExitError
+	if err := cmd.Run(); errors.As(err, &failed) {
+		return max(failed.ExitCode(), 1), nil
+	} else if err != nil {
+		return 1, err
+	}
+	return 0, nil
+}

@@ -1,0 +1,169 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/traffic"
+)
+
+// podMTU is what is left of the underlay's 1,500 bytes in the tunnel.
+const podMTU = 1450
+
+// cell is one way of the matrix.
+type cell struct {
+	name string
+	from string // namespace
+	to   netip.Addr
+	at   string // the receiver's namespace
+	// seen is the sender's address at the receiver; invalid where it is the sender's own, given by own.
+	seen netip.Addr
+	size int // of the largest packet
+}
+
+// matrix is two pods on the first node and one on the second, and everybody that they talk to.
+func matrix(c *lab.Cluster, pods []*lab.Pod) []cell {
+	a, b, far := pods[0], pods[1], pods[2]
+	n1, n2 := c.Node(1), c.Node(2)
+	gateway := func(p *lab.Pod) netip.Addr { return netip.PrefixFrom(p.IPs[0], 23).Masked().Addr().Next() }
+	return []cell{
+		{"pod to pod on its node", a.Netns, b.IPs[0], b.Netns, a.IPs[0], podMTU},
+		{"pod to pod on another node", a.Netns, far.IPs[0], far.Netns, a.IPs[0], podMTU},
+		{"and the other way", far.Netns, a.IPs[0], a.Netns, far.IPs[0], podMTU},
+		{"pod to itself", a.Netns, a.IPs[0], a.Netns, a.IPs[0], podMTU},
+		{"pod to its gateway", a.Netns, gateway(a), n1.Netns, a.IPs[0], podMTU},
+		{"pod to its own host", a.Netns, n1.IP, n1.Netns, a.IPs[0], podMTU},
+		{"pod to another host", a.Netns, n2.IP, n2.Netns, n1.IP, podMTU},
+		{"host to its own pod", n1.Netns, a.IPs[0], a.Netns, gateway(a), podMTU},
+		{"host to another node's pod", n1.Netns, far.IPs[0], far.Netns, gateway(a), podMTU},
+		{"pod to outside", a.Netns, c.Outside.IP, c.Outside.Netns, n1.IP, podMTU},
+		{"pod of the other node to outside", far.Netns, c.Outside.IP, c.Outside.Netns, n2.IP, podMTU},
+	}
+}
+
+// Everybody in the cluster reaches everybody, under the address that is theirs in the cluster, and outside under the
+// node's; by UDP, TCP and ICMP; with packets as large as the interface says.
+func TestMatrix(t *testing.T) {
+	c := cluster(t)
+	pods := addPods(t, c, [2]string{"n1", "matrix-a"}, [2]string{"n1", "matrix-b"}, [2]string{"n2", "matrix-far"})
+	for _, cell := range matrix(c, pods) {
+		t.Run(strings.ReplaceAll(cell.name, " ", "-"), func(t *testing.T) { cell.check(t) })
+	}
+}
+
+func (c *cell) check(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	server := echo(t, c.at, c.to)
+	first := ping(t, c.from, c.to)
+	latency := ping(t, c.from, c.to)
+	for source := range server.Sources() {
+		if source != c.seen {
+			t.Errorf("UDP: the receiver sees %s, not %s", source, c.seen)
+		}
+	}
+
+	sink, err := traffic.NewSink(c.at, netip.AddrPortFrom(c.to, echoPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	sent, err := traffic.Send(ctx, c.from, netip.AddrPortFrom(c.to, echoPort), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sent.Source != c.seen {
+		t.Errorf("TCP: the receiver sees %s, not %s", sent.Source, c.seen)
+	}
+
+	icmp, err := traffic.PingICMP(ctx, c.from, c.to, 84)
+	if err != nil {
+		t.Errorf("ICMP: %v", err)
+	}
+	if _, err := traffic.PingICMP(ctx, c.from, c.to, c.size); err != nil {
+		t.Errorf("the largest packet: %v", err)
+	}
+	t.Logf("UDP %s (first %s), ICMP %s, TCP connect %s, 1 MiB %s; seen as %s",
+		latency.Round(time.Microsecond), first.Round(time.Microsecond), icmp.Round(time.Microsecond),
+		sent.Connect.Round(time.Microsecond), sent.Took.Round(time.Millisecond), c.seen)
+}
+
+// A pod's interface has the MTU that fits the tunnel, and refuses what is larger instead of losing it; the pod has its
+// address, its gateway, and routes to the cluster and the Services.
+func TestPodInterface(t *testing.T) {
+	c := cluster(t)
+	pods := addPods(t, c, [2]string{"n1", "interface-a"}, [2]string{"n2", "interface-b"})
+	a, b := pods[0], pods[1]
+	link := mustRun(t, a.Enter("ip", "-o", "link", "show", "eth0"))
+	if !strings.Contains(link, fmt.Sprintf(" mtu %d ", podMTU)) {
+		t.Errorf("eth0 has no MTU of %d: %s", podMTU, link)
+	}
+	address := mustRun(t, a.Enter("ip", "-4", "-o", "addr", "show", "eth0"))
+	if !strings.Contains(address, " "+a.IPs[0].String()+"/23 ") {
+		t.Errorf("eth0 does not have %s/23: %s", a.IPs[0], address)
+	}
+	gateway := netip.PrefixFrom(a.IPs[0], 23).Masked().Addr().Next()
+	routes := mustRun(t, a.Enter("ip", "-4", "route"))
+	for _, want := range []string{"default via " + gateway.String() + " dev eth0", "10.128.0.0/14 dev eth0", "172.30.0.0/16 via " + gateway.String()} {
+		if !strings.Contains(routes, want) {
+			t.Errorf("no route %q among:\n%s", want, routes)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := traffic.PingICMP(ctx, a.Netns, b.IPs[0], podMTU); err != nil {
+		t.Errorf("a packet of the MTU's size: %v", err)
+	}
+	if _, err := traffic.PingICMP(ctx, a.Netns, b.IPs[0], podMTU+1); !errors.Is(err, unix.EMSGSIZE) {
+		t.Errorf("a packet over the MTU: %v, not %v", err, unix.EMSGSIZE)
+	}
+	if err := a.Check(ctx); err != nil {
+		t.Errorf("CNI CHECK: %v", err)
+	}
+}
+
+// Large transfers and many connections at a time go across nodes.
+func TestTransfers(t *testing.T) {
+	c := cluster(t)
+	pods := addPods(t, c, [2]string{"n1", "transfer-a"}, [2]string{"n2", "transfer-b"})
+	a, b := pods[0], pods[1]
+	to := netip.AddrPortFrom(b.IPs[0], echoPort)
+	sink, err := traffic.NewSink(b.Netns, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	const size = 10 << 20
+	one, err := traffic.Send(ctx, a.Netns, to, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("10 MiB across nodes in %s: %.0f Mbit/s", one.Took.Round(time.Millisecond), size*8/one.Took.Seconds()/1e6)
+
+	const connections, each = 100, 64 << 10
+	var group errgroup.Group
+	begin := time.Now()
+	for range connections {
+		group.Go(func() error {
+			_, err := traffic.Send(ctx, a.Netns, to, each)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d connections at a time, 64 KiB each, in %s", connections, time.Since(begin).Round(time.Millisecond))
+}
