@@ -222,7 +222,11 @@ func (s *scene) bindRecords() error {
 			return fmt.Errorf("pod %s: no attachment in %s of %s", p.key, recordsDir, p.Node)
 		}
 		// A runtime may name the namespace through /var/run, an absolute link that would lead out of the node's root.
-		s.pods[i].netns = nodes[p.Node].Root(strings.TrimPrefix(rec.Netns, "/var"))
+		path := rec.Netns
+		if rest, ok := strings.CutPrefix(path, "/var/run/"); ok {
+			path = "/run/" + rest
+		}
+		s.pods[i].netns = nodes[p.Node].Root(path)
 	}
 	return nil
 }

@@ -1,0 +1,408 @@
+//go:build lab
+
+package lab_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/machine"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/report"
+)
+
+// limit bounds every test of a lab that has its programs; a cold build of Kubernetes has its own.
+const limit = 5 * time.Minute
+
+// programs builds Weft's programs once.
+var programs = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // computed once
+	dir, err := os.MkdirTemp("", "weft-lab-test")
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command("go", "build", "-o", dir+"/", "weft.dev/weft/cmd/...").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build Weft's programs: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := programs(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+func config(t *testing.T, runtime plan.Runtime) lab.Config {
+	t.Helper()
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := make([]byte, 4)
+	_, _ = rand.Read(raw)
+	return lab.Config{Name: "t" + hex.EncodeToString(raw), Nodes: 2, Runtime: runtime, WeftBin: bin}
+}
+
+func up(ctx context.Context, t *testing.T, cfg lab.Config) *lab.Cluster {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := lab.Down(ctx, cfg.Name, nil); err != nil {
+			t.Errorf("take the lab down: %v", err)
+		}
+	})
+	began := time.Now()
+	c, err := lab.Up(ctx, cfg, func(e report.Event) {
+		if e.State != report.Begin {
+			t.Logf("%8s  %s %s", e.Took.Round(time.Millisecond), e.Step, e.Text)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("lab %s is up after %s", cfg.Name, time.Since(began).Round(10*time.Millisecond))
+	return c
+}
+
+// listing is what a machine shows of labs: all of what has a lab's name in it, and what belongs to the whole machine.
+type listing struct {
+	Namespaces, Links, Mounts, Cgroups, Processes, Files []string
+	Sysctls                                              map[string]string // empty while other labs run
+}
+
+func list(t *testing.T, name string) listing {
+	t.Helper()
+	mark := "wl-" + name
+	var l listing
+	names, _ := filepath.Glob("/run/netns/" + mark + "*")
+	l.Namespaces = names
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		t.Fatal(err)
+	}
+	for _, x := range links {
+		if strings.HasPrefix(x.Attrs().Name, mark) {
+			l.Links = append(l.Links, x.Attrs().Name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, "weft-lab/"+name) || strings.Contains(line, mark) {
+			l.Mounts = append(l.Mounts, line)
+		}
+	}
+	l.Cgroups, _ = filepath.Glob("/sys/fs/cgroup/*/" + mark)
+	l.Processes = processes(name)
+	for _, f := range []string{"/run/weft-lab/" + name, "/var/lib/weft-lab/" + name} {
+		if _, err := os.Lstat(f); err == nil {
+			l.Files = append(l.Files, f)
+		}
+	}
+	machineWide(t, &l)
+	return l
+}
+
+// machineWide adds what labs share, while there is no lab: otherwise it belongs to the others.
+func machineWide(t *testing.T, l *listing) {
+	t.Helper()
+	if labs, err := lab.List(); err != nil || len(labs) > 0 {
+		return
+	}
+	l.Sysctls = map[string]string{}
+	for _, s := range []string{"net/core/rmem_default", "fs/inotify/max_user_instances", "vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops"} {
+		raw, err := os.ReadFile("/proc/sys/" + s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Sysctls[s] = strings.TrimSpace(string(raw))
+	}
+	for _, d := range []string{"/run/weft-lab", "/var/lib/weft-lab", "/etc/cni", "/opt/cni", "/var/lib/kubelet", "/var/lib/weft", "/var/log/pods"} {
+		if _, err := os.Lstat(d); err == nil {
+			l.Files = append(l.Files, d)
+		}
+	}
+}
+
+// processes finds a lab's by its cgroup, its directories on a command line, and its namespaces' names.
+func processes(name string) []string {
+	var found []string
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		s, err := machine.Stat(pid)
+		if err != nil || s.State == 'Z' {
+			continue
+		}
+		cmdline, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		group, _ := os.ReadFile("/proc/" + e.Name() + "/cgroup")
+		if bytes.Contains(group, []byte("/wl-"+name)) || bytes.Contains(cmdline, []byte("weft-lab/"+name)) {
+			found = append(found, e.Name()+" "+strings.ReplaceAll(string(cmdline), "\x00", " "))
+		}
+	}
+	return found
+}
+
+func command(ctx context.Context, t *testing.T, argv []string) string {
+	t.Helper()
+	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func TestPodsReachEachOtherAndDownLeavesNothing(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cfg := config(t, plan.RuntimeCNI)
+	before := list(t, cfg.Name)
+	c := up(ctx, t, cfg)
+
+	a, err := c.AddPod(ctx, lab.PodSpec{Name: "a", Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := c.AddPod(ctx, lab.PodSpec{Name: "b", Node: "n2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("ADD took %s and %s", a.Took, b.Took)
+	command(ctx, t, a.Enter("ping", "-c", "3", "-i", "0.2", "-W", "3", b.IPs[0].String()))
+	if seen := command(ctx, t, a.Enter("curl", "-sS", "--noproxy", "*", "-m", "5", c.Outside.URL)); seen != c.Node(1).IP.String() {
+		t.Errorf("outside saw the pod as %s, not as its node's %s", seen, c.Node(1).IP)
+	}
+	if err := a.Check(ctx); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if err := c.Node(1).NetworkStatus(ctx); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+	for range 2 {
+		if err := c.DelPod(ctx, a); err != nil {
+			t.Errorf("DEL: %v", err)
+		}
+	}
+	began := time.Now()
+	if err := c.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
+	if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+		t.Errorf("down left something:\n%s", diff)
+	}
+}
+
+func TestSwitchComesBackWithTheNodesAddress(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cfg := config(t, plan.RuntimeCNI)
+	cfg.NoWeft = true
+	c := up(ctx, t, cfg)
+	st, err := lab.Inspect(ctx, cfg.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := pidOf(t, st, "n1/ovs-vswitchd")
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(ctx, t, "the switch runs again", func() bool {
+		st, err := lab.Inspect(ctx, cfg.Name)
+		if err != nil {
+			return false
+		}
+		now := pidOf(t, st, "n1/ovs-vswitchd")
+		return now != 0 && now != pid
+	})
+	until(ctx, t, "n2 reaches n1", func() bool {
+		argv := c.Node(2).Enter("ping", "-c", "1", "-W", "1", c.Node(1).IP.String())
+		return exec.CommandContext(ctx, argv[0], argv[1:]...).Run() == nil
+	})
+}
+
+func pidOf(t *testing.T, st report.Status, program string) int {
+	t.Helper()
+	for _, p := range st.Programs {
+		if p.Name == program {
+			return p.Pid
+		}
+	}
+	t.Fatalf("lab %s runs no %s", st.Name, program)
+	return 0
+}
+
+func until(ctx context.Context, t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("not within 30 s: %s", what)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// A supervisor that is killed leaves everything running; the next down, or the next up, takes it away.
+func TestKilledSupervisorLeavesNothingAfterDown(t *testing.T) {
+	for _, when := range []string{"while it comes up", "when it is up"} {
+		t.Run(when, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			cfg := config(t, plan.RuntimeCNI)
+			cfg.NoWeft = true
+			before := list(t, cfg.Name)
+			kill := func() {
+				st, err := lab.Inspect(ctx, cfg.Name)
+				if err == nil && st.Supervisor > 0 {
+					_ = syscall.Kill(st.Supervisor, syscall.SIGKILL)
+				}
+			}
+			_, err := lab.Up(ctx, cfg, func(e report.Event) {
+				if when == "while it comes up" && e.State == report.Begin && strings.HasPrefix(e.Step, "etcd") {
+					kill()
+				}
+			})
+			if when == "when it is up" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				kill()
+			}
+			until(ctx, t, "the lab is dead", func() bool {
+				st, err := lab.Inspect(ctx, cfg.Name)
+				return err == nil && st.Phase == report.Dead
+			})
+			if len(processes(cfg.Name)) == 0 {
+				t.Error("the kill left no process: the test shows nothing")
+			}
+			if err := lab.Down(ctx, cfg.Name, nil); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+				t.Errorf("down left something:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestUpReclaimsWhatAKilledRunLeft(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cfg := config(t, plan.RuntimeCNI)
+	cfg.NoWeft = true
+	up(ctx, t, cfg)
+	st, err := lab.Inspect(ctx, cfg.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(st.Supervisor, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(ctx, t, "the lab is dead", func() bool {
+		st, err := lab.Inspect(ctx, cfg.Name)
+		return err == nil && st.Phase == report.Dead
+	})
+	if _, err := lab.Up(ctx, cfg, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lab.Up(ctx, cfg, nil); err != nil {
+		t.Errorf("up of a lab that is up: %v", err)
+	}
+	other := cfg
+	other.Nodes = 3
+	if _, err := lab.Up(ctx, other, nil); !errors.Is(err, lab.ErrOther) {
+		t.Errorf("up with other settings: %v, want ErrOther", err)
+	}
+}
+
+func TestTwoLabsSideBySide(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	one, two := config(t, plan.RuntimeCNI), config(t, plan.RuntimeCNI)
+	a, b := up(ctx, t, one), up(ctx, t, two)
+	for _, c := range []*lab.Cluster{a, b} { // the same addresses in both, and nothing of the one in the other
+		p, err := c.AddPod(ctx, lab.PodSpec{Name: "p", Node: "n1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := c.AddPod(ctx, lab.PodSpec{Name: "q", Node: "n2"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		command(ctx, t, p.Enter("ping", "-c", "3", "-i", "0.2", "-W", "3", q.IPs[0].String()))
+	}
+	if err := a.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	command(ctx, t, b.Node(1).Enter("ping", "-c", "1", "-W", "2", b.Node(2).IP.String()))
+	if raw, err := os.ReadFile("/proc/sys/net/core/rmem_default"); err != nil || strings.TrimSpace(string(raw)) != "8388608" {
+		t.Errorf("the first lab's end took the second's sysctl: %s %v", raw, err)
+	}
+	pods, err := b.Pods(ctx)
+	if err != nil || len(pods) != 2 {
+		t.Errorf("pods of the lab that stays: %d, %v", len(pods), err)
+	}
+}
+
+func TestKubelets(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
+	defer cancel()
+	cfg := config(t, plan.RuntimeKubelet)
+	before := list(t, cfg.Name)
+	c := up(ctx, t, cfg)
+	kubectl := func(args ...string) string {
+		argv := append([]string{filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), "--kubeconfig", c.Kubeconfig}, args...)
+		return command(ctx, t, append([]string{"env", "NO_PROXY=*"}, argv...))
+	}
+	for i := range c.Nodes() {
+		kubectl("run", "p"+strconv.Itoa(i+1), "--image=weft.local/busybox:1", "--image-pull-policy=Never",
+			"--overrides", fmt.Sprintf(`{"spec":{"nodeName":"n%d"}}`, i+1), "--command", "--", "sh", "-c", "echo started; sleep infinity")
+	}
+	kubectl("wait", "--for=condition=Ready", "pod", "--all", "--timeout=90s")
+	ip := kubectl("get", "pod", "p2", "-o", "jsonpath={.status.podIP}")
+	kubectl("exec", "p1", "--", "ping", "-c", "3", "-W", "3", ip)
+	if seen := kubectl("exec", "p1", "--", "wget", "-qO-", c.Outside.URL); seen != c.Node(1).IP.String() {
+		t.Errorf("outside saw the pod as %s, not as its node's %s", seen, c.Node(1).IP)
+	}
+	if log := kubectl("logs", "p1"); !slices.Contains(strings.Fields(log), "started") {
+		t.Errorf("logs: %q", log)
+	}
+	began := time.Now()
+	if err := c.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
+	if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+		t.Errorf("down left something:\n%s", diff)
+	}
+}
