@@ -1,0 +1,61 @@
+package kubebuild
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestParseVersion(t *testing.T) {
+	for text, want := range map[string][3]string{
+		"require k8s.io/kubernetes v1.34.4\n":                   {"v1.34.4", "1", "34"},
+		"require (\n\tk8s.io/kubernetes v1.34.4 // indirect\n)": {"v1.34.4", "1", "34"},
+		"\tk8s.io/kubernetes v1.36.0-rc.1\n":                    {"v1.36.0-rc.1", "1", "36"},
+	} {
+		if got, err := parseVersion("go.mod", text); err != nil || got != want {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	if _, err := parseVersion("go.mod", "replace k8s.io/kubernetes => ../x\n"); !errors.Is(err, ErrVersion) {
+		t.Errorf("without a requirement: %v", err)
+	}
+}
+
+// A build that is interrupted leaves nothing under a program's name, and the next one makes it.
+func TestEnsureKeepsOnlyWhatIsComplete(t *testing.T) {
+	cache, module := t.TempDir(), t.TempDir()
+	t.Setenv("WEFT_LAB_CACHE", cache)
+	if err := os.WriteFile(filepath.Join(module, "go.mod"), []byte("require k8s.io/kubernetes v1.34.4\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	errCut := errors.New("interrupted")
+	var result error
+	built := 0
+	c := Config{
+		Module: module,
+		Step:   func(_ string, f func() error) error { return f() },
+		Run: func(_ context.Context, _ string, argv ...string) (string, error) {
+			built++
+			half := argv[len(argv)-2]
+			return "", errors.Join(os.WriteFile(half, []byte("program"), 0o700), result)
+		},
+	}
+	result = errCut
+	if _, err := Ensure(t.Context(), c); !errors.Is(err, errCut) {
+		t.Fatalf("Ensure = %v", err)
+	}
+	bin := filepath.Join(cache, "kubernetes", "v1.34.4")
+	if left, _ := os.ReadDir(bin); len(left) > 0 {
+		t.Errorf("an interrupted build left %v", left)
+	}
+	result = nil
+	if got, err := Ensure(t.Context(), c); err != nil || got != bin {
+		t.Fatalf("Ensure = %s, %v", got, err)
+	}
+	built = 0
+	if _, err := Ensure(t.Context(), c); err != nil || built > 0 {
+		t.Errorf("built %d again, %v", built, err)
+	}
+}
