@@ -29,6 +29,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	if err != nil {
 		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
 	}
+	defer n.reaper.wakeUp() // once the lock is free
 	defer unlock()
 	s := n.settings.Load()
 	if s == nil {
@@ -43,6 +44,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		// The runtime did not get the answer. The same one, after making sure of it.
 	case err == nil:
 		if err := n.remove(ctx, []attach.Key{key}); err != nil {
+			n.reaper.add(key)
 			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: what is left of a former one cannot be removed: %w", key, err)
 		}
 		fallthrough
@@ -51,6 +53,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 			return nil, err
 		}
 	}
+	n.reaper.forget(key) // what was to be removed is gone, or is this attachment now
 	return n.connect(ctx, s, rec)
 }
 
@@ -97,6 +100,9 @@ func (n *Network) choose(s *settings, rec *attach.Record) error {
 	inUse := n.store.InUse()
 	n.picking.Lock()
 	defer n.picking.Unlock()
+	if n.pool.Subnet() != s.view.Local.Subnet {
+		return cni.Errorf(cni.CodeTryAgainLater, "the node's subnet has just changed to %s: try again later", n.pool.Subnet())
+	}
 	address, err := n.pool.Pick(func(a netip.Addr) bool { return held(inUse.Addresses[NetworkName], a) })
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
@@ -128,8 +134,7 @@ func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (
 }
 
 // program makes the interface, its port and its flows. Port and flows are committed side by side: a port without
-// flows is closed, and flows without their port match nothing. A View that came meanwhile did not see the record as
-// attached; the flows are then compiled again from it.
+// flows is closed, and flows without their port match nothing.
 func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
 	pair, err := plan.Pair(rec, &s.attachments)
 	if err != nil {
@@ -142,25 +147,37 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if err != nil {
 		return created, err
 	}
-	o := owner(rec.Key())
+	n.open(*rec)
 	commits, commitCtx := errgroup.WithContext(ctx)
 	commits.Go(func() error {
-		return n.engines.Rows.Apply(commitCtx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: s.podRows(rec)})
+		return n.engines.Rows.Apply(commitCtx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)})
 	})
-	commits.Go(func() error {
-		return n.engines.Flows.Apply(commitCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
-	})
+	commits.Go(func() error { return n.programFlows(commitCtx, s, rec) })
 	if err := commits.Wait(); err != nil {
 		return created, err
 	}
 	rec.State = attach.Attached
 	if err := n.store.Put(ctx, *rec); err != nil {
-		return created, err
+		return created, cni.Errorf(cni.CodeIO, "%w", err)
 	}
-	if now := n.settings.Load(); now != s {
-		err = n.engines.Flows.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: now.podFlows(rec)})
+	return created, nil
+}
+
+// programFlows programs an attachment's flows. An Update that came meanwhile may have handed over newer ones, which these
+// took the place of: they are then compiled again.
+func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Record) error {
+	o := owner(rec.Key())
+	for {
+		if err := s.pipeline.CheckPod(pod(rec)); err != nil {
+			return err
+		}
+		err := n.engines.Flows.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+		now := n.settings.Load()
+		if err != nil || now == s {
+			return err
+		}
+		s = now
 	}
-	return created, err
 }
 
 // undo removes what an ADD that failed has left. It works also when the ADD failed because its context ended.
@@ -178,7 +195,8 @@ func codeOf(err error) error {
 	switch {
 	case errors.Is(err, link.ErrNoNamespace), errors.Is(err, link.ErrNotNamespace):
 		return cni.Errorf(cni.CodeInvalidNetns, "%w", err)
-	case errors.Is(err, reconcile.ErrUnavailable), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, reconcile.ErrUnavailable), errors.Is(err, reconcile.ErrStopped),
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", err)
 	default:
 		return err

@@ -3,6 +3,9 @@ package overlay
 import (
 	"context"
 	"errors"
+	"fmt"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
@@ -25,15 +28,32 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 	if s == nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", n.Ready())
 	}
+	prev, err := previous(req)
+	if err != nil {
+		return err
+	}
+	if req.Netns != rec.Netns {
+		return fmt.Errorf("attachment %s: it is in namespace %s, not in %s", key, rec.Netns, req.Netns)
+	}
 	pair, err := plan.Pair(&rec, &s.attachments)
 	if err != nil {
 		return err
 	}
 	return errors.Join(
+		plan.Compare(&rec, prev),
 		inPod(n.engines.Pods.Check(ctx, pair)),
+		s.pipeline.CheckPod(pod(&rec)),
 		n.engines.Rows.Failure(owner(key)),
 		n.engines.Flows.Failure(owner(key)),
 	)
+}
+
+// previous returns what the runtime says that Add's result was; nil where it does not say.
+func previous(req *cni.Request) (*types100.Result, error) {
+	if req.NetConf == nil {
+		return nil, nil //nolint:nilnil // No result is an answer here.
+	}
+	return req.NetConf.PrevResult()
 }
 
 func inPod(err error) error {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +27,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
 	}
+	defer n.reaper.wakeUp() // once the lock is free
 	defer unlock()
 	rec, err := n.store.Get(key)
 	if errors.Is(err, attach.ErrNotFound) {
@@ -39,16 +42,18 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 			return cni.Errorf(cni.CodeIO, "%w", err)
 		}
 	}
-	// Before the engines run there is nothing to close that they would not leave out when they start.
-	if n.settings.Load() != nil {
-		o := owner(key)
-		if err := n.engines.Flows.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: nil}); err != nil {
-			// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address
-			// stays taken until then.
-			n.opts.Log.Warn("closing a port, going on in the background", "attachment", key.String(), "error", err)
-		}
-	}
+	n.shut(key)
 	n.reaper.add(key)
+	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
+	if n.settings.Load() == nil {
+		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
+		return nil
+	}
+	if err := n.engines.Flows.Apply(ctx, closed); err != nil {
+		// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays
+		// taken until then.
+		n.opts.Log.Warn("closing a port, going on in the background", "attachment", key.String(), "error", err)
+	}
 	return nil
 }
 
@@ -73,8 +78,12 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var links []string
+	n.shut(keys...)
 	for _, key := range keys {
 		flows[owner(key)], rows[owner(key)] = nil, nil
+		if name := n.reaper.link(key); name != "" {
+			links = append(links, name)
+		}
 		if rec, err := n.store.Get(key); err == nil && rec.HostInterface != "" && rec.BootID == n.opts.BootID {
 			links = append(links, rec.HostInterface)
 		}
@@ -108,95 +117,145 @@ type reaper struct {
 	network *Network
 	wake    chan struct{}
 
-	mu   sync.Mutex
-	keys map[attach.Key]struct{}
+	mu sync.Mutex
+	// waiting are the attachments to be removed, with the name of a link where no record has it.
+	waiting map[attach.Key]string
 }
 
 func newReaper(n *Network) *reaper {
-	return &reaper{network: n, wake: make(chan struct{}, 1), keys: map[attach.Key]struct{}{}}
+	return &reaper{network: n, wake: make(chan struct{}, 1), waiting: map[attach.Key]string{}}
 }
 
-// add hands an attachment over. It does not wait.
-func (r *reaper) add(key attach.Key) {
+// add hands an attachment over: it is removed, whatever its record says, unless forget comes first. It does not wait,
+// and may be called with the attachment's lock held; wakeUp then follows when the lock is free.
+func (r *reaper) add(key attach.Key) { r.addLink(key, "") }
+
+// addLink is add for a link that no record has.
+func (r *reaper) addLink(key attach.Key, name string) {
 	r.mu.Lock()
-	r.keys[key] = struct{}{}
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	r.waiting[key] = name
+}
+
+// forget takes attachments back, as they are removed, or are not to be any more. The caller holds their locks.
+func (r *reaper) forget(keys ...attach.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, key := range keys {
+		delete(r.waiting, key)
+	}
+}
+
+// wakeUp makes the reaper look at what waits.
+func (r *reaper) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
-	default:
+	default: // a wake-up is already waiting
 	}
 }
 
-// take returns all that wait.
-func (r *reaper) take() []attach.Key {
+// link returns the name of a link that addLink told of, else "".
+func (r *reaper) link(key attach.Key) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	keys := make([]attach.Key, 0, len(r.keys))
-	for key := range r.keys {
-		keys = append(keys, key)
-	}
-	r.keys = map[attach.Key]struct{}{}
-	return keys
+	return r.waiting[key]
 }
 
+func (r *reaper) keys() []attach.Key {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.waiting))
+}
+
+func (r *reaper) waits(key attach.Key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.waiting[key]
+	return ok
+}
+
+// run reaps until ctx ends. It begins when the engines run: what it holds meanwhile would be held for nothing.
 func (r *reaper) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-r.network.running:
+	}
 	delay := firstReapRetry
 	for {
-		var retry <-chan time.Time
-		if failed := r.reap(ctx, r.take()); len(failed) > 0 {
-			timer := time.NewTimer(delay)
-			defer timer.Stop()
-			retry, delay = timer.C, min(2*delay, lastReapRetry)
-			r.putBack(failed)
-		} else {
+		left := r.reap(ctx)
+		if !left {
 			delay = firstReapRetry
 		}
-		select {
-		case <-ctx.Done():
+		if !r.sleep(ctx, left, delay) {
 			return nil
-		case <-r.wake:
-		case <-retry:
+		}
+		if left {
+			delay = min(2*delay, lastReapRetry)
 		}
 	}
 }
 
-func (r *reaper) putBack(keys []attach.Key) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, key := range keys {
-		r.keys[key] = struct{}{}
+// sleep waits for work, or, if a retry is due, at most for the delay. It returns false when ctx ends.
+func (r *reaper) sleep(ctx context.Context, retry bool, delay time.Duration) bool {
+	var timeout <-chan time.Time
+	if retry {
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		timeout = timer.C
 	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.wake:
+	case <-timeout:
+	}
+	return true
 }
 
-// reap removes the attachments and returns those that are left.
-func (r *reaper) reap(ctx context.Context, keys []attach.Key) (left []attach.Key) {
+// reap removes what waits and is not in use by a request, and reports whether something is left.
+func (r *reaper) reap(ctx context.Context) (left bool) {
 	n := r.network
+	now, cancel := context.WithCancel(ctx)
+	cancel() // a lock that is not free is not waited for: the others' would be held as long
 	var held []attach.Key
-	for _, key := range keys {
-		unlock, err := n.locks.Lock(ctx, key)
+	for _, key := range r.keys() {
+		unlock, err := n.locks.Lock(now, key)
 		if err != nil {
-			return keys
+			left = true
+			continue
 		}
 		defer unlock()
-		// An ADD of the same attachment may have been faster, and may have made a new one.
-		if rec, err := n.store.Get(key); err == nil && (rec.State == attach.Closing || rec.State == attach.Planned || rec.BootID != n.opts.BootID) {
+		if r.waits(key) { // an ADD of the same attachment may have been faster
 			held = append(held, key)
 		}
 	}
 	if len(held) == 0 {
-		return nil
+		return left
 	}
-	if err := n.remove(ctx, held); err == nil {
-		return nil
+	err := n.remove(ctx, held)
+	if err == nil {
+		r.forget(held...)
+		return left
+	}
+	if errors.Is(err, reconcile.ErrUnavailable) || ctx.Err() != nil {
+		r.tell(ctx, held[0], err)
+		return true
 	}
 	// One that cannot be removed does not keep the others.
 	for _, key := range held {
 		if err := n.remove(ctx, []attach.Key{key}); err != nil {
-			left = append(left, key)
-			if ctx.Err() == nil {
-				n.opts.Log.Warn("removing a detached interface, trying again", "attachment", key.String(), "error", err)
-			}
+			r.tell(ctx, key, err)
+			left = true
+			continue
 		}
+		r.forget(key)
 	}
 	return left
+}
+
+func (r *reaper) tell(ctx context.Context, key attach.Key, err error) {
+	if ctx.Err() == nil {
+		r.network.opts.Log.Warn("removing a detached interface, trying again", "attachment", key.String(), "error", err)
+	}
 }

@@ -6,9 +6,9 @@ package overlay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -79,10 +80,22 @@ type Network struct {
 	// waiting says, for whoever asks while settings is nil, what is waited for.
 	waiting atomic.Pointer[string]
 
-	// updating serialises Update.
+	// updating serialises Update and guards what follows.
 	updating sync.Mutex
-	remotes  map[reconcile.Owner]bool
-	started  bool
+	// remotes are the remote hosts that fragments were made of; leftOut says why others have none.
+	remotes map[reconcile.Owner]pipeline.Remote
+	leftOut map[reconcile.Owner]string
+	started bool
+	// incomplete tells that the last Update failed: the next one compiles everything.
+	incomplete bool
+
+	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
+	// that none is handed over after the attachment is out of live and its fragment withdrawn.
+	opening sync.Mutex
+	// live are the attachments whose ports are open, or being opened.
+	live map[attach.Key]attach.Record
+	// running is closed when the engines are started.
+	running chan struct{}
 
 	// picking guards the cursors of the allocators; it is not held across I/O.
 	picking sync.Mutex
@@ -97,7 +110,10 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	n := &Network{engines: engines, store: store, opts: opts, remotes: map[reconcile.Owner]bool{}}
+	n := &Network{
+		engines: engines, store: store, opts: opts, running: make(chan struct{}),
+		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
+	}
 	n.reaper = newReaper(n)
 	n.Waiting("the agent is starting")
 	return n
@@ -120,153 +136,91 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		return err
 	}
 	if !n.started {
-		if err := n.start(ctx, next); err != nil {
-			return err
-		}
-		n.started = true
-	} else if err := n.refresh(ctx, next); err != nil {
+		return n.start(ctx, next)
+	}
+	if was := n.settings.Load(); !n.incomplete && was.view.equalButRemotes(view) {
+		return n.refreshRemotes(ctx, was, view.Remotes)
+	}
+	n.incomplete = true
+	if err := n.refresh(ctx, next); err != nil {
 		return err
 	}
+	n.incomplete = false
 	return nil
 }
 
 // start programs everything for the first time in this process's life. Rules come before ports: what closes the way
 // around the userspace datapath has to stand before there is a way. Flows come last: a port without flows is closed.
 func (n *Network) start(ctx context.Context, s *settings) error {
-	if err := n.resume(s); err != nil {
+	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
-	f := n.compile(s)
-	if err := n.engines.Rules.Start(ctx, f.rules); err != nil {
+	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
+	remotes := n.compileRemotes(s, s.view.Remotes, true)
+	n.engines.Rules.Set(remotes.rules)
+	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
-	// What pods add is not waited for: one that has lost its link does not keep the others.
-	n.engines.Rows.Set(f.podRows)
+	n.setPods(s)
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
 	if err := n.engines.Links.Start(ctx, s.links()); err != nil {
 		return fmt.Errorf("node links: %w", err)
 	}
-	n.engines.Flows.Set(f.podFlows)
-	n.engines.Flows.Set(f.remoteFlows)
+	n.engines.Flows.Set(remotes.flows)
 	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
 	n.settings.Store(s)
+	n.started = true
+	close(n.running)
 	return nil
 }
 
-// refresh programs what differs from the View before.
+// refresh programs what differs from the View before. An engine that fails does not keep the others; what it was to do
+// stays desired.
 func (n *Network) refresh(ctx context.Context, s *settings) error {
-	if err := n.resume(s); err != nil {
+	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
 	// From here on ADDs use the new settings. Those under way finish with the old ones, and look again when they have.
 	n.settings.Store(s)
-	f := n.compile(s)
-	if err := n.engines.Rules.Apply(ctx, f.rules); err != nil {
-		return fmt.Errorf("node rules: %w", err)
-	}
-	n.engines.Rows.Set(f.podRows)
-	if err := n.engines.Rows.Apply(ctx, s.rows()); err != nil {
-		return fmt.Errorf("switch: %w", err)
-	}
-	if err := n.engines.Links.Apply(ctx, s.links()); err != nil {
-		return fmt.Errorf("node links: %w", err)
-	}
-	flows := s.flows()
-	maps.Copy(flows, f.podFlows)
-	maps.Copy(flows, f.remoteFlows)
-	if err := n.engines.Flows.Apply(ctx, flows); err != nil {
-		return fmt.Errorf("flows: %w", err)
-	}
-	return nil
+	remotes := n.compileRemotes(s, s.view.Remotes, true)
+	n.engines.Rules.Set(remotes.rules)
+	rules := n.engines.Rules.Apply(ctx, s.rules())
+	n.setPods(s)
+	rows := n.engines.Rows.Apply(ctx, s.rows())
+	links := n.engines.Links.Apply(ctx, s.links())
+	n.engines.Flows.Set(remotes.flows)
+	flows := n.engines.Flows.Apply(ctx, s.flows())
+	return errors.Join(
+		named("node rules", rules), named("switch", rows), named("node links", links), named("flows", flows),
+	)
 }
 
-// fragments are a View compiled, by owner, but for what the settings alone make.
-type fragments struct {
-	rules                 map[reconcile.Owner]map[nft.Key]nft.Item
-	podRows               map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row
-	podFlows, remoteFlows map[reconcile.Owner]map[openflow.Key]openflow.Entry
-}
-
-// compile returns the fragments of all attachments and remote hosts, and an empty one for each remote host that is gone.
-func (n *Network) compile(s *settings) fragments {
-	f := fragments{
-		rules:       map[reconcile.Owner]map[nft.Key]nft.Item{},
-		podRows:     map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{},
-		podFlows:    map[reconcile.Owner]map[openflow.Key]openflow.Entry{},
-		remoteFlows: map[reconcile.Owner]map[openflow.Key]openflow.Entry{},
-	}
-	for _, rec := range n.attached() {
-		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
-			n.opts.Log.Error("a pod's port stays closed", "error", err)
-		}
-		f.podFlows[owner(rec.Key())], f.podRows[owner(rec.Key())] = s.podFlows(&rec), s.podRows(&rec)
-	}
-	for o := range n.remotes {
-		f.remoteFlows[o], f.rules[o] = nil, nil
-	}
-	n.remotes = map[reconcile.Owner]bool{}
-	for i := range s.view.Remotes {
-		r := remote(&s.view.Remotes[i])
-		if err := s.pipeline.CheckRemote(r); err != nil {
-			n.opts.Log.Error("a remote host is left out", "error", err)
-			continue
-		}
-		o := r.Owner()
-		n.remotes[o] = true
-		f.remoteFlows[o], f.rules[o] = s.pipeline.Remote(r), s.host.RemoteRules(r.NodeIP)
-	}
-	f.rules[ownerCluster] = s.rules()
-	return f
-}
-
-// attached returns the records of this network whose ports are to be open.
-func (n *Network) attached() []attach.Record {
-	var records []attach.Record
-	for _, rec := range n.store.List() {
-		if rec.Network == NetworkName && rec.State == attach.Attached && rec.BootID == n.opts.BootID {
-			records = append(records, rec)
-		}
-	}
-	return records
-}
-
-// resume sets the allocators to go on after the last record, and hands what a former life left unfinished, or what
-// belongs to a former boot, to the reaper: nobody was told of it, or nobody lives to use it.
-func (n *Network) resume(s *settings) error {
-	n.picking.Lock()
-	defer n.picking.Unlock()
-	if n.pool != nil && n.pool.Subnet() == s.view.Local.Subnet {
+// refreshRemotes programs the remote hosts that differ, where nothing else does.
+func (n *Network) refreshRemotes(ctx context.Context, s *settings, hosts []clusternetwork.HostSubnet) error {
+	changed := n.compileRemotes(s, hosts, false)
+	if len(changed.flows) == 0 {
 		return nil
 	}
-	pool, err := ipam.NewPool(s.view.Local.Subnet)
-	if err != nil {
-		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
+	n.incomplete = true
+	n.engines.Flows.Set(changed.flows)
+	rules := n.engines.Rules.Apply(ctx, changed.rules)
+	flows := n.engines.Flows.Apply(ctx, changed.flows)
+	if err := errors.Join(named("node rules", rules), named("flows", flows)); err != nil {
+		return err
 	}
-	first := n.pool == nil
-	n.pool = pool
-	last := attach.Record{}
-	for _, rec := range n.store.List() {
-		if rec.Network != NetworkName {
-			continue
-		}
-		if first && (rec.State != attach.Attached || rec.BootID != n.opts.BootID) {
-			n.reaper.add(rec.Key())
-		}
-		if rec.Created.After(last.Created) {
-			last = rec
-		}
-	}
-	for _, address := range last.Addresses {
-		if pool.Contains(address.Addr()) {
-			pool.Resume(address.Addr())
-		}
-	}
-	n.ofports.Resume(last.OFPort)
+	n.incomplete = false
 	return nil
+}
+
+func named(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // Ready returns nil when pods can be attached, else what is waited for.

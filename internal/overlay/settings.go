@@ -3,6 +3,7 @@ package overlay
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
@@ -20,6 +21,9 @@ import (
 
 // ownerCluster owns what does not depend on one pod or one remote host.
 const ownerCluster = pipeline.OwnerCluster
+
+// minMTU is the least MTU of pods in bytes, that of ClusterNetwork's mtu: what every IPv4 host has to take (RFC 1122, 3.3.2).
+const minMTU = 576
 
 // settings are a View made ready to be compiled: immutable, and valid.
 type settings struct {
@@ -69,6 +73,9 @@ func newSettings(view View) (*settings, error) {
 func overlayMTU(view View) (int, error) {
 	room := view.Node.MTU - networkv1.VXLANOverhead
 	switch mtu := view.Cluster.MTU; {
+	case room < minMTU:
+		return 0, fmt.Errorf("the MTU of %s is %d: with the tunnel's %d bytes pods need at least %d, raise it",
+			view.Node.Uplink, view.Node.MTU, networkv1.VXLANOverhead, minMTU+networkv1.VXLANOverhead)
 	case mtu == 0:
 		return room, nil
 	case mtu > room:
@@ -77,6 +84,12 @@ func overlayMTU(view View) (int, error) {
 	default:
 		return mtu, nil
 	}
+}
+
+// equalButRemotes reports whether two Views differ at most in their remote hosts.
+func (v View) equalButRemotes(other View) bool {
+	v.Remotes, other.Remotes = nil, nil
+	return reflect.DeepEqual(v, other)
 }
 
 // flows are the flows that depend neither on a pod nor on a remote host.
@@ -95,7 +108,9 @@ func (s *settings) links() map[reconcile.Owner]map[link.Key]link.Item {
 }
 
 // rules are the node's rules of nftables.
-func (s *settings) rules() map[nft.Key]nft.Item { return s.host.Rules() }
+func (s *settings) rules() map[reconcile.Owner]map[nft.Key]nft.Item {
+	return map[reconcile.Owner]map[nft.Key]nft.Item{ownerCluster: s.host.Rules()}
+}
 
 // remote returns what the flows have to know of a remote host.
 func remote(subnet *clusternetwork.HostSubnet) pipeline.Remote {

@@ -1,0 +1,286 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/host"
+)
+
+func TestAdd(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	req := l.request("s1")
+	result := l.add(t, req)
+	l.whole(t, req)
+	rec := l.record(t, req)
+	if len(result.IPs) != 1 || result.IPs[0].Address.String() != "10.128.0.2/23" || result.IPs[0].Gateway.String() != "10.128.0.1" {
+		t.Errorf("addresses %v", result.IPs)
+	}
+	if len(result.Interfaces) != 2 || result.Interfaces[1].Sandbox != req.Netns || result.Interfaces[1].Name != "eth0" ||
+		result.Interfaces[1].Mac != "0a:58:0a:80:00:02" || result.Interfaces[1].Mtu != 1450 || result.Interfaces[0].Name != rec.HostInterface {
+		t.Errorf("interfaces %v", result.Interfaces)
+	}
+	if rec.OFPort != ipam.OfportMin || rec.PodName != "pod-s1" || rec.PodNamespace != "default" || rec.PodUID != "uid-s1" {
+		t.Errorf("record %+v", rec)
+	}
+	pair, _ := l.node.pods.Pair(rec.HostInterface)
+	if pair.HostGroup != host.PodGroup || !pair.TxOffloadOff || pair.MTU != 1450 {
+		t.Errorf("pair %+v", pair)
+	}
+	l.del(t, req)
+	l.nothingLeft(t, before)
+}
+
+func TestAddAgain(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	req := l.request("s1")
+	first := l.add(t, req)
+	commits := l.node.commits()
+	if diff := cmp.Diff(first, l.add(t, req)); diff != "" {
+		t.Errorf("the same ADD again answers otherwise (-first +again):\n%s", diff)
+	}
+	if now := l.node.commits(); now != commits {
+		t.Errorf("the same ADD again commits: %v, was %v", now, commits)
+	}
+	other := l.node.request("s1", "/run/netns/other")
+	again := l.add(t, other)
+	l.whole(t, other)
+	if again.Interfaces[1].Sandbox != "/run/netns/other" {
+		t.Errorf("sandbox %s", again.Interfaces[1].Sandbox)
+	}
+	if n := len(l.store.List()); n != 1 {
+		t.Errorf("%d records", n)
+	}
+	l.del(t, other)
+	l.nothingLeft(t, before)
+}
+
+func TestAddOverWhatIsBeingRemoved(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	req := l.request("s1")
+	for range 20 {
+		l.add(t, req)
+		l.whole(t, req)
+		l.del(t, req) // the reaper and the next ADD race
+	}
+	l.add(t, req)
+	l.settled(t)
+	l.whole(t, req)
+	l.del(t, req)
+	l.nothingLeft(t, before)
+}
+
+func TestNameReuse(t *testing.T) {
+	l := start(t)
+	old, next := l.request("old"), l.request("new")
+	next.Args = old.Args
+	was := l.add(t, old).IPs[0].Address.String()
+	l.del(t, old)
+	if is := l.add(t, next).IPs[0].Address.String(); is == was {
+		t.Errorf("address %s was given out again at once", is)
+	}
+	l.del(t, old) // late, of the sandbox before
+	l.settled(t)
+	l.whole(t, next)
+}
+
+func TestAddRefusesWhatItCannotGive(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	for name, conf := range map[string]cni.RuntimeConfig{"ips": {IPs: []string{"10.128.0.9"}}, "mac": {MAC: "0a:58:00:00:00:01"}} {
+		req := l.request("s1")
+		req.NetConf.RuntimeConfig = conf
+		if _, err := l.Add(t.Context(), req); !codeIs(err, cni.CodeUnsupportedField) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	req := l.request("s1")
+	l.node.pods.RemoveNamespace(req.Netns)
+	if _, err := l.Add(t.Context(), req); !codeIs(err, cni.CodeInvalidNetns) {
+		t.Errorf("without a namespace: %v", err)
+	}
+	l.nothingLeft(t, before)
+}
+
+var errBroken = errors.New("broken for the test")
+
+// An ADD that fails, at whatever step, leaves nothing.
+func TestAddFails(t *testing.T) {
+	hostInterface := attach.HostInterfaceName(attach.Key{ContainerID: "s1", IfName: "eth0"}, 0)
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, l *life, cancel context.CancelFunc) (repair func())
+		code  cni.Code
+	}{
+		"no link": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.pods.onCreate(func() error { return errBroken })
+			return func() { l.node.pods.onCreate(nil) }
+		}},
+		"foreign link": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.pods.onCreate(func() error { return link.ErrForeign })
+			return func() { l.node.pods.onCreate(nil) }
+		}},
+		"port refused": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.rows.Refuse(hostInterface, "no such device")
+			return func() { l.node.rows.Refuse(hostInterface, "") }
+		}},
+		"flows refused": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.flowEngine.fail(errBroken)
+			return func() { l.node.flowEngine.fail(nil) }
+		}},
+		"switch away": {code: cni.CodeTryAgainLater, spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.flowEngine.fail(unavailable())
+			return func() { l.node.flowEngine.fail(nil) }
+		}},
+		"database away": {code: cni.CodeTryAgainLater, spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.rowEngine.fail(unavailable())
+			return func() { l.node.rowEngine.fail(nil) }
+		}},
+		"given up before the link": {code: cni.CodeTryAgainLater, spoil: func(_ *testing.T, l *life, cancel context.CancelFunc) func() {
+			l.node.pods.onCreate(func() error { cancel(); return nil })
+			return func() { l.node.pods.onCreate(nil) }
+		}},
+		"given up at the port": {code: cni.CodeTryAgainLater, spoil: func(_ *testing.T, l *life, cancel context.CancelFunc) func() {
+			l.node.rowEngine.before(cancel)
+			return func() { l.node.rowEngine.before(nil) }
+		}},
+		"given up at the flows": {code: cni.CodeTryAgainLater, spoil: func(_ *testing.T, l *life, cancel context.CancelFunc) func() {
+			l.node.flowEngine.before(cancel)
+			return func() { l.node.flowEngine.before(nil) }
+		}},
+		"given up at once": {code: cni.CodeTryAgainLater, spoil: func(_ *testing.T, _ *life, cancel context.CancelFunc) func() {
+			cancel()
+			return func() {}
+		}},
+		"no record": {code: cni.CodeIO, spoil: func(t *testing.T, l *life, _ context.CancelFunc) func() {
+			return l.node.obstruct(t, attach.Key{ContainerID: "s1", IfName: "eth0"})
+		}},
+		"record not completed": {code: cni.CodeIO, spoil: func(t *testing.T, l *life, _ context.CancelFunc) func() {
+			var clear func()
+			l.node.pods.onCreate(func() error {
+				clear = l.node.obstruct(t, attach.Key{ContainerID: "s1", IfName: "eth0"})
+				return nil
+			})
+			return func() { l.node.pods.onCreate(nil); clear() }
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := start(t)
+			other := l.request("other")
+			l.add(t, other)
+			l.del(t, other)
+			l.settled(t)
+			before := l.node.state(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			repair := c.spoil(t, l, cancel)
+			req := l.request("s1")
+			result, err := l.Add(ctx, req)
+			if err == nil && ctx.Err() == nil {
+				t.Fatalf("no error, result %v", result)
+			}
+			if c.code != 0 && err != nil && !codeIs(err, c.code) {
+				t.Errorf("error %v, want code %d", err, c.code)
+			}
+			repair()
+			if err == nil { // done before anybody gave up
+				l.del(t, req)
+			}
+			l.nothingLeft(t, before)
+			l.add(t, req)
+			l.whole(t, req)
+			l.del(t, req)
+			l.nothingLeft(t, before)
+		})
+	}
+}
+
+func TestPoolExhausted(t *testing.T) {
+	l := newNode(t.TempDir()).begin(t)
+	defer l.stop()
+	l.update(t, small())
+	before := l.node.state(t)
+	const room = 5
+	for i := range room {
+		l.add(t, l.request(fmt.Sprint("s", i)))
+	}
+	full := l.node.state(t)
+	if _, err := l.Add(t.Context(), l.request("more")); !errors.Is(err, ipam.ErrExhausted) || !codeIs(err, cni.CodeTryAgainLater) {
+		t.Fatalf("one too many: %v", err)
+	}
+	if now := l.node.state(t); now != full {
+		t.Errorf("one too many left:\n%s", now)
+	}
+	l.del(t, l.request("s3"))
+	l.settled(t)
+	if got := l.add(t, l.request("more")).IPs[0].Address.String(); got != "10.128.0.5/29" {
+		t.Errorf("address %s", got)
+	}
+	for _, name := range []string{"s0", "s1", "s2", "s4", "more"} {
+		l.del(t, l.request(name))
+	}
+	l.nothingLeft(t, before)
+}
+
+// Sixty-four sandboxes come and go at once: no two ever share an address, and nothing is left.
+func TestConcurrentPods(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	var mu sync.Mutex
+	holders := map[string]string{}
+	var all sync.WaitGroup
+	for i := range 64 {
+		all.Go(func() {
+			name := fmt.Sprint("s", i)
+			req := l.request(name)
+			for range 5 {
+				result, err := l.Add(context.Background(), req)
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+					return
+				}
+				address := result.IPs[0].Address.String()
+				mu.Lock()
+				if other, taken := holders[address]; taken {
+					t.Errorf("%s and %s both have %s", name, other, address)
+				}
+				holders[address] = name
+				mu.Unlock()
+				l.whole(t, req)
+				mu.Lock()
+				delete(holders, address)
+				mu.Unlock()
+				if err := l.Del(context.Background(), req); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	l.nothingLeft(t, before)
+}
+
+// An ADD that finds the subnet changed under it does not take an address that flows will not carry.
+func TestAddWithSubnetJustChanged(t *testing.T) {
+	l := start(t)
+	s := l.settings.Load()
+	rec := attach.Record{ContainerID: "s1", IfName: "eth0"}
+	view := sample()
+	view.Local.Subnet = netip.MustParsePrefix("10.128.8.0/23")
+	l.update(t, view)
+	if err := l.choose(s, &rec); !codeIs(err, cni.CodeTryAgainLater) {
+		t.Errorf("%v", err)
+	}
+}

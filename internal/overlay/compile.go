@@ -1,0 +1,185 @@
+package overlay
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// fragments are what remote hosts add to the engines, by owner; empty for those that are gone.
+type fragments struct {
+	rules map[reconcile.Owner]map[nft.Key]nft.Item
+	flows map[reconcile.Owner]map[openflow.Key]openflow.Entry
+}
+
+// compileRemotes returns the fragments of the remote hosts that differ from those of the call before, or of all. Of two
+// whose subnets overlap only the first has any: which of them a packet is for would be chance.
+func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet, all bool) fragments {
+	f := fragments{
+		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
+		flows: map[reconcile.Owner]map[openflow.Key]openflow.Entry{},
+	}
+	usable := n.usable(s, hosts)
+	for o := range n.remotes {
+		if _, still := usable[o]; !still {
+			f.flows[o], f.rules[o] = nil, nil
+		}
+	}
+	for o, r := range usable {
+		if was, known := n.remotes[o]; all || !known || was != r {
+			f.flows[o], f.rules[o] = s.pipeline.Remote(r), s.host.RemoteRules(r.NodeIP)
+		}
+	}
+	n.remotes = usable
+	return f
+}
+
+// usable returns the remote hosts that fragments can be made of. Why others are left out is told once.
+func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[reconcile.Owner]pipeline.Remote {
+	remotes := make([]pipeline.Remote, 0, len(hosts))
+	for i := range hosts {
+		remotes = append(remotes, remote(&hosts[i]))
+	}
+	slices.SortFunc(remotes, func(a, b pipeline.Remote) int { return cmp.Compare(a.UID, b.UID) })
+	var taken []pipeline.Remote
+	usable, leftOut := make(map[reconcile.Owner]pipeline.Remote, len(remotes)), map[reconcile.Owner]string{}
+	for _, r := range remotes {
+		err := s.pipeline.CheckRemote(r)
+		if err == nil {
+			taken, err = take(taken, r)
+		}
+		if err == nil {
+			usable[r.Owner()] = r
+			continue
+		}
+		leftOut[r.Owner()] = err.Error()
+		if n.leftOut[r.Owner()] != err.Error() {
+			n.opts.Log.Error("a remote host is left out", "error", err)
+		}
+	}
+	n.leftOut = leftOut
+	return usable
+}
+
+// take adds a remote host to those taken, which are ordered by their subnets and do not overlap, unless it overlaps one.
+func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error) {
+	at, _ := slices.BinarySearchFunc(taken, r, func(a, b pipeline.Remote) int {
+		return a.Subnet.Addr().Compare(b.Subnet.Addr())
+	})
+	for _, other := range taken[max(0, at-1):min(at+1, len(taken))] {
+		if other.Subnet.Overlaps(r.Subnet) {
+			return taken, fmt.Errorf("HostSubnet %s: subnet %s overlaps %s of HostSubnet %s", r.UID, r.Subnet, other.Subnet, other.UID)
+		}
+	}
+	return slices.Insert(taken, at, r), nil
+}
+
+// setPods hands over the fragments of all attachments, without waiting: what becomes of them is seen by Failure.
+func (n *Network) setPods(s *settings) {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
+	flows := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(n.live))
+	for key, rec := range n.live {
+		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+			n.opts.Log.Error("a pod's port stays closed", "error", err)
+		}
+		flows[owner(key)], rows[owner(key)] = s.podFlows(&rec), s.podRows(&rec)
+	}
+	n.engines.Rows.Set(rows)
+	n.engines.Flows.Set(flows)
+}
+
+// open adds an attachment to those that setPods compiles. Its own fragments are the caller's to hand over, afterwards.
+func (n *Network) open(rec attach.Record) {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	n.live[rec.Key()] = rec
+}
+
+// shut takes attachments away from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
+func (n *Network) shut(keys ...attach.Key) {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	for _, key := range keys {
+		delete(n.live, key)
+	}
+}
+
+// resume sets the allocators to go on after the last record. The first time, it takes the records over: those that are
+// attached are live, and what a former life left unfinished, or what belongs to a former boot, is for the reaper: nobody
+// was told of it, or nobody lives to use it.
+func (n *Network) resume(ctx context.Context, s *settings) error {
+	if n.pool != nil && n.pool.Subnet() == s.view.Local.Subnet { // only Update, and so nobody else, changes n.pool
+		return nil
+	}
+	pool, err := ipam.NewPool(s.view.Local.Subnet)
+	if err != nil {
+		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
+	}
+	if n.pool == nil {
+		if err := n.takeOver(ctx); err != nil {
+			return err
+		}
+	}
+	var last attach.Record
+	for _, rec := range n.store.List() {
+		if rec.Network == NetworkName && rec.Created.After(last.Created) {
+			last = rec
+		}
+	}
+	n.picking.Lock()
+	defer n.picking.Unlock()
+	n.pool = pool
+	for _, address := range last.Addresses {
+		pool.Resume(address.Addr())
+	}
+	n.ofports.Resume(last.OFPort)
+	return nil
+}
+
+// takeOver sorts what a former life of the agent left.
+func (n *Network) takeOver(ctx context.Context) error {
+	links, err := n.engines.Pods.List(ctx)
+	if err != nil {
+		return fmt.Errorf("links of pods: %w", err)
+	}
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	known := map[string]bool{}
+	for _, rec := range n.store.List() {
+		known[rec.Key().Owner()] = true
+		switch {
+		case rec.Network != NetworkName:
+		case rec.State == attach.Attached && rec.BootID == n.opts.BootID:
+			n.live[rec.Key()] = rec
+		default:
+			n.reaper.add(rec.Key())
+		}
+	}
+	for name, o := range links {
+		if key, ok := attachment(o); ok && !known[o] {
+			n.opts.Log.Warn("a pod's link has no record, removing it", "link", name, "attachment", key.String())
+			n.reaper.addLink(key, name)
+		}
+	}
+	return nil
+}
+
+// attachment returns the key of the attachment that an owner names.
+func attachment(owner string) (attach.Key, bool) {
+	id, isAttachment := strings.CutPrefix(owner, "attachment/")
+	container, ifName, ok := strings.Cut(id, "/")
+	return attach.Key{ContainerID: container, IfName: ifName}, isAttachment && ok
+}

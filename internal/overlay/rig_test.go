@@ -1,0 +1,508 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/types"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tb is what testing.T and rapid.T have in common.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Logf(format string, args ...any)
+}
+
+const (
+	bootID  = "boot-1"
+	patient = 10 * time.Second
+)
+
+// breakable is an engine that can be made to fail.
+type breakable[K comparable, V any] struct {
+	reconcile.Engine[K, V]
+	mu   sync.Mutex
+	err  error
+	hook func()
+}
+
+func (b *breakable[K, V]) fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = err
+}
+
+// before sets what is called before each commit.
+func (b *breakable[K, V]) before(hook func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hook = hook
+}
+
+func (b *breakable[K, V]) Read(ctx context.Context) (map[K]V, error) {
+	b.mu.Lock()
+	err := b.err
+	b.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return b.Engine.Read(ctx)
+}
+
+func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K, V]) error {
+	b.mu.Lock()
+	hook := b.hook
+	b.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+	b.mu.Lock()
+	err := b.err
+	b.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return b.Engine.Commit(ctx, change)
+}
+
+// breakablePods are pods' links that can be made to fail.
+type breakablePods struct {
+	*link.FakePods
+	mu             sync.Mutex
+	create, delete func() error
+}
+
+func (p *breakablePods) Create(ctx context.Context, pair link.Pair) (link.Created, error) {
+	p.mu.Lock()
+	hook := p.create
+	p.mu.Unlock()
+	if hook != nil {
+		if err := hook(); err != nil {
+			return link.Created{}, err
+		}
+	}
+	return p.FakePods.Create(ctx, pair)
+}
+
+func (p *breakablePods) Delete(ctx context.Context, names ...string) error {
+	p.mu.Lock()
+	hook := p.delete
+	p.mu.Unlock()
+	if hook != nil {
+		if err := hook(); err != nil {
+			return err
+		}
+	}
+	return p.FakePods.Delete(ctx, names...)
+}
+
+func (p *breakablePods) onCreate(hook func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.create = hook
+}
+
+func (p *breakablePods) onDelete(hook func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delete = hook
+}
+
+// node is a machine: what outlives the agent.
+type node struct {
+	flows *openflow.Fake
+	rows  *ovsdb.Fake
+	links *link.Fake
+	rules *nft.Fake
+	pods  *breakablePods
+	dir   string
+
+	flowEngine *breakable[openflow.Key, openflow.Entry]
+	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
+	linkEngine *breakable[link.Key, link.Item]
+	ruleEngine *breakable[nft.Key, nft.Item]
+}
+
+func newNode(dir string) *node {
+	n := &node{
+		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
+		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir,
+	}
+	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
+	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
+	n.linkEngine = &breakable[link.Key, link.Item]{Engine: n.links}
+	n.ruleEngine = &breakable[nft.Key, nft.Item]{Engine: n.rules}
+	return n
+}
+
+// commits counts what was written to the engines.
+func (n *node) commits() [4]int {
+	return [4]int{n.flows.Commits(), n.rows.Transactions(), n.links.Commits(), n.rules.Commits()}
+}
+
+// state is everything that is programmed, in words.
+func (n *node) state(t tb) string {
+	t.Helper()
+	rows, err := n.rows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	links, _ := n.links.Read(context.Background())
+	rules, _ := n.rules.Read(context.Background())
+	return strings.Join([]string{n.flows.String(), lines(rows), lines(links), lines(rules)}, "----\n")
+}
+
+func lines[K comparable, V fmt.Stringer](items map[K]V) string {
+	var all []string
+	for _, item := range items {
+		all = append(all, item.String()+"\n")
+	}
+	slices.Sort(all)
+	return strings.Join(all, "")
+}
+
+// life is an agent's life on a node.
+type life struct {
+	*Network
+	node  *node
+	store *attach.Store
+	stop  func()
+}
+
+func (n *node) begin(t tb) *life {
+	t.Helper()
+	return n.beginIn(t, bootID)
+}
+
+func (n *node) beginIn(t tb, boot string) *life {
+	t.Helper()
+	store, err := attach.Open(n.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	engines := Engines{
+		Flows: reconcile.NewLoop(n.flowEngine, reconcile.Options[openflow.Key, openflow.Entry]{
+			Name: "openflow", Seal: pipeline.Note,
+			Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
+		}),
+		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
+		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
+		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
+		Pods:  n.pods,
+	}
+	l := &life{Network: New(engines, store, Options{BootID: boot}), node: n, store: store}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context) error{
+		engines.Flows.Run, engines.Rows.Run, engines.Links.Run, engines.Rules.Run, l.Run,
+	} {
+		running.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Errorf("run: %v", err)
+			}
+		})
+	}
+	l.stop = sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+		if err := store.Close(); err != nil {
+			t.Errorf("closing the records: %v", err)
+		}
+	})
+	return l
+}
+
+// start returns a serving life on a new node.
+func start(t *testing.T) *life {
+	t.Helper()
+	l := newNode(t.TempDir()).begin(t)
+	t.Cleanup(l.stop)
+	l.update(t, sample())
+	return l
+}
+
+// restart ends this life and begins the next, with the same view.
+func (l *life) restart(t *testing.T) *life {
+	t.Helper()
+	l.stop()
+	next := l.node.begin(t)
+	t.Cleanup(next.stop)
+	next.update(t, sample())
+	return next
+}
+
+func (l *life) update(t tb, view View) {
+	t.Helper()
+	if err := l.Update(context.Background(), view); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settled waits until the reaper has nothing left.
+func (l *life) settled(t tb) {
+	t.Helper()
+	eventually(t, "the reaper is done", func() bool { return len(l.reaper.keys()) == 0 })
+}
+
+func eventually(t tb, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patient)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never came true that %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func sample() View {
+	return View{
+		Cluster: clusternetwork.Config{
+			ClusterNetworks: []ipam.Range{{Prefix: netip.MustParsePrefix("10.128.0.0/14"), HostBits: 9}},
+			ServiceNetwork:  netip.MustParsePrefix("172.30.0.0/16"), VXLANPort: 4789, Mode: clusternetwork.ModeSubnet,
+		},
+		Local:   subnet("a", "192.0.2.1", "10.128.0.0/23"),
+		Node:    Node{Datapath: ovsdb.DatapathNetdev, Uplink: "eth0", MTU: 1500},
+		Remotes: []clusternetwork.HostSubnet{subnet("b", "192.0.2.2", "10.128.2.0/23"), subnet("c", "192.0.2.3", "10.128.4.0/23")},
+	}
+}
+
+func subnet(name, ip, prefix string) clusternetwork.HostSubnet {
+	return clusternetwork.HostSubnet{
+		UID: types.UID("uid-" + name), Host: name, HostIP: netip.MustParseAddr(ip), Subnet: netip.MustParsePrefix(prefix),
+	}
+}
+
+// small is sample with room for few pods.
+func small() View {
+	view := sample()
+	view.Local.Subnet = netip.MustParsePrefix("10.128.0.0/29")
+	return view
+}
+
+// request is about the sandbox of that name, whose namespace it makes.
+func (l *life) request(name string) *cni.Request { return l.node.request(name, "/run/netns/"+name) }
+
+func (n *node) request(name, netns string) *cni.Request {
+	n.pods.AddNamespace(netns)
+	return &cni.Request{
+		ContainerID: name, IfName: "eth0", Netns: netns, NetConf: &cni.NetConf{CNIVersion: "1.0.0"},
+		Args: cni.Args{PodNamespace: "default", PodName: "pod-" + name, PodUID: "uid-" + name},
+	}
+}
+
+func keyOf(req *cni.Request) attach.Key {
+	return attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
+}
+
+func (l *life) add(t tb, req *cni.Request) *types100.Result {
+	t.Helper()
+	result, err := l.Add(context.Background(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func (l *life) del(t tb, req *cni.Request) {
+	t.Helper()
+	if err := l.Del(context.Background(), req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (l *life) record(t tb, req *cni.Request) attach.Record {
+	t.Helper()
+	rec, err := l.store.Get(keyOf(req))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// whole checks that an attachment is complete: record, link, port, and the flows of a fresh compile.
+func (l *life) whole(t tb, req *cni.Request) {
+	t.Helper()
+	rec := l.record(t, req)
+	if rec.State != attach.Attached || rec.Netns != req.Netns || rec.BootID != bootID {
+		t.Errorf("record %+v", rec)
+	}
+	pair, ok := l.node.pods.Pair(rec.HostInterface)
+	if !ok || pair.Netns != req.Netns || pair.Owner != rec.Key().Owner() {
+		t.Errorf("link of %s: %v %+v", rec.Key(), ok, pair)
+	}
+	if got := l.node.rows.Ports(host.Bridge)[rec.HostInterface]; got != int(rec.OFPort) { //nolint:gosec // small
+		t.Errorf("port of %s is %d, want %d", rec.Key(), got, rec.OFPort)
+	}
+	have, _ := l.node.flows.Read(context.Background())
+	want := l.settings.Load().podFlows(&rec)
+	if len(want) == 0 {
+		t.Errorf("%s has no flows", rec.Key())
+	}
+	for key, flow := range want {
+		if have[key] == nil || !flow.Equal(have[key]) {
+			t.Errorf("%s lacks flow %s, has %v", rec.Key(), flow, have[key])
+		}
+	}
+}
+
+// left is everything there is of pods on the node, in words: records, links, ports, addresses.
+func (l *life) left(t tb) []string {
+	t.Helper()
+	all := []string{}
+	for _, rec := range l.store.List() {
+		all = append(all, fmt.Sprintf("record %s %s %s", rec.Key(), rec.State, rec.Addresses))
+	}
+	use := l.store.InUse()
+	for a := range use.Addresses[NetworkName] {
+		all = append(all, "address "+a.String())
+	}
+	for p := range use.OFPorts {
+		all = append(all, fmt.Sprint("ofport ", p))
+	}
+	links, _ := l.node.pods.List(context.Background())
+	for name := range links {
+		all = append(all, "link "+name)
+	}
+	for name := range l.node.rows.Ports(host.Bridge) {
+		if name != host.Tun && name != host.Tunnel {
+			all = append(all, "port "+name)
+		}
+	}
+	l.opening.Lock()
+	for key := range l.live {
+		all = append(all, "live "+key.String())
+	}
+	l.opening.Unlock()
+	slices.Sort(all)
+	return all
+}
+
+// nothingLeft checks that nothing of any pod is left, and that the node is as it was.
+func (l *life) nothingLeft(t tb, before string) {
+	t.Helper()
+	l.settled(t)
+	if left := l.left(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if now := l.node.state(t); now != before {
+		t.Errorf("the node's state differs:\n%s\nit was:\n%s", now, before)
+	}
+}
+
+// fresh is the state that a fresh agent makes of the records alone, on a node where nothing is programmed yet.
+func fresh(t tb, dir string, view View, records []attach.Record) string {
+	t.Helper()
+	n := newNode(dir)
+	store, err := attach.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rec := range records {
+		if err := store.Put(context.Background(), rec); err != nil {
+			t.Fatal(err)
+		}
+		pair, err := plan.Pair(&rec, &plan.Settings{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.pods.AddNamespace(rec.Netns)
+		if _, err := n.pods.Create(context.Background(), pair); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l := n.begin(t)
+	defer l.stop()
+	l.update(t, view)
+	return n.state(t)
+}
+
+// obstruct makes the record of an attachment impossible to write or remove until it is called again.
+func (n *node) obstruct(t tb, key attach.Key) (clear func()) {
+	t.Helper()
+	probe, err := os.MkdirTemp("", "weft-record-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(probe)
+	store, err := attach.Open(probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = store.Put(context.Background(), attach.Record{
+		Network: NetworkName, ContainerID: key.ContainerID, IfName: key.IfName, Netns: "/n", BootID: "b",
+		State: attach.Planned, Created: time.Unix(1, 0),
+	})
+	if err = errors.Join(err, store.Close()); err != nil {
+		t.Fatal(err)
+	}
+	names, err := filepath.Glob(filepath.Join(probe, "*.json"))
+	if err != nil || len(names) != 1 {
+		t.Fatal(names, err)
+	}
+	path := filepath.Join(n.dir, filepath.Base(names[0]))
+	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "in the way"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.RemoveAll(path); err != nil {
+			t.Errorf("clearing the way: %v", err)
+		}
+	}
+}
+
+func codeIs(err error, code cni.Code) bool {
+	var own *cni.Error
+	return errors.As(err, &own) && own.Code == code
+}
+
+func addresses(recs []attach.Record) map[netip.Addr]attach.Key {
+	all := map[netip.Addr]attach.Key{}
+	for _, rec := range recs {
+		for _, p := range rec.Addresses {
+			all[p.Addr()] = rec.Key()
+		}
+	}
+	return all
+}
+
+func tempDir(t tb, base string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(base, "node-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
