@@ -32,6 +32,9 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		if err := validate(item); err != nil {
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
+		if e.unmanaged.hides(key) {
+			return fmt.Errorf("setting %s: the chain's content is not the engine's", key)
+		}
 		if key.Kind != KindForeignJump {
 			e.take(key.table())
 		}
@@ -394,7 +397,7 @@ func (b *build) tableGoes(key Key) bool {
 func (b *build) removals() {
 	stands := func(key Key) bool {
 		_, ok := b.engine.known[key]
-		return ok && !b.tableGoes(key)
+		return ok && !b.tableGoes(key) && !b.engine.unmanaged[key]
 	}
 	for key := range ofKind[*ChainRules](b.change.Delete) {
 		if stands(key) {

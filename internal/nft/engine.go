@@ -29,6 +29,11 @@ type Options struct {
 	// Tables are Weft's tables, in care from the start: one that exists and is not desired is read, and thereby found.
 	// Tables named in commits are in care as well.
 	Tables []Table
+	// Unmanaged are chains within Tables whose rules are somebody else's. They are made when they are desired, empty, and
+	// from then on nothing in them is read, changed or removed; a ChainRules item for one is refused. What somebody puts
+	// beside them under their name and a hyphen ("<chain>-..."; chains, sets and maps) is left alone as well. They go only
+	// with their table. The zero value: everything in Tables is the engine's.
+	Unmanaged []Chain
 	// Foreign also reads the rules that carry Mark in the base chains of other tables; a commit of a ForeignJump turns it on.
 	Foreign bool
 }
@@ -40,6 +45,8 @@ type Engine struct {
 	path    string
 	foreign atomic.Bool
 	builder knftables.Interface
+	// unmanaged are the keys of Options.Unmanaged. It is not changed.
+	unmanaged unmanaged
 
 	mutex  sync.Mutex
 	tables map[tableKey]bool // in care
@@ -62,7 +69,9 @@ var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
 // NewEngine returns an engine. It fails when there is no usable nft, or no such namespace.
 func NewEngine(options Options) (*Engine, error) {
-	e := &Engine{tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}}
+	e := &Engine{
+		tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}, unmanaged: newUnmanaged(options.Unmanaged),
+	}
 	e.foreign.Store(options.Foreign)
 	for _, table := range options.Tables {
 		e.tables[table.Key().table()] = true
@@ -241,7 +250,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 			return nil, fmt.Errorf("reading table %s %s: %w", table.family, table.name, err)
 		}
 		records[table] = listing.records()
-		maps.Copy(state, listing.items())
+		maps.Copy(state, e.unmanaged.leaveOut(listing.items()))
 	}
 	if e.foreign.Load() {
 		if err := e.readForeign(ctx, state); err != nil {

@@ -15,21 +15,73 @@ import (
 // Fake is an Engine in memory. It keeps what the kernel keeps, and refuses what the kernel refuses: what is in no table, elements
 // of no set, jumps to no chain, and the removal of what is still used.
 type Fake struct {
-	mutex   sync.Mutex
-	state   map[Key]Item
-	foreign map[Key]bool // foreign base chains, of KindChain
-	commits int
+	mutex     sync.Mutex
+	state     map[Key]Item
+	foreign   map[Key]Chain // foreign base chains
+	unmanaged unmanaged
+	commits   int
+	reads     int
 }
 
 var _ reconcile.Engine[Key, Item] = (*Fake)(nil)
 
 // NewFake returns an empty Fake in which the given foreign base chains exist.
 func NewFake(foreign ...Chain) *Fake {
-	f := &Fake{state: map[Key]Item{}, foreign: map[Key]bool{}}
+	f := &Fake{state: map[Key]Item{}, foreign: map[Key]Chain{}}
 	for i := range foreign {
-		f.foreign[foreign[i].Key()] = true
+		f.PutForeign(foreign[i])
 	}
 	return f
+}
+
+// Unmanage is Options.Unmanaged. It is called before anything else.
+func (f *Fake) Unmanage(chains ...Chain) { f.unmanaged = newUnmanaged(chains) }
+
+// PutForeign adds a foreign base chain, empty, or replaces one, with all that was in it.
+func (f *Fake) PutForeign(chain Chain) {
+	f.ForgetForeign(chain.Key())
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.foreign[chain.Key()] = chain
+}
+
+// ForgetForeign removes a foreign base chain as its owner would.
+func (f *Fake) ForgetForeign(key Key) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	delete(f.foreign, key)
+	maps.DeleteFunc(f.state, func(_ Key, item Item) bool {
+		jump, ok := item.(*ForeignJump)
+		return ok && jump.Chain == key.Name && jump.Key().table() == key.table()
+	})
+}
+
+// Survey looks at the foreign base chains' policies, as the engine's does.
+func (f *Fake) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	survey := &Survey{watched: map[Key]bool{}}
+	for key, chain := range f.foreign {
+		survey.watched[key] = true
+		for _, passage := range passages {
+			if chain.Hook != passage.Hook || chain.Policy != PolicyDrop {
+				continue
+			}
+			survey.Drops = append(survey.Drops, ForeignDrop{
+				Family: chain.Family, Table: chain.Table, Chain: chain.Name, Hook: chain.Hook, Priority: chain.Priority, Passage: passage,
+				Rule: "policy drop", In: chain.Name,
+				Openable: opens(chainObject{Family: chain.Family, Hook: chain.Hook}),
+			})
+		}
+	}
+	return survey, ctx.Err()
+}
+
+// Reads returns how often everything was read.
+func (f *Fake) Reads() int {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.reads
 }
 
 // Commits returns how many commits have changed something.
@@ -43,7 +95,8 @@ func (f *Fake) Commits() int {
 func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
-	return maps.Clone(f.state), ctx.Err()
+	f.reads++
+	return f.unmanaged.leaveOut(maps.Clone(f.state)), ctx.Err()
 }
 
 // Commit implements reconcile.Engine.
@@ -55,6 +108,9 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 		if err := validate(item); err != nil {
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
+		if f.unmanaged.hides(key) {
+			return fmt.Errorf("setting %s: the chain's content is not the engine's", key)
+		}
 	}
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -62,6 +118,10 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 	for key := range change.Delete {
 		if key.Kind == KindTable {
 			dropTable(next, key)
+		}
+		if item, ok := f.state[key]; ok && f.unmanaged[key] {
+			next[key] = item
+			continue
 		}
 		if key.Kind == KindChain {
 			delete(next, Key{key.Family, key.Table, KindRules, key.Name})
@@ -108,7 +168,7 @@ var (
 func (f *Fake) check(state map[Key]Item, item Item) error {
 	key := item.Key()
 	if jump, ok := item.(*ForeignJump); ok {
-		if !f.foreign[Key{jump.Family, jump.Table, KindChain, jump.Chain}] {
+		if _, ok := f.foreign[Key{jump.Family, jump.Table, KindChain, jump.Chain}]; !ok {
 			return missing("chain", jump.Chain)
 		}
 		return nil
@@ -175,6 +235,14 @@ func (f *Fake) Forget(key Key) {
 	if key.Kind == KindTable {
 		dropTable(f.state, key)
 	}
+}
+
+// Stands reports whether an item is there, also one that Read leaves out.
+func (f *Fake) Stands(key Key) bool {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	_, ok := f.state[key]
+	return ok
 }
 
 // Put adds an item as somebody else would.

@@ -11,7 +11,22 @@ import (
 func TestFakeConforms(t *testing.T) {
 	nfttest.Run(t, func(*testing.T) nfttest.Subject {
 		fake := nft.NewFake()
+		fake.Unmanage(nfttest.Unmanaged())
+		rules := &nft.ChainRules{
+			Family: nft.FamilyInet, Table: nfttest.Table, Chain: nfttest.Unmanaged().Name,
+			Rules: []nft.Rule{{Text: "ip daddr @admin-addrs drop"}},
+		}
+		set := &nft.Set{Family: nft.FamilyInet, Table: nfttest.Table, Name: "admin-addrs", Type: "ipv4_addr"}
+		element := &nft.Element{Family: nft.FamilyInet, Table: nfttest.Table, Set: set.Name, Match: []string{"192.0.2.5"}}
 		return nfttest.Subject{
+			Administer: func(*testing.T) {
+				for _, item := range []nft.Item{set, element, rules} {
+					fake.Put(item)
+				}
+			},
+			Administered: func(*testing.T) bool {
+				return fake.Stands(set.Key()) && fake.Stands(element.Key()) && fake.Stands(rules.Key())
+			},
 			Engine:  fake,
 			Restart: func() reconcile.Engine[nft.Key, nft.Item] { return fake },
 			Tamper:  func(_ *testing.T, tamper nfttest.Tamper) { tamperFake(fake, tamper) },

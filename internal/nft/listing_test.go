@@ -83,9 +83,13 @@ func FuzzListing(f *testing.F) {
 				t.Errorf("%v under %v", item, key)
 			}
 		}
-		table := newForeignListing(objects)
-		for _, base := range table.bases {
-			search := &dropSearch{table: table, base: base, devices: []string{"tun0"}, visited: map[string]bool{}}
+		table := newForeignListing(objects, text)
+		for _, base := range objects.chains {
+			passage := Passage{Family: FamilyIPv4, Hook: base.Hook, InDevice: "tun0"}
+			table.meets(base, passage)
+			search := &dropSearch{
+				table: table, base: base, passage: passage, survey: &Survey{watched: map[Key]bool{}}, walked: map[string]walked{},
+			}
 			search.look()
 			markedRules(table.rules[base.Name])
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -15,21 +16,45 @@ import (
 // From linux/netfilter/nfnetlink.h and nf_tables.h.
 const (
 	nfnlgrpNftables  = 7
+	nftMsgNewTable   = 0
+	nftMsgDelTable   = 2
+	nftMsgNewChain   = 3
+	nftMsgDelChain   = 5
+	nftMsgNewRule    = 6
+	nftMsgDelRule    = 8
 	nftMsgNewGen     = 15
 	nftMsgGetGen     = 16
 	nftaGenID        = 1
 	nftaGenProcPID   = 2
 	nftaTableName    = 1 // also NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_SET_ELEM_LIST_TABLE
+	nftaRuleChain    = 2
+	nftaChainName    = 3
+	nftaChainHook    = 4
 	nfgenmsgSize     = 4
 	netlinkReadLimit = 128 << 10
 )
 
-// Drift says which table was changed by another process.
+// Drift says what another process changed in one transaction in one table.
 type Drift struct {
 	// All says that anything may have changed: events were lost, or watching has begun.
 	All    bool
 	Family Family
 	Table  string
+	// InCare says that the table is one of Weft's own.
+	InCare bool
+	// Hooks says that the table, or a base chain of it, was added, removed or changed.
+	Hooks bool
+	// Chains are the chains that were touched, or whose rules were, in order. Sets, maps and elements touch none.
+	Chains []string
+}
+
+// Touches reports whether the drift is, or may be, about a chain.
+func (d *Drift) Touches(chain Key) bool {
+	if d.All {
+		return true
+	}
+	_, found := slices.BinarySearch(d.Chains, chain.Name)
+	return found && d.Family == chain.Family && d.Table == chain.Table
 }
 
 // driftBuffer is how many events wait for a reader before they are summed up as All.
@@ -82,7 +107,8 @@ func parseAttributes(message []byte) (map[uint16][]byte, error) {
 	return attrs, nil
 }
 
-// Monitor reports the tables in care, and foreign ones when those are read, that other processes change, until ctx ends;
+// Monitor reports what other processes change in the tables in care, and the chains that they change in foreign ones when those are
+// read (their sets and maps come and go by the second, and let nobody's packets pass by themselves), until ctx ends;
 // then the channel is closed. The first value, with All set, says that watching has begun. When the kernel dropped events
 // (ENOBUFS), All is reported. Slow readers lose detail (All), never a change.
 func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
@@ -100,7 +126,7 @@ type monitor struct {
 	out    chan Drift
 	socket *os.File
 	// touched are the tables of the transaction whose end has not come yet: who made it is known only then.
-	touched map[tableKey]bool
+	touched map[tableKey]*Drift
 }
 
 func (m *monitor) subscribe() error {
@@ -125,7 +151,7 @@ func (m *monitor) run(ctx context.Context) {
 		stop()
 		m.socket.Close()
 	}()
-	m.touched = map[tableKey]bool{}
+	m.touched = map[tableKey]*Drift{}
 	buffer := make([]byte, netlinkReadLimit)
 	for ctx.Err() == nil {
 		size, err := m.socket.Read(buffer)
@@ -159,22 +185,51 @@ func (m *monitor) events(datagram []byte) {
 			m.transaction(attrs)
 			continue
 		}
-		if name := unix.ByteSliceToString(attrs[nftaTableName]); name != "" {
-			m.touched[tableKey{familyOf(message.Data[0]), name}] = true
-		}
+		m.touch(message.Header.Type&0xff, familyOf(message.Data[0]), attrs)
+	}
+}
+
+// touch notes one change of the transaction under way.
+func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
+	name := unix.ByteSliceToString(attrs[nftaTableName])
+	if name == "" {
+		return
+	}
+	key := tableKey{family, name}
+	if m.touched[key] == nil {
+		m.touched[key] = &Drift{Family: family, Table: name}
+	}
+	drift := m.touched[key]
+	var chain string
+	switch kind {
+	case nftMsgNewTable, nftMsgDelTable:
+		drift.Hooks = true
+	case nftMsgNewChain, nftMsgDelChain:
+		chain = unix.ByteSliceToString(attrs[nftaChainName])
+		_, base := attrs[nftaChainHook]
+		drift.Hooks = drift.Hooks || base
+	case nftMsgNewRule, nftMsgDelRule:
+		chain = unix.ByteSliceToString(attrs[nftaRuleChain])
+	}
+	// Rules come chain by chain; transaction sorts the rest out.
+	if n := len(drift.Chains); chain != "" && (n == 0 || drift.Chains[n-1] != chain) {
+		drift.Chains = append(drift.Chains, chain)
 	}
 }
 
 // transaction ends one: it tells what it touched, unless it was the engine's own.
 func (m *monitor) transaction(attrs map[uint16][]byte) {
 	touched := m.touched
-	m.touched = map[tableKey]bool{}
+	m.touched = map[tableKey]*Drift{}
 	if pid := attrs[nftaGenProcPID]; len(pid) == 4 && m.engine.mine(int(binary.BigEndian.Uint32(pid))) {
 		return
 	}
-	for table := range touched {
-		if m.engine.foreign.Load() || m.engine.cares(table) {
-			m.tell(Drift{Family: table.family, Table: table.name})
+	for table, drift := range touched {
+		drift.InCare = m.engine.cares(table)
+		slices.Sort(drift.Chains)
+		drift.Chains = slices.Compact(drift.Chains)
+		if drift.InCare || m.engine.foreign.Load() && (drift.Hooks || len(drift.Chains) > 0) {
+			m.tell(*drift)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestTellOverflow(t *testing.T) {
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte{28, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 6, 0, 1, 0, 'a', 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
-		m := &monitor{engine: &Engine{tables: map[tableKey]bool{}}, out: make(chan Drift, driftBuffer), touched: map[tableKey]bool{}}
+		m := &monitor{engine: &Engine{tables: map[tableKey]bool{}}, out: make(chan Drift, driftBuffer), touched: map[tableKey]*Drift{}}
 		m.events(datagram)
 	})
 }

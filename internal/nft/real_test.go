@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,9 @@ import (
 func newEngine(t testing.TB, netns string, foreign bool) *nft.Engine {
 	t.Helper()
 	table := nft.Table{Family: nft.FamilyInet, Name: nfttest.Table}
-	engine, err := nft.NewEngine(nft.Options{Netns: netns, Tables: []nft.Table{table}, Foreign: foreign})
+	engine, err := nft.NewEngine(nft.Options{
+		Netns: netns, Tables: []nft.Table{table}, Foreign: foreign, Unmanaged: []nft.Chain{nfttest.Unmanaged()},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,6 +108,15 @@ func TestRealConforms(t *testing.T) {
 			Engine:  newEngine(t, netns, false),
 			Restart: func() reconcile.Engine[nft.Key, nft.Item] { return newEngine(t, netns, false) },
 			Tamper:  func(t *testing.T, tamper nfttest.Tamper) { tamperReal(t, netns, tamper) },
+			Administer: func(t *testing.T) {
+				table := "inet " + nfttest.Table
+				script(t, netns, "add set "+table+" admin-addrs { type ipv4_addr; }", "add element "+table+" admin-addrs { 192.0.2.5 }",
+					"add rule "+table+` admin ip daddr @admin-addrs counter drop comment "the administrator's"`)
+			},
+			Administered: func(t *testing.T) bool {
+				listing := command(t, netns, "", "nft", "list", "ruleset")
+				return strings.Contains(listing, `drop comment "the administrator's"`) && strings.Contains(listing, "elements = { 192.0.2.5 }")
+			},
 		}
 	})
 }
@@ -188,7 +200,8 @@ func TestRealMonitor(t *testing.T) {
 	}
 	script(t, netns, "add table inet other")
 	script(t, netns, "add rule inet "+nfttest.Table+" helper accept")
-	if drift, _ := next(); drift != (nft.Drift{Family: nft.FamilyInet, Table: nfttest.Table}) {
+	drift, _ := next()
+	if drift.Family != nft.FamilyInet || drift.Table != nfttest.Table || !drift.InCare || drift.Hooks || !slices.Equal(drift.Chains, []string{"helper"}) {
 		t.Fatalf("after a foreign change: %+v", drift)
 	}
 	script(t, netns, "delete table inet "+nfttest.Table)
@@ -198,6 +211,54 @@ func TestRealMonitor(t *testing.T) {
 	cancel()
 	for range drifts { // until it is closed
 	}
+}
+
+// passages are what a node needs.
+func passages() []nft.Passage {
+	return []nft.Passage{
+		{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"}, {Family: nft.FamilyIPv4, Hook: nft.HookForward, OutDevice: "tun0"},
+		{Family: nft.FamilyIPv4, Hook: nft.HookInput, InDevice: "tun0"}, {Family: nft.FamilyIPv4, Hook: nft.HookInput, UDPPort: 4789},
+		{Family: nft.FamilyIPv4, Hook: nft.HookIngress, InDevice: "tun0"},
+	}
+}
+
+func survey(t *testing.T, engine *nft.Engine) []nft.ForeignDrop {
+	t.Helper()
+	found, err := engine.Survey(context.Background(), passages()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found.Drops
+}
+
+// surveyed returns what drops, in words, in order.
+func surveyed(t *testing.T, engine *nft.Engine) []string {
+	t.Helper()
+	var lines []string
+	for _, drop := range survey(t, engine) {
+		line := drop.String()
+		for words, is := range map[string]bool{", conditional": drop.Conditional, ", named": drop.Named && !drop.Conditional, ", not to be opened": !drop.Openable} {
+			if is {
+				line += words
+			}
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// opened returns the jumps past everything that drops for sure.
+func opened(t *testing.T, engine *nft.Engine) map[nft.Key]nft.Item {
+	t.Helper()
+	desired := map[nft.Key]nft.Item{}
+	for _, drop := range survey(t, engine) {
+		if !drop.Conditional && !drop.Named && drop.Openable {
+			jump := drop.Jump("cluster")
+			desired[jump.Key()] = jump
+		}
+	}
+	return desired
 }
 
 func TestRealForeignIPTables(t *testing.T) {
@@ -213,25 +274,15 @@ func TestRealForeignIPTables(t *testing.T) {
 	}
 	before := iptables("-S")
 	engine := newEngine(t, netns, true)
-	drops, err := engine.ForeignDrops(ctx, "tun0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var seen []string
-	for _, drop := range drops {
-		seen = append(seen, drop.String())
-		if drop.Covered {
-			t.Errorf("covered: %v", drop)
-		}
-	}
-	text := strings.Join(seen, "\n")
-	if len(drops) != 2 || !strings.Contains(text, "policy drop") || !strings.Contains(text, "eth0") || strings.Contains(text, "INPUT") {
+	text := strings.Join(surveyed(t, engine), "\n")
+	want := `chain FORWARD of table ip filter (hook forward) drops packets from tun0: policy drop
+chain FORWARD of table ip filter (hook forward) drops packets to tun0: iifname "eth0" ct state invalid counter reject, conditional
+chain FORWARD of table ip filter (hook forward) drops packets to tun0: policy drop
+chain INPUT of table ip filter (hook input) drops packets to UDP port 4789: iifname "eth0" counter drop, conditional`
+	if text != want {
 		t.Fatalf("drops:\n%s", text)
 	}
-	desired := map[nft.Key]nft.Item{}
-	for _, jump := range nft.Jumps(drops, "cluster", "tun0") {
-		desired[jump.Key()] = jump
-	}
+	desired := opened(t, engine)
 	apply(t, engine, desired)
 	rules := iptables("-S", "FORWARD")
 	for _, want := range []string{
@@ -241,8 +292,8 @@ func TestRealForeignIPTables(t *testing.T) {
 			t.Errorf("%q is not once in\n%s", want, rules)
 		}
 	}
-	if drops, err = engine.ForeignDrops(ctx, "tun0"); err != nil || len(drops) == 0 || !drops[0].Covered {
-		t.Fatalf("after: %v, %v", drops, err)
+	if after := strings.Join(surveyed(t, engine), "\n"); after != want {
+		t.Fatalf("once open, the rules behind it read:\n%s", after)
 	}
 	// Somebody puts a rule above, another removes ours, another doubles it by saving and restoring.
 	for _, tamper := range []string{"-I FORWARD -j DOCKER-USER", "-D FORWARD 2", "-F FORWARD"} {
@@ -304,27 +355,21 @@ func TestRealForeignFirewalld(t *testing.T) {
  }
 }`)
 	engine := newEngine(t, netns, true)
-	drops, err := engine.ForeignDrops(context.Background(), "tun0")
-	if err != nil {
-		t.Fatal(err)
+	got := strings.Join(surveyed(t, engine), "\n")
+	const forward, input = "chain filter_FORWARD of table inet firewalld (hook forward) drops packets ", "chain filter_INPUT of table inet firewalld (hook input) drops packets "
+	want := forward + `from tun0: ct state invalid drop, conditional
+` + forward + `from tun0: reject with icmpx admin-prohibited
+` + forward + `to tun0: ct state invalid drop, conditional
+` + forward + `to tun0: reject with icmpx admin-prohibited
+` + input + `from tun0: iifname "tun*" tcp dport 22 drop, conditional
+` + input + `to UDP port 4789: iifname "eth*" drop, conditional
+` + input + `to UDP port 4789: iifname "tun*" tcp dport 22 drop, conditional`
+	if got != want {
+		t.Errorf("drops:\n%s\nwant:\n%s", got, want)
 	}
-	got := map[string]bool{}
-	for _, drop := range drops {
-		got[drop.Rule] = drop.Conditional
-	}
-	want := map[string]bool{"reject with icmpx admin-prohibited": false, "ct state invalid drop": true, `iifname "tun*" tcp dport 22 drop`: true}
-	for rule, conditional := range want {
-		if have, ok := got[rule]; !ok || have != conditional {
-			t.Errorf("%q: found %v, conditional %v; all: %v", rule, ok, have, got)
-		}
-	}
-	desired := map[nft.Key]nft.Item{}
-	for _, jump := range nft.Jumps(drops, "cluster", "tun0") {
-		desired[jump.Key()] = jump
-	}
-	apply(t, engine, desired)
+	apply(t, engine, opened(t, engine))
 	missing := &nft.ForeignJump{Family: nft.FamilyInet, Table: "firewalld", Chain: "nochain", InDevice: "tun0"}
-	err = engine.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: nfttest.Items(missing)})
+	err := engine.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: nfttest.Items(missing)})
 	if !errors.Is(err, nft.ErrMissing) || !strings.Contains(err.Error(), "firewalld nochain") {
 		t.Errorf("a chain that does not exist: %v", err)
 	}

@@ -49,8 +49,8 @@ func validate(item Item) error {
 		}
 		return validNames(item.Set)
 	case *ForeignJump:
-		if item.InDevice == "" && item.OutDevice == "" {
-			return fmt.Errorf("neither device is given")
+		if item.InDevice == "" && item.OutDevice == "" && item.UDPPort == 0 {
+			return fmt.Errorf("neither a device nor a port is given")
 		}
 		for _, device := range []string{item.InDevice, item.OutDevice} {
 			if len(device) > 15 || strings.ContainsAny(device, "\"\\ \t\n*/") {

@@ -48,7 +48,7 @@ type Key struct {
 	Table  string
 	Kind   Kind
 	// Name is the object's name: empty for a table, the chain's for rules, the set's or map's name and the element's key
-	// for an element, the chain's and the direction for a foreign jump.
+	// for an element, the chain's and what it lets pass for a foreign jump.
 	Name string
 }
 
@@ -324,7 +324,7 @@ func (e *Element) String() string {
 	return text + " comment " + strconv.Quote(e.Owner)
 }
 
-// ForeignJump is one rule at the top of somebody else's base chain that accepts traffic by one interface, so that what
+// ForeignJump is one rule at the top of somebody else's base chain that accepts traffic by one interface or port, so that what
 // the chain drops further down does not meet it. It is written so that iptables-nft can read it. Its comment
 // starts with Mark.
 type ForeignJump struct {
@@ -333,6 +333,8 @@ type ForeignJump struct {
 	Chain  string
 	// InDevice or OutDevice, or both, is what the packet comes in by or goes out by.
 	InDevice, OutDevice string
+	// UDPPort, if not 0, narrows it to UDP packets to that port. One of InDevice, OutDevice and UDPPort is needed.
+	UDPPort uint16
 	// Owner follows Mark in the comment. At most 100 bytes.
 	Owner string
 
@@ -345,7 +347,11 @@ type ForeignJump struct {
 
 // Key implements Item.
 func (j *ForeignJump) Key() Key {
-	return Key{j.Family, j.Table, KindForeignJump, j.Chain + " " + j.InDevice + ">" + j.OutDevice}
+	name := j.Chain + " " + j.InDevice + ">" + j.OutDevice
+	if j.UDPPort != 0 {
+		name += " udp " + strconv.Itoa(int(j.UDPPort))
+	}
+	return Key{j.Family, j.Table, KindForeignJump, name}
 }
 
 // Equal implements Item. A rule that is not at the top equals nothing.

@@ -10,6 +10,9 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
+// Unmanaged is a chain of State's table whose rules are somebody else's: the engine of a Subject is told of it.
+func Unmanaged() nft.Chain { return nft.Chain{Family: nft.FamilyInet, Table: Table, Name: "admin"} }
+
 // Subject is an engine with somebody else at the same tables.
 type Subject struct {
 	reconcile.Engine[nft.Key, nft.Item]
@@ -17,6 +20,10 @@ type Subject struct {
 	Restart func() reconcile.Engine[nft.Key, nft.Item]
 	// Tamper does one of the Tampers to State's table.
 	Tamper func(t *testing.T, tamper Tamper)
+	// Administer adds a rule with Administered's comment to the chain Unmanaged, and beside it a set admin-addrs with an element.
+	Administer func(t *testing.T)
+	// Administered reports whether both stand as they were added.
+	Administered func(t *testing.T) bool
 }
 
 // Tamper is something that somebody else does to the table of State.
@@ -99,6 +106,7 @@ func Run(t *testing.T, make func(t *testing.T) Subject) {
 	t.Run("change and delete", func(t *testing.T) { changes(t, make(t)) })
 	t.Run("all or nothing", func(t *testing.T) { atomic(t, make(t)) })
 	t.Run("hostile text", func(t *testing.T) { hostile(t, make(t)) })
+	t.Run("somebody else's chain", func(t *testing.T) { administered(t, make) })
 	for _, tamper := range Tampers() {
 		t.Run(string(tamper), func(t *testing.T) { tampered(t, make(t), tamper) })
 	}
@@ -177,6 +185,49 @@ func atomic(t *testing.T, s Subject) {
 		t.Fatalf("a jump to nowhere: %v", err)
 	}
 	settled(t, s, State())
+}
+
+// administered: what somebody puts into an unmanaged chain survives everything but the end of its table, after which the
+// chain is there again, empty.
+func administered(t *testing.T, make func(t *testing.T) Subject) {
+	admin := Unmanaged()
+	forwardRules := nft.Key{Family: nft.FamilyInet, Table: Table, Kind: nft.KindRules, Name: "forward"}
+	desired := func() map[nft.Key]nft.Item {
+		state := State()
+		state[admin.Key()] = &admin
+		before := state[forwardRules].(*nft.ChainRules)
+		rules := &nft.ChainRules{Family: before.Family, Table: Table, Chain: before.Chain, Rules: append([]nft.Rule{{Text: "jump admin"}}, before.Rules...)}
+		state[forwardRules] = rules
+		return state
+	}
+	for _, tamper := range Tampers() {
+		s := make(t)
+		converge(t, s, desired())
+		s.Administer(t)
+		settled(t, s, desired())
+		settled(t, s.Restart(), desired())
+		if tamper == TableFlushed { // that empties the chain, and was not Weft
+			continue
+		}
+		s.Tamper(t, tamper)
+		converge(t, s.Restart(), desired())
+		if stands := s.Administered(t); stands != (tamper != TableDeleted) {
+			t.Errorf("%s, and repair: what the administrator added stands: %v", tamper, stands)
+		}
+		gone := reconcile.Change[nft.Key, nft.Item]{Set: Items(State()[forwardRules]), Delete: Items(&admin)}
+		if err := s.Commit(context.Background(), gone); err != nil {
+			t.Errorf("nobody wants the chain any more: %v", err)
+		}
+		if stands := s.Administered(t); stands != (tamper != TableDeleted) {
+			t.Errorf("%s, repair, and a chain that nobody wants: what the administrator added stands: %v", tamper, stands)
+		}
+	}
+	s := make(t)
+	converge(t, s, desired())
+	rules := &nft.ChainRules{Family: nft.FamilyInet, Table: Table, Chain: admin.Name, Rules: []nft.Rule{{Text: "accept"}}}
+	if err := s.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: Items(rules)}); err == nil {
+		t.Error("rules for the chain are taken")
+	}
 }
 
 func hostile(t *testing.T, s Subject) {

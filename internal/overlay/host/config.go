@@ -21,6 +21,9 @@ const (
 	PodGroup uint32 = 77
 	// NodesSet is the set of all nodes' addresses, in the table inet weft.
 	NodesSet = "nodes"
+	// AdminChain is the chain of the administrator's own rules for what pods send out of the cluster, in the table inet
+	// weft. What is in it, and what stands beside it as "admin-...", is never touched.
+	AdminChain = "admin"
 
 	table    = "weft"
 	podsSet  = "pods"
@@ -63,6 +66,11 @@ func (c *Config) vxlanPort() uint16 {
 // Tables are Weft's tables of nftables.
 func Tables() []nft.Table {
 	return []nft.Table{{Family: nft.FamilyInet, Name: table}, {Family: nft.FamilyARP, Name: table}}
+}
+
+// Unmanaged are the chains in them whose rules are the administrator's.
+func Unmanaged() []nft.Chain {
+	return []nft.Chain{{Family: nft.FamilyInet, Table: table, Name: AdminChain}}
 }
 
 // Devices are the devices that the overlay configures, whoever made them.

@@ -17,7 +17,9 @@
 //   - The tunnel's port is open to known nodes only, before any socket. Source addresses are easy to forge on a network
 //     that does not filter them; what a forged packet could say is then limited by the flows to what that node may say.
 //   - Nothing is accepted here: an accept in one table does not keep another from dropping, and nothing is dropped by
-//     default. Packets that other tables would drop are for nft.ForeignJump.
-//   - The administrator's own rules for what leaves (tun0 to outside) belong in a table of the administrator's own, where
-//     a drop is final and nobody flushes it. Everything in Weft's tables is put back to what Weft wants.
+//     default. What other tables would drop is let through there (Passages, nft.ForeignJump); it still meets what is
+//     dropped here, so the tunnel's port stays open to known nodes only.
+//   - The administrator's own rules for what leaves (tun0 to outside) have a chain in Weft's table (AdminChain). It comes
+//     after what must never leave, so that an accept there opens nothing that Weft closes, and it is never flushed.
+//     Everything else in Weft's tables is put back to what Weft wants.
 package host

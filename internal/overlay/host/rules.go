@@ -81,10 +81,15 @@ func (c *Config) tunnel(f fragment) {
 // translate, so that a pod's address would leave the cluster; and packets to the tunnel's port, which would come to a node
 // from a known node's address. The flows drop those too, except where a Service of the host's has a node's tunnel port
 // for an endpoint, and where fragments hide the port: here they are reassembled.
+// What is left of what goes out meets the administrator's own rules.
 func (c *Config) forward(f fragment) {
+	for _, admin := range Unmanaged() {
+		f.add(&admin)
+	}
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
 		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Tun),
-		fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, c.vxlanPort()))
+		fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, c.vxlanPort()),
+		fmt.Sprintf(`iifname "%s" oifname != "%s" jump %s`, Tun, Tun, AdminChain))
 }
 
 func (c *Config) masquerade(f fragment) {

@@ -1,0 +1,381 @@
+package nft
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Passage is a kind of packets at a hook that others' chains have to let pass: those that come in by a device, those that go out
+// by one, or UDP to a port. One of the three is set.
+type Passage struct {
+	// Family is FamilyIPv4 or FamilyIPv6.
+	Family Family
+	Hook   Hook
+	// InDevice is also the device of an ingress hook.
+	InDevice, OutDevice string
+	UDPPort             uint16
+}
+
+// String implements fmt.Stringer.
+func (p Passage) String() string {
+	switch {
+	case p.InDevice != "":
+		return "from " + p.InDevice
+	case p.OutDevice != "":
+		return "to " + p.OutDevice
+	default:
+		return "to UDP port " + strconv.Itoa(int(p.UDPPort))
+	}
+}
+
+// ForeignDrop is a place in another table that would, or might, drop the packets of a passage.
+type ForeignDrop struct {
+	Family   Family
+	Table    string
+	Chain    string
+	Hook     Hook
+	Priority int
+	// Passage is what it drops.
+	Passage Passage
+	// Rule is what drops, in the words of nft's listing, or "policy drop".
+	Rule string
+	// Handle of the rule; 0 for a policy.
+	Handle int
+	// In is the chain that the rule stands in, when Chain reaches it by a jump; else it is Chain.
+	In string
+	// Conditional says that the rule, or the way to it, has further conditions, so that it drops some of the packets only.
+	Conditional bool
+	// Named says that the rule, or the way to it, names the passage's device or port: somebody means it.
+	Named bool
+	// Openable says that a ForeignJump can be placed in Chain.
+	Openable bool
+}
+
+// String names the chain and the rule, for people.
+func (d *ForeignDrop) String() string {
+	text := fmt.Sprintf("chain %s of table %s %s (hook %s) drops packets %s: %s", d.Chain, d.Family, d.Table, d.Hook, d.Passage, d.Rule)
+	if d.In != d.Chain {
+		text += " (in chain " + d.In + ")"
+	}
+	return text
+}
+
+// Jump returns the item that, committed, lets the passage through the chain. Commit it under an owner of its own: the
+// chain belongs to somebody else and may vanish at any time, and then nft refuses the transaction, naming it.
+func (d *ForeignDrop) Jump(owner string) *ForeignJump {
+	return &ForeignJump{
+		Family: d.Family, Table: d.Table, Chain: d.Chain, Owner: owner,
+		InDevice: d.Passage.InDevice, OutDevice: d.Passage.OutDevice, UDPPort: d.Passage.UDPPort,
+	}
+}
+
+// Survey is what others' chains do to some passages.
+type Survey struct {
+	// Drops are in the order of the chains. Rules that carry Mark are left out of account: what they let pass is in Drops
+	// as long as it would be dropped without them.
+	Drops []ForeignDrop
+	// watched are the chains that were looked at.
+	watched map[Key]bool
+}
+
+// Concerns reports whether a Survey of the same passages may turn out differently after a drift.
+func (s *Survey) Concerns(drift *Drift) bool {
+	if drift.All || drift.Hooks && !drift.InCare {
+		return true
+	}
+	return slices.ContainsFunc(drift.Chains, func(chain string) bool {
+		return s.watched[Key{drift.Family, drift.Table, KindChain, chain}]
+	})
+}
+
+// wholeTable is how many chains a foreign table may have to be listed whole: firewalls stay far below it. In one with more,
+// kube-proxy's, the base chains alone are looked at.
+const wholeTable = 1000
+
+// Survey looks through the base chains of tables that are not Weft's for what drops packets of the passages. It
+// errs on the side of naming too much, as conditional: sets and verdict maps are not looked into. Rules of legacy iptables
+// (not iptables-nft) are not visible to nft and not in the answer. It may be called while the engine is used.
+func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
+	survey := &Survey{watched: map[Key]bool{}}
+	bases, counts, err := e.foreignChains(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("looking for what drops: %w", err)
+	}
+	listings := map[tableKey]*foreignListing{}
+	for _, base := range bases {
+		key := tableKey{base.Family, base.Table}
+		table := listings[key]
+		if table == nil || counts[key] > wholeTable {
+			table, err = e.foreignListing(ctx, base, counts[key] <= wholeTable)
+			if errors.Is(err, ErrMissing) {
+				continue // it went meanwhile, and an event tells of it
+			}
+			if err != nil {
+				return nil, fmt.Errorf("looking for what drops: %w", err)
+			}
+			listings[key] = table
+		}
+		for _, passage := range passages {
+			if !table.meets(base, passage) {
+				continue
+			}
+			search := &dropSearch{table: table, base: base, passage: passage, survey: survey, walked: map[string]walked{}}
+			search.look()
+		}
+	}
+	return survey, nil
+}
+
+// foreignListing is another table, or one base chain of it.
+type foreignListing struct {
+	rules   map[string][]ruleObject
+	words   map[int]string      // of the rules, by handle
+	devices map[string][]string // of the ingress chains
+}
+
+// meets reports whether packets of a passage come through a base chain.
+func (l *foreignListing) meets(base chainObject, passage Passage) bool {
+	switch base.Family {
+	case FamilyInet, FamilyNetdev, passage.Family:
+	default:
+		return false
+	}
+	if base.Hook == HookIngress && !slices.Contains(l.devices[base.Name], passage.InDevice) {
+		return false
+	}
+	return base.Hook == passage.Hook
+}
+
+// The lines of nft's listing that say which devices an ingress chain has; nft 1.0.6 leaves them out of the JSON.
+//
+//nolint:gochecknoglobals // constant patterns
+var (
+	chainLine   = regexp.MustCompile(`^chain (\S+) \{`)
+	ingressLine = regexp.MustCompile(`hook ingress devices? (?:= )?(.*) priority`)
+)
+
+// addWords takes from a listing in words what JSON leaves out.
+func (l *foreignListing) addWords(text string) {
+	var chain string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if match := chainLine.FindStringSubmatch(line); match != nil {
+			chain = match[1]
+		}
+		if match := ingressLine.FindStringSubmatch(line); match != nil {
+			l.devices[chain] = strings.FieldsFunc(match[1], func(r rune) bool { return strings.ContainsRune(`{}", `, r) })
+		}
+		rule, number, found := strings.Cut(line, " # handle ")
+		if handle, err := strconv.Atoi(number); found && err == nil && !strings.HasSuffix(rule, "{") {
+			l.words[handle] = rule
+		}
+	}
+}
+
+func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole bool) (*foreignListing, error) {
+	what := []string{"list", "chain", string(base.Family), base.Table, base.Name}
+	if whole {
+		what = []string{"list", "table", string(base.Family), base.Table}
+	}
+	structured, err := e.run(ctx, "", append([]string{"-j", "-t"}, what...)...)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := parseObjects(structured)
+	if err != nil {
+		return nil, err
+	}
+	text, err := e.run(ctx, "", append([]string{"-s", "-a", "-t"}, what...)...)
+	if err != nil {
+		return nil, err
+	}
+	return newForeignListing(objects, string(text)), nil
+}
+
+func newForeignListing(objects *objects, text string) *foreignListing {
+	table := &foreignListing{rules: map[string][]ruleObject{}, words: map[int]string{}, devices: map[string][]string{}}
+	for _, rule := range objects.rules {
+		table.rules[rule.Chain] = append(table.rules[rule.Chain], rule)
+	}
+	table.addWords(text)
+	return table
+}
+
+// dropSearch walks one base chain and what it jumps to, for one passage.
+type dropSearch struct {
+	table   *foreignListing
+	base    chainObject
+	passage Passage
+	survey  *Survey
+	walked  map[string]walked
+}
+
+// walked says how a chain was walked: whether all packets came there, and what walk reported.
+type walked struct{ all, ended bool }
+
+func (s *dropSearch) look() {
+	if ended := s.walk(s.base.Name, reach{any: true}); !ended && s.base.Policy == PolicyDrop {
+		s.found(s.base.Name, "policy drop", 0, reach{any: true})
+	}
+}
+
+func (s *dropSearch) found(chain, rule string, handle int, way reach) {
+	s.survey.Drops = append(s.survey.Drops, ForeignDrop{
+		Family: s.base.Family, Table: s.base.Table, Chain: s.base.Name, Hook: s.base.Hook, Priority: s.base.Priority,
+		Passage: s.passage, Rule: rule, Handle: handle, In: chain, Conditional: way.conditional, Named: way.named, Openable: opens(s.base),
+	})
+}
+
+// walk looks at a chain's rules and reports whether no packet of the passage gets past its end. A chain is looked at
+// once, and once more if first only some packets came there and then all.
+func (s *dropSearch) walk(chain string, way reach) (ended bool) {
+	all := !way.conditional && !way.named
+	if before, ok := s.walked[chain]; ok && (before.all || !all) {
+		return before.ended
+	}
+	s.survey.watched[Key{s.base.Family, s.base.Table, KindChain, chain}] = true
+	s.walked[chain] = walked{all, false}
+	ended = s.walkRules(chain, way)
+	s.walked[chain] = walked{all, ended}
+	return ended
+}
+
+func (s *dropSearch) walkRules(chain string, way reach) (ended bool) {
+	for i := range s.table.rules[chain] {
+		rule := &s.table.rules[chain][i]
+		if _, marked := isMarked(rule); marked {
+			continue
+		}
+		reach := s.reach(rule)
+		if !reach.any {
+			continue
+		}
+		narrowed := way.and(reach)
+		switch verdict, target := ruleVerdict(rule); verdict {
+		case "drop", "reject":
+			s.found(chain, s.table.words[rule.Handle], rule.Handle, narrowed)
+			ended = !reach.conditional
+		case "accept":
+			ended = !reach.conditional
+		case "return":
+			if !reach.conditional {
+				return false // back to whence it jumped
+			}
+		case "jump":
+			ended = s.walk(target, narrowed) && !reach.conditional
+		case "goto":
+			if inner := s.walk(target, narrowed); !reach.conditional {
+				return inner // the other chain's end leads back to whence this one was jumped to
+			}
+		}
+		if ended {
+			return true
+		}
+	}
+	return false
+}
+
+// reach says which packets of a passage a rule applies to: none, some (conditional), or all; and whether it says so itself (named).
+type reach struct{ any, conditional, named bool }
+
+func (r reach) and(other reach) reach {
+	return reach{r.any && other.any, r.conditional || other.conditional, r.named || other.named}
+}
+
+func (s *dropSearch) reach(rule *ruleObject) reach {
+	all := reach{any: true}
+	for _, expr := range rule.Expr {
+		if has(expr, "counter") || has(expr, "log") || isComment(expr) {
+			continue
+		}
+		if verdict, _ := exprVerdict(expr); verdict != "" {
+			continue
+		}
+		all = all.and(s.exprReach(expr))
+	}
+	return all
+}
+
+func (s *dropSearch) exprReach(expr map[string]json.RawMessage) reach {
+	in, out, isDevice := deviceMatch(expr)
+	port, isPort := udpPortMatch(expr)
+	switch {
+	case isDevice && in != "" && s.passage.InDevice != "":
+		return s.compare(sameDevice(in, s.passage.InDevice), in == s.passage.InDevice)
+	case isDevice && out != "" && s.passage.OutDevice != "":
+		return s.compare(sameDevice(out, s.passage.OutDevice), out == s.passage.OutDevice)
+	case isPort && s.passage.UDPPort != 0:
+		return s.compare(port == s.passage.UDPPort, true)
+	case isDevice && in == loopback && s.passage.UDPPort != 0:
+		return reach{} // what comes from other nodes
+	}
+	return reach{any: true, conditional: true}
+}
+
+// loopback is the device that no packet of another node comes in by.
+const loopback = "lo"
+
+func (s *dropSearch) compare(equal, named bool) reach {
+	return reach{any: equal, named: equal && named}
+}
+
+// sameDevice compares a device's name with one in a rule, which may end in an asterisk.
+func sameDevice(inRule, device string) bool {
+	prefix, wild := strings.CutSuffix(inRule, "*")
+	return inRule == device || wild && strings.HasPrefix(device, prefix)
+}
+
+// ruleVerdict returns what a rule does with a packet, and where it jumps to.
+func ruleVerdict(rule *ruleObject) (verdict, target string) {
+	for _, expr := range rule.Expr {
+		if verdict, target = exprVerdict(expr); verdict != "" {
+			return verdict, target
+		}
+	}
+	return "", ""
+}
+
+func exprVerdict(expr map[string]json.RawMessage) (verdict, target string) {
+	for word, body := range expr {
+		switch word {
+		case "accept", "drop", "reject", "return":
+			return word, ""
+		case "jump", "goto":
+			var to struct {
+				Target string `json:"target"`
+			}
+			_ = json.Unmarshal(body, &to) // an unknown form has no target, and leads nowhere
+			return word, to.Target
+		case "xt":
+			if extensionOf(expr) == (extension{"target", "REJECT"}) {
+				return "reject", ""
+			}
+		}
+	}
+	return "", ""
+}
+
+// extension is a statement of iptables that nft has no words for.
+type extension struct {
+	Type string `json:"type"`
+	Name string `json:"name"`
+}
+
+func extensionOf(expr map[string]json.RawMessage) extension {
+	var found extension
+	if json.Unmarshal(expr["xt"], &found) != nil {
+		return extension{}
+	}
+	return found
+}
+
+// isComment reports whether a statement is a comment as iptables-restore writes it; nft does not tell its words.
+func isComment(expr map[string]json.RawMessage) bool {
+	return extensionOf(expr) == extension{"match", "comment"}
+}

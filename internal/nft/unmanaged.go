@@ -1,0 +1,45 @@
+package nft
+
+import (
+	"maps"
+	"strings"
+)
+
+// unmanaged are the keys (of KindChain) of the chains whose rules are not the engine's.
+type unmanaged map[Key]bool
+
+func newUnmanaged(chains []Chain) unmanaged {
+	u := unmanaged{}
+	for i := range chains {
+		u[chains[i].Key()] = true
+	}
+	return u
+}
+
+// hides reports whether an item is none of the engine's business: the rules of an unmanaged chain, and what stands beside
+// it under its name and a hyphen. The chain itself is the engine's to make.
+func (u unmanaged) hides(key Key) bool {
+	switch key.Kind {
+	case KindRules, KindChain, KindSet, KindMap, KindElement:
+	default:
+		return false
+	}
+	name, _, _ := strings.Cut(key.Name, " ") // an element's set
+	for chain := range u {
+		if chain.table() != key.table() {
+			continue
+		}
+		if key.Kind == KindRules && name == chain.Name || strings.HasPrefix(name, chain.Name+"-") {
+			return true
+		}
+	}
+	return false
+}
+
+// leaveOut removes the hidden items from a state, and returns it.
+func (u unmanaged) leaveOut(state map[Key]Item) map[Key]Item {
+	if len(u) > 0 {
+		maps.DeleteFunc(state, func(key Key, _ Item) bool { return u.hides(key) })
+	}
+	return state
+}
