@@ -18,7 +18,14 @@ import (
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) { server = s }))
+	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
+		server = s
+		all, err := All()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), all)
+	}))
 }
 
 // object parses a manifest as a user would write it; $ stands for the API group and version.
@@ -218,7 +225,10 @@ spec:
 // The API server accepts what OpenShift's users have, and refuses each thing that is wrong, by name.
 func TestValidation(t *testing.T) {
 	ctx := t.Context()
-	c := install(ctx, t)
+	c, err := client.New(server.Config(), client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for kind, manifests := range map[string][]manifest{
 		"ClusterNetwork": clusterNetworks(), "HostSubnet": hostSubnets(),
 		"NetNamespace": netNamespaces(), "EgressNetworkPolicy": egressPolicies(),
@@ -243,28 +253,23 @@ func TestValidation(t *testing.T) {
 	t.Run("ClusterNetwork/changes", func(t *testing.T) { clusterNetworkChanges(ctx, t, c) })
 }
 
-func install(ctx context.Context, t *testing.T) client.Client {
+// create makes an object that goes with the test.
+func create(ctx context.Context, t *testing.T, c client.Client, obj client.Object) {
 	t.Helper()
-	all, err := All()
-	if err != nil {
+	if err := c.Create(ctx, obj); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.InstallCRDs(ctx, all); err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(server.Config(), client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	t.Cleanup(func() {
+		if err := c.Delete(context.Background(), obj); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A subnet is assigned once; a host's address may change.
 func hostSubnetChanges(ctx context.Context, t *testing.T, c client.Client) {
 	obj := object(t, "{$, kind: HostSubnet, metadata: {name: node-1}, host: node-1, hostIP: 192.0.2.1}")
-	if err := c.Create(ctx, obj); err != nil {
-		t.Fatal(err)
-	}
+	create(ctx, t, c, obj)
 	set := func(field, value string) error {
 		obj.Object[field] = value
 		return c.Update(ctx, obj)
@@ -292,9 +297,7 @@ func hostSubnetChanges(ctx context.Context, t *testing.T, c client.Client) {
 // The network may grow and change its mode while it runs.
 func clusterNetworkChanges(ctx context.Context, t *testing.T, c client.Client) {
 	obj := object(t, clusterNetwork(goodNetworks+", pluginName: redhat/openshift-ovs-subnet"))
-	if err := c.Create(ctx, obj); err != nil {
-		t.Fatal(err)
-	}
+	create(ctx, t, c, obj)
 	grown := object(t, clusterNetwork("serviceNetwork: 172.30.0.0/16, pluginName: redhat/openshift-ovs-multitenant, clusterNetworks: [{CIDR: 10.128.0.0/13, hostSubnetLength: 9}, {CIDR: 10.0.0.0/16, hostSubnetLength: 8}]"))
 	grown.SetResourceVersion(obj.GetResourceVersion())
 	if err := c.Update(ctx, grown); err != nil {

@@ -44,14 +44,17 @@ type Server struct {
 }
 
 // Main starts a server, gives it to use, runs the tests, and stops it. It returns what TestMain exits with.
-func Main(m *testing.M, use func(*Server)) int {
+func Main(m *testing.M, use func(*Server) error) int {
 	server, err := start()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "start the API server:", err)
 		return 1
 	}
 	defer server.stop()
-	use(server)
+	if err := use(server); err != nil {
+		fmt.Fprintln(os.Stderr, "prepare the API server:", err)
+		return 1
+	}
 	return m.Run()
 }
 
@@ -101,7 +104,7 @@ func start() (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	directory := os.Getenv(Environment)
+	directory := os.Getenv(Environment) //nolint:forbidigo // tests have no main
 	if directory == "" {
 		directory = DefaultDirectory
 	}
@@ -196,7 +199,7 @@ func run(dir, name, program string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
+	defer func() { _ = log.Close() }() // the program has its own
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
@@ -232,7 +235,7 @@ func freePorts(n int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer listener.Close() // all are held until the last is chosen, so that they differ
+		defer func() { _ = listener.Close() }() // all are held until the last is chosen, so that they differ
 		address, ok := listener.Addr().(*net.TCPAddr)
 		if !ok {
 			return nil, fmt.Errorf("listening on %v", listener.Addr())

@@ -15,8 +15,6 @@ import (
 
 func pfx(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 
-func num(n uint32) *uint32 { return &n }
-
 func object(change func(*networkv1.ClusterNetwork)) *networkv1.ClusterNetwork {
 	obj := &networkv1.ClusterNetwork{
 		ObjectMeta:      metav1.ObjectMeta{Name: "default"},
@@ -53,7 +51,7 @@ func TestParse(t *testing.T) {
 		}, base},
 		{"both forms", func(o *networkv1.ClusterNetwork) { o.Network, o.HostSubnetLength = "10.128.0.0/14", 9 }, base},
 		{
-			"port and MTU", func(o *networkv1.ClusterNetwork) { o.VXLANPort, o.MTU = num(4790), num(8950) },
+			"port and MTU", func(o *networkv1.ClusterNetwork) { o.VXLANPort, o.MTU = new(uint32(4790)), new(uint32(8950)) },
 			with(func(c *Config) { c.VXLANPort, c.MTU = 4790, 8950 }),
 		},
 		{
@@ -77,7 +75,7 @@ func TestParseSaysEverything(t *testing.T) {
 		o.Network, o.HostSubnetLength = "10.0.0.0/8", 8
 		o.ServiceNetwork = "10.129.0.0/16"
 		o.PluginName = "weave"
-		o.VXLANPort, o.MTU = num(0), num(100)
+		o.VXLANPort, o.MTU = new(uint32(0)), new(uint32(100))
 		o.ClusterNetworks = append(o.ClusterNetworks,
 			networkv1.ClusterNetworkEntry{CIDR: "10.131.0.0/16", HostSubnetLength: 17},
 			networkv1.ClusterNetworkEntry{CIDR: "10.1.2.0/16", HostSubnetLength: 1},

@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -63,7 +64,8 @@ type Options struct {
 	Resync time.Duration
 	// Random chooses among free VNIDs. Nil: seeded by the system.
 	Random *rand.Rand
-	// Logger receives what the controller, and the libraries it runs on, have to say. Nil: slog.Default().
+	// Logger receives what the controller, and controller-runtime below it, have to say; the latter's is the whole
+	// program's. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -105,6 +107,7 @@ func Run(ctx context.Context, options Options) error {
 	if err != nil {
 		return err
 	}
+	log.SetLogger(logr.FromSlogHandler(options.Logger.Handler()))
 	mgr, err := newManager(options)
 	if err != nil {
 		return err

@@ -89,7 +89,7 @@ const (
 	AnnotationEgressIPConfig = "cloud.network.openshift.io/egress-ipconfig"
 )
 
-// AnnotationNamespaceUID, on a NetNamespace, is the UID of the Namespace that it belongs to. It is Weft's own: by it a
+// AnnotationNamespaceUID is, on a NetNamespace, the UID of the Namespace that it belongs to. It is Weft's own: by it a
 // NetNamespace goes when its Namespace went while no controller was running, and one that was restored before its
 // Namespace stays.
 const AnnotationNamespaceUID = "network.weft.dev/namespace-uid"
