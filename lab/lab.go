@@ -104,8 +104,12 @@ func beside(bin, name string) string {
 
 // packages says where Debian keeps the programs that a lab runs.
 var packages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
-	{"etcd", "etcd-server"}, {"ovsdb-server", "openvswitch-switch"}, {"ovs-vswitchd", "openvswitch-switch"},
-	{"ovs-vsctl", "openvswitch-common openvswitch-switch"}, {"nft", "nftables"}, {"nsenter", "util-linux"},
+	{"etcd", "etcd-server"},
+	{"ovsdb-server", "openvswitch-switch"},
+	{"ovs-vswitchd", "openvswitch-switch"},
+	{"ovs-vsctl", "openvswitch-common openvswitch-switch"},
+	{"nft", "nftables"},
+	{"nsenter", "util-linux"},
 }
 
 var kubeletPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table

@@ -23,17 +23,17 @@ func build() *cobra.Command {
 				Module: module, Kubelets: true, Run: runCommand,
 				Step: func(name string, f func() error) error {
 					begin := time.Now()
-					fmt.Fprintf(cmd.ErrOrStderr(), "  ...  %s\n", name)
+					_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "  ...  %s\n", name)
 					err := f()
-					fmt.Fprintf(cmd.ErrOrStderr(), "%5.0fs  %s\n", time.Since(begin).Seconds(), name)
+					_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%5.0fs  %s\n", time.Since(begin).Seconds(), name)
 					return err
 				},
 			})
 			if err != nil {
 				return err
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), dir)
-			return nil
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), dir)
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&module, "kubernetes-module", "lab/kubernetes", "folder with the go.mod that Kubernetes is built from")

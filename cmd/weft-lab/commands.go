@@ -36,7 +36,7 @@ func up(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "Use it:       eval \"$(weft-lab env --name %[1]s)\"; kubectl get nodes\nTake it down: weft-lab down --name %[1]s\n", c.Name())
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Use it:       eval \"$(weft-lab env --name %[1]s)\"; kubectl get nodes\nTake it down: weft-lab down --name %[1]s\n", c.Name())
 			return nil
 		},
 	}
@@ -57,11 +57,11 @@ func printer(w io.Writer) report.Progress {
 	return func(e report.Event) {
 		switch e.State {
 		case report.Begin:
-			fmt.Fprintf(w, "  ...    %s\n", e.Step)
+			_, _ = fmt.Fprintf(w, "  ...    %s\n", e.Step)
 		case report.Done:
-			fmt.Fprintf(w, "%7s  %s %s\n", e.Took.Round(10*time.Millisecond), e.Step, e.Text)
+			_, _ = fmt.Fprintf(w, "%7s  %s %s\n", e.Took.Round(10*time.Millisecond), e.Step, e.Text)
 		case report.Fail:
-			fmt.Fprintf(w, " FAILED  %s\n", e.Step)
+			_, _ = fmt.Fprintf(w, " FAILED  %s\n", e.Step)
 		}
 	}
 }
@@ -113,15 +113,15 @@ func status(name *string) *cobra.Command {
 
 func table(out io.Writer, st report.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "LAB\t%s\nPHASE\t%s\t%s\nRUNTIME\t%s\nDATAPATH\t%s\nAPI\t%s\nKUBECONFIG\t%s\nOUTSIDE\t%s\nLOGS\t%s\n\n",
+	_, _ = fmt.Fprintf(w, "LAB\t%s\nPHASE\t%s\t%s\nRUNTIME\t%s\nDATAPATH\t%s\nAPI\t%s\nKUBECONFIG\t%s\nOUTSIDE\t%s\nLOGS\t%s\n\n",
 		st.Name, st.Phase, st.Error, st.Config.Runtime, st.Datapath, st.API, st.Kubeconfig, st.Outside, st.LogDir)
-	fmt.Fprintf(w, "NODE\tADDRESS\tNAMESPACE\tHOLDER\n")
+	_, _ = fmt.Fprintf(w, "NODE\tADDRESS\tNAMESPACE\tHOLDER\n")
 	for _, n := range st.Nodes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", n.Name, n.IP, n.Space, n.Holder)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", n.Name, n.IP, n.Space, n.Holder)
 	}
-	fmt.Fprintf(w, "\nPROGRAM\tPID\tRESTARTS\tSINCE\tLAST\n")
+	_, _ = fmt.Fprintf(w, "\nPROGRAM\tPID\tRESTARTS\tSINCE\tLAST\n")
 	for _, p := range st.Programs {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", p.Name, p.Pid, p.Restarts, time.Since(p.Since).Round(time.Second), p.Last)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", p.Name, p.Pid, p.Restarts, time.Since(p.Since).Round(time.Second), p.Last)
 	}
 	return w.Flush()
 }
@@ -135,10 +135,10 @@ func env(name *string) *cobra.Command {
 				return err
 			}
 			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "export KUBECONFIG=%s\n", st.Kubeconfig)
-			fmt.Fprintf(out, "export NO_PROXY=\"${NO_PROXY:+$NO_PROXY,}169.254.0.0/16\"\n")
+			_, _ = fmt.Fprintf(out, "export KUBECONFIG=%s\n", st.Kubeconfig)
+			_, _ = fmt.Fprintf(out, "export NO_PROXY=\"${NO_PROXY:+$NO_PROXY,}169.254.0.0/16\"\n")
 			if dir := lab.KubernetesBin(st.Config); dir != "" {
-				fmt.Fprintf(out, "export PATH=\"$PATH:%s\"\n", dir)
+				_, _ = fmt.Fprintf(out, "export PATH=\"$PATH:%s\"\n", dir)
 			}
 			return nil
 		},

@@ -29,7 +29,7 @@ func pod(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s/%s on %s: %v, ADD took %s\n", p.Namespace, p.Name, p.Node.Name, p.IPs, p.Took.Round(10*time.Microsecond))
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s/%s on %s: %v, ADD took %s\n", p.Namespace, p.Name, p.Node.Name, p.IPs, p.Took.Round(10*time.Microsecond))
 			return nil
 		},
 	}
@@ -92,9 +92,9 @@ func podList(name *string) *cobra.Command {
 				return err
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "NAMESPACE\tNAME\tNODE\tSANDBOX\tNETNS")
+			_, _ = fmt.Fprintln(w, "NAMESPACE\tNAME\tNODE\tSANDBOX\tNETNS")
 			for _, p := range all {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%.12s\t%s\n", p.Namespace, p.Name, p.Node.Name, p.Sandbox.ID, p.Netns)
+				_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%.12s\t%s\n", p.Namespace, p.Name, p.Node.Name, p.Sandbox.ID, p.Netns)
 			}
 			return w.Flush()
 		},

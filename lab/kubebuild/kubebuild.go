@@ -62,7 +62,7 @@ func Folder(module string) (string, error) {
 }
 
 func folder(v [3]string) string {
-	cache := os.Getenv("WEFT_LAB_CACHE")
+	cache := os.Getenv("WEFT_LAB_CACHE") //nolint:forbidigo // the place is the machine's: the same for every lab, program and test
 	if cache == "" {
 		cache = DefaultCache
 	}

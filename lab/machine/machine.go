@@ -78,13 +78,21 @@ func tryLock() (*Lock, error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", plan.RunRoot, err)
 	}
-	held, err1 := dir.Stat()
-	now, err2 := os.Stat(plan.RunRoot)
-	if err1 != nil || err2 != nil || !os.SameFile(held, now) {
+	if !sameDir(dir) {
 		_ = dir.Close()
 		return nil, nil
 	}
 	return &Lock{dir: dir}, nil
+}
+
+// sameDir tells whether the open directory is still the one that its path names.
+func sameDir(dir *os.File) bool {
+	held, err := dir.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Stat(dir.Name())
+	return err == nil && os.SameFile(held, now)
 }
 
 // Release gives the lock back, and removes the directories that no lab needs any more.

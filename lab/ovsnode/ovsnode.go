@@ -42,10 +42,10 @@ func (s Switch) Start(ctx context.Context) error {
 	if err := s.Group.Start(ctx, s.database()); err != nil {
 		return err
 	}
-	if _, err := s.vsctl(ctx, "--no-wait", "init"); err != nil {
+	if err := s.vsctl(ctx, "--no-wait", "init"); err != nil {
 		return err
 	}
-	if _, err := s.vsctl(ctx, "--no-wait", "set", "Open_vSwitch", ".", "external_ids:system-id="+s.Node.Name,
+	if err := s.vsctl(ctx, "--no-wait", "set", "Open_vSwitch", ".", "external_ids:system-id="+s.Node.Name,
 		"external_ids:hostname="+s.Node.Name); err != nil {
 		return err
 	}
@@ -80,12 +80,12 @@ func (s Switch) daemon() process.Program {
 	}
 }
 
-func (s Switch) vsctl(ctx context.Context, args ...string) (string, error) {
-	out, err := s.Group.Run(ctx, "", s.Space.Enter(append([]string{"ovs-vsctl", "--timeout=10"}, args...)...)...)
+func (s Switch) vsctl(ctx context.Context, args ...string) error {
+	_, err := s.Group.Run(ctx, "", s.Space.Enter(append([]string{"ovs-vsctl", "--timeout=10"}, args...)...)...)
 	if err != nil {
-		return out, fmt.Errorf("configure the switch of %s: %w", s.Node.Name, err)
+		return fmt.Errorf("configure the switch of %s: %w", s.Node.Name, err)
 	}
-	return out, nil
+	return nil
 }
 
 // guard drops what the node's kernel gets by links of the group: the switch reads the same frames by a packet socket,
@@ -117,10 +117,9 @@ func (s Switch) Guard(ctx context.Context) error {
 // PhyBridge plugs eth0 into a userspace bridge, whose own port will carry the node's address. Its MAC is fixed, so that
 // neighbours still know it after the switch was restarted.
 func (s Switch) PhyBridge(ctx context.Context, uplink string, mtu int) error {
-	_, err := s.vsctl(ctx,
+	return s.vsctl(ctx,
 		"--", "--may-exist", "add-br", Phy,
 		"--", "set", "Bridge", Phy, "datapath_type=netdev", "other_config:hwaddr="+s.Node.MAC.String(),
 		"--", "set", "Interface", Phy, fmt.Sprintf("mtu_request=%d", mtu),
 		"--", "--may-exist", "add-port", Phy, uplink)
-	return err
 }

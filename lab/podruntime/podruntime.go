@@ -157,8 +157,11 @@ func (b Sandbox) conf() *libcni.RuntimeConf {
 		ifName = "eth0"
 	}
 	args := [][2]string{
-		{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", b.Namespace}, {"K8S_POD_NAME", b.Name},
-		{"K8S_POD_INFRA_CONTAINER_ID", b.ID}, {"K8S_POD_UID", b.UID},
+		{"IgnoreUnknown", "1"},
+		{"K8S_POD_NAMESPACE", b.Namespace},
+		{"K8S_POD_NAME", b.Name},
+		{"K8S_POD_INFRA_CONTAINER_ID", b.ID},
+		{"K8S_POD_UID", b.UID},
 	}
 	for k, v := range b.Args {
 		args = append(args, [2]string{k, v})

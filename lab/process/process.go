@@ -166,7 +166,7 @@ func (g *Group) exec(r *running) (*exec.Cmd, error) {
 	g.pids[cmd.Process.Pid] = true
 	r.status.Pid, r.status.Since, r.handle = cmd.Process.Pid, time.Now(), cmd.Process
 	if err := machine.WritePid(g.pidPath(p.Name), cmd.Process.Pid); err != nil && !errors.Is(err, os.ErrNotExist) {
-		fmt.Fprintf(log, "weft-lab: %v\n", err)
+		_, _ = fmt.Fprintf(log, "weft-lab: %v\n", err)
 	}
 	if p.Started != nil {
 		go p.Started()

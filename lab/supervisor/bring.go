@@ -238,7 +238,7 @@ func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {
 // installAPI installs Weft's resource definitions and the cluster network, where the manifests are known.
 func (s *Supervisor) installAPI(ctx context.Context) error {
 	crds := filepath.Join(s.lab.DeployDir, "crds")
-	if _, err := os.Stat(crds); s.lab.DeployDir == "" || err != nil {
+	if s.lab.DeployDir == "" || !isDir(crds) {
 		s.journal.add(report.Event{Step: "Weft's API", State: report.Done, Text: "no manifests in " + crds + ": not installed"})
 		return nil
 	}
@@ -273,4 +273,9 @@ func (s *Supervisor) bringPods(ctx context.Context) error {
 		return nil
 	}
 	return s.step("Weft", func() error { return s.bringWeft(ctx) })
+}
+
+func isDir(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
 }

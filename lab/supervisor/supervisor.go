@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -166,15 +167,7 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 func (s *Supervisor) end() {
 	const grace = 3 * time.Second
 	is := func(names ...string) func(string) bool {
-		return func(name string) bool {
-			base := filepath.Base(name)
-			for _, n := range names {
-				if base == n {
-					return true
-				}
-			}
-			return false
-		}
+		return func(name string) bool { return slices.Contains(names, filepath.Base(name)) }
 	}
 	s.group.Stop(grace, is("kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager"))
 	s.group.Stop(grace, is("weft-agent", "weft-controller", "pods", "reporter"))
