@@ -11,31 +11,36 @@ import (
 
 // Table writes the report for people.
 func (r *Report) Table(out io.Writer) error {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "WHO REACHES WHOM\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tHTTP\tPING\tRESULT\n")
+	var cells, lines strings.Builder
+	cells.WriteString("WHO REACHES WHOM\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tHTTP\tPING\tRESULT\n")
 	right := 0
 	for _, way := range r.Ways {
-		fmt.Fprintf(w, "%s\t%s\t%s\tyes\t%s\t%s\t%s\t%s\t%s\n",
+		fmt.Fprintf(&cells, "%s\t%s\t%s\tyes\t%s\t%s\t%s\t%s\t%s\n",
 			way.Kind, way.From, way.To, yesNo(way.Reached), address(way.Seen), way.HTTP, way.Ping, verdict(way.AsItMust))
 		right += count(way.AsItMust)
 	}
-	fmt.Fprint(w, "\t\t\t\t\t\t\t\t\nWHAT MUST GO NOWHERE\tFROM\tFRAMES\tMUST\tDOES\tARRIVED\tHONEST FRAME\t\tRESULT\n")
+	cells.WriteString("\t\t\t\t\t\t\t\t\nWHAT MUST GO NOWHERE\tFROM\tFRAMES\tMUST\tDOES\tARRIVED\tHONEST\t\tRESULT\n")
 	for _, t := range r.Tricks {
-		fmt.Fprintf(w, "%s\t%s\t%d\tno\t%s\t%d\t%s\t\t%s\n",
+		fmt.Fprintf(&cells, "%s\t%s\t%d\tno\t%s\t%d\t%s\t\t%s\n",
 			t.Kind, t.From, t.Sent, yesNo(t.Arrived > 0), t.Arrived, arrived(t.Control), verdict(t.AsItMust))
 		right += count(t.AsItMust)
 	}
+	w := tabwriter.NewWriter(&lines, 0, 0, 2, ' ', 0)
+	if _, err := io.WriteString(w, cells.String()); err != nil {
+		return fmt.Errorf("lay the matrix out: %w", err)
+	}
 	if err := w.Flush(); err != nil {
+		return fmt.Errorf("lay the matrix out: %w", err)
+	}
+	var text strings.Builder
+	for line := range strings.Lines(lines.String()) {
+		text.WriteString(strings.TrimRight(line, " \n") + "\n")
+	}
+	fmt.Fprintf(&text, "\n%d of %d rows are as they must be.\n%s", right, len(r.Ways)+len(r.Tricks), r.problems())
+	if _, err := io.WriteString(out, text.String()); err != nil {
 		return fmt.Errorf("write the matrix: %w", err)
 	}
-	for line := range strings.Lines(b.String()) {
-		if _, err := fmt.Fprintln(out, strings.TrimRight(line, " \n")); err != nil {
-			return fmt.Errorf("write the matrix: %w", err)
-		}
-	}
-	_, err := fmt.Fprintf(out, "\n%d of %d rows are as they must be.%s\n", right, len(r.Ways)+len(r.Tricks), r.problems())
-	return err
+	return nil
 }
 
 // problems explains the rows that are not as they must be.
@@ -45,21 +50,20 @@ func (r *Report) problems() string {
 		if way.AsItMust {
 			continue
 		}
-		fmt.Fprintf(&b, "\nWRONG: %s, %s to %s:", way.Kind, way.From, way.To)
+		fmt.Fprintf(&b, "WRONG: %s, %s to %s:", way.Kind, way.From, way.To)
 		if way.Seen != way.Source {
 			fmt.Fprintf(&b, " the source seen is %s, not %s;", address(way.Seen), way.Source)
 		}
-		fmt.Fprintf(&b, " HTTP %d of %d %s; ICMP %d of %d %s",
-			way.HTTP.Answered, way.HTTP.Sent, way.HTTP.Problem, way.Ping.Answered, way.Ping.Sent, way.Ping.Problem)
+		fmt.Fprintf(&b, " HTTP %s; ICMP %s\n", way.HTTP.tally(), way.Ping.tally())
 	}
 	for _, t := range r.Tricks {
 		if t.AsItMust {
 			continue
 		}
-		fmt.Fprintf(&b, "\nWRONG: %s, from %s: %d of %d frames arrived; the honest frame after them (%s): %s",
+		fmt.Fprintf(&b, "WRONG: %s, from %s: %d of %d frames arrived; the honest frame after them (%s): %s\n",
 			t.Kind, t.From, t.Arrived, t.Sent, t.ControlName, arrived(t.Control))
 		for _, e := range t.Examples {
-			fmt.Fprintf(&b, "\n       %s", e)
+			fmt.Fprintf(&b, "       %s\n", e)
 		}
 	}
 	return b.String()
@@ -84,6 +88,15 @@ func (m Measured) String() string {
 	return fmt.Sprintf("%.2f ms", float64(m.Median)/float64(time.Millisecond))
 }
 
+// tally is how many exchanges were answered, and what became of the first that was not.
+func (m Measured) tally() string {
+	text := fmt.Sprintf("%d of %d", m.Answered, m.Sent)
+	if m.Problem != "" {
+		text += " (" + m.Problem + ")"
+	}
+	return text
+}
+
 func address(a netip.Addr) string {
 	if !a.IsValid() {
 		return "-"
@@ -102,7 +115,7 @@ func arrived(b bool) string {
 	if b {
 		return "arrived"
 	}
-	return "did not arrive"
+	return "lost"
 }
 
 func verdict(asItMust bool) string {

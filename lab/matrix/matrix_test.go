@@ -1,0 +1,236 @@
+package matrix
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/test/hostile"
+)
+
+var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // a flag
+
+func nodes(n int) (hosts []Party, gateways map[string]netip.Addr) {
+	gateways = map[string]netip.Addr{}
+	for i := 1; i <= n; i++ {
+		name := fmt.Sprintf("n%d", i)
+		hosts = append(hosts, Party{Name: name, Node: name, IP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), kind: host})
+		gateways[name] = netip.AddrFrom4([4]byte{10, 128, byte(2 * i), 1})
+	}
+	return hosts, gateways
+}
+
+func podOn(node, n byte) Party {
+	return Party{
+		Name: fmt.Sprintf("p%d%d", node, n), Node: fmt.Sprintf("n%d", node), kind: pod,
+		IP: netip.AddrFrom4([4]byte{10, 128, 2 * node, 1 + n}),
+	}
+}
+
+var beyond = Party{Name: "outside", IP: netip.MustParseAddr("198.51.100.10"), kind: outside} //nolint:gochecknoglobals // a constant
+
+func TestWays(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		nodes int
+		pods  []Party
+		want  []string
+	}{
+		{"one node, one pod: what there is", 1, []Party{podOn(1, 1)}, []string{
+			"pod to its own host: p11 to n1 as 10.128.2.2",
+			"host to its own pod: n1 to p11 as 10.128.2.1",
+			"pod to outside: p11 to outside as 192.0.2.1",
+		}},
+		{"two nodes, a neighbour on the first", 2, []Party{podOn(1, 1), podOn(1, 2), podOn(2, 1)}, []string{
+			"pod to pod, same node: p11 to p12 as 10.128.2.2",
+			"pod to pod, other node: p11 to p21 as 10.128.2.2",
+			"pod to pod, other node: p21 to p11 as 10.128.4.2",
+			"pod to its own host: p11 to n1 as 10.128.2.2",
+			"pod to its own host: p21 to n2 as 10.128.4.2",
+			"pod to another host: p11 to n2 as 192.0.2.1",
+			"pod to another host: p21 to n1 as 192.0.2.2",
+			"host to its own pod: n1 to p11 as 10.128.2.1",
+			"host to its own pod: n2 to p21 as 10.128.4.1",
+			"host to a pod elsewhere: n1 to p21 as 10.128.2.1",
+			"host to a pod elsewhere: n2 to p11 as 10.128.4.1",
+			"pod to outside: p11 to outside as 192.0.2.1",
+			"pod to outside: p21 to outside as 192.0.2.2",
+		}},
+		{"a node without pods", 2, []Party{podOn(2, 1)}, []string{
+			"pod to its own host: p21 to n2 as 10.128.4.2",
+			"pod to another host: p21 to n1 as 192.0.2.2",
+			"host to its own pod: n2 to p21 as 10.128.4.1",
+			"host to a pod elsewhere: n1 to p21 as 10.128.2.1",
+			"pod to outside: p21 to outside as 192.0.2.2",
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			hosts, gateways := nodes(test.nodes)
+			var got []string
+			for _, w := range ways(test.pods, hosts, beyond, gateways) {
+				got = append(got, fmt.Sprintf("%s: %s to %s as %s", w.Kind, w.From.Name, w.To.Name, w.Source))
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestTable(t *testing.T) {
+	a, b := podOn(1, 1), podOn(2, 1)
+	good := Measured{Sent: 20, Answered: 20, Median: 512 * time.Microsecond}
+	r := &Report{
+		Ways: []Way{
+			{Kind: "pod to pod, other node", From: a, To: b, Source: a.IP, Seen: a.IP, Reached: true, HTTP: good, Ping: good, AsItMust: true},
+			{Kind: "pod to outside", From: a, To: beyond, Source: netip.MustParseAddr("192.0.2.1"), Seen: a.IP, Reached: true, HTTP: good, Ping: good},
+			{
+				Kind: "pod to pod, other node", From: b, To: a, Source: b.IP,
+				HTTP: Measured{Sent: 3, Problem: "no route"}, Ping: Measured{Sent: 20, Answered: 19, Problem: "timeout"},
+			},
+		},
+		Tricks: []Trick{
+			{Kind: "pod with another's IP address", From: a, Sent: 90, Control: true, ControlName: "UDP in its own name", AsItMust: true},
+			{
+				Kind: "pod's ARP for another's address", From: a, Sent: 96, Arrived: 1, Control: false, ControlName: "ARP in its own name",
+				Examples: []string{"gratuitous ARP: announcing the gateway: seen at ns/p12"},
+			},
+		},
+	}
+	var got bytes.Buffer
+	if err := r.Table(&got); err != nil {
+		t.Fatal(err)
+	}
+	golden := filepath.Join("testdata", "table.golden")
+	if *update {
+		if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func scenery(t *testing.T) *cast {
+	t.Helper()
+	end := func(n byte) hostile.End {
+		return hostile.End{MAC: []byte{2, 0, 0, 0, 0, n}, IP: netip.AddrFrom4([4]byte{10, 128, 0, n})}
+	}
+	c := &cast{
+		attacker: Party{Name: "a", Node: "n1", key: "ns/a"}, neighbour: Party{Name: "b", Node: "n1", key: "ns/b"},
+		remote: Party{Name: "c", Node: "n2", key: "ns/c"},
+		scene: hostile.Scene{
+			Attacker: end(2), Neighbour: end(3), Remote: end(4), Gateway: end(1), HostEnd: []byte{2, 0, 0, 0, 1, 0},
+			Node: netip.MustParseAddr("192.0.2.1"), OtherNode: netip.MustParseAddr("192.0.2.2"),
+			Service: netip.MustParseAddr("172.30.0.1"), VXLANPort: vxlanPort,
+		},
+	}
+	if err := c.makeControls(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A row is as it must be when nothing of it was seen and its honest frame was: neither is enough alone.
+func TestJudge(t *testing.T) {
+	c := scenery(t)
+	frames, err := hostile.Frames(c.scene)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, sent, err := sort(frames, c.attacker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string][]string{}
+	for i, h := range c.controls {
+		at := h.at
+		if i == 1 {
+			at = "elsewhere" // the honest frame of the second row does not arrive where it should
+		}
+		seen[h.marker] = []string{at}
+	}
+	for _, f := range sent {
+		if f.row == 0 {
+			seen[string(f.Marker)] = []string{"ns/c"}
+			break
+		}
+	}
+	judge(rows, sent, c.controls, c.beyondHost(sent, seen))
+	for i, row := range rows {
+		if want := i > 1; row.AsItMust != want {
+			t.Errorf("%s: as it must be: %t, want %t: %+v", row.Kind, row.AsItMust, want, row)
+		}
+	}
+	if rows[0].Arrived != 1 || len(rows[0].Examples) != 1 {
+		t.Errorf("the frame that arrived is not told: %+v", rows[0])
+	}
+}
+
+// A fragment may get as far as its own host, which never gets the rest; a whole packet may not, and nothing further.
+func TestFragmentsStayWithTheirHost(t *testing.T) {
+	c := scenery(t)
+	frames, err := hostile.Frames(c.scene)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, sent, err := sort(frames, c.attacker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string][]string{}
+	for _, f := range sent {
+		seen[string(f.Marker)] = []string{"n1, tun0", "n2, tun0"}
+	}
+	seen = c.beyondHost(sent, seen)
+	fragments := 0
+	for _, f := range sent {
+		want := 2
+		if isFragment(f.Data) {
+			want = 1
+			fragments++
+		}
+		if len(seen[string(f.Marker)]) != want {
+			t.Errorf("%s: %s: seen at %q", f.Class, f.Name, seen[string(f.Marker)])
+		}
+	}
+	if fragments != 1 {
+		t.Errorf("%d fragments among the frames, want 1", fragments)
+	}
+}
+
+func TestMarkers(t *testing.T) {
+	frame := []byte("...hostile-0007-frame...control-0001-framehostile-0008-frame...hostile-")
+	want := []string{"hostile-0007-frame", "hostile-0008-frame", "control-0001-frame"}
+	if diff := cmp.Diff(want, markers(frame)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRepeatGivesUp(t *testing.T) {
+	never := repeat(20, func(int) (time.Duration, error) { return 0, os.ErrDeadlineExceeded })
+	if never.Sent != giveUp || never.Answered != 0 || never.Problem == "" {
+		t.Errorf("a way that is closed: %+v", never)
+	}
+	flaky := repeat(20, func(n int) (time.Duration, error) {
+		if n == 4 {
+			return 0, os.ErrDeadlineExceeded
+		}
+		return time.Duration(n), nil
+	})
+	if flaky.Sent != 20 || flaky.Answered != 19 || flaky.Problem == "" {
+		t.Errorf("one lost of 20: %+v", flaky)
+	}
+}
