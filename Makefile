@@ -5,6 +5,8 @@ BIN = bin
 LDFLAGS = -s -w
 
 .DEFAULT_GOAL := help
+# build is a folder as well.
+.PHONY: help build quickstart quickstart-down unit test lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
