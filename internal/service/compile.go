@@ -1,0 +1,198 @@
+package service
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// Compile returns where pods of this node reach the Service, sorted. Slices of other Services are left out. The same
+// Service and slices, in whatever order, give the same addresses.
+func Compile(svc Service, all []Slice, here Place) []VirtualAddress {
+	own := slices.DeleteFunc(slices.Clone(all), func(s Slice) bool { return s.Namespace != svc.Namespace || s.Service != svc.Name })
+	slices.SortFunc(own, func(a, b Slice) int { return cmp.Compare(a.Name, b.Name) })
+	var list []VirtualAddress
+	seen := map[key]bool{}
+	for _, p := range svc.Ports {
+		b := backends(&svc, gather(own, p, here), here)
+		for _, v := range svc.addresses(p, b) {
+			if !seen[v.key()] {
+				seen[v.key()] = true
+				list = append(list, v)
+			}
+		}
+	}
+	slices.SortFunc(list, compareAddresses)
+	return list
+}
+
+// addresses returns where one port is reached. Where an address is named twice, the first stands.
+func (s *Service) addresses(p Port, b choice) []VirtualAddress {
+	internal := VirtualAddress{
+		Owner: s.Owner(), PortName: p.Name, Protocol: p.Protocol, Port: p.Number, Affinity: s.Affinity, Serving: b.serving,
+	}
+	external := internal
+	external.Verdict, external.Endpoints = Forward, b.cluster
+	internal.Verdict, internal.Endpoints = Forward, b.cluster
+	if s.InternalLocal {
+		internal.Local, internal.Endpoints = true, b.local
+	}
+	if len(internal.Endpoints) == 0 {
+		internal.Verdict = b.none()
+	}
+	if len(external.Endpoints) == 0 {
+		external.Verdict = b.none()
+	}
+	var list []VirtualAddress
+	add := func(v VirtualAddress, kind Kind, ips ...netip.Addr) {
+		for _, ip := range ips {
+			v.Kind, v.IP = kind, ip
+			list = append(list, v)
+		}
+	}
+	if s.ClusterIP.IsValid() {
+		add(internal, KindClusterIP, s.ClusterIP)
+	}
+	add(external, KindExternalIP, s.ExternalIPs...)
+	balanced := external
+	if balanced.Verdict == Forward { // who is told that there is nobody need not be known
+		balanced.SourceRanges = s.SourceRanges
+	}
+	add(balanced, KindLoadBalancer, s.LoadBalancerIPs...)
+	if p.NodePort != 0 {
+		external.Port, external.OnlyThisNode = p.NodePort, s.ExternalLocal
+		add(external, KindNodePort, netip.Addr{})
+	}
+	return list
+}
+
+// choice is which of a port's endpoints can be used.
+type choice struct {
+	// cluster are those for the traffic policy Cluster, local those for Local.
+	cluster, local []Endpoint
+	// serving are all that answer.
+	serving []netip.AddrPort
+	// any says that some node has one.
+	any bool
+}
+
+// none is the verdict where no endpoint is left.
+func (c *choice) none() Verdict {
+	if c.any {
+		return Drop
+	}
+	return Reject
+}
+
+// hinted is an endpoint with the hints for whom it is.
+type hinted struct {
+	Endpoint
+	zones, nodes []string
+}
+
+// gather returns a port's endpoints in all slices, sorted, each once. Where slices differ about one, the word of who
+// says more for it counts: while an endpoint moves between slices, the older entry lags behind.
+func gather(own []Slice, p Port, here Place) []hinted {
+	found := map[netip.AddrPort]hinted{}
+	for _, s := range own {
+		for _, sp := range s.Ports {
+			if sp.Name != p.Name || sp.Protocol != p.Protocol || sp.Number == 0 {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				if !e.IP.IsValid() {
+					continue
+				}
+				h := hinted{zones: e.Zones, nodes: e.Nodes, Endpoint: Endpoint{
+					Addr: netip.AddrPortFrom(e.IP, sp.Number), Node: e.Node, Local: here.Node != "" && e.Node == here.Node,
+					Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+				}}
+				if have, ok := found[h.Addr]; !ok || h.standing() > have.standing() {
+					found[h.Addr] = h
+				}
+			}
+		}
+	}
+	list := make([]hinted, 0, len(found))
+	for _, h := range found {
+		list = append(list, h)
+	}
+	slices.SortFunc(list, func(a, b hinted) int { return a.Addr.Compare(b.Addr) })
+	return list
+}
+
+// standing orders what two slices say of one endpoint.
+func (h *hinted) standing() int {
+	const local, ready, serving = 4, 2, 1
+	n := 0
+	for _, x := range []struct {
+		has    bool
+		weight int
+	}{{h.Local, local}, {h.Ready, ready}, {h.Serving, serving}} {
+		if x.has {
+			n += x.weight
+		}
+	}
+	return n
+}
+
+func backends(s *Service, endpoints []hinted, here Place) choice {
+	ready := func(h *hinted) bool { return h.Ready }
+	leaving := func(h *hinted) bool { return h.Serving && h.Terminating }
+	local := func(of func(*hinted) bool) func(*hinted) bool {
+		return func(h *hinted) bool { return h.Local && of(h) }
+	}
+	meant := hints(endpoints, here)
+	c := choice{
+		cluster: first(endpoints, func(h *hinted) bool { return h.Ready && meant(h) }, leaving),
+		any:     len(first(endpoints, ready, leaving)) > 0,
+	}
+	if s.InternalLocal {
+		c.local = first(endpoints, local(ready), local(leaving))
+	}
+	for i := range endpoints {
+		if h := &endpoints[i]; h.Ready || h.Serving {
+			c.serving = append(c.serving, h.Addr)
+		}
+	}
+	return c
+}
+
+// first returns the endpoints for which the first condition holds that holds for any.
+func first(endpoints []hinted, conditions ...func(*hinted) bool) []Endpoint {
+	for _, holds := range conditions {
+		var list []Endpoint
+		for i := range endpoints {
+			if holds(&endpoints[i]) {
+				list = append(list, endpoints[i].Endpoint)
+			}
+		}
+		if len(list) > 0 {
+			return list
+		}
+	}
+	return nil
+}
+
+// hints returns for which of the ready endpoints the hints say that this node should use them: by node if all have hints
+// of nodes and one is for this, else by zone in the same way, else all.
+func hints(endpoints []hinted, here Place) func(*hinted) bool {
+	nodes := func(h *hinted) []string { return h.nodes }
+	zones := func(h *hinted) []string { return h.zones }
+	for _, by := range []struct {
+		of    func(*hinted) []string
+		place string
+	}{{nodes, here.Node}, {zones, here.Zone}} {
+		all, some := true, false
+		for i := range endpoints {
+			if h := &endpoints[i]; h.Ready {
+				all = all && len(by.of(h)) > 0
+				some = some || slices.Contains(by.of(h), by.place)
+			}
+		}
+		if all && some {
+			return func(h *hinted) bool { return slices.Contains(by.of(h), by.place) }
+		}
+	}
+	return func(*hinted) bool { return true }
+}
