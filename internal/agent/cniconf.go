@@ -50,10 +50,21 @@ func writeConf(dir, socket, records string) error {
 	}
 	path := filepath.Join(dir, confName)
 	data = append(data, '\n')
-	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
+	const mode = 0o644
+	if isThere(path, data, mode) {
 		return nil
 	}
-	return writeAtomically(path, data, 0o644)
+	return writeAtomically(path, data, mode)
+}
+
+// isThere reports whether path is a file, and no link to one, with that content and mode.
+func isThere(path string, data []byte, mode os.FileMode) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != mode { // the type's bits are in it, and setuid
+		return false
+	}
+	have, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(have, data)
 }
 
 // writeAtomically puts data in place of whatever is at path: a reader sees the old content or the new.
@@ -81,10 +92,11 @@ func InstallPlugin(from, to string) error {
 	if err != nil {
 		return fmt.Errorf("installing the CNI plugin: %w", err)
 	}
-	if have, err := os.ReadFile(to); err == nil && bytes.Equal(have, data) {
+	const mode = 0o755
+	if isThere(to, data, mode) {
 		return nil
 	}
-	if err := writeAtomically(to, data, 0o755); err != nil {
+	if err := writeAtomically(to, data, mode); err != nil {
 		return fmt.Errorf("installing the CNI plugin: %w", err)
 	}
 	return nil

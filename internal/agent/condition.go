@@ -47,6 +47,11 @@ func report(ctx context.Context, clients kubernetes.Interface, node string, want
 	}
 	now := metav1.NewTime(time.Now())
 	want.LastHeartbeatTime, want.LastTransitionTime = now, now
+	for _, c := range have.Status.Conditions {
+		if c.Type == want.Type && c.Status == want.Status {
+			want.LastTransitionTime = c.LastTransitionTime // other words for the same
+		}
+	}
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{want}}})
 	if err != nil {
 		return fmt.Errorf("condition of node %s: %w", node, err)

@@ -58,6 +58,9 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Unlock()
 	var lines []string
 	status := http.StatusOK
+	if len(checks) == 0 { // nothing to be ready of exists yet
+		status, lines = http.StatusServiceUnavailable, []string{"[-]agent: it is starting"}
+	}
 	for _, c := range checks {
 		if err := c.run(); err != nil {
 			status = http.StatusServiceUnavailable

@@ -89,7 +89,7 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	}
 	config, err := clusternetwork.Parse(&network)
 	if err != nil {
-		return overlay.View{}, fmt.Errorf("ClusterNetwork %s: %w", defaultClusterNetwork, err)
+		return overlay.View{}, err
 	}
 	var subnets networkv1.HostSubnetList
 	if err := o.cache.List(ctx, &subnets); err != nil {
@@ -103,7 +103,9 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 		own := object.Name == o.node
 		switch {
 		case own && err != nil:
-			return overlay.View{}, fmt.Errorf("HostSubnet %s: %w", object.Name, err)
+			return overlay.View{}, err
+		case own && !subnet.Subnet.IsValid():
+			return overlay.View{}, fmt.Errorf("HostSubnet %s: it has no subnet yet; the controller gives it one", object.Name)
 		case own:
 			view.Local, found = subnet, true
 		case err != nil:
