@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -210,20 +211,39 @@ func (e *engines) failures() error {
 
 // nodeFacts returns what the overlay has to know of the node itself: the interface with its address.
 func (e *engines) nodeFacts(address netip.Addr) (overlay.Node, error) {
-	links, err := netlink.LinkList()
+	uplink, err := linkWith(address)
 	if err != nil {
-		return overlay.Node{}, fmt.Errorf("interfaces of this node: %w", err)
+		return overlay.Node{}, err
 	}
-	for _, l := range links {
-		addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-		if err != nil {
-			return overlay.Node{}, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
+	return overlay.Node{Datapath: e.datapath, Uplink: uplink.Attrs().Name, MTU: uplink.Attrs().MTU}, nil
+}
+
+// dumpAttempts bounds how often the kernel's addresses are listed again because the list changed meanwhile. While pods come
+// and go, it does so nearly every time; what was listed counts all the same.
+const dumpAttempts = 10
+
+// linkWith returns the interface that has an address.
+func linkWith(address netip.Addr) (netlink.Link, error) {
+	for attempt := 1; ; attempt++ {
+		all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return nil, fmt.Errorf("addresses of this node: %w", err)
 		}
-		for _, have := range addresses {
-			if ip, ok := netip.AddrFromSlice(have.IP); ok && ip.Unmap() == address {
-				return overlay.Node{Datapath: e.datapath, Uplink: l.Attrs().Name, MTU: l.Attrs().MTU}, nil
+		at := slices.IndexFunc(all, func(have netlink.Addr) bool {
+			ip, ok := netip.AddrFromSlice(have.IP)
+			return ok && ip.Unmap() == address
+		})
+		switch {
+		case at >= 0:
+			link, err := netlink.LinkByIndex(all[at].LinkIndex)
+			if err != nil {
+				return nil, fmt.Errorf("interface with address %s: %w", address, err)
 			}
+			return link, nil
+		case err == nil:
+			return nil, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first InternalIP must be an address of the node", address)
+		case attempt == dumpAttempts:
+			return nil, fmt.Errorf("addresses of this node: %w", err)
 		}
 	}
-	return overlay.Node{}, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first InternalIP must be an address of the node", address)
 }
