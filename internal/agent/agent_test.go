@@ -96,7 +96,7 @@ func TestWriteAtomically(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer open.Close()
+	defer func() { _ = open.Close() }()
 	if err := writeAtomically(path, []byte("new"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -456,7 +456,7 @@ func (n *node) obstruct(t tb, key attach.Key) (clear func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(probe)
+	defer func() { _ = os.RemoveAll(probe) }()
 	store, err := attach.Open(probe)
 	if err != nil {
 		t.Fatal(err)

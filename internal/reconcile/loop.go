@@ -415,8 +415,7 @@ func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 	l.mu.Lock()
 	l.resync = true
 	l.mu.Unlock()
-	var partial *PartialError[K]
-	if errors.As(err, &partial) {
+	if partial, ok := errors.AsType[*PartialError[K]](err); ok {
 		return partial.Failed
 	}
 	parts := l.split(r)
