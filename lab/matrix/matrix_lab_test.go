@@ -1,0 +1,341 @@
+//go:build lab
+
+package matrix
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/machine"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/report"
+)
+
+// limit bounds each test, with Kubernetes' programs built.
+const limit = 8 * time.Minute
+
+func name() string {
+	raw := make([]byte, 4)
+	_, _ = rand.Read(raw)
+	return "m" + hex.EncodeToString(raw)
+}
+
+// bring starts a lab without kubelets, for the time of a test.
+func bring(ctx context.Context, t *testing.T, nodes int) *lab.Cluster {
+	t.Helper()
+	bin := t.TempDir()
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "weft.dev/weft/cmd/...").CombinedOutput(); err != nil {
+		t.Fatalf("build Weft's programs: %v\n%s", err, out)
+	}
+	cfg := lab.Config{Name: name(), Nodes: nodes, Runtime: plan.RuntimeCNI, WeftBin: bin}
+	before := list(t, cfg.Name)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := lab.Down(ctx, cfg.Name, nil); err != nil {
+			t.Errorf("take the lab down: %v", err)
+		}
+		if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+			t.Errorf("after down the machine is not as before:\n%s", diff)
+		}
+	})
+	c, err := lab.Up(ctx, cfg, func(e report.Event) {
+		if e.State == report.Fail {
+			t.Logf("%s: %s", e.Step, e.Text)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func show(t *testing.T, r *Report) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := r.Table(&b); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + b.String())
+}
+
+// Every way is open under the right address and no trick works, on three nodes; and a run leaves no pod behind, so that
+// the next finds the same.
+func TestMatrixWithoutKubelets(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c := bring(ctx, t, 3)
+	for range 2 {
+		r, err := Run(ctx, c, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		show(t, r)
+		if want := 1 + 6*3; !r.AsItMust || len(r.Ways) != want || len(r.Tricks) != len(tricks) {
+			t.Errorf("the matrix is not as it must be: %d ways, want %d", len(r.Ways), want)
+		}
+		left, err := c.Pods(ctx)
+		if err != nil || len(left) > 0 {
+			t.Errorf("%d pods are left: %v", len(left), err)
+		}
+	}
+}
+
+// The matrix finds what is wrong: a switch that lets spoofing through, and a way that is closed. Without that, "as it
+// must be" would say nothing.
+func TestMatrixFindsWhatIsWrong(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c := bring(ctx, t, 2)
+	s, err := openScene(ctx, c, Options{}.withDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resume := stopAgents(ctx, t, c) // they would put everything right
+	t.Cleanup(func() {
+		resume()
+		if err := s.close(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	})
+	run(ctx, t, c.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "add-flow", "br0", "table=20,priority=65000,ip,actions=load:0->NXM_NX_REG0[],goto_table:21"))
+	run(ctx, t, c.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "add-flow", "br0", "table=20,priority=65000,arp,actions=load:0->NXM_NX_REG0[],goto_table:30"))
+	// Outside forgets the way back to the second node.
+	run(ctx, t, []string{"nsenter", "--net=" + c.Outside.Netns, "ip", "route", "add", "blackhole", netip.PrefixFrom(c.Node(2).IP, 32).String()})
+
+	r, err := s.measure(ctx, Options{Exchanges: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	show(t, r)
+	if r.AsItMust {
+		t.Error("the matrix is as it must be, with the switch open and a way closed")
+	}
+	for _, w := range r.Ways {
+		if closed := w.To.kind == outside && w.From.Node == "n2"; w.AsItMust == closed {
+			t.Errorf("%s, from %s: as it must be: %t", w.Kind, w.From, w.AsItMust)
+		}
+	}
+	for _, trick := range r.Tricks {
+		ip, arp := strings.Contains(trick.Kind, "IP address"), strings.Contains(trick.Kind, "ARP")
+		if (ip || arp) && (trick.AsItMust || trick.Arrived == 0 || len(trick.Examples) == 0) {
+			t.Errorf("%s: not noticed: %+v", trick.Kind, trick)
+		}
+	}
+}
+
+// stopAgents makes the agents stand still, and returns what lets them go on.
+func stopAgents(ctx context.Context, t *testing.T, c *lab.Cluster) func() {
+	t.Helper()
+	programs, err := c.Programs(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, p := range programs {
+		if strings.HasSuffix(p.Name, "/weft-agent") {
+			pids = append(pids, p.Pid)
+		}
+	}
+	if len(pids) != len(c.Nodes()) {
+		t.Fatalf("%d agents on %d nodes", len(pids), len(c.Nodes()))
+	}
+	signal := func(s syscall.Signal) {
+		for _, pid := range pids {
+			if err := unix.Kill(pid, s); err != nil {
+				t.Errorf("signal %s to the agent: %v", s, err)
+			}
+		}
+	}
+	signal(unix.SIGSTOP)
+	return sync.OnceFunc(func() { signal(unix.SIGCONT) })
+}
+
+func run(ctx context.Context, t *testing.T, argv []string) {
+	t.Helper()
+	if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+	}
+}
+
+// The quick start as users run it: interrupted in the middle, started again, and started when it is up; then taken down,
+// after which the machine is as it was before.
+func TestQuickstart(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
+	defer cancel()
+	own := name()
+	script, err := filepath.Abs("../../build/quickstart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := list(t, own)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := lab.Down(ctx, own, nil); err != nil {
+			t.Errorf("take the lab down: %v", err)
+		}
+	})
+
+	if out, err := interrupted(ctx, script, own); err == nil {
+		t.Fatalf("the quick start was not interrupted:\n%s", out)
+	}
+	for range 2 {
+		began := time.Now()
+		out, err := exec.CommandContext(ctx, script, "up", own).CombinedOutput()
+		if err != nil {
+			t.Fatalf("quick start: %v\n%s", err, out)
+		}
+		t.Logf("quick start in %s:\n%s", time.Since(began).Round(100*time.Millisecond), out)
+	}
+	c, err := lab.Open(ctx, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(ctx, c, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// One pod on each node and one more: each node is heard in every row, and one of them has a neighbour.
+	if want := 1 + 6*2; !r.AsItMust || len(r.Ways) != want || len(r.Tricks) != len(tricks) {
+		show(t, r)
+		t.Errorf("the matrix is not as it must be: %d ways, want %d", len(r.Ways), want)
+	}
+	began := time.Now()
+	if out, err := exec.CommandContext(ctx, script, "down", own).CombinedOutput(); err != nil {
+		t.Fatalf("down: %v\n%s", err, out)
+	}
+	t.Logf("down in %s", time.Since(began).Round(100*time.Millisecond))
+	if diff := cmp.Diff(before, list(t, own)); diff != "" {
+		t.Errorf("after down the machine is not as before:\n%s", diff)
+	}
+}
+
+// interrupted starts the quick start as a terminal does, in a process group of its own, and interrupts all of the group
+// as soon as the lab is coming up.
+func interrupted(ctx context.Context, script, own string) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, script, "up", own)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		if st, err := lab.Inspect(ctx, own); err == nil && len(st.Programs) > 5 {
+			if err := unix.Kill(-cmd.Process.Pid, unix.SIGINT); err != nil {
+				return out.String(), nil
+			}
+			return out.String(), <-ended
+		}
+		select {
+		case err := <-ended:
+			return out.String(), errors.Join(errors.New("it ended before it could be interrupted"), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// listing is what a machine shows: everything but what bears the name of another lab, which may run beside.
+type listing struct{ Namespaces, Links, Mounts, Cgroups, Processes, Files []string }
+
+func list(t *testing.T, own string) listing {
+	t.Helper()
+	var l listing
+	mine := func(s string) bool {
+		return strings.Contains(s, "wl-"+own) || strings.Contains(s, "weft-lab/"+own)
+	}
+	others := func(s string) bool {
+		return !mine(s) && (strings.Contains(s, "wl-") || strings.Contains(s, "weft-lab/") || strings.Contains(s, "/tmp/") || strings.HasPrefix(s, "wt"))
+	}
+	add := func(to *[]string, what string) {
+		if !others(what) && !slices.Contains(*to, what) {
+			*to = append(*to, what)
+		}
+	}
+	names, _ := filepath.Glob("/run/netns/*")
+	for _, n := range names {
+		add(&l.Namespaces, n)
+	}
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		t.Fatal(err)
+	}
+	for _, x := range links {
+		add(&l.Links, x.Attrs().Name)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		add(&l.Mounts, strings.Join(strings.Fields(line)[3:5], " "))
+	}
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			add(&l.Cgroups, path)
+		}
+		return nil // what has just gone is gone
+	})
+	for _, f := range []string{"/run/weft-lab/" + own, "/var/lib/weft-lab/" + own} {
+		if _, err := os.Lstat(f); err == nil {
+			l.Files = append(l.Files, f)
+		}
+	}
+	l.Processes = processes(mine)
+	for _, list := range []*[]string{&l.Namespaces, &l.Links, &l.Mounts, &l.Cgroups} {
+		slices.Sort(*list)
+	}
+	return l
+}
+
+// processes finds a lab's own by cgroup, command line, environment, folder and open mount namespace: a machine's other
+// processes come and go.
+func processes(mine func(string) bool) []string {
+	var found []string
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		var pid int
+		if _, err := fmt.Sscan(filepath.Base(dir), &pid); err != nil || pid == os.Getpid() {
+			continue
+		}
+		if s, err := machine.Stat(pid); err != nil || s.State == 'Z' {
+			continue
+		}
+		told := ""
+		for _, file := range []string{"cgroup", "cmdline", "environ", "mountinfo"} {
+			raw, _ := os.ReadFile(filepath.Join(dir, file))
+			told += " " + string(raw)
+		}
+		if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil {
+			told += " " + cwd
+		}
+		if mine(told) {
+			cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+			found = append(found, filepath.Base(dir)+" "+strings.ReplaceAll(string(cmdline), "\x00", " "))
+		}
+	}
+	return found
+}
