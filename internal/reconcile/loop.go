@@ -64,8 +64,10 @@ type Loop[K comparable, V Value[V]] struct {
 	failures map[Owner]error
 	waiters  []*waiter
 	started  bool
-	resync   bool
-	stopped  bool
+	// unreadable is why the last reading failed; nil after one that did not.
+	unreadable error
+	resync     bool
+	stopped    bool
 }
 
 // waiter is somebody who wants to know when some owners' fragments are programmed.
@@ -142,20 +144,6 @@ func (l *Loop[K, V]) Resync() {
 	l.resync = true
 	l.mu.Unlock()
 	l.signal()
-}
-
-// Failure returns why the owner's fragment is not in effect, nil if it is.
-func (l *Loop[K, V]) Failure(owner Owner) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.failures[owner]
-}
-
-// Failures returns all owners whose fragments are not in effect, and why.
-func (l *Loop[K, V]) Failures() map[Owner]error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return maps.Clone(l.failures)
 }
 
 // Hash returns the hash of the desired state.
@@ -316,11 +304,12 @@ func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.resync = true
+	l.unreadable = fmt.Errorf("%s: reading back: %w", l.opts.Name, err)
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
 		if w.patient && errors.Is(err, ErrUnavailable) {
 			return false
 		}
-		w.done <- fmt.Errorf("%s: reading back: %w", l.opts.Name, err)
+		w.done <- l.unreadable
 		return true
 	})
 	return true
@@ -340,7 +329,7 @@ func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 	})
 	first := l.actual == nil
 	if actual != nil {
-		l.actual = actual
+		l.actual, l.unreadable = actual, nil
 		all := Diff(l.desired.union(), actual)
 		r.drift = l.strays(all)
 		r.change = all
@@ -458,30 +447,33 @@ func failAll[K comparable, V any](change Change[K, V], err error) map[K]error {
 	return failed
 }
 
-// split divides a round's change by the owner of each key; what nobody desires any more is a part of its own.
+// split divides a round's change by owner: of what is set, whose it is; of what is deleted, whose it was. What is
+// nobody's is a part of its own.
 func (l *Loop[K, V]) split(r round[K, V]) []Change[K, V] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	byOwner := map[Owner]Change[K, V]{}
-	for key, value := range r.change.Set {
-		if r.seal != nil && key == *r.seal {
-			continue
-		}
+	part := func(owners []Owner) Change[K, V] {
 		var owner Owner
-		if owners := l.desired.ownersOf(key); len(owners) > 0 {
+		if len(owners) > 0 {
 			owner = owners[0]
 		}
 		if _, ok := byOwner[owner]; !ok {
-			byOwner[owner] = Change[K, V]{Set: map[K]V{}}
+			byOwner[owner] = Change[K, V]{Set: map[K]V{}, Delete: map[K]V{}}
 		}
-		byOwner[owner].Set[key] = value
+		return byOwner[owner]
 	}
-	parts := make([]Change[K, V], 0, len(byOwner)+1)
-	for _, part := range byOwner {
-		parts = append(parts, part)
+	for key, value := range r.change.Set {
+		if r.seal == nil || key != *r.seal {
+			part(l.desired.ownersOf(key)).Set[key] = value
+		}
 	}
-	if len(r.change.Delete) > 0 {
-		parts = append(parts, Change[K, V]{Delete: r.change.Delete})
+	for key, value := range r.change.Delete {
+		part(l.leaving[key]).Delete[key] = value
+	}
+	parts := make([]Change[K, V], 0, len(byOwner))
+	for _, owner := range slices.Sorted(maps.Keys(byOwner)) {
+		parts = append(parts, byOwner[owner])
 	}
 	return parts
 }
@@ -545,31 +537,6 @@ func (l *Loop[K, V]) left(key K) {
 	if _, again := l.dirty[key]; !again {
 		delete(l.leaving, key)
 	}
-}
-
-// refreshFailures replaces the failures of all owners that this round could judge.
-func (l *Loop[K, V]) refreshFailures(broken map[Owner]error) {
-	for owner := range l.failures {
-		if _, still := broken[owner]; !still && l.inStep(owner) {
-			delete(l.failures, owner)
-		}
-	}
-	maps.Copy(l.failures, broken)
-}
-
-// inStep reports whether every item of the owner is programmed as desired.
-func (l *Loop[K, V]) inStep(owner Owner) bool {
-	for key, want := range l.desired.fragments[owner] {
-		if have, ok := l.actual[key]; !ok || !want.Equal(have) {
-			return false
-		}
-	}
-	for _, owners := range l.leaving {
-		if slices.Contains(owners, owner) {
-			return false
-		}
-	}
-	return true
 }
 
 // verdict is what a waiter is told: the failure of one of its owners, or that one of its keys is another's.
