@@ -197,8 +197,9 @@ func TestQuickstart(t *testing.T) {
 		}
 	})
 
-	if out, err := interrupted(ctx, script, own); err == nil {
-		t.Fatalf("the quick start was not interrupted:\n%s", out)
+	var exit *exec.ExitError
+	if out, err := interrupted(ctx, script, own); !errors.As(err, &exit) {
+		t.Fatalf("the quick start was not interrupted: %v\n%s", err, out)
 	}
 	for range 2 {
 		began := time.Now()
@@ -245,10 +246,12 @@ func interrupted(ctx context.Context, script, own string) (string, error) {
 	go func() { ended <- cmd.Wait() }()
 	for {
 		if st, err := lab.Inspect(ctx, own); err == nil && len(st.Programs) > 5 {
-			if err := unix.Kill(-cmd.Process.Pid, unix.SIGINT); err != nil {
-				return out.String(), nil
+			killed := unix.Kill(-cmd.Process.Pid, unix.SIGINT)
+			err := <-ended
+			if killed != nil {
+				return out.String(), fmt.Errorf("interrupt the quick start: %w", killed)
 			}
-			return out.String(), <-ended
+			return out.String(), err
 		}
 		select {
 		case err := <-ended:
