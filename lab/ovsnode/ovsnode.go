@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -25,6 +26,8 @@ type Switch struct {
 	Node  plan.Node
 	Space ground.Space
 	Group *process.Group
+	// Userspace says that tunnels end in the switch itself, which then needs routes of its own (Routes).
+	Userspace bool
 }
 
 func (s Switch) db() string { return filepath.Join(s.Node.Dir, "ovs", "conf.db") }
@@ -71,13 +74,36 @@ func (s Switch) database() process.Program {
 func (s Switch) daemon() process.Program {
 	return process.Program{
 		Name: s.Node.Name + "/ovs-vswitchd",
-		Argv: s.Space.Enter("ovs-vswitchd", "unix:/run/openvswitch/db.sock",
-			"--pidfile=/run/openvswitch/ovs-vswitchd.pid"), // its control socket is where ovs-appctl looks for it
+		// Its control socket is where ovs-appctl looks for it.
+		Argv: s.Space.Enter(append([]string{"ovs-vswitchd", "unix:/run/openvswitch/db.sock",
+			"--pidfile=/run/openvswitch/ovs-vswitchd.pid"}, s.ownRoutes()...)...),
 		Ready: func(ctx context.Context) error {
 			_, err := s.Group.Run(ctx, "", s.Space.Enter("ovs-appctl", "-t", "ovs-vswitchd", "version")...)
 			return err
 		},
 	}
+}
+
+// ownRoutes keeps the userspace datapath from following the kernel's routes: at every change of any link of the node it
+// forgets them all and reads them anew (Open vSwitch 3.1, route_table_reset), and a revalidation that falls into that gap
+// drops tunnelled packets of everybody for some 10 ms. Pods that come and go change links all the time.
+func (s Switch) ownRoutes() []string {
+	if s.Userspace {
+		return []string{"--disable-system-route"}
+	}
+	return nil
+}
+
+// Routes gives the userspace datapath its way to the other nodes. A switch that was restarted needs it again, after the
+// address is there: it becomes the tunnels' source.
+func (s Switch) Routes(ctx context.Context, underlay netip.Prefix, router netip.Addr) error {
+	for _, route := range [][]string{{underlay.Masked().String(), Phy}, {"0.0.0.0/0", Phy, router.String()}} {
+		argv := s.Space.Enter(append([]string{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/add"}, route...)...)
+		if _, err := s.Group.Run(ctx, "", argv...); err != nil {
+			return fmt.Errorf("route tunnels of %s: %w", s.Node.Name, err)
+		}
+	}
+	return nil
 }
 
 func (s Switch) vsctl(ctx context.Context, args ...string) error {

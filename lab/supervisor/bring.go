@@ -172,7 +172,7 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	sp, ul := s.space(n.Name), s.space(partUnderlay)
-	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group}
+	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group, Userspace: s.datapath == plan.DatapathNetdev}
 	if err := sw.Start(ctx); err != nil {
 		return err
 	}
@@ -183,6 +183,7 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 			return err
 		}
 		port.Group, keep.Link = plan.LinkGroup, ovsnode.Phy
+		keep.Placed = func(ctx context.Context) error { return sw.Routes(ctx, s.lab.Underlay, s.lab.Router) }
 	} else {
 		port.MAC = n.MAC
 	}
