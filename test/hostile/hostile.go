@@ -41,6 +41,9 @@ type Frame struct {
 	Data []byte
 	// Marker is what a sniffer finds it by, wherever it arrives and whatever it is wrapped in.
 	Marker []byte
+	// ToHost says that it is a fragment, which the switch cannot judge: it may come to the gateway's interface, where the
+	// host reassembles it, and no further.
+	ToHost bool
 }
 
 // maker builds frames and numbers their markers.
@@ -230,10 +233,26 @@ func (m *maker) tunnel() {
 			m.add("tunnel packets from a pod", fmt.Sprintf("VNI %d to %s", vni*1000, to), append(parts, inner...)...)
 		}
 	}
-	outer := ipv4(s.Attacker.IP, s.OtherNode, layers.IPProtocolUDP)
-	outer.Flags = layers.IPv4MoreFragments
-	m.add("tunnel packets from a pod", "the first fragment of one", ethernet(s.Attacker.MAC, s.Gateway.MAC, layers.EthernetTypeIPv4),
-		outer, udp(50000, s.VXLANPort), &layers.VXLAN{ValidIDFlag: true})
+	m.tunnelFragments()
+}
+
+// tunnelFragments sends tunnel packets in two fragments. The first ends after the tunnel's header.
+func (m *maker) tunnelFragments() {
+	s := &m.scene
+	for i, node := range []netip.Addr{s.OtherNode, s.Node, s.Gateway.IP} {
+		eth := ethernet(s.Attacker.MAC, s.Gateway.MAC, layers.EthernetTypeIPv4)
+		first, second := ipv4(s.Attacker.IP, node, layers.IPProtocolUDP), ipv4(s.Attacker.IP, node, layers.IPProtocolUDP)
+		first.Flags, first.Id, second.Id = layers.IPv4MoreFragments, uint16(1000+i), uint16(1000+i)
+		// UDP and VXLAN headers, and the marker, padded to a multiple of 8.
+		marker := m.marker()
+		pad := make([]byte, (8-len(marker)%8)%8)
+		second.FragOffset = uint16(8+8+len(marker)+len(pad)) / 8
+		m.addMarked("tunnel packets from a pod", "the first fragment of one to "+node.String(), marker, eth,
+			first, udp(50000, s.VXLANPort), &layers.VXLAN{ValidIDFlag: true}, gopacket.Payload(append(marker, pad...)))
+		m.frames[len(m.frames)-1].ToHost = true
+		m.add("tunnel packets from a pod", "the second fragment of one to "+node.String(), eth, second)
+		m.frames[len(m.frames)-1].ToHost = true
+	}
 }
 
 func (m *maker) infrastructure() {

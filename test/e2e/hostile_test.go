@@ -1,0 +1,413 @@
+//go:build lab
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/hostile"
+	"weft.dev/weft/test/traffic"
+)
+
+const (
+	vxlanPort = 4789
+	// discard is the port that hostile packets are sent to.
+	discard = 9
+)
+
+// stage is where attacks are played: three pods, and ears everywhere.
+type stage struct {
+	cluster                     *lab.Cluster
+	attacker, neighbour, remote *lab.Pod
+	scene                       hostile.Scene
+	remoteGateway               hostile.End
+	raw                         *traffic.Raw
+	ears                        map[string]*traffic.Sniffer
+}
+
+func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
+
+func gatewayOf(p *lab.Pod) hostile.End {
+	return end(netip.PrefixFrom(p.IPs[0], 23).Masked().Addr().Next())
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	c := cluster(t)
+	pods := addPods(t, c, [2]string{"n1", "attacker"}, [2]string{"n1", "neighbour"}, [2]string{"n2", "remote"})
+	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], ears: map[string]*traffic.Sniffer{}}
+	s.remoteGateway = gatewayOf(s.remote)
+	s.scene = hostile.Scene{
+		Attacker: end(s.attacker.IPs[0]), Neighbour: end(s.neighbour.IPs[0]), Remote: end(s.remote.IPs[0]),
+		Gateway: gatewayOf(s.attacker), HostEnd: hostEnd(t, s.attacker),
+		Node: c.Node(1).IP, OtherNode: c.Node(2).IP, Service: netip.MustParseAddr("172.30.99.99"), VXLANPort: vxlanPort,
+	}
+	var err error
+	if s.raw, err = traffic.OpenRaw(s.attacker.Netns, "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.raw.Close() })
+	// Everybody knows everybody before the attack, so that there are caches to poison.
+	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
+		echo(t, p.Netns, p.IPs[0])
+		ping(t, s.attacker.Netns, p.IPs[0])
+		ping(t, s.cluster.Node(1).Netns, p.IPs[0])
+	}
+	ping(t, s.neighbour.Netns, s.remote.IPs[0])
+	s.listen(t)
+	return s
+}
+
+// hostEnd returns the MAC address of the node's end of a pod's interface.
+func hostEnd(t *testing.T, p *lab.Pod) (mac net.HardwareAddr) {
+	t.Helper()
+	var index int
+	err := traffic.In(p.Netns, func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err == nil {
+			index = eth0.Attrs().ParentIndex
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = traffic.In(p.Node.Netns, func() error {
+		link, err := netlink.LinkByIndex(index)
+		if err == nil {
+			mac = link.Attrs().HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
+// listen opens ears on the victims' interfaces, on the nodes' and the underlay's, and in the nodes' own sockets.
+func (s *stage) listen(t *testing.T) {
+	t.Helper()
+	add := func(name string, sniffer *traffic.Sniffer, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.ears[name] = sniffer
+		t.Cleanup(func() { _ = sniffer.Close() })
+	}
+	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
+		sniffer, err := traffic.NewSniffer(p.Netns, "eth0", true)
+		add(p.Name+"'s eth0", sniffer, err)
+	}
+	for _, n := range s.cluster.Nodes() {
+		for _, device := range []string{"tun0", "eth0", "br-phy"} {
+			sniffer, err := traffic.NewSniffer(n.Netns, device, false)
+			add(n.Name+"'s "+device, sniffer, err)
+		}
+		for name, protocol := range map[string]int{"UDP": unix.IPPROTO_UDP, "TCP": unix.IPPROTO_TCP, "ICMP": unix.IPPROTO_ICMP} {
+			sniffer, err := traffic.NewInbox(n.Netns, protocol)
+			add(n.Name+"'s "+name+" sockets", sniffer, err)
+		}
+	}
+	outside, err := traffic.NewSniffer(s.cluster.Outside.Netns, "eth0", true)
+	add("outside", outside, err)
+}
+
+// heard returns who heard a marker, sorted.
+func (s *stage) heard(marker []byte) []string {
+	var by []string
+	for name, ear := range s.ears {
+		if _, ok := ear.Find(marker); ok {
+			by = append(by, name)
+		}
+	}
+	slices.Sort(by)
+	return by
+}
+
+// expectation is an honest packet and who has to hear it.
+type expectation struct {
+	name string
+	from *traffic.Raw
+	who  hostile.End
+	via  net.HardwareAddr
+	to   netip.Addr
+	ears []string
+}
+
+// honest sends packets that must arrive, and awaits each wherever it passes. They are sent last: what was sent before
+// them by the same way has arrived by then, or never will.
+func (s *stage) honest(t *testing.T, round string) {
+	t.Helper()
+	remote, err := traffic.OpenRaw(s.remote.Netns, "eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remote.Close()
+	a, scene := s.scene.Attacker, &s.scene
+	for _, x := range []expectation{
+		{"neighbour", s.raw, a, scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour's eth0"}},
+		{"remote", s.raw, a, scene.Remote.MAC, scene.Remote.IP, []string{"remote's eth0", "n1's eth0", "n2's eth0"}},
+		{"gateway", s.raw, a, scene.Gateway.MAC, scene.Gateway.IP, []string{"n1's tun0", "n1's UDP sockets"}},
+		{"node", s.raw, a, scene.Gateway.MAC, scene.Node, []string{"n1's tun0", "n1's UDP sockets"}},
+		{"other-node", s.raw, a, scene.Gateway.MAC, scene.OtherNode, []string{"n1's tun0", "n1's br-phy", "n2's br-phy", "n2's UDP sockets"}},
+		{"outside", s.raw, a, scene.Gateway.MAC, s.cluster.Outside.IP, []string{"n1's br-phy", "outside"}},
+		{"remote-gateway", remote, scene.Remote, s.remoteGateway.MAC, s.remoteGateway.IP, []string{"n2's tun0", "n2's UDP sockets"}},
+	} {
+		frame, err := hostile.Honest(x.name+round, x.who, x.via, netip.AddrPortFrom(x.to, discard))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.from.Send(frame.Data); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range x.ears {
+			if _, ok := s.ears[name].Await(frame.Marker, 2*time.Second); !ok {
+				t.Errorf("an honest packet to the %s was not heard at %s, so silence there says nothing; heard by %v", x.name, name, s.heard(frame.Marker))
+			}
+		}
+	}
+}
+
+// unharmed checks that nobody takes anybody for somebody else, and that all still reach each other.
+func (s *stage) unharmed(t *testing.T) {
+	t.Helper()
+	for name, path := range map[string]string{
+		"the neighbour": s.neighbour.Netns, "the remote pod": s.remote.Netns, "n1": s.cluster.Node(1).Netns, "n2": s.cluster.Node(2).Netns,
+	} {
+		cache, err := traffic.Neighbours(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := 0
+		for ip, mac := range cache {
+			if !netip.MustParsePrefix("10.128.0.0/14").Contains(ip) {
+				continue
+			}
+			known++
+			if !bytes.Equal(mac, pipeline.PodMAC(ip)) {
+				t.Errorf("%s takes %s for %s, who is %s", name, mac, ip, pipeline.PodMAC(ip))
+			}
+		}
+		if known == 0 {
+			t.Errorf("%s knows nobody: there is no cache to judge", name)
+		}
+	}
+	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
+		ping(t, s.attacker.Netns, p.IPs[0])
+		ping(t, s.cluster.Node(1).Netns, p.IPs[0])
+	}
+	ping(t, s.neighbour.Netns, s.remote.IPs[0])
+}
+
+// Whatever a pod sends that is not its own, goes nowhere: not to a pod, not to a node, not onto the network between.
+func TestHostilePod(t *testing.T) {
+	s := newStage(t)
+	frames, err := hostile.Frames(s.scene)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.honest(t, "-before")
+	for _, f := range frames {
+		if err := s.raw.Send(f.Data); err != nil {
+			t.Errorf("%s: %s: %v", f.Class, f.Name, err)
+		}
+	}
+	s.honest(t, "-after")
+	classes := map[string]int{}
+	for _, f := range frames {
+		classes[f.Class]++
+		by := slices.DeleteFunc(s.heard(f.Marker), func(ear string) bool { return f.ToHost && ear == "n1's tun0" })
+		if len(by) > 0 {
+			t.Errorf("%s: %s: heard by %v", f.Class, f.Name, by)
+		}
+	}
+	s.unharmed(t)
+	t.Logf("%d hostile frames of %d classes; %d ears, nothing heard", len(frames), len(classes), len(s.ears))
+}
+
+// A pod finds its gateway by ARP, at the gateway's address and by the gateway's MAC address; no other address of the
+// node's answers, and the node's end of its interface never does.
+func TestNodeAnswersNoARP(t *testing.T) {
+	s := newStage(t)
+	ears, err := traffic.NewSniffer(s.attacker.Netns, "eth0", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ears.Close()
+	addresses, err := traffic.Addresses(s.cluster.Node(1).Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The gateway last: when its answer is there, the others' would be.
+	addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a == s.scene.Gateway.IP })
+	for _, whose := range append(addresses, s.scene.Service, s.cluster.Node(2).IP, s.scene.Gateway.IP) {
+		frame, err := hostile.ARPRequest(s.scene.Attacker, whose)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.raw.Send(frame.Data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers := func() (found []hostile.End) {
+		for _, frame := range ears.Frames() {
+			if who, ok := hostile.ARPAnswer(frame); ok {
+				found = append(found, who)
+			}
+		}
+		return found
+	}
+	await(t, "the gateway's answer", func(context.Context) error {
+		if len(answers()) == 0 {
+			return fmt.Errorf("no answer")
+		}
+		return nil
+	})
+	for _, who := range answers() {
+		if who.IP != s.scene.Gateway.IP || !bytes.Equal(who.MAC, s.scene.Gateway.MAC) {
+			t.Errorf("%s says to have %s", who.MAC, who.IP)
+		}
+	}
+	t.Logf("asked for %v; answers: %v", addresses, answers())
+}
+
+// A host that is no node cannot send into the tunnel, whoever it says the pod behind it is: only known nodes' tunnel
+// packets count.
+func TestHostileHost(t *testing.T) {
+	s := newStage(t)
+	stranger := attachStranger(t, s.cluster)
+	n2 := s.cluster.Node(2)
+	echo(t, n2.Netns, n2.IP)
+	ping(t, stranger, n2.IP)
+	senders := map[string]string{"stranger": stranger, "outside": s.cluster.Outside.Netns}
+	inner := map[string]hostile.End{
+		"own": end(netip.MustParseAddr("10.130.0.5")), "as-a-pod": s.scene.Attacker, "as-the-gateway": s.scene.Gateway,
+		"as-local-pod": s.scene.Remote, "as-outside": end(s.cluster.Outside.IP), "as-node": end(s.cluster.Node(1).IP),
+	}
+	targets := map[string]hostile.End{"pod": s.scene.Remote, "gateway": s.remoteGateway, "remote": s.scene.Neighbour, "broadcast": {MAC: net.HardwareAddr{255, 255, 255, 255, 255, 255}, IP: s.scene.Remote.IP}}
+	var sent []hostile.Frame
+	for by, netns := range senders {
+		for as, from := range inner {
+			for at, to := range targets {
+				f, err := hostile.Tunnelled(fmt.Sprintf("%s-%s-to-%s", by, as, at), 0, from, to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sendUDP(t, netns, netip.AddrPortFrom(n2.IP, vxlanPort), f.Data)
+				sent = append(sent, f)
+			}
+		}
+	}
+	// A known node's packet is as good as these, and arrives.
+	control, err := hostile.Tunnelled("control", 0, s.scene.Attacker, s.scene.Remote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sendUDP(t, s.cluster.Node(1).Netns, netip.AddrPortFrom(n2.IP, vxlanPort), control.Data)
+	if _, ok := s.ears["remote's eth0"].Await(control.Marker, 2*time.Second); !ok {
+		t.Errorf("a known node's tunnel packet does not arrive: the others' silence says nothing")
+	}
+	for _, f := range sent {
+		if _, ok := s.ears["n2's eth0"].Find(f.Marker); !ok {
+			t.Errorf("%s never came to n2's eth0: its silence further on says nothing", f.Name)
+		}
+		for _, name := range []string{"remote's eth0", "neighbour's eth0", "n2's tun0", "n1's tun0", "n2's UDP sockets"} {
+			if _, ok := s.ears[name].Find(f.Marker); ok {
+				t.Errorf("%s: heard at %s", f.Name, name)
+			}
+		}
+	}
+	s.unharmed(t)
+	t.Logf("%d tunnel packets of two strangers came to the node and no further", len(sent))
+}
+
+// sendUDP sends one datagram from a namespace.
+func sendUDP(t *testing.T, netns string, to netip.AddrPort, data []byte) {
+	t.Helper()
+	conn, err := traffic.ListenUDP(netns, netip.AddrPort{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// As tunnels do; and a checksum that is left to an interface that is none would be wrong.
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.WriteToUDPAddrPort(data, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attachStranger attaches a host to the nodes' network that is none of them, and returns its namespace.
+func attachStranger(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	path, remove, err := traffic.NewSpace(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	st, err := lab.Inspect(t.Context(), c.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(space)
+	const here, there = "wtstranger", "eth0"
+	err = traffic.In(st.UnderlayNS, func() error {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: here, MTU: 1500}, PeerName: there, PeerNamespace: netlink.NsFd(space)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		bridge, err := netlink.LinkByName("ul0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetMaster(veth, bridge); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(veth)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = traffic.In(path, func() error {
+		eth0, err := netlink.LinkByName(there)
+		if err != nil {
+			return err
+		}
+		address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, 31, 0, 200), Mask: net.CIDRMask(24, 32)}}
+		if err := netlink.AddrAdd(eth0, address); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(eth0)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,58 @@
+package hostile
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+)
+
+// Honest returns a UDP datagram from one end to an address, in a frame for via, with a marker of that name: what a
+// sniffer has to see, or seeing nothing of the others says nothing.
+func Honest(name string, from End, via net.HardwareAddr, to netip.AddrPort) (Frame, error) {
+	m := &maker{}
+	marker := fmt.Appendf(nil, "honest-%s-frame", name)
+	m.addMarked("honest", name, marker, ethernet(from.MAC, via, layers.EthernetTypeIPv4),
+		ipv4(from.IP, to.Addr(), layers.IPProtocolUDP), udp(4000, to.Port()), gopacket.Payload(marker))
+	if m.err != nil {
+		return Frame{}, m.err
+	}
+	return m.frames[0], nil
+}
+
+// ARPRequest asks, from an end, who has an address.
+func ARPRequest(from End, whose netip.Addr) (Frame, error) {
+	m := &maker{}
+	m.arp("honest", "ARP for "+whose.String(), ethernet(from.MAC, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, layers.EthernetTypeARP),
+		layers.ARPRequest, from, End{net.HardwareAddr{0, 0, 0, 0, 0, 0}, whose})
+	if m.err != nil {
+		return Frame{}, m.err
+	}
+	return m.frames[0], nil
+}
+
+// ARPAnswer tells who says to have an address, if a frame is an ARP reply.
+func ARPAnswer(frame []byte) (End, bool) {
+	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.NoCopy)
+	arp, ok := packet.Layer(layers.LayerTypeARP).(*layers.ARP)
+	if !ok || arp.Operation != layers.ARPReply {
+		return End{}, false
+	}
+	ip, ok := netip.AddrFromSlice(arp.SourceProtAddress)
+	return End{MAC: net.HardwareAddr(arp.SourceHwAddress), IP: ip}, ok
+}
+
+// Tunnelled is what a tunnel packet to a node holds, for a UDP socket to send: a VXLAN header and an inner frame, which is
+// as good as a node's own unless its sender's address is spoofed.
+func Tunnelled(name string, vni uint32, from, to End) (Frame, error) {
+	m := &maker{}
+	marker := fmt.Appendf(nil, "tunnel-%s-frame", name)
+	m.addMarked("tunnel", name, marker, &layers.VXLAN{ValidIDFlag: true, VNI: vni}, ethernet(from.MAC, to.MAC, layers.EthernetTypeIPv4),
+		ipv4(from.IP, to.IP, layers.IPProtocolUDP), udp(4000, 9), gopacket.Payload(marker))
+	if m.err != nil {
+		return Frame{}, m.err
+	}
+	return m.frames[0], nil
+}
