@@ -217,34 +217,41 @@ func (b *build) chains() (map[Key][]string, error) {
 	rebuilt := map[Key][]string{}
 	for key, chain := range ofKind[*Chain](b.change.Set) {
 		want := chain.normalised()
-		if have, ok := b.engine.known[key].(*Chain); ok {
-			old := have.normalised()
-			old.Policy = want.Policy
-			if old != want {
-				rulesKey := Key{key.Family, key.Table, KindRules, key.Name}
-				if _, ok := b.change.Set[rulesKey]; !ok {
-					lines, err := b.engine.chainLines(b.ctx, key)
-					if err != nil {
-						return nil, fmt.Errorf("%s: %w", key, err)
-					}
-					rebuilt[key] = lines
+		if b.reshapes(key, want) {
+			rulesKey := Key{key.Family, key.Table, KindRules, key.Name}
+			if _, ok := b.change.Set[rulesKey]; !ok {
+				lines, err := b.engine.chainLines(b.ctx, key)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", key, err)
 				}
-				b.flush(key, chainObjectOf(key))
-				b.remove(key, chainObjectOf(key))
+				rebuilt[key] = lines
 			}
+			b.flush(key, chainObjectOf(key))
+			b.remove(key, chainObjectOf(key))
 		}
 		b.add(key, want.object())
 	}
 	return rebuilt, nil
 }
 
+// reshapes reports whether a chain stands with another hook than is wanted.
+func (b *build) reshapes(key Key, want Chain) bool {
+	have, ok := b.engine.known[key].(*Chain)
+	if !ok {
+		return false
+	}
+	old := have.normalised()
+	old.Policy = want.Policy
+	return old != want
+}
+
 func (c *Chain) object() *knftables.Chain {
 	object := chainObjectOf(c.Key())
 	if c.Hook != "" {
-		object.Type = knftables.PtrTo(knftables.BaseChainType(c.Type))
-		object.Hook = knftables.PtrTo(knftables.BaseChainHook(c.Hook))
-		object.Priority = knftables.PtrTo(knftables.BaseChainPriority(strconv.Itoa(c.Priority)))
-		object.Policy = knftables.PtrTo(knftables.BaseChainPolicy(c.Policy))
+		object.Type = new(knftables.BaseChainType(c.Type))
+		object.Hook = new(knftables.BaseChainHook(c.Hook))
+		object.Priority = new(knftables.BaseChainPriority(strconv.Itoa(c.Priority)))
+		object.Policy = new(knftables.BaseChainPolicy(c.Policy))
 	}
 	if c.Device != "" {
 		object.Device = &c.Device

@@ -88,8 +88,7 @@ func NewEngine(options Options) (*Engine, error) {
 		})
 	}
 	if err != nil {
-		e.netns.Close()
-		return nil, fmt.Errorf("nft engine: %w", err)
+		return nil, fmt.Errorf("nft engine: %w", errors.Join(err, e.netns.Close()))
 	}
 	return e, nil
 }
@@ -106,7 +105,7 @@ func openNamespace(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer look.Close()
+	defer func() { _ = look.Close() }() // it was only looked at
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(int(look.Fd()), &stat); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -118,7 +117,7 @@ func openNamespace(path string) (*os.File, error) {
 }
 
 // Close releases what the engine holds open. Nothing programmed is changed.
-func (e *Engine) Close() { e.netns.Close() }
+func (e *Engine) Close() { _ = e.netns.Close() } // there is nothing to be done about it
 
 func (e *Engine) tablesInCare() []tableKey {
 	e.mutex.Lock()
@@ -151,7 +150,7 @@ func (e *Engine) inside(work func() error) error {
 			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
 			return
 		}
-		defer before.Close()
+		defer func() { _ = before.Close() }() // it was only looked at
 		if err = unix.Setns(int(e.netns.Fd()), unix.CLONE_NEWNET); err == nil {
 			err = work()
 		}

@@ -114,6 +114,18 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 	}
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
+	next := f.apply(change)
+	for key, item := range next {
+		if err := f.check(next, item); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	f.state, f.commits = next, f.commits+1
+	return nil
+}
+
+// apply returns what the state becomes by a change, with all that goes with what is removed.
+func (f *Fake) apply(change reconcile.Change[Key, Item]) map[Key]Item {
 	next := change.Apply(f.state)
 	for key := range change.Delete {
 		if key.Kind == KindTable {
@@ -130,13 +142,7 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 			dropElements(next, key)
 		}
 	}
-	for key, item := range next {
-		if err := f.check(next, item); err != nil {
-			return fmt.Errorf("%s: %w", key, err)
-		}
-	}
-	f.state, f.commits = next, f.commits+1
-	return nil
+	return next
 }
 
 func dropTable(state map[Key]Item, table Key) {

@@ -137,8 +137,7 @@ func (m *monitor) subscribe() error {
 	// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, and told.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (nfnlgrpNftables - 1)}); err != nil {
-		unix.Close(fd)
-		return fmt.Errorf("subscribing to nftables: %w", err)
+		return fmt.Errorf("subscribing to nftables: %w", errors.Join(err, unix.Close(fd)))
 	}
 	m.socket = os.NewFile(uintptr(fd), "nftables events")
 	return nil
@@ -146,10 +145,10 @@ func (m *monitor) subscribe() error {
 
 func (m *monitor) run(ctx context.Context) {
 	defer close(m.out)
-	stop := context.AfterFunc(ctx, func() { m.socket.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = m.socket.Close() })
 	defer func() {
 		stop()
-		m.socket.Close()
+		_ = m.socket.Close() // twice is an error, and no harm
 	}()
 	m.touched = map[tableKey]*Drift{}
 	buffer := make([]byte, netlinkReadLimit)

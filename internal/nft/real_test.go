@@ -216,8 +216,10 @@ func TestRealMonitor(t *testing.T) {
 // passages are what a node needs.
 func passages() []nft.Passage {
 	return []nft.Passage{
-		{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"}, {Family: nft.FamilyIPv4, Hook: nft.HookForward, OutDevice: "tun0"},
-		{Family: nft.FamilyIPv4, Hook: nft.HookInput, InDevice: "tun0"}, {Family: nft.FamilyIPv4, Hook: nft.HookInput, UDPPort: 4789},
+		{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"},
+		{Family: nft.FamilyIPv4, Hook: nft.HookForward, OutDevice: "tun0"},
+		{Family: nft.FamilyIPv4, Hook: nft.HookInput, InDevice: "tun0"},
+		{Family: nft.FamilyIPv4, Hook: nft.HookInput, UDPPort: 4789},
 		{Family: nft.FamilyIPv4, Hook: nft.HookIngress, InDevice: "tun0"},
 	}
 }

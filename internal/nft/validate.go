@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -25,44 +26,56 @@ func validate(item Item) error {
 		}
 		return validNames(item.Name)
 	case *ChainRules:
-		for i, rule := range item.Rules {
-			if err := validText(rule.Text); err != nil {
-				return fmt.Errorf("rule %d: %w", i+1, err)
-			}
-			if err := validComment(rule.Owner); err != nil {
-				return fmt.Errorf("rule %d: %w", i+1, err)
-			}
-		}
-		return validNames(item.Chain)
+		return validRules(item)
 	case *Set:
 		return validNames(item.Name)
 	case *Map:
 		return validNames(item.Name)
 	case *Element:
-		for _, text := range append(append([]string{}, item.Match...), item.Value...) {
-			if err := validText(text); err != nil || strings.ContainsAny(text, `"{},`) {
-				return fmt.Errorf("invalid element %q", text)
-			}
-		}
-		if err := validComment(item.Owner); err != nil {
-			return err
-		}
-		return validNames(item.Set)
+		return validElement(item)
 	case *ForeignJump:
-		if item.InDevice == "" && item.OutDevice == "" && item.UDPPort == 0 {
-			return fmt.Errorf("neither a device nor a port is given")
-		}
-		for _, device := range []string{item.InDevice, item.OutDevice} {
-			if len(device) > 15 || strings.ContainsAny(device, "\"\\ \t\n*/") {
-				return fmt.Errorf("invalid device name %q", device)
-			}
-		}
-		if err := validComment(Mark + " " + item.Owner); err != nil {
-			return err
-		}
-		return validNames(item.Chain)
+		return validJump(item)
 	}
 	return nil
+}
+
+func validRules(item *ChainRules) error {
+	for i, rule := range item.Rules {
+		if err := validText(rule.Text); err != nil {
+			return fmt.Errorf("rule %d: %w", i+1, err)
+		}
+		if err := validComment(rule.Owner); err != nil {
+			return fmt.Errorf("rule %d: %w", i+1, err)
+		}
+	}
+	return validNames(item.Chain)
+}
+
+func validElement(item *Element) error {
+	for _, text := range slices.Concat(item.Match, item.Value) {
+		if err := validText(text); err != nil || strings.ContainsAny(text, `"{},`) {
+			return fmt.Errorf("invalid element %q", text)
+		}
+	}
+	if err := validComment(item.Owner); err != nil {
+		return err
+	}
+	return validNames(item.Set)
+}
+
+func validJump(item *ForeignJump) error {
+	if item.InDevice == "" && item.OutDevice == "" && item.UDPPort == 0 {
+		return fmt.Errorf("neither a device nor a port is given")
+	}
+	for _, device := range []string{item.InDevice, item.OutDevice} {
+		if len(device) > 15 || strings.ContainsAny(device, "\"\\ \t\n*/") {
+			return fmt.Errorf("invalid device name %q", device)
+		}
+	}
+	if err := validComment(Mark + " " + item.Owner); err != nil {
+		return err
+	}
+	return validNames(item.Chain)
 }
 
 func validNames(name string) error {

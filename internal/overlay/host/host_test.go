@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/ovsdb"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "write golden files anew") //nolint:gochecknoglobals // a flag of the test binary
 
 func sample() *host.Config {
 	return &host.Config{

@@ -2,6 +2,7 @@ package host
 
 import (
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/link"
 )
@@ -21,7 +22,7 @@ func (c *Config) Links() map[link.Key]link.Item {
 			ProxyARP:    link.Off,
 		},
 	})
-	for _, network := range append(c.ClusterNetworks[:len(c.ClusterNetworks):len(c.ClusterNetworks)], c.ServiceNetwork) {
+	for _, network := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {
 		if network.IsValid() {
 			add(&link.Route{Dst: network, Device: Tun, Source: c.Gateway, Scope: link.ScopeLink, MTU: c.RouteMTU})
 		}
