@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/host"
 )
 
 // Defaults of Options, the paths that a node of Kubernetes has.
@@ -108,6 +109,8 @@ type agent struct {
 	health  *health
 	socket  string
 	records string
+	// toldWarning is the host firewall's warning in the node's condition.
+	toldWarning string
 }
 
 // Run is an agent until ctx ends. It leaves everything programmed as it is: pods go on without it.
@@ -190,6 +193,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
 	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
+	a.health.warn(check{"host firewall", e.firewall.state})
 	a.gate.open(network)
 	group.Go(func() error { return network.Run(engineCtx) })
 
@@ -255,17 +259,25 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
 		return err
 	}
+	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
+		a.opts.Log.Warn("others' firewalls were not looked at", "error", err) // their next change is another try
+	}
 	if err := network.Update(ctx, view); err != nil {
 		return err
 	}
-	if *serving {
+	warning := e.firewall.warning()
+	if *serving && warning == a.toldWarning {
 		return nil
 	}
 	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records); err != nil {
 		return err
 	}
-	if err := reportReady(ctx, a.clients, a.opts.Node); err != nil {
+	if err := a.tellReady(ctx, warning); err != nil {
 		return err
+	}
+	a.toldWarning = warning
+	if *serving {
+		return nil
 	}
 	*serving = true
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)

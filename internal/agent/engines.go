@@ -35,6 +35,7 @@ type engines struct {
 	flowLoop *reconcile.Loop[openflow.Key, openflow.Entry]
 	linkLoop *reconcile.Loop[link.Key, link.Item]
 	ruleLoop *reconcile.Loop[nft.Key, nft.Item]
+	firewall *firewall
 	verify   time.Duration
 }
 
@@ -51,6 +52,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 		rows.Close()
 		return nil, err
 	}
+	e.firewall.changed = a.objects.signal
 	return e, nil
 }
 
@@ -65,7 +67,7 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 	if e.pods, err = link.NewPods(); err != nil {
 		return err
 	}
-	if e.rules, err = nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: true}); err != nil {
+	if e.rules, err = nft.NewEngine(nft.Options{Tables: host.Tables(), Unmanaged: host.Unmanaged(), Foreign: true}); err != nil {
 		return err
 	}
 	e.flows = openflow.NewEngine(openflow.Config{
@@ -74,6 +76,7 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 	e.rowLoop = reconcile.NewLoop(e.rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log})
 	e.linkLoop = reconcile.NewLoop(e.links, reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log})
 	e.ruleLoop = reconcile.NewLoop(e.rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log})
+	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	e.flowLoop = reconcile.NewLoop(e.flows, reconcile.Options[openflow.Key, openflow.Entry]{
 		Name: "openflow", Log: opts.Log,
 		Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
@@ -167,15 +170,13 @@ func (e *engines) followLinks(ctx context.Context) error {
 	return nil
 }
 
+// followRules has the rules read again that somebody else changed, and others' chains looked at that let Weft's packets pass.
 func (e *engines) followRules(ctx context.Context) error {
-	drift, err := e.rules.Monitor(ctx)
+	drifts, err := e.rules.Monitor(ctx)
 	if err != nil {
 		return err
 	}
-	for range drift {
-		e.ruleLoop.Resync()
-	}
-	return nil
+	return e.firewall.follow(ctx, drifts)
 }
 
 func (e *engines) verifyNowAndThen(ctx context.Context) error {
@@ -199,6 +200,9 @@ func (e *engines) failures() error {
 	var errs []error
 	collect := func(engine string, failures map[reconcile.Owner]error) {
 		for owner, err := range failures {
+			if owner == ownerFirewall {
+				continue // a warning of its own
+			}
 			errs = append(errs, fmt.Errorf("%s: %s: %w", engine, owner, err))
 		}
 	}

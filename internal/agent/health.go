@@ -19,8 +19,9 @@ type check struct {
 
 // health serves /healthz (the process answers) and /readyz (each check by name).
 type health struct {
-	mu     sync.Mutex
-	checks []check
+	mu       sync.Mutex
+	checks   []check
+	warnings []check
 }
 
 // add adds checks to /readyz.
@@ -28,6 +29,13 @@ func (h *health) add(checks ...check) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.checks = append(h.checks, checks...)
+}
+
+// warn adds checks to /readyz that are told, and without which the agent is ready all the same.
+func (h *health) warn(checks ...check) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.warnings = append(h.warnings, checks...)
 }
 
 // serve answers on address until ctx ends. An empty address serves nothing.
@@ -54,7 +62,7 @@ func (h *health) serve(ctx context.Context, address string) error {
 
 func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Lock()
-	checks := slices.Clone(h.checks)
+	checks, warnings := slices.Clone(h.checks), slices.Clone(h.warnings)
 	h.mu.Unlock()
 	var lines []string
 	status := http.StatusOK
@@ -68,6 +76,11 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 			continue
 		}
 		lines = append(lines, fmt.Sprintf("[+]%s", c.name))
+	}
+	for _, c := range warnings {
+		if err := c.run(); err != nil {
+			lines = append(lines, fmt.Sprintf("[!]%s: %v", c.name, err))
+		}
 	}
 	w.WriteHeader(status)
 	for _, line := range lines {

@@ -1,0 +1,264 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// ownerFirewall owns the rules in others' chains. They fail alone: such a chain may vanish at any time.
+const ownerFirewall reconcile.Owner = "host-firewall"
+
+const (
+	// firewallRest is how long others' chains are left alone after a look at them. The first change after a rest is
+	// answered at once; kube-proxy with iptables, which writes chains anew up to once a second, costs a look each time at most.
+	firewallRest = time.Second
+	// firewallRetry is when a look that failed is tried again.
+	firewallRetry = 10 * time.Second
+)
+
+// legacyTables lists the tables of legacy iptables in use, in the network namespace of who reads it.
+const legacyTables = "/proc/thread-self/net/ip_tables_names"
+
+// surveyor is the part of the nft engine that looks at others' chains.
+type surveyor interface {
+	Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error)
+}
+
+// firewall keeps others' firewalls open for Weft's packets: one accepting rule at the top of each base chain that would
+// drop all of a kind. Where it must not or cannot, it says so.
+type firewall struct {
+	engine surveyor
+	loop   *reconcile.Loop[nft.Key, nft.Item]
+	log    *slog.Logger
+	// legacy is legacyTables, but in tests.
+	legacy string
+	// changed is called after what State returns has changed. Set before anything runs.
+	changed func()
+
+	// looking serialises looks.
+	looking sync.Mutex
+
+	// mu guards what follows.
+	mu       sync.Mutex
+	passages []nft.Passage
+	survey   *nft.Survey
+	jumps    map[nft.Key]nft.Item
+	warnings []string
+}
+
+func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *slog.Logger) *firewall {
+	return &firewall{engine: engine, loop: loop, log: log, legacy: legacyTables, changed: func() {}}
+}
+
+// need sets what has to pass, and opens it. It is called before the loop starts: rules of a former life stay in place then.
+func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
+	f.mu.Lock()
+	same := slices.Equal(f.passages, passages) && f.survey != nil
+	f.passages = passages
+	f.mu.Unlock()
+	if same {
+		return nil
+	}
+	return f.look(ctx)
+}
+
+// look surveys others' chains and hands the loop what they need.
+func (f *firewall) look(ctx context.Context) error {
+	f.looking.Lock()
+	defer f.looking.Unlock()
+	f.mu.Lock()
+	passages := f.passages
+	f.mu.Unlock()
+	if len(passages) == 0 {
+		return nil
+	}
+	survey, err := f.engine.Survey(ctx, passages...)
+	if err != nil {
+		return fmt.Errorf("host firewall: %w", err)
+	}
+	jumps, warnings := judge(survey.Drops)
+	if blind := f.blind(); blind != "" {
+		warnings = append(warnings, blind)
+	}
+	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{ownerFirewall: jumps})
+	f.mu.Lock()
+	told := slices.Equal(f.warnings, warnings)
+	f.survey, f.jumps, f.warnings = survey, jumps, warnings
+	f.mu.Unlock()
+	if !told {
+		for _, warning := range warnings {
+			f.log.Warn("host firewall", "warning", warning)
+		}
+		f.changed()
+	}
+	return nil
+}
+
+// place is one kind of packets in one base chain.
+type place struct {
+	chain   nft.Key
+	passage nft.Passage
+}
+
+// judge returns the rules that open what drops all packets of a kind, and what people have to be told. A rule that names
+// the packets is meant, and stays in force. One that drops some of them only is others' business, as long as nothing has to
+// be placed above it.
+func judge(drops []nft.ForeignDrop) (map[nft.Key]nft.Item, []string) {
+	byPlace := map[place][]*nft.ForeignDrop{}
+	for i := range drops {
+		d := &drops[i]
+		key := nft.Key{Family: d.Family, Table: d.Table, Kind: nft.KindChain, Name: d.Chain}
+		at := place{key, d.Passage}
+		byPlace[at] = append(byPlace[at], d)
+	}
+	jumps := map[nft.Key]nft.Item{}
+	var warnings []string
+	for _, all := range byPlace {
+		jump, told := judgePlace(all)
+		if jump != nil {
+			jumps[jump.Key()] = jump
+		}
+		warnings = append(warnings, told...)
+	}
+	slices.Sort(warnings)
+	return jumps, slices.Compact(warnings)
+}
+
+func judgePlace(drops []*nft.ForeignDrop) (*nft.ForeignJump, []string) {
+	var closing *nft.ForeignDrop
+	var bypassed []string
+	for _, d := range drops {
+		switch {
+		case !d.Conditional && (d.Named || !d.Openable):
+			return nil, []string{d.String() + ": Weft does not open this; change the rule if pods are to use the network"}
+		case !d.Conditional:
+			closing = d
+		case d.Named:
+			bypassed = append(bypassed, d.String()+": has no effect, as the chain drops the rest too and Weft had to open it; "+
+				"put such rules into chain "+host.AdminChain+" of table inet weft")
+		}
+	}
+	if closing == nil {
+		return nil, nil
+	}
+	return closing.Jump(string(ownerFirewall)), bypassed
+}
+
+// blind returns what is to be said when there are rules that nft does not show.
+func (f *firewall) blind() string {
+	text, err := os.ReadFile(f.legacy)
+	if err != nil || !slices.Contains(strings.Fields(string(text)), "filter") {
+		return ""
+	}
+	return "legacy iptables is in use beside nftables, and its rules cannot be seen from here: " +
+		"look at iptables-legacy -S for what drops packets of tun0, or change to iptables-nft"
+}
+
+// state returns nil when nothing of Weft's is kept from passing, else everything that is, in one error.
+func (f *firewall) state() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	words := slices.Clone(f.warnings)
+	if err := f.loop.Failure(ownerFirewall); err != nil {
+		words = append(words, err.Error())
+	}
+	if len(words) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(words, "; "))
+}
+
+// warning returns what people have to be told, "" for nothing.
+func (f *firewall) warning() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Join(f.warnings, "; ")
+}
+
+// follow has everything read again that somebody else changed and that matters, until ctx ends.
+func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
+	var due <-chan time.Time
+	var looked time.Time
+	reread := false
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case drift, ok := <-drifts:
+			if !ok {
+				return nil
+			}
+			if drift.InCare || drift.All {
+				f.loop.Resync()
+			}
+			look, ours := f.concerns(&drift)
+			reread = reread || ours
+			if (look || ours) && due == nil {
+				due = time.After(firewallRest - time.Since(looked))
+			}
+		case <-due:
+			looked = time.Now()
+			due = f.answer(ctx, reread)
+			reread = false
+		}
+	}
+}
+
+// answer looks at others' chains, and has the rules in them read again. What it returns is when to try again, nil for never.
+func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
+	err := f.look(ctx)
+	if reread {
+		f.loop.Resync()
+	}
+	if err == nil || ctx.Err() != nil {
+		return nil
+	}
+	f.log.Warn("looking at others' chains failed, trying again", "error", err)
+	return time.After(firewallRetry)
+}
+
+// warningMax bounds what a node's condition tells of warnings, in bytes; the log has all.
+const warningMax = 1024
+
+// tellReady sets the node's condition: it serves pods, whatever the host's firewalls do, and the condition says what they do.
+func (a *agent) tellReady(ctx context.Context, warning string) error {
+	if warning == "" {
+		return reportReady(ctx, a.clients, a.opts.Node)
+	}
+	return report(ctx, a.clients, a.opts.Node, corev1.NodeCondition{
+		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady,
+		Message: "Weft's agent serves this node's pods; host firewall: " + warning[:min(len(warning), warningMax)],
+	})
+}
+
+// concerns reports whether a drift calls for a look, and whether it touches a chain with a rule of ours.
+func (f *firewall) concerns(drift *nft.Drift) (look, ours bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if drift.InCare {
+		return false, false
+	}
+	for item := range maps.Values(f.jumps) {
+		jump, ok := item.(*nft.ForeignJump)
+		chain := nft.Key{Family: item.Key().Family, Table: item.Key().Table, Kind: nft.KindChain}
+		if ok {
+			chain.Name = jump.Chain
+		}
+		ours = ours || drift.Touches(chain)
+	}
+	return f.survey == nil || f.survey.Concerns(drift), ours
+}

@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// rules is an engine of nftables, the real one or the Fake.
+type rules interface {
+	reconcile.Engine[nft.Key, nft.Item]
+	surveyor
+}
+
+// counting counts what an engine is asked for.
+type counting struct {
+	rules
+	reads, surveys, commits chan struct{}
+}
+
+func newCounting(engine rules) *counting {
+	const enough = 1000
+	return &counting{engine, make(chan struct{}, enough), make(chan struct{}, enough), make(chan struct{}, enough)}
+}
+
+func (c *counting) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
+	c.reads <- struct{}{}
+	return c.rules.Read(ctx)
+}
+
+func (c *counting) Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error) {
+	c.surveys <- struct{}{}
+	return c.rules.Survey(ctx, passages...)
+}
+
+func (c *counting) Commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
+	err := c.rules.Commit(ctx, change)
+	c.commits <- struct{}{}
+	return err
+}
+
+// wall is a firewall with its loop, on a node that has its rules.
+type wall struct {
+	*firewall
+	drifts chan nft.Drift // what a test tells it of
+	config host.Config
+}
+
+func newWall(t *testing.T, engine rules) *wall {
+	t.Helper()
+	loop := reconcile.NewLoop(engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
+	w := &wall{firewall: newFirewall(engine, loop, slog.New(slog.DiscardHandler)), drifts: make(chan nft.Drift), config: sampleHost()}
+	w.legacy = filepath.Join(t.TempDir(), "none")
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- loop.Run(ctx) }()
+	if err := w.need(ctx, host.Passages(ovsdb.DatapathSystem, 4789)); err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{"cluster": w.config.Rules()}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// follows has the wall follow the drifts until the test ends.
+func (w *wall) follows(t *testing.T, drifts <-chan nft.Drift) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.follow(ctx, drifts) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("not so: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func jumpsOf(t *testing.T, engine rules) string {
+	t.Helper()
+	state, err := engine.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var words []string
+	for key := range state {
+		if key.Kind == nft.KindForeignJump {
+			words = append(words, key.String())
+		}
+	}
+	slices.Sort(words)
+	return strings.Join(words, "\n")
+}
+
+const dockerOpen = `foreign-jump ip filter FORWARD >tun0
+foreign-jump ip filter FORWARD tun0>`
+
+func docker() nft.Chain {
+	return nft.Chain{
+		Family: nft.FamilyIPv4, Table: "filter", Name: "FORWARD", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop,
+	}
+}
+
+// What others drop is opened, and closed again when nobody drops any more; a chain that vanishes stops nothing else.
+func TestFirewallFollows(t *testing.T) {
+	fake := nft.NewFake(docker())
+	w := newWall(t, fake)
+	w.follows(t, w.drifts)
+	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+
+	fake.ForgetForeign(new(docker()).Key())
+	// The chain is gone and nobody told yet: others' rules are committed all the same.
+	w.loop.Resync()
+	remote := map[reconcile.Owner]map[nft.Key]nft.Item{"remote": w.config.RemoteRules(sampleRemote())}
+	if err := w.loop.Apply(context.Background(), remote); err != nil {
+		t.Errorf("rules of another owner: %v", err)
+	}
+	gone := nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Hooks: true, Chains: []string{"FORWARD"}}
+	w.drifts <- gone
+	eventually(t, "nothing is wanted of a chain that is gone", func() bool { return w.loop.Failure(ownerFirewall) == nil && w.state() == nil })
+
+	fake.PutForeign(docker())
+	w.drifts <- gone
+	eventually(t, "the chain that came back is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	open := docker()
+	open.Policy = nft.PolicyAccept
+	fake.PutForeign(open)
+	w.drifts <- gone
+	eventually(t, "a chain that accepts has no rule of ours", func() bool { return jumpsOf(t, fake) == "" })
+}
+
+// What cannot be opened is told.
+func TestFirewallTells(t *testing.T) {
+	chain := docker()
+	chain.Hook, chain.Name = nft.HookPrerouting, "early"
+	fake := nft.NewFake(chain)
+	w := newWall(t, fake)
+	told := 0
+	w.changed = func() { told++ }
+	if err := w.state(); err == nil || !strings.Contains(err.Error(), "chain early of table ip filter") || !strings.Contains(err.Error(), "policy drop") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(w.legacy, []byte("nat\nfilter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fake.ForgetForeign(chain.Key())
+	if err := w.look(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if warning := w.warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || told != 1 {
+		t.Errorf("got %q, told %d times", warning, told)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	in := nft.Passage{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"}
+	drop := func(change func(*nft.ForeignDrop)) nft.ForeignDrop {
+		d := nft.ForeignDrop{Family: "inet", Table: "fw", Chain: "c", In: "c", Hook: in.Hook, Passage: in, Rule: "drop", Openable: true}
+		change(&d)
+		return d
+	}
+	plain := drop(func(*nft.ForeignDrop) {})
+	some := drop(func(d *nft.ForeignDrop) { d.Conditional = true })
+	someOfOurs := drop(func(d *nft.ForeignDrop) { d.Conditional, d.Named = true, true })
+	meant := drop(func(d *nft.ForeignDrop) { d.Named = true })
+	shut := drop(func(d *nft.ForeignDrop) { d.Openable = false })
+	for name, c := range map[string]struct {
+		drops        []nft.ForeignDrop
+		opens, tells bool
+	}{
+		"nothing":                     {},
+		"a policy":                    {[]nft.ForeignDrop{plain}, true, false},
+		"targeted, as kube-proxy's":   {[]nft.ForeignDrop{some}, false, false},
+		"targeted, then all":          {[]nft.ForeignDrop{some, plain}, true, false},
+		"by name, then all":           {[]nft.ForeignDrop{someOfOurs, plain}, true, true},
+		"all by name":                 {[]nft.ForeignDrop{meant}, false, true},
+		"all by name, then all":       {[]nft.ForeignDrop{meant, plain}, false, true},
+		"where no rule can be placed": {[]nft.ForeignDrop{shut}, false, true},
+	} {
+		jumps, warnings := judge(c.drops)
+		if len(jumps) == 1 != c.opens || len(warnings) > 0 != c.tells {
+			t.Errorf("%s: jumps %v, warnings %v", name, jumps, warnings)
+		}
+	}
+}
+
+// Hundred changes of chains that are not on Weft's packets' way cost neither a reading nor a look; in chains that are, a
+// storm costs about one a second.
+func TestFirewallStorm(t *testing.T) {
+	engine := newCounting(nft.NewFake(docker()))
+	w := newWall(t, engine)
+	w.follows(t, w.drifts)
+	reads, surveys := len(engine.reads), len(engine.surveys)
+	for range 100 {
+		w.drifts <- nft.Drift{Family: nft.FamilyIPv4, Table: "nat", Chains: []string{"KUBE-SERVICES", "KUBE-SVC-X"}}
+		w.drifts <- nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Chains: []string{"KUBE-SVC-X"}}
+	}
+	if got := len(engine.reads) - reads; got != 0 {
+		t.Errorf("%d readings", got)
+	}
+	if got := len(engine.surveys) - surveys; got != 0 {
+		t.Errorf("%d looks", got)
+	}
+	begin := time.Now()
+	for range 100 {
+		w.drifts <- nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Chains: []string{"FORWARD"}}
+	}
+	eventually(t, "somebody looked", func() bool { return len(engine.surveys) > surveys })
+	most := 2 + int(time.Since(begin)/firewallRest)
+	if got := len(engine.surveys) - surveys; got > most {
+		t.Errorf("%d looks, want at most %d", got, most)
+	}
+}
+
+// An agent that starts again removes nothing on the way.
+func TestFirewallRestart(t *testing.T) {
+	engine := newCounting(nft.NewFake(docker()))
+	newWall(t, engine)
+	before := len(engine.commits)
+	newWall(t, engine)
+	if after := len(engine.commits); after != before || jumpsOf(t, engine) != dockerOpen {
+		t.Errorf("%d commits, jumps %s", after-before, jumpsOf(t, engine))
+	}
+}
+
+func sampleRemote() netip.Addr { return netip.MustParseAddr("192.0.2.2") }
+
+func sampleHost() host.Config {
+	return host.Config{
+		ClusterNetworks: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/14")}, ServiceNetwork: netip.MustParsePrefix("172.30.0.0/16"),
+		LocalSubnet: netip.MustParsePrefix("10.128.0.0/23"), Gateway: netip.MustParseAddr("10.128.0.1"), NodeIP: netip.MustParseAddr("192.0.2.1"),
+	}
+}
