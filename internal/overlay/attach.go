@@ -44,7 +44,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		// The runtime did not get the answer. The same one, after making sure of it.
 	case err == nil:
 		if err := n.remove(ctx, []attach.Key{key}); err != nil {
-			n.reaper.add(key)
+			n.giveUp(ctx, key)
 			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: what is left of a former one cannot be removed: %w", key, err)
 		}
 		fallthrough
@@ -186,7 +186,21 @@ func (n *Network) undo(ctx context.Context, key attach.Key) {
 	defer cancel()
 	if err := n.remove(ctx, []attach.Key{key}); err != nil {
 		n.opts.Log.Warn("undoing an ADD that failed, going on in the background", "attachment", key.String(), "error", err)
-		n.reaper.add(key)
+		n.giveUp(ctx, key)
+	}
+}
+
+// giveUp hands an attachment to the reaper, and has its record say so: should the agent end before the reaper is done,
+// the next one must not take it for attached.
+func (n *Network) giveUp(ctx context.Context, key attach.Key) {
+	n.reaper.add(key)
+	rec, err := n.store.Get(key)
+	if err != nil || rec.State != attach.Attached {
+		return
+	}
+	rec.State = attach.Closing
+	if err := n.store.Put(context.WithoutCancel(ctx), rec); err != nil {
+		n.opts.Log.Error("the record of an attachment that is given up still says attached", "attachment", key.String(), "error", err)
 	}
 }
 

@@ -108,7 +108,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 // Delays between the reaper's tries.
 const (
 	firstReapRetry = 100 * time.Millisecond
-	lastReapRetry  = 15 * time.Second
+	lastReapRetry  = 5 * time.Second
 )
 
 // reaper removes attachments in the background: all that wait together, since links and ports are cheaper by the
@@ -187,17 +187,18 @@ func (r *reaper) run(ctx context.Context) error {
 		if !left {
 			delay = firstReapRetry
 		}
-		if !r.sleep(ctx, left, delay) {
-			return nil
-		}
-		if left {
+		if r.sleep(ctx, left, delay) {
 			delay = min(2*delay, lastReapRetry)
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 	}
 }
 
-// sleep waits for work, or, if a retry is due, at most for the delay. It returns false when ctx ends.
-func (r *reaper) sleep(ctx context.Context, retry bool, delay time.Duration) bool {
+// sleep waits for work, or, if a retry is due, at most for the delay; it reports whether that is over. The delay does not
+// grow with the work that comes meanwhile.
+func (r *reaper) sleep(ctx context.Context, retry bool, delay time.Duration) (over bool) {
 	var timeout <-chan time.Time
 	if retry {
 		timer := time.NewTimer(delay)
@@ -206,11 +207,11 @@ func (r *reaper) sleep(ctx context.Context, retry bool, delay time.Duration) boo
 	}
 	select {
 	case <-ctx.Done():
-		return false
 	case <-r.wake:
 	case <-timeout:
+		return true
 	}
-	return true
+	return false
 }
 
 // reap removes what waits and is not in use by a request, and reports whether something is left.

@@ -210,6 +210,28 @@ func TestStartTriedAgain(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
+// An ADD that failed while the switch was away is not attached after a restart either, whatever its record said before.
+func TestRestartAfterAnAddThatFailed(t *testing.T) {
+	for name, netns := range map[string]string{"the same again": "/run/netns/s1", "another namespace": "/run/netns/other"} {
+		t.Run(name, func(t *testing.T) {
+			l := start(t)
+			before := l.node.state(t)
+			l.add(t, l.request("s1"))
+			l.node.pods.onCreate(func() error { return errBroken })
+			l.node.flowEngine.fail(unavailable())
+			if _, err := l.Add(t.Context(), l.node.request("s1", netns)); err == nil {
+				t.Fatal("no error")
+			}
+			l.stop()
+			l.node.flowEngine.fail(nil)
+			next := l.node.begin(t)
+			defer next.stop()
+			next.update(t, sample())
+			next.nothingLeft(t, before)
+		})
+	}
+}
+
 // crash is a node on which requests come while agents die.
 type crash struct {
 	mu sync.Mutex
