@@ -1,0 +1,201 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/traffic"
+)
+
+const (
+	pairs = 5
+	// pairRate is how many datagrams a second each pair sends; each is answered.
+	pairRate = 1000
+)
+
+// load is traffic between pairs of pods on two nodes.
+type load struct {
+	from, to []*lab.Pod
+	streams  []*traffic.Stream
+}
+
+// newLoad starts the pods, which answer.
+func newLoad(t *testing.T, c *lab.Cluster, name string) *load {
+	t.Helper()
+	var names [][2]string
+	for i := range pairs {
+		names = append(names, [2]string{"n1", fmt.Sprintf("%s-%d-a", name, i)}, [2]string{"n2", fmt.Sprintf("%s-%d-b", name, i)})
+	}
+	l := &load{}
+	for i, p := range addPods(t, c, names...) {
+		// Every other pair sends the other way.
+		if (i%2 == 0) == (i/2%2 == 0) {
+			l.from = append(l.from, p)
+		} else {
+			l.to = append(l.to, p)
+		}
+	}
+	for i, p := range l.to {
+		echo(t, p.Netns, p.IPs[0])
+		ping(t, l.from[i].Netns, p.IPs[0])
+	}
+	return l
+}
+
+func (l *load) start(t *testing.T) {
+	t.Helper()
+	l.streams = nil
+	for i, p := range l.from {
+		s, err := traffic.NewStream(p.Netns, netip.AddrPortFrom(l.to[i].IPs[0], echoPort), pairRate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.streams = append(l.streams, s)
+	}
+}
+
+// stop returns how many datagrams were sent and how many were lost.
+func (l *load) stop() (sent, lost uint64, err error) {
+	var errs []error
+	for i, s := range l.streams {
+		tally, err := s.Stop()
+		sent, lost = sent+tally.Sent, lost+tally.Lost
+		if err != nil || tally.Lost > 0 {
+			errs = append(errs, fmt.Errorf("pair %d: %s, missing %v: %w", i, tally, tally.Missing, err))
+		}
+	}
+	l.streams = nil
+	return sent, lost, errors.Join(errs...)
+}
+
+// control runs the same traffic with nothing done to the network. A machine that loses packets then can tell nothing.
+func (l *load) control(t *testing.T, length time.Duration) {
+	t.Helper()
+	l.start(t)
+	select {
+	case <-time.After(length): // the time that traffic runs
+	case <-t.Context().Done():
+	}
+	sent, lost, err := l.stop()
+	if lost > 0 {
+		t.Fatalf("machine too busy: %d of %d packets lost while nothing was done: %v", lost, sent, err)
+	}
+	t.Logf("control: %d packets in %s, none lost", sent, length)
+}
+
+// during runs f under traffic, and fails the test if a packet was lost.
+func (l *load) during(t *testing.T, what string, f func()) {
+	t.Helper()
+	l.start(t)
+	defer func() {
+		sent, lost, err := l.stop()
+		if lost > 0 {
+			t.Errorf("%s: %d of %d packets lost: %v", what, lost, sent, err)
+			return
+		}
+		t.Logf("%s: %d packets, none lost", what, sent)
+	}()
+	f()
+}
+
+// Restarting the agent, gently or not, is nothing that running pods notice, also while others come and go: an upgrade
+// needs no drain.
+func TestAgentRestarts(t *testing.T) {
+	c := cluster(t)
+	l := newLoad(t, c, "restart")
+	l.control(t, 15*time.Second)
+	watches := map[string]*flowWatch{}
+	for _, n := range c.Nodes() {
+		watches[n.Name] = watchFlows(t, n)
+	}
+	const restarts = 20
+	churn := newChurn(t, c)
+	deleted := map[string][]*lab.Pod{}
+	var slowest time.Duration
+	l.during(t, "20 restarts", func() {
+		for i := range restarts {
+			node, signal := c.Node(1+i%2).Name, []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i/2%2]
+			began := time.Now()
+			pid := signalProgram(t, c, node+"/weft-agent", signal)
+			gone := churn.turn(t, node)
+			deleted[node] = append(deleted[node], gone)
+			slowest = max(slowest, time.Since(began))
+			if now, err := program(t.Context(), c, node+"/weft-agent"); err != nil || now.Pid == pid {
+				t.Errorf("restart %d: the agent of %s was not restarted: %v", i, node, err)
+			}
+			await(t, "CNI STATUS of "+node, func(ctx context.Context) error {
+				n, err := c.NodeNamed(node)
+				if err != nil {
+					return err
+				}
+				return n.NetworkStatus(ctx)
+			})
+		}
+	})
+	for node, watch := range watches {
+		err := watch.check(t.Context(), deleted[node])
+		t.Logf("%s: %s", node, watch)
+		if err != nil {
+			t.Errorf("%s: %v", node, err)
+		}
+	}
+	t.Logf("slowest: %s from the signal until the new pod was attached, reached and the old one gone", slowest.Round(time.Millisecond))
+}
+
+// churn keeps one pod on each node that is replaced at each turn.
+type churn struct {
+	cluster *lab.Cluster
+	pods    map[string]*lab.Pod
+	turns   int
+}
+
+func newChurn(t *testing.T, c *lab.Cluster) *churn {
+	t.Helper()
+	ch := &churn{cluster: c, pods: map[string]*lab.Pod{}}
+	for _, n := range c.Nodes() {
+		ch.pods[n.Name] = addPod(t, c, n.Name, "churn-"+n.Name)
+	}
+	return ch
+}
+
+// turn deletes a node's pod and creates another at the same time, checks that the new one is reached from the other
+// node, and returns the deleted one.
+func (ch *churn) turn(t *testing.T, node string) *lab.Pod {
+	t.Helper()
+	old := ch.pods[node]
+	ch.turns++
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var group errgroup.Group
+	group.Go(func() error { return retryDetach(ctx, old) })
+	var fresh *lab.Pod
+	group.Go(func() (err error) {
+		fresh, err = tryAddPod(ctx, ch.cluster, lab.PodSpec{Node: node, Name: fmt.Sprintf("churn-%d", ch.turns), NoObject: true})
+		return err
+	})
+	err := group.Wait()
+	if fresh != nil {
+		ch.pods[node] = fresh
+		t.Cleanup(func() { delPod(t, fresh) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for other, p := range ch.pods {
+		if other != node {
+			echo(t, fresh.Netns, fresh.IPs[0])
+			ping(t, p.Netns, fresh.IPs[0])
+		}
+	}
+	return old
+}
