@@ -182,7 +182,7 @@ func (r *reaper) run(ctx context.Context) error {
 	case <-r.network.running:
 	}
 	delay := firstReapRetry
-	for {
+	for ctx.Err() == nil {
 		left := r.reap(ctx)
 		if !left {
 			delay = firstReapRetry
@@ -190,10 +190,8 @@ func (r *reaper) run(ctx context.Context) error {
 		if r.sleep(ctx, left, delay) {
 			delay = min(2*delay, lastReapRetry)
 		}
-		if ctx.Err() != nil {
-			return nil
-		}
 	}
+	return nil
 }
 
 // sleep waits for work, or, if a retry is due, at most for the delay; it reports whether that is over. The delay does not

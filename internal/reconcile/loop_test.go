@@ -263,7 +263,12 @@ func TestLoopAgreesWithANaiveModel(t *testing.T) {
 		loop := NewLoop[string, text](engine, Options[string, text]{Encode: encode})
 		done := make(chan error, 1)
 		go func() { done <- loop.Run(ctx) }()
-		defer func() { cancel(); _ = <-done }()
+		defer func() {
+			cancel()
+			if err := <-done; err != nil {
+				rt.Errorf("Run: %v", err)
+			}
+		}()
 		_ = loop.Start(ctx, nil)
 		model := map[Owner]map[string]text{}
 		for range rapid.IntRange(1, 30).Draw(rt, "steps") {
