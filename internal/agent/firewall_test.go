@@ -2,7 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -262,5 +265,17 @@ func sampleHost() host.Config {
 	return host.Config{
 		ClusterNetworks: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/14")}, ServiceNetwork: netip.MustParsePrefix("172.30.0.0/16"),
 		LocalSubnet: netip.MustParsePrefix("10.128.0.0/23"), Gateway: netip.MustParseAddr("10.128.0.1"), NodeIP: netip.MustParseAddr("192.0.2.1"),
+	}
+}
+
+// A warning is told, and the agent is ready all the same.
+func TestReadyWithWarning(t *testing.T) {
+	h := &health{}
+	h.add(check{"network", func() error { return nil }})
+	h.warn(check{"host firewall", func() error { return errors.New("chain c drops") }})
+	answer := httptest.NewRecorder()
+	h.ready(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	if want := "[+]network\n[!]host firewall: chain c drops\n"; answer.Code != http.StatusOK || answer.Body.String() != want {
+		t.Errorf("%d %s", answer.Code, answer.Body)
 	}
 }

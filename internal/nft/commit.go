@@ -23,7 +23,8 @@ const recordAttempts = 3
 const commentMax = 127
 
 // Commit implements reconcile.Engine. It is one transaction of nft; the records of the chains it changed follow in a second. An error
-// names the item that nft stumbled over, and wraps ErrRefused; ErrMissing too when something named does not exist.
+// names the item that nft stumbled over, and wraps ErrRefused; ErrMissing too when something named does not exist. What
+// is to be removed and is in use by rules of an unmanaged chain is left, in a PartialError.
 func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	if change.Empty() {
 		return nil
@@ -55,7 +56,32 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		}
 		err = e.commit(ctx, change)
 	}
+	failed := map[Key]error{}
+	for {
+		key, busy := inUse(err, change)
+		if !busy {
+			break
+		}
+		failed[key] = err
+		change.Delete = maps.Clone(change.Delete)
+		delete(change.Delete, key)
+		err = e.commit(ctx, change)
+	}
+	if err == nil && len(failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: failed}
+	}
 	return err
+}
+
+// inUse returns the stray that cannot be removed because rules that are not the engine's use it (Options.Unmanaged). It must not
+// keep everything else from being removed.
+func inUse(err error, change reconcile.Change[Key, Item]) (Key, bool) {
+	var refused *nftError
+	if !errors.As(err, &refused) || !strings.Contains(refused.words, "Device or resource busy") {
+		return Key{}, false
+	}
+	_, stray := change.Delete[refused.key]
+	return refused.key, stray
 }
 
 // refreshForeign looks up the handles of rules in foreign chains when a change is about any: they are removed by handle, and
@@ -134,7 +160,8 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 	_, err := e.run(ctx, text, "-f", "-")
 	var refused *nftError
 	if errors.As(err, &refused) && refused.line > 0 && refused.line <= len(b.lines) {
-		return fmt.Errorf("%s: %w", b.lines[refused.line-1], err)
+		refused.key = b.lines[refused.line-1]
+		return fmt.Errorf("%s: %w", refused.key, err)
 	}
 	return err
 }

@@ -210,6 +210,7 @@ func (e *Engine) mine(pid int) bool {
 type nftError struct {
 	words string
 	line  int // of the input, from 1; 0 when unknown
+	key   Key // of the item that the line is about, in a transaction
 }
 
 //nolint:gochecknoglobals // a constant pattern

@@ -121,6 +121,31 @@ func TestRealConforms(t *testing.T) {
 	})
 }
 
+// A set that the administrator's rules use, and that has not the name for it, keeps nothing else from being removed.
+func TestRealStrayInUse(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	state := nfttest.State()
+	admin := nfttest.Unmanaged()
+	state[admin.Key()] = &admin
+	apply(t, engine, state)
+	table := "inet " + nfttest.Table
+	script(t, netns, "add set "+table+" mine { type ipv4_addr; }", "add chain "+table+" stray", "add rule "+table+" admin ip daddr @mine drop")
+	actual, err := engine.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var partial *reconcile.PartialError[nft.Key]
+	err = engine.Commit(context.Background(), reconcile.Diff(state, actual))
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
+		t.Fatalf("got %v", err)
+	}
+	listing := command(t, netns, "", "nft", "list", "table", "inet", nfttest.Table)
+	if strings.Contains(listing, "stray") || !strings.Contains(listing, "@mine drop") {
+		t.Errorf("left is\n%s", listing)
+	}
+}
+
 // An error names the item that nft stumbled over.
 func TestRealErrorNamesItem(t *testing.T) {
 	engine := newEngine(t, nstest.New(t), false)
