@@ -242,7 +242,7 @@ func (s *dropSearch) walk(chain string, way reach) (ended bool) {
 	s.survey.watched[Key{s.base.Family, s.base.Table, KindChain, chain}] = true
 	s.walked[chain] = walked{all, false}
 	ended = s.walkRules(chain, way)
-	s.walked[chain] = walked{all, ended}
+	s.walked[chain] = walked{all || s.walked[chain].all, ended}
 	return ended
 }
 
