@@ -221,7 +221,7 @@ const (
 // follow keeps the network in step with the objects until ctx ends.
 func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines) error {
 	delay := firstFollowRetry
-	serving := false
+	serving, untold := false, false
 	var told string
 	for {
 		var retry <-chan time.Time
@@ -234,8 +234,9 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			if err.Error() != told {
 				a.opts.Log.Warn("the node is not in step", "error", err)
 				told = err.Error()
-				a.tellNotReady(ctx, serving, err)
+				untold = !serving
 			}
+			untold = untold && !a.tellNotReady(ctx, err)
 			timer := time.NewTimer(delay)
 			retry, delay = timer.C, min(2*delay, lastFollowRetry)
 		} else {
@@ -284,12 +285,12 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	return nil
 }
 
-// tellNotReady sets the node's condition while nothing is served yet. A node that serves goes on with what it has.
-func (a *agent) tellNotReady(ctx context.Context, serving bool, why error) {
-	if serving {
-		return
-	}
-	if err := reportNotReady(ctx, a.clients, a.opts.Node, why); err != nil && ctx.Err() == nil {
+// tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves
+// goes on with what it has.
+func (a *agent) tellNotReady(ctx context.Context, why error) bool {
+	err := reportNotReady(ctx, a.clients, a.opts.Node, why)
+	if err != nil && ctx.Err() == nil {
 		a.opts.Log.Warn("telling the cluster", "error", err)
 	}
+	return err == nil
 }

@@ -34,7 +34,12 @@ func reportNotReady(ctx context.Context, clients kubernetes.Interface, node stri
 	})
 }
 
+// reportTimeout bounds a report: an API server that does not answer must not keep the node from its work.
+const reportTimeout = 5 * time.Second
+
 func report(ctx context.Context, clients kubernetes.Interface, node string, want corev1.NodeCondition) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
 	have, err := clients.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("condition of node %s: %w", node, err)
