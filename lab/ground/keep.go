@@ -19,8 +19,6 @@ type Keep struct {
 	Addr    netip.Prefix
 	Gateway netip.Addr
 	MTU     int
-	// Placed is called whenever the address was put on the link, with the route in place; it may be nil.
-	Placed func(context.Context) error
 }
 
 // KeepAddress plays the node's network configuration daemon until the context ends: whenever the link appears or
@@ -60,15 +58,8 @@ func (k Keep) watch(ctx context.Context, ns netns.NsHandle, h *netlink.Handle, l
 	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
 		return fmt.Errorf("subscribe to links: %w", err)
 	}
-	placed := k.Placed == nil
 	for {
-		fresh, err := k.put(h)
-		placed = placed && (!fresh || k.Placed == nil)
-		if err == nil && !placed {
-			err = k.Placed(ctx)
-			placed = err == nil
-		}
-		if err != nil {
+		if err := k.put(h); err != nil {
 			log.Debug("the node's address is not in place yet", "link", k.Link, "err", err)
 		}
 		select {
@@ -86,16 +77,15 @@ func (k Keep) watch(ctx context.Context, ns netns.NsHandle, h *netlink.Handle, l
 	}
 }
 
-// put sets the link up with its address and route; with everything in place it changes nothing. It tells whether the
-// address is new.
-func (k Keep) put(h *netlink.Handle) (fresh bool, err error) {
+// put sets the link up with its address and route; with everything in place it changes nothing.
+func (k Keep) put(h *netlink.Handle) error {
 	link, err := h.LinkByName(k.Link)
 	if err != nil {
-		return false, fmt.Errorf("find %s: %w", k.Link, err)
+		return fmt.Errorf("find %s: %w", k.Link, err)
 	}
 	have, err := h.AddrList(link, netlink.FAMILY_V4)
 	if err != nil {
-		return false, fmt.Errorf("list the addresses of %s: %w", k.Link, err)
+		return fmt.Errorf("list the addresses of %s: %w", k.Link, err)
 	}
 	want := ipNet(k.Addr)
 	there := false
@@ -104,15 +94,15 @@ func (k Keep) put(h *netlink.Handle) (fresh bool, err error) {
 	}
 	if !there {
 		if err := h.AddrReplace(link, &netlink.Addr{IPNet: want}); err != nil {
-			return false, fmt.Errorf("give %s the address %s: %w", k.Link, k.Addr, err)
+			return fmt.Errorf("give %s the address %s: %w", k.Link, k.Addr, err)
 		}
 	}
 	if link.Attrs().Flags&unix.IFF_UP == 0 {
 		if err := h.LinkSetUp(link); err != nil {
-			return !there, fmt.Errorf("set %s up: %w", k.Link, err)
+			return fmt.Errorf("set %s up: %w", k.Link, err)
 		}
 	}
-	return !there, k.putRoute(h, link)
+	return k.putRoute(h, link)
 }
 
 func (k Keep) putRoute(h *netlink.Handle, link netlink.Link) error {

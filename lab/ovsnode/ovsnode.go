@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/plan"
@@ -26,8 +27,9 @@ type Switch struct {
 	Node  plan.Node
 	Space ground.Space
 	Group *process.Group
-	// Userspace says that tunnels end in the switch itself, which then needs routes of its own (Routes).
-	Userspace bool
+	// Routes are set on the userspace datapath only, where tunnels end in the switch itself: its own way to the other
+	// nodes.
+	Routes *Routes
 }
 
 func (s Switch) db() string { return filepath.Join(s.Node.Dir, "ovs", "conf.db") }
@@ -77,6 +79,7 @@ func (s Switch) daemon() process.Program {
 		// Its control socket is where ovs-appctl looks for it.
 		Argv: s.Space.Enter(append([]string{"ovs-vswitchd", "unix:/run/openvswitch/db.sock",
 			"--pidfile=/run/openvswitch/ovs-vswitchd.pid"}, s.ownRoutes()...)...),
+		Started: s.routeAgain,
 		Ready: func(ctx context.Context) error {
 			_, err := s.Group.Run(ctx, "", s.Space.Enter("ovs-appctl", "-t", "ovs-vswitchd", "version")...)
 			return err
@@ -88,22 +91,42 @@ func (s Switch) daemon() process.Program {
 // forgets them all and reads them anew (Open vSwitch 3.1, route_table_reset), and a revalidation that falls into that gap
 // drops tunnelled packets of everybody for some 10 ms. Pods that come and go change links all the time.
 func (s Switch) ownRoutes() []string {
-	if s.Userspace {
+	if s.Routes != nil {
 		return []string{"--disable-system-route"}
 	}
 	return nil
 }
 
-// Routes gives the userspace datapath its way to the other nodes. A switch that was restarted needs it again, after the
-// address is there: it becomes the tunnels' source.
-func (s Switch) Routes(ctx context.Context, underlay netip.Prefix, router netip.Addr) error {
-	for _, route := range [][]string{{underlay.Masked().String(), Phy}, {"0.0.0.0/0", Phy, router.String()}} {
+// Routes are a userspace switch's way to the other nodes.
+type Routes struct {
+	Underlay netip.Prefix
+	Router   netip.Addr
+}
+
+// Route puts the routes in the switch; the node's address has to be there, for it becomes the tunnels' source.
+func (s Switch) Route(ctx context.Context) error {
+	if s.Routes == nil {
+		return nil
+	}
+	for _, route := range [][]string{{s.Routes.Underlay.Masked().String(), Phy}, {"0.0.0.0/0", Phy, s.Routes.Router.String()}} {
 		argv := s.Space.Enter(append([]string{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/add"}, route...)...)
 		if _, err := s.Group.Run(ctx, "", argv...); err != nil {
 			return fmt.Errorf("route tunnels of %s: %w", s.Node.Name, err)
 		}
 	}
 	return nil
+}
+
+// routeAgain puts the routes in a switch that has just started, as soon as it takes them.
+func (s Switch) routeAgain() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for s.Route(ctx) != nil && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 func (s Switch) vsctl(ctx context.Context, args ...string) error {

@@ -172,7 +172,10 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	sp, ul := s.space(n.Name), s.space(partUnderlay)
-	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group, Userspace: s.datapath == plan.DatapathNetdev}
+	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group}
+	if s.datapath == plan.DatapathNetdev {
+		sw.Routes = &ovsnode.Routes{Underlay: s.lab.Underlay, Router: s.lab.Router}
+	}
 	if err := sw.Start(ctx); err != nil {
 		return err
 	}
@@ -183,7 +186,6 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 			return err
 		}
 		port.Group, keep.Link = plan.LinkGroup, ovsnode.Phy
-		keep.Placed = func(ctx context.Context) error { return sw.Routes(ctx, s.lab.Underlay, s.lab.Router) }
 	} else {
 		port.MAC = n.MAC
 	}
@@ -204,7 +206,10 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	if err := sp.KeepAddress(watch, keep, s.log); err != nil {
 		return err
 	}
-	return sp.Await(ctx, keep)
+	if err := sp.Await(ctx, keep); err != nil {
+		return err
+	}
+	return sw.Route(ctx)
 }
 
 func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {
