@@ -1,0 +1,107 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/podruntime"
+)
+
+// apiAway makes the API server unreachable for the nodes, and returns what brings it back. Connections that are open
+// are reset when they are used.
+func apiAway(t *testing.T, c *lab.Cluster) (back func()) {
+	t.Helper()
+	st, err := lab.Inspect(t.Context(), c.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	enter := []string{"nsenter", "--net=" + st.ControlNS, "--", "nft"}
+	there := true
+	mustRun(t, append(enter, `table inet wtaway { chain input { type filter hook input priority 0; policy accept; iifname "eth0" tcp dport 6443 reject with tcp reset; }; }`))
+	back = func() {
+		if there {
+			there = false
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if _, err := run(ctx, append(enter, "delete table inet wtaway")); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(back)
+	return back
+}
+
+// While the API server is away, running pods go on, and others come and go.
+func TestAPIServerAway(t *testing.T) {
+	c := cluster(t)
+	l := newLoad(t, c, "api")
+	ch := newChurn(t, c)
+	l.control(t, 5*time.Second)
+	watch := watchFlows(t, c.Node(1))
+	back := apiAway(t, c)
+	var deleted []*lab.Pod
+	l.during(t, "API server away", func() {
+		for range 5 {
+			deleted = append(deleted, ch.turn(t, "n1"))
+			ch.turn(t, "n2")
+		}
+	})
+	if err := watch.check(t.Context(), deleted); err != nil {
+		t.Error(err)
+	}
+	t.Logf("while it was away: %s", watch)
+	back()
+}
+
+// An agent that starts while the API server is away leaves running pods alone, answers "try again later" to new ones,
+// and serves as soon as the API server is back.
+func TestAgentStartsWithoutAPIServer(t *testing.T) {
+	c := cluster(t)
+	l := newLoad(t, c, "alone")
+	l.control(t, 3*time.Second)
+	n := c.Node(1)
+	want := settledState(t, n)
+	watch := watchFlows(t, n)
+	back := apiAway(t, c)
+	l.during(t, "agent restarted without the API server", func() {
+		kill(t, c, "n1/weft-agent", syscall.SIGKILL)
+		var failure *podruntime.Failure
+		var last error
+		await(t, "the agent's answer", func(ctx context.Context) error {
+			p, err := c.AddPod(ctx, lab.PodSpec{Node: "n1", Name: "early", NoObject: true})
+			if p != nil {
+				defer delPod(t, p)
+			}
+			if err == nil {
+				t.Fatal("ADD succeeded although the agent cannot know the cluster")
+			}
+			if last = err; !errors.As(err, &failure) || failure.Code != codeTryAgain {
+				t.Fatalf("ADD: %v, not code %d", err, codeTryAgain)
+			}
+			if !strings.Contains(failure.Error(), "API server") {
+				return err // it has not come that far
+			}
+			return nil
+		})
+		t.Logf("ADD: %v", last)
+		if err := stateOf(t.Context(), n).differs(want); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := watch.check(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	t.Logf("while it was away: %s", watch)
+	began := time.Now()
+	back()
+	addPod(t, c, "n1", "late")
+	t.Logf("a pod was attached %s after the API server was back", time.Since(began).Round(time.Millisecond))
+}
