@@ -59,10 +59,14 @@ func awaitWithin(t *testing.T, limit time.Duration, what string, f func(context.
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
+	var err error
 	for {
-		err := f(ctx)
-		if err == nil {
+		now := f(ctx)
+		if now == nil {
 			return time.Since(begin)
+		}
+		if err == nil || ctx.Err() == nil { // else it was the end of the wait that failed
+			err = now
 		}
 		select {
 		case <-ctx.Done():
@@ -275,7 +279,7 @@ func questions() map[string][]string {
 }
 
 // volatile is what differs between two states that are the same: numbers that the kernel gives, and names of handles.
-var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+| # handle \d+`) //nolint:gochecknoglobals // a constant
+var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
 
 // stateOf reads a node's state; what cannot be read is part of it.
 func stateOf(ctx context.Context, n lab.Node) state {

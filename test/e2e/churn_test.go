@@ -1,0 +1,209 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab"
+)
+
+const (
+	rounds    = 5
+	perRound  = 200
+	atATime   = 16
+	churnTime = 4 * time.Minute
+)
+
+// counts is how many of everything a node has that pods could leak.
+type counts map[string]int
+
+func count(ctx context.Context, c *lab.Cluster, n lab.Node) (counts, error) {
+	have := counts{}
+	lines := map[string][]string{
+		"links":      {"ip", "-o", "link"},
+		"OVS ports":  {"ovs-vsctl", "list-ports", "br0"},
+		"OVS rows":   {"ovs-vsctl", "--columns=_uuid", "--format=csv", "--no-headings", "list", "Interface"},
+		"flows":      {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br0"},
+		"rules":      {"nft", "list", "ruleset"},
+		"routes":     {"ip", "route", "show", "table", "all"},
+		"namespaces": {"sh", "-c", "ls /run/netns"},
+	}
+	for name, command := range lines {
+		out, err := run(ctx, n.Enter(command...))
+		if err != nil {
+			return nil, err
+		}
+		have[name] = strings.Count(out, "\n")
+	}
+	err := filepath.WalkDir(filepath.Join(n.Dir, "root/var/lib"), func(path string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			have["files"]++
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"weft-agent", "ovs-vswitchd", "ovsdb-server"} {
+		status, err := program(ctx, c, n.Name+"/"+name)
+		if err != nil {
+			return nil, err
+		}
+		have["restarts of "+name] = status.Restarts
+		descriptors, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(status.Pid), "fd"))
+		if err != nil {
+			return nil, err
+		}
+		have["descriptors of "+name] = len(descriptors)
+	}
+	return have, nil
+}
+
+// more returns an error that names what there is more of than before.
+func (have counts) more(before counts) error {
+	var found []string
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		if have[name] > before[name] {
+			found = append(found, fmt.Sprintf("%s: %d, were %d", name, have[name], before[name]))
+		}
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("left over: %s", strings.Join(found, "; "))
+	}
+	return nil
+}
+
+// Pods that have come and gone leave nothing behind, however many: no address, interface, port, flow, file or
+// descriptor, and no memory that grows with them.
+func TestChurn(t *testing.T) {
+	c := cluster(t)
+	warm := addPods(t, c, [2]string{"n1", "warm-1"}, [2]string{"n2", "warm-2"}) // so that what is opened once is open
+	for _, p := range warm {
+		delPod(t, p)
+	}
+	before := map[string]counts{}
+	for _, n := range c.Nodes() {
+		settledState(t, n)
+		have, err := count(t.Context(), c, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before[n.Name] = have
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), churnTime)
+	defer cancel()
+	memory := memoryOf(t, c)
+	var adds, dels []time.Duration
+	for round := range rounds {
+		began := time.Now()
+		a, d := churnRound(ctx, t, c, round)
+		adds, dels = append(adds, a...), append(dels, d...)
+		t.Logf("round %d: %d pods in %s; the agent of n1 has %d KiB", round+1, perRound, time.Since(began).Round(time.Millisecond), memoryOf(t, c))
+	}
+	for _, n := range c.Nodes() {
+		var have counts
+		took := await(t, n.Name+" with nothing left over", func(ctx context.Context) (err error) {
+			if have, err = count(ctx, c, n); err != nil {
+				return err
+			}
+			return have.more(before[n.Name])
+		})
+		t.Logf("%s: nothing left over after %s: %v", n.Name, took.Round(time.Millisecond), have)
+	}
+	t.Logf("ADD: median %s, 95 %% %s, longest %s; DEL: median %s, 95 %% %s, longest %s; %d at a time; memory of the agent %d KiB before",
+		quantile(adds, 0.5), quantile(adds, 0.95), quantile(adds, 1), quantile(dels, 0.5), quantile(dels, 0.95), quantile(dels, 1), atATime, memory)
+}
+
+// churnRound adds pods, on both nodes by turns, then deletes them, and returns how long each ADD and DEL took.
+func churnRound(ctx context.Context, t *testing.T, c *lab.Cluster, round int) (adds, dels []time.Duration) {
+	t.Helper()
+	pods := make([]*lab.Pod, perRound)
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(atATime)
+	for i := range pods {
+		group.Go(func() (err error) {
+			pods[i], err = c.AddPod(ctx, lab.PodSpec{Node: c.Node(1 + i%2).Name, Name: fmt.Sprintf("churn-%d-%d", round, i), NoObject: true})
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				adds = append(adds, pods[i].Took)
+			}
+			return err
+		})
+	}
+	addErr := group.Wait()
+	seen := map[string]bool{}
+	for _, p := range pods {
+		if p == nil || len(p.IPs) == 0 {
+			continue
+		}
+		if seen[p.IPs[0].String()] {
+			t.Errorf("two pods have %s", p.IPs[0])
+		}
+		seen[p.IPs[0].String()] = true
+	}
+	group = errgroup.Group{}
+	group.SetLimit(atATime)
+	for _, p := range pods {
+		if p == nil {
+			continue
+		}
+		group.Go(func() error {
+			took, err := p.Detach(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			dels = append(dels, took)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if addErr != nil {
+		t.Fatal(addErr)
+	}
+	return adds, dels
+}
+
+func quantile(times []time.Duration, q float64) time.Duration {
+	sorted := slices.Sorted(slices.Values(times))
+	return sorted[int(q*float64(len(sorted)-1))].Round(100 * time.Microsecond)
+}
+
+// memoryOf returns the resident memory of the first node's agent, in KiB.
+func memoryOf(t *testing.T, c *lab.Cluster) int {
+	t.Helper()
+	status, err := program(t.Context(), c, "n1/weft-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(status.Pid), "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
