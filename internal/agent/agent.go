@@ -266,6 +266,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if err := network.Update(ctx, view); err != nil {
 		return err
 	}
+	e.tunnels.set(view.Remotes)
 	warning := e.firewall.warning()
 	if *serving && warning == a.toldWarning {
 		return nil

@@ -37,6 +37,7 @@ type engines struct {
 	ruleLoop *reconcile.Loop[nft.Key, nft.Item]
 	firewall *firewall
 	verify   time.Duration
+	tunnels  *tunnels
 }
 
 // openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
@@ -76,6 +77,7 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 	e.rowLoop = reconcile.NewLoop(e.rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log})
 	e.linkLoop = reconcile.NewLoop(e.links, reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log})
 	e.ruleLoop = reconcile.NewLoop(e.rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log})
+	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	e.flowLoop = reconcile.NewLoop(e.flows, reconcile.Options[openflow.Key, openflow.Entry]{
 		Name: "openflow", Log: opts.Log,
@@ -118,6 +120,9 @@ func (e *engines) run(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error { return e.followLinks(ctx) })
 	group.Go(func() error { return e.followRules(ctx) })
 	group.Go(func() error { return e.verifyNowAndThen(ctx) })
+	if e.datapath == ovsdb.DatapathNetdev {
+		group.Go(func() error { return e.tunnels.run(ctx) })
+	}
 	group.Go(func() error {
 		<-ctx.Done()
 		e.rows.Close()
@@ -142,6 +147,7 @@ func (e *engines) followRows(ctx context.Context) error {
 			if event.Kind == ovsdb.EventSwitchRestarted {
 				e.linkLoop.Resync()
 				e.flowLoop.Resync()
+				e.tunnels.again()
 			}
 		}
 	}
