@@ -296,12 +296,15 @@ func list(t *testing.T, own string) listing {
 	for line := range strings.Lines(string(mounts)) {
 		add(&l.Mounts, strings.Join(strings.Fields(line)[3:5], " "))
 	}
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			add(&l.Cgroups, path)
-		}
-		return nil // what has just gone is gone
-	})
+	for _, root := range cgroupRoots(string(mounts)) {
+		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			// Deeper down, services and sessions of the machine come and go; a kubelet gone astray shows at the top.
+			if err == nil && d.IsDir() && (filepath.Dir(path) == root || mine(path)) {
+				add(&l.Cgroups, path)
+			}
+			return nil // what has just gone is gone
+		})
+	}
 	for _, f := range []string{"/run/weft-lab/" + own, "/var/lib/weft-lab/" + own} {
 		if _, err := os.Lstat(f); err == nil {
 			l.Files = append(l.Files, f)
@@ -312,6 +315,18 @@ func list(t *testing.T, own string) listing {
 		slices.Sort(*list)
 	}
 	return l
+}
+
+// cgroupRoots lists where the cgroup hierarchies are mounted, by the lines of mountinfo.
+func cgroupRoots(mounts string) []string {
+	var roots []string
+	for line := range strings.Lines(mounts) {
+		left, right, _ := strings.Cut(line, " - ")
+		if strings.HasPrefix(right, "cgroup") {
+			roots = append(roots, strings.Fields(left)[4])
+		}
+	}
+	return roots
 }
 
 // processes finds a lab's own by cgroup, command line, environment, folder and open mount namespace: a machine's other
