@@ -100,14 +100,8 @@ func gather(own []Slice, p Port, here Place) []hinted {
 				continue
 			}
 			for _, e := range s.Endpoints {
-				if !e.IP.IsValid() {
-					continue
-				}
-				h := hinted{zones: e.Zones, nodes: e.Nodes, Endpoint: Endpoint{
-					Addr: netip.AddrPortFrom(e.IP, sp.Number), Node: e.Node, Local: here.Node != "" && e.Node == here.Node,
-					Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
-				}}
-				if have, ok := found[h.Addr]; !ok || h.standing() > have.standing() {
+				h := e.at(sp.Number, here)
+				if have, ok := found[h.Addr]; e.IP.IsValid() && (!ok || h.standing() > have.standing()) {
 					found[h.Addr] = h
 				}
 			}
@@ -119,6 +113,14 @@ func gather(own []Slice, p Port, here Place) []hinted {
 	}
 	slices.SortFunc(list, func(a, b hinted) int { return a.Addr.Compare(b.Addr) })
 	return list
+}
+
+// at is the endpoint at a port.
+func (e *SliceEndpoint) at(port uint16, here Place) hinted {
+	return hinted{zones: e.Zones, nodes: e.Nodes, Endpoint: Endpoint{
+		Addr: netip.AddrPortFrom(e.IP, port), Node: e.Node, Local: here.Node != "" && e.Node == here.Node,
+		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+	}}
 }
 
 // standing orders what two slices say of one endpoint.

@@ -43,8 +43,12 @@ type Config struct {
 	NodeIP netip.Addr
 	// VXLANPort is the UDP port of the tunnels; 0 is DefaultVXLANPort.
 	VXLANPort uint16
-	// Conntrack sends packets through the connection tracker. A flat network without Services in the switch needs none.
+	// Conntrack sends packets through the connection tracker. A flat network without Services in the switch needs none; with
+	// it, Service and Nodes return flows.
 	Conntrack bool
+	// SCTP serves Services of SCTP in the switch. The kernel datapath's connection tracking can; the userspace datapath's
+	// knows nothing of SCTP's ports (Open vSwitch 3.1), so that the host has to serve them.
+	SCTP bool
 	// ConntrackZone is the zone; 0 is DefaultConntrackZone.
 	ConntrackZone uint16
 }

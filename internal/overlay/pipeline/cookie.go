@@ -16,6 +16,9 @@ const (
 	kindAttachment = 0x03
 	kindHostSubnet = 0x04
 	kindState      = 0x05
+	kindService    = 0x06
+	kindNodes      = 0x07
+	kindLearned    = 0x08
 )
 
 // Owners of the fragments that are no object's.
@@ -24,6 +27,8 @@ const (
 	OwnerCluster reconcile.Owner = "cluster"
 	// OwnerState owns the note with the state's hash.
 	OwnerState reconcile.Owner = "state"
+	// OwnerNodes owns what Nodes returns.
+	OwnerNodes reconcile.Owner = "nodes"
 )
 
 // Cookie returns the cookie of an owner's flows: the owner's kind (what stands before the first slash) in the top byte,
@@ -41,6 +46,12 @@ func Cookie(owner reconcile.Owner) uint64 {
 		number = kindHostSubnet
 	case "state":
 		number = kindState
+	case "service":
+		number = kindService
+	case "nodes":
+		number = kindNodes
+	case "affinity":
+		number = kindLearned
 	}
 	sum := sha256.Sum256([]byte(owner))
 	return number<<kindShift | binary.BigEndian.Uint64(sum[:8])>>8

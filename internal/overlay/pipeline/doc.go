@@ -23,6 +23,17 @@
 //     pods free to use the port among themselves. A masqueraded packet would reach a node from a known node's address.
 //     A fragment need not show its port (never, unless the switch's fragments are set to nx-match): fragments pass, and the
 //     host, which reassembles before it translates, has the same rule (package host).
+//   - A Service is a flow for new connections and a group whose buckets translate. What makes the connection known is the
+//     translation, so before the verdicts of later tables: those are passed on each packet that is no reply, and a
+//     connection that they do not let through stays new.
+//   - Node ports cost one flow for each port and one for each node's address, not one for each pair: table 22 marks the address.
+//   - A pod that reaches itself by a Service gets the packet back from an address that nobody has. The answer to it is
+//     put back as if it had come from outside, before its connection is looked for.
+//   - Services without endpoints are rejected by the host (RejectMAC): the switch cannot make packets.
+//   - Whatever the switch does not serve (unknown addresses of Services, addresses of the node that nobody told, SCTP on the
+//     userspace datapath) goes to the host as without Services, and kube-proxy serves it.
+//   - A UDP connection that begins with a datagram in fragments is served by the host as well: the flow table sees no ports
+//     in fragments. Fragments of connections that are known are translated like all else: conntrack sees the whole.
 //   - Without Conntrack no packet meets the connection tracker, since nothing in a flat network asks for a connection's
 //     state, and each pass costs about a tenth of the throughput. What it would give, dropping packets that belong to no
 //     connection, the host does for what leaves the cluster.

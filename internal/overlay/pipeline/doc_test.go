@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,7 +36,33 @@ func document(c *pipeline.Config) string {
 		fmt.Fprintf(&b, "\n### Owner `%s`, cookie `%#x`\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", s.owner, s.rules[0].Flow.Cookie)
 		writeRules(&b, s.rules)
 	}
+	documentServices(&b)
 	return b.String()
+}
+
+// documentServices adds what the switch does with Services, where it differs from the sample.
+func documentServices(b *strings.Builder) {
+	plain, tracked := sample(false), sample(true)
+	b.WriteString("\n## Services in the switch\n\n" +
+		"With connection tracking, a pod's new connection to a Service is translated where it begins. What differs then from the flows above:\n")
+	before := map[string]bool{}
+	for _, s := range sections(plain) {
+		for _, r := range s.rules {
+			before[r.Flow.String()] = true
+		}
+	}
+	for _, s := range sections(tracked) {
+		fresh := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return before[r.Flow.String()] })
+		fmt.Fprintf(b, "\n### Owner `%s`, with Services\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", s.owner)
+		writeRules(b, fresh)
+	}
+	for _, s := range serviceSections(tracked, sampleServices()) {
+		fmt.Fprintf(b, "\n### Owner `%s`, cookie `%#x`\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", s.owner, s.Rules[0].Flow.Cookie)
+		writeRules(b, s.Rules)
+		for _, g := range s.Groups {
+			fmt.Fprintf(b, "\n`%s`\n", g)
+		}
+	}
 }
 
 func writeRules(b *strings.Builder, rules []pipeline.Rule) {

@@ -83,4 +83,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
 		openflow.SetField(openflow.Reg(RegDestination, vnid)), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
 		openflow.SetField(openflow.EthDst(mac)), openflow.GotoTable(TableIngress))
+	if p.config.Conntrack {
+		p.hairpin(pod.OFPort, addr, mac)
+	}
 }

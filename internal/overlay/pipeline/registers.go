@@ -10,6 +10,24 @@ const (
 	RegDestination = 1
 	// RegPort is reg2: the OpenFlow port of the receiver, where that is a local pod.
 	RegPort = 2
+	// RegService is reg3: the group of the Service for which an endpoint is looked for.
+	RegService = 3
+	// RegEndpoint is reg4: the address of the endpoint that was found, 0 for none.
+	RegEndpoint = 4
+	// RegEndpointPort is reg5: its port.
+	RegEndpointPort = 5
+	// RegFlags is reg6: bits, named Flag….
+	RegFlags = 6
+)
+
+// Bits of RegFlags.
+const (
+	// FlagNode says that the destination is a node's address.
+	FlagNode uint32 = 1 << 0
+	// FlagThisNode says that it is an address of this node.
+	FlagThisNode uint32 = 1 << 1
+	// FlagHairpin says that the packet answers a pod that reached itself by a Service, and goes back to that pod.
+	FlagHairpin uint32 = 1 << 2
 )
 
 // Ports of br0 that every node has. Pods' are from FirstPodPort.
@@ -33,6 +51,10 @@ func Registers() []Register {
 		{"reg0", "source VNID; the VNI on the wire"},
 		{"reg1", "destination VNID"},
 		{"reg2", "destination port"},
+		{"reg3", "the Service's group, while an endpoint is looked for"},
+		{"reg4", "the endpoint's address"},
+		{"reg5", "the endpoint's port"},
+		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself"},
 	}
 }
 

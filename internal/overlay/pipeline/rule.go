@@ -50,13 +50,14 @@ func (p *program) drop(table uint8, priority uint16, purpose string, on conditio
 }
 
 // output adds a flow that outputs IP packets by its last action. With connection tracking, a connection that is new
-// becomes known in the same list of actions, by a second flow one priority higher: all verdicts have been passed.
+// becomes known in the same list of actions, by a second flow one priority higher: all verdicts have been passed. One to a
+// Service is known since its address was translated.
 func (p *program) output(table uint8, priority uint16, purpose string, on conditions, actions ...openflow.Action) {
 	p.add(table, priority, purpose, on, actions...)
 	if !p.config.Conntrack {
 		return
 	}
-	fresh := append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel)), on...)
+	fresh := append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), on...)
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone()})
 	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]openflow.Action{commit}, actions...)...)
 }

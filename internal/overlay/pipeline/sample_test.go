@@ -40,6 +40,7 @@ func sample(conntrack bool) *pipeline.Config {
 		Gateway:         netip.MustParseAddr("10.128.0.1"),
 		NodeIP:          netip.MustParseAddr("192.0.2.1"),
 		Conntrack:       conntrack,
+		SCTP:            true,
 	}
 }
 

@@ -33,7 +33,7 @@ func (c *Config) StaticRules() []Rule {
 	p.leave()
 	for _, t := range tables {
 		switch t.Number {
-		case TableState, TableAffinity, TableService, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
+		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
 			// These pass on what they have nothing to say about, or see no packets.
 		default:
 			p.drop(t.Number, priorityDefault, "nothing else passes", nil)
@@ -83,13 +83,14 @@ func (p *program) state() {
 	const untracked, invalid, ports = 100, 90, 80
 	p.add(TableState, ports, "from the tunnel: the sender's node has judged it", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
 	p.add(TableState, ports, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
-	p.add(TableState, priorityDefault, "from pods", nil, openflow.GotoTable(TableAffinity))
-	p.add(TableAffinity, priorityDefault, "no affinity", nil, openflow.GotoTable(TableService))
 	p.add(TableService, priorityDefault, "no Service that the switch knows", nil, openflow.GotoTable(TableEgressPolicy))
 	p.add(TableEgressPolicy, priorityDefault, "a flat network has no policy", nil, openflow.GotoTable(TableRoute))
 	if !p.config.Conntrack {
+		p.add(TableState, priorityDefault, "from pods", nil, openflow.GotoTable(TableAffinity))
+		p.add(TableAffinity, priorityDefault, "no affinity", nil, openflow.GotoTable(TableService))
 		return
 	}
+	p.services()
 	ipv4, back := openflow.EthType(openflow.EthTypeIPv4), TableState
 	p.add(TableState, untracked, "find the connection, translate replies back", match(ipv4, openflow.CTState(0, openflow.CTTrk)),
 		openflow.CT(openflow.CTAction{Zone: p.config.zone(), Table: &back, NAT: &openflow.NAT{}}))

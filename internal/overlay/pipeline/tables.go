@@ -10,10 +10,15 @@ const (
 	TablePod uint8 = 20
 	// TableState finds the connection of a packet, in a zone of Weft's own; replies are translated back here.
 	TableState uint8 = 21
-	// TableAffinity keeps clients of a Service with their endpoint; its flows are learned by the switch.
+	// TableNode tells nodes' addresses from others, for node ports.
+	TableNode uint8 = 22
+	// TableAffinity remembers which endpoint a client of a Service has; its flows are learned by the switch. With Services
+	// in the switch it is only looked up on the way, and leads nowhere.
 	TableAffinity uint8 = 24
 	// TableService picks an endpoint for a new connection to a Service.
 	TableService uint8 = 25
+	// TableEndpoint translates to the endpoint that a client with affinity has, and picks one for who has none.
+	TableEndpoint uint8 = 26
 	// TableEgressPolicy judges what pods send, on the real destination.
 	TableEgressPolicy uint8 = 27
 	// TableRoute chooses the way by destination.
@@ -59,8 +64,10 @@ var tables = [...]Table{
 	{TableTunnel, "tunnel", "from the tunnel: admits known nodes, from their addresses, to this node's"},
 	{TablePod, "pod", "from a pod: admits what it may send from its addresses; sets the source VNID"},
 	{TableState, "state", "connection state, in a zone of Weft's own; replies are translated back"},
+	{TableNode, "node", "tells nodes' addresses from others, for node ports"},
 	{TableAffinity, "affinity", "session affinity of Services; flows learned by the switch"},
 	{TableService, "service", "Services: a new connection picks an endpoint"},
+	{TableEndpoint, "endpoint", "Services with affinity: the client's endpoint, or a new one"},
 	{TableEgressPolicy, "egress-policy", "egress policy, on the real destination"},
 	{TableRoute, "route", "chooses the way by destination"},
 	{TableARPLocal, "arp-local", "ARP to local pods"},

@@ -1,0 +1,41 @@
+package pipeline
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+)
+
+// GroupIDs gives groups their numbers: by a hash of the name, so that the same objects have the same numbers on every
+// node and after a restart. Names whose hashes meet (of 10,000 names, two do in one cluster of a hundred) are told apart
+// by who came first; sort them before the first use, so that this too is the same after a restart.
+//
+// The zero value is ready. It is not for concurrent use.
+type GroupIDs struct {
+	byName map[string]uint32
+	byID   map[uint32]string
+}
+
+// ID returns the number of a name, and keeps it until Release.
+func (g *GroupIDs) ID(name string) uint32 {
+	if id, ok := g.byName[name]; ok {
+		return id
+	}
+	// OpenFlow's numbers end at 0xffffff00; the lowest are left to people who try something.
+	const lowest, numbers = 0x100, 0xff000000
+	sum := sha256.Sum256([]byte(name))
+	id := lowest + binary.BigEndian.Uint32(sum[:])%numbers
+	for g.byID[id] != "" {
+		id = lowest + (id-lowest+1)%numbers
+	}
+	if g.byName == nil {
+		g.byName, g.byID = map[string]uint32{}, map[uint32]string{}
+	}
+	g.byName[name], g.byID[id] = id, name
+	return id
+}
+
+// Release forgets a name. Its number may be another's afterwards.
+func (g *GroupIDs) Release(name string) {
+	delete(g.byID, g.byName[name])
+	delete(g.byName, name)
+}

@@ -1,0 +1,337 @@
+package pipeline
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+// MaxEndpoints is the most endpoints that a node uses of one port of a Service: a group has to fit one OpenFlow message
+// of 64 KiB. Of more, each node uses another part, by a hash of the node's address and the endpoint's.
+const MaxEndpoints = 800
+
+// maxAffinity is the longest that a flow can be idle: OpenFlow counts seconds in 16 bits (a little over 18 hours).
+const maxAffinity = 65535 * time.Second
+
+// ServiceRules is what one Service adds.
+type ServiceRules struct {
+	Rules  []Rule
+	Groups []*openflow.Group
+}
+
+// Fragment returns flows and groups together.
+func (r ServiceRules) Fragment() map[openflow.Key]openflow.Entry {
+	fragment := Fragment(r.Rules)
+	for _, g := range r.Groups {
+		fragment[g.Key()] = g
+	}
+	return fragment
+}
+
+// CheckVirtualAddress returns an error that says why a virtual address gets no flows. What is then sent there goes the
+// way of any other packet.
+func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
+	where := fmt.Sprintf("%s: %s port %d of %s", v.Owner, v.Protocol, v.Port, v.IP)
+	switch {
+	case !c.Conntrack:
+		return fmt.Errorf("%s: Services in the switch need connection tracking", where)
+	case v.Protocol == service.SCTP && !c.SCTP:
+		return fmt.Errorf("%s: the datapath does not track SCTP", where)
+	case v.Kind == service.KindNodePort:
+		return nil
+	case !v.IP.Is4():
+		return fmt.Errorf("%s: no IPv4 address", where)
+	case c.inCluster(host(v.IP)):
+		return fmt.Errorf("%s: the address is a pod's or a gateway's: a Service must not take their traffic", where)
+	}
+	return nil
+}
+
+// Service returns the flows and groups of one Service: service.Compile's addresses, which are all of one owner.
+//
+// A virtual address is one flow in table 25, for new connections only: it hands the packet to the group of the port, whose
+// buckets translate it to an endpoint each. All further packets, both ways, are translated where their connection
+// is found. So a change of endpoints is a change of the group and nothing else. With affinity, the flow first looks for
+// what the switch learned about the client, and each endpoint has a flow of its own in table 26, which learns: when the
+// endpoint goes, this flow goes, and with it what it taught.
+//
+// Groups of addresses that are valid come with their flows; an address that is not (CheckVirtualAddress) has none.
+func (c *Config) Service(list []service.VirtualAddress, ids *GroupIDs) map[openflow.Key]openflow.Entry {
+	return c.ServiceRules(list, ids).Fragment()
+}
+
+// ServiceRules is Service with what each flow is for.
+func (c *Config) ServiceRules(list []service.VirtualAddress, ids *GroupIDs) ServiceRules {
+	b := serviceProgram{ids: ids, backends: map[string]*backend{}}
+	for i := range list {
+		v := &list[i]
+		if c.CheckVirtualAddress(v) != nil {
+			continue
+		}
+		if b.program == nil {
+			b.program = c.program(v.Owner)
+		}
+		b.address(v)
+	}
+	if b.program == nil {
+		return ServiceRules{}
+	}
+	return ServiceRules{Rules: b.rules, Groups: b.groups}
+}
+
+// serviceProgram collects the rules and groups of one Service.
+type serviceProgram struct {
+	*program
+	ids      *GroupIDs
+	backends map[string]*backend
+	groups   []*openflow.Group
+}
+
+// backend is the group of one port, and what leads into it.
+type backend struct {
+	name  string
+	group uint32
+}
+
+// GroupName names the group of a virtual address: addresses with the same endpoints share it.
+func GroupName(v *service.VirtualAddress) string {
+	name := string(v.Owner) + "/" + v.Protocol.String() + "/" + v.PortName
+	if v.Local {
+		name += "/local"
+	}
+	return name
+}
+
+// Priorities in table 25. Addresses that are named go before ports at all nodes' addresses.
+const (
+	priorityNodePort   = 50
+	priorityVIP        = 100
+	priorityVIPSources = 110 // clients in the source ranges, over the flow that drops the others
+)
+
+func (b *serviceProgram) address(v *service.VirtualAddress) {
+	on, priority := b.match(v)
+	switch v.Verdict {
+	case service.Drop:
+		b.drop(TableService, priority, "no endpoint on this node, and the policy is Local", on)
+		return
+	case service.Reject:
+		b.reject(v, on, priority)
+		return
+	default:
+	}
+	purpose := v.Protocol.String() + " port " + strconv.Itoa(int(v.Port)) + ": a new connection picks an endpoint"
+	actions := b.choose(v)
+	if len(v.SourceRanges) == 0 {
+		b.add(TableService, priority, purpose, on, actions...)
+		return
+	}
+	for _, from := range v.SourceRanges {
+		b.add(TableService, priorityVIPSources, purpose, append(slices.Clip(on), openflow.IPSrc(from)), actions...)
+	}
+	b.drop(TableService, priority, "a client that is in none of the source ranges", on)
+}
+
+// reject sends a new connection to the host to be rejected: the switch makes no packets. A node port needs no flow: the
+// node whose address it is answers.
+func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
+	if v.Kind != service.KindNodePort {
+		b.add(TableService, priority, "no endpoints: the host rejects", on,
+			openflow.SetField(openflow.EthSrc(RejectMAC())), openflow.GotoTable(TableHost))
+	}
+}
+
+// match returns what a new connection to the address shows. One whose destination was translated is not new to Services:
+// an endpoint may itself be at an address that is a Service's.
+func (b *serviceProgram) match(v *service.VirtualAddress) (conditions, uint16) {
+	on := freshConnection()
+	switch v.Protocol {
+	case service.TCP:
+		on = append(on, openflow.TCPDst(v.Port))
+	case service.UDP:
+		on = append(on, openflow.UDPDst(v.Port))
+	default:
+		on = append(on, openflow.SCTPDst(v.Port))
+	}
+	if v.Kind == service.KindNodePort {
+		return append(on, where(v)), priorityNodePort
+	}
+	return append(on, where(v)), priorityVIP
+}
+
+func freshConnection() conditions {
+	return match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT))
+}
+
+// where is the virtual address, or, of a node port, that the destination is a node.
+func where(v *service.VirtualAddress) openflow.MatchField {
+	switch {
+	case v.Kind != service.KindNodePort:
+		return openflow.IPDst(host(v.IP))
+	case v.OnlyThisNode:
+		return openflow.RegMasked(RegFlags, FlagThisNode, FlagThisNode)
+	default:
+		return openflow.RegMasked(RegFlags, FlagNode, FlagNode)
+	}
+}
+
+// choose returns the actions that pick an endpoint, and makes the group that they lead to.
+func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
+	name := GroupName(v)
+	k := b.backends[name]
+	if k == nil {
+		k = &backend{name: name, group: b.ids.ID(name)}
+		b.backends[name] = k
+		endpoints := b.config.share(v.Endpoints)
+		if v.Affinity > 0 {
+			b.affinity(k, v, endpoints)
+		} else {
+			b.groups = append(b.groups, b.config.balance(k, endpoints))
+		}
+	}
+	if v.Affinity == 0 {
+		return []openflow.Action{openflow.GroupAction(k.group)}
+	}
+	return []openflow.Action{
+		openflow.SetField(openflow.Reg(RegService, k.group)),
+		openflow.Resubmit(openflow.PortInPort, TableAffinity),
+		openflow.GotoTable(TableEndpoint),
+	}
+}
+
+// translate makes the connection known with an endpoint as its destination, and goes on with that destination.
+func (c *Config) translate(to netip.AddrPort) openflow.Action {
+	next := TableEgressPolicy
+	return openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone(), Table: &next, NAT: openflow.DNAT(to.Addr(), to.Port())})
+}
+
+// balance returns the group of a port without affinity. The switch picks by a hash that it has anyway (dp_hash): then a new
+// connection is no matter for its slow path.
+func (c *Config) balance(k *backend, endpoints []service.Endpoint) *openflow.Group {
+	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect}
+	if len(endpoints) == 1 { // nothing to choose, no hash to compute
+		group.Type = openflow.GroupIndirect
+		group.Buckets = []openflow.Bucket{{Actions: openflow.Actions{c.translate(endpoints[0].Addr)}}}
+		return group
+	}
+	weight, ids := weightOf(len(endpoints)), bucketIDs(endpoints)
+	for i, e := range endpoints {
+		bucket := openflow.Bucket{ID: ids[i], Weight: weight, Actions: openflow.Actions{c.translate(e.Addr)}}
+		if i == 0 && weight > 1 {
+			// The least weight decides how finely the switch shares out: one share stands for itself.
+			bucket.Weight--
+			group.Buckets = append(group.Buckets, openflow.Bucket{ID: fineBucket, Weight: 1, Actions: bucket.Actions})
+		}
+		group.Buckets = append(group.Buckets, bucket)
+	}
+	return group
+}
+
+// fineBucket is the number of the bucket that only makes the shares finer; bucketIDs gives no such number.
+const fineBucket = 1
+
+// weightOf returns the weight of each of n endpoints. The switch deals 2^k values of a hash to the buckets: at least 16, not
+// fewer than all weights in units of the least, and at most 256 (what ofproto-dpif logs on level DBG for a group). With
+// weights of 1, ten endpoints would have 1 or 2 of 16 values. Eight each keep the difference to an eighth; where endpoints
+// are many, they have as many as there is room for. If n is a power of two, nothing is left over. Over 256, the switch takes
+// a hash of its own, which is even, and asks its slow path about each connection.
+func weightOf(n int) uint16 {
+	const fine, most = 8, 256
+	if bits.OnesCount(uint(n)) == 1 {
+		return 1
+	}
+	return uint16(max(1, min(fine, most/max(1, n)))) //nolint:gosec // 1 to 8
+}
+
+// affinity makes the flows and the group of a port with affinity. A client that has no endpoint, or one that is gone,
+// gets one by a hash of its address, so that connections made together, before the switch has learned, meet in one.
+func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoints []service.Endpoint) {
+	const known, unknown = 100, 50
+	group := &openflow.Group{
+		ID: k.group, Type: openflow.GroupSelect,
+		Selection: &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src}},
+	}
+	ipv4, of := openflow.EthType(openflow.EthTypeIPv4), openflow.Reg(RegService, k.group)
+	b.add(TableEndpoint, unknown, "a client without endpoint, or whose endpoint is gone, picks one", match(ipv4, of), openflow.GroupAction(k.group))
+	ids := bucketIDs(endpoints)
+	for i, e := range endpoints {
+		addr, port := binary.BigEndian.Uint32(e.Addr.Addr().AsSlice()), uint32(e.Addr.Port())
+		group.Buckets = append(group.Buckets, openflow.Bucket{ID: ids[i], Weight: 1, Actions: openflow.Actions{
+			openflow.SetField(openflow.Reg(RegEndpoint, addr)), openflow.SetField(openflow.Reg(RegEndpointPort, port)),
+			openflow.Resubmit(openflow.PortInPort, TableEndpoint),
+		}})
+		b.add(TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
+			match(ipv4, of, openflow.Reg(RegEndpoint, addr), openflow.Reg(RegEndpointPort, port), openflow.IPProto(uint8(v.Protocol))),
+			b.learn(k, v.Affinity, e.Addr), b.config.translate(e.Addr))
+	}
+	b.groups = append(b.groups, group)
+}
+
+// learn makes the switch remember a client's endpoint. Whatever it learns has the endpoint's cookie and goes with the
+// flow that taught it. Each new connection of the client begins the time anew, as kube-proxy has it.
+func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip.AddrPort) openflow.Action {
+	const priority = 100
+	reg := func(n int) openflow.Subfield { return openflow.Whole(openflow.FieldReg(n)) }
+	client := openflow.Whole(openflow.FieldIPv4Src)
+	return openflow.Learn(openflow.LearnSpec{
+		Table: TableAffinity, Priority: priority, DeleteLearned: true,
+		Cookie:      Cookie(reconcile.Owner("affinity/" + k.name + "/" + endpoint.String())),
+		IdleTimeout: uint16(max(1, min(timeout, maxAffinity).Seconds())),
+		Fields: []openflow.LearnField{
+			openflow.LearnMatchValue(openflow.Whole(openflow.FieldEthType), uint64(openflow.EthTypeIPv4)),
+			openflow.LearnMatch(reg(RegService), reg(RegService)), openflow.LearnMatch(client, client),
+			openflow.LearnLoad(reg(RegEndpoint), reg(RegEndpoint)), openflow.LearnLoad(reg(RegEndpointPort), reg(RegEndpointPort)),
+		},
+	})
+}
+
+// share returns the endpoints that this node uses: all, or if they are too many, this node's part, which changes little
+// when the endpoints do.
+func (c *Config) share(endpoints []service.Endpoint) []service.Endpoint {
+	if len(endpoints) <= MaxEndpoints {
+		return endpoints
+	}
+	rank := make(map[netip.AddrPort]uint64, len(endpoints))
+	for _, e := range endpoints {
+		sum := sha256.Sum256([]byte(c.NodeIP.String() + " " + e.Addr.String()))
+		rank[e.Addr] = binary.BigEndian.Uint64(sum[:])
+	}
+	byRank := slices.SortedFunc(maps.Keys(rank), func(x, y netip.AddrPort) int {
+		if rank[x] < rank[y] {
+			return -1
+		}
+		return 1
+	})
+	for _, out := range byRank[MaxEndpoints:] {
+		delete(rank, out)
+	}
+	return slices.DeleteFunc(slices.Clone(endpoints), func(e service.Endpoint) bool { _, in := rank[e.Addr]; return !in })
+}
+
+// bucketIDs numbers endpoints by themselves and not by their place: an endpoint keeps its number while others come and go,
+// and so a hash keeps giving it the same clients. Numbers that meet are told apart in the endpoints' order.
+func bucketIDs(endpoints []service.Endpoint) []uint32 {
+	const lowest, numbers = fineBucket + 1, 0xff000000
+	taken := make(map[uint32]bool, len(endpoints))
+	ids := make([]uint32, 0, len(endpoints))
+	for _, e := range endpoints {
+		sum := sha256.Sum256([]byte(e.Addr.String()))
+		id := lowest + binary.BigEndian.Uint32(sum[:])%numbers
+		for taken[id] {
+			id = lowest + (id-lowest+1)%numbers
+		}
+		taken[id] = true
+		ids = append(ids, id)
+	}
+	return ids
+}

@@ -1,0 +1,311 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/service"
+)
+
+// serviceWalk is a packet and what becomes of it.
+type serviceWalk struct {
+	name, packet, state string // state is the connection's, as conntrack would say
+	tables              string
+	say                 string // what the trace says
+}
+
+func serviceWalks() []serviceWalk {
+	tcp := fromA + toGateway + "tcp," + ipA
+	udp := fromA + toGateway + "udp," + ipA
+	return []serviceWalk{
+		{"a new connection", tcp + "nw_dst=172.30.0.11,tp_dst=80", "trk,new", "0 20 21 22 25", "ct(commit,table=27,zone=65280,nat(dst=10.128.0.5:8080))"},
+		{"UDP", udp + "nw_dst=172.30.0.2,udp_dst=53", "trk,new", "0 20 21 22 25", "group:"},
+		{"SCTP", fromA + toGateway + "sctp," + ipA + "nw_dst=172.30.0.3,sctp_dst=3868", "trk,new", "0 20 21 22 25", "nat(dst=10.128.0.6:3868))"},
+		{"a connection that is known", tcp + "nw_dst=10.128.0.6,tp_dst=8080", "trk,est,dnat", "0 20 21 27 30 70 80", "output:NXM_NX_REG2[]"},
+		{"the first packet again, translated already", tcp + "nw_dst=10.128.0.6,tp_dst=8080", "trk,new,dnat", "0 20 21 27 30 70 80", "output:NXM_NX_REG2[]"},
+		{"translated to what is a node port too", tcp + "nw_dst=192.0.2.2,tp_dst=30080", "trk,new,dnat", "0 20 21 27 30 99 100 101", "output:2"},
+		{"another port of the address", tcp + "nw_dst=172.30.0.11,tp_dst=81", "trk,new", "0 20 21 22 25 27 30 60", "output:2"},
+		{"another protocol", udp + "nw_dst=172.30.0.11,udp_dst=80", "trk,new", "0 20 21 22 25 27 30 60", "output:2"},
+		{"an endpoint outside the pods' network", tcp + "nw_dst=172.30.0.1,tp_dst=443", "trk,new", "0 20 21 22 25", "nat(dst=192.0.2.2:6443))"},
+		{"no endpoints", tcp + "nw_dst=172.30.0.13,tp_dst=80", "trk,new", "0 20 21 22 25 60", "output:2"},
+		{"none on this node", tcp + "nw_dst=172.30.0.14,tp_dst=80", "trk,new", "0 20 21 22 25", "drop"},
+		{"an external address", tcp + "nw_dst=192.0.2.50,tp_dst=80", "trk,new", "0 20 21 22 25", "group:"},
+		{"a load balancer that is not for this pod", tcp + "nw_dst=192.0.2.60,tp_dst=80", "trk,new", "0 20 21 22 25", "drop"},
+		{"a load balancer that is for this pod", "in_port=4,dl_src=0a:58:0a:80:00:06," + toGateway + "tcp,nw_src=10.128.0.6,nw_dst=192.0.2.60,tp_dst=80", "trk,new", "0 20 21 22 25", "group:"},
+		{"a node port at this node", tcp + "nw_dst=192.0.2.1,tp_dst=30080", "trk,new", "0 20 21 22 25", "group:"},
+		{"a node port at another node", tcp + "nw_dst=192.0.2.3,tp_dst=30080", "trk,new", "0 20 21 22 25", "group:"},
+		{"a node port of policy Local at this node", tcp + "nw_dst=192.0.2.1,tp_dst=30081", "trk,new", "0 20 21 22 25", "nat(dst=10.128.0.6:8080))"},
+		{"a node port of policy Local at another node", tcp + "nw_dst=192.0.2.2,tp_dst=30081", "trk,new", "0 20 21 22 25 27 30 99 100 101", "output:2"},
+		{"a node port's number at no node", tcp + "nw_dst=198.51.100.10,tp_dst=30080", "trk,new", "0 20 21 22 25 27 30 99 100 101", "output:2"},
+		{"affinity", tcp + "nw_dst=172.30.0.12,tp_dst=80", "trk,new", "0 20 21 22 25 24 26 26", "learn(table=24"},
+		{"to itself, translated", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.5,tp_dst=8080", "trk,est,dnat", "0 20 21 27 30 70", "IN_PORT"},
+		{"to itself, by its own doing", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.5,tp_dst=8080", "trk,new", "0 20 21 22 25 27 30 70 80", "skipping output to input port"},
+		{"its answer to itself", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,est,rpl", "0 20 21 27 30", "IN_PORT"},
+		{"an answer to nothing", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,new", "0 20 21 22 25 27 30", "drop"},
+		{"a reply from another node", fromTunnel + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5,tp_src=8080", "trk,est,rpl", "0 10 21 30 70 80", "ct(table=21,zone=65280,nat)"},
+		{"a reply of the host's", fromHost + "tcp,nw_src=192.0.2.1,nw_dst=10.128.0.5,tp_src=6443", "trk,est,rpl", "0 21 30 70 80", "ct(table=21,zone=65280,nat)"},
+		{"the host is not served here", fromHost + "tcp,nw_src=10.128.0.1,nw_dst=172.30.0.11,tp_dst=80", "trk,new", "0 21 30 60", "skipping output to input port"},
+	}
+}
+
+// Each case goes by the tables that it should.
+func TestServiceWalks(t *testing.T) {
+	n := startNode(t, 2)
+	maps.Copy(n.flows, n.config.Remote(remote))
+	n.VSCtl("add-port", n.bridge, n.Name("vx"), "--", "set", "interface", n.Name("vx"), "type=vxlan", "ofport_request=1",
+		"options:remote_ip=flow", "options:key=flow", "options:dst_port=4789")
+	n.apply(sampleServices()...)
+	for _, w := range serviceWalks() {
+		t.Run(w.name, func(t *testing.T) {
+			o := n.trace(t, w.packet, "--ct-next", w.state)
+			// A select group hands on by a hash of the datapath's, and conntrack to table 21 again: what the trace shows
+			// of tables is what is asked, up to the translation, whose result it does not know.
+			path, _, _ := strings.Cut(o.text, "nat(dst=")
+			got := outcome{}
+			var tables []string
+			for _, m := range visited.FindAllStringSubmatch(path, -1) {
+				if len(tables) == 0 || tables[len(tables)-1] != m[1] || m[1] == "26" {
+					tables = append(tables, m[1])
+				}
+			}
+			got.tables = strings.Join(tables, " ")
+			if got.tables != w.tables || !strings.Contains(o.text, w.say) {
+				t.Errorf("goes by %s, want %s, and %q\n%s", got.tables, w.tables, w.say, o.text)
+			}
+		})
+	}
+}
+
+func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// Pods reach Services, each other and themselves.
+func TestServicesCarryTraffic(t *testing.T) {
+	n := startNode(t, 3)
+	for _, pod := range []string{"a", "b", "c"} {
+		n.serve(n.pods[pod].space, pod, "tcp", ":8080")
+		n.serve(n.pods[pod].space, pod, "udp", ":5353")
+	}
+	n.serve(n.NetNS, "host", "tcp", "192.0.2.1:6443")
+	n.in(n.NetNS, "nft", "add table inet t; add chain inet t p { type filter hook prerouting priority 0; };"+
+		"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" meta l4proto tcp reject with tcp reset;"+
+		"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" reject")
+	nodePort := vip("web", "172.30.0.10", service.TCP, 30080, "10.128.0.6:8080", "10.128.0.7:8080")
+	nodePort.Kind, nodePort.IP = service.KindNodePort, netip.Addr{}
+	n.apply(
+		vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080"), nodePort,
+		vip("three", "172.30.0.20", service.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080", "10.128.0.7:8080"),
+		vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353"),
+		vip("self", "172.30.0.11", service.TCP, 80, "10.128.0.5:8080"), vip("selfu", "172.30.0.11", service.UDP, 53, "10.128.0.5:5353"),
+		vip("kubernetes", "172.30.0.1", service.TCP, 443, "192.0.2.1:6443"),
+		vip("none", "172.30.0.13", service.TCP, 80), vip("noneu", "172.30.0.13", service.UDP, 53),
+	)
+	t.Run("all endpoints are used, and see the client", func(t *testing.T) {
+		got := n.tally("a", "tcp", "172.30.0.10:80", 60)
+		if got["b sees 10.128.0.5"] < 10 || got["c sees 10.128.0.5"] < 10 || len(got) != 2 {
+			t.Errorf("answers: %v", got)
+		}
+	})
+	t.Run("three endpoints, one of them the client, share alike", func(t *testing.T) {
+		got := n.tally("a", "tcp", "172.30.0.20:80", 150)
+		if got["a sees 169.254.0.1"] < 25 || got["b sees 10.128.0.5"] < 25 || got["c sees 10.128.0.5"] < 25 || len(got) != 3 {
+			t.Errorf("answers: %v", got)
+		}
+	})
+	t.Run("UDP", func(t *testing.T) { n.want("a", "udp", "172.30.0.2:53", "b sees 10.128.0.5") })
+	t.Run("itself", func(t *testing.T) {
+		n.want("a", "tcp", "172.30.0.11:80", "a sees 169.254.0.1")
+		n.want("a", "udp", "172.30.0.11:53", "a sees 169.254.0.1")
+		n.want("b", "tcp", "172.30.0.11:80", "a sees 10.128.0.6")
+	})
+	t.Run("the API server on this node", func(t *testing.T) { n.want("a", "tcp", "172.30.0.1:443", "host sees 10.128.0.5") })
+	t.Run("a node port at this node", func(t *testing.T) {
+		if got := n.tally("a", "tcp", "192.0.2.1:30080", 8); len(got) == 0 {
+			t.Errorf("answers: %v", got)
+		}
+	})
+	t.Run("no endpoints", func(t *testing.T) {
+		for range 20 { // more than the kernel's limit of ICMP errors
+			if _, err := n.ask("a", "tcp", "172.30.0.13:80"); !refused(err) {
+				t.Errorf("TCP: %v, want refused", err)
+			}
+		}
+		if _, err := n.ask("a", "udp", "172.30.0.13:53"); !refused(err) {
+			t.Errorf("UDP: %v, want refused", err)
+		}
+	})
+	t.Run("a port where nobody listens refuses by itself", func(t *testing.T) {
+		n.apply(vip("closed", "172.30.0.30", service.TCP, 80, "10.128.0.6:99"), vip("closedu", "172.30.0.30", service.UDP, 53, "10.128.0.6:99"))
+		if _, err := n.ask("a", "tcp", "172.30.0.30:80"); !refused(err) {
+			t.Errorf("TCP: %v, want refused", err)
+		}
+		if _, err := n.ask("a", "udp", "172.30.0.30:53"); !refused(err) { // an ICMP error, translated back
+			t.Errorf("UDP: %v, want refused", err)
+		}
+	})
+	t.Run("a large answer and a pod's own address pass as before", func(t *testing.T) {
+		n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5")
+	})
+	entries := n.AppCtl("dpctl/dump-conntrack")
+	if !strings.Contains(entries, "orig=(src=10.128.0.5,dst=172.30.0.2,") || !strings.Contains(entries, "reply=(src=10.128.0.6,dst=10.128.0.5,sport=5353") {
+		t.Errorf("conntrack has\n%s", entries)
+	}
+	for line := range strings.SplitSeq(entries, "\n") {
+		if strings.HasPrefix(line, "udp,orig=(src=10.128.0.5,dst=10.128.0.6,") && strings.Contains(line, "dport=5353") {
+			t.Errorf("a connection is known twice: %s", line)
+		}
+	}
+}
+
+// An endpoint that goes takes no new connections; those that it has go on.
+func TestEndpointGoes(t *testing.T) {
+	n := startNode(t, 3)
+	for _, pod := range []string{"b", "c"} {
+		n.serve(n.pods[pod].space, pod, "tcp", ":8080")
+		n.serve(n.pods[pod].space, pod, "udp", ":5353")
+	}
+	both := vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080")
+	n.apply(both, vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353"))
+	kept, err := n.dial("a", "tcp", "172.30.0.10:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = kept.Close() }()
+	at, err := say(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dns, err := n.dial("a", "udp", "172.30.0.2:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dns.Close() }()
+	if got, err := say(dns); err != nil || got != "b sees 10.128.0.5" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	left, other := "10.128.0.7:8080", "c"
+	if strings.HasPrefix(at, "c") {
+		left, other = "10.128.0.6:8080", "b"
+	}
+	before := []service.VirtualAddress{vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353")}
+	after := []service.VirtualAddress{vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.7:5353")}
+	before[0].Serving, after[0].Serving = []netip.AddrPort{before[0].Endpoints[0].Addr}, []netip.AddrPort{after[0].Endpoints[0].Addr}
+	change := n.apply(vip("web", "172.30.0.10", service.TCP, 80, left), after[0])
+	for key := range change.Set {
+		if key.Group == 0 {
+			t.Errorf("a flow changes: %s", key)
+		}
+	}
+	if got := n.tally("a", "tcp", "172.30.0.10:80", 20); got[other+" sees 10.128.0.5"] != 20 {
+		t.Errorf("new connections: %v, want all at %s", got, other)
+	}
+	if got, err := say(kept); err != nil || got != at {
+		t.Errorf("the old connection: %q, %v", got, err)
+	}
+	n.flush(before, after)
+	if got, err := say(dns); err != nil || got != "c sees 10.128.0.5" {
+		t.Errorf("a client that goes on sending: %q, %v", got, err)
+	}
+	if got, err := say(kept); err != nil || got != at {
+		t.Errorf("the old TCP connection, after UDP was flushed: %q, %v", got, err)
+	}
+}
+
+// A Service that was without endpoints serves the client that it rejected, from the same port.
+func TestFirstEndpointComes(t *testing.T) {
+	n := startNode(t, 2)
+	n.serve(n.pods["b"].space, "b", "udp", ":5353")
+	before, after := vip("dns", "172.30.0.2", service.UDP, 53), vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353")
+	n.apply(before)
+	conn, err := n.dial("a", "udp", "172.30.0.2:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := conn.Write([]byte("hello\n")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection is known", func() bool {
+		return strings.Contains(n.AppCtl("dpctl/dump-conntrack"), "dst=172.30.0.2")
+	})
+	n.apply(after)
+	n.flush([]service.VirtualAddress{before}, []service.VirtualAddress{after})
+	if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// A client stays with its endpoint as long as it comes back in time, also while others come and go.
+func TestAffinity(t *testing.T) {
+	n := startNode(t, 4)
+	sticky := func(to ...string) service.VirtualAddress {
+		v := vip("sticky", "172.30.0.12", service.TCP, 80, to...)
+		v.Affinity = 2 * time.Second
+		return v
+	}
+	for _, pod := range []string{"b", "c", "d"} {
+		n.serve(n.pods[pod].space, pod, "tcp", ":8080")
+	}
+	all := []string{"10.128.0.6:8080", "10.128.0.7:8080", "10.128.0.8:8080"}
+	n.apply(sticky(all...))
+	first := n.tally("a", "tcp", "172.30.0.12:80", 20)
+	if len(first) != 1 {
+		t.Fatalf("answers: %v", first)
+	}
+	mine := slices.Collect(maps.Keys(first))[0]
+	learned := func() int {
+		return strings.Count(n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=24"), "idle_timeout")
+	}
+	if learned() != 1 {
+		t.Errorf("learned: %s", n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=24"))
+	}
+	// Others go: the client stays, without a flow learned anew.
+	var addr string
+	for i, pod := range []string{"b", "c", "d"} {
+		if strings.HasPrefix(mine, pod) {
+			addr = all[i]
+		}
+	}
+	n.apply(sticky(addr))
+	n.apply(sticky(all...))
+	if got := n.tally("a", "tcp", "172.30.0.12:80", 10); got[mine] != 10 {
+		t.Errorf("answers once others went and came: %v, want %s", got, mine)
+	}
+	// Its endpoint goes: what was learned goes with it, and the client gets another. (While the datapath still has flows of
+	// former packets, their statistics may make the switch learn once more: so they are written off first.)
+	n.AppCtl("revalidator/purge")
+	rest := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return a == addr })
+	n.apply(sticky(rest...))
+	if learned() != 0 {
+		t.Errorf("learned of an endpoint that is gone: %s", n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=24"))
+	}
+	second := n.tally("a", "tcp", "172.30.0.12:80", 10)
+	if len(second) != 1 || second[mine] != 0 {
+		t.Errorf("answers once %s went: %v", mine, second)
+	}
+	// The endpoint comes back: the client keeps the new one until its time is over.
+	n.apply(sticky(all...))
+	if again := n.tally("a", "tcp", "172.30.0.12:80", 5); !maps.Equal(names(second), names(again)) {
+		t.Errorf("answers: %v, then %v", second, again)
+	}
+	eventually(t, "what was learned expires", func() bool { return learned() == 0 })
+	if got := n.tally("a", "tcp", "172.30.0.12:80", 5); len(got) != 1 {
+		t.Errorf("answers: %v", got)
+	}
+}
+
+func names(count map[string]int) map[string]bool {
+	set := map[string]bool{}
+	for name := range count {
+		set[name] = true
+	}
+	return set
+}
