@@ -30,6 +30,8 @@ type Config struct {
 	Last func(Key) bool
 	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive.
 	KeepAlive time.Duration
+	// ConnectWait is how long Read and Commit wait for a connection that is not there; 0: 1 s.
+	ConnectWait time.Duration
 	// RetryMin and RetryMax bound the pause between attempts to connect, which doubles; 0: 50 ms and 2 s.
 	RetryMin, RetryMax time.Duration
 }
@@ -62,6 +64,9 @@ type Engine struct {
 func NewEngine(config Config) *Engine {
 	if config.BundleSize == 0 {
 		config.BundleSize = DefaultBundleSize
+	}
+	if config.ConnectWait == 0 {
+		config.ConnectWait = time.Second
 	}
 	if config.RetryMin == 0 {
 		config.RetryMin = 50 * time.Millisecond
@@ -148,19 +153,38 @@ func (e *Engine) Conn(ctx context.Context) (*Conn, error) {
 // Next waits until something happened on the switch, and returns all of it at once.
 func (e *Engine) Next(ctx context.Context) (Event, error) { return e.feed.next(ctx) }
 
-// Read dumps groups and flows.
+// soon returns the connection, waiting for a moment only: a loop that waits longer tells nobody that the switch is away.
+func (e *Engine) soon(ctx context.Context) (*Conn, error) {
+	limited, cancel := context.WithTimeout(ctx, e.config.ConnectWait)
+	defer cancel()
+	conn, err := e.Conn(limited)
+	if err != nil && ctx.Err() == nil {
+		return nil, fmt.Errorf("%w: %w", reconcile.ErrUnavailable, err)
+	}
+	return conn, err
+}
+
+// away marks an error that ended the connection as one about the switch as a whole.
+func away(err error) error {
+	if errors.Is(err, ErrClosed) || errors.Is(err, ErrUnresponsive) {
+		return fmt.Errorf("%w: %w", reconcile.ErrUnavailable, err)
+	}
+	return err
+}
+
+// Read dumps groups and flows. It fails with reconcile.ErrUnavailable while there is no connection.
 func (e *Engine) Read(ctx context.Context) (map[Key]Entry, error) {
-	conn, err := e.Conn(ctx)
+	conn, err := e.soon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	groups, err := conn.Groups(ctx)
 	if err != nil {
-		return nil, err
+		return nil, away(err)
 	}
 	flows, err := conn.Flows(ctx)
 	if err != nil {
-		return nil, err
+		return nil, away(err)
 	}
 	return state(groups, flows), nil
 }
@@ -180,20 +204,20 @@ func state(groups []*Group, flows []*Flow) map[Key]Entry {
 
 // Commit makes the change and returns once it is in effect. A change of at most BundleSize is one bundle: all of it
 // or nothing. A larger one is several, in an order that opens no hole; if one fails, those before it stay, and the
-// next Read tells.
+// next Read tells. It fails with reconcile.ErrUnavailable while there is no connection.
 func (e *Engine) Commit(ctx context.Context, change Change) error {
 	mods, err := plan(change, e.config.Last)
 	if err != nil || len(mods) == 0 {
 		return err
 	}
-	conn, err := e.Conn(ctx)
+	conn, err := e.soon(ctx)
 	if err != nil {
 		return err
 	}
 	for len(mods) > 0 {
 		n := min(len(mods), e.config.BundleSize)
 		if err := conn.Bundle(ctx, mods[:n]); err != nil {
-			return err
+			return away(err)
 		}
 		mods = mods[n:]
 	}

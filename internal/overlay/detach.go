@@ -22,6 +22,10 @@ func (n *Network) Del(ctx context.Context, req *cni.Request) error {
 	return n.detach(ctx, attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})
 }
 
+// closeTimeout bounds how long a DEL waits for the switch to close the port. A switch that hangs must not keep the runtime
+// from taking its pods down.
+const closeTimeout = 3 * time.Second
+
 func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	unlock, err := n.locks.Lock(ctx, key)
 	if err != nil {
@@ -49,7 +53,9 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
 		return nil
 	}
-	if err := n.engines.Flows.Apply(ctx, closed); err != nil {
+	waiting, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	if err := n.engines.Flows.Apply(waiting, closed); err != nil {
 		// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays
 		// taken until then.
 		n.opts.Log.Warn("closing a port, going on in the background", "attachment", key.String(), "error", err)

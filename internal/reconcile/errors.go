@@ -25,8 +25,8 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("%s: %s is already held, with another value, by %s", e.Owner, e.Key, e.Holder)
 }
 
-// PartialError is returned by an engine's Commit when some keys failed and everything else is in effect: nothing
-// of a failed key may be left behind.
+// PartialError is returned by an engine's Commit when some keys failed and everything else is in effect. Under a failed
+// key stands what stood there before, or nothing: no half of what was to be.
 type PartialError[K comparable] struct {
 	// Failed holds what went wrong, by key.
 	Failed map[K]error

@@ -219,17 +219,18 @@ func (l *Loop[K, V]) Run(ctx context.Context) error {
 		if !retry {
 			delay = firstRetry
 		}
-		if !l.sleep(ctx, retry, delay) {
+		expired := l.sleep(ctx, retry, delay)
+		if ctx.Err() != nil {
 			return nil
 		}
-		if retry {
+		if expired {
 			delay = min(2*delay, lastRetry)
 		}
 	}
 }
 
-// sleep waits for work, or, if a retry is due, at most for the delay. It returns false when ctx ends.
-func (l *Loop[K, V]) sleep(ctx context.Context, retry bool, delay time.Duration) bool {
+// sleep waits for work, or, if a retry is due, at most for the delay: it returns true when that is over.
+func (l *Loop[K, V]) sleep(ctx context.Context, retry bool, delay time.Duration) (expired bool) {
 	var timeout <-chan time.Time
 	if retry {
 		timer := time.NewTimer(delay)
@@ -238,11 +239,11 @@ func (l *Loop[K, V]) sleep(ctx context.Context, retry bool, delay time.Duration)
 	}
 	select {
 	case <-ctx.Done():
-		return false
 	case <-l.wake:
 	case <-timeout:
+		expired = true
 	}
-	return true
+	return expired
 }
 
 func (l *Loop[K, V]) stop() {
@@ -400,13 +401,13 @@ func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 	if err == nil {
 		return nil
 	}
+	if partial, ok := errors.AsType[*PartialError[K]](err); ok {
+		return partial.Failed // and of the others is known that they are in effect
+	}
 	// The engine may have done it and lost only the answer: what it holds has to be read again.
 	l.mu.Lock()
 	l.resync = true
 	l.mu.Unlock()
-	if partial, ok := errors.AsType[*PartialError[K]](err); ok {
-		return partial.Failed
-	}
 	parts := l.split(r)
 	if len(parts) <= 1 || errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 		return failAll(r.change, err)
