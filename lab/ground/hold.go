@@ -91,6 +91,9 @@ func (h Hold) mounts() error {
 	if err := cutPropagation(); err != nil {
 		return err
 	}
+	if err := ownRoot(); err != nil {
+		return err
+	}
 	if err := dropForeign(); err != nil {
 		return err
 	}
@@ -142,6 +145,27 @@ func cutPropagation() error {
 		if err := unix.Mount("", p, "", unix.MS_PRIVATE, ""); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("make %s private: %w", p, err)
 		}
+	}
+	return nil
+}
+
+// ownRoot makes / a mount where it is none, which is in a chroot: container runtimes set the propagation of /, and change
+// to a container's root by pivot_root(2), which wants the old root to be a mount whose parent is not shared. Out of sight
+// above a chroot may be one that is; /proc is a mount that was just made private, and nobody misses its folder tty.
+func ownRoot() error {
+	const place = "/proc/tty"
+	roots, err := mountPoints(func(m mount) bool { return m.point == "/" })
+	if err != nil || len(roots) > 0 {
+		return err
+	}
+	if err := unix.Mount("/", place, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("make / a mount: %w", err)
+	}
+	if err := unix.Chroot(place); err != nil {
+		return fmt.Errorf("make / a mount: %w", err)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return fmt.Errorf("go to /: %w", err)
 	}
 	return nil
 }
