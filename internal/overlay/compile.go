@@ -47,11 +47,12 @@ func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet,
 
 // usable returns the remote hosts that fragments can be made of. Why others are left out is told once.
 func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[reconcile.Owner]pipeline.Remote {
+	ordered := slices.Clone(hosts)
+	slices.SortFunc(ordered, precedence)
 	remotes := make([]pipeline.Remote, 0, len(hosts))
-	for i := range hosts {
-		remotes = append(remotes, remote(&hosts[i]))
+	for i := range ordered {
+		remotes = append(remotes, remote(&ordered[i]))
 	}
-	slices.SortFunc(remotes, func(a, b pipeline.Remote) int { return cmp.Compare(a.UID, b.UID) })
 	var taken []pipeline.Remote
 	usable, leftOut := make(map[reconcile.Owner]pipeline.Remote, len(remotes)), map[reconcile.Owner]string{}
 	for _, r := range remotes {
@@ -70,6 +71,18 @@ func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[rec
 	}
 	n.leftOut = leftOut
 	return usable
+}
+
+// precedence orders remote hosts. The cluster's nodes come first: their subnets were assigned to them, and whoever writes
+// an object for another host cannot take one away. All nodes come to the same order.
+func precedence(a, b clusternetwork.HostSubnet) int {
+	made := func(h clusternetwork.HostSubnet) int {
+		if h.NodeUID != "" {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(made(a), made(b)), cmp.Compare(a.UID, b.UID))
 }
 
 // take adds a remote host to those taken, which are ordered by their subnets and do not overlap, unless it overlaps one.

@@ -39,6 +39,9 @@ func newSettings(view View) (*settings, error) {
 	if view.Cluster.Mode != clusternetwork.ModeSubnet {
 		return nil, fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s only", networkv1.PluginSubnet)
 	}
+	if err := addressesOutside(&view); err != nil {
+		return nil, err
+	}
 	mtu, err := overlayMTU(view)
 	if err != nil {
 		return nil, err
@@ -66,6 +69,35 @@ func newSettings(view View) (*settings, error) {
 		HostGroup: host.PodGroup, TxOffloadOff: view.Node.Datapath == ovsdb.DatapathNetdev,
 	}
 	return s, s.pipeline.Validate()
+}
+
+// addressesOutside returns an error for a network of pods or Services that holds a node's address. Nothing of such a
+// ClusterNetwork is taken over: what nodes send to each other would be taken for the pods', and left out as wrong.
+// Other hosts' addresses do not count: one that is wrong is left out, and the network is right.
+func addressesOutside(view *View) error {
+	check := func(node *clusternetwork.HostSubnet) error {
+		const help = "it contains the address of node %s, %s: choose another range, or other addresses for the nodes"
+		for _, network := range view.Cluster.ClusterNetworks {
+			if network.Prefix.Contains(node.HostIP) {
+				return fmt.Errorf("ClusterNetwork default: clusterNetworks: %s: "+help, network.Prefix, node.Host, node.HostIP)
+			}
+		}
+		if view.Cluster.ServiceNetwork.Contains(node.HostIP) {
+			return fmt.Errorf("ClusterNetwork default: serviceNetwork: %s: "+help, view.Cluster.ServiceNetwork, node.Host, node.HostIP)
+		}
+		return nil
+	}
+	if err := check(&view.Local); err != nil {
+		return err
+	}
+	for i := range view.Remotes {
+		if host := &view.Remotes[i]; host.NodeUID != "" {
+			if err := check(host); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // overlayMTU returns the pods' MTU: what the ClusterNetwork says, or what the node's interface leaves for a packet in a

@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -91,6 +92,20 @@ func TestBadRemoteIsTold(t *testing.T) {
 	}
 }
 
+// A host that is no node does not take a node's subnet away, whichever was there first.
+func TestNodesComeBeforeOtherHosts(t *testing.T) {
+	l := start(t)
+	view := sample()
+	view.Remotes[1].NodeUID = "node-c"
+	l.update(t, view)
+	before := l.node.flows.String()
+	view.Remotes = append(view.Remotes, subnet("a-first-in-order", "192.0.2.66", view.Remotes[1].Subnet.String()))
+	l.update(t, view)
+	if after := l.node.flows.String(); after != before {
+		t.Errorf("flows changed:\n%s\nwere:\n%s", after, before)
+	}
+}
+
 // A change of remote hosts costs as much as it changes: pods are not compiled, and engines without a part not asked.
 func TestRemoteChangeLeavesPodsAlone(t *testing.T) {
 	l := start(t)
@@ -105,6 +120,11 @@ func TestRemoteChangeLeavesPodsAlone(t *testing.T) {
 	}
 }
 
+// extend adds a cluster network.
+func extend(v *View, network string) {
+	v.Cluster.ClusterNetworks = append(v.Cluster.ClusterNetworks, ipam.Range{Prefix: netip.MustParsePrefix(network), HostBits: 1})
+}
+
 func TestInvalidView(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*View)
@@ -117,7 +137,10 @@ func TestInvalidView(t *testing.T) {
 		"subnet too small": {func(v *View) { v.Local.Subnet = netip.MustParsePrefix("10.128.0.0/31") }, "subnet"},
 		"subnet elsewhere": {func(v *View) { v.Local.Subnet = netip.MustParsePrefix("10.0.0.0/23") }, "not within a cluster network"},
 		"no networks":      {func(v *View) { v.Cluster.ClusterNetworks = nil }, "cluster network"},
-		"address inside":   {func(v *View) { v.Local.HostIP = netip.MustParseAddr("10.128.0.9") }, "node address"},
+		"address inside":   {func(v *View) { v.Local.HostIP = netip.MustParseAddr("10.128.0.9") }, "the address of node a"},
+		"own among pods":   {func(v *View) { extend(v, "192.0.2.0/31") }, "clusterNetworks: 192.0.2.0/31"},
+		"node among pods":  {func(v *View) { extend(v, "192.0.2.2/31") }, "the address of node b"},
+		"node a Service":   {func(v *View) { v.Cluster.ServiceNetwork = netip.MustParsePrefix("192.0.2.2/31") }, "serviceNetwork: 192.0.2.2/31"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := start(t)
@@ -125,8 +148,8 @@ func TestInvalidView(t *testing.T) {
 			l.add(t, req)
 			state, commits := l.node.state(t), l.node.commits()
 			view := sample()
+			view.Remotes[0].NodeUID = "node-b"
 			c.change(&view)
-			view.Remotes = nil
 			if err := l.Update(t.Context(), view); err == nil || !strings.Contains(err.Error(), c.words) {
 				t.Errorf("error %v, want one with %q", err, c.words)
 			}
