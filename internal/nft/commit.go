@@ -157,7 +157,7 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 	if i := strings.LastIndex("\n"+text, "\n# ERROR: "); i >= 0 {
 		return fmt.Errorf("building the transaction: %s", text[i+len("# ERROR: "):])
 	}
-	_, err := e.run(ctx, text, "-f", "-")
+	err := e.change(ctx, text)
 	var refused *nftError
 	if errors.As(err, &refused) && refused.line > 0 && refused.line <= len(b.lines) {
 		refused.key = b.lines[refused.line-1]
@@ -496,7 +496,7 @@ func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*Chai
 		listings[table] = blocks
 	}
 	after, err := e.generation()
-	if err != nil || after != before+1 {
+	if err != nil || after != nextGeneration(before) {
 		return false, err
 	}
 	tx := e.builder.NewTransaction()
@@ -515,8 +515,7 @@ func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*Chai
 		e.records[table] = next
 		writeRecords(tx, table, next)
 	}
-	_, err = e.run(ctx, tx.String(), "-f", "-")
-	return true, err
+	return true, e.change(ctx, tx.String())
 }
 
 func writeRecords(tx *knftables.Transaction, table tableKey, records map[string]record) {

@@ -50,7 +50,7 @@ type Engine struct {
 
 	mutex  sync.Mutex
 	tables map[tableKey]bool // in care
-	pids   []int             // of the last nft processes, the latest at the end
+	own    []*ownChange      // the last ones, the latest at the end
 
 	// known is what stood in the kernel after the last Read or Commit; nil before the first.
 	known   map[Key]Item
@@ -163,12 +163,13 @@ func (e *Engine) inside(work func() error) error {
 	return <-done
 }
 
-// pidsKept is how many of the engine's own processes are remembered to tell its changes from others'. Events come within
-// milliseconds of the process.
-const pidsKept = 64
-
-// run runs nft in the namespace.
+// run runs nft in the namespace. What changes something goes by change.
 func (e *Engine) run(ctx context.Context, input string, args ...string) ([]byte, error) {
+	return e.runNoted(ctx, func(int) {}, input, args...)
+}
+
+// runNoted runs nft in the namespace and has its pid noted, under the mutex, before anybody can look for it there.
+func (e *Engine) runNoted(ctx context.Context, started func(pid int), input string, args ...string) ([]byte, error) {
 	var out, words bytes.Buffer
 	err := e.inside(func() error {
 		command := exec.CommandContext(ctx, e.path, args...)
@@ -178,10 +179,7 @@ func (e *Engine) run(ctx context.Context, input string, args ...string) ([]byte,
 		e.mutex.Lock()
 		err := command.Start()
 		if err == nil {
-			e.pids = append(e.pids, command.Process.Pid)
-			if len(e.pids) > pidsKept {
-				e.pids = slices.Delete(e.pids, 0, len(e.pids)-pidsKept)
-			}
+			started(command.Process.Pid)
 		}
 		e.mutex.Unlock()
 		if err != nil {
@@ -197,13 +195,6 @@ func (e *Engine) run(ctx context.Context, input string, args ...string) ([]byte,
 		return nil, parseError(words.String())
 	}
 	return nil, fmt.Errorf("running nft: %w", errors.Join(err, ctx.Err()))
-}
-
-// mine reports whether a process was one of the engine's.
-func (e *Engine) mine(pid int) bool {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	return slices.Contains(e.pids, pid)
 }
 
 // nftError is what nft said.

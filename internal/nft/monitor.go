@@ -25,7 +25,6 @@ const (
 	nftMsgNewGen     = 15
 	nftMsgGetGen     = 16
 	nftaGenID        = 1
-	nftaGenProcPID   = 2
 	nftaTableName    = 1 // also NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_SET_ELEM_LIST_TABLE
 	nftaRuleChain    = 2
 	nftaChainName    = 3
@@ -156,7 +155,7 @@ func (m *monitor) run(ctx context.Context) {
 		size, err := m.socket.Read(buffer)
 		switch {
 		case err == nil:
-			m.events(buffer[:size])
+			m.events(ctx, buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
 			m.tell(Drift{All: true})
 		default:
@@ -165,7 +164,7 @@ func (m *monitor) run(ctx context.Context) {
 	}
 }
 
-func (m *monitor) events(datagram []byte) {
+func (m *monitor) events(ctx context.Context, datagram []byte) {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
 		m.tell(Drift{All: true})
@@ -181,7 +180,7 @@ func (m *monitor) events(datagram []byte) {
 			continue
 		}
 		if message.Header.Type&0xff == nftMsgNewGen {
-			m.transaction(attrs)
+			m.transaction(ctx, message.Header.Pid, attrs[nftaGenID])
 			continue
 		}
 		m.touch(message.Header.Type&0xff, familyOf(message.Data[0]), attrs)
@@ -216,11 +215,11 @@ func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
 	}
 }
 
-// transaction ends one: it tells what it touched, unless it was the engine's own.
-func (m *monitor) transaction(attrs map[uint16][]byte) {
+// transaction ends one, sent from a netlink port: it tells what it touched, unless it was the engine's own.
+func (m *monitor) transaction(ctx context.Context, port uint32, generation []byte) {
 	touched := m.touched
 	m.touched = map[tableKey]*Drift{}
-	if pid := attrs[nftaGenProcPID]; len(pid) == 4 && m.engine.mine(int(binary.BigEndian.Uint32(pid))) {
+	if len(generation) == 4 && m.engine.mine(ctx, port, binary.BigEndian.Uint32(generation)) {
 		return
 	}
 	for table, drift := range touched {

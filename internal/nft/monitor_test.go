@@ -1,6 +1,10 @@
 package nft
 
-import "testing"
+import (
+	"context"
+	"testing"
+	"time"
+)
 
 // A reader that is slow loses detail and no change: at the end something is told.
 func TestTellOverflow(t *testing.T) {
@@ -22,6 +26,71 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte{28, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 6, 0, 1, 0, 'a', 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
 		m := &monitor{engine: &Engine{tables: map[tableKey]bool{}}, out: make(chan Drift, driftBuffer), touched: map[tableKey]*Drift{}}
-		m.events(datagram)
+		m.events(context.Background(), datagram)
 	})
+}
+
+// Only a transaction whose generation the engine has seen itself is its own: neither one from a process of another pid
+// namespace with the same number, nor one that came between.
+func TestMine(t *testing.T) {
+	e := &Engine{}
+	note := func(pid int, generation uint32) {
+		own := e.began(pid)
+		own.generation = generation
+		close(own.ended)
+	}
+	note(7, 100)
+	note(8, 0) // a failed one, or one that another came between
+	note(7, 102)
+	for _, test := range []struct {
+		name             string
+		port, generation uint32
+		want             bool
+	}{
+		{"own", 7, 100, true},
+		{"own, by a process with a number used before", 7, 102, true},
+		{"the number of an own process", 7, 101, false},
+		{"the generation of an own transaction", 9, 100, false},
+		{"an own process without a transaction of its own", 8, 101, false},
+		{"no generation", 8, 0, false},
+	} {
+		if got := e.mine(t.Context(), test.port, test.generation); got != test.want {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+}
+
+// An event comes before the engine knows the generation: it waits for it, and no longer than the watching goes on.
+func TestMineWaits(t *testing.T) {
+	e := &Engine{}
+	own := e.began(7)
+	if e.mine(t.Context(), 9, 100) { // does not wait: it is from somebody else
+		t.Error("another's port is the engine's")
+	}
+	answer := make(chan bool)
+	go func() { answer <- e.mine(t.Context(), 7, 100) }()
+	select {
+	case <-answer:
+		t.Fatal("the answer came before it was known")
+	case <-time.After(20 * time.Millisecond):
+	}
+	own.generation = 100
+	close(own.ended)
+	if !<-answer {
+		t.Error("an own transaction is somebody else's")
+	}
+	e.began(8)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if e.mine(ctx, 8, 101) {
+		t.Error("nobody knows, and it is the engine's")
+	}
+}
+
+func TestNextGeneration(t *testing.T) {
+	for before, want := range map[uint32]uint32{1: 2, 1<<32 - 1: 1} {
+		if got := nextGeneration(before); got != want {
+			t.Errorf("after %d comes %d", before, got)
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,6 +236,15 @@ func TestRealMonitor(t *testing.T) {
 	}
 	cancel()
 	for range drifts { // until it is closed
+	}
+}
+
+// In a pod the engine's pids are not those that the kernel would tell of.
+func TestRealMonitorInPod(t *testing.T) {
+	test := exec.Command("/proc/self/exe", "-test.run=^TestRealMonitor$", "-test.count=1", "-test.v")
+	test.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if out, err := test.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestRealMonitor") {
+		t.Fatalf("%v\n%s", err, out)
 	}
 }
 
