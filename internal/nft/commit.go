@@ -288,7 +288,7 @@ func (c *Chain) object() *knftables.Chain {
 
 // chainLines returns a chain's rules in nft's words.
 func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
-	text, err := e.run(ctx, "", "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
+	text, err := e.run(ctx, "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
 	if errors.Is(err, ErrMissing) {
 		return nil, nil
 	}

@@ -163,9 +163,9 @@ func (e *Engine) inside(work func() error) error {
 	return <-done
 }
 
-// run runs nft in the namespace. What changes something goes by change.
-func (e *Engine) run(ctx context.Context, input string, args ...string) ([]byte, error) {
-	return e.runNoted(ctx, func(int) {}, input, args...)
+// run asks nft in the namespace. What changes something goes by change.
+func (e *Engine) run(ctx context.Context, args ...string) ([]byte, error) {
+	return e.runNoted(ctx, func(int) {}, "", args...)
 }
 
 // runNoted runs nft in the namespace and has its pid noted, under the mutex, before anybody can look for it there.
@@ -254,7 +254,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 
 // list reads a table both ways: JSON for the objects, text for the rules, their order and what JSON leaves out.
 func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
-	structured, err := e.run(ctx, "", "-j", "list", "table", string(table.family), table.name)
+	structured, err := e.run(ctx, "-j", "list", "table", string(table.family), table.name)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +271,7 @@ func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 
 // listText lists a table without counters' values and sets' elements, with numbers for names.
 func (e *Engine) listText(ctx context.Context, table tableKey) (map[blockKey][]string, error) {
-	text, err := e.run(ctx, "", "-s", "-t", "-n", "list", "table", string(table.family), table.name)
+	text, err := e.run(ctx, "-s", "-t", "-n", "list", "table", string(table.family), table.name)
 	if err != nil {
 		return nil, err
 	}

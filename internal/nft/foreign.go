@@ -57,7 +57,7 @@ func (b *build) foreign() {
 // foreignChains lists the base chains of type filter of tables that are not in care, and counts all chains of each
 // table. The translating ones see the first packet of a connection only, and are not for dropping.
 func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains map[tableKey]int, err error) {
-	text, err := e.run(ctx, "", "-j", "list", "chains")
+	text, err := e.run(ctx, "-j", "list", "chains")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -86,7 +86,7 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 		if !opens(chain) {
 			continue
 		}
-		text, err := e.run(ctx, "", "-j", "-t", "list", "chain", string(chain.Family), chain.Table, chain.Name)
+		text, err := e.run(ctx, "-j", "-t", "list", "chain", string(chain.Family), chain.Table, chain.Name)
 		if errors.Is(err, ErrMissing) {
 			continue
 		}

@@ -183,7 +183,7 @@ func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole boo
 	if whole {
 		what = []string{"list", "table", string(base.Family), base.Table}
 	}
-	structured, err := e.run(ctx, "", append([]string{"-j", "-t"}, what...)...)
+	structured, err := e.run(ctx, append([]string{"-j", "-t"}, what...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole boo
 	if err != nil {
 		return nil, err
 	}
-	text, err := e.run(ctx, "", append([]string{"-s", "-a", "-t"}, what...)...)
+	text, err := e.run(ctx, append([]string{"-s", "-a", "-t"}, what...)...)
 	if err != nil {
 		return nil, err
 	}
