@@ -77,8 +77,10 @@ func (s Switch) daemon() process.Program {
 	return process.Program{
 		Name: s.Node.Name + "/ovs-vswitchd",
 		// Its control socket is where ovs-appctl looks for it.
-		Argv: s.Space.Enter(append([]string{"ovs-vswitchd", "unix:/run/openvswitch/db.sock",
-			"--pidfile=/run/openvswitch/ovs-vswitchd.pid"}, s.ownRoutes()...)...),
+		Argv: s.Space.Enter(append([]string{
+			"ovs-vswitchd", "unix:/run/openvswitch/db.sock",
+			"--pidfile=/run/openvswitch/ovs-vswitchd.pid",
+		}, s.ownRoutes()...)...),
 		Started: s.routeAgain,
 		Ready: func(ctx context.Context) error {
 			_, err := s.Group.Run(ctx, "", s.Space.Enter("ovs-appctl", "-t", "ovs-vswitchd", "version")...)

@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -41,9 +43,37 @@ func cluster(t *testing.T) *lab.Cluster {
 		t.Fatal(err)
 	}
 	for _, n := range c.Nodes() {
-		await(t, "CNI STATUS of "+n.Name, func(ctx context.Context) error { return n.NetworkStatus(ctx) })
+		await(t, n.Name+" ready", func(ctx context.Context) error { return ready(ctx, n) })
 	}
 	return c
+}
+
+// ready asks a node's agent whether it serves, as its readiness probe does.
+func ready(ctx context.Context, n lab.Node) error {
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, protocol, address string) (conn net.Conn, err error) {
+			err = traffic.In(n.Netns, func() (err error) {
+				conn, err = net.DialTimeout(protocol, address, time.Second)
+				return err
+			})
+			return conn, err
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9469/readyz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	said, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, said)
+	}
+	return err
 }
 
 // await waits until f returns nil, and returns how long that took.
@@ -255,11 +285,6 @@ func logOf(t *testing.T, c *lab.Cluster, name string) string {
 	return string(raw)
 }
 
-// records lists the files of a node's attachment records.
-func records(n lab.Node) ([]string, error) {
-	return filepath.Glob(n.Root("/var/lib/weft/attachments/*"))
-}
-
 // state is all that the agent keeps on a node, as the tools of the node tell it.
 type state map[string]string
 
@@ -326,3 +351,9 @@ func awaitState(t *testing.T, n lab.Node, want state, after string) time.Duratio
 	t.Helper()
 	return await(t, n.Name+" as it was, after "+after, func(ctx context.Context) error { return stateOf(ctx, n).differs(want) })
 }
+
+// addrPort is where a pod answers.
+func addrPort(p *lab.Pod) netip.AddrPort { return netip.AddrPortFrom(p.IPs[0], echoPort) }
+
+// asFailure tells whether an error is the network's own.
+func asFailure(err error, failure **podruntime.Failure) bool { return errors.As(err, failure) }

@@ -156,7 +156,7 @@ func (s *stage) honest(t *testing.T, round string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer remote.Close()
+	defer func() { _ = remote.Close() }()
 	a, scene := s.scene.Attacker, &s.scene
 	for _, x := range []expectation{
 		{"neighbour", s.raw, a, scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour's eth0"}},
@@ -247,7 +247,7 @@ func TestNodeAnswersNoARP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ears.Close()
+	defer func() { _ = ears.Close() }()
 	addresses, err := traffic.Addresses(s.cluster.Node(1).Netns)
 	if err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func sendUDP(t *testing.T, netns string, to netip.AddrPort, data []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	// As tunnels do; and a checksum that is left to an interface that is none would be wrong.
 	raw, err := conn.SyscallConn()
 	if err == nil {
@@ -376,7 +376,7 @@ func attachStranger(t *testing.T, c *lab.Cluster) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(space)
+	defer func() { _ = unix.Close(space) }()
 	const here, there = "wtstranger", "eth0"
 	err = traffic.In(st.UnderlayNS, func() error {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: here, MTU: 1500}, PeerName: there, PeerNamespace: netlink.NsFd(space)}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -75,7 +74,7 @@ func keep() (code int, err error) {
 	begin := time.Now()
 	_, err = lab.Up(ctx, config, func(e report.Event) {
 		if e.State == report.Fail {
-			slog.Error("the lab does not come up", "step", e.Step, "error", e.Text)
+			fmt.Fprintf(os.Stderr, "e2e: the lab does not come up: %s: %s\n", e.Step, e.Text)
 		}
 	})
 	if err == nil {

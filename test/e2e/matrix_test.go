@@ -78,7 +78,7 @@ func (c *cell) check(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sink.Close()
+	defer func() { _ = sink.Close() }()
 	sent, err := traffic.Send(ctx, c.from, netip.AddrPortFrom(c.to, echoPort), 1<<20)
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func TestTransfers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sink.Close()
+	defer func() { _ = sink.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	const size = 10 << 20

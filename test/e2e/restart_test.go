@@ -133,13 +133,7 @@ func TestAgentRestarts(t *testing.T) {
 			if now, err := program(t.Context(), c, node+"/weft-agent"); err != nil || now.Pid == pid {
 				t.Errorf("restart %d: the agent of %s was not restarted: %v", i, node, err)
 			}
-			await(t, "CNI STATUS of "+node, func(ctx context.Context) error {
-				n, err := c.NodeNamed(node)
-				if err != nil {
-					return err
-				}
-				return n.NetworkStatus(ctx)
-			})
+			await(t, node+" ready", func(ctx context.Context) error { return ready(ctx, c.Node(1+i%2)) })
 		}
 	})
 	for node, watch := range watches {

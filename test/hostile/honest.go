@@ -25,8 +25,8 @@ func Honest(name string, from End, via net.HardwareAddr, to netip.AddrPort) (Fra
 // ARPRequest asks, from an end, who has an address.
 func ARPRequest(from End, whose netip.Addr) (Frame, error) {
 	m := &maker{}
-	m.arp("honest", "ARP for "+whose.String(), ethernet(from.MAC, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, layers.EthernetTypeARP),
-		layers.ARPRequest, from, End{net.HardwareAddr{0, 0, 0, 0, 0, 0}, whose})
+	m.add("honest", "ARP for "+whose.String(), ethernet(from.MAC, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, layers.EthernetTypeARP),
+		arp(layers.ARPRequest, from, End{net.HardwareAddr{0, 0, 0, 0, 0, 0}, whose}))
 	if m.err != nil {
 		return Frame{}, m.err
 	}

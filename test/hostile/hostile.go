@@ -168,13 +168,13 @@ func (m *maker) spoofedMAC() {
 	}
 }
 
-func (m *maker) arp(class, name string, eth *layers.Ethernet, operation uint16, sender, target End) {
-	// An ARP packet has no payload: what follows it in the frame is padding, and goes with it.
-	m.add(class, name, eth, &layers.ARP{
+// arp returns an ARP packet. It has no payload: what follows it in the frame is padding, and goes with it.
+func arp(operation uint16, sender, target End) *layers.ARP {
+	return &layers.ARP{
 		AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4,
 		Operation: operation, SourceHwAddress: sender.MAC, SourceProtAddress: sender.IP.AsSlice(),
 		DstHwAddress: target.MAC, DstProtAddress: target.IP.AsSlice(),
-	})
+	}
 }
 
 func (m *maker) spoofedARP() {
@@ -186,19 +186,19 @@ func (m *maker) spoofedARP() {
 			if ip == target.IP {
 				continue
 			}
-			m.arp("spoofed ARP sender address", fmt.Sprintf("reply as %s to %s", as, to),
-				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), layers.ARPReply, End{s.Attacker.MAC, ip}, target)
-			m.arp("spoofed ARP sender address", fmt.Sprintf("request as %s to %s", as, to),
-				ethernet(s.Attacker.MAC, broadcast, layers.EthernetTypeARP), layers.ARPRequest, End{s.Attacker.MAC, ip}, End{nobody, target.IP})
-			m.arp("gratuitous ARP", fmt.Sprintf("announcing %s to %s", as, to),
-				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), layers.ARPRequest, End{s.Attacker.MAC, ip}, End{nobody, ip})
+			m.add("spoofed ARP sender address", fmt.Sprintf("reply as %s to %s", as, to),
+				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPReply, End{s.Attacker.MAC, ip}, target))
+			m.add("spoofed ARP sender address", fmt.Sprintf("request as %s to %s", as, to),
+				ethernet(s.Attacker.MAC, broadcast, layers.EthernetTypeARP), arp(layers.ARPRequest, End{s.Attacker.MAC, ip}, End{nobody, target.IP}))
+			m.add("gratuitous ARP", fmt.Sprintf("announcing %s to %s", as, to),
+				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPRequest, End{s.Attacker.MAC, ip}, End{nobody, ip}))
 		}
 	}
 	for to, target := range s.targets() {
-		m.arp("spoofed ARP sender MAC", "own address, the neighbour's MAC, to "+to,
-			ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), layers.ARPReply, End{s.Neighbour.MAC, s.Attacker.IP}, target)
-		m.arp("spoofed ARP frame", "own address in a frame of the neighbour's, to "+to,
-			ethernet(s.Neighbour.MAC, target.MAC, layers.EthernetTypeARP), layers.ARPReply, s.Attacker, target)
+		m.add("spoofed ARP sender MAC", "own address, the neighbour's MAC, to "+to,
+			ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPReply, End{s.Neighbour.MAC, s.Attacker.IP}, target))
+		m.add("spoofed ARP frame", "own address in a frame of the neighbour's, to "+to,
+			ethernet(s.Neighbour.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPReply, s.Attacker, target))
 	}
 }
 

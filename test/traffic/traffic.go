@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -79,11 +80,7 @@ func (e *Echo) run() {
 func (e *Echo) Sources() map[netip.Addr]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	sources := map[netip.Addr]int{}
-	for address, n := range e.sources {
-		sources[address] = n
-	}
-	return sources
+	return maps.Clone(e.sources)
 }
 
 // Close ends the echo.

@@ -1,0 +1,229 @@
+//go:build lab
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/traffic"
+)
+
+// goodConfig is a network configuration as the runtime hands it to the plugin.
+const goodConfig = `{"cniVersion":"1.0.0","name":"weft","type":"weft"}`
+
+// plugin runs the CNI plugin on a node, as a runtime does, and returns its answer.
+func plugin(t *testing.T, n lab.Node, stdin string, env map[string]string) (code uint, answer string) {
+	t.Helper()
+	all := map[string]string{
+		"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "e2einput", "CNI_NETNS": "/run/netns/none", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin",
+		"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=input;K8S_POD_INFRA_CONTAINER_ID=e2einput",
+	}
+	maps.Copy(all, env)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	argv := n.Enter("/opt/cni/bin/weft")
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Env = strings.NewReader(stdin), []string{"PATH=" + os.Getenv("PATH")}
+	for name, value := range all {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err == nil {
+		return 0, out.String()
+	}
+	var failure struct {
+		Code uint   `json:"code"`
+		Msg  string `json:"msg"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &failure); err != nil || failure.Code == 0 || failure.Msg == "" {
+		t.Errorf("the plugin failed without an error of the specification's: %q, %q", out.String(), errs.String())
+	}
+	return failure.Code, failure.Msg
+}
+
+// Whatever a runtime hands over that is wrong, it gets a clear error, and nothing is left of it.
+func TestWrongRequests(t *testing.T) {
+	c := cluster(t)
+	n := c.Node(1)
+	settledState(t, n)
+	before, err := count(t.Context(), c, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, wrong := range map[string]struct {
+		stdin string
+		env   map[string]string
+	}{
+		"nothing on stdin":      {"", nil},
+		"truncated":             {goodConfig[:20], nil},
+		"no JSON":               {"\x00\xff\x00", nil},
+		"another type":          {`[1,2,3]`, nil},
+		"a version of tomorrow": {`{"cniVersion":"9.9.9","name":"weft","type":"weft"}`, nil},
+		"no name":               {`{"cniVersion":"1.0.0","type":"weft"}`, nil},
+		"unknown fields":        {`{"cniVersion":"1.0.0","name":"weft","type":"weft","what":{"is":["this"]}}`, nil},
+		"too long":              {`{"cniVersion":"1.0.0","name":"weft","type":"weft","x":"` + strings.Repeat("y", 8<<20) + `"}`, nil},
+		"container: path":       {goodConfig, map[string]string{"CNI_CONTAINERID": "../../../../tmp/x"}},
+		"container: newline":    {goodConfig, map[string]string{"CNI_CONTAINERID": "a\nb"}},
+		"container: long":       {goodConfig, map[string]string{"CNI_CONTAINERID": strings.Repeat("a", 300)}},
+		"container: none":       {goodConfig, map[string]string{"CNI_CONTAINERID": ""}},
+		"interface: path":       {goodConfig, map[string]string{"CNI_IFNAME": "../eth0"}},
+		"interface: long":       {goodConfig, map[string]string{"CNI_IFNAME": strings.Repeat("e", 40)}},
+		"pod: path":             {goodConfig, map[string]string{"CNI_ARGS": "K8S_POD_NAMESPACE=../..;K8S_POD_NAME=../../etc/passwd"}},
+		"pod: newline":          {goodConfig, map[string]string{"CNI_ARGS": "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b\nlevel=ERROR"}},
+		"pod: long":             {goodConfig, map[string]string{"CNI_ARGS": "K8S_POD_NAMESPACE=a;K8S_POD_NAME=" + strings.Repeat("p", 300)}},
+		"arguments: none":       {goodConfig, map[string]string{"CNI_ARGS": "=;=;;"}},
+		"namespace: none":       {goodConfig, map[string]string{"CNI_NETNS": ""}},
+		"namespace: a file":     {goodConfig, map[string]string{"CNI_NETNS": "/etc/passwd"}},
+		"namespace: the node's": {goodConfig, map[string]string{"CNI_NETNS": "/proc/self/ns/net"}},
+		"command: unknown":      {goodConfig, map[string]string{"CNI_COMMAND": "EXPLODE"}},
+	} {
+		code, said := plugin(t, n, wrong.stdin, wrong.env)
+		if code == 0 {
+			t.Errorf("%s: accepted: %s", name, said)
+		}
+		if strings.Contains(said, "\n") {
+			t.Errorf("%s: the error has more than a line: %q", name, said)
+		}
+		t.Logf("%s: %d %.200s", name, code, said)
+	}
+	await(t, "nothing left over", func(ctx context.Context) error {
+		have, err := count(ctx, c, n)
+		if err != nil {
+			return err
+		}
+		return have.more(before)
+	})
+	addPod(t, c, "n1", "input-after")
+}
+
+// Garbage on the agent's socket harms nobody.
+func TestGarbageOnSocket(t *testing.T) {
+	c := cluster(t)
+	n := c.Node(1)
+	socket := filepath.Join(n.RunDir, "weft/cni/cni.sock")
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 60 {
+		conn, err := net.DialTimeout("unix", socket, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		garbage := make([]byte, random.IntN(1<<16))
+		for j := range garbage {
+			garbage[j] = byte(random.Uint32())
+		}
+		switch i % 4 {
+		case 1:
+			garbage = append([]byte("POST /cni HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"), garbage...)
+		case 2:
+			garbage = bytes.Repeat([]byte("{\"a\":"), 20000)
+		case 3:
+			garbage = nil // and silence
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		_, _ = conn.Write(garbage)
+		if i%8 < 4 {
+			_ = conn.Close()
+		} else {
+			t.Cleanup(func() { _ = conn.Close() })
+		}
+	}
+	began := time.Now()
+	addPod(t, c, "n1", "garbage-after")
+	t.Logf("ADD beside 30 connections that stay open: %s", time.Since(began).Round(time.Millisecond))
+	if status, err := program(t.Context(), c, "n1/weft-agent"); err != nil || strings.Contains(logOf(t, c, "n1/weft-agent"), "panic") {
+		t.Errorf("the agent: %v, %v", status, err)
+	}
+}
+
+// A record that a power cut left half written is set aside and told; its pod's port closes, since nobody knows any more
+// whose it is; the others go on; and DEL cleans up.
+func TestHalfWrittenRecord(t *testing.T) {
+	c := cluster(t)
+	n := c.Node(1)
+	tr := newTrio(t, c, "half")
+	watch := watchFlows(t, n)
+	settledState(t, n)
+	before, err := count(t.Context(), c, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim := addPod(t, c, "n1", "half-victim")
+	echo(t, victim.Netns, victim.IPs[0])
+	ping(t, tr.far.Netns, victim.IPs[0])
+	path, raw := recordOf(t, victim)
+	if err := os.WriteFile(path, raw[:len(raw)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	logged := len(logOf(t, c, "n1/weft-agent"))
+	kill(t, c, "n1/weft-agent", syscall.SIGKILL)
+	await(t, "the pod's port closed", func(context.Context) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if _, err := traffic.Ping(ctx, tr.far.Netns, addrPort(victim)); err == nil {
+			return fmt.Errorf("%s is still reached", victim.IPs[0])
+		}
+		return nil
+	})
+	if said := logOf(t, c, "n1/weft-agent")[logged:]; !strings.Contains(said, "level=ERROR") || !strings.Contains(said, filepath.Base(path)) {
+		t.Errorf("nothing is said of the broken record:\n%s", said)
+	}
+	tr.reaches(t, c)
+	if err := watch.check(t.Context(), []*lab.Pod{victim}); err != nil {
+		t.Error(err)
+	}
+	if err := victim.Check(t.Context()); err == nil {
+		t.Error("CNI CHECK of the pod finds nothing wrong")
+	} else if failure := new(podruntime.Failure); !asFailure(err, &failure) {
+		t.Errorf("CNI CHECK: %v", err)
+	}
+	delPod(t, victim)
+	fresh := addPod(t, c, "n1", "half-fresh")
+	echo(t, fresh.Netns, fresh.IPs[0])
+	ping(t, tr.far.Netns, fresh.IPs[0])
+	delPod(t, fresh)
+	await(t, "nothing left over", func(ctx context.Context) error {
+		have, err := count(ctx, c, n)
+		if err != nil {
+			return err
+		}
+		delete(have, "files") // what was set aside is kept for whoever wants to know
+		for name := range have {
+			if strings.HasPrefix(name, "restarts") {
+				delete(have, name)
+			}
+		}
+		return have.more(before)
+	})
+}
+
+// recordOf returns the file of a pod's attachment, and what it holds.
+func recordOf(t *testing.T, p *lab.Pod) (path string, raw []byte) {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(p.Node.Dir, "root/var/lib/weft/attachments/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		if raw, err := os.ReadFile(path); err == nil && bytes.Contains(raw, []byte(p.Sandbox.ID)) {
+			return path, raw
+		}
+	}
+	t.Fatalf("no record of %s among %v", p.Sandbox.ID, all)
+	return "", nil
+}
