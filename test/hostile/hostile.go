@@ -224,7 +224,7 @@ func (m *maker) tunnel() {
 	inner := []gopacket.SerializableLayer{
 		ethernet(s.Attacker.MAC, s.Remote.MAC, layers.EthernetTypeIPv4), ipv4(s.Neighbour.IP, s.Remote.IP, layers.IPProtocolUDP), udp(4000, 9),
 	}
-	for to, node := range map[string]netip.Addr{"its node": s.Node, "the other node": s.OtherNode, "the gateway": s.Gateway.IP} {
+	for to, node := range map[string]netip.Addr{"its node": s.Node, "the other node": s.OtherNode, "the gateway": s.Gateway.IP, "a Service": s.Service} {
 		for vni := range uint32(3) {
 			parts := []gopacket.SerializableLayer{
 				ethernet(s.Attacker.MAC, s.Gateway.MAC, layers.EthernetTypeIPv4), ipv4(s.Attacker.IP, node, layers.IPProtocolUDP),
