@@ -193,7 +193,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
 	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
-	a.health.warn(check{"host firewall", e.firewall.state})
+	a.health.warn(check{"host firewall", e.firewall.state}, check{"tunnels", e.tunnels.routes.state})
 	a.gate.open(network)
 	group.Go(func() error { return network.Run(engineCtx) })
 
@@ -206,7 +206,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 
 func ignoreEnd(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // the end of ctx is why, and is no failure
 	}
 	return err
 }
@@ -227,7 +227,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 		var retry <-chan time.Time
 		err := a.step(ctx, network, e, &serving)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end of ctx is why, and is no failure
 		}
 		if err != nil {
 			network.Waiting(err.Error())
