@@ -70,7 +70,9 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	case <-ctx.Done():
 	}
 	s.stop(context.WithoutCancel(ctx), httpServer)
-	<-failed
+	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving CNI on %s: %w", listener.Addr(), err)
+	}
 	return nil
 }
 

@@ -151,7 +151,9 @@ func TestServeLogs(t *testing.T) {
 	_ = s.do(t.Context(), cni.CommandAdd)
 	_ = s.do(t.Context(), cni.CommandDel)
 	s.stop()
-	<-s.done
+	if err := <-s.done; err != nil {
+		t.Error(err)
+	}
 	for _, part := range []string{"command=ADD", "container=3f9c", "interface=eth0", "command=DEL", "code=100", "stuck veth"} {
 		if !strings.Contains(log.String(), part) {
 			t.Errorf("the log lacks %q:\n%s", part, log.String())

@@ -66,7 +66,8 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 			err = e.perform(s)
 		}
 		if err != nil {
-			return e.undo(steps[:i+1], before, fmt.Errorf("%s: %w", s, err))
+			// The caller's context may be why all this is undone, so its end does not count there.
+			return e.undo(context.WithoutCancel(ctx), steps[:i+1], before, fmt.Errorf("%s: %w", s, err))
 		}
 	}
 	for key := range change.Delete {
@@ -113,7 +114,7 @@ func rank(item Item) int {
 }
 
 // undo takes steps back, the last first. The last one failed, perhaps in the middle.
-func (e *Engine) undo(steps []*step, before map[Key]Item, cause error) error {
+func (e *Engine) undo(ctx context.Context, steps []*step, before map[Key]Item, cause error) error {
 	var failures []error
 	for _, s := range slices.Backward(steps) {
 		back := &step{item: s.before, before: s.item}
@@ -130,9 +131,8 @@ func (e *Engine) undo(steps []*step, before map[Key]Item, cause error) error {
 			failures = append(failures, fmt.Errorf("undoing %s: %w", s, err))
 		}
 	}
-	// What the kernel took along by itself, as the routes of a device that was down for a moment, is put back too. The
-	// caller's context may be why all this is undone, so it does not count here.
-	if now, err := e.Read(context.Background()); err != nil {
+	// What the kernel took along by itself, as the routes of a device that was down for a moment, is put back too.
+	if now, err := e.Read(ctx); err != nil {
 		failures = append(failures, err)
 	} else {
 		lost := reconcile.Change[Key, Item]{Set: reconcile.Diff(before, now).Set}

@@ -145,7 +145,7 @@ func Result(rec *attach.Record, settings *Settings, hostMAC net.HardwareAddr) *t
 	})
 	own := len(result.Interfaces) - 1
 	for _, p := range rec.Addresses {
-		ip := &types100.IPConfig{Interface: types100.Int(own), Address: ipNet(p)}
+		ip := &types100.IPConfig{Interface: new(own), Address: ipNet(p)}
 		for _, gw := range rec.Gateway {
 			if gw.Is4() == p.Addr().Is4() {
 				ip.Gateway = gw.AsSlice()

@@ -67,7 +67,7 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	result := &types100.Result{
 		Interfaces: []*types100.Interface{{Name: req.IfName, Mac: "0a:58:0a:80:00:01", Mtu: 1450, Sandbox: req.Netns}},
 		IPs: []*types100.IPConfig{{
-			Interface: types100.Int(0), Address: net.IPNet{IP: ip, Mask: net.CIDRMask(14, 32)}, Gateway: net.IPv4(10, 128, 0, 1),
+			Interface: new(0), Address: net.IPNet{IP: ip, Mask: net.CIDRMask(14, 32)}, Gateway: net.IPv4(10, 128, 0, 1),
 		}},
 	}
 	if h.attached == nil {
