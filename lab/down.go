@@ -46,8 +46,12 @@ func remove(ctx context.Context, name string, progress report.Progress) error {
 	if progress != nil {
 		progress(report.Event{Step: "take lab " + name + " down", State: report.Begin})
 	}
+	members := machine.Members(l.Cgroup)
 	stop(ctx, l)
 	err := sweep(ctx, l)
+	if err == nil {
+		err = machine.AwaitReaped(ctx, append(members, machine.Members(l.Cgroup)...))
+	}
 	if progress != nil {
 		e := report.Event{Step: "take lab " + name + " down", State: report.Done, Took: time.Since(began)}
 		if err != nil {

@@ -206,6 +206,47 @@ func KillCgroup(ctx context.Context, lab, sub string) error {
 	}
 }
 
+// Members gives the identities of the processes in a lab's cgroups.
+func Members(lab string) []ProcStat {
+	pids, err := Processes(lab)
+	if err != nil {
+		return nil // there is nothing to wait for that could be found again
+	}
+	var members []ProcStat
+	for _, pid := range pids {
+		if s, err := Stat(pid); err == nil && pid != os.Getpid() {
+			members = append(members, s)
+		}
+	}
+	return members
+}
+
+// reapTimeout bounds the wait for the machine's first process to take notice of the dead; some do so now and then only.
+const reapTimeout = 10 * time.Second
+
+// AwaitReaped waits until processes that have ended are in no listing any more. One that is still there after some time
+// is a zombie that somebody else has to wait for, and no error: it holds nothing.
+func AwaitReaped(ctx context.Context, processes []ProcStat) error {
+	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
+	defer cancel()
+	for _, p := range processes {
+		for {
+			now, err := Stat(p.Pid)
+			if err != nil || now.Start != p.Start {
+				break
+			}
+			if ctx.Err() != nil && now.State == 'Z' {
+				return nil
+			}
+			if ctx.Err() != nil {
+				return fmt.Errorf("process %d does not end: %w", p.Pid, ctx.Err())
+			}
+			<-time.After(5 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
 // killMember kills a process that is a member of the group; the handle is opened before membership is looked at, so that
 // a number that was given to somebody else meanwhile is never signalled.
 func killMember(pid int, group string) {
