@@ -31,7 +31,7 @@ lint: ## hold the code to the limits of .golangci.yml
 	@build/lint
 
 generate: ## generate deep copies and CRDs
-	@cd tools && $(GO) generate ./...
+	@GO=$(GO); PATH=$${GO%/*}:$$PATH $$GO generate ./api/...
 
 fmt: ## format the code
 	@cd tools && $(GO) tool gofumpt -w ..
