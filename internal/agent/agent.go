@@ -60,6 +60,8 @@ type Options struct {
 	ProcSys string
 	// HealthAddress is where /healthz and /readyz are served. Empty: nowhere.
 	HealthAddress string
+	// Profiling also serves /debug/pprof there, to whoever can connect. Default: not.
+	Profiling bool
 	// Verify is how often everything is read back. Default DefaultVerify.
 	Verify time.Duration
 	// Log is where the agent logs. Default: nowhere.
@@ -120,7 +122,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	a := &agent{
-		opts: opts, gate: newGate(), health: &health{},
+		opts: opts, gate: newGate(), health: &health{profiling: opts.Profiling},
 		socket: filepath.Join(opts.RunDir, "cni", "cni.sock"), records: filepath.Join(opts.StateDir, "attachments"),
 	}
 	if err := prepareSysctls(opts.ProcSys); err != nil {

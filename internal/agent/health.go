@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +20,9 @@ type check struct {
 
 // health serves /healthz (the process answers) and /readyz (each check by name).
 type health struct {
+	// profiling also serves the runtime's own profiles, such as how many goroutines there are and where.
+	profiling bool
+
 	mu       sync.Mutex
 	checks   []check
 	warnings []check
@@ -51,6 +55,9 @@ func (h *health) serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", h.ready)
+	if h.profiling {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	}
 	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()

@@ -37,6 +37,7 @@ func agentCommand(common *commonFlags, node string) *cobra.Command {
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz and /readyz; empty: none")
+	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to whoever can connect")
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
 	return cmd
 }

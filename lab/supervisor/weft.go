@@ -74,7 +74,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
-				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.datapath)),
+				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.datapath), "--profiling"),
 				Env:  []string{"NODE_NAME=" + n.Name},
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },

@@ -69,7 +69,21 @@ func count(ctx context.Context, c *lab.Cluster, n lab.Node) (counts, error) {
 		}
 		have["descriptors of "+name] = len(descriptors)
 	}
-	return have, nil
+	have["goroutines"], err = goroutines(ctx, n)
+	return have, err
+}
+
+// goroutines counts those of a node's agent.
+func goroutines(ctx context.Context, n lab.Node) (int, error) {
+	profile, err := askAgent(ctx, n, "/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		return 0, err
+	}
+	var total int
+	if _, err := fmt.Sscanf(profile, "goroutine profile: total %d", &total); err != nil {
+		return 0, fmt.Errorf("goroutines of %s: %w", n.Name, err)
+	}
+	return total, nil
 }
 
 // more returns an error that names what there is more of than before.
@@ -86,8 +100,8 @@ func (have counts) more(before counts) error {
 	return nil
 }
 
-// Pods that have come and gone leave nothing behind, however many: no address, interface, port, flow, file or
-// descriptor, and no memory that grows with them.
+// Pods that have come and gone leave nothing behind, however many: no address, interface, port, flow, file,
+// descriptor or goroutine, and no memory that grows with them.
 func TestChurn(t *testing.T) {
 	c := cluster(t)
 	warm := addPods(t, c, [2]string{"n1", "warm-1"}, [2]string{"n2", "warm-2"}) // so that what is opened once is open

@@ -50,6 +50,12 @@ func cluster(t *testing.T) *lab.Cluster {
 
 // ready asks a node's agent whether it serves, as its readiness probe does.
 func ready(ctx context.Context, n lab.Node) error {
+	_, err := askAgent(ctx, n, "/readyz")
+	return err
+}
+
+// askAgent gets a page of an agent's health endpoint. A page that is not well is an error.
+func askAgent(ctx context.Context, n lab.Node, page string) (string, error) {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, protocol, address string) (conn net.Conn, err error) {
@@ -60,20 +66,20 @@ func ready(ctx context.Context, n lab.Node) error {
 			return conn, err
 		},
 	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9469/readyz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9469"+page, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { _ = response.Body.Close() }()
 	said, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s", response.Status, said)
 	}
-	return err
+	return string(said), err
 }
 
 // await waits until f returns nil, and returns how long that took.
