@@ -2,6 +2,9 @@
 SHELL := /bin/sh
 GO = $(shell build/prepare --go)
 BIN = bin
+# Bare machines may run this without a home, and go keeps its caches there.
+HOME ?= /root
+export HOME
 LDFLAGS = -s -w
 
 .DEFAULT_GOAL := help
@@ -13,7 +16,7 @@ help: ## list the targets
 
 build: ## build weft, weft-cni and weft-lab into bin/
 	@GO=$(GO); for program in weft weft-cni weft-lab; do \
-	  CGO_ENABLED=0 $$GO build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
+	  CGO_ENABLED=0 $$GO build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
 
 quickstart: ## a cluster of two nodes on this machine, with a reachability matrix; as root
 	@build/quickstart up
@@ -22,7 +25,7 @@ quickstart-down: ## take the quick start's cluster down
 	@build/quickstart down
 
 unit: ## unit tests: no root, nothing installed, seconds
-	@$(GO) test ./...
+	@$(GO) test -timeout 10m ./...
 
 test: ## everything: unit, engines on the real switch, clusters in the lab; as root
 	@build/test
