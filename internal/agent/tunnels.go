@@ -102,7 +102,7 @@ func (t *tunnels) run(ctx context.Context) error {
 		if err != nil {
 			// The switch follows the kernel's routes and asks for neighbours by itself as well, at the price of packets.
 			t.log.Debug("routes and neighbours of tunnels, trying again", "error", err)
-			retry, delay = time.After(delay), min(2*delay, lastResolveRetry)
+			retry = time.After(delay)
 		} else {
 			delay = firstResolveRetry
 		}
@@ -111,6 +111,7 @@ func (t *tunnels) run(ctx context.Context) error {
 			return nil
 		case <-t.wake:
 		case <-retry:
+			delay = min(2*delay, lastResolveRetry)
 		}
 	}
 }

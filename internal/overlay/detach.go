@@ -22,8 +22,8 @@ func (n *Network) Del(ctx context.Context, req *cni.Request) error {
 	return n.detach(ctx, attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})
 }
 
-// closeTimeout bounds how long a DEL waits for the switch to close the port. A switch that hangs must not keep the runtime
-// from taking its pods down.
+// closeTimeout bounds how long a DEL waits for the switch to close the port, so that a switch that hangs does not keep the
+// runtime from taking its pods down. (A second DEL waits for the reaper, which may be waiting for that switch.)
 const closeTimeout = 3 * time.Second
 
 func (n *Network) detach(ctx context.Context, key attach.Key) error {

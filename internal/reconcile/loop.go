@@ -479,7 +479,7 @@ func (l *Loop[K, V]) split(r round[K, V]) []Change[K, V] {
 	return parts
 }
 
-// finish records what the round did and tells those who waited. It returns true if a retry is due.
+// finish records what the round did and tells those who waited. It returns true if another pass is due.
 func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -504,7 +504,7 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 	} else if r.drift > 0 {
 		l.opts.Log.Warn("put back what somebody else changed", "engine", l.opts.Name, "items", r.drift)
 	}
-	return len(failed) > 0
+	return len(failed) > 0 || l.resync // a doubtful commit whose parts all succeeded is still to be read again
 }
 
 // settle brings the known state up to date with what was committed, and collects the owners of what was not.

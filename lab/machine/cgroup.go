@@ -236,7 +236,7 @@ func AwaitReaped(ctx context.Context, processes []ProcStat) error {
 				break
 			}
 			if ctx.Err() != nil && now.State == 'Z' {
-				return nil
+				break
 			}
 			if ctx.Err() != nil {
 				return fmt.Errorf("process %d does not end: %w", p.Pid, ctx.Err())

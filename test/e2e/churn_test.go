@@ -101,7 +101,7 @@ func (have counts) more(before counts) error {
 }
 
 // Pods that have come and gone leave nothing behind, however many: no address, interface, port, flow, file,
-// descriptor or goroutine, and no memory that grows with them.
+// descriptor or goroutine. The agent's memory is told.
 func TestChurn(t *testing.T) {
 	c := cluster(t)
 	warm := addPods(t, c, [2]string{"n1", "warm-1"}, [2]string{"n2", "warm-2"}) // so that what is opened once is open
