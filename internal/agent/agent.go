@@ -195,7 +195,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
 	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
-	a.health.warn(check{"host firewall", e.firewall.state}, check{"tunnels", e.tunnels.routes.state})
+	a.health.warn(check{"host firewall", e.firewall.state})
 	a.gate.open(network)
 	group.Go(func() error { return network.Run(engineCtx) })
 

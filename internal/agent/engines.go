@@ -77,7 +77,7 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 	e.rowLoop = reconcile.NewLoop(e.rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log})
 	e.linkLoop = reconcile.NewLoop(e.links, reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log})
 	e.ruleLoop = reconcile.NewLoop(e.rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log})
-	e.tunnels = newTunnels(opts.OVSRunDir, opts.Log)
+	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	e.flowLoop = reconcile.NewLoop(e.flows, reconcile.Options[openflow.Key, openflow.Entry]{
 		Name: "openflow", Log: opts.Log,
@@ -197,7 +197,6 @@ func (e *engines) verifyNowAndThen(ctx context.Context) error {
 			e.linkLoop.Resync()
 			e.ruleLoop.Resync()
 			e.flowLoop.Resync()
-			e.tunnels.verify()
 		}
 	}
 }
