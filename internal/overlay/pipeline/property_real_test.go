@@ -49,7 +49,7 @@ func (p packet) truthful() bool {
 func (p packet) leavesBy() int {
 	local := map[string]int{"10.128.0.5": 3, "10.128.0.6": 4}[p.dst]
 	remote := strings.HasPrefix(p.dst, "10.129.0.") || strings.HasPrefix(p.dst, "10.130.0.")
-	out := 0
+	var out int
 	switch {
 	case local == p.port:
 		return 0 // a packet does not leave by the port it came in by

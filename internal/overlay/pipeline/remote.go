@@ -3,6 +3,7 @@ package pipeline
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/reconcile"
@@ -59,7 +60,7 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 		append(from, openflow.ARP(), openflow.ARPSPA(r.Subnet), openflow.ARPTPA(c.LocalSubnet)),
 		source(0), openflow.GotoTable(TableRoute))
 	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
-		append(from[:len(from):len(from)], openflow.IPSrc(r.Subnet), openflow.IPDst(c.LocalSubnet)),
+		append(slices.Clip(from), openflow.IPSrc(r.Subnet), openflow.IPDst(c.LocalSubnet)),
 		source(0), openflow.GotoTable(TableState))
 	vni := sourceToTunnel()
 	if r.FixedVNID != 0 {
