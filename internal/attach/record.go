@@ -21,6 +21,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"weft.dev/weft/internal/cni"
 )
 
 const (
@@ -29,8 +31,6 @@ const (
 	// MaxRecord bounds a record file, in bytes. A record is below 1 KiB.
 	MaxRecord = 64 << 10
 
-	// maxName bounds network and pod names, in bytes (RFC 1123 subdomain, what Kubernetes allows).
-	maxName = 253
 	// maxContainerID bounds container ids, in bytes. The specification has no bound; runtimes' ids have 64. It keeps
 	// Owner within what a link's alias has room for.
 	maxContainerID = 128
@@ -152,19 +152,19 @@ func (r *Record) Validate() error {
 		valid bool
 		value any
 	}{
-		{"containerID", isName(r.ContainerID) && len(r.ContainerID) <= maxContainerID, r.ContainerID},
+		{"containerID", cni.IsIdentifier(r.ContainerID) && len(r.ContainerID) <= maxContainerID, r.ContainerID},
 		{"ifName", isInterfaceName(r.IfName), r.IfName},
-		{"network", isName(r.Network), r.Network},
+		{"network", cni.IsIdentifier(r.Network), r.Network},
 		{"netns", isCleanPath(r.Netns), r.Netns},
-		{"podNamespace", r.PodNamespace == "" || isName(r.PodNamespace), r.PodNamespace},
-		{"podName", r.PodName == "" || isName(r.PodName), r.PodName},
-		{"podUID", r.PodUID == "" || isName(r.PodUID), r.PodUID},
+		{"podNamespace", r.PodNamespace == "" || cni.IsIdentifier(r.PodNamespace), r.PodNamespace},
+		{"podName", r.PodName == "" || cni.IsIdentifier(r.PodName), r.PodName},
+		{"podUID", r.PodUID == "" || cni.IsIdentifier(r.PodUID), r.PodUID},
 		{"addresses", validAddresses(r.Addresses), r.Addresses},
 		{"gateway", validGateway(r.Gateway), r.Gateway},
 		{"mac", r.MAC == "" || isMAC(r.MAC), r.MAC},
 		{"hostInterface", r.HostInterface == "" || isInterfaceName(r.HostInterface), r.HostInterface},
 		{"mtu", r.MTU == 0 || r.MTU >= 68 && r.MTU <= 65535, r.MTU}, // RFC 791's least, and the largest IPv4 packet.
-		{"bootID", isName(r.BootID), r.BootID},
+		{"bootID", cni.IsIdentifier(r.BootID), r.BootID},
 		{"state", r.State == Planned || r.State == Attached || r.State == Closing, r.State},
 		{"created", !r.Created.IsZero() && r.Created.Year() < 10000, r.Created},
 	} {
@@ -208,22 +208,6 @@ func validGateway(gateway []netip.Addr) bool {
 func isMAC(s string) bool {
 	mac, err := net.ParseMAC(s)
 	return err == nil && len(mac) == 6 && mac.String() == s && mac[0]&1 == 0
-}
-
-// isName reports whether s is made of letters, digits, '_', '.' and '-', starting with a letter or digit: what the
-// CNI specification allows as a container id and a network name, and Kubernetes' names are a part of.
-func isName(s string) bool {
-	if s == "" || len(s) > maxName {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		alphanumeric := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !alphanumeric && (i == 0 || c != '_' && c != '.' && c != '-') {
-			return false
-		}
-	}
-	return true
 }
 
 func isInterfaceName(s string) bool {

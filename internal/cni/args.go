@@ -70,7 +70,7 @@ func (a *Args) validate() error {
 	}{
 		{"K8S_POD_NAMESPACE", a.PodNamespace, isObjectName},
 		{"K8S_POD_NAME", a.PodName, isObjectName},
-		{"K8S_POD_UID", a.PodUID, isIdentifier},
+		{"K8S_POD_UID", a.PodUID, IsIdentifier},
 		{"K8S_POD_INFRA_CONTAINER_ID", a.InfraContainerID, isContainerID},
 	} {
 		if arg.value != "" && !arg.valid(arg.value) {
@@ -97,11 +97,11 @@ func isObjectName(s string) bool {
 }
 
 // isContainerID reports whether s can be a container id.
-func isContainerID(s string) bool { return isIdentifier(s) && len(s) <= maxContainerID }
+func isContainerID(s string) bool { return IsIdentifier(s) && len(s) <= maxContainerID }
 
-// isIdentifier reports whether s is what the CNI specification allows as container id and network name: a letter
+// IsIdentifier reports whether s is what the CNI specification allows as container id and network name: a letter
 // or digit, followed by letters, digits, '_', '.' and '-'.
-func isIdentifier(s string) bool {
+func IsIdentifier(s string) bool {
 	if s == "" || len(s) > maxName {
 		return false
 	}

@@ -112,7 +112,7 @@ func (c *NetConf) validate() error {
 	switch {
 	case c.Name == "":
 		return Errorf(CodeInvalidConfig, "network configuration: name is missing")
-	case !isIdentifier(c.Name):
+	case !IsIdentifier(c.Name):
 		return Errorf(CodeInvalidConfig, "network configuration: name %q is not valid", c.Name)
 	case !isCleanPath(c.Socket) || len(c.Socket) > maxSocketPath:
 		return Errorf(CodeInvalidConfig, "network configuration: socket %q is not an absolute path of at most %d bytes",
