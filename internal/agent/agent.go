@@ -66,6 +66,9 @@ type Options struct {
 	Verify time.Duration
 	// Log is where the agent logs. Default: nowhere.
 	Log *slog.Logger
+	// LogLevel is the level that Log asks for at each line, for who changes it while the agent runs. Default: one that
+	// changes nothing.
+	LogLevel *slog.LevelVar
 }
 
 func (o Options) withDefaults() Options {
@@ -82,6 +85,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.LogLevel == nil {
+		o.LogLevel = &slog.LevelVar{}
 	}
 	return o
 }

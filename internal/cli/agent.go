@@ -20,7 +20,7 @@ func agentCommand(common *commonFlags, node string) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			if opts.Log, err = common.logger(cmd.ErrOrStderr()); err != nil {
+			if opts.Log, opts.LogLevel, err = common.logger(cmd.ErrOrStderr()); err != nil {
 				return err
 			}
 			if opts.Config, err = common.config(); err != nil {

@@ -17,7 +17,7 @@ func controllerCommand(common *commonFlags) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			if opts.Logger, err = common.logger(cmd.ErrOrStderr()); err != nil {
+			if opts.Logger, _, err = common.logger(cmd.ErrOrStderr()); err != nil {
 				return err
 			}
 			if opts.Config, err = common.config(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2" //nolint:depguard // client-go logs by it: what it says goes into our own log
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
@@ -72,13 +73,14 @@ func (f *commonFlags) config() (*rest.Config, error) {
 	return config, nil
 }
 
-// logger returns the log that the flags describe, and lets the libraries of Kubernetes log there as well.
-func (f *commonFlags) logger(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
+// logger returns the log that the flags describe, and the level that it asks for at each line: whoever sets it changes
+// what is logged from then on. The libraries of Kubernetes log there as well.
+func (f *commonFlags) logger(w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
+	level := &slog.LevelVar{}
 	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
-		return nil, fmt.Errorf("--log-level %q: it is one of debug, info, warn, error", f.logLevel)
+		return nil, nil, fmt.Errorf("--log-level %q: it is one of debug, info, warn, error", f.logLevel)
 	}
-	options := &slog.HandlerOptions{Level: level}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: oneErrorKey}
 	var handler slog.Handler
 	switch f.logFormat {
 	case "text":
@@ -86,8 +88,18 @@ func (f *commonFlags) logger(w io.Writer) (*slog.Logger, error) {
 	case "json":
 		handler = slog.NewJSONHandler(w, options)
 	default:
-		return nil, fmt.Errorf("--log-format %q: it is one of text, json", f.logFormat)
+		return nil, nil, fmt.Errorf("--log-format %q: it is one of text, json", f.logFormat)
 	}
-	ctrllog.SetLogger(logr.FromSlogHandler(handler))
-	return slog.New(handler), nil
+	libraries := logr.FromSlogHandler(handler.WithAttrs([]slog.Attr{slog.String("library", "kubernetes")}))
+	ctrllog.SetLogger(libraries)
+	klog.SetLoggerWithOptions(libraries, klog.ContextualLogger(true))
+	return slog.New(handler), level, nil
+}
+
+// oneErrorKey has errors under one key, whoever logs them: logr's is err.
+func oneErrorKey(_ []string, attr slog.Attr) slog.Attr {
+	if attr.Key == "err" {
+		attr.Key = "error"
+	}
+	return attr
 }

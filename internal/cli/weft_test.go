@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2" //nolint:depguard // it is what is led into the log
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// What the libraries of Kubernetes say is in the program's own log, in its format, and its level can be changed while the
+// program runs.
+func TestLoggerTakesWhatLibrariesSay(t *testing.T) {
+	var out bytes.Buffer
+	flags := &commonFlags{logLevel: "warn", logFormat: "json"}
+	log, level, err := flags.logger(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(klog.ClearLogger)
+	last := func() map[string]any {
+		t.Helper()
+		line := map[string]any{}
+		if text := strings.TrimSpace(out.String()); text != "" {
+			if err := json.Unmarshal([]byte(text), &line); err != nil {
+				t.Fatalf("%v in %q", err, text)
+			}
+		}
+		out.Reset()
+		return line
+	}
+	klog.ErrorS(errors.New("no route"), "Failed to watch", "type", "*v1.Node")
+	klog.Flush()
+	if line := last(); line["level"] != "ERROR" || line["msg"] != "Failed to watch" || line["error"] != "no route" || line["library"] != "kubernetes" {
+		t.Errorf("of client-go: %v", line)
+	}
+	ctrllog.Log.Info("quiet")
+	log.Info("quiet")
+	if line := last(); len(line) != 0 {
+		t.Errorf("below the level: %v", line)
+	}
+	level.Set(slog.LevelInfo)
+	ctrllog.Log.Info("told", "name", "x")
+	if line := last(); line["msg"] != "told" || line["name"] != "x" {
+		t.Errorf("of controller-runtime: %v", line)
+	}
+	level.Set(slog.LevelDebug)
+	log.Debug("own")
+	if line := last(); line["level"] != "DEBUG" || line["msg"] != "own" {
+		t.Errorf("own: %v", line)
+	}
+}
+
+func TestLoggerRefuses(t *testing.T) {
+	for _, flags := range []commonFlags{{logLevel: "loud", logFormat: "text"}, {logLevel: "info", logFormat: "xml"}} {
+		if _, _, err := flags.logger(&bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "it is one of") {
+			t.Errorf("%+v: %v", flags, err)
+		}
+	}
+}
