@@ -54,7 +54,7 @@ func TestAPIServerAway(t *testing.T) {
 			ch.turn(t, "n2")
 		}
 	})
-	if err := watch.check(t.Context(), deleted); err != nil {
+	if err := watch.Check(t.Context(), deleted); err != nil {
 		t.Error(err)
 	}
 	t.Logf("while it was away: %s", watch)
@@ -92,11 +92,11 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 			return nil
 		})
 		t.Logf("ADD: %v", last)
-		if err := stateOf(t.Context(), n).differs(want); err != nil {
+		if err := stateOf(t.Context(), n).Differs(want); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := watch.check(t.Context(), nil); err != nil {
+	if err := watch.Check(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 	t.Logf("while it was away: %s", watch)

@@ -5,12 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
 )
 
 const (
@@ -27,79 +23,6 @@ const (
 	churnTime = 4 * time.Minute
 )
 
-// counts is how many of everything a node has that pods could leak.
-type counts map[string]int
-
-func count(ctx context.Context, c *lab.Cluster, n lab.Node) (counts, error) {
-	have := counts{}
-	lines := map[string][]string{
-		"links":      {"ip", "-o", "link"},
-		"OVS ports":  {"ovs-vsctl", "list-ports", "br0"},
-		"OVS rows":   {"ovs-vsctl", "--columns=_uuid", "--format=csv", "--no-headings", "list", "Interface"},
-		"flows":      {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br0"},
-		"rules":      {"nft", "list", "ruleset"},
-		"routes":     {"ip", "route", "show", "table", "all"},
-		"namespaces": {"sh", "-c", "ls /run/netns"},
-	}
-	for name, command := range lines {
-		out, err := run(ctx, n.Enter(command...))
-		if err != nil {
-			return nil, err
-		}
-		have[name] = strings.Count(out, "\n")
-	}
-	err := filepath.WalkDir(filepath.Join(n.Dir, "root/var/lib"), func(path string, entry os.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
-			have["files"]++
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range []string{"weft-agent", "ovs-vswitchd", "ovsdb-server"} {
-		status, err := program(ctx, c, n.Name+"/"+name)
-		if err != nil {
-			return nil, err
-		}
-		have["restarts of "+name] = status.Restarts
-		descriptors, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(status.Pid), "fd"))
-		if err != nil {
-			return nil, err
-		}
-		have["descriptors of "+name] = len(descriptors)
-	}
-	have["goroutines"], err = goroutines(ctx, n)
-	return have, err
-}
-
-// goroutines counts those of a node's agent.
-func goroutines(ctx context.Context, n lab.Node) (int, error) {
-	profile, err := askAgent(ctx, n, "/debug/pprof/goroutine?debug=1")
-	if err != nil {
-		return 0, err
-	}
-	var total int
-	if _, err := fmt.Sscanf(profile, "goroutine profile: total %d", &total); err != nil {
-		return 0, fmt.Errorf("goroutines of %s: %w", n.Name, err)
-	}
-	return total, nil
-}
-
-// more returns an error that names what there is more of than before.
-func (have counts) more(before counts) error {
-	var found []string
-	for _, name := range slices.Sorted(maps.Keys(have)) {
-		if have[name] > before[name] {
-			found = append(found, fmt.Sprintf("%s: %d, were %d", name, have[name], before[name]))
-		}
-	}
-	if len(found) > 0 {
-		return fmt.Errorf("left over: %s", strings.Join(found, "; "))
-	}
-	return nil
-}
-
 // Pods that have come and gone leave nothing behind, however many: no address, interface, port, flow, file,
 // descriptor or goroutine. The agent's memory is told.
 func TestChurn(t *testing.T) {
@@ -108,10 +31,10 @@ func TestChurn(t *testing.T) {
 	for _, p := range warm {
 		delPod(t, p)
 	}
-	before := map[string]counts{}
+	before := map[string]probe.Counts{}
 	for _, n := range c.Nodes() {
 		settledState(t, n)
-		have, err := count(t.Context(), c, n)
+		have, err := probe.Count(t.Context(), c, n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,12 +51,12 @@ func TestChurn(t *testing.T) {
 		t.Logf("round %d: %d pods in %s; the agent of n1 has %d KiB", round+1, perRound, time.Since(began).Round(time.Millisecond), memoryOf(t, c))
 	}
 	for _, n := range c.Nodes() {
-		var have counts
+		var have probe.Counts
 		took := await(t, n.Name+" with nothing left over", func(ctx context.Context) (err error) {
-			if have, err = count(ctx, c, n); err != nil {
+			if have, err = probe.Count(ctx, c, n); err != nil {
 				return err
 			}
-			return have.more(before[n.Name])
+			return have.More(before[n.Name])
 		})
 		t.Logf("%s: nothing left over after %s: %v", n.Name, took.Round(time.Millisecond), have)
 	}
@@ -201,23 +124,9 @@ func quantile(times []time.Duration, q float64) time.Duration {
 // memoryOf returns the resident memory of the first node's agent, in KiB.
 func memoryOf(t *testing.T, c *lab.Cluster) int {
 	t.Helper()
-	status, err := program(t.Context(), c, "n1/weft-agent")
+	kib, err := probe.Memory(t.Context(), c, "n1/weft-agent")
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(status.Pid), "status"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(raw)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.Atoi(strings.Fields(rest)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			return kib
-		}
-	}
-	t.Fatal("no VmRSS")
-	return 0
+	return kib
 }

@@ -5,17 +5,7 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
-	"os"
-	"os/exec"
-	"regexp"
-	"slices"
-	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,12 +15,13 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/podruntime"
 	"weft.dev/weft/lab/process"
+	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
 const (
 	// patience is how long a test waits for what happens by itself.
-	patience = 30 * time.Second
+	patience = probe.Patience
 	// echoPort is where pods and hosts answer.
 	echoPort = 7777
 )
@@ -49,38 +40,7 @@ func cluster(t *testing.T) *lab.Cluster {
 }
 
 // ready asks a node's agent whether it serves, as its readiness probe does.
-func ready(ctx context.Context, n lab.Node) error {
-	_, err := askAgent(ctx, n, "/readyz")
-	return err
-}
-
-// askAgent gets a page of an agent's health endpoint. A page that is not well is an error.
-func askAgent(ctx context.Context, n lab.Node, page string) (string, error) {
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(_ context.Context, protocol, address string) (conn net.Conn, err error) {
-			err = traffic.In(n.Netns, func() (err error) {
-				conn, err = net.DialTimeout(protocol, address, time.Second)
-				return err
-			})
-			return conn, err
-		},
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9469"+page, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = response.Body.Close() }()
-	said, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", response.Status, said)
-	}
-	return string(said), err
-}
+func ready(ctx context.Context, n lab.Node) error { return probe.Ready(ctx, n) }
 
 // await waits until f returns nil, and returns how long that took.
 func await(t *testing.T, what string, f func(context.Context) error) time.Duration {
@@ -90,36 +50,15 @@ func await(t *testing.T, what string, f func(context.Context) error) time.Durati
 
 func awaitWithin(t *testing.T, limit time.Duration, what string, f func(context.Context) error) time.Duration {
 	t.Helper()
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	var err error
-	for {
-		now := f(ctx)
-		if now == nil {
-			return time.Since(begin)
-		}
-		if err == nil || ctx.Err() == nil { // else it was the end of the wait that failed
-			err = now
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %s: %v", what, limit, err)
-		case <-ticker.C:
-		}
+	took, err := probe.Await(t.Context(), limit, what, f)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return took
 }
 
 // run runs a command and returns what it wrote.
-func run(ctx context.Context, argv []string) (string, error) {
-	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
-	if err != nil {
-		return string(out), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
-	}
-	return string(out), nil
-}
+func run(ctx context.Context, argv []string) (string, error) { return probe.Run(ctx, argv) }
 
 func mustRun(t *testing.T, argv []string) string {
 	t.Helper()
@@ -167,40 +106,15 @@ func addPods(t *testing.T, c *lab.Cluster, names ...[2]string) []*lab.Pod {
 }
 
 // codeTryAgain is the CNI specification's "try again later".
-const codeTryAgain = 11
+const codeTryAgain = probe.CodeTryAgain
 
 // tryAddPod adds a pod; what says "try again later" it tries again, with a new sandbox, as a kubelet does.
 func tryAddPod(ctx context.Context, c *lab.Cluster, spec lab.PodSpec) (*lab.Pod, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		p, err := c.AddPod(ctx, spec)
-		var failure *podruntime.Failure
-		if err == nil || !errors.As(err, &failure) || failure.Code != codeTryAgain || ctx.Err() != nil {
-			return p, err
-		}
-		if err := retryDetach(ctx, p); err != nil {
-			return nil, err
-		}
-	}
+	return probe.AddPod(ctx, c, spec)
 }
 
 // retryDetach ends a pod's sandbox, trying again while the agent says so.
-func retryDetach(ctx context.Context, p *lab.Pod) error {
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		_, err := p.Detach(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-ticker.C:
-		}
-	}
-}
+func retryDetach(ctx context.Context, p *lab.Pod) error { return probe.Detach(ctx, p) }
 
 // delPod ends a pod at the end of its test; repeating it is no error.
 func delPod(t *testing.T, p *lab.Pod) {
@@ -237,42 +151,24 @@ func ping(t *testing.T, from string, to netip.Addr) time.Duration {
 
 // program returns what is known of one of the lab's programs.
 func program(ctx context.Context, c *lab.Cluster, name string) (process.Status, error) {
-	all, err := c.Programs(ctx)
-	if err != nil {
-		return process.Status{}, err
-	}
-	i := slices.IndexFunc(all, func(s process.Status) bool { return s.Name == name })
-	if i < 0 || all[i].Pid == 0 {
-		return process.Status{}, fmt.Errorf("%s does not run", name)
-	}
-	return all[i], nil
+	return probe.Program(ctx, c, name)
 }
 
 // kill sends a signal to one of the lab's programs, which its supervisor then starts again, and waits until that has
 // happened.
 func kill(t *testing.T, c *lab.Cluster, name string, signal syscall.Signal) {
 	t.Helper()
-	old := signalProgram(t, c, name, signal)
-	await(t, name+" running again", func(ctx context.Context) error {
-		now, err := program(ctx, c, name)
-		if err == nil && now.Pid == old {
-			return fmt.Errorf("%s still has number %d", name, old)
-		}
-		return err
-	})
+	if err := probe.Kill(t.Context(), c, name, signal); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // signalProgram sends a signal to one of the lab's programs and returns its number.
 func signalProgram(t *testing.T, c *lab.Cluster, name string, signal syscall.Signal) int {
 	t.Helper()
-	var pid int
-	await(t, name+" running", func(ctx context.Context) error {
-		status, err := program(ctx, c, name)
-		pid = status.Pid
-		return err
-	})
-	if err := syscall.Kill(pid, signal); err != nil {
-		t.Fatalf("%s: %v", name, err)
+	pid, err := probe.Signal(t.Context(), c, name, signal)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return pid
 }
@@ -280,82 +176,34 @@ func signalProgram(t *testing.T, c *lab.Cluster, name string, signal syscall.Sig
 // logOf returns what one of the lab's programs has logged.
 func logOf(t *testing.T, c *lab.Cluster, name string) string {
 	t.Helper()
-	status, err := program(t.Context(), c, name)
+	log, err := probe.Log(t.Context(), c, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := os.ReadFile(status.Log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(raw)
+	return log
 }
-
-// state is all that the agent keeps on a node, as the tools of the node tell it.
-type state map[string]string
-
-// questions are what a state is made of.
-func questions() map[string][]string {
-	return map[string][]string{
-		"flows":     {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "--no-names", "dump-flows", "br0"},
-		"groups":    {"ovs-ofctl", "-O", "OpenFlow15", "dump-groups", "br0"},
-		"ports":     {"ovs-vsctl", "--columns=name,ofport,type,options,error", "find", "Interface", "ofport!=65534"},
-		"bridge":    {"ovs-vsctl", "--columns=name,datapath_type,fail_mode,protocols", "find", "Bridge", "name=br0"},
-		"addresses": {"ip", "-4", "-o", "addr", "show", "tun0"},
-		"link":      {"ip", "-o", "link", "show", "tun0"},
-		"routes":    {"ip", "-4", "route", "show", "dev", "tun0"},
-		"inet weft": {"nft", "-s", "list", "table", "inet", "weft"},
-		"arp weft":  {"nft", "-s", "list", "table", "arp", "weft"},
-	}
-}
-
-// volatile is what differs between two states that are the same: numbers that the kernel gives, and names of handles.
-var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
 
 // stateOf reads a node's state; what cannot be read is part of it.
-func stateOf(ctx context.Context, n lab.Node) state {
-	s := state{}
-	var mu sync.Mutex
-	var group sync.WaitGroup
-	for name, question := range questions() {
-		group.Go(func() {
-			out, err := run(ctx, n.Enter(question...))
-			if err != nil {
-				out = err.Error()
-			}
-			sorted := slices.Sorted(strings.Lines(volatile.ReplaceAllString(out, "")))
-			mu.Lock()
-			defer mu.Unlock()
-			s[name] = strings.Join(sorted, "")
-		})
+func stateOf(ctx context.Context, n lab.Node) probe.State { return probe.StateOf(ctx, n) }
+
+// settledState returns a node's state once it is the same twice in a row: nothing is being removed any more.
+func settledState(t *testing.T, n lab.Node) probe.State {
+	t.Helper()
+	s, err := probe.SettledState(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	group.Wait()
 	return s
 }
 
-// differs returns an error that names what differs from a state, line by line.
-func (s state) differs(want state) error {
-	var errs []error
-	for name := range questions() {
-		if s[name] == want[name] {
-			continue
-		}
-		have, wanted := slices.Collect(strings.Lines(s[name])), slices.Collect(strings.Lines(want[name]))
-		missing, further := without(wanted, have), without(have, wanted)
-		errs = append(errs, fmt.Errorf("%s: %d lines missing, %d too many:\n- %s+ %s", name, len(missing), len(further),
-			strings.Join(missing[:min(5, len(missing))], "- "), strings.Join(further[:min(5, len(further))], "+ ")))
-	}
-	return errors.Join(errs...)
-}
-
-func without(lines, taken []string) []string {
-	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return slices.Contains(taken, line) })
-}
-
 // awaitState waits until a node is as it was, and returns how long that took.
-func awaitState(t *testing.T, n lab.Node, want state, after string) time.Duration {
+func awaitState(t *testing.T, n lab.Node, want probe.State, after string) time.Duration {
 	t.Helper()
-	return await(t, n.Name+" as it was, after "+after, func(ctx context.Context) error { return stateOf(ctx, n).differs(want) })
+	took, err := probe.AwaitState(t.Context(), n, want, after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return took
 }
 
 // addrPort is where a pod answers.

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -40,20 +39,6 @@ func (tr trio) reaches(t *testing.T, c *lab.Cluster) time.Duration {
 	ping(t, c.Node(2).Netns, tr.asks.IPs[0])
 	ping(t, tr.asks.Netns, c.Outside.IP)
 	return time.Since(begin)
-}
-
-// settledState returns a node's state once it is the same twice in a row: nothing is being removed any more.
-func settledState(t *testing.T, n lab.Node) state {
-	t.Helper()
-	var last state
-	await(t, n.Name+" at rest", func(ctx context.Context) error {
-		before := last
-		if last = stateOf(ctx, n); before == nil {
-			return fmt.Errorf("looking again")
-		}
-		return last.differs(before)
-	})
-	return last
 }
 
 // A switch whose daemon dies comes back by itself, with everything in it: its flows, its ports, the host's interface.
@@ -95,7 +80,7 @@ func TestDatabaseKilled(t *testing.T) {
 	})
 	echo(t, fresh.Netns, fresh.IPs[0])
 	ping(t, tr.far.Netns, fresh.IPs[0])
-	if err := watch.check(t.Context(), nil); err != nil {
+	if err := watch.Check(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 	t.Logf("a pod was attached again %s after the database was killed; %s", back.Round(time.Millisecond), watch)

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/hostile"
+	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -71,26 +72,9 @@ func newStage(t *testing.T) *stage {
 }
 
 // hostEnd returns the MAC address of the node's end of a pod's interface.
-func hostEnd(t *testing.T, p *lab.Pod) (mac net.HardwareAddr) {
+func hostEnd(t *testing.T, p *lab.Pod) net.HardwareAddr {
 	t.Helper()
-	var index int
-	err := traffic.In(p.Netns, func() error {
-		eth0, err := netlink.LinkByName("eth0")
-		if err == nil {
-			index = eth0.Attrs().ParentIndex
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = traffic.In(p.Node.Netns, func() error {
-		link, err := netlink.LinkByIndex(index)
-		if err == nil {
-			mac = link.Attrs().HardwareAddr
-		}
-		return err
-	})
+	mac, _, err := probe.HostEnd(p)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -62,7 +63,7 @@ func TestWrongRequests(t *testing.T) {
 	c := cluster(t)
 	n := c.Node(1)
 	settledState(t, n)
-	before, err := count(t.Context(), c, n)
+	before, err := probe.Count(t.Context(), c, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,11 +104,11 @@ func TestWrongRequests(t *testing.T) {
 		t.Logf("%s: %d %.200s", name, code, said)
 	}
 	await(t, "nothing left over", func(ctx context.Context) error {
-		have, err := count(ctx, c, n)
+		have, err := probe.Count(ctx, c, n)
 		if err != nil {
 			return err
 		}
-		return have.more(before)
+		return have.More(before)
 	})
 	addPod(t, c, "n1", "input-after")
 }
@@ -159,7 +160,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 	tr := newTrio(t, c, "half")
 	watch := watchFlows(t, n)
 	settledState(t, n)
-	before, err := count(t.Context(), c, n)
+	before, err := probe.Count(t.Context(), c, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +185,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 		t.Errorf("nothing is said of the broken record:\n%s", said)
 	}
 	tr.reaches(t, c)
-	if err := watch.check(t.Context(), []*lab.Pod{victim}); err != nil {
+	if err := watch.Check(t.Context(), []*lab.Pod{victim}); err != nil {
 		t.Error(err)
 	}
 	if err := victim.Check(t.Context()); err == nil {
@@ -198,7 +199,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 	ping(t, tr.far.Netns, fresh.IPs[0])
 	delPod(t, fresh)
 	await(t, "nothing left over", func(ctx context.Context) error {
-		have, err := count(ctx, c, n)
+		have, err := probe.Count(ctx, c, n)
 		if err != nil {
 			return err
 		}
@@ -208,7 +209,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 				delete(have, name)
 			}
 		}
-		return have.more(before)
+		return have.More(before)
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/report"
+	"weft.dev/weft/test/probe"
 )
 
 // child tells the process that runs the tests from the one that keeps the lab: a test that panics, or runs out of time,
@@ -66,7 +67,7 @@ func keep() (code int, err error) {
 	if err := lab.Down(ctx, *labName, nil); err != nil { // of a run that was killed
 		return 1, err
 	}
-	before, err := takeInventory(*labName)
+	before, err := probe.TakeInventory(*labName)
 	if err != nil {
 		return 1, err
 	}
@@ -88,17 +89,17 @@ func keep() (code int, err error) {
 }
 
 // takeDown ends the lab, however the tests ended, and returns an error that names what is left of it.
-func takeDown(before inventory) error {
+func takeDown(before probe.Inventory) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := lab.Down(ctx, *labName, nil); err != nil {
 		return err
 	}
-	after, err := takeInventory(*labName)
+	after, err := probe.TakeInventory(*labName)
 	if err != nil {
 		return err
 	}
-	return before.leftBy(after)
+	return before.LeftBy(after)
 }
 
 // build builds Weft's programs as they are shipped.

@@ -93,7 +93,7 @@ func TestWrongClusterNetwork(t *testing.T) {
 		})
 	}
 	tr.reaches(t, c)
-	if err := watch.check(t.Context(), nil); err != nil {
+	if err := watch.Check(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 	addPod(t, c, "n1", "wrong-after")
@@ -234,7 +234,7 @@ func TestWrongHosts(t *testing.T) {
 	echo(t, fresh[1].Netns, fresh[1].IPs[0])
 	ping(t, fresh[0].Netns, fresh[1].IPs[0])
 	tr.reaches(t, c)
-	if err := watch.check(t.Context(), nil); err != nil {
+	if err := watch.Check(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 	flows := stateOf(t.Context(), c.Node(1))["flows"]

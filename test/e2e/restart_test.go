@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -114,7 +115,7 @@ func TestAgentRestarts(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "restart")
 	l.control(t, 15*time.Second)
-	watches := map[string]*flowWatch{}
+	watches := map[string]*probe.FlowWatch{}
 	for _, n := range c.Nodes() {
 		watches[n.Name] = watchFlows(t, n)
 	}
@@ -137,7 +138,7 @@ func TestAgentRestarts(t *testing.T) {
 		}
 	})
 	for node, watch := range watches {
-		err := watch.check(t.Context(), deleted[node])
+		err := watch.Check(t.Context(), deleted[node])
 		t.Logf("%s: %s", node, watch)
 		if err != nil {
 			t.Errorf("%s: %v", node, err)

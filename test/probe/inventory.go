@@ -1,6 +1,4 @@
-//go:build lab
-
-package e2e
+package probe
 
 import (
 	"fmt"
@@ -13,12 +11,13 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// inventory is what a machine has of a lab: names of namespaces, links, mounts, cgroups, processes, folders. Labs run side
+// Inventory is what a machine has of a lab: names of namespaces, links, mounts, cgroups, processes, folders. Labs run side
 // by side, so only what bears the lab's name, or is new without bearing another's, counts.
-type inventory map[string]bool
+type Inventory map[string]bool
 
-func takeInventory(name string) (inventory, error) {
-	have := inventory{}
+// TakeInventory lists what a machine has of the lab of that name.
+func TakeInventory(name string) (Inventory, error) {
+	have := Inventory{}
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, err
@@ -53,7 +52,7 @@ func takeInventory(name string) (inventory, error) {
 }
 
 // addProcesses adds the processes in the lab's cgroup, or whose command line has a path of the lab's.
-func (have inventory) addProcesses(name string) error {
+func (have Inventory) addProcesses(name string) error {
 	found, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return err
@@ -72,8 +71,8 @@ func (have inventory) addProcesses(name string) error {
 	return nil
 }
 
-// leftBy returns an error that names what is there after and was not before.
-func (have inventory) leftBy(after inventory) error {
+// LeftBy returns an error that names what is there after and was not before.
+func (have Inventory) LeftBy(after Inventory) error {
 	var left []string
 	for _, item := range slices.Sorted(maps.Keys(after)) {
 		if !have[item] {

@@ -1,0 +1,109 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/lab"
+)
+
+// Counts is how many of everything a node has that pods could leak.
+type Counts map[string]int
+
+// programs are those of a node that Count looks into.
+func programs() []string { return []string{"weft-agent", "ovs-vswitchd", "ovsdb-server"} }
+
+// Count counts what a node has.
+func Count(ctx context.Context, c *lab.Cluster, n lab.Node) (Counts, error) {
+	have := Counts{}
+	lines := map[string][]string{
+		"links":      {"ip", "-o", "link"},
+		"OVS ports":  {"ovs-vsctl", "list-ports", "br0"},
+		"OVS rows":   {"ovs-vsctl", "--columns=_uuid", "--format=csv", "--no-headings", "list", "Interface"},
+		"flows":      {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br0"},
+		"rules":      {"nft", "list", "ruleset"},
+		"routes":     {"ip", "route", "show", "table", "all"},
+		"namespaces": {"sh", "-c", "ls /run/netns"},
+	}
+	for name, command := range lines {
+		out, err := Run(ctx, n.Enter(command...))
+		if err != nil {
+			return nil, err
+		}
+		have[name] = strings.Count(out, "\n")
+	}
+	err := filepath.WalkDir(filepath.Join(n.Dir, "root/var/lib"), func(_ string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			have["files"]++
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range programs() {
+		status, err := Program(ctx, c, n.Name+"/"+name)
+		if err != nil {
+			return nil, err
+		}
+		have["restarts of "+name] = status.Restarts
+		descriptors, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(status.Pid), "fd"))
+		if err != nil {
+			return nil, err
+		}
+		have["descriptors of "+name] = len(descriptors)
+	}
+	have["goroutines"], err = goroutines(ctx, n)
+	return have, err
+}
+
+// goroutines counts those of a node's agent.
+func goroutines(ctx context.Context, n lab.Node) (int, error) {
+	profile, err := AskAgent(ctx, n, "/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		return 0, err
+	}
+	var total int
+	if _, err := fmt.Sscanf(profile, "goroutine profile: total %d", &total); err != nil {
+		return 0, fmt.Errorf("goroutines of %s: %w", n.Name, err)
+	}
+	return total, nil
+}
+
+// More returns an error that names what there is more of than before.
+func (have Counts) More(before Counts) error {
+	var found []string
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		if have[name] > before[name] {
+			found = append(found, fmt.Sprintf("%s: %d, were %d", name, have[name], before[name]))
+		}
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("left over: %s", strings.Join(found, "; "))
+	}
+	return nil
+}
+
+// Memory returns the resident memory of one of the lab's programs, in KiB.
+func Memory(ctx context.Context, c *lab.Cluster, name string) (int, error) {
+	status, err := Program(ctx, c, name)
+	if err != nil {
+		return 0, err
+	}
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(status.Pid), "status"))
+	if err != nil {
+		return 0, fmt.Errorf("memory of %s: %w", name, err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			return strconv.Atoi(strings.Fields(rest)[0])
+		}
+	}
+	return 0, fmt.Errorf("memory of %s: the kernel tells no VmRSS", name)
+}

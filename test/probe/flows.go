@@ -1,0 +1,104 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/lab"
+)
+
+// FlowWatch sees every change of a node's flows, by a flow monitor of its own.
+type FlowWatch struct {
+	conn *openflow.Conn
+
+	mu      sync.Mutex
+	removed []*openflow.Flow
+	changed []*openflow.Flow
+	added   int
+	paused  bool
+}
+
+// WatchFlows watches a node's flows until it is closed.
+func WatchFlows(ctx context.Context, n lab.Node) (*FlowWatch, error) {
+	w := &FlowWatch{}
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	conn, err := openflow.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), openflow.Options{OnAsync: w.note})
+	if err != nil {
+		return nil, fmt.Errorf("watching the flows of %s: %w", n.Name, err)
+	}
+	if err := conn.Monitor(ctx, 1); err != nil {
+		return nil, errors.Join(fmt.Errorf("watching the flows of %s: %w", n.Name, err), conn.Close())
+	}
+	w.conn = conn
+	return w, nil
+}
+
+// Close ends the watch.
+func (w *FlowWatch) Close() error { return w.conn.Close() }
+
+func (w *FlowWatch) note(message any) {
+	updates, ok := message.([]openflow.FlowUpdate)
+	if !ok {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, u := range updates {
+		switch {
+		case u.Event == openflow.MonitorPaused:
+			w.paused = true
+		case u.Flow == nil || pipeline.IsNote(u.Flow.Key()):
+		case u.Event == openflow.FlowRemoved:
+			w.removed = append(w.removed, u.Flow)
+		case u.Event == openflow.FlowModified:
+			w.changed = append(w.changed, u.Flow)
+		case u.Event == openflow.FlowAdded:
+			w.added++
+		}
+	}
+}
+
+// ownedBy are the cookies of pods' flows.
+func ownedBy(pods []*lab.Pod) []uint64 {
+	cookies := make([]uint64, 0, len(pods))
+	for _, p := range pods {
+		key := attach.Key{ContainerID: p.Sandbox.ID, IfName: "eth0"}
+		cookies = append(cookies, pipeline.Cookie(reconcile.Owner(key.Owner())))
+	}
+	return cookies
+}
+
+// Check returns an error unless nothing was removed but flows of the pods that were deleted. A barrier before it makes
+// sure that everything has been told.
+func (w *FlowWatch) Check(ctx context.Context, deleted []*lab.Pod) error {
+	if err := w.conn.Barrier(ctx); err != nil {
+		return fmt.Errorf("the flow monitor: %w", err)
+	}
+	own := ownedBy(deleted)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.paused {
+		return errors.New("the flow monitor was paused: it may have missed something")
+	}
+	for _, flow := range w.removed {
+		if !slices.Contains(own, flow.Cookie) {
+			return fmt.Errorf("removed, and no deleted pod's: %s", flow)
+		}
+	}
+	return nil
+}
+
+// String says what was seen, in words.
+func (w *FlowWatch) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return fmt.Sprintf("%d flows added, %d changed, %d removed", w.added, len(w.changed), len(w.removed))
+}

@@ -1,0 +1,80 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/traffic"
+)
+
+// CodeTryAgain is the CNI specification's "try again later".
+const CodeTryAgain = 11
+
+// AsFailure returns the network's own error in err, if it is one.
+func AsFailure(err error) (*podruntime.Failure, bool) { return errors.AsType[*podruntime.Failure](err) }
+
+// AddPod adds a pod; what says "try again later" it tries again, with a new sandbox, as a kubelet does. With an error
+// comes what is to be detached, or nil.
+func AddPod(ctx context.Context, c *lab.Cluster, spec lab.PodSpec) (*lab.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	for {
+		p, err := c.AddPod(ctx, spec)
+		failure, known := AsFailure(err)
+		if err == nil || !known || failure.Code != CodeTryAgain || ctx.Err() != nil {
+			return p, err
+		}
+		if err := Detach(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// detachAgain is how long a runtime waits before it repeats a DEL that failed.
+const detachAgain = 100 * time.Millisecond
+
+// Detach ends a pod's sandbox, trying again while the agent says so. It may be repeated.
+func Detach(ctx context.Context, p *lab.Pod) error {
+	ticker := time.NewTicker(detachAgain)
+	defer ticker.Stop()
+	for {
+		_, err := p.Detach(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-ticker.C:
+		}
+	}
+}
+
+// HostEnd returns the MAC address and the name of the node's end of a pod's interface.
+func HostEnd(p *lab.Pod) (mac net.HardwareAddr, name string, err error) {
+	var index int
+	err = traffic.In(p.Netns, func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err == nil {
+			index = eth0.Attrs().ParentIndex
+		}
+		return err
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	err = traffic.In(p.Node.Netns, func() error {
+		link, err := netlink.LinkByIndex(index)
+		if err == nil {
+			mac, name = link.Attrs().HardwareAddr, link.Attrs().Name
+		}
+		return err
+	})
+	return mac, name, err
+}

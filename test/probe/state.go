@@ -1,0 +1,95 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"weft.dev/weft/lab"
+)
+
+// State is all that the agent keeps on a node, as the tools of the node tell it: sorted lines, by subject.
+type State map[string]string
+
+// questions are what a state is made of.
+func questions() map[string][]string {
+	return map[string][]string{
+		"flows":     {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "--no-names", "dump-flows", "br0"},
+		"groups":    {"ovs-ofctl", "-O", "OpenFlow15", "dump-groups", "br0"},
+		"ports":     {"ovs-vsctl", "--columns=name,ofport,type,options,error", "find", "Interface", "ofport!=65534"},
+		"bridge":    {"ovs-vsctl", "--columns=name,datapath_type,fail_mode,protocols", "find", "Bridge", "name=br0"},
+		"addresses": {"ip", "-4", "-o", "addr", "show", "tun0"},
+		"link":      {"ip", "-o", "link", "show", "tun0"},
+		"routes":    {"ip", "-4", "route", "show", "dev", "tun0"},
+		"inet weft": {"nft", "-s", "list", "table", "inet", "weft"},
+		"arp weft":  {"nft", "-s", "list", "table", "arp", "weft"},
+	}
+}
+
+// volatile is what differs between two states that are the same: numbers that the kernel gives, and names of handles.
+var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
+
+// StateOf reads a node's state; what cannot be read is part of it.
+func StateOf(ctx context.Context, n lab.Node) State {
+	s := State{}
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	for name, question := range questions() {
+		group.Go(func() {
+			out, err := Run(ctx, n.Enter(question...))
+			if err != nil {
+				out = err.Error()
+			}
+			sorted := slices.Sorted(strings.Lines(volatile.ReplaceAllString(out, "")))
+			mu.Lock()
+			defer mu.Unlock()
+			s[name] = strings.Join(sorted, "")
+		})
+	}
+	group.Wait()
+	return s
+}
+
+// Differs returns an error that names what differs from a state, line by line.
+func (s State) Differs(want State) error {
+	var errs []error
+	for name := range questions() {
+		if s[name] == want[name] {
+			continue
+		}
+		have, wanted := slices.Collect(strings.Lines(s[name])), slices.Collect(strings.Lines(want[name]))
+		missing, further := without(wanted, have), without(have, wanted)
+		errs = append(errs, fmt.Errorf("%s: %d lines missing, %d too many:\n- %s+ %s", name, len(missing), len(further),
+			strings.Join(missing[:min(5, len(missing))], "- "), strings.Join(further[:min(5, len(further))], "+ ")))
+	}
+	return errors.Join(errs...)
+}
+
+func without(lines, taken []string) []string {
+	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return slices.Contains(taken, line) })
+}
+
+// SettledState returns a node's state once it is the same twice in a row: nothing is being removed any more.
+func SettledState(ctx context.Context, n lab.Node) (State, error) {
+	var last State
+	_, err := Await(ctx, Patience, n.Name+" at rest", func(ctx context.Context) error {
+		before := last
+		if last = StateOf(ctx, n); before == nil {
+			return errors.New("looking again")
+		}
+		return last.Differs(before)
+	})
+	return last, err
+}
+
+// AwaitState waits until a node is as it was, and returns how long that took.
+func AwaitState(ctx context.Context, n lab.Node, want State, after string) (time.Duration, error) {
+	return Await(ctx, Patience, n.Name+" as it was, after "+after, func(ctx context.Context) error {
+		return StateOf(ctx, n).Differs(want)
+	})
+}
