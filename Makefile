@@ -5,7 +5,8 @@ BIN = bin
 # Bare machines may run this without a home, and go keeps its caches there.
 HOME ?= /root
 export HOME
-LDFLAGS = -s -w
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS = -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
 # build is a folder as well.

@@ -6,17 +6,25 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"weft.dev/weft/internal/cli"
 )
 
+// version is the release.
+var version = "dev" //nolint:gochecknoglobals // set by the linker (-X main.version)
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	environment := cli.Environment{Node: os.Getenv("NODE_NAME"), Kubeconfig: os.Getenv("KUBECONFIG")}
+	environment := cli.Environment{
+		Node: os.Getenv("NODE_NAME"), Kubeconfig: os.Getenv("KUBECONFIG"), Version: version, Program: filepath.Base(os.Args[0]),
+	}
 	if err := cli.Weft(environment).ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "weft:", err)
-		os.Exit(1)
+		if err.Error() != "" { // it is told already
+			fmt.Fprintln(os.Stderr, "weft:", err)
+		}
+		os.Exit(cli.ExitCode(err))
 	}
 }

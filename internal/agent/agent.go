@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -69,6 +70,8 @@ type Options struct {
 	// LogLevel is the level that Log asks for at each line, for who changes it while the agent runs. Default: one that
 	// changes nothing.
 	LogLevel *slog.LevelVar
+	// Version is the program's release, as it is told. Default "dev".
+	Version string
 }
 
 func (o Options) withDefaults() Options {
@@ -88,6 +91,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.LogLevel == nil {
 		o.LogLevel = &slog.LevelVar{}
+	}
+	if o.Version == "" {
+		o.Version = "dev"
 	}
 	return o
 }
@@ -117,6 +123,8 @@ type agent struct {
 	health  *health
 	socket  string
 	records string
+	// running is set once the engines are open.
+	running atomic.Pointer[running]
 	// toldWarning is the host firewall's warning in the node's condition.
 	toldWarning string
 }
@@ -168,6 +176,7 @@ func (a *agent) run(ctx context.Context) error {
 		return server.Serve(serveCtx, listener)
 	})
 	serving.Go(func() error { return a.health.serve(serveCtx, a.opts.HealthAddress) })
+	serving.Go(func() error { return a.serveAdmin(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, engines) })
 	serving.Go(func() error { // a failed engine ends the agent
@@ -203,6 +212,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
 	a.health.warn(check{"host firewall", e.firewall.state})
 	a.gate.open(network)
+	a.running.Store(&running{network: network, engines: e})
 	group.Go(func() error { return network.Run(engineCtx) })
 
 	network.Waiting("waiting for the API server")
@@ -261,17 +271,8 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 
 // step programs what the objects say now. The first time, it then tells runtime and cluster that pods may come.
 func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, serving *bool) error {
-	view, err := a.objects.view(ctx)
+	view, err := a.program(ctx, network, e)
 	if err != nil {
-		return err
-	}
-	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
-		return err
-	}
-	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
-		a.opts.Log.Warn("others' firewalls were not looked at", "error", err) // their next change is another try
-	}
-	if err := network.Update(ctx, view); err != nil {
 		return err
 	}
 	e.tunnels.set(view.Remotes)
@@ -292,6 +293,21 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	*serving = true
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil
+}
+
+// program brings the engines in step with what the objects say now. With engines that only read it is a dry run.
+func (a *agent) program(ctx context.Context, network *overlay.Network, e *engines) (overlay.View, error) {
+	view, err := a.objects.view(ctx)
+	if err != nil {
+		return view, err
+	}
+	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
+		return view, err
+	}
+	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
+		a.opts.Log.Warn("others' firewalls were not looked at", "error", err) // their next change is another try
+	}
+	return view, network.Update(ctx, view)
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

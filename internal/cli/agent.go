@@ -6,8 +6,8 @@ import (
 	"weft.dev/weft/internal/agent"
 )
 
-func agentCommand(common *commonFlags, node string) *cobra.Command {
-	var opts agent.Options
+func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
+	opts := agent.Options{Version: environment.Version}
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the network of this node",
@@ -30,7 +30,7 @@ func agentCommand(common *commonFlags, node string) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&opts.Node, "node-name", node, "name of this node's Node object (default: $NODE_NAME)")
+	flags.StringVar(&opts.Node, "node-name", environment.Node, "name of this node's Node object (default: $NODE_NAME)")
 	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
 	flags.StringVar(&opts.StateDir, "state-dir", agent.DefaultStateDir, "directory of the attachment records")
 	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")

@@ -15,15 +15,16 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// Version is the release, set when the program is linked.
-const Version = "dev"
-
 // Environment is what the program's environment says; flags come first.
 type Environment struct {
 	// Node is the name of the node (NODE_NAME).
 	Node string
 	// Kubeconfig is the path of a kubeconfig (KUBECONFIG).
 	Kubeconfig string
+	// Version is the program's release.
+	Version string
+	// Program is the name that the program was called by: as kubectl-weft it is a plugin of kubectl.
+	Program string
 }
 
 // Weft returns the command weft with all its commands.
@@ -33,15 +34,21 @@ func Weft(environment Environment) *cobra.Command {
 		Short: "A network for Kubernetes on Open vSwitch",
 		Long: "Weft is a network for Kubernetes on Open vSwitch, nftables and the Linux kernel.\n" +
 			"`weft agent` runs on every node, `weft controller` once or twice a cluster; deploy/ installs both.",
-		Version:       Version,
+		Version:       environment.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	common := &commonFlags{kubeconfig: environment.Kubeconfig}
 	common.register(root)
-	root.AddCommand(agentCommand(common, environment.Node), controllerCommand(common), installPluginCommand())
+	root.AddCommand(agentCommand(common, environment), controllerCommand(common), installPluginCommand(), logLevelCommand())
+	if environment.Program == pluginProgram {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
+	}
 	return root
 }
+
+// pluginProgram is the name by which kubectl finds the program as its plugin.
+const pluginProgram = "kubectl-weft"
 
 // commonFlags are the flags of all commands.
 type commonFlags struct {

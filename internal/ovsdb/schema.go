@@ -28,6 +28,7 @@ type rootRow struct {
 	CurCfg        int      `ovsdb:"cur_cfg"`
 	NextCfg       int      `ovsdb:"next_cfg"`
 	DatapathTypes []string `ovsdb:"datapath_types"`
+	OVSVersion    *string  `ovsdb:"ovs_version"`
 }
 
 type bridgeRow struct {
@@ -85,7 +86,7 @@ func monitorRequest() *client.Monitor {
 	return &client.Monitor{
 		Method: ovsdb.ConditionalMonitorRPC,
 		Tables: []client.TableMonitor{
-			{Table: tableRoot, Fields: []string{"bridges", "cur_cfg", "next_cfg", "datapath_types"}},
+			{Table: tableRoot, Fields: []string{"bridges", "cur_cfg", "next_cfg", "datapath_types", "ovs_version"}},
 			{Table: tableBridge, Fields: []string{
 				"name", "datapath_type", "fail_mode", "protocols", "other_config", "external_ids", "ports",
 			}},

@@ -68,6 +68,9 @@ type Loop[K comparable, V Value[V]] struct {
 	unreadable error
 	resync     bool
 	stopped    bool
+	// committed is when the engine was last changed.
+	committed  time.Time
+	inspectors []*inspector[K, V]
 }
 
 // waiter is somebody who wants to know when some owners' fragments are programmed.
@@ -213,6 +216,7 @@ func (l *Loop[K, V]) Run(ctx context.Context) error {
 	delay := firstRetry
 	for {
 		retry := l.pass(ctx)
+		l.inspect(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -254,6 +258,10 @@ func (l *Loop[K, V]) stop() {
 		w.done <- fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
 	}
 	l.waiters = nil
+	for _, i := range l.inspectors {
+		i.done <- fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
+	}
+	l.inspectors = nil
 }
 
 // round is one pass of the loop.
@@ -427,6 +435,11 @@ func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 func (l *Loop[K, V]) commitOnce(ctx context.Context, change Change[K, V], drift bool) error {
 	begin := time.Now()
 	err := l.engine.Commit(ctx, change)
+	if err == nil {
+		l.mu.Lock()
+		l.committed = time.Now()
+		l.mu.Unlock()
+	}
 	l.observe(Event{Set: len(change.Set), Deleted: len(change.Delete), Drift: drift, Took: time.Since(begin), Err: err})
 	return err
 }

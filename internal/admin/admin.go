@@ -1,0 +1,130 @@
+// Package admin is how an operator talks to the agent of a node: HTTP and JSON over a unix socket that only root may use. It
+// knows words, server and client; what the agent answers is the agent's to say.
+//
+//	GET /v1/state       how the agent and its engines stand
+//	GET /v1/diff        what is programmed otherwise than desired, read back now
+//	GET /v1/log-level   the least severe messages that are logged
+//	PUT /v1/log-level   another level, until the agent's end
+package admin
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// DefaultSocket is where the agent listens unless told otherwise.
+const DefaultSocket = "/run/weft/admin/admin.sock"
+
+// State is how an agent stands.
+type State struct {
+	// Node is the name of the agent's node, Version the agent's release.
+	Node    string `json:"node"`
+	Version string `json:"version"`
+	// Ready says that pods can be attached; else Waiting says what is waited for.
+	Ready   bool   `json:"ready"`
+	Waiting string `json:"waiting,omitempty"`
+	// Warnings do not keep pods from being attached.
+	Warnings []string `json:"warnings,omitempty"`
+	// OpenVSwitch and Kernel are versions; Datapath is the bridge's type, system (the kernel's) or netdev (userspace).
+	OpenVSwitch string `json:"openVSwitch,omitempty"`
+	Kernel      string `json:"kernel,omitempty"`
+	Datapath    string `json:"datapath,omitempty"`
+	// Attachments counts the pods' interfaces.
+	Attachments int `json:"attachments"`
+	// AddressesUsed of AddressesTotal addresses for pods are taken.
+	AddressesUsed  int `json:"addressesUsed"`
+	AddressesTotal int `json:"addressesTotal"`
+	// Engines are all that the agent keeps in step.
+	Engines []Engine `json:"engines"`
+}
+
+// Engine is how one engine stands.
+type Engine struct {
+	// Name is openflow, ovsdb, link or nft.
+	Name string `json:"name"`
+	// InStep says that all that is desired is programmed, as far as is known without reading back.
+	InStep bool `json:"inStep"`
+	// Items counts what is desired, Waiting what of it is still to be committed.
+	Items   int `json:"items"`
+	Waiting int `json:"waiting,omitempty"`
+	// Hash is that of the desired state, where one is kept.
+	Hash string `json:"hash,omitempty"`
+	// Committed is when it was last changed; not set: not since the agent's start.
+	Committed *time.Time `json:"committed,omitempty"`
+	// Failures are what could not be programmed, sorted by owner.
+	Failures []Failure `json:"failures,omitempty"`
+}
+
+// Failure is an owner whose part is not programmed.
+type Failure struct {
+	// Owner is the object that the part comes from: "attachment/<container>/<interface>", "hostsubnet/<uid>", "cluster".
+	Owner string `json:"owner"`
+	// Message says why, and what would help.
+	Message string `json:"message"`
+}
+
+// The ways in which an item can differ.
+const (
+	// Missing: it is desired and not programmed.
+	Missing = "missing"
+	// Extra: it is programmed and nobody desires it.
+	Extra = "extra"
+	// Different: it is programmed otherwise than desired.
+	Different = "different"
+)
+
+// Diff is what is programmed otherwise than desired.
+type Diff struct {
+	// InStep says that nothing differs and everything could be read.
+	InStep bool `json:"inStep"`
+	// Engines are all that the agent keeps in step, in the order in which a start programs them.
+	Engines []EngineDiff `json:"engines"`
+}
+
+// EngineDiff is what differs in one engine.
+type EngineDiff struct {
+	// Name is openflow, ovsdb, link or nft.
+	Name string `json:"name"`
+	// Desired and Programmed count the items.
+	Desired    int `json:"desired"`
+	Programmed int `json:"programmed"`
+	// Error says why the engine could not be read; then nothing is known of differences.
+	Error string `json:"error,omitempty"`
+	// Differences are sorted by owner and item.
+	Differences []Difference `json:"differences,omitempty"`
+}
+
+// Difference is one item that differs.
+type Difference struct {
+	// Owner is the object that the item comes from; "" is nobody known.
+	Owner string `json:"owner,omitempty"`
+	// Change is Missing, Extra or Different.
+	Change string `json:"change"`
+	// Item names the item in the engine's words.
+	Item string `json:"item"`
+	// Want and Have are the whole item in the engine's words: a flow as ovs-ofctl prints it, a row, a link, a rule.
+	Want string `json:"want,omitempty"`
+	Have string `json:"have,omitempty"`
+	// Why says why it could not be programmed, if that was tried.
+	Why string `json:"why,omitempty"`
+}
+
+// levelWords is the body of requests and answers about the level.
+type levelWords struct {
+	Level string `json:"level"`
+}
+
+// ParseLevel returns the level that a word names.
+func ParseLevel(word string) (slog.Level, error) {
+	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError} {
+		if word == LevelName(level) {
+			return level, nil
+		}
+	}
+	return 0, fmt.Errorf("log level %.32q: it is one of debug, info, warn, error", word)
+}
+
+// LevelName returns the word for a level.
+func LevelName(level slog.Level) string { return strings.ToLower(level.String()) }

@@ -1,0 +1,163 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"weft.dev/weft/internal/admin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// serve runs a server for this user, and returns its socket.
+func serve(t *testing.T, s *admin.Server, uid int) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "admin", "admin.sock")
+	listener, err := admin.Listen(socket, uint32(uid)) //nolint:gosec // uids fit
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, listener) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
+}
+
+func sample() admin.State {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	return admin.State{Node: "n1", Ready: true, Engines: []admin.Engine{{
+		Name: "openflow", Items: 3, Committed: &at, Failures: []admin.Failure{{Owner: "cluster", Message: "no"}},
+	}}}
+}
+
+func TestAnswers(t *testing.T) {
+	level := &slog.LevelVar{}
+	diff := admin.Diff{Engines: []admin.EngineDiff{{Name: "nft", Differences: []admin.Difference{{Change: admin.Missing, Item: "chain"}}}}}
+	s := &admin.Server{State: sample, Diff: func(context.Context) (admin.Diff, error) { return diff, nil }, Level: level}
+	client := &admin.Client{Socket: serve(t, s, os.Geteuid())}
+	state, err := client.State(t.Context())
+	if d := cmp.Diff(sample(), state); err != nil || d != "" {
+		t.Errorf("state (-want +got), %v:\n%s", err, d)
+	}
+	got, err := client.Diff(t.Context())
+	if d := cmp.Diff(diff, got); err != nil || d != "" {
+		t.Errorf("diff (-want +got), %v:\n%s", err, d)
+	}
+	if word, err := client.LogLevel(t.Context()); err != nil || word != "info" {
+		t.Errorf("level %q, %v", word, err)
+	}
+	if word, err := client.SetLogLevel(t.Context(), "debug"); err != nil || word != "debug" || level.Level() != slog.LevelDebug {
+		t.Errorf("level %q, %v; the log's is %s", word, err, level)
+	}
+	if _, err := client.SetLogLevel(t.Context(), "loud"); err == nil || !strings.Contains(err.Error(), "one of debug, info, warn, error") {
+		t.Errorf("level loud: %v", err)
+	}
+	if level.Level() != slog.LevelDebug {
+		t.Errorf("a level that is none changed the log's to %s", level)
+	}
+}
+
+// TestFailuresAreTold: what the agent cannot say, and a panic, are one request's errors.
+func TestFailuresAreTold(t *testing.T) {
+	s := &admin.Server{
+		State: func() admin.State { panic("broken") }, Level: &slog.LevelVar{},
+		Diff: func(context.Context) (admin.Diff, error) {
+			return admin.Diff{}, errors.New("waiting for the API server")
+		},
+	}
+	client := &admin.Client{Socket: serve(t, s, os.Geteuid())}
+	if _, err := client.State(t.Context()); err == nil || !strings.Contains(err.Error(), "broken") {
+		t.Errorf("state: %v", err)
+	}
+	if _, err := client.Diff(t.Context()); err == nil || err.Error() != "waiting for the API server" {
+		t.Errorf("diff: %v", err)
+	}
+}
+
+// TestOnlyItsUser: directory and socket are closed to others, and so are connections of theirs.
+func TestOnlyItsUser(t *testing.T) {
+	s := &admin.Server{State: sample, Level: &slog.LevelVar{}}
+	socket := serve(t, s, os.Geteuid()+1)
+	for path, want := range map[string]os.FileMode{filepath.Dir(socket): 0o700, socket: 0o600} {
+		if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want mode %o", path, info.Mode(), err, want)
+		}
+	}
+	if _, err := (&admin.Client{Socket: socket}).State(t.Context()); err == nil || !strings.Contains(err.Error(), "serves user") {
+		t.Errorf("another user was answered: %v", err)
+	}
+}
+
+// TestRequestsAreBounded: a body without end, another path and another method are refused with words.
+func TestRequestsAreBounded(t *testing.T) {
+	s := &admin.Server{State: sample, Level: &slog.LevelVar{}}
+	socket := serve(t, s, os.Geteuid())
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.DialTimeout("unix", socket, patience)
+	}}
+	for _, test := range []struct {
+		name, method, path, body string
+		status                   int
+	}{
+		{"too large", http.MethodPut, "/v1/log-level", `{"level":"` + strings.Repeat("x", 1<<20), http.StatusBadRequest},
+		{"no JSON", http.MethodPut, "/v1/log-level", "debug", http.StatusBadRequest},
+		{"another field", http.MethodPut, "/v1/log-level", `{"lvl":"debug"}`, http.StatusBadRequest},
+		{"another path", http.MethodGet, "/v2/state", "", http.StatusNotFound},
+		{"another method", http.MethodPost, "/v1/diff", "", http.StatusNotFound},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			request, err := http.NewRequestWithContext(t.Context(), test.method, "http://weft"+test.path, strings.NewReader(test.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := transport.RoundTrip(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = answer.Body.Close() }()
+			body, err := io.ReadAll(answer.Body)
+			if err != nil || answer.StatusCode != test.status || !strings.HasPrefix(string(body), `{"error":`) {
+				t.Errorf("status %d, body %s, %v", answer.StatusCode, body, err)
+			}
+		})
+	}
+}
+
+// TestAgentAway: an agent that is not there, or does not answer, is told with what to do.
+func TestAgentAway(t *testing.T) {
+	never := filepath.Join(t.TempDir(), "never.sock")
+	if _, err := (&admin.Client{Socket: never}).State(t.Context()); err == nil || !strings.Contains(err.Error(), "no agent runs here") {
+		t.Errorf("never there: %v", err)
+	}
+	silent := filepath.Join(t.TempDir(), "silent.sock")
+	listener, err := net.Listen("unix", silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := (&admin.Client{Socket: silent}).State(ctx); err == nil || !strings.Contains(err.Error(), "did not answer in time") {
+		t.Errorf("silent: %v", err)
+	}
+}

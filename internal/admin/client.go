@@ -1,0 +1,113 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+)
+
+// maxAnswer bounds an answer, in bytes: a node whose 100,000 flows all differ has some 50 MB to say.
+const maxAnswer = 256 << 20
+
+// Client asks the agent of this node.
+type Client struct {
+	// Socket is the path of the agent's admin socket; DefaultSocket when empty.
+	Socket string
+}
+
+// State asks how the agent stands.
+func (c *Client) State(ctx context.Context) (State, error) {
+	var state State
+	err := c.do(ctx, http.MethodGet, "/v1/state", nil, &state)
+	return state, err
+}
+
+// Diff has the agent read back what is programmed.
+func (c *Client) Diff(ctx context.Context) (Diff, error) {
+	var diff Diff
+	err := c.do(ctx, http.MethodGet, "/v1/diff", nil, &diff)
+	return diff, err
+}
+
+// LogLevel asks what the agent logs.
+func (c *Client) LogLevel(ctx context.Context) (string, error) {
+	var words levelWords
+	err := c.do(ctx, http.MethodGet, "/v1/log-level", nil, &words)
+	return words.Level, err
+}
+
+// SetLogLevel changes what the agent logs, and returns the level that it has then.
+func (c *Client) SetLogLevel(ctx context.Context, level string) (string, error) {
+	var words levelWords
+	err := c.do(ctx, http.MethodPut, "/v1/log-level", levelWords{level}, &words)
+	return words.Level, err
+}
+
+// do sends a request and decodes the answer. How long to wait is up to ctx.
+func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
+	socket := c.Socket
+	if socket == "" {
+		socket = DefaultSocket
+	}
+	var content []byte
+	if body != nil {
+		var err error
+		if content, err = json.Marshal(body); err != nil {
+			return fmt.Errorf("writing the request: %w", err)
+		}
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://weft"+path, bytes.NewReader(content))
+	if err != nil {
+		return fmt.Errorf("writing the request: %w", err)
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	answer, err := transport.RoundTrip(request)
+	if err != nil {
+		return explain(socket, err)
+	}
+	defer answer.Body.Close() //nolint:errcheck // it has been read, or the error is told already
+	content, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return explain(socket, err)
+	case len(content) > maxAnswer:
+		return fmt.Errorf("the agent's answer is larger than %d bytes", maxAnswer)
+	case answer.StatusCode != http.StatusOK:
+		return refused(socket, answer.StatusCode, content)
+	}
+	if err := json.Unmarshal(content, into); err != nil {
+		return fmt.Errorf("what answers on %s is no agent of this release: %w", socket, err)
+	}
+	return nil
+}
+
+func refused(socket string, status int, content []byte) error {
+	var said failure
+	if err := json.Unmarshal(content, &said); err != nil || said.Error == "" {
+		return fmt.Errorf("what answers on %s is no agent of this release (HTTP status %d)", socket, status)
+	}
+	return errors.New(said.Error)
+}
+
+// explain says what to do about an agent that does not answer.
+func explain(socket string, err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no agent runs here (socket %s): run this on the node, or in its agent's pod: kubectl -n weft exec ds/weft-agent -- ...: %w", socket, err)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("only root may ask the agent (socket %s): %w", socket, err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("the agent did not answer in time (socket %s): it hangs, or is stopped; look at its log, and at its pod's events: %w", socket, err)
+	}
+	return fmt.Errorf("asking the agent (socket %s): %w", socket, err)
+}

@@ -1,0 +1,244 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// running is what there is to tell of once the engines are open.
+type running struct {
+	network *overlay.Network
+	engines *engines
+}
+
+// serveAdmin answers operators until ctx ends.
+func (a *agent) serveAdmin(ctx context.Context) error {
+	listener, err := admin.Listen(filepath.Join(a.opts.RunDir, "admin", "admin.sock"), 0)
+	if err != nil {
+		return err
+	}
+	server := &admin.Server{
+		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Level: a.opts.LogLevel, Logger: a.opts.Log,
+	}
+	return server.Serve(ctx, listener)
+}
+
+// versionTimeout bounds the question for the switch's release: a database that is away does not keep the rest from being told.
+const versionTimeout = time.Second
+
+// state returns how the agent stands.
+func (a *agent) state(ctx context.Context) admin.State {
+	s := admin.State{Node: a.opts.Node, Version: a.opts.Version, Kernel: kernelRelease(), Attachments: len(a.store.List())}
+	r := a.running.Load()
+	if r == nil {
+		s.Waiting = *a.gate.waiting.Load()
+		return s
+	}
+	s.Ready = true
+	if err := r.network.Ready(); err != nil {
+		s.Ready, s.Waiting = false, err.Error()
+	}
+	if err := r.engines.firewall.state(); err != nil {
+		s.Warnings = append(s.Warnings, "host firewall: "+err.Error())
+	}
+	s.Datapath = r.engines.datapath
+	limited, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	if version, err := r.engines.rows.Version(limited); err == nil { // without it, ovsdb's failure says more
+		s.OpenVSwitch = version
+	}
+	usage := r.network.Usage()
+	s.Attachments, s.AddressesUsed, s.AddressesTotal = usage.Attachments, usage.Used, usage.Total
+	for _, e := range r.engines.all() {
+		s.Engines = append(s.Engines, e.state())
+	}
+	return s
+}
+
+func kernelRelease() string {
+	var name unix.Utsname
+	if unix.Uname(&name) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+// diff reads back every engine.
+func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
+	r := a.running.Load()
+	if r == nil {
+		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", *a.gate.waiting.Load())
+	}
+	return r.engines.diff(ctx), nil
+}
+
+func (e *engines) diff(ctx context.Context) admin.Diff {
+	diff := admin.Diff{InStep: true}
+	for _, engine := range e.all() {
+		d := engine.diff(ctx)
+		diff.InStep = diff.InStep && d.Error == "" && len(d.Differences) == 0
+		diff.Engines = append(diff.Engines, d)
+	}
+	return diff
+}
+
+// observed is an engine as it is told of.
+type observed interface {
+	state() admin.Engine
+	diff(ctx context.Context) admin.EngineDiff
+}
+
+// all returns the engines in the order in which a start programs them.
+func (e *engines) all() []observed {
+	return []observed{
+		engineView[nft.Key, nft.Item]{name: "nft", loop: e.ruleLoop, owner: ruleOwner},
+		engineView[ovsdb.Key, ovsdb.Row]{name: "ovsdb", loop: e.rowLoop, owner: rowOwner},
+		engineView[link.Key, link.Item]{name: "link", loop: e.linkLoop, owner: linkOwner},
+		engineView[openflow.Key, openflow.Entry]{name: "openflow", loop: e.flowLoop, owner: flowOwner, hashed: true},
+	}
+}
+
+// keyed is what names an item.
+type keyed interface {
+	comparable
+	fmt.Stringer
+}
+
+// item is what an engine holds.
+type item[V any] interface {
+	reconcile.Value[V]
+	fmt.Stringer
+}
+
+// engineView tells of one engine.
+type engineView[K keyed, V item[V]] struct {
+	name string
+	loop *reconcile.Loop[K, V]
+	// owner returns whose an item is by its mark: all that is known of one that nobody desires.
+	owner func(V) string
+	// hashed says that the loop keeps a hash.
+	hashed bool
+}
+
+func (v engineView[K, V]) state() admin.Engine {
+	status := v.loop.Status()
+	e := admin.Engine{Name: v.name, InStep: status.InStep(), Items: status.Items, Waiting: status.Waiting}
+	if v.hashed {
+		e.Hash = v.loop.Hash().String()
+	}
+	if !status.Committed.IsZero() {
+		at := status.Committed.UTC()
+		e.Committed = &at
+	}
+	for owner, err := range status.Failures {
+		e.Failures = append(e.Failures, admin.Failure{Owner: string(owner), Message: err.Error()})
+	}
+	slices.SortFunc(e.Failures, func(a, b admin.Failure) int { return cmp.Compare(a.Owner, b.Owner) })
+	return e
+}
+
+func (v engineView[K, V]) diff(ctx context.Context) admin.EngineDiff {
+	d := admin.EngineDiff{Name: v.name}
+	found, err := v.loop.Inspect(ctx)
+	if errors.Is(err, reconcile.ErrNotStarted) {
+		d.Error = "nothing is programmed before the agent knows what the cluster wants: " + err.Error()
+		return d
+	}
+	if err != nil {
+		d.Error = err.Error()
+		return d
+	}
+	d.Desired, d.Programmed = found.Desired, found.Programmed
+	for i := range found.Differences {
+		d.Differences = append(d.Differences, v.difference(&found.Differences[i]))
+	}
+	slices.SortFunc(d.Differences, func(a, b admin.Difference) int {
+		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Item, b.Item))
+	})
+	return d
+}
+
+func (v engineView[K, V]) difference(found *reconcile.Difference[K, V]) admin.Difference {
+	d := admin.Difference{Item: found.Key.String(), Change: admin.Different}
+	switch {
+	case !found.Held:
+		d.Change = admin.Missing
+	case !found.Wanted:
+		d.Change = admin.Extra
+	}
+	if found.Wanted {
+		d.Want = found.Want.String()
+	}
+	if found.Held {
+		d.Have = found.Have.String()
+	}
+	switch {
+	case len(found.Owners) > 0:
+		d.Owner = string(found.Owners[0])
+	case found.Held:
+		d.Owner = v.owner(found.Have)
+	default:
+		d.Owner = v.owner(found.Want) // the seal, which is no fragment's
+	}
+	if found.Err != nil {
+		d.Why = found.Err.Error()
+	}
+	return d
+}
+
+// ruleOwner returns whose an item of nftables is, by its comment.
+func ruleOwner(item nft.Item) string {
+	switch v := item.(type) {
+	case *nft.Element:
+		return v.Owner
+	case *nft.ForeignJump:
+		return v.Owner
+	}
+	return ""
+}
+
+// rowOwner returns whose a row is, by its external_ids.
+func rowOwner(row ovsdb.Row) string {
+	switch v := row.(type) {
+	case *ovsdb.Bridge:
+		return v.ExternalIDs[ovsdb.OwnerID]
+	case *ovsdb.Port:
+		return v.ExternalIDs[ovsdb.OwnerID]
+	}
+	return ""
+}
+
+// linkOwner returns whose a device is, by its alias.
+func linkOwner(item link.Item) string {
+	switch v := item.(type) {
+	case *link.Device:
+		return v.Owner
+	case *link.Veth:
+		return v.Owner
+	}
+	return ""
+}
+
+// flowOwner returns the kind of object that a flow comes from, by its cookie.
+func flowOwner(entry openflow.Entry) string {
+	if flow, ok := entry.(*openflow.Flow); ok {
+		return pipeline.CookieKind(flow.Cookie)
+	}
+	return ""
+}

@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/admin"
+)
+
+// answerTimeout is how long an agent has to answer what it knows without reading anything back.
+const answerTimeout = 5 * time.Second
+
+// adminFlags lead to an agent's admin socket.
+type adminFlags struct {
+	socket string
+}
+
+func (f *adminFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.socket, "socket", admin.DefaultSocket, "the agent's admin socket")
+}
+
+func (f *adminFlags) client() *admin.Client { return &admin.Client{Socket: f.socket} }
+
+func logLevelCommand() *cobra.Command {
+	var flags adminFlags
+	cmd := &cobra.Command{
+		Use:   "log-level [debug|info|warn|error]",
+		Short: "Show or change what the running agent of this node logs",
+		Long: "Shows the least severe messages that the agent of this node logs, or changes it. The change lasts until the\n" +
+			"agent's end; it starts with --log-level again. It needs root on the node, or in the agent's pod.",
+		Example: "  # What does the agent of this node log?\n  weft log-level\n\n" +
+			"  # Log everything on one node of a cluster, and go back\n" +
+			"  kubectl -n weft exec weft-agent-x7k2p -- /weft log-level debug\n" +
+			"  kubectl -n weft exec weft-agent-x7k2p -- /weft log-level info",
+		Args:      cobra.MaximumNArgs(1),
+		ValidArgs: []string{"debug", "info", "warn", "error"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), answerTimeout)
+			defer cancel()
+			var level string
+			var err error
+			if len(args) == 0 {
+				level, err = flags.client().LogLevel(ctx)
+			} else {
+				level, err = flags.client().SetLogLevel(ctx, args[0])
+			}
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), level)
+			return err
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}

@@ -1,0 +1,25 @@
+package pipeline_test
+
+import (
+	"testing"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// TestCookieKind: a flow's cookie leads back to the kind of its owner, and one that nobody set to none.
+func TestCookieKind(t *testing.T) {
+	for owner, kind := range map[reconcile.Owner]string{
+		"cluster": "cluster", "attachment/a/eth0": "attachment", "hostsubnet/1": "hostsubnet", "state": "state",
+		"service/a/b": "service", "nodes": "nodes", "affinity/a": "affinity", "something/else": "other",
+	} {
+		if got := pipeline.CookieKind(pipeline.Cookie(owner)); got != kind {
+			t.Errorf("cookie of %s: kind %q, want %q", owner, got, kind)
+		}
+	}
+	for _, cookie := range []uint64{0, ^uint64(0), 1} {
+		if got := pipeline.CookieKind(cookie); got != "" {
+			t.Errorf("cookie %#x: kind %q, want none", cookie, got)
+		}
+	}
+}

@@ -1,0 +1,39 @@
+package overlay
+
+import (
+	"math"
+
+	"weft.dev/weft/internal/ipam"
+)
+
+// Usage counts what the node's pods take.
+type Usage struct {
+	// Attachments are the pods' interfaces on this network, also those that are being made or removed.
+	Attachments int
+	// Used of Total addresses for pods are taken. Total is 0 until the first Update.
+	Used, Total int
+}
+
+// Usage returns what the node's pods take now.
+func (n *Network) Usage() Usage {
+	var u Usage
+	s := n.settings.Load()
+	for _, rec := range n.store.List() {
+		if rec.Network != NetworkName {
+			continue
+		}
+		u.Attachments++
+		for _, address := range rec.Addresses {
+			if s != nil && s.view.Local.Subnet.Contains(address.Addr()) {
+				u.Used++
+			}
+		}
+	}
+	if s == nil {
+		return u
+	}
+	if pool, err := ipam.NewPool(s.view.Local.Subnet); err == nil { // it was valid before
+		u.Total = int(min(pool.Capacity(), math.MaxInt32)) //nolint:gosec // bounded
+	}
+	return u
+}

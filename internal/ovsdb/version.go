@@ -1,0 +1,23 @@
+package ovsdb
+
+import (
+	"context"
+	"fmt"
+)
+
+// Version returns the release of Open vSwitch that runs, as ovs-vswitchd or its start script wrote it to the database; ""
+// when nobody did.
+func (e *Engine) Version(ctx context.Context) (string, error) {
+	version := ""
+	err := e.withSession(ctx, func(s *session) error {
+		v, err := s.view(ctx, e.config.Bridges)
+		if err == nil && v.root != nil && v.root.OVSVersion != nil {
+			version = *v.root.OVSVersion
+		}
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("release of Open vSwitch: %w", err)
+	}
+	return version, nil
+}
