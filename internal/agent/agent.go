@@ -208,7 +208,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 		return ignoreEnd(ctx, err)
 	}
 	e.run(engineCtx, group)
-	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
+	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log, ServiceWarnings: a.tellServiceWarnings})
 	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
 	a.health.warn(check{"host firewall", e.firewall.state})
 	a.gate.open(network)
@@ -219,7 +219,14 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	if err := a.objects.synced(ctx); err != nil {
 		return ignoreEnd(ctx, err)
 	}
-	return a.follow(ctx, network, e)
+	// All Services are known to the network before its first Update: what is not told by then would be removed.
+	if err := a.objects.services.step(ctx, network); err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	following, followCtx := errgroup.WithContext(ctx)
+	following.Go(func() error { return a.follow(followCtx, network, e) })
+	following.Go(func() error { return a.followServices(followCtx, network) })
+	return following.Wait()
 }
 
 func ignoreEnd(ctx context.Context, err error) error {

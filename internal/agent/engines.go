@@ -38,6 +38,7 @@ type engines struct {
 	firewall *firewall
 	verify   time.Duration
 	tunnels  *tunnels
+	tracked  *connections
 }
 
 // openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
@@ -74,6 +75,7 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 	e.flows = openflow.NewEngine(openflow.Config{
 		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote,
 	})
+	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
 	e.rowLoop = reconcile.NewLoop(e.rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log})
 	e.linkLoop = reconcile.NewLoop(e.links, reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log})
 	e.ruleLoop = reconcile.NewLoop(e.rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log})
@@ -105,7 +107,7 @@ func chooseDatapath(ctx context.Context, rows *ovsdb.Engine, asked string) (stri
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods}
+	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Connections: e.tracked}
 }
 
 // run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.

@@ -2,10 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -28,22 +32,59 @@ type objects struct {
 	node    string
 	log     *slog.Logger
 	changed chan struct{}
+	// services are watched beside: a Service's event is work for that Service only.
+	services *services
 }
 
 func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, error) {
 	scheme := runtime.NewScheme()
-	if err := networkv1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(networkv1.AddToScheme(scheme), corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("scheme: %w", err)
 	}
 	// What there is to watch is known: asking the API server would need it to be there before the agent can start.
-	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion()})
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion(), corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion})
 	mapper.Add(networkv1.GroupVersion().WithKind("ClusterNetwork"), meta.RESTScopeRoot)
 	mapper.Add(networkv1.GroupVersion().WithKind("HostSubnet"), meta.RESTScopeRoot)
-	store, err := cache.New(config, cache.Options{Scheme: scheme, Mapper: mapper})
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Service"), meta.RESTScopeNamespace)
+	mapper.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
+	served, err := labels.Parse(servedLabels)
+	if err != nil {
+		return nil, fmt.Errorf("labels of Services: %w", err)
+	}
+	store, err := cache.New(config, cache.Options{
+		Scheme: scheme, Mapper: mapper, DefaultTransform: strip,
+		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
+	})
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)
 	}
-	return &objects{cache: store, node: node, log: log, changed: make(chan struct{}, 1)}, nil
+	return &objects{cache: store, node: node, log: log, changed: make(chan struct{}, 1), services: newServices(store, node)}, nil
+}
+
+// servedLabels select Services, and their slices, as kube-proxy does: not those of another proxy, and not headless ones.
+const servedLabels = "!" + labelProxy + ",!" + corev1.IsHeadlessService
+
+// labelProxy names another proxy that serves the Service (k8s.io/kubernetes/pkg/proxy/apis).
+const labelProxy = "service.kubernetes.io/service-proxy-name"
+
+// strip takes from objects what nobody here looks at, and what would be kept in memory for each of thousands.
+func strip(object any) (any, error) {
+	if o, ok := object.(client.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	switch o := object.(type) {
+	case *corev1.Node:
+		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
+	case *corev1.Service:
+		o.Annotations = nil
+	case *discoveryv1.EndpointSlice:
+		o.Annotations = nil
+		for i := range o.Endpoints {
+			o.Endpoints[i].TargetRef, o.Endpoints[i].DeprecatedTopology = nil, nil
+		}
+	}
+	return object, nil
 }
 
 // run watches until ctx ends.
@@ -61,6 +102,9 @@ func (o *objects) run(ctx context.Context) error {
 		if _, err := informer.AddEventHandler(handler); err != nil {
 			return fmt.Errorf("watching the API server: %w", err)
 		}
+	}
+	if err := o.services.watch(ctx); err != nil {
+		return err
 	}
 	return o.cache.Start(ctx)
 }

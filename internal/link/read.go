@@ -92,7 +92,10 @@ func readDevice(handle *netlink.Handle, link netlink.Link) (*Device, error) {
 	if device.TxOffload, err = txOffload(attrs.Name); err != nil {
 		return nil, err
 	}
-	every := Sysctls{On, On, On, On, On, On, On}
+	var every Sysctls
+	for _, entry := range sysctlTable {
+		*entry.get(&every) = On
+	}
 	if device.Sysctls, err = readSysctls(attrs.Name, every); err != nil {
 		return nil, err
 	}

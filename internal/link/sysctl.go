@@ -28,6 +28,7 @@ var sysctlTable = []sysctlEntry{
 	{"forwarding", "ipv6", func(s *Sysctls) *Toggle { return &s.Forwarding6 }},
 	{"route_localnet", "ipv4", func(s *Sysctls) *Toggle { return &s.RouteLocalnet }},
 	{"proxy_arp", "ipv4", func(s *Sysctls) *Toggle { return &s.ProxyARP }},
+	{"send_redirects", "ipv4", func(s *Sysctls) *Toggle { return &s.SendRedirects }},
 	{"rp_filter", "ipv4", func(s *Sysctls) *Toggle { return &s.RPFilter }},
 }
 

@@ -103,6 +103,8 @@ type Sysctls struct {
 	RouteLocalnet Toggle
 	// ProxyARP answers ARP for addresses routed elsewhere (ipv4 proxy_arp).
 	ProxyARP Toggle
+	// SendRedirects tells senders of shorter ways (ipv4 send_redirects). Off counts only if that of "all" is off as well.
+	SendRedirects Toggle
 	// RPFilter is reverse path filtering: Off is 0, On is 1 (strict). Loose mode is not offered.
 	RPFilter Toggle
 }

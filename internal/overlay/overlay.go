@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
 )
 
 // NetworkName is the name of this network in attachment records.
@@ -57,6 +58,8 @@ type Engines struct {
 	Rules *reconcile.Loop[nft.Key, nft.Item]
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
+	// Connections are those that the switch tracks for Services.
+	Connections Connections
 }
 
 // Options of a Network.
@@ -65,6 +68,9 @@ type Options struct {
 	BootID string
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
+	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
+	// not wait. Nil: nobody is told.
+	ServiceWarnings func(owner reconcile.Owner, warnings []error)
 }
 
 // Network is the overlay on this node. It is a cni.Handler for the pods on it.
@@ -85,7 +91,9 @@ type Network struct {
 	// remotes are the remote hosts that fragments were made of; leftOut says why others have none.
 	remotes map[reconcile.Owner]pipeline.Remote
 	leftOut map[reconcile.Owner]string
-	started bool
+	// services are what is known of Services.
+	services services
+	started  bool
 	// incomplete tells that the last Update failed: the next one compiles everything.
 	incomplete bool
 
@@ -113,6 +121,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
+		services: newServices(),
 	}
 	n.reaper = newReaper(n)
 	n.Waiting("the agent is starting")
@@ -169,6 +178,8 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("node links: %w", err)
 	}
 	n.engines.Flows.Set(remotes.flows)
+	n.setServices(s)
+	n.services.stale = map[reconcile.Owner][]service.Stale{} // nothing was served before
 	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
@@ -193,6 +204,7 @@ func (n *Network) refresh(ctx context.Context, s *settings) error {
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
 	n.engines.Flows.Set(remotes.flows)
+	n.setServices(s)
 	flows := n.engines.Flows.Apply(ctx, s.flows())
 	return errors.Join(
 		named("node rules", rules), named("switch", rows), named("node links", links), named("flows", flows),

@@ -53,6 +53,14 @@ type breakable[K comparable, V any] struct {
 	mu   sync.Mutex
 	err  error
 	hook func()
+	bad  func(reconcile.Change[K, V]) error
+}
+
+// refuse sets what judges each commit; nil: nothing is refused.
+func (b *breakable[K, V]) refuse(bad func(reconcile.Change[K, V]) error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bad = bad
 }
 
 func (b *breakable[K, V]) fail(err error) {
@@ -87,6 +95,9 @@ func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K,
 	}
 	b.mu.Lock()
 	err := b.err
+	if err == nil && b.bad != nil {
+		err = b.bad(change)
+	}
 	b.mu.Unlock()
 	if err != nil {
 		return err
@@ -145,6 +156,8 @@ type node struct {
 	rules *nft.Fake
 	pods  *breakablePods
 	dir   string
+	// tracked notes what the switch was to forget.
+	tracked *tracked
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
 	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
@@ -155,7 +168,7 @@ type node struct {
 func newNode(dir string) *node {
 	n := &node{
 		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir,
+		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
 	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
@@ -217,7 +230,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Pods:  n.pods,
+		Pods:  n.pods, Connections: n.tracked,
 	}
 	l := &life{Network: New(engines, store, Options{BootID: boot}), node: n, store: store}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -58,11 +58,12 @@ func newSettings(view View) (*settings, error) {
 	s.pipeline = pipeline.Config{
 		Mode: pipeline.ModeSubnet, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
 		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
+		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem,
 	}
 	s.host = host.Config{
 		ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork, LocalSubnet: view.Local.Subnet,
 		Gateway: pool.Gateway(), GatewayMAC: pipeline.PodMAC(pool.Gateway()), NodeIP: view.Local.HostIP,
-		VXLANPort: view.Cluster.VXLANPort, MTU: mtu, Datapath: view.Node.Datapath,
+		VXLANPort: view.Cluster.VXLANPort, MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
 	}
 	s.attachments = plan.Settings{
 		ClusterNetworks: networks, ServiceNetworks: []netip.Prefix{view.Cluster.ServiceNetwork},

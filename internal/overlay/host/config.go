@@ -53,6 +53,8 @@ type Config struct {
 	RouteMTU int
 	// Datapath is the bridge's datapath type, ovsdb.DatapathSystem or ovsdb.DatapathNetdev.
 	Datapath string
+	// RejectMAC is the source address, nobody's, of what the switch hands over to be rejected; none: nothing is.
+	RejectMAC net.HardwareAddr
 }
 
 func (c *Config) vxlanPort() uint16 {
@@ -85,4 +87,9 @@ type Sysctl struct {
 // Sysctls are the settings that pods need of the node: without forwarding nothing leaves by another interface than tun0.
 // rp_filter may be anything: all that comes in by tun0 has a source that is routed there. route_localnet is not needed;
 // where others turn it on, the flows keep pods from the loopback range.
-func Sysctls() []Sysctl { return []Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}} }
+//
+// The host sends no redirects by tun0: a packet that it hands back to the switch has no shorter way. A device sends them if
+// its own setting or that of all says so; the others keep their own.
+func Sysctls() []Sysctl {
+	return []Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}, {Path: "net/ipv4/conf/all/send_redirects", Value: "0"}}
+}

@@ -27,6 +27,7 @@ func sample() *host.Config {
 		NodeIP:          netip.MustParseAddr("192.0.2.1"),
 		MTU:             1450,
 		Datapath:        ovsdb.DatapathNetdev,
+		RejectMAC:       net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1},
 	}
 }
 

@@ -17,9 +17,10 @@ func (c *Config) Links() map[link.Key]link.Item {
 		Addresses:     []netip.Prefix{netip.PrefixFrom(c.Gateway, c.LocalSubnet.Bits())},
 		NoPrefixRoute: true,
 		Sysctls: link.Sysctls{
-			DisableIPv6: link.On, // a link-local address would make the host speak ND and MLD into the switch
-			Forwarding4: link.On,
-			ProxyARP:    link.Off,
+			DisableIPv6:   link.On, // a link-local address would make the host speak ND and MLD into the switch
+			Forwarding4:   link.On,
+			ProxyARP:      link.Off,
+			SendRedirects: link.Off,
 		},
 	})
 	for _, network := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {

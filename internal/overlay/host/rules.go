@@ -52,6 +52,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 		f.add(&nft.Element{Family: nft.FamilyInet, Table: table, Set: podsSet, Match: []string{network.String()}, Owner: owner})
 	}
 	c.tunnel(f)
+	c.reject(f)
 	c.forward(f)
 	c.masquerade(f)
 	return f
@@ -75,6 +76,19 @@ func (c *Config) tunnel(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel", Hook: nft.HookInput, Priority: priorityFilter},
 		fmt.Sprintf(`iifname != "%s" ip saddr @%s ip daddr %s udp dport %d accept`, Tun, NodesSet, c.NodeIP, port),
 		fmt.Sprintf(`udp dport %d drop`, port))
+}
+
+// reject answers at once what the switch hands over for a Service without endpoints: the switch makes no packets. It comes
+// before routing, which would find that the way leads back to where the packet came from. kube-proxy's translations are
+// earlier (-100), and it has none for such a Service.
+func (c *Config) reject(f fragment) {
+	if c.RejectMAC == nil {
+		return
+	}
+	from := fmt.Sprintf(`iifname "%s" ether saddr %s`, Tun, c.RejectMAC)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "refuse", Hook: nft.HookPrerouting, Priority: priorityFilter},
+		from+" meta l4proto tcp reject with tcp reset",
+		from+" reject")
 }
 
 // forward drops what must not leave although the host would forward it: packets of no connection, which nothing would

@@ -20,6 +20,10 @@ import (
 // of 64 KiB. Of more, each node uses another part, by a hash of the node's address and the endpoint's.
 const MaxEndpoints = 800
 
+// MaxServiceEntries is the most flows and buckets that a node has for one Service. An object of a megabyte may name as many
+// ports and addresses as make millions, and each costs the switch about a kilobyte. What is beyond is left to the host.
+const MaxServiceEntries = 50_000
+
 // maxAffinity is the longest that a flow can be idle: OpenFlow counts seconds in 16 bits (a little over 18 hours).
 const maxAffinity = 65535 * time.Second
 
@@ -27,6 +31,8 @@ const maxAffinity = 65535 * time.Second
 type ServiceRules struct {
 	Rules  []Rule
 	Groups []*openflow.Group
+	// Warnings say what of the Service is not done, or not as the object has it.
+	Warnings []error
 }
 
 // Fragment returns flows and groups together.
@@ -53,6 +59,8 @@ func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
 		return fmt.Errorf("%s: no IPv4 address", where)
 	case c.inCluster(host(v.IP)):
 		return fmt.Errorf("%s: the address is a pod's or a gateway's: a Service must not take their traffic", where)
+	case v.Kind != service.KindClusterIP && c.ServiceNetwork.Contains(v.IP):
+		return fmt.Errorf("%s: the address is in the Services' network %s, where the API server gives addresses, and no object takes one", where, c.ServiceNetwork)
 	}
 	return nil
 }
@@ -81,12 +89,17 @@ func (c *Config) ServiceRules(list []service.VirtualAddress, ids *GroupIDs) Serv
 		if b.program == nil {
 			b.program = c.program(v.Owner)
 		}
+		if b.entries += b.cost(v); b.entries > MaxServiceEntries {
+			b.warnings = append(b.warnings, fmt.Errorf("%s: %s port %d of %s and what follows: a node takes %d flows and buckets for one Service; what is beyond is left to the host",
+				v.Owner, v.Protocol, v.Port, v.IP, MaxServiceEntries))
+			break
+		}
 		b.address(v)
 	}
 	if b.program == nil {
 		return ServiceRules{}
 	}
-	return ServiceRules{Rules: b.rules, Groups: b.groups}
+	return ServiceRules{Rules: b.rules, Groups: b.groups, Warnings: b.warnings}
 }
 
 // serviceProgram collects the rules and groups of one Service.
@@ -95,6 +108,33 @@ type serviceProgram struct {
 	ids      *GroupIDs
 	backends map[string]*backend
 	groups   []*openflow.Group
+	warnings []error
+	entries  int
+}
+
+// cost is how many flows and buckets an address adds.
+func (b *serviceProgram) cost(v *service.VirtualAddress) int {
+	n := 1 + len(v.SourceRanges)
+	if v.Verdict != service.Forward || b.backends[GroupName(v)] != nil {
+		return n
+	}
+	endpoints := min(len(v.Endpoints), MaxEndpoints)
+	if v.Affinity > 0 {
+		n += endpoints + 1
+	}
+	return n + endpoints
+}
+
+// limits tells of what a port is not given in full.
+func (b *serviceProgram) limits(v *service.VirtualAddress) {
+	if v.Affinity > maxAffinity {
+		b.warnings = append(b.warnings, fmt.Errorf("%s: sessionAffinityConfig.clientIP.timeoutSeconds: a client's endpoint is kept for %d seconds and not %d: the switch counts no further",
+			v.Owner, int(maxAffinity.Seconds()), int(v.Affinity.Seconds())))
+	}
+	if len(v.Endpoints) > MaxEndpoints {
+		b.warnings = append(b.warnings, fmt.Errorf("%s: %s port %d: each node uses %d of the %d endpoints, another part than other nodes",
+			v.Owner, v.Protocol, v.Port, MaxEndpoints, len(v.Endpoints)))
+	}
 }
 
 // backend is the group of one port, and what leads into it.
@@ -192,6 +232,7 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 	if k == nil {
 		k = &backend{name: name, group: b.ids.ID(name)}
 		b.backends[name] = k
+		b.limits(v)
 		endpoints := b.config.share(v.Endpoints)
 		if v.Affinity > 0 {
 			b.affinity(k, v, endpoints)

@@ -1,0 +1,312 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/ofproto"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+// indexService finds the EndpointSlices of a Service.
+const indexService = "service"
+
+// services tells which Services changed, and compiles them from what the watches know.
+type services struct {
+	cache cache.Cache
+	node  string
+	wake  chan struct{}
+
+	// mu guards what follows.
+	mu    sync.Mutex
+	dirty map[types.NamespacedName]struct{}
+	// nodes says that some node's addresses, or this node's zone, may have changed.
+	nodes bool
+
+	// What follows is used by step only.
+	place   service.Place
+	known   map[types.NamespacedName]struct{}
+	started bool
+}
+
+func newServices(store cache.Cache, node string) *services {
+	return &services{
+		cache: store, node: node, wake: make(chan struct{}, 1), nodes: true,
+		dirty: map[types.NamespacedName]struct{}{}, known: map[types.NamespacedName]struct{}{},
+	}
+}
+
+// watch has the informers tell of changes. It does not wait for them.
+func (s *services) watch(ctx context.Context) error {
+	err := s.cache.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexService, func(object client.Object) []string {
+		return []string{object.GetLabels()[discoveryv1.LabelServiceName]}
+	})
+	if err != nil {
+		return fmt.Errorf("watching the API server: %w", err)
+	}
+	for kind, note := range map[client.Object]func(any){
+		&corev1.Service{}:            s.noteService,
+		&discoveryv1.EndpointSlice{}: s.noteSlice,
+		&corev1.Node{}:               func(any) { s.note(func() { s.nodes = true }) },
+	} {
+		informer, err := s.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		handler := toolscache.ResourceEventHandlerFuncs{
+			AddFunc: note, DeleteFunc: note,
+			UpdateFunc: func(before, after any) {
+				if !sameNode(before, after) {
+					note(before) // a slice may have been another Service's
+					note(after)
+				}
+			},
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+	}
+	return nil
+}
+
+// sameNode reports whether two states of a node differ in nothing that counts: nodes are written often.
+func sameNode(before, after any) bool {
+	a, ok := before.(*corev1.Node)
+	b, too := after.(*corev1.Node)
+	return ok && too && a.Labels[corev1.LabelTopologyZone] == b.Labels[corev1.LabelTopologyZone] &&
+		slices.Equal(a.Status.Addresses, b.Status.Addresses)
+}
+
+func (s *services) noteService(object any) {
+	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = at.Obj
+	}
+	if svc, ok := object.(*corev1.Service); ok {
+		s.note(func() { s.dirty[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}] = struct{}{} })
+	}
+}
+
+func (s *services) noteSlice(object any) {
+	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = at.Obj
+	}
+	if slice, ok := object.(*discoveryv1.EndpointSlice); ok {
+		name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
+		s.note(func() { s.dirty[name] = struct{}{} })
+	}
+}
+
+func (s *services) note(set func()) {
+	s.mu.Lock()
+	set()
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
+}
+
+// step brings the network in step with what changed since the last, the first time with everything.
+func (s *services) step(ctx context.Context, network *overlay.Network) error {
+	s.mu.Lock()
+	dirty, nodes := s.dirty, s.nodes
+	s.dirty, s.nodes = map[types.NamespacedName]struct{}{}, false
+	s.mu.Unlock()
+	change, err := s.change(ctx, dirty, nodes)
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		maps.Copy(s.dirty, dirty)
+		s.nodes = s.nodes || nodes
+		return err
+	}
+	return network.UpdateServices(ctx, change)
+}
+
+// change compiles what changed. dirty gets the names of all that had to be compiled.
+func (s *services) change(ctx context.Context, dirty map[types.NamespacedName]struct{}, nodes bool) (overlay.ServiceChange, error) {
+	change := overlay.ServiceChange{Services: map[reconcile.Owner]overlay.Service{}}
+	if nodes {
+		place, addresses, err := s.nodeFacts(ctx)
+		if err != nil {
+			return change, err
+		}
+		change.Nodes = &addresses
+		if place != s.place || !s.started {
+			s.place = place
+			if err := s.everything(ctx, dirty); err != nil {
+				return change, err
+			}
+		}
+	}
+	for name := range dirty {
+		compiled, err := s.compile(ctx, name)
+		if err != nil {
+			return change, err
+		}
+		change.Services[service.Owner(name.Namespace, name.Name)] = compiled
+	}
+	s.started = true
+	return change, nil
+}
+
+// everything adds all Services to the names, those that are gone as well.
+func (s *services) everything(ctx context.Context, names map[types.NamespacedName]struct{}) error {
+	var list corev1.ServiceList
+	if err := s.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("Services: %w", err)
+	}
+	for i := range list.Items {
+		names[client.ObjectKeyFromObject(&list.Items[i])] = struct{}{}
+	}
+	for name := range s.known {
+		names[name] = struct{}{}
+	}
+	return nil
+}
+
+// compile returns what a Service is to this node's pods; nothing if it is not there.
+func (s *services) compile(ctx context.Context, name types.NamespacedName) (overlay.Service, error) {
+	var object corev1.Service
+	err := s.cache.Get(ctx, name, &object)
+	if apierrors.IsNotFound(err) {
+		delete(s.known, name)
+		return overlay.Service{}, nil
+	}
+	if err != nil {
+		return overlay.Service{}, fmt.Errorf("Service %s: %w", name, err)
+	}
+	s.known[name] = struct{}{}
+	svc, virtual := service.FromService(&object)
+	if !virtual {
+		return overlay.Service{}, nil
+	}
+	var list discoveryv1.EndpointSliceList
+	err = s.cache.List(ctx, &list, client.InNamespace(name.Namespace), client.MatchingFields{indexService: name.Name}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return overlay.Service{}, fmt.Errorf("EndpointSlices of %s: %w", name, err)
+	}
+	var found []service.Slice
+	for i := range list.Items {
+		if slice, usable := service.FromSlice(&list.Items[i]); usable {
+			found = append(found, slice)
+		}
+	}
+	return overlay.Service{Addresses: service.Compile(svc, found, s.place), Created: object.CreationTimestamp.Time}, nil
+}
+
+// nodeFacts returns where this node is, and where node ports are reached.
+func (s *services) nodeFacts(ctx context.Context) (service.Place, pipeline.NodeAddresses, error) {
+	var list corev1.NodeList
+	place, addresses := service.Place{Node: s.node}, pipeline.NodeAddresses{}
+	if err := s.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return place, addresses, fmt.Errorf("Nodes: %w", err)
+	}
+	for i := range list.Items {
+		node, to := &list.Items[i], &addresses.Others
+		if node.Name == s.node {
+			place.Zone, to = node.Labels[corev1.LabelTopologyZone], &addresses.Local
+		}
+		for _, address := range node.Status.Addresses {
+			ip, err := netip.ParseAddr(address.Address)
+			if err == nil && (address.Type == corev1.NodeInternalIP || address.Type == corev1.NodeExternalIP) {
+				*to = append(*to, ip.Unmap())
+			}
+		}
+	}
+	for _, list := range []*[]netip.Addr{&addresses.Local, &addresses.Others} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
+	return place, addresses, nil
+}
+
+// followServices keeps Services in step until ctx ends.
+func (a *agent) followServices(ctx context.Context, network *overlay.Network) error {
+	delay := firstFollowRetry
+	for {
+		var retry <-chan time.Time
+		if err := a.objects.services.step(ctx, network); err == nil {
+			delay = firstFollowRetry
+		} else if ctx.Err() == nil {
+			a.opts.Log.Warn("Services are not in step", "error", err)
+			timer := time.NewTimer(delay)
+			retry, delay = timer.C, min(2*delay, lastFollowRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.objects.services.wake:
+		case <-retry:
+		}
+	}
+}
+
+// tellServiceWarnings tells what of a Service this node's switch does not do.
+func (a *agent) tellServiceWarnings(owner reconcile.Owner, warnings []error) {
+	for _, err := range warnings {
+		a.opts.Log.Warn("a Service is not served in the switch as it says", "service", strings.TrimPrefix(string(owner), "service/"), "error", err)
+	}
+}
+
+// connections are the switch's tracked connections.
+type connections struct {
+	runDir string
+	flows  *openflow.Engine
+}
+
+var errNoSwitch = errors.New("ovs-vswitchd does not answer on its control socket")
+
+// forgetTimeout bounds how long the datapath is waited for.
+const forgetTimeout = 10 * time.Second
+
+// Forget implements overlay.Connections.
+func (c *connections) Forget(ctx context.Context, what []openflow.CTFlush) error {
+	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+	defer cancel()
+	// Until the datapath has taken note of new flows, a packet would make the connection known anew, as it was.
+	if err := c.settle(ctx); err != nil {
+		return err
+	}
+	for _, flush := range what {
+		if err := c.flows.FlushCT(ctx, flush); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle waits until the datapath goes by the flows that are committed. A switch that was killed leaves its socket behind,
+// under its own number.
+func (c *connections) settle(ctx context.Context) error {
+	paths, _ := filepath.Glob(filepath.Join(c.runDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
+	err := errNoSwitch
+	for _, path := range paths {
+		if _, failed := ofproto.Command(ctx, path, "revalidator/wait"); failed == nil {
+			return nil
+		} else {
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
+}

@@ -1,0 +1,335 @@
+package overlay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+// Service is a Service as this node serves it to its pods.
+type Service struct {
+	// Addresses are where it is reached, as package service compiles them.
+	Addresses []service.VirtualAddress
+	// Created is the object's age: of two that name one address, the older keeps it.
+	Created time.Time
+}
+
+// ServiceChange is what changed of what Services depend on.
+type ServiceChange struct {
+	// Services are those that changed, by owner (service.Owner). One without addresses is withdrawn.
+	Services map[reconcile.Owner]Service
+	// Nodes are the addresses of all nodes; nil: they are the same.
+	Nodes *pipeline.NodeAddresses
+}
+
+// Connections are those that the switch tracks.
+type Connections interface {
+	// Forget makes the switch forget connections, once every packet meets the flows that were committed before.
+	Forget(ctx context.Context, what []openflow.CTFlush) error
+}
+
+// UpdateServices brings Services in step with a change, and the connections with them that would otherwise go on to where
+// nobody answers. Before the first Update it only takes note: all Services that there are have to be told by then,
+// because what is not told is not there. After an error, a call with an empty change tries again.
+func (n *Network) UpdateServices(ctx context.Context, change ServiceChange) error {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	owners := n.services.update(change)
+	if !n.started {
+		return nil
+	}
+	return n.serve(ctx, n.settings.Load(), owners)
+}
+
+// serve programs the fragments of the owners given, and forgets connections.
+func (n *Network) serve(ctx context.Context, s *settings, owners map[reconcile.Owner]struct{}) error {
+	pending := n.services.pending
+	maps.Copy(pending, owners)
+	err := n.engines.Flows.Apply(ctx, n.compileServices(s, pending))
+	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
+		return named("Services", err)
+	}
+	for owner := range pending { // one that fails does not keep the others
+		if n.engines.Flows.Failure(owner) == nil {
+			n.services.settle(owner)
+			delete(pending, owner)
+		}
+	}
+	due := maps.Clone(n.services.stale)
+	maps.DeleteFunc(due, func(owner reconcile.Owner, _ []service.Stale) bool { _, waits := pending[owner]; return waits })
+	return errors.Join(named("Services", err), named("connections of Services", n.forget(ctx, s, due)))
+}
+
+// setServices hands over the fragments of all Services, without waiting.
+func (n *Network) setServices(s *settings) {
+	n.engines.Flows.Set(n.compileServices(s, n.services.all()))
+}
+
+// forget makes the switch forget what is outdated.
+func (n *Network) forget(ctx context.Context, s *settings, due map[reconcile.Owner][]service.Stale) error {
+	if len(due) == 0 {
+		return nil
+	}
+	var flushes []openflow.CTFlush
+	for _, owner := range slices.Sorted(maps.Keys(due)) {
+		for _, stale := range due[owner] {
+			flushes = append(flushes, s.pipeline.Flush(stale))
+		}
+	}
+	if err := n.engines.Connections.Forget(ctx, flushes); err != nil {
+		return err
+	}
+	for owner := range due {
+		delete(n.services.stale, owner)
+	}
+	return nil
+}
+
+// compileServices returns the fragments of the owners given.
+func (n *Network) compileServices(s *settings, owners map[reconcile.Owner]struct{}) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(owners))
+	for _, owner := range slices.Sorted(maps.Keys(owners)) { // so that numbers of groups are the same after a restart
+		if owner == pipeline.OwnerNodes {
+			fragments[owner] = s.pipeline.Nodes(n.services.nodes)
+			continue
+		}
+		compiled, warnings := n.services.compile(&s.pipeline, owner)
+		fragments[owner] = compiled
+		n.warn(owner, warnings)
+	}
+	return fragments
+}
+
+// warn tells what of a Service the switch does not do, once.
+func (n *Network) warn(owner reconcile.Owner, warnings []error) {
+	text := ""
+	if len(warnings) > 0 {
+		text = errors.Join(warnings...).Error()
+	}
+	if n.services.warned[owner] == text {
+		return
+	}
+	delete(n.services.warned, owner)
+	if text != "" {
+		n.services.warned[owner] = text
+	}
+	if n.opts.ServiceWarnings != nil {
+		n.opts.ServiceWarnings(owner, warnings)
+	}
+}
+
+// services are what is known of Services. They are not for concurrent use.
+type services struct {
+	known map[reconcile.Owner]*knownService
+	// claims are who names an address, the one first that has it.
+	claims map[place][]claim
+	nodes  pipeline.NodeAddresses
+	isNode map[netip.Addr]bool
+	groups pipeline.GroupIDs
+	// pending are the owners whose fragments may not be in effect yet.
+	pending map[reconcile.Owner]struct{}
+	// stale are connections to be forgotten once the owner's flows are in effect.
+	stale  map[reconcile.Owner][]service.Stale
+	warned map[reconcile.Owner]string
+}
+
+// knownService is a Service with what has become of it.
+type knownService struct {
+	Service
+	// effective are the addresses that it has of those that it names.
+	effective []service.VirtualAddress
+	// groups are the names that have a number for it.
+	groups map[string]struct{}
+}
+
+// place is what a packet must show to be for an address; ip is the zero Addr for node ports.
+type place struct {
+	ip       netip.Addr
+	protocol service.Protocol
+	port     uint16
+}
+
+func placeOf(v *service.VirtualAddress) place { return place{v.IP, v.Protocol, v.Port} }
+
+// claim is a Service's wish to have an address.
+type claim struct {
+	owner   reconcile.Owner
+	rank    int
+	created time.Time
+}
+
+// compare orders claims. What the API server gave to one Service alone comes first, then what a load balancer's controller
+// wrote, then what any author of a Service may write. Among equals the older has it: nobody takes an address that another
+// has.
+func (c claim) compare(other claim) int {
+	return cmp.Or(cmp.Compare(c.rank, other.rank), c.created.Compare(other.created), cmp.Compare(c.owner, other.owner))
+}
+
+func rank(kind service.Kind) int {
+	switch kind {
+	case service.KindClusterIP, service.KindNodePort:
+		return 0
+	case service.KindLoadBalancer:
+		return 1
+	default:
+		return 2
+	}
+}
+
+func newServices() services {
+	return services{
+		known: map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},
+		pending: map[reconcile.Owner]struct{}{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
+	}
+}
+
+// all returns all owners.
+func (x *services) all() map[reconcile.Owner]struct{} {
+	owners := map[reconcile.Owner]struct{}{pipeline.OwnerNodes: {}}
+	for owner := range x.known {
+		owners[owner] = struct{}{}
+	}
+	return owners
+}
+
+// update takes a change over and returns the owners whose fragments may differ.
+func (x *services) update(change ServiceChange) map[reconcile.Owner]struct{} {
+	affected := map[reconcile.Owner]struct{}{}
+	if change.Nodes != nil && !reflect.DeepEqual(x.nodes, *change.Nodes) {
+		x.setNodes(*change.Nodes, affected)
+	}
+	for owner, next := range change.Services {
+		was := x.known[owner]
+		if was == nil && len(next.Addresses) == 0 || was != nil && reflect.DeepEqual(was.Service, next) {
+			continue
+		}
+		if was == nil {
+			was = &knownService{}
+			x.known[owner] = was
+		}
+		affected[owner] = struct{}{}
+		for i := range was.Addresses {
+			x.release(placeOf(&was.Addresses[i]), owner, affected)
+		}
+		was.Service = next
+		for i := range next.Addresses {
+			v := &next.Addresses[i]
+			x.claim(placeOf(v), claim{owner, rank(v.Kind), next.Created}, affected)
+		}
+	}
+	return affected
+}
+
+// setNodes takes the nodes' addresses over. Services that name addresses of their own choice may have to give way.
+func (x *services) setNodes(nodes pipeline.NodeAddresses, affected map[reconcile.Owner]struct{}) {
+	x.nodes = nodes
+	x.isNode = make(map[netip.Addr]bool, len(nodes.Local)+len(nodes.Others))
+	for _, addr := range slices.Concat(nodes.Local, nodes.Others) {
+		x.isNode[addr] = true
+	}
+	affected[pipeline.OwnerNodes] = struct{}{}
+	for owner, known := range x.known {
+		if slices.ContainsFunc(known.Addresses, func(v service.VirtualAddress) bool { return rank(v.Kind) > 0 }) {
+			affected[owner] = struct{}{}
+		}
+	}
+}
+
+// release takes a claim back, and notes who has the place now.
+func (x *services) release(at place, owner reconcile.Owner, affected map[reconcile.Owner]struct{}) {
+	claims := x.claims[at]
+	first := len(claims) > 0 && claims[0].owner == owner
+	claims = slices.DeleteFunc(claims, func(c claim) bool { return c.owner == owner })
+	if len(claims) == 0 {
+		delete(x.claims, at)
+		return
+	}
+	x.claims[at] = claims
+	if first {
+		affected[claims[0].owner] = struct{}{}
+	}
+}
+
+// claim adds a claim, and notes who has the place no more.
+func (x *services) claim(at place, c claim, affected map[reconcile.Owner]struct{}) {
+	claims := x.claims[at]
+	i, _ := slices.BinarySearchFunc(claims, c, claim.compare)
+	if i == 0 && len(claims) > 0 {
+		affected[claims[0].owner] = struct{}{}
+	}
+	x.claims[at] = slices.Insert(claims, i, c)
+}
+
+// refused returns why a Service does not have an address that it names, nil if it has it.
+func (x *services) refused(c *pipeline.Config, v *service.VirtualAddress) error {
+	if err := c.CheckVirtualAddress(v); err != nil {
+		return err
+	}
+	if x.isNode[v.IP] {
+		return fmt.Errorf("%s: %s port %d of %s: the address is a node's: the switch leaves it to the host", v.Owner, v.Protocol, v.Port, v.IP)
+	}
+	if holder := x.claims[placeOf(v)][0].owner; holder != v.Owner {
+		return fmt.Errorf("%s: %s port %d of %s: %s has it", v.Owner, v.Protocol, v.Port, v.IP, holder)
+	}
+	return nil
+}
+
+// compile returns the fragment of a Service, none for one that is gone, and what of it is left out.
+func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow.Key]openflow.Entry, []error) {
+	known := x.known[owner]
+	var effective []service.VirtualAddress
+	var warnings []error
+	for i := range known.Addresses {
+		if err := x.refused(c, &known.Addresses[i]); err != nil {
+			warnings = append(warnings, err)
+			continue
+		}
+		effective = append(effective, known.Addresses[i])
+	}
+	for _, stale := range service.Outdated(known.effective, effective) {
+		if !slices.Contains(x.stale[owner], stale) {
+			x.stale[owner] = append(x.stale[owner], stale)
+		}
+	}
+	known.effective = effective
+	rules := c.ServiceRules(effective, &x.groups)
+	if known.groups == nil {
+		known.groups = map[string]struct{}{}
+	}
+	for i := range effective {
+		known.groups[pipeline.GroupName(&effective[i])] = struct{}{}
+	}
+	return rules.Fragment(), append(warnings, rules.Warnings...)
+}
+
+// settle gives up the numbers of groups that are gone from the switch.
+func (x *services) settle(owner reconcile.Owner) {
+	known := x.known[owner]
+	if known == nil {
+		return
+	}
+	used := make(map[string]struct{}, len(known.groups))
+	for i := range known.effective {
+		used[pipeline.GroupName(&known.effective[i])] = struct{}{}
+	}
+	for name := range known.groups {
+		if _, still := used[name]; !still {
+			x.groups.Release(name)
+		}
+	}
+	known.groups = used
+	if len(known.Addresses) == 0 {
+		delete(x.known, owner)
+	}
+}

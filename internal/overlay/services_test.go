@@ -1,0 +1,319 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+// tracked are connections of a switch that has none: what it is to forget is noted.
+type tracked struct {
+	mu   sync.Mutex
+	err  error
+	done []openflow.CTFlush
+}
+
+// Forget implements Connections.
+func (c *tracked) Forget(_ context.Context, what []openflow.CTFlush) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.done = append(c.done, what...)
+	}
+	return c.err
+}
+
+func (c *tracked) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+}
+
+// forgotten returns the endpoints of what was forgotten, and begins anew.
+func (c *tracked) forgotten() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []string
+	for _, f := range c.done {
+		list = append(list, netip.AddrPortFrom(f.Reply.Src, f.Reply.SrcPort).String())
+	}
+	c.done = nil
+	slices.Sort(list)
+	return list
+}
+
+// svc is a Service with one address, which its endpoints serve.
+func svc(name, ip string, kind service.Kind, protocol service.Protocol, to ...string) (reconcile.Owner, Service) {
+	v := service.VirtualAddress{
+		Owner: service.Owner("ns", name), Kind: kind, IP: netip.MustParseAddr(ip), Protocol: protocol, Port: 80, Verdict: service.Reject,
+	}
+	for _, text := range to {
+		at := netip.MustParseAddrPort(text)
+		v.Verdict, v.Serving = service.Forward, append(v.Serving, at)
+		v.Endpoints = append(v.Endpoints, service.Endpoint{Addr: at, Ready: true, Serving: true})
+	}
+	return v.Owner, Service{Addresses: []service.VirtualAddress{v}}
+}
+
+func (l *life) services(t tb, change ServiceChange) {
+	t.Helper()
+	if err := l.UpdateServices(context.Background(), change); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func one(owner reconcile.Owner, s Service) ServiceChange {
+	return ServiceChange{Services: map[reconcile.Owner]Service{owner: s}}
+}
+
+// held returns what the switch has of an owner.
+func (l *life) held(t tb, owner reconcile.Owner) []string {
+	t.Helper()
+	all, err := l.node.flows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, entry := range all {
+		if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == pipeline.Cookie(owner) {
+			list = append(list, flow.String())
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func groups(t tb, l *life) int {
+	t.Helper()
+	all, err := l.node.flows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for key := range all {
+		if key.Group != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// A restart with the same Services changes nothing, and a Service's change is that Service's flows only.
+func TestServicesSurviveARestart(t *testing.T) {
+	web, webService := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80", "10.128.2.5:80")
+	dns, dnsService := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")
+	all := ServiceChange{
+		Services: map[reconcile.Owner]Service{web: webService, dns: dnsService},
+		Nodes:    &pipeline.NodeAddresses{Local: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+	}
+	l := newNode(t.TempDir()).begin(t)
+	t.Cleanup(l.stop)
+	l.services(t, all)
+	l.update(t, sample())
+	before, commits := l.node.state(t), l.node.flows.Commits()
+	if len(l.held(t, web)) == 0 || len(l.held(t, dns)) == 0 || len(l.held(t, pipeline.OwnerNodes)) == 0 || groups(t, l) != 2 {
+		t.Fatalf("not there after the start:\n%s", before)
+	}
+	l.stop()
+	next := l.node.begin(t)
+	t.Cleanup(next.stop)
+	next.services(t, all)
+	next.update(t, sample())
+	next.services(t, all)
+	if now := next.node.state(t); now != before || next.node.flows.Commits() != commits {
+		t.Errorf("%d commits in place of %d:\n%s\nwas\n%s", next.node.flows.Commits(), commits, now, before)
+	}
+	if forgotten := next.node.tracked.forgotten(); len(forgotten) > 0 {
+		t.Errorf("connections were forgotten: %v", forgotten)
+	}
+	next.services(t, one(web, Service{}))
+	if len(next.held(t, web)) > 0 || len(next.held(t, dns)) == 0 || groups(t, next) != 1 {
+		t.Errorf("one was withdrawn:\n%s", next.node.state(t))
+	}
+	// The network changes: what is left is still there.
+	view := sample()
+	view.Cluster.VXLANPort = 4790
+	next.update(t, view)
+	if len(next.held(t, dns)) == 0 || groups(t, next) != 1 {
+		t.Errorf("after a change of the cluster network:\n%s", next.node.state(t))
+	}
+}
+
+// UDP connections to an endpoint that is gone are forgotten, once the flows are changed; until then it is tried again.
+func TestStaleConnectionsAreForgotten(t *testing.T) {
+	l := start(t)
+	owner, both := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53", "10.128.2.5:53")
+	l.services(t, one(owner, both))
+	l.node.tracked.forgotten()
+	_, left := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.2.5:53")
+	refusal := errors.New("refused")
+	l.node.tracked.fail(refusal)
+	if err := l.UpdateServices(t.Context(), one(owner, left)); !errors.Is(err, refusal) {
+		t.Errorf("the switch does not forget, and the error is %v", err)
+	}
+	l.node.tracked.fail(nil)
+	l.services(t, ServiceChange{})
+	if forgotten := l.node.tracked.forgotten(); !slices.Equal(forgotten, []string{"10.128.0.5:53"}) {
+		t.Errorf("forgotten: %v", forgotten)
+	}
+	l.services(t, ServiceChange{})
+	if forgotten := l.node.tracked.forgotten(); len(forgotten) > 0 {
+		t.Errorf("forgotten again: %v", forgotten)
+	}
+}
+
+// A flow that the switch refuses keeps neither other Services nor their connections.
+func TestOneServiceFails(t *testing.T) {
+	l := start(t)
+	bad, badService := svc("bad", "172.30.0.12", service.KindClusterIP, service.UDP, "10.128.0.5:53")
+	good, goodService := svc("good", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")
+	l.services(t, one(good, goodService))
+	l.node.tracked.forgotten()
+	refuse := func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		for _, entry := range change.Set {
+			if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == pipeline.Cookie(bad) {
+				return errors.New("no")
+			}
+		}
+		return nil
+	}
+	l.node.flowEngine.refuse(refuse)
+	change := one(bad, badService)
+	change.Services[good] = Service{}
+	if err := l.UpdateServices(t.Context(), change); err == nil {
+		t.Error("nothing is said of the Service that fails")
+	}
+	if forgotten := l.node.tracked.forgotten(); !slices.Equal(forgotten, []string{"10.128.0.5:53"}) || len(l.held(t, good)) > 0 {
+		t.Errorf("forgotten: %v, flows: %v", forgotten, l.held(t, good))
+	}
+	l.node.flowEngine.refuse(nil)
+	eventually(t, "the Service is there once the switch takes it", func() bool { return len(l.held(t, bad)) > 0 })
+}
+
+// An address is one Service's: the API server's gift comes first, then a load balancer's, then whoever was there first. Who
+// gives way has it once the other is gone.
+func TestOneAddressOneService(t *testing.T) {
+	warned := map[reconcile.Owner]string{}
+	l := newNode(t.TempDir()).begin(t)
+	t.Cleanup(l.stop)
+	l.opts.ServiceWarnings = func(owner reconcile.Owner, warnings []error) {
+		warned[owner] = ""
+		for _, err := range warnings {
+			warned[owner] += err.Error()
+		}
+	}
+	l.update(t, sample())
+	now := time.Now()
+	old, oldService := svc("old", "203.0.113.7", service.KindExternalIP, service.TCP, "10.128.0.5:80")
+	oldService.Created = now.Add(-time.Hour)
+	thief, thiefService := svc("a-thief", "203.0.113.7", service.KindExternalIP, service.TCP, "10.128.0.66:80")
+	thiefService.Created = now
+	balanced, balancedService := svc("balanced", "203.0.113.7", service.KindLoadBalancer, service.TCP, "10.128.0.6:80")
+	balancedService.Created = now
+	has := func(owner reconcile.Owner, want bool) {
+		t.Helper()
+		if have := len(l.held(t, owner)) > 0; have != want {
+			t.Errorf("%s has the address: %v", owner, have)
+		}
+	}
+	l.services(t, one(thief, thiefService))
+	has(thief, true)
+	l.services(t, one(old, oldService))
+	has(thief, false)
+	has(old, true)
+	if !strings.Contains(warned[thief], string(old)+" has it") || warned[old] != "" {
+		t.Errorf("told: %v", warned)
+	}
+	l.services(t, one(balanced, balancedService))
+	has(old, false)
+	has(balanced, true)
+	l.services(t, one(balanced, Service{}))
+	has(old, true)
+	l.services(t, one(old, Service{}))
+	has(thief, true)
+	if warned[thief] != "" {
+		t.Errorf("still told: %v", warned)
+	}
+	if commits := l.node.flows.Commits(); groups(t, l) != 1 {
+		t.Errorf("%d groups after %d commits", groups(t, l), commits)
+	}
+}
+
+// Addresses of nodes, pods and other Services are not taken by who merely names them.
+func TestNamedAddressesHijackNothing(t *testing.T) {
+	warned := map[reconcile.Owner]string{}
+	l := newNode(t.TempDir()).begin(t)
+	t.Cleanup(l.stop)
+	l.opts.ServiceWarnings = func(owner reconcile.Owner, warnings []error) { warned[owner] = errors.Join(warnings...).Error() }
+	l.services(t, ServiceChange{Nodes: &pipeline.NodeAddresses{
+		Local: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Others: []netip.Addr{netip.MustParseAddr("192.0.2.2")},
+	}})
+	l.update(t, sample())
+	api, apiService := svc("kubernetes", "172.30.0.1", service.KindClusterIP, service.TCP, "192.0.2.2:6443")
+	l.services(t, one(api, apiService))
+	before := l.node.state(t)
+	for ip, why := range map[string]string{
+		"192.0.2.1": "a node's", "192.0.2.2": "a node's", "10.128.0.1": "a pod's", "10.129.3.4": "a pod's",
+		"172.30.0.1": "Services' network", "172.30.0.99": "Services' network",
+	} {
+		for _, kind := range []service.Kind{service.KindExternalIP, service.KindLoadBalancer} {
+			owner, hostile := svc("hostile", ip, kind, service.TCP, "10.128.0.66:80")
+			l.services(t, one(owner, hostile))
+			if held := l.held(t, owner); len(held) > 0 || !strings.Contains(warned[owner], why) {
+				t.Errorf("%s: %v, told %q", ip, held, warned[owner])
+			}
+			if now := l.node.state(t); now != before {
+				t.Errorf("%s: something changed:\n%s\nwas\n%s", ip, now, before)
+			}
+		}
+	}
+	// A node comes that has an address which a Service named before.
+	owner, external := svc("external", "203.0.113.9", service.KindExternalIP, service.TCP, "10.128.0.66:80")
+	l.services(t, one(owner, external))
+	if len(l.held(t, owner)) == 0 {
+		t.Error("an address that is nobody's is not served")
+	}
+	l.services(t, ServiceChange{Nodes: &pipeline.NodeAddresses{Local: []netip.Addr{netip.MustParseAddr("203.0.113.9")}}})
+	if held := l.held(t, owner); len(held) > 0 {
+		t.Errorf("a node's address is taken: %v", held)
+	}
+}
+
+// Any sequence of changes leads to the state that telling the last objects alone leads to.
+func TestServicesConverge(t *testing.T) {
+	l := start(t)
+	kinds := []service.Kind{service.KindClusterIP, service.KindExternalIP, service.KindLoadBalancer}
+	last := map[reconcile.Owner]Service{}
+	for i := range 200 {
+		name := string(rune('a' + i*7%5))
+		owner, s := svc(name, []string{"203.0.113.1", "203.0.113.2"}[i*3%2], kinds[i*5%3], service.UDP, "10.128.0.5:53", "10.128.2.5:53")
+		s.Created = time.Unix(int64(i*11%7), 0)
+		if i%4 == 3 {
+			s = Service{}
+		}
+		last[owner] = s
+		l.services(t, one(owner, s))
+	}
+	maps.DeleteFunc(last, func(_ reconcile.Owner, s Service) bool { return len(s.Addresses) == 0 })
+	fresh := newNode(t.TempDir()).begin(t)
+	t.Cleanup(fresh.stop)
+	fresh.services(t, ServiceChange{Services: last})
+	fresh.update(t, sample())
+	if have, want := l.node.flows.String(), fresh.node.flows.String(); have != want {
+		t.Errorf("has\n%s\nwant\n%s", have, want)
+	}
+	if n := len(l.Network.services.known); n != len(last) {
+		t.Errorf("%d Services are known, want %d", n, len(last))
+	}
+}
