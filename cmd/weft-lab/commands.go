@@ -45,6 +45,7 @@ func up(name *string) *cobra.Command {
 	f.StringVar((*string)(&cfg.Runtime), "runtime", string(plan.RuntimeKubelet), "kubelet: real kubelets and containerd; cni: pods are namespaces attached through libcni")
 	f.StringVar((*string)(&cfg.Datapath), "datapath", string(plan.DatapathAuto), "Open vSwitch's datapath: auto, system (the kernel's) or netdev (userspace)")
 	f.BoolVar(&cfg.NoWeft, "no-weft", false, "bring up everything but Weft's own programs")
+	f.BoolVar(&cfg.KubeProxy, "kube-proxy", false, "run kube-proxy also with runtime cni")
 	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni and weft-lab (default: that of this program)")
 	f.StringVar(&cfg.DeployDir, "deploy", "", "folder with Weft's manifests (default: deploy/ above the programs)")
 	f.StringVar(&cfg.KubernetesModule, "kubernetes-module", "", "folder with the go.mod that Kubernetes is built from (default: lab/kubernetes above the programs)")

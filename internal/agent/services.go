@@ -174,7 +174,7 @@ func (s *services) change(ctx context.Context, dirty map[types.NamespacedName]st
 func (s *services) everything(ctx context.Context, names map[types.NamespacedName]struct{}) error {
 	var list corev1.ServiceList
 	if err := s.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("Services: %w", err)
+		return fmt.Errorf("listing Services: %w", err)
 	}
 	for i := range list.Items {
 		names[client.ObjectKeyFromObject(&list.Items[i])] = struct{}{}
@@ -194,7 +194,7 @@ func (s *services) compile(ctx context.Context, name types.NamespacedName) (over
 		return overlay.Service{}, nil
 	}
 	if err != nil {
-		return overlay.Service{}, fmt.Errorf("Service %s: %w", name, err)
+		return overlay.Service{}, fmt.Errorf("reading Service %s: %w", name, err)
 	}
 	s.known[name] = struct{}{}
 	svc, virtual := service.FromService(&object)
@@ -220,7 +220,7 @@ func (s *services) nodeFacts(ctx context.Context) (service.Place, pipeline.NodeA
 	var list corev1.NodeList
 	place, addresses := service.Place{Node: s.node}, pipeline.NodeAddresses{}
 	if err := s.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return place, addresses, fmt.Errorf("Nodes: %w", err)
+		return place, addresses, fmt.Errorf("listing Nodes: %w", err)
 	}
 	for i := range list.Items {
 		node, to := &list.Items[i], &addresses.Others
@@ -302,11 +302,11 @@ func (c *connections) settle(ctx context.Context) error {
 	paths, _ := filepath.Glob(filepath.Join(c.runDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
 	err := errNoSwitch
 	for _, path := range paths {
-		if _, failed := ofproto.Command(ctx, path, "revalidator/wait"); failed == nil {
+		_, failed := ofproto.Command(ctx, path, "revalidator/wait")
+		if failed == nil {
 			return nil
-		} else {
-			err = errors.Join(err, failed)
 		}
+		err = errors.Join(err, failed)
 	}
 	return err
 }

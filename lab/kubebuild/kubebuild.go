@@ -21,15 +21,18 @@ const DefaultCache = "/var/cache/weft-lab"
 type Config struct {
 	Module   string // the folder with the go.mod that requires k8s.io/kubernetes
 	Kubelets bool   // also what runs pods
+	Proxy    bool   // also kube-proxy, which is among what runs pods
 	// Run runs a command to its end.
 	Run func(ctx context.Context, stdin string, argv ...string) (string, error)
 	// Step tells of a part of the work.
 	Step func(name string, f func() error) error
 }
 
+const proxy = "kube-proxy"
+
 var (
 	control = []string{"kube-apiserver", "kubectl"}                                                                    //nolint:gochecknoglobals // a constant table
-	kubelet = []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "agnhost"}                //nolint:gochecknoglobals // a constant table
+	kubelet = []string{"kube-controller-manager", "kube-scheduler", "kubelet", proxy, "agnhost"}                       //nolint:gochecknoglobals // a constant table
 	version = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes (v(\d+)\.(\d+)\.[0-9A-Za-z.+-]+)(?:\s|$)`) //nolint:gochecknoglobals // a constant
 	pkgs    = map[string]string{"agnhost": "k8s.io/kubernetes/test/images/agnhost"}                                    //nolint:gochecknoglobals // a constant table
 )
@@ -82,6 +85,8 @@ func Ensure(ctx context.Context, c Config) (string, error) {
 	programs := control
 	if c.Kubelets {
 		programs = append(append([]string{}, control...), kubelet...)
+	} else if c.Proxy {
+		programs = append(append([]string{}, control...), proxy)
 	}
 	for i, p := range programs {
 		if exists(filepath.Join(bin, p)) {

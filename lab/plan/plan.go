@@ -55,6 +55,8 @@ type Config struct {
 	Runtime  Runtime  `json:"runtime"`  // default RuntimeCNI
 	Datapath Datapath `json:"datapath"` // default DatapathAuto
 	NoWeft   bool     `json:"noWeft"`   // bring everything else up, without Weft's own programs
+	// KubeProxy runs kube-proxy on every node also with RuntimeCNI; with RuntimeKubelet it always runs.
+	KubeProxy bool `json:"kubeProxy"`
 	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
 	WeftBin string `json:"weftBin"`
 	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.

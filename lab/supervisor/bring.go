@@ -77,7 +77,7 @@ func chooseDatapath(want plan.Datapath) plan.Datapath {
 
 func (s *Supervisor) buildKubernetes(ctx context.Context) (string, error) {
 	return kubebuild.Ensure(ctx, kubebuild.Config{
-		Module: s.lab.KubernetesModule, Kubelets: s.lab.Runtime == plan.RuntimeKubelet,
+		Module: s.lab.KubernetesModule, Kubelets: s.lab.Runtime == plan.RuntimeKubelet, Proxy: s.lab.KubeProxy,
 		Run: s.group.Run,
 		Step: func(name string, f func() error) error {
 			return s.step(name, f)
@@ -274,6 +274,11 @@ func (s *Supervisor) bringPods(ctx context.Context) error {
 	}
 	if err := s.step("pod runtimes", func() error { return s.bringPodRuntimes(ctx) }); err != nil {
 		return err
+	}
+	if s.lab.KubeProxy {
+		if err := s.step("kube-proxy", func() error { return s.bringProxies(ctx) }); err != nil {
+			return err
+		}
 	}
 	if s.lab.NoWeft {
 		return nil

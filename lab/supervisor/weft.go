@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/lab/controlplane"
+	"weft.dev/weft/lab/kubenode"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/podruntime"
@@ -40,6 +41,20 @@ func (s *Supervisor) bringPodRuntimes(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
+}
+
+// bringProxies starts kube-proxy on nodes without a kubelet.
+func (s *Supervisor) bringProxies(ctx context.Context) error {
+	for _, n := range s.lab.AllNodes() {
+		p, err := kubenode.Node{Node: n, Space: s.space(n.Name), Group: s.group, Plane: s.plane}.Proxy()
+		if err != nil {
+			return err
+		}
+		if err := s.group.Start(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // installPlugin puts the CNI plugin where the agent's init container would.

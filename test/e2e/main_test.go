@@ -71,7 +71,7 @@ func keep() (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	config := lab.Config{Name: *labName, Nodes: 2, Runtime: plan.RuntimeCNI, WeftBin: bin}
+	config := lab.Config{Name: *labName, Nodes: 2, Runtime: plan.RuntimeCNI, KubeProxy: true, WeftBin: bin}
 	begin := time.Now()
 	_, err = lab.Up(ctx, config, func(e report.Event) {
 		if e.State == report.Fail {
