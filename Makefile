@@ -10,7 +10,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build quickstart quickstart-down unit test lint generate fmt clean
+.PHONY: help build quickstart quickstart-down unit test bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,6 +30,9 @@ unit: ## unit tests: no root, nothing installed, seconds
 
 test: ## everything: unit, engines on the real switch, clusters in the lab; as root
 	@build/test
+
+bench: ## measure against peers: a table, and out/bench.json; ROWS=regexp for some rows; as root, on an idle machine
+	@build/bench $(if $(ROWS),-rows '$(ROWS)') $(BENCHFLAGS)
 
 lint: ## hold the code to the limits of .golangci.yml
 	@build/lint

@@ -92,29 +92,39 @@ func (c *Cluster) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pod{Namespace: spec.Namespace, Name: spec.Name, Node: node, UID: random(16)}
-	if !spec.NoObject {
-		if p.UID, err = c.makeObject(ctx, spec); err != nil {
-			return nil, err
-		}
+	if spec.NoObject {
+		return node.Attach(ctx, spec, "")
 	}
+	uid, err := c.makeObject(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	p, err := node.Attach(ctx, spec, uid)
+	if err != nil {
+		return p, err
+	}
+	return p, c.setRunning(ctx, p)
+}
+
+// Attach starts a sandbox on the node for a pod of this UID ("" makes one up), and leaves the API server alone. As with
+// AddPod, a sandbox that the network refused is kept until Detach.
+func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error) {
+	if uid == "" {
+		uid = random(16)
+	}
+	p := &Pod{Namespace: spec.Namespace, Name: spec.Name, Node: n, UID: uid}
 	p.Sandbox = podruntime.Sandbox{
 		ID: random(32), Namespace: spec.Namespace, Name: spec.Name, UID: p.UID,
 		Args: spec.Args, Capabilities: spec.Capabilities, CNIVersion: spec.CNIVersion,
 	}
-	p.Netns = node.Root("/run/netns/" + p.Sandbox.ID)
-	a, err := node.call(ctx, "/add", p.Sandbox)
+	p.Netns = n.Root("/run/netns/" + p.Sandbox.ID)
+	a, err := n.call(ctx, "/add", p.Sandbox)
 	if err != nil {
-		return p, fmt.Errorf("attach pod %s/%s on %s: %w", p.Namespace, p.Name, node.Name, err)
+		return p, fmt.Errorf("attach pod %s/%s on %s: %w", p.Namespace, p.Name, n.Name, err)
 	}
 	p.Result, p.Took = a.Result, a.Took
-	if p.IPs, err = addresses(a.Result); err != nil {
-		return p, err
-	}
-	if spec.NoObject {
-		return p, nil
-	}
-	return p, c.setRunning(ctx, p)
+	p.IPs, err = addresses(a.Result)
+	return p, err
 }
 
 // DelPod ends a pod: DEL through libcni, the namespace, the object. It may be repeated.

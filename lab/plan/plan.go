@@ -66,6 +66,8 @@ type Config struct {
 	KubernetesModule string `json:"kubernetesModule"`
 	// PluginName is ClusterNetwork's pluginName; default redhat/openshift-ovs-subnet.
 	PluginName string `json:"pluginName"`
+	// HostSubnetLength is ClusterNetwork's: how many bits of an address count the pods of a node; default 9.
+	HostSubnetLength int `json:"hostSubnetLength"`
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?$`) //nolint:gochecknoglobals // a constant: the form of a name
@@ -97,6 +99,9 @@ func (c Config) Default() (Config, error) {
 	}
 	if c.PluginName == "" {
 		c.PluginName = "redhat/openshift-ovs-subnet"
+	}
+	if c.HostSubnetLength == 0 {
+		c.HostSubnetLength = 9
 	}
 	return c, c.check()
 }
@@ -133,12 +138,11 @@ type Lab struct {
 	OutsideGW  netip.Addr
 	OutsideIP  netip.Addr
 
-	ClusterCIDR      netip.Prefix
-	HostSubnetLength int
-	ServiceCIDR      netip.Prefix
-	APIServiceIP     netip.Addr // the Service default/kubernetes
-	APIPort          int
-	OutsidePort      int // the reporter's, TCP
+	ClusterCIDR  netip.Prefix
+	ServiceCIDR  netip.Prefix
+	APIServiceIP netip.Addr // the Service default/kubernetes
+	APIPort      int
+	OutsidePort  int // the reporter's, TCP
 
 	HostLink string // the root namespace's end of the link to the control plane
 }
@@ -153,7 +157,7 @@ func New(c Config) Lab {
 		ControlIP:  netip.MustParseAddr("172.31.0.250"),
 		OutsideNet: netip.MustParsePrefix("198.51.100.0/24"), OutsideGW: netip.MustParseAddr("198.51.100.1"),
 		OutsideIP:   netip.MustParseAddr("198.51.100.10"),
-		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"), HostSubnetLength: 9,
+		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"),
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
 		APIPort: 6443, OutsidePort: 8080,
 		HostLink: "wl-" + c.Name,

@@ -1,0 +1,52 @@
+package measure
+
+import "fmt"
+
+// Target is what a row must reach: a limit for the ratio or for our own figure. The zero Target demands nothing.
+type Target struct {
+	kind  string // "", ratio or ours
+	op    string // <= or >=
+	limit float64
+	goal  float64 // beyond the limit; 0: none
+}
+
+// RatioAtMost wants ours to be at most limit times the peer's: what is better when it is less.
+func RatioAtMost(limit float64) Target { return Target{kind: "ratio", op: "<=", limit: limit} }
+
+// RatioAtLeast wants ours to be at least limit times the peer's: what is better when it is more.
+func RatioAtLeast(limit float64) Target { return Target{kind: "ratio", op: ">=", limit: limit} }
+
+// AtMost limits our own figure.
+func AtMost(limit float64) Target { return Target{kind: "ours", op: "<=", limit: limit} }
+
+// Goal names what is hoped for beyond the limit; it is printed, and a miss fails nothing.
+func (t Target) Goal(goal float64) Target {
+	t.goal = goal
+	return t
+}
+
+// String is the target in words, such as "ratio <= 1 (goal 0.6)".
+func (t Target) String() string {
+	if t.kind == "" {
+		return ""
+	}
+	text := fmt.Sprintf("%s %s %g", t.kind, t.op, t.limit)
+	if t.goal != 0 {
+		text += fmt.Sprintf(" (goal %g)", t.goal)
+	}
+	return text
+}
+
+func (t Target) met(r Result) bool {
+	value := r.Ratio
+	if t.kind == "ours" {
+		value = r.Ours
+	}
+	switch t.op {
+	case "<=":
+		return value <= t.limit
+	case ">=":
+		return value >= t.limit
+	}
+	return true
+}

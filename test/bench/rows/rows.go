@@ -1,0 +1,70 @@
+// Package rows are the rows of the benchmark, a file for each subject: what is done on either side, and what the figures
+// must reach.
+package rows
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"time"
+
+	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/stage"
+)
+
+// Group are rows whose figures come from the same rounds.
+type Group struct {
+	// Title says what the rounds do.
+	Title string
+	// Rows are measured together.
+	Rows []measure.Row
+	// run does it.
+	run func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error)
+}
+
+// Bench is what groups run with.
+type Bench struct {
+	Stage *stage.Stage
+	// Rounds is how many rounds a comparison has.
+	Rounds int
+	// Progress is told of rounds.
+	Progress func(done, all int)
+}
+
+// Run measures the group.
+func (g Group) Run(ctx context.Context, b Bench) ([]measure.Result, error) {
+	return g.run(ctx, b, g.Rows)
+}
+
+// All are the groups in the order in which they are measured: those in the lab go from few pods to many.
+func All() []Group {
+	return []Group{
+		cni(10),
+		burst(),
+		cni(100),
+		curve(10), curve(50), curve(100), curve(200), curve(500), curve(1000),
+	}
+}
+
+// Matching keeps the rows whose names match, and the groups that have some.
+func Matching(groups []Group, name *regexp.Regexp) []Group {
+	var kept []Group
+	for _, g := range groups {
+		g.Rows = slices.DeleteFunc(slices.Clone(g.Rows), func(r measure.Row) bool { return !name.MatchString(r.Name) })
+		if len(g.Rows) > 0 {
+			kept = append(kept, g)
+		}
+	}
+	return kept
+}
+
+// compare runs rounds and judges them.
+func (b Bench) compare(ctx context.Context, rows []measure.Row, ours, peer measure.Side) ([]measure.Result, error) {
+	rounds, err := measure.Plan{Rounds: b.Rounds, Ours: ours, Peer: peer, Progress: b.Progress}.Run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return measure.Judge(rows, rounds)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

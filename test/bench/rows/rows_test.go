@@ -1,0 +1,81 @@
+package rows_test
+
+import (
+	"regexp"
+	"slices"
+	"testing"
+
+	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/rows"
+)
+
+func names(groups []rows.Group) []string {
+	var all []string
+	for _, g := range groups {
+		for _, r := range g.Rows {
+			all = append(all, r.Name)
+		}
+	}
+	return all
+}
+
+func TestRowsAreNamed(t *testing.T) {
+	seen := map[string]bool{}
+	for _, g := range rows.All() {
+		for _, r := range g.Rows {
+			if r.Name == "" || r.Unit == "" || r.Metric == "" || g.Title == "" {
+				t.Errorf("row %+v of %q has no name, unit or metric", r, g.Title)
+			}
+			if seen[r.Name] {
+				t.Errorf("there are two rows %s", r.Name)
+			}
+			seen[r.Name] = true
+		}
+	}
+}
+
+// TestTargets: what Weft promises is what the benchmark demands.
+func TestTargets(t *testing.T) {
+	want := map[string]string{
+		"cni/10/add": "ratio <= 1 (goal 0.6)", "cni/100/add": "ratio <= 1 (goal 0.6)",
+		"cni/10/del-answered": "ratio <= 0.8", "cni/100/del-answered": "ratio <= 0.8",
+		"cni/10/del-link-gone": "ratio <= 1", "cni/100/del-link-gone": "ratio <= 1",
+		"burst/32": "ratio >= 1.2 (goal 1.7)",
+	}
+	for _, g := range rows.All() {
+		for _, r := range g.Rows {
+			if got := r.Target.String(); got != want[r.Name] {
+				t.Errorf("row %s demands %q, not %q", r.Name, got, want[r.Name])
+			}
+			delete(want, r.Name)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("there are no rows for %v", want)
+	}
+}
+
+func TestMatching(t *testing.T) {
+	for pattern, want := range map[string][]string{
+		"^cni/10/(add|del-answered)$": {"cni/10/add", "cni/10/del-answered"},
+		"^burst/32$|curve/50/":        {"burst/32", "curve/50/add"},
+		"nothing of the kind":         nil,
+	} {
+		if got := names(rows.Matching(rows.All(), regexp.MustCompile(pattern))); !slices.Equal(got, want) {
+			t.Errorf("%s matches %v, not %v", pattern, got, want)
+		}
+	}
+	all := rows.All()
+	if got := names(rows.Matching(all, regexp.MustCompile(""))); !slices.Equal(got, names(all)) {
+		t.Errorf("the empty expression leaves %v", got)
+	}
+}
+
+// TestMatchingLeavesGroups: what is filtered are copies.
+func TestMatchingLeavesGroups(t *testing.T) {
+	groups := []rows.Group{{Rows: []measure.Row{{Name: "a"}, {Name: "b"}}}}
+	rows.Matching(groups, regexp.MustCompile("b"))
+	if got := names(groups); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("the groups became %v", got)
+	}
+}

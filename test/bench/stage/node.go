@@ -1,0 +1,220 @@
+package stage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/lab"
+)
+
+// Node is a node of one of the sides, whose container runtime is the same program on both.
+type Node struct {
+	lab.Node
+	links *links
+	cpu   func(context.Context) (Meter, error)
+}
+
+func openNode(n lab.Node) (Node, error) {
+	l, err := watchLinks(n.Netns)
+	return Node{Node: n, links: l}, err
+}
+
+func (n Node) close() { n.links.close() }
+
+// Meter reads the processor time of the network on the node.
+func (n Node) Meter(ctx context.Context) (Meter, error) { return n.cpu(ctx) }
+
+// Pod is a pod with the index, on the node, of the link that leads to it.
+type Pod struct {
+	*lab.Pod
+	link int
+}
+
+// Add starts a pod. The time that the network took is Took.
+func (n Node) Add(ctx context.Context, name string) (Pod, error) {
+	p, err := n.Attach(ctx, lab.PodSpec{Namespace: "default", Name: name, NoObject: true}, "")
+	return Pod{Pod: p}, err
+}
+
+// FindLink looks for the pod's link on the node: the other end of its interface.
+func (p *Pod) FindLink() error {
+	return inNetns(p.Netns, func(h *netlink.Handle) error {
+		l, err := h.LinkByName("eth0")
+		if err != nil {
+			return fmt.Errorf("find eth0 of pod %s: %w", p.Name, err)
+		}
+		p.link = l.Attrs().ParentIndex
+		return nil
+	})
+}
+
+// Deletion is how long it took, from the request to the container runtime on.
+type Deletion struct {
+	// Answered is the time within libcni, until the network had answered.
+	Answered time.Duration
+	// Event is when the node's kernel told that the pod's link was gone. The bridge plugin has its answer held up after
+	// that, by the kernel's rcu_barrier; Weft answers before.
+	Event time.Duration
+	// Gone is the later of both: the network has answered, and the link is gone.
+	Gone time.Duration
+}
+
+// Delete ends a pod and waits until its link is gone. FindLink must have been called.
+func (n Node) Delete(ctx context.Context, p Pod) (Deletion, error) {
+	begin := time.Now()
+	answered, err := p.Detach(ctx)
+	if err != nil {
+		return Deletion{}, err
+	}
+	at, err := n.links.awaitGone(ctx, p.link)
+	if err != nil {
+		return Deletion{}, fmt.Errorf("pod %s is deleted, but its link stays: %w", p.Name, err)
+	}
+	event := at.Sub(begin)
+	return Deletion{Answered: answered, Event: event, Gone: max(answered, event)}, nil
+}
+
+// inNetns runs f with a netlink connection into the namespace at path.
+func inNetns(path string, f func(*netlink.Handle) error) error {
+	space, err := netns.GetFromPath(path)
+	if err != nil {
+		return fmt.Errorf("open namespace %s: %w", path, err)
+	}
+	defer func() { _ = space.Close() }()
+	h, err := netlink.NewHandleAt(space, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink in %s: %w", path, err)
+	}
+	defer h.Close()
+	return f(h)
+}
+
+// links knows when which link of a namespace went.
+type links struct {
+	stop chan struct{}
+
+	mu      sync.Mutex
+	gone    map[int]time.Time
+	changed chan struct{}
+	failed  error
+}
+
+func watchLinks(path string) (*links, error) {
+	space, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("open namespace %s: %w", path, err)
+	}
+	defer func() { _ = space.Close() }()
+	l := &links{stop: make(chan struct{}), gone: map[int]time.Time{}, changed: make(chan struct{})}
+	updates := make(chan netlink.LinkUpdate, 1024)
+	const buffer = 8 << 20 // bytes: a thousand links that come and go at once
+	err = netlink.LinkSubscribeWithOptions(updates, l.stop, netlink.LinkSubscribeOptions{
+		Namespace: &space, ErrorCallback: l.fail, ReceiveBufferSize: buffer, ReceiveBufferForceSize: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch the links of %s: %w", path, err)
+	}
+	go l.follow(updates)
+	return l, nil
+}
+
+func (l *links) follow(updates <-chan netlink.LinkUpdate) {
+	for u := range updates {
+		// A bridge tells of the ports that it loses by the same message in its own family.
+		if u.Header.Type != unix.RTM_DELLINK || u.Family != unix.AF_UNSPEC {
+			continue
+		}
+		l.mu.Lock()
+		l.gone[int(u.Index)] = time.Now()
+		l.wake()
+		l.mu.Unlock()
+	}
+}
+
+func (l *links) wake() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+func (l *links) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = err
+	l.wake()
+}
+
+func (l *links) close() { close(l.stop) }
+
+// awaitGone waits until a link is gone, and returns when that was.
+func (l *links) awaitGone(ctx context.Context, index int) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		l.mu.Lock()
+		at, gone := l.gone[index]
+		changed, failed := l.changed, l.failed
+		l.mu.Unlock()
+		if gone {
+			return at, nil
+		}
+		if failed != nil {
+			return time.Time{}, fmt.Errorf("watch links: %w", failed)
+		}
+		select {
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("link %d: %w", index, ctx.Err())
+		case <-changed:
+		}
+	}
+}
+
+// fillTogether is how many pods come or go at once while a node is filled.
+const fillTogether = 32
+
+// Populate brings the first node of each side to a number of pods, which stay.
+func (c *Cluster) Populate(ctx context.Context, pods int) error {
+	for i := range c.standing {
+		node := c.Ours[0]
+		if i == 1 {
+			node = c.Peers[0]
+		}
+		if err := node.populate(ctx, &c.standing[i], pods); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n Node) populate(ctx context.Context, standing *[]Pod, want int) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(fillTogether)
+	have := len(*standing)
+	if want < have {
+		for _, p := range (*standing)[want:] {
+			g.Go(func() error {
+				_, err := n.Delete(ctx, p)
+				return err
+			})
+		}
+		*standing = (*standing)[:want]
+		return g.Wait()
+	}
+	*standing = append(*standing, make([]Pod, want-have)...)
+	for i := have; i < want; i++ {
+		p := &(*standing)[i]
+		g.Go(func() (err error) {
+			if *p, err = n.Add(ctx, fmt.Sprintf("standing-%d", i)); err != nil {
+				return err
+			}
+			return p.FindLink()
+		})
+	}
+	return g.Wait()
+}

@@ -1,0 +1,193 @@
+// Package stage is what the rows of the benchmark play on: a lab with Weft, nodes of the same kind with a peer's network,
+// switches of their own, and the clocks to read: processor time, and when a link is gone.
+//
+// All of it is gone after Close; what a killed run left, the next Open removes.
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/machine"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/report"
+)
+
+// root holds what is not the lab's: it is short, because paths of unix sockets are.
+const root = "/run/weft-bench"
+
+// Config is what a stage needs.
+type Config struct {
+	// Name is the lab's.
+	Name string
+	// Bin is the folder with weft, weft-cni and weft-lab.
+	Bin string
+	// Say tells of what takes a while.
+	Say func(format string, args ...any)
+}
+
+// Stage is one run's.
+type Stage struct {
+	config  Config
+	lock    *os.File
+	group   *process.Group
+	cluster *Cluster
+}
+
+// Open takes the machine's only stage and removes what a killed run left of it.
+func Open(ctx context.Context, config Config) (*Stage, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the benchmark makes namespaces, links and switches: run it as root")
+	}
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", root, err)
+	}
+	lock, err := os.Open(root)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", root, err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("another benchmark runs on this machine (it holds %s): wait for its end: %w", root, err)
+	}
+	s := &Stage{config: config, lock: lock, group: process.NewGroup(filepath.Join(root, "log"), filepath.Join(root, "pid"))}
+	if err := s.reclaim(ctx); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return s, nil
+}
+
+// reclaim ends what a killed run left: its programs by their pid files, its lab by its name.
+func (s *Stage) reclaim(ctx context.Context) error {
+	var errs []error
+	walk := func(path string, _ os.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".pid") {
+			errs = append(errs, machine.Kill(path, unix.SIGKILL))
+		}
+		return nil
+	}
+	_ = filepath.WalkDir(filepath.Join(root, "pid"), walk)
+	errs = append(errs, lab.Down(ctx, s.config.Name, nil), clearRoot())
+	return errors.Join(errs...)
+}
+
+func clearRoot() error {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return fmt.Errorf("list %s: %w", root, err)
+	}
+	var errs []error
+	for _, e := range entries {
+		errs = append(errs, os.RemoveAll(filepath.Join(root, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends everything.
+func (s *Stage) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	err := errors.Join(s.StrikeCluster(ctx), clearRoot())
+	if err == nil {
+		err = os.Remove(root)
+	}
+	return errors.Join(err, s.lock.Close())
+}
+
+// Say tells of what takes a while.
+func (s *Stage) Say(format string, args ...any) { s.config.Say(format, args...) }
+
+const grace = 3 * time.Second
+
+// Cluster is the lab of the rows about nodes: two nodes with Weft, and as many of the same kind with the peer.
+type Cluster struct {
+	*lab.Cluster
+	// Ours and Peers are the nodes that are compared: Ours[i] with Peers[i].
+	Ours, Peers []Node
+
+	gone     func()
+	standing [2][]Pod // of the first node of each side: what Populate keeps
+}
+
+// clusterNodes is how many nodes each side has.
+const clusterNodes = 2
+
+// hostSubnetLength gives a node room for 2,046 addresses: the curve goes to 1,000.
+const hostSubnetLength = 11
+
+// Cluster returns the lab, which it brings up if need be.
+func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
+	if s.cluster != nil {
+		return s.cluster, nil
+	}
+	s.Say("bringing the lab %s up (the first time on a machine, Kubernetes itself is built, which takes minutes)", s.config.Name)
+	up, err := lab.Up(ctx, lab.Config{
+		Name: s.config.Name, Nodes: clusterNodes, Runtime: plan.RuntimeCNI, WeftBin: s.config.Bin, HostSubnetLength: hostSubnetLength,
+	}, func(e report.Event) {
+		if e.State == report.Fail {
+			s.Say("the lab does not come up: %s: %s", e.Step, e.Text)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Cluster: up}
+	s.cluster = c
+	var stops []func()
+	c.gone = func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+	for i, n := range up.Nodes() {
+		node, err := openNode(n)
+		if err != nil {
+			return nil, err
+		}
+		node.cpu = func(ctx context.Context) (Meter, error) { return labMeter(ctx, up, n.Name) }
+		c.Ours = append(c.Ours, node)
+		peer, err := s.peer(ctx, fmt.Sprintf("p%d", i+1))
+		if err != nil {
+			return nil, err
+		}
+		c.Peers = append(c.Peers, peer)
+		stops = append(stops, node.close, peer.close)
+	}
+	return c, nil
+}
+
+// StrikeCluster takes the lab down, and the peer's nodes with it.
+func (s *Stage) StrikeCluster(ctx context.Context) error {
+	if s.cluster != nil {
+		s.cluster.gone()
+		s.cluster = nil
+	}
+	s.group.Stop(grace, func(name string) bool { return strings.HasSuffix(name, "/pods") })
+	s.group.Stop(grace, func(name string) bool { return strings.HasSuffix(name, "/ovs-vswitchd") })
+	s.group.Stop(grace, func(string) bool { return true })
+	return lab.Down(ctx, s.config.Name, nil)
+}
+
+// space makes a namespace of the same kind as a lab's node.
+func (s *Stage) space(ctx context.Context, name string, binds []plan.Bind) (plan.Node, ground.Space, error) {
+	place := plan.Node{Name: name, Dir: filepath.Join(root, name), RunDir: filepath.Join(root, name, "run")}
+	for i := range binds {
+		binds[i].Source = filepath.Join(place.Dir, "root", binds[i].Target)
+	}
+	if err := os.MkdirAll(place.RunDir, 0o755); err != nil {
+		return place, ground.Space{}, fmt.Errorf("make %s: %w", place.RunDir, err)
+	}
+	space, err := ground.NewSpace(ctx, s.group, filepath.Join(s.config.Bin, "weft-lab"), "weft-bench-"+name,
+		ground.Hold{RunDir: place.RunDir, Binds: binds, Forward: true})
+	return place, space, err
+}
