@@ -37,8 +37,9 @@ bench: ## measure against peers: a table, and out/bench.json; ROWS=regexp for so
 lint: ## hold the code to the limits of .golangci.yml
 	@build/lint
 
-generate: ## generate deep copies and CRDs
-	@GO=$(GO); PATH=$${GO%/*}:$$PATH $$GO generate ./api/...
+generate: ## generate deep copies, CRDs, and the manifest from the chart
+	@GO=$(GO); PATH=$${GO%/*}:$$PATH $$GO generate ./api/... && \
+	  cd tools/chart && $$GO run . ../../deploy/chart ../../deploy/weft.yaml
 
 fmt: ## format the code
 	@cd tools && $(GO) tool gofumpt -w ..

@@ -3,7 +3,6 @@
 package controller
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -27,9 +26,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/deploy"
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
 )
@@ -54,7 +53,7 @@ func prepare(ctx context.Context) error {
 	if err := server.InstallCRDs(ctx, all); err != nil {
 		return err
 	}
-	manifest, err := os.ReadFile("../../deploy/controller.yaml")
+	manifest, err := deploy.Objects()
 	if err != nil {
 		return err
 	}
@@ -62,11 +61,7 @@ func prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for document := range bytes.SplitSeq(manifest, []byte("\n---\n")) {
-		obj := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal(document, obj); err != nil {
-			return err
-		}
+	for _, obj := range manifest {
 		if err := c.Create(ctx, obj, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("apply %s %s: %w", obj.GetKind(), obj.GetName(), err)
 		}

@@ -3,7 +3,7 @@
 //
 // Of several replicas one works at a time, chosen by a lease. In a cluster that is as it should be nothing is written.
 //
-// What it needs of the API server, and nothing more (deploy/controller.yaml):
+// What it needs of the API server, and nothing more (deploy/chart/templates/controller-rbac.yaml):
 //
 //	nodes, namespaces                       get, list, watch
 //	clusternetworks                         get, list, watch

@@ -182,15 +182,14 @@ func (s *Supervisor) weftImage(ctx context.Context) (image.Image, error) {
 func (s *Supervisor) deployWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
-	for _, f := range []string{"controller.yaml", "agent.yaml"} {
-		if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, f)); err != nil {
-			return err
-		}
+	if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, "weft.yaml")); err != nil {
+		return err
 	}
 	waits := [][]string{
 		{"-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s"},
 		{"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"},
-		{"-n", "weft", "rollout", "status", "deployment/weft-controller", "--timeout=120s"},
+		// On one node there is room for one replica of two.
+		{"-n", "weft", "wait", "--for=condition=Available", "deployment/weft-controller", "--timeout=120s"},
 	}
 	for _, w := range waits {
 		if _, err := s.kubectl(ctx, "", w...); err != nil {

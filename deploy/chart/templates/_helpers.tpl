@@ -1,0 +1,28 @@
+{{- define "weft.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag }}
+{{- end }}
+
+{{- /* What every object of a component is labelled with. */}}
+{{- define "weft.labels" -}}
+app.kubernetes.io/name: weft
+app.kubernetes.io/part-of: weft
+{{- end }}
+
+{{- define "weft.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* client-go finds the API server by these two, which kubelet sets to the Service's. */}}
+{{- define "weft.apiServer" -}}
+{{- with .Values.apiServer }}
+{{- if .host }}
+- {name: KUBERNETES_SERVICE_HOST, value: {{ .host | quote }}}
+- {name: KUBERNETES_SERVICE_PORT, value: {{ .port | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,36 @@
+// Package deploy holds the manifest that users install Weft with. It is rendered from the chart in deploy/chart (make
+// generate).
+package deploy
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+//go:embed weft.yaml
+var manifest []byte
+
+// Image is the name that the manifest has for Weft's image.
+const Image = "weft.local/weft:dev"
+
+// Objects returns the manifest's objects in the order in which they are applied.
+func Objects() ([]*unstructured.Unstructured, error) { return Parse(manifest) }
+
+// Parse returns the objects of a manifest in their order.
+func Parse(text []byte) ([]*unstructured.Unstructured, error) {
+	var all []*unstructured.Unstructured
+	for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(document, &object.Object); err != nil {
+			return nil, fmt.Errorf("object %d of a manifest: %w", len(all), err)
+		}
+		if len(object.Object) > 0 {
+			all = append(all, object)
+		}
+	}
+	return all, nil
+}

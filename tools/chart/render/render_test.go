@@ -1,0 +1,105 @@
+package render
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const (
+	chartDir = "../../../deploy/chart"
+	crdDir   = "../../../deploy/crds"
+)
+
+// The manifest in the tree is what the chart renders.
+func TestManifestIsGenerated(t *testing.T) {
+	want, err := Manifest(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile("../../../deploy/weft.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(have, want) {
+		t.Error("deploy/weft.yaml is not what deploy/chart renders: run make generate")
+	}
+}
+
+// Helm installs the same definitions as kubectl does, and nothing else from their folder.
+func TestDefinitions(t *testing.T) {
+	c, err := Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(crdDir, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d definitions: %v", len(files), err)
+	}
+	have := map[string][]byte{}
+	for _, crd := range c.CRDObjects() {
+		have[filepath.Base(crd.Filename)] = crd.File.Data
+	}
+	for _, file := range files {
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(have[filepath.Base(file)], want) {
+			t.Errorf("%s is not in the chart as it is in %s", filepath.Base(file), crdDir)
+		}
+	}
+	if len(have) != len(files) {
+		t.Errorf("the chart has %d definitions, want %d", len(have), len(files))
+	}
+	for _, file := range c.Raw {
+		if strings.HasSuffix(file.Name, ".go") {
+			t.Errorf("%s is in the chart", file.Name)
+		}
+	}
+}
+
+// What is set shows where it must; what cannot be set is refused by name.
+func TestValues(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		values       map[string]any
+		file, expect string
+	}{
+		{"image", map[string]any{"image": map[string]any{"repository": "r.example/w", "tag": "v1"}}, "agent.yaml", "image: r.example/w:v1\n"},
+		{"image of the controller", map[string]any{"image": map[string]any{"tag": "v1"}}, "controller.yaml", "image: weft.local/weft:v1\n"},
+		{"pull secrets", map[string]any{"image": map[string]any{"pullSecrets": []any{"s"}}}, "agent.yaml", "imagePullSecrets:\n        - name: s\n"},
+		{"API server, agent", map[string]any{"apiServer": map[string]any{"host": "192.0.2.1"}}, "agent.yaml", `{name: KUBERNETES_SERVICE_HOST, value: "192.0.2.1"}`},
+		{"API server, controller", map[string]any{"apiServer": map[string]any{"host": "192.0.2.1", "port": 443}}, "controller.yaml", `{name: KUBERNETES_SERVICE_PORT, value: "443"}`},
+		{"datapath", map[string]any{"agent": map[string]any{"datapath": "netdev"}}, "agent.yaml", "--datapath=netdev\n"},
+		{"log level", map[string]any{"agent": map[string]any{"logLevel": "debug"}}, "agent.yaml", "--log-level=debug\n"},
+		{"folders", map[string]any{"cni": map[string]any{"binDir": "/var/lib/cni/bin"}}, "agent.yaml", "{path: /var/lib/cni/bin, type"},
+		{"switches on all nodes", map[string]any{"ovs": map[string]any{"nodeSelector": map[string]any{"weft.dev/open-vswitch": nil}}}, "openvswitch.yaml", "tolerations"},
+	} {
+		files, err := Files(chartDir, c.values)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		} else if !strings.Contains(files[c.file], c.expect) {
+			t.Errorf("%s: %q is not in %s:\n%s", c.name, c.expect, c.file, files[c.file])
+		}
+	}
+	files, err := Files(chartDir, map[string]any{"ovs": map[string]any{"enabled": false}})
+	if err != nil || files["openvswitch.yaml"] != "" || files["namespace.yaml"] != "" {
+		t.Errorf("ovs.enabled=false: %v, %q, %q", err, files["openvswitch.yaml"], files["namespace.yaml"])
+	}
+	for want, values := range map[string]map[string]any{
+		"logLevel":   {"agent": map[string]any{"logLevel": "loud"}},
+		"datapath":   {"agent": map[string]any{"datapath": "kernel"}},
+		"imaeg":      {"imaeg": map[string]any{}},
+		"port":       {"apiServer": map[string]any{"port": 0}},
+		"binDir":     {"cni": map[string]any{"binDir": "opt/cni/bin"}},
+		"pullPolicy": {"image": map[string]any{"pullPolicy": "sometimes"}},
+		"replicas":   {"controller": map[string]any{"replicas": 0}},
+	} {
+		if _, err := Files(chartDir, values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want an error that names %s", values, err, want)
+		}
+	}
+}
