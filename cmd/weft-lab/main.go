@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"syscall"
 
 	"weft.dev/weft/lab/loopback"
+	"weft.dev/weft/lab/vm/guest"
 )
 
 func main() {
@@ -19,10 +19,16 @@ func main() {
 		loopback.Main()
 		return
 	}
+	if os.Getpid() == 1 && os.Args[0] == guest.Init { // the kernel of a virtual machine has started
+		guest.Main()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := root().ExecuteContext(ctx)
 	stop()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+	if exit, ok := errors.AsType[interface {
+		error
+		ExitCode() int
+	}](err); ok {
 		os.Exit(exit.ExitCode())
 	}
 	if err != nil {

@@ -64,12 +64,15 @@ func Folder(module string) (string, error) {
 	return folder(v), err
 }
 
-func folder(v [3]string) string {
+func folder(v [3]string) string { return filepath.Join(Cache(), "kubernetes", v[0]) }
+
+// Cache is where the lab keeps what took long to get.
+func Cache() string {
 	cache := os.Getenv("WEFT_LAB_CACHE") //nolint:forbidigo // the place is the machine's: the same for every lab, program and test
 	if cache == "" {
 		cache = DefaultCache
 	}
-	return filepath.Join(cache, "kubernetes", v[0])
+	return cache
 }
 
 // Ensure builds what is missing, one after the other, and returns the folder of the programs.
