@@ -85,7 +85,7 @@ func stop(ctx context.Context, l plan.Lab) {
 	if machine.ReadPid(pidFile) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	res, err := ask(ctx, l, http.MethodPost, "/down")
 	if err == nil {
@@ -102,7 +102,7 @@ func stop(ctx context.Context, l plan.Lab) {
 
 // sweep removes what is left of a lab by its names. Every part is tried, whatever became of the others.
 func sweep(ctx context.Context, l plan.Lab) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	errs := []error{
 		machine.KillCgroup(ctx, l.Cgroup, ""),

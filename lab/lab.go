@@ -189,7 +189,7 @@ func start(ctx context.Context, l plan.Lab) error {
 }
 
 func awaitSocket(ctx context.Context, l plan.Lab, ended <-chan error) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		if _, err := status(ctx, l); err == nil {

@@ -62,7 +62,7 @@ func NewSpace(ctx context.Context, g *process.Group, self, name string, h Hold) 
 	if err != nil {
 		return Space{}, fmt.Errorf("make namespace %s: %w", name, err)
 	}
-	if err := r.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := r.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		return Space{}, fmt.Errorf("make namespace %s: %w", name, err)
 	}
 	said, err := io.ReadAll(r)

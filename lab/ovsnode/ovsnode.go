@@ -132,7 +132,7 @@ func (s Switch) routeAgain() {
 }
 
 func (s Switch) vsctl(ctx context.Context, args ...string) error {
-	_, err := s.Group.Run(ctx, "", s.Space.Enter(append([]string{"ovs-vsctl", "--timeout=10"}, args...)...)...)
+	_, err := s.Group.Run(ctx, "", s.Space.Enter(append([]string{"ovs-vsctl", "--timeout=60"}, args...)...)...)
 	if err != nil {
 		return fmt.Errorf("configure the switch of %s: %w", s.Node.Name, err)
 	}

@@ -169,7 +169,7 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 // bringSwitch gives a node its switch and its address: on the userspace datapath on a bridge that eth0 is a port of, on
 // the kernel's on eth0 itself.
 func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	sp, ul := s.space(n.Name), s.space(partUnderlay)
 	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group}
@@ -225,7 +225,7 @@ func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {
 		return err
 	}
 	err = s.step("etcd and API server", func() error {
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 		defer cancel()
 		if err := s.group.Start(ctx, s.plane.Etcd()); err != nil {
 			return err
@@ -249,12 +249,12 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 		return nil
 	}
 	return s.step("Weft's API", func() error {
-		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 		defer cancel()
 		if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", crds); err != nil {
 			return err
 		}
-		if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "-f", crds); err != nil {
+		if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=120s", "-f", crds); err != nil {
 			return err
 		}
 		_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")

@@ -71,7 +71,7 @@ func (s *Supervisor) installPlugin(n plan.Node) error {
 
 // bringWeft runs agent and controller as plain processes, and waits until every node serves.
 func (s *Supervisor) bringWeft(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	weft, kubeconfig := filepath.Join(s.lab.WeftBin, "weft"), s.plane.KubeconfigOf(controlplane.Weft)
 	if _, err := os.Stat(weft); err != nil {

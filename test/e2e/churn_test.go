@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	rounds    = 5
-	perRound  = 200
 	atATime   = 16
 	churnTime = 4 * time.Minute
 )
@@ -44,11 +42,11 @@ func TestChurn(t *testing.T) {
 	defer cancel()
 	memory := memoryOf(t, c)
 	var adds, dels []time.Duration
-	for round := range rounds {
+	for round := range *rounds {
 		began := time.Now()
 		a, d := churnRound(ctx, t, c, round)
 		adds, dels = append(adds, a...), append(dels, d...)
-		t.Logf("round %d: %d pods in %s; the agent of n1 has %d KiB", round+1, perRound, time.Since(began).Round(time.Millisecond), memoryOf(t, c))
+		t.Logf("round %d: %d pods in %s; the agent of n1 has %d KiB", round+1, *perRound, time.Since(began).Round(time.Millisecond), memoryOf(t, c))
 	}
 	for _, n := range c.Nodes() {
 		var have probe.Counts
@@ -67,7 +65,7 @@ func TestChurn(t *testing.T) {
 // churnRound adds pods, on both nodes by turns, then deletes them, and returns how long each ADD and DEL took.
 func churnRound(ctx context.Context, t *testing.T, c *lab.Cluster, round int) (adds, dels []time.Duration) {
 	t.Helper()
-	pods := make([]*lab.Pod, perRound)
+	pods := make([]*lab.Pod, *perRound)
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(atATime)

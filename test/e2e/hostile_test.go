@@ -10,13 +10,14 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/ovsnode"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/hostile"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
@@ -71,6 +72,14 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
+// uplink is the device of a node that has its address: with the userspace datapath, eth0 is a port of a bridge.
+func uplink(c *lab.Cluster) string {
+	if c.Datapath == plan.DatapathNetdev {
+		return ovsnode.Phy
+	}
+	return "eth0"
+}
+
 // hostEnd returns the MAC address of the node's end of a pod's interface.
 func hostEnd(t *testing.T, p *lab.Pod) net.HardwareAddr {
 	t.Helper()
@@ -97,7 +106,7 @@ func (s *stage) listen(t *testing.T) {
 		add(p.Name+"'s eth0", sniffer, err)
 	}
 	for _, n := range s.cluster.Nodes() {
-		for _, device := range []string{"tun0", "eth0", "br-phy"} {
+		for _, device := range slices.Compact([]string{"tun0", "eth0", uplink(s.cluster)}) {
 			sniffer, err := traffic.NewSniffer(n.Netns, device, false)
 			add(n.Name+"'s "+device, sniffer, err)
 		}
@@ -141,14 +150,14 @@ func (s *stage) honest(t *testing.T, round string) {
 		t.Fatal(err)
 	}
 	defer func() { _ = remote.Close() }()
-	a, scene := s.scene.Attacker, &s.scene
+	a, scene, phy := s.scene.Attacker, &s.scene, "'s "+uplink(s.cluster)
 	for _, x := range []expectation{
 		{"neighbour", s.raw, a, scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour's eth0"}},
 		{"remote", s.raw, a, scene.Remote.MAC, scene.Remote.IP, []string{"remote's eth0", "n1's eth0", "n2's eth0"}},
 		{"gateway", s.raw, a, scene.Gateway.MAC, scene.Gateway.IP, []string{"n1's tun0", "n1's UDP sockets"}},
 		{"node", s.raw, a, scene.Gateway.MAC, scene.Node, []string{"n1's tun0", "n1's UDP sockets"}},
-		{"other-node", s.raw, a, scene.Gateway.MAC, scene.OtherNode, []string{"n1's tun0", "n1's br-phy", "n2's br-phy", "n2's UDP sockets"}},
-		{"outside", s.raw, a, scene.Gateway.MAC, s.cluster.Outside.IP, []string{"n1's br-phy", "outside"}},
+		{"other-node", s.raw, a, scene.Gateway.MAC, scene.OtherNode, []string{"n1's tun0", "n1" + phy, "n2" + phy, "n2's UDP sockets"}},
+		{"outside", s.raw, a, scene.Gateway.MAC, s.cluster.Outside.IP, []string{"n1" + phy, "outside"}},
 		{"remote-gateway", remote, scene.Remote, s.remoteGateway.MAC, s.remoteGateway.IP, []string{"n2's tun0", "n2's UDP sockets"}},
 	} {
 		frame, err := hostile.Honest(x.name+round, x.who, x.via, netip.AddrPortFrom(x.to, discard))
@@ -159,7 +168,7 @@ func (s *stage) honest(t *testing.T, round string) {
 			t.Fatal(err)
 		}
 		for _, name := range x.ears {
-			if _, ok := s.ears[name].Await(frame.Marker, 2*time.Second); !ok {
+			if _, ok := s.ears[name].Await(frame.Marker, patience); !ok {
 				t.Errorf("an honest packet to the %s was not heard at %s, so silence there says nothing; heard by %v", x.name, name, s.heard(frame.Marker))
 			}
 		}
@@ -302,7 +311,7 @@ func TestHostileHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	sendUDP(t, s.cluster.Node(1).Netns, netip.AddrPortFrom(n2.IP, vxlanPort), control.Data)
-	if _, ok := s.ears["remote's eth0"].Await(control.Marker, 2*time.Second); !ok {
+	if _, ok := s.ears["remote's eth0"].Await(control.Marker, patience); !ok {
 		t.Errorf("a known node's tunnel packet does not arrive: the others' silence says nothing")
 	}
 	for _, f := range sent {

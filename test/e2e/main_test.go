@@ -30,6 +30,13 @@ const child = "WEFT_E2E_CHILD"
 var ( //nolint:gochecknoglobals // flags of the test binary
 	labName = flag.String("lab.name", "e2e", "name of the lab that the tests bring up")
 	keepLab = flag.Bool("lab.keep", false, "use the lab if it is up, and leave it up")
+	weftBin = flag.String("lab.bin", "", "folder with weft, weft-cni and weft-lab; without it, they are built")
+
+	// Smaller numbers for slower machines. What is asserted stays the same.
+	pairRate = flag.Int("lab.rate", 1000, "how many datagrams a second each pair of pods exchanges while none may be lost")
+	restarts = flag.Int("lab.restarts", 20, "how often agents are restarted")
+	rounds   = flag.Int("lab.rounds", 5, "how many crowds of pods come and go")
+	perRound = flag.Int("lab.crowd", 200, "how many pods are in a crowd")
 )
 
 func TestMain(m *testing.M) {
@@ -54,15 +61,17 @@ func keep() (code int, err error) {
 			return runTests(ctx)
 		}
 	}
-	bin, err := os.MkdirTemp("", "weft-e2e-")
-	if err != nil {
-		return 1, err
-	}
-	if !*keepLab {
-		defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
-	}
-	if err := build(ctx, bin); err != nil {
-		return 1, err
+	bin := *weftBin
+	if bin == "" {
+		if bin, err = os.MkdirTemp("", "weft-e2e-"); err != nil {
+			return 1, err
+		}
+		if !*keepLab {
+			defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
+		}
+		if err := build(ctx, bin); err != nil {
+			return 1, err
+		}
 	}
 	if err := lab.Down(ctx, *labName, nil); err != nil { // of a run that was killed
 		return 1, err
@@ -73,13 +82,15 @@ func keep() (code int, err error) {
 	}
 	config := lab.Config{Name: *labName, Nodes: 2, Runtime: plan.RuntimeCNI, KubeProxy: true, WeftBin: bin}
 	begin := time.Now()
-	_, err = lab.Up(ctx, config, func(e report.Event) {
+	c, err := lab.Up(ctx, config, func(e report.Event) {
 		if e.State == report.Fail {
 			fmt.Fprintf(os.Stderr, "e2e: the lab does not come up: %s: %s\n", e.Step, e.Text)
+		} else if e.State == report.Done && testing.Verbose() {
+			fmt.Printf("%s %s\n", e.Step, e.Took.Round(10*time.Millisecond))
 		}
 	})
 	if err == nil {
-		fmt.Printf("lab up in %s\n", time.Since(begin).Round(10*time.Millisecond))
+		fmt.Printf("lab up in %s, datapath %s\n", time.Since(begin).Round(10*time.Millisecond), c.Datapath)
 		code, err = runTests(ctx)
 	}
 	if *keepLab {
@@ -90,7 +101,7 @@ func keep() (code int, err error) {
 
 // takeDown ends the lab, however the tests ended, and returns an error that names what is left of it.
 func takeDown(before probe.Inventory) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	if err := lab.Down(ctx, *labName, nil); err != nil {
 		return err

@@ -18,11 +18,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-const (
-	pairs = 5
-	// pairRate is how many datagrams a second each pair sends; each is answered.
-	pairRate = 1000
-)
+// pairs is how many pairs of pods talk.
+const pairs = 5
 
 // load is traffic between pairs of pods on two nodes.
 type load struct {
@@ -57,7 +54,7 @@ func (l *load) start(t *testing.T) {
 	t.Helper()
 	l.streams = nil
 	for i, p := range l.from {
-		s, err := traffic.NewStream(p.Netns, netip.AddrPortFrom(l.to[i].IPs[0], echoPort), pairRate)
+		s, err := traffic.NewStream(p.Netns, netip.AddrPortFrom(l.to[i].IPs[0], echoPort), *pairRate)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,12 +116,11 @@ func TestAgentRestarts(t *testing.T) {
 	for _, n := range c.Nodes() {
 		watches[n.Name] = watchFlows(t, n)
 	}
-	const restarts = 20
 	churn := newChurn(t, c)
 	deleted := map[string][]*lab.Pod{}
 	var slowest time.Duration
-	l.during(t, "20 restarts", func() {
-		for i := range restarts {
+	l.during(t, fmt.Sprintf("%d restarts", *restarts), func() {
+		for i := range *restarts {
 			node, signal := c.Node(1+i%2).Name, []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i/2%2]
 			began := time.Now()
 			pid := signalProgram(t, c, node+"/weft-agent", signal)

@@ -21,8 +21,9 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Patience is how long suites wait for what happens by itself.
-const Patience = 30 * time.Second
+// Patience is how long suites wait for what happens by itself: long, for it may happen in a virtual machine whose
+// processor is emulated, on a machine with other work.
+const Patience = 2 * time.Minute
 
 // look is how often Await looks again.
 const look = 10 * time.Millisecond
