@@ -10,7 +10,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build quickstart quickstart-down unit test vm bench lint generate fmt clean
+.PHONY: help build quickstart quickstart-down unit fuzz test vm bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -28,7 +28,10 @@ quickstart-down: ## take the quick start's cluster down
 unit: ## unit tests: no root, nothing installed, seconds
 	@$(GO) test -timeout 10m ./...
 
-test: ## everything: unit, engines on the real switch, clusters in the lab and on the kernel's datapath; as root
+fuzz: ## fuzz every parser for 30 s each
+	@build/fuzz 30s
+
+test: ## everything: unit, a short fuzzing, engines on the real switch, clusters in the lab and on the kernel's datapath; as root
 	@build/test
 
 vm: ## clusters on the kernel's datapath, in a virtual machine; as root

@@ -193,3 +193,37 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// Whatever an object and its annotations hold: no panic, and what is accepted can be an address of a host, a canonical
+// range with room for a pod, and a VNID.
+func FuzzParseHostSubnet(f *testing.F) {
+	f.Add("n1", "192.0.2.1", "10.128.0.0/23", "", "5")
+	f.Add("a", "127.0.0.1", "10.128.0.1/23", "true", "-1")
+	f.Add("", "::1", "", "true", "16777216")
+	f.Add("n1", "010.0.0.1", "0.0.0.0/0", "", "0x10")
+	f.Fuzz(func(t *testing.T, host, hostIP, subnet, assign, vnid string) {
+		obj := &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{}}, Host: host, HostIP: hostIP, Subnet: subnet}
+		if assign != "" {
+			obj.Annotations[networkv1.AnnotationAssignSubnet] = assign
+		}
+		if vnid != "" {
+			obj.Annotations[networkv1.AnnotationFixedVNID] = vnid
+		}
+		parsed, err := ParseHostSubnet(obj)
+		if err != nil {
+			return
+		}
+		if !parsed.HostIP.Is4() || parsed.HostIP.IsLoopback() || parsed.HostIP.IsUnspecified() || parsed.HostIP.String() != hostIP {
+			t.Errorf("accepted hostIP %q", hostIP)
+		}
+		if parsed.Subnet.IsValid() && (parsed.Subnet.Masked().String() != subnet || parsed.Subnet.Bits() > 30) {
+			t.Errorf("accepted subnet %q", subnet)
+		}
+		if !parsed.Subnet.IsValid() && (subnet != "" || assign == "") {
+			t.Errorf("no subnet of %q", subnet)
+		}
+		if parsed.VNID > networkv1.VNIDMax || (vnid == "" && parsed.VNID != 0) {
+			t.Errorf("accepted VNID %q", vnid)
+		}
+	})
+}

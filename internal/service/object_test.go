@@ -128,3 +128,33 @@ func FuzzFromSlice(f *testing.F) {
 		}
 	})
 }
+
+// Whatever a Service says: nothing comes of it but addresses that traffic can have, and ports.
+func FuzzFromService(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"172.30.0.1","ports":[{"port":80,"protocol":"TCP","nodePort":30080}],"externalIPs":["192.0.2.9"]}}`))
+	f.Add([]byte(`{"spec":{"clusterIP":"::1","clusterIPs":["127.0.0.1","x"],"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":-1}},"ports":[{"port":70000},{"port":53,"protocol":"ICMP"}]}}`))
+	f.Add([]byte(`{"spec":{"clusterIP":"10.0.0.1","loadBalancerSourceRanges":["1.2.3.4/33"," 10.0.0.0/8"]},"status":{"loadBalancer":{"ingress":[{"ip":"224.0.0.1","ipMode":"VIP"},{"hostname":"a"}]}}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		obj := &corev1.Service{}
+		if json.Unmarshal(data, obj) != nil {
+			return
+		}
+		s, ok := service.FromService(obj)
+		if !ok {
+			return
+		}
+		for _, ip := range append(append([]netip.Addr{s.ClusterIP}, s.ExternalIPs...), s.LoadBalancerIPs...) {
+			if ip.IsValid() && (!ip.Is4() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified()) {
+				t.Errorf("address %s", ip)
+			}
+		}
+		if s.Affinity < 0 || s.Affinity > 24*time.Hour {
+			t.Errorf("affinity %s", s.Affinity)
+		}
+		for _, p := range s.Ports {
+			if p.Number == 0 || p.Protocol.String() == "unknown" {
+				t.Errorf("port %+v", p)
+			}
+		}
+	})
+}
