@@ -394,6 +394,9 @@ func TestKubelets(t *testing.T) {
 	if seen := kubectl("exec", "p1", "--", "wget", "-qO-", c.Outside.URL); seen != c.Node(1).IP.String() {
 		t.Errorf("outside saw the pod as %s, not as its node's %s", seen, c.Node(1).IP)
 	}
+	if said := kubectl("exec", "p1", "--", "nslookup", "kubernetes.default.svc.cluster.local"); !strings.Contains(said, "172.30.0.1") {
+		t.Errorf("the cluster's DNS does not tell a pod where the API server is: %s", said)
+	}
 	if log := kubectl("logs", "p1"); !slices.Contains(strings.Fields(log), "started") {
 		t.Errorf("logs: %q", log)
 	}

@@ -1,4 +1,5 @@
-// Package kubebuild builds Kubernetes' programs from their Go module on first use and keeps them.
+// Package kubebuild builds Kubernetes' programs, and the cluster's DNS server, from their Go modules on first use and keeps
+// them.
 package kubebuild
 
 import (
@@ -19,7 +20,7 @@ const DefaultCache = "/var/cache/weft-lab"
 
 // Config says what to build and from what.
 type Config struct {
-	Module   string // the folder with the go.mod that requires k8s.io/kubernetes
+	Module   string // the folder with the go.mod that requires k8s.io/kubernetes; CoreDNS' module is beside it
 	Kubelets bool   // also what runs pods
 	Proxy    bool   // also kube-proxy, which is among what runs pods
 	// Run runs a command to its end.
@@ -35,10 +36,11 @@ var (
 	kubelet = []string{"kube-controller-manager", "kube-scheduler", "kubelet", proxy, "agnhost"}                       //nolint:gochecknoglobals // a constant table
 	version = regexp.MustCompile(`(?m)^\s*(?:require\s+)?k8s\.io/kubernetes (v(\d+)\.(\d+)\.[0-9A-Za-z.+-]+)(?:\s|$)`) //nolint:gochecknoglobals // a constant
 	pkgs    = map[string]string{"agnhost": "k8s.io/kubernetes/test/images/agnhost"}                                    //nolint:gochecknoglobals // a constant table
+	coredns = regexp.MustCompile(`(?m)^\s*(?:require\s+)?github\.com/coredns/coredns (v[0-9A-Za-z.+-]+)(?:\s|$)`)      //nolint:gochecknoglobals // a constant
 )
 
-// ErrVersion is returned when the module does not say which Kubernetes it requires.
-var ErrVersion = errors.New("no requirement of k8s.io/kubernetes")
+// ErrVersion is returned when a module does not say which version of its program it requires.
+var ErrVersion = errors.New("no requirement of the program's own module")
 
 // Version reads the version of Kubernetes from the module's go.mod: complete, major, minor.
 func Version(module string) ([3]string, error) {
@@ -56,6 +58,24 @@ func parseVersion(path, text string) ([3]string, error) {
 		return [3]string{}, fmt.Errorf("%s: %w", path, ErrVersion)
 	}
 	return [3]string{m[1], m[2], m[3]}, nil
+}
+
+// CoreDNS is the name of the DNS server's program in the folder of the programs: it holds the version.
+func CoreDNS(module string) (string, error) {
+	path := filepath.Join(corednsModule(module), "go.mod")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("read CoreDNS' version: %w (its module is expected beside Kubernetes')", err)
+	}
+	m := coredns.FindSubmatch(raw)
+	if m == nil {
+		return "", fmt.Errorf("%s: %w", path, ErrVersion)
+	}
+	return "coredns-" + string(m[1]), nil
+}
+
+func corednsModule(module string) string {
+	return filepath.Join(filepath.Dir(filepath.Clean(module)), "coredns")
 }
 
 // Folder is where the programs of the module's version are kept.
@@ -85,22 +105,59 @@ func Ensure(ctx context.Context, c Config) (string, error) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return "", fmt.Errorf("make %s: %w", bin, err)
 	}
-	programs := control
-	if c.Kubelets {
-		programs = append(append([]string{}, control...), kubelet...)
-	} else if c.Proxy {
-		programs = append(append([]string{}, control...), proxy)
+	programs, err := c.programs(v)
+	if err != nil {
+		return "", err
 	}
 	for i, p := range programs {
-		if exists(filepath.Join(bin, p)) {
+		if exists(filepath.Join(bin, p.name)) {
 			continue
 		}
-		name := fmt.Sprintf("build %s %s (%d of %d)", p, v[0], i+1, len(programs))
-		if err := c.Step(name, func() error { return c.build(ctx, bin, p, v) }); err != nil {
+		name := fmt.Sprintf("build %s (%d of %d)", p.title, i+1, len(programs))
+		if err := c.Step(name, func() error { return c.build(ctx, bin, p) }); err != nil {
 			return "", err
 		}
 	}
 	return bin, nil
+}
+
+// program is one program to build.
+type program struct {
+	name   string // of its file
+	title  string // for people
+	module string // the folder that it is built in
+	pkg    string
+	flags  string // for the linker
+}
+
+func (c Config) programs(v [3]string) ([]program, error) {
+	const x = "-X k8s.io/component-base/version."
+	flags := strings.Join([]string{"-s -w", x + "gitVersion=" + v[0], x + "gitMajor=" + v[1], x + "gitMinor=" + v[2], x + "gitTreeState=clean"}, " ")
+	var programs []program
+	add := func(names []string) {
+		for _, name := range names {
+			pkg, special := pkgs[name]
+			if !special {
+				pkg = "k8s.io/kubernetes/cmd/" + name
+			}
+			programs = append(programs, program{name: name, title: name + " " + v[0], module: c.Module, pkg: pkg, flags: flags})
+		}
+	}
+	add(control)
+	switch {
+	case c.Kubelets:
+	case c.Proxy:
+		add([]string{proxy})
+		fallthrough
+	default:
+		return programs, nil
+	}
+	add(kubelet)
+	dns, err := CoreDNS(c.Module)
+	if err != nil {
+		return nil, err
+	}
+	return append(programs, program{name: dns, title: dns, module: corednsModule(c.Module), pkg: ".", flags: "-s -w"}), nil
 }
 
 func exists(path string) bool {
@@ -110,29 +167,23 @@ func exists(path string) bool {
 
 // build holds a lock on the folder, so that labs that start at the same time build a program once. The program appears
 // under its name only when it is complete.
-func (c Config) build(ctx context.Context, bin, program string, v [3]string) error {
+func (c Config) build(ctx context.Context, bin string, p program) error {
 	unlock, err := lock(ctx, bin)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if exists(filepath.Join(bin, program)) {
+	if exists(filepath.Join(bin, p.name)) {
 		return nil
 	}
-	pkg, special := pkgs[program]
-	if !special {
-		pkg = "k8s.io/kubernetes/cmd/" + program
-	}
-	const x = "-X k8s.io/component-base/version."
-	flags := strings.Join([]string{"-s -w", x + "gitVersion=" + v[0], x + "gitMajor=" + v[1], x + "gitMinor=" + v[2], x + "gitTreeState=clean"}, " ")
-	half := filepath.Join(bin, "."+program+".new")
+	half := filepath.Join(bin, "."+p.name+".new")
 	defer func() { _ = os.Remove(half) }()
-	_, err = c.Run(ctx, "", "env", "-C", c.Module, "CGO_ENABLED=0", "GOWORK=off", "go", "build", "-trimpath", "-ldflags", flags, "-o", half, pkg)
+	_, err = c.Run(ctx, "", "env", "-C", p.module, "CGO_ENABLED=0", "GOWORK=off", "go", "build", "-trimpath", "-ldflags", p.flags, "-o", half, p.pkg)
 	if err != nil {
-		return fmt.Errorf("build %s: %w", pkg, err)
+		return fmt.Errorf("build %s: %w", p.title, err)
 	}
-	if err := os.Rename(half, filepath.Join(bin, program)); err != nil {
-		return fmt.Errorf("keep %s: %w", program, err)
+	if err := os.Rename(half, filepath.Join(bin, p.name)); err != nil {
+		return fmt.Errorf("keep %s: %w", p.name, err)
 	}
 	return nil
 }

@@ -59,3 +59,29 @@ func TestEnsureKeepsOnlyWhatIsComplete(t *testing.T) {
 		t.Errorf("built %d again, %v", built, err)
 	}
 }
+
+// A new version of CoreDNS has a name of its own, so that one of an older version is not taken for it.
+func TestCoreDNSHasItsVersionInItsName(t *testing.T) {
+	lab := t.TempDir()
+	module := filepath.Join(lab, "kubernetes")
+	if _, err := CoreDNS(module); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a module: %v", err)
+	}
+	write := func(text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(lab, "coredns"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(lab, "coredns", "go.mod"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("require (\n\tgithub.com/coredns/coredns v1.14.2\n)\n")
+	if got, err := CoreDNS(module + "/"); err != nil || got != "coredns-v1.14.2" {
+		t.Errorf("CoreDNS = %q, %v", got, err)
+	}
+	write("require github.com/coredns/caddy v1.1.4\n")
+	if _, err := CoreDNS(module); !errors.Is(err, ErrVersion) {
+		t.Errorf("without a requirement: %v", err)
+	}
+}

@@ -9,6 +9,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"weft.dev/weft/lab/addon"
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/machine"
@@ -93,8 +94,7 @@ func (n Node) Kubelet() (process.Program, error) {
 		"authorization": fields{"mode": "Webhook"},
 		"tlsCertFile":   file(id + ".crt"), "tlsPrivateKeyFile": file(id + ".key"),
 		"containerRuntimeEndpoint": "unix://" + socket, "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-		// Where a cluster's DNS is by convention. The lab runs none, but without it kubelet warns about every pod.
-		"clusterDNS": []string{"172.30.0.10"}, "clusterDomain": "cluster.local", "resolvConf": "", "serializeImagePulls": false,
+		"clusterDNS": []string{addon.DNSAddress().String()}, "clusterDomain": "cluster.local", "resolvConf": "", "serializeImagePulls": false,
 		"evictionHard":                fields{"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
 		"nodeStatusUpdateFrequency":   "5s",

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"weft.dev/weft/lab"
@@ -51,6 +52,7 @@ type Party struct {
 	IP   netip.Addr `json:"ip"`
 
 	kind    kind
+	name    string // in the cluster's DNS; Services only
 	netns   string // path of the network namespace
 	port    uint16 // where it answers HTTP
 	answers string // what it says its name is; "" when it does not say
@@ -63,6 +65,7 @@ const (
 	pod kind = iota
 	host
 	outside
+	service
 )
 
 // Way is a row: from one party to another.
@@ -73,8 +76,12 @@ type Way struct {
 	// Source is the address that the receiver must see; Seen the one that it saw, invalid when it saw nothing.
 	Source netip.Addr `json:"source"`
 	Seen   netip.Addr `json:"seen"`
-	// Reached is set when every exchange, of HTTP and of ICMP, was answered by the right party. It must be.
+	// Name is what the sender asks the cluster's DNS for, before every exchange; "" when it goes by the address.
+	Name string `json:"dnsName,omitempty"`
+	// Reached is set when every exchange, of HTTP and of ICMP, was answered by the right party. It must be. A Service's
+	// address answers no ICMP.
 	Reached  bool     `json:"reached"`
+	DNS      Measured `json:"dns"`  // question and answer, when there is a Name
 	HTTP     Measured `json:"http"` // TCP connect, request and answer
 	Ping     Measured `json:"ping"` // ICMP echo
 	AsItMust bool     `json:"asItMust"`
@@ -120,7 +127,7 @@ func Run(ctx context.Context, c *lab.Cluster, o Options) (*Report, error) {
 
 func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Lab: s.cluster.Name(), Runtime: s.cluster.Config.Runtime, Datapath: s.cluster.Datapath, AsItMust: true}
-	for _, w := range ways(s.pods, s.hosts, s.outside, s.gateways) {
+	for _, w := range append(ways(s.pods, s.hosts, s.outside, s.gateways), serviceWays(s.pods, s.services)...) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("measure the matrix of lab %s: %w", r.Lab, err)
 		}
@@ -188,3 +195,45 @@ func ways(pods, hosts []Party, outside Party, gateways map[string]netip.Addr) []
 	each(func(i int) { add("pod to outside", mine(i), []Party{outside}, node(i)) })
 	return out
 }
+
+// serviceWays lists the ways to Services: each node's first pod goes to each Service, by its address and by its name, and
+// the pod behind the Service goes to itself.
+func serviceWays(pods, services []Party) []Way {
+	first := map[string]Party{}
+	var nodes []string
+	for _, p := range pods {
+		if _, seen := first[p.Node]; !seen {
+			first[p.Node] = p
+			nodes = append(nodes, p.Node)
+		}
+	}
+	var out []Way
+	for _, to := range services {
+		behind := slices.IndexFunc(pods, func(p Party) bool { return p.Name == to.answers })
+		if behind < 0 {
+			continue
+		}
+		for _, node := range nodes {
+			from := first[node]
+			if from.Name == to.answers {
+				continue
+			}
+			kind := "pod to Service, endpoint here"
+			if node != pods[behind].Node {
+				kind = "pod to Service, endpoint elsewhere"
+			}
+			out = append(out, Way{Kind: kind, From: from, To: to, Source: from.IP})
+		}
+		out = append(out, Way{Kind: "pod to itself by its Service", From: pods[behind], To: to, Source: hairpin()})
+		for _, node := range nodes {
+			if from := first[node]; from.Name != to.answers {
+				out = append(out, Way{Kind: "pod to Service by name", From: from, To: to, Source: from.IP, Name: to.name})
+			}
+		}
+	}
+	return out
+}
+
+// hairpin is the address that a pod sees that reaches itself by a Service: it cannot be its own, or it would answer
+// itself past the switch.
+func hairpin() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 1}) }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,9 +85,32 @@ func TestWays(t *testing.T) {
 	}
 }
 
+func TestServiceWays(t *testing.T) {
+	pods := []Party{podOn(1, 1), podOn(1, 2), podOn(2, 1)}
+	services := []Party{
+		{Name: "web", IP: netip.MustParseAddr("172.30.1.1"), kind: service, port: 80, answers: "p12", name: "web.ns.svc.cluster.local."},
+		{Name: "other", IP: netip.MustParseAddr("172.30.1.2"), kind: service, port: 80, answers: "nobody of the scene"},
+	}
+	var got []string
+	for _, w := range serviceWays(pods, services) {
+		got = append(got, strings.TrimSpace(fmt.Sprintf("%s: %s to %s as %s %s", w.Kind, w.From.Name, w.To.Name, w.Source, w.Name)))
+	}
+	want := []string{
+		"pod to Service, endpoint here: p11 to web as 10.128.2.2",
+		"pod to Service, endpoint elsewhere: p21 to web as 10.128.4.2",
+		"pod to itself by its Service: p12 to web as 169.254.0.1",
+		"pod to Service by name: p11 to web as 10.128.2.2 web.ns.svc.cluster.local.",
+		"pod to Service by name: p21 to web as 10.128.4.2 web.ns.svc.cluster.local.",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestTable(t *testing.T) {
 	a, b := podOn(1, 1), podOn(2, 1)
 	good := Measured{Sent: 20, Answered: 20, Median: 512 * time.Microsecond}
+	web := Party{Name: "web", IP: netip.MustParseAddr("172.30.1.1"), kind: service}
 	r := &Report{
 		Ways: []Way{
 			{Kind: "pod to pod, other node", From: a, To: b, Source: a.IP, Seen: a.IP, Reached: true, HTTP: good, Ping: good, AsItMust: true},
@@ -95,6 +119,8 @@ func TestTable(t *testing.T) {
 				Kind: "pod to pod, other node", From: b, To: a, Source: b.IP,
 				HTTP: Measured{Sent: 3, Problem: "no route"}, Ping: Measured{Sent: 20, Answered: 19, Problem: "timeout"},
 			},
+			{Kind: "pod to Service by name", From: a, To: web, Name: "web", Source: a.IP, Seen: a.IP, Reached: true, DNS: good, HTTP: good, AsItMust: true},
+			{Kind: "pod to Service by name", From: b, To: web, Name: "web", Source: b.IP, Seen: b.IP, DNS: Measured{Sent: 3, Problem: "refused"}, HTTP: good},
 		},
 		Tricks: []Trick{
 			{Kind: "pod with another's IP address", From: a, Sent: 90, Control: true, ControlName: "UDP in its own name", AsItMust: true},

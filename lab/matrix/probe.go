@@ -28,15 +28,21 @@ const (
 // measure fills in what the way does.
 func (w *Way) measure(exchanges int) {
 	err := ground.Do(w.From.netns, func() error {
+		if w.Name != "" {
+			w.DNS = repeat(exchanges, func(n int) (time.Duration, error) { return w.lookUp(uint16(n)) })
+		}
 		w.Seen = w.source()
 		w.HTTP = repeat(exchanges, func(int) (time.Duration, error) { return w.identify() })
-		w.Ping = w.ping(exchanges)
+		if w.To.kind != service {
+			w.Ping = w.ping(exchanges)
+		}
 		return nil
 	})
 	if err != nil {
 		w.HTTP.Problem = err.Error()
 	}
-	w.Reached = exchanges > 0 && w.HTTP.Answered == exchanges && w.Ping.Answered == exchanges
+	w.Reached = exchanges > 0 && w.HTTP.Answered == exchanges &&
+		(w.To.kind == service || w.Ping.Answered == exchanges) && (w.Name == "" || w.DNS.Answered == exchanges)
 	w.AsItMust = w.Reached && w.Seen == w.Source
 }
 

@@ -12,16 +12,16 @@ import (
 // Table writes the report for people.
 func (r *Report) Table(out io.Writer) error {
 	var cells, lines strings.Builder
-	cells.WriteString("WHO REACHES WHOM\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tHTTP\tPING\tRESULT\n")
+	cells.WriteString("WHO REACHES WHOM\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tDNS\tHTTP\tPING\tRESULT\n")
 	right := 0
 	for _, way := range r.Ways {
-		fmt.Fprintf(&cells, "%s\t%s\t%s\tyes\t%s\t%s\t%s\t%s\t%s\n",
-			way.Kind, way.From, way.To, yesNo(way.Reached), address(way.Seen), way.HTTP, way.Ping, verdict(way.AsItMust))
+		fmt.Fprintf(&cells, "%s\t%s\t%s\tyes\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			way.Kind, way.From, way.To, yesNo(way.Reached), address(way.Seen), way.DNS, way.HTTP, way.Ping, verdict(way.AsItMust))
 		right += count(way.AsItMust)
 	}
-	cells.WriteString("\t\t\t\t\t\t\t\t\nWHAT MUST GO NOWHERE\tFROM\tFRAMES\tMUST\tDOES\tARRIVED\tHONEST\t\tRESULT\n")
+	cells.WriteString("\t\t\t\t\t\t\t\t\t\nWHAT MUST GO NOWHERE\tFROM\tFRAMES\tMUST\tDOES\tARRIVED\tHONEST\t\t\tRESULT\n")
 	for _, t := range r.Tricks {
-		fmt.Fprintf(&cells, "%s\t%s\t%d\tno\t%s\t%d\t%s\t\t%s\n",
+		fmt.Fprintf(&cells, "%s\t%s\t%d\tno\t%s\t%d\t%s\t\t\t%s\n",
 			t.Kind, t.From, t.Sent, yesNo(t.Arrived > 0), t.Arrived, arrived(t.Control), verdict(t.AsItMust))
 		right += count(t.AsItMust)
 	}
@@ -54,7 +54,14 @@ func (r *Report) problems() string {
 		if way.Seen != way.Source {
 			fmt.Fprintf(&b, " the source seen is %s, not %s;", address(way.Seen), way.Source)
 		}
-		fmt.Fprintf(&b, " HTTP %s; ICMP %s\n", way.HTTP.tally(), way.Ping.tally())
+		if way.Name != "" {
+			fmt.Fprintf(&b, " DNS %s;", way.DNS.tally())
+		}
+		fmt.Fprintf(&b, " HTTP %s", way.HTTP.tally())
+		if way.To.kind != service {
+			fmt.Fprintf(&b, "; ICMP %s", way.Ping.tally())
+		}
+		b.WriteString("\n")
 	}
 	for _, t := range r.Tricks {
 		if t.AsItMust {

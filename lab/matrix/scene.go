@@ -14,7 +14,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/lab"
@@ -34,6 +36,7 @@ const (
 type scene struct {
 	cluster  *lab.Cluster
 	pods     []Party
+	services []Party
 	hosts    []Party
 	outside  Party
 	gateways map[string]netip.Addr    // of tun0, by node
@@ -71,7 +74,7 @@ func (s *scene) open(ctx context.Context, o Options) error {
 	if s.cluster.Config.Runtime == plan.RuntimeCNI {
 		err = s.makePods(ctx)
 	} else {
-		err = s.findPods(ctx, o)
+		err = s.findWorkload(ctx, o)
 	}
 	if err != nil {
 		return err
@@ -172,12 +175,19 @@ func (s *scene) makePod(ctx context.Context, n lab.Node, name string) error {
 	return nil
 }
 
-// findPods takes the ready pods of a namespace, which answer by themselves.
-func (s *scene) findPods(ctx context.Context, o Options) error {
+// findWorkload takes the ready pods of a namespace, which answer by themselves, and its Services.
+func (s *scene) findWorkload(ctx context.Context, o Options) error {
 	k, err := s.cluster.Client()
 	if err != nil {
 		return err
 	}
+	if err := s.findPods(ctx, k, o); err != nil {
+		return err
+	}
+	return s.findServices(ctx, k, o)
+}
+
+func (s *scene) findPods(ctx context.Context, k kubernetes.Interface, o Options) error {
 	list, err := k.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: o.Selector})
 	if err != nil {
 		return fmt.Errorf("list the pods of namespace %s: %w", o.Namespace, err)
@@ -196,6 +206,52 @@ func (s *scene) findPods(ctx context.Context, o Options) error {
 		return fmt.Errorf("namespace %s: %w: kubectl apply -f deploy/examples/quickstart.yaml", o.Namespace, ErrPods)
 	}
 	return nil
+}
+
+// findServices takes the Services that have one endpoint, which is one of the pods: it is known then who must answer, and
+// whom it must see.
+func (s *scene) findServices(ctx context.Context, k kubernetes.Interface, o Options) error {
+	list, err := k.CoreV1().Services(o.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the Services of namespace %s: %w", o.Namespace, err)
+	}
+	for _, svc := range list.Items {
+		ip, err := netip.ParseAddr(svc.Spec.ClusterIP)
+		if err != nil || len(svc.Spec.Ports) == 0 {
+			continue // headless
+		}
+		behind, err := s.endpoints(ctx, k, &svc)
+		if err != nil {
+			return err
+		}
+		if len(behind) != 1 {
+			continue
+		}
+		s.services = append(s.services, Party{
+			Name: svc.Name, IP: ip, kind: service, port: uint16(svc.Spec.Ports[0].Port), answers: behind[0],
+			name: svc.Name + "." + svc.Namespace + ".svc.cluster.local.",
+		})
+	}
+	return nil
+}
+
+// endpoints names the pods of the scene that are behind a Service.
+func (s *scene) endpoints(ctx context.Context, k kubernetes.Interface, svc *corev1.Service) ([]string, error) {
+	of := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + svc.Name}
+	slicesOf, err := k.DiscoveryV1().EndpointSlices(svc.Namespace).List(ctx, of)
+	if err != nil {
+		return nil, fmt.Errorf("list the endpoints of Service %s/%s: %w", svc.Namespace, svc.Name, err)
+	}
+	var names []string
+	for _, slice := range slicesOf.Items {
+		for _, e := range slice.Endpoints {
+			at := slices.IndexFunc(s.pods, func(p Party) bool { return slices.Contains(e.Addresses, p.IP.String()) })
+			if at >= 0 {
+				names = append(names, s.pods[at].Name)
+			}
+		}
+	}
+	return names, nil
 }
 
 func ready(p *corev1.Pod) bool {

@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"weft.dev/weft/lab/addon"
 	"weft.dev/weft/lab/image"
+	"weft.dev/weft/lab/kubebuild"
 	"weft.dev/weft/lab/kubenode"
 	"weft.dev/weft/lab/loopback"
 	"weft.dev/weft/lab/plan"
@@ -52,7 +54,10 @@ func (s *Supervisor) bringKubelets(ctx context.Context) error {
 	if s.lab.NoWeft {
 		return nil
 	}
-	return s.step("Weft in pods", func() error { return s.deployWeft(ctx) })
+	if err := s.step("Weft in pods", func() error { return s.deployWeft(ctx) }); err != nil {
+		return err
+	}
+	return s.step("DNS in pods", func() error { return s.deployDNS(ctx) })
 }
 
 func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives []string) error {
@@ -143,6 +148,10 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find busybox: %w (apt-get install busybox-static)", err)
 	}
+	coredns, err := kubebuild.CoreDNS(s.lab.KubernetesModule)
+	if err != nil {
+		return nil, err
+	}
 	links := map[string]string{}
 	for _, a := range applets {
 		links["/bin/"+a] = "busybox"
@@ -153,12 +162,25 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 		{Ref: kubenode.Pause, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}, Files: box},
 		{Ref: "weft.local/busybox:1", Entrypoint: []string{"/bin/busybox"}, Files: box, Links: links},
 		{Ref: "weft.local/agnhost:dev", Entrypoint: []string{"/agnhost"}, Files: agnhost, Links: links},
+		{Ref: addon.CoreDNSImage, Entrypoint: []string{"/coredns"}, Files: map[string]string{"/coredns": filepath.Join(s.plane.Bin, coredns)}},
 	}
 	if s.lab.NoWeft {
 		return images, nil
 	}
 	weft, err := s.weftImage(ctx)
 	return append(images, weft), err
+}
+
+// deployDNS brings the cluster's DNS up, and waits until it answers.
+func (s *Supervisor) deployDNS(ctx context.Context) error {
+	if _, err := s.kubectl(ctx, addon.CoreDNS, "apply", "-f", "-"); err != nil {
+		return err
+	}
+	if _, err := s.kubectl(ctx, "", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s"); err != nil {
+		pods, _ := s.kubectl(ctx, "", "-n", "kube-system", "get", "pods", "-o", "wide")
+		return fmt.Errorf("%w\n%s", err, pods)
+	}
+	return nil
 }
 
 // weftImage holds Weft's programs, and nft with its libraries, which Weft's nftables engine runs.
