@@ -131,22 +131,27 @@ func play(ctx context.Context, o options, groups []rows.Group, errs io.Writer) (
 			say("    %d of %d rounds", done, all)
 		}
 	}}
+	var failed []error
 	for _, g := range groups {
 		invalid, err := judgeMachine(ctx, o, say)
 		if err != nil {
-			return results, err
+			return results, errors.Join(append(failed, err)...)
 		}
 		say("%s", g.Title)
 		measured, err := g.Run(ctx, b)
-		if err != nil {
-			return results, fmt.Errorf("%s: %w", g.Title, err)
+		if ctx.Err() != nil {
+			return results, fmt.Errorf("ended early: %w", context.Cause(ctx))
+		}
+		if err != nil { // the others are measured all the same
+			say("    FAILED: %v", err)
+			failed = append(failed, fmt.Errorf("%s: %w", g.Title, err))
 		}
 		for i := range measured {
 			measured[i].Invalid = invalid
 		}
 		results = append(results, measured...)
 	}
-	return results, nil
+	return results, errors.Join(failed...)
 }
 
 // judgeMachine returns why figures are not valid, or the error that ends the run because of that.

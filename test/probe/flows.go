@@ -102,3 +102,17 @@ func (w *FlowWatch) String() string {
 	defer w.mu.Unlock()
 	return fmt.Sprintf("%d flows added, %d changed, %d removed", w.added, len(w.changed), len(w.removed))
 }
+
+// Count is how many flows were added, changed or removed so far. A barrier before it makes sure that everything has been
+// told.
+func (w *FlowWatch) Count(ctx context.Context) (int, error) {
+	if err := w.conn.Barrier(ctx); err != nil {
+		return 0, fmt.Errorf("the flow monitor: %w", err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.paused {
+		return 0, errors.New("the flow monitor was paused: it may have missed something")
+	}
+	return w.added + len(w.changed) + len(w.removed), nil
+}

@@ -83,6 +83,8 @@ type Row struct {
 	Unit string
 	// Target may be zero: the row is printed, and nothing is demanded of it.
 	Target Target
+	// Alone is a row that has no peer, also where the rounds have one.
+	Alone bool
 }
 
 // Result is a row of the report; the names of its keys are for programs that read it.
@@ -113,7 +115,7 @@ func (r Row) Judge(rounds []Round) (Result, error) {
 			return result, fmt.Errorf("row %s: round %d has no %s of ours", r.Name, i+1, r.Metric)
 		}
 		ours = append(ours, o)
-		if round.Peer == nil {
+		if r.Alone || round.Peer == nil {
 			continue
 		}
 		p, ok := round.Peer[r.Metric]

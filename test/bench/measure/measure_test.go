@@ -112,6 +112,14 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+func TestJudgeARowWithoutPeerAmongOthers(t *testing.T) {
+	both := []measure.Round{{Ours: measure.Figures{"ms": 3, "lost": 0}, Peer: measure.Figures{"ms": 1}}}
+	got, err := measure.Row{Name: "r", Metric: "lost", Alone: true, Target: measure.AtMost(0)}.Judge(both)
+	if err != nil || !got.Met || got.Ratio != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 func TestJudgeRefusesWhatIsMissing(t *testing.T) {
 	for name, r := range map[string][]measure.Round{
 		"no figure of ours":      {{Ours: measure.Figures{}, Peer: measure.Figures{"ms": 1}}},

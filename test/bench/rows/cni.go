@@ -36,6 +36,7 @@ func cni(pods int) Group {
 			{Name: name("del-link-gone"), Metric: delGone, Unit: "ms, p50", Target: measure.RatioAtMost(1)},
 			{Name: name("del-link-event"), Metric: delEvent, Unit: "ms, p50"},
 			{Name: name("cycle-cpu"), Metric: cycleCPU, Unit: "ms of CPU a pod"},
+			curveRow(pods),
 		},
 		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
 			c, err := b.Stage.Cluster(ctx)
@@ -213,11 +214,16 @@ func used(ctx context.Context, nodes []stage.Node) (time.Duration, error) {
 	return all, nil
 }
 
+// curveRow is a point of the curve.
+func curveRow(pods int) measure.Row {
+	return measure.Row{Name: fmt.Sprintf("curve/%d/add", pods), Metric: addWall, Unit: "ms, p50"}
+}
+
 // curve prints ADD over the number of pods on the node.
 func curve(pods int) Group {
 	return Group{
 		Title: fmt.Sprintf("the curve: ADD on a node with %d pods", pods),
-		Rows:  []measure.Row{{Name: fmt.Sprintf("curve/%d/add", pods), Metric: addWall, Unit: "ms, p50"}},
+		Rows:  []measure.Row{curveRow(pods)},
 		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
 			c, err := b.Stage.Cluster(ctx)
 			if err != nil {

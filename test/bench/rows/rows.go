@@ -36,13 +36,23 @@ func (g Group) Run(ctx context.Context, b Bench) ([]measure.Result, error) {
 	return g.run(ctx, b, g.Rows)
 }
 
-// All are the groups in the order in which they are measured: those in the lab go from few pods to many.
+// All are the groups in the order in which they are measured: those in the lab go from few pods to many, and come first; the
+// others have switches of their own.
 func All() []Group {
 	return []Group{
 		cni(10),
 		burst(),
+		curve(50),
 		cni(100),
-		curve(10), curve(50), curve(100), curve(200), curve(500), curve(1000),
+		restart(),
+		memory(),
+		curve(200), curve(500), curve(1000),
+		flows(),
+		services(),
+		forwarding("pod/2-flows", "pod to pod, against two flows", plainFlows, server(), measure.Target{}),
+		forwarding("pod/2-flows-ct", "pod to pod, against two flows with a ct pass between them", trackedFlows, server(), measure.RatioAtMost(1.1)),
+		forwarding("service/2-flows", "pod to Service, against two flows to the endpoint", plainFlows, virtualAddress(), measure.Target{}),
+		forwarding("service/2-flows-ct", "pod to Service, against two flows with a ct pass that translates", translatedFlows, virtualAddress(), measure.RatioAtMost(1.1)),
 	}
 }
 

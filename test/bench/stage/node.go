@@ -218,3 +218,6 @@ func (n Node) populate(ctx context.Context, standing *[]Pod, want int) error {
 	}
 	return g.Wait()
 }
+
+// Standing is one of the pods that Populate keeps on the first of our nodes.
+func (c *Cluster) Standing(i int) *Pod { return &c.standing[0][i] }

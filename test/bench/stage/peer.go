@@ -42,7 +42,7 @@ func (s *Stage) peer(ctx context.Context, name string) (Node, error) {
 	}
 	sock := filepath.Join(place.RunDir, filepath.Base(podruntime.Socket))
 	err = s.group.Start(ctx, process.Program{
-		Name: name + "/pods", Argv: space.Enter(filepath.Join(s.config.Bin, "weft-lab"), "pods"),
+		Name: name + "/pods", Argv: space.Enter(s.self(), "pods"),
 		Ready: func(ctx context.Context) error {
 			c, err := new(net.Dialer).DialContext(ctx, "unix", sock)
 			if err != nil {

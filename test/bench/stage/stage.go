@@ -23,8 +23,11 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// root holds what is not the lab's: it is short, because paths of unix sockets are.
-const root = "/run/weft-bench"
+// Where things are that are not the lab's.
+const (
+	root  = "/run/weft-bench"     // sockets, pid files, logs, the places' own /run: short, as paths of unix sockets have to be
+	state = "/var/lib/weft-bench" // what a place keeps: it sees this directory, and has another /run
+)
 
 // Config is what a stage needs.
 type Config struct {
@@ -82,13 +85,17 @@ func (s *Stage) reclaim(ctx context.Context) error {
 }
 
 func clearRoot() error {
-	entries, err := os.ReadDir(root)
+	names, err := filepath.Glob(filepath.Join(ground.NetnsDir, spaceName("*")))
+	if err != nil {
+		return fmt.Errorf("list the names of namespaces: %w", err)
+	}
+	within, err := filepath.Glob(filepath.Join(root, "*"))
 	if err != nil {
 		return fmt.Errorf("list %s: %w", root, err)
 	}
 	var errs []error
-	for _, e := range entries {
-		errs = append(errs, os.RemoveAll(filepath.Join(root, e.Name())))
+	for _, path := range append(append(names, within...), state) {
+		errs = append(errs, os.RemoveAll(path))
 	}
 	return errors.Join(errs...)
 }
@@ -178,16 +185,24 @@ func (s *Stage) StrikeCluster(ctx context.Context) error {
 	return lab.Down(ctx, s.config.Name, nil)
 }
 
+// self is the program that holds namespaces and attaches pods.
+func (s *Stage) self() string { return filepath.Join(s.config.Bin, "weft-lab") }
+
+// spaceName is the name under /run/netns.
+func spaceName(place string) string { return "weft-bench-" + place }
+
 // space makes a namespace of the same kind as a lab's node.
 func (s *Stage) space(ctx context.Context, name string, binds []plan.Bind) (plan.Node, ground.Space, error) {
-	place := plan.Node{Name: name, Dir: filepath.Join(root, name), RunDir: filepath.Join(root, name, "run")}
+	place := plan.Node{Name: name, Dir: filepath.Join(state, name), RunDir: filepath.Join(root, name, "run")}
 	for i := range binds {
 		binds[i].Source = filepath.Join(place.Dir, "root", binds[i].Target)
 	}
-	if err := os.MkdirAll(place.RunDir, 0o755); err != nil {
-		return place, ground.Space{}, fmt.Errorf("make %s: %w", place.RunDir, err)
+	for _, dir := range []string{place.Dir, place.RunDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return place, ground.Space{}, fmt.Errorf("make %s: %w", dir, err)
+		}
 	}
-	space, err := ground.NewSpace(ctx, s.group, filepath.Join(s.config.Bin, "weft-lab"), "weft-bench-"+name,
+	space, err := ground.NewSpace(ctx, s.group, s.self(), spaceName(name),
 		ground.Hold{RunDir: place.RunDir, Binds: binds, Forward: true})
 	return place, space, err
 }

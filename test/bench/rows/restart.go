@@ -1,0 +1,136 @@
+package rows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+const (
+	restartPods = 100
+	// restartRate is how many datagrams a second go between two of the pods; each is answered.
+	restartRate = 500
+	echoPort    = 7777
+	// controlTime is how long the same traffic runs without a restart.
+	controlTime = 2 * time.Second
+)
+
+// Metrics of restarts.
+const (
+	restartWall = "restart-wall" // from the start of the process until it is ready
+	restartMods = "restart-mods" // flows that were changed by it
+	lost        = "lost"         // datagrams
+	lostControl = "lost-control" // the same without a restart
+)
+
+// restart kills the agent of a node with pods, under traffic. The floor is what has to be read at least: the switch's
+// flows and its database, with the switch's own tools.
+func restart() Group {
+	return Group{
+		Title: fmt.Sprintf("a restart of the agent with %d pods on the node, against a bare dump of flows and database", restartPods),
+		Rows: []measure.Row{
+			{Name: "restart/100/in-step", Metric: restartWall, Unit: "ms"},
+			{Name: "restart/100/flow-mods", Metric: restartMods, Unit: "flow-mods", Target: measure.AtMost(0), Alone: true},
+			{Name: "restart/100/lost", Metric: lost, Unit: "packets", Target: measure.AtMost(0), Alone: true},
+			{Name: "restart/100/lost-control", Metric: lostControl, Unit: "packets, without a restart", Alone: true},
+		},
+		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			c, err := b.Stage.Cluster(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if err := c.Populate(ctx, restartPods); err != nil {
+				return nil, err
+			}
+			return b.compare(ctx, rows, restartAgent(c), readSwitch(c.Ours[0]))
+		},
+	}
+}
+
+func restartAgent(c *stage.Cluster) measure.Side {
+	return func(ctx context.Context) (measure.Figures, error) {
+		control, err := under(ctx, c, func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(controlTime):
+				return nil
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		figures := measure.Figures{lostControl: float64(control.Lost)}
+		tally, err := under(ctx, c, func(ctx context.Context) error { return restartOnce(ctx, c, figures) })
+		figures[lost] = float64(tally.Lost)
+		return figures, err
+	}
+}
+
+// under does something while two of the standing pods talk, and returns what became of what they said.
+func under(ctx context.Context, c *stage.Cluster, do func(context.Context) error) (traffic.Tally, error) {
+	from, to := c.Standing(0), c.Standing(1)
+	address := netip.AddrPortFrom(to.IPs[0], echoPort)
+	echo, err := traffic.NewEcho(to.Netns, address)
+	if err != nil {
+		return traffic.Tally{}, err
+	}
+	defer func() { _ = echo.Close() }()
+	limited, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	if _, err := traffic.Ping(limited, from.Netns, address); err != nil {
+		return traffic.Tally{}, err
+	}
+	stream, err := traffic.NewStream(from.Netns, address, restartRate)
+	if err != nil {
+		return traffic.Tally{}, err
+	}
+	failed := do(ctx)
+	tally, err := stream.Stop()
+	return tally, errors.Join(failed, err)
+}
+
+func restartOnce(ctx context.Context, c *stage.Cluster, figures measure.Figures) (err error) {
+	node, program := c.Ours[0], c.Ours[0].Name+"/weft-agent"
+	watch, err := probe.WatchFlows(ctx, node.Node)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, watch.Close()) }()
+	if err := probe.Kill(ctx, c.Cluster, program, syscall.SIGKILL); err != nil {
+		return err
+	}
+	if _, err := probe.Await(ctx, probe.Patience, program+" ready", func(ctx context.Context) error { return probe.Ready(ctx, node.Node) }); err != nil {
+		return err
+	}
+	ready := time.Now()
+	status, err := probe.Program(ctx, c.Cluster, program)
+	if err != nil {
+		return err
+	}
+	mods, err := watch.Count(ctx)
+	figures[restartWall], figures[restartMods] = milliseconds(ready.Sub(status.Since)), float64(mods)
+	return err
+}
+
+func readSwitch(n stage.Node) measure.Side {
+	return func(ctx context.Context) (measure.Figures, error) {
+		flows, err := n.Run(ctx, "ovs-ofctl", "-O", "OpenFlow15", "dump-flows", stage.Bridge)
+		if err != nil {
+			return nil, err
+		}
+		database, err := n.Run(ctx, "ovsdb-client", "dump", "unix:/run/openvswitch/db.sock", "Open_vSwitch")
+		if err != nil {
+			return nil, err
+		}
+		return measure.Figures{restartWall: milliseconds(flows.Wall + database.Wall)}, nil
+	}
+}
