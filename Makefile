@@ -10,7 +10,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build quickstart quickstart-down unit fuzz test vm bench lint generate fmt clean
+.PHONY: help build image quickstart quickstart-down unit fuzz test vm bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -18,6 +18,9 @@ help: ## list the targets
 build: ## build weft, weft-cni and weft-lab into bin/
 	@GO=$(GO); for program in weft weft-cni weft-lab; do \
 	  CGO_ENABLED=0 $$GO build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
+
+image: build ## write Weft's image as an OCI archive, out/weft-image.tar; needs nft and Open vSwitch
+	@$(BIN)/weft-lab image --output out/weft-image.tar
 
 quickstart: ## a cluster of two nodes on this machine, with a reachability matrix; as root
 	@build/quickstart up

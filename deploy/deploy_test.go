@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -271,6 +272,27 @@ func TestUpgradeStrategy(t *testing.T) {
 		}
 		if set.Spec.UpdateStrategy.Type != want {
 			t.Errorf("%s: %s, want %s", set.Name, set.Spec.UpdateStrategy.Type, want)
+		}
+	}
+}
+
+// What takes Weft away has the agent's capabilities and no rights in the cluster.
+func TestCleanupIsTheBudget(t *testing.T) {
+	text, err := os.ReadFile("cleanup.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Parse(text)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d objects: %v", len(all), err)
+	}
+	spec := as[appsv1.DaemonSet](t, all[0]).Spec.Template.Spec
+	if spec.HostPID || spec.HostIPC || spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken || spec.ServiceAccountName != "" {
+		t.Errorf("it shares processes, or has a token: %+v", spec)
+	}
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		if err := checkContainer(&c, "DAC_OVERRIDE NET_ADMIN SYS_ADMIN"); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func root() *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true, Args: cobra.NoArgs,
 	}
 	name := cmd.PersistentFlags().String("name", "lab", "the lab; several run side by side")
-	cmd.AddCommand(up(name), build(), down(name), status(name), env(name), execute(name), matrixCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
+	cmd.AddCommand(up(name), build(), imageCmd(), down(name), status(name), env(name), execute(name), matrixCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
 	return cmd
 }
 
@@ -46,6 +46,7 @@ func up(name *string) *cobra.Command {
 	f.StringVar((*string)(&cfg.Datapath), "datapath", string(plan.DatapathAuto), "Open vSwitch's datapath: auto, system (the kernel's) or netdev (userspace)")
 	f.BoolVar(&cfg.NoWeft, "no-weft", false, "bring up everything but Weft's own programs")
 	f.BoolVar(&cfg.KubeProxy, "kube-proxy", false, "run kube-proxy also with runtime cni")
+	f.BoolVar(&cfg.NoSwitch, "no-switch", false, "nodes have no Open vSwitch of their own: Weft's manifest brings it, in pods")
 	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni and weft-lab (default: that of this program)")
 	f.StringVar(&cfg.DeployDir, "deploy", "", "folder with Weft's manifests (default: deploy/ above the programs)")
 	f.StringVar(&cfg.KubernetesModule, "kubernetes-module", "", "folder with the go.mod that Kubernetes is built from (default: lab/kubernetes above the programs)")

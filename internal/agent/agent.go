@@ -137,7 +137,7 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a := &agent{
 		opts: opts, gate: newGate(), health: &health{profiling: opts.Profiling},
-		socket: filepath.Join(opts.RunDir, "cni", "cni.sock"), records: filepath.Join(opts.StateDir, "attachments"),
+		socket: Socket(opts.RunDir), records: filepath.Join(opts.StateDir, "attachments"),
 	}
 	if err := prepareSysctls(opts.ProcSys); err != nil {
 		return err

@@ -33,7 +33,7 @@ import (
 
 func TestWriteConf(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, confName)
+	path := filepath.Join(dir, CNIConfName)
 	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords); err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestWriteConf(t *testing.T) {
 	if _, err := cni.ParseNetConf([]byte(`{"cniVersion":"1.0.0","name":"` + list.Name + `","type":"weft","socket":"` + list.Plugins[0].Socket + `"}`)); err != nil {
 		t.Errorf("the plugin refuses what is written: %v", err)
 	}
-	only(t, dir, confName)
+	only(t, dir, CNIConfName)
 	if err := writeConf(filepath.Join(dir, "missing"), "/s", "/r"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without its directory: %v", err)
 	}

@@ -12,14 +12,17 @@ import (
 )
 
 const (
-	// confName is the file that tells the container runtime of Weft. Runtimes take the first name in order.
-	confName = "10-weft.conflist"
+	// CNIConfName is the file that tells the container runtime of Weft. Runtimes take the first name in order.
+	CNIConfName = "10-weft.conflist"
 	// confVersion is the specification's version in it: the newest that the runtimes in use read (containerd 1.6
 	// reads no other).
 	confVersion = "1.0.0"
 	// pluginType is the name of the plugin's executable.
 	pluginType = "weft"
 )
+
+// Socket is where an agent with that run directory answers the CNI plugin.
+func Socket(runDir string) string { return filepath.Join(runDir, "cni", "cni.sock") }
 
 // conflist is a CNI network configuration list.
 type conflist struct {
@@ -48,7 +51,7 @@ func writeConf(dir, socket, records string) error {
 	if err != nil {
 		return fmt.Errorf("CNI configuration: %w", err)
 	}
-	path := filepath.Join(dir, confName)
+	path := filepath.Join(dir, CNIConfName)
 	data = append(data, '\n')
 	const mode = 0o644
 	if isThere(path, data, mode) {

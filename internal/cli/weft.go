@@ -40,7 +40,8 @@ func Weft(environment Environment) *cobra.Command {
 	}
 	common := &commonFlags{kubeconfig: environment.Kubeconfig}
 	common.register(root)
-	root.AddCommand(agentCommand(common, environment), controllerCommand(common), installPluginCommand(), logLevelCommand())
+	root.AddCommand(agentCommand(common, environment), controllerCommand(common), installPluginCommand(),
+		openvswitchCommand(environment.Node), cleanupCommand(), logLevelCommand())
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}

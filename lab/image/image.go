@@ -1,5 +1,6 @@
-// Package image makes container images without a registry and without a builder: a docker-archive tar with one layer
-// around programs of this machine.
+// Package image makes container images without a registry and without a builder: an archive with one layer around
+// programs of this machine. The archive is an OCI image layout, and a docker-archive as well, so that ctr, podman, docker
+// and skopeo read it.
 package image
 
 import (
@@ -25,41 +26,113 @@ type Image struct {
 	Entrypoint []string          // may be empty
 	Files      map[string]string // path in the image to path on this machine
 	Links      map[string]string // path in the image to the target of a symbolic link
+	Env        []string          // beside PATH
+	Labels     map[string]string // may be empty; those of OCI are documented in its image specification
 }
 
 // directories that every image has; tmp is for everyone.
 var directories = []string{"bin", "dev", "etc", "proc", "run", "sys", "tmp", "usr", "var"} //nolint:gochecknoglobals // a constant table
 
-// Write writes the image as a docker-archive, which `ctr images import` reads.
+// Media types of the OCI image specification.
+const (
+	mediaIndex    = "application/vnd.oci.image.index.v1+json"
+	mediaManifest = "application/vnd.oci.image.manifest.v1+json"
+	mediaConfig   = "application/vnd.oci.image.config.v1+json"
+	mediaLayer    = "application/vnd.oci.image.layer.v1.tar"
+)
+
+// descriptor names a blob (OCI image specification, descriptor.md).
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Platform    map[string]string `json:"platform,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// archive is an image layout on its way into a tar.
+type archive struct {
+	out *tar.Writer
+}
+
+// blob adds a blob, and returns its descriptor.
+func (a archive) blob(mediaType string, raw []byte) (descriptor, error) {
+	sum := digest(raw)
+	d := descriptor{MediaType: mediaType, Digest: "sha256:" + sum, Size: len(raw)}
+	return d, file(a.out, blobPath(d), 0o644, raw)
+}
+
+func (a archive) blobJSON(mediaType string, value any) (descriptor, error) {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return descriptor{}, fmt.Errorf("encode %s: %w", mediaType, err)
+	}
+	return a.blob(mediaType, raw)
+}
+
+func (a archive) json(name string, value any) error {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	return file(a.out, name, 0o644, raw)
+}
+
+func blobPath(d descriptor) string {
+	return "blobs/sha256/" + strings.TrimPrefix(d.Digest, "sha256:")
+}
+
+// Write writes the image's archive. The same files make the same archive, byte by byte.
 func Write(w io.Writer, im Image) error {
-	layer, err := im.layer()
-	if err != nil {
-		return fmt.Errorf("image %s: %w", im.Ref, err)
-	}
-	diff := digest(layer)
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config":  map[string]any{"Entrypoint": im.Entrypoint, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin:/"}},
-		"rootfs":  map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + diff}},
-		"history": []map[string]string{{"created_by": "weft-lab"}},
-	})
-	if err != nil {
-		return fmt.Errorf("image %s: %w", im.Ref, err)
-	}
-	manifest, err := json.Marshal([]map[string]any{{
-		"Config": digest(config) + ".json", "RepoTags": []string{im.Ref}, "Layers": []string{diff + "/layer.tar"},
-	}})
-	if err != nil {
-		return fmt.Errorf("image %s: %w", im.Ref, err)
-	}
-	out := tar.NewWriter(w)
-	err = errors.Join(
-		file(out, diff+"/layer.tar", 0o644, layer), file(out, digest(config)+".json", 0o644, config),
-		file(out, "manifest.json", 0o644, manifest), out.Close())
-	if err != nil {
+	if err := im.write(w); err != nil {
 		return fmt.Errorf("image %s: %w", im.Ref, err)
 	}
 	return nil
+}
+
+func (im Image) write(w io.Writer) error {
+	raw, err := im.layer()
+	if err != nil {
+		return err
+	}
+	a := archive{tar.NewWriter(w)}
+	layer, err := a.blob(mediaLayer, raw)
+	if err != nil {
+		return err
+	}
+	config, err := a.blobJSON(mediaConfig, im.config(layer))
+	if err != nil {
+		return err
+	}
+	manifest, err := a.blobJSON(mediaManifest, map[string]any{
+		"schemaVersion": 2, "mediaType": mediaManifest, "config": config, "layers": []descriptor{layer}, "annotations": im.Labels,
+	})
+	if err != nil {
+		return err
+	}
+	manifest.Platform = map[string]string{"architecture": runtime.GOARCH, "os": "linux"}
+	_, tag, _ := strings.Cut(path.Base(im.Ref), ":")
+	// containerd takes the whole name from an annotation of its own; others know a reference within the layout.
+	manifest.Annotations = map[string]string{"io.containerd.image.name": im.Ref, "org.opencontainers.image.ref.name": tag}
+	return errors.Join(
+		a.json("index.json", map[string]any{"schemaVersion": 2, "mediaType": mediaIndex, "manifests": []descriptor{manifest}}),
+		a.json("oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"}),
+		a.json("manifest.json", []map[string]any{{
+			"Config": blobPath(config), "RepoTags": []string{im.Ref}, "Layers": []string{blobPath(layer)},
+		}}),
+		a.out.Close())
+}
+
+func (im Image) config(layer descriptor) any {
+	return map[string]any{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"config": map[string]any{
+			"Entrypoint": im.Entrypoint, "Labels": im.Labels,
+			"Env": append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin:/"}, im.Env...),
+		},
+		"rootfs":  map[string]any{"type": "layers", "diff_ids": []string{layer.Digest}},
+		"history": []map[string]string{{"created_by": "weft-lab"}},
+	}
 }
 
 func digest(raw []byte) string {
@@ -82,8 +155,16 @@ func (im Image) layer() ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("take %s: %w", im.Files[dst], err)
 		}
+		info, err := os.Stat(im.Files[dst])
+		if err != nil {
+			return nil, fmt.Errorf("take %s: %w", im.Files[dst], err)
+		}
+		mode := int64(0o644)
+		if info.Mode()&0o111 != 0 {
+			mode = 0o755
+		}
 		name := strings.TrimPrefix(dst, "/")
-		if err := errors.Join(dir(w, path.Dir(name), made), file(w, name, 0o755, raw)); err != nil {
+		if err := errors.Join(dir(w, path.Dir(name), made), file(w, name, mode, raw)); err != nil {
 			return nil, err
 		}
 	}
@@ -96,12 +177,13 @@ func (im Image) layer() ([]byte, error) {
 		}
 	}
 	passwd := "root:x:0:0:root:/:/bin/sh\nnobody:x:65532:65532:nobody:/:/bin/false\n"
-	if err := errors.Join(file(w, "etc/passwd", 0o644, []byte(passwd)), w.Close()); err != nil {
+	group := "root:x:0:\nnobody:x:65532:\n"
+	err := errors.Join(file(w, "etc/group", 0o644, []byte(group)), file(w, "etc/passwd", 0o644, []byte(passwd)), w.Close())
+	if err != nil {
 		return nil, err
 	}
 	return buf.Bytes(), nil
 }
-
 func sorted(m map[string]string) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {

@@ -57,6 +57,10 @@ type Config struct {
 	NoWeft   bool     `json:"noWeft"`   // bring everything else up, without Weft's own programs
 	// KubeProxy runs kube-proxy on every node also with RuntimeCNI; with RuntimeKubelet it always runs.
 	KubeProxy bool `json:"kubeProxy"`
+	// NoSwitch leaves Open vSwitch out of the nodes: Weft's manifest brings it, in pods. Runtime kubelet only. On the
+	// userspace datapath the nodes' addresses are then on no bridge, so that there are no tunnels: pods reach those of
+	// their own node.
+	NoSwitch bool `json:"noSwitch"`
 	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
 	WeftBin string `json:"weftBin"`
 	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
@@ -115,6 +119,9 @@ func (c Config) check() error {
 	}
 	if c.Runtime != RuntimeCNI && c.Runtime != RuntimeKubelet {
 		return fmt.Errorf("runtime %q: use %s or %s", c.Runtime, RuntimeCNI, RuntimeKubelet)
+	}
+	if c.NoSwitch && c.Runtime != RuntimeKubelet {
+		return fmt.Errorf("nodes without a switch of their own get one in pods: use runtime %s", RuntimeKubelet)
 	}
 	switch c.Datapath {
 	case DatapathAuto, DatapathSystem, DatapathNetdev:

@@ -159,6 +159,12 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 			s.self, "reporter", netip.AddrPortFrom(s.lab.OutsideIP, uint16(s.lab.OutsidePort)).String())})
 	}}
 	for _, n := range s.lab.AllNodes() {
+		if s.lab.NoSwitch {
+			parts = append(parts, func(ctx context.Context) error {
+				return s.step("address of "+n.Name, func() error { return s.bringAddress(ctx, n) })
+			})
+			continue
+		}
 		parts = append(parts, func(ctx context.Context) error {
 			return s.step("switch of "+n.Name, func() error { return s.bringSwitch(ctx, n) })
 		})
@@ -197,6 +203,27 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 			return err
 		}
 	}
+	if err := s.keepAddress(ctx, sp, keep); err != nil {
+		return err
+	}
+	return sw.Route(ctx)
+}
+
+// bringAddress gives a node without a switch its address, on eth0 itself.
+func (s *Supervisor) bringAddress(ctx context.Context, n plan.Node) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	sp, ul := s.space(n.Name), s.space(partUnderlay)
+	err := ground.Connect(s.lab.MTU, ground.End{Space: &ul, Name: n.Name, Bridge: "ul0"},
+		ground.End{Space: &sp, Name: uplink, MAC: n.MAC})
+	if err != nil {
+		return err
+	}
+	return s.keepAddress(ctx, sp, ground.Keep{Link: uplink, Addr: netip.PrefixFrom(n.IP, s.lab.Underlay.Bits()), Gateway: s.lab.Router})
+}
+
+// keepAddress puts an address where it belongs, and again whenever its link comes back.
+func (s *Supervisor) keepAddress(ctx context.Context, sp ground.Space, keep ground.Keep) error {
 	// The watch outlives the start: it ends with the group's programs.
 	watch, stop := context.WithCancel(context.Background())
 	go func() {
@@ -206,10 +233,7 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	if err := sp.KeepAddress(watch, keep, s.log); err != nil {
 		return err
 	}
-	if err := sp.Await(ctx, keep); err != nil {
-		return err
-	}
-	return sw.Route(ctx)
+	return sp.Await(ctx, keep)
 }
 
 func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {

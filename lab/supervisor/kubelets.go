@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"weft.dev/weft/lab/addon"
@@ -167,7 +168,7 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 	if s.lab.NoWeft {
 		return images, nil
 	}
-	weft, err := s.weftImage(ctx)
+	weft, err := image.Weft(ctx, s.group.Run, s.lab.WeftBin)
 	return append(images, weft), err
 }
 
@@ -183,23 +184,6 @@ func (s *Supervisor) deployDNS(ctx context.Context) error {
 	return nil
 }
 
-// weftImage holds Weft's programs, and nft with its libraries, which Weft's nftables engine runs.
-func (s *Supervisor) weftImage(ctx context.Context) (image.Image, error) {
-	nft, err := exec.LookPath("nft")
-	if err != nil {
-		return image.Image{}, fmt.Errorf("find nft: %w (apt-get install nftables)", err)
-	}
-	files := map[string]string{
-		"/weft": filepath.Join(s.lab.WeftBin, "weft"), "/weft-cni": filepath.Join(s.lab.WeftBin, "weft-cni"), "/usr/sbin/nft": nft,
-	}
-	for _, program := range []string{nft, files["/weft"], files["/weft-cni"]} {
-		for _, lib := range image.Libraries(ctx, s.group.Run, program) {
-			files[lib] = lib
-		}
-	}
-	return image.Image{Ref: "weft.local/weft:dev", Files: files}, nil
-}
-
 // deployWeft installs Weft as its users do, and waits until it runs and every node is ready.
 func (s *Supervisor) deployWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
@@ -207,12 +191,22 @@ func (s *Supervisor) deployWeft(ctx context.Context) error {
 	if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, "weft.yaml")); err != nil {
 		return err
 	}
-	waits := [][]string{
+	var waits [][]string
+	if s.lab.NoSwitch {
+		waits = [][]string{
+			{"label", "nodes", "--all", "weft.dev/open-vswitch=pod"},
+			{
+				"-n", "weft", "wait", "--for=jsonpath={.status.numberReady}=" + strconv.Itoa(s.lab.Nodes),
+				"daemonset/weft-openvswitch", "--timeout=120s",
+			},
+		}
+	}
+	waits = append(waits, [][]string{
 		{"-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s"},
 		{"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"},
 		// On one node there is room for one replica of two.
 		{"-n", "weft", "wait", "--for=condition=Available", "deployment/weft-controller", "--timeout=120s"},
-	}
+	}...)
 	for _, w := range waits {
 		if _, err := s.kubectl(ctx, "", w...); err != nil {
 			pods, _ := s.kubectl(ctx, "", "-n", "weft", "get", "pods", "-o", "wide")

@@ -1,0 +1,90 @@
+//go:build real
+
+package cleanup
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func options(t *testing.T) (o Options, told *[]string) {
+	t.Helper()
+	told = &[]string{}
+	o = Options{
+		Root: t.TempDir(), OVSRunDir: "/run/openvswitch", StateDir: "/var/lib/weft", RunDir: "/run/weft", CNIConfDir: "/etc/cni/net.d",
+		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock",
+		Tell: func(what string) { *told = append(*told, what) },
+	}
+	for _, file := range []string{
+		"etc/cni/net.d/10-weft.conflist", "etc/cni/net.d/20-other.conflist", "etc/cni/net.d/.weft-1", "opt/cni/bin/weft",
+		"opt/cni/bin/.weft-2", "opt/cni/bin/bridge", "var/lib/weft/attachments/a.json", "run/weft/admin.sock",
+	} {
+		path := filepath.Join(o.Root, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o, told
+}
+
+// Weft's files go and others' stay; a second run finds nothing to do.
+func TestFiles(t *testing.T) {
+	o, told := options(t)
+	if err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"file /etc/cni/net.d/.weft-1", "file /etc/cni/net.d/10-weft.conflist", "file /opt/cni/bin/.weft-2", "file /opt/cni/bin/weft",
+		"file /run/weft", "file /var/lib/weft",
+	}
+	slices.Sort(*told)
+	if !slices.Equal(*told, want) {
+		t.Errorf("removed %q, want %q", *told, want)
+	}
+	for _, stays := range []string{"etc/cni/net.d/20-other.conflist", "opt/cni/bin/bridge"} {
+		if _, err := os.Stat(filepath.Join(o.Root, stays)); err != nil {
+			t.Error(err)
+		}
+	}
+	*told = nil
+	if err := Run(t.Context(), o); err != nil || len(*told) > 0 {
+		t.Errorf("a second run: %v, removed %q", err, *told)
+	}
+}
+
+// While an agent runs, nothing is touched: it would put everything back.
+func TestRefusesWhileAnAgentRuns(t *testing.T) {
+	o, told := options(t)
+	if err := os.MkdirAll(filepath.Dir(o.at(o.Socket)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", o.at(o.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	if err := Run(t.Context(), o); !errors.Is(err, ErrAgentRuns) || len(*told) > 0 {
+		t.Errorf("%v, removed %q", err, *told)
+	}
+}
+
+// A database that does not answer is an error that says what to do, and keeps nothing else from being removed.
+func TestSwitchDoesNotAnswer(t *testing.T) {
+	o, told := options(t)
+	if err := os.MkdirAll(o.at(o.OVSRunDir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(o.at(o.OVSRunDir), "db.sock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), o); err == nil || !slices.Contains(*told, "file /var/lib/weft") {
+		t.Errorf("%v, removed %q", err, *told)
+	}
+}

@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/cleanup"
+)
+
+func cleanupCommand() *cobra.Command {
+	var opts cleanup.Options
+	var stay bool
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Take everything of Weft's off this node, after the agent is gone",
+		Long: "Takes everything of Weft's off this node: the runtime's configuration and the plugin, pods' links, the bridge br0\n" +
+			"and all on it, the nftables inet weft and arp weft with the administrator's chain in them, rules in others' chains,\n" +
+			"and the folders of state. It refuses while an agent runs. Pods that still run lose their network.\n" +
+			"net.ipv4.ip_forward stays as it is: others need it as well.",
+		Example: "  weft cleanup\n\n" +
+			"  # On all nodes, after kubectl -n weft delete daemonset weft-agent\n" +
+			"  kubectl apply -f deploy/cleanup.yaml",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts.Socket, opts.CNIConf = agent.Socket(opts.RunDir), agent.CNIConfName
+			opts.Tell = func(what string) { _, _ = fmt.Fprintln(cmd.OutOrStdout(), "removed", what) }
+			if err := cleanup.Run(cmd.Context(), opts); err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintln(cmd.OutOrStdout(), "nothing of Weft's is left on this node")
+			if stay {
+				<-cmd.Context().Done()
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opts.Root, "root", "/", "where the node's file system is")
+	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
+	flags.StringVar(&opts.StateDir, "state-dir", agent.DefaultStateDir, "directory of the attachment records")
+	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
+	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
+	flags.StringVar(&opts.Plugin, "plugin", "/opt/cni/bin/weft", "the CNI plugin's executable")
+	flags.BoolVar(&stay, "stay", false, "then wait to be stopped: a pod that ends would be started again")
+	return cmd
+}

@@ -1,0 +1,164 @@
+// Package vswitch starts Open vSwitch's daemons in containers, for nodes that have none of their own: it prepares what a
+// distribution's start scripts prepare, and then becomes the daemon. There is no shell in the image.
+package vswitch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Defaults of Options.
+const (
+	DefaultRunDir   = "/run/openvswitch"
+	DefaultDatabase = "/var/lib/openvswitch/conf.db"
+	DefaultSchema   = "/usr/share/openvswitch/vswitch.ovsschema"
+)
+
+// Options say where things are. Zero values are the defaults.
+type Options struct {
+	// RunDir has the daemons' sockets. Default DefaultRunDir.
+	RunDir string
+	// Database is the file of the switch's configuration; it is made when it is missing, and converted when it is of
+	// another version of Open vSwitch. Default DefaultDatabase.
+	Database string
+	// Schema is what it is made of. Default DefaultSchema.
+	Schema string
+	// Node is the name of the node, which the database tells as system-id and hostname. Only Switch needs it.
+	Node string
+}
+
+func (o Options) withDefaults() Options {
+	for value, fallback := range map[*string]string{&o.RunDir: DefaultRunDir, &o.Database: DefaultDatabase, &o.Schema: DefaultSchema} {
+		if *value == "" {
+			*value = fallback
+		}
+	}
+	return o
+}
+
+func (o Options) socket() string { return filepath.Join(o.RunDir, "db.sock") }
+
+// ErrOther says that the node has a switch of its own.
+var ErrOther = errors.New("another Open vSwitch serves here: this node has its own, and needs none of Weft's (take the label away)")
+
+// Daemon is a program to become.
+type Daemon struct {
+	Argv []string
+	Env  []string
+}
+
+// Database prepares the database and returns its server. It refuses to run beside another.
+func Database(ctx context.Context, o Options) (Daemon, error) {
+	o = o.withDefaults()
+	if answers(ctx, o.socket()) == nil {
+		return Daemon{}, fmt.Errorf("%s: %w", o.socket(), ErrOther)
+	}
+	if err := prepare(ctx, o); err != nil {
+		return Daemon{}, err
+	}
+	return o.daemon("ovsdb-server", o.Database, "--remote=punix:"+o.socket())
+}
+
+// prepare makes the database when it is missing, atomically, and converts it when it has another schema.
+func prepare(ctx context.Context, o Options) error {
+	if err := os.MkdirAll(filepath.Dir(o.Database), 0o755); err != nil {
+		return fmt.Errorf("the switch's database: %w", err)
+	}
+	if _, err := os.Stat(o.Database); errors.Is(err, os.ErrNotExist) {
+		fresh := o.Database + ".new"
+		if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the switch's database: %w", err)
+		}
+		if _, err := run(ctx, "ovsdb-tool", "create", fresh, o.Schema); err != nil {
+			return err
+		}
+		if err := os.Rename(fresh, o.Database); err != nil {
+			return fmt.Errorf("the switch's database: %w", err)
+		}
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("the switch's database: %w", err)
+	}
+	needs, err := run(ctx, "ovsdb-tool", "needs-conversion", o.Database, o.Schema)
+	if err != nil || needs != "yes" {
+		return err
+	}
+	_, err = run(ctx, "ovsdb-tool", "convert", o.Database, o.Schema)
+	return err
+}
+
+// Switch waits for the database, tells it whose it is, and returns the switch's daemon.
+func Switch(ctx context.Context, o Options) (Daemon, error) {
+	o = o.withDefaults()
+	if o.Node == "" {
+		return Daemon{}, errors.New("no node name: pass the name of this node's Node object")
+	}
+	if err := await(ctx, o.socket()); err != nil {
+		return Daemon{}, err
+	}
+	_, err := run(ctx, "ovs-vsctl", "--db=unix:"+o.socket(), "--no-wait", "--timeout=30", "--", "init",
+		"--", "set", "Open_vSwitch", ".", "external_ids:system-id="+quote(o.Node), "external_ids:hostname="+quote(o.Node))
+	if err != nil {
+		return Daemon{}, err
+	}
+	return o.daemon("ovs-vswitchd", "unix:"+o.socket())
+}
+
+// quote makes an OVSDB string of a word.
+func quote(word string) string { return `"` + word + `"` }
+
+// daemon returns a daemon that logs to its standard error only.
+func (o Options) daemon(name string, args ...string) (Daemon, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return Daemon{}, fmt.Errorf("find Open vSwitch: %w", err)
+	}
+	argv := append([]string{path}, args...)
+	return Daemon{
+		Argv: append(argv, "--pidfile="+filepath.Join(o.RunDir, name+".pid"), "-vconsole:info", "-vsyslog:off", "-vfile:off"),
+		Env:  []string{"PATH=" + filepath.Dir(path), "OVS_RUNDIR=" + o.RunDir, "OVS_DBDIR=" + filepath.Dir(o.Database)},
+	}, nil
+}
+
+func answers(ctx context.Context, socket string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("the switch's database: %w", err)
+	}
+	return conn.Close()
+}
+
+// await waits until the database's server answers.
+func await(ctx context.Context, socket string) error {
+	retry := time.NewTicker(100 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		err := answers(ctx, socket)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-retry.C:
+		}
+	}
+}
+
+func run(ctx context.Context, argv ...string) (string, error) {
+	var complaint strings.Builder
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the programs above
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(complaint.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}

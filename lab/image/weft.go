@@ -1,0 +1,69 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+)
+
+// Ref is the name of Weft's image in the manifests.
+const Ref = "weft.local/weft:dev"
+
+// Runner runs a command and returns what it printed.
+type Runner func(ctx context.Context, stdin string, argv ...string) (string, error)
+
+// borrowed are the programs of Debian's that Weft's image has: nft, which Weft's nftables engine runs, and Open vSwitch for
+// nodes that have none, with the tools to look at it.
+var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
+	{"nft", "nftables"},
+	{"ovsdb-server", "openvswitch-switch"},
+	{"ovs-vswitchd", "openvswitch-switch"},
+	{"ovsdb-tool", "openvswitch-common"},
+	{"ovsdb-client", "openvswitch-common"},
+	{"ovs-vsctl", "openvswitch-switch"},
+	{"ovs-appctl", "openvswitch-common"},
+	{"ovs-ofctl", "openvswitch-common"},
+	{"ovs-dpctl", "openvswitch-switch"},
+}
+
+// data are the files beside programs: the schema of the switch's database, and the authorities for outgoing TLS.
+var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant table
+	{"/usr/share/openvswitch/vswitch.ovsschema", "openvswitch-common"},
+	{"/etc/ssl/certs/ca-certificates.crt", "ca-certificates"},
+}
+
+// Weft describes Weft's image: its programs, from a folder, and what they run, from this machine.
+func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
+	weft, plugin := filepath.Join(bin, "weft"), filepath.Join(bin, "weft-cni")
+	files := map[string]string{"/weft": weft, "/weft-cni": plugin}
+	programs := []string{weft, plugin}
+	for _, b := range borrowed {
+		found, err := exec.LookPath(b.program)
+		if err != nil {
+			return Image{}, fmt.Errorf("find %s: %w (apt-get install %s)", b.program, err, b.pkg)
+		}
+		files["/usr/sbin/"+b.program] = found
+		programs = append(programs, found)
+	}
+	for _, program := range programs {
+		for _, library := range Libraries(ctx, run, program) {
+			files[library] = library
+		}
+	}
+	for _, d := range data {
+		files[d.path] = d.path
+	}
+	return Image{
+		Ref: Ref, Files: files,
+		// Open vSwitch's tools look below /var/run.
+		Env:   []string{"OVS_RUNDIR=/run/openvswitch", "OVS_DBDIR=/var/lib/openvswitch"},
+		Links: map[string]string{"/var/run": "/run"},
+		Labels: map[string]string{
+			"org.opencontainers.image.title":       "Weft",
+			"org.opencontainers.image.description": "A network for Kubernetes on Open vSwitch, nftables and the Linux kernel",
+			"org.opencontainers.image.licenses":    "Apache-2.0 AND GPL-2.0-or-later",
+			"org.opencontainers.image.version":     "dev",
+		},
+	}, nil
+}

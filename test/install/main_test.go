@@ -1,0 +1,181 @@
+//go:build lab
+
+package install
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/deploy"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/image"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/report"
+	"weft.dev/weft/test/probe"
+)
+
+// limit bounds each test, with Kubernetes' programs built.
+const limit = 12 * time.Minute
+
+// build builds Weft's programs from a tree, as they are shipped.
+func build(t *testing.T, tree string, programs ...string) string {
+	t.Helper()
+	bin := t.TempDir()
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin + "/"}
+	for _, program := range programs {
+		args = append(args, "./cmd/"+program)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir, cmd.Env = tree, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build Weft in %s: %v\n%s", tree, err, out)
+	}
+	return bin
+}
+
+// root is this working tree.
+func root(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// cluster is a lab with kubelets.
+type cluster struct {
+	*lab.Cluster
+	t *testing.T
+}
+
+// up brings a lab up for the time of a test, after which nothing of it is left.
+func up(t *testing.T, cfg lab.Config) *cluster {
+	t.Helper()
+	raw := make([]byte, 4)
+	_, _ = rand.Read(raw)
+	cfg.Name, cfg.Runtime = "i"+hex.EncodeToString(raw), plan.RuntimeKubelet
+	before, err := probe.TakeInventory(cfg.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := lab.Down(ctx, cfg.Name, nil); err != nil {
+			t.Errorf("take the lab down: %v", err)
+		}
+		after, err := probe.TakeInventory(cfg.Name)
+		if err == nil {
+			err = before.LeftBy(after)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := lab.Up(t.Context(), cfg, func(e report.Event) {
+		if e.State == report.Fail {
+			t.Logf("%s: %s", e.Step, e.Text)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{c, t}
+}
+
+// kubectl runs kubectl and returns what it printed.
+func (c *cluster) kubectl(args ...string) string {
+	c.t.Helper()
+	out, err := c.try("", args...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return out
+}
+
+func (c *cluster) try(stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Minute)
+	defer cancel()
+	argv := append([]string{"--kubeconfig", c.Kubeconfig}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), argv...)
+	cmd.Env, cmd.Stdin = append(os.Environ(), "NO_PROXY=*"), strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// load makes an image of a tree's programs as `make image` does, and loads it on every node.
+func (c *cluster) load(bin, ref string) {
+	c.t.Helper()
+	im, err := image.Weft(c.t.Context(), func(ctx context.Context, _ string, argv ...string) (string, error) { return probe.Run(ctx, argv) }, bin)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	im.Ref = ref
+	path := filepath.Join(c.t.TempDir(), "image.tar")
+	f, err := os.Create(path)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if err := image.Write(f, im); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, n := range c.Nodes() {
+		if out, err := probe.Run(c.t.Context(), n.Enter("ctr", "-n", "k8s.io", "images", "import", path)); err != nil {
+			c.t.Fatalf("load %s on %s: %v %s", ref, n.Name, err, out)
+		}
+	}
+}
+
+// apply applies a manifest with the name of an image in it, as docs/install.md tells users to.
+func (c *cluster) apply(manifest, ref string) {
+	c.t.Helper()
+	text, err := os.ReadFile(manifest)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if !strings.Contains(string(text), deploy.Image) {
+		c.t.Fatalf("%s does not name the image %s", manifest, deploy.Image)
+	}
+	if _, err := c.try(strings.ReplaceAll(string(text), deploy.Image, ref), "apply", "-f", "-"); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// rolledOut waits until Weft runs as the manifest says, and every node serves pods.
+func (c *cluster) rolledOut() {
+	c.t.Helper()
+	c.kubectl("-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=240s")
+	c.kubectl("-n", "weft", "wait", "--for=condition=Available", "deployment/weft-controller", "--timeout=120s")
+	if len(c.Nodes()) > 1 {
+		c.kubectl("-n", "weft", "rollout", "status", "deployment/weft-controller", "--timeout=120s")
+	}
+	c.kubectl("wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
+}
+
+// start starts a pod on a node and waits until it is ready.
+func (c *cluster) start(name, node string) {
+	c.t.Helper()
+	c.kubectl("run", name, "--image=weft.local/busybox:1", "--image-pull-policy=Never", "--restart=Never",
+		"--overrides", `{"spec":{"nodeName":"`+node+`","terminationGracePeriodSeconds":1}}`, "--command", "--", "sleep", "infinity")
+	c.kubectl("wait", "--for=condition=Ready", "pod/"+name, "--timeout=120s")
+}
+
+func (c *cluster) address(name string) string {
+	c.t.Helper()
+	return c.kubectl("get", "pod", name, "-o", "jsonpath={.status.podIP}")
+}
