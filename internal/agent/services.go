@@ -264,8 +264,13 @@ func (a *agent) followServices(ctx context.Context, network *overlay.Network) er
 
 // tellServiceWarnings tells what of a Service this node's switch does not do.
 func (a *agent) tellServiceWarnings(owner reconcile.Owner, warnings []error) {
-	for _, err := range warnings {
-		a.opts.Log.Warn("a Service is not served in the switch as it says", "service", strings.TrimPrefix(string(owner), "service/"), "error", err)
+	const most = 20 // an object may be wrong in thousands of places
+	name := strings.TrimPrefix(string(owner), "service/")
+	for _, err := range warnings[:min(most, len(warnings))] {
+		a.opts.Log.Warn("a Service is not served in the switch as it says", "service", name, "error", err)
+	}
+	if more := len(warnings) - most; more > 0 {
+		a.opts.Log.Warn("a Service is not served in the switch as it says, in more places", "service", name, "places", more)
 	}
 }
 
@@ -280,17 +285,20 @@ var errNoSwitch = errors.New("ovs-vswitchd does not answer on its control socket
 // forgetTimeout bounds how long the datapath is waited for.
 const forgetTimeout = 10 * time.Second
 
-// Forget implements overlay.Connections.
+// Forget implements overlay.Connections. Until the datapath has taken note of new flows, a packet would make the connection
+// known anew, as it was. A round of the datapath's that is under way may be past the flow in question, so that one more is
+// awaited: most connections go with the first.
 func (c *connections) Forget(ctx context.Context, what []openflow.CTFlush) error {
 	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
 	defer cancel()
-	// Until the datapath has taken note of new flows, a packet would make the connection known anew, as it was.
-	if err := c.settle(ctx); err != nil {
-		return err
-	}
-	for _, flush := range what {
-		if err := c.flows.FlushCT(ctx, flush); err != nil {
+	for range 2 {
+		if err := c.settle(ctx); err != nil {
 			return err
+		}
+		for _, flush := range what {
+			if err := c.flows.FlushCT(ctx, flush); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

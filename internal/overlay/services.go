@@ -104,11 +104,19 @@ func (n *Network) compileServices(s *settings, owners map[reconcile.Owner]struct
 			fragments[owner] = s.pipeline.Nodes(n.services.nodes)
 			continue
 		}
+		if owner == pipeline.OwnerTargets {
+			continue // once all Services are compiled
+		}
 		compiled, warnings := n.services.compile(&s.pipeline, owner)
 		fragments[owner] = compiled
 		n.warn(owner, warnings)
 	}
+	fragments[pipeline.OwnerTargets] = s.pipeline.Targets(slices.SortedFunc(maps.Keys(n.services.targets), compareTargets))
 	return fragments
+}
+
+func compareTargets(a, b pipeline.Target) int {
+	return cmp.Or(netip.Prefix.Compare(a.At, b.At), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
 // warn tells what of a Service the switch does not do, once.
@@ -137,6 +145,8 @@ type services struct {
 	nodes  pipeline.NodeAddresses
 	isNode map[netip.Addr]bool
 	groups pipeline.GroupIDs
+	// targets count the Services whose endpoints answer there.
+	targets map[pipeline.Target]int
 	// pending are the owners whose fragments may not be in effect yet.
 	pending map[reconcile.Owner]struct{}
 	// stale are connections to be forgotten once the owner's flows are in effect.
@@ -151,6 +161,8 @@ type knownService struct {
 	effective []service.VirtualAddress
 	// groups are the names that have a number for it.
 	groups map[string]struct{}
+	// targets are where its endpoints answer.
+	targets map[pipeline.Target]struct{}
 }
 
 // place is what a packet must show to be for an address; ip is the zero Addr for node ports.
@@ -190,7 +202,7 @@ func rank(kind service.Kind) int {
 func newServices() services {
 	return services{
 		known: map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},
-		pending: map[reconcile.Owner]struct{}{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
+		targets: map[pipeline.Target]int{}, pending: map[reconcile.Owner]struct{}{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
 	}
 }
 
@@ -303,6 +315,7 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 		}
 	}
 	known.effective = effective
+	x.aim(c, known)
 	rules := c.ServiceRules(effective, &x.groups)
 	if known.groups == nil {
 		known.groups = map[string]struct{}{}
@@ -311,6 +324,31 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 		known.groups[pipeline.GroupName(&effective[i])] = struct{}{}
 	}
 	return rules.Fragment(), append(warnings, rules.Warnings...)
+}
+
+// aim brings the targets in step with a Service.
+func (x *services) aim(c *pipeline.Config, known *knownService) {
+	targets := map[pipeline.Target]struct{}{}
+	for i := range known.effective {
+		v := &known.effective[i]
+		for _, endpoint := range v.Known {
+			targets[c.Target(v.Protocol, endpoint)] = struct{}{}
+		}
+	}
+	for t := range targets {
+		if _, had := known.targets[t]; !had {
+			x.targets[t]++
+		}
+	}
+	for t := range known.targets {
+		if _, has := targets[t]; has {
+			continue
+		}
+		if x.targets[t]--; x.targets[t] == 0 {
+			delete(x.targets, t)
+		}
+	}
+	known.targets = targets
 }
 
 // settle gives up the numbers of groups that are gone from the switch.

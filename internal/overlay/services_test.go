@@ -60,7 +60,7 @@ func svc(name, ip string, kind service.Kind, protocol service.Protocol, to ...st
 	}
 	for _, text := range to {
 		at := netip.MustParseAddrPort(text)
-		v.Verdict, v.Serving = service.Forward, append(v.Serving, at)
+		v.Verdict, v.Serving, v.Known = service.Forward, append(v.Serving, at), append(v.Known, at)
 		v.Endpoints = append(v.Endpoints, service.Endpoint{Addr: at, Ready: true, Serving: true})
 	}
 	return v.Owner, Service{Addresses: []service.VirtualAddress{v}}
@@ -287,6 +287,36 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 	l.services(t, ServiceChange{Nodes: &pipeline.NodeAddresses{Local: []netip.Addr{netip.MustParseAddr("203.0.113.9")}}})
 	if held := l.held(t, owner); len(held) > 0 {
 		t.Errorf("a node's address is taken: %v", held)
+	}
+}
+
+// The ports where endpoints answer are looked at for as long as any Service has an endpoint there, in whatever state: it may
+// have connections.
+func TestTargetsFollowEndpoints(t *testing.T) {
+	l := start(t)
+	ports := func() int { return len(l.held(t, pipeline.OwnerTargets)) }
+	web, both := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:8080", "10.128.2.5:8080")
+	l.services(t, one(web, both))
+	other, same := svc("other", "172.30.0.11", service.KindClusterIP, service.TCP, "10.128.2.6:8080")
+	l.services(t, one(other, same))
+	if n := ports(); n != 2 { // there and back
+		t.Errorf("%d flows for one port of two Services", n)
+	}
+	_, unready := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP)
+	unready.Addresses[0].Known = both.Addresses[0].Known
+	l.services(t, one(web, unready))
+	l.services(t, one(other, Service{}))
+	if n := ports(); n != 2 {
+		t.Errorf("%d flows for the port of endpoints that are not ready", n)
+	}
+	l.services(t, one(web, Service{}))
+	if n := ports(); n != 0 {
+		t.Errorf("%d flows, and no Service is left", n)
+	}
+	host, hosts := svc("host", "172.30.0.12", service.KindClusterIP, service.TCP, "192.0.2.1:6443", "192.0.2.2:6443")
+	l.services(t, one(host, hosts))
+	if n := ports(); n != 4 {
+		t.Errorf("%d flows for two hosts' addresses", n)
 	}
 }
 

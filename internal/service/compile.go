@@ -29,7 +29,7 @@ func Compile(svc Service, all []Slice, here Place) []VirtualAddress {
 // addresses returns where one port is reached. Where an address is named twice, the first stands.
 func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 	internal := VirtualAddress{
-		Owner: s.Owner(), PortName: p.Name, Protocol: p.Protocol, Port: p.Number, Affinity: s.Affinity, Serving: b.serving,
+		Owner: s.Owner(), PortName: p.Name, Protocol: p.Protocol, Port: p.Number, Affinity: s.Affinity, Serving: b.serving, Known: b.known,
 	}
 	external := internal
 	external.Verdict, external.Endpoints = Forward, b.cluster
@@ -70,8 +70,8 @@ func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 type choice struct {
 	// cluster are those for the traffic policy Cluster, local those for Local.
 	cluster, local []Endpoint
-	// serving are all that answer.
-	serving []netip.AddrPort
+	// serving are all that answer, known those that do not as well.
+	serving, known []netip.AddrPort
 	// any says that some node has one.
 	any bool
 }
@@ -125,12 +125,12 @@ func (e *SliceEndpoint) at(port uint16, here Place) hinted {
 
 // standing orders what two slices say of one endpoint.
 func (h *hinted) standing() int {
-	const local, ready, serving = 4, 2, 1
+	const local, ready, serving, terminating = 8, 4, 2, 1
 	n := 0
 	for _, x := range []struct {
 		has    bool
 		weight int
-	}{{h.Local, local}, {h.Ready, ready}, {h.Serving, serving}} {
+	}{{h.Local, local}, {h.Ready, ready}, {h.Serving, serving}, {h.Terminating, terminating}} {
 		if x.has {
 			n += x.weight
 		}
@@ -153,7 +153,9 @@ func backends(s *Service, endpoints []hinted, here Place) choice {
 		c.local = first(endpoints, local(ready), local(leaving))
 	}
 	for i := range endpoints {
-		if h := &endpoints[i]; h.Ready || h.Serving {
+		h := &endpoints[i]
+		c.known = append(c.known, h.Addr)
+		if h.Ready || h.Serving {
 			c.serving = append(c.serving, h.Addr)
 		}
 	}

@@ -32,7 +32,7 @@ func (o oracle) told(addr netip.AddrPort) told {
 				}
 				now := told{true, e.Ready, e.Serving && e.Terminating, e.Node == here.Node, e.Serving}
 				r := 0
-				for i, b := range []bool{now.serving, now.ready, now.local} {
+				for i, b := range []bool{now.leaving, now.serving, now.ready, now.local} {
 					if b {
 						r |= 1 << i
 					}

@@ -152,6 +152,8 @@ type VirtualAddress struct {
 	// Serving are all endpoints that answer connections which they have, sorted: Endpoints and those that are not
 	// chosen any more.
 	Serving []netip.AddrPort
+	// Known are all endpoints that the object has, in whatever state, sorted: those that may still have connections.
+	Known []netip.AddrPort
 }
 
 // Endpoint is one that a connection can go to.

@@ -55,7 +55,7 @@ func (w *FlowWatch) note(message any) {
 		switch {
 		case u.Event == openflow.MonitorPaused:
 			w.paused = true
-		case u.Flow == nil || pipeline.IsNote(u.Flow.Key()):
+		case u.Flow == nil || pipeline.IsNote(u.Flow.Key()) || u.Flow.IdleTimeout > 0:
 		case u.Event == openflow.FlowRemoved:
 			w.removed = append(w.removed, u.Flow)
 		case u.Event == openflow.FlowModified:
@@ -94,6 +94,13 @@ func (w *FlowWatch) Check(ctx context.Context, deleted []*lab.Pod) error {
 		}
 	}
 	return nil
+}
+
+// Counts returns how many flows were added, changed and removed, without those that the switch learns by itself.
+func (w *FlowWatch) Counts() (added, changed, removed int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.added, len(w.changed), len(w.removed)
 }
 
 // String says what was seen, in words.

@@ -43,8 +43,8 @@ type Config struct {
 	NodeIP netip.Addr
 	// VXLANPort is the UDP port of the tunnels; 0 is DefaultVXLANPort.
 	VXLANPort uint16
-	// Conntrack sends packets through the connection tracker. A flat network without Services in the switch needs none; with
-	// it, Service and Nodes return flows.
+	// Conntrack serves Services in the switch, and sends through the connection tracker what they need: Service, Nodes and
+	// Targets return flows. A flat network without Services in the switch needs no tracking.
 	Conntrack bool
 	// SCTP serves Services of SCTP in the switch. The kernel datapath's connection tracking can; the userspace datapath's
 	// knows nothing of SCTP's ports (Open vSwitch 3.1), so that the host has to serve them.

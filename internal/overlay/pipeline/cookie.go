@@ -19,6 +19,7 @@ const (
 	kindService    = 0x06
 	kindNodes      = 0x07
 	kindLearned    = 0x08
+	kindTargets    = 0x09
 )
 
 // Owners of the fragments that are no object's.
@@ -29,6 +30,8 @@ const (
 	OwnerState reconcile.Owner = "state"
 	// OwnerNodes owns what Nodes returns.
 	OwnerNodes reconcile.Owner = "nodes"
+	// OwnerTargets owns what Targets returns.
+	OwnerTargets reconcile.Owner = "targets"
 )
 
 // Cookie returns the cookie of an owner's flows: the owner's kind (what stands before the first slash) in the top byte,
@@ -50,6 +53,8 @@ func Cookie(owner reconcile.Owner) uint64 {
 		number = kindService
 	case "nodes":
 		number = kindNodes
+	case "targets":
+		number = kindTargets
 	case "affinity":
 		number = kindLearned
 	}

@@ -34,7 +34,10 @@
 //     userspace datapath) goes to the host as without Services, and kube-proxy serves it.
 //   - A UDP connection that begins with a datagram in fragments is served by the host as well: the flow table sees no ports
 //     in fragments. Fragments of connections that are known are translated like all else: conntrack sees the whole.
-//   - Without Conntrack no packet meets the connection tracker, since nothing in a flat network asks for a connection's
-//     state, and each pass costs about a tenth of the throughput. What it would give, dropping packets that belong to no
-//     connection, the host does for what leaves the cluster.
+//   - What need not meet the connection tracker does not: each pass costs about a tenth of the throughput, and nothing in a
+//     flat network asks for a connection's state. Without Conntrack that is every packet. With it, it is all but those to
+//     Services, those from and to the ports where endpoints answer (Targets), ICMP errors and fragments to pods. An answer
+//     on the node of the endpoint is none of them unless the client is there too: the client's node translates it.
+//     What the tracker would give besides, dropping packets that belong to no connection, the host does for what leaves
+//     the cluster.
 package pipeline

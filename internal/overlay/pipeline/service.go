@@ -22,7 +22,7 @@ const MaxEndpoints = 800
 
 // MaxServiceEntries is the most flows and buckets that a node has for one Service. An object of a megabyte may name as many
 // ports and addresses as make millions, and each costs the switch about a kilobyte. What is beyond is left to the host.
-const MaxServiceEntries = 50_000
+const MaxServiceEntries = 10_000
 
 // maxAffinity is the longest that a flow can be idle: OpenFlow counts seconds in 16 bits (a little over 18 hours).
 const maxAffinity = 65535 * time.Second
@@ -114,7 +114,7 @@ type serviceProgram struct {
 
 // cost is how many flows and buckets an address adds.
 func (b *serviceProgram) cost(v *service.VirtualAddress) int {
-	n := 1 + len(v.SourceRanges)
+	n := 2 + len(v.SourceRanges)
 	if v.Verdict != service.Forward || b.backends[GroupName(v)] != nil {
 		return n
 	}
@@ -161,6 +161,10 @@ const (
 
 func (b *serviceProgram) address(v *service.VirtualAddress) {
 	on, priority := b.match(v)
+	if v.Kind == service.KindNodePort || !b.config.ServiceNetwork.Contains(v.IP) { // those in it are looked at in any case
+		_, to := ports(v.Protocol, v.Port)
+		b.add(TableService, priority, v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": find the connection", untracked(to, where(v)), b.config.track())
+	}
 	switch v.Verdict {
 	case service.Drop:
 		b.drop(TableService, priority, "no endpoint on this node, and the policy is Local", on)
@@ -194,15 +198,8 @@ func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priori
 // match returns what a new connection to the address shows. One whose destination was translated is not new to Services:
 // an endpoint may itself be at an address that is a Service's.
 func (b *serviceProgram) match(v *service.VirtualAddress) (conditions, uint16) {
-	on := freshConnection()
-	switch v.Protocol {
-	case service.TCP:
-		on = append(on, openflow.TCPDst(v.Port))
-	case service.UDP:
-		on = append(on, openflow.UDPDst(v.Port))
-	default:
-		on = append(on, openflow.SCTPDst(v.Port))
-	}
+	_, to := ports(v.Protocol, v.Port)
+	on := append(freshConnection(), to)
 	if v.Kind == service.KindNodePort {
 		return append(on, where(v)), priorityNodePort
 	}
@@ -237,7 +234,7 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 		if v.Affinity > 0 {
 			b.affinity(k, v, endpoints)
 		} else {
-			b.groups = append(b.groups, b.config.balance(k, endpoints))
+			b.groups = append(b.groups, b.config.balance(k, v.Protocol, endpoints))
 		}
 	}
 	if v.Affinity == 0 {
@@ -257,11 +254,16 @@ func (c *Config) translate(to netip.AddrPort) openflow.Action {
 }
 
 // balance returns the group of a port without affinity. The switch picks by a hash that it has anyway (dp_hash): then a new
-// connection is no matter for its slow path.
-func (c *Config) balance(k *backend, endpoints []service.Endpoint) *openflow.Group {
-	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect}
+// connection is no matter for its slow path. The method is named because the switch's own choice leaves UDP's ports out of
+// the hash: all of a client's connections would go to one endpoint. For more endpoints than that hash has values, the switch
+// asks its slow path about each connection.
+func (c *Config) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
+	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "dp_hash"}}
+	if len(endpoints) > hashValues {
+		group.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src, sourcePort(protocol)}}
+	}
 	if len(endpoints) == 1 { // nothing to choose, no hash to compute
-		group.Type = openflow.GroupIndirect
+		group.Type, group.Selection = openflow.GroupIndirect, nil
 		group.Buckets = []openflow.Bucket{{Actions: openflow.Actions{c.translate(endpoints[0].Addr)}}}
 		return group
 	}
@@ -278,20 +280,34 @@ func (c *Config) balance(k *backend, endpoints []service.Endpoint) *openflow.Gro
 	return group
 }
 
+// hashValues is the most that the switch deals to the buckets of a group (MAX_SELECT_GROUP_HASH_VALUES of ofproto-dpif.h).
+const hashValues = 256
+
+func sourcePort(p service.Protocol) openflow.Field {
+	switch p {
+	case service.TCP:
+		return openflow.FieldTCPSrc
+	case service.UDP:
+		return openflow.FieldUDPSrc
+	default:
+		return openflow.FieldSCTPSrc
+	}
+}
+
 // fineBucket is the number of the bucket that only makes the shares finer; bucketIDs gives no such number.
 const fineBucket = 1
 
 // weightOf returns the weight of each of n endpoints. The switch deals 2^k values of a hash to the buckets: at least 16, not
 // fewer than all weights in units of the least, and at most 256 (what ofproto-dpif logs on level DBG for a group). With
 // weights of 1, ten endpoints would have 1 or 2 of 16 values. Eight each keep the difference to an eighth; where endpoints
-// are many, they have as many as there is room for. If n is a power of two, nothing is left over. Over 256, the switch takes
-// a hash of its own, which is even, and asks its slow path about each connection.
+// are many, they have as many as there is room for. If n is a power of two, nothing is left over. Over hashValues, the hash is
+// one that is even.
 func weightOf(n int) uint16 {
-	const fine, most = 8, 256
+	const fine = 8
 	if bits.OnesCount(uint(n)) == 1 {
 		return 1
 	}
-	return uint16(max(1, min(fine, most/max(1, n)))) //nolint:gosec // 1 to 8
+	return uint16(max(1, min(fine, hashValues/max(1, n)))) //nolint:gosec // 1 to 8
 }
 
 // affinity makes the flows and the group of a port with affinity. A client that has no endpoint, or one that is gone,

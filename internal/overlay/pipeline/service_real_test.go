@@ -32,18 +32,18 @@ func serviceWalks() []serviceWalk {
 		{"SCTP", fromA + toGateway + "sctp," + ipA + "nw_dst=172.30.0.3,sctp_dst=3868", "trk,new", "0 20 21 22 25", "nat(dst=10.128.0.6:3868))"},
 		{"a connection that is known", tcp + "nw_dst=10.128.0.6,tp_dst=8080", "trk,est,dnat", "0 20 21 27 30 70 80", "output:NXM_NX_REG2[]"},
 		{"the first packet again, translated already", tcp + "nw_dst=10.128.0.6,tp_dst=8080", "trk,new,dnat", "0 20 21 27 30 70 80", "output:NXM_NX_REG2[]"},
-		{"translated to what is a node port too", tcp + "nw_dst=192.0.2.2,tp_dst=30080", "trk,new,dnat", "0 20 21 27 30 99 100 101", "output:2"},
+		{"translated to what is a node port too", tcp + "nw_dst=192.0.2.2,tp_dst=30080", "trk,new,dnat", "0 20 21 22 25 21 27 30 99 100 101", "output:2"},
 		{"another port of the address", tcp + "nw_dst=172.30.0.11,tp_dst=81", "trk,new", "0 20 21 22 25 27 30 60", "output:2"},
 		{"another protocol", udp + "nw_dst=172.30.0.11,udp_dst=80", "trk,new", "0 20 21 22 25 27 30 60", "output:2"},
 		{"an endpoint outside the pods' network", tcp + "nw_dst=172.30.0.1,tp_dst=443", "trk,new", "0 20 21 22 25", "nat(dst=192.0.2.2:6443))"},
 		{"no endpoints", tcp + "nw_dst=172.30.0.13,tp_dst=80", "trk,new", "0 20 21 22 25 60", "output:2"},
 		{"none on this node", tcp + "nw_dst=172.30.0.14,tp_dst=80", "trk,new", "0 20 21 22 25", "drop"},
-		{"an external address", tcp + "nw_dst=192.0.2.50,tp_dst=80", "trk,new", "0 20 21 22 25", "group:"},
-		{"a load balancer that is not for this pod", tcp + "nw_dst=192.0.2.60,tp_dst=80", "trk,new", "0 20 21 22 25", "drop"},
-		{"a load balancer that is for this pod", "in_port=4,dl_src=0a:58:0a:80:00:06," + toGateway + "tcp,nw_src=10.128.0.6,nw_dst=192.0.2.60,tp_dst=80", "trk,new", "0 20 21 22 25", "group:"},
-		{"a node port at this node", tcp + "nw_dst=192.0.2.1,tp_dst=30080", "trk,new", "0 20 21 22 25", "group:"},
-		{"a node port at another node", tcp + "nw_dst=192.0.2.3,tp_dst=30080", "trk,new", "0 20 21 22 25", "group:"},
-		{"a node port of policy Local at this node", tcp + "nw_dst=192.0.2.1,tp_dst=30081", "trk,new", "0 20 21 22 25", "nat(dst=10.128.0.6:8080))"},
+		{"an external address", tcp + "nw_dst=192.0.2.50,tp_dst=80", "trk,new", "0 20 21 22 25 21 22 25", "group:"},
+		{"a load balancer that is not for this pod", tcp + "nw_dst=192.0.2.60,tp_dst=80", "trk,new", "0 20 21 22 25 21 22 25", "drop"},
+		{"a load balancer that is for this pod", "in_port=4,dl_src=0a:58:0a:80:00:06," + toGateway + "tcp,nw_src=10.128.0.6,nw_dst=192.0.2.60,tp_dst=80", "trk,new", "0 20 21 22 25 21 22 25", "group:"},
+		{"a node port at this node", tcp + "nw_dst=192.0.2.1,tp_dst=30080", "trk,new", "0 20 21 22 25 21 22 25", "group:"},
+		{"a node port at another node", tcp + "nw_dst=192.0.2.3,tp_dst=30080", "trk,new", "0 20 21 22 25 21 22 25", "group:"},
+		{"a node port of policy Local at this node", tcp + "nw_dst=192.0.2.1,tp_dst=30081", "trk,new", "0 20 21 22 25 21 22 25", "nat(dst=10.128.0.6:8080))"},
 		{"a node port of policy Local at another node", tcp + "nw_dst=192.0.2.2,tp_dst=30081", "trk,new", "0 20 21 22 25 27 30 99 100 101", "output:2"},
 		{"a node port's number at no node", tcp + "nw_dst=198.51.100.10,tp_dst=30080", "trk,new", "0 20 21 22 25 27 30 99 100 101", "output:2"},
 		{"affinity", tcp + "nw_dst=172.30.0.12,tp_dst=80", "trk,new", "0 20 21 22 25 24 26 26", "learn(table=24"},
@@ -52,7 +52,7 @@ func serviceWalks() []serviceWalk {
 		{"its answer to itself", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,est,rpl", "0 20 21 27 30", "IN_PORT"},
 		{"an answer to nothing", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,new", "0 20 21 22 25 27 30", "drop"},
 		{"a reply from another node", fromTunnel + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5,tp_src=8080", "trk,est,rpl", "0 10 21 30 70 80", "ct(table=21,zone=65280,nat)"},
-		{"a reply of the host's", fromHost + "tcp,nw_src=192.0.2.1,nw_dst=10.128.0.5,tp_src=6443", "trk,est,rpl", "0 21 30 70 80", "ct(table=21,zone=65280,nat)"},
+		{"a reply of the host's", fromHost + "tcp,nw_src=192.0.2.2,nw_dst=10.128.0.5,tp_src=6443", "trk,est,rpl", "0 21 30 70 80", "ct(table=21,zone=65280,nat)"},
 		{"the host is not served here", fromHost + "tcp,nw_src=10.128.0.1,nw_dst=172.30.0.11,tp_dst=80", "trk,new", "0 21 30 60", "skipping output to input port"},
 	}
 }
@@ -103,15 +103,17 @@ func TestServicesCarryTraffic(t *testing.T) {
 	n.apply(
 		vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080"), nodePort,
 		vip("three", "172.30.0.20", service.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080", "10.128.0.7:8080"),
-		vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353"),
+		vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353"), vip("dnstwo", "172.30.0.21", service.UDP, 53, "10.128.0.6:5353", "10.128.0.7:5353"),
 		vip("self", "172.30.0.11", service.TCP, 80, "10.128.0.5:8080"), vip("selfu", "172.30.0.11", service.UDP, 53, "10.128.0.5:5353"),
 		vip("kubernetes", "172.30.0.1", service.TCP, 443, "192.0.2.1:6443"),
 		vip("none", "172.30.0.13", service.TCP, 80), vip("noneu", "172.30.0.13", service.UDP, 53),
 	)
 	t.Run("all endpoints are used, and see the client", func(t *testing.T) {
-		got := n.tally("a", "tcp", "172.30.0.10:80", 60)
-		if got["b sees 10.128.0.5"] < 10 || got["c sees 10.128.0.5"] < 10 || len(got) != 2 {
-			t.Errorf("answers: %v", got)
+		for network, to := range map[string]string{"tcp": "172.30.0.10:80", "udp": "172.30.0.21:53"} {
+			got := n.tally("a", network, to, 60)
+			if got["b sees 10.128.0.5"] < 10 || got["c sees 10.128.0.5"] < 10 || len(got) != 2 {
+				t.Errorf("answers by %s: %v", network, got)
+			}
 		}
 	})
 	t.Run("three endpoints, one of them the client, share alike", func(t *testing.T) {

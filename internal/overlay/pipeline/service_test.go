@@ -78,11 +78,26 @@ func serviceSections(c *pipeline.Config, list []service.VirtualAddress) []servic
 		byOwner[v.Owner] = append(byOwner[v.Owner], v)
 	}
 	var ids pipeline.GroupIDs
-	sections := []serviceSection{{"nodes", pipeline.ServiceRules{Rules: c.NodesRules(sampleNodes())}}}
+	sections := []serviceSection{
+		{"nodes", pipeline.ServiceRules{Rules: c.NodesRules(sampleNodes())}}, {"targets", pipeline.ServiceRules{Rules: c.TargetsRules(targets(c, list))}},
+	}
 	for _, owner := range slices.Sorted(maps.Keys(byOwner)) {
 		sections = append(sections, serviceSection{string(owner), c.ServiceRules(byOwner[owner], &ids)})
 	}
 	return sections
+}
+
+// targets are where the endpoints of the addresses answer, each once, in their order.
+func targets(c *pipeline.Config, list []service.VirtualAddress) []pipeline.Target {
+	var found []pipeline.Target
+	for _, v := range list {
+		for _, e := range v.Endpoints {
+			if t := c.Target(v.Protocol, e.Addr); !slices.Contains(found, t) {
+				found = append(found, t)
+			}
+		}
+	}
+	return found
 }
 
 func serviceState(c *pipeline.Config, list []service.VirtualAddress) map[openflow.Key]openflow.Entry {

@@ -19,25 +19,151 @@ func hairpinSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 1}
 // at the address, kube-proxy rejects them when it forwards, within that limit.
 func RejectMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1} }
 
+// Priorities in table 21. What need not meet the connection tracker does not: each time costs about a tenth of the
+// throughput. Looked at are packets to Services, and what may answer a connection that was translated here.
+const (
+	priorityStray    = 240 // ICMP of no connection that was looked at: about one that never was
+	priorityInvalid  = 230 // packets that were looked at, and fit no connection
+	priorityHairpin  = 220
+	priorityVirtual  = 210 // to the Services' network
+	priorityGateway  = 205 // between pods and the host, which keeps its own connections
+	priorityAnswers  = 200 // from endpoints, to local pods
+	priorityErrors   = 190 // about connections, to local pods
+	priorityPassOn   = 180 // all else from the tunnel and the host
+	priorityRequests = 170 // from pods straight to what is an endpoint as well
+	priorityPods     = 160 // all else from pods to pods
+	priorityParts    = 150 // fragments, which show no ports
+	priorityFresh    = 10
+	priorityElse     = 5
+)
+
+// Types of ICMP errors (RFC 792): unreachable, time exceeded, parameter problem. They carry the packet that they are about.
+const (
+	icmpUnreachable = 3
+	icmpExceeded    = 11
+	icmpParameter   = 12
+)
+
+// track finds a packet's connection and translates it as was settled for that; it then meets table 21 again.
+func (c *Config) track() openflow.Action {
+	again := TableState
+	return openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again, NAT: &openflow.NAT{}})
+}
+
+// untracked is an IPv4 packet whose connection was not looked for yet.
+func untracked(on ...openflow.MatchField) conditions {
+	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(0, openflow.CTTrk)), on...)
+}
+
+// stray is an ICMP packet that was looked at and fits no connection.
+func stray(on ...openflow.MatchField) conditions {
+	const icmp = 1
+	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.IPProto(icmp), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)), on...)
+}
+
 // services adds what Services in the switch need whatever they are.
 func (p *program) services() {
-	const answer, fresh, back = 110, 10, 500
-	ipv4, loop := openflow.EthType(openflow.EthTypeIPv4), TableState
-	src, dst := openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)
-	p.add(TableState, answer, "a pod answers itself: find the connection by the pod's own address",
-		match(openflow.IPDst(host(hairpinSource())), openflow.CTState(0, openflow.CTTrk)),
-		openflow.Move(src, dst), openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)),
-		openflow.CT(openflow.CTAction{Zone: p.config.zone(), Table: &loop, NAT: &openflow.NAT{}}))
-	p.add(TableState, fresh, "from pods, a new connection, not translated yet",
+	c := p.config
+	track, ipv4 := c.track(), openflow.EthType(openflow.EthTypeIPv4)
+	toLocal := openflow.IPDst(c.LocalSubnet)
+	for _, port := range []uint32{PortVXLAN, PortTun} {
+		p.add(TableState, priorityStray+1, "ICMP about a connection that was never looked at", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
+	}
+	p.add(TableState, priorityStray, "ICMP about a connection that was never looked at", stray(), openflow.GotoTable(TableEgressPolicy))
+	p.drop(TableState, priorityInvalid, "packets that fit no connection", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
+	p.add(TableState, priorityHairpin, "a pod answers itself: find the connection by the pod's own address",
+		untracked(openflow.IPDst(host(hairpinSource()))),
+		openflow.Move(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)),
+		openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
+	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
+	p.add(TableState, priorityGateway+1, "from the tunnel to the host, which knows its own connections",
+		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+	p.add(TableState, priorityGateway, "from the host itself", untracked(openflow.InPort(PortTun), openflow.IPSrc(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	for _, kind := range []uint8{icmpUnreachable, icmpExceeded, icmpParameter} {
+		p.add(TableState, priorityErrors, "an ICMP error to a pod, perhaps about a connection that was translated",
+			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)
+	}
+	p.add(TableState, priorityErrors, "a fragment to a pod: the connection tracker sees the whole, and its ports", untracked(openflow.IPFrag(openflow.FragYes), toLocal), track)
+	for _, network := range c.ClusterNetworks {
+		p.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(openflow.IPDst(network)), openflow.GotoTable(TableEgressPolicy))
+	}
+	p.add(TableState, priorityParts, "a fragment, perhaps to a Service", untracked(openflow.IPFrag(openflow.FragYes)), track)
+	p.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
 		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), openflow.GotoTable(TableNode))
+	p.add(TableState, priorityElse, "from pods to elsewhere, perhaps a node port or an external address", untracked(), openflow.GotoTable(TableNode))
 	p.add(TableState, priorityDefault, "from pods, a connection that is known", nil, openflow.GotoTable(TableEgressPolicy))
 	p.add(TableNode, priorityDefault, "no node's address", nil, openflow.GotoTable(TableService))
-	hairpin := openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
+	p.hairpinBack()
+}
+
+// hairpinBack returns to a pod what it answered itself.
+func (p *program) hairpinBack() {
+	const back = 500
+	ipv4, hairpin := openflow.EthType(openflow.EthTypeIPv4), openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
 	p.add(TableRoute, back, "a pod's answer to itself goes back to it",
 		match(ipv4, hairpin, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0)),
 		openflow.Move(openflow.Whole(openflow.FieldEthSrc), openflow.Whole(openflow.FieldEthDst)),
 		openflow.SetField(openflow.EthSrc(p.config.gatewayMAC())), openflow.InPortAction())
 	p.drop(TableRoute, back-1, "an answer to nothing", match(ipv4, hairpin))
+}
+
+// Target is where endpoints of Services answer: a port, at the pods of a cluster network or at one address elsewhere.
+type Target struct {
+	At       netip.Prefix
+	Protocol service.Protocol
+	Port     uint16
+}
+
+// Target returns the target that an endpoint is one of.
+func (c *Config) Target(protocol service.Protocol, endpoint netip.AddrPort) Target {
+	at := host(endpoint.Addr())
+	for _, network := range c.ClusterNetworks {
+		if network.Contains(endpoint.Addr()) && endpoint.Addr() != c.Gateway { // of the host's, only these ports are looked at
+			at = network
+		}
+	}
+	return Target{At: at, Protocol: protocol, Port: endpoint.Port()}
+}
+
+// Targets returns the flows that have the connections of targets looked at. Their owner is OwnerTargets. An endpoint's answer
+// looks as any packet from there; and so that it can be told from a packet which fits no connection, what pods send there
+// without a Service is looked at as well. All other packets between pods are not.
+func (c *Config) Targets(targets []Target) map[openflow.Key]openflow.Entry {
+	return Fragment(c.TargetsRules(targets))
+}
+
+// TargetsRules is Targets with what each flow is for.
+func (c *Config) TargetsRules(targets []Target) []Rule {
+	if !c.Conntrack {
+		return nil
+	}
+	p := c.program(OwnerTargets)
+	for _, t := range targets {
+		if t.Protocol == service.SCTP && !c.SCTP {
+			continue
+		}
+		from, to := ports(t.Protocol, t.Port)
+		var answers, requests uint16 = priorityAnswers, priorityRequests
+		if t.At == host(c.Gateway) {
+			answers, requests = priorityGateway+2, priorityGateway+2
+		}
+		p.add(TableState, answers, "perhaps an endpoint's answer to a pod", untracked(openflow.IPSrc(t.At), openflow.IPDst(c.LocalSubnet), from), c.track())
+		p.add(TableState, requests, "from a pod to what is an endpoint as well", untracked(openflow.IPDst(t.At), to), c.track())
+	}
+	return p.rules
+}
+
+// ports match a port as the source and as the destination.
+func ports(protocol service.Protocol, port uint16) (from, to openflow.MatchField) {
+	switch protocol {
+	case service.TCP:
+		return openflow.TCPSrc(port), openflow.TCPDst(port)
+	case service.UDP:
+		return openflow.UDPSrc(port), openflow.UDPDst(port)
+	default:
+		return openflow.SCTPSrc(port), openflow.SCTPDst(port)
+	}
 }
 
 // hairpin sends back to a pod what a Service has translated to the pod itself.

@@ -80,9 +80,8 @@ func (p *program) fromPods() {
 }
 
 func (p *program) state() {
-	const untracked, invalid, ports = 100, 90, 80
-	p.add(TableState, ports, "from the tunnel: the sender's node has judged it", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
-	p.add(TableState, ports, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityPassOn, "from the tunnel: the sender's node has judged it", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityPassOn, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
 	p.add(TableService, priorityDefault, "no Service that the switch knows", nil, openflow.GotoTable(TableEgressPolicy))
 	p.add(TableEgressPolicy, priorityDefault, "a flat network has no policy", nil, openflow.GotoTable(TableRoute))
 	if !p.config.Conntrack {
@@ -91,10 +90,6 @@ func (p *program) state() {
 		return
 	}
 	p.services()
-	ipv4, back := openflow.EthType(openflow.EthTypeIPv4), TableState
-	p.add(TableState, untracked, "find the connection, translate replies back", match(ipv4, openflow.CTState(0, openflow.CTTrk)),
-		openflow.CT(openflow.CTAction{Zone: p.config.zone(), Table: &back, NAT: &openflow.NAT{}}))
-	p.drop(TableState, invalid, "packets that fit no connection", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
 }
 
 func (p *program) route() {

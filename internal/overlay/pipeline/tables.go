@@ -8,7 +8,8 @@ const (
 	TableTunnel uint8 = 10
 	// TablePod admits what pods send from addresses of theirs, and sets the source VNID.
 	TablePod uint8 = 20
-	// TableState finds the connection of a packet, in a zone of Weft's own; replies are translated back here.
+	// TableState finds the connection of what goes to Services, and of what may answer there, in a zone of Weft's own; replies
+	// are translated back here. All else passes by.
 	TableState uint8 = 21
 	// TableNode tells nodes' addresses from others, for node ports.
 	TableNode uint8 = 22
@@ -63,7 +64,7 @@ var tables = [...]Table{
 	{TableClassify, "classify", "sorts packets by the port they came in by, and drops what no port may send"},
 	{TableTunnel, "tunnel", "from the tunnel: admits known nodes, from their addresses, to this node's"},
 	{TablePod, "pod", "from a pod: admits what it may send from its addresses; sets the source VNID"},
-	{TableState, "state", "connection state, in a zone of Weft's own; replies are translated back"},
+	{TableState, "state", "connection state of what Services need, in a zone of Weft's own; replies are translated back"},
 	{TableNode, "node", "tells nodes' addresses from others, for node ports"},
 	{TableAffinity, "affinity", "session affinity of Services; flows learned by the switch"},
 	{TableService, "service", "Services: a new connection picks an endpoint"},

@@ -182,7 +182,8 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// With connection tracking the same packets pass and the same end nowhere.
+// With connection tracking the same packets pass and the same end nowhere. Looked at is only what goes to the Services'
+// network, and fragments, whose ports the tracker alone sees.
 func TestConntrack(t *testing.T) {
 	s := start(t, sample(true))
 	for _, w := range walks() {
@@ -192,13 +193,18 @@ func TestConntrack(t *testing.T) {
 				if len(o.outputs) != 1 || o.outputs[0] != w.output {
 					t.Errorf("%s: goes to %v, want %s\n%s", state, o.outputs, w.output, o.text)
 				}
-				commits := strings.Contains(o.text, "ct(commit")
-				if ip := !strings.Contains(w.packet, "arp,"); commits != (ip && state == "trk,new") {
-					t.Errorf("%s: committed is %v\n%s", state, commits, o.text)
+				commits, looked := strings.Contains(o.text, "ct(commit"), strings.Contains(o.text, "ct(table=21")
+				if commits != (looked && state == "trk,new") {
+					t.Errorf("%s: looked at is %v, committed is %v\n%s", state, looked, commits, o.text)
+				}
+				may := strings.Contains(w.packet, "nw_dst=172.30.") || strings.Contains(w.packet, "nw_frag")
+				if looked != may {
+					t.Errorf("no Service is there, and yet it is looked at: %v\n%s", looked, o.text)
 				}
 			}
-			if o := s.trace(t, w.packet, "--ct-next", "trk,inv"); !strings.Contains(w.packet, "arp,") && len(o.outputs) > 0 {
-				t.Errorf("invalid, and let through\n%s", o.text)
+			o := s.trace(t, w.packet, "--ct-next", "trk,inv")
+			if looked := strings.Contains(o.text, "ct(table=21"); looked == (len(o.outputs) > 0) {
+				t.Errorf("invalid; looked at is %v, and it goes to %v\n%s", looked, o.outputs, o.text)
 			}
 		})
 	}

@@ -1,0 +1,159 @@
+package traffic
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Teller answers TCP connections, line by line, and UDP datagrams with its name and the address that it sees: who is asked
+// behind an address that several share.
+type Teller struct {
+	name     string
+	listener net.Listener
+	packets  *net.UDPConn
+	done     sync.WaitGroup
+
+	mu   sync.Mutex
+	open map[net.Conn]struct{}
+}
+
+// NewTeller starts a teller in the namespace at path. A port of 0 is any, the same for TCP and UDP.
+func NewTeller(path, name string, address netip.AddrPort) (*Teller, error) {
+	t := &Teller{name: name, open: map[net.Conn]struct{}{}}
+	err := in(path, func() (err error) {
+		t.listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if t.packets, err = ListenUDP(path, address); err != nil {
+		return nil, errors.Join(err, t.listener.Close())
+	}
+	t.done.Go(t.takeConnections)
+	t.done.Go(t.takePackets)
+	return t, nil
+}
+
+func (t *Teller) takeConnections() {
+	for {
+		conn, err := t.listener.Accept()
+		if err != nil {
+			return // closed
+		}
+		t.mu.Lock()
+		t.open[conn] = struct{}{}
+		t.mu.Unlock()
+		t.done.Go(func() {
+			defer func() {
+				t.mu.Lock()
+				delete(t.open, conn)
+				t.mu.Unlock()
+				_ = conn.Close()
+			}()
+			for lines := bufio.NewScanner(conn); lines.Scan(); {
+				_, _ = fmt.Fprintln(conn, t.answer(conn.RemoteAddr())) // the asker misses what cannot be sent
+			}
+		})
+	}
+}
+
+func (t *Teller) takePackets() {
+	buffer := make([]byte, 2048)
+	for {
+		_, from, err := t.packets.ReadFromUDP(buffer)
+		if err != nil {
+			return // closed
+		}
+		_, _ = t.packets.WriteToUDP([]byte(t.answer(from)), from)
+	}
+}
+
+func (t *Teller) answer(from net.Addr) string {
+	host, _, _ := net.SplitHostPort(from.String())
+	return t.name + " " + host
+}
+
+// Close ends the teller and its connections.
+func (t *Teller) Close() error {
+	err := errors.Join(t.listener.Close(), t.packets.Close())
+	t.mu.Lock()
+	for conn := range t.open {
+		_ = conn.Close()
+	}
+	t.mu.Unlock()
+	t.done.Wait()
+	return err
+}
+
+// Answer is what a Teller said.
+type Answer struct {
+	// Name is the teller's; Source is the asker's address as the teller saw it.
+	Name   string
+	Source netip.Addr
+}
+
+// String returns the answer in words.
+func (a Answer) String() string { return fmt.Sprintf("%s sees %s", a.Name, a.Source) }
+
+// Talk is a connection to a Teller.
+type Talk struct{ conn net.Conn }
+
+// NewTalk connects, by "tcp" or "udp", from the namespace at path.
+func NewTalk(ctx context.Context, path, network string, to netip.AddrPort) (*Talk, error) {
+	talk := &Talk{}
+	err := in(path, func() (err error) {
+		timeout := askWait
+		if deadline, ok := ctx.Deadline(); ok {
+			timeout = min(timeout, time.Until(deadline))
+		}
+		// A socket has to be made on this thread: with a context that can end, dialling may use others.
+		talk.conn, err = (&net.Dialer{Timeout: timeout}).DialContext(context.WithoutCancel(ctx), network, to.String())
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", to, err)
+	}
+	return talk, nil
+}
+
+// askWait is how long a connection or an answer is waited for.
+const askWait = 3 * time.Second
+
+// Ask sends a line and returns the answer.
+func (t *Talk) Ask() (Answer, error) {
+	if err := t.conn.SetDeadline(time.Now().Add(askWait)); err != nil {
+		return Answer{}, err
+	}
+	if _, err := t.conn.Write([]byte("who\n")); err != nil {
+		return Answer{}, err
+	}
+	buffer := make([]byte, 2048)
+	n, err := t.conn.Read(buffer)
+	if err != nil {
+		return Answer{}, err
+	}
+	name, source, _ := strings.Cut(strings.TrimSpace(string(buffer[:n])), " ")
+	seen, err := netip.ParseAddr(source)
+	return Answer{Name: name, Source: seen.Unmap()}, err
+}
+
+// Close ends the connection.
+func (t *Talk) Close() error { return t.conn.Close() }
+
+// Ask makes a new connection to a Teller, by "tcp" or "udp", from the namespace at path, and returns the answer.
+func Ask(ctx context.Context, path, network string, to netip.AddrPort) (Answer, error) {
+	talk, err := NewTalk(ctx, path, network, to)
+	if err != nil {
+		return Answer{}, err
+	}
+	answer, err := talk.Ask()
+	return answer, errors.Join(err, talk.Close())
+}
