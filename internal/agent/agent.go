@@ -61,6 +61,8 @@ type Options struct {
 	ProcSys string
 	// HealthAddress is where /healthz and /readyz are served. Empty: nowhere.
 	HealthAddress string
+	// Spares is how many ports are made ahead of their pods (overlay.DefaultSpares); 0: none.
+	Spares int
 	// Profiling also serves /debug/pprof there, to whoever can connect. Default: not.
 	Profiling bool
 	// Verify is how often everything is read back. Default DefaultVerify.
@@ -208,12 +210,15 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 		return ignoreEnd(ctx, err)
 	}
 	e.run(engineCtx, group)
-	network := overlay.New(e.overlay(), a.store, overlay.Options{BootID: bootID, Log: a.opts.Log, ServiceWarnings: a.tellServiceWarnings})
+	network := overlay.New(e.overlay(), a.store, overlay.Options{
+		BootID: bootID, Spares: a.opts.Spares, Log: a.opts.Log, ServiceWarnings: a.tellServiceWarnings,
+	})
 	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
 	a.health.warn(check{"host firewall", e.firewall.state})
 	a.gate.open(network)
 	a.running.Store(&running{network: network, engines: e})
 	group.Go(func() error { return network.Run(engineCtx) })
+	e.looked.Store(network)
 
 	network.Waiting("waiting for the API server")
 	if err := a.objects.synced(ctx); err != nil {

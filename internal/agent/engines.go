@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -39,6 +40,8 @@ type engines struct {
 	verify   time.Duration
 	tunnels  *tunnels
 	tracked  *connections
+	// looked is told when ports may have changed; nil until it is there.
+	looked atomic.Pointer[overlay.Network]
 }
 
 // openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
@@ -146,6 +149,9 @@ func (e *engines) followRows(ctx context.Context) error {
 				return nil
 			}
 			e.rowLoop.Resync()
+			if network := e.looked.Load(); network != nil {
+				network.CheckSpares()
+			}
 			if event.Kind == ovsdb.EventSwitchRestarted {
 				e.linkLoop.Resync()
 				e.flowLoop.Resync()

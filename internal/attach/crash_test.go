@@ -2,6 +2,7 @@ package attach
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,12 +35,12 @@ func (d *faultyDisk) step(name string) error {
 	return nil
 }
 
-func (d *faultyDisk) create(name string) (writer, error) {
+func (d *faultyDisk) create(name string) (io.WriteCloser, error) {
 	if err := d.step("create"); err != nil {
 		return nil, err
 	}
 	w, err := d.disk.create(name)
-	return &faultyWriter{writer: w, disk: d}, err
+	return &faultyWriter{WriteCloser: w, disk: d}, err
 }
 
 func (d *faultyDisk) rename(from, to string) error {
@@ -56,35 +57,21 @@ func (d *faultyDisk) remove(name string) error {
 	return d.disk.remove(name)
 }
 
-func (d *faultyDisk) sync() error {
-	if err := d.step("sync directory"); err != nil {
-		return err
-	}
-	return d.disk.sync()
-}
-
 type faultyWriter struct {
-	writer
+	io.WriteCloser
 	disk *faultyDisk
 }
 
 func (w *faultyWriter) Write(data []byte) (int, error) {
 	if err := w.disk.step("write"); err != nil {
-		n, writeErr := w.writer.Write(data[:w.disk.half])
+		n, writeErr := w.WriteCloser.Write(data[:w.disk.half])
 		return n, errors.Join(err, writeErr)
 	}
-	return w.writer.Write(data)
-}
-
-func (w *faultyWriter) Sync() error {
-	if err := w.disk.step("sync file"); err != nil {
-		return err
-	}
-	return w.writer.Sync()
+	return w.WriteCloser.Write(data)
 }
 
 func (w *faultyWriter) Close() error {
-	return errors.Join(w.disk.step("close"), w.writer.Close())
+	return errors.Join(w.disk.step("close"), w.WriteCloser.Close())
 }
 
 // scenario is a change of one record: from before to after, nil standing for none.
@@ -226,4 +213,26 @@ func TestFault(t *testing.T) {
 			t.Errorf("made again: %v", err)
 		}
 	})
+}
+
+// What a loss of power leaves of records, nothing or zeros under their names, is no record, and nothing to be told of.
+func TestPowerLoss(t *testing.T) {
+	c := scenarios()[1]
+	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00"} {
+		t.Run(name, func(t *testing.T) {
+			s := c.start(t, sample(2))
+			path := filepath.Join(s.path, fileName(c.before.Key()))
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s = reopen(t, s)
+			wantList(t, s, sample(2))
+			if broken := s.Broken(); len(broken) != 0 {
+				t.Errorf("broken: %v", broken)
+			}
+			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file: %v", err)
+			}
+		})
+	}
 }

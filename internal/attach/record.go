@@ -8,7 +8,6 @@ package attach
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/base32"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,7 @@ import (
 	"net/netip"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -38,8 +38,9 @@ const (
 	maxInterfaceName = 15
 	// maxAddresses bounds the addresses of one interface; dual stack needs two.
 	maxAddresses = 16
-	// hostInterfacePrefix is what the host ends of the pods' veths start with.
-	hostInterfacePrefix = "weft"
+	// portPrefix starts the names of host ends that are made ahead. Those of an older Weft, "weft" and 11 letters and digits of a
+	// hash, have no dash.
+	portPrefix = "weft-p"
 )
 
 // State is how far an attachment has come.
@@ -223,25 +224,24 @@ func isPrintable(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
 }
 
-// hash is what names derive from: of the key, and of a salt where one key needs several.
-func hash(key Key, salt int) [sha256.Size]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%d:%s/%s#%d", len(key.ContainerID), key.ContainerID, key.IfName, salt))
-}
-
 // fileName is the name of a key's record. It is a hash, so that no container id can lead out of the directory.
 func fileName(key Key) string {
-	sum := hash(key, 0)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s/%s#0", len(key.ContainerID), key.ContainerID, key.IfName))
 	return hex.EncodeToString(sum[:20]) + fileSuffix
 }
 
-// HostInterfaceName returns a name for the host end of an attachment's veth: "weft" and 11 letters and digits, 15
-// in all, which is as long as an interface name can be. It depends on nothing but the key and attempt; attempts
-// after 0 are for when the name is taken (55 bits of a hash: by accident it is not).
-func HostInterfaceName(key Key, attempt int) string {
-	sum := hash(key, attempt+1)
-	text := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:7])
-	return hostInterfacePrefix + strings.ToLower(text[:maxInterfaceName-len(hostInterfacePrefix)])
+// PortName is the name of the host end of a veth that was made ahead, for the port of that number: "weft-p7". An attachment
+// that takes it keeps the name.
+func PortName(ofport uint32) string { return portPrefix + strconv.FormatUint(uint64(ofport), 10) }
+
+// PortOf returns the number in a name that PortName has made.
+func PortOf(name string) (ofport uint32, ok bool) {
+	n, err := strconv.ParseUint(strings.TrimPrefix(name, portPrefix), 10, 32)
+	return uint32(n), err == nil && PortName(uint32(n)) == name
 }
+
+// MadeAhead reports whether the attachment's veth and port were made before it, for whoever would come.
+func (r *Record) MadeAhead() bool { return r.HostInterface == PortName(r.OFPort) }
 
 // ReadBootID returns the id of the node's current boot (proc(5), /proc/sys/kernel/random/boot_id).
 func ReadBootID() (string, error) {

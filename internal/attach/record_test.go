@@ -24,8 +24,8 @@ func sample(n int) Record {
 		Addresses:     []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128, byte(n >> 8), byte(n)}).Next(), 14)},
 		Gateway:       []netip.Addr{netip.MustParseAddr("10.128.0.1")},
 		MAC:           "0a:58:0a:80:00:02",
-		OFPort:        uint32(3 + n), //nolint:gosec // Small.
-		HostInterface: HostInterfaceName(key, 0),
+		OFPort:        uint32(3 + n),           //nolint:gosec // Small.
+		HostInterface: PortName(uint32(3 + n)), //nolint:gosec // Small.
 		MTU:           1450,
 		BootID:        "11111111-2222-3333-4444-555555555555",
 		State:         Planned,
@@ -154,45 +154,21 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-func TestHostInterfaceName(t *testing.T) {
-	seen := map[string]Key{}
-	for n := range 5000 {
-		key := sampleKey(n)
-		for attempt := range 2 {
-			name := HostInterfaceName(key, attempt)
-			if len(name) != 15 || !strings.HasPrefix(name, "weft") || !isInterfaceName(name) {
-				t.Fatalf("attachment %s: host interface %q", key, name)
-			}
-			if other, taken := seen[name]; taken {
-				t.Fatalf("attachments %s and %s have host interface %s", key, other, name)
-			}
-			seen[name] = key
+// A name leads back to its port, and no other name does.
+func TestPortName(t *testing.T) {
+	for _, ofport := range []uint32{1, 3, 65279, 1<<32 - 1} {
+		name := PortName(ofport)
+		if back, ok := PortOf(name); !ok || back != ofport || !isInterfaceName(name+"c") && ofport <= 65279 {
+			t.Errorf("port %d: %q, back %d, %v", ofport, name, back, ok)
+		}
+		rec := Record{OFPort: ofport, HostInterface: name}
+		if !rec.MadeAhead() {
+			t.Errorf("%s is not made ahead", name)
 		}
 	}
-	a, b := HostInterfaceName(Key{"ab", "c"}, 0), HostInterfaceName(Key{"a", "bc"}, 0)
-	if a == b {
-		t.Error("container id and interface name run into one another")
-	}
-	const want = "weft"
-	if got := HostInterfaceName(Key{"ab", "c"}, 0); !strings.HasPrefix(got, want) || got != a {
-		t.Errorf("the name is not stable: %s, %s", got, a)
-	}
-}
-
-func TestInUseHostInterface(t *testing.T) {
-	key, other := Key{"abc", "eth0"}, Key{"def", "eth0"}
-	first, second := HostInterfaceName(key, 0), HostInterfaceName(key, 1)
-	for name, test := range map[string]struct {
-		taken map[string]Key
-		want  string
-	}{
-		"free":   {nil, first},
-		"own":    {map[string]Key{first: key}, first},
-		"taken":  {map[string]Key{first: other}, second},
-		"by own": {map[string]Key{first: other, second: key}, second},
-	} {
-		if got := (InUse{HostInterfaces: test.taken}).HostInterface(key); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
+	for _, name := range []string{"", "weft-p", "weft-p07", "weft-p7c", "weft-p-7", "weft-p4294967296", "7", "weft7", "weftabcdefghijk"} {
+		if ofport, ok := PortOf(name); ok {
+			t.Errorf("%q is taken for port %d", name, ofport)
 		}
 	}
 }

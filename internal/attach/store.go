@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -83,7 +84,7 @@ func Open(dir string) (*Store, error) {
 	}
 	s := &Store{
 		path:    dir,
-		disk:    rootDisk{root: root, dir: lock},
+		disk:    rootDisk{root: root},
 		close:   func() error { return errors.Join(root.Close(), lock.Close()) },
 		records: map[Key]Record{},
 		pending: map[Key]Record{},
@@ -111,18 +112,12 @@ func (s *Store) load(root *os.Root) error {
 	if err != nil {
 		return err
 	}
-	changed := false
 	for _, entry := range entries {
-		kept, err := s.loadEntry(entry.Name())
-		if err != nil {
+		if err := s.loadEntry(entry.Name()); err != nil {
 			return fmt.Errorf("%s: %w", entry.Name(), err)
 		}
-		changed = changed || !kept
 	}
-	if !changed {
-		return nil
-	}
-	return s.disk.sync()
+	return nil
 }
 
 func (s *Store) loadBroken(root *os.Root) error {
@@ -139,23 +134,26 @@ func (s *Store) loadBroken(root *os.Root) error {
 	return nil
 }
 
-// loadEntry takes one entry of the directory in, and reports whether it is still there.
-func (s *Store) loadEntry(name string) (kept bool, err error) {
+// loadEntry takes one entry of the directory in, or away.
+func (s *Store) loadEntry(name string) error {
 	if name == brokenDir {
-		return true, nil
+		return nil
 	}
 	if strings.HasPrefix(name, temporaryPrefix) {
-		return false, s.disk.remove(name)
+		return s.disk.remove(name)
 	}
 	rec, err := readRecord(s.disk, name)
-	if err == nil {
+	switch {
+	case err == nil:
 		s.records[rec.Key()] = rec
-		return true, nil
+		return nil
+	case errors.Is(err, errVoid):
+		return s.disk.remove(name)
+	case errors.Is(err, errContent):
+		return s.setAside(name, err)
+	default:
+		return err
 	}
-	if !errors.Is(err, errContent) {
-		return true, err
-	}
-	return false, s.setAside(name, err)
 }
 
 // readRecord reads the record in a file, and holds it against the file's name. An error that lies in the file's
@@ -164,6 +162,9 @@ func readRecord(d disk, name string) (Record, error) {
 	data, err := d.read(name)
 	if err != nil {
 		return Record{}, err
+	}
+	if len(bytes.Trim(data, "\x00")) == 0 {
+		return Record{}, errVoid
 	}
 	rec, err := ParseRecord(data)
 	if err != nil {
@@ -224,7 +225,7 @@ func (s *Store) Stale(bootID string) []Record {
 }
 
 // Put writes a record, in place of the attachment's earlier one if there is one. When it returns nil the record
-// is durable; when it fails, readers of the store and of the disk agree on what is there. It returns a
+// outlives this process, though not this boot of the node, which no interface does; when it fails, readers of the store and of the disk agree on what is there. It returns a
 // *ConflictError, and writes nothing, when another attachment holds one of the record's addresses (in the same
 // network), its OFPort or its HostInterface: whoever chose them from InUse chooses again.
 func (s *Store) Put(ctx context.Context, rec Record) error {
@@ -259,7 +260,7 @@ func (s *Store) Put(ctx context.Context, rec Record) error {
 	return nil
 }
 
-// Delete removes the record of an attachment, durably. It returns nil when there is none.
+// Delete removes the record of an attachment. It returns nil when there is none.
 func (s *Store) Delete(ctx context.Context, key Key) error {
 	unlock, err := s.keys.Lock(ctx, key)
 	if err != nil {
@@ -267,9 +268,6 @@ func (s *Store) Delete(ctx context.Context, key Key) error {
 	}
 	defer unlock()
 	err = ignoreMissing(s.disk.remove(fileName(key)))
-	if err == nil {
-		err = s.disk.sync()
-	}
 	if err != nil {
 		s.settle(key)
 		return fmt.Errorf("attachment %s: removing its record in %s: %w", key, s.path, err)
@@ -373,15 +371,5 @@ func (u *InUse) add(rec *Record) {
 	}
 	if rec.HostInterface != "" {
 		u.HostInterfaces[rec.HostInterface] = key
-	}
-}
-
-// HostInterface returns a name for the host end of an attachment's veth that no other attachment has.
-func (u InUse) HostInterface(key Key) string {
-	for attempt := 0; ; attempt++ {
-		name := HostInterfaceName(key, attempt)
-		if holder, taken := u.HostInterfaces[name]; !taken || holder == key {
-			return name
-		}
 	}
 }

@@ -179,7 +179,7 @@ func TestStoreSetsBrokenAside(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	write(half, "")
+	write(half, "{")
 	s = open(t, dir)
 	wantBroken(t, s, append(want, half+".1")...)
 	aside, err := os.ReadFile(filepath.Join(dir, brokenDir, half))
@@ -217,14 +217,14 @@ func TestStoreTruncatedFiles(t *testing.T) {
 	}
 	put(t, s, other)
 	file := filepath.Join(s.path, fileName(rec.Key()))
-	for n := range len(data) - 1 {
+	for n := 1; n < len(data)-1; n++ { // of nothing at all: TestPowerLoss
 		if err := os.WriteFile(file, data[:n], 0o600); err != nil {
 			t.Fatal(err)
 		}
 		s = reopen(t, s)
 		wantList(t, s, other)
-		if broken := s.Broken(); len(broken) != n+1 {
-			t.Fatalf("%d bytes: %d files set aside, want %d", n, len(broken), n+1)
+		if broken := s.Broken(); len(broken) != n {
+			t.Fatalf("%d bytes: %d files set aside, want %d", n, len(broken), n)
 		}
 	}
 }
@@ -356,7 +356,7 @@ func TestStoreModel(t *testing.T) {
 func modelPut(rt *rapid.T, s *Store, model map[Key]Record) {
 	rec := sample(rapid.IntRange(0, 8).Draw(rt, "sandbox"))
 	rec.IfName = rapid.SampledFrom([]string{"eth0", "net1"}).Draw(rt, "interface")
-	rec.HostInterface = HostInterfaceName(rec.Key(), 0)
+	rec.HostInterface = "weft" + fileName(rec.Key())[:11]
 	rec.OFPort = rapid.Uint32Range(0, 12).Draw(rt, "ofport")
 	rec.Addresses = sample(rapid.IntRange(0, 12).Draw(rt, "address")).Addresses
 	rec.State = rapid.SampledFrom([]State{Planned, Attached, Closing}).Draw(rt, "state")

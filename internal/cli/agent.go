@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/overlay"
 )
 
 func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
@@ -37,6 +38,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz and /readyz; empty: none")
+	flags.IntVar(&opts.Spares, "spare-ports", overlay.DefaultSpares, "how many ports to make ahead of their pods; 0: none")
 	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to whoever can connect")
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
 	return cmd

@@ -103,7 +103,11 @@ type creation struct {
 
 // run works on a locked thread that starts in the home namespace.
 func (c *creation) run() error {
-	if err := c.makeHost(); err != nil {
+	begin := c.makeHost
+	if c.pair.Spare {
+		begin = c.takeSpare
+	}
+	if err := begin(); err != nil {
 		return err
 	}
 	if err := c.pod.enter(); err != nil {
@@ -116,6 +120,9 @@ func (c *creation) run() error {
 	defer c.podConn.close()
 	if err := c.configurePod(); err != nil {
 		return fmt.Errorf("pod end %s: %w", c.pair.PodName, err)
+	}
+	if c.pair.Spare {
+		return nil // its host end is up
 	}
 	answers, err := c.conn.do(setState(c.host.Attrs().Index, true))
 	return errors.Join(err, all(answers, []string{"setting the host end up"}))
@@ -242,7 +249,7 @@ func (c *creation) configurePod() error {
 	if err := writeSysctls(c.pair.PodName, c.pair.podSysctls()); err != nil {
 		return err
 	}
-	if c.pair.TxOffloadOff {
+	if c.pair.TxOffloadOff && !c.pair.Spare { // a spare's are off already, and stay so wherever it goes
 		if err := setTxOffload(c.pair.PodName, Off); err != nil {
 			return err
 		}

@@ -119,7 +119,7 @@ var errBroken = errors.New("broken for the test")
 
 // An ADD that fails, at whatever step, leaves nothing.
 func TestAddFails(t *testing.T) {
-	hostInterface := attach.HostInterfaceName(attach.Key{ContainerID: "s1", IfName: "eth0"}, 0)
+	hostInterface := attach.PortName(ipam.OfportMin + 1) // the other sandbox had the first
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, l *life, cancel context.CancelFunc) (repair func())
 		code  cni.Code
@@ -127,6 +127,10 @@ func TestAddFails(t *testing.T) {
 		"no link": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
 			l.node.pods.onCreate(func() error { return errBroken })
 			return func() { l.node.pods.onCreate(nil) }
+		}},
+		"no pair": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
+			l.node.pods.onPrepare(func() error { return errBroken })
+			return func() { l.node.pods.onPrepare(nil) }
 		}},
 		"foreign link": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
 			l.node.pods.onCreate(func() error { return link.ErrForeign })
@@ -220,6 +224,7 @@ func TestPoolExhausted(t *testing.T) {
 	if _, err := l.Add(t.Context(), l.request("more")); !errors.Is(err, ipam.ErrExhausted) || !codeIs(err, cni.CodeTryAgainLater) {
 		t.Fatalf("one too many: %v", err)
 	}
+	l.settled(t)
 	if now := l.node.state(t); now != full {
 		t.Errorf("one too many left:\n%s", now)
 	}

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sync/errgroup"
-
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
@@ -21,6 +19,9 @@ import (
 
 // undoTimeout bounds the undoing of an ADD that failed. What cannot be undone by then, the reaper goes on with.
 const undoTimeout = 10 * time.Second
+
+// maxDamaged bounds how many ports that somebody has damaged one ADD comes across.
+const maxDamaged = 3
 
 // Add attaches a pod's interface: plan, record, connect, open. It implements cni.Handler.
 func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
@@ -49,12 +50,41 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		}
 		fallthrough
 	default:
-		if rec, err = n.record(ctx, s, req); err != nil {
+		if rec, err = n.begin(ctx, s, req); err != nil {
 			return nil, err
 		}
 	}
 	n.reaper.forget(key) // what was to be removed is gone, or is this attachment now
-	return n.connect(ctx, s, rec)
+	for attempt := 1; ; attempt++ {
+		result, err := n.connect(ctx, s, rec)
+		if !errors.Is(err, link.ErrNoSpare) || attempt == maxDamaged || n.reaper.waits(key) {
+			return result, err
+		}
+		// Somebody has changed the port that was made ahead.
+		if err := n.spares.check(ctx); err != nil {
+			return nil, codeOf(err)
+		}
+		if rec, err = n.begin(ctx, s, req); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// begin takes a port and records the attachment, before any side effect.
+func (n *Network) begin(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
+	port, err := n.spares.take(ctx)
+	if err != nil {
+		return attach.Record{}, codeOf(fmt.Errorf("a port for pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err))
+	}
+	rec, err := n.record(ctx, s, req, port)
+	if err != nil {
+		n.spares.putBack(port)
+		return rec, err
+	}
+	// The row's change of hands is not waited for: it goes with the ports that are made next, of which given makes sure.
+	n.engines.Rows.Later(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(&rec), port.owner(): nil})
+	n.spares.given(port)
+	return rec, nil
 }
 
 // unsupported returns an error for what the configuration asks of this network and does not get.
@@ -71,12 +101,13 @@ func unsupported(req *cni.Request) error {
 	return nil
 }
 
-// record plans an attachment and writes its record, before any side effect.
-func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
+// record plans an attachment at a port and writes its record.
+func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, port spare) (attach.Record, error) {
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
-		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
+		Gateway: []netip.Addr{s.pipeline.Gateway}, BootID: n.opts.BootID,
+		OFPort: port.ofport, HostInterface: port.name(), MTU: port.mtu,
 		State: attach.Planned, Created: time.Now().UTC(),
 	}
 	for {
@@ -95,7 +126,7 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (at
 	}
 }
 
-// choose picks an address, a port number and a host interface that no record has.
+// choose picks an address that no record has.
 func (n *Network) choose(s *settings, rec *attach.Record) error {
 	inUse := n.store.InUse()
 	n.picking.Lock()
@@ -107,14 +138,8 @@ func (n *Network) choose(s *settings, rec *attach.Record) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
-	port, err := n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) })
-	if err != nil {
-		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
-	}
 	rec.Addresses = []netip.Prefix{netip.PrefixFrom(address, s.view.Local.Subnet.Bits())}
 	rec.MAC = plan.MAC(rec.Addresses).String()
-	rec.OFPort = port
-	rec.HostInterface = inUse.HostInterface(rec.Key())
 	return nil
 }
 
@@ -133,8 +158,9 @@ func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (
 	return plan.Result(&rec, &s.attachments, created.HostMAC), nil
 }
 
-// program makes the interface, its port and its flows. Port and flows are committed side by side: a port without
-// flows is closed, and flows without their port match nothing.
+// program makes the port the pod's: first its flows, then its link. In this order the switch has the flows before it hears
+// of the link, upon which it goes over all its ports: the ADD does not wait for that. The flows open nothing until the pod
+// has the other end. An attachment that is there already is looked after: link and port and flows are made whole.
 func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
 	pair, err := plan.Pair(rec, &s.attachments)
 	if err != nil {
@@ -143,18 +169,18 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if err := s.pipeline.CheckPod(pod(rec)); err != nil {
 		return link.Created{}, err
 	}
+	pair.Spare = rec.State == attach.Planned
+	n.open(*rec)
+	if err := n.programFlows(ctx, s, rec); err != nil {
+		return link.Created{}, err
+	}
 	created, err := n.engines.Pods.Create(ctx, pair)
 	if err != nil {
 		return created, err
 	}
-	n.open(*rec)
-	commits, commitCtx := errgroup.WithContext(ctx)
-	commits.Go(func() error {
-		return n.engines.Rows.Apply(commitCtx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)})
-	})
-	commits.Go(func() error { return n.programFlows(commitCtx, s, rec) })
-	if err := commits.Wait(); err != nil {
-		return created, err
+	if !pair.Spare {
+		rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)}
+		return created, n.engines.Rows.Apply(ctx, rows)
 	}
 	rec.State = attach.Attached
 	if err := n.store.Put(ctx, *rec); err != nil {

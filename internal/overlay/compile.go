@@ -170,9 +170,12 @@ func (n *Network) takeOver(ctx context.Context) error {
 	}
 	n.opening.Lock()
 	defer n.opening.Unlock()
-	known := map[string]bool{}
+	known, recorded := map[string]bool{}, map[string]bool{}
 	for _, rec := range n.store.List() {
 		known[rec.Key().Owner()] = true
+		if rec.BootID == n.opts.BootID {
+			recorded[rec.HostInterface] = true
+		}
 		switch {
 		case rec.Network != NetworkName:
 		case rec.State == attach.Attached && rec.BootID == n.opts.BootID:
@@ -187,7 +190,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 			n.reaper.addLink(key, name)
 		}
 	}
-	return nil
+	return n.spares.takeOver(ctx, links, recorded)
 }
 
 // attachment returns the key of the attachment that an owner names.

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
@@ -48,6 +50,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	}
 	n.shut(key)
 	n.reaper.add(key)
+	n.links.add(&rec)
 	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
 	if n.settings.Load() == nil {
 		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
@@ -78,7 +81,7 @@ func (n *Network) GC(ctx context.Context, req *cni.Request) error {
 	return errors.Join(errs...)
 }
 
-// remove takes away everything of the attachments: flows first, then ports, then links, and last the records, which
+// remove takes away everything of the attachments: flows first, then ports and links, and last the records, which
 // free the addresses. The caller holds their locks. It may be repeated; what is gone is no error.
 func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
@@ -97,11 +100,12 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	if err := n.engines.Flows.Apply(ctx, flows); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
-	if err := n.engines.Rows.Apply(ctx, rows); err != nil {
-		return fmt.Errorf("removing ports: %w", err)
-	}
-	if err := n.engines.Pods.Delete(ctx, links...); err != nil {
-		return fmt.Errorf("removing links: %w", err)
+	// Side by side: both wait, the links for the kernel and the ports for the switch, and neither for the other.
+	var both errgroup.Group
+	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
+	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
+	if err := both.Wait(); err != nil {
+		return err
 	}
 	for _, key := range keys {
 		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {

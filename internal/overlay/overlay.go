@@ -11,6 +11,9 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
@@ -66,6 +69,10 @@ type Engines struct {
 type Options struct {
 	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
 	BootID string
+	// Spares is how many ports are made ahead. 0: none, each ADD has its own made.
+	Spares int
+	// Lull is how long no ADD may have come before the node's spare ports are looked after. Default DefaultLull.
+	Lull time.Duration
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
@@ -80,6 +87,8 @@ type Network struct {
 	opts    Options
 	locks   attach.Keyed[attach.Key]
 	reaper  *reaper
+	spares  *spares
+	links   *unlinker
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -118,18 +127,29 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
+	if opts.Lull == 0 {
+		opts.Lull = DefaultLull
+	}
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
 		services: newServices(),
 	}
 	n.reaper = newReaper(n)
+	n.links = newUnlinker(n)
+	n.spares = newSpares(n, opts.Spares, opts.Lull)
 	n.Waiting("the agent is starting")
 	return n
 }
 
-// Run reaps what is detached until ctx ends.
-func (n *Network) Run(ctx context.Context) error { return n.reaper.run(ctx) }
+// Run reaps what is detached, and makes ports ahead, until ctx ends.
+func (n *Network) Run(ctx context.Context) error {
+	var group errgroup.Group
+	group.Go(func() error { return n.reaper.run(ctx) })
+	group.Go(func() error { return n.links.run(ctx) })
+	group.Go(func() error { return n.spares.run(ctx) })
+	return group.Wait()
+}
 
 // Waiting sets what is told to those who want to attach before the network can serve: "waiting for …".
 func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
@@ -170,7 +190,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
+	n.spares.setMTU(s.mtu)
 	n.setPods(s)
+	n.engines.Rows.Set(n.spares.fragments())
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
@@ -195,6 +217,7 @@ func (n *Network) refresh(ctx context.Context, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
+	n.spares.setMTU(s.mtu)
 	// From here on ADDs use the new settings. Those under way finish with the old ones, and look again when they have.
 	n.settings.Store(s)
 	remotes := n.compileRemotes(s, s.view.Remotes, true)

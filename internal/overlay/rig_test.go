@@ -108,8 +108,20 @@ func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K,
 // breakablePods are pods' links that can be made to fail.
 type breakablePods struct {
 	*link.FakePods
-	mu             sync.Mutex
-	create, delete func() error
+	mu                      sync.Mutex
+	create, delete, prepare func() error
+}
+
+func (p *breakablePods) Prepare(ctx context.Context, spares ...link.Spare) []error {
+	p.mu.Lock()
+	hook := p.prepare
+	p.mu.Unlock()
+	if hook != nil {
+		if err := hook(); err != nil {
+			return slices.Repeat([]error{err}, len(spares))
+		}
+	}
+	return p.FakePods.Prepare(ctx, spares...)
 }
 
 func (p *breakablePods) Create(ctx context.Context, pair link.Pair) (link.Created, error) {
@@ -142,6 +154,12 @@ func (p *breakablePods) onCreate(hook func() error) {
 	p.create = hook
 }
 
+func (p *breakablePods) onPrepare(hook func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.prepare = hook
+}
+
 func (p *breakablePods) onDelete(hook func() error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,6 +176,8 @@ type node struct {
 	dir   string
 	// tracked notes what the switch was to forget.
 	tracked *tracked
+	// spares is how many ports the node's agents make ahead.
+	spares int
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
 	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
@@ -232,7 +252,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Pods:  n.pods, Connections: n.tracked,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot, Spares: n.spares, Lull: time.Millisecond}), node: n, store: store}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{
@@ -284,6 +304,7 @@ func (l *life) update(t tb, view View) {
 func (l *life) settled(t tb) {
 	t.Helper()
 	eventually(t, "the reaper is done", func() bool { return len(l.reaper.keys()) == 0 })
+	eventually(t, "the spare ports are at rest", l.spares.atRest)
 }
 
 func eventually(t tb, what string, ok func() bool) {
@@ -343,6 +364,7 @@ func (l *life) add(t tb, req *cni.Request) *types100.Result {
 	if err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the spare ports are at rest", l.spares.atRest) // and the pod's port has its name
 	return result
 }
 
@@ -370,7 +392,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 		t.Errorf("record %+v", rec)
 	}
 	pair, ok := l.node.pods.Pair(rec.HostInterface)
-	if !ok || pair.Netns != req.Netns || pair.Owner != rec.Key().Owner() {
+	if !ok || pair.Netns != req.Netns || pair.Owner != link.SpareOwner(rec.HostInterface) {
 		t.Errorf("link of %s: %v %+v", rec.Key(), ok, pair)
 	}
 	if got := l.node.rows.Ports(host.Bridge)[rec.HostInterface]; got != int(rec.OFPort) { //nolint:gosec // small

@@ -130,6 +130,16 @@ func (l *Loop[K, V]) Set(fragments map[Owner]map[K]V) {
 	_ = l.enqueue(nil, fragments) // only a stopped loop refuses; its state is nobody's concern any more
 }
 
+// Later is Set for what may wait: it goes with the next commit, whoever asks for that. Failure does not tell until then
+// that it is not in effect yet.
+func (l *Loop[K, V]) Later(fragments map[Owner]map[K]V) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stopped {
+		l.replace(fragments)
+	}
+}
+
 // Verify reads back everything that is programmed, commits the difference, and returns how many items differed.
 func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 	w := &waiter{verify: true, done: make(chan error, 1)}
@@ -173,15 +183,7 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 		l.mu.Unlock()
 		return fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
 	}
-	for owner, fragment := range fragments {
-		l.desired.set(owner, fragment, func(key K) {
-			l.dirty[key] = struct{}{}
-			l.leaving[key] = slices.DeleteFunc(l.leaving[key], func(o Owner) bool { return o == owner })
-			if _, kept := fragment[key]; !kept {
-				l.leaving[key] = append(l.leaving[key], owner)
-			}
-		})
-	}
+	l.replace(fragments)
 	if w != nil {
 		// In one step with what is handed over: a pass in between would take an unfinished first state for the whole
 		// of it and remove the rest, or do the reading that a verification waits for without it.
@@ -192,6 +194,19 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 	l.mu.Unlock()
 	l.signal()
 	return nil
+}
+
+// replace takes fragments over. The caller holds mu.
+func (l *Loop[K, V]) replace(fragments map[Owner]map[K]V) {
+	for owner, fragment := range fragments {
+		l.desired.set(owner, fragment, func(key K) {
+			l.dirty[key] = struct{}{}
+			l.leaving[key] = slices.DeleteFunc(l.leaving[key], func(o Owner) bool { return o == owner })
+			if _, kept := fragment[key]; !kept {
+				l.leaving[key] = append(l.leaving[key], owner)
+			}
+		})
+	}
 }
 
 func (l *Loop[K, V]) await(ctx context.Context, w *waiter) error {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/lab"
 )
 
@@ -19,9 +20,12 @@ type State map[string]string
 // questions are what a state is made of.
 func questions() map[string][]string {
 	return map[string][]string{
-		"flows":     {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "--no-names", "dump-flows", "br0"},
-		"groups":    {"ovs-ofctl", "-O", "OpenFlow15", "dump-groups", "br0"},
-		"ports":     {"ovs-vsctl", "--columns=name,ofport,type,options,error", "find", "Interface", "ofport!=65534"},
+		"flows":  {"ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "--no-names", "dump-flows", "br0"},
+		"groups": {"ovs-ofctl", "-O", "OpenFlow15", "dump-groups", "br0"},
+		"ports": {
+			"ovs-vsctl", "--columns=name,ofport,type,options,error,external_ids", "--format=csv", "--no-headings", "find", "Interface",
+			"ofport!=65534",
+		},
 		"bridge":    {"ovs-vsctl", "--columns=name,datapath_type,fail_mode,protocols", "find", "Bridge", "name=br0"},
 		"addresses": {"ip", "-4", "-o", "addr", "show", "tun0"},
 		"link":      {"ip", "-o", "link", "show", "tun0"},
@@ -34,6 +38,14 @@ func questions() map[string][]string {
 // volatile is what differs between two states that are the same: numbers that the kernel gives, and names of handles.
 var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
 
+// spare is a port made ahead, in the list of ports. Which numbers they have depends on the pods that have come and gone.
+var spare = regexp.MustCompile(`(?m)^weft-p\d+,\d+,"""""",\{\},\[\],.*spare/weft-p\d+.*$`) //nolint:gochecknoglobals // a constant
+
+// spareEnd is the other end of one, in the list of links.
+var spareEnd = regexp.MustCompile(`(?m)^\d+: weft-p\d+c@`) //nolint:gochecknoglobals // a constant
+
+const aSpare = "a port made ahead"
+
 // StateOf reads a node's state; what cannot be read is part of it.
 func StateOf(ctx context.Context, n lab.Node) State {
 	s := State{}
@@ -45,7 +57,8 @@ func StateOf(ctx context.Context, n lab.Node) State {
 			if err != nil {
 				out = err.Error()
 			}
-			sorted := slices.Sorted(strings.Lines(volatile.ReplaceAllString(out, "")))
+			out = spare.ReplaceAllString(volatile.ReplaceAllString(out, ""), aSpare)
+			sorted := slices.Sorted(strings.Lines(out))
 			mu.Lock()
 			defer mu.Unlock()
 			s[name] = strings.Join(sorted, "")
@@ -74,13 +87,23 @@ func without(lines, taken []string) []string {
 	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return slices.Contains(taken, line) })
 }
 
-// SettledState returns a node's state once it is the same twice in a row: nothing is being removed any more.
+// SettledState returns a node's state once it is the same twice in a row, with as many ports made ahead as there should be:
+// nothing is being made or removed any more.
 func SettledState(ctx context.Context, n lab.Node) (State, error) {
 	var last State
 	_, err := Await(ctx, Patience, n.Name+" at rest", func(ctx context.Context) error {
 		before := last
 		if last = StateOf(ctx, n); before == nil {
 			return errors.New("looking again")
+		}
+		// A port that a pod has taken stands among the spare ones until the next are made; its link is gone from the node.
+		links, err := Run(ctx, n.Enter("ip", "-o", "link"))
+		if err != nil {
+			return err
+		}
+		ports, ends := strings.Count(last["ports"], aSpare), len(spareEnd.FindAllString(links, -1))
+		if ports != overlay.DefaultSpares || ends != ports {
+			return fmt.Errorf("%d ports and %d links are made ahead, %d of each should be", ports, ends, overlay.DefaultSpares)
 		}
 		return last.Differs(before)
 	})

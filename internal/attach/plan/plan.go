@@ -66,11 +66,15 @@ func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
 	if rec.HostInterface == "" {
 		return link.Pair{}, fmt.Errorf("attachment %s: its record has no host interface", rec.Key())
 	}
+	owner := rec.Key().Owner()
+	if rec.MadeAhead() {
+		owner = link.SpareOwner(rec.HostInterface)
+	}
 	return link.Pair{
 		HostName:     rec.HostInterface,
 		PodName:      rec.IfName,
 		Netns:        rec.Netns,
-		Owner:        rec.Key().Owner(),
+		Owner:        owner,
 		MTU:          rec.MTU,
 		PodMAC:       mac,
 		HostGroup:    settings.HostGroup,

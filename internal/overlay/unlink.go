@@ -1,0 +1,52 @@
+package overlay
+
+import (
+	"context"
+	"sync"
+
+	"weft.dev/weft/internal/attach"
+)
+
+// unlinker deletes the links of pods that go while their ports are being closed: the kernel takes some 20 ms for one link, and
+// hardly more for fifty. It is only the first to try. What it cannot delete, the reaper tells of.
+type unlinker struct {
+	network *Network
+	wake    chan struct{}
+
+	mu      sync.Mutex
+	waiting []string
+}
+
+func newUnlinker(n *Network) *unlinker { return &unlinker{network: n, wake: make(chan struct{}, 1)} }
+
+// add has the attachment's link deleted. It does not wait.
+func (u *unlinker) add(rec *attach.Record) {
+	if rec.HostInterface == "" || rec.BootID != u.network.opts.BootID {
+		return
+	}
+	u.mu.Lock()
+	u.waiting = append(u.waiting, rec.HostInterface)
+	u.mu.Unlock()
+	select {
+	case u.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// run deletes, all that wait together, until ctx ends.
+func (u *unlinker) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-u.wake:
+		}
+		u.mu.Lock()
+		names := u.waiting
+		u.waiting = nil
+		u.mu.Unlock()
+		if err := u.network.engines.Pods.Delete(ctx, names...); err != nil {
+			u.network.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
+		}
+	}
+}
