@@ -122,7 +122,8 @@ func (s Spare) configure() error {
 }
 
 // intact reports whether two links are the ends of the spare: still the pair that Prepare made, and the other end nobody's.
-// One that a crash has left before it had its alias, which is before it was up, counts.
+// One that a crash has left before it had its alias, which is before it was up, counts; and so does one whose other end
+// somebody has set up, as tools do that configure all there is: whatever it was given there does not move along.
 func (s Spare) intact(host, other netlink.Link) bool {
 	if host == nil || other == nil || host.Type() != "veth" || other.Type() != "veth" {
 		return false
@@ -131,7 +132,7 @@ func (s Spare) intact(host, other netlink.Link) bool {
 	named := a.Alias == s.alias() || a.Alias == "" && a.Flags&net.FlagUp == 0
 	return named && a.ParentIndex == b.Index && b.ParentIndex == a.Index &&
 		a.NetNsID < 0 && b.NetNsID < 0 &&
-		a.MTU == s.mtu() && b.MTU == s.mtu() && a.Group == s.HostGroup && b.Flags&net.FlagUp == 0
+		a.MTU == s.mtu() && b.MTU == s.mtu() && a.Group == s.HostGroup
 }
 
 // Spares implements PodLinks.

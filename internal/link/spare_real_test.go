@@ -45,6 +45,12 @@ func TestSpareRealTake(t *testing.T) {
 	}
 	checkOffloads(t, home, spares[0].HostName)
 	pair := take(nstest.New(t), 2, spares[0])
+	nstest.Do(t, home, func() error { // somebody configures whatever there is
+		return withLink(spares[0].OtherName(), func(l netlink.Link) error {
+			address, err := netlink.ParseAddr("192.0.2.1/24")
+			return errors.Join(err, netlink.LinkSetUp(l), netlink.AddrAdd(l, address))
+		})
+	})
 	created, err := pods.Create(ctx, pair)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +96,6 @@ func TestSpareRealDamage(t *testing.T) {
 		"group": func(s Spare) error {
 			return withLink(s.HostName, func(l netlink.Link) error { return netlink.LinkSetGroup(l, 5) })
 		},
-		"other up": func(s Spare) error { return withLink(s.OtherName(), netlink.LinkSetUp) },
 		"other end": func(s Spare) error {
 			return withLink(s.OtherName(), func(l netlink.Link) error { return netlink.LinkSetName(l, "wtaway") })
 		},

@@ -39,7 +39,7 @@ func TestSpareIsClosed(t *testing.T) {
 	settledState(t, n)
 	name := sparesOf(t, n)[0] + "c"
 	mustRun(t, n.Enter("ip", "link", "set", name, "up"))
-	t.Cleanup(func() { mustRun(t, n.Enter("ip", "link", "set", name, "down")) })
+	defer func() { mustRun(t, n.Enter("ip", "link", "set", name, "down")) }()
 	raw, err := traffic.OpenRaw(n.Netns, name)
 	if err != nil {
 		t.Fatal(err)
@@ -116,6 +116,7 @@ func TestSparesByHand(t *testing.T) {
 			began := time.Now()
 			p := addPods(t, c, [2]string{"n1", name})[0]
 			t.Logf("a pod was attached after %s", time.Since(began).Round(time.Millisecond))
+			echo(t, p.Netns, p.IPs[0])
 			ping(t, n.Netns, p.IPs[0])
 			delPod(t, p)
 			awaitState(t, n, want, name)
