@@ -226,7 +226,7 @@ func ask(ctx context.Context, l plan.Lab, method, path string) (*http.Response, 
 }
 
 func status(ctx context.Context, l plan.Lab) (report.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var st report.Status
 	res, err := ask(ctx, l, http.MethodGet, "/status")

@@ -52,11 +52,15 @@ func Await(ctx context.Context, limit time.Duration, what string, f func(context
 	}
 }
 
-// Run runs a command and returns what it wrote.
+// Run runs a command and returns its output. What it complains of is in the error, if there is one: a switch's tools warn
+// on a machine that is slow, and are right all the same.
 func Run(ctx context.Context, argv []string) (string, error) {
-	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+	var complaint strings.Builder
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
 	if err != nil {
-		return string(out), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+		return string(out), fmt.Errorf("%s: %w: %s%s", strings.Join(argv, " "), err, out, &complaint)
 	}
 	return string(out), nil
 }
