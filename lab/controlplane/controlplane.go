@@ -152,7 +152,7 @@ func (p *Plane) Client() (*http.Client, error) {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca)
 	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
-	return &http.Client{Transport: tr, Timeout: 20 * time.Second}, nil
+	return &http.Client{Transport: tr, Timeout: time.Minute}, nil
 }
 
 var errNotReady = errors.New("not ready")

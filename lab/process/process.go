@@ -24,7 +24,7 @@ type Program struct {
 	Name string   // unique in the lab, such as n1/ovs-vswitchd; names the log and the pid file
 	Argv []string // first the program, looked up in PATH
 	Env  []string // added to the lab's own environment
-	// Ready tells that the program serves; asked every 50 ms until it returns nil. Nil means ready at once.
+	// Ready tells that the program serves; asked again and again until it returns nil. Nil means ready at once.
 	Ready func(ctx context.Context) error
 	// Started is called after each start, also after a restart, before Ready is asked; it may be nil.
 	Started func()
@@ -103,8 +103,12 @@ func (g *Group) add(p Program) (*running, error) {
 func (g *Group) logPath(name string) string { return filepath.Join(g.logDir, name+".log") }
 func (g *Group) pidPath(name string) string { return filepath.Join(g.pidDir, name+".pid") }
 
+// askAgain is how long a program is left alone that is not ready.
+const askAgain = 50 * time.Millisecond
+
 func (g *Group) awaitReady(ctx context.Context, r *running) error {
 	for {
+		asked := time.Now()
 		err := r.prog.Ready(ctx)
 		if err == nil {
 			return nil
@@ -114,7 +118,7 @@ func (g *Group) awaitReady(ctx context.Context, r *running) error {
 			return fmt.Errorf("%s is not ready: %w (last: %w)%s", r.prog.Name, ctx.Err(), err, g.logTail(r.prog.Name))
 		case <-r.done:
 			return fmt.Errorf("%s: %w%s", r.prog.Name, ErrEnded, g.logTail(r.prog.Name))
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(max(askAgain, time.Since(asked))): // on a slow machine, asking keeps it from getting ready
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"time"
 
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/ground"
@@ -175,7 +174,7 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 // bringSwitch gives a node its switch and its address: on the userspace datapath on a bridge that eth0 is a port of, on
 // the kernel's on eth0 itself.
 func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	sp, ul := s.space(n.Name), s.space(partUnderlay)
 	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group}
@@ -211,7 +210,7 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 
 // bringAddress gives a node without a switch its address, on eth0 itself.
 func (s *Supervisor) bringAddress(ctx context.Context, n plan.Node) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	sp, ul := s.space(n.Name), s.space(partUnderlay)
 	err := ground.Connect(s.lab.MTU, ground.End{Space: &ul, Name: n.Name, Bridge: "ul0"},
@@ -249,7 +248,7 @@ func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {
 		return err
 	}
 	err = s.step("etcd and API server", func() error {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+		ctx, cancel := context.WithTimeout(ctx, stepLimit)
 		defer cancel()
 		if err := s.group.Start(ctx, s.plane.Etcd()); err != nil {
 			return err
@@ -273,7 +272,7 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 		return nil
 	}
 	return s.step("Weft's API", func() error {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+		ctx, cancel := context.WithTimeout(ctx, stepLimit)
 		defer cancel()
 		if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", crds); err != nil {
 			return err

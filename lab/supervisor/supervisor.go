@@ -29,6 +29,10 @@ import (
 // upLimit bounds the whole start: a cold build of Kubernetes takes some 10 minutes on two idle cores.
 const upLimit = 45 * time.Minute
 
+// stepLimit bounds a step of it that takes seconds: in a virtual machine whose processor is emulated, on a machine with
+// other work, it takes minutes.
+const stepLimit = 15 * time.Minute
+
 // Supervisor is one lab, running.
 type Supervisor struct {
 	lab      plan.Lab

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -71,7 +70,7 @@ func (s *Supervisor) installPlugin(n plan.Node) error {
 
 // bringWeft runs agent and controller as plain processes, and waits until every node serves.
 func (s *Supervisor) bringWeft(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	weft, kubeconfig := filepath.Join(s.lab.WeftBin, "weft"), s.plane.KubeconfigOf(controlplane.Weft)
 	if _, err := os.Stat(weft); err != nil {
@@ -89,7 +88,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
-				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.datapath), "--profiling"),
+				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.lab.Datapath), "--profiling"),
 				Env:  []string{"NODE_NAME=" + n.Name},
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },

@@ -99,6 +99,23 @@ func (c *cell) check(t *testing.T) {
 		sent.Connect.Round(time.Microsecond), sent.Took.Round(time.Millisecond), c.seen)
 }
 
+// Agents find out by themselves what the switch can forward by: the kernel's datapath where there is its module. The lab
+// has looked for the module, and laid the nodes' links accordingly.
+func TestDatapath(t *testing.T) {
+	c := cluster(t)
+	for _, n := range c.Nodes() {
+		found := strings.TrimSpace(mustRun(t, n.Enter("ovs-vsctl", "get", "Bridge", "br0", "datapath_type")))
+		if found != string(c.Datapath) {
+			t.Errorf("br0 of %s has datapath_type %s, not %s", n.Name, found, c.Datapath)
+		}
+		// What the switch really does: with a type that does not work here, it keeps the bridge and forwards nothing.
+		datapaths := mustRun(t, n.Enter("ovs-appctl", "dpif/show"))
+		if !strings.Contains(datapaths, string(c.Datapath)+"@ovs-"+string(c.Datapath)+":") || !strings.Contains(datapaths, "vxlan0 1/") {
+			t.Errorf("%s does not forward br0 and its tunnel by the datapath %s:\n%s", n.Name, c.Datapath, datapaths)
+		}
+	}
+}
+
 // A pod's interface has the MTU that fits the tunnel, and refuses what is larger instead of losing it; the pod has its
 // address, its gateway, and routes to the cluster and the Services.
 func TestPodInterface(t *testing.T) {
