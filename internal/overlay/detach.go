@@ -107,6 +107,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	if err := both.Wait(); err != nil {
 		return err
 	}
+	n.links.forget(links)
 	for _, key := range keys {
 		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {
 			return err

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"weft.dev/weft/internal/attach"
@@ -31,6 +32,13 @@ func (u *unlinker) add(rec *attach.Record) {
 	case u.wake <- struct{}{}:
 	default: // a wake-up is already waiting
 	}
+}
+
+// forget takes links back that have been deleted, whose names may be used again.
+func (u *unlinker) forget(names []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.waiting = slices.DeleteFunc(u.waiting, func(name string) bool { return slices.Contains(names, name) })
 }
 
 // run deletes, all that wait together, until ctx ends.
