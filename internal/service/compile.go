@@ -11,10 +11,11 @@ import (
 func Compile(svc Service, all []Slice, here Place) []VirtualAddress {
 	own := slices.DeleteFunc(slices.Clone(all), func(s Slice) bool { return s.Namespace != svc.Namespace || s.Service != svc.Name })
 	slices.SortFunc(own, func(a, b Slice) int { return cmp.Compare(a.Name, b.Name) })
+	index := indexPorts(own)
 	var list []VirtualAddress
 	seen := map[key]bool{}
 	for _, p := range svc.Ports {
-		b := backends(&svc, gather(own, p, here), here)
+		b := backends(&svc, gather(index[portName{p.Name, p.Protocol}], here), here)
 		for _, v := range svc.addresses(p, b) {
 			if !seen[v.key()] {
 				seen[v.key()] = true
@@ -90,20 +91,43 @@ type hinted struct {
 	zones, nodes []string
 }
 
+// portName ties a Service's port to slices' ports.
+type portName struct {
+	name     string
+	protocol Protocol
+}
+
+// slicePort is a port of a slice, with the slice's endpoints.
+type slicePort struct {
+	number    uint16
+	endpoints []SliceEndpoint
+}
+
+// indexPorts finds slices' ports by name: objects may have thousands of them.
+func indexPorts(own []Slice) map[portName][]slicePort {
+	index := map[portName][]slicePort{}
+	for _, s := range own {
+		for _, p := range s.Ports {
+			name := portName{p.Name, p.Protocol}
+			index[name] = append(index[name], slicePort{p.Number, s.Endpoints})
+		}
+	}
+	return index
+}
+
 // gather returns a port's endpoints in all slices, sorted, each once. Where slices differ about one, the word of who
 // says more for it counts: while an endpoint moves between slices, the older entry lags behind.
-func gather(own []Slice, p Port, here Place) []hinted {
+func gather(ports []slicePort, here Place) []hinted {
 	found := map[netip.AddrPort]hinted{}
-	for _, s := range own {
-		for _, sp := range s.Ports {
-			if sp.Name != p.Name || sp.Protocol != p.Protocol || sp.Number == 0 {
-				continue
-			}
-			for _, e := range s.Endpoints {
-				h := e.at(sp.Number, here)
-				if have, ok := found[h.Addr]; e.IP.IsValid() && (!ok || h.standing() > have.standing()) {
-					found[h.Addr] = h
-				}
+	for _, p := range ports {
+		if p.number == 0 {
+			continue
+		}
+		for i := range p.endpoints {
+			e := &p.endpoints[i]
+			h := e.at(p.number, here)
+			if have, ok := found[h.Addr]; e.IP.IsValid() && (!ok || h.standing() > have.standing()) {
+				found[h.Addr] = h
 			}
 		}
 	}
