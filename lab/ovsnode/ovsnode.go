@@ -105,8 +105,8 @@ type Routes struct {
 	Router   netip.Addr
 }
 
-// Route puts the routes in the switch; the node's address has to be there, for it becomes the tunnels' source.
-func (s Switch) Route(ctx context.Context) error {
+// route puts the routes in the switch; the node's address has to be there, for it becomes the tunnels' source.
+func (s Switch) route(ctx context.Context) error {
 	if s.Routes == nil {
 		return nil
 	}
@@ -119,13 +119,23 @@ func (s Switch) Route(ctx context.Context) error {
 	return nil
 }
 
-// routeAgain puts the routes in a switch that has just started, as soon as it takes them.
+// routeAgain puts the routes in a switch that has just started.
 func (s Switch) routeAgain() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for s.Route(ctx) != nil && ctx.Err() == nil {
+	_ = s.AwaitRoute(ctx) // tunnels that stay without a route are what the lab's users then see
+}
+
+// AwaitRoute puts the routes in the switch as soon as it takes them: it refuses until it has noticed the node's address.
+func (s Switch) AwaitRoute(ctx context.Context) error {
+	for {
+		err := s.route(ctx)
+		if err == nil {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
+			return err
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

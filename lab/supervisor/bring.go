@@ -205,7 +205,7 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	if err := s.keepAddress(ctx, sp, keep); err != nil {
 		return err
 	}
-	return sw.Route(ctx)
+	return sw.AwaitRoute(ctx)
 }
 
 // bringAddress gives a node without a switch its address, on eth0 itself.
