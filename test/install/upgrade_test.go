@@ -217,7 +217,7 @@ func (c *cluster) uninstall(here string) {
 	for _, line := range strings.Split(c.kubectl("-n", "weft", "logs", "daemonset/weft-cleanup", "-c", "cleanup"), "\n") {
 		c.t.Log(line)
 	}
-	c.kubectl("delete", "-f", filepath.Join(here, "deploy/cleanup.yaml"), "-f", filepath.Join(here, "deploy/weft.yaml"), "--wait")
+	c.kubectl("delete", "--ignore-not-found", "-f", filepath.Join(here, "deploy/cleanup.yaml"), "-f", filepath.Join(here, "deploy/weft.yaml"), "--wait")
 	c.kubectl("delete", "-f", filepath.Join(here, "deploy/crds"), "--wait")
 }
 
