@@ -133,25 +133,35 @@ func play(ctx context.Context, o options, groups []rows.Group, errs io.Writer) (
 	}}
 	var failed []error
 	for _, g := range groups {
-		invalid, err := judgeMachine(ctx, o, say)
-		if err != nil {
-			return results, errors.Join(append(failed, err)...)
-		}
-		say("%s", g.Title)
-		measured, err := g.Run(ctx, b)
-		if ctx.Err() != nil {
+		measured, err := measureGroup(ctx, o, g, b)
+		results = append(results, measured...)
+		switch {
+		case ctx.Err() != nil:
 			return results, fmt.Errorf("ended early: %w", context.Cause(ctx))
-		}
-		if err != nil { // the others are measured all the same
+		case errors.Is(err, stage.ErrLoaded):
+			return results, errors.Join(append(failed, err)...)
+		case err != nil: // the others are measured all the same
 			say("    FAILED: %v", err)
 			failed = append(failed, fmt.Errorf("%s: %w", g.Title, err))
 		}
-		for i := range measured {
-			measured[i].Invalid = invalid
-		}
-		results = append(results, measured...)
 	}
 	return results, errors.Join(failed...)
+}
+
+func measureGroup(ctx context.Context, o options, g rows.Group, b rows.Bench) ([]measure.Result, error) {
+	if err := g.Prepare(ctx, b); err != nil {
+		return nil, err
+	}
+	invalid, err := judgeMachine(ctx, o, b.Stage.Say)
+	if err != nil {
+		return nil, err
+	}
+	b.Stage.Say("%s", g.Title)
+	results, err := g.Run(ctx, b)
+	for i := range results {
+		results[i].Invalid = invalid
+	}
+	return results, err
 }
 
 // judgeMachine returns why figures are not valid, or the error that ends the run because of that.

@@ -28,6 +28,7 @@ const (
 func cni(pods int) Group {
 	name := func(what string) string { return fmt.Sprintf("cni/%d/%s", pods, what) }
 	return Group{
+		lab:   true,
 		Title: fmt.Sprintf("ADD and DEL on a node with %d pods, against bridge and host-local", pods),
 		Rows: []measure.Row{
 			{Name: name("add"), Metric: addWall, Unit: "ms, p50", Target: measure.RatioAtMost(1).Goal(0.6)},
@@ -127,6 +128,7 @@ const podsPerSecond = "pods-per-second"
 // burst compares how many pods a second come up when many are asked for at once, on all nodes of a side.
 func burst() Group {
 	return Group{
+		lab:   true,
 		Title: fmt.Sprintf("%d ADDs at the same time on each of the nodes", burstPods),
 		Rows: []measure.Row{
 			{Name: "burst/32", Metric: podsPerSecond, Unit: "pods/s (more is better)", Target: measure.RatioAtLeast(1.2).Goal(1.7)},
@@ -222,6 +224,7 @@ func curveRow(pods int) measure.Row {
 // curve prints ADD over the number of pods on the node.
 func curve(pods int) Group {
 	return Group{
+		lab:   true,
 		Title: fmt.Sprintf("the curve: ADD on a node with %d pods", pods),
 		Rows:  []measure.Row{curveRow(pods)},
 		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {

@@ -35,6 +35,7 @@ const (
 // memory looks at the agent of a node with pods, in a cluster with more.
 func memory() Group {
 	return Group{
+		lab:   true,
 		Title: fmt.Sprintf("memory of the agent with %d pods in the cluster, %d of them on the node", memoryKnown, memoryPods),
 		Rows: []measure.Row{
 			{Name: "memory/agent/500-100/resident", Metric: resident, Unit: "MB", Target: measure.AtMost(60)},

@@ -35,6 +35,7 @@ const (
 // flows and its database, with the switch's own tools.
 func restart() Group {
 	return Group{
+		lab:   true,
 		Title: fmt.Sprintf("a restart of the agent with %d pods on the node, against a bare dump of flows and database", restartPods),
 		Rows: []measure.Row{
 			{Name: "restart/100/in-step", Metric: restartWall, Unit: "ms"},

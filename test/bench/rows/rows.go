@@ -18,6 +18,8 @@ type Group struct {
 	Title string
 	// Rows are measured together.
 	Rows []measure.Row
+	// lab says that the group plays in the lab; others have switches of their own, and the lab is in their way.
+	lab bool
 	// run does it.
 	run func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error)
 }
@@ -31,7 +33,16 @@ type Bench struct {
 	Progress func(done, all int)
 }
 
-// Run measures the group.
+// Prepare brings up what the group plays on, or takes down what is in its way: the machine is at rest after it.
+func (g Group) Prepare(ctx context.Context, b Bench) error {
+	if !g.lab {
+		return b.Stage.StrikeCluster(ctx)
+	}
+	_, err := b.Stage.Cluster(ctx)
+	return err
+}
+
+// Run measures the group, which was prepared.
 func (g Group) Run(ctx context.Context, b Bench) ([]measure.Result, error) {
 	return g.run(ctx, b, g.Rows)
 }

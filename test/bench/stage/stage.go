@@ -122,7 +122,6 @@ type Cluster struct {
 	// Ours and Peers are the nodes that are compared: Ours[i] with Peers[i].
 	Ours, Peers []Node
 
-	gone     func()
 	standing [2][]Pod // of the first node of each side: what Populate keeps
 }
 
@@ -149,34 +148,42 @@ func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{Cluster: up}
-	s.cluster = c
-	var stops []func()
-	c.gone = func() {
-		for _, stop := range stops {
-			stop()
-		}
+	if err := s.furnish(ctx, c); err != nil {
+		c.close()
+		return nil, err
 	}
-	for i, n := range up.Nodes() {
+	s.cluster = c
+	return c, nil
+}
+
+// furnish opens the lab's nodes, and makes the peer's.
+func (s *Stage) furnish(ctx context.Context, c *Cluster) error {
+	for i, n := range c.Nodes() {
 		node, err := openNode(n)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		node.cpu = func(ctx context.Context) (Meter, error) { return labMeter(ctx, up, n.Name) }
+		node.cpu = func(ctx context.Context) (Meter, error) { return labMeter(ctx, c.Cluster, n.Name) }
 		c.Ours = append(c.Ours, node)
 		peer, err := s.peer(ctx, fmt.Sprintf("p%d", i+1))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		c.Peers = append(c.Peers, peer)
-		stops = append(stops, node.close, peer.close)
 	}
-	return c, nil
+	return nil
+}
+
+func (c *Cluster) close() {
+	for _, n := range append(c.Ours, c.Peers...) {
+		n.close()
+	}
 }
 
 // StrikeCluster takes the lab down, and the peer's nodes with it.
 func (s *Stage) StrikeCluster(ctx context.Context) error {
 	if s.cluster != nil {
-		s.cluster.gone()
+		s.cluster.close()
 		s.cluster = nil
 	}
 	s.group.Stop(grace, func(name string) bool { return strings.HasSuffix(name, "/pods") })
