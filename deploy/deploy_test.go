@@ -91,12 +91,13 @@ func TestRightsAreTheBudget(t *testing.T) {
 	read := []string{"get", "list", "watch"}
 	for account, want := range map[string]map[string][]string{
 		"weft-agent": {
-			"network.openshift.io/clusternetworks": read,
-			"network.openshift.io/hostsubnets":     read,
-			"/nodes":                               read,
-			"/services":                            read,
-			"discovery.k8s.io/endpointslices":      read,
-			"/nodes/status":                        {"patch"},
+			"network.openshift.io/clusternetworks":    read,
+			"network.openshift.io/hostsubnets":        read,
+			"network.openshift.io/hostsubnets/status": {"patch"},
+			"/nodes":                          read,
+			"/services":                       read,
+			"discovery.k8s.io/endpointslices": read,
+			"/nodes/status":                   {"patch"},
 		},
 		"weft-controller": {
 			"/nodes": read, "/namespaces": read,

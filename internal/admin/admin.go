@@ -25,6 +25,8 @@ type State struct {
 	// Ready says that pods can be attached; else Waiting says what is waited for.
 	Ready   bool   `json:"ready"`
 	Waiting string `json:"waiting,omitempty"`
+	// Refused says what of the objects the node cannot follow: it stays as it was.
+	Refused string `json:"refused,omitempty"`
 	// Warnings do not keep pods from being attached.
 	Warnings []string `json:"warnings,omitempty"`
 	// OpenVSwitch and Kernel are versions; Datapath is the bridge's type, system (the kernel's) or netdev (userspace).

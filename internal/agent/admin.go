@@ -54,6 +54,9 @@ func (a *agent) state(ctx context.Context) admin.State {
 	if err := r.network.Ready(); err != nil {
 		s.Ready, s.Waiting = false, err.Error()
 	}
+	if refused, ok := a.refused.Load().(string); ok && s.Ready {
+		s.Refused = refused
+	}
 	if err := r.engines.firewall.state(); err != nil {
 		s.Warnings = append(s.Warnings, "host firewall: "+err.Error())
 	}

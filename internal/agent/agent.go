@@ -127,9 +127,17 @@ type agent struct {
 	records string
 	// running is set once the engines are open.
 	running atomic.Pointer[running]
+	// refused is why the node is not in step with the objects, "" when it is.
+	refused atomic.Value
+	status  *statusWriter
+	// dry says that nothing is changed (DryRun).
+	dry bool
 	// toldWarning is the host firewall's warning in the node's condition.
 	toldWarning string
 }
+
+// recordsDir has the attachments' records.
+func recordsDir(opts *Options) string { return filepath.Join(opts.StateDir, "attachments") }
 
 // Run is an agent until ctx ends. It leaves everything programmed as it is: pods go on without it.
 func Run(ctx context.Context, opts Options) error {
@@ -139,7 +147,7 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a := &agent{
 		opts: opts, gate: newGate(), health: &health{profiling: opts.Profiling},
-		socket: Socket(opts.RunDir), records: filepath.Join(opts.StateDir, "attachments"),
+		socket: Socket(opts.RunDir), records: recordsDir(&opts),
 	}
 	if err := prepareSysctls(opts.ProcSys); err != nil {
 		return err
@@ -149,6 +157,9 @@ func Run(ctx context.Context, opts Options) error {
 		return fmt.Errorf("API server: %w", err)
 	}
 	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
+		return err
+	}
+	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
 	if a.store, err = attach.Open(a.records); err != nil {
@@ -179,6 +190,7 @@ func (a *agent) run(ctx context.Context) error {
 	})
 	serving.Go(func() error { return a.health.serve(serveCtx, a.opts.HealthAddress) })
 	serving.Go(func() error { return a.serveAdmin(serveCtx) })
+	serving.Go(func() error { return a.status.run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, engines) })
 	serving.Go(func() error { // a failed engine ends the agent
@@ -272,6 +284,8 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 		} else {
 			delay, told = firstFollowRetry, ""
 		}
+		a.refused.Store(told)
+		a.status.changed()
 		select {
 		case <-ctx.Done():
 			return nil

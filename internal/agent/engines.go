@@ -42,6 +42,10 @@ type engines struct {
 	tracked  *connections
 	// looked is told when ports may have changed; nil until it is there.
 	looked atomic.Pointer[overlay.Network]
+	// settled is called when an engine may stand otherwise than before.
+	settled func()
+	// dry says that engines are read and not written.
+	dry bool
 }
 
 // openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
@@ -52,7 +56,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engines{rows: rows, verify: a.opts.Verify}
+	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, dry: a.dry}
 	if err := e.open(ctx, a.opts); err != nil {
 		rows.Close()
 		return nil, err
@@ -79,13 +83,17 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote,
 	})
 	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
-	e.rowLoop = reconcile.NewLoop(e.rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log})
-	e.linkLoop = reconcile.NewLoop(e.links, reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log})
-	e.ruleLoop = reconcile.NewLoop(e.rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log})
+	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log, Settled: e.settled})
+	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log, Settled: e.settled})
+	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log, Settled: e.settled})
 	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
-	e.flowLoop = reconcile.NewLoop(e.flows, reconcile.Options[openflow.Key, openflow.Entry]{
-		Name: "openflow", Log: opts.Log,
+	flows, err := e.flowEngine(ctx)
+	if err != nil {
+		return err
+	}
+	e.flowLoop = reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
+		Name: "openflow", Log: opts.Log, Settled: e.settled,
 		Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
 		Seal:   pipeline.Note,
 	})
@@ -115,11 +123,7 @@ func (e *engines) overlay() overlay.Engines {
 
 // run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.
 func (e *engines) run(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error { return e.rowLoop.Run(ctx) })
-	group.Go(func() error { return e.linkLoop.Run(ctx) })
-	group.Go(func() error { return e.ruleLoop.Run(ctx) })
-	group.Go(func() error { return e.flowLoop.Run(ctx) })
-	group.Go(func() error { return ignoreEnd(ctx, e.flows.Run(ctx)) })
+	e.runLoops(ctx, group)
 	group.Go(func() error { return e.followRows(ctx) })
 	group.Go(func() error { return e.followFlows(ctx) })
 	group.Go(func() error { return e.followLinks(ctx) })
@@ -130,11 +134,25 @@ func (e *engines) run(ctx context.Context, group *errgroup.Group) {
 	}
 	group.Go(func() error {
 		<-ctx.Done()
-		e.rows.Close()
-		e.pods.Close()
-		e.links.Close()
+		e.close()
 		return nil
 	})
+}
+
+// runLoops runs the loops, and the connection that they need, in the group until ctx ends.
+func (e *engines) runLoops(ctx context.Context, group *errgroup.Group) {
+	group.Go(func() error { return e.rowLoop.Run(ctx) })
+	group.Go(func() error { return e.linkLoop.Run(ctx) })
+	group.Go(func() error { return e.ruleLoop.Run(ctx) })
+	group.Go(func() error { return e.flowLoop.Run(ctx) })
+	group.Go(func() error { return ignoreEnd(ctx, e.flows.Run(ctx)) })
+}
+
+// close releases what the engines hold open. Nothing programmed is changed.
+func (e *engines) close() {
+	e.rows.Close()
+	e.pods.Close()
+	e.links.Close()
 }
 
 // followRows reads everything again that may have gone with the switch's daemon: the daemon makes the links of internal

@@ -95,8 +95,12 @@ func (o *objects) run(ctx context.Context) error {
 			return fmt.Errorf("watching the API server: %w", err)
 		}
 		handler := toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { o.signal() },
-			UpdateFunc: func(any, any) { o.signal() },
+			AddFunc: func(any) { o.signal() },
+			UpdateFunc: func(old, now any) {
+				if concerns(old, now) {
+					o.signal()
+				}
+			},
 			DeleteFunc: func(any) { o.signal() },
 		}
 		if _, err := informer.AddEventHandler(handler); err != nil {

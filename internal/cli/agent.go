@@ -9,6 +9,7 @@ import (
 
 func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := agent.Options{Version: environment.Version}
+	var dry dryRunFlags
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the network of this node",
@@ -17,7 +18,9 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 		Example: "  # On a node, with the cluster's kubeconfig\n" +
 			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf\n\n" +
 			"  # In the userspace datapath, whatever the kernel has\n" +
-			"  weft agent --node-name worker-1 --datapath netdev",
+			"  weft agent --node-name worker-1 --datapath netdev\n\n" +
+			"  # Before an upgrade: what would the new release change on this node?\n" +
+			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf --dry-run",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -27,9 +30,13 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 			if opts.Config, err = common.config(); err != nil {
 				return err
 			}
+			if dry.run {
+				return dry.tell(cmd, opts)
+			}
 			return agent.Run(cmd.Context(), opts)
 		},
 	}
+	dry.register(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&opts.Node, "node-name", environment.Node, "name of this node's Node object (default: $NODE_NAME)")
 	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")

@@ -1,6 +1,10 @@
 package cli
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+)
 
 // exitError ends the program with a code of its own.
 type exitError struct {
@@ -19,6 +23,9 @@ func (e *exitError) Error() string {
 
 // Unwrap returns what is told.
 func (e *exitError) Unwrap() error { return e.err }
+
+// unknown makes a wrong flag no answer: of commands whose answer is 0 or 1.
+func unknown(_ *cobra.Command, err error) error { return &exitError{code: exitUnknown, err: err} }
 
 // ExitCode returns what the program ends with after a command returned err.
 func ExitCode(err error) int {

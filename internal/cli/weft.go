@@ -38,10 +38,10 @@ func Weft(environment Environment) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	common := &commonFlags{kubeconfig: environment.Kubeconfig}
+	common := &commonFlags{kubeconfig: environment.Kubeconfig, environment: environment.Kubeconfig}
 	common.register(root)
 	root.AddCommand(agentCommand(common, environment), controllerCommand(common), installPluginCommand(),
-		openvswitchCommand(environment.Node), cleanupCommand(), logLevelCommand())
+		openvswitchCommand(environment.Node), cleanupCommand(), statusCommand(common), diffCommand(), logLevelCommand())
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}
@@ -54,8 +54,10 @@ const pluginProgram = "kubectl-weft"
 // commonFlags are the flags of all commands.
 type commonFlags struct {
 	kubeconfig string
-	logLevel   string
-	logFormat  string
+	// environment is the kubeconfig that the environment names.
+	environment string
+	logLevel    string
+	logFormat   string
 }
 
 func (f *commonFlags) register(root *cobra.Command) {

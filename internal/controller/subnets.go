@@ -44,7 +44,7 @@ func (s *subnetReconciler) setUp(mgr manager.Manager) error {
 	}}
 	return errors.Join(
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), addressed)),
-		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet]())),
+		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet](), foundElsewhere())),
 		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]())),
 	)
 }

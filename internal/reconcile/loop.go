@@ -30,6 +30,8 @@ type Options[K comparable, V any] struct {
 	Seal func(Hash) (K, V)
 	// Observe, if not nil, is told of each commit and each verification.
 	Observe func(Event)
+	// Settled, if not nil, is called when Status may have changed: at the end of each pass. It must not block.
+	Settled func()
 }
 
 // Event is what Options.Observe is told.
@@ -231,6 +233,9 @@ func (l *Loop[K, V]) Run(ctx context.Context) error {
 	delay := firstRetry
 	for {
 		retry := l.pass(ctx)
+		if l.opts.Settled != nil {
+			l.opts.Settled()
+		}
 		l.inspect(ctx)
 		if ctx.Err() != nil {
 			return nil

@@ -101,8 +101,12 @@ const (
 	// only once there was an error.
 	ConditionValid = "Valid"
 	// ConditionReady is on ClusterNetwork: True when every node has a subnet, and nothing in the cluster contradicts the
-	// network.
+	// network; and on HostSubnet: True when the node's agent serves pods.
 	ConditionReady = "Ready"
+	// ConditionEnginesInStep is on HostSubnet: True when all that is desired of the node is programmed.
+	ConditionEnginesInStep = "EnginesInStep"
+	// ConditionUnobstructed is on HostSubnet: False when firewalls of the host's keep packets of pods from passing.
+	ConditionUnobstructed = "Unobstructed"
 )
 
 // Reasons of conditions and events.
@@ -118,6 +122,22 @@ const (
 	ReasonExhausted = "Exhausted"
 	// ReasonIncomplete stands where a node cannot be given a subnet for another reason; the message says which.
 	ReasonIncomplete = "Incomplete"
-	// ReasonAllocated stands with ConditionReady True.
+	// ReasonAllocated stands with ConditionReady True on ClusterNetwork.
 	ReasonAllocated = "Allocated"
+	// ReasonServing stands with ConditionReady True on HostSubnet.
+	ReasonServing = "Serving"
+	// ReasonNotServing stands where an agent cannot serve pods yet; the message says what it waits for.
+	ReasonNotServing = "NotServing"
+	// ReasonStopped stands where an agent was stopped, and has said so.
+	ReasonStopped = "Stopped"
+	// ReasonInStep stands with ConditionEnginesInStep True.
+	ReasonInStep = "InStep"
+	// ReasonFailing stands where something cannot be programmed; the message says what and why.
+	ReasonFailing = "Failing"
+	// ReasonRefused stands where the objects say what the node cannot become; it stays as it was.
+	ReasonRefused = "Refused"
+	// ReasonOpen stands with ConditionUnobstructed True.
+	ReasonOpen = "Open"
+	// ReasonObstructed stands with ConditionUnobstructed False.
+	ReasonObstructed = "Obstructed"
 )

@@ -13,6 +13,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.subnet`,description="The CIDR range of the overlay network assigned to the node for its pods"
 // +kubebuilder:printcolumn:name="Egress CIDRs",type=string,JSONPath=`.egressCIDRs`,description="The network egress CIDRs"
 // +kubebuilder:printcolumn:name="Egress IPs",type=string,JSONPath=`.egressIPs`,description="The network egress IP addresses"
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether the node's agent serves its pods",priority=1
+// +kubebuilder:printcolumn:name="In Step",type=string,JSONPath=`.status.conditions[?(@.type=="EnginesInStep")].status`,description="Whether all that is desired is programmed",priority=1
 // +kubebuilder:validation:XValidation:rule="self.host == self.metadata.name",message="host must equal metadata.name"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.subnet) || size(oldSelf.subnet) == 0 || has(self.subnet)",message="subnet cannot be removed once it is set: delete the HostSubnet to give the host another subnet"
 type HostSubnet struct {
@@ -60,18 +62,90 @@ type HostSubnet struct {
 	// +kubebuilder:validation:items:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).masked() == cidr(self)",message="must be an IPv4 range in canonical form, such as 192.0.2.0/24: no leading zeros, no bits set right of the prefix"
 	EgressCIDRs []string `json:"egressCIDRs,omitempty"`
 
-	// status says what the controller found; it is written by Weft only.
+	// status says what the controller and the node's agent found; it is written by Weft only.
 	// +optional
 	Status HostSubnetStatus `json:"status,omitzero"`
 }
 
-// HostSubnetStatus says what the controller found.
+// HostSubnetStatus says what the controller and the node's agent found. The agent writes what it found of its own node, when
+// that changes; whether it is alive is what Kubernetes says of its pod.
 type HostSubnetStatus struct {
-	// conditions hold Valid, False when the object cannot be used; the message names the field.
+	// conditions are Valid, the controller's: False when the object cannot be used, and the message names the field. The
+	// others are the agent's: Ready (it serves the node's pods), EnginesInStep (all that is desired is programmed) and
+	// Unobstructed (no firewall of the host's keeps packets of pods from passing).
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// versions are the releases that run on the node.
+	// +optional
+	Versions HostSubnetVersions `json:"versions,omitzero"`
+
+	// attachments is how many interfaces of pods the node has. This and the other numbers are at most a minute old.
+	// +optional
+	Attachments int32 `json:"attachments,omitempty"`
+
+	// addresses is how many addresses for pods the node has.
+	// +optional
+	Addresses HostSubnetAddresses `json:"addresses,omitzero"`
+
+	// engines are what the agent keeps in step: openflow, ovsdb, link and nft.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	Engines []HostSubnetEngine `json:"engines,omitempty"`
+}
+
+// HostSubnetVersions are the releases that run on a node.
+type HostSubnetVersions struct {
+	// weft is the agent's release.
+	// +optional
+	Weft string `json:"weft,omitempty"`
+	// openVSwitch is the switch's release.
+	// +optional
+	OpenVSwitch string `json:"openVSwitch,omitempty"`
+	// kernel is the running kernel's release.
+	// +optional
+	Kernel string `json:"kernel,omitempty"`
+	// datapath is the bridge's type: system, the kernel's, or netdev, in userspace.
+	// +optional
+	Datapath string `json:"datapath,omitempty"`
+}
+
+// HostSubnetAddresses counts a node's addresses for pods.
+type HostSubnetAddresses struct {
+	// used is how many are taken.
+	// +optional
+	Used int32 `json:"used"`
+	// total is how many there are.
+	// +optional
+	Total int32 `json:"total"`
+}
+
+// HostSubnetEngine is how one engine of a node stands.
+type HostSubnetEngine struct {
+	// name is openflow, ovsdb, link or nft.
+	// +kubebuilder:validation:MaxLength=32
+	Name string `json:"name"`
+	// inStep says that all that is desired is programmed.
+	// +optional
+	InStep bool `json:"inStep"`
+	// items is how many items are desired.
+	// +optional
+	Items int32 `json:"items"`
+	// hash is that of the desired state, where one is kept: the same objects give the same hash.
+	// +optional
+	Hash string `json:"hash,omitempty"`
+	// lastCommit is when the engine was last changed by this agent.
+	// +optional
+	LastCommit *metav1.Time `json:"lastCommit,omitempty"`
+	// failures are the first of those objects whose part could not be programmed, each with the reason.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Failures []string `json:"failures,omitempty"`
 }
 
 // HostSubnetList is a list of HostSubnets.

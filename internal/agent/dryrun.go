@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// DryRun returns what a start of an agent with these options would change in the node's engines. It goes through the same
+// movement as Run, with engines that are read and not written: records and objects are read, everything is compiled, handed
+// over and compared. Nothing changes, no socket is taken, and an agent that runs on the node is not disturbed.
+func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return admin.Diff{}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a := &agent{opts: opts, gate: newGate(), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
+	var err error
+	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
+		return admin.Diff{}, err
+	}
+	if a.store, err = attach.Look(recordsDir(&opts)); err != nil {
+		return admin.Diff{}, err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.objects.run(groupCtx) })
+	diff, err := a.dryRun(groupCtx, group)
+	cancel()
+	ended := group.Wait()
+	if err == nil {
+		return diff, nil
+	}
+	return admin.Diff{}, errors.Join(err, ended)
+}
+
+func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, error) {
+	bootID, err := attach.ReadBootID()
+	if err != nil {
+		return admin.Diff{}, err
+	}
+	e, err := a.openEngines(ctx)
+	if err != nil {
+		return admin.Diff{}, err
+	}
+	defer e.close()
+	e.runLoops(ctx, group)
+	engines := e.overlay()
+	engines.Connections = forgetsNothing{}
+	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
+	if err := a.objects.synced(ctx); err != nil {
+		return admin.Diff{}, err
+	}
+	if err := a.objects.services.step(ctx, network); err != nil {
+		return admin.Diff{}, err
+	}
+	if _, err := a.program(ctx, network, e); err != nil {
+		return admin.Diff{}, fmt.Errorf("a start would stop here: %w", err)
+	}
+	return e.diff(ctx), nil
+}
+
+// forgetsNothing leaves the switch's connections alone.
+type forgetsNothing struct{}
+
+// Forget implements overlay.Connections.
+func (forgetsNothing) Forget(context.Context, []openflow.CTFlush) error { return nil }
+
+// readOnly returns an engine for a loop: the engine itself, or in a dry run one that is only read.
+func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reconcile.Engine[K, V] {
+	if dry {
+		return reconcile.DryRun(engine)
+	}
+	return engine
+}
+
+// flowEngine returns the engine of the flow loop. In a dry run on a node that has no bridge yet there is nothing to connect to,
+// and there are no flows.
+func (e *engines) flowEngine(ctx context.Context) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
+	if !e.dry {
+		return e.flows, nil
+	}
+	rows, err := e.rows.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, there := rows[ovsdb.BridgeKey(host.Bridge)]; !there {
+		return noFlows{}, nil
+	}
+	return reconcile.DryRun[openflow.Key, openflow.Entry](e.flows), nil
+}
+
+// noFlows is a switch without a bridge.
+type noFlows struct{}
+
+// Read implements reconcile.Engine.
+func (noFlows) Read(context.Context) (map[openflow.Key]openflow.Entry, error) {
+	return map[openflow.Key]openflow.Entry{}, nil
+}
+
+// Commit implements reconcile.Engine.
+func (noFlows) Commit(context.Context, openflow.Change) error { return nil }

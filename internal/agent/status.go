@@ -1,0 +1,317 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
+)
+
+// How often the status is written at most. Every agent watches all HostSubnets, so a write is an event for all of them: what
+// is wrong is told at once, numbers are gathered. Nothing is written while nothing changes.
+const (
+	urgentRest = 5 * time.Second
+	numberRest = time.Minute
+	// lookRest is how often it is looked whether something has changed.
+	lookRest = time.Second
+)
+
+// Bounds of what a status holds.
+const (
+	maxFailures = 10
+	maxMessage  = 1024 // bytes
+)
+
+// fieldManager names the agent as the owner of its part of the status.
+const fieldManager = "weft-agent"
+
+// statusWriter keeps the status of this node's HostSubnet true.
+type statusWriter struct {
+	// state returns how the agent stands; subnet the object as it is known, nil for none; apply writes its status.
+	state  func(context.Context) admin.State
+	subnet func(context.Context) (*networkv1.HostSubnet, error)
+	apply  func(context.Context, *networkv1.HostSubnet) error
+	log    *slog.Logger
+	now    func() time.Time
+	wake   chan struct{}
+	// written is when it was last tried to write.
+	written time.Time
+}
+
+// changed has it looked soon whether the status is still true.
+func (w *statusWriter) changed() {
+	select {
+	case w.wake <- struct{}{}:
+	default: // it will be looked at anyway
+	}
+}
+
+// run writes until ctx ends, and then that the agent was stopped.
+func (w *statusWriter) run(ctx context.Context) error {
+	var due <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			w.stopped(context.WithoutCancel(ctx))
+			return nil
+		case <-w.wake:
+		case <-due:
+		}
+		due = nil
+		if wait, again := w.look(ctx); again {
+			due = time.After(wait)
+		}
+		rest := time.NewTimer(lookRest)
+		select {
+		case <-rest.C:
+		case <-ctx.Done():
+			rest.Stop()
+		}
+	}
+}
+
+// look writes the status if it is due, and returns when to look again although nothing changes.
+func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool) {
+	have, err := w.subnet(ctx)
+	if err != nil || have == nil {
+		return 0, false // the Node's condition says so; when it comes, that is a change
+	}
+	state := w.state(ctx)
+	now := w.now()
+	want := statusOf(&state, have, now)
+	rest := numberRest
+	switch urgent, same := compareStatus(&have.Status, &want); {
+	case same:
+		return 0, false
+	case urgent:
+		rest = urgentRest
+	}
+	if left := w.written.Add(rest).Sub(now); left > 0 {
+		return left, true
+	}
+	w.written = now
+	if err := w.write(ctx, have, want); err != nil {
+		if ctx.Err() == nil {
+			w.log.Warn("writing the status of this node's HostSubnet, trying again", "error", err)
+		}
+		return urgentRest, true
+	}
+	return 0, false
+}
+
+// stopped says that nobody keeps the status true any more.
+func (w *statusWriter) stopped(ctx context.Context) {
+	have, err := w.subnet(ctx)
+	if err != nil || have == nil || meta.FindStatusCondition(have.Status.Conditions, networkv1.ConditionReady) == nil {
+		return
+	}
+	want := *have.Status.DeepCopy()
+	meta.SetStatusCondition(&want.Conditions, metav1.Condition{
+		Type: networkv1.ConditionReady, Status: metav1.ConditionFalse, Reason: networkv1.ReasonStopped, ObservedGeneration: have.Generation,
+		Message: "the agent was stopped: pods go on, none is added, and nothing is put back until it runs again",
+	})
+	want.Conditions = agentConditions(want.Conditions)
+	if err := w.write(ctx, have, want); err != nil {
+		w.log.Debug("saying in the HostSubnet that the agent stops", "error", err) // its pod says so too
+	}
+}
+
+func (w *statusWriter) write(ctx context.Context, have *networkv1.HostSubnet, status networkv1.HostSubnetStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	return w.apply(ctx, &networkv1.HostSubnet{
+		TypeMeta:   metav1.TypeMeta{APIVersion: networkv1.GroupVersion().String(), Kind: "HostSubnet"},
+		ObjectMeta: metav1.ObjectMeta{Name: have.Name, UID: have.UID}, // of another object with the name it is refused
+		Status:     status,
+	})
+}
+
+// agentConditions returns those conditions that are the agent's.
+func agentConditions(all []metav1.Condition) []metav1.Condition {
+	var own []metav1.Condition
+	for _, c := range all {
+		if c.Type != networkv1.ConditionValid {
+			own = append(own, c)
+		}
+	}
+	return own
+}
+
+// statusOf returns the agent's part of the status.
+func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) networkv1.HostSubnetStatus {
+	status := networkv1.HostSubnetStatus{
+		Versions: networkv1.HostSubnetVersions{
+			Weft: state.Version, OpenVSwitch: state.OpenVSwitch, Kernel: state.Kernel, Datapath: state.Datapath,
+		},
+		Attachments: int32(state.Attachments),                                                                            //nolint:gosec // a node has thousands
+		Addresses:   networkv1.HostSubnetAddresses{Used: int32(state.AddressesUsed), Total: int32(state.AddressesTotal)}, //nolint:gosec // likewise
+		Conditions:  agentConditions(have.DeepCopy().Status.Conditions),
+	}
+	for i := range state.Engines {
+		status.Engines = append(status.Engines, engineStatus(&state.Engines[i]))
+	}
+	for _, c := range []metav1.Condition{readyCondition(state), inStepCondition(state), unobstructedCondition(state)} {
+		c.ObservedGeneration, c.LastTransitionTime = have.Generation, metav1.NewTime(now)
+		c.Message = bounded(c.Message)
+		meta.SetStatusCondition(&status.Conditions, c)
+	}
+	return status
+}
+
+func bounded(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxMessage], "") + " ..."
+}
+
+func engineStatus(e *admin.Engine) networkv1.HostSubnetEngine {
+	told := networkv1.HostSubnetEngine{Name: e.Name, InStep: len(e.Failures) == 0, Items: int32(e.Items), Hash: e.Hash} //nolint:gosec // bounded by memory
+	if e.Committed != nil {
+		at := metav1.NewTime(e.Committed.Truncate(time.Second)) // as it is written
+		told.LastCommit = &at
+	}
+	for _, f := range e.Failures[:min(len(e.Failures), maxFailures)] {
+		told.Failures = append(told.Failures, bounded(f.Owner+": "+f.Message))
+	}
+	return told
+}
+
+func readyCondition(state *admin.State) metav1.Condition {
+	if !state.Ready {
+		return metav1.Condition{
+			Type: networkv1.ConditionReady, Status: metav1.ConditionFalse, Reason: networkv1.ReasonNotServing, Message: state.Waiting,
+		}
+	}
+	return metav1.Condition{
+		Type: networkv1.ConditionReady, Status: metav1.ConditionTrue, Reason: networkv1.ReasonServing, Message: "the agent serves this node's pods",
+	}
+}
+
+// inStepCondition says what is not programmed. What merely waits for the next commit is no failure.
+func inStepCondition(state *admin.State) metav1.Condition {
+	c := metav1.Condition{Type: networkv1.ConditionEnginesInStep, Status: metav1.ConditionFalse, Reason: networkv1.ReasonFailing}
+	failures, first := 0, ""
+	for _, e := range state.Engines {
+		for _, f := range e.Failures {
+			if failures++; failures == 1 {
+				first = e.Name + ": " + f.Owner + ": " + f.Message
+			}
+		}
+	}
+	switch {
+	case failures == 1:
+		c.Message = "not programmed: " + first
+	case failures > 1:
+		c.Message = fmt.Sprintf("%d objects are not programmed; the first: %s", failures, first)
+	case state.Refused != "":
+		c.Reason, c.Message = networkv1.ReasonRefused, "the node stays as it was: "+state.Refused
+	case len(state.Engines) == 0:
+		c.Reason, c.Message = networkv1.ReasonNotServing, state.Waiting
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, networkv1.ReasonInStep, "all that is desired is programmed"
+	}
+	return c
+}
+
+func unobstructedCondition(state *admin.State) metav1.Condition {
+	c := metav1.Condition{Type: networkv1.ConditionUnobstructed, Status: metav1.ConditionTrue, Reason: networkv1.ReasonOpen}
+	if len(state.Warnings) > 0 {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, networkv1.ReasonObstructed, strings.Join(state.Warnings, "; ")
+	}
+	return c
+}
+
+// compareStatus reports whether the agent's part of a status is as it should be, and, if not, whether more than numbers
+// differs.
+func compareStatus(have, want *networkv1.HostSubnetStatus) (urgent, same bool) {
+	mine := have.DeepCopy()
+	mine.Conditions = agentConditions(mine.Conditions)
+	if equality.Semantic.DeepEqual(mine, want) {
+		return false, true
+	}
+	a, b := withoutNumbers(mine), withoutNumbers(want)
+	return !equality.Semantic.DeepEqual(a, b), false
+}
+
+// withoutNumbers returns what of a status is told at once.
+func withoutNumbers(status *networkv1.HostSubnetStatus) *networkv1.HostSubnetStatus {
+	s := status.DeepCopy()
+	s.Attachments, s.Addresses = 0, networkv1.HostSubnetAddresses{}
+	for i := range s.Engines {
+		s.Engines[i].Items, s.Engines[i].Hash, s.Engines[i].LastCommit = 0, "", nil
+	}
+	return s
+}
+
+// newStatusWriter returns the writer for this agent's node.
+func (a *agent) newStatusWriter() (*statusWriter, error) {
+	clients, err := dynamic.NewForConfig(a.opts.Config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	resource := clients.Resource(networkv1.GroupVersion().WithResource("hostsubnets"))
+	return &statusWriter{
+		state: a.state, log: a.opts.Log, now: time.Now, wake: make(chan struct{}, 1),
+		subnet: a.objects.ownSubnet,
+		apply: func(ctx context.Context, object *networkv1.HostSubnet) error {
+			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+			if err != nil {
+				return fmt.Errorf("HostSubnet %s: %w", object.Name, err)
+			}
+			for _, field := range []string{"host", "hostIP", "subnet"} { // the spec is the controller's
+				delete(content, field)
+			}
+			delete(content["metadata"].(map[string]any), "creationTimestamp") //nolint:forcetypeassert // ObjectMeta is always one
+			_, err = resource.ApplyStatus(ctx, object.Name, &unstructured.Unstructured{Object: content},
+				metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+			if err != nil {
+				return fmt.Errorf("status of HostSubnet %s: %w", object.Name, err)
+			}
+			return nil
+		},
+	}, nil
+}
+
+// ownSubnet returns this node's HostSubnet as it is known, nil if there is none, or none is known yet.
+func (o *objects) ownSubnet(ctx context.Context) (*networkv1.HostSubnet, error) {
+	ctx, cancel := context.WithTimeout(ctx, knownTimeout)
+	defer cancel()
+	var own networkv1.HostSubnet
+	err := o.cache.Get(ctx, client.ObjectKey{Name: o.node}, &own)
+	switch {
+	case apierrors.IsNotFound(err), errors.Is(err, context.DeadlineExceeded):
+		return nil, nil //nolint:nilnil // none is an answer
+	case err != nil:
+		return nil, fmt.Errorf("HostSubnet %s: %w", o.node, err)
+	}
+	return &own, nil
+}
+
+// knownTimeout bounds the look into a cache that may not be filled yet.
+const knownTimeout = 100 * time.Millisecond
+
+// concerns reports whether an update of an object is more than a status: that is the business of who reads it.
+func concerns(old, now any) bool {
+	before, ok := old.(client.Object)
+	after, ok2 := now.(client.Object)
+	if !ok || !ok2 {
+		return true
+	}
+	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() ||
+		!equality.Semantic.DeepEqual(before.GetAnnotations(), after.GetAnnotations())
+}

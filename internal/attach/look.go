@@ -1,0 +1,57 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+)
+
+// ErrLookOnly is returned by a Store of Look to who wants to change it.
+var ErrLookOnly = errors.New("these attachment records are only looked at")
+
+// Look returns a Store of the records in dir that nothing can be written to, and that leaves dir as it is: it takes no lock, and
+// may be used beside the agent that has it. Records that come or go meanwhile may be in it or not. A dir that does not
+// exist has no records.
+func Look(dir string) (*Store, error) {
+	s := &Store{path: dir, disk: lookDisk{}, close: func() error { return nil }, records: map[Key]Record{}, pending: map[Key]Record{}}
+	root, err := os.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attachment records: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // nothing was written
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("attachment records in %s: %w", dir, err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if name == brokenDir || strings.HasPrefix(name, temporaryPrefix) {
+			continue
+		}
+		rec, err := readRecord(rootDisk{root: root}, name)
+		switch {
+		case err == nil:
+			s.records[rec.Key()] = rec
+		case errors.Is(err, fs.ErrNotExist): // it was detached meanwhile
+		case errors.Is(err, errContent):
+			s.broken = append(s.broken, Broken{Path: dir + "/" + name, Err: err})
+		default:
+			return nil, fmt.Errorf("attachment records in %s: %s: %w", dir, name, err)
+		}
+	}
+	return s, nil
+}
+
+// lookDisk refuses everything.
+type lookDisk struct{}
+
+func (lookDisk) create(string) (writer, error) { return nil, ErrLookOnly }
+func (lookDisk) rename(string, string) error   { return ErrLookOnly }
+func (lookDisk) remove(string) error           { return ErrLookOnly }
+func (lookDisk) sync() error                   { return ErrLookOnly }
+func (lookDisk) read(string) ([]byte, error)   { return nil, ErrLookOnly }

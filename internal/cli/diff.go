@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/admin"
+)
+
+func diffCommand() *cobra.Command {
+	var flags adminFlags
+	var output string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "diff",
+		Short: "Compare what this node should have programmed with what it has",
+		Long: "Has the agent of this node read back flows, switch ports, links and rules, and prints what is missing, extra or\n" +
+			"different, by the object that it comes from. Nothing is changed. What somebody changes by hand is put back within\n" +
+			"milliseconds, so what is found is what cannot be programmed, with the reason. For what a start of the agent would\n" +
+			"change, before an upgrade or while no agent runs: weft agent --dry-run.\n\n" +
+			"It needs root on the node, or in the agent's pod. It ends with 0 when nothing differs, 1 when something does, 2 when\n" +
+			"that is not known.",
+		Example: "  # On the node\n  weft diff\n\n" +
+			"  # In the agent's pod\n  kubectl -n weft exec weft-agent-x7k2p -- /weft diff\n\n" +
+			"  # Who is not programmed, and why\n  weft diff -o json | jq -r '.engines[].differences[]? | .owner + \": \" + .why'",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkFormat(output); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			diff, err := flags.client().Diff(ctx)
+			if err != nil {
+				return &exitError{code: exitUnknown, err: err}
+			}
+			return tellDiff(cmd.OutOrStdout(), output, &diff)
+		},
+	}
+	flags.register(cmd)
+	cmd.SetFlagErrorFunc(unknown)
+	cmd.Flags().StringVarP(&output, "output", "o", outputText, "format: text, json or yaml")
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the agent has to answer")
+	return cmd
+}
+
+func checkFormat(output string) error {
+	if output != outputText && output != outputJSON && output != outputYAML {
+		return &exitError{code: exitUnknown, err: fmt.Errorf("--output %q: it is one of text, json, yaml", output)}
+	}
+	return nil
+}
+
+// tellDiff prints a comparison. Its error carries the program's exit code.
+func tellDiff(w io.Writer, output string, diff *admin.Diff) error {
+	var err error
+	if output == outputText {
+		_, err = io.WriteString(w, diffText(diff))
+	} else {
+		err = printValue(w, output, diff)
+	}
+	code := 0
+	for _, e := range diff.Engines {
+		if len(e.Differences) > 0 {
+			code = max(code, exitDiffers)
+		}
+		if e.Error != "" {
+			code = exitUnknown
+		}
+	}
+	if err != nil {
+		return &exitError{code: exitUnknown, err: err}
+	}
+	if code != 0 {
+		return &exitError{code: code}
+	}
+	return nil
+}
+
+// diffText renders a comparison as diff(1) does: - is what is programmed and should not be, + what should be and is not.
+func diffText(diff *admin.Diff) string {
+	out := &strings.Builder{}
+	for _, e := range diff.Engines {
+		switch {
+		case e.Error != "":
+			fmt.Fprintf(out, "%s: not known: %s\n", e.Name, e.Error)
+		case len(e.Differences) == 0:
+			fmt.Fprintf(out, "%s: in step, %d items\n", e.Name, e.Desired)
+		default:
+			fmt.Fprintf(out, "%s: %d differ (%d desired, %d programmed)\n", e.Name, len(e.Differences), e.Desired, e.Programmed)
+			owners(out, e.Differences)
+		}
+	}
+	return out.String()
+}
+
+// owners lists differences under the object that they come from.
+func owners(out *strings.Builder, all []admin.Difference) {
+	for i, d := range all {
+		if i == 0 || d.Owner != all[i-1].Owner {
+			owner := d.Owner
+			if owner == "" {
+				owner = "nobody's"
+			}
+			fmt.Fprintf(out, "  %s\n", owner)
+		}
+		if d.Why != "" && (i == 0 || d.Why != all[i-1].Why) {
+			fmt.Fprintf(out, "    # not programmed: %s\n", d.Why)
+		}
+		if d.Have != "" {
+			out.WriteString(prefixed("    - ", d.Have))
+		}
+		if d.Want != "" {
+			out.WriteString(prefixed("    + ", d.Want))
+		}
+	}
+}
+
+// prefixed puts a prefix before each line.
+func prefixed(prefix, text string) string {
+	return prefix + strings.ReplaceAll(text, "\n", "\n"+prefix) + "\n"
+}

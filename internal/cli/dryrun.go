@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/agent"
+)
+
+// dryRunFlags make weft agent a comparison.
+type dryRunFlags struct {
+	run     bool
+	output  string
+	timeout time.Duration
+}
+
+func (f *dryRunFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.BoolVar(&f.run, "dry-run", false,
+		"print what a start would change in flows, switch ports, links and rules, change nothing, and end:\n"+
+			"with 0 when nothing differs, 1 when something does, 2 when that is not known.\n"+
+			"It may be used beside the agent that runs on the node")
+	flags.StringVarP(&f.output, "output", "o", outputText, "format of --dry-run: text, json or yaml")
+	flags.DurationVar(&f.timeout, "timeout", time.Minute, "how long --dry-run waits for switch and API server")
+}
+
+// tell prints what a start with the options would change. Its error carries the program's exit code.
+func (f *dryRunFlags) tell(cmd *cobra.Command, opts agent.Options) error {
+	if err := checkFormat(f.output); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
+	defer cancel()
+	diff, err := agent.DryRun(ctx, opts)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("not known after %s: does Open vSwitch run, does the API server answer? %w", f.timeout, err)
+	}
+	if err != nil {
+		return &exitError{code: exitUnknown, err: err}
+	}
+	return tellDiff(cmd.OutOrStdout(), f.output, &diff)
+}

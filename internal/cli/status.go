@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"weft.dev/weft/internal/status"
+)
+
+// Exit codes of commands that compare, as diff(1) and kubectl diff have them.
+const (
+	exitDiffers = 1
+	exitUnknown = 2
+)
+
+const (
+	outputText = "text"
+	outputJSON = "json"
+	outputYAML = "yaml"
+)
+
+// statusOptions are the flags of weft status.
+type statusOptions struct {
+	namespace string
+	context   string
+	output    string
+	wait      bool
+	timeout   time.Duration
+}
+
+func statusCommand(common *commonFlags) *cobra.Command {
+	var opts statusOptions
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say how the cluster's network stands, what is wrong, and what to do",
+		Long: "Says on one screen how the cluster's network stands: controller, nodes, addresses, releases, whether all that is\n" +
+			"desired is programmed, what is wrong and what to do next. It reads objects of the API server and changes nothing.\n\n" +
+			"It ends with 0 when all is well, 1 when something is wrong, 2 when the cluster cannot be asked.",
+		Example: "  # How does the network stand?\n  weft status\n\n" +
+			"  # After an installation or an upgrade: wait until all is well, five minutes at most\n  weft status --wait --timeout 5m\n\n" +
+			"  # For scripts: the problems, one a line\n  weft status -o json | jq -r '.problems[] | .object + \": \" + .what'\n\n" +
+			"  # As a plugin of kubectl: link the program into the path as kubectl-weft\n  kubectl weft status",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ok, err := runStatus(cmd, common, &opts)
+			switch {
+			case err != nil:
+				return &exitError{code: exitUnknown, err: err}
+			case !ok:
+				return &exitError{code: exitDiffers}
+			}
+			return nil
+		},
+	}
+	cmd.SetFlagErrorFunc(unknown)
+	flags := cmd.Flags()
+	flags.StringVarP(&opts.namespace, "namespace", "n", status.DefaultNamespace, "namespace that Weft is installed in")
+	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")
+	flags.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
+	flags.BoolVar(&opts.wait, "wait", false, "wait until all is well; what is waited for goes to standard error")
+	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "how long to wait at most, with --wait; else for answers")
+	return cmd
+}
+
+func runStatus(cmd *cobra.Command, common *commonFlags, opts *statusOptions) (bool, error) {
+	if opts.output != outputText && opts.output != outputJSON && opts.output != outputYAML {
+		return false, fmt.Errorf("--output %q: it is one of text, json, yaml", opts.output)
+	}
+	if _, _, err := common.logger(cmd.ErrOrStderr()); err != nil {
+		return false, err
+	}
+	config, err := common.operatorConfig(opts.context)
+	if err != nil {
+		return false, err
+	}
+	cluster, err := status.New(config, opts.namespace)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), opts.timeout)
+	defer cancel()
+	var report status.Report
+	if opts.wait {
+		report, err = cluster.Wait(ctx, func(r status.Report) { progress(cmd.ErrOrStderr(), &r) })
+	} else {
+		report, err = cluster.Report(ctx)
+	}
+	timedOut := opts.wait && errors.Is(err, context.DeadlineExceeded) && len(report.Problems) > 0
+	if err != nil && !timedOut {
+		return false, err
+	}
+	if timedOut {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: not well after %s\n", opts.timeout) // the report is what counts
+	}
+	return report.OK, printReport(cmd.OutOrStdout(), opts.output, &report)
+}
+
+// progress says in one line what is waited for.
+func progress(w io.Writer, r *status.Report) {
+	if len(r.Problems) == 0 {
+		return
+	}
+	more := ""
+	if n := len(r.Problems) - 1; n > 0 {
+		more = fmt.Sprintf(" (and %d more)", n)
+	}
+	_, _ = fmt.Fprintf(w, "waiting: %s: %s%s\n", r.Problems[0].Object, r.Problems[0].What, more) // nobody else to tell
+}
+
+func printReport(w io.Writer, format string, r *status.Report) error {
+	if format == outputText {
+		return r.Text(w)
+	}
+	return printValue(w, format, r)
+}
+
+// printValue writes a value as JSON, or the same as YAML.
+func printValue(w io.Writer, format string, value any) error {
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err == nil && format == outputYAML {
+		text, err = yaml.JSONToYAML(text)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the answer as %s: %w", format, err)
+	}
+	if format == outputJSON {
+		text = append(text, '\n')
+	}
+	_, err = w.Write(text)
+	return err
+}
+
+// operatorConfig returns the way to the API server as kubectl finds it: --kubeconfig, else KUBECONFIG (which may name
+// several files), else the user's own file, else the pod's service account.
+func (f *commonFlags) operatorConfig(contextName string) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	if f.kubeconfig != f.environment {
+		rules.ExplicitPath = f.kubeconfig
+	}
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: contextName}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("no way to a cluster; pass --kubeconfig, or set KUBECONFIG: %w", err)
+	}
+	config.UserAgent = "weft-status"
+	return config, nil
+}

@@ -1,0 +1,71 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// Cluster asks one cluster.
+type Cluster struct {
+	config    *rest.Config
+	namespace string
+	scheme    *runtime.Scheme
+	mapper    meta.RESTMapper
+	reader    client.Client
+	clock     *serverClock
+}
+
+// New returns a Cluster. Nothing is asked yet. The namespace is the installation's.
+func New(config *rest.Config, namespace string) (*Cluster, error) {
+	c := &Cluster{config: rest.CopyConfig(config), namespace: namespace, scheme: runtime.NewScheme(), clock: &serverClock{}}
+	c.config.Wrap(c.clock.wrap)
+	if err := errors.Join(clientgoscheme.AddToScheme(c.scheme), networkv1.AddToScheme(c.scheme)); err != nil {
+		return nil, fmt.Errorf("register the kinds of objects: %w", err)
+	}
+	c.mapper = mapper()
+	var err error
+	if c.reader, err = client.New(c.config, client.Options{Scheme: c.scheme, Mapper: c.mapper}); err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	return c, nil
+}
+
+// mapper knows what is read: asking the API server would fail where a kind is not defined, which is for the report to say.
+func mapper() meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper(nil)
+	add := func(version schema.GroupVersion, scope meta.RESTScope, kinds ...string) {
+		for _, kind := range kinds {
+			m.Add(version.WithKind(kind), scope)
+		}
+	}
+	add(networkv1.GroupVersion(), meta.RESTScopeRoot, "ClusterNetwork", "HostSubnet")
+	add(corev1.SchemeGroupVersion, meta.RESTScopeRoot, "Node")
+	add(corev1.SchemeGroupVersion, meta.RESTScopeNamespace, "Pod")
+	add(appsv1.SchemeGroupVersion, meta.RESTScopeNamespace, "DaemonSet", "Deployment")
+	add(coordinationv1.SchemeGroupVersion, meta.RESTScopeNamespace, "Lease")
+	add(definitionsVersion(), meta.RESTScopeRoot, "CustomResourceDefinition")
+	return m
+}
+
+// Report reads the objects once.
+func (c *Cluster) Report(ctx context.Context) (Report, error) {
+	facts, err := Collect(ctx, c.reader, c.namespace)
+	if err != nil {
+		return Report{}, err
+	}
+	facts.Now = c.clock.now()
+	return Judge(facts), nil
+}

@@ -1,0 +1,138 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// Names of what an installation runs.
+const (
+	// DefaultNamespace is the installation's.
+	DefaultNamespace = "weft"
+	agentName        = "weft-agent"
+	controllerName   = "weft-controller"
+)
+
+// Facts are the objects that a report is made of.
+type Facts struct {
+	// Now is the API server's time.
+	Now time.Time
+	// Namespace is the installation's.
+	Namespace string
+	// Undefined are the kinds that the API server does not know.
+	Undefined []string
+	// Unreadable says what could not be read, and why.
+	Unreadable []Unreadable
+
+	Network     *networkv1.ClusterNetwork
+	HostSubnets []networkv1.HostSubnet
+	Nodes       []corev1.Node
+	AgentSet    *appsv1.DaemonSet
+	AgentPods   []corev1.Pod
+	Controller  *appsv1.Deployment
+	Lease       *coordinationv1.Lease
+}
+
+// Unreadable is a question that the API server did not answer.
+type Unreadable struct {
+	// What was asked for, and why there was no answer.
+	What string
+	Err  error
+}
+
+// collector reads facts, and notes what cannot be read.
+type collector struct {
+	reader client.Reader
+	facts  *Facts
+}
+
+// Collect reads the facts. What cannot be read is part of them; an error means that nothing can be.
+func Collect(ctx context.Context, reader client.Reader, namespace string) (*Facts, error) {
+	c := &collector{reader: reader, facts: &Facts{Namespace: namespace}}
+	if err := c.nodes(ctx); err != nil {
+		return nil, err
+	}
+	var network networkv1.ClusterNetwork
+	if c.get(ctx, "ClusterNetwork", client.ObjectKey{Name: networkv1.ClusterNetworkDefault}, &network) {
+		c.facts.Network = &network
+	}
+	var subnets networkv1.HostSubnetList
+	c.list(ctx, "HostSubnet", &subnets)
+	c.facts.HostSubnets = subnets.Items
+	var set appsv1.DaemonSet
+	if c.get(ctx, "DaemonSet", client.ObjectKey{Namespace: namespace, Name: agentName}, &set) {
+		c.facts.AgentSet = &set
+		var pods corev1.PodList
+		c.list(ctx, "Pod", &pods, client.InNamespace(namespace), client.MatchingLabels(set.Spec.Selector.MatchLabels))
+		c.facts.AgentPods = pods.Items
+	}
+	var deployment appsv1.Deployment
+	if c.get(ctx, "Deployment", client.ObjectKey{Namespace: namespace, Name: controllerName}, &deployment) {
+		c.facts.Controller = &deployment
+	}
+	var lease coordinationv1.Lease
+	if c.get(ctx, "Lease", client.ObjectKey{Namespace: namespace, Name: controllerName}, &lease) {
+		c.facts.Lease = &lease
+	}
+	return c.facts, ctx.Err()
+}
+
+// nodes reads the Nodes. An API server that does not answer this is asked nothing more.
+func (c *collector) nodes(ctx context.Context) error {
+	var nodes corev1.NodeList
+	err := c.reader.List(ctx, &nodes)
+	if apierrors.IsForbidden(err) {
+		c.facts.Unreadable = append(c.facts.Unreadable, Unreadable{"Nodes", err})
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("asking the API server for its nodes: %w", err)
+	}
+	c.facts.Nodes = nodes.Items
+	return nil
+}
+
+// get reads one object and reports whether there is one.
+func (c *collector) get(ctx context.Context, kind string, key client.ObjectKey, into client.Object) bool {
+	err := c.reader.Get(ctx, key, into)
+	return c.note(kind, err)
+}
+
+func (c *collector) list(ctx context.Context, kind string, into client.ObjectList, opts ...client.ListOption) {
+	c.note(kind, c.reader.List(ctx, into, opts...))
+}
+
+// note keeps what an answer says beside the objects, and reports whether there was an object.
+func (c *collector) note(kind string, err error) bool {
+	switch {
+	case err == nil:
+		return true
+	case undefined(err):
+		c.facts.Undefined = append(c.facts.Undefined, kind)
+	case !apierrors.IsNotFound(err):
+		c.facts.Unreadable = append(c.facts.Unreadable, Unreadable{kind, err})
+	}
+	return false
+}
+
+// undefined reports whether an error says that the API server does not know the kind of object.
+func undefined(err error) bool {
+	if meta.IsNoMatchError(err) {
+		return true
+	}
+	return apierrors.IsNotFound(err) && strings.Contains(err.Error(), notServed)
+}
+
+// notServed is what client-go says of a path that the API server does not serve; of an object it says that it is not found.
+const notServed = "the server could not find the requested resource"
