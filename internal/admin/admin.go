@@ -63,8 +63,18 @@ type Engine struct {
 type Failure struct {
 	// Owner is the object that the part comes from: "attachment/<container>/<interface>", "hostsubnet/<uid>", "cluster".
 	Owner string `json:"owner"`
+	// Pod is the attachment's, namespace/name, where the runtime has named it.
+	Pod string `json:"pod,omitempty"`
 	// Message says why, and what would help.
 	Message string `json:"message"`
+}
+
+// String names the owner, by its pod where it has one, and says why.
+func (f *Failure) String() string {
+	if f.Pod != "" {
+		return "pod " + f.Pod + " (" + f.Owner + "): " + f.Message
+	}
+	return f.Owner + ": " + f.Message
 }
 
 // The ways in which an item can differ.
@@ -102,6 +112,8 @@ type EngineDiff struct {
 type Difference struct {
 	// Owner is the object that the item comes from; "" is nobody known.
 	Owner string `json:"owner,omitempty"`
+	// Pod is the attachment's, namespace/name, where the runtime has named it.
+	Pod string `json:"pod,omitempty"`
 	// Change is Missing, Extra or Different.
 	Change string `json:"change"`
 	// Item names the item in the engine's words.

@@ -71,7 +71,30 @@ func (a *agent) state(ctx context.Context) admin.State {
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}
+	a.namePods(func(name func(owner string) string) {
+		for i := range s.Engines {
+			for k := range s.Engines[i].Failures {
+				s.Engines[i].Failures[k].Pod = name(s.Engines[i].Failures[k].Owner)
+			}
+		}
+	})
 	return s
+}
+
+// namePods calls each with what returns an attachment's pod: nobody knows pods by their containers.
+func (a *agent) namePods(each func(name func(owner string) string)) {
+	var pods map[string]string
+	each(func(owner string) string {
+		if pods == nil {
+			pods = map[string]string{}
+			for _, rec := range a.store.List() {
+				if rec.PodName != "" {
+					pods[rec.Key().Owner()] = rec.PodNamespace + "/" + rec.PodName
+				}
+			}
+		}
+		return pods[owner]
+	})
 }
 
 func kernelRelease() string {
@@ -88,16 +111,24 @@ func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	if r == nil {
 		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", *a.gate.waiting.Load())
 	}
-	return r.engines.diff(ctx), nil
+	return a.compare(ctx, r.engines), nil
 }
 
-func (e *engines) diff(ctx context.Context) admin.Diff {
+// compare reads back engines.
+func (a *agent) compare(ctx context.Context, e *engines) admin.Diff {
 	diff := admin.Diff{InStep: true}
 	for _, engine := range e.all() {
 		d := engine.diff(ctx)
 		diff.InStep = diff.InStep && d.Error == "" && len(d.Differences) == 0
 		diff.Engines = append(diff.Engines, d)
 	}
+	a.namePods(func(name func(owner string) string) {
+		for i := range diff.Engines {
+			for k := range diff.Engines[i].Differences {
+				diff.Engines[i].Differences[k].Pod = name(diff.Engines[i].Differences[k].Owner)
+			}
+		}
+	})
 	return diff
 }
 

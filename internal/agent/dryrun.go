@@ -68,7 +68,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	if _, err := a.program(ctx, network, e); err != nil {
 		return admin.Diff{}, fmt.Errorf("a start would stop here: %w", err)
 	}
-	return e.diff(ctx), nil
+	return a.compare(ctx, e), nil
 }
 
 // forgetsNothing leaves the switch's connections alone.

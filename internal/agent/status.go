@@ -186,7 +186,7 @@ func engineStatus(e *admin.Engine) networkv1.HostSubnetEngine {
 		told.LastCommit = &at
 	}
 	for _, f := range e.Failures[:min(len(e.Failures), maxFailures)] {
-		told.Failures = append(told.Failures, bounded(f.Owner+": "+f.Message))
+		told.Failures = append(told.Failures, bounded(f.String()))
 	}
 	return told
 }
@@ -209,7 +209,7 @@ func inStepCondition(state *admin.State) metav1.Condition {
 	for _, e := range state.Engines {
 		for _, f := range e.Failures {
 			if failures++; failures == 1 {
-				first = e.Name + ": " + f.Owner + ": " + f.Message
+				first = e.Name + ": " + f.String()
 			}
 		}
 	}

@@ -107,6 +107,9 @@ func owners(out *strings.Builder, all []admin.Difference) {
 			if owner == "" {
 				owner = "nobody's"
 			}
+			if d.Pod != "" {
+				owner = "pod " + d.Pod + ", " + owner
+			}
 			fmt.Fprintf(out, "  %s\n", owner)
 		}
 		if d.Why != "" && (i == 0 || d.Why != all[i-1].Why) {

@@ -75,11 +75,11 @@ func runStatus(cmd *cobra.Command, common *commonFlags, opts *statusOptions) (bo
 	if opts.output != outputText && opts.output != outputJSON && opts.output != outputYAML {
 		return false, fmt.Errorf("--output %q: it is one of text, json, yaml", opts.output)
 	}
-	if _, _, err := common.logger(cmd.ErrOrStderr()); err != nil {
-		return false, err
-	}
 	config, err := common.operatorConfig(opts.context)
 	if err != nil {
+		return false, err
+	}
+	if _, _, err := common.logger(cmd.ErrOrStderr()); err != nil {
 		return false, err
 	}
 	cluster, err := status.New(config, opts.namespace)
