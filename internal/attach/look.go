@@ -3,6 +3,7 @@ package attach
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strings"
@@ -50,8 +51,7 @@ func Look(dir string) (*Store, error) {
 // lookDisk refuses everything.
 type lookDisk struct{}
 
-func (lookDisk) create(string) (writer, error) { return nil, ErrLookOnly }
-func (lookDisk) rename(string, string) error   { return ErrLookOnly }
-func (lookDisk) remove(string) error           { return ErrLookOnly }
-func (lookDisk) sync() error                   { return ErrLookOnly }
-func (lookDisk) read(string) ([]byte, error)   { return nil, ErrLookOnly }
+func (lookDisk) create(string) (io.WriteCloser, error) { return nil, ErrLookOnly }
+func (lookDisk) rename(string, string) error           { return ErrLookOnly }
+func (lookDisk) remove(string) error                   { return ErrLookOnly }
+func (lookDisk) read(string) ([]byte, error)           { return nil, ErrLookOnly }
