@@ -282,6 +282,21 @@ type connections struct {
 
 var errNoSwitch = errors.New("ovs-vswitchd does not answer on its control socket")
 
+// revalidation is twice the longest that a switch takes until its datapath goes by new flows (other_config:max-revalidator of
+// ovs-vswitchd.conf.db(5), 500 ms).
+const revalidation = time.Second
+
+func wait(ctx context.Context, length time.Duration) error {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for the switch: %w", context.Cause(ctx))
+	}
+}
+
 // forgetTimeout bounds how long the datapath is waited for.
 const forgetTimeout = 10 * time.Second
 
@@ -311,8 +326,11 @@ func (c *connections) settle(ctx context.Context) error {
 	err := errNoSwitch
 	for _, path := range paths {
 		_, failed := ofproto.Command(ctx, path, "revalidator/wait")
-		if failed == nil {
+		switch {
+		case failed == nil:
 			return nil
+		case errors.Is(failed, ofproto.ErrCommand): // "can't wait on multiple udpifs": bridges of both datapath types
+			return wait(ctx, revalidation)
 		}
 		err = errors.Join(err, failed)
 	}
