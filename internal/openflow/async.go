@@ -32,6 +32,9 @@ type PacketIn struct {
 	Metadata Match
 }
 
+// GroupsChanged says that another connection has changed groups.
+type GroupsChanged struct{}
+
 // async decodes what no call waits for and hands it up. What cannot be decoded is dropped: the engine's next dump
 // will tell.
 func (c *Conn) async(m message) {
@@ -55,6 +58,8 @@ func decodeAsync(m message) any {
 		if updates, err := decodeFlowUpdates(m.body[8:]); err == nil {
 			return updates
 		}
+	case m.kind == msgRequestForward && len(m.body) >= headerLen && m.body[1] == msgGroupMod:
+		return &GroupsChanged{}
 	case m.kind == msgPacketIn:
 		if p := decodePacketIn(m.body); p != nil {
 			return p

@@ -24,8 +24,8 @@ type Options struct {
 	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive. Three of them without
 	// anything from the switch close the connection with ErrUnresponsive.
 	KeepAlive time.Duration
-	// OnAsync gets what the switch says unasked: *PortStatus, *PacketIn, []FlowUpdate, *Error that no call waits for. It
-	// runs on the goroutine that reads and must not block. nil: dropped.
+	// OnAsync gets what the switch says unasked: *PortStatus, *PacketIn, []FlowUpdate, *GroupsChanged, *Error that no call
+	// waits for. It runs on the goroutine that reads and must not block. nil: dropped.
 	OnAsync func(any)
 }
 
@@ -157,7 +157,8 @@ func (c *Conn) readLoop(r *bufio.Reader) {
 			c.enqueue(message{msgEchoReply, m.xid, m.body}.appendWire(nil))
 			continue
 		}
-		if !c.deliver(m) {
+		// What another connection has asked for bears the number that it has there.
+		if m.kind == msgRequestForward || !c.deliver(m) {
 			c.async(m)
 		}
 	}

@@ -107,8 +107,11 @@ func (e *Engine) session(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	// The monitor comes before the dump that Connected brings about, so that nothing happens unseen in between.
+	// The monitors come before the dump that Connected brings about, so that nothing happens unseen in between.
 	if err := conn.Monitor(ctx, 1); err != nil {
+		return err
+	}
+	if err := conn.MonitorGroups(ctx); err != nil {
 		return err
 	}
 	e.set(conn)
@@ -234,8 +237,11 @@ func (e *Engine) FlushCT(ctx context.Context, what CTFlush) error {
 }
 
 func (e *Engine) onAsync(event any) {
-	if updates, ok := event.([]FlowUpdate); ok {
-		e.feed.post(drift(updates))
+	switch event := event.(type) {
+	case []FlowUpdate:
+		e.feed.post(drift(event))
+	case *GroupsChanged:
+		e.feed.post(Event{Unclear: true})
 	}
 }
 

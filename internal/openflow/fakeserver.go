@@ -100,7 +100,7 @@ func multipartReply(xid uint32, kind uint16, flags byte, body []byte) message {
 
 func (s *fakeSession) handle(m message) error {
 	switch m.kind {
-	case msgHello, msgEchoReply, msgExperimenter, msgSetConfig:
+	case msgHello, msgEchoReply, msgExperimenter, msgSetConfig, msgSetAsync: // of groups that others change it does not tell
 	case msgEchoRequest:
 		s.send(message{msgEchoReply, m.xid, m.body})
 	case msgBarrierRequest:

@@ -32,6 +32,8 @@ const (
 	msgMultipartReply  = 19
 	msgBarrierRequest  = 20
 	msgBarrierReply    = 21
+	msgSetAsync        = 28
+	msgRequestForward  = 32
 	msgBundleControl   = 33
 	msgBundleAdd       = 34
 )

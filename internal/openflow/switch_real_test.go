@@ -280,3 +280,41 @@ func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 		t.Errorf("flows (-before +after):\n%s", diff)
 	}
 }
+
+// What somebody does to groups is told, though no flow changes by it; what the engine does itself is not.
+func TestChangedGroupsAreTold(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	e := openflow.NewEngine(openflow.Config{Address: s.Mgmt(br)})
+	go func() { _ = e.Run(t.Context()) }()
+	if event, err := e.Next(t.Context()); err != nil || !event.Connected {
+		t.Fatalf("%+v, %v", event, err)
+	}
+	own := &openflow.Group{ID: 5, Type: openflow.GroupAll}
+	if err := e.Commit(t.Context(), openflow.Change{Set: map[openflow.Key]openflow.Entry{own.Key(): own}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{
+		{"add-group", s.Mgmt(br), "group_id=7,type=all,bucket=actions=drop"},
+		{"mod-group", s.Mgmt(br), "group_id=5,type=all,bucket=actions=drop"},
+		{"del-groups", s.Mgmt(br), "group_id=7"},
+		{"del-groups", s.Mgmt(br)},
+	} {
+		s.OFCtl(command...)
+		event, err := e.Next(t.Context())
+		if err != nil || !event.Unclear || len(event.Drift) > 0 {
+			t.Errorf("after %v: %+v, %v; want it unclear", command, event, err)
+		}
+	}
+	// The next thing told is the last that somebody did: nothing of the engine's own came before it.
+	if err := e.Commit(t.Context(), openflow.Change{Set: map[openflow.Key]openflow.Entry{own.Key(): own}}); err != nil {
+		t.Fatal(err)
+	}
+	marker := &openflow.Flow{Table: 3, Priority: 3}
+	s.OFCtl("add-flow", s.Mgmt(br), "table=3,priority=3,actions=drop")
+	event, err := e.Next(t.Context())
+	if err != nil || event.Unclear || len(event.Drift) != 1 || event.Drift[0] != marker.Key() {
+		t.Errorf("%+v, %v; want only the flow that somebody added", event, err)
+	}
+}
