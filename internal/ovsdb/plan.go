@@ -128,6 +128,9 @@ func (p *plan) updateBridge(want *Bridge, have *bridgeState) {
 	if !slices.Equal(sortedSet(want.Protocols), now.Protocols) {
 		row["protocols"] = stringSet(want.Protocols)
 	}
+	if now.Controllers > 0 {
+		row["controller"] = ovsdb.OvsSet{GoSet: []any{}}
+	}
 	if !maps.Equal(want.OtherConfig, now.OtherConfig) {
 		row["other_config"] = stringMap(want.OtherConfig)
 	}

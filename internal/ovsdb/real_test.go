@@ -307,6 +307,25 @@ func TestRealOVNsIDsStay(t *testing.T) {
 	}
 }
 
+// A controller that somebody sets is found, and goes when the bridge is written.
+func TestRealControllerOfOthers(t *testing.T) {
+	s := newReal(t)
+	b, ctx := s.bench(), suiteContext(t)
+	must(t, b.engine.Commit(ctx, set(br0())))
+	s.VSCtl("set-controller", "br0", "tcp:127.0.0.1:6653")
+	obeying := br0()
+	obeying.Controllers = 1
+	b.holds(t, obeying)
+	if br0().Equal(obeying) {
+		t.Error("a bridge that obeys somebody equals one that does not")
+	}
+	must(t, b.engine.Commit(ctx, set(br0())))
+	b.holds(t, br0())
+	if have := strings.TrimSpace(s.VSCtl("get-controller", "br0")); have != "" {
+		t.Errorf("still there: %s", have)
+	}
+}
+
 func TestRealClose(t *testing.T) {
 	s := newReal(t)
 	s.Stop("ovsdb-server", true)

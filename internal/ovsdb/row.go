@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -79,6 +80,9 @@ type Bridge struct {
 	// ExternalIDs is the column external_ids, without what OVN keeps in it.
 	ExternalIDs map[string]string
 
+	// Controllers is set by Read: how many OpenFlow controllers somebody has the bridge obey. None is ever desired: the
+	// switch would open hidden flows for them (in-band control), and each may change any flow.
+	Controllers int
 	// Failure is set by Read when the bridge is in the database and not in effect, and says why. It is never written.
 	Failure string
 }
@@ -95,7 +99,7 @@ func (b *Bridge) Equal(other Row) bool {
 		return false
 	}
 	return b.Name == o.Name && b.DatapathType == o.DatapathType && b.FailMode == o.FailMode &&
-		b.Failure == o.Failure &&
+		b.Failure == o.Failure && b.Controllers == o.Controllers &&
 		slices.Equal(sortedSet(b.Protocols), sortedSet(o.Protocols)) &&
 		maps.Equal(b.OtherConfig, o.OtherConfig) &&
 		maps.Equal(withOwner(b.ExternalIDs), withOwner(o.ExternalIDs))
@@ -110,6 +114,9 @@ func (b *Bridge) String() string {
 	field(&s, "protocols", strings.Join(sortedSet(b.Protocols), ","))
 	fieldMap(&s, "other_config", b.OtherConfig)
 	fieldMap(&s, "external_ids", b.ExternalIDs)
+	if b.Controllers > 0 {
+		field(&s, "controllers", strconv.Itoa(b.Controllers))
+	}
 	field(&s, "failure", b.Failure)
 	return s.String()
 }

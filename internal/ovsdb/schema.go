@@ -40,6 +40,7 @@ type bridgeRow struct {
 	OtherConfig  map[string]string `ovsdb:"other_config"`
 	ExternalIDs  map[string]string `ovsdb:"external_ids"`
 	Ports        []string          `ovsdb:"ports"`
+	Controller   []string          `ovsdb:"controller"`
 }
 
 type portRow struct {
@@ -88,7 +89,7 @@ func monitorRequest() *client.Monitor {
 		Tables: []client.TableMonitor{
 			{Table: tableRoot, Fields: []string{"bridges", "cur_cfg", "next_cfg", "datapath_types", "ovs_version"}},
 			{Table: tableBridge, Fields: []string{
-				"name", "datapath_type", "fail_mode", "protocols", "other_config", "external_ids", "ports",
+				"name", "datapath_type", "fail_mode", "protocols", "other_config", "external_ids", "ports", "controller",
 			}},
 			{Table: tablePort, Fields: []string{"name", "interfaces", "external_ids"}},
 			{Table: tableInterface, Fields: []string{

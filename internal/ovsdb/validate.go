@@ -50,6 +50,9 @@ func (b *Bridge) Validate() error {
 	if err := oneOf("fail_mode", b.FailMode, "", "secure", "standalone"); err != nil {
 		return err
 	}
+	if b.Controllers != 0 {
+		return fmt.Errorf("controllers: %d: a bridge of Weft's has none", b.Controllers)
+	}
 	for _, p := range b.Protocols {
 		if err := oneOf("protocols", p, "OpenFlow10", "OpenFlow11", "OpenFlow12", "OpenFlow13", "OpenFlow14",
 			"OpenFlow15"); err != nil {

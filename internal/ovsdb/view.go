@@ -153,6 +153,7 @@ func (b *bridgeState) value() *Bridge {
 		Protocols:    sortedSet(b.row.Protocols),
 		OtherConfig:  maps.Clone(b.row.OtherConfig),
 		ExternalIDs:  visibleIDs(b.row.ExternalIDs),
+		Controllers:  len(b.row.Controller),
 		Failure:      b.failure(),
 	}
 }

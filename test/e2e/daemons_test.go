@@ -104,6 +104,7 @@ func TestByHand(t *testing.T) {
 		{"the-tunnel-deleted", []string{"ovs-vsctl", "del-port", "br0", "vxlan0"}},
 		{"tun0-deleted", []string{"ovs-vsctl", "del-port", "br0", "tun0"}},
 		{"the-bridge-opened", []string{"ovs-vsctl", "set-fail-mode", "br0", "standalone"}},
+		{"a-controller-set", []string{"ovs-vsctl", "set-controller", "br0", "tcp:127.0.0.1:6653"}},
 		{"the-address-removed", []string{"ip", "addr", "del", gateway + "/23", "dev", "tun0"}},
 		{"a-route-removed", []string{"ip", "route", "del", "10.128.0.0/14", "dev", "tun0"}},
 		{"tun0-set-down", []string{"ip", "link", "set", "tun0", "down"}},

@@ -21,6 +21,9 @@ func (c *Config) Rows() map[ovsdb.Key]ovsdb.Row {
 		&ovsdb.Bridge{
 			Name: Bridge, DatapathType: c.Datapath, FailMode: "secure", ExternalIDs: ids,
 			Protocols: []string{"OpenFlow13", "OpenFlow14", "OpenFlow15"},
+			// Should somebody set a controller, the switch would open hidden flows for it at once: ARP and TCP to its address
+			// from any port, before and beside the pipeline.
+			OtherConfig: map[string]string{"disable-in-band": "true"},
 		},
 		&ovsdb.Port{
 			Bridge: Bridge, Name: Tunnel, Type: ovsdb.TypeVXLAN, OFPort: tunnelPort, ExternalIDs: ids,
