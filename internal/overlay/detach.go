@@ -45,7 +45,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	if rec.State != attach.Closing {
 		rec.State = attach.Closing
 		if err := n.store.Put(ctx, rec); err != nil {
-			return cni.Errorf(cni.CodeIO, "%w", err)
+			return n.detachNow(ctx, key, err)
 		}
 	}
 	n.shut(key)
@@ -63,6 +63,20 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 		// taken until then.
 		n.opts.Log.Warn("closing a port, going on in the background", "attachment", key.String(), "error", err)
 	}
+	return nil
+}
+
+// detachNow detaches what cannot be marked as closing, which is why, before it answers: on a full disk no record can be
+// written, and still be removed. Without the mark there is no answer before the end: an agent that ended in between would
+// open the port again.
+func (n *Network) detachNow(ctx context.Context, key attach.Key, why error) error {
+	if n.settings.Load() == nil {
+		return cni.Errorf(cni.CodeIO, "%w", why)
+	}
+	if err := n.remove(ctx, []attach.Key{key}); err != nil {
+		return cni.Errorf(cni.CodeIO, "%w; %w", why, err)
+	}
+	n.reaper.forget(key)
 	return nil
 }
 

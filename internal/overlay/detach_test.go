@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +58,26 @@ func TestDelBeforeTheNetworkIsKnown(t *testing.T) {
 	}
 	l.update(t, sample())
 	l.nothingLeft(t, before)
+}
+
+// On a full disk nothing can be written: what is deleted goes all the same.
+func TestDelOnAFullDisk(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	req := l.request("s1")
+	l.add(t, req)
+	// Where the store writes first, there is something in its way.
+	for n := range 100 {
+		if err := os.Mkdir(filepath.Join(l.node.dir, fmt.Sprintf(".tmp-%d", n)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Add(t.Context(), l.request("s2")); !codeIs(err, cni.CodeIO) {
+		t.Errorf("ADD: %v", err)
+	}
+	l.del(t, req)
+	l.nothingLeft(t, before)
+	l.del(t, req)
 }
 
 func TestDelDuringAdd(t *testing.T) {
