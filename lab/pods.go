@@ -127,6 +127,15 @@ func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error
 	return p, err
 }
 
+// AddAgain repeats a pod's ADD, as a runtime does that did not get the answer, and returns the answer to that.
+func (p *Pod) AddAgain(ctx context.Context) (json.RawMessage, error) {
+	a, err := p.Node.call(ctx, "/add", p.Sandbox)
+	if err != nil {
+		return nil, fmt.Errorf("attach pod %s/%s on %s again: %w", p.Namespace, p.Name, p.Node.Name, err)
+	}
+	return a.Result, nil
+}
+
 // DelPod ends a pod: DEL through libcni, the namespace, the object. It may be repeated.
 func (c *Cluster) DelPod(ctx context.Context, p *Pod) error {
 	if _, err := p.Node.call(ctx, "/del", p.Sandbox); err != nil {
@@ -156,15 +165,19 @@ func (p *Pod) Check(ctx context.Context) error {
 	return err
 }
 
+// cniNewest is the version of the specification that has STATUS and GC: libcni does not call a plugin with them for an
+// older one.
+const cniNewest = "1.1.0"
+
 // NetworkStatus asks whether the network can serve on the node (CNI STATUS).
 func (n Node) NetworkStatus(ctx context.Context) error {
-	_, err := n.call(ctx, "/status", podruntime.Sandbox{})
+	_, err := n.call(ctx, "/status", podruntime.Sandbox{CNIVersion: cniNewest})
 	return err
 }
 
 // CollectGarbage tells the network which of the node's sandboxes there are (CNI GC).
 func (n Node) CollectGarbage(ctx context.Context) error {
-	_, err := n.call(ctx, "/gc", podruntime.Sandbox{})
+	_, err := n.call(ctx, "/gc", podruntime.Sandbox{CNIVersion: cniNewest})
 	return err
 }
 

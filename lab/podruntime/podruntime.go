@@ -254,9 +254,12 @@ func sandboxes() []Sandbox {
 	return boxes
 }
 
-// makeNetns makes a namespace with lo up and gives it a path.
+// makeNetns makes a namespace with lo up and gives it a path, unless it is there: an ADD may be repeated.
 func makeNetns(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("make namespace: %w", err)
 	}

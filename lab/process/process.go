@@ -32,6 +32,8 @@ type Program struct {
 	Files []*os.File
 	// SysProcAttr may be nil.
 	SysProcAttr *syscall.SysProcAttr
+	// Eager is for programs that suites kill by the hundred: they are brought back after the shortest pause each time.
+	Eager bool
 	// NoRestart is for programs without which nothing makes sense: a namespace's holder.
 	NoRestart bool
 }
@@ -178,7 +180,8 @@ func (g *Group) exec(r *running) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// keep waits for a process to end and starts it again, at most once in 100 ms, rising to 2 s while it keeps dying.
+// keep waits for a process to end and starts it again, at most once in 100 ms, rising to 2 s while it keeps dying, unless it
+// is eager.
 func (g *Group) keep(r *running, cmd *exec.Cmd) {
 	defer close(r.done)
 	pause := 100 * time.Millisecond
@@ -197,7 +200,9 @@ func (g *Group) keep(r *running, cmd *exec.Cmd) {
 				return
 			case <-time.After(pause):
 			}
-			pause = min(2*pause, 2*time.Second)
+			if !r.prog.Eager {
+				pause = min(2*pause, 2*time.Second)
+			}
 			if cmd, err = g.exec(r); err == nil {
 				break
 			}

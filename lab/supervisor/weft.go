@@ -89,7 +89,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
 				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.lab.Datapath), "--profiling"),
-				Env:  []string{"NODE_NAME=" + n.Name},
+				Env:  []string{"NODE_NAME=" + n.Name}, Eager: true,
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },
 			})
