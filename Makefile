@@ -10,7 +10,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build image quickstart quickstart-down unit fuzz test vm bench lint generate fmt clean
+.PHONY: help build image quickstart quickstart-down unit fuzz test soak vm bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,9 @@ vm: ## clusters on the kernel's datapath, in a virtual machine; as root
 
 bench: ## measure against peers: a table, and out/bench.json; ROWS=regexp for some rows; as root, on an idle machine
 	@build/bench $(if $(ROWS),-rows '$(ROWS)') $(BENCHFLAGS)
+
+soak: ## agents, switches, disks and API servers that fail under traffic, for half an hour; as root, on a machine of its own; PARTS=regexp
+	@PARTS='$(PARTS)' FLAGS='$(FLAGS)' build/soak
 
 lint: ## hold the code to the limits of .golangci.yml
 	@build/lint

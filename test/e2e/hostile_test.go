@@ -111,7 +111,7 @@ func (s *stage) listen(t *testing.T) {
 			add(n.Name+"'s "+device, sniffer, err)
 		}
 		for name, protocol := range map[string]int{"UDP": unix.IPPROTO_UDP, "TCP": unix.IPPROTO_TCP, "ICMP": unix.IPPROTO_ICMP} {
-			sniffer, err := traffic.NewInbox(n.Netns, protocol)
+			sniffer, err := traffic.NewInbox(n.Netns, protocol, nil)
 			add(n.Name+"'s "+name+" sockets", sniffer, err)
 		}
 	}

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,27 +11,23 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
 )
 
 // objects are the resources of one kind.
 func objects(t *testing.T, c *lab.Cluster, group, resource string) dynamic.ResourceInterface {
 	t.Helper()
-	config, err := c.RESTConfig()
+	resources, err := probe.Objects(c, group, resource)
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client.Resource(schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource})
+	return resources
 }
 
 const network = "network.openshift.io"
@@ -122,13 +117,7 @@ func restore(t *testing.T, resource dynamic.ResourceInterface, good *unstructure
 }
 
 func hostSubnet(name, host, hostIP, subnet string, annotations map[string]string) *unstructured.Unstructured {
-	raw, _ := json.Marshal(map[string]any{ //nolint:errchkjson // strings only
-		"apiVersion": network + "/v1", "kind": "HostSubnet", "metadata": map[string]any{"name": name, "annotations": annotations},
-		"host": host, "hostIP": hostIP, "subnet": subnet,
-	})
-	object := &unstructured.Unstructured{}
-	_ = object.UnmarshalJSON(raw) // never fails
-	return object
+	return probe.HostSubnet(name, host, hostIP, subnet, annotations)
 }
 
 // createHostSubnet creates a HostSubnet that goes with the test. It returns the API server's refusal.

@@ -4,9 +4,7 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
 	"syscall"
 	"testing"
 	"time"
@@ -24,7 +22,7 @@ const pairs = 5
 // load is traffic between pairs of pods on two nodes.
 type load struct {
 	from, to []*lab.Pod
-	streams  []*traffic.Stream
+	running  *traffic.Load
 }
 
 // newLoad starts the pods, which answer.
@@ -52,28 +50,23 @@ func newLoad(t *testing.T, c *lab.Cluster, name string) *load {
 
 func (l *load) start(t *testing.T) {
 	t.Helper()
-	l.streams = nil
+	var pairs []traffic.Pair
 	for i, p := range l.from {
-		s, err := traffic.NewStream(p.Netns, netip.AddrPortFrom(l.to[i].IPs[0], echoPort), *pairRate)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.streams = append(l.streams, s)
+		pairs = append(pairs, traffic.Pair{Name: p.Name, From: p.Netns, To: addrPort(l.to[i])})
+	}
+	var err error
+	if l.running, err = traffic.NewLoad(pairs, *pairRate); err != nil {
+		t.Fatal(err)
 	}
 }
 
 // stop returns how many datagrams were sent and how many were lost.
 func (l *load) stop() (sent, lost uint64, err error) {
-	var errs []error
-	for i, s := range l.streams {
-		tally, err := s.Stop()
+	tallies, err := l.running.Stop()
+	for _, tally := range tallies {
 		sent, lost = sent+tally.Sent, lost+tally.Lost
-		if err != nil || tally.Lost > 0 {
-			errs = append(errs, fmt.Errorf("pair %d: %s, missing %v: %w", i, tally, tally.Missing, err))
-		}
 	}
-	l.streams = nil
-	return sent, lost, errors.Join(errs...)
+	return sent, lost, err
 }
 
 // control runs the same traffic with nothing done to the network. A machine that loses packets then can tell nothing.

@@ -33,15 +33,19 @@ func AddPod(ctx context.Context, c *lab.Cluster, spec lab.PodSpec) (*lab.Pod, er
 		if err := Detach(ctx, p); err != nil {
 			return nil, err
 		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(again):
+		}
 	}
 }
 
-// detachAgain is how long a runtime waits before it repeats a DEL that failed.
-const detachAgain = 100 * time.Millisecond
+// again is how long a runtime waits before it repeats what failed.
+const again = 50 * time.Millisecond
 
 // Detach ends a pod's sandbox, trying again while the agent says so. It may be repeated.
 func Detach(ctx context.Context, p *lab.Pod) error {
-	ticker := time.NewTicker(detachAgain)
+	ticker := time.NewTicker(again)
 	defer ticker.Stop()
 	for {
 		_, err := p.Detach(ctx)

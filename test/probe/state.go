@@ -26,7 +26,7 @@ func questions() map[string][]string {
 			"ovs-vsctl", "--columns=name,ofport,type,options,error,external_ids", "--format=csv", "--no-headings", "find", "Interface",
 			"ofport!=65534",
 		},
-		"bridge":    {"ovs-vsctl", "--columns=name,datapath_type,fail_mode,protocols", "find", "Bridge", "name=br0"},
+		"bridge":    {"ovs-vsctl", "--columns=name,datapath_type,fail_mode,protocols,controller,other_config", "find", "Bridge", "name=br0"},
 		"addresses": {"ip", "-4", "-o", "addr", "show", "tun0"},
 		"link":      {"ip", "-o", "link", "show", "tun0"},
 		"routes":    {"ip", "-4", "route", "show", "dev", "tun0"},
@@ -51,21 +51,26 @@ func StateOf(ctx context.Context, n lab.Node) State {
 	s := State{}
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	for name, question := range questions() {
+	for name := range questions() {
 		group.Go(func() {
-			out, err := Run(ctx, n.Enter(question...))
-			if err != nil {
-				out = err.Error()
-			}
-			out = spare.ReplaceAllString(volatile.ReplaceAllString(out, ""), aSpare)
-			sorted := slices.Sorted(strings.Lines(out))
+			said := StateIn(ctx, n, name)
 			mu.Lock()
 			defer mu.Unlock()
-			s[name] = strings.Join(sorted, "")
+			s[name] = said
 		})
 	}
 	group.Wait()
 	return s
+}
+
+// StateIn reads one subject of a node's state, such as "flows"; an error takes its place.
+func StateIn(ctx context.Context, n lab.Node, subject string) string {
+	out, err := Run(ctx, n.Enter(questions()[subject]...))
+	if err != nil {
+		out = err.Error()
+	}
+	out = spare.ReplaceAllString(volatile.ReplaceAllString(out, ""), aSpare)
+	return strings.Join(slices.Sorted(strings.Lines(out)), "")
 }
 
 // Differs returns an error that names what differs from a state, line by line.

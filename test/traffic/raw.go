@@ -18,21 +18,29 @@ type Raw struct {
 }
 
 // OpenRaw opens a packet socket on an interface in the namespace at path.
-func OpenRaw(path, device string) (*Raw, error) {
+func OpenRaw(path, device string) (*Raw, error) { return openRaw(path, Ear{Device: device}) }
+
+func openRaw(path string, ear Ear) (*Raw, error) {
 	r := &Raw{fd: -1}
 	err := in(path, func() error {
-		link, err := net.InterfaceByName(device)
-		if err != nil {
-			return fmt.Errorf("interface %s: %w", device, err)
+		if ear.Device != "" {
+			link, err := net.InterfaceByName(ear.Device)
+			if err != nil {
+				return fmt.Errorf("interface %s: %w", ear.Device, err)
+			}
+			r.index = link.Index
 		}
-		r.index = link.Index
+		var err error
 		if r.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(networkOrder(unix.ETH_P_ALL))); err != nil {
 			return fmt.Errorf("packet socket: %w", err)
 		}
 		if err := r.tune(); err != nil {
 			return err
 		}
-		return unix.Bind(r.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: link.Index})
+		if err := r.deafen(ear.DeafTo); err != nil {
+			return err
+		}
+		return unix.Bind(r.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: r.index})
 	})
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -41,8 +49,8 @@ func OpenRaw(path, device string) (*Raw, error) {
 }
 
 // NewInbox starts collecting the IPv4 packets of one protocol that sockets in the namespace at path get: what its host
-// takes as its own, by whatever interface it came.
-func NewInbox(path string, protocol int) (*Sniffer, error) {
+// takes as its own, by whatever interface it came. Keep says which are collected; nil: all.
+func NewInbox(path string, protocol int, keep func(packet []byte) bool) (*Sniffer, error) {
 	r := &Raw{fd: -1}
 	err := in(path, func() (err error) {
 		if r.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
@@ -53,7 +61,7 @@ func NewInbox(path string, protocol int) (*Sniffer, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
-	return collect(r, false), nil
+	return collect(r, Ear{Keep: keep}), nil
 }
 
 // tune lets the reader look up now and then, so that it can be stopped, and gives it room for bursts.
@@ -61,6 +69,41 @@ func (r *Raw) tune() error {
 	err := unix.SetsockoptTimeval(r.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000})
 	if err = errors.Join(err, unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)); err != nil {
 		return fmt.Errorf("packet socket: %w", err)
+	}
+	return nil
+}
+
+// deafen has the kernel leave out UDP datagrams from and to a port, also those within VXLAN: what a load sends would
+// otherwise cost the reader its time. Offsets are those of IPv4 without options behind an Ethernet header.
+func (r *Raw) deafen(port uint16) error {
+	if port == 0 {
+		return nil
+	}
+	const (
+		half, octet   = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+		equal, finish = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		vxlan         = 4789
+	)
+	filter := []unix.SockFilter{
+		{Code: half, K: 12},
+		{Code: equal, K: unix.ETH_P_IP, Jf: 11},
+		{Code: octet, K: 23},
+		{Code: equal, K: unix.IPPROTO_UDP, Jf: 9},
+		{Code: half, K: 34},
+		{Code: equal, K: uint32(port), Jt: 8},
+		{Code: half, K: 36},
+		{Code: equal, K: uint32(port), Jt: 6},
+		{Code: equal, K: vxlan, Jf: 4},
+		{Code: half, K: 84},
+		{Code: equal, K: uint32(port), Jt: 3}, // behind the tunnel's 50 bytes
+		{Code: half, K: 86},
+		{Code: equal, K: uint32(port), Jt: 1},
+		{Code: finish, K: 1 << 16},
+		{Code: finish, K: 0},
+	}
+	program := &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program); err != nil {
+		return fmt.Errorf("packet socket: filter: %w", err)
 	}
 	return nil
 }
@@ -93,23 +136,52 @@ type Sniffer struct {
 	frames [][]byte
 }
 
+// Ear says what a sniffer collects.
+type Ear struct {
+	// Device is the interface. Empty: every interface of the namespace, also those that come later.
+	Device string
+	// Incoming leaves out what the interface's own namespace sends.
+	Incoming bool
+	// Except, if not 0, is the index of an interface that is left out.
+	Except int
+	// DeafTo, if not 0, is a UDP port whose datagrams the kernel leaves out, also those within VXLAN.
+	DeafTo uint16
+	// Keep says which frames are collected. Nil: all.
+	Keep func(frame []byte) bool
+}
+
+// wants reports whether a frame is to be collected.
+func (e *Ear) wants(frame []byte, from unix.Sockaddr) bool {
+	if link, ok := from.(*unix.SockaddrLinklayer); ok {
+		if e.Incoming && link.Pkttype == unix.PACKET_OUTGOING || e.Except != 0 && link.Ifindex == e.Except {
+			return false
+		}
+	}
+	return e.Keep == nil || e.Keep(frame)
+}
+
 // NewSniffer starts collecting on an interface in the namespace at path. Frames that the interface's own namespace
 // sends are left out when incoming is set.
 func NewSniffer(path, device string, incoming bool) (*Sniffer, error) {
-	raw, err := OpenRaw(path, device)
+	return Listen(path, Ear{Device: device, Incoming: incoming})
+}
+
+// Listen starts collecting in the namespace at path.
+func Listen(path string, ear Ear) (*Sniffer, error) {
+	raw, err := openRaw(path, ear)
 	if err != nil {
 		return nil, err
 	}
-	return collect(raw, incoming), nil
+	return collect(raw, ear), nil
 }
 
-func collect(raw *Raw, incoming bool) *Sniffer {
+func collect(raw *Raw, ear Ear) *Sniffer {
 	s := &Sniffer{raw: raw, stop: make(chan struct{}), done: make(chan struct{})}
-	go s.run(incoming)
+	go s.run(ear)
 	return s
 }
 
-func (s *Sniffer) run(incoming bool) {
+func (s *Sniffer) run(ear Ear) {
 	defer close(s.done)
 	buffer := make([]byte, 65536)
 	for {
@@ -122,7 +194,7 @@ func (s *Sniffer) run(incoming bool) {
 		if err != nil {
 			continue // the time-out, or the interface is down for now
 		}
-		if link, ok := from.(*unix.SockaddrLinklayer); ok && incoming && link.Pkttype == unix.PACKET_OUTGOING {
+		if !ear.wants(buffer[:n], from) {
 			continue
 		}
 		s.mu.Lock()
@@ -136,6 +208,15 @@ func (s *Sniffer) Frames() [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([][]byte(nil), s.frames...)
+}
+
+// Take returns what was collected so far, and forgets it.
+func (s *Sniffer) Take() [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	frames := s.frames
+	s.frames = nil
+	return frames
 }
 
 // Find returns the first frame that holds the bytes.

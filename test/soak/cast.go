@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// echoPort is where pods and hosts answer.
+const echoPort = 7777
+
+// cast are the pods that stand through it all: those that talk to each other, one that attacks, and its victims.
+type cast struct {
+	cluster *lab.Cluster
+	pods    map[string]*lab.Pod
+	echoes  []*traffic.Echo
+	pairs   []traffic.Pair
+}
+
+// newCast starts the pods. What it returns is to be closed also with an error.
+func newCast(ctx context.Context, c *lab.Cluster) (*cast, error) {
+	cs := &cast{cluster: c, pods: map[string]*lab.Pod{}}
+	specs := map[string]string{
+		"a1": "n1", "b1": "n1", "a2": "n2", "b2": "n2", "attacker": "n1", "neighbour": "n1", "remote": "n2",
+	}
+	made := make(chan *lab.Pod, len(specs))
+	var group errgroup.Group
+	for name, node := range specs {
+		group.Go(func() error {
+			p, err := probe.AddPod(ctx, c, lab.PodSpec{Node: node, Name: name, NoObject: true})
+			if p != nil {
+				made <- p
+			}
+			return err
+		})
+	}
+	err := group.Wait()
+	close(made)
+	for p := range made {
+		cs.pods[p.Name] = p
+	}
+	if err != nil {
+		return cs, err
+	}
+	for _, p := range cs.pods {
+		if err := cs.answer(p.Netns, p.IPs[0]); err != nil {
+			return cs, err
+		}
+	}
+	if err := cs.answer(c.Outside.Netns, c.Outside.IP); err != nil {
+		return cs, err
+	}
+	pair := func(name, from, to string) {
+		cs.pairs = append(cs.pairs, traffic.Pair{Name: name, From: cs.pods[from].Netns, To: cs.at(to)})
+	}
+	pair("n1 to n1", "a1", "b1")
+	pair("n2 to n2", "a2", "b2")
+	pair("n1 to n2", "a1", "b2")
+	pair("n2 to n1", "a2", "b1")
+	return cs, cs.reach(ctx)
+}
+
+func (cs *cast) at(name string) netip.AddrPort {
+	return netip.AddrPortFrom(cs.pods[name].IPs[0], echoPort)
+}
+
+// answer answers UDP in a namespace until the cast is closed.
+func (cs *cast) answer(netns string, ip netip.Addr) error {
+	e, err := traffic.NewEcho(netns, netip.AddrPortFrom(ip, echoPort))
+	if err == nil {
+		cs.echoes = append(cs.echoes, e)
+	}
+	return err
+}
+
+func (cs *cast) close(ctx context.Context) error {
+	var errs []error
+	for _, e := range cs.echoes {
+		errs = append(errs, e.Close())
+	}
+	for _, p := range cs.pods {
+		errs = append(errs, probe.Detach(ctx, p))
+	}
+	return errors.Join(errs...)
+}
+
+// reach waits until everybody reaches whom they must: pods each other, nodes pods, and pods the outside.
+func (cs *cast) reach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	outside := netip.AddrPortFrom(cs.cluster.Outside.IP, echoPort)
+	ways := append([]traffic.Pair{
+		{Name: "the attacker's node to its neighbour", From: cs.cluster.Node(1).Netns, To: cs.at("neighbour")},
+		{Name: "n2 to a pod of n1", From: cs.cluster.Node(2).Netns, To: cs.at("a1")},
+		{Name: "n1 to a pod of n2", From: cs.cluster.Node(1).Netns, To: cs.at("a2")},
+		{Name: "attacker to neighbour", From: cs.pods["attacker"].Netns, To: cs.at("neighbour")},
+		{Name: "attacker to remote", From: cs.pods["attacker"].Netns, To: cs.at("remote")},
+		{Name: "n1's pod to outside", From: cs.pods["a1"].Netns, To: outside},
+		{Name: "n2's pod to outside", From: cs.pods["a2"].Netns, To: outside},
+	}, cs.pairs...)
+	var group errgroup.Group
+	for _, way := range ways {
+		group.Go(func() error {
+			if _, err := traffic.Ping(ctx, way.From, way.To); err != nil {
+				return fmt.Errorf("%s: %w", way.Name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// fresh adds a pod on a node, has a pod of the other node reach it, and deletes it.
+func (cs *cast) fresh(ctx context.Context, node, name string) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	p, err := probe.AddPod(ctx, cs.cluster, lab.PodSpec{Node: node, Name: name, NoObject: true})
+	if p != nil {
+		defer func() { err = errors.Join(err, probe.Detach(ctx, p)) }()
+	}
+	if err != nil {
+		return fmt.Errorf("a new pod on %s: %w", node, err)
+	}
+	return cs.reached(ctx, p)
+}
+
+// reached has a standing pod of the other node reach a pod.
+func (cs *cast) reached(ctx context.Context, p *lab.Pod) error {
+	at := netip.AddrPortFrom(p.IPs[0], echoPort)
+	e, err := traffic.NewEcho(p.Netns, at)
+	if err != nil {
+		return fmt.Errorf("in pod %s of %s: %w", p.Name, p.Node.Name, err)
+	}
+	defer func() { _ = e.Close() }()
+	if _, err := traffic.Ping(ctx, cs.pods[otherOf(p.Node.Name)].Netns, at); err != nil {
+		return fmt.Errorf("pod %s of %s: %w", p.Name, p.Node.Name, err)
+	}
+	return nil
+}
+
+// otherOf is the standing pod of the node that is not named.
+func otherOf(node string) string {
+	if node == "n1" {
+		return "a2"
+	}
+	return "a1"
+}
+
+// scope says which pairs a fault must not take a packet from.
+type scope string
+
+// Scopes.
+const (
+	all      scope = "all"
+	far      scope = "n2 to n2" // what happens on n1 is no matter of pods that talk on n2
+	local    scope = "within nodes"
+	nobody   scope = "none"
+	untested scope = ""
+)
+
+// covers reports whether a pair must lose nothing.
+func (s scope) covers(pair string) bool {
+	switch s {
+	case all:
+		return true
+	case far:
+		return pair == "n2 to n2"
+	case local:
+		from, to, _ := strings.Cut(pair, " to ")
+		return from == to
+	}
+	return false
+}
+
+// load runs traffic while f runs, and adds to the row what became of it.
+func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) error {
+	running, err := traffic.NewLoad(s.cast.pairs, s.opts.rate)
+	if err != nil {
+		return err
+	}
+	done := f()
+	tallies, lossErr := running.Stop()
+	lost := uint64(0)
+	r.Spared = string(spared)
+	for pair, tally := range tallies {
+		if spared.covers(pair) {
+			r.Sent, r.Lost = r.Sent+tally.Sent, r.Lost+tally.Lost
+			lost += tally.Lost
+		} else {
+			r.Others += tally.Lost
+		}
+	}
+	if lost > 0 && s.opts.loss {
+		s.blame(ctx, r, spared, lossErr)
+	}
+	if !s.opts.loss && r.Verdict == "" && spared != nobody {
+		r.Verdict = unjudged
+	}
+	return done
+}
+
+// controlTime is how long the control of a loss runs.
+const controlTime = 10 * time.Second
+
+// blame says of packets that were lost whether that was the fault, by running the same traffic without it.
+func (s *soak) blame(ctx context.Context, r *row, spared scope, lossErr error) {
+	lost, controlErr := s.control(ctx, spared, controlTime)
+	if lost > 0 || controlErr != nil {
+		r.Verdict = busy
+		r.wrong(fmt.Errorf("packets were lost, and %d of the same traffic right after, while nothing was done: %w", lost, errors.Join(lossErr, controlErr)))
+		return
+	}
+	r.wrong(fmt.Errorf("packets were lost, and none of the same traffic in %s right after: %w", controlTime, lossErr))
+}
+
+// control runs the traffic with nothing done, and returns how much of it was lost.
+func (s *soak) control(ctx context.Context, spared scope, length time.Duration) (lost uint64, err error) {
+	if !s.opts.loss {
+		return 0, nil
+	}
+	running, err := traffic.NewLoad(s.cast.pairs, s.opts.rate)
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-time.After(length): // the time that traffic runs
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	tallies, _ := running.Stop()
+	for pair, tally := range tallies {
+		if spared.covers(pair) {
+			lost += tally.Lost
+		}
+	}
+	return lost, err
+}

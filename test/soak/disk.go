@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+)
+
+// diskFaults are what befalls the disk of the records. The records move to a small file system of their own meanwhile.
+func diskFaults() []fault {
+	return []fault{
+		{name: "the disk of the records is full", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+			return s.onSmallDisk(ctx, n, func() (string, error) { return s.fullDisk(ctx, n) })
+		}},
+		{name: "the disk of the records becomes read-only", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+			return s.onSmallDisk(ctx, n, func() (string, error) { return s.readOnlyDisk(ctx, n) })
+		}},
+	}
+}
+
+const (
+	// stateDir is the agent's, in the node.
+	stateDir = "/var/lib/weft"
+	// filler takes the room of the disk.
+	filler = stateDir + "/filler"
+)
+
+// onSmallDisk runs f while the agent keeps its records on a file system of 1 MiB.
+func (s *soak) onSmallDisk(ctx context.Context, n lab.Node, f func() (string, error)) (note string, err error) {
+	shell := func(ctx context.Context, script string) error {
+		_, err := probe.Run(ctx, n.Enter("sh", "-ec", script))
+		return err
+	}
+	err = s.whileAway(ctx, n, func() error {
+		return shell(ctx, `cp -a `+stateDir+` /run/wtdisk; mount -t tmpfs -o size=1m,mode=0700 wtdisk `+stateDir+`; cp -a /run/wtdisk/. `+stateDir)
+	})
+	if err != nil {
+		return "", err
+	}
+	note, err = f()
+	back := s.whileAway(context.WithoutCancel(ctx), n, func() error {
+		return shell(context.WithoutCancel(ctx), `rm -rf /run/wtdisk; cp -a `+stateDir+` /run/wtdisk; umount -l `+stateDir+
+			`; rm -rf `+stateDir+`/attachments; cp -a /run/wtdisk/. `+stateDir+`; rm -rf /run/wtdisk`)
+	})
+	return note, errors.Join(err, back)
+}
+
+// fullDisk fills the disk: ADD fails in clear words and leaves nothing, DEL works, an agent that starts serves what there is,
+// and ADD works as soon as there is room.
+func (s *soak) fullDisk(ctx context.Context, n lab.Node) (note string, err error) {
+	leaving, err := s.addSome(ctx, n, 3)
+	if err != nil {
+		return "", err
+	}
+	// What does not fit any more is what is wanted.
+	_, _ = probe.Run(ctx, n.Enter("sh", "-c", "cat /dev/zero >"+filler))
+	p, err := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "full", NoObject: true})
+	failure, known := probe.AsFailure(err)
+	switch {
+	case err == nil:
+		return "", errors.Join(errors.New("ADD worked on a full disk"), probe.Detach(ctx, p))
+	case !known || !strings.Contains(failure.Error(), "no space left"):
+		return "", fmt.Errorf("ADD on a full disk does not say so: %w", err)
+	}
+	note = failure.Error()
+	var errs []error
+	for _, p := range append(leaving, p) {
+		if err := once(ctx, p); err != nil {
+			errs = append(errs, fmt.Errorf("DEL on a full disk: %w", err))
+		}
+	}
+	errs = append(errs, s.whileAway(ctx, n, func() error { return nil }), s.cast.reach(ctx))
+	_, err = probe.Run(ctx, n.Enter("rm", filler))
+	for _, p := range append(leaving, p) {
+		errs = append(errs, probe.Detach(ctx, p))
+	}
+	return note, errors.Join(append(errs, err, s.cast.fresh(ctx, n.Name, "room"))...)
+}
+
+// readOnlyDisk has the disk fail as file systems do after an error: nothing can be written. DEL cannot work then, and says why.
+func (s *soak) readOnlyDisk(ctx context.Context, n lab.Node) (note string, err error) {
+	remount := func(how string) error {
+		_, err := probe.Run(context.WithoutCancel(ctx), n.Enter("mount", "-o", "remount,"+how, stateDir))
+		return err
+	}
+	leaving, err := s.addSome(ctx, n, 2)
+	if err != nil {
+		return "", err
+	}
+	if err := remount("ro"); err != nil {
+		return "", err
+	}
+	var said bytes.Buffer
+	p, addErr := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "read-only", NoObject: true})
+	if failure, known := probe.AsFailure(addErr); !known || !strings.Contains(failure.Error(), "read-only file system") {
+		err = fmt.Errorf("ADD on a read-only disk does not say so: %w", addErr)
+	} else {
+		said.WriteString(failure.Error())
+	}
+	if delErr := once(ctx, leaving[0]); delErr != nil && !strings.Contains(delErr.Error(), "read-only file system") {
+		err = errors.Join(err, fmt.Errorf("DEL on a read-only disk does not say so: %w", delErr))
+	}
+	err = errors.Join(err, s.cast.reach(ctx), remount("rw"))
+	for _, p := range append(leaving, p) {
+		err = errors.Join(err, probe.Detach(ctx, p))
+	}
+	return said.String(), errors.Join(err, s.cast.fresh(ctx, n.Name, "writable"))
+}

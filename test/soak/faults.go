@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+)
+
+// fault is something that goes wrong, on the first node if on any. Weft has to come back by itself, whatever it was.
+type fault struct {
+	name string
+	// spares are the pairs of pods that it must not take a packet from.
+	spares scope
+	// opens says that whoever does it opens the network by it: what is heard until it is put back is no hole of Weft's.
+	opens bool
+	// kills are the programs that it ends; others must not end.
+	kills []string
+	// do brings it about, and ends what such a fault ends by itself: a disk that has room again, an API server that is
+	// back. It returns what it saw, and an error when something was not as Weft promises while it lasted.
+	do func(ctx context.Context, s *soak, n lab.Node) (note string, err error)
+}
+
+// kinds are all faults, in their order.
+func kinds() []fault {
+	return slices.Concat(requestFaults(), agentFaults(), byHand(), switchFaults(), apiFaults(), clusterFaults(), diskFaults())
+}
+
+// faults brings each fault about, under traffic and siege, and waits until everything is as it was.
+func (s *soak) faults(ctx context.Context) error {
+	lost, err := s.control(ctx, all, controlTime)
+	if err != nil {
+		return err
+	}
+	if lost > 0 && s.opts.loss {
+		s.add(row{Part: "faults", Name: "control", Verdict: busy, Wrong: []string{
+			fmt.Sprintf("%d packets were lost in %s while nothing was done: loss during faults would say nothing", lost, controlTime),
+		}})
+		return nil
+	}
+	for _, f := range kinds() {
+		if !s.opts.faults.MatchString(f.name) {
+			continue
+		}
+		r := row{Part: "faults", Name: f.name, Count: 1}
+		began := time.Now()
+		back := s.suffer(ctx, &r, &f)
+		r.Took = time.Since(began)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !back {
+			if err := s.repair(ctx, &r); err != nil {
+				return err
+			}
+		}
+		s.add(r)
+	}
+	return nil
+}
+
+// before is what there was before a fault.
+type before struct {
+	states   map[string]probe.State
+	census   map[string]probe.Counts
+	restarts map[string]int
+	logged   map[string]int
+}
+
+func (s *soak) before(ctx context.Context) (b before, err error) {
+	b = before{states: map[string]probe.State{}, restarts: map[string]int{}, logged: map[string]int{}}
+	for _, n := range s.cluster.Nodes() {
+		if b.states[n.Name], err = probe.SettledState(ctx, n); err != nil {
+			return b, err
+		}
+		log, err := probe.Log(ctx, s.cluster, n.Name+"/weft-agent")
+		if err != nil {
+			return b, err
+		}
+		b.logged[n.Name] = len(log)
+	}
+	if b.census, err = s.census(ctx, false); err != nil {
+		return b, err
+	}
+	programs, err := s.cluster.Programs(ctx)
+	for _, p := range programs {
+		b.restarts[p.Name] = p.Restarts
+	}
+	return b, err
+}
+
+// suffer brings one fault about, and reports whether everything came back.
+func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
+	was, err := s.before(ctx)
+	if err != nil {
+		r.wrong(fmt.Errorf("before it: %w", err))
+		return false
+	}
+	s.holes(r) // of before, by rights none
+	err = s.load(ctx, r, f.spares, func() error {
+		begun := time.Now()
+		note, err := f.do(ctx, s, s.cluster.Node(1))
+		r.Note = note
+		r.wrong(err)
+		if err := s.recovered(ctx, &was); err != nil {
+			return err
+		}
+		r.Back = time.Since(begun)
+		if f.opens {
+			if heard := s.siege.heard(); len(heard) > 0 {
+				r.Note += fmt.Sprintf("; %d packets heard until it was put back", len(heard))
+			}
+		}
+		for _, n := range s.cluster.Nodes() {
+			if err := s.cast.fresh(ctx, n.Name, "after"); err != nil {
+				return err
+			}
+		}
+		return s.siege.honest(ctx)
+	})
+	r.wrong(err)
+	back = err == nil
+	s.holes(r)
+	if back {
+		s.leaks(ctx, r, was.census, false)
+		r.wrong(s.ended(ctx, f, &was))
+	}
+	return back
+}
+
+// recoveryTime is how long a fault may take to be over by itself. It is long: 10 s between tries is the loops' longest.
+const recoveryTime = time.Minute
+
+// recovered waits until both nodes are as they were, serve, and everybody reaches everybody.
+func (s *soak) recovered(ctx context.Context, was *before) error {
+	for _, n := range s.cluster.Nodes() {
+		_, err := probe.Await(ctx, recoveryTime, n.Name+" as it was", func(ctx context.Context) error {
+			return probe.StateOf(ctx, n).Differs(was.states[n.Name])
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := probe.Await(ctx, recoveryTime, n.Name+" ready", func(ctx context.Context) error { return probe.Ready(ctx, n) }); err != nil {
+			return err
+		}
+	}
+	return s.cast.reach(ctx)
+}
+
+// ended returns an error when a program ended that the fault did not end, or an agent panicked.
+func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
+	programs, err := s.cluster.Programs(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range programs {
+		if p.Restarts > was.restarts[p.Name] && !slices.Contains(f.kills, p.Name) {
+			errs = append(errs, fmt.Errorf("%s ended (%s), which nobody did", p.Name, p.Last))
+		}
+	}
+	for _, n := range s.cluster.Nodes() {
+		log, err := probe.Log(ctx, s.cluster, n.Name+"/weft-agent")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(log[min(was.logged[n.Name], len(log)):]) {
+			if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
+				errs = append(errs, fmt.Errorf("the agent of %s: %s", n.Name, line))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// agentOf and its like name programs.
+func agentOf(n lab.Node) string    { return n.Name + "/weft-agent" }
+func switchOf(n lab.Node) string   { return n.Name + "/ovs-vswitchd" }
+func databaseOf(n lab.Node) string { return n.Name + "/ovsdb-server" }
+
+// told waits until an agent has logged something since a time when its log had that length.
+func (s *soak) told(ctx context.Context, n lab.Node, since int, what string) error {
+	_, err := probe.Await(ctx, probe.Patience, "the agent saying "+what, func(ctx context.Context) error {
+		log, err := probe.Log(ctx, s.cluster, agentOf(n))
+		if err == nil && !strings.Contains(log[min(since, len(log)):], what) {
+			err = errors.New("it says nothing of it")
+		}
+		return err
+	})
+	return err
+}
+
+// logged returns the length of an agent's log.
+func (s *soak) logged(ctx context.Context, n lab.Node) (int, error) {
+	log, err := probe.Log(ctx, s.cluster, agentOf(n))
+	return len(log), err
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+)
+
+const (
+	// addsAKill and delsAKill are the requests that each kill has a chance to fall into.
+	addsAKill = 3
+	delsAKill = 3
+	// forgottenOneIn says how often the runtime forgets a sandbox instead of deleting it, and collects garbage later.
+	forgottenOneIn = 4
+	// calibrations is how many rounds without a kill tell how long requests take.
+	calibrations = 10
+)
+
+// tally is what the kills have met.
+type tally struct {
+	mu                      sync.Mutex
+	kills                   int
+	adds, dels              int // requests that were under way when the agent was killed
+	added, refused, deleted int // what became of the ADDs and DELs of all rounds
+	forgotten               int
+	slowest                 time.Duration
+}
+
+// kills kills agents at random points of ADD and DEL, of several sandboxes at once. The runtime then does what runtimes do:
+// repeats DELs, deletes the sandboxes whose ADD failed, or collects garbage. Each time the node has to be as it was.
+func (s *soak) kills(ctx context.Context) error {
+	r := row{Part: "kills", Name: "agents killed in the middle of ADD and DEL"}
+	began := time.Now()
+	defer func() {
+		r.Took = time.Since(began)
+		s.add(r)
+	}()
+	before, err := s.census(ctx, false)
+	if err != nil {
+		return err
+	}
+	var t tally
+	var group errgroup.Group
+	for i, n := range s.cluster.Nodes() {
+		share := s.opts.kills / 2
+		if i == 0 {
+			share = s.opts.kills - share
+		}
+		group.Go(func() error { return s.killOne(ctx, n, share, &t) })
+	}
+	r.wrong(group.Wait())
+	s.leaks(ctx, &r, before, false)
+	r.wrong(s.cast.reach(ctx))
+	r.wrong(s.siege.honest(ctx))
+	s.holes(&r)
+	r.Count, r.Back = t.kills, t.slowest
+	r.Note = fmt.Sprintf("%d ADDs and %d DELs were under way when their agent was killed; of all: %d ADDs answered, %d not; %d DELs answered; %d sandboxes forgotten",
+		t.adds, t.dels, t.added, t.refused, t.deleted, t.forgotten)
+	if r.Count > 20 && (t.adds < r.Count/4 || t.dels < r.Count/4) {
+		r.wrong(fmt.Errorf("too few kills fell into requests to prove anything: %s", r.Note))
+	}
+	return ctx.Err()
+}
+
+// killOne kills one node's agent so many times.
+func (s *soak) killOne(ctx context.Context, n lab.Node, times int, t *tally) error {
+	want, err := probe.SettledState(ctx, n)
+	if err != nil {
+		return err
+	}
+	// How long the requests of a round take tells where the kills have to fall.
+	var span time.Duration
+	for range calibrations {
+		took, err := s.killRound(ctx, n, want, 0, t)
+		if err != nil {
+			return fmt.Errorf("%s: without a kill: %w", n.Name, err)
+		}
+		span = max(span, took)
+	}
+	s.say("kills: requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
+	for i := range times {
+		if _, err := s.killRound(ctx, n, want, span, t); err != nil {
+			return fmt.Errorf("%s: kill %d: %w", n.Name, i+1, err)
+		}
+		if (i+1)%50 == 0 {
+			s.say("kills: %d of %d on %s", i+1, times, n.Name)
+		}
+	}
+	return nil
+}
+
+// request is an ADD or a DEL of a round.
+type request struct {
+	add        bool
+	pod        *lab.Pod
+	begun, end time.Time
+	err        error
+}
+
+// killRound has some sandboxes come and others go at the same time, and kills the agent at a random time within the span,
+// if that is not 0. It returns how long the requests took.
+func (s *soak) killRound(ctx context.Context, n lab.Node, want probe.State, span time.Duration, t *tally) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*probe.Patience)
+	defer cancel()
+	leaving, err := s.addSome(ctx, n, delsAKill)
+	if err != nil {
+		return 0, err
+	}
+	requests := make([]request, addsAKill+delsAKill)
+	begun := time.Now()
+	var group sync.WaitGroup
+	for i := range requests {
+		q := &requests[i]
+		if q.add = i < addsAKill; !q.add {
+			q.pod = leaving[i-addsAKill]
+		}
+		delay := s.within(max(span/4, time.Millisecond))
+		group.Go(func() { s.ask(ctx, n, q, delay) })
+	}
+	var killed time.Time
+	old := 0
+	if span > 0 {
+		<-time.After(s.within(span))
+		killed = time.Now()
+		if old, err = probe.Signal(ctx, s.cluster, n.Name+"/weft-agent", syscall.SIGKILL); err != nil {
+			return 0, err
+		}
+	}
+	group.Wait()
+	took := time.Since(begun)
+	t.count(requests, killed)
+	if span > 0 {
+		if err := s.awaitAgent(ctx, n, old); err != nil {
+			return took, err
+		}
+	}
+	if err := s.clean(ctx, n, requests, span > 0, t); err != nil {
+		return took, err
+	}
+	back, err := probe.AwaitState(ctx, n, want, "a kill")
+	t.mu.Lock()
+	t.slowest = max(t.slowest, back)
+	t.mu.Unlock()
+	return took, err
+}
+
+// addSome adds pods, at the same time.
+func (s *soak) addSome(ctx context.Context, n lab.Node, many int) ([]*lab.Pod, error) {
+	pods := make([]*lab.Pod, many)
+	var group errgroup.Group
+	for i := range pods {
+		group.Go(func() (err error) {
+			pods[i], err = probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: n.Name, Name: fmt.Sprintf("kill-%d", i), NoObject: true})
+			return err
+		})
+	}
+	return pods, group.Wait()
+}
+
+// ask makes a request once, as runtimes do.
+func (s *soak) ask(ctx context.Context, n lab.Node, q *request, delay time.Duration) {
+	<-time.After(delay)
+	q.begun = time.Now()
+	if q.add {
+		q.pod, q.err = s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "killed", NoObject: true})
+	} else {
+		_, q.err = q.pod.Detach(ctx)
+	}
+	q.end = time.Now()
+}
+
+// count notes what became of a round's requests.
+func (t *tally) count(requests []request, killed time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !killed.IsZero() {
+		t.kills++
+	}
+	for _, q := range requests {
+		caught := !killed.IsZero() && q.begun.Before(killed) && q.end.After(killed)
+		switch {
+		case q.add && q.err == nil:
+			t.added++
+		case q.add:
+			t.refused++
+		case q.err == nil:
+			t.deleted++
+		}
+		if caught && q.add {
+			t.adds++
+		} else if caught {
+			t.dels++
+		}
+	}
+}
+
+// clean does what a runtime does afterwards: a pod that runs is ended, a sandbox whose ADD failed is deleted, a DEL that
+// failed is repeated; some sandboxes are forgotten, and left to garbage collection.
+func (s *soak) clean(ctx context.Context, n lab.Node, requests []request, killed bool, t *tally) error {
+	forgotten := 0
+	var group errgroup.Group
+	for i := range requests {
+		q := &requests[i]
+		if err := s.judge(ctx, q); err != nil {
+			return errors.Join(err, group.Wait())
+		}
+		if killed && q.err != nil && s.within(forgottenOneIn) == 0 {
+			if err := forget(ctx, q.pod); err != nil {
+				return errors.Join(err, group.Wait())
+			}
+			forgotten++
+			continue
+		}
+		group.Go(func() error { return probe.Detach(ctx, q.pod) })
+	}
+	if err := group.Wait(); err != nil || forgotten == 0 {
+		return err
+	}
+	t.mu.Lock()
+	t.forgotten += forgotten
+	t.mu.Unlock()
+	return n.CollectGarbage(ctx)
+}
+
+// judge returns an error unless a request ended as requests may: an ADD that was answered has made a pod that works, whenever
+// the agent was killed; one that was not has an error of the network's own.
+func (s *soak) judge(ctx context.Context, q *request) error {
+	_, ofTheNetwork := probe.AsFailure(q.err)
+	switch {
+	case q.pod == nil || q.err != nil && !ofTheNetwork:
+		return q.err
+	case q.add && q.err == nil:
+		if err := errors.Join(q.pod.Check(ctx), s.cast.reached(ctx, q.pod)); err != nil {
+			return fmt.Errorf("an ADD that was answered: %w", err)
+		}
+	}
+	return nil
+}
+
+// forget has the runtime lose a sandbox without a word to the network: its namespace goes, and what it knew of it.
+func forget(ctx context.Context, p *lab.Pod) error {
+	script := `umount -l /run/netns/$0; rm -f /run/netns/$0 /var/lib/cni/pods/$0; ! [ -e /run/netns/$0 ]`
+	_, err := probe.Run(ctx, p.Node.Enter("sh", "-c", script, p.Sandbox.ID))
+	return err
+}

@@ -1,0 +1,119 @@
+// Soak puts Weft under everything that goes wrong on a cluster, for as long as it takes: agents that are killed under
+// traffic and in the middle of requests, crowds of pods, and faults of every kind, while a pod sends hostile packets all
+// the time. It ends with a table, and the same as JSON. docs/testing.md says how to read it.
+//
+// It needs root, and the machine for itself. `make soak` runs it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are what a run is asked to do. The defaults are issue-sized: a whole run.
+type options struct {
+	lab, bin, out string
+	parts         *regexp.Regexp
+	faults        *regexp.Regexp
+	seed          uint64
+	restarts      int
+	kills         int
+	rounds, crowd int
+	rate          int
+	clock, loss   bool
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run returns the exit code: 0 when all that was asked for went well and was judged, 1 when not, 2 for wrong use.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	opts, err := parse(args, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		_, _ = fmt.Fprintln(stderr, "soak:", err)
+		return 2
+	}
+	s := newSoak(opts, stdout)
+	err = s.run(ctx)
+	if err != nil {
+		s.report.Error = err.Error()
+	}
+	if err := s.report.finish(stdout, opts.out); err != nil {
+		_, _ = fmt.Fprintln(stderr, "soak:", err)
+		return 1
+	}
+	if !s.report.Passed {
+		return 1
+	}
+	return 0
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	var parts, faults string
+	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.lab, "lab", "soak", "name of the lab that is brought up")
+	flags.StringVar(&o.bin, "bin", "bin", "folder with Weft's programs")
+	flags.StringVar(&o.out, "out", "out/soak.json", "file that gets the results as JSON")
+	flags.StringVar(&parts, "parts", "", "regular expression: which parts run, of "+strings.Join(partNames(), ", ")+"; empty: all")
+	flags.StringVar(&faults, "faults", "", "regular expression: which faults the part faults has; empty: all")
+	flags.Uint64Var(&o.seed, "seed", 0, "seed of all that is random; 0: one is chosen, and printed")
+	flags.IntVar(&o.restarts, "restarts", 500, "restarts of agents, under traffic")
+	flags.IntVar(&o.kills, "kills", 1000, "kills of agents in the middle of ADD and DEL")
+	flags.IntVar(&o.rounds, "rounds", 5, "rounds of pods that come and go")
+	flags.IntVar(&o.crowd, "crowd", 1000, "pods of a round, over two nodes; a node has room for 509")
+	flags.IntVar(&o.rate, "rate", 500, "datagrams a second of each of the four pairs of pods, all of them answered")
+	flags.BoolVar(&o.clock, "clock", false, "let the part clock set the clock of this machine, for everybody on it, and put it back")
+	flags.BoolVar(&o.loss, "loss", true, "judge lost packets; without, the run proves less and does not pass")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	var err error
+	if o.parts, err = regexp.Compile(parts); err != nil {
+		return o, fmt.Errorf("-parts: %w", err)
+	}
+	if o.faults, err = regexp.Compile(faults); err != nil {
+		return o, fmt.Errorf("-faults: %w", err)
+	}
+	if o.crowd > crowdMax {
+		return o, fmt.Errorf("-crowd %d: two nodes have room for %d pods beside the standing ones", o.crowd, crowdMax)
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("%q: there are only flags", flags.Arg(0))
+	}
+	if o.seed == 0 {
+		o.seed = uint64(time.Now().UnixNano())
+	}
+	return o, nil
+}
+
+// loadOf returns the machine's load of the last minute, for each of its processors.
+func loadOf() (float64, error) {
+	raw, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, fmt.Errorf("the load of this machine: %w", err)
+	}
+	first, _, _ := strings.Cut(string(raw), " ")
+	load, err := strconv.ParseFloat(first, 64)
+	if err != nil {
+		return 0, fmt.Errorf("the load of this machine: %w", err)
+	}
+	return load / float64(runtime.NumCPU()), nil
+}

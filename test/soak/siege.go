@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/test/hostile"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// hostileRate is how many hostile packets a second the attacker sends: all of them in a few seconds.
+const hostileRate = 500
+
+// siege is an attacker that sends hostile packets all the time, over and over, and ears wherever they might come out. The
+// victims' ears hear also what is meant for others.
+type siege struct {
+	cast   *cast
+	scene  hostile.Scene
+	raw    *traffic.Raw
+	frames []hostile.Frame
+	ears   map[string]*traffic.Sniffer
+	sent   atomic.Int64
+	stop   context.CancelFunc
+	done   chan struct{}
+}
+
+func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
+
+// newSiege begins the siege. What it returns is to be ended also with an error.
+func newSiege(ctx context.Context, cs *cast) (*siege, error) {
+	g := &siege{cast: cs, ears: map[string]*traffic.Sniffer{}, done: make(chan struct{}), stop: func() {}}
+	close(g.done)
+	attacker, neighbour, remote := cs.pods["attacker"], cs.pods["neighbour"], cs.pods["remote"]
+	mac, name, err := probe.HostEnd(attacker)
+	if err != nil {
+		return g, err
+	}
+	gateway := netip.PrefixFrom(attacker.IPs[0], 23).Masked().Addr().Next()
+	g.scene = hostile.Scene{
+		Attacker: end(attacker.IPs[0]), Neighbour: end(neighbour.IPs[0]), Remote: end(remote.IPs[0]), Gateway: end(gateway), HostEnd: mac,
+		Node: cs.cluster.Node(1).IP, OtherNode: cs.cluster.Node(2).IP, Service: netip.MustParseAddr("172.30.99.99"), VXLANPort: 4789,
+	}
+	frames, err := hostile.Frames(g.scene)
+	if err != nil {
+		return g, err
+	}
+	for _, f := range frames {
+		if !f.ToHost { // those may come to tun0
+			g.frames = append(g.frames, f)
+		}
+	}
+	if g.raw, err = traffic.OpenRaw(attacker.Netns, "eth0"); err != nil {
+		return g, err
+	}
+	if err := g.listen(name); err != nil {
+		return g, err
+	}
+	ctx, g.stop = context.WithCancel(ctx)
+	g.done = make(chan struct{})
+	go g.attack(ctx)
+	return g, nil
+}
+
+// marked reports whether a frame is one of the attacker's, hostile or honest.
+func marked(frame []byte) bool {
+	return bytes.Contains(frame, []byte("hostile-")) || bytes.Contains(frame, []byte("honest-"))
+}
+
+// strayFor returns what reports a frame that comes to a pod and is not for it, or is one of the attacker's.
+func strayFor(own hostile.End) func([]byte) bool {
+	address := own.IP.AsSlice()
+	return func(frame []byte) bool {
+		if marked(frame) {
+			return true
+		}
+		if len(frame) < 34 {
+			return false
+		}
+		group := frame[0]&1 != 0
+		if !group && !bytes.Equal(frame[:6], own.MAC) {
+			return true
+		}
+		to := frame[30:34]
+		return !group && binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_IP && !bytes.Equal(to, address)
+	}
+}
+
+// listen opens ears: in the victims, on all interfaces of the nodes but the attacker's own, in the nodes' own sockets, and
+// outside.
+func (g *siege) listen(attackersLink string) error {
+	cs := g.cast
+	var own int
+	err := traffic.In(cs.cluster.Node(1).Netns, func() error {
+		link, err := net.InterfaceByName(attackersLink)
+		if err == nil {
+			own = link.Index
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	ears := map[string]func() (*traffic.Sniffer, error){
+		"neighbour": func() (*traffic.Sniffer, error) {
+			return traffic.Listen(cs.pods["neighbour"].Netns, traffic.Ear{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Neighbour)})
+		},
+		"remote": func() (*traffic.Sniffer, error) {
+			return traffic.Listen(cs.pods["remote"].Netns, traffic.Ear{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Remote)})
+		},
+		"n1": func() (*traffic.Sniffer, error) {
+			return traffic.Listen(cs.cluster.Node(1).Netns, traffic.Ear{Except: own, DeafTo: echoPort, Keep: marked})
+		},
+		"n2": func() (*traffic.Sniffer, error) {
+			return traffic.Listen(cs.cluster.Node(2).Netns, traffic.Ear{DeafTo: echoPort, Keep: marked})
+		},
+		"outside": func() (*traffic.Sniffer, error) {
+			return traffic.Listen(cs.cluster.Outside.Netns, traffic.Ear{DeafTo: echoPort, Keep: marked})
+		},
+	}
+	for name, protocol := range map[string]int{"UDP": unix.IPPROTO_UDP, "TCP": unix.IPPROTO_TCP, "ICMP": unix.IPPROTO_ICMP} {
+		ears["n1's "+name+" sockets"] = func() (*traffic.Sniffer, error) { return traffic.NewInbox(cs.cluster.Node(1).Netns, protocol, marked) }
+	}
+	for name, open := range ears {
+		sniffer, err := open()
+		if err != nil {
+			return fmt.Errorf("listening at %s: %w", name, err)
+		}
+		g.ears[name] = sniffer
+	}
+	return nil
+}
+
+func (g *siege) attack(ctx context.Context) {
+	defer close(g.done)
+	const tick = 10 * time.Millisecond
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for next := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for range hostileRate * int(tick) / int(time.Second) {
+			// What the kernel does not take now, it may take next time around.
+			if err := g.raw.Send(g.frames[next].Data); err == nil {
+				g.sent.Add(1)
+			}
+			next = (next + 1) % len(g.frames)
+		}
+	}
+}
+
+// heard returns what the ears have heard since the last time that was not honest, in words.
+func (g *siege) heard() []string {
+	var found []string
+	for name, ear := range g.ears {
+		for _, frame := range ear.Take() {
+			if bytes.Contains(frame, []byte("honest-")) {
+				continue
+			}
+			if text := g.describe(name, frame); text != "" {
+				found = append(found, text)
+			}
+		}
+	}
+	return found
+}
+
+// describe says what was heard.
+func (g *siege) describe(ear string, frame []byte) string {
+	if _, rest, ok := bytes.Cut(frame, []byte("hostile-")); ok && len(rest) >= 4 {
+		n, err := strconv.Atoi(string(rest[:4]))
+		for _, f := range g.frames {
+			if err == nil && bytes.Equal(f.Marker, fmt.Appendf(nil, "hostile-%04d-frame", n)) {
+				return fmt.Sprintf("%s: %s: heard at %s", f.Class, f.Name, ear)
+			}
+		}
+	}
+	if _, victim := map[string]bool{"neighbour": true, "remote": true}[ear]; !victim {
+		return "" // a node's own sockets get what is the node's
+	}
+	return fmt.Sprintf("not for it, heard at %s: %s", ear, gopacket.NewPacket(frame, gopacket.DecodersByLayerName["Ethernet"], gopacket.NoCopy))
+}
+
+// honest proves that the ears hear: packets of the attacker's own are heard wherever they pass.
+func (g *siege) honest(ctx context.Context) error {
+	scene := &g.scene
+	for _, x := range []struct {
+		name string
+		via  net.HardwareAddr
+		to   netip.Addr
+		ears []string
+	}{
+		{"neighbour", scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour", "n1"}},
+		{"remote", scene.Remote.MAC, scene.Remote.IP, []string{"remote", "n1", "n2"}},
+		{"gateway", scene.Gateway.MAC, scene.Gateway.IP, []string{"n1", "n1's UDP sockets"}},
+		{"outside", scene.Gateway.MAC, g.cast.cluster.Outside.IP, []string{"n1", "outside"}},
+	} {
+		frame, err := hostile.Honest(x.name, scene.Attacker, x.via, netip.AddrPortFrom(x.to, 9))
+		if err != nil {
+			return err
+		}
+		for _, name := range x.ears {
+			_, err := probe.Await(ctx, probe.Patience, "an honest packet to the "+x.name+" heard at "+name, func(context.Context) error {
+				if err := g.raw.Send(frame.Data); err != nil {
+					return err
+				}
+				if _, ok := g.ears[name].Await(frame.Marker, 100*time.Millisecond); !ok {
+					return errors.New("silence there says nothing")
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// end ends the siege.
+func (g *siege) end() error {
+	g.stop()
+	<-g.done
+	var errs []error
+	for _, ear := range g.ears {
+		errs = append(errs, ear.Close())
+	}
+	if g.raw != nil {
+		errs = append(errs, g.raw.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/probe"
+)
+
+// soak is a run.
+type soak struct {
+	opts    options
+	out     io.Writer
+	report  report
+	cluster *lab.Cluster
+	cast    *cast
+	siege   *siege
+
+	// mu guards random, and keeps progress lines whole.
+	mu     sync.Mutex
+	random *rand.Rand
+}
+
+// part is a piece of a run that can be selected.
+type part struct {
+	name string
+	// loss says that it is worth nothing on a machine that has other things to do.
+	loss bool
+	run  func(*soak, context.Context) error
+}
+
+// parts are all of them, in their order: those that count packets first, while the machine is quiet.
+func parts() []part {
+	return []part{
+		{"restarts", true, (*soak).restarts},
+		{"faults", true, (*soak).faults},
+		{"kills", false, (*soak).kills},
+		{"crowds", false, (*soak).crowds},
+		{"clock", false, (*soak).clock},
+	}
+}
+
+func partNames() []string {
+	var names []string
+	for _, p := range parts() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+func newSoak(opts options, out io.Writer) *soak {
+	return &soak{
+		opts: opts, out: out, random: rand.New(rand.NewPCG(opts.seed, opts.seed>>32)),
+		report: report{Began: time.Now(), Seed: opts.seed, Processors: runtime.NumCPU()},
+	}
+}
+
+// say prints a line of progress.
+func (s *soak) say(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, _ = fmt.Fprintf(s.out, "%7.1fs  %s\n", time.Since(s.report.Began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// within returns a random time less than the limit.
+func (s *soak) within(limit time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Duration(s.random.Int64N(int64(limit)))
+}
+
+// run runs the parts that were asked for, in one lab. An error is what keeps it from going on; what the parts find is in
+// the report.
+func (s *soak) run(ctx context.Context) (err error) {
+	chosen := slices.DeleteFunc(parts(), func(p part) bool { return !s.opts.parts.MatchString(p.name) })
+	if len(chosen) == 0 {
+		return fmt.Errorf("no part matches %s: there are %s", s.opts.parts, strings.Join(partNames(), ", "))
+	}
+	if s.report.Load, err = loadOf(); err != nil {
+		return err
+	}
+	s.report.Whole = len(chosen) == len(parts()) && s.opts.full()
+	s.say("seed %d, load %.2f on each of %d processors", s.opts.seed, s.report.Load, s.report.Processors)
+	before, err := probe.TakeInventory(s.opts.lab)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+		defer cancel()
+		err = errors.Join(err, s.lower(down), s.leftovers(before))
+	}()
+	if err := s.raise(ctx); err != nil {
+		return err
+	}
+	for _, p := range chosen {
+		if p.loss && s.opts.loss && s.report.Load > maxLoad {
+			s.add(row{Part: p.name, Name: "all of it", Verdict: refused, Wrong: []string{fmt.Sprintf(
+				"the load was %.2f on each processor before anything began: it counts packets, and needs a quiet machine (or -loss=false, which proves less)", s.report.Load)}})
+			continue
+		}
+		s.say("%s", p.name)
+		if err := p.run(s, ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return ctx.Err()
+}
+
+// maxLoad is the load on each processor above which packets are lost for want of a processor, and not of a network.
+const maxLoad = 0.75
+
+// full reports whether nothing was made smaller.
+func (o *options) full() bool {
+	return o.restarts >= 500 && o.kills >= 1000 && o.rounds >= 5 && o.crowd >= 1000 && o.faults.String() == "" && o.clock && o.loss
+}
+
+// add finishes a row.
+func (s *soak) add(r row) {
+	r.settle()
+	s.report.Rows = append(s.report.Rows, r)
+	s.say("%s: %s: %s (%s) %s", r.Part, r.Name, r.Verdict, r.Took.Round(time.Millisecond), r.Note)
+	for _, wrong := range r.Wrong {
+		s.say("    %s", wrong)
+	}
+}
+
+// raise brings the lab up, with the standing pods and the siege.
+func (s *soak) raise(ctx context.Context) error {
+	bin, err := filepath.Abs(s.opts.bin)
+	if err != nil {
+		return err
+	}
+	if err := lab.Down(ctx, s.opts.lab, nil); err != nil { // of a run that was killed
+		return err
+	}
+	began := time.Now()
+	if s.cluster, err = lab.Up(ctx, lab.Config{Name: s.opts.lab, Nodes: 2, Runtime: plan.RuntimeCNI, WeftBin: bin}, nil); err != nil {
+		return err
+	}
+	s.say("lab up in %s", time.Since(began).Round(10*time.Millisecond))
+	if s.cast, err = newCast(ctx, s.cluster); err != nil {
+		return err
+	}
+	if s.siege, err = newSiege(ctx, s.cast); err != nil {
+		return err
+	}
+	return s.siege.honest(ctx)
+}
+
+// lower takes everything down.
+func (s *soak) lower(ctx context.Context) error {
+	var errs []error
+	if s.siege != nil {
+		errs = append(errs, s.siege.end())
+		s.report.Hostile += int(s.siege.sent.Load())
+	}
+	if s.cast != nil {
+		gone, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_ = s.cast.close(gone) // the lab goes with them
+		cancel()
+	}
+	s.siege, s.cast = nil, nil
+	return errors.Join(append(errs, lab.Down(ctx, s.opts.lab, nil))...)
+}
+
+// repair makes the lab anew after Weft did not come back by itself.
+func (s *soak) repair(ctx context.Context, r *row) error {
+	r.Repairs++
+	s.say("%s did not come back by itself: making the lab anew", r.Name)
+	if err := s.lower(ctx); err != nil {
+		return err
+	}
+	return s.raise(ctx)
+}
+
+// leftovers returns what the lab has left on the machine.
+func (s *soak) leftovers(before probe.Inventory) error {
+	after, err := probe.TakeInventory(s.opts.lab)
+	if err != nil {
+		return err
+	}
+	return before.LeftBy(after)
+}
+
+// holes takes what was heard into a row.
+func (s *soak) holes(r *row) {
+	found := s.siege.heard()
+	r.Holes += len(found)
+	slices.Sort(found)
+	found = slices.Compact(found)
+	for _, f := range found[:min(5, len(found))] {
+		r.wrong(errors.New(f))
+	}
+}
+
+// census counts what each node has that could leak; what a restarted program has anew is left out.
+func (s *soak) census(ctx context.Context, programs bool) (map[string]probe.Counts, error) {
+	census := map[string]probe.Counts{}
+	for _, n := range s.cluster.Nodes() {
+		have, err := probe.Count(ctx, s.cluster, n)
+		if err != nil {
+			return nil, err
+		}
+		for name := range have {
+			if !programs && (strings.HasPrefix(name, "restarts of") || strings.HasPrefix(name, "descriptors of") || name == "goroutines") {
+				delete(have, name)
+			}
+		}
+		census[n.Name] = have
+	}
+	return census, nil
+}
+
+// leaks waits until nothing is there that was not before, and tells in the row what is.
+func (s *soak) leaks(ctx context.Context, r *row, before map[string]probe.Counts, programs bool) {
+	_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
+		have, err := s.census(ctx, programs)
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for node, counts := range have {
+			if err := counts.More(before[node]); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", node, err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		r.Leaks++
+		r.wrong(err)
+	}
+}
