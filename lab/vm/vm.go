@@ -152,7 +152,7 @@ func (m machine) argv() []string {
 		"-smp", strconv.Itoa(m.config.CPUs), "-m", strconv.Itoa(m.config.Memory),
 		"-kernel", m.kernel.image(), "-initrd", m.initramfs(),
 		// A busy machine makes an emulated clock look unreliable, and its processors locked up: neither is so.
-		"-append", "console=ttyS0 panic=-1 mitigations=off tsc=reliable no_timer_check random.trust_cpu=on nowatchdog rcupdate.rcu_cpu_stall_suppress=1",
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check random.trust_cpu=on nowatchdog rcupdate.rcu_cpu_stall_suppress=1",
 		"-serial", "file:" + m.console(),
 		"-device", "virtio-rng-pci",
 		"-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
