@@ -228,9 +228,9 @@ func traceOf(ctx context.Context, t *testing.T, n lab.Node) trace {
 	t.Helper()
 	tr := trace{}
 	for name, question := range map[string][]string{
-		"links":           {"sh", "-c", "ip -o link | cut -d: -f2 | cut -d@ -f1"},
-		"addresses":       {"sh", "-c", "ip -o addr | tr -s ' ' | cut -d' ' -f2-4"},
-		"routes":          {"ip", "route", "show", "table", "all"},
+		"links":     {"sh", "-c", "ip -o link | cut -d: -f2 | cut -d@ -f1"},
+		"addresses": {"sh", "-c", "ip -o addr | tr -s ' ' | cut -d' ' -f2-4"},
+		"routes":    {"ip", "route", "show", "table", "all"},
 		// kube-proxy makes its tables whenever it comes to it.
 		"nftables":        {"sh", "-c", "nft list tables | grep -v kube-proxy || true"},
 		"nftables, marks": {"sh", "-c", "nft list ruleset | grep weft.dev || true"},
