@@ -49,9 +49,10 @@ soak: ## agents, switches, disks and API servers that fail under traffic, for ha
 lint: ## hold the code to the limits of .golangci.yml
 	@build/lint
 
-generate: ## generate deep copies, CRDs, and the manifest from the chart
+generate: ## generate deep copies, CRDs, the manifest from the chart, and the pages made from the code
 	@GO=$(GO); PATH=$${GO%/*}:$$PATH $$GO generate ./api/... && \
-	  cd tools/chart && $$GO run . ../../deploy/chart ../../deploy/weft.yaml
+	  (cd tools/chart && $$GO run . ../../deploy/chart ../../deploy/weft.yaml) && \
+	  $$GO test ./internal/metrics ./internal/overlay/pipeline -run TestDocument -update
 
 fmt: ## format the code
 	@cd tools && $(GO) tool gofumpt -w ..

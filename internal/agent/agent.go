@@ -17,6 +17,8 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 )
@@ -59,10 +61,12 @@ type Options struct {
 	Datapath string
 	// ProcSys is where the sysctls can be written, for a process whose own /proc/sys is read-only. Default /proc/sys.
 	ProcSys string
-	// HealthAddress is where /healthz and /readyz are served. Empty: nowhere.
+	// HealthAddress is where /healthz, /readyz and /metrics are served. Empty: nowhere.
 	HealthAddress string
 	// Spares is how many ports are made ahead of their pods (overlay.DefaultSpares); 0: none.
 	Spares int
+	// MetricsAddress is where /metrics alone is served as well. Empty: nowhere.
+	MetricsAddress string
 	// Profiling also serves /debug/pprof there, to whoever can connect. Default: not.
 	Profiling bool
 	// Verify is how often everything is read back. Default DefaultVerify.
@@ -122,7 +126,9 @@ type agent struct {
 	objects *objects
 	store   *attach.Store
 	gate    *gate
-	health  *health
+	health  *health.Server
+	metrics *metrics.Agent
+	kube    *kube
 	socket  string
 	records string
 	// running is set once the engines are open.
@@ -146,17 +152,20 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	a := &agent{
-		opts: opts, gate: newGate(), health: &health{profiling: opts.Profiling},
+		opts: opts, gate: newGate(), metrics: metrics.NewAgent(opts.Version),
 		socket: Socket(opts.RunDir), records: recordsDir(&opts),
 	}
+	a.health = &health.Server{Profiling: opts.Profiling, Metrics: a.metrics.Handler()}
+	a.kube = &kube{metrics: a.metrics}
+	a.opts.Config = a.kube.wrap(opts.Config)
 	if err := prepareSysctls(opts.ProcSys); err != nil {
 		return err
 	}
 	var err error
-	if a.clients, err = kubernetes.NewForConfig(opts.Config); err != nil {
+	if a.clients, err = kubernetes.NewForConfig(a.opts.Config); err != nil {
 		return fmt.Errorf("API server: %w", err)
 	}
-	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
+	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
 		return err
 	}
 	if a.status, err = a.newStatusWriter(); err != nil {
@@ -185,10 +194,11 @@ func (a *agent) run(ctx context.Context) error {
 	engines, engineGroupCtx := errgroup.WithContext(engineCtx)
 
 	serving.Go(func() error {
-		server := &cni.Server{Handler: a.gate, Logger: a.opts.Log}
+		server := &cni.Server{Handler: a.gate, Logger: a.opts.Log, Observe: a.observe}
 		return server.Serve(serveCtx, listener)
 	})
-	serving.Go(func() error { return a.health.serve(serveCtx, a.opts.HealthAddress) })
+	serving.Go(func() error { return a.serveHealth(serveCtx) })
+	serving.Go(func() error { return a.serveMetrics(serveCtx) })
 	serving.Go(func() error { return a.serveAdmin(serveCtx) })
 	serving.Go(func() error { return a.status.run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
@@ -225,8 +235,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: bootID, Spares: a.opts.Spares, Log: a.opts.Log, ServiceWarnings: a.tellServiceWarnings,
 	})
-	a.health.add(check{"network", network.Ready}, check{"engines", e.failures})
-	a.health.warn(check{"host firewall", e.firewall.state})
+	a.watch(network, e)
 	a.gate.open(network)
 	a.running.Store(&running{network: network, engines: e})
 	group.Go(func() error { return network.Run(engineCtx) })
@@ -267,11 +276,13 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 	var told string
 	for {
 		var retry <-chan time.Time
+		seen := a.objects.take()
 		err := a.step(ctx, network, e, &serving)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of ctx is why, and is no failure
 		}
 		if err != nil {
+			a.objects.putBack(seen)
 			network.Waiting(err.Error())
 			if err.Error() != told {
 				a.opts.Log.Warn("the node is not in step", "error", err)
@@ -283,6 +294,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			retry, delay = timer.C, min(2*delay, lastFollowRetry)
 		} else {
 			delay, told = firstFollowRetry, ""
+			a.metrics.Synced(time.Since(seen))
 		}
 		a.refused.Store(told)
 		a.status.changed()

@@ -8,8 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -228,43 +226,6 @@ func TestGate(t *testing.T) {
 		if err := c.call(); !errors.Is(err, through) {
 			t.Errorf("%s while open: %v", command, err)
 		}
-	}
-}
-
-func TestReadyz(t *testing.T) {
-	h := &health{}
-	get := func() (int, string) {
-		answer := httptest.NewRecorder()
-		h.ready(answer, httptest.NewRequest(http.MethodGet, "/readyz", http.NoBody))
-		return answer.Code, answer.Body.String()
-	}
-	if status, body := get(); status != http.StatusServiceUnavailable {
-		t.Errorf("before the network exists: %d %q", status, body)
-	}
-	var broken error
-	h.add(check{name: "network", run: func() error { return nil }}, check{name: "engines", run: func() error { return broken }})
-	if status, body := get(); status != http.StatusOK || body != "[+]network\n[+]engines\n" {
-		t.Errorf("well: %d %q", status, body)
-	}
-	broken = errors.New("no switch")
-	if status, body := get(); status != http.StatusServiceUnavailable || body != "[+]network\n[-]engines: no switch\n" {
-		t.Errorf("broken: %d %q", status, body)
-	}
-}
-
-func TestHealthEndsWithItsContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- (&health{}).serve(ctx, "127.0.0.1:0") }()
-	cancel()
-	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	if err := (&health{}).serve(t.Context(), ""); err != nil {
-		t.Errorf("nowhere: %v", err)
-	}
-	if err := (&health{}).serve(t.Context(), "192.0.2.1:notaport"); err == nil {
-		t.Error("a wrong address is no error")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
@@ -26,7 +27,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &agent{opts: opts, gate: newGate(), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
+	a := &agent{opts: opts, gate: newGate(), metrics: metrics.NewAgent(opts.Version), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
 	var err error
 	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
 		return admin.Diff{}, err

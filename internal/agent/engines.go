@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
@@ -21,6 +22,14 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
+)
+
+// Names of the engines in logs, errors and metrics.
+const (
+	nameRows  = "ovsdb"
+	nameLinks = "link"
+	nameRules = "nft"
+	nameFlows = "openflow"
 )
 
 // engines are the node's engines, each with the loop that keeps it in step.
@@ -45,7 +54,8 @@ type engines struct {
 	// settled is called when an engine may stand otherwise than before.
 	settled func()
 	// dry says that engines are read and not written.
-	dry bool
+	dry  bool
+	told *metrics.Agent
 }
 
 // openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
@@ -57,7 +67,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 		return nil, err
 	}
 	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, dry: a.dry}
-	if err := e.open(ctx, a.opts); err != nil {
+	if err := e.open(ctx, a.opts, a.metrics); err != nil {
 		rows.Close()
 		return nil, err
 	}
@@ -65,7 +75,8 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 	return e, nil
 }
 
-func (e *engines) open(ctx context.Context, opts Options) error {
+func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent) error {
+	e.told = told
 	var err error
 	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
 		return err
@@ -80,12 +91,12 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 		return err
 	}
 	e.flows = openflow.NewEngine(openflow.Config{
-		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote,
+		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote, OnBundle: told.Bundle,
 	})
 	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
-	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb", Log: opts.Log, Settled: e.settled})
-	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: "link", Log: opts.Log, Settled: e.settled})
-	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: "nft", Log: opts.Log, Settled: e.settled})
+	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
+	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
+	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
 	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	flows, err := e.flowEngine(ctx)
@@ -93,7 +104,7 @@ func (e *engines) open(ctx context.Context, opts Options) error {
 		return err
 	}
 	e.flowLoop = reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-		Name: "openflow", Log: opts.Log, Settled: e.settled,
+		Name: nameFlows, Log: opts.Log, Observe: told.Commit, Settled: e.settled,
 		Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
 		Seal:   pipeline.Note,
 	})
@@ -170,7 +181,11 @@ func (e *engines) followRows(ctx context.Context) error {
 			if network := e.looked.Load(); network != nil {
 				network.CheckSpares()
 			}
+			if event.Kind == ovsdb.EventReconnected {
+				e.told.Connected("ovsdb")
+			}
 			if event.Kind == ovsdb.EventSwitchRestarted {
+				e.told.Connected("switch")
 				e.linkLoop.Resync()
 				e.flowLoop.Resync()
 				e.tunnels.again()
@@ -184,6 +199,9 @@ func (e *engines) followFlows(ctx context.Context) error {
 		event, err := e.flows.Next(ctx)
 		if err != nil {
 			return ignoreEnd(ctx, err)
+		}
+		if event.Connected {
+			e.told.Connected("openflow")
 		}
 		if event.Connected || event.Unclear || len(event.Drift) > 0 {
 			e.flowLoop.Resync()
@@ -238,10 +256,10 @@ func (e *engines) failures() error {
 			errs = append(errs, fmt.Errorf("%s: %s: %w", engine, owner, err))
 		}
 	}
-	collect("ovsdb", e.rowLoop.Failures())
-	collect("link", e.linkLoop.Failures())
-	collect("nft", e.ruleLoop.Failures())
-	collect("openflow", e.flowLoop.Failures())
+	collect(nameRows, e.rowLoop.Failures())
+	collect(nameLinks, e.linkLoop.Failures())
+	collect(nameRules, e.ruleLoop.Failures())
+	collect(nameFlows, e.flowLoop.Failures())
 	return errors.Join(errs...)
 }
 

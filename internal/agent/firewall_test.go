@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
@@ -270,12 +271,12 @@ func sampleHost() host.Config {
 
 // A warning is told, and the agent is ready all the same.
 func TestReadyWithWarning(t *testing.T) {
-	h := &health{}
-	h.add(check{"network", func() error { return nil }})
-	h.warn(check{"host firewall", func() error { return errors.New("chain c drops") }})
+	h := &health.Server{}
+	h.Add(health.Check{Name: "network", Run: func() error { return nil }})
+	h.Warn(health.Check{Name: "host-firewall", Run: func() error { return errors.New("chain c drops") }})
 	answer := httptest.NewRecorder()
-	h.ready(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-	if want := "[+]network\n[!]host firewall: chain c drops\n"; answer.Code != http.StatusOK || answer.Body.String() != want {
+	h.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	if want := "[+]network\n[!]host-firewall: chain c drops\n"; answer.Code != http.StatusOK || answer.Body.String() != want {
 		t.Errorf("%d %s", answer.Code, answer.Body)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -34,6 +36,10 @@ type objects struct {
 	changed chan struct{}
 	// services are watched beside: a Service's event is work for that Service only.
 	services *services
+
+	mu sync.Mutex
+	// since is when the first change was seen of those that nobody has taken.
+	since time.Time
 }
 
 func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, error) {
@@ -114,10 +120,32 @@ func (o *objects) run(ctx context.Context) error {
 }
 
 func (o *objects) signal() {
+	o.putBack(time.Now())
 	select {
 	case o.changed <- struct{}{}:
 	default: // whoever reads next reads this as well
 	}
+}
+
+// putBack tells that a change seen at a time is not programmed yet.
+func (o *objects) putBack(seen time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.since.IsZero() || seen.Before(o.since) {
+		o.since = seen
+	}
+}
+
+// take returns when the first change was seen that is not programmed yet; now, if there is none.
+func (o *objects) take() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	since := o.since
+	o.since = time.Time{}
+	if since.IsZero() {
+		return time.Now()
+	}
+	return since
 }
 
 // synced waits until everything is known once.

@@ -18,6 +18,8 @@ import (
 type Client struct {
 	// Socket is the path of the agent's socket; DefaultSocket when empty.
 	Socket string
+	// Origin is told to the agent.
+	Origin Origin
 }
 
 // Do sends a request and returns what the agent answered: the result for ADD, nil for the others. Every error is
@@ -40,6 +42,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*types100.Result, error)
 		return nil, Errorf(CodeInternal, "writing the request for the weft agent: %w", err)
 	}
 	post.Header.Set("Content-Type", "application/json")
+	c.Origin.set(post.Header)
 	answer, err := transport.RoundTrip(post)
 	if err != nil {
 		return nil, transportError(socket, err)

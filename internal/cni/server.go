@@ -38,6 +38,9 @@ type Server struct {
 	Grace time.Duration
 	// Logger gets every request with its outcome; nobody does when nil.
 	Logger *slog.Logger
+	// Observe, if not nil, is called before each request, and what it returns after it with its error. The Handler gets
+	// the context that it returns, which is the request's or made of it.
+	Observe func(context.Context, *Request, Origin) (context.Context, func(error))
 
 	// mu guards stopping, and orders the last start of a Handler before the wait for all of them.
 	mu       sync.Mutex
@@ -85,6 +88,11 @@ func (s *Server) setDefaults() {
 	}
 	if s.Grace == 0 {
 		s.Grace = DefaultGrace
+	}
+	if s.Observe == nil {
+		s.Observe = func(ctx context.Context, _ *Request, _ Origin) (context.Context, func(error)) {
+			return ctx, func(error) {}
+		}
 	}
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
@@ -163,17 +171,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), s.RequestTimeout)
 	defer cancel()
-	s.handle(ctx, w, req)
+	s.handle(ctx, w, req, originOf(r.Header))
 }
 
-func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *Request) {
+func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *Request, origin Origin) {
 	if !s.begin() {
 		s.answer(w, http.StatusServiceUnavailable, Response{Error: Errorf(CodeTryAgainLater, "the weft agent stops: try again later")})
 		return
 	}
 	defer s.running.Done()
 	start := time.Now()
+	ctx, observed := s.Observe(ctx, req, origin)
 	result, err := s.dispatch(ctx, req)
+	observed(err)
 	logger := s.Logger.With("command", string(req.Command), "container", req.ContainerID, "interface", req.IfName,
 		"pod", req.Args.PodNamespace+"/"+req.Args.PodName, "took", time.Since(start))
 	if err != nil {

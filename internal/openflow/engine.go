@@ -28,6 +28,8 @@ type Config struct {
 	BundleSize int
 	// Last names what is written after all else, such as the hash of the whole state; nil: nothing.
 	Last func(Key) bool
+	// OnBundle, if not nil, is told of each bundle: how many changes, and what it ended with.
+	OnBundle func(mods int, err error)
 	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive.
 	KeepAlive time.Duration
 	// ConnectWait is how long Read and Commit wait for a connection that is not there; 0: 1 s.
@@ -73,6 +75,9 @@ func NewEngine(config Config) *Engine {
 	}
 	if config.RetryMax == 0 {
 		config.RetryMax = 2 * time.Second
+	}
+	if config.OnBundle == nil {
+		config.OnBundle = func(int, error) {}
 	}
 	return &Engine{config: config, feed: newFeed(), ready: make(chan struct{})}
 }
@@ -219,7 +224,9 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	}
 	for len(mods) > 0 {
 		n := min(len(mods), e.config.BundleSize)
-		if err := conn.Bundle(ctx, mods[:n]); err != nil {
+		err := conn.Bundle(ctx, mods[:n])
+		e.config.OnBundle(n, err)
+		if err != nil {
 			return away(err)
 		}
 		mods = mods[n:]

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/timing"
 )
 
 // undoTimeout bounds the undoing of an ADD that failed. What cannot be undone by then, the reaper goes on with.
@@ -72,7 +73,9 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 
 // begin takes a port and records the attachment, before any side effect.
 func (n *Network) begin(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
-	port, err := n.spares.take(ctx)
+	portCtx, taken := timing.Start(ctx, stepPort)
+	port, err := n.spares.take(portCtx)
+	taken(err)
 	if err != nil {
 		return attach.Record{}, codeOf(fmt.Errorf("a port for pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err))
 	}
@@ -111,10 +114,13 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, por
 		State: attach.Planned, Created: time.Now().UTC(),
 	}
 	for {
-		if err := n.choose(s, &rec); err != nil {
+		_, planned := timing.Start(ctx, stepPlan)
+		err := n.choose(s, &rec)
+		planned(err)
+		if err != nil {
 			return rec, err
 		}
-		err := n.store.Put(ctx, rec)
+		err = n.put(ctx, &rec)
 		var conflict *attach.ConflictError
 		switch {
 		case err == nil:
@@ -174,16 +180,21 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if err := n.programFlows(ctx, s, rec); err != nil {
 		return link.Created{}, err
 	}
-	created, err := n.engines.Pods.Create(ctx, pair)
+	linkCtx, linked := timing.Start(ctx, stepLink)
+	created, err := n.engines.Pods.Create(linkCtx, pair)
+	linked(err)
 	if err != nil {
 		return created, err
 	}
 	if !pair.Spare {
 		rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)}
-		return created, n.engines.Rows.Apply(ctx, rows)
+		portCtx, done := startCommit(ctx, stepPort)
+		err := n.engines.Rows.Apply(portCtx, rows)
+		done(err)
+		return created, err
 	}
 	rec.State = attach.Attached
-	if err := n.store.Put(ctx, *rec); err != nil {
+	if err := n.put(ctx, rec); err != nil {
 		return created, cni.Errorf(cni.CodeIO, "%w", err)
 	}
 	return created, nil
@@ -197,7 +208,9 @@ func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Rec
 		if err := s.pipeline.CheckPod(pod(rec)); err != nil {
 			return err
 		}
-		err := n.engines.Flows.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+		flowCtx, done := startCommit(ctx, stepFlows)
+		err := n.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+		done(err)
 		now := n.settings.Load()
 		if err != nil || now == s {
 			return err

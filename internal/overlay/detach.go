@@ -44,7 +44,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	}
 	if rec.State != attach.Closing {
 		rec.State = attach.Closing
-		if err := n.store.Put(ctx, rec); err != nil {
+		if err := n.put(ctx, &rec); err != nil {
 			return n.detachNow(ctx, key, err)
 		}
 	}
@@ -58,7 +58,10 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	if err := n.engines.Flows.Apply(waiting, closed); err != nil {
+	flowCtx, done := startCommit(waiting, stepFlows)
+	err = n.engines.Flows.Apply(flowCtx, closed)
+	done(err)
+	if err != nil {
 		// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays
 		// taken until then.
 		n.opts.Log.Warn("closing a port, going on in the background", "attachment", key.String(), "error", err)

@@ -28,24 +28,10 @@ type Options[K comparable, V any] struct {
 	// Seal, if not nil, returns an item that carries the hash of all the others. It is committed with every
 	// change that leaves the engine in step. It needs Encode.
 	Seal func(Hash) (K, V)
-	// Observe, if not nil, is told of each commit and each verification.
+	// Observe, if not nil, is told of each commit, and of each reading that failed. It must not block.
 	Observe func(Event)
 	// Settled, if not nil, is called when Status may have changed: at the end of each pass. It must not block.
 	Settled func()
-}
-
-// Event is what Options.Observe is told.
-type Event struct {
-	// Engine is Options.Name.
-	Engine string
-	// Set and Deleted count the items of the change.
-	Set, Deleted int
-	// Drift tells that the items were found altered by somebody else, and are put back.
-	Drift bool
-	// Took is the time of the engine's Commit.
-	Took time.Duration
-	// Err is what the commit ended with.
-	Err error
 }
 
 // Loop keeps one engine in step with the fragments of all owners. All methods may be called concurrently; the
@@ -66,6 +52,8 @@ type Loop[K comparable, V Value[V]] struct {
 	failures map[Owner]error
 	waiters  []*waiter
 	started  bool
+	// since is when the oldest was handed over of what waits; zero when nothing does.
+	since time.Time
 	// unreadable is why the last reading failed; nil after one that did not.
 	unreadable error
 	resync     bool
@@ -84,7 +72,9 @@ type waiter struct {
 	patient bool
 	// drift is how many items the verification found to differ.
 	drift int
-	done  chan error
+	// receipt is about the commit, if there was one. It is set before done is told.
+	receipt Receipt
+	done    chan error
 }
 
 // NewLoop returns a loop for the engine. Nothing happens before Run and Start.
@@ -193,6 +183,9 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 		l.resync = l.resync || w.patient || w.verify
 		l.waiters = append(l.waiters, w)
 	}
+	if len(l.dirty) > 0 && l.since.IsZero() {
+		l.since = time.Now()
+	}
 	l.mu.Unlock()
 	l.signal()
 	return nil
@@ -214,6 +207,7 @@ func (l *Loop[K, V]) replace(fragments map[Owner]map[K]V) {
 func (l *Loop[K, V]) await(ctx context.Context, w *waiter) error {
 	select {
 	case err := <-w.done:
+		tell(ctx, w.receipt)
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("%s: waiting for the commit: %w", l.opts.Name, ctx.Err())
@@ -288,10 +282,14 @@ func (l *Loop[K, V]) stop() {
 type round[K comparable, V any] struct {
 	waiters []*waiter
 	change  Change[K, V]
-	// drift counts what a read-back found to differ beyond what was waiting anyway.
-	drift int
+	// drift is what a read-back found to differ beyond what was waiting anyway.
+	drift Drift
 	// seal is the key of the sealing item in change.
 	seal *K
+	// since is when the oldest of what is in change was handed over; zero when nothing was.
+	since time.Time
+	// receipt is about the commit.
+	receipt Receipt
 }
 
 // pass takes all that waits and commits it. It returns true if something is left to be tried again.
@@ -319,7 +317,9 @@ func (l *Loop[K, V]) pass(ctx context.Context) (retry bool) {
 	r := l.take(actual)
 	failed := map[K]error{}
 	if !r.change.Empty() {
+		r.receipt = Receipt{Begin: time.Now(), Set: len(r.change.Set), Deleted: len(r.change.Delete), Requests: len(r.waiters)}
 		failed = l.commit(ctx, r)
+		r.receipt.End = time.Now()
 	}
 	return l.finish(r, failed)
 }
@@ -329,7 +329,7 @@ func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {
 		return false
 	}
 	l.opts.Log.Warn("reading back failed, trying again", "engine", l.opts.Name, "error", err)
-	l.observe(Event{Err: err})
+	l.observe(Event{Read: true, Err: err})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.resync = true
@@ -363,28 +363,41 @@ func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 		r.drift = l.strays(all)
 		r.change = all
 		if first {
-			r.drift = 0 // a first look finds what a former life left: the ordinary case, nobody's tampering
+			r.drift = Drift{} // a first look finds what a former life left: the ordinary case, nobody's tampering
 		}
 	}
 	for key := range l.dirty {
 		l.diffKey(key, &r.change)
 	}
 	l.dirty = map[K]struct{}{}
+	r.since, l.since = l.since, time.Time{}
 	l.seal(&r)
 	return r
 }
 
 // strays counts the differences that no pending change explains.
-func (l *Loop[K, V]) strays(all Change[K, V]) int {
-	n := 0
-	for _, side := range []map[K]V{all.Set, all.Delete} {
-		for key := range side {
-			if _, waiting := l.dirty[key]; !waiting && !l.isSeal(key) {
-				n++
-			}
+func (l *Loop[K, V]) strays(all Change[K, V]) Drift {
+	var drift Drift
+	foreign := func(key K) bool {
+		_, waiting := l.dirty[key]
+		return !waiting && !l.isSeal(key)
+	}
+	for key := range all.Set {
+		_, held := l.actual[key]
+		switch {
+		case !foreign(key):
+		case held:
+			drift.Altered++
+		default:
+			drift.Missing++
 		}
 	}
-	return n
+	for key := range all.Delete {
+		if foreign(key) {
+			drift.Stray++
+		}
+	}
+	return drift
 }
 
 func (l *Loop[K, V]) diffKey(key K, change *Change[K, V]) {
@@ -425,7 +438,7 @@ func (l *Loop[K, V]) seal(r *round[K, V]) {
 // commit commits the round's change and returns the keys that failed. A failure that names no keys is narrowed
 // down by committing each owner's part alone, so that one bad object never stops the others.
 func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
-	err := l.commitOnce(ctx, r.change, r.drift > 0)
+	err := l.commitOnce(ctx, r.change, r)
 	if err == nil {
 		return nil
 	}
@@ -442,7 +455,7 @@ func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 	}
 	failed := map[K]error{}
 	for _, part := range parts {
-		if err := l.commitOnce(ctx, part, false); err != nil {
+		if err := l.commitOnce(ctx, part, round[K, V]{since: r.since}); err != nil {
 			maps.Copy(failed, failAll(part, err))
 		}
 	}
@@ -452,15 +465,21 @@ func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 	return failed
 }
 
-func (l *Loop[K, V]) commitOnce(ctx context.Context, change Change[K, V], drift bool) error {
+// commitOnce commits a change of the round, and tells of it.
+func (l *Loop[K, V]) commitOnce(ctx context.Context, change Change[K, V], r round[K, V]) error {
 	begin := time.Now()
 	err := l.engine.Commit(ctx, change)
+	end := time.Now()
+	event := Event{Set: len(change.Set), Deleted: len(change.Delete), Drift: r.drift, Took: end.Sub(begin), Err: err}
+	if !r.since.IsZero() {
+		event.Waited = end.Sub(r.since)
+	}
 	if err == nil {
 		l.mu.Lock()
-		l.committed = time.Now()
+		l.committed = end
 		l.mu.Unlock()
 	}
-	l.observe(Event{Set: len(change.Set), Deleted: len(change.Delete), Drift: drift, Took: time.Since(begin), Err: err})
+	l.observe(event)
 	return err
 }
 
@@ -529,13 +548,16 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 			l.waiters = append(l.waiters, w)
 			continue
 		}
-		w.drift = r.drift
+		w.drift, w.receipt = r.drift.Items(), r.receipt
 		w.done <- l.verdict(w, broken, first)
 	}
 	if first != nil {
+		if !r.since.IsZero() && (l.since.IsZero() || r.since.Before(l.since)) {
+			l.since = r.since // it waits on
+		}
 		l.opts.Log.Warn("commit failed, trying again", "engine", l.opts.Name, "items", len(failed), "error", first)
-	} else if r.drift > 0 {
-		l.opts.Log.Warn("put back what somebody else changed", "engine", l.opts.Name, "items", r.drift)
+	} else if r.drift.Items() > 0 {
+		l.opts.Log.Warn("put back what somebody else changed", "engine", l.opts.Name, "items", r.drift.Items())
 	}
 	return len(failed) > 0 || l.resync // a doubtful commit whose parts all succeeded is still to be read again
 }

@@ -1,0 +1,178 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/timing"
+)
+
+// serveHealth answers probes and scrapes until ctx ends.
+func (a *agent) serveHealth(ctx context.Context) error {
+	return health.Serve(ctx, a.opts.HealthAddress, a.health.Handler())
+}
+
+// serveMetrics answers scrapes, and nothing else, at an address of their own until ctx ends.
+func (a *agent) serveMetrics(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", a.metrics.Handler())
+	return health.Serve(ctx, a.opts.MetricsAddress, mux)
+}
+
+// watch has probes and scrapes look at the network and its engines from now on.
+func (a *agent) watch(network *overlay.Network, e *engines) {
+	a.health.Add(
+		health.Check{Name: "network", Run: network.Ready},
+		health.Check{Name: "engines", Run: e.failures},
+	)
+	a.health.Warn(
+		health.Check{Name: "host-firewall", Run: e.firewall.state},
+		health.Check{Name: "api-server", Run: a.kube.state},
+	)
+	a.metrics.Watch(func() metrics.State {
+		used, all := network.Addresses()
+		state := metrics.State{
+			Ready: network.Ready() == nil, Engines: e.standing(), AddressesInUse: used, Addresses: all,
+			Attachments: map[string]int{string(attach.Planned): 0, string(attach.Attached): 0, string(attach.Closing): 0},
+		}
+		for _, record := range a.store.List() {
+			state.Attachments[string(record.State)]++
+		}
+		return state
+	})
+}
+
+// standing returns the loops' figures, with the flows by table.
+func (e *engines) standing() map[string]metrics.Engine {
+	return map[string]metrics.Engine{
+		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)},
+		nameLinks: {Status: e.linkLoop.Status(), Programmed: e.linkLoop.Programmed(one)},
+		nameRules: {Status: e.ruleLoop.Status(), Programmed: e.ruleLoop.Programmed(one)},
+		nameFlows: {Status: e.flowLoop.Status(), Programmed: e.flowLoop.Programmed(tableOf)},
+	}
+}
+
+// tableOf names the table of a flow, and groups as "groups".
+func tableOf(key openflow.Key) string {
+	if key.Group != 0 {
+		return "groups"
+	}
+	if name := pipeline.TableName(key.Table); name != "" {
+		return name
+	}
+	return strconv.Itoa(int(key.Table))
+}
+
+// one puts everything into one class.
+func one[K any](K) string { return "" }
+
+// observe is told of each request of the container runtime.
+func (a *agent) observe(ctx context.Context, req *cni.Request, _ cni.Origin) (context.Context, func(error)) {
+	begin := time.Now()
+	command := string(req.Command)
+	ctx = timing.With(ctx, func(step string, took time.Duration) { a.metrics.Step(command, step, took) })
+	return ctx, func(err error) {
+		var code cni.Code
+		if failure := cni.AsError(err); failure != nil {
+			code = failure.Code
+		}
+		a.metrics.Request(command, uint(code), time.Since(begin))
+	}
+}
+
+// errAway is what is told while the API server is away.
+var errAway = errors.New("no watch of the API server is open: changes of the cluster's objects wait until it is back; pods go on")
+
+// kube watches what goes to the API server and what comes back.
+type kube struct {
+	metrics *metrics.Agent
+
+	mu sync.Mutex
+	// open counts the watches that are open; ever says that there was one.
+	open int
+	ever bool
+}
+
+// wrap returns the configuration of a client whose requests are watched.
+func (k *kube) wrap(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &kubeTransport{kube: k, next: next} })
+	return config
+}
+
+// state returns nil while watches are open: the node goes on without them, with what it knows.
+func (k *kube) state() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.open == 0 && k.ever {
+		return errAway
+	}
+	return nil
+}
+
+func (k *kube) watches(change int) {
+	k.mu.Lock()
+	k.open += change
+	k.ever = k.ever || change > 0
+	k.mu.Unlock()
+	k.metrics.KubeWatches(change)
+}
+
+// kubeTransport is a RoundTripper that tells of requests and of open watches.
+type kubeTransport struct {
+	kube *kube
+	next http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *kubeTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	answer, err := t.next.RoundTrip(request)
+	if err != nil {
+		t.kube.metrics.KubeRequest(request.Method, 0)
+		return answer, err
+	}
+	t.kube.metrics.KubeRequest(request.Method, answer.StatusCode)
+	if answer.StatusCode == http.StatusOK && request.URL.Query().Get("watch") != "" {
+		t.kube.watches(1)
+		answer.Body = &watchBody{ReadCloser: answer.Body, closed: sync.OnceFunc(func() { t.kube.watches(-1) })}
+	}
+	return answer, nil
+}
+
+// WrappedRoundTripper lets client-go find the transport below.
+func (t *kubeTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// watchBody is the answer of a watch, which stays open.
+type watchBody struct {
+	io.ReadCloser
+	closed func()
+}
+
+// Read implements io.Reader. A watch that ends counts as closed, also before anybody closes it.
+func (b *watchBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.closed()
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *watchBody) Close() error {
+	b.closed()
+	return b.ReadCloser.Close()
+}

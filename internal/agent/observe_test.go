@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/metrics"
+)
+
+// A watch counts while it is open, whoever ends it, and requests by what came back.
+func TestKubeWatches(t *testing.T) {
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") == "" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush() //nolint:forcetypeassert // the standard library's
+		<-release
+	}))
+	k := &kube{metrics: metrics.NewAgent("v")}
+	client, err := rest.HTTPClientFor(k.wrap(&rest.Config{Host: server.URL}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(path string) (*http.Response, error) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client.Do(request)
+	}
+	if err := k.state(); err != nil {
+		t.Errorf("before the first watch: %v", err)
+	}
+	refused, err := get("/nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = refused.Body.Close()
+	first, err := get("/nodes?watch=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := get("/nodes?watch=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scrape(t, k.metrics, "weft_kube_watches 2", `weft_kube_requests_total{method="GET",status="200"} 2`, `weft_kube_requests_total{method="GET",status="403"} 1`)
+	_ = second.Body.Close()
+	_ = second.Body.Close()
+	scrape(t, k.metrics, "weft_kube_watches 1")
+	if err := k.state(); err != nil {
+		t.Errorf("one is open: %v", err)
+	}
+	close(release)
+	if _, err := io.ReadAll(first.Body); err != nil {
+		t.Fatal(err)
+	}
+	scrape(t, k.metrics, "weft_kube_watches 0")
+	if err := k.state(); err == nil {
+		t.Error("none is open, and nothing is said")
+	}
+	server.Close()
+	if _, err := get("/nodes"); err == nil {
+		t.Fatal("an answer of nobody")
+	}
+	scrape(t, k.metrics, `weft_kube_requests_total{method="GET",status="error"} 1`)
+}
+
+// Requests are counted by command and code, and so are their steps.
+func TestRequestsAreMeasured(t *testing.T) {
+	a := &agent{metrics: metrics.NewAgent("v")}
+	for _, outcome := range []error{nil, cni.Errorf(cni.CodeTryAgainLater, "not yet"), context.Canceled} {
+		_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, cni.Origin{})
+		done(outcome)
+	}
+	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD"} 1`,
+		`weft_cni_request_duration_seconds_count{code="11",command="ADD"} 1`, `weft_cni_request_duration_seconds_count{code="100",command="ADD"} 1`)
+}
+
+// A change counts from when the first of those was seen that are not programmed.
+func TestChangesCountFromTheFirst(t *testing.T) {
+	o := &objects{changed: make(chan struct{}, 1)}
+	if o.take().IsZero() {
+		t.Error("without a change: no time")
+	}
+	o.signal()
+	first := o.since
+	o.signal()
+	if o.since != first {
+		t.Error("the second counts")
+	}
+	if got := o.take(); got != first {
+		t.Errorf("took %v, want %v", got, first)
+	}
+	o.signal()
+	o.putBack(first)
+	if got := o.take(); got != first {
+		t.Errorf("took %v, want what was put back, %v", got, first)
+	}
+	if later := o.take(); time.Since(later) > time.Minute {
+		t.Errorf("took %v again", later)
+	}
+}
+
+func scrape(t *testing.T, m *metrics.Agent, lines ...string) {
+	t.Helper()
+	answer := httptest.NewRecorder()
+	m.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+	for _, line := range lines {
+		if !strings.Contains(answer.Body.String(), line+"\n") {
+			t.Errorf("no line %s", line)
+		}
+	}
+}

@@ -1,0 +1,27 @@
+package cni
+
+import (
+	"net/http"
+	"testing"
+	"time"
+)
+
+// What a request says of its origin reaches who observes it, and only what can be so.
+func TestOriginIsTold(t *testing.T) {
+	started := time.Now().Add(-time.Second)
+	for name, c := range map[string]struct{ sent, want Origin }{
+		"nothing": {},
+		"all":     {Origin{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", started}, Origin{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", started}},
+		"future":  {Origin{Started: time.Now().Add(time.Hour)}, Origin{}},
+		"old":     {Origin{Started: time.Now().Add(-time.Hour)}, Origin{}},
+	} {
+		header := http.Header{}
+		c.sent.set(header)
+		if got := originOf(header); got.TraceParent != c.want.TraceParent || !got.Started.Equal(c.want.Started) {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+	if got := originOf(http.Header{headerStarted: {"soon"}}); !got.Started.IsZero() {
+		t.Errorf("of no number: %+v", got)
+	}
+}

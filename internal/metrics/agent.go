@@ -1,0 +1,210 @@
+package metrics
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Agent is the metrics of a node's agent.
+type Agent struct {
+	*Registry
+
+	cni, step, commit, latency, objects                  *prometheus.HistogramVec
+	commitErrors, changes, drift, readErrors, reconnects *prometheus.CounterVec
+	bundles, flowMods, events, kubeRequests              *prometheus.CounterVec
+	kubeWatches                                          prometheus.Gauge
+	describe                                             agentState
+}
+
+// agentState describes what is looked up at each scrape.
+type agentState struct {
+	desired, programmed, failures, inStep, flows, attachments, addresses, capacity, ready *prometheus.Desc
+}
+
+// Engines are the values of the label engine: the names of the agent's loops.
+func Engines() []string { return []string{"link", "nft", "openflow", "ovsdb"} }
+
+// NewAgent returns an agent's metrics.
+func NewAgent(version string) *Agent {
+	r := newRegistry(version)
+	m := &Agent{Registry: r}
+	m.cni = r.histogram("weft_cni_request_duration_seconds",
+		"Time of a container runtime's request, by command (ADD, DEL, CHECK, STATUS, GC) and CNI error code; code 0 is success.", 0.001, "command", "code")
+	m.step = r.histogram("weft_cni_step_duration_seconds",
+		"Time of one step of a container runtime's request. Steps of a request may run side by side.", 0.0001, "command", "step")
+	m.latency = r.histogram("weft_engine_latency_seconds",
+		"Time from when a change was asked of an engine until it was in effect; of a commit that served several requests, the longest.", 0.0005, "engine")
+	m.objects = r.histogram("weft_sync_latency_seconds",
+		"Time from when the agent saw a change of the network's objects until the node was in step with it.", 0.001)
+	m.commit = r.histogram("weft_engine_commit_duration_seconds",
+		"Time of a commit that succeeded: a bundle of flows, a transaction of Open vSwitch's database or of nftables, a change of links.", 0.0005, "engine")
+	m.commitErrors = r.counter("weft_engine_commit_errors_total", "Commits that failed, wholly or for some of their items.", "engine")
+	m.readErrors = r.counter("weft_engine_read_errors_total", "Times that an engine could not be read back.", "engine")
+	m.changes = r.counter("weft_engine_changes_total", "Items committed, by what was done with them (set, delete).", "engine", "change")
+	m.drift = r.counter("weft_engine_drift_total",
+		"Items that were found other than Weft had left them, and were to be put back, by what had become of them: missing, altered, or stray (nobody's).", "engine", "kind")
+	m.reconnects = r.counter("weft_engine_connections_total",
+		"Connections made: to the switch (openflow), to its database after the first (ovsdb); and restarts of the switch's daemon (switch).", "to")
+	m.bundles = r.counter("weft_openflow_bundles_total", "Bundles of flow changes sent to the switch, by result (ok, error).", "result")
+	m.flowMods = r.counter("weft_openflow_flow_mods_total", "Changes of flows and groups in bundles that the switch took.")
+	m.events = r.counter("weft_events_total",
+		"Events about objects, by whether they were sent (sent) or left out because there were too many (dropped).", "result")
+	m.kubeRequests = r.counter("weft_kube_requests_total",
+		"Requests to the API server, by HTTP method and status; status error stands for no answer.", "method", "status")
+	watches := r.gauge("weft_kube_watches", "Watches of the API server that are open. Fewer than usual: the API server is away, and changes wait.")
+	m.kubeWatches = watches.WithLabelValues()
+	m.describe = agentState{
+		ready:       r.state("weft_ready", "1 when pods can be attached."),
+		desired:     r.state("weft_engine_desired", "Items that an engine is to hold.", "engine"),
+		programmed:  r.state("weft_engine_programmed", "Items that an engine holds, as far as is known.", "engine"),
+		failures:    r.state("weft_engine_failures", "Owners (attachments, hosts, Services, ...) whose state is not in effect.", "engine"),
+		inStep:      r.state("weft_engine_in_step", "1 when an engine holds what it is to hold and nothing waits. For openflow: the hash in the switch is the desired state's.", "engine"),
+		flows:       r.state("weft_openflow_flows", "Flows in the switch, by table; table groups counts the groups.", "table"),
+		attachments: r.state("weft_attachments", "Pods' interfaces recorded on the node, by state.", "state"),
+		addresses:   r.state("weft_addresses_in_use", "Pod addresses of the node's subnet that are taken."),
+		capacity:    r.state("weft_addresses", "Pod addresses that the node's subnet has."),
+	}
+	m.preset()
+	return m
+}
+
+// preset makes the series that alerts rely on exist from the first scrape on, at zero.
+func (m *Agent) preset() {
+	for _, engine := range Engines() {
+		m.commitErrors.WithLabelValues(engine)
+		m.readErrors.WithLabelValues(engine)
+		for _, kind := range []string{"missing", "altered", "stray"} {
+			m.drift.WithLabelValues(engine, kind)
+		}
+	}
+	for _, result := range []string{"ok", "error"} {
+		m.bundles.WithLabelValues(result)
+	}
+	for _, to := range []string{"openflow", "ovsdb", "switch"} {
+		m.reconnects.WithLabelValues(to)
+	}
+	for _, result := range []string{"sent", "dropped"} {
+		m.events.WithLabelValues(result)
+	}
+	m.objects.WithLabelValues()
+	m.flowMods.WithLabelValues()
+}
+
+// Request tells of a container runtime's request. Code is 0 for success.
+func (m *Agent) Request(command string, code uint, took time.Duration) {
+	m.cni.WithLabelValues(command, strconv.FormatUint(uint64(code), 10)).Observe(took.Seconds())
+}
+
+// Step tells of a step of a request.
+func (m *Agent) Step(command, step string, took time.Duration) {
+	m.step.WithLabelValues(command, step).Observe(took.Seconds())
+}
+
+// Commit is told what loops do; it is their Options.Observe.
+func (m *Agent) Commit(event reconcile.Event) {
+	if event.Read {
+		m.readErrors.WithLabelValues(event.Engine).Inc()
+		return
+	}
+	for kind, items := range map[string]int{"missing": event.Drift.Missing, "altered": event.Drift.Altered, "stray": event.Drift.Stray} {
+		m.drift.WithLabelValues(event.Engine, kind).Add(float64(items))
+	}
+	if event.Err != nil {
+		m.commitErrors.WithLabelValues(event.Engine).Inc()
+		return
+	}
+	m.changes.WithLabelValues(event.Engine, "set").Add(float64(event.Set))
+	m.changes.WithLabelValues(event.Engine, "delete").Add(float64(event.Deleted))
+	m.commit.WithLabelValues(event.Engine).Observe(event.Took.Seconds())
+	if event.Waited > 0 {
+		m.latency.WithLabelValues(event.Engine).Observe(event.Waited.Seconds())
+	}
+}
+
+// Bundle tells of a bundle of changes sent to the switch.
+func (m *Agent) Bundle(mods int, err error) {
+	m.bundles.WithLabelValues(outcome(err)).Inc()
+	if err == nil {
+		m.flowMods.WithLabelValues().Add(float64(mods))
+	}
+}
+
+// Connected tells of a connection: "openflow", "ovsdb", or "switch" for a daemon that started anew.
+func (m *Agent) Connected(to string) { m.reconnects.WithLabelValues(to).Inc() }
+
+// Synced tells how long it took to bring the node in step with a change of objects.
+func (m *Agent) Synced(took time.Duration) { m.objects.WithLabelValues().Observe(took.Seconds()) }
+
+// Event tells whether an event about an object was sent.
+func (m *Agent) Event(sent bool) {
+	if sent {
+		m.events.WithLabelValues("sent").Inc()
+		return
+	}
+	m.events.WithLabelValues("dropped").Inc()
+}
+
+// KubeRequest tells of a request to the API server; status is 0 when there was no answer.
+func (m *Agent) KubeRequest(method string, status int) {
+	text := "error"
+	if status != 0 {
+		text = strconv.Itoa(status)
+	}
+	m.kubeRequests.WithLabelValues(method, text).Inc()
+}
+
+// KubeWatches tells how many watches have been opened (1) or closed (-1).
+func (m *Agent) KubeWatches(change int) { m.kubeWatches.Add(float64(change)) }
+
+// Engine is how a loop stands.
+type Engine struct {
+	reconcile.Status
+	// Programmed counts what the engine holds, by class; openflow's classes are its tables.
+	Programmed map[string]int
+}
+
+// State is what is looked up at each scrape.
+type State struct {
+	// Ready tells that pods can be attached.
+	Ready bool
+	// Engines are the loops' figures, by name.
+	Engines map[string]Engine
+	// Attachments counts the records by state.
+	Attachments map[string]int
+	// AddressesInUse and Addresses count the addresses of the node's subnet.
+	AddressesInUse, Addresses uint64
+}
+
+// Watch has each scrape look up what state returns. It is called at most once.
+func (m *Agent) Watch(state func() State) {
+	d := m.describe
+	m.registry.MustRegister(&scraped{
+		descriptions: []*prometheus.Desc{d.ready, d.desired, d.programmed, d.failures, d.inStep, d.flows, d.attachments, d.addresses, d.capacity},
+		collect: func(set func(*prometheus.Desc, float64, ...string)) {
+			s := state()
+			set(d.ready, one(s.Ready))
+			for engine, stats := range s.Engines {
+				programmed := 0
+				for _, n := range stats.Programmed {
+					programmed += n
+				}
+				set(d.desired, float64(stats.Items), engine)
+				set(d.programmed, float64(programmed), engine)
+				set(d.failures, float64(len(stats.Failures)), engine)
+				set(d.inStep, one(stats.InStep()), engine)
+			}
+			for table, flows := range s.Engines["openflow"].Programmed {
+				set(d.flows, float64(flows), table)
+			}
+			for state, n := range s.Attachments {
+				set(d.attachments, float64(n), state)
+			}
+			set(d.addresses, float64(s.AddressesInUse))
+			set(d.capacity, float64(s.Addresses))
+		},
+	})
+}

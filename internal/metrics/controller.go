@@ -1,0 +1,64 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Controller is the metrics of a cluster's controller.
+type Controller struct {
+	*Registry
+
+	reconcile   *prometheus.HistogramVec
+	writes      *prometheus.CounterVec
+	problems    *prometheus.GaugeVec
+	leader      prometheus.Gauge
+	hostSubnets prometheus.Gauge
+	free        prometheus.Gauge
+	vnids       prometheus.Gauge
+}
+
+// NewController returns a controller's metrics.
+func NewController(version string) *Controller {
+	r := newRegistry(version)
+	m := &Controller{Registry: r}
+	m.leader = r.gauge("weft_controller_leader", "1 on the replica that works; the others wait.").WithLabelValues()
+	m.reconcile = r.histogram("weft_controller_reconcile_duration_seconds",
+		"Time of one look at all objects, by what is looked after (subnets, vnids) and result (ok, error).", 0.0005, "controller", "result")
+	m.writes = r.counter("weft_controller_writes_total",
+		"Objects written, by what was done (create, update, delete) and result (ok, conflict, error). A conflict is repeated and harmless.", "verb", "result")
+	m.problems = r.gauge("weft_controller_problems", "Problems of objects that last, by reason; an event and a condition of the object say more.", "controller", "reason")
+	m.hostSubnets = r.gauge("weft_controller_host_subnets", "HostSubnets that hold a subnet of the cluster network.").WithLabelValues()
+	m.free = r.gauge("weft_controller_free_subnets", "Node subnets that can still be given out.").WithLabelValues()
+	m.vnids = r.gauge("weft_controller_vnids", "NetNamespaces that hold a VNID.").WithLabelValues()
+	return m
+}
+
+// Lead tells whether this replica works.
+func (m *Controller) Lead(leads bool) { m.leader.Set(one(leads)) }
+
+// Reconciled tells of one look at all objects.
+func (m *Controller) Reconciled(controller string, took time.Duration, err error) {
+	m.reconcile.WithLabelValues(controller, outcome(err)).Observe(took.Seconds())
+}
+
+// Wrote tells of the write of an object; result is ok, conflict or error.
+func (m *Controller) Wrote(verb, result string) { m.writes.WithLabelValues(verb, result).Inc() }
+
+// Problems tells how many problems last, by reason.
+func (m *Controller) Problems(controller string, byReason map[string]int) {
+	m.problems.DeletePartialMatch(prometheus.Labels{"controller": controller})
+	for reason, n := range byReason {
+		m.problems.WithLabelValues(controller, reason).Set(float64(n))
+	}
+}
+
+// Subnets tells how many node subnets are given out and how many are free.
+func (m *Controller) Subnets(given int, free uint64) {
+	m.hostSubnets.Set(float64(given))
+	m.free.Set(float64(free))
+}
+
+// VNIDs tells how many VNIDs are given out.
+func (m *Controller) VNIDs(given int) { m.vnids.Set(float64(given)) }

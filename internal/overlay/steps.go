@@ -1,0 +1,54 @@
+package overlay
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/timing"
+)
+
+// Steps of a request, as metrics and traces name them.
+const (
+	// stepPlan chooses address, port number and interface; stepRecord writes the record, until it is on disk.
+	stepPlan   = "plan"
+	stepRecord = "record"
+	// stepLink makes the veth pair and what is on it in the pod.
+	stepLink = "link"
+	// stepPort takes a port that was made ahead, or waits for one; stepFlows has its flows in the switch, until that has
+	// said so. Where a step waits for an engine, stepCommit below it is what the engine was busy with it, for all requests
+	// that share the commit.
+	stepPort   = "port"
+	stepFlows  = "flows"
+	stepCommit = "commit"
+)
+
+// startCommit begins a step that waits for an engine's commit.
+func startCommit(ctx context.Context, step string) (context.Context, func(error)) {
+	ctx, done := timing.Start(ctx, step)
+	return reconcile.WithReceipt(ctx, func(r reconcile.Receipt) {
+		timing.Record(ctx, stepCommit, r.Begin, r.End,
+			attribute.Int("weft.set", r.Set), attribute.Int("weft.deleted", r.Deleted), attribute.Int("weft.requests", r.Requests))
+	}), done
+}
+
+// put writes a record, as a step.
+func (n *Network) put(ctx context.Context, rec *attach.Record) error {
+	ctx, done := timing.Start(ctx, stepRecord)
+	err := n.store.Put(ctx, *rec)
+	done(err)
+	return err
+}
+
+// Addresses returns how many of the pod addresses of the node's subnet are taken, and how many there are.
+func (n *Network) Addresses() (used, all uint64) {
+	n.picking.Lock()
+	pool := n.pool
+	n.picking.Unlock()
+	if pool == nil {
+		return 0, 0
+	}
+	return uint64(len(n.store.InUse().Addresses[NetworkName])), pool.Capacity()
+}
