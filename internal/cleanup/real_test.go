@@ -7,12 +7,20 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
+// options are those of a node of the test's own: a root, and a network namespace for as long as the test runs.
 func options(t *testing.T) (o Options, told *[]string) {
 	t.Helper()
+	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
 	told = &[]string{}
 	o = Options{
 		Root: t.TempDir(), OVSRunDir: "/run/openvswitch", StateDir: "/var/lib/weft", RunDir: "/run/weft", CNIConfDir: "/etc/cni/net.d",
