@@ -39,10 +39,10 @@ func questions() map[string][]string {
 var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
 
 // spare is a port made ahead, in the list of ports. Which numbers they have depends on the pods that have come and gone.
-var spare = regexp.MustCompile(`(?m)^weft-p\d+,\d+,"""""",\{\},\[\],.*spare/weft-p\d+.*$`) //nolint:gochecknoglobals // a constant
+var spare = regexp.MustCompile(`(?m)^(weft-p\d+),\d+,"""""",\{\},\[\],.*spare/weft-p\d+.*$`) //nolint:gochecknoglobals // a constant
 
 // spareEnd is the other end of one, in the list of links.
-var spareEnd = regexp.MustCompile(`(?m)^\d+: weft-p\d+c@`) //nolint:gochecknoglobals // a constant
+var spareEnd = regexp.MustCompile(`(?m)^\d+: (weft-p\d+)c@`) //nolint:gochecknoglobals // a constant
 
 const aSpare = "a port made ahead"
 
@@ -101,18 +101,40 @@ func SettledState(ctx context.Context, n lab.Node) (State, error) {
 		if last = StateOf(ctx, n); before == nil {
 			return errors.New("looking again")
 		}
-		// A port that a pod has taken stands among the spare ones until the next are made; its link is gone from the node.
-		links, err := Run(ctx, n.Enter("ip", "-o", "link"))
-		if err != nil {
+		if err := sparesComplete(ctx, n); err != nil {
 			return err
-		}
-		ports, ends := strings.Count(last["ports"], aSpare), len(spareEnd.FindAllString(links, -1))
-		if ports != overlay.DefaultSpares || ends != ports {
-			return fmt.Errorf("%d ports and %d links are made ahead, %d of each should be", ports, ends, overlay.DefaultSpares)
 		}
 		return last.Differs(before)
 	})
 	return last, err
+}
+
+// sparesComplete returns an error unless there are as many ports made ahead as there should be. A port that a pod has taken
+// stands among the spare ones until the next are made, and its link is gone from the node: ports and links have to be the same.
+func sparesComplete(ctx context.Context, n lab.Node) error {
+	ports, err := Run(ctx, n.Enter(questions()["ports"]...))
+	if err != nil {
+		return err
+	}
+	links, err := Run(ctx, n.Enter("ip", "-o", "link"))
+	if err != nil {
+		return err
+	}
+	have, ends := names(spare, ports), names(spareEnd, links)
+	if len(have) != overlay.DefaultSpares || !slices.Equal(have, ends) {
+		return fmt.Errorf("ports %v and links of %v are made ahead, %d of each should be", have, ends, overlay.DefaultSpares)
+	}
+	return nil
+}
+
+// names returns what a pattern's group matches, sorted.
+func names(pattern *regexp.Regexp, text string) []string {
+	var found []string
+	for _, match := range pattern.FindAllStringSubmatch(text, -1) {
+		found = append(found, match[1])
+	}
+	slices.Sort(found)
+	return found
 }
 
 // AwaitState waits until a node is as it was, and returns how long that took.

@@ -43,7 +43,7 @@ func (s *soak) kills(ctx context.Context) error {
 		r.Took = time.Since(began)
 		s.add(r)
 	}()
-	before, err := s.census(ctx, false)
+	before, err := s.rest(ctx, false)
 	if err != nil {
 		return err
 	}

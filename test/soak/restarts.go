@@ -40,7 +40,7 @@ func (s *soak) restarts(ctx context.Context) error {
 		r.wrong(fmt.Errorf("%d packets were lost in %s while nothing was done: loss during restarts would say nothing", lost, longControl))
 		return nil
 	}
-	before, err := s.census(ctx, false)
+	before, err := s.rest(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ const atATime = 32
 
 // crowds has crowds of pods come and go, and counts what they leave.
 func (s *soak) crowds(ctx context.Context) error {
-	before, err := s.census(ctx, true)
+	before, err := s.rest(ctx, true)
 	if err != nil {
 		return err
 	}

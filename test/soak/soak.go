@@ -223,6 +223,16 @@ func (s *soak) census(ctx context.Context, programs bool) (map[string]probe.Coun
 	return census, nil
 }
 
+// rest is census, once nothing is being made or removed any more.
+func (s *soak) rest(ctx context.Context, programs bool) (map[string]probe.Counts, error) {
+	for _, n := range s.cluster.Nodes() {
+		if _, err := probe.SettledState(ctx, n); err != nil {
+			return nil, err
+		}
+	}
+	return s.census(ctx, programs)
+}
+
 // leaks waits until nothing is there that was not before, and tells in the row what is.
 func (s *soak) leaks(ctx context.Context, r *row, before map[string]probe.Counts, programs bool) {
 	_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
