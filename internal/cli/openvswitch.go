@@ -15,6 +15,9 @@ func openvswitchCommand(node string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "openvswitch",
 		Short: "Become one of Open vSwitch's daemons, in a container of a node that has none",
+		Long: "Runs the image's own Open vSwitch where the node has none: the DaemonSet weft-openvswitch runs both commands, each in\n" +
+			"a container of its own. The configuration is kept on the node, so that ports stay when the pod is replaced.",
+		Example: "  weft openvswitch database\n  weft openvswitch switch --node-name n1",
 	}
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&opts.RunDir, "ovs-run-dir", vswitch.DefaultRunDir, "directory with Open vSwitch's sockets")

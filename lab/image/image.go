@@ -184,6 +184,7 @@ func (im Image) layer() ([]byte, error) {
 	}
 	return buf.Bytes(), nil
 }
+
 func sorted(m map[string]string) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {

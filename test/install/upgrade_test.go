@@ -214,7 +214,7 @@ func (c *cluster) uninstall(here string) {
 	c.kubectl("-n", "weft", "delete", "daemonset", "weft-agent", "--cascade=foreground", "--wait")
 	c.apply(filepath.Join(here, "deploy/cleanup.yaml"), thisImage)
 	c.kubectl("-n", "weft", "rollout", "status", "daemonset/weft-cleanup", "--timeout=120s")
-	for _, line := range strings.Split(c.kubectl("-n", "weft", "logs", "daemonset/weft-cleanup", "-c", "cleanup"), "\n") {
+	for line := range strings.SplitSeq(c.kubectl("-n", "weft", "logs", "daemonset/weft-cleanup", "-c", "cleanup"), "\n") {
 		c.t.Log(line)
 	}
 	c.kubectl("delete", "--ignore-not-found", "-f", filepath.Join(here, "deploy/cleanup.yaml"), "-f", filepath.Join(here, "deploy/weft.yaml"), "--wait")
