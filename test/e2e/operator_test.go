@@ -19,7 +19,10 @@ import (
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/status"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/kubebuild"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/probe"
 )
 
 // answer is what a command said.
@@ -45,8 +48,11 @@ func ask(ctx context.Context, t *testing.T, argv ...string) answer {
 
 // operator has the programs of the lab, and the way to its cluster.
 type operator struct {
-	weft, kubeconfig, kubectl string
-	cluster                   *lab.Cluster
+	weft, kubectl string
+	// kubeconfig is the administrator's, agents the agents', which leads there from the nodes.
+	kubeconfig, agents string
+	datapath           string
+	cluster            *lab.Cluster
 }
 
 func newOperator(t *testing.T) *operator {
@@ -60,7 +66,11 @@ func newOperator(t *testing.T) *operator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &operator{filepath.Join(st.Config.WeftBin, "weft"), c.Kubeconfig, filepath.Join(programs, "kubectl"), c}
+	plane := controlplane.Plane{Lab: plan.New(st.Config)}
+	return &operator{
+		weft: filepath.Join(st.Config.WeftBin, "weft"), kubectl: filepath.Join(programs, "kubectl"),
+		kubeconfig: c.Kubeconfig, agents: plane.KubeconfigOf(controlplane.Weft), datapath: string(st.Datapath), cluster: c,
+	}
 }
 
 // status asks how the cluster stands. The lab's controller has its lease in kube-system.
@@ -85,7 +95,18 @@ func (o *operator) diff(ctx context.Context, t *testing.T, n lab.Node, args ...s
 // dryRun asks what a start of the agent would change.
 func (o *operator) dryRun(ctx context.Context, t *testing.T, n lab.Node) (answer, admin.Diff) {
 	t.Helper()
-	return o.compared(ctx, t, n, "agent", "--dry-run", "-o", "json", "--node-name", n.Name, "--kubeconfig", o.kubeconfig, "--datapath", "netdev")
+	return o.compared(ctx, t, n, "agent", "--dry-run", "-o", "json", "--node-name", n.Name, "--kubeconfig", o.agents, "--datapath", o.datapath)
+}
+
+// awaitInStep waits until a start of the agent would change nothing: a port that was made ahead is named after its pod in a while.
+func (o *operator) awaitInStep(t *testing.T, n lab.Node) {
+	t.Helper()
+	await(t, "a dry run in step", func(ctx context.Context) error {
+		if a, diff := o.dryRun(ctx, t, n); a.code != 0 || !diff.InStep {
+			return fmt.Errorf("a start would change something: %+v", a)
+		}
+		return nil
+	})
 }
 
 func (o *operator) compared(ctx context.Context, t *testing.T, n lab.Node, args ...string) (answer, admin.Diff) {
@@ -117,9 +138,7 @@ func TestStatusAndDiffWhenAllIsWell(t *testing.T) {
 	if a.code != 0 || !diff.InStep || len(diff.Engines) != 4 {
 		t.Errorf("diff: %+v", a)
 	}
-	if a, diff = o.dryRun(t.Context(), t, o.cluster.Node(1)); a.code != 0 || !diff.InStep {
-		t.Errorf("a start would change something: %+v", a)
-	}
+	o.awaitInStep(t, o.cluster.Node(1))
 	dir := t.TempDir()
 	if err := os.Symlink(o.weft, filepath.Join(dir, "kubectl-weft")); err != nil {
 		t.Fatal(err)
@@ -136,6 +155,7 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	o := newOperator(t)
 	n := o.cluster.Node(1)
 	addPod(t, o.cluster, "n1", "dry")
+	o.awaitInStep(t, n)
 	want := settledState(t, n)
 	signalProgram(t, o.cluster, "n1/weft-agent", syscall.SIGSTOP)
 	going := true
@@ -177,9 +197,7 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	}
 	resume()
 	awaitState(t, n, want, "the agent went on")
-	if a, _ := o.dryRun(t.Context(), t, n); a.code != 0 {
-		t.Errorf("once all is back: %+v", a)
-	}
+	o.awaitInStep(t, n)
 }
 
 // TestStatusNamesWhatFails: what cannot be programmed is in status and diff, with the object that it is for; who waits is told
@@ -188,10 +206,9 @@ func TestStatusNamesWhatFails(t *testing.T) {
 	o := newOperator(t)
 	n := o.cluster.Node(1)
 	p := addPod(t, o.cluster, "n1", "unplugged")
-	ports := mustRun(t, n.Enter("ovs-vsctl", "--bare", "--columns=name", "find", "Interface", "external_ids:weft.dev/owner=attachment/"+p.Sandbox.ID+"/eth0"))
-	port := strings.TrimSpace(ports)
-	if port == "" {
-		t.Fatal("the pod has no port")
+	_, port, err := probe.HostEnd(p)
+	if err != nil {
+		t.Fatal(err)
 	}
 	mustRun(t, n.Enter("ip", "link", "del", port))
 	var failing answer
