@@ -48,8 +48,8 @@ type statusWriter struct {
 	log    *slog.Logger
 	now    func() time.Time
 	wake   chan struct{}
-	// written is when it was last tried to write.
-	written time.Time
+	// written is when it was last tried to write; before that, begun is when there was first something to write.
+	written, begun time.Time
 }
 
 // changed has it looked soon whether the status is still true.
@@ -100,7 +100,15 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	case urgent:
 		rest = urgentRest
 	}
-	if left := w.written.Add(rest).Sub(now); left > 0 {
+	last := w.written
+	if last.IsZero() && !state.Ready {
+		// An agent that starts has a moment: what it waits for is told if it has to wait.
+		if w.begun.IsZero() {
+			w.begun = now
+		}
+		last = w.begun
+	}
+	if left := last.Add(rest).Sub(now); left > 0 {
 		return left, true
 	}
 	w.written = now

@@ -93,6 +93,26 @@ func TestStatusIsWrittenOnChange(t *testing.T) {
 	}
 }
 
+// TestStatusOfAStartIsOneWrite: what an agent waits for as it starts is told only if it has to wait.
+func TestStatusOfAStartIsOneWrite(t *testing.T) {
+	b, state, clock, w := newBoard()
+	state.Ready, state.Waiting = false, "waiting for the API server"
+	if wait, again := w.look(t.Context()); b.writes != 0 || !again || wait != urgentRest {
+		t.Errorf("as it starts: %d writes, again %v in %s", b.writes, again, wait)
+	}
+	*clock = clock.Add(urgentRest)
+	if w.look(t.Context()); b.writes != 1 {
+		t.Errorf("when it has waited: %d writes", b.writes)
+	}
+	b, state, _, w = newBoard()
+	state.Ready = false
+	w.look(t.Context())
+	state.Ready = true
+	if w.look(t.Context()); b.writes != 1 || !meta.IsStatusConditionTrue(b.object.Status.Conditions, networkv1.ConditionReady) {
+		t.Errorf("once it serves: %d writes, %+v", b.writes, b.object.Status.Conditions)
+	}
+}
+
 // TestStatusIsTriedAgain: a write that fails is, and not in a hurry.
 func TestStatusIsTriedAgain(t *testing.T) {
 	b, _, clock, w := newBoard()
