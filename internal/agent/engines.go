@@ -214,7 +214,10 @@ func (e *engines) followLinks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for range drift {
+	for changed := range drift {
+		if changed.Err != nil {
+			return changed.Err // an agent that hears nothing ends, and begins anew
+		}
 		e.linkLoop.Resync()
 	}
 	return nil

@@ -202,6 +202,9 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 			if !ok {
 				return nil
 			}
+			if drift.Err != nil {
+				return drift.Err // an agent that hears nothing ends, and begins anew
+			}
 			if drift.InCare || drift.All {
 				f.loop.Resync()
 			}

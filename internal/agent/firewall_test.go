@@ -280,3 +280,13 @@ func TestReadyWithWarning(t *testing.T) {
 		t.Errorf("%d %s", answer.Code, answer.Body)
 	}
 }
+
+// Who watches others' rules and cannot any more ends: it does not go on deaf.
+func TestFirewallDeaf(t *testing.T) {
+	w := newWall(t, nft.NewFake())
+	drifts := make(chan nft.Drift, 1)
+	drifts <- nft.Drift{All: true, Err: os.ErrClosed}
+	if err := w.follow(context.Background(), drifts); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"syscall"
 
@@ -21,6 +22,8 @@ type Drift struct {
 	Device string
 	// Kind is what changed.
 	Kind Kind
+	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
+	Err error
 }
 
 // driftBuffer is how many events wait for a reader before they are summed up as All.
@@ -32,7 +35,7 @@ const watchBuffer = 4 << 20
 // Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace until ctx ends; then
 // the channel is closed. Changes that the engine itself makes are among them: a reader compares, and finds nothing to do. The first
 // value, with All set, says that watching has begun. When the kernel dropped events (ENOBUFS), All is reported. Slow readers lose
-// detail (All), never a change.
+// detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
 func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
 	w := &watcher{engine: e, names: map[int]string{}, out: make(chan Drift, driftBuffer)}
 	if err := w.subscribe(); err != nil {
@@ -47,7 +50,7 @@ type watcher struct {
 	engine *Engine
 	names  map[int]string // devices in care by index
 	out    chan Drift
-	socket *os.File
+	socket io.ReadCloser
 }
 
 func (w *watcher) subscribe() error {
@@ -109,8 +112,14 @@ func (w *watcher) run(ctx context.Context) {
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
 			// The kernel dropped events; the subscription itself goes on.
 			w.tell(Drift{All: true})
+		case ctx.Err() != nil: // that is why it is closed
+			return
 		default:
-			return // closed: ctx has ended
+			select {
+			case w.out <- Drift{All: true, Err: fmt.Errorf("watching links: %w", err)}:
+			case <-ctx.Done():
+			}
+			return
 		}
 	}
 }

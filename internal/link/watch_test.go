@@ -1,6 +1,13 @@
 package link
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // A reader that is slow loses detail and no change: at the end All is told.
 func TestTellOverflow(t *testing.T) {
@@ -25,3 +32,50 @@ func FuzzEvents(f *testing.F) {
 		w.events(datagram)
 	})
 }
+
+// scripted is a socket that answers with these errors, one a reading.
+type scripted struct{ errs []error }
+
+func (s *scripted) Read([]byte) (int, error) {
+	err := s.errs[0]
+	s.errs = s.errs[1:]
+	return 0, err
+}
+
+func (s *scripted) Close() error { return nil }
+
+// Events that the kernel dropped are told as All, and the watching goes on; a socket that fails ends it, and says why.
+func TestSocketFails(t *testing.T) {
+	dropped := &os.PathError{Op: "read", Path: "events", Err: unix.ENOBUFS}
+	s := &scripted{errs: []error{dropped, dropped, unix.EBADF}}
+	w := &watcher{out: make(chan Drift, driftBuffer), socket: s}
+	w.run(t.Context())
+	var told []Drift
+	for drift := range w.out {
+		told = append(told, drift)
+	}
+	if len(told) != 3 || !told[0].All || told[0].Err != nil || !told[1].All || told[1].Err != nil || !errors.Is(told[2].Err, unix.EBADF) {
+		t.Errorf("told %+v", told)
+	}
+}
+
+// The end of its context is no failure.
+func TestWatchEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &ending{cancel}
+	w := &watcher{out: make(chan Drift, driftBuffer), socket: s}
+	w.run(ctx)
+	if drift, more := <-w.out; more {
+		t.Errorf("told %+v", drift)
+	}
+}
+
+// ending is a socket that is closed because its context has ended.
+type ending struct{ cancel context.CancelFunc }
+
+func (s *ending) Read([]byte) (int, error) {
+	s.cancel()
+	return 0, os.ErrClosed
+}
+
+func (s *ending) Close() error { return nil }

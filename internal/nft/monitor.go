@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"syscall"
@@ -45,6 +46,8 @@ type Drift struct {
 	Hooks bool
 	// Chains are the chains that were touched, or whose rules were, in order. Sets, maps and elements touch none.
 	Chains []string
+	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
+	Err error
 }
 
 // Touches reports whether the drift is, or may be, about a chain.
@@ -109,7 +112,7 @@ func parseAttributes(message []byte) (map[uint16][]byte, error) {
 // Monitor reports what other processes change in the tables in care, and the chains that they change in foreign ones when those are
 // read (their sets and maps come and go by the second, and let nobody's packets pass by themselves), until ctx ends;
 // then the channel is closed. The first value, with All set, says that watching has begun. When the kernel dropped events
-// (ENOBUFS), All is reported. Slow readers lose detail (All), never a change.
+// (ENOBUFS), All is reported. Slow readers lose detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
 func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
 	m := &monitor{engine: e, out: make(chan Drift, driftBuffer)}
 	if err := e.inside(m.subscribe); err != nil {
@@ -123,7 +126,7 @@ func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
 type monitor struct {
 	engine *Engine
 	out    chan Drift
-	socket *os.File
+	socket io.ReadCloser
 	// touched are the tables of the transaction whose end has not come yet: who made it is known only then.
 	touched map[tableKey]*Drift
 }
@@ -158,8 +161,14 @@ func (m *monitor) run(ctx context.Context) {
 			m.events(ctx, buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
 			m.tell(Drift{All: true})
+		case ctx.Err() != nil: // that is why it is closed
+			return
 		default:
-			return // closed: ctx has ended
+			select {
+			case m.out <- Drift{All: true, Err: fmt.Errorf("watching nftables: %w", err)}:
+			case <-ctx.Done():
+			}
+			return
 		}
 	}
 }
