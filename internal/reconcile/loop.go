@@ -544,12 +544,13 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 		break
 	}
 	for _, w := range r.waiters {
-		if w.patient && errors.Is(first, ErrUnavailable) {
+		verdict := l.verdict(w, broken, first)
+		if w.patient && errors.Is(verdict, ErrUnavailable) {
 			l.waiters = append(l.waiters, w)
 			continue
 		}
 		w.drift, w.receipt = r.drift.Items(), r.receipt
-		w.done <- l.verdict(w, broken, first)
+		w.done <- verdict
 	}
 	if first != nil {
 		if !r.since.IsZero() && (l.since.IsZero() || r.since.Before(l.since)) {

@@ -26,3 +26,43 @@ func TestStartIsOneStep(t *testing.T) {
 		}
 	}
 }
+
+// halfAway is an engine that once cannot reach a part of what it is given, and refuses another part.
+type halfAway struct {
+	*memory
+	failed map[string]error
+}
+
+func (h *halfAway) Commit(ctx context.Context, change Change[string, text]) error {
+	if h.failed == nil {
+		return h.memory.Commit(ctx, change)
+	}
+	err := &PartialError[string]{Failed: h.failed}
+	h.failed = nil
+	return err
+}
+
+// Whether Start waits depends on what became of its own owners, and on nobody else's failure.
+func TestStartWaitsForItsOwn(t *testing.T) {
+	refused := errors.New("refused")
+	for name, c := range map[string]struct{ own, other, want error }{
+		"own away":    {ErrUnavailable, refused, nil},
+		"own refused": {refused, ErrUnavailable, refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 10 { // which of two failures comes first is chance
+				engine := &halfAway{memory: &memory{}, failed: map[string]error{"a": c.own, "b": c.other}}
+				ctx, cancel := context.WithCancel(t.Context())
+				loop := NewLoop(engine, Options[string, text]{})
+				loop.Set(map[Owner]map[string]text{"other": {"b": "1"}})
+				done := make(chan error, 1)
+				go func() { done <- loop.Run(ctx) }()
+				err := loop.Start(ctx, map[Owner]map[string]text{"own": {"a": "1"}})
+				cancel()
+				if ended := <-done; !errors.Is(err, c.want) || ended != nil {
+					t.Fatalf("Start: %v, Run: %v", err, ended)
+				}
+			}
+		})
+	}
+}
