@@ -289,3 +289,29 @@ func TestAddWithSubnetJustChanged(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A link that a former life left without a record stands in the pod where that pod's next ADD needs the place: it goes
+// first, also when the reaper has not come to it.
+func TestAddWhereALinkHasNoRecord(t *testing.T) {
+	n := newNode(t.TempDir())
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	req := l.request("s1")
+	stray := link.Pair{HostName: "weft-stray", PodName: req.IfName, Netns: req.Netns, Owner: keyOf(req).Owner()}
+	if _, err := n.pods.Create(t.Context(), stray); err != nil {
+		t.Fatal(err)
+	}
+	n.pods.onDelete(func() error { return errBroken }) // the reaper does not get to it
+	l.update(t, sample())
+	if _, err := l.Add(t.Context(), req); !codeIs(err, cni.CodeTryAgainLater) {
+		t.Errorf("with the link in the way: %v", err)
+	}
+	n.pods.onDelete(nil)
+	l.add(t, req)
+	l.whole(t, req)
+	if _, there := n.pods.Pair("weft-stray"); there {
+		t.Error("the link without a record is still there")
+	}
+	l.del(t, req)
+	l.settled(t)
+}

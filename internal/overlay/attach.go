@@ -44,7 +44,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	switch {
 	case err == nil && rec.State == attach.Attached && rec.Netns == req.Netns && rec.BootID == n.opts.BootID:
 		// The runtime did not get the answer. The same one, after making sure of it.
-	case err == nil:
+	case err == nil, n.reaper.link(key) != "": // also a link without a record, which stands in the pod where the new one will
 		if err := n.remove(ctx, []attach.Key{key}); err != nil {
 			n.giveUp(ctx, key)
 			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: what is left of a former one cannot be removed: %w", key, err)

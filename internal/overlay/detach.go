@@ -156,7 +156,11 @@ func newReaper(n *Network) *reaper {
 
 // add hands an attachment over: it is removed, whatever its record says, unless forget comes first. It does not wait,
 // and may be called with the attachment's lock held; wakeUp then follows when the lock is free.
-func (r *reaper) add(key attach.Key) { r.addLink(key, "") }
+func (r *reaper) add(key attach.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting[key] = r.waiting[key] // with the link that addLink told of, if it did
+}
 
 // addLink is add for a link that no record has.
 func (r *reaper) addLink(key attach.Key, name string) {
