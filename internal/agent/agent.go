@@ -343,7 +343,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 		return view, err
 	}
 	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
-		a.opts.Log.Warn("others' firewalls were not looked at", "error", err) // their next change is another try
+		return view, err
 	}
 	return view, network.Update(ctx, view)
 }

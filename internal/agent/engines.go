@@ -96,7 +96,7 @@ func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent) e
 	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
 	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
 	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
-	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
+	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: told.Commit, Settled: e.rulesSettled})
 	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	flows, err := e.flowEngine(ctx)
@@ -125,6 +125,12 @@ func chooseDatapath(ctx context.Context, rows *ovsdb.Engine, asked string) (stri
 			asked, have.Types, have.Kernel, have.Best())
 	}
 	return asked, nil
+}
+
+// rulesSettled is called when the rules may stand otherwise than before.
+func (e *engines) rulesSettled() {
+	e.settled()
+	e.firewall.settled()
 }
 
 // overlay returns the engines as the overlay knows them.

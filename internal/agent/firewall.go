@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,9 +34,10 @@ const (
 // legacyTables lists the tables of legacy iptables in use, in the network namespace of who reads it.
 const legacyTables = "/proc/thread-self/net/ip_tables_names"
 
-// surveyor is the part of the nft engine that looks at others' chains.
+// surveyor is the part of the nft engine that looks at others' chains, and at what is in them.
 type surveyor interface {
 	Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error)
+	Read(ctx context.Context) (map[nft.Key]nft.Item, error)
 }
 
 // firewall keeps others' firewalls open for Weft's packets: one accepting rule at the top of each base chain that would
@@ -44,10 +46,14 @@ type firewall struct {
 	engine surveyor
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	log    *slog.Logger
-	// legacy is legacyTables, but in tests.
+	// legacy is legacyTables, and retry is firewallRetry, but in tests.
 	legacy string
+	retry  time.Duration
 	// changed is called after what State returns has changed. Set before anything runs.
 	changed func()
+
+	// again tells that a look failed which is to be tried again.
+	again chan struct{}
 
 	// looking serialises looks.
 	looking sync.Mutex
@@ -58,13 +64,18 @@ type firewall struct {
 	survey   *nft.Survey
 	jumps    map[nft.Key]nft.Item
 	warnings []string
+	// unseen is why the last look failed; nil after one that did not.
+	unseen error
+	// told is the warning as it was when changed was called.
+	told string
 }
 
 func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *slog.Logger) *firewall {
-	return &firewall{engine: engine, loop: loop, log: log, legacy: legacyTables, changed: func() {}}
+	return &firewall{engine: engine, loop: loop, log: log, legacy: legacyTables, retry: firewallRetry, changed: func() {}, again: make(chan struct{}, 1)}
 }
 
 // need sets what has to pass, and opens it. It is called before the loop starts: rules of a former life stay in place then.
+// A look that fails is tried again, and what is open stays open until one succeeds; an error says that nothing is known of that.
 func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
 	f.mu.Lock()
 	same := slices.Equal(f.passages, passages) && f.survey != nil
@@ -73,7 +84,41 @@ func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
 	if same {
 		return nil
 	}
-	return f.look(ctx)
+	why := f.look(ctx)
+	if why == nil || ctx.Err() != nil {
+		return why
+	}
+	select {
+	case f.again <- struct{}{}:
+	default: // it is due already
+	}
+	if err := f.keep(ctx); err != nil {
+		return errors.Join(why, err)
+	}
+	f.log.Warn("looking at others' chains failed, trying again", "error", why)
+	return nil
+}
+
+// keep has the rules stay that a former life placed in others' chains, while nothing is known of what they are to be.
+func (f *firewall) keep(ctx context.Context) error {
+	f.looking.Lock()
+	defer f.looking.Unlock()
+	f.mu.Lock()
+	known := f.survey != nil
+	f.mu.Unlock()
+	if known {
+		return nil // the loop has them
+	}
+	state, err := f.engine.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("host firewall: %w", err)
+	}
+	maps.DeleteFunc(state, func(key nft.Key, _ nft.Item) bool { return key.Kind != nft.KindForeignJump })
+	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{ownerFirewall: state})
+	f.mu.Lock()
+	f.jumps = state
+	f.mu.Unlock()
+	return nil
 }
 
 // look surveys others' chains and hands the loop what they need.
@@ -88,7 +133,12 @@ func (f *firewall) look(ctx context.Context) error {
 	}
 	survey, err := f.engine.Survey(ctx, passages...)
 	if err != nil {
-		return fmt.Errorf("host firewall: %w", err)
+		err = fmt.Errorf("host firewall: looking at others' chains: %w", err)
+		f.mu.Lock()
+		f.unseen = err
+		f.mu.Unlock()
+		f.settled()
+		return err
 	}
 	jumps, warnings := judge(survey.Drops)
 	if blind := f.blind(); blind != "" {
@@ -97,15 +147,28 @@ func (f *firewall) look(ctx context.Context) error {
 	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{ownerFirewall: jumps})
 	f.mu.Lock()
 	told := slices.Equal(f.warnings, warnings)
-	f.survey, f.jumps, f.warnings = survey, jumps, warnings
+	f.survey, f.jumps, f.warnings, f.unseen = survey, jumps, warnings, nil
 	f.mu.Unlock()
 	if !told {
 		for _, warning := range warnings {
 			f.log.Warn("host firewall", "warning", warning)
 		}
+	}
+	f.settled()
+	return nil
+}
+
+// settled has people told when there is something else to tell than before: after a look, and after the loop's work. It does
+// not wait.
+func (f *firewall) settled() {
+	warning := f.warning()
+	f.mu.Lock()
+	same := f.told == warning
+	f.told = warning
+	f.mu.Unlock()
+	if !same {
 		f.changed()
 	}
-	return nil
 }
 
 // place is one kind of packets in one base chain.
@@ -170,23 +233,24 @@ func (f *firewall) blind() string {
 
 // state returns nil when nothing of Weft's is kept from passing, else everything that is, in one error.
 func (f *firewall) state() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	words := slices.Clone(f.warnings)
-	if err := f.loop.Failure(ownerFirewall); err != nil {
-		words = append(words, err.Error())
+	if warning := f.warning(); warning != "" {
+		return errors.New(warning)
 	}
-	if len(words) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(words, "; "))
+	return nil
 }
 
 // warning returns what people have to be told, "" for nothing.
 func (f *firewall) warning() string {
+	failed := f.loop.Failure(ownerFirewall)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return strings.Join(f.warnings, "; ")
+	words := slices.Clone(f.warnings)
+	for _, err := range []error{f.unseen, failed} {
+		if err != nil {
+			words = append(words, err.Error())
+		}
+	}
+	return strings.Join(words, "; ")
 }
 
 // follow has everything read again that somebody else changed and that matters, until ctx ends.
@@ -205,20 +269,29 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 			if drift.Err != nil {
 				return drift.Err // an agent that hears nothing ends, and begins anew
 			}
-			if drift.InCare || drift.All {
-				f.loop.Resync()
-			}
-			look, ours := f.concerns(&drift)
+			look, ours := f.hear(&drift)
 			reread = reread || ours
-			if (look || ours) && due == nil {
+			if look && due == nil {
 				due = time.After(firewallRest - time.Since(looked))
 			}
+		case <-f.again:
+			due = cmp.Or(due, time.After(f.retry))
 		case <-due:
 			looked = time.Now()
 			due = f.answer(ctx, reread)
 			reread = false
 		}
 	}
+}
+
+// hear has Weft's own tables read again where a drift may be in them, and reports whether it calls for a look, and whether
+// it touches a chain with a rule of ours.
+func (f *firewall) hear(drift *nft.Drift) (look, ours bool) {
+	if drift.InCare || drift.All {
+		f.loop.Resync()
+	}
+	look, ours = f.concerns(drift)
+	return look || ours, ours
 }
 
 // answer looks at others' chains, and has the rules in them read again. What it returns is when to try again, nil for never.
@@ -231,7 +304,7 @@ func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 		return nil
 	}
 	f.log.Warn("looking at others' chains failed, trying again", "error", err)
-	return time.After(firewallRetry)
+	return time.After(f.retry)
 }
 
 // warningMax bounds what a node's condition tells of warnings, in bytes; the log has all.

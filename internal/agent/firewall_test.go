@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,12 +60,16 @@ type wall struct {
 	*firewall
 	drifts chan nft.Drift // what a test tells it of
 	config host.Config
+	// told counts the calls of changed.
+	told atomic.Int32
 }
 
 func newWall(t *testing.T, engine rules) *wall {
 	t.Helper()
-	loop := reconcile.NewLoop(engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
-	w := &wall{firewall: newFirewall(engine, loop, slog.New(slog.DiscardHandler)), drifts: make(chan nft.Drift), config: sampleHost()}
+	w := &wall{drifts: make(chan nft.Drift), config: sampleHost()}
+	loop := reconcile.NewLoop(engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Settled: func() { w.settled() }})
+	w.firewall = newFirewall(engine, loop, slog.New(slog.DiscardHandler))
+	w.retry, w.changed = time.Millisecond, func() { w.told.Add(1) }
 	w.legacy = filepath.Join(t.TempDir(), "none")
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -172,8 +177,7 @@ func TestFirewallTells(t *testing.T) {
 	chain.Hook, chain.Name = nft.HookPrerouting, "early"
 	fake := nft.NewFake(chain)
 	w := newWall(t, fake)
-	told := 0
-	w.changed = func() { told++ }
+	before := w.told.Load()
 	if err := w.state(); err == nil || !strings.Contains(err.Error(), "chain early of table ip filter") || !strings.Contains(err.Error(), "policy drop") {
 		t.Errorf("got %v", err)
 	}
@@ -184,8 +188,8 @@ func TestFirewallTells(t *testing.T) {
 	if err := w.look(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if warning := w.warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || told != 1 {
-		t.Errorf("got %q, told %d times", warning, told)
+	if warning := w.warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || w.told.Load() != before+1 {
+		t.Errorf("got %q, told %d times", warning, w.told.Load()-before)
 	}
 }
 
@@ -288,5 +292,54 @@ func TestFirewallDeaf(t *testing.T) {
 	drifts <- nft.Drift{All: true, Err: os.ErrClosed}
 	if err := w.follow(context.Background(), drifts); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// blindfold is an engine whose looks fail while they are to.
+type blindfold struct {
+	rules
+	on atomic.Bool
+}
+
+func (b *blindfold) Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error) {
+	if b.on.Load() {
+		return nil, errors.New("nft: out of memory")
+	}
+	return b.rules.Survey(ctx, passages...)
+}
+
+// An agent that cannot look at others' chains when it starts keeps open what is open, says so, and looks again by itself.
+func TestFirewallCannotLook(t *testing.T) {
+	fake := nft.NewFake(docker())
+	newWall(t, fake)
+	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	engine := &blindfold{rules: fake}
+	engine.on.Store(true)
+	w := newWall(t, engine)
+	if got := jumpsOf(t, fake); got != dockerOpen {
+		t.Errorf("after a start that could not look: %s", got)
+	}
+	if warning := w.warning(); !strings.Contains(warning, "out of memory") {
+		t.Errorf("told %q", warning)
+	}
+	w.follows(t, w.drifts)
+	engine.on.Store(false)
+	eventually(t, "nothing is told any more", func() bool { return w.warning() == "" })
+	if got := jumpsOf(t, fake); got != dockerOpen {
+		t.Errorf("after the look: %s", got)
+	}
+}
+
+// What could not be opened is told as well, and that it has changed, so that the node's condition can say it.
+func TestFirewallTellsFailures(t *testing.T) {
+	fake := nft.NewFake(docker())
+	w := newWall(t, fake)
+	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	before := w.told.Load()
+	fake.ForgetForeign(new(docker()).Key())
+	w.loop.Resync()
+	eventually(t, "somebody is told", func() bool { return w.told.Load() > before })
+	if warning := w.warning(); !strings.Contains(warning, "FORWARD") {
+		t.Errorf("told %q", warning)
 	}
 }
