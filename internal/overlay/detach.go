@@ -159,7 +159,9 @@ func newReaper(n *Network) *reaper {
 func (r *reaper) add(key attach.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting[key] = r.waiting[key] // with the link that addLink told of, if it did
+	if _, waits := r.waiting[key]; !waits { // addLink may have told of its link
+		r.waiting[key] = ""
+	}
 }
 
 // addLink is add for a link that no record has.
