@@ -135,7 +135,7 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Connections: e.tracked}
+	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
 }
 
 // run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.
@@ -224,7 +224,16 @@ func (e *engines) followLinks(ctx context.Context) error {
 		if changed.Err != nil {
 			return changed.Err // an agent that hears nothing ends, and begins anew
 		}
-		e.linkLoop.Resync()
+		network := e.looked.Load()
+		switch {
+		case changed.End != nil && network != nil:
+			network.HostEndChanged(changed.Device, *changed.End)
+		case changed.End == nil:
+			e.linkLoop.Resync()
+		}
+		if changed.All && network != nil {
+			network.CheckHostEnds()
+		}
 	}
 	return nil
 }
@@ -250,8 +259,25 @@ func (e *engines) verifyNowAndThen(ctx context.Context) error {
 			e.linkLoop.Resync()
 			e.ruleLoop.Resync()
 			e.flowLoop.Resync()
+			if network := e.looked.Load(); network != nil {
+				network.CheckHostEnds()
+			}
 		}
 	}
+}
+
+// hostEnds are the pods' host ends; what is put back of them counts as drift of the links.
+type hostEnds struct {
+	*link.Pods
+	told *metrics.Agent
+}
+
+// Restore implements overlay.HostEnds.
+func (h *hostEnds) Restore(ctx context.Context, name string, want link.HostEnd) error {
+	begin := time.Now()
+	err := h.Pods.Restore(ctx, name, want)
+	h.told.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
+	return err
 }
 
 // failures returns what is not programmed although it should be.

@@ -20,6 +20,7 @@ type fakePair struct {
 	pair    Pair
 	created Created
 	spare   bool
+	down    bool // the host's end
 }
 
 var _ PodLinks = (*FakePods)(nil)
@@ -148,7 +149,9 @@ func (p *FakePods) Check(ctx context.Context, pair Pair) error {
 	if have.Netns != pair.Netns || have.PodName != pair.PodName {
 		return &Difference{c.podObject(), "does not exist"}
 	}
-	list := append(differences(c.hostObject(), pair.hostDevice(), have.hostDevice()),
+	hostDevice := have.hostDevice()
+	hostDevice.Up = !entry.down
+	list := append(differences(c.hostObject(), pair.hostDevice(), hostDevice),
 		differences(c.podObject(), pair.podDevice(), have.podDevice())...)
 	routes := map[Key]*Route{}
 	for _, route := range have.PodRoutes {
@@ -179,6 +182,28 @@ func (p *FakePods) List(ctx context.Context) (map[string]string, error) {
 		list[name] = entry.pair.Owner
 	}
 	return list, ctx.Err()
+}
+
+// HostEnds is as that of Pods.
+func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	found := map[string]HostEnd{}
+	for name, entry := range p.pairs {
+		found[name] = HostEnd{MTU: entry.pair.mtu(), Group: entry.pair.HostGroup, Up: !entry.down}
+	}
+	return found, ctx.Err()
+}
+
+// Restore is as that of Pods. Somebody else may change a host end with it as well.
+func (p *FakePods) Restore(ctx context.Context, name string, want HostEnd) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if entry, found := p.pairs[name]; found && ctx.Err() == nil {
+		entry.pair.MTU, entry.pair.HostGroup, entry.down = want.MTU, want.Group, !want.Up
+		p.pairs[name] = entry
+	}
+	return ctx.Err()
 }
 
 // Pair returns the pair with this host end, as it was last created.

@@ -22,6 +22,8 @@ type Drift struct {
 	Device string
 	// Kind is what changed.
 	Kind Kind
+	// End is what the device is like now, where it is the host's end of a pod's pair.
+	End *HostEnd
 	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
 	Err error
 }
@@ -32,7 +34,8 @@ const driftBuffer = 64
 // watchBuffer is the socket's receive buffer in bytes: room for thousands of events of a busy node.
 const watchBuffer = 4 << 20
 
-// Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace until ctx ends; then
+// Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace, and of the pods' host
+// ends there, until ctx ends; then
 // the channel is closed. Changes that the engine itself makes are among them: a reader compares, and finds nothing to do. The first
 // value, with All set, says that watching has begun. When the kernel dropped events (ENOBUFS), All is reported. Slow readers lose
 // detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
@@ -196,6 +199,10 @@ func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 		return Drift{All: true}, true
 	}
 	attrs := link.Attrs()
+	if end, ours := hostEnd(link); ours && message.Header.Type == unix.RTM_NEWLINK {
+		w.note(attrs.Index, attrs.Name)
+		return Drift{Device: attrs.Name, End: &end}, true
+	}
 	drift, known := w.about(attrs.Index, KindDevice)
 	if message.Header.Type == unix.RTM_DELLINK {
 		delete(w.names, attrs.Index)

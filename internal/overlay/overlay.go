@@ -61,6 +61,8 @@ type Engines struct {
 	Rules *reconcile.Loop[nft.Key, nft.Item]
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
+	// HostEnds puts back what others change of them.
+	HostEnds HostEnds
 	// Connections are those that the switch tracks for Services.
 	Connections Connections
 }
@@ -89,6 +91,7 @@ type Network struct {
 	reaper  *reaper
 	spares  *spares
 	links   *unlinker
+	ends    *ends
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -137,17 +140,19 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	}
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
+	n.ends = newEnds(n)
 	n.spares = newSpares(n, opts.Spares, opts.Lull)
 	n.Waiting("the agent is starting")
 	return n
 }
 
-// Run reaps what is detached, and makes ports ahead, until ctx ends.
+// Run reaps what is detached, makes ports ahead, and puts back what others change of pods' links, until ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return n.reaper.run(ctx) })
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.spares.run(ctx) })
+	group.Go(func() error { return n.ends.run(ctx) })
 	return group.Wait()
 }
 

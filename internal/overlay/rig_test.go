@@ -250,7 +250,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Pods:  n.pods, Connections: n.tracked,
+		Pods:  n.pods, HostEnds: n.pods, Connections: n.tracked,
 	}
 	l := &life{Network: New(engines, store, Options{BootID: boot, Spares: n.spares, Lull: time.Millisecond}), node: n, store: store}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -4,11 +4,14 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -125,6 +128,32 @@ func TestByHand(t *testing.T) {
 	}
 	if _, err := traffic.PingICMP(t.Context(), n.Netns, tr.asks.IPs[0], 84); err != nil {
 		t.Error(err)
+	}
+}
+
+// What somebody changes of a pod's link on the node is put back.
+func TestPodLinkByHand(t *testing.T) {
+	c := cluster(t)
+	tr := newTrio(t, c, "link-by-hand")
+	_, name, err := probe.HostEnd(tr.asks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := tr.asks.Node
+	show := n.Enter("ip", "-o", "link", "show", "dev", name)
+	want := mustRun(t, show)
+	for _, change := range [][]string{{"down"}, {"mtu", "1300"}, {"group", "0"}, {"down", "mtu", "1300", "group", "0"}} {
+		t.Run(strings.Join(change, "-"), func(t *testing.T) {
+			mustRun(t, n.Enter(append([]string{"ip", "link", "set", "dev", name}, change...)...))
+			await(t, "the link as it was", func(ctx context.Context) error {
+				have, err := run(ctx, show)
+				if err == nil && have != want {
+					err = fmt.Errorf("it is %s, not %s", have, want)
+				}
+				return err
+			})
+			tr.reaches(t, c)
+		})
 	}
 }
 

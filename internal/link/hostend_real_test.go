@@ -1,0 +1,75 @@
+//go:build real
+
+package link
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/link/nstest"
+)
+
+// What somebody changes of a pod's host end is told, and put back; what is not a pod's is neither.
+func TestHostEndRealRestore(t *testing.T) {
+	pods, home := newPods(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	pair := testPair(nstest.New(t), 2)
+	if _, err := pods.Create(ctx, pair); err != nil {
+		t.Fatal(err)
+	}
+	var drifts <-chan Drift
+	nstest.Do(t, home, func() error {
+		engine, err := NewEngine(Options{})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(engine.Close)
+		drifts, err = engine.Watch(ctx)
+		return err
+	})
+	want := HostEnd{MTU: 1450, Group: 77, Up: true}
+	for name, do := range map[string]func(netlink.Link) error{
+		"down":  netlink.LinkSetDown,
+		"mtu":   func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1400) },
+		"group": func(l netlink.Link) error { return netlink.LinkSetGroup(l, 5) },
+	} {
+		nstest.Do(t, home, func() error { return withLink(pair.HostName, do) })
+		for told := false; !told; {
+			select {
+			case drift := <-drifts:
+				told = drift.End != nil && drift.Device == pair.HostName && *drift.End != want
+			case <-ctx.Done():
+				t.Fatalf("%s: nobody told", name)
+			}
+		}
+		if have, err := pods.HostEnds(ctx); err != nil || len(have) != 1 || have[pair.HostName] == want {
+			t.Errorf("%s: %v, %v", name, have, err)
+		}
+		if err := pods.Restore(ctx, pair.HostName, want); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := pods.Check(ctx, pair); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	nstest.Do(t, home, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wtother"}, PeerName: "wtpeer"})
+	})
+	for _, name := range []string{"wtother", "wtnone"} {
+		if err := pods.Restore(ctx, name, want); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	nstest.Do(t, home, func() error {
+		return withLink("wtother", func(l netlink.Link) error {
+			if l.Attrs().Group != 0 || l.Attrs().MTU != 1500 {
+				t.Errorf("what is not a pod's was changed: %+v", l.Attrs())
+			}
+			return nil
+		})
+	})
+}

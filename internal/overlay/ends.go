@@ -1,0 +1,167 @@
+package overlay
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
+)
+
+// HostEnds is the part of the pods' links that stays on the host. *link.Pods has it in the kernel, *link.FakePods in memory.
+type HostEnds interface {
+	// HostEnds returns those that exist, by name.
+	HostEnds(ctx context.Context) (map[string]link.HostEnd, error)
+	// Restore makes one again what it is to be, if it is there.
+	Restore(ctx context.Context, name string, want link.HostEnd) error
+}
+
+// ends puts back what others change of the pods' host ends. They are in no loop of their own: an ADD makes them right, and
+// only somebody else makes them otherwise, so that nothing is asked of the kernel until that is told.
+type ends struct {
+	network *Network
+	wake    chan struct{}
+
+	mu sync.Mutex
+	// doubtful tells that they are to be looked at.
+	doubtful bool
+}
+
+func newEnds(n *Network) *ends {
+	return &ends{network: n, wake: make(chan struct{}, 1), doubtful: true}
+}
+
+// wanted is a host end as it is to be; key is that of its attachment, nil for a spare's.
+type wanted struct {
+	key *attach.Key
+	end link.HostEnd
+}
+
+// CheckHostEnds has the host ends of all pods looked at, and what others changed of them put back. It does not wait.
+func (n *Network) CheckHostEnds() {
+	n.ends.mu.Lock()
+	n.ends.doubtful = true
+	n.ends.mu.Unlock()
+	select {
+	case n.ends.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// HostEndChanged is for whoever is told what a host end is like now. It does not wait.
+func (n *Network) HostEndChanged(name string, now link.HostEnd) {
+	s := n.settings.Load()
+	if s == nil {
+		return // all are looked at once the engines run
+	}
+	if want, ours := n.wantedEnds(s)[name]; ours && want.end != now {
+		n.CheckHostEnds()
+	}
+}
+
+// wantedEnds returns what the host ends are to be, by name.
+func (n *Network) wantedEnds(s *settings) map[string]wanted {
+	all := map[string]wanted{}
+	end := func(mtu int) link.HostEnd { return link.HostEnd{MTU: mtu, Group: s.attachments.HostGroup, Up: true} }
+	n.spares.mu.Lock()
+	for _, one := range n.spares.ready {
+		all[one.name()] = wanted{end: end(one.mtu)}
+	}
+	n.spares.mu.Unlock()
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	for key, rec := range n.live {
+		all[rec.HostInterface] = wanted{key: &key, end: end(rec.MTU)}
+	}
+	return all
+}
+
+// run puts back until ctx ends. It begins when the engines run, with a look at what happened before.
+func (e *ends) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-e.network.running:
+	}
+	delay := firstReapRetry
+	for {
+		var retry <-chan time.Time
+		if e.check(ctx) {
+			retry, delay = time.After(delay), min(2*delay, lastReapRetry)
+		} else {
+			delay = firstReapRetry
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.wake:
+		case <-retry:
+		}
+	}
+}
+
+// check looks at the host ends if they are doubtful, puts back what differs, and reports whether something is left.
+func (e *ends) check(ctx context.Context) (left bool) {
+	n := e.network
+	e.mu.Lock()
+	doubtful := e.doubtful
+	e.doubtful = false
+	e.mu.Unlock()
+	if !doubtful {
+		return false
+	}
+	have, err := n.engines.HostEnds.HostEnds(ctx)
+	if err != nil {
+		n.opts.Log.Warn("looking at the pods' links, trying again", "error", err)
+		left = true
+	}
+	want := n.wantedEnds(n.settings.Load())
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		if w, ours := want[name]; ours && w.end != have[name] {
+			left = e.restore(ctx, name, w, have[name]) || left
+		}
+	}
+	if left {
+		e.mu.Lock()
+		e.doubtful = true
+		e.mu.Unlock()
+	}
+	return left && ctx.Err() == nil
+}
+
+// restore puts one host end back, unless a request for its attachment is under way, and reports whether it is to be tried
+// again.
+func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
+	n := e.network
+	if want.key != nil {
+		now, cancel := context.WithCancel(ctx)
+		cancel() // a lock that is not free is not waited for: the others would wait as long
+		unlock, err := n.locks.Lock(now, *want.key)
+		if err != nil {
+			return true
+		}
+		defer unlock()
+		if !n.isLive(*want.key) {
+			return false
+		}
+	}
+	if err := n.engines.HostEnds.Restore(ctx, name, want.end); err != nil {
+		if ctx.Err() == nil {
+			n.opts.Log.Warn("putting a pod's link back, trying again", "link", name, "error", err)
+		}
+		return true
+	}
+	n.opts.Log.Warn("put back what somebody else changed", "link", name, "was", have.String(), "is", want.end.String())
+	return false
+}
+
+// isLive reports whether an attachment's port is open, or being opened.
+func (n *Network) isLive(key attach.Key) bool {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	_, ok := n.live[key]
+	return ok
+}
