@@ -27,7 +27,9 @@ const (
 // them off in order and answers each, also after one of them failed.
 type conn struct {
 	mutex sync.Mutex
-	fd    int
+	// turn is taken for each datagram, where several sockets' users take turns.
+	turn *turn
+	fd   int
 	seq   uint32
 	buf   []byte
 }
@@ -53,6 +55,22 @@ func dial() (*conn, error) {
 
 func (c *conn) close() { unix.Close(c.fd) }
 
+// turn lets one at a time into the kernel's changes of links. The kernel has one lock for them all (RTNL), and whoever writes
+// disable_ipv6 while another has it does not sleep: the write returns and is made again, over and over (rtnl_trylock and
+// restart_syscall in the kernel's net/ipv6/addrconf.c). Deletions have the lock for some 20 ms, which an ADD beside them
+// would spend turning a processor. Within one process, waiting here costs nothing that waiting there would not.
+type turn struct{ mutex sync.Mutex }
+
+// do runs f in turn. A nil turn lets everybody in.
+func (t *turn) do(f func() error) error {
+	if t == nil {
+		return f()
+	}
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return f()
+}
+
 // answer is what came back for one request.
 type answer struct {
 	err  error
@@ -66,11 +84,14 @@ func (c *conn) do(requests ...*nl.NetlinkRequest) ([]answer, error) {
 	answers := make([]answer, 0, len(requests))
 	for len(requests) > 0 {
 		count := min(len(requests), batchMax)
-		part, err := c.doPart(requests[:count])
+		err := c.turn.do(func() error {
+			part, err := c.doPart(requests[:count])
+			answers = append(answers, part...)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
-		answers = append(answers, part...)
 		requests = requests[count:]
 	}
 	return answers, nil

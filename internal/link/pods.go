@@ -22,6 +22,7 @@ type Pods struct {
 	reaper *conn
 	// handle is for what needs a dump; see dump.
 	handle *netlink.Handle
+	turn   turn
 }
 
 var _ PodLinks = (*Pods)(nil)
@@ -40,6 +41,7 @@ func NewPods() (*Pods, error) {
 		if p.reaper, err = dial(); err != nil {
 			return err
 		}
+		p.conn.turn, p.reaper.turn = &p.turn, &p.turn
 		p.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
@@ -118,6 +120,7 @@ func (c *creation) run() error {
 		return err
 	}
 	defer c.podConn.close()
+	c.podConn.turn = &c.turn
 	if err := c.configurePod(); err != nil {
 		return fmt.Errorf("pod end %s: %w", c.pair.PodName, err)
 	}
@@ -144,7 +147,7 @@ func (c *creation) makeHost() error {
 	if err := errors.Join(err, all(answers, what)); err != nil {
 		return err
 	}
-	if err := writeSysctls(name, hostSysctls()); err != nil {
+	if err := c.turn.do(func() error { return writeSysctls(name, hostSysctls()) }); err != nil {
 		return fmt.Errorf("host end: %w", err)
 	}
 	if c.pair.TxOffloadOff {
@@ -246,7 +249,7 @@ func (c *creation) configurePod() error {
 		return err
 	}
 	c.peer = answers[1].link
-	if err := writeSysctls(c.pair.PodName, c.pair.podSysctls()); err != nil {
+	if err := c.turn.do(func() error { return writeSysctls(c.pair.PodName, c.pair.podSysctls()) }); err != nil {
 		return err
 	}
 	if c.pair.TxOffloadOff && !c.pair.Spare { // a spare's are off already, and stay so wherever it goes

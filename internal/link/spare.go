@@ -94,7 +94,7 @@ func (p *Pods) prepare(spares []Spare, failed []error) error {
 		case !s.intact(host, other):
 			failed[i] = ErrForeign
 		default:
-			failed[i] = s.configure()
+			failed[i] = p.turn.do(s.configure)
 		}
 		if failed[i] == nil {
 			which = append(which, i)
