@@ -3,6 +3,7 @@ package overlay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -255,7 +256,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 	warned := map[reconcile.Owner]string{}
 	l := newNode(t.TempDir()).begin(t)
 	t.Cleanup(l.stop)
-	l.opts.ServiceWarnings = func(owner reconcile.Owner, warnings []error) { warned[owner] = errors.Join(warnings...).Error() }
+	l.opts.ServiceWarnings = func(owner reconcile.Owner, warnings []error) { warned[owner] = fmt.Sprint(errors.Join(warnings...)) }
 	l.services(t, ServiceChange{Nodes: &pipeline.NodeAddresses{
 		Local: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Others: []netip.Addr{netip.MustParseAddr("192.0.2.2")},
 	}})
