@@ -53,6 +53,8 @@ type engines struct {
 	looked atomic.Pointer[overlay.Network]
 	// settled is called when an engine may stand otherwise than before.
 	settled func()
+	// uplinkChanged is called when the interface with the node's address may be otherwise than before.
+	uplinkChanged func()
 	// dry says that engines are read and not written.
 	dry  bool
 	told *metrics.Agent
@@ -66,7 +68,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, dry: a.dry}
+	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, dry: a.dry}
 	if err := e.open(ctx, a.opts, a.metrics); err != nil {
 		rows.Close()
 		return nil, err
@@ -228,8 +230,13 @@ func (e *engines) followLinks(ctx context.Context) error {
 		switch {
 		case changed.End != nil && network != nil:
 			network.HostEndChanged(changed.Device, *changed.End)
+		case changed.Attended:
+			e.uplinkChanged()
 		case changed.End == nil:
 			e.linkLoop.Resync()
+		}
+		if changed.All {
+			e.uplinkChanged()
 		}
 		if changed.All && network != nil {
 			network.CheckHostEnds()
@@ -304,6 +311,7 @@ func (e *engines) nodeFacts(address netip.Addr) (overlay.Node, error) {
 	if err != nil {
 		return overlay.Node{}, err
 	}
+	e.links.Attend(uplink.Attrs().Name)
 	return overlay.Node{Datapath: e.datapath, Uplink: uplink.Attrs().Name, MTU: uplink.Attrs().MTU}, nil
 }
 

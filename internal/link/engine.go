@@ -32,6 +32,7 @@ type Engine struct {
 	mutex      sync.Mutex
 	namespaces map[string]bool
 	devices    map[Key]bool // of KindDevice and KindVeth
+	attended   string
 }
 
 var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
@@ -54,6 +55,19 @@ func NewEngine(options Options) (*Engine, error) {
 
 // Close releases what the engine holds open. Nothing programmed is changed.
 func (e *Engine) Close() { e.home.close() }
+
+// Attend has Watch tell also of one device that is not in care: it is never touched. The one before is let go.
+func (e *Engine) Attend(device string) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.attended = device
+}
+
+func (e *Engine) attends(device string) bool {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return device != "" && device == e.attended
+}
 
 // take puts a device, and the namespace of any item, into care.
 func (e *Engine) take(key Key) {

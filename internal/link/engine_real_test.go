@@ -185,3 +185,42 @@ func TestRealForeign(t *testing.T) {
 		}
 	}
 }
+
+// Of a device that is attended to, changes of itself and of its addresses are told, and it is not taken into care.
+func TestRealAttend(t *testing.T) {
+	s, home := subject(t)
+	engine := s.Engine.(*link.Engine)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	nstest.Do(t, home, func() error {
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wtuplink", TxQLen: -1}})
+	})
+	drifts, err := engine.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine.Attend("wtuplink")
+	for name, change := range map[string]func(netlink.Link) error{
+		"mtu": func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1400) },
+		"address": func(l netlink.Link) error {
+			address, err := netlink.ParseAddr("192.0.2.1/24")
+			return errors.Join(err, netlink.AddrAdd(l, address))
+		},
+	} {
+		nstest.Do(t, home, func() error {
+			uplink, err := netlink.LinkByName("wtuplink")
+			return errors.Join(err, change(uplink))
+		})
+		for told := false; !told; {
+			select {
+			case drift := <-drifts:
+				told = drift.Attended && drift.Device == "wtuplink"
+			case <-ctx.Done():
+				t.Fatalf("%s: not told", name)
+			}
+		}
+	}
+	if state, err := engine.Read(ctx); err != nil || len(state) > 0 {
+		t.Errorf("in care: %v, %v", state, err)
+	}
+}

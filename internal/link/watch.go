@@ -24,6 +24,8 @@ type Drift struct {
 	Kind Kind
 	// End is what the device is like now, where it is the host's end of a pod's pair.
 	End *HostEnd
+	// Attended says that the device is the one of Attend.
+	Attended bool
 	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
 	Err error
 }
@@ -232,5 +234,6 @@ func wellFormed(attrs []byte) bool {
 func (w *watcher) about(index int, kind Kind) (Drift, bool) {
 	name := w.names[index]
 	care := w.engine.inCare(Key{Kind: KindDevice, Name: name}) || w.engine.inCare(Key{Kind: KindVeth, Name: name})
-	return Drift{Device: name, Kind: kind}, name != "" && care
+	attended := kind == KindDevice && w.engine.attends(name)
+	return Drift{Device: name, Kind: kind, Attended: attended}, name != "" && (care || attended)
 }
