@@ -6,8 +6,8 @@ import (
 	"weft.dev/weft/internal/controller"
 )
 
-func controllerCommand(common *commonFlags) *cobra.Command {
-	var opts controller.Options
+func controllerCommand(common *commonFlags, environment Environment) *cobra.Command {
+	opts := controller.Options{Version: environment.Version}
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Run the cluster's side: subnets for nodes, VNIDs for namespaces",
@@ -28,6 +28,7 @@ func controllerCommand(common *commonFlags) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&opts.LeaseNamespace, "namespace", controller.DefaultLeaseNamespace, "namespace of the lease")
-	flags.StringVar(&opts.HealthAddress, "health-address", "127.0.0.1:9470", "host:port of /healthz and /readyz; empty: none")
+	flags.StringVar(&opts.HealthAddress, "health-address", controller.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
+	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
 	return cmd
 }

@@ -40,7 +40,7 @@ func Weft(environment Environment) *cobra.Command {
 	}
 	common := &commonFlags{kubeconfig: environment.Kubeconfig, environment: environment.Kubeconfig}
 	common.register(root)
-	root.AddCommand(agentCommand(common, environment), controllerCommand(common), installPluginCommand(),
+	root.AddCommand(agentCommand(common, environment), controllerCommand(common, environment), installPluginCommand(),
 		openvswitchCommand(environment.Node), cleanupCommand(), statusCommand(common), diffCommand(), logLevelCommand())
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}

@@ -282,7 +282,8 @@ func (c *cluster) start(change func(*Options)) *replica {
 	config := server.ConfigAs("weft", "weft-controller")
 	config.Wrap(r.trip)
 	options := Options{
-		Config: config, LeaseDuration: 3 * time.Second, Resync: time.Second,
+		Config: config, LeaseDuration: 9 * time.Second, // less is lost on a busy machine
+		Resync: time.Second,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if change != nil {

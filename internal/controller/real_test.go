@@ -232,6 +232,8 @@ func TestNothingIsWrittenInSteadyState(t *testing.T) {
 	r := c.start(nil)
 	c.awaitSubnet("a", "192.0.2.1", "")
 	c.awaitSubnet("b", "192.0.2.2", "")
+	c.awaitEvent("HostSubnet", "a", "is given to a")
+	c.awaitEvent("HostSubnet", "b", "is given to b")
 	c.awaitVNID("default", func(networkv1.NetNamespace) bool { return true })
 	c.awaitVNID("kube-system", func(networkv1.NetNamespace) bool { return true })
 	c.awaitEvent("Node", "bad", "lies in the cluster network")

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -12,40 +13,76 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/metrics"
 )
 
-// reporter tells problems by events, each once while it lasts: a cluster with a lasting problem is still quiet.
+// reporter tells by events what was given out or freed, and problems, each once while it lasts: a cluster with a lasting
+// problem is still quiet.
 type reporter struct {
-	events events.EventRecorder
-	told   map[plan.Problem]bool
+	name    string // of the controller
+	events  events.EventRecorder
+	metrics *metrics.Controller
+	told    map[plan.Problem]bool
 }
 
-func newReporter(recorder events.EventRecorder) *reporter {
-	return &reporter{events: recorder, told: map[plan.Problem]bool{}}
+func newReporter(name string, recorder events.EventRecorder, told *metrics.Controller) *reporter {
+	return &reporter{name: name, events: recorder, metrics: told, told: map[plan.Problem]bool{}}
+}
+
+// Reasons of events that tell no problem, and what the controller was about when it sent one.
+const (
+	reasonGiven = "SubnetGiven"
+	reasonFreed = "SubnetFreed"
+
+	actionAssignSubnet = "AssignSubnet"
+	actionAssignVNID   = "AssignVNID"
+)
+
+// subnets returns what tells, by an event of each HostSubnet that is written, that its subnet was given or freed. Before
+// are the HostSubnets that the plan was made from.
+func (r *reporter) subnets(before []networkv1.HostSubnet, result plan.SubnetPlan) func(*networkv1.HostSubnet) {
+	had := make(map[string]string, len(before))
+	for i := range before {
+		had[before[i].Name] = before[i].Subnet
+	}
+	return func(hs *networkv1.HostSubnet) {
+		ref := reference(plan.Object{Kind: plan.KindHostSubnet, Name: hs.Name, UID: hs.UID})
+		why, freed := result.Because[hs.Name]
+		switch {
+		case hs.Subnet == "":
+		case freed:
+			r.events.Eventf(ref, nil, corev1.EventTypeNormal, reasonFreed, actionAssignSubnet, "%s", noted("subnet "+hs.Subnet+" is free again: "+why))
+		case had[hs.Name] == "":
+			r.events.Eventf(ref, nil, corev1.EventTypeNormal, reasonGiven, actionAssignSubnet, "subnet %s is given to %s", hs.Subnet, hs.Name)
+		}
+	}
 }
 
 // tell sends an event for each problem that there was not at the last call, and returns those.
 func (r *reporter) tell(problems []plan.Problem, action string) []plan.Problem {
 	var fresh []plan.Problem
 	told := make(map[plan.Problem]bool, len(problems))
+	reasons := map[string]int{}
 	for _, p := range problems {
 		if told[p] {
 			continue
 		}
 		told[p] = true
+		reasons[p.Reason]++
 		if !r.told[p] {
 			fresh = append(fresh, p)
-			r.events.Eventf(reference(p), nil, corev1.EventTypeWarning, p.Reason, action, "%s", p.Message)
+			r.events.Eventf(reference(p.Object), nil, corev1.EventTypeWarning, p.Reason, action, "%s", noted(p.Message))
 		}
 	}
 	r.told = told
+	r.metrics.Problems(r.name, reasons)
 	return fresh
 }
 
-// reference names the object of a problem, for an event.
-func reference(p plan.Problem) *corev1.ObjectReference {
-	ref := &corev1.ObjectReference{Kind: p.Kind, Name: p.Name, UID: p.UID, APIVersion: networkv1.GroupVersion().String()}
-	if p.Kind == plan.KindNode || p.Kind == plan.KindNamespace {
+// reference names an object for an event.
+func reference(o plan.Object) *corev1.ObjectReference {
+	ref := &corev1.ObjectReference{Kind: o.Kind, Name: o.Name, UID: o.UID, APIVersion: networkv1.GroupVersion().String()}
+	if o.Kind == plan.KindNode || o.Kind == plan.KindNamespace {
 		ref.APIVersion = "v1"
 	}
 	return ref
@@ -105,6 +142,16 @@ func bounded(message string) string {
 		return message[:most]
 	}
 	return message
+}
+
+// noted cuts a message to what an event holds.
+func noted(message string) string {
+	const most = 1024 // an Event's limit for its note, in bytes
+	if len(message) <= most {
+		return message
+	}
+	const cut = "..."
+	return strings.ToValidUTF8(message[:most-len(cut)], "") + cut
 }
 
 // about returns the problems of one object.

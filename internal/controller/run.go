@@ -19,9 +19,11 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -29,12 +31,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/metrics"
 )
 
 // Defaults of Options.
@@ -43,6 +46,8 @@ const (
 	DefaultLeaseNamespace = "weft"
 	// DefaultLeaseName is the name of the lease.
 	DefaultLeaseName = "weft-controller"
+	// DefaultHealthAddress is where the program serves health and metrics; the manifests say another one.
+	DefaultHealthAddress = "127.0.0.1:9470"
 )
 
 // Options say how a controller runs. Only Config is required.
@@ -56,10 +61,12 @@ type Options struct {
 	// LeaseDuration is how long others wait for a leader that is silent. Zero: 15 s. A leader that cannot renew gives up
 	// after two thirds of it, and renews every seventh part, as Kubernetes' own controllers do.
 	LeaseDuration time.Duration
-	// HealthAddress is where /healthz and /readyz are served, as host:port. Empty: nowhere.
+	// HealthAddress is where /healthz, /readyz and /metrics are served, as host:port. Empty: nowhere.
 	HealthAddress string
-	// MetricsAddress is where /metrics is served over HTTP, as host:port. Empty: nowhere.
+	// MetricsAddress is where /metrics alone is served besides, as host:port. Empty: nowhere.
 	MetricsAddress string
+	// Version is the program's release, for weft_build_info.
+	Version string
 	// Resync is how often everything is looked at again without a reason. Zero: 10 min, 10 % more or less.
 	Resync time.Duration
 	// Random chooses among free VNIDs. Nil: seeded by the system.
@@ -85,12 +92,6 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Resync == 0 {
 		o.Resync = 10 * time.Minute
 	}
-	if o.MetricsAddress == "" {
-		o.MetricsAddress = "0" // controller-runtime's word for none
-	}
-	if o.HealthAddress == "" {
-		o.HealthAddress = "0"
-	}
 	if o.Random == nil {
 		o.Random = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // VNIDs are no secrets
 	}
@@ -108,24 +109,51 @@ func Run(ctx context.Context, options Options) error {
 		return err
 	}
 	log.SetLogger(logr.FromSlogHandler(options.Logger.Handler()))
+	stands := &standing{told: metrics.NewController(options.Version)}
+	options.Config = stands.wrap(options.Config)
 	mgr, err := newManager(options)
 	if err != nil {
 		return err
 	}
-	reporter := newReporter(mgr.GetEventRecorder("weft-controller"))
-	subnets := &subnetReconciler{client: mgr.GetClient(), live: mgr.GetAPIReader(), report: reporter, log: options.Logger}
-	if err := subnets.setUp(mgr); err != nil {
+	if err := setUp(mgr, stands, options); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return health.Serve(ctx, options.HealthAddress, stands.server().Handler()) })
+	group.Go(func() error {
+		mux := http.NewServeMux()
+		mux.Handle("GET /metrics", stands.told.Handler())
+		return health.Serve(ctx, options.MetricsAddress, mux)
+	})
+	group.Go(func() error {
+		if err := mgr.Start(ctx); err != nil {
+			return fmt.Errorf("controller: %w", err)
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// setUp adds the controllers to their manager.
+func setUp(mgr manager.Manager, stands *standing, options Options) error {
+	if err := stands.follow(mgr); err != nil {
+		return fmt.Errorf("follow the election: %w", err)
+	}
+	writer := &counted{mgr.GetClient(), stands.told}
+	recorder := mgr.GetEventRecorder("weft-controller")
+	subnets := &subnetReconciler{
+		client: writer, live: mgr.GetAPIReader(), log: options.Logger,
+		report: newReporter(nameSubnets, recorder, stands.told), told: stands.told,
+	}
+	if err := subnets.setUp(mgr, stands); err != nil {
 		return fmt.Errorf("set up the controller of node subnets: %w", err)
 	}
 	vnids := &vnidReconciler{
-		client: mgr.GetClient(), live: mgr.GetAPIReader(), log: options.Logger,
-		report: newReporter(mgr.GetEventRecorder("weft-controller")), random: options.Random,
+		client: writer, live: mgr.GetAPIReader(), log: options.Logger,
+		report: newReporter(nameVNIDs, recorder, stands.told), told: stands.told, random: options.Random,
 	}
-	if err := vnids.setUp(mgr); err != nil {
+	if err := vnids.setUp(mgr, stands); err != nil {
 		return fmt.Errorf("set up the controller of VNIDs: %w", err)
-	}
-	if err := mgr.Start(ctx); err != nil {
-		return fmt.Errorf("controller: %w", err)
 	}
 	return nil
 }
@@ -146,8 +174,8 @@ func newManager(options Options) (manager.Manager, error) {
 		LeaseDuration:                 &options.LeaseDuration,
 		RenewDeadline:                 &renew,
 		RetryPeriod:                   &retry,
-		HealthProbeBindAddress:        options.HealthAddress,
-		Metrics:                       metricsserver.Options{BindAddress: options.MetricsAddress},
+		HealthProbeBindAddress:        "0", // none: ours are served by package health
+		Metrics:                       metricsserver.Options{BindAddress: "0"},
 		Controller:                    config.Controller{SkipNameValidation: &always},
 		Cache: cache.Options{
 			SyncPeriod:       &options.Resync,
@@ -157,9 +185,6 @@ func newManager(options Options) (manager.Manager, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the API server: %w", err)
-	}
-	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
-		return nil, fmt.Errorf("add health checks: %w", err)
 	}
 	return mgr, nil
 }

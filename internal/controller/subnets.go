@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/controller/plan"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/metrics"
 )
 
 // subnetReconciler keeps HostSubnets as plan.Subnets says, and the status of the ClusterNetwork.
@@ -28,13 +30,14 @@ type subnetReconciler struct {
 	live   client.Reader // the API server itself
 	report *reporter
 	log    *slog.Logger
+	told   *metrics.Controller
 
 	// alloc is where each range goes on. It begins anew with each leader, as OpenShift SDN's does.
 	alloc *ipam.NodeSubnets
 }
 
-func (s *subnetReconciler) setUp(mgr manager.Manager) error {
-	c, err := controller.NewTyped("subnets", mgr, controllerOptions(s))
+func (s *subnetReconciler) setUp(mgr manager.Manager, stands *standing) error {
+	c, err := controller.NewTyped(nameSubnets, mgr, controllerOptions(&timed{nameSubnets, s.told, s}))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -43,9 +46,11 @@ func (s *subnetReconciler) setUp(mgr manager.Manager) error {
 		return nodeValue(e.ObjectOld) != nodeValue(e.ObjectNew)
 	}}
 	return errors.Join(
-		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), addressed)),
-		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet](), foundElsewhere())),
-		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]())),
+		c.Watch(stands.reading("nodes", source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), addressed))),
+		c.Watch(stands.reading("hostsubnets",
+			source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet](), foundElsewhere()))),
+		c.Watch(stands.reading("clusternetworks",
+			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
 	)
 }
 
@@ -65,7 +70,8 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	result := plan.Subnets(state, s.trial())
+	alloc := s.trial()
+	result := plan.Subnets(state, alloc)
 	if result.Assigns || len(result.Delete) > 0 {
 		if state.HostSubnets, err = s.liveHostSubnets(ctx); err != nil {
 			return reconcile.Result{}, err
@@ -74,20 +80,37 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 			return reconcile.Result{}, err
 		}
 		confirmed := result.Delete
-		result = plan.Subnets(state, s.alloc)
+		alloc = s.alloc
+		result = plan.Subnets(state, alloc)
 		result.Delete = within(result.Delete, confirmed)
 	}
-	for _, p := range s.report.tell(s.problems(network, invalid, result.Problems), "AssignSubnet") {
+	s.count(state, alloc)
+	for _, p := range s.report.tell(s.problems(network, invalid, result.Problems), actionAssignSubnet) {
 		s.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	if network == nil {
 		s.log.InfoContext(ctx, "waiting for the ClusterNetwork", "name", networkv1.ClusterNetworkDefault)
 	}
 	return settle(
-		write(ctx, s.client, s.log, result.Writes),
+		write(ctx, s.client, s.log, result.Writes, s.report.subnets(state.HostSubnets, result)),
 		s.updateNetworkStatus(ctx, network, invalid, result.Problems),
 		s.updateHostSubnetStatus(ctx, state.HostSubnets, result),
 	)
+}
+
+// count tells how many subnets are given out, and how many can be.
+func (s *subnetReconciler) count(state plan.SubnetState, alloc *ipam.NodeSubnets) {
+	if state.Config == nil {
+		s.told.Subnets(0, 0)
+		return
+	}
+	given := 0
+	for i := range state.HostSubnets {
+		if subnet, err := netip.ParsePrefix(state.HostSubnets[i].Subnet); err == nil && state.Config.Contains(subnet.Masked()) {
+			given++
+		}
+	}
+	s.told.Subnets(given, alloc.Free())
 }
 
 // problems adds the ClusterNetwork's own to those of a plan.

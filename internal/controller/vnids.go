@@ -19,6 +19,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/metrics"
 )
 
 // vnidReconciler keeps NetNamespaces as plan.VNIDs says.
@@ -27,11 +28,12 @@ type vnidReconciler struct {
 	live   client.Reader // the API server itself
 	report *reporter
 	log    *slog.Logger
+	told   *metrics.Controller
 	random *rand.Rand
 }
 
-func (v *vnidReconciler) setUp(mgr manager.Manager) error {
-	c, err := controller.NewTyped("vnids", mgr, controllerOptions(v))
+func (v *vnidReconciler) setUp(mgr manager.Manager, stands *standing) error {
+	c, err := controller.NewTyped(nameVNIDs, mgr, controllerOptions(&timed{nameVNIDs, v.told, v}))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -39,9 +41,12 @@ func (v *vnidReconciler) setUp(mgr manager.Manager) error {
 		return e.ObjectOld.UID != e.ObjectNew.UID
 	}}
 	return errors.Join(
-		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Namespace{}, enqueue[*corev1.Namespace](), comesOrGoes)),
-		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace]())),
-		c.Watch(source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]())),
+		c.Watch(stands.reading("namespaces",
+			source.TypedKind(mgr.GetCache(), &corev1.Namespace{}, enqueue[*corev1.Namespace](), comesOrGoes))),
+		c.Watch(stands.reading("netnamespaces",
+			source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace]()))),
+		c.Watch(stands.reading("clusternetworks",
+			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
 	)
 }
 
@@ -52,12 +57,17 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ everything) (reconcile
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
 		return reconcile.Result{}, err
 	}
-	if config == nil || !config.Mode.HasVNIDs() {
-		return reconcile.Result{}, nil
-	}
 	state, err := v.cached(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
+	}
+	v.told.VNIDs(len(state.NetNamespaces))
+	if config == nil { // problems last until there is a network to see them by
+		return reconcile.Result{}, nil
+	}
+	if !config.Mode.HasVNIDs() {
+		v.report.tell(nil, actionAssignVNID)
+		return reconcile.Result{}, nil
 	}
 	state.Mode = config.Mode
 	result := plan.VNIDs(state, v.random)
@@ -72,10 +82,10 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ everything) (reconcile
 		result = plan.VNIDs(state, v.random)
 		result.Delete = within(result.Delete, confirmed)
 	}
-	for _, p := range v.report.tell(result.Problems, "AssignVNID") {
+	for _, p := range v.report.tell(result.Problems, actionAssignVNID) {
 		v.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
-	return settle(write(ctx, v.client, v.log, result.Writes), v.updateStatus(ctx, state.NetNamespaces, result))
+	return settle(write(ctx, v.client, v.log, result.Writes, nil), v.updateStatus(ctx, state.NetNamespaces, result))
 }
 
 func (v *vnidReconciler) cached(ctx context.Context) (plan.VNIDState, error) {

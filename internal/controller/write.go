@@ -23,8 +23,9 @@ import (
 // again is how soon a plan is made again when the objects had changed meanwhile: the watch may take a moment.
 const again = 200 * time.Millisecond
 
-// write carries out a plan. One object's error does not keep the others from being written.
-func write[T client.Object](ctx context.Context, c client.Client, log *slog.Logger, writes plan.Writes[T]) error {
+// write carries out a plan. One object's error does not keep the others from being written. What was written is told to
+// done, unless that is nil.
+func write[T client.Object](ctx context.Context, c client.Client, log *slog.Logger, writes plan.Writes[T], done func(T)) error {
 	var errs []error
 	do := func(verb string, obj T, call func() error) {
 		if err := call(); err != nil {
@@ -32,6 +33,9 @@ func write[T client.Object](ctx context.Context, c client.Client, log *slog.Logg
 			return
 		}
 		log.InfoContext(ctx, "wrote", "verb", verb, "object", fmt.Sprintf("%T/%s", obj, obj.GetName()))
+		if done != nil {
+			done(obj)
+		}
 	}
 	for _, obj := range writes.Delete {
 		do("delete", obj, func() error {
@@ -51,10 +55,10 @@ func write[T client.Object](ctx context.Context, c client.Client, log *slog.Logg
 // next round sees them.
 func settle(errs ...error) (reconcile.Result, error) {
 	var left []error
-	var raced bool
+	var repeat bool
 	for _, err := range flatten(errors.Join(errs...)) {
-		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
-			raced = true
+		if raced(err) {
+			repeat = true
 			continue
 		}
 		left = append(left, err)
@@ -62,7 +66,7 @@ func settle(errs ...error) (reconcile.Result, error) {
 	if err := errors.Join(left...); err != nil {
 		return reconcile.Result{}, err
 	}
-	if raced {
+	if repeat {
 		return reconcile.Result{RequeueAfter: again}, nil
 	}
 	return reconcile.Result{}, nil

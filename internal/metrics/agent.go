@@ -62,7 +62,7 @@ func NewAgent(version string) *Agent {
 		desired:     r.state("weft_engine_desired", "Items that an engine is to hold.", "engine"),
 		programmed:  r.state("weft_engine_programmed", "Items that an engine holds, as far as is known.", "engine"),
 		failures:    r.state("weft_engine_failures", "Owners (attachments, hosts, Services, ...) whose state is not in effect.", "engine"),
-		inStep:      r.state("weft_engine_in_step", "1 when an engine holds what it is to hold and nothing waits. For openflow: the hash in the switch is the desired state's.", "engine"),
+		inStep:      r.state("weft_engine_in_step", "1 when all that an engine is to hold was committed, and nothing failed or waits. What others change counts from when it is seen.", "engine"),
 		flows:       r.state("weft_openflow_flows", "Flows in the switch, by table; table groups counts the groups.", "table"),
 		attachments: r.state("weft_attachments", "Pods' interfaces recorded on the node, by state.", "state"),
 		addresses:   r.state("weft_addresses_in_use", "Pod addresses of the node's subnet that are taken."),

@@ -10,13 +10,12 @@ import (
 type Controller struct {
 	*Registry
 
-	reconcile   *prometheus.HistogramVec
-	writes      *prometheus.CounterVec
-	problems    *prometheus.GaugeVec
-	leader      prometheus.Gauge
-	hostSubnets prometheus.Gauge
-	free        prometheus.Gauge
-	vnids       prometheus.Gauge
+	reconcile *prometheus.HistogramVec
+	writes    *prometheus.CounterVec
+	problems  *prometheus.GaugeVec
+	leader    prometheus.Gauge
+	// What only a replica that works knows has no value on the others.
+	hostSubnets, free, vnids *prometheus.GaugeVec
 }
 
 // NewController returns a controller's metrics.
@@ -27,11 +26,16 @@ func NewController(version string) *Controller {
 	m.reconcile = r.histogram("weft_controller_reconcile_duration_seconds",
 		"Time of one look at all objects, by what is looked after (subnets, vnids) and result (ok, error).", 0.0005, "controller", "result")
 	m.writes = r.counter("weft_controller_writes_total",
-		"Objects written, by what was done (create, update, delete) and result (ok, conflict, error). A conflict is repeated and harmless.", "verb", "result")
+		"Objects written, by what was done (create, update, delete; status: the update of a status) and result (ok, conflict, error). A conflict is repeated and harmless.", "verb", "result")
 	m.problems = r.gauge("weft_controller_problems", "Problems of objects that last, by reason; an event and a condition of the object say more.", "controller", "reason")
-	m.hostSubnets = r.gauge("weft_controller_host_subnets", "HostSubnets that hold a subnet of the cluster network.").WithLabelValues()
-	m.free = r.gauge("weft_controller_free_subnets", "Node subnets that can still be given out.").WithLabelValues()
-	m.vnids = r.gauge("weft_controller_vnids", "NetNamespaces that hold a VNID.").WithLabelValues()
+	m.hostSubnets = r.gauge("weft_controller_host_subnets", "HostSubnets that hold a subnet of the cluster network. Only on the replica that works.")
+	m.free = r.gauge("weft_controller_free_subnets", "Node subnets that can still be given out; 0 without a ClusterNetwork that can be used. Only on the replica that works.")
+	m.vnids = r.gauge("weft_controller_vnids", "NetNamespaces that hold a VNID. Only on the replica that works.")
+	for _, verb := range []string{"create", "update", "delete", "status"} {
+		for _, result := range []string{"ok", "conflict", "error"} {
+			m.writes.WithLabelValues(verb, result)
+		}
+	}
 	return m
 }
 
@@ -56,9 +60,9 @@ func (m *Controller) Problems(controller string, byReason map[string]int) {
 
 // Subnets tells how many node subnets are given out and how many are free.
 func (m *Controller) Subnets(given int, free uint64) {
-	m.hostSubnets.Set(float64(given))
-	m.free.Set(float64(free))
+	m.hostSubnets.WithLabelValues().Set(float64(given))
+	m.free.WithLabelValues().Set(float64(free))
 }
 
 // VNIDs tells how many VNIDs are given out.
-func (m *Controller) VNIDs(given int) { m.vnids.Set(float64(given)) }
+func (m *Controller) VNIDs(given int) { m.vnids.WithLabelValues().Set(float64(given)) }

@@ -32,7 +32,7 @@ const introduction = `<!-- Generated from internal/metrics by "make generate". D
 # Metrics
 
 Agent and controller answer Prometheus at ` + "`/metrics`" + ` of their health address: ` + "`127.0.0.1:9469`" + ` (agent) and
-` + "`127.0.0.1:9470`" + ` (controller) unless ` + "`--health-address`" + ` says otherwise. There is no authentication, so that is on the
+` + "`127.0.0.1:9470`" + ` (controller; the manifests say ` + "`127.0.0.1:9479`" + `) unless ` + "`--health-address`" + ` says otherwise. There is no authentication, so that is on the
 loopback address: whoever is on the node may read it, pods may not. For a Prometheus that is not on the node,
 ` + "`--metrics-address host:port`" + ` serves ` + "`/metrics`" + `, and nothing else, at the node's address as well; keep others from it by
 the firewall. What is told is counts and times: no names of pods, no addresses.

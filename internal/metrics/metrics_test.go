@@ -143,6 +143,21 @@ func TestValues(t *testing.T) {
 	)
 }
 
+// A replica that waits says so, and nothing of what it does not know: an alert on too few subnets is not for it.
+func TestReplicaThatWaits(t *testing.T) {
+	controller := NewController("v1")
+	expect(t, controller.Handler(), `weft_controller_leader 0`, `weft_controller_writes_total{result="error",verb="create"} 0`)
+	families, err := controller.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if slices.Contains([]string{"weft_controller_free_subnets", "weft_controller_host_subnets", "weft_controller_vnids"}, family.GetName()) {
+			t.Errorf("%s is told", family.GetName())
+		}
+	}
+}
+
 func expect(t *testing.T, handler http.Handler, lines ...string) {
 	t.Helper()
 	answer := httptest.NewRecorder()

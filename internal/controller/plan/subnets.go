@@ -33,6 +33,8 @@ type SubnetPlan struct {
 	// Assigns reports whether subnets are given out: then the state must have been read from the API server itself, for
 	// a cache may lag behind what was given out last.
 	Assigns bool
+	// Because says why each HostSubnet of Delete goes, by its name.
+	Because map[string]string
 	// Problems are in a fixed order.
 	Problems []Problem
 }
@@ -129,8 +131,10 @@ func (p *subnetPlanner) node(node Node, hs *networkv1.HostSubnet) {
 		if err == nil {
 			p.create(node, address)
 		}
-	case stale(hs, node.UID) || unusable(hs):
-		p.plan.Delete = append(p.plan.Delete, hs) // the next plan makes a new one
+	case stale(hs, node.UID): // the next plan makes a new one
+		p.delete(hs, "it was given to another Node of that name, which is gone")
+	case unusable(hs):
+		p.delete(hs, "its HostSubnet could not be used, and is made anew")
 	default:
 		p.follow(node, address, hs)
 	}
@@ -201,7 +205,7 @@ func (p *subnetPlanner) follow(node Node, address netip.Addr, hs *networkv1.Host
 // withoutNode decides on a HostSubnet that has no Node.
 func (p *subnetPlanner) withoutNode(hs *networkv1.HostSubnet) {
 	if hs.Annotations[networkv1.AnnotationNodeUID] != "" {
-		p.plan.Delete = append(p.plan.Delete, hs)
+		p.delete(hs, "its Node is gone")
 		return
 	}
 	if unusable(hs) {
@@ -246,6 +250,14 @@ func (p *subnetPlanner) allocate(about Object) (string, bool) {
 	}
 	p.plan.Assigns = true
 	return subnet.String(), true
+}
+
+func (p *subnetPlanner) delete(hs *networkv1.HostSubnet, because string) {
+	if p.plan.Because == nil {
+		p.plan.Because = map[string]string{}
+	}
+	p.plan.Because[hs.Name] = because
+	p.plan.Delete = append(p.plan.Delete, hs)
 }
 
 func (p *subnetPlanner) update(have, want *networkv1.HostSubnet) {

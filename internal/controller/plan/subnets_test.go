@@ -245,6 +245,11 @@ func TestSubnets(t *testing.T) {
 			if diff := cmp.Diff(before, test.hostSubnets); diff != "" {
 				t.Errorf("the state was changed (-before +after):\n%s", diff)
 			}
+			for _, gone := range got.Delete {
+				if got.Because[gone.Name] == "" {
+					t.Errorf("nothing says why HostSubnet %s goes", gone.Name)
+				}
+			}
 			if gives := strings.Contains(strings.Join(test.want, "\n"), "create"); gives && !got.Assigns {
 				t.Error("subnets are given out, and the plan does not say so")
 			}

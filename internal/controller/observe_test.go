@@ -1,0 +1,164 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/metrics"
+)
+
+// synced is a source whose objects have been read, or not.
+type synced struct {
+	source.TypedSource[everything]
+	err error
+}
+
+func (s *synced) WaitForSync(context.Context) error { return s.err }
+
+func asked(handler http.Handler, path string) (int, string) {
+	answer := httptest.NewRecorder()
+	handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+	return answer.Code, answer.Body.String()
+}
+
+func TestReadiness(t *testing.T) {
+	s := &standing{told: metrics.NewController("v1")}
+	expect := func(code int, want string) {
+		t.Helper()
+		if got, body := asked(s.server().Handler(), "/readyz"); got != code || body != want {
+			t.Errorf("%d %q, want %d %q", got, body, code, want)
+		}
+		if got, _ := asked(s.server().Handler(), "/healthz"); got != http.StatusOK {
+			t.Errorf("it does not live: %d", got)
+		}
+	}
+	nodes := s.reading("nodes", &synced{})
+	broken := s.reading("hostsubnets", &synced{err: errors.New("no such kind")})
+	networks := s.reading("clusternetworks", &synced{})
+	s.reading("clusternetworks", &synced{}) // by another controller
+	expect(503, "[-]leader-election: the replica does not take part in the election yet\n[+]caches\n")
+	s.elects = true
+	expect(200, "[+]leader-election\n[+]caches\n") // it waits, and reads nothing
+	s.lead(true)
+	expect(503, "[+]leader-election\n[-]caches: not read yet: clusternetworks, hostsubnets, nodes\n")
+	for _, read := range []source.TypedSource[everything]{nodes, networks} {
+		if err := read.(*readSource).WaitForSync(t.Context()); err != nil { //nolint:forcetypeassert // it is made here
+			t.Error(err)
+		}
+	}
+	if err := broken.(*readSource).WaitForSync(t.Context()); err == nil { //nolint:forcetypeassert // it is made here
+		t.Error("a kind that cannot be read is taken for read")
+	}
+	expect(503, "[+]leader-election\n[-]caches: not read yet: clusternetworks, hostsubnets\n")
+	s.unread = nil
+	s.answered(errors.New("connection refused"))
+	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and what changes waits until it does: connection refused\n")
+	s.answered(fmt.Errorf("get: %w", context.Canceled)) // says nothing, neither way
+	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and what changes waits until it does: connection refused\n")
+	s.answered(nil)
+	expect(200, "[+]leader-election\n[+]caches\n")
+}
+
+func TestWritesAreTold(t *testing.T) {
+	told := metrics.NewController("v1")
+	resource := schema.GroupResource{Resource: "hostsubnets"}
+	for _, err := range []error{
+		nil, errors.New("refused"), apierrors.NewConflict(resource, "a", nil), apierrors.NewNotFound(resource, "a"),
+		apierrors.NewAlreadyExists(resource, "a"), apierrors.NewForbidden(resource, "a", nil),
+	} {
+		if got := tell(told, "update", err); !errors.Is(got, err) {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+	_, page := asked(told.Handler(), "/metrics")
+	for _, want := range []string{`{result="ok",verb="update"} 1`, `{result="error",verb="update"} 2`, `{result="conflict",verb="update"} 3`} {
+		if !strings.Contains(page, "weft_controller_writes_total"+want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}
+
+func sent(recorder *events.FakeRecorder) []string {
+	var all []string
+	for {
+		select {
+		case event := <-recorder.Events:
+			all = append(all, event)
+		default:
+			return all
+		}
+	}
+}
+
+func TestReporterTellsOnceWhileItLasts(t *testing.T) {
+	recorder, told := events.NewFakeRecorder(16), metrics.NewController("v1")
+	r := newReporter(nameSubnets, recorder, told)
+	problem := func(name, message string) plan.Problem {
+		return plan.Problem{Object: plan.Object{Kind: plan.KindNode, Name: name}, Reason: networkv1.ReasonExhausted, Message: message}
+	}
+	expect := func(count, lasting int, problems ...plan.Problem) {
+		t.Helper()
+		r.tell(problems, actionAssignSubnet)
+		if got := sent(recorder); len(got) != count {
+			t.Errorf("events %q, want %d", got, count)
+		}
+		_, page := asked(told.Handler(), "/metrics")
+		want := fmt.Sprintf(`weft_controller_problems{controller="subnets",reason="Exhausted"} %d`, lasting)
+		if has := strings.Contains(page, want); has != (lasting > 0) && strings.Contains(page, "weft_controller_problems{") {
+			t.Errorf("no %s", want)
+		}
+	}
+	a, b := problem("a", "no subnet"), problem("b", "no subnet")
+	expect(2, 2, a, b, a)
+	expect(0, 2, a, b)
+	expect(1, 2, a, problem("b", "still none"))
+	expect(0, 1, a)
+	expect(0, 0)
+	expect(1, 1, a) // it is back
+}
+
+func TestSubnetsAreTold(t *testing.T) {
+	recorder := events.NewFakeRecorder(16)
+	r := newReporter(nameSubnets, recorder, metrics.NewController("v1"))
+	hs := func(name, subnet string) networkv1.HostSubnet {
+		return networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Subnet: subnet}
+	}
+	result := plan.SubnetPlan{Because: map[string]string{"gone": "its Node is gone", "bare": "its Node is gone"}}
+	done := r.subnets([]networkv1.HostSubnet{hs("moved", "10.128.0.0/23"), hs("f5", ""), hs("gone", "10.129.0.0/23"), hs("bare", "")}, result)
+	for _, written := range []networkv1.HostSubnet{
+		hs("moved", "10.128.0.0/23"), hs("f5", "10.130.0.0/23"), hs("new", "10.131.0.0/23"), hs("gone", "10.129.0.0/23"), hs("bare", ""),
+	} {
+		done(&written)
+	}
+	want := []string{
+		"Normal SubnetGiven subnet 10.130.0.0/23 is given to f5",
+		"Normal SubnetGiven subnet 10.131.0.0/23 is given to new",
+		"Normal SubnetFreed subnet 10.129.0.0/23 is free again: its Node is gone",
+	}
+	if got := sent(recorder); strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("events %q, want %q", got, want)
+	}
+}
+
+func TestNotesFitIntoEvents(t *testing.T) {
+	if got := noted("short"); got != "short" {
+		t.Error(got)
+	}
+	if got := noted(strings.Repeat("ä", 600)); len(got) > 1024 || !utf8.ValidString(got) || !strings.HasSuffix(got, "ä...") {
+		t.Errorf("%d bytes: %q", len(got), got)
+	}
+}
