@@ -217,10 +217,16 @@ func TestQuickstart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One pod on each node and one more: each node is heard in every row, and one of them has a neighbour.
-	if want := 1 + 6*2; !r.AsItMust || len(r.Ways) != want || len(r.Tricks) != len(tricks) {
+	// One pod on each node and one more: each node is heard in every row, and one of them has a neighbour. The one more has
+	// a Service, which each node's first pod goes to, by its address and by its name, and its own pod.
+	if want := 1 + 6*2 + 2*2 + 1; !r.AsItMust || len(r.Ways) != want || len(r.Tricks) != len(tricks) {
 		show(t, r)
 		t.Errorf("the matrix is not as it must be: %d ways, want %d", len(r.Ways), want)
+	}
+	for _, kind := range []string{"pod to Service, endpoint here", "pod to Service, endpoint elsewhere", "pod to itself by its Service", "pod to Service by name"} {
+		if !slices.ContainsFunc(r.Ways, func(w Way) bool { return w.Kind == kind }) {
+			t.Errorf("there is no row %q", kind)
+		}
 	}
 	began := time.Now()
 	if out, err := exec.CommandContext(ctx, script, "down", own).CombinedOutput(); err != nil {
