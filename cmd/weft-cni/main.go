@@ -5,8 +5,13 @@ package main
 
 import (
 	"os"
+	"time"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/plugin"
 )
 
-func main() { os.Exit(plugin.Main(os.Stdout)) }
+func main() {
+	origin := cni.Origin{TraceParent: os.Getenv("TRACEPARENT"), Started: time.Now()}
+	os.Exit(plugin.Main(os.Stdout, origin))
+}

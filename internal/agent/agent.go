@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -73,6 +75,8 @@ type Options struct {
 	Verify time.Duration
 	// Log is where the agent logs. Default: nowhere.
 	Log *slog.Logger
+	// Traces makes the spans of the runtime's requests. Default: none are made.
+	Traces trace.TracerProvider
 	// LogLevel is the level that Log asks for at each line, for who changes it while the agent runs. Default: one that
 	// changes nothing.
 	LogLevel *slog.LevelVar
@@ -94,6 +98,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Traces == nil {
+		o.Traces = noop.NewTracerProvider()
 	}
 	if o.LogLevel == nil {
 		o.LogLevel = &slog.LevelVar{}

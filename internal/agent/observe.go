@@ -81,9 +81,10 @@ func tableOf(key openflow.Key) string {
 func one[K any](K) string { return "" }
 
 // observe is told of each request of the container runtime.
-func (a *agent) observe(ctx context.Context, req *cni.Request, _ cni.Origin) (context.Context, func(error)) {
+func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin) (context.Context, func(error)) {
 	begin := time.Now()
 	command := string(req.Command)
+	ctx, traced := a.traceRequest(ctx, req, origin)
 	ctx = timing.With(ctx, func(step string, took time.Duration) { a.metrics.Step(command, step, took) })
 	return ctx, func(err error) {
 		var code cni.Code
@@ -91,6 +92,7 @@ func (a *agent) observe(ctx context.Context, req *cni.Request, _ cni.Origin) (co
 			code = failure.Code
 		}
 		a.metrics.Request(command, uint(code), time.Since(begin))
+		traced(err)
 	}
 }
 

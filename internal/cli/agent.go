@@ -1,15 +1,23 @@
 package cli
 
 import (
+	"context"
+	"fmt"
+	"time"
+
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
 
 	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/tracing"
 )
 
 func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := agent.Options{Version: environment.Version}
 	var dry dryRunFlags
+	var sampling float64
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the network of this node",
@@ -33,6 +41,13 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 			if dry.run {
 				return dry.tell(cmd, opts)
 			}
+			stop := func() {}
+			if sampling != 0 {
+				if opts.Traces, stop, err = traces(cmd.Context(), sampling, &opts, environment.Getenv); err != nil {
+					return err
+				}
+			}
+			defer stop()
 			return agent.Run(cmd.Context(), opts)
 		},
 	}
@@ -47,10 +62,32 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
 	flags.IntVar(&opts.Spares, "spare-ports", overlay.DefaultSpares, "how many ports to make ahead of their pods; 0: none")
+	flags.Float64Var(&sampling, "trace-sampling", 0, "part of the runtime's requests that are traced, 0 to 1; traces go by OTLP over HTTP to $OTEL_EXPORTER_OTLP_ENDPOINT")
 	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to whoever can connect")
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
 	return cmd
 }
+
+// traces returns what makes spans and sends them, and what ends that.
+func traces(ctx context.Context, sampling float64, opts *agent.Options, getenv func(string) string) (trace.TracerProvider, func(), error) {
+	provider, err := tracing.New(tracing.Config{
+		Sampling: sampling, Service: "weft-agent", Version: opts.Version, Node: opts.Node, Getenv: getenv, Log: opts.Log,
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("--trace-sampling: %w", err)
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { opts.Log.Debug("spans were not sent", "error", err) }))
+	return provider, func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracesGrace)
+		defer cancel()
+		if err := provider.Shutdown(ending); err != nil {
+			opts.Log.Debug("the last spans were not sent", "error", err)
+		}
+	}, nil
+}
+
+// tracesGrace bounds how long an agent that ends waits for its traces to be sent.
+const tracesGrace = 2 * time.Second
 
 func installPluginCommand() *cobra.Command {
 	var from, to string

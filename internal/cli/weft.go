@@ -25,6 +25,8 @@ type Environment struct {
 	Version string
 	// Program is the name that the program was called by: as kubectl-weft it is a plugin of kubectl.
 	Program string
+	// Getenv is asked for the standard variables of OpenTelemetry when requests are traced. Default: none is set.
+	Getenv func(string) string
 }
 
 // Weft returns the command weft with all its commands.

@@ -35,8 +35,9 @@ const (
 
 // Main serves one execution. It returns the exit code of the process: 0, or 1 after an error has been printed to
 // stdout, as the specification wants it.
-func Main(stdout io.Writer) int {
-	p := &plugin{stdout: stdout}
+// origin is told to the agent.
+func Main(stdout io.Writer, origin cni.Origin) int {
+	p := &plugin{stdout: stdout, origin: origin}
 	info := version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 	failure := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add:    p.add,
@@ -54,6 +55,7 @@ func Main(stdout io.Writer) int {
 // plugin is one execution.
 type plugin struct {
 	stdout io.Writer
+	origin cni.Origin
 	// version is the configuration's cniVersion, once known.
 	version string
 }
@@ -149,7 +151,7 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	client := cni.Client{Socket: req.NetConf.Socket}
+	client := cni.Client{Socket: req.NetConf.Socket, Origin: p.origin}
 	result, err := client.Do(ctx, req)
 	if err != nil {
 		return nil, err

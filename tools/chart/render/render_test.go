@@ -75,6 +75,12 @@ func TestValues(t *testing.T) {
 		{"API server, controller", map[string]any{"apiServer": map[string]any{"host": "192.0.2.1", "port": 443}}, "controller.yaml", `{name: KUBERNETES_SERVICE_PORT, value: "443"}`},
 		{"datapath", map[string]any{"agent": map[string]any{"datapath": "netdev"}}, "agent.yaml", "--datapath=netdev\n"},
 		{"log level", map[string]any{"agent": map[string]any{"logLevel": "debug"}}, "agent.yaml", "--log-level=debug\n"},
+		{"traces", map[string]any{"agent": map[string]any{"tracing": map[string]any{"sampling": 0.25}}}, "agent.yaml", "--trace-sampling=0.25\n"},
+		{
+			"collector",
+			map[string]any{"agent": map[string]any{"tracing": map[string]any{"endpoint": "http://192.0.2.1:4318"}}},
+			"agent.yaml", `{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: "http://192.0.2.1:4318"}`,
+		},
 		{"folders", map[string]any{"cni": map[string]any{"binDir": "/var/lib/cni/bin"}}, "agent.yaml", "{path: /var/lib/cni/bin, type"},
 		{"switches on all nodes", map[string]any{"ovs": map[string]any{"nodeSelector": map[string]any{"weft.dev/open-vswitch": nil}}}, "openvswitch.yaml", "tolerations"},
 	} {
@@ -92,6 +98,7 @@ func TestValues(t *testing.T) {
 	for want, values := range map[string]map[string]any{
 		"logLevel":   {"agent": map[string]any{"logLevel": "loud"}},
 		"datapath":   {"agent": map[string]any{"datapath": "kernel"}},
+		"sampling":   {"agent": map[string]any{"tracing": map[string]any{"sampling": 2}}},
 		"imaeg":      {"imaeg": map[string]any{}},
 		"port":       {"apiServer": map[string]any{"port": 0}},
 		"binDir":     {"cni": map[string]any{"binDir": "opt/cni/bin"}},
