@@ -98,6 +98,7 @@ func TestRightsAreTheBudget(t *testing.T) {
 			"/services":                       read,
 			"discovery.k8s.io/endpointslices": read,
 			"/nodes/status":                   {"patch"},
+			"events.k8s.io/events":            {"create", "patch"},
 		},
 		"weft-controller": {
 			"/nodes": read, "/namespaces": read,

@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/reconcile"
 )
 
 // Defaults of Options, the paths that a node of Kubernetes has.
@@ -136,6 +137,7 @@ type agent struct {
 	health  *health.Server
 	metrics *metrics.Agent
 	kube    *kube
+	events  *recorder
 	socket  string
 	records string
 	// running is set once the engines are open.
@@ -171,6 +173,9 @@ func Run(ctx context.Context, opts Options) error {
 	var err error
 	if a.clients, err = kubernetes.NewForConfig(a.opts.Config); err != nil {
 		return fmt.Errorf("API server: %w", err)
+	}
+	if a.events, err = newRecorder(ctx, a.clients, &a.opts, a.metrics); err != nil {
+		return err
 	}
 	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
 		return err
@@ -240,7 +245,8 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	}
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: bootID, Spares: a.opts.Spares, Log: a.opts.Log, ServiceWarnings: a.tellServiceWarnings,
+		BootID: bootID, Spares: a.opts.Spares, Log: a.opts.Log,
+		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
 	a.gate.open(network)
@@ -294,6 +300,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			if err.Error() != told {
 				a.opts.Log.Warn("the node is not in step", "error", err)
 				told = err.Error()
+				a.events.Node(reasonNotReady, "Program", told)
 				untold = !serving
 			}
 			untold = untold && !a.tellNotReady(ctx, err)

@@ -69,7 +69,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 		return nil, err
 	}
 	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, dry: a.dry}
-	if err := e.open(ctx, a.opts, a.metrics); err != nil {
+	if err := e.open(ctx, a.opts, a.metrics, a.events); err != nil {
 		rows.Close()
 		return nil, err
 	}
@@ -77,8 +77,12 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 	return e, nil
 }
 
-func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent) error {
+func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent, tell *recorder) error {
 	e.told = told
+	observe := func(event reconcile.Event) {
+		told.Commit(event)
+		tell.drift(event)
+	}
 	var err error
 	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
 		return err
@@ -96,9 +100,9 @@ func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent) e
 		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote, OnBundle: told.Bundle,
 	})
 	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
-	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
-	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: told.Commit, Settled: e.settled})
-	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: told.Commit, Settled: e.rulesSettled})
+	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: observe, Settled: e.settled})
+	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: observe, Settled: e.settled})
+	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: observe, Settled: e.rulesSettled})
 	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	flows, err := e.flowEngine(ctx)
@@ -106,7 +110,7 @@ func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent) e
 		return err
 	}
 	e.flowLoop = reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-		Name: nameFlows, Log: opts.Log, Observe: told.Commit, Settled: e.settled,
+		Name: nameFlows, Log: opts.Log, Observe: observe, Settled: e.settled,
 		Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
 		Seal:   pipeline.Note,
 	})

@@ -93,6 +93,7 @@ func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin
 		}
 		a.metrics.Request(command, uint(code), time.Since(begin))
 		traced(err)
+		a.events.request(req, err)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestKubeWatches(t *testing.T) {
 
 // Requests are counted by command and code, and so are their steps.
 func TestRequestsAreMeasured(t *testing.T) {
-	a := &agent{metrics: metrics.NewAgent("v"), opts: Options{Traces: noop.NewTracerProvider()}}
+	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: noop.NewTracerProvider()}}
 	for _, outcome := range []error{nil, cni.Errorf(cni.CodeTryAgainLater, "not yet"), context.Canceled} {
 		_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, cni.Origin{})
 		done(outcome)

@@ -263,15 +263,32 @@ func (a *agent) followServices(ctx context.Context, network *overlay.Network) er
 }
 
 // tellServiceWarnings tells what of a Service this node's switch does not do.
-func (a *agent) tellServiceWarnings(owner reconcile.Owner, warnings []error) {
+func (a *agent) tellServiceWarnings(ctx context.Context, owner reconcile.Owner, warnings []error) {
 	const most = 20 // an object may be wrong in thousands of places
 	name := strings.TrimPrefix(string(owner), "service/")
+	if len(warnings) > 0 {
+		a.objects.services.event(ctx, a.events, owner, warnings[0])
+	}
 	for _, err := range warnings[:min(most, len(warnings))] {
 		a.opts.Log.Warn("a Service is not served in the switch as it says", "service", name, "error", err)
 	}
 	if more := len(warnings) - most; more > 0 {
 		a.opts.Log.Warn("a Service is not served in the switch as it says, in more places", "service", name, "places", more)
 	}
+}
+
+// event tells on a Service what this node does not do of it. A Service that is gone has nobody who would read it.
+func (s *services) event(ctx context.Context, to *recorder, owner reconcile.Owner, warning error) {
+	namespace, name, ok := strings.Cut(strings.TrimPrefix(string(owner), "service/"), "/")
+	if !ok {
+		return
+	}
+	var object corev1.Service
+	// It was compiled from what the cache has: nothing is waited for.
+	if err := s.cache.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &object, client.UnsafeDisableDeepCopy); err != nil {
+		return
+	}
+	to.Service(namespace, name, string(object.UID), warning.Error())
 }
 
 // connections are the switch's tracked connections.

@@ -17,7 +17,7 @@ import (
 // A request's spans hang together: what the runtime says, the plugin from its start on, the agent's work and its steps.
 func TestRequestIsTraced(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	a := &agent{metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
+	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
 	started := time.Now().Add(-20 * time.Millisecond)
 	origin := cni.Origin{TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Started: started}
 	ctx, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, origin)
@@ -45,7 +45,7 @@ func TestRequestIsTraced(t *testing.T) {
 // Nothing that a plugin says keeps a request from being served, or makes a trace of nonsense.
 func TestWrongTraceParentIsIgnored(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	a := &agent{metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
+	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
 	_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandDel}, cni.Origin{TraceParent: "00-zz-yy-01"})
 	done(nil)
 	if spans := exporter.GetSpans(); len(spans) != 1 || spans[0].Parent.IsValid() {

@@ -1,0 +1,156 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Reasons of the agent's events.
+const (
+	reasonAttachFailed = "AttachFailed"
+	reasonExhausted    = "PodAddressesExhausted"
+	reasonDrift        = "DriftRepaired"
+	reasonService      = "ServiceNotAsSpecified"
+)
+
+// Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for
+// two minutes by client-go, so at most eventBurst and 120 s of eventRate wait at once.
+const (
+	eventRate  = rate.Limit(0.5)
+	eventBurst = 20
+	// eventRest is how long the same words about the same object are not repeated: a runtime tries a pod's ADD again
+	// every few seconds.
+	eventRest = 5 * time.Minute
+	// eventMemory bounds what is remembered for that.
+	eventMemory = 1000
+	// eventNote bounds an event's note in bytes (the API's limit is 1 KiB).
+	eventNote = 1000
+)
+
+// Object is what an event is about.
+type Object struct {
+	Kind, APIVersion, Namespace, Name, UID string
+}
+
+// recorder tells of what happened to objects, by events. It never waits for the API server, and keeps little while that is
+// away: what is too much is dropped and counted.
+type recorder struct {
+	sink    events.EventRecorder
+	node    string
+	metrics *metrics.Agent
+	limit   *rate.Limiter
+
+	mu   sync.Mutex
+	told map[eventKey]time.Time
+}
+
+// eventKey is what makes an event another.
+type eventKey struct {
+	about  Object
+	reason string
+	note   string
+}
+
+// newRecorder returns a recorder whose events go to the API server until ctx ends.
+func newRecorder(ctx context.Context, clients kubernetes.Interface, opts *Options, m *metrics.Agent) (*recorder, error) {
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clients.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, fmt.Errorf("events: %w", err)
+	}
+	context.AfterFunc(ctx, broadcaster.Shutdown)
+	return &recorder{
+		sink: broadcaster.NewRecorder(runtime.NewScheme(), "weft-agent"), node: opts.Node, metrics: m,
+		limit: rate.NewLimiter(eventRate, eventBurst), told: map[eventKey]time.Time{},
+	}, nil
+}
+
+// warn tells that something is wrong with an object: a reason in one word, what was being done, and what to know of it.
+func (r *recorder) warn(about Object, reason, action, note string) {
+	note = strings.ToValidUTF8(note[:min(len(note), eventNote)], "")
+	if !r.fresh(eventKey{about, reason, note}, time.Now()) {
+		return
+	}
+	if !r.limit.Allow() {
+		r.metrics.Event(false)
+		return
+	}
+	r.metrics.Event(true)
+	r.sink.Eventf(&corev1.ObjectReference{
+		Kind: about.Kind, APIVersion: about.APIVersion, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
+	}, nil, corev1.EventTypeWarning, reason, action, "%s", note)
+}
+
+// fresh reports whether an event has not been told lately.
+func (r *recorder) fresh(key eventKey, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last, told := r.told[key]; told && now.Sub(last) < eventRest {
+		return false
+	}
+	if len(r.told) >= eventMemory {
+		clear(r.told)
+	}
+	r.told[key] = now
+	return true
+}
+
+// Node tells of this node.
+func (r *recorder) Node(reason, action, note string) {
+	// kubectl finds a node's events by its name in the place of its UID, as kubelets write them.
+	r.warn(Object{Kind: "Node", APIVersion: "v1", Name: r.node, UID: r.node}, reason, action, note)
+}
+
+// Service tells what this node does not do of a Service.
+func (r *recorder) Service(namespace, name, uid, note string) {
+	r.warn(Object{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name, UID: uid}, reasonService, "Program", r.node+": "+note)
+}
+
+// request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so
+// that its events are many and each is new; this one is told once for a reason. What is only to be waited for is not told.
+func (r *recorder) request(req *cni.Request, err error) {
+	failure := cni.AsError(err)
+	if failure == nil || req.Command != cni.CommandAdd || req.Args.PodName == "" || isWait(failure) {
+		return
+	}
+	pod := Object{
+		Kind: "Pod", APIVersion: "v1", Namespace: req.Args.PodNamespace, Name: req.Args.PodName, UID: req.Args.PodUID,
+	}
+	note := strings.ReplaceAll(failure.Error(), req.ContainerID, "the sandbox")
+	r.warn(pod, reasonAttachFailed, "Attach", note)
+	if errors.Is(err, ipam.ErrExhausted) {
+		r.Node(reasonExhausted, "Attach", note)
+	}
+}
+
+// isWait reports whether an error says no more than that the node is not ready yet: its condition says why.
+func isWait(failure *cni.Error) bool {
+	return failure.Code == cni.CodeTryAgainLater && !errors.Is(failure, ipam.ErrExhausted)
+}
+
+// drift tells on the Node of what somebody else changed, and was put back.
+func (r *recorder) drift(event reconcile.Event) {
+	if r == nil { // of a dry run nobody is told
+		return
+	}
+	if event.Drift.Items() == 0 || event.Err != nil {
+		return
+	}
+	r.Node(reasonDrift, "Verify", event.Engine+": somebody else changed what Weft had programmed; it is put back. "+
+		"(A restart of the switch looks the same.) weft_engine_drift_total counts, the agent's log tells when")
+}

@@ -1,0 +1,139 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientset "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+// quiet returns a recorder that nobody reads.
+func quiet() *recorder {
+	return &recorder{
+		sink: events.NewFakeRecorder(1000), node: "n1", metrics: metrics.NewAgent("v"),
+		limit: rate.NewLimiter(rate.Inf, 1), told: map[eventKey]time.Time{},
+	}
+}
+
+func addOf(pod, container string) *cni.Request {
+	return &cni.Request{
+		Command: cni.CommandAdd, ContainerID: container,
+		Args: cni.Args{PodNamespace: "default", PodName: pod, PodUID: "uid-" + pod},
+	}
+}
+
+// A pod's failure is on the pod, once for a reason, whatever the sandbox; one that is only to be waited for is not.
+func TestEventsOfPods(t *testing.T) {
+	clients := clientset.NewClientset()
+	m := metrics.NewAgent("v")
+	r, err := newRecorder(t.Context(), clients, &Options{Node: "n1"}, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, container := range []string{"c1", "c2"} {
+		r.request(addOf("web", container), cni.Errorf(cni.CodeUnsupportedField, "attachment %s/eth0: runtimeConfig.ips: not here", container))
+	}
+	r.request(addOf("early", "c3"), cni.Errorf(cni.CodeTryAgainLater, "waiting for the API server"))
+	r.request(addOf("fine", "c4"), nil)
+	r.request(addOf("late", "c5"), cni.Errorf(cni.CodeTryAgainLater, "subnet 10.128.0.0/23: %w", ipam.ErrExhausted))
+	r.drift(reconcile.Event{Engine: "openflow", Drift: reconcile.Drift{Missing: 2}})
+	r.Service("default", "dns", "u", "port 53: affinity is not kept")
+	var list *eventsv1.EventList
+	deadline, cancel := context.WithTimeout(t.Context(), patienceForEvents)
+	defer cancel()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for list == nil || len(list.Items) < 5 {
+		if list, err = clients.EventsV1().Events("").List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ticker.C:
+		case <-deadline.Done():
+			t.Fatalf("only %d events: %v", len(list.Items), list.Items)
+		}
+	}
+	have := map[string]string{}
+	for _, e := range list.Items {
+		have[fmt.Sprintf("%s/%s %s %s", e.Regarding.Kind, e.Regarding.Name, e.Reason, e.Type)] = e.Note
+		if e.ReportingController != "weft-agent" || e.Regarding.Kind == "Pod" && e.Regarding.UID == "" {
+			t.Errorf("event %+v", e)
+		}
+	}
+	for _, want := range []string{
+		"Pod/web AttachFailed Warning", "Pod/late AttachFailed Warning", "Node/n1 PodAddressesExhausted Warning",
+		"Node/n1 DriftRepaired Warning", "Service/dns ServiceNotAsSpecified Warning",
+	} {
+		if _, ok := have[want]; !ok {
+			t.Errorf("no event %s in %v", want, have)
+		}
+	}
+	if len(have) != 5 || !strings.Contains(have["Pod/web AttachFailed Warning"], "the sandbox") {
+		t.Errorf("events %v", have)
+	}
+	scrape(t, m, `weft_events_total{result="sent"} 5`, `weft_events_total{result="dropped"} 0`)
+}
+
+// What a node does not do of a Service is told on that Service, by its UID: kubectl describe finds it by that.
+func TestEventsOfServices(t *testing.T) {
+	dns := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns", UID: "uid-of-dns"}}
+	store := cached{from: fake.NewClientBuilder().WithObjects(dns).Build()}
+	told := &sinkOfEvents{}
+	r := quiet()
+	r.sink = told
+	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{services: newServices(store, "n1")}}
+	warnings := []error{errors.New("port 53: affinity is not kept"), errors.New("port 54")}
+	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), warnings)
+	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), nil)
+	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "gone"), warnings)
+	want := []string{"Service kube-system/dns uid-of-dns ServiceNotAsSpecified: n1: port 53: affinity is not kept"}
+	if diff := cmp.Diff(want, told.events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// sinkOfEvents keeps events in words.
+type sinkOfEvents struct{ events []string }
+
+// Eventf implements events.EventRecorder.
+func (s *sinkOfEvents) Eventf(about, _ runtime.Object, _, reason, _, note string, args ...any) { //nolint:revive // client-go's interface has so many arguments
+	on := about.(*corev1.ObjectReference)
+	words := fmt.Sprintf(note, args...)
+	s.events = append(s.events, fmt.Sprintf("%s %s/%s %s %s: %s", on.Kind, on.Namespace, on.Name, on.UID, reason, words))
+}
+
+const patienceForEvents = 20 * time.Second
+
+// However much goes wrong, little is sent and little is kept.
+func TestEventsAreBounded(t *testing.T) {
+	r := quiet()
+	r.limit = rate.NewLimiter(0, eventBurst)
+	const many = 5 * eventMemory
+	for i := range many {
+		r.request(addOf(fmt.Sprintf("pod-%d", i), "c"), cni.Errorf(cni.CodeIO, "disk full: %s", strings.Repeat("ä", 2000)))
+	}
+	if len(r.told) > eventMemory {
+		t.Errorf("%d are remembered", len(r.told))
+	}
+	scrape(t, r.metrics, fmt.Sprintf(`weft_events_total{result="sent"} %d`, eventBurst),
+		fmt.Sprintf(`weft_events_total{result="dropped"} %d`, many-eventBurst))
+}
