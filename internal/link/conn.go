@@ -30,8 +30,8 @@ type conn struct {
 	// turn is taken for each datagram, where several sockets' users take turns.
 	turn *turn
 	fd   int
-	seq   uint32
-	buf   []byte
+	seq  uint32
+	buf  []byte
 }
 
 // dial opens a socket in the calling thread's namespace.
