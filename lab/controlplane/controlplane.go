@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"weft.dev/weft/lab/ground"
@@ -122,21 +123,26 @@ func (p *Plane) APIServer() process.Program {
 		"--service-cluster-ip-range=" + l.ServiceCIDR.String(),
 		"--authorization-mode=Node,RBAC", "--allow-privileged=true",
 		"--enable-admission-plugins=NodeRestriction",
+		// It lists every kind of object once a second as long as caches are not filled, and so keeps a slow machine from it.
+		"--feature-gates=SizeBasedListCostEstimate=false",
 	}
 	if l.Runtime == plan.RuntimeCNI { // nobody makes service accounts for pods that nobody starts
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
-	return process.Program{Name: "kube-apiserver", Argv: p.Space.Enter(args...), Ready: p.ready}
+	return process.Program{Name: "kube-apiserver", Argv: p.Space.Enter(args...), Ready: p.ready()}
 }
 
-// ready asks the API server from the machine, which is the way the lab's user takes.
-func (p *Plane) ready(ctx context.Context) error {
-	client, err := p.Client()
-	if err != nil {
-		return err
+// ready asks the API server from the machine, which is the way the lab's user takes. It keeps its connection: a slow
+// machine would have enough to do with the handshakes of those who ask.
+func (p *Plane) ready() func(context.Context) error {
+	client := sync.OnceValues(p.Client)
+	return func(ctx context.Context) error {
+		c, err := client()
+		if err != nil {
+			return err
+		}
+		return probe(ctx, c, p.server(p.HostAddr)+"/readyz")
 	}
-	defer client.CloseIdleConnections()
-	return probe(ctx, client, p.server(p.HostAddr)+"/readyz")
 }
 
 // Client speaks to the API server as the administrator, around any proxy that the environment names.
@@ -151,7 +157,7 @@ func (p *Plane) Client() (*http.Client, error) {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca)
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
+	tr := &http.Transport{IdleConnTimeout: 10 * time.Second, TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
 	return &http.Client{Transport: tr, Timeout: time.Minute}, nil
 }
 

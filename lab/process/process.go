@@ -120,7 +120,7 @@ func (g *Group) awaitReady(ctx context.Context, r *running) error {
 			return fmt.Errorf("%s is not ready: %w (last: %w)%s", r.prog.Name, ctx.Err(), err, g.logTail(r.prog.Name))
 		case <-r.done:
 			return fmt.Errorf("%s: %w%s", r.prog.Name, ErrEnded, g.logTail(r.prog.Name))
-		case <-time.After(max(askAgain, time.Since(asked))): // on a slow machine, asking keeps it from getting ready
+		case <-time.After(max(askAgain, 3*time.Since(asked))): // on a slow machine, asking keeps it from getting ready
 		}
 	}
 }
