@@ -166,27 +166,3 @@ table arp weft-lab { chain input { type filter hook input priority -450; policy 
 		t.Error(err)
 	}
 }
-
-// The pods' MTU follows that of the node's interface, without a change of any object.
-func TestUplinkMTU(t *testing.T) {
-	c := cluster(t)
-	n := c.Node(1)
-	tun0 := n.Enter("ip", "-o", "link", "show", "dev", "tun0")
-	uplink := strings.Fields(mustRun(t, n.Enter("ip", "-o", "-4", "addr", "show", "to", n.IP.String())))[1]
-	before, want := mustRun(t, n.Enter("cat", "/sys/class/net/"+uplink+"/mtu")), mustRun(t, tun0)
-	set := func(mtu string) { mustRun(t, n.Enter("ip", "link", "set", "dev", uplink, "mtu", mtu)) }
-	t.Cleanup(func() { set(strings.TrimSpace(before)) })
-	is := func(what string, ok func(string) bool) {
-		await(t, what, func(ctx context.Context) error {
-			have, err := run(ctx, tun0)
-			if err == nil && !ok(have) {
-				err = fmt.Errorf("it is %s", have)
-			}
-			return err
-		})
-	}
-	set("1400")
-	is("tun0 with the smaller MTU", func(have string) bool { return strings.Contains(have, "mtu 1350 ") })
-	set(strings.TrimSpace(before))
-	is("tun0 as it was", func(have string) bool { return have == want })
-}

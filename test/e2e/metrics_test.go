@@ -56,6 +56,13 @@ func TestMetrics(t *testing.T) {
 		stray    = `weft_engine_drift_total{engine="openflow",kind="stray"}`
 		podFlows = `weft_openflow_flows{table="pod"}`
 	)
+	await(t, "what earlier tests had is taken away", func(ctx context.Context) error {
+		now, err := scrape(ctx, n)
+		if err == nil && now[inUse] != now[attached] {
+			err = fmt.Errorf("%v addresses in use, %v attachments", now[inUse], now[attached])
+		}
+		return err
+	})
 	before := get()
 	pod := addPod(t, c, "n1", "measured")
 	after := get()

@@ -88,8 +88,16 @@ func (s State) Differs(want State) error {
 	return errors.Join(errs...)
 }
 
+// without returns the lines that are left once each of taken has taken one.
 func without(lines, taken []string) []string {
-	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return slices.Contains(taken, line) })
+	count := map[string]int{}
+	for _, line := range taken {
+		count[line]++
+	}
+	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
+		count[line]--
+		return count[line] >= 0
+	})
 }
 
 // SettledState returns a node's state once it is the same twice in a row, with as many ports made ahead as there should be:
@@ -98,11 +106,12 @@ func SettledState(ctx context.Context, n lab.Node) (State, error) {
 	var last State
 	_, err := Await(ctx, Patience, n.Name+" at rest", func(ctx context.Context) error {
 		before := last
+		last = nil
+		if err := sparesComplete(ctx, n); err != nil { // before the look: what is completed after it is not in it
+			return err
+		}
 		if last = StateOf(ctx, n); before == nil {
 			return errors.New("looking again")
-		}
-		if err := sparesComplete(ctx, n); err != nil {
-			return err
 		}
 		return last.Differs(before)
 	})
