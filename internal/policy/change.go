@@ -1,0 +1,161 @@
+package policy
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// change finds what a change of the index does to sets, by looking at what it may touch before and after.
+type change struct {
+	index    *Index
+	views    map[view]*touched
+	policies map[Key]struct{}
+	pods     map[Key]struct{}
+}
+
+// touched is what of a view may change, and whether it was in it before.
+type touched struct {
+	addresses map[netip.Addr]bool
+	pods      map[Key]bool
+}
+
+func (x *Index) begin() *change {
+	return &change{index: x, views: map[view]*touched{}, policies: map[Key]struct{}{}, pods: map[Key]struct{}{}}
+}
+
+// touch notes that a pod may come into a set or go out of it, as it is.
+func (c *change) touch(s *set, p *Pod) {
+	if p == nil {
+		return
+	}
+	if s.plain > 0 {
+		c.note(view{set: s}, p)
+	}
+	for port := range s.splits {
+		for _, number := range port.numbers(p) {
+			c.note(view{s, port, number}, p)
+		}
+	}
+}
+
+func (c *change) note(v view, p *Pod) {
+	t := c.views[v]
+	if t == nil {
+		t = &touched{map[netip.Addr]bool{}, map[Key]bool{}}
+		c.views[v] = t
+	}
+	for _, ip := range p.Addresses {
+		t.addresses[ip] = false
+	}
+	t.pods[p.Key] = false
+}
+
+// before looks at what was noted, while nothing has changed. Views that are not yet there tell no delta.
+func (c *change) before() {
+	for v, t := range c.views {
+		if _, there := c.index.views[v.name()]; !there {
+			delete(c.views, v)
+			continue
+		}
+		for ip := range t.addresses {
+			t.addresses[ip] = c.index.hasAddress(v, ip)
+		}
+		for pod := range t.pods {
+			t.pods[pod] = c.index.hasPod(v, pod)
+		}
+	}
+}
+
+// count keeps the numbers of named ports of the sets that select a pod.
+func (c *change) count(sets map[*set]struct{}, p *Pod, by int) {
+	for s := range sets {
+		if s.pods.Matches(p.Labels) {
+			c.countSet(s, p, by)
+		}
+	}
+}
+
+func (c *change) countSet(s *set, p *Pod, by int) {
+	for port, split := range s.splits {
+		if !s.holds(p) {
+			continue
+		}
+		for _, number := range port.numbers(p) {
+			if c.index.countNumber(split, number, by) {
+				for user := range split.users {
+					c.policies[user] = struct{}{}
+				}
+			}
+		}
+	}
+}
+
+// countNumber counts a pod that has a number, and reports whether the number is new or gone.
+func (x *Index) countNumber(s *split, number uint16, by int) bool {
+	v := view{s.set, s.port, number}
+	old := s.numbers[number]
+	s.numbers[number] = old + by
+	switch {
+	case old == 0:
+		x.views[v.name()] = v
+		return true
+	case old+by == 0:
+		delete(s.numbers, number)
+		delete(x.views, v.name())
+		return true
+	default:
+		return false
+	}
+}
+
+// effect compares with what is now.
+func (c *change) effect() Effect {
+	e := Effect{Policies: sortedKeys(c.policies), Pods: sortedKeys(c.pods)}
+	for v, t := range c.views {
+		d := Delta{Set: v.name()}
+		if _, there := c.index.views[d.Set]; !there {
+			continue
+		}
+		for ip, was := range t.addresses {
+			sift(was, c.index.hasAddress(v, ip), ip, &d.Added, &d.Removed)
+		}
+		for pod, was := range t.pods {
+			sift(was, c.index.hasPod(v, pod), pod, &d.Joined, &d.Left)
+		}
+		if len(d.Added)+len(d.Removed)+len(d.Joined)+len(d.Left) == 0 {
+			continue
+		}
+		slices.SortFunc(d.Added, netip.Addr.Compare)
+		slices.SortFunc(d.Removed, netip.Addr.Compare)
+		slices.SortFunc(d.Joined, compareKeys)
+		slices.SortFunc(d.Left, compareKeys)
+		e.Sets = append(e.Sets, d)
+	}
+	slices.SortFunc(e.Sets, func(a, b Delta) int { return strings.Compare(string(a.Set), string(b.Set)) })
+	return e
+}
+
+func sift[T any](was, is bool, item T, came, went *[]T) {
+	switch {
+	case is && !was:
+		*came = append(*came, item)
+	case was && !is:
+		*went = append(*went, item)
+	}
+}
+
+func sortedKeys(m map[Key]struct{}) []Key { return slices.SortedFunc(maps.Keys(m), compareKeys) }
+
+func (x *Index) hasPod(v view, pod Key) bool {
+	g, ok := x.groups[pod]
+	return ok && v.selects(g) && v.has(x.pods[pod])
+}
+
+func (x *Index) hasAddress(v view, ip netip.Addr) bool {
+	return v.set.has(ip) && slices.ContainsFunc(x.at[ip], func(p *Pod) bool { return x.hasPod(v, p.Key) })
+}
+
+func decimal(number uint16) string { return strconv.Itoa(int(number)) }

@@ -1,0 +1,136 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// scope is the namespaces whose pods a set may have.
+type scope struct {
+	scopeKey
+	// selector selects them, if they are some.
+	selector Selector
+	sets     seekers[*set]
+}
+
+// scopeKey is what tells scopes apart: the name of one namespace, or the text of a selector of namespaces.
+type scopeKey struct {
+	kind scopeKind
+	name string
+}
+
+type scopeKind uint8
+
+const (
+	oneNamespace scopeKind = iota
+	someNamespaces
+	// allNamespaces are also those that nobody has told of.
+	allNamespaces
+)
+
+// set is pods that rules name together.
+type set struct {
+	name  string
+	scope *scope
+	pods  Selector
+	// within limits it to the addresses in these prefixes; nil: no limit.
+	within []netip.Prefix
+	// plain counts the rules that name the set whole; splits are its parts by a named port.
+	plain  int
+	splits map[NamedPort]*split
+	// isolates counts the policies that isolate the set's pods, by Direction.
+	isolates [directions]int
+	// policies are those that isolate the set's pods, for whichever direction.
+	policies map[Key]struct{}
+}
+
+// split is the parts of a set by the numbers that a named port has in its pods.
+type split struct {
+	set  *set
+	port NamedPort
+	// numbers counts the pods that have each.
+	numbers map[uint16]int
+	// users counts for each policy the rules that name parts.
+	users map[Key]int
+}
+
+// view is what a name of a set stands for: the set, or with a number the part that has it for the named port.
+type view struct {
+	set    *set
+	port   NamedPort
+	number uint16
+}
+
+func (v view) name() SetName {
+	if v.number == 0 {
+		return shorten(v.set.name)
+	}
+	return shorten(v.set.name + " port " + v.port.String() + "=" + decimal(v.number))
+}
+
+// longestName is from where on names are cut and told apart by a hash: selectors may be as long as an object.
+const longestName = 200
+
+func shorten(name string) SetName {
+	if len(name) <= longestName {
+		return SetName(name)
+	}
+	sum := sha256.Sum256([]byte(name))
+	return SetName(name[:longestName/2] + "... #" + hex.EncodeToString(sum[:16])) // no label has a #
+}
+
+func setName(scope scopeKey, pods Selector, within []netip.Prefix) string {
+	name := "pods " + scope.name + "/" + pods.String()
+	if within == nil {
+		return name
+	}
+	texts := make([]string, len(within))
+	for i, p := range within {
+		texts[i] = p.String()
+	}
+	return name + " in " + strings.Join(texts, ",")
+}
+
+// covers reports whether pods of a namespace may be in the scope.
+func (c *scope) covers(s *space) bool {
+	switch c.kind {
+	case oneNamespace:
+		return c.name == s.name
+	case someNamespaces:
+		return s.known && c.selector.Matches(s.labels)
+	default:
+		return true
+	}
+}
+
+// has reports whether an address of a pod of the set counts.
+func (s *set) has(ip netip.Addr) bool {
+	if s.within == nil {
+		return true
+	}
+	// Prefixes are sorted and apart: it can only be in the last that does not begin behind it.
+	i, found := slices.BinarySearchFunc(s.within, ip, func(p netip.Prefix, ip netip.Addr) int { return p.Addr().Compare(ip) })
+	return found || i > 0 && s.within[i-1].Contains(ip)
+}
+
+// holds reports whether a pod that the set selects is in it: always, unless only some addresses count.
+func (s *set) holds(p *Pod) bool { return s.within == nil || slices.ContainsFunc(p.Addresses, s.has) }
+
+// has reports whether a pod that the set selects is in the view.
+func (v view) has(p *Pod) bool {
+	return v.set.holds(p) && (v.number == 0 || slices.Contains(v.port.numbers(p), v.number))
+}
+
+// numbers returns what a named port is in a pod, sorted; several if containers do not agree.
+func (n NamedPort) numbers(p *Pod) []uint16 {
+	var list []uint16
+	for _, c := range p.Ports {
+		if c.NamedPort == n {
+			list = append(list, c.Number)
+		}
+	}
+	return list
+}
