@@ -31,8 +31,8 @@ quickstart-down: ## take the quick start's cluster down
 unit: ## unit tests: no root, nothing installed, seconds
 	@$(GO) test -timeout 10m ./...
 
-fuzz: ## fuzz every parser for 30 s each
-	@build/fuzz 30s
+fuzz: ## fuzz every parser with 200,000 inputs each
+	@build/fuzz 200000
 
 test: ## everything: unit, a short fuzzing, engines on the real switch, clusters in the lab and on the kernel's datapath; as root
 	@build/test
