@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/overlay"
@@ -66,8 +66,6 @@ type Options struct {
 	ProcSys string
 	// HealthAddress is where /healthz, /readyz and /metrics are served. Empty: nowhere.
 	HealthAddress string
-	// Spares is how many ports are made ahead of their pods (overlay.DefaultSpares); 0: none.
-	Spares int
 	// MetricsAddress is where /metrics alone is served as well. Empty: nowhere.
 	MetricsAddress string
 	// Profiling also serves /debug/pprof there, to whoever can connect. Default: not.
@@ -196,7 +194,7 @@ func Run(ctx context.Context, opts Options) error {
 // run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests under way still find
 // the engines; the engines stop last.
 func (a *agent) run(ctx context.Context) error {
-	listener, err := cni.Listen(a.socket, 0)
+	listener, err := cniserver.Listen(a.socket, 0)
 	if err != nil {
 		return err
 	}
@@ -206,7 +204,7 @@ func (a *agent) run(ctx context.Context) error {
 	engines, engineGroupCtx := errgroup.WithContext(engineCtx)
 
 	serving.Go(func() error {
-		server := &cni.Server{Handler: a.gate, Logger: a.opts.Log, Observe: a.observe}
+		server := &cniserver.Server{Handler: a.gate, Logger: a.opts.Log, Observe: a.observe}
 		return server.Serve(serveCtx, listener)
 	})
 	serving.Go(func() error { return a.serveHealth(serveCtx) })
@@ -245,7 +243,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	}
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: bootID, Spares: a.opts.Spares, Log: a.opts.Log,
+		BootID: bootID, Log: a.opts.Log,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)

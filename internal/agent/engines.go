@@ -141,7 +141,7 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
+	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
 }
 
 // run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.
@@ -190,9 +190,6 @@ func (e *engines) followRows(ctx context.Context) error {
 				return nil
 			}
 			e.rowLoop.Resync()
-			if network := e.looked.Load(); network != nil {
-				network.CheckSpares()
-			}
 			if event.Kind == ovsdb.EventReconnected {
 				e.told.Connected("ovsdb")
 			}

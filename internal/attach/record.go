@@ -38,8 +38,7 @@ const (
 	maxInterfaceName = 15
 	// maxAddresses bounds the addresses of one interface; dual stack needs two.
 	maxAddresses = 16
-	// portPrefix starts the names of host ends that are made ahead. Those of an older Weft, "weft" and 11 letters and digits of a
-	// hash, have no dash.
+	// portPrefix starts the names of host ends.
 	portPrefix = "weft-p"
 )
 
@@ -230,18 +229,8 @@ func fileName(key Key) string {
 	return hex.EncodeToString(sum[:20]) + fileSuffix
 }
 
-// PortName is the name of the host end of a veth that was made ahead, for the port of that number: "weft-p7". An attachment
-// that takes it keeps the name.
+// PortName is the name of the host end of the veth that is the port of that number: "weft-p7".
 func PortName(ofport uint32) string { return portPrefix + strconv.FormatUint(uint64(ofport), 10) }
-
-// PortOf returns the number in a name that PortName has made.
-func PortOf(name string) (ofport uint32, ok bool) {
-	n, err := strconv.ParseUint(strings.TrimPrefix(name, portPrefix), 10, 32)
-	return uint32(n), err == nil && PortName(uint32(n)) == name
-}
-
-// MadeAhead reports whether the attachment's veth and port were made before it, for whoever would come.
-func (r *Record) MadeAhead() bool { return r.HostInterface == PortName(r.OFPort) }
 
 // ReadBootID returns the id of the node's current boot (proc(5), /proc/sys/kernel/random/boot_id).
 func ReadBootID() (string, error) {

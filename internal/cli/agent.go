@@ -10,7 +10,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"weft.dev/weft/internal/agent"
-	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/tracing"
 )
 
@@ -61,7 +60,6 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
-	flags.IntVar(&opts.Spares, "spare-ports", overlay.DefaultSpares, "how many ports to make ahead of their pods; 0: none")
 	flags.Float64Var(&sampling, "trace-sampling", 0, "part of the runtime's requests that are traced, 0 to 1; traces go by OTLP over HTTP to $OTEL_EXPORTER_OTLP_ENDPOINT")
 	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to whoever can connect")
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")

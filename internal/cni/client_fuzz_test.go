@@ -1,21 +1,21 @@
 package cni
 
 import (
-	"bytes"
 	"errors"
-	"io"
-	"net/http"
 	"testing"
 )
 
 // Whatever answers on the socket: the plugin has a result or an error of the specification's, never both and never neither.
 func FuzzReadAnswer(f *testing.F) {
-	f.Add(200, []byte(`{"result":{"cniVersion":"1.0.0","ips":[{"address":"10.128.0.2/23"}]}}`))
-	f.Add(200, []byte(`{"error":{"code":11,"msg":"try again later"}}`))
-	f.Add(500, []byte(`{"error":{"code":-1,"msg":7}}`))
-	f.Add(404, []byte(`<html>`))
-	f.Fuzz(func(t *testing.T, status int, body []byte) {
-		answer := &http.Response{StatusCode: status, Body: io.NopCloser(bytes.NewReader(body))}
+	for _, answer := range []string{
+		"HTTP/1.0 200 OK\r\n\r\n" + `{"result":{"cniVersion":"1.0.0","ips":[{"address":"10.128.0.2/23"}]}}`,
+		"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + `{"error":{"code":11,"msg":"try again later"}}`,
+		"HTTP/1.0 500 Internal Server Error\r\n\r\n" + `{"error":{"code":-1,"msg":7}}`,
+		"HTTP/1.0 404 Not Found\r\n\r\n<html>", "HTTP/1.0 200 OK\r\n", "\r\n\r\n{}", "",
+	} {
+		f.Add([]byte(answer))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
 		result, err := readAnswer("cni.sock", &Request{Command: CommandAdd}, answer)
 		if (result == nil) == (err == nil) {
 			t.Fatalf("result %v, error %v", result, err)

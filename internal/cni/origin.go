@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"net/http"
 	"strconv"
 	"time"
 )
@@ -24,18 +23,20 @@ type Origin struct {
 	Started time.Time
 }
 
-func (o Origin) set(header http.Header) {
-	if o.TraceParent != "" {
-		header.Set(headerTraceParent, o.TraceParent)
+// set hands over the headers to send.
+func (o Origin) set(header func(name, value string)) {
+	if o.TraceParent != "" && isPrintable(o.TraceParent) {
+		header(headerTraceParent, o.TraceParent)
 	}
 	if !o.Started.IsZero() {
-		header.Set(headerStarted, strconv.FormatInt(o.Started.UnixNano(), 10))
+		header(headerStarted, strconv.FormatInt(o.Started.UnixNano(), 10))
 	}
 }
 
-func originOf(header http.Header) Origin {
-	origin := Origin{TraceParent: header.Get(headerTraceParent)}
-	if ns, err := strconv.ParseInt(header.Get(headerStarted), 10, 64); err == nil {
+// OriginOf reads the headers of a request.
+func OriginOf(header func(name string) string) Origin {
+	origin := Origin{TraceParent: header(headerTraceParent)}
+	if ns, err := strconv.ParseInt(header(headerStarted), 10, 64); err == nil {
 		started := time.Unix(0, ns)
 		if age := time.Since(started); age >= 0 && age < maxAge {
 			origin.Started = started

@@ -13,15 +13,16 @@ func TestOriginIsTold(t *testing.T) {
 		"nothing": {},
 		"all":     {Origin{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", started}, Origin{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", started}},
 		"future":  {Origin{Started: time.Now().Add(time.Hour)}, Origin{}},
+		"lines":   {Origin{TraceParent: "00\r\nHost: other"}, Origin{}},
 		"old":     {Origin{Started: time.Now().Add(-time.Hour)}, Origin{}},
 	} {
 		header := http.Header{}
-		c.sent.set(header)
-		if got := originOf(header); got.TraceParent != c.want.TraceParent || !got.Started.Equal(c.want.Started) {
+		c.sent.set(header.Set)
+		if got := OriginOf(header.Get); got.TraceParent != c.want.TraceParent || !got.Started.Equal(c.want.Started) {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
-	if got := originOf(http.Header{headerStarted: {"soon"}}); !got.Started.IsZero() {
+	if got := OriginOf(http.Header{headerStarted: {"soon"}}.Get); !got.Started.IsZero() {
 		t.Errorf("of no number: %+v", got)
 	}
 }

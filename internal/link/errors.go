@@ -15,8 +15,6 @@ var (
 	ErrNoDevice = errors.New("device does not exist")
 	// ErrForeign says that something that is not Weft's stands where Weft wants to put its own.
 	ErrForeign = errors.New("exists and is not Weft's")
-	// ErrNoSpare says that a pair made ahead is not there, or not as it was made.
-	ErrNoSpare = errors.New("the pair made ahead is not there as it was made")
 	// ErrName says that a device's name is not one the kernel takes safely.
 	ErrName = errors.New("invalid device name")
 )

@@ -19,7 +19,6 @@ type FakePods struct {
 type fakePair struct {
 	pair    Pair
 	created Created
-	spare   bool
 	down    bool // the host's end
 }
 
@@ -72,9 +71,6 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 		}
 	}
 	entry, found := p.pairs[pair.HostName]
-	if pair.Spare && (!found || !entry.spare || entry.pair.Owner != pair.Owner || entry.pair.mtu() != pair.mtu()) {
-		return Created{}, fmt.Errorf("pod link %s: %w", pair.HostName, ErrNoSpare)
-	}
 	if found && entry.pair.Owner != pair.Owner {
 		return Created{}, fmt.Errorf("pod link %s (veth, alias %q) on the host: %w", pair.HostName, entry.pair.alias(), ErrForeign)
 	}
@@ -87,43 +83,9 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 	if len(pair.PodMAC) != 0 {
 		entry.created.PodMAC = pair.PodMAC
 	}
-	entry.pair, entry.spare = pair, false
-	entry.pair.Spare = false
+	entry.pair = pair
 	p.pairs[pair.HostName] = entry
 	return entry.created, nil
-}
-
-// Prepare implements PodLinks.
-func (p *FakePods) Prepare(ctx context.Context, spares ...Spare) []error {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	failed := make([]error, len(spares))
-	for i, s := range spares {
-		entry, found := p.pairs[s.HostName]
-		pair := Pair{HostName: s.HostName, Owner: SpareOwner(s.HostName), MTU: s.MTU, HostGroup: s.HostGroup, TxOffloadOff: s.TxOffloadOff}
-		switch err := errors.Join(s.validate(), ctx.Err()); {
-		case err != nil:
-			failed[i] = fmt.Errorf("spare link %s: %w", s.HostName, err)
-		case found && (!entry.spare || entry.pair.mtu() != s.mtu() || entry.pair.HostGroup != s.HostGroup):
-			failed[i] = fmt.Errorf("spare link %s: %w", s.HostName, ErrForeign)
-		default:
-			p.pairs[s.HostName] = fakePair{pair: pair, spare: true}
-		}
-	}
-	return failed
-}
-
-// Spares implements PodLinks.
-func (p *FakePods) Spares(ctx context.Context) ([]Spare, error) {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	var list []Spare
-	for name, entry := range p.pairs {
-		if entry.spare {
-			list = append(list, Spare{HostName: name, MTU: entry.pair.MTU, HostGroup: entry.pair.HostGroup})
-		}
-	}
-	return list, ctx.Err()
 }
 
 func fakeMAC(index int) net.HardwareAddr {

@@ -23,7 +23,8 @@ type linkEnd struct {
 	mtu   int
 	mac   net.HardwareAddr
 	group uint32
-	netns int // a file descriptor; -1 is the socket's namespace
+	flags uint32 // IFF_*, of the near end only
+	netns int    // a file descriptor; -1 is the socket's namespace
 }
 
 // adder is what attributes can be added to.
@@ -48,7 +49,9 @@ func (e linkEnd) attributes(add adder) {
 // newVeth makes a pair, each end in its namespace from the start.
 func newVeth(near, far linkEnd) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
-	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Flags, header.Change = near.flags, near.flags
+	request.AddData(header)
 	near.attributes(func(attr *nl.RtAttr) { request.AddData(attr) })
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
@@ -77,6 +80,13 @@ func setLink(index int, attrs ...*nl.RtAttr) *nl.NetlinkRequest {
 	for _, attr := range attrs {
 		request.AddData(attr)
 	}
+	return request
+}
+
+// setUpByName sets a link up.
+func setUpByName(name string) *nl.NetlinkRequest {
+	request := setState(0, true)
+	request.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	return request
 }
 

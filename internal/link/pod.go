@@ -19,16 +19,14 @@ type Pair struct {
 	// Owner is the object the pair comes from ("attachment/<container>/<interface>"); it follows PodAliasPrefix in the
 	// alias of the host's end. A link of the same name with another owner is ErrForeign. At most 200 bytes.
 	Owner string
-	// Spare has Create take the spare of the name HostName, whose owner Owner must be (SpareOwner), instead of making a
-	// pair. A spare that is not as it was made, or is another pod's by now, is ErrNoSpare, and is left as it is.
-	Spare bool
 	// MTU of both ends in bytes; 0 is the kernel's default, 1500.
 	MTU int
 	// PodMAC is the pod end's address; empty lets the kernel choose one (and Check does not compare it).
 	PodMAC net.HardwareAddr
 	// HostGroup is the device group of the host's end. It is set in the request that makes the link, before it can be up.
 	HostGroup uint32
-	// TxOffloadOff turns transmit checksumming and segmentation off on both ends, as the userspace datapath needs.
+	// TxOffloadOff turns transmit checksumming and segmentation off on the pod's end, as the userspace datapath needs: it
+	// reads what the pod sends as it is. What it sends itself to the host's end it has finished.
 	TxOffloadOff bool
 	// PodAddresses is the exact list of the pod end's addresses. Without an IPv6 address IPv6 is disabled on it.
 	PodAddresses []netip.Prefix
@@ -56,12 +54,6 @@ type PodLinks interface {
 	// interrupted anywhere, and completes what is missing. ErrNoNamespace and ErrNotNamespace are about Netns,
 	// ErrForeign names what stands in the way.
 	Create(ctx context.Context, pair Pair) (Created, error)
-	// Prepare makes spares, all in one go, or completes those that are there, and returns what became of each: nil, or why
-	// it is not ready. ErrForeign says that something else has its name. One that fails may be there in part: Delete.
-	Prepare(ctx context.Context, spares ...Spare) []error
-	// Spares returns the spares that are there, also such as a Prepare that was interrupted has left: Prepare completes them.
-	// Only those in a group are found. TxOffloadOff is not read.
-	Spares(ctx context.Context) ([]Spare, error)
 	// Check returns nil when everything is as Create leaves it, or a joined error of *Difference.
 	// An error that is no Difference says that looking failed.
 	Check(ctx context.Context, pair Pair) error

@@ -120,7 +120,7 @@ func differences(object string, want, have *Device) []error {
 func (p *Pair) hostDevice() *Device {
 	return &Device{
 		Name: p.HostName, Owner: p.alias(), MTU: p.mtu(), Up: true, Group: p.HostGroup,
-		TxOffload: p.offload(), Sysctls: hostSysctls(),
+		Sysctls: hostSysctls(),
 	}
 }
 

@@ -46,9 +46,10 @@ func testPair(netns string, n int) Pair {
 }
 
 func TestPodsRealLifecycle(t *testing.T) {
-	pods, home := newPods(t)
+	pods, _ := newPods(t)
 	ctx := context.Background()
 	pair := testPair(nstest.New(t), 2)
+	before := newLinkSettings(t, pair.Netns)
 	if err := pods.Check(ctx, pair); err == nil {
 		t.Fatal("Check found a pair that was not made")
 	}
@@ -62,6 +63,9 @@ func TestPodsRealLifecycle(t *testing.T) {
 	if err := pods.Check(ctx, pair); err != nil {
 		t.Fatal(err)
 	}
+	if after := newLinkSettings(t, pair.Netns); after != before {
+		t.Errorf("links that others make in the pod begin with %s, not with %s", after, before)
+	}
 	again, err := pods.Create(ctx, pair)
 	if err != nil || again.HostIndex != created.HostIndex {
 		t.Fatalf("second Create: %+v, %v", again, err)
@@ -69,7 +73,6 @@ func TestPodsRealLifecycle(t *testing.T) {
 	if err := pods.Check(ctx, pair); err != nil {
 		t.Fatal(err)
 	}
-	checkOffloads(t, home, pair.HostName)
 	checkOffloads(t, pair.Netns, pair.PodName)
 	if list, err := pods.List(ctx); err != nil || list[pair.HostName] != pair.Owner || len(list) != 1 {
 		t.Fatalf("List: %v, %v", list, err)
@@ -82,6 +85,22 @@ func TestPodsRealLifecycle(t *testing.T) {
 	if list, err := pods.List(ctx); err != nil || len(list) != 0 {
 		t.Fatalf("List after Delete: %v, %v", list, err)
 	}
+}
+
+// newLinkSettings is what links begin with in a namespace, of what Weft sets.
+func newLinkSettings(t *testing.T, netns string) (settings string) {
+	t.Helper()
+	nstest.Do(t, netns, func() error {
+		for _, name := range []string{"disable_ipv6", "accept_ra"} {
+			text, err := os.ReadFile("/proc/sys/net/ipv6/conf/default/" + name)
+			if err != nil {
+				return err
+			}
+			settings += name + " " + strings.TrimSpace(string(text)) + " "
+		}
+		return nil
+	})
+	return settings
 }
 
 // checkOffloads asks ethtool(8), which uses the other interface of the kernel (netlink).
@@ -114,7 +133,7 @@ var alterations = []struct {
 	{"host group", "group is 5", false, func(p Pair) error {
 		return withLink(p.HostName, func(l netlink.Link) error { return netlink.LinkSetGroup(l, 5) })
 	}},
-	{"host offload", "tx offload is on", false, func(p Pair) error { return setTxOffload(p.HostName, On) }},
+	{"pod offload", "tx offload is on", true, func(p Pair) error { return setTxOffload(p.PodName, On) }},
 	{"host ipv6", "disable_ipv6 is off", false, func(p Pair) error {
 		return writeSysctls(p.HostName, Sysctls{DisableIPv6: Off})
 	}},

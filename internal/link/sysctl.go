@@ -71,6 +71,41 @@ func (e sysctlEntry) write(device string, value Toggle) error {
 	return nil
 }
 
+// swapDefaults has links that are made in the calling thread's namespace from now on begin with these settings, and returns
+// what puts back, in the same namespace, what was there.
+func swapDefaults(want Sysctls) (restore func() error, err error) {
+	was := map[string][]byte{}
+	restore = func() error {
+		var errs []error
+		for path, text := range was {
+			errs = append(errs, os.WriteFile(path, text, 0))
+		}
+		return errors.Join(errs...)
+	}
+	for _, entry := range sysctlTable {
+		value := *entry.get(&want)
+		if value == Leave {
+			continue
+		}
+		path := entry.path(defaults)
+		text, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) && entry.family == "ipv6" && noIPv6() {
+			continue
+		}
+		if err == nil {
+			was[path] = text
+			err = entry.write(defaults, value)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s of new links: %w", entry.name, err), restore())
+		}
+	}
+	return restore, nil
+}
+
+// defaults is where new links have their settings from (Documentation/networking/ip-sysctl.rst of Linux, conf/default).
+const defaults = "default"
+
 // noIPv6 reports whether the kernel has no IPv6 at all.
 func noIPv6() bool {
 	_, err := os.Stat(filepath.Join(sysctlRoot, "ipv6"))

@@ -56,6 +56,7 @@ type Event struct {
 type Engine struct {
 	config Config
 	feed   feed
+	ports  arrivals
 
 	mu    sync.Mutex
 	conn  *Conn
@@ -79,7 +80,7 @@ func NewEngine(config Config) *Engine {
 	if config.OnBundle == nil {
 		config.OnBundle = func(int, error) {}
 	}
-	return &Engine{config: config, feed: newFeed(), ready: make(chan struct{})}
+	return &Engine{config: config, feed: newFeed(), ports: newArrivals(), ready: make(chan struct{})}
 }
 
 // Run keeps a connection until ctx ends, whose cause it returns. What keeps it from connecting is told by Next as Lost.
@@ -116,7 +117,7 @@ func (e *Engine) session(ctx context.Context) error {
 	if err := conn.Monitor(ctx, 1); err != nil {
 		return err
 	}
-	if err := conn.MonitorGroups(ctx); err != nil {
+	if err := conn.MonitorRest(ctx); err != nil {
 		return err
 	}
 	e.set(conn)
@@ -249,6 +250,10 @@ func (e *Engine) onAsync(event any) {
 		e.feed.post(drift(event))
 	case *GroupsChanged:
 		e.feed.post(Event{Unclear: true})
+	case *PortStatus:
+		if event.Reason == PortAdded {
+			e.ports.tell(event.Port.Name, event.Port.Number)
+		}
 	}
 }
 

@@ -281,6 +281,38 @@ func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 	}
 }
 
+// Whoever waits for a port is told when the switch has it, under its name and number, and of no other.
+func TestAddedPortsAreTold(t *testing.T) {
+	s := ovstest.Start(t)
+	br, name, other := s.Name("br"), s.Name("p"), s.Name("q")
+	s.AddBridge(br)
+	e := openflow.NewEngine(openflow.Config{Address: s.Mgmt(br)})
+	go func() { _ = e.Run(t.Context()) }()
+	if event, err := e.Next(t.Context()); err != nil || !event.Connected {
+		t.Fatalf("%+v, %v", event, err)
+	}
+	add := func(name, number string) {
+		s.VSCtl("add-port", br, name, "--", "set", "interface", name, "type=internal", "ofport_request="+number)
+	}
+	added, stop := e.Added(name, 7)
+	defer stop()
+	wrong, stopWrong := e.Added(other, 8)
+	defer stopWrong()
+	add(other, "9") // not the number that is waited for
+	add(name, "7")
+	select {
+	case <-added:
+	case <-t.Context().Done():
+	case <-time.After(time.Minute):
+		t.Fatal("nobody was told of the port")
+	}
+	select {
+	case <-wrong:
+		t.Error("told of a port under another number")
+	default:
+	}
+}
+
 // What somebody does to groups is told, though no flow changes by it; what the engine does itself is not.
 func TestChangedGroupsAreTold(t *testing.T) {
 	s := ovstest.Start(t)

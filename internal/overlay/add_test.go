@@ -115,6 +115,33 @@ func TestAddRefusesWhatItCannotGive(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
+// What the switch says itself is enough: an ADD does not wait for the database as well. Another port's news is not.
+func TestAddWaitsForTheSwitchOnly(t *testing.T) {
+	l := start(t)
+	added, release := make(chan struct{}), make(chan struct{})
+	l.node.ports.on(func(name string, ofport uint32) <-chan struct{} {
+		if name != attach.PortName(ipam.OfportMin) || ofport != ipam.OfportMin {
+			t.Errorf("waits for %s, %d", name, ofport)
+		}
+		return added
+	})
+	l.node.rowEngine.before(func() {
+		close(added) // the switch has the row, its verdict takes longer
+		<-release
+	})
+	req := l.request("s1")
+	if _, err := l.Add(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	l.node.rowEngine.before(nil)
+	l.node.ports.on(nil)
+	close(release)
+	eventually(t, "the row is there", func() bool { return l.node.rows.Ports(host.Bridge)[attach.PortName(ipam.OfportMin)] != 0 })
+	l.whole(t, req)
+	l.add(t, req) // and once more, when nobody tells of the port
+	l.whole(t, req)
+}
+
 var errBroken = errors.New("broken for the test")
 
 // An ADD that fails, at whatever step, leaves nothing.
@@ -127,10 +154,6 @@ func TestAddFails(t *testing.T) {
 		"no link": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
 			l.node.pods.onCreate(func() error { return errBroken })
 			return func() { l.node.pods.onCreate(nil) }
-		}},
-		"no pair": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
-			l.node.pods.onPrepare(func() error { return errBroken })
-			return func() { l.node.pods.onPrepare(nil) }
 		}},
 		"foreign link": {spoil: func(_ *testing.T, l *life, _ context.CancelFunc) func() {
 			l.node.pods.onCreate(func() error { return link.ErrForeign })

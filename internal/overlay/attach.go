@@ -8,6 +8,8 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
+
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
@@ -20,9 +22,6 @@ import (
 
 // undoTimeout bounds the undoing of an ADD that failed. What cannot be undone by then, the reaper goes on with.
 const undoTimeout = 10 * time.Second
-
-// maxDamaged bounds how many ports that somebody has damaged one ADD comes across.
-const maxDamaged = 3
 
 // Add attaches a pod's interface: plan, record, connect, open. It implements cni.Handler.
 func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
@@ -51,43 +50,12 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		}
 		fallthrough
 	default:
-		if rec, err = n.begin(ctx, s, req); err != nil {
+		if rec, err = n.record(ctx, s, req); err != nil {
 			return nil, err
 		}
 	}
 	n.reaper.forget(key) // what was to be removed is gone, or is this attachment now
-	for attempt := 1; ; attempt++ {
-		result, err := n.connect(ctx, s, rec)
-		if !errors.Is(err, link.ErrNoSpare) || attempt == maxDamaged || n.reaper.waits(key) {
-			return result, err
-		}
-		// Somebody has changed the port that was made ahead.
-		if err := n.spares.check(ctx); err != nil {
-			return nil, codeOf(err)
-		}
-		if rec, err = n.begin(ctx, s, req); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// begin takes a port and records the attachment, before any side effect.
-func (n *Network) begin(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
-	portCtx, taken := timing.Start(ctx, stepPort)
-	port, err := n.spares.take(portCtx)
-	taken(err)
-	if err != nil {
-		return attach.Record{}, codeOf(fmt.Errorf("a port for pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err))
-	}
-	rec, err := n.record(ctx, s, req, port)
-	if err != nil {
-		n.spares.putBack(port)
-		return rec, err
-	}
-	// The row's change of hands is not waited for: it goes with the ports that are made next, of which given makes sure.
-	n.engines.Rows.Later(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(&rec), port.owner(): nil})
-	n.spares.given(port)
-	return rec, nil
+	return n.connect(ctx, s, rec)
 }
 
 // unsupported returns an error for what the configuration asks of this network and does not get.
@@ -104,13 +72,12 @@ func unsupported(req *cni.Request) error {
 	return nil
 }
 
-// record plans an attachment at a port and writes its record.
-func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, port spare) (attach.Record, error) {
+// record plans an attachment and writes its record, before any side effect.
+func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
-		Gateway: []netip.Addr{s.pipeline.Gateway}, BootID: n.opts.BootID,
-		OFPort: port.ofport, HostInterface: port.name(), MTU: port.mtu,
+		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
 		State: attach.Planned, Created: time.Now().UTC(),
 	}
 	for {
@@ -132,7 +99,7 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, por
 	}
 }
 
-// choose picks an address that no record has.
+// choose picks an address and a port number that no record has.
 func (n *Network) choose(s *settings, rec *attach.Record) error {
 	inUse := n.store.InUse()
 	n.picking.Lock()
@@ -144,8 +111,13 @@ func (n *Network) choose(s *settings, rec *attach.Record) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
+	ofport, err := n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) })
+	if err != nil {
+		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
+	}
 	rec.Addresses = []netip.Prefix{netip.PrefixFrom(address, s.view.Local.Subnet.Bits())}
 	rec.MAC = plan.MAC(rec.Addresses).String()
+	rec.OFPort, rec.HostInterface = ofport, attach.PortName(ofport)
 	return nil
 }
 
@@ -164,9 +136,11 @@ func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (
 	return plan.Result(&rec, &s.attachments, created.HostMAC), nil
 }
 
-// program makes the port the pod's: first its flows, then its link. In this order the switch has the flows before it hears
-// of the link, upon which it goes over all its ports: the ADD does not wait for that. The flows open nothing until the pod
-// has the other end. An attachment that is there already is looked after: link and port and flows are made whole.
+// program makes the interface, its port and its flows, side by side: a port without flows is closed, and flows without their
+// port match nothing. An attachment that is there already is looked after: link and port and flows are made whole.
+//
+// The switch goes over all its ports whenever it hears of a row or a link, and answers nobody meanwhile. So it is to hear of
+// both at once: who of them is first does not matter to it.
 func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
 	pair, err := plan.Pair(rec, &s.attachments)
 	if err != nil {
@@ -175,29 +149,59 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if err := s.pipeline.CheckPod(pod(rec)); err != nil {
 		return link.Created{}, err
 	}
-	pair.Spare = rec.State == attach.Planned
 	n.open(*rec)
-	if err := n.programFlows(ctx, s, rec); err != nil {
-		return link.Created{}, err
-	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	rest, restCtx := errgroup.WithContext(ctx)
+	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
+	rest.Go(func() error { return n.plug(restCtx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
 	if err != nil {
+		cancel() // what the others wait for is undone
+		return created, errors.Join(err, withoutEnd(rest.Wait()))
+	}
+	// The record says so before the switch does: an agent that ends in between makes the rest whole, and a runtime that was
+	// not answered asks again, or takes the attachment back.
+	done := *rec
+	done.State = attach.Attached
+	if err := n.put(ctx, &done); err != nil {
+		cancel()
+		return created, errors.Join(cni.Errorf(cni.CodeIO, "%w", err), withoutEnd(rest.Wait()))
+	}
+	if err := rest.Wait(); err != nil {
 		return created, err
 	}
-	if !pair.Spare {
-		rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)}
-		portCtx, done := startCommit(ctx, stepPort)
-		err := n.engines.Rows.Apply(portCtx, rows)
-		done(err)
-		return created, err
-	}
-	rec.State = attach.Attached
-	if err := n.put(ctx, rec); err != nil {
-		return created, cni.Errorf(cni.CodeIO, "%w", err)
-	}
+	n.open(done)
 	return created, nil
+}
+
+// withoutEnd returns an error unless it only says that its context ended.
+func withoutEnd(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// plug has the switch take the attachment's port, and returns once it has: as soon as the switch says so itself, or else when
+// its database does, which is what the row's commit waits for.
+func (n *Network) plug(ctx context.Context, s *settings, rec *attach.Record) error {
+	added, stop := n.engines.Ports.Added(rec.HostInterface, rec.OFPort)
+	defer stop()
+	portCtx, done := startCommit(ctx, stepPort)
+	committed := make(chan error, 1)
+	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)}
+	go func() { committed <- n.engines.Rows.Apply(portCtx, rows) }()
+	select {
+	case <-added:
+		done(nil)
+		return nil
+	case err := <-committed:
+		done(err)
+		return err
+	}
 }
 
 // programFlows programs an attachment's flows. An Update that came meanwhile may have handed over newer ones, which these

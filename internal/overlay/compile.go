@@ -184,13 +184,24 @@ func (n *Network) takeOver(ctx context.Context) error {
 			n.reaper.add(rec.Key())
 		}
 	}
+	var stray []string
 	for name, o := range links {
-		if key, ok := attachment(o); ok && !known[o] {
+		key, ok := attachment(o)
+		switch {
+		case !ok && !recorded[name]: // of a version that made links ahead of their pods
+			stray = append(stray, name)
+		case ok && !known[o]:
 			n.opts.Log.Warn("a pod's link has no record, removing it", "link", name, "attachment", key.String())
 			n.reaper.addLink(key, name)
 		}
 	}
-	return n.spares.takeOver(ctx, links, recorded)
+	if len(stray) == 0 {
+		return nil
+	}
+	if err := n.engines.Pods.Delete(ctx, stray...); err != nil {
+		return fmt.Errorf("links of no pod: %w", err)
+	}
+	return nil
 }
 
 // attachment returns the key of the attachment that an owner names.

@@ -34,9 +34,9 @@ func newEnds(n *Network) *ends {
 	return &ends{network: n, wake: make(chan struct{}, 1), doubtful: true}
 }
 
-// wanted is a host end as it is to be; key is that of its attachment, nil for a spare's.
+// wanted is a host end as it is to be; key is that of its attachment.
 type wanted struct {
-	key *attach.Key
+	key attach.Key
 	end link.HostEnd
 }
 
@@ -62,19 +62,15 @@ func (n *Network) HostEndChanged(name string, now link.HostEnd) {
 	}
 }
 
-// wantedEnds returns what the host ends are to be, by name.
+// wantedEnds returns what the host ends are to be, by name. Those that are being made are not among them.
 func (n *Network) wantedEnds(s *settings) map[string]wanted {
 	all := map[string]wanted{}
-	end := func(mtu int) link.HostEnd { return link.HostEnd{MTU: mtu, Group: s.attachments.HostGroup, Up: true} }
-	n.spares.mu.Lock()
-	for _, one := range n.spares.ready {
-		all[one.name()] = wanted{end: end(one.mtu)}
-	}
-	n.spares.mu.Unlock()
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	for key, rec := range n.live {
-		all[rec.HostInterface] = wanted{key: &key, end: end(rec.MTU)}
+		if rec.State == attach.Attached {
+			all[rec.HostInterface] = wanted{key: key, end: link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}}
+		}
 	}
 	return all
 }
@@ -136,17 +132,15 @@ func (e *ends) check(ctx context.Context) (left bool) {
 // again.
 func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
 	n := e.network
-	if want.key != nil {
-		now, cancel := context.WithCancel(ctx)
-		cancel() // a lock that is not free is not waited for: the others would wait as long
-		unlock, err := n.locks.Lock(now, *want.key)
-		if err != nil {
-			return true
-		}
-		defer unlock()
-		if !n.isLive(*want.key) {
-			return false
-		}
+	now, cancel := context.WithCancel(ctx)
+	cancel() // a lock that is not free is not waited for: the others would wait as long
+	unlock, err := n.locks.Lock(now, want.key)
+	if err != nil {
+		return true
+	}
+	defer unlock()
+	if !n.isLive(want.key) {
+		return false
 	}
 	if err := n.engines.HostEnds.Restore(ctx, name, want.end); err != nil {
 		if ctx.Err() == nil {

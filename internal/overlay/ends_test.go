@@ -6,11 +6,10 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// What somebody changes of a pod's host end, or of a spare's, is put back when it is told, and after a restart also when
+// What somebody changes of a pod's host end is put back when it is told, and after a restart also when
 // nobody told.
 func TestHostEndsByHand(t *testing.T) {
 	n := newNode(t.TempDir())
-	n.spares = 2
 	l := n.begin(t)
 	t.Cleanup(func() { l.stop() })
 	l.update(t, sample())
@@ -26,7 +25,7 @@ func TestHostEndsByHand(t *testing.T) {
 		return all
 	}
 	want := ends()
-	if len(want) != 3 {
+	if len(want) != 1 {
 		t.Fatalf("host ends %v", want)
 	}
 	put := func(name string, end link.HostEnd) {

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -59,6 +58,8 @@ type Engines struct {
 	Rows  *reconcile.Loop[ovsdb.Key, ovsdb.Row]
 	Links *reconcile.Loop[link.Key, link.Item]
 	Rules *reconcile.Loop[nft.Key, nft.Item]
+	// Ports tells of ports that the switch has added.
+	Ports Ports
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
 	// HostEnds puts back what others change of them.
@@ -67,14 +68,17 @@ type Engines struct {
 	Connections Connections
 }
 
+// Ports tells of the switch's ports.
+type Ports interface {
+	// Added returns a channel that is closed when the switch says that it has added that port. Of a port that is there
+	// already nothing is told. stop ends the waiting.
+	Added(name string, ofport uint32) (added <-chan struct{}, stop func())
+}
+
 // Options of a Network.
 type Options struct {
 	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
 	BootID string
-	// Spares is how many ports are made ahead. 0: none, each ADD has its own made.
-	Spares int
-	// Lull is how long no ADD may have come before the node's spare ports are looked after. Default DefaultLull.
-	Lull time.Duration
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
@@ -89,7 +93,6 @@ type Network struct {
 	opts    Options
 	locks   attach.Keyed[attach.Key]
 	reaper  *reaper
-	spares  *spares
 	links   *unlinker
 	ends    *ends
 
@@ -130,9 +133,6 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	if opts.Lull == 0 {
-		opts.Lull = DefaultLull
-	}
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
@@ -141,17 +141,15 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
 	n.ends = newEnds(n)
-	n.spares = newSpares(n, opts.Spares, opts.Lull)
 	n.Waiting("the agent is starting")
 	return n
 }
 
-// Run reaps what is detached, makes ports ahead, and puts back what others change of pods' links, until ctx ends.
+// Run reaps what is detached, and puts back what others change of pods' links, until ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return n.reaper.run(ctx) })
 	group.Go(func() error { return n.links.run(ctx) })
-	group.Go(func() error { return n.spares.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
 	return group.Wait()
 }
@@ -195,9 +193,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
-	n.spares.setMTU(s.mtu)
 	n.setPods(s)
-	n.engines.Rows.Set(n.spares.fragments())
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
@@ -222,7 +218,6 @@ func (n *Network) refresh(ctx context.Context, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
-	n.spares.setMTU(s.mtu)
 	// From here on ADDs use the new settings. Those under way finish with the old ones, and look again when they have.
 	n.settings.Store(s)
 	remotes := n.compileRemotes(s, s.view.Remotes, true)

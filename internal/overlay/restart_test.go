@@ -86,6 +86,11 @@ func TestRestartReaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	spoil(t, l.node, "broken")
+	l.request("ahead")
+	ahead := link.Pair{HostName: "weft-p900", PodName: "eth0", Netns: "/run/netns/ahead", Owner: "spare/weft-p900"} // an earlier version's
+	if _, err := l.node.pods.Create(t.Context(), ahead); err != nil {
+		t.Fatal(err)
+	}
 	l = l.restart(t)
 	if n := len(l.store.Broken()); n != 1 {
 		t.Errorf("%d broken records", n)

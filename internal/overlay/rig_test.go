@@ -108,20 +108,8 @@ func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K,
 // breakablePods are pods' links that can be made to fail.
 type breakablePods struct {
 	*link.FakePods
-	mu                      sync.Mutex
-	create, delete, prepare func() error
-}
-
-func (p *breakablePods) Prepare(ctx context.Context, spares ...link.Spare) []error {
-	p.mu.Lock()
-	hook := p.prepare
-	p.mu.Unlock()
-	if hook != nil {
-		if err := hook(); err != nil {
-			return slices.Repeat([]error{err}, len(spares))
-		}
-	}
-	return p.FakePods.Prepare(ctx, spares...)
+	mu             sync.Mutex
+	create, delete func() error
 }
 
 func (p *breakablePods) Create(ctx context.Context, pair link.Pair) (link.Created, error) {
@@ -154,16 +142,31 @@ func (p *breakablePods) onCreate(hook func() error) {
 	p.create = hook
 }
 
-func (p *breakablePods) onPrepare(hook func() error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.prepare = hook
-}
-
 func (p *breakablePods) onDelete(hook func() error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delete = hook
+}
+
+// ports tells who waits for a port that the switch has it, if anything was set that says when.
+type ports struct {
+	mu    sync.Mutex
+	added func(name string, ofport uint32) <-chan struct{}
+}
+
+func (p *ports) on(added func(name string, ofport uint32) <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.added = added
+}
+
+func (p *ports) Added(name string, ofport uint32) (added <-chan struct{}, stop func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.added == nil {
+		return nil, func() {}
+	}
+	return p.added(name, ofport), func() {}
 }
 
 // node is a machine: what outlives the agent.
@@ -176,8 +179,8 @@ type node struct {
 	dir   string
 	// tracked notes what the switch was to forget.
 	tracked *tracked
-	// spares is how many ports the node's agents make ahead.
-	spares int
+	// ports tells of ports that the switch has added, when told to.
+	ports *ports
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
 	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
@@ -188,7 +191,7 @@ type node struct {
 func newNode(dir string) *node {
 	n := &node{
 		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{},
+		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &ports{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
 	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
@@ -250,9 +253,9 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Pods:  n.pods, HostEnds: n.pods, Connections: n.tracked,
+		Ports: n.ports, Pods: n.pods, HostEnds: n.pods, Connections: n.tracked,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot, Spares: n.spares, Lull: time.Millisecond}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot}), node: n, store: store}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{
@@ -304,7 +307,6 @@ func (l *life) update(t tb, view View) {
 func (l *life) settled(t tb) {
 	t.Helper()
 	eventually(t, "the reaper is done", func() bool { return len(l.reaper.keys()) == 0 })
-	eventually(t, "the spare ports are at rest", l.spares.atRest)
 }
 
 func eventually(t tb, what string, ok func() bool) {
@@ -364,7 +366,6 @@ func (l *life) add(t tb, req *cni.Request) *types100.Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the spare ports are at rest", l.spares.atRest) // and the pod's port has its name
 	return result
 }
 
@@ -392,7 +393,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 		t.Errorf("record %+v", rec)
 	}
 	pair, ok := l.node.pods.Pair(rec.HostInterface)
-	if !ok || pair.Netns != req.Netns || pair.Owner != link.SpareOwner(rec.HostInterface) {
+	if !ok || pair.Netns != req.Netns || pair.Owner != rec.Key().Owner() {
 		t.Errorf("link of %s: %v %+v", rec.Key(), ok, pair)
 	}
 	if got := l.node.rows.Ports(host.Bridge)[rec.HostInterface]; got != int(rec.OFPort) { //nolint:gosec // small

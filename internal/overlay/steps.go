@@ -17,9 +17,8 @@ const (
 	stepRecord = "record"
 	// stepLink makes the veth pair and what is on it in the pod.
 	stepLink = "link"
-	// stepPort takes a port that was made ahead, or waits for one; stepFlows has its flows in the switch, until that has
-	// said so. Where a step waits for an engine, stepCommit below it is what the engine was busy with it, for all requests
-	// that share the commit.
+	// stepPort has the port in the switch and stepFlows its flows, each until the switch has said so. Where a step waits for
+	// an engine, stepCommit below it is what the engine was busy with it, for all requests that share the commit.
 	stepPort   = "port"
 	stepFlows  = "flows"
 	stepCommit = "commit"

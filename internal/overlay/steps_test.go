@@ -54,7 +54,7 @@ func TestStepsAreTold(t *testing.T) {
 	paths, steps := watched(t, func(ctx context.Context) error { _, err := l.Add(ctx, req); return err })
 	want := []string{
 		"request", "request/flows", "request/flows/commit", "request/link", "request/plan",
-		"request/port", "request/record",
+		"request/port", "request/port/commit", "request/record",
 	}
 	if diff := cmp.Diff(want, paths); diff != "" {
 		t.Errorf("spans of ADD (-want +got):\n%s", diff)

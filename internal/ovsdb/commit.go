@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
@@ -48,7 +49,7 @@ func (e *Engine) learn(change Change, v *view) {
 	if v == nil || e.known == nil {
 		return
 	}
-	now := track(v)
+	now := track(v, e.known)
 	update := func(key Key) {
 		if is, ok := now[key]; ok {
 			e.known[key] = is
@@ -161,7 +162,7 @@ func (c *commit) attempt(ctx context.Context, s *session) error {
 	if err := c.transact(ctx, s, p); err != nil {
 		return err
 	}
-	if c.after, err = s.view(ctx, c.ownBridges); err != nil {
+	if err := c.settle(ctx, s); err != nil {
 		return err
 	}
 	for _, key := range sortedKeys(c.work.Set) {
@@ -170,6 +171,39 @@ func (c *commit) attempt(ctx context.Context, s *session) error {
 		}
 	}
 	return nil
+}
+
+// linkGrace is how long a row that was made waits for its link.
+const linkGrace = 500 * time.Millisecond
+
+// settle takes the view that the verdicts are about: once the switch has all rows that were made, or after a while. A row may
+// be made at the same time as its link. The switch takes the link up by itself when it comes, and may have looked before.
+func (c *commit) settle(ctx context.Context, s *session) error {
+	grace := time.NewTimer(linkGrace)
+	defer grace.Stop()
+	for {
+		changed := s.change()
+		var err error
+		if c.after, err = s.view(ctx, c.ownBridges); err != nil {
+			return err
+		}
+		waits := false
+		for key := range c.work.Set {
+			waits = waits || c.created[key] && c.after.lacksLink(key)
+		}
+		if !waits {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-grace.C:
+			return nil
+		case <-s.lost:
+			return errSessionLost
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", ErrNotApplied, context.Cause(ctx))
+		}
+	}
 }
 
 // initialise makes the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. Its table takes one row at

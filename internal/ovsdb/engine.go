@@ -52,10 +52,18 @@ type Engine struct {
 
 var _ reconcile.Engine[Key, Row] = (*Engine)(nil)
 
-// tracked is a row with what else of it the caller depends on.
+// tracked is a row with what else of it the caller depends on, and the copy's rows that it was made of.
 type tracked struct {
 	row    Row
 	ofport int
+	of     sources
+}
+
+// sources are what the copy has of a port. The copy replaces its rows and never writes into them.
+type sources struct {
+	bridge string
+	port   *portRow
+	iface  *interfaceRow
 }
 
 // Open connects to the switch's database and returns once its content is known. It fails with ErrNotConnected if
@@ -108,7 +116,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 		return nil, fmt.Errorf("read the switch's rows: %w", err)
 	}
 	e.outdated.Store(false)
-	e.known = track(v)
+	e.known = track(v, e.known)
 	return v.own(), nil
 }
 
@@ -284,14 +292,28 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// track returns what there is to know of Weft's rows.
-func track(v *view) map[Key]tracked {
-	known := map[Key]tracked{}
-	for key, row := range v.own() {
-		number, _ := v.ofport(key.Name)
-		known[key] = tracked{row: row, ofport: number}
+// track returns what there is to know of Weft's rows. What is known of ports that have not changed is taken over.
+func track(v *view, known map[Key]tracked) map[Key]tracked {
+	now := make(map[Key]tracked, len(v.ports))
+	for name, b := range v.bridges {
+		if b.own {
+			number, _ := v.ofport(name)
+			now[BridgeKey(name)] = tracked{row: b.value(), ofport: number}
+		}
 	}
-	return known
+	for name, p := range v.ports {
+		if !p.own {
+			continue
+		}
+		key, of := PortKey(name), sources{p.bridge.Name, p.row, p.iface}
+		if was, ok := known[key]; ok && was.of == of {
+			now[key] = was
+			continue
+		}
+		number, _ := v.ofport(name)
+		now[key] = tracked{row: p.value(), ofport: number, of: of}
+	}
+	return now
 }
 
 // noteChange is called for every change of a table that may hold Weft's rows.
@@ -328,11 +350,11 @@ func (e *Engine) checkDrift(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.config.ProbeInterval)
 	defer cancel()
-	v, err := s.view(ctx, e.config.Bridges)
+	v, err := s.latest(ctx, e.config.Bridges) // what comes later makes it look again
 	if err != nil {
 		return // the connection is lost or about to be given up
 	}
-	now := track(v)
+	now := track(v, e.known)
 	if e.outdated.Swap(false) {
 		e.known = nil
 	}

@@ -180,6 +180,14 @@ func (s *session) root() *rootRow {
 // maxTorn bounds how often a view is taken again because it was taken in the middle of an update.
 const maxTorn = 20
 
+// latest returns a view of what has come so far.
+func (s *session) latest(ctx context.Context, ownBridges []string) (*view, error) {
+	if v := newView(s.tables(), ownBridges); !v.dangling {
+		return v, nil
+	}
+	return s.view(ctx, ownBridges)
+}
+
 // view returns a current view of the database.
 func (s *session) view(ctx context.Context, ownBridges []string) (*view, error) {
 	for try := 0; ; try++ {
@@ -193,13 +201,13 @@ func (s *session) view(ctx context.Context, ownBridges []string) (*view, error) 
 	}
 }
 
-// applied waits until ovs-vswitchd has applied the configuration of that number, and the copy shows the outcome.
+// applied waits until ovs-vswitchd has applied the configuration of that number. A view that is taken then shows the outcome:
+// it is in the same update as the number, but the copy takes tables in one by one.
 func (s *session) applied(ctx context.Context, cfg int) error {
 	for {
 		changed := s.change()
 		if root := s.root(); root != nil && root.CurCfg >= cfg {
-			// The copy takes in tables one by one: the outcome is in the same update, but maybe not yet.
-			return s.sync(ctx)
+			return nil
 		}
 		select {
 		case <-changed:

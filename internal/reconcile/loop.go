@@ -122,16 +122,6 @@ func (l *Loop[K, V]) Set(fragments map[Owner]map[K]V) {
 	_ = l.enqueue(nil, fragments) // only a stopped loop refuses; its state is nobody's concern any more
 }
 
-// Later is Set for what may wait: it goes with the next commit, whoever asks for that. Failure does not tell until then
-// that it is not in effect yet.
-func (l *Loop[K, V]) Later(fragments map[Owner]map[K]V) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.stopped {
-		l.replace(fragments)
-	}
-}
-
 // Verify reads back everything that is programmed, commits the difference, and returns how many items differed.
 func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 	w := &waiter{verify: true, done: make(chan error, 1)}

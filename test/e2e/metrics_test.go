@@ -74,7 +74,7 @@ func TestMetrics(t *testing.T) {
 	if after[podFlows] <= before[podFlows] || after[`weft_openflow_flow_mods_total`] <= before[`weft_openflow_flow_mods_total`] {
 		t.Error("an ADD adds no flows")
 	}
-	await(t, "everything in step", func(ctx context.Context) error { // ports are made ahead in the background
+	await(t, "everything in step", func(ctx context.Context) error { // the database tells of the port after the switch has
 		now, err := scrape(ctx, n)
 		for _, name := range []string{
 			`weft_ready`, `weft_engine_in_step{engine="link"}`, `weft_engine_in_step{engine="nft"}`, `weft_engine_in_step{engine="ovsdb"}`, inStep,

@@ -98,7 +98,7 @@ func (o *operator) dryRun(ctx context.Context, t *testing.T, n lab.Node) (answer
 	return o.compared(ctx, t, n, "agent", "--dry-run", "-o", "json", "--node-name", n.Name, "--kubeconfig", o.agents, "--datapath", o.datapath)
 }
 
-// awaitInStep waits until a start of the agent would change nothing: a port that was made ahead is named after its pod in a while.
+// awaitInStep waits until a start of the agent would change nothing.
 func (o *operator) awaitInStep(t *testing.T, n lab.Node) {
 	t.Helper()
 	await(t, "a dry run in step", func(ctx context.Context) error {

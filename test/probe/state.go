@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/lab"
 )
 
@@ -38,14 +37,6 @@ func questions() map[string][]string {
 // volatile is what differs between two states that are the same: numbers that the kernel gives, and names of handles.
 var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
 
-// spare is a port made ahead, in the list of ports. Which numbers they have depends on the pods that have come and gone.
-var spare = regexp.MustCompile(`(?m)^(weft-p\d+),\d+,"""""",\{\},\[\],.*spare/weft-p\d+.*$`) //nolint:gochecknoglobals // a constant
-
-// spareEnd is the other end of one, in the list of links.
-var spareEnd = regexp.MustCompile(`(?m)^\d+: (weft-p\d+)c@`) //nolint:gochecknoglobals // a constant
-
-const aSpare = "a port made ahead"
-
 // StateOf reads a node's state; what cannot be read is part of it.
 func StateOf(ctx context.Context, n lab.Node) State {
 	s := State{}
@@ -69,7 +60,7 @@ func StateIn(ctx context.Context, n lab.Node, subject string) string {
 	if err != nil {
 		out = err.Error()
 	}
-	out = spare.ReplaceAllString(volatile.ReplaceAllString(out, ""), aSpare)
+	out = volatile.ReplaceAllString(out, "")
 	return strings.Join(slices.Sorted(strings.Lines(out)), "")
 }
 
@@ -100,50 +91,18 @@ func without(lines, taken []string) []string {
 	})
 }
 
-// SettledState returns a node's state once it is the same twice in a row, with as many ports made ahead as there should be:
-// nothing is being made or removed any more.
+// SettledState returns a node's state once it is the same twice in a row: nothing is being made or removed any more.
 func SettledState(ctx context.Context, n lab.Node) (State, error) {
 	var last State
 	_, err := Await(ctx, Patience, n.Name+" at rest", func(ctx context.Context) error {
 		before := last
 		last = nil
-		if err := sparesComplete(ctx, n); err != nil { // before the look: what is completed after it is not in it
-			return err
-		}
 		if last = StateOf(ctx, n); before == nil {
 			return errors.New("looking again")
 		}
 		return last.Differs(before)
 	})
 	return last, err
-}
-
-// sparesComplete returns an error unless there are as many ports made ahead as there should be. A port that a pod has taken
-// stands among the spare ones until the next are made, and its link is gone from the node: ports and links have to be the same.
-func sparesComplete(ctx context.Context, n lab.Node) error {
-	ports, err := Run(ctx, n.Enter(questions()["ports"]...))
-	if err != nil {
-		return err
-	}
-	links, err := Run(ctx, n.Enter("ip", "-o", "link"))
-	if err != nil {
-		return err
-	}
-	have, ends := names(spare, ports), names(spareEnd, links)
-	if len(have) != overlay.DefaultSpares || !slices.Equal(have, ends) {
-		return fmt.Errorf("ports %v and links of %v are made ahead, %d of each should be", have, ends, overlay.DefaultSpares)
-	}
-	return nil
-}
-
-// names returns what a pattern's group matches, sorted.
-func names(pattern *regexp.Regexp, text string) []string {
-	var found []string
-	for _, match := range pattern.FindAllStringSubmatch(text, -1) {
-		found = append(found, match[1])
-	}
-	slices.Sort(found)
-	return found
 }
 
 // AwaitState waits until a node is as it was, and returns how long that took.

@@ -66,15 +66,11 @@ func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
 	if rec.HostInterface == "" {
 		return link.Pair{}, fmt.Errorf("attachment %s: its record has no host interface", rec.Key())
 	}
-	owner := rec.Key().Owner()
-	if rec.MadeAhead() {
-		owner = link.SpareOwner(rec.HostInterface)
-	}
 	return link.Pair{
 		HostName:     rec.HostInterface,
 		PodName:      rec.IfName,
 		Netns:        rec.Netns,
-		Owner:        owner,
+		Owner:        rec.Key().Owner(),
 		MTU:          rec.MTU,
 		PodMAC:       mac,
 		HostGroup:    settings.HostGroup,

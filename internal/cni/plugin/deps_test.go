@@ -19,7 +19,7 @@ func TestDependencies(t *testing.T) {
 	}
 	for _, pkg := range packages {
 		for _, forbidden := range []string{
-			"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/", "google.golang.org/", "github.com/spf13/",
+			"k8s.io/", "sigs.k8s.io/", "net/http", "crypto/tls", "github.com/prometheus/", "google.golang.org/", "github.com/spf13/",
 			"github.com/ovn-kubernetes/", "github.com/vishvananda/netlink", "weft.dev/weft/internal/link",
 		} {
 			if strings.HasPrefix(pkg, forbidden) {

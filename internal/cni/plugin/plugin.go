@@ -26,7 +26,7 @@ import (
 
 const (
 	// requestTimeout bounds the wait for the agent. It is more than the agent gives itself
-	// (cni.DefaultRequestTimeout), so that the agent's own error is what is told, and less than the 2 minutes that
+	// (cniserver.DefaultRequestTimeout), so that the agent's own error is what is told, and less than the 2 minutes that
 	// a kubelet gives the runtime.
 	requestTimeout = 75 * time.Second
 	// statusTimeout bounds STATUS, which runtimes ask often and expect an answer to at once.

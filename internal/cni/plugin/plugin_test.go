@@ -25,6 +25,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/cni/cnitest"
 )
 
@@ -62,13 +63,13 @@ type node struct {
 func newNode(t testing.TB, before func(context.Context, *cni.Request) error) *node {
 	t.Helper()
 	n := &node{dir: t.TempDir(), handler: &cnitest.Handler{Before: before}}
-	listener, err := cni.Listen(n.socket(), uint32(os.Geteuid())) //nolint:gosec // Uids fit.
+	listener, err := cniserver.Listen(n.socket(), uint32(os.Geteuid())) //nolint:gosec // Uids fit.
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	server := &cni.Server{Handler: n.handler}
+	server := &cniserver.Server{Handler: n.handler}
 	go func() { done <- server.Serve(ctx, listener) }()
 	n.stop = sync.OnceFunc(func() {
 		cancel()

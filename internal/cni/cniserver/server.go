@@ -1,4 +1,6 @@
-package cni
+// Package cniserver answers the requests of Weft's CNI plugin in the agent. It is apart from package cni, which the plugin is
+// made of: a server of HTTP would take the plugin as long to start as all else that it does.
+package cniserver
 
 import (
 	"context"
@@ -14,6 +16,8 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"weft.dev/weft/internal/cni"
 )
 
 const (
@@ -29,7 +33,7 @@ const (
 // Server serves the plugin's requests. Set its fields before Serve; do not copy it afterwards.
 type Server struct {
 	// Handler does the work. Required.
-	Handler Handler
+	Handler cni.Handler
 	// RequestTimeout bounds one request; DefaultRequestTimeout when zero.
 	RequestTimeout time.Duration
 	// ReadTimeout bounds the reading of one request, and the writing of its answer; DefaultReadTimeout when zero.
@@ -40,7 +44,7 @@ type Server struct {
 	Logger *slog.Logger
 	// Observe, if not nil, is called before each request, and what it returns after it with its error. The Handler gets
 	// the context that it returns, which is the request's or made of it.
-	Observe func(context.Context, *Request, Origin) (context.Context, func(error))
+	Observe func(context.Context, *cni.Request, cni.Origin) (context.Context, func(error))
 
 	// mu guards stopping, and orders the last start of a Handler before the wait for all of them.
 	mu       sync.Mutex
@@ -90,7 +94,7 @@ func (s *Server) setDefaults() {
 		s.Grace = DefaultGrace
 	}
 	if s.Observe == nil {
-		s.Observe = func(ctx context.Context, _ *Request, _ Origin) (context.Context, func(error)) {
+		s.Observe = func(ctx context.Context, _ *cni.Request, _ cni.Origin) (context.Context, func(error)) {
 			return ctx, func(error) {}
 		}
 	}
@@ -132,51 +136,51 @@ func (s *Server) wait() {
 
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc(Endpoint, func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc(cni.Endpoint, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
-			s.answer(w, http.StatusMethodNotAllowed, Response{Error: Errorf(CodeProtocol, "method %s is not served, POST is", r.Method)})
+			s.answer(w, http.StatusMethodNotAllowed, cni.Response{Error: cni.Errorf(cni.CodeProtocol, "method %s is not served, POST is", r.Method)})
 			return
 		}
 		s.serve(w, r)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.answer(w, http.StatusNotFound, Response{Error: Errorf(CodeProtocol, "path %q is not served, %s is", r.URL.Path, Endpoint)})
+		s.answer(w, http.StatusNotFound, cni.Response{Error: cni.Errorf(cni.CodeProtocol, "path %q is not served, %s is", r.URL.Path, cni.Endpoint)})
 	})
 	return mux
 }
 
 // serve answers one request.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, cni.MaxBody))
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
-		s.answer(w, http.StatusRequestEntityTooLarge, Response{Error: Errorf(CodeIO, "the request is larger than %d bytes", MaxBody)})
+		s.answer(w, http.StatusRequestEntityTooLarge, cni.Response{Error: cni.Errorf(cni.CodeIO, "the request is larger than %d bytes", cni.MaxBody)})
 		return
 	}
 	if err != nil {
-		s.answer(w, http.StatusBadRequest, Response{Error: Errorf(CodeIO, "reading the request: %w", err)})
+		s.answer(w, http.StatusBadRequest, cni.Response{Error: cni.Errorf(cni.CodeIO, "reading the request: %w", err)})
 		return
 	}
 	// From here on the connection is read only to notice that the client leaves. A read deadline that runs out
 	// would look like that, so there is none.
 	if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
-		s.answer(w, http.StatusInternalServerError, Response{Error: Errorf(CodeInternal, "connection: %w", err)})
+		s.answer(w, http.StatusInternalServerError, cni.Response{Error: cni.Errorf(cni.CodeInternal, "connection: %w", err)})
 		return
 	}
-	req, err := ParseRequest(body)
+	req, err := cni.ParseRequest(body)
 	if err != nil {
 		s.Logger.Warn("CNI request refused", "error", err)
-		s.answer(w, http.StatusBadRequest, Response{Error: AsError(err)})
+		s.answer(w, http.StatusBadRequest, cni.Response{Error: cni.AsError(err)})
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), s.RequestTimeout)
 	defer cancel()
-	s.handle(ctx, w, req, originOf(r.Header))
+	s.handle(ctx, w, req, cni.OriginOf(r.Header.Get))
 }
 
-func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *Request, origin Origin) {
+func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *cni.Request, origin cni.Origin) {
 	if !s.begin() {
-		s.answer(w, http.StatusServiceUnavailable, Response{Error: Errorf(CodeTryAgainLater, "the weft agent stops: try again later")})
+		s.answer(w, http.StatusServiceUnavailable, cni.Response{Error: cni.Errorf(cni.CodeTryAgainLater, "the weft agent stops: try again later")})
 		return
 	}
 	defer s.running.Done()
@@ -187,53 +191,53 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *Request
 	logger := s.Logger.With("command", string(req.Command), "container", req.ContainerID, "interface", req.IfName,
 		"pod", req.Args.PodNamespace+"/"+req.Args.PodName, "took", time.Since(start))
 	if err != nil {
-		failure := AsError(err)
+		failure := cni.AsError(err)
 		logger.Warn("CNI request failed", "code", uint(failure.Code), "error", err)
-		s.answer(w, http.StatusInternalServerError, Response{Error: failure})
+		s.answer(w, http.StatusInternalServerError, cni.Response{Error: failure})
 		return
 	}
 	logger.Info("CNI request done")
-	s.answer(w, http.StatusOK, Response{Result: result})
+	s.answer(w, http.StatusOK, cni.Response{Result: result})
 }
 
 // dispatch calls the Handler. A panic of it is this request's error and nobody else's.
-func (s *Server) dispatch(ctx context.Context, req *Request) (result *types100.Result, err error) {
+func (s *Server) dispatch(ctx context.Context, req *cni.Request) (result *types100.Result, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			s.Logger.Error("CNI request panicked", "request", req.String(), "panic", reason, "stack", string(debug.Stack()))
-			err = Errorf(CodePanic, "the weft agent failed on this request: %v", reason)
+			err = cni.Errorf(cni.CodePanic, "the weft agent failed on this request: %v", reason)
 		}
 	}()
 	switch req.Command {
-	case CommandAdd:
+	case cni.CommandAdd:
 		return s.add(ctx, req)
-	case CommandDel:
+	case cni.CommandDel:
 		return nil, s.Handler.Del(ctx, req)
-	case CommandCheck:
+	case cni.CommandCheck:
 		return nil, s.Handler.Check(ctx, req)
-	case CommandStatus:
+	case cni.CommandStatus:
 		return nil, s.Handler.Status(ctx, req)
-	case CommandGC:
+	case cni.CommandGC:
 		return nil, s.Handler.GC(ctx, req)
 	default:
-		return nil, Errorf(CodeInvalidEnvironment, "CNI_COMMAND: %q is not known", req.Command)
+		return nil, cni.Errorf(cni.CodeInvalidEnvironment, "CNI_COMMAND: %q is not known", req.Command)
 	}
 }
 
-func (s *Server) add(ctx context.Context, req *Request) (*types100.Result, error) {
+func (s *Server) add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
 	result, err := s.Handler.Add(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	if result == nil {
-		return nil, Errorf(CodeInternal, "the weft agent gave no result for %s", req)
+		return nil, cni.Errorf(cni.CodeInternal, "the weft agent gave no result for %s", req)
 	}
 	versioned := *result
 	versioned.CNIVersion = types100.ImplementedSpecVersion
 	return &versioned, nil
 }
 
-func (s *Server) answer(w http.ResponseWriter, status int, response Response) {
+func (s *Server) answer(w http.ResponseWriter, status int, response cni.Response) {
 	body, err := json.Marshal(response)
 	if err != nil {
 		status, body = http.StatusInternalServerError, []byte(`{"error":{"code":100,"msg":"the answer cannot be written as JSON"}}`)

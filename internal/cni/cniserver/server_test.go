@@ -1,4 +1,4 @@
-package cni_test
+package cniserver_test
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/cni/cnitest"
 	"weft.dev/weft/internal/cni/rootdir"
 )
@@ -44,15 +45,15 @@ type served struct {
 }
 
 // serve runs a server until the test ends.
-func serve(t *testing.T, server *cni.Server) *served {
+func serve(t *testing.T, server *cniserver.Server) *served {
 	t.Helper()
 	return serveUID(t, server, uint32(os.Geteuid())) //nolint:gosec // Uids fit.
 }
 
-func serveUID(t *testing.T, server *cni.Server, uid uint32) *served {
+func serveUID(t *testing.T, server *cniserver.Server, uid uint32) *served {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "cni", "cni.sock")
-	listener, err := cni.Listen(socket, uid)
+	listener, err := cniserver.Listen(socket, uid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +87,7 @@ func wantCode(t *testing.T, err error, code cni.Code, part string) {
 
 func TestServeCommands(t *testing.T) {
 	handler := &cnitest.Handler{}
-	s := serve(t, &cni.Server{Handler: handler})
+	s := serve(t, &cniserver.Server{Handler: handler})
 	result, err := (&cni.Client{Socket: s.socket}).Do(t.Context(), request(cni.CommandAdd))
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +123,7 @@ func TestServeErrors(t *testing.T) {
 		"panic": {func(context.Context, *cni.Request) error { panic("at the disco") }, cni.CodePanic, "disco"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, &cni.Server{Handler: &cnitest.Handler{Before: test.before}})
+			s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: test.before}})
 			for range 2 {
 				wantCode(t, s.do(t.Context(), cni.CommandAdd), test.code, test.part)
 				wantCode(t, s.do(t.Context(), cni.CommandStatus), test.code, test.part)
@@ -135,7 +136,7 @@ func TestServeErrors(t *testing.T) {
 func TestServeLogs(t *testing.T) {
 	var log bytes.Buffer
 	var mu sync.Mutex
-	s := serve(t, &cni.Server{
+	s := serve(t, &cniserver.Server{
 		Handler: &cnitest.Handler{Before: func(_ context.Context, req *cni.Request) error {
 			if req.Command == cni.CommandDel {
 				return errors.New("stuck veth")
@@ -189,7 +190,7 @@ func (s *served) post(t *testing.T, method, path string, body io.Reader) (status
 
 func TestServeRefuses(t *testing.T) {
 	handler := &cnitest.Handler{}
-	s := serve(t, &cni.Server{Handler: handler})
+	s := serve(t, &cniserver.Server{Handler: handler})
 	good, err := json.Marshal(request(cni.CommandAdd))
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +225,7 @@ func TestServeRefuses(t *testing.T) {
 // TestServeStuckClients: clients that send nothing, half a request or garbage keep nobody from being served, and are
 // cut off.
 func TestServeStuckClients(t *testing.T) {
-	s := serve(t, &cni.Server{Handler: &cnitest.Handler{}, ReadTimeout: 300 * time.Millisecond})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{}, ReadTimeout: 300 * time.Millisecond})
 	var stuck []net.Conn
 	for _, text := range []string{
 		"", "\x00\x01\x02garbage\r\n\r\n", "POST " + cni.Endpoint + " HTTP/1.1\r\nHost: weft\r\nContent-Length: 1000\r\n\r\n{",
@@ -285,7 +286,7 @@ func receive[T any](t *testing.T, what string, ch <-chan T) T {
 func TestServeClientLeaves(t *testing.T) {
 	before, entered, left := blocking(nil)
 	handler := &cnitest.Handler{Before: before}
-	s := serve(t, &cni.Server{Handler: handler})
+	s := serve(t, &cniserver.Server{Handler: handler})
 	ctx, leave := context.WithCancel(t.Context())
 	answered := make(chan error, 1)
 	go func() { answered <- s.do(ctx, cni.CommandAdd) }()
@@ -304,7 +305,7 @@ func TestServeClientLeaves(t *testing.T) {
 func TestServeSlowHandler(t *testing.T) {
 	release := make(chan struct{})
 	before, entered, left := blocking(release)
-	s := serve(t, &cni.Server{Handler: &cnitest.Handler{Before: before}, ReadTimeout: 50 * time.Millisecond})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}, ReadTimeout: 50 * time.Millisecond})
 	answered := make(chan error, 1)
 	go func() { answered <- s.do(t.Context(), cni.CommandAdd) }()
 	receive(t, "the ADD to arrive", entered)
@@ -321,7 +322,7 @@ func TestServeSlowHandler(t *testing.T) {
 
 func TestServeRequestTimeout(t *testing.T) {
 	before, _, left := blocking(nil)
-	s := serve(t, &cni.Server{Handler: &cnitest.Handler{Before: before}, RequestTimeout: 50 * time.Millisecond})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}, RequestTimeout: 50 * time.Millisecond})
 	wantCode(t, s.do(t.Context(), cni.CommandAdd), cni.CodeTryAgainLater, "rolled back")
 	if err := receive(t, "the handler's end", left); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the handler's context: %v", err)
@@ -331,7 +332,7 @@ func TestServeRequestTimeout(t *testing.T) {
 func TestServeStopsGracefully(t *testing.T) {
 	release := make(chan struct{})
 	before, entered, _ := blocking(release)
-	s := serve(t, &cni.Server{Handler: &cnitest.Handler{Before: before}, Grace: patience})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}, Grace: patience})
 	answered := make(chan error, 1)
 	go func() { answered <- s.do(t.Context(), cni.CommandAdd) }()
 	receive(t, "the ADD to arrive", entered)
@@ -363,7 +364,7 @@ func TestServeStopsGracefully(t *testing.T) {
 
 func TestServeStopsAfterGrace(t *testing.T) {
 	before, entered, left := blocking(nil)
-	s := serve(t, &cni.Server{Handler: &cnitest.Handler{Before: before}, Grace: 50 * time.Millisecond})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}, Grace: 50 * time.Millisecond})
 	answered := make(chan error, 1)
 	go func() { answered <- s.do(t.Context(), cni.CommandAdd) }()
 	receive(t, "the ADD to arrive", entered)
@@ -379,7 +380,7 @@ func TestServeStopsAfterGrace(t *testing.T) {
 
 func TestServeConcurrently(t *testing.T) {
 	handler := &cnitest.Handler{}
-	s := serve(t, &cni.Server{Handler: handler})
+	s := serve(t, &cniserver.Server{Handler: handler})
 	var wg sync.WaitGroup
 	for n := range 64 {
 		wg.Go(func() {
@@ -399,7 +400,7 @@ func TestServeConcurrently(t *testing.T) {
 // TestForeignPeer: a peer of another user is refused before its request is read.
 func TestForeignPeer(t *testing.T) {
 	handler := &cnitest.Handler{}
-	s := serveUID(t, &cni.Server{Handler: handler}, uint32(os.Geteuid())+1) //nolint:gosec // Uids fit.
+	s := serveUID(t, &cniserver.Server{Handler: handler}, uint32(os.Geteuid())+1) //nolint:gosec // Uids fit.
 	conn, err := net.Dial("unix", s.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -425,7 +426,7 @@ func TestListen(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(socket), 0o777); err != nil { //nolint:gosec // To be corrected.
 		t.Fatal(err)
 	}
-	listener, err := cni.Listen(socket, uid)
+	listener, err := cniserver.Listen(socket, uid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -434,7 +435,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("%s: %v, %v; want mode %o", path, info.Mode(), err, want)
 		}
 	}
-	if _, err := cni.Listen(socket, uid); !errors.Is(err, rootdir.ErrInUse) {
+	if _, err := cniserver.Listen(socket, uid); !errors.Is(err, rootdir.ErrInUse) {
 		t.Errorf("a second agent: %v", err)
 	}
 	if err := listener.Close(); err != nil {
@@ -458,7 +459,7 @@ func TestListenTakesOverAndRefuses(t *testing.T) {
 	}
 	left.SetUnlinkOnClose(false)
 	_ = left.Close()
-	listener, err := cni.Listen(dead, uid)
+	listener, err := cniserver.Listen(dead, uid)
 	if err != nil {
 		t.Fatalf("what a dead agent left: %v", err)
 	}
@@ -476,7 +477,7 @@ func TestListenTakesOverAndRefuses(t *testing.T) {
 		"a relative path":              "cni/cni.sock",
 		"a path too long":              filepath.Join(dir, "long", strings.Repeat("x", 120)),
 	} {
-		if listener, err := cni.Listen(path, uid); err == nil {
+		if listener, err := cniserver.Listen(path, uid); err == nil {
 			t.Errorf("%s is taken", name)
 			_ = listener.Close()
 		}

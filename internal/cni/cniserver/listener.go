@@ -1,9 +1,10 @@
-package cni
+package cniserver
 
 import (
 	"encoding/json"
 	"errors"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/rootsocket"
 )
 
@@ -14,11 +15,11 @@ func Listen(path string, uid uint32) (*rootsocket.Listener, error) {
 }
 
 func refusal(reason error) []byte {
-	failure := AsError(reason)
+	failure := cni.AsError(reason)
 	if forbidden := new(rootsocket.ForbiddenError); errors.As(reason, &forbidden) {
-		failure = Errorf(CodeForbidden, "%w", reason)
+		failure = cni.Errorf(cni.CodeForbidden, "%w", reason)
 	}
-	body, err := json.Marshal(Response{Error: failure})
+	body, err := json.Marshal(cni.Response{Error: failure})
 	if err != nil {
 		return []byte("{}") // an Error is always JSON; who reads this finds that no agent answers so
 	}
