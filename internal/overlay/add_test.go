@@ -142,6 +142,27 @@ func TestAddWaitsForTheSwitchOnly(t *testing.T) {
 	l.whole(t, req)
 }
 
+// A switch that looks for a link that is made slowly finds it when it is asked again.
+func TestAddWithASlowLink(t *testing.T) {
+	l := start(t)
+	name := attach.PortName(ipam.OfportMin)
+	l.node.rows.Refuse(name, "could not open network device "+name+" (No such device)")
+	looked := make(chan struct{})
+	l.node.rowEngine.before(sync.OnceFunc(func() { close(looked) }))
+	l.node.pods.onCreate(func() error {
+		<-looked
+		eventually(t, "the row has failed", func() bool {
+			return l.engines.Rows.Failure(owner(attach.Key{ContainerID: "s1", IfName: "eth0"})) != nil
+		})
+		l.node.rows.Refuse(name, "")
+		return nil
+	})
+	req := l.request("s1")
+	l.add(t, req)
+	l.node.pods.onCreate(nil)
+	l.whole(t, req)
+}
+
 var errBroken = errors.New("broken for the test")
 
 // An ADD that fails, at whatever step, leaves nothing.

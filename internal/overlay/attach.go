@@ -154,7 +154,8 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	defer cancel()
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
-	rest.Go(func() error { return n.plug(restCtx, s, rec) })
+	linkMade := make(chan struct{})
+	rest.Go(func() error { return n.plug(restCtx, s, rec, linkMade) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -162,6 +163,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 		cancel() // what the others wait for is undone
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
+	close(linkMade)
 	// The record says so before the switch does: an agent that ends in between makes the rest whole, and a runtime that was
 	// not answered asks again, or takes the attachment back.
 	done := *rec
@@ -186,14 +188,25 @@ func withoutEnd(err error) error {
 }
 
 // plug has the switch take the attachment's port, and returns once it has: as soon as the switch says so itself, or else when
-// its database does, which is what the row's commit waits for.
-func (n *Network) plug(ctx context.Context, s *settings, rec *attach.Record) error {
+// its database does, which is what the row's commit waits for. A row that fails may have failed for its link, which is made
+// meanwhile: only what fails when that is there has failed.
+func (n *Network) plug(ctx context.Context, s *settings, rec *attach.Record, linkMade <-chan struct{}) error {
 	added, stop := n.engines.Ports.Added(rec.HostInterface, rec.OFPort)
 	defer stop()
 	portCtx, done := startCommit(ctx, stepPort)
 	committed := make(chan error, 1)
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)}
-	go func() { committed <- n.engines.Rows.Apply(portCtx, rows) }()
+	go func() {
+		err := n.engines.Rows.Apply(portCtx, rows)
+		if failed := new(ovsdb.PortError); errors.As(err, &failed) {
+			select {
+			case <-linkMade:
+				err = n.engines.Rows.Apply(portCtx, rows)
+			case <-portCtx.Done():
+			}
+		}
+		committed <- err
+	}()
 	select {
 	case <-added:
 		done(nil)

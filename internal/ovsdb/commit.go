@@ -173,8 +173,9 @@ func (c *commit) attempt(ctx context.Context, s *session) error {
 	return nil
 }
 
-// linkGrace is how long a row that was made waits for its link.
-const linkGrace = 500 * time.Millisecond
+// linkGrace is how long a row that was made waits for its link, and with it all others: some hundred times what making a link
+// takes. Whoever is later asks again.
+const linkGrace = 100 * time.Millisecond
 
 // settle takes the view that the verdicts are about: once the switch has all rows that were made, or after a while. A row may
 // be made at the same time as its link. The switch takes the link up by itself when it comes, and may have looked before.
