@@ -79,6 +79,8 @@ type Ports interface {
 type Options struct {
 	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
 	BootID string
+	// Node is the node's name, by which pods name it. Only NetworkPolicies look at it.
+	Node string
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
@@ -115,6 +117,8 @@ type Network struct {
 	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
 	// that none is handed over after the attachment is out of live and its fragment withdrawn.
 	opening sync.Mutex
+	// policies are what is known of NetworkPolicies; opening guards them as well.
+	policies policies
 	// live are the attachments whose ports are open, or being opened.
 	live map[attach.Key]attach.Record
 	// running is closed when the engines are started.
@@ -136,7 +140,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
-		services: newServices(),
+		services: newServices(), policies: newPolicies(opts.Node),
 	}
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
@@ -207,6 +211,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("flows: %w", err)
 	}
 	n.settings.Store(s)
+	n.opening.Lock()
+	n.handOver() // of policies, what came meanwhile
+	n.opening.Unlock()
 	n.started = true
 	close(n.running)
 	return nil

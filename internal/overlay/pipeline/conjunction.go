@@ -455,6 +455,16 @@ func (x *Conjunctions) Changed(c *Config) map[reconcile.Owner]map[openflow.Key]o
 	return fragments
 }
 
+// Clear gives up all rules.
+func (x *Conjunctions) Clear() {
+	for key, list := range x.policies {
+		for _, c := range list {
+			x.release(c)
+		}
+		delete(x.policies, key)
+	}
+}
+
 // Refresh has Changed return all fragments.
 func (x *Conjunctions) Refresh() {
 	for t := range x.terms {
