@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -25,6 +26,8 @@ type PolicyPod struct {
 
 // PolicyChange is what changed of what NetworkPolicies depend on. A nil value says that the object is gone.
 type PolicyChange struct {
+	// Reset forgets everything that was told before.
+	Reset      bool
 	Policies   map[policy.Key]*policy.Policy
 	Pods       map[policy.Key]*PolicyPod
 	Namespaces map[string]*policy.Namespace
@@ -72,6 +75,9 @@ func newPolicies(node string) policies {
 	}
 }
 
+// ByPolicies reports whether the view's network isolates by NetworkPolicies: UpdatePolicies is then to tell of them first.
+func (v *View) ByPolicies() bool { return v.Cluster.Mode == clusternetwork.ModeNetworkPolicy }
+
 func (s *settings) policies() bool { return s.pipeline.Mode == pipeline.ModeNetworkPolicy }
 
 func podKey(rec *attach.Record) policy.Key {
@@ -85,6 +91,9 @@ func (p *PolicyPod) is(rec *attach.Record) bool {
 
 // update takes a change over.
 func (x *policies) update(change PolicyChange) {
+	if change.Reset {
+		x.reset()
+	}
 	for name, namespace := range change.Namespaces {
 		if namespace == nil {
 			x.follow(x.index.DeleteNamespace(name))
@@ -113,6 +122,18 @@ func (x *policies) update(change PolicyChange) {
 		close(x.told)
 		x.told = make(chan struct{})
 	}
+}
+
+// reset forgets all objects. Who waits for one goes on waiting.
+func (x *policies) reset() {
+	if x.rules != nil {
+		x.rules.Clear()
+	}
+	for key := range x.attached {
+		x.stale[key] = struct{}{}
+	}
+	fresh := newPolicies(x.node)
+	x.index, x.pods, x.objects = fresh.index, fresh.pods, fresh.objects
 }
 
 // feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and only those.
@@ -194,9 +215,7 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 	}
 	if !s.policies() {
 		if len(x.pods)+len(x.objects) > 0 {
-			attached := x.attached
-			*x = newPolicies(x.node)
-			x.attached = attached
+			x.reset()
 		}
 		return fragments
 	}
