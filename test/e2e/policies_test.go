@@ -264,6 +264,14 @@ func TestPolicyEgress(t *testing.T) {
 	reach("egress to the Service's address is allowed, which nobody is", false, false, false)
 	s.drop(t, "out")
 	reach("without a policy again", true, true, true)
+
+	closed := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}
+	s.policy(t, "out", map[string]string{"app": "server"}, closed)
+	expect(t, "nobody but itself",
+		who{"near", s.near.Netns, port(ip, 80), false},
+		who{"the server", s.server.Netns, port(s.near.IPs[0], tellPort), false},
+		who{"the server to itself, by the Service", s.server.Netns, port(ip, 80), true},
+		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], tellPort), true})
 }
 
 // Connections that a policy allows no more end, whoever sends, and those that it allows go on.

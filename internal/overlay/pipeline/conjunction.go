@@ -442,17 +442,27 @@ func sortedConjunctions(set map[*conjunction]struct{}) []*conjunction {
 
 // Changed returns the fragments of the owners that changed since it was last called; empty ones for those that are gone.
 func (x *Conjunctions) Changed(c *Config) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
-	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(x.dirtyTerms)+len(x.dirtyVerdicts))
+	changed := x.ChangedRules(c)
+	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(changed))
+	for owner, rules := range changed {
+		fragments[owner] = Fragment(rules)
+	}
+	return fragments
+}
+
+// ChangedRules is Changed with what each flow is for.
+func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
+	changed := make(map[reconcile.Owner][]Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
 	for t := range x.dirtyTerms {
-		fragments[t.owner()] = Fragment(x.termRules(c, t))
+		changed[t.owner()] = x.termRules(c, t)
 	}
 	for conj := range x.dirtyVerdicts {
 		if now, is := x.byName[conj.name]; !is || now == conj { // one that came back has another value
-			fragments[conj.owner()] = Fragment(conj.rules(c))
+			changed[conj.owner()] = conj.rules(c)
 		}
 	}
 	x.dirtyTerms, x.dirtyVerdicts = map[term]struct{}{}, map[*conjunction]struct{}{}
-	return fragments
+	return changed
 }
 
 // Clear gives up all rules.

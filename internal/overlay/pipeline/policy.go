@@ -80,10 +80,10 @@ func (p *program) judge(table uint8, isolated uint32, next uint8) {
 	for _, kind := range []struct {
 		state openflow.CTFlag
 		what  string
-	}{{openflow.CTRpl, "answers"}, {openflow.CTRel, "errors about connections"}} {
+	}{{openflow.CTRpl, "answers in"}, {openflow.CTRel, "ICMP errors about"}} {
 		state := openflow.CTState(openflow.CTTrk|kind.state, openflow.CTInv)
-		p.drop(table, priorityEnded, kind.what+" of connections that policy has ended", match(ipv4, state, ended))
-		p.add(table, priorityReply, kind.what+" of connections that were allowed", match(ipv4, state), openflow.GotoTable(next))
+		p.drop(table, priorityEnded, kind.what+" connections that policy has ended", match(ipv4, state, ended))
+		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state), openflow.GotoTable(next))
 	}
 	// Fragments may hide their ports: that a rule does not allow one says nothing of its connection.
 	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
