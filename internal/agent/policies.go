@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/policy"
 )
@@ -276,6 +278,24 @@ func stripPod(o *corev1.Pod) {
 		NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Containers: named(o.Spec.Containers), InitContainers: named(o.Spec.InitContainers),
 	}
 	o.Status = corev1.PodStatus{Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
+}
+
+// Purge implements overlay.Datapath. The userspace datapath of Open vSwitch 3.1.0 may put new actions to another flow of its
+// own than it is told, where its flows overlap (it looks for them by a packet, not by their name), and take it for done: what was
+// allowed would stay so for as long as packets come. What is purged is made anew, of what the switch has now.
+func (c *connections) Purge(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+	defer cancel()
+	paths, _ := filepath.Glob(filepath.Join(c.runDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
+	err := errNoSwitch
+	for _, path := range paths { // a switch that was killed leaves its socket behind
+		if _, failed := ofproto.Command(ctx, path, "revalidator/purge"); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		return nil
+	}
+	return err
 }
 
 // followPolicies keeps policies in step until ctx ends.

@@ -66,6 +66,8 @@ type Engines struct {
 	HostEnds HostEnds
 	// Connections are those that the switch tracks for Services.
 	Connections Connections
+	// Datapath forwards for the switch. Nil: it goes by new flows by itself.
+	Datapath Datapath
 }
 
 // Ports tells of the switch's ports.
@@ -174,15 +176,19 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if !n.started {
 		return n.start(ctx, next)
 	}
-	if was := n.settings.Load(); !n.incomplete && was.view.equalButRemotes(view) {
-		return n.refreshRemotes(ctx, was, view.Remotes)
+	was := n.settings.Load()
+	if !n.incomplete && was.view.equalButRemotes(view) {
+		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purge(ctx))
 	}
+	n.opening.Lock()
+	n.policies.purge = n.policies.purge || was.policies() || next.policies()
+	n.opening.Unlock()
 	n.incomplete = true
 	if err := n.refresh(ctx, next); err != nil {
 		return err
 	}
 	n.incomplete = false
-	return nil
+	return n.purge(ctx)
 }
 
 // start programs everything for the first time in this process's life. Rules come before ports: what closes the way

@@ -33,6 +33,12 @@ type PolicyChange struct {
 	Namespaces map[string]*policy.Namespace
 }
 
+// Datapath is what forwards for the switch.
+type Datapath interface {
+	// Purge makes it forget what it has made of flows: it asks the switch anew. Connections stay known.
+	Purge(ctx context.Context) error
+}
+
 // isolationTimeout bounds how long an ADD waits until it is known how its pod is isolated. The pod was in the API server
 // before the runtime heard of it.
 const isolationTimeout = 20 * time.Second
@@ -43,12 +49,34 @@ const isolationTimeout = 20 * time.Second
 func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error {
 	n.opening.Lock()
 	n.policies.update(change)
-	n.handOver()
+	n.policies.purge = n.handOver() || n.policies.purge
+	due := n.policies.purge
 	n.opening.Unlock()
-	if n.settings.Load() == nil {
+	if !due {
 		return nil
 	}
-	return named("NetworkPolicies", n.engines.Flows.Apply(ctx, nil)) // what was handed over is committed by then
+	if err := n.engines.Flows.Apply(ctx, nil); err != nil { // what was handed over is committed by then
+		return named("NetworkPolicies", err)
+	}
+	return n.purge(ctx)
+}
+
+// purge has the datapath go by the flows that are committed, at once, if that is due. What fails is due again.
+func (n *Network) purge(ctx context.Context) error {
+	n.opening.Lock()
+	due := n.policies.purge
+	n.policies.purge = false
+	n.opening.Unlock()
+	if !due || n.engines.Datapath == nil {
+		return nil
+	}
+	err := n.engines.Datapath.Purge(ctx)
+	if err != nil {
+		n.opening.Lock()
+		n.policies.purge = true
+		n.opening.Unlock()
+	}
+	return named("the datapath's flows", err)
 }
 
 // policies are what is known of NetworkPolicies, and of whom they isolate. Network.opening guards them.
@@ -65,6 +93,9 @@ type policies struct {
 	stale map[policy.Key]struct{}
 	// told is closed, and made anew, when a pod is told of.
 	told chan struct{}
+	// purge says that the datapath is to be purged once what was handed over is committed.
+	purge bool
+	// left is how many rules there is no room for, as it was told.
 	left [2]int
 }
 
@@ -245,11 +276,12 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 	return s.pipeline.Pod(p)
 }
 
-// handOver hands what changed of policies to the switch's loop, all in one. The caller holds opening.
-func (n *Network) handOver() {
+// handOver hands what changed of policies to the switch's loop, all in one, and reports whether anything was. The caller holds
+// opening.
+func (n *Network) handOver() bool {
 	s, x := n.settings.Load(), &n.policies
 	if s == nil || !s.policies() || x.rules == nil {
-		return
+		return false
 	}
 	x.rules.Admit(x.index)
 	fragments := x.rules.Changed(&s.pipeline)
@@ -270,6 +302,7 @@ func (n *Network) handOver() {
 		n.opts.Log.Error("rules of NetworkPolicies are left out, and allow nothing: a node takes so many for its pods",
 			"ingress", ingress, "egress", egress, "most", pipeline.MaxConjunctions)
 	}
+	return len(fragments) > 0
 }
 
 // programIsolated programs the flows of an attachment once it is known how its pod is isolated, together with the rules that
