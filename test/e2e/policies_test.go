@@ -22,6 +22,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/podruntime"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -398,4 +399,37 @@ func TestPolicyIsolatesFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// While the API server is away, also for an agent that starts meanwhile, what is known holds: nothing is opened, nothing ends, and
+// a pod that nobody knows is not attached.
+func TestPolicyWithoutAPIServer(t *testing.T) {
+	s := newPolicyScene(t, "away")
+	s.policy(t, "away", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
+	}))
+	farOnly := map[uint16][3]bool{tellPort: {false, true, false}}
+	s.reach(t, "far only", farOnly)
+	want := settledState(t, s.server.Node)
+	back := apiAway(t, s.cluster)
+	unknown, err := s.cluster.AddPod(t.Context(), lab.PodSpec{Node: "n1", Name: "away-unknown", NoObject: true})
+	if unknown != nil {
+		defer delPod(t, unknown)
+	}
+	var failure *podruntime.Failure
+	if !asFailure(err, &failure) || failure.Code != codeTryAgain {
+		t.Errorf("the ADD of a pod of which nobody told ends with %v, want code %d", err, codeTryAgain)
+	}
+	s.reach(t, "far only, without the API server", farOnly)
+	kill(t, s.cluster, "n1/weft-agent", syscall.SIGKILL)
+	s.reach(t, "far only, by an agent that starts without the API server", farOnly)
+	if unknown != nil {
+		delPod(t, unknown)
+	}
+	back()
+	await(t, "n1 ready", func(ctx context.Context) error { return ready(ctx, s.server.Node) })
+	awaitState(t, s.server.Node, want, "the API server is back")
+	s.reach(t, "far only, when the API server is back", farOnly)
+	s.drop(t, "away")
+	s.reach(t, "without a policy", map[uint16][3]bool{tellPort: {true, true, true}})
 }
