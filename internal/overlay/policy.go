@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -323,6 +324,9 @@ func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error
 		select {
 		case <-told:
 		case <-waiting.Done():
+			if errors.Is(ctx.Err(), context.Canceled) { // nobody waits any more, or another part of the ADD has failed
+				return fmt.Errorf("waiting for the pod's labels: %w", ctx.Err())
+			}
 			return cni.Errorf(cni.CodeTryAgainLater, "the API server has told nothing of pod %s/%s (UID %s), or that it has ended: without its labels it is not known how it is isolated: try again later",
 				rec.PodNamespace, rec.PodName, rec.PodUID)
 		}
