@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -32,6 +33,7 @@ type PodSpec struct {
 	Name        string
 	Labels      map[string]string
 	Annotations map[string]string
+	Ports       []corev1.ContainerPort
 	// NoObject attaches a sandbox without making a Pod object, as when the API server is gone.
 	NoObject     bool
 	Args         map[string]string // further CNI_ARGS
@@ -242,7 +244,7 @@ func (c *Cluster) makeObject(ctx context.Context, spec PodSpec) (string, error) 
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: spec.Name, Labels: spec.Labels, Annotations: spec.Annotations},
-		Spec:       corev1.PodSpec{NodeName: spec.Node, Containers: []corev1.Container{{Name: "main", Image: "lab"}}},
+		Spec:       corev1.PodSpec{NodeName: spec.Node, Containers: []corev1.Container{{Name: "main", Image: "lab", Ports: spec.Ports}}},
 	}
 	made, err := k.CoreV1().Pods(spec.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
@@ -265,8 +267,12 @@ func (c *Cluster) setRunning(ctx context.Context, p *Pod) error {
 	if len(p.IPs) > 0 {
 		st.PodIP = p.IPs[0].String()
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace}, Status: st}
-	if _, err := k.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+	// A patch, as kubelets write it: an update of the status would take the labels away that it does not name.
+	patch, err := json.Marshal(map[string]any{"status": st})
+	if err != nil {
+		return fmt.Errorf("encode the status of pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	if _, err := k.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		return fmt.Errorf("set the status of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil

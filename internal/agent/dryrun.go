@@ -58,8 +58,8 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	defer e.close()
 	e.runLoops(ctx, group)
 	engines := e.overlay()
-	engines.Connections = forgetsNothing{}
-	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Log: a.opts.Log})
+	engines.Connections, engines.Datapath = forgetsNothing{}, nil
+	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Node: a.opts.Node, Log: a.opts.Log})
 	if err := a.objects.synced(ctx); err != nil {
 		return admin.Diff{}, err
 	}

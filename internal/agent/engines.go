@@ -141,7 +141,11 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	return overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
+	if e.datapath == ovsdb.DatapathNetdev {
+		engines.Datapath = e.tracked
+	}
+	return engines
 }
 
 // run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,6 +37,8 @@ type objects struct {
 	changed chan struct{}
 	// services are watched beside: a Service's event is work for that Service only.
 	services *services
+	// policies are watched in one mode only.
+	policies *policies
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -44,16 +47,19 @@ type objects struct {
 
 func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(networkv1.AddToScheme(scheme), corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(networkv1.AddToScheme(scheme), corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("scheme: %w", err)
 	}
 	// What there is to watch is known: asking the API server would need it to be there before the agent can start.
-	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion(), corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion})
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion(), corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion})
 	mapper.Add(networkv1.GroupVersion().WithKind("ClusterNetwork"), meta.RESTScopeRoot)
 	mapper.Add(networkv1.GroupVersion().WithKind("HostSubnet"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Service"), meta.RESTScopeNamespace)
 	mapper.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	mapper.Add(networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"), meta.RESTScopeNamespace)
 	served, err := labels.Parse(servedLabels)
 	if err != nil {
 		return nil, fmt.Errorf("labels of Services: %w", err)
@@ -65,7 +71,10 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)
 	}
-	return &objects{cache: store, node: node, log: log, changed: make(chan struct{}, 1), services: newServices(store, node)}, nil
+	return &objects{
+		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
+		services: newServices(store, node), policies: newPolicies(store, log),
+	}, nil
 }
 
 // servedLabels select Services, and their slices, as kube-proxy does: not those of another proxy, and not headless ones.
@@ -83,6 +92,12 @@ func strip(object any) (any, error) {
 	case *corev1.Node:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *corev1.Service:
+		o.Annotations = nil
+	case *corev1.Pod:
+		stripPod(o)
+	case *corev1.Namespace:
+		o.Annotations, o.Spec, o.Status = nil, corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
+	case *networkingv1.NetworkPolicy:
 		o.Annotations = nil
 	case *discoveryv1.EndpointSlice:
 		o.Annotations = nil

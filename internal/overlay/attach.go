@@ -226,7 +226,12 @@ func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Rec
 			return err
 		}
 		flowCtx, done := startCommit(ctx, stepFlows)
-		err := n.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+		var err error
+		if s.policies() {
+			err = n.programIsolated(flowCtx, rec)
+		} else {
+			err = n.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+		}
 		done(err)
 		now := n.settings.Load()
 		if err != nil || now == s {

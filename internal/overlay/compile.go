@@ -102,13 +102,14 @@ func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error)
 func (n *Network) setPods(s *settings) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
+	n.engines.Flows.Set(n.policies.adapt(s))
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
 	flows := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("a pod's port stays closed", "error", err)
 		}
-		flows[owner(key)], rows[owner(key)] = s.podFlows(&rec), s.podRows(&rec)
+		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), s.podRows(&rec)
 	}
 	n.engines.Rows.Set(rows)
 	n.engines.Flows.Set(flows)
@@ -119,6 +120,7 @@ func (n *Network) open(rec attach.Record) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	n.live[rec.Key()] = rec
+	n.policies.attach(&rec)
 }
 
 // shut takes attachments away from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
@@ -126,8 +128,12 @@ func (n *Network) shut(keys ...attach.Key) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	for _, key := range keys {
-		delete(n.live, key)
+		if rec, live := n.live[key]; live {
+			delete(n.live, key)
+			n.policies.detach(&rec)
+		}
 	}
+	n.handOver()
 }
 
 // resume sets the allocators to go on after the last record. The first time, it takes the records over: those that are
@@ -180,6 +186,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 		case rec.Network != NetworkName:
 		case rec.State == attach.Attached && rec.BootID == n.opts.BootID:
 			n.live[rec.Key()] = rec
+			n.policies.attach(&rec)
 		default:
 			n.reaper.add(rec.Key())
 		}

@@ -66,6 +66,8 @@ type Engines struct {
 	HostEnds HostEnds
 	// Connections are those that the switch tracks for Services.
 	Connections Connections
+	// Datapath forwards for the switch. Nil: it goes by new flows by itself.
+	Datapath Datapath
 }
 
 // Ports tells of the switch's ports.
@@ -79,6 +81,8 @@ type Ports interface {
 type Options struct {
 	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
 	BootID string
+	// Node is the node's name, by which pods name it. Only NetworkPolicies look at it.
+	Node string
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
@@ -115,6 +119,8 @@ type Network struct {
 	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
 	// that none is handed over after the attachment is out of live and its fragment withdrawn.
 	opening sync.Mutex
+	// policies are what is known of NetworkPolicies; opening guards them as well.
+	policies policies
 	// live are the attachments whose ports are open, or being opened.
 	live map[attach.Key]attach.Record
 	// running is closed when the engines are started.
@@ -136,7 +142,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
-		services: newServices(),
+		services: newServices(), policies: newPolicies(opts.Node),
 	}
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
@@ -170,15 +176,19 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if !n.started {
 		return n.start(ctx, next)
 	}
-	if was := n.settings.Load(); !n.incomplete && was.view.equalButRemotes(view) {
-		return n.refreshRemotes(ctx, was, view.Remotes)
+	was := n.settings.Load()
+	if !n.incomplete && was.view.equalButRemotes(view) {
+		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purge(ctx))
 	}
+	n.opening.Lock()
+	n.policies.purge = n.policies.purge || was.policies() || next.policies()
+	n.opening.Unlock()
 	n.incomplete = true
 	if err := n.refresh(ctx, next); err != nil {
 		return err
 	}
 	n.incomplete = false
-	return nil
+	return n.purge(ctx)
 }
 
 // start programs everything for the first time in this process's life. Rules come before ports: what closes the way
@@ -207,6 +217,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("flows: %w", err)
 	}
 	n.settings.Store(s)
+	n.opening.Lock()
+	n.handOver() // of policies, what came meanwhile
+	n.opening.Unlock()
 	n.started = true
 	close(n.running)
 	return nil

@@ -36,8 +36,12 @@ type settings struct {
 
 // newSettings returns the settings of a View, or an error that says what is wrong and what would be right.
 func newSettings(view View) (*settings, error) {
-	if view.Cluster.Mode != clusternetwork.ModeSubnet {
-		return nil, fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s only", networkv1.PluginSubnet)
+	modes := map[clusternetwork.Mode]pipeline.Mode{
+		clusternetwork.ModeSubnet: pipeline.ModeSubnet, clusternetwork.ModeNetworkPolicy: pipeline.ModeNetworkPolicy,
+	}
+	mode, served := modes[view.Cluster.Mode]
+	if !served {
+		return nil, fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s and %s only", networkv1.PluginSubnet, networkv1.PluginNetworkPolicy)
 	}
 	if err := addressesOutside(&view); err != nil {
 		return nil, err
@@ -56,7 +60,7 @@ func newSettings(view View) (*settings, error) {
 	}
 	s := &settings{view: view, mtu: mtu}
 	s.pipeline = pipeline.Config{
-		Mode: pipeline.ModeSubnet, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
+		Mode: mode, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
 		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
 		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem,
 	}

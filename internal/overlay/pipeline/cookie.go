@@ -20,6 +20,8 @@ const (
 	kindNodes      = 0x07
 	kindLearned    = 0x08
 	kindTargets    = 0x09
+	kindPolicyRule = 0x10
+	kindPolicyTerm = 0x11
 )
 
 // Owners of the fragments that are no object's.
@@ -55,6 +57,10 @@ func Cookie(owner reconcile.Owner) uint64 {
 		number = kindNodes
 	case "targets":
 		number = kindTargets
+	case "policyrule":
+		number = kindPolicyRule
+	case "policyterm":
+		number = kindPolicyTerm
 	case "affinity":
 		number = kindLearned
 	}

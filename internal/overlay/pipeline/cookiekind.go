@@ -18,6 +18,10 @@ func CookieKind(cookie uint64) string {
 		return "nodes"
 	case kindLearned:
 		return "affinity"
+	case kindPolicyRule:
+		return "policyrule"
+	case kindPolicyTerm:
+		return "policyterm"
 	case kindOther:
 		return "other"
 	}

@@ -5,6 +5,8 @@
 // meets, Pod what an attachment adds, Remote what another node adds. Each flow's cookie leads back to its owner, and
 // each comes with a sentence that says what it is for (StaticRules, PodRules, RemoteRules).
 //
+// Conjunctions compile NetworkPolicies, for ModeNetworkPolicy: they keep what they compiled, so that a change costs what it changes.
+//
 // Table numbers and their purposes are in tables.go, registers in registers.go. A feature (isolation by VNID, policies,
 // Services, egress, multicast) adds flows to the tables that are its own: tables 24, 25, 27, 80 and 100 do nothing
 // until it does.

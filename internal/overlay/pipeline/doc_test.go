@@ -2,11 +2,14 @@ package pipeline_test
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
 )
 
 // TestDocument keeps docs/pipeline.md true: it is made from the tables and the flows.
@@ -37,6 +40,7 @@ func document(c *pipeline.Config) string {
 		writeRules(&b, s.rules)
 	}
 	documentServices(&b)
+	documentPolicies(&b)
 	return b.String()
 }
 
@@ -63,6 +67,58 @@ func documentServices(b *strings.Builder) {
 			fmt.Fprintf(b, "\n`%s`\n", g)
 		}
 	}
+}
+
+// documentPolicies adds what the switch does with NetworkPolicies, where it differs from the flat network.
+func documentPolicies(b *strings.Builder) {
+	b.WriteString("\n## NetworkPolicies\n\n" +
+		"In the mode `redhat/openshift-ovs-networkpolicy` ([policy.md](policy.md)). A packet goes through table 21 once more, after it was looked up " +
+		"in table 23 whether its receiver is isolated, and that of an isolated pod again, when its connection is known. Tables 27 and 80 let answers pass, then what a conjunction allows, and drop " +
+		"what is else from or to an isolated pod; table 81 delivers. What differs from the flat network with Services, for a policy by which pods with a label " +
+		"may send to port 80 of the first pod, which is isolated in both directions:\n")
+	table := func(owner string, rules []pipeline.Rule) {
+		fmt.Fprintf(b, "\n### Owner `%s`, cookie `%#x`\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", owner, rules[0].Flow.Cookie)
+		writeRules(b, rules)
+	}
+	flat := map[string]bool{}
+	for _, s := range sections(sample(true)) {
+		for _, r := range s.rules {
+			flat[r.Flow.String()] = true
+		}
+	}
+	c, x := policySample(), samplePolicies()
+	a := podA
+	a.Isolation = policy.Isolation{Ingress: true, Egress: true}
+	for _, s := range []section{{"cluster", c.StaticRules()}, {string(a.Owner), c.PodRules(a)}, {string(remote.Owner()), c.RemoteRules(remote)}} {
+		table(s.owner, slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return flat[r.Flow.String()] }))
+	}
+	changed := x.ChangedRules(c)
+	for _, owner := range slices.Sorted(maps.Keys(changed)) {
+		table(string(owner), changed[owner])
+	}
+}
+
+// samplePolicies is a rule by which two pods, one on this node and one elsewhere, may send to port 80 of the first.
+func samplePolicies() *pipeline.Conjunctions {
+	x := pipeline.NewConjunctions(sample(true).LocalSubnet)
+	key := policy.Key{Namespace: "one", Name: "web"}
+	x.Apply(policy.Effect{Policies: []policy.Key{key}}, oneRule{policy.Rule{
+		Name: "one/web ingress[0]", Policy: key, Direction: policy.Ingress, Subjects: "server", PeerSets: []policy.SetName{"clients"},
+		Services: []policy.Service{{Protocol: policy.TCP, Port: 80, Mask: 0xffff}},
+	}})
+	return x
+}
+
+// oneRule are objects that come to one rule.
+type oneRule struct{ rule policy.Rule }
+
+func (o oneRule) Rules(policy.Key) []policy.Rule { return []policy.Rule{o.rule} }
+
+func (o oneRule) Addresses(name policy.SetName) []netip.Addr {
+	if name == o.rule.Subjects {
+		return addrs("10.128.0.5")
+	}
+	return addrs("10.128.0.6", "10.129.0.7")
 }
 
 func writeRules(b *strings.Builder, rules []pipeline.Rule) {

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -21,6 +23,8 @@ type Pod struct {
 	MAC net.HardwareAddr
 	// VNID is its namespace's. A flat network ignores it.
 	VNID uint32
+	// Isolation is how policies isolate it. Only ModeNetworkPolicy looks at it.
+	Isolation policy.Isolation
 }
 
 // CheckPod returns an error that says why Pod would return no flows.
@@ -78,12 +82,17 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 		source(vnid), openflow.GotoTable(TableRoute))
 	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
 		match(port, from, openflow.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), openflow.IPSrc(host(addr))),
-		source(vnid), openflow.GotoTable(TableState))
+		slices.Concat([]openflow.Action{source(vnid)}, p.config.sends(pod), []openflow.Action{openflow.GotoTable(TableState)})...)
 	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
 	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
-		openflow.SetField(openflow.Reg(RegDestination, vnid)), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
-		openflow.SetField(openflow.EthDst(mac)), openflow.GotoTable(TableIngress))
+		slices.Concat([]openflow.Action{
+			openflow.SetField(openflow.Reg(RegDestination, vnid)), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
+			openflow.SetField(openflow.EthDst(mac)),
+		}, p.config.receives(pod), []openflow.Action{openflow.GotoTable(TableIngress)})...)
 	if p.config.Conntrack {
 		p.hairpin(pod.OFPort, addr, mac)
+	}
+	if p.config.policies() {
+		p.isolate(pod, addr)
 	}
 }

@@ -60,6 +60,9 @@ func (p *program) output(table uint8, priority uint16, purpose string, on condit
 	fresh := append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), on...)
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone()})
 	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]openflow.Action{commit}, actions...)...)
+	if p.config.policies() {
+		p.outputJudged(table, priority, purpose, on, actions)
+	}
 }
 
 // toHost are the actions that hand a packet to the host.

@@ -33,8 +33,10 @@ func (c *Config) StaticRules() []Rule {
 	p.leave()
 	for _, t := range tables {
 		switch t.Number {
-		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
+		case TableState, TableNode, TableIsolation, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
 			// These pass on what they have nothing to say about, or see no packets.
+		case TableDeliver:
+			// Nothing gets there but what it delivers.
 		default:
 			p.drop(t.Number, priorityDefault, "nothing else passes", nil)
 		}
@@ -83,13 +85,16 @@ func (p *program) state() {
 	p.add(TableState, priorityPassOn, "from the tunnel: the sender's node has judged it", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
 	p.add(TableState, priorityPassOn, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
 	p.add(TableService, priorityDefault, "no Service that the switch knows", nil, openflow.GotoTable(TableEgressPolicy))
-	p.add(TableEgressPolicy, priorityDefault, "a flat network has no policy", nil, openflow.GotoTable(TableRoute))
+	p.add(TableEgressPolicy, priorityDefault, "nothing isolates the sender", nil, openflow.GotoTable(TableRoute))
 	if !p.config.Conntrack {
 		p.add(TableState, priorityDefault, "from pods", nil, openflow.GotoTable(TableAffinity))
 		p.add(TableAffinity, priorityDefault, "no affinity", nil, openflow.GotoTable(TableService))
 		return
 	}
 	p.services()
+	if p.config.policies() {
+		p.policyStatic()
+	}
 }
 
 func (p *program) route() {
@@ -127,8 +132,12 @@ func (p *program) deliver() {
 	const node, all, allHosts = 300, 200, 200
 	c := p.config
 	out := openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort)))
-	p.output(TableIngress, node, "a node always reaches its pods", match(openflow.IPSrc(host(c.Gateway))), out)
-	p.output(TableIngress, all, "a flat network isolates nobody", nil, out)
+	if c.policies() {
+		p.deliverByPolicy()
+	} else {
+		p.output(TableIngress, node, "a node always reaches its pods", match(openflow.IPSrc(host(c.Gateway))), out)
+		p.output(TableIngress, all, "a flat network isolates nobody", nil, out)
+	}
 	p.drop(TableHost, priorityForbid, "the tunnel's port is closed to pods", match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(c.vxlanPort())))
 	p.output(TableHost, allHosts, "to Services, which the host serves", nil, c.toHost()...)
 }

@@ -13,6 +13,8 @@ const (
 	TableState uint8 = 21
 	// TableNode tells nodes' addresses from others, for node ports.
 	TableNode uint8 = 22
+	// TableIsolation knows the pods of this node that are isolated by policies, as receivers; it is only looked up on the way.
+	TableIsolation uint8 = 23
 	// TableAffinity remembers which endpoint a client of a Service has; its flows are learned by the switch. With Services
 	// in the switch it is only looked up on the way, and leads nowhere.
 	TableAffinity uint8 = 24
@@ -34,6 +36,8 @@ const (
 	TableLocal uint8 = 70
 	// TableIngress judges what pods receive, and delivers it.
 	TableIngress uint8 = 80
+	// TableDeliver delivers what policies let through to a pod.
+	TableDeliver uint8 = 81
 	// TableRemote sends to pods on other nodes by the tunnel.
 	TableRemote uint8 = 90
 	// TableExternal is where packets to outside the cluster begin; exceptions to the egress firewall go here.
@@ -66,6 +70,7 @@ var tables = [...]Table{
 	{TablePod, "pod", "from a pod: admits what it may send from its addresses; sets the source VNID"},
 	{TableState, "state", "connection state of what Services need, in a zone of Weft's own; replies are translated back"},
 	{TableNode, "node", "tells nodes' addresses from others, for node ports"},
+	{TableIsolation, "isolation", "isolation by policies: whether the receiver is a pod of this node that is isolated"},
 	{TableAffinity, "affinity", "session affinity of Services; flows learned by the switch"},
 	{TableService, "service", "Services: a new connection picks an endpoint"},
 	{TableEndpoint, "endpoint", "Services with affinity: the client's endpoint, or a new one"},
@@ -76,6 +81,7 @@ var tables = [...]Table{
 	{TableHost, "host", "to the host what only the host serves"},
 	{TableLocal, "local", "to a local pod: its VNID and port"},
 	{TableIngress, "ingress", "isolation and policy of what pods receive; delivers"},
+	{TableDeliver, "deliver", "delivers what policies let through"},
 	{TableRemote, "remote", "to pods on other nodes, by the tunnel"},
 	{TableExternal, "external", "to outside the cluster: exceptions from the egress firewall"},
 	{TableEgressFirewall, "egress-firewall", "egress firewall"},

@@ -1,0 +1,338 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/openflow/ofproto"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/policy"
+)
+
+// policies tells which NetworkPolicies, pods and namespaces changed. It watches them only while the network is in the mode
+// that isolates by them: in a large cluster there are many pods, and each agent hears of all.
+type policies struct {
+	cache cache.Cache
+	log   *slog.Logger
+	wake  chan struct{}
+
+	// mu guards what changed.
+	mu    sync.Mutex
+	dirty policyNames
+
+	// stepping serialises the steps, and guards what follows.
+	stepping sync.Mutex
+	// synced tell whether each watch has told of everything once; empty while nothing is watched.
+	synced []toolscache.InformerSynced
+	// known says that the network has been told of everything once.
+	known bool
+}
+
+// policyNames are objects by name.
+type policyNames struct {
+	policies, pods map[policy.Key]struct{}
+	namespaces     map[string]struct{}
+}
+
+func newPolicyNames() policyNames {
+	return policyNames{policies: map[policy.Key]struct{}{}, pods: map[policy.Key]struct{}{}, namespaces: map[string]struct{}{}}
+}
+
+func newPolicies(store cache.Cache, log *slog.Logger) *policies {
+	return &policies{cache: store, log: log, wake: make(chan struct{}, 1), dirty: newPolicyNames()}
+}
+
+// policyKinds are what is watched for policies.
+func policyKinds() []client.Object {
+	return []client.Object{&networkingv1.NetworkPolicy{}, &corev1.Pod{}, &corev1.Namespace{}}
+}
+
+// policySync bounds how long one try waits for the watches.
+const policySync = 10 * time.Second
+
+// enter sees that everything is watched, and waits until all is known once.
+func (p *policies) enter(ctx context.Context) error {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	if len(p.synced) == 0 {
+		if err := p.watch(ctx); err != nil {
+			return err
+		}
+	}
+	waiting, cancel := context.WithTimeout(ctx, policySync)
+	defer cancel()
+	if !toolscache.WaitForCacheSync(waiting.Done(), p.synced...) {
+		return errors.New("waiting for the API server to tell of all NetworkPolicies, pods and namespaces")
+	}
+	return nil
+}
+
+func (p *policies) watch(ctx context.Context) error {
+	for _, kind := range policyKinds() {
+		informer, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		registered, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: p.note, DeleteFunc: p.note,
+			UpdateFunc: func(before, after any) {
+				if !samePolicyObject(before, after) {
+					p.note(after)
+				}
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		p.synced = append(p.synced, registered.HasSynced)
+	}
+	return nil
+}
+
+// leave ends the watches. The network has forgotten what it was told.
+func (p *policies) leave(ctx context.Context) error {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	if len(p.synced) == 0 {
+		return nil
+	}
+	for _, kind := range policyKinds() {
+		if err := p.cache.RemoveInformer(ctx, kind); err != nil {
+			return fmt.Errorf("ending watches of the API server: %w", err)
+		}
+	}
+	p.synced, p.known = nil, false
+	p.take()
+	return nil
+}
+
+// samePolicyObject reports whether two states of an object differ in nothing that counts: pods are written often.
+func samePolicyObject(before, after any) bool {
+	switch a := before.(type) {
+	case *corev1.Pod:
+		b, ok := after.(*corev1.Pod)
+		return ok && reflect.DeepEqual(policyPod(a), policyPod(b))
+	case *corev1.Namespace:
+		b, ok := after.(*corev1.Namespace)
+		return ok && maps.Equal(a.Labels, b.Labels)
+	case *networkingv1.NetworkPolicy:
+		b, ok := after.(*networkingv1.NetworkPolicy)
+		return ok && reflect.DeepEqual(a.Spec, b.Spec)
+	}
+	return false
+}
+
+func (p *policies) note(object any) {
+	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = at.Obj
+	}
+	p.mu.Lock()
+	switch o := object.(type) {
+	case *corev1.Pod:
+		p.dirty.pods[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+	case *corev1.Namespace:
+		p.dirty.namespaces[o.Name] = struct{}{}
+	case *networkingv1.NetworkPolicy:
+		p.dirty.policies[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+	}
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
+}
+
+func (p *policies) take() policyNames {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	dirty := p.dirty
+	p.dirty = newPolicyNames()
+	return dirty
+}
+
+func (p *policies) putBack(names policyNames) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.Copy(p.dirty.policies, names.policies)
+	maps.Copy(p.dirty.pods, names.pods)
+	maps.Copy(p.dirty.namespaces, names.namespaces)
+}
+
+// step tells the network of what changed since the last, the first time of everything. While nothing is watched it does
+// nothing; nor, before the watches have told of everything, unless all is set: then they have.
+func (p *policies) step(ctx context.Context, network *overlay.Network, all bool) error {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	if len(p.synced) == 0 || !p.known && !all {
+		return nil
+	}
+	names := p.take()
+	change, err := p.change(ctx, names)
+	if err != nil {
+		p.putBack(names)
+		return err
+	}
+	change.Reset = !p.known
+	p.known = true
+	return network.UpdatePolicies(ctx, change)
+}
+
+// change reads what changed.
+func (p *policies) change(ctx context.Context, names policyNames) (overlay.PolicyChange, error) {
+	change := overlay.PolicyChange{
+		Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*overlay.PolicyPod{}, Namespaces: map[string]*policy.Namespace{},
+	}
+	for key := range names.policies {
+		var object networkingv1.NetworkPolicy
+		there, err := p.get(ctx, key, &object)
+		if err != nil {
+			return change, err
+		}
+		change.Policies[key] = nil
+		if there {
+			compiled, wrong := policy.FromNetworkPolicy(&object)
+			if wrong != nil {
+				p.log.Warn("a NetworkPolicy cannot be understood: its pods are isolated", "error", wrong)
+			}
+			change.Policies[key] = &compiled
+		}
+	}
+	for key := range names.pods {
+		var object corev1.Pod
+		there, err := p.get(ctx, key, &object)
+		if err != nil {
+			return change, err
+		}
+		change.Pods[key] = nil
+		if there {
+			pod := policyPod(&object)
+			change.Pods[key] = &pod
+		}
+	}
+	for name := range names.namespaces {
+		var object corev1.Namespace
+		there, err := p.get(ctx, policy.Key{Name: name}, &object)
+		if err != nil {
+			return change, err
+		}
+		change.Namespaces[name] = nil
+		if there {
+			namespace := policy.FromNamespace(&object)
+			change.Namespaces[name] = &namespace
+		}
+	}
+	return change, nil
+}
+
+func (p *policies) get(ctx context.Context, key policy.Key, into client.Object) (there bool, err error) {
+	err = p.cache.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, into, client.UnsafeDisableDeepCopy)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading %T %s: %w", into, key, err)
+	}
+	return true, nil
+}
+
+// policyPod returns what policies have to know of a pod.
+func policyPod(object *corev1.Pod) overlay.PolicyPod {
+	pod := overlay.PolicyPod{Pod: policy.FromPod(object), UIDs: []string{string(object.UID)}}
+	if mirrored := object.Annotations[corev1.MirrorPodAnnotationKey]; mirrored != "" {
+		pod.UIDs = append(pod.UIDs, mirrored)
+	}
+	return pod
+}
+
+// stripPod keeps of a pod what policies have to know.
+func stripPod(o *corev1.Pod) {
+	mirrored, mirrors := o.Annotations[corev1.MirrorPodAnnotationKey]
+	o.Annotations, o.OwnerReferences, o.Finalizers = nil, nil, nil
+	if mirrors {
+		o.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: mirrored}
+	}
+	named := func(list []corev1.Container) []corev1.Container {
+		var out []corev1.Container
+		for i := range list {
+			if len(list[i].Ports) > 0 {
+				out = append(out, corev1.Container{Ports: list[i].Ports})
+			}
+		}
+		return out
+	}
+	o.Spec = corev1.PodSpec{
+		NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Containers: named(o.Spec.Containers), InitContainers: named(o.Spec.InitContainers),
+	}
+	o.Status = corev1.PodStatus{Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
+}
+
+// Purge implements overlay.Datapath. The userspace datapath of Open vSwitch 3.1.0 may put new actions to another flow of its
+// own than it is told, where its flows overlap (it looks for them by a packet, not by their name), and take it for done: what was
+// allowed would stay so for as long as packets come. What is purged is made anew, of what the switch has now.
+func (c *connections) Purge(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+	defer cancel()
+	paths, _ := filepath.Glob(filepath.Join(c.runDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
+	err := errNoSwitch
+	for _, path := range paths { // a switch that was killed leaves its socket behind
+		if _, failed := ofproto.Command(ctx, path, "revalidator/purge"); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		return nil
+	}
+	return err
+}
+
+// followPolicies keeps policies in step until ctx ends.
+func (a *agent) followPolicies(ctx context.Context, network *overlay.Network) error {
+	delay := firstFollowRetry
+	for {
+		var retry <-chan time.Time
+		if err := a.objects.policies.step(ctx, network, false); err == nil {
+			delay = firstFollowRetry
+		} else if ctx.Err() == nil {
+			a.opts.Log.Warn("NetworkPolicies are not in step", "error", err)
+			timer := time.NewTimer(delay)
+			retry, delay = timer.C, min(2*delay, lastFollowRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.objects.policies.wake:
+		case <-retry:
+		}
+	}
+}
+
+// updateNetwork brings the network in step with a view, and what it is told of policies with the view's mode: all of it before
+// the mode comes, nothing after it went.
+func (a *agent) updateNetwork(ctx context.Context, network *overlay.Network, view overlay.View) error {
+	if !view.ByPolicies() {
+		if err := network.Update(ctx, view); err != nil {
+			return err
+		}
+		return a.objects.policies.leave(ctx)
+	}
+	if err := a.objects.policies.enter(ctx); err != nil {
+		return err
+	}
+	if err := a.objects.policies.step(ctx, network, true); err != nil {
+		return err
+	}
+	return network.Update(ctx, view)
+}

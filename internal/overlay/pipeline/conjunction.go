@@ -1,0 +1,571 @@
+package pipeline
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// MaxConjunctions is the most verdict rules of a direction that a node programs at once. A flow holds an action for each
+// rule that names its address or port, and has to fit one OpenFlow message of 64 KiB: 4,090 of them do.
+const MaxConjunctions = 4000
+
+// Objects are what policies mean, as package policy's Index knows it.
+type Objects interface {
+	Rules(key policy.Key) []policy.Rule
+	Addresses(name policy.SetName) []netip.Addr
+}
+
+// Conjunctions compiles verdict rules to flows, and keeps what it has compiled, so that a change costs what it changes.
+//
+// A rule is a conjunction: one flow for each address and port that it names, and one for its verdict, so the sum of its
+// dimensions and not their product. The flow of an address or a port is one for all rules that name it, and has an owner of
+// its own; so has the verdict. Rules that allow the same, whosever they are, are one conjunction. One that has no pod
+// of this node at its own end costs nothing here.
+//
+// Conjunctions are told apart by what they allow: a policy that changes gets other ones. So no packet meets half of the old
+// and half of the new, also where the change takes several bundles.
+//
+// It is not for concurrent use; NewConjunctions makes one.
+type Conjunctions struct {
+	subnet netip.Prefix
+	ids    GroupIDs
+	// policies are the conjunctions of each policy's rules, in their order.
+	policies map[policy.Key][]*conjunction
+	byName   map[string]*conjunction
+	members  map[policy.SetName]*members
+	terms    map[term]map[*conjunction]*use
+	// active counts those that are programmed, by direction; waiting are those for which there is no room.
+	active  [2]int
+	waiting [2]map[*conjunction]struct{}
+
+	dirtyTerms    map[term]struct{}
+	dirtyVerdicts map[*conjunction]struct{}
+}
+
+// conjunction is verdict rules that allow the same.
+type conjunction struct {
+	name string
+	// id is its number while it is active, else 0.
+	id   uint32
+	rule policy.Rule
+	// users counts the rules.
+	users int
+	// pods counts the addresses of this node's pods at its own end.
+	pods int
+}
+
+// members is a set of addresses that conjunctions name.
+type members struct {
+	// local are those in this node's subnet, for the conjunctions whose own end the set is.
+	local    map[netip.Addr]struct{}
+	subjects map[*conjunction]struct{}
+	// all are all of them, for the active conjunctions whose peers the set has.
+	all   map[netip.Addr]struct{}
+	peers map[*conjunction]struct{}
+}
+
+// end says what of a packet a term looks at.
+type end uint8
+
+const (
+	endSource end = iota
+	endDestination
+	endService
+)
+
+// term is one value of one dimension of conjunctions.
+type term struct {
+	direction policy.Direction
+	end       end
+	prefix    netip.Prefix
+	service   policy.Service
+	// open says that what matches needs nothing else to be allowed.
+	open bool
+}
+
+// use is how a conjunction uses a term.
+type use struct {
+	clause uint8
+	// count is by how many ways: an address may be in several sets.
+	count int
+}
+
+// NewConjunctions returns one for a node whose pods are in a subnet.
+func NewConjunctions(subnet netip.Prefix) *Conjunctions {
+	return &Conjunctions{
+		subnet: subnet, policies: map[policy.Key][]*conjunction{}, byName: map[string]*conjunction{},
+		members: map[policy.SetName]*members{}, terms: map[term]map[*conjunction]*use{},
+		waiting:    [2]map[*conjunction]struct{}{{}, {}},
+		dirtyTerms: map[term]struct{}{}, dirtyVerdicts: map[*conjunction]struct{}{},
+	}
+}
+
+// Subnet returns the subnet of the node's pods.
+func (x *Conjunctions) Subnet() netip.Prefix { return x.subnet }
+
+// Left returns how many rules are not programmed for want of room, by direction: what they allow does not pass.
+func (x *Conjunctions) Left() (ingress, egress int) {
+	return len(x.waiting[policy.Ingress]), len(x.waiting[policy.Egress])
+}
+
+// Apply takes the effect of one change of the objects over. Objects must be as they are right after that change.
+func (x *Conjunctions) Apply(effect policy.Effect, objects Objects) {
+	for i := range effect.Sets {
+		x.applyDelta(&effect.Sets[i], objects)
+	}
+	for _, key := range effect.Policies {
+		x.setRules(key, objects)
+	}
+}
+
+func (x *Conjunctions) applyDelta(d *policy.Delta, objects Objects) {
+	m := x.members[d.Set]
+	if m == nil {
+		return
+	}
+	for _, addr := range d.Added {
+		if addr.Is4() {
+			x.join(m, addr, objects)
+		}
+	}
+	for _, addr := range d.Removed {
+		x.leave(m, addr)
+	}
+}
+
+func (x *Conjunctions) join(m *members, addr netip.Addr, objects Objects) {
+	if _, is := m.all[addr]; !is && m.all != nil {
+		m.all[addr] = struct{}{}
+		for c := range m.peers {
+			x.use(c, c.peer(host(addr)), 1)
+		}
+	}
+	if _, is := m.local[addr]; is || !x.subnet.Contains(addr) || len(m.subjects) == 0 {
+		return
+	}
+	m.local[addr] = struct{}{}
+	for _, c := range sortedConjunctions(m.subjects) {
+		c.pods++
+		x.use(c, c.subject(host(addr)), 1)
+		x.activate(c, objects)
+	}
+}
+
+func (x *Conjunctions) leave(m *members, addr netip.Addr) {
+	if _, is := m.all[addr]; is {
+		delete(m.all, addr)
+		for c := range m.peers {
+			x.use(c, c.peer(host(addr)), -1)
+		}
+	}
+	if _, is := m.local[addr]; !is {
+		return
+	}
+	delete(m.local, addr)
+	for c := range m.subjects {
+		x.use(c, c.subject(host(addr)), -1)
+		if c.pods--; c.pods == 0 {
+			x.deactivate(c)
+		}
+	}
+}
+
+// setRules takes a policy's rules over. The new ones come before the old ones go, so that what both have stays.
+func (x *Conjunctions) setRules(key policy.Key, objects Objects) {
+	var next []*conjunction
+	for _, rule := range objects.Rules(key) {
+		next = append(next, x.hold(rule, objects))
+	}
+	for _, c := range x.policies[key] {
+		x.release(c)
+	}
+	if len(next) == 0 {
+		delete(x.policies, key)
+		return
+	}
+	x.policies[key] = next
+}
+
+func (x *Conjunctions) hold(rule policy.Rule, objects Objects) *conjunction {
+	name := conjunctionName(&rule)
+	if c, ok := x.byName[name]; ok {
+		c.users++
+		return c
+	}
+	c := &conjunction{name: name, rule: rule, users: 1}
+	x.byName[name] = c
+	m := x.set(rule.Subjects)
+	if len(m.subjects) == 0 {
+		m.local = map[netip.Addr]struct{}{}
+		for _, addr := range objects.Addresses(rule.Subjects) {
+			if x.subnet.Contains(addr) {
+				m.local[addr] = struct{}{}
+			}
+		}
+	}
+	m.subjects[c] = struct{}{}
+	for addr := range m.local {
+		c.pods++
+		x.use(c, c.subject(host(addr)), 1)
+	}
+	x.activate(c, objects)
+	return c
+}
+
+func (x *Conjunctions) release(c *conjunction) {
+	if c.users--; c.users > 0 {
+		return
+	}
+	delete(x.byName, c.name)
+	m := x.members[c.rule.Subjects]
+	for addr := range m.local {
+		x.use(c, c.subject(host(addr)), -1)
+	}
+	c.pods = 0
+	delete(m.subjects, c)
+	x.deactivate(c)
+	x.tidy(c.rule.Subjects)
+}
+
+func (x *Conjunctions) set(name policy.SetName) *members {
+	m, ok := x.members[name]
+	if !ok {
+		m = &members{subjects: map[*conjunction]struct{}{}, peers: map[*conjunction]struct{}{}}
+		x.members[name] = m
+	}
+	return m
+}
+
+func (x *Conjunctions) tidy(name policy.SetName) {
+	m := x.members[name]
+	if m == nil {
+		return
+	}
+	if len(m.subjects) == 0 {
+		m.local = nil
+	}
+	if len(m.peers) == 0 {
+		m.all = nil
+	}
+	if len(m.subjects)+len(m.peers) == 0 {
+		delete(x.members, name)
+	}
+}
+
+// activate has a conjunction programmed that has a pod here, if there is room.
+func (x *Conjunctions) activate(c *conjunction, objects Objects) {
+	if c.pods == 0 || c.id != 0 {
+		return
+	}
+	d := c.rule.Direction
+	if x.active[d] >= MaxConjunctions {
+		x.waiting[d][c] = struct{}{}
+		return
+	}
+	delete(x.waiting[d], c)
+	x.active[d]++
+	c.id = x.ids.ID(c.name)
+	x.dirtyVerdicts[c] = struct{}{}
+	for t := range x.ownTerms(c) {
+		x.dirtyTerms[t] = struct{}{}
+	}
+	for _, service := range c.rule.Services {
+		x.use(c, term{direction: d, end: endService, service: service}, 1)
+	}
+	for _, block := range c.rule.PeerBlocks {
+		if block.Addr().Is4() {
+			x.use(c, c.peer(block), 1)
+		}
+	}
+	for _, name := range c.rule.PeerSets {
+		m := x.set(name)
+		if len(m.peers) == 0 {
+			m.all = map[netip.Addr]struct{}{}
+			for _, addr := range objects.Addresses(name) {
+				if addr.Is4() {
+					m.all[addr] = struct{}{}
+				}
+			}
+		}
+		m.peers[c] = struct{}{}
+		for addr := range m.all {
+			x.use(c, c.peer(host(addr)), 1)
+		}
+	}
+}
+
+// ownTerms are the terms of a conjunction's own pods: they are counted before it is active.
+func (x *Conjunctions) ownTerms(c *conjunction) map[term]struct{} {
+	terms := map[term]struct{}{}
+	for addr := range x.members[c.rule.Subjects].local {
+		terms[c.subject(host(addr))] = struct{}{}
+	}
+	return terms
+}
+
+func (x *Conjunctions) deactivate(c *conjunction) {
+	d := c.rule.Direction
+	delete(x.waiting[d], c)
+	if c.id == 0 {
+		return
+	}
+	for _, service := range c.rule.Services {
+		x.use(c, term{direction: d, end: endService, service: service}, -1)
+	}
+	for _, block := range c.rule.PeerBlocks {
+		if block.Addr().Is4() {
+			x.use(c, c.peer(block), -1)
+		}
+	}
+	for _, name := range c.rule.PeerSets {
+		m := x.members[name]
+		for addr := range m.all {
+			x.use(c, c.peer(host(addr)), -1)
+		}
+		delete(m.peers, c)
+		x.tidy(name)
+	}
+	x.dirtyVerdicts[c] = struct{}{}
+	x.ids.Release(c.name)
+	c.id = 0
+	x.active[d]--
+}
+
+// Admit has rules programmed that waited for room that there is now.
+func (x *Conjunctions) Admit(objects Objects) {
+	for d := range x.waiting {
+		room := MaxConjunctions - x.active[d]
+		if room <= 0 || len(x.waiting[d]) == 0 {
+			continue
+		}
+		list := sortedConjunctions(x.waiting[d])
+		for _, c := range list[:min(room, len(list))] {
+			x.activate(c, objects)
+		}
+	}
+}
+
+// use counts a term's use by a conjunction.
+func (x *Conjunctions) use(c *conjunction, t term, by int) {
+	uses := x.terms[t]
+	if uses == nil {
+		uses = map[*conjunction]*use{}
+		x.terms[t] = uses
+	}
+	u := uses[c]
+	if u == nil {
+		u = &use{clause: c.clause(t)}
+		uses[c] = u
+		x.dirtyTerms[t] = struct{}{}
+	}
+	if u.count += by; u.count > 0 {
+		return
+	}
+	x.dirtyTerms[t] = struct{}{}
+	delete(uses, c)
+	if len(uses) == 0 {
+		delete(x.terms, t)
+	}
+}
+
+// subject is the term of one of a conjunction's own pods.
+func (c *conjunction) subject(addr netip.Prefix) term {
+	t := term{direction: c.rule.Direction, end: endDestination, prefix: addr, open: c.dimensions() == 1}
+	if c.rule.Direction == policy.Egress {
+		t.end = endSource
+	}
+	return t
+}
+
+// peer is the term of one of its peers.
+func (c *conjunction) peer(prefix netip.Prefix) term {
+	t := term{direction: c.rule.Direction, end: endSource, prefix: prefix}
+	if c.rule.Direction == policy.Egress {
+		t.end = endDestination
+	}
+	return t
+}
+
+// dimensions counts those in which the rule says something.
+func (c *conjunction) dimensions() uint8 {
+	n := uint8(1)
+	if !c.rule.AnyPeer {
+		n++
+	}
+	if !c.rule.AnyService {
+		n++
+	}
+	return n
+}
+
+// clause is a term's dimension, from 1: the conjunction's own pods, its peers, its services.
+func (c *conjunction) clause(t term) uint8 {
+	own := endDestination
+	if c.rule.Direction == policy.Egress {
+		own = endSource
+	}
+	switch t.end {
+	case own:
+		return 1
+	case endService:
+		return c.dimensions()
+	default:
+		return 2 //nolint:mnd // the second
+	}
+}
+
+// conjunctionName is equal for rules that allow the same.
+func conjunctionName(r *policy.Rule) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n%s\n%v\n", r.Direction, r.Subjects, r.AnyPeer)
+	for _, name := range r.PeerSets {
+		fmt.Fprintf(&b, "%s\n", name)
+	}
+	fmt.Fprintf(&b, "%v\n%v %v\n", r.PeerBlocks, r.AnyService, r.Services)
+	sum := sha256.Sum256([]byte(b.String()))
+	return hex.EncodeToString(sum[:16])
+}
+
+func sortedConjunctions(set map[*conjunction]struct{}) []*conjunction {
+	return slices.SortedFunc(maps.Keys(set), func(a, b *conjunction) int { return cmp.Compare(a.name, b.name) })
+}
+
+// Changed returns the fragments of the owners that changed since it was last called; empty ones for those that are gone.
+func (x *Conjunctions) Changed(c *Config) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+	changed := x.ChangedRules(c)
+	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(changed))
+	for owner, rules := range changed {
+		fragments[owner] = Fragment(rules)
+	}
+	return fragments
+}
+
+// ChangedRules is Changed with what each flow is for.
+func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
+	changed := make(map[reconcile.Owner][]Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
+	for t := range x.dirtyTerms {
+		changed[t.owner()] = x.termRules(c, t)
+	}
+	for conj := range x.dirtyVerdicts {
+		if now, is := x.byName[conj.name]; !is || now == conj { // one that came back has another value
+			changed[conj.owner()] = conj.rules(c)
+		}
+	}
+	x.dirtyTerms, x.dirtyVerdicts = map[term]struct{}{}, map[*conjunction]struct{}{}
+	return changed
+}
+
+// Clear gives up all rules.
+func (x *Conjunctions) Clear() {
+	for key, list := range x.policies {
+		for _, c := range list {
+			x.release(c)
+		}
+		delete(x.policies, key)
+	}
+}
+
+// Refresh has Changed return all fragments.
+func (x *Conjunctions) Refresh() {
+	for t := range x.terms {
+		x.dirtyTerms[t] = struct{}{}
+	}
+	for _, c := range x.byName {
+		x.dirtyVerdicts[c] = struct{}{}
+	}
+}
+
+// owner names a term as the origin of its flow: "policyterm/ingress/from/10.128.0.5/32".
+func (t term) owner() reconcile.Owner {
+	text := t.prefix.String()
+	if t.end == endService {
+		text = fmt.Sprintf("%s/%d/%#04x", t.service.Protocol, t.service.Port, t.service.Mask)
+	}
+	what := [...]string{endSource: "from", endDestination: "to", endService: "port"}[t.end]
+	if t.open {
+		what += "/any"
+	}
+	return reconcile.Owner(fmt.Sprintf("policyterm/%s/%s/%s", t.direction, what, text))
+}
+
+func (c *conjunction) owner() reconcile.Owner { return reconcile.Owner("policyrule/" + c.name) }
+
+// tables returns where a direction is judged, and what comes after.
+func tablesOf(d policy.Direction) (table, next uint8) {
+	if d == policy.Egress {
+		return TableEgressPolicy, TableRoute
+	}
+	return TableIngress, TableDeliver
+}
+
+// allow are the actions for what a rule allows.
+func allow(next uint8) []openflow.Action {
+	return []openflow.Action{setFlags(FlagAllowed, FlagAllowed), openflow.GotoTable(next)}
+}
+
+// rules is the verdict of a conjunction; none of one that is not programmed, or that has no conjunction's flows.
+func (c *conjunction) rules(config *Config) []Rule {
+	if c.id == 0 || c.users == 0 || c.dimensions() == 1 {
+		return nil
+	}
+	p := config.program(c.owner())
+	table, next := tablesOf(c.rule.Direction)
+	p.add(table, priorityRule, "allowed by "+string(c.rule.Name), match(openflow.EthType(openflow.EthTypeIPv4), openflow.ConjID(c.id)), allow(next)...)
+	return p.rules
+}
+
+// termRules is a term's flow; none if nothing that is programmed uses it.
+func (x *Conjunctions) termRules(config *Config, t term) []Rule {
+	used := make([]*conjunction, 0, len(x.terms[t]))
+	for c := range x.terms[t] {
+		if c.id != 0 {
+			used = append(used, c)
+		}
+	}
+	if len(used) == 0 {
+		return nil
+	}
+	slices.SortFunc(used, func(a, b *conjunction) int { return cmp.Compare(a.id, b.id) })
+	p := config.program(t.owner())
+	table, next := tablesOf(t.direction)
+	if t.open {
+		p.add(table, priorityOpen, "allowed whatever it is", match(t.field()), allow(next)...)
+		return p.rules
+	}
+	actions := make([]openflow.Action, 0, len(used))
+	for _, c := range used {
+		actions = append(actions, openflow.Conjunction(c.id, x.terms[t][c].clause, c.dimensions()))
+	}
+	p.add(table, priorityRule, "named by rules", match(openflow.EthType(openflow.EthTypeIPv4), t.field()), actions...)
+	return p.rules
+}
+
+func (t term) field() openflow.MatchField {
+	switch t.end {
+	case endSource:
+		return openflow.IPSrc(t.prefix)
+	case endDestination:
+		return openflow.IPDst(t.prefix)
+	}
+	port, mask := t.service.Port, t.service.Mask
+	switch {
+	case mask == 0:
+		return openflow.IPProto(uint8(t.service.Protocol))
+	case t.service.Protocol == policy.TCP:
+		return openflow.TCPDstMasked(port, mask)
+	case t.service.Protocol == policy.UDP:
+		return openflow.UDPDstMasked(port, mask)
+	default:
+		return openflow.SCTPDstMasked(port, mask)
+	}
+}

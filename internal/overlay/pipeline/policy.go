@@ -1,0 +1,156 @@
+package pipeline
+
+import (
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+)
+
+// ModeNetworkPolicy isolates pods by NetworkPolicies. It needs connection tracking.
+const ModeNetworkPolicy Mode = "networkpolicy"
+
+// Bits of RegFlags that policies use.
+const (
+	// FlagLooked says that it was looked up whether the destination is an isolated pod.
+	FlagLooked uint32 = 1 << 8
+	// FlagTrack says that the sender or the receiver is an isolated pod of this node: the packet's connection is looked for.
+	FlagTrack uint32 = 1 << 9
+	// FlagEgress says that the sender is isolated for egress.
+	FlagEgress uint32 = 1 << 10
+	// FlagIngress says that the receiver is isolated for ingress.
+	FlagIngress uint32 = 1 << 11
+	// FlagAllowed says that a rule allows the packet by name, not only that nothing isolates.
+	FlagAllowed uint32 = 1 << 12
+)
+
+// MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it since it began: what answers
+// it is refused as well. It goes when the connection is allowed again.
+const MarkEnded uint32 = 1 << 0
+
+// Priorities in tables 27 and 80 where policies judge.
+const (
+	priorityHost    = 500 // what a node sends to its own pods
+	priorityEnded   = 410 // answers of connections that have ended
+	priorityReply   = 400 // answers of all others
+	priorityItself  = 300 // a pod to itself
+	priorityOpen    = 210 // pods that everybody may reach, or that may reach everybody
+	priorityRule    = 200 // conjunctions
+	priorityEnd     = 110 // a known connection that no rule allows
+	priorityRefused = 100
+	priorityFree    = 10 // what is not isolated
+)
+
+// Priorities in table 21 of what isolated pods send and get. They are above those of Services, which pass by what they need
+// not see, and below the answers of a pod to itself, which are to be put back first.
+const (
+	priorityLook     = 250
+	priorityIsolated = 215
+)
+
+func (c *Config) policies() bool { return c.Mode == ModeNetworkPolicy }
+
+// flag matches one bit of RegFlags that is set.
+func flag(bit uint32) openflow.MatchField { return openflow.RegMasked(RegFlags, bit, bit) }
+
+// setFlags sets those of the bits that are to be on, and clears the others of mask.
+func setFlags(on, mask uint32) openflow.Action {
+	return openflow.SetField(openflow.RegMasked(RegFlags, on, mask))
+}
+
+// mark writes MarkEnded of the packet's connection, or takes it away.
+func (c *Config) mark(ended uint32) openflow.Action {
+	return openflow.CT(openflow.CTAction{
+		Commit: true, Zone: c.zone(), Exec: openflow.Actions{openflow.SetField(openflow.CTMarkMasked(ended, MarkEnded))},
+	})
+}
+
+// policyStatic adds what policies need whatever they are, but for what delivers.
+func (p *program) policyStatic() {
+	p.add(TableState, priorityLook, "is the receiver a pod that is isolated?",
+		untracked(openflow.RegMasked(RegFlags, 0, FlagLooked)),
+		setFlags(FlagLooked, FlagLooked), openflow.Resubmit(openflow.PortInPort, TableIsolation), openflow.Resubmit(openflow.PortInPort, TableState))
+	p.add(TableState, priorityIsolated, "from or to an isolated pod: find the connection", untracked(flag(FlagTrack)), p.config.track())
+	p.judge(TableEgressPolicy, FlagEgress, TableRoute)
+}
+
+// judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
+func (p *program) judge(table uint8, isolated uint32, next uint8) {
+	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
+	ended := openflow.CTMarkMasked(MarkEnded, MarkEnded)
+	for _, kind := range []struct {
+		state openflow.CTFlag
+		what  string
+	}{{openflow.CTRpl, "answers in"}, {openflow.CTRel, "ICMP errors about"}} {
+		state := openflow.CTState(openflow.CTTrk|kind.state, openflow.CTInv)
+		p.drop(table, priorityEnded, kind.what+" connections that policy has ended", match(ipv4, state, ended))
+		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state), openflow.GotoTable(next))
+	}
+	// Fragments may hide their ports: that a rule does not allow one says nothing of its connection.
+	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
+		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded))
+	p.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
+}
+
+// deliverByPolicy judges what pods receive, and delivers it.
+func (p *program) deliverByPolicy() {
+	p.add(TableIngress, priorityHost, "a node always reaches its pods", match(openflow.IPSrc(host(p.config.Gateway))), openflow.GotoTable(TableDeliver))
+	p.judge(TableIngress, FlagIngress, TableDeliver)
+	p.add(TableIngress, priorityFree, "nothing isolates the receiver", nil, openflow.GotoTable(TableDeliver))
+	p.output(TableDeliver, priorityFree, "deliver", nil, openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort))))
+}
+
+// outputJudged adds to a flow that outputs what policies ask for beside the commit of a new connection.
+//
+// A TCP connection that was there before it was looked at, because nothing was isolated then, is new to the tracker by
+// whichever side sends first. It becomes known only if a rule allows it by name: otherwise what an isolated pod answers in a
+// connection that ends would become a connection of its own, and the other side's packets answers to that.
+func (p *program) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []openflow.Action) {
+	const middle, again = 2, 3
+	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
+	begun := append(match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT), openflow.RegMasked(RegFlags, 0, FlagAllowed),
+		openflow.TCPFlags(0, tcpSyn)), on...)
+	p.add(table, priority+middle, purpose+"; out of the middle of a connection that no rule allows by name", begun, actions...)
+	back := append(match(ipv4, openflow.CTState(openflow.CTTrk, openflow.CTRpl|openflow.CTRel|openflow.CTInv), openflow.CTMarkMasked(MarkEnded, MarkEnded)), on...)
+	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0)}, actions...)...)
+}
+
+// tcpSyn is the flag of a TCP packet that begins a connection (RFC 9293, 3.1).
+const tcpSyn = 0x002
+
+// isolate adds what a pod's flows say of its isolation beside opening its port. Each pod has them, isolated or not, so that
+// a policy costs no flow for a pod that it selects.
+func (p *program) isolate(pod Pod, addr netip.Addr) {
+	const priority = 100
+	p.add(TableIsolation, priority, "is the pod isolated?", match(openflow.IPDst(host(addr))),
+		setFlags(FlagLooked|pod.tracked(), FlagLooked|pod.tracked()))
+	p.add(TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
+		match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
+		openflow.GotoTable(TableRoute))
+}
+
+// tracked is FlagTrack if the pod's connections are looked for.
+func (pod Pod) tracked() uint32 {
+	if pod.Isolation.Ingress || pod.Isolation.Egress {
+		return FlagTrack
+	}
+	return 0
+}
+
+// sends are the actions that say of a packet's sender how it is isolated; receives those that say so of its receiver.
+func (c *Config) sends(pod Pod) []openflow.Action {
+	if !c.policies() || pod.tracked() == 0 {
+		return nil
+	}
+	flags := FlagTrack
+	if pod.Isolation.Egress {
+		flags |= FlagEgress
+	}
+	return []openflow.Action{setFlags(flags, flags)}
+}
+
+func (c *Config) receives(pod Pod) []openflow.Action {
+	if !c.policies() || !pod.Isolation.Ingress {
+		return nil
+	}
+	return []openflow.Action{setFlags(FlagIngress, FlagIngress)}
+}

@@ -1,0 +1,247 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy/oracle"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// policySwitch is a real switch that follows a node's policies.
+type policySwitch struct {
+	realSwitch
+	engine *openflow.Engine
+	have   map[openflow.Key]openflow.Entry
+}
+
+func startPolicies(t *testing.T) *policySwitch {
+	t.Helper()
+	s := &policySwitch{realSwitch: start(t, policySample())}
+	s.engine = openflow.NewEngine(openflow.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.engine.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the engine ended with %v", err)
+		}
+	})
+	s.have = s.read(ctx, t, s.engine)
+	return s
+}
+
+// follow commits what a node's policies and pods come to.
+func (s *policySwitch) follow(t *testing.T, n *node) {
+	t.Helper()
+	want := n.flows(t)
+	for _, pod := range n.pods() {
+		maps.Copy(want, n.config.Pod(pod))
+	}
+	maps.Copy(want, n.config.Static())
+	for _, r := range []pipeline.Remote{remote, outside} {
+		maps.Copy(want, n.config.Remote(r))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := s.engine.Commit(ctx, reconcile.Diff(want, s.have)); err != nil {
+		t.Fatal(err)
+	}
+	s.have = want
+}
+
+// trip is a packet on one of the ways that it may take through this node.
+type trip struct {
+	frame string
+	src   string
+	dst   string
+}
+
+func trips() []trip {
+	all := map[string]string{"10.128.0.5": fromA, "10.128.0.6": "in_port=4,dl_src=0a:58:0a:80:00:06,", "10.129.0.7": fromTunnel, "10.129.0.8": fromTunnel, "198.51.100.10": fromHost}
+	var list []trip
+	for src, frame := range all {
+		for dst := range all {
+			here := strings.HasPrefix(src, "10.128.")
+			if src == dst || !here && !strings.HasPrefix(dst, "10.128.") {
+				continue
+			}
+			if here {
+				frame = all[src] + toGateway
+			}
+			list = append(list, trip{frame, src, dst})
+		}
+	}
+	return list
+}
+
+func (w trip) packet(protocol corev1.Protocol, port uint16) string {
+	text := w.frame + map[corev1.Protocol]string{corev1.ProtocolTCP: "tcp", corev1.ProtocolUDP: "udp", "ICMP": "icmp"}[protocol]
+	text += fmt.Sprintf(",nw_src=%s,nw_dst=%s", w.src, w.dst)
+	switch protocol {
+	case corev1.ProtocolTCP:
+		return text + fmt.Sprintf(",tcp_dst=%d,tcp_flags=2", port)
+	case corev1.ProtocolUDP:
+		return text + fmt.Sprintf(",udp_dst=%d", port)
+	default:
+		return text + ",icmp_type=8"
+	}
+}
+
+// What the switch does with the first packet of a connection is what the API's documentation says of it, by an oracle that
+// shares no code with the rules. A remote pod's own isolation is its node's to judge.
+func TestPoliciesProperty(t *testing.T) {
+	s := startPolicies(t)
+	judged, passed := 0, 0
+	rapid.Check(t, func(r *rapid.T) {
+		w := drawPolicyWorld(r)
+		n := nodeOf(t, w)
+		s.follow(t, n)
+		for _, way := range trips() {
+			here := judgedHere(w, way)
+			for _, probe := range []oracle.Packet{
+				{Protocol: corev1.ProtocolTCP, Port: 80}, {Protocol: corev1.ProtocolTCP, Port: 81}, {Protocol: corev1.ProtocolUDP, Port: 80}, {Protocol: "ICMP"},
+			} {
+				probe.Src, probe.Dst = netip.MustParseAddr(way.src), netip.MustParseAddr(way.dst)
+				want := here.Allowed(probe)
+				o := s.trace(t, way.packet(probe.Protocol, probe.Port), "--ct-next", "trk,new")
+				if got := len(o.leaving()) > 0; got != want {
+					r.Fatalf("%s to %s, %s %d: the switch lets it pass: %t, the oracle: %t\n%s", way.src, way.dst, probe.Protocol, probe.Port, got, want, o.text)
+				}
+				if tracked := strings.Contains(o.text, "ct(table=21"); tracked != isolatedHere(n, way) {
+					r.Fatalf("%s to %s: looked for its connection: %t, one of them is isolated: %t\n%s", way.src, way.dst, tracked, !tracked, o.text)
+				}
+				if judged++; want {
+					passed++
+				}
+			}
+		}
+	})
+	t.Logf("%d packets judged, %d of them allowed", judged, passed)
+	if passed == 0 || passed == judged {
+		t.Errorf("of %d packets %d are allowed: that says nothing", judged, passed)
+	}
+}
+
+// judgedHere is a world without the policies for pods of other nodes.
+func judgedHere(w oracle.World, way trip) oracle.World {
+	var local []*networkingv1.NetworkPolicy
+	for _, np := range w.Policies {
+		np := np.DeepCopy()
+		np.Spec.PodSelector.MatchExpressions = append(np.Spec.PodSelector.MatchExpressions,
+			metav1.LabelSelectorRequirement{Key: "here", Operator: metav1.LabelSelectorOpExists})
+		local = append(local, np)
+	}
+	pods := make([]*corev1.Pod, len(w.Pods))
+	for i, pod := range w.Pods {
+		pods[i] = pod.DeepCopy()
+		if strings.HasPrefix(pod.Status.PodIP, "10.128.") {
+			pods[i].Labels = maps.Clone(pod.Labels)
+			if pods[i].Labels == nil {
+				pods[i].Labels = map[string]string{}
+			}
+			pods[i].Labels["here"] = ""
+		}
+	}
+	return oracle.World{Policies: local, Pods: pods, Namespaces: w.Namespaces}
+}
+
+func isolatedHere(n *node, way trip) bool {
+	for _, pod := range n.pods() {
+		at := pod.Addrs[0].String()
+		if (at == way.src || at == way.dst) && (pod.Isolation.Ingress || pod.Isolation.Egress) {
+			return true
+		}
+	}
+	return false
+}
+
+// isolated is a world in which both pods of the node are isolated in both directions, and may reach port 80 of each other.
+func isolated(t *testing.T) *node {
+	t.Helper()
+	var w oracle.World
+	w.Namespaces = []*corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "one"}}}
+	for name, addr := range policyPods {
+		w.Pods = append(w.Pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: name}, Status: corev1.PodStatus{PodIP: addr, PodIPs: []corev1.PodIP{{IP: addr}}}})
+	}
+	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: "web"}}
+	np.Spec.PolicyTypes = []networkingv1.PolicyType{"Ingress", "Egress"}
+	ports := []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}
+	own := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}
+	np.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: own, Ports: ports}}
+	np.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: own, Ports: ports}}
+	w.Policies = append(w.Policies, np)
+	return nodeOf(t, w)
+}
+
+// What passes, and what becomes of a packet's connection, for pods that are isolated.
+func TestPolicyStates(t *testing.T) {
+	s := startPolicies(t)
+	s.follow(t, isolated(t))
+	toPort := func(port int, flags string) string {
+		return fmt.Sprintf("%s%stcp,%snw_dst=10.128.0.6,tcp_dst=%d,tcp_flags=%s", fromA, toB, ipA, port, flags)
+	}
+	const commits, ends = "ct(commit,zone=65280)", "ct(commit,zone=65280,exec(set_field:0x1/0x1->ct_mark))"
+	for _, c := range []struct {
+		name, packet, state string
+		passes              bool
+		says, saysNot       string
+	}{
+		{"a connection begins that a rule allows", toPort(80, "2"), "trk,new", true, commits, ends},
+		{"one goes on", toPort(80, "0x10"), "trk,est", true, "", "ct(commit"},
+		{"one is found in its middle that a rule allows", toPort(80, "0x10"), "trk,new", true, commits, ends},
+		{"a connection begins that none allows", toPort(81, "2"), "trk,new", false, "", "ct(commit"},
+		{"one goes on that none allows any more", toPort(81, "0x10"), "trk,est", false, ends, ""},
+		{"an answer", toPort(81, "0x10"), "trk,est,rpl", true, "", "ct(commit"},
+		{"an ICMP error about a connection", fromA + toB + "icmp," + ipA + "nw_dst=10.128.0.6,icmp_type=3", "trk,rel,rpl", true, "", "ct(commit"},
+		{"an ICMP error about none", fromA + toB + "icmp," + ipA + "nw_dst=10.128.0.6,icmp_type=3", "trk,inv", false, "", "ct(commit"},
+		{"a packet that fits no connection", toPort(80, "0x10"), "trk,inv", false, "", "ct(commit"},
+		{"a fragment of what may be known", fromA + toB + "udp,nw_frag=later," + ipA + "nw_dst=10.128.0.6", "trk,est", false, "", "ct(commit"},
+		{"the node to its pod", fromHost + "tcp,nw_src=10.128.0.1,nw_dst=10.128.0.5,tcp_dst=81,tcp_flags=2", "trk,new", true, commits, ""},
+		{"the pod's answer to the node", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.1,tcp_src=81", "trk,est,rpl", true, "", ""},
+		{"the pod to the node", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.1,tcp_dst=81,tcp_flags=2", "trk,new", false, "", ""},
+		{"another node to the pod", fromTunnel + "tcp,nw_src=10.129.0.1,nw_dst=10.128.0.5,tcp_dst=80,tcp_flags=2", "trk,new", false, "", ""},
+		{"to another node's pod", fromA + toRemote + "tcp," + ipA + "nw_dst=10.129.0.7,tcp_dst=80,tcp_flags=2", "trk,new", true, commits, ""},
+		{"to outside", fromA + toGateway + "tcp," + ipA + "nw_dst=198.51.100.10,tcp_dst=80,tcp_flags=2", "trk,new", false, "", ""},
+		{"ARP", fromA + broadcast + arpA + "arp_tpa=10.128.0.6", "trk,new", true, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := s.trace(t, c.packet, "--ct-next", c.state)
+			if passes := len(o.leaving()) > 0; passes != c.passes {
+				t.Errorf("it passes: %t, want %t\n%s", passes, c.passes, o.text)
+			}
+			if !strings.Contains(o.text, c.says) || c.saysNot != "" && strings.Contains(o.text, c.saysNot) {
+				t.Errorf("want %q, and not %q\n%s", c.says, c.saysNot, o.text)
+			}
+		})
+	}
+}
+
+// The flat network's hostile packets end nowhere here either.
+func TestPolicyHostile(t *testing.T) {
+	s := startPolicies(t)
+	for name, packet := range hostile() {
+		for _, state := range []string{"trk,new", "trk,est,rpl"} {
+			if o := s.trace(t, packet, "--ct-next", state); len(o.leaving()) > 0 {
+				t.Errorf("%s (%s) is let through\n%s", name, state, o.text)
+			}
+		}
+	}
+}

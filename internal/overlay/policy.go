@@ -1,0 +1,341 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// PolicyPod is a pod as policies see it.
+type PolicyPod struct {
+	policy.Pod
+	// UIDs are what a runtime may know it by: its own, and that of the static pod of which it is the API's copy.
+	UIDs []string
+}
+
+// PolicyChange is what changed of what NetworkPolicies depend on. A nil value says that the object is gone.
+type PolicyChange struct {
+	// Reset forgets everything that was told before.
+	Reset      bool
+	Policies   map[policy.Key]*policy.Policy
+	Pods       map[policy.Key]*PolicyPod
+	Namespaces map[string]*policy.Namespace
+}
+
+// Datapath is what forwards for the switch.
+type Datapath interface {
+	// Purge makes it forget what it has made of flows: it asks the switch anew. Connections stay known.
+	Purge(ctx context.Context) error
+}
+
+// isolationTimeout bounds how long an ADD waits until it is known how its pod is isolated. The pod was in the API server
+// before the runtime heard of it.
+const isolationTimeout = 20 * time.Second
+
+// UpdatePolicies brings isolation in step with a change. Until the network is in the mode that isolates by NetworkPolicies it
+// only takes note: all objects have to be told by the Update that brings the mode, because a pod that was not told of is
+// closed then. An Update that brings another mode forgets them all.
+func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error {
+	n.opening.Lock()
+	n.policies.update(change)
+	n.policies.purge = n.handOver() || n.policies.purge
+	due := n.policies.purge
+	n.opening.Unlock()
+	if !due {
+		return nil
+	}
+	if err := n.engines.Flows.Apply(ctx, nil); err != nil { // what was handed over is committed by then
+		return named("NetworkPolicies", err)
+	}
+	return n.purge(ctx)
+}
+
+// purge has the datapath go by the flows that are committed, at once, if that is due. What fails is due again.
+func (n *Network) purge(ctx context.Context) error {
+	n.opening.Lock()
+	due := n.policies.purge
+	n.policies.purge = false
+	n.opening.Unlock()
+	if !due || n.engines.Datapath == nil {
+		return nil
+	}
+	err := n.engines.Datapath.Purge(ctx)
+	if err != nil {
+		n.opening.Lock()
+		n.policies.purge = true
+		n.opening.Unlock()
+	}
+	return named("the datapath's flows", err)
+}
+
+// policies are what is known of NetworkPolicies, and of whom they isolate. Network.opening guards them.
+type policies struct {
+	node    string
+	index   *policy.Index
+	pods    map[policy.Key]*PolicyPod
+	objects map[policy.Key]struct{}
+	// attached are the node's open ports, by pod.
+	attached map[policy.Key]map[attach.Key]attach.Record
+	// rules are the flows that allow; nil in other modes, and before the first Update.
+	rules *pipeline.Conjunctions
+	// stale are pods whose own flows may be others.
+	stale map[policy.Key]struct{}
+	// told is closed, and made anew, when a pod is told of.
+	told chan struct{}
+	// purge says that the datapath is to be purged once what was handed over is committed.
+	purge bool
+	// left is how many rules there is no room for, as it was told.
+	left [2]int
+}
+
+func newPolicies(node string) policies {
+	return policies{
+		node: node, index: policy.New(node), pods: map[policy.Key]*PolicyPod{}, objects: map[policy.Key]struct{}{},
+		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, told: make(chan struct{}),
+	}
+}
+
+// ByPolicies reports whether the view's network isolates by NetworkPolicies: UpdatePolicies is then to tell of them first.
+func (v *View) ByPolicies() bool { return v.Cluster.Mode == clusternetwork.ModeNetworkPolicy }
+
+func (s *settings) policies() bool { return s.pipeline.Mode == pipeline.ModeNetworkPolicy }
+
+func podKey(rec *attach.Record) policy.Key {
+	return policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}
+}
+
+// is reports whether the pod is the one that an attachment is of: of two with one name, one after the other, only one is.
+func (p *PolicyPod) is(rec *attach.Record) bool {
+	return p != nil && (rec.PodUID == "" || slices.Contains(p.UIDs, rec.PodUID))
+}
+
+// update takes a change over.
+func (x *policies) update(change PolicyChange) {
+	if change.Reset {
+		x.reset()
+	}
+	for name, namespace := range change.Namespaces {
+		if namespace == nil {
+			x.follow(x.index.DeleteNamespace(name))
+		} else {
+			x.follow(x.index.SetNamespace(*namespace))
+		}
+	}
+	for key, pod := range change.Pods {
+		if pod == nil {
+			delete(x.pods, key)
+		} else {
+			x.pods[key] = pod
+		}
+		x.feed(key)
+	}
+	for key, object := range change.Policies {
+		if object == nil {
+			delete(x.objects, key)
+			x.follow(x.index.DeletePolicy(key))
+		} else {
+			x.objects[key] = struct{}{}
+			x.follow(x.index.SetPolicy(*object))
+		}
+	}
+	if len(change.Pods) > 0 {
+		close(x.told)
+		x.told = make(chan struct{})
+	}
+}
+
+// reset forgets all objects. Who waits for one goes on waiting.
+func (x *policies) reset() {
+	if x.rules != nil {
+		x.rules.Clear()
+	}
+	for key := range x.attached {
+		x.stale[key] = struct{}{}
+	}
+	fresh := newPolicies(x.node)
+	x.index, x.pods, x.objects = fresh.index, fresh.pods, fresh.objects
+}
+
+// feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and only those.
+func (x *policies) feed(key policy.Key) {
+	object := x.pods[key]
+	if object == nil {
+		x.stale[key] = struct{}{}
+		x.follow(x.index.DeletePod(key))
+		return
+	}
+	pod := object.Pod
+	own := map[netip.Addr]struct{}{}
+	for _, rec := range x.attached[key] {
+		if object.is(&rec) {
+			for _, address := range rec.Addresses {
+				own[address.Addr()] = struct{}{}
+			}
+		}
+	}
+	if len(own) > 0 {
+		pod.Node = x.node
+	}
+	switch {
+	case pod.Node == x.node:
+		x.stale[key] = struct{}{}
+		pod.Addresses = slices.SortedFunc(maps.Keys(own), netip.Addr.Compare)
+	case x.rules != nil:
+		pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), x.rules.Subnet().Contains)
+	}
+	x.follow(x.index.SetPod(pod))
+}
+
+// follow brings what is compiled in step with an effect.
+func (x *policies) follow(effect policy.Effect) {
+	for _, key := range effect.Pods {
+		x.stale[key] = struct{}{}
+	}
+	if x.rules != nil {
+		x.rules.Apply(effect, x.index)
+	}
+}
+
+// attach notes that a port is open, or about to be.
+func (x *policies) attach(rec *attach.Record) {
+	key := podKey(rec)
+	if x.attached[key] == nil {
+		x.attached[key] = map[attach.Key]attach.Record{}
+	}
+	x.attached[key][rec.Key()] = *rec
+	x.feed(key)
+}
+
+// detach notes that a port is closed.
+func (x *policies) detach(rec *attach.Record) {
+	key := podKey(rec)
+	delete(x.attached[key], rec.Key())
+	if len(x.attached[key]) == 0 {
+		delete(x.attached, key)
+	}
+	x.feed(key)
+}
+
+// isolation returns how an attachment's pod is isolated; not ok: that is not known, and the port stays closed.
+func (x *policies) isolation(rec *attach.Record) (policy.Isolation, bool) {
+	key := podKey(rec)
+	if !x.pods[key].is(rec) {
+		return policy.Isolation{}, false
+	}
+	return x.index.Isolation(key)
+}
+
+// adapt makes what is compiled fit new settings, and returns the fragments of all owners that there are, or were.
+func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+	fragments := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
+	if x.rules != nil && (!s.policies() || x.rules.Subnet() != s.view.Local.Subnet) {
+		x.rules.Clear()
+		fragments = x.rules.Changed(&s.pipeline)
+		x.rules = nil
+	}
+	if !s.policies() {
+		if len(x.pods)+len(x.objects) > 0 {
+			x.reset()
+		}
+		return fragments
+	}
+	if x.rules == nil {
+		x.rules = pipeline.NewConjunctions(s.view.Local.Subnet)
+		x.rules.Apply(policy.Effect{Policies: slices.Collect(maps.Keys(x.objects))}, x.index)
+		for key := range x.pods { // those of other nodes have no address in this node's subnet
+			x.feed(key)
+		}
+	}
+	x.rules.Refresh()
+	maps.Copy(fragments, x.rules.Changed(&s.pipeline))
+	return fragments
+}
+
+// podFlows returns the flows of an attachment; none while it is not known how its pod is isolated. The caller holds opening.
+func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
+	if !s.policies() {
+		return s.podFlows(rec)
+	}
+	isolation, known := n.policies.isolation(rec)
+	if !known {
+		return nil
+	}
+	p := pod(rec)
+	p.Isolation = isolation
+	return s.pipeline.Pod(p)
+}
+
+// handOver hands what changed of policies to the switch's loop, all in one, and reports whether anything was. The caller holds
+// opening.
+func (n *Network) handOver() bool {
+	s, x := n.settings.Load(), &n.policies
+	if s == nil || !s.policies() || x.rules == nil {
+		return false
+	}
+	x.rules.Admit(x.index)
+	fragments := x.rules.Changed(&s.pipeline)
+	for key := range x.stale {
+		for at := range x.attached[key] {
+			if rec, live := n.live[at]; live {
+				fragments[owner(at)] = n.podFlows(s, &rec)
+			}
+		}
+	}
+	x.stale = map[policy.Key]struct{}{}
+	if len(fragments) > 0 {
+		n.engines.Flows.Set(fragments)
+	}
+	ingress, egress := x.rules.Left()
+	if left := [2]int{ingress, egress}; left != x.left {
+		x.left = left
+		n.opts.Log.Error("rules of NetworkPolicies are left out, and allow nothing: a node takes so many for its pods",
+			"ingress", ingress, "egress", egress, "most", pipeline.MaxConjunctions)
+	}
+	return len(fragments) > 0
+}
+
+// programIsolated programs the flows of an attachment once it is known how its pod is isolated, together with the rules that
+// name its address.
+func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error {
+	waiting, cancel := context.WithTimeout(ctx, isolationTimeout)
+	defer cancel()
+	for {
+		n.opening.Lock()
+		_, known := n.policies.isolation(rec)
+		told := n.policies.told
+		n.policies.stale[podKey(rec)] = struct{}{}
+		n.handOver()
+		n.opening.Unlock()
+		if known {
+			break
+		}
+		select {
+		case <-told:
+		case <-waiting.Done():
+			if errors.Is(ctx.Err(), context.Canceled) { // nobody waits any more, or another part of the ADD has failed
+				return fmt.Errorf("waiting for the pod's labels: %w", ctx.Err())
+			}
+			return cni.Errorf(cni.CodeTryAgainLater, "the API server has told nothing of pod %s/%s (UID %s), or that it has ended: without its labels it is not known how it is isolated: try again later",
+				rec.PodNamespace, rec.PodName, rec.PodUID)
+		}
+	}
+	if err := n.engines.Flows.Apply(ctx, nil); err != nil {
+		return err
+	}
+	if err := n.engines.Flows.Failure(owner(rec.Key())); err != nil {
+		return fmt.Errorf("flows: %w", err)
+	}
+	return nil
+}

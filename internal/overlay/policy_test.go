@@ -1,0 +1,338 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/reconcile"
+)
+
+func policyView() View {
+	view := sample()
+	view.Cluster.Mode = clusternetwork.ModeNetworkPolicy
+	return view
+}
+
+// policyPod is the pod of request's sandbox of that name, as the API server has it while the runtime asks for its network:
+// without an address.
+func policyPod(name string, labels map[string]string) PolicyChange {
+	key := policy.Key{Namespace: "default", Name: "pod-" + name}
+	return PolicyChange{Pods: map[policy.Key]*PolicyPod{key: {Pod: policy.Pod{Key: key, Labels: labels}, UIDs: []string{"uid-" + name}}}}
+}
+
+// denyAll isolates the pods of the namespace, and lets those with the label app=client come.
+func denyAll(t tb) PolicyChange {
+	t.Helper()
+	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}
+	np.Spec.PodSelector.MatchLabels = map[string]string{"app": "web"}
+	np.Spec.PolicyTypes = []networkingv1.PolicyType{"Ingress"}
+	np.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "client"}}}},
+	}}
+	p, err := policy.FromNetworkPolicy(np)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return PolicyChange{Policies: map[policy.Key]*policy.Policy{p.Key: &p}, Namespaces: map[string]*policy.Namespace{"default": {Name: "default"}}}
+}
+
+func (l *life) policies(t tb, change PolicyChange) {
+	t.Helper()
+	if err := l.UpdatePolicies(context.Background(), change); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startPolicies returns a life that serves in the mode that isolates by policies, and knows the changes.
+func startPolicies(t *testing.T, n *node, changes ...PolicyChange) *life {
+	t.Helper()
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	for _, change := range changes {
+		l.policies(t, change)
+	}
+	l.update(t, policyView())
+	return l
+}
+
+var (
+	web    = map[string]string{"app": "web"}
+	client = map[string]string{"app": "client"}
+)
+
+// opens reports how the flows of an attachment say that it is isolated: "closed", "open", or "isolated".
+func (l *life) opens(t tb, req *cni.Request) string {
+	t.Helper()
+	flows := strings.Join(l.held(t, owner(keyOf(req))), "\n")
+	switch {
+	case flows == "":
+		return "closed"
+	case strings.Contains(flows, fmt.Sprintf("set_field:%#x/%#x->reg6", pipeline.FlagIngress, pipeline.FlagIngress)):
+		return "isolated"
+	default:
+		return "open"
+	}
+}
+
+// An ADD waits for the labels of its pod, not for its address, and the first flow of the port says that it is isolated.
+func TestIsolationComesFirst(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), denyAll(t))
+	req := l.request("one")
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		for _, entry := range change.Set {
+			if f, ok := entry.(*openflow.Flow); ok && f.Table == pipeline.TableLocal && f.Priority == 100 && f.Cookie == pipeline.Cookie(owner(keyOf(req))) &&
+				!strings.Contains(f.String(), fmt.Sprintf("%#x->reg6", pipeline.FlagIngress)) {
+				return errors.New("the port is open before its pod is isolated")
+			}
+		}
+		return nil
+	})
+	added := make(chan error, 1)
+	go func() {
+		_, err := l.Add(context.Background(), req)
+		added <- err
+	}()
+	eventually(t, "the ADD waits for its pod", func() bool {
+		l.opening.Lock()
+		defer l.opening.Unlock()
+		return len(l.Network.policies.attached) == 1
+	})
+	l.policies(t, policyPod("other", web))
+	if got := l.opens(t, req); got != "closed" {
+		t.Errorf("while its pod is not known, the port is %s", got)
+	}
+	l.policies(t, policyPod("one", web))
+	if err := <-added; err != nil {
+		t.Fatal(err)
+	}
+	if got := l.opens(t, req); got != "isolated" {
+		t.Errorf("the port is %s", got)
+	}
+}
+
+// An ADD whose pod nobody knows fails, and leaves nothing.
+func TestUnknownPodStaysClosed(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()))
+	req := l.request("one")
+	ctx, cancel := context.WithCancel(context.Background())
+	added := make(chan error, 1)
+	go func() {
+		_, err := l.Add(ctx, req)
+		added <- err
+	}()
+	eventually(t, "the ADD waits for its pod", func() bool {
+		l.opening.Lock()
+		defer l.opening.Unlock()
+		return len(l.Network.policies.attached) == 1
+	})
+	cancel()
+	var failed *cni.Error
+	if err := <-added; !errors.As(err, &failed) || failed.Code != cni.CodeTryAgainLater || !strings.Contains(err.Error(), "default/pod-one") {
+		t.Errorf("the ADD ends with %v, want that it is to be tried again, and the pod", err)
+	}
+	l.settled(t)
+	if got := l.opens(t, req); got != "closed" || len(l.Network.policies.attached) > 0 {
+		t.Errorf("the port is %s, and of it is known %v", got, l.Network.policies.attached)
+	}
+}
+
+// named returns the flows in table 80 that name an address as the sender.
+func (l *life) named(t tb, addr netip.Addr) int {
+	t.Helper()
+	all, err := l.node.flows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for key := range all {
+		if key.Table == pipeline.TableIngress && strings.Contains(key.Match, "nw_src="+addr.String()) && addr != netip.MustParseAddr("10.128.0.1") {
+			n++
+		}
+	}
+	return n
+}
+
+// The address that this node gave a pod is the pod's before the API server has it, and nobody's once the pod is gone.
+func TestOwnAddressesComeFromAttachments(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web), policyPod("client", client))
+	l.add(t, l.request("server"))
+	req := l.request("client")
+	l.add(t, req)
+	addr := l.record(t, req).Addresses[0].Addr()
+	if n := l.named(t, addr); n != 1 {
+		t.Errorf("%d flows name the client, want 1", n)
+	}
+	// The API server has an older one of it, or another node's: this node knows better.
+	stale := policyPod("client", client)
+	for _, pod := range stale.Pods {
+		pod.Addresses = []netip.Addr{netip.MustParseAddr("10.128.0.77")}
+	}
+	l.policies(t, stale)
+	elsewhere := policyPod("elsewhere", client)
+	for _, pod := range elsewhere.Pods {
+		pod.Node, pod.Addresses = "b", []netip.Addr{netip.MustParseAddr("10.128.0.78"), netip.MustParseAddr("10.128.2.9")}
+	}
+	l.policies(t, elsewhere)
+	for text, want := range map[string]int{addr.String(): 1, "10.128.0.77": 0, "10.128.0.78": 0, "10.128.2.9": 1} {
+		if n := l.named(t, netip.MustParseAddr(text)); n != want {
+			t.Errorf("%d flows name %s, want %d", n, text, want)
+		}
+	}
+	l.del(t, req)
+	if n := l.named(t, addr); n != 0 {
+		t.Errorf("the client is gone, and %d flows name it", n)
+	}
+}
+
+// A pod's isolation follows policies and labels, and a port is closed once the pod that it was made for is another.
+func TestIsolationFollows(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
+	req := l.request("one")
+	l.add(t, req)
+	expect := func(what, want string) {
+		t.Helper()
+		if got := l.opens(t, req); got != want {
+			t.Errorf("%s: the port is %s, want %s", what, got, want)
+		}
+	}
+	expect("no policy", "open")
+	l.policies(t, denyAll(t))
+	expect("a policy", "isolated")
+	l.policies(t, policyPod("one", nil))
+	expect("other labels", "open")
+	l.policies(t, policyPod("one", web))
+	expect("the labels again", "isolated")
+	l.policies(t, PolicyChange{Policies: map[policy.Key]*policy.Policy{{Namespace: "default", Name: "deny"}: nil}})
+	expect("the policy is gone", "open")
+	next := policyPod("one", nil)
+	for _, pod := range next.Pods {
+		pod.UIDs = []string{"uid-next"}
+	}
+	l.policies(t, next)
+	expect("another pod of the name", "closed")
+	l.policies(t, policyPod("one", web))
+	expect("the pod itself", "open")
+	ended := policyPod("one", web)
+	for _, pod := range ended.Pods {
+		pod.Ended = true
+	}
+	l.policies(t, ended)
+	expect("the pod has ended", "closed")
+}
+
+// A restart changes nothing, although it is told of all anew.
+func TestPoliciesSurviveARestart(t *testing.T) {
+	all := []PolicyChange{denyAll(t), policyPod("server", web), policyPod("client", client)}
+	n := newNode(t.TempDir())
+	l := startPolicies(t, n, all...)
+	l.add(t, l.request("server"))
+	l.add(t, l.request("client"))
+	l.settled(t)
+	before, commits := n.state(t), n.commits()
+	l.stop()
+	next := startPolicies(t, n, all[2], all[1], all[0])
+	next.settled(t)
+	if after := n.state(t); after != before {
+		t.Errorf("before the restart\n%s\nafter\n%s", before, after)
+	}
+	if n.commits() != commits {
+		t.Errorf("the restart wrote: %v commits before, %v after", commits, n.commits())
+	}
+}
+
+// The mode changes while pods run, and back: nothing of policies is left then.
+func TestModeChanges(t *testing.T) {
+	l := start(t)
+	req := l.request("one")
+	l.add(t, req)
+	flat := l.node.state(t)
+	for range 2 {
+		l.policies(t, denyAll(t))
+		l.policies(t, policyPod("one", web))
+		if got := l.opens(t, req); got != "open" {
+			t.Errorf("in the flat network the port is %s", got)
+		}
+		l.update(t, policyView())
+		if got := l.opens(t, req); got != "isolated" {
+			t.Errorf("by policies the port is %s", got)
+		}
+		l.update(t, sample())
+		if after := l.node.state(t); after != flat {
+			t.Errorf("the flat network was\n%s\nand is\n%s", flat, after)
+		}
+	}
+}
+
+// One address' change is one flow, beside the note of the whole state.
+func TestOneAddressIsOneFlow(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web))
+	l.add(t, l.request("server"))
+	l.settled(t)
+	changed := 0
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		changed += len(change.Set) + len(change.Delete)
+		return nil
+	})
+	elsewhere := policyPod("elsewhere", client)
+	for _, pod := range elsewhere.Pods {
+		pod.Node, pod.Addresses = "b", []netip.Addr{netip.MustParseAddr("10.128.2.9")}
+	}
+	l.policies(t, elsewhere)
+	const flowAndNote = 2
+	if changed != flowAndNote {
+		t.Errorf("%d flows changed, want %d", changed, flowAndNote)
+	}
+}
+
+// datapath counts how often it is to ask anew, and what the switch had by then.
+type datapath struct {
+	life   *life
+	purged []string
+	err    error
+}
+
+// Purge implements Datapath.
+func (d *datapath) Purge(context.Context) error {
+	d.purged = append(d.purged, d.life.node.flows.String())
+	return d.err
+}
+
+// The datapath asks anew when the switch has what changed, and only when something did.
+func TestDatapathAsksAnew(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
+	req := l.request("one")
+	l.add(t, req)
+	d := &datapath{life: l}
+	l.engines.Datapath = d
+	l.policies(t, denyAll(t))
+	if len(d.purged) != 1 || d.purged[0] != l.node.flows.String() || l.opens(t, req) != "isolated" {
+		t.Errorf("the port is %s, and the datapath asked %d times", l.opens(t, req), len(d.purged))
+	}
+	l.policies(t, denyAll(t))
+	if len(d.purged) != 1 {
+		t.Errorf("nothing changed, and the datapath asked %d times", len(d.purged))
+	}
+	d.err = errors.New("the switch does not answer")
+	if err := l.Update(context.Background(), sample()); !errors.Is(err, d.err) {
+		t.Errorf("the datapath cannot be asked, and the answer is %v", err)
+	}
+	d.err = nil
+	for range 2 {
+		l.update(t, sample())
+	}
+	if len(d.purged) != 3 {
+		t.Errorf("the mode changed and one try failed, and the datapath was asked %d times in all, want 3", len(d.purged))
+	}
+}

@@ -1,0 +1,435 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// otherPort is a second port where pods answer.
+const otherPort = tellPort + 1
+
+// byPolicies puts the lab's network in the mode that isolates by NetworkPolicies, until the test ends.
+func byPolicies(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	networks := objects(t, c, network, "clusternetworks")
+	good, err := networks.Get(t.Context(), networkv1.ClusterNetworkDefault, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat := map[string]probe.State{}
+	for _, n := range c.Nodes() {
+		flat[n.Name] = settledState(t, n)
+	}
+	t.Cleanup(func() { restore(t, networks, good) })
+	patch := fmt.Sprintf(`{"pluginName":%q}`, networkv1.PluginNetworkPolicy)
+	if _, err := networks.Patch(t.Context(), networkv1.ClusterNetworkDefault, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range c.Nodes() {
+		await(t, n.Name+" in the new mode", func(ctx context.Context) error {
+			if stateOf(ctx, n).Differs(flat[n.Name]) == nil {
+				return errors.New("its flows are those of the flat network")
+			}
+			return nil
+		})
+	}
+}
+
+// policyScene is pods in two namespaces: servers and clients on both nodes.
+type policyScene struct {
+	cluster *lab.Cluster
+	client  kubernetes.Interface
+	// server answers, on the first node. near and far are clients on the first and the second node; stranger is on the
+	// second node, in another namespace.
+	server, near, far, stranger *lab.Pod
+}
+
+func newPolicyScene(t *testing.T, name string) *policyScene {
+	t.Helper()
+	c := cluster(t)
+	byPolicies(t, c)
+	s := &policyScene{cluster: c}
+	var err error
+	if s.client, err = c.Client(); err != nil {
+		t.Fatal(err)
+	}
+	s.server = s.pod(t, lab.PodSpec{Node: "n1", Name: name + "-server", Labels: map[string]string{"app": "server"}, Ports: []corev1.ContainerPort{{Name: "other", ContainerPort: otherPort}}})
+	s.near = s.pod(t, lab.PodSpec{Node: "n1", Name: name + "-near", Labels: map[string]string{"app": "near"}})
+	s.far = s.pod(t, lab.PodSpec{Node: "n2", Name: name + "-far", Labels: map[string]string{"app": "far"}})
+	s.stranger = s.pod(t, lab.PodSpec{Node: "n2", Namespace: "strangers", Name: name + "-stranger", Labels: map[string]string{"app": "far"}})
+	for _, p := range []*lab.Pod{s.server, s.near, s.far} {
+		tell(t, p.Netns, p.Name, tellPort)
+		tell(t, p.Netns, p.Name, otherPort)
+	}
+	return s
+}
+
+func (s *policyScene) pod(t *testing.T, spec lab.PodSpec) *lab.Pod {
+	t.Helper()
+	p, err := s.cluster.AddPod(t.Context(), spec)
+	if p != nil {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if err := s.cluster.DelPod(ctx, p); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// policy makes a policy for the servers, or replaces it; it goes with the test.
+func (s *policyScene) policy(t *testing.T, name string, selector map[string]string, spec networkingv1.NetworkPolicySpec) {
+	t.Helper()
+	policies := s.client.NetworkingV1().NetworkPolicies("default")
+	spec.PodSelector.MatchLabels = selector
+	object := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	if now, err := policies.Get(t.Context(), name, metav1.GetOptions{}); err == nil {
+		object.ResourceVersion = now.ResourceVersion
+		if _, err := policies.Update(t.Context(), object, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if _, err := policies.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.drop(t, name) })
+}
+
+// drop takes a policy away; that it is gone is no error.
+func (s *policyScene) drop(t *testing.T, name string) {
+	t.Helper()
+	list, err := s.client.NetworkingV1().NetworkPolicies("default").List(context.Background(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		if err := s.client.NetworkingV1().NetworkPolicies("default").Delete(context.Background(), list.Items[i].Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// brief is how long an answer is waited for: within a machine it comes in microseconds.
+const brief = 400 * time.Millisecond
+
+// answers reports whether a connection by TCP is answered.
+func answers(ctx context.Context, from string, to netip.AddrPort) bool {
+	ctx, cancel := context.WithTimeout(ctx, brief)
+	defer cancel()
+	_, err := traffic.Ask(ctx, from, "tcp", to)
+	return err == nil
+}
+
+// who asks where, and whether the answer is to come.
+type who struct {
+	name   string
+	from   string
+	to     netip.AddrPort
+	passes bool
+}
+
+// expect waits until all is as it is to be, all at once.
+func expect(t *testing.T, what string, all ...who) {
+	t.Helper()
+	took := awaitWithin(t, 20*time.Second, what, func(ctx context.Context) error {
+		for _, w := range all {
+			if got := answers(ctx, w.from, w.to); got != w.passes {
+				return fmt.Errorf("%s to %s is answered: %t", w.name, w.to, got)
+			}
+		}
+		return nil
+	})
+	t.Logf("%s, after %s", what, took.Round(time.Millisecond))
+}
+
+// reach is who reaches the server, by port: of near, far and stranger.
+func (s *policyScene) reach(t *testing.T, what string, byPort map[uint16][3]bool) {
+	t.Helper()
+	var all []who
+	for _, number := range slices.Sorted(maps.Keys(byPort)) {
+		for i, from := range []*lab.Pod{s.near, s.far, s.stranger} {
+			all = append(all, who{from.Name, from.Netns, port(s.server.IPs[0], number), byPort[number][i]})
+		}
+	}
+	expect(t, what, all...)
+}
+
+func ingress(rules ...networkingv1.NetworkPolicyIngressRule) networkingv1.NetworkPolicySpec {
+	return networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, Ingress: rules}
+}
+
+func labelled(labels map[string]string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: labels}
+}
+
+// Who may reach a pod, by each way that a policy can say it.
+func TestPolicyIngress(t *testing.T) {
+	s := newPolicyScene(t, "in")
+	server := map[string]string{"app": "server"}
+	from := func(peers ...networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicyIngressRule {
+		return networkingv1.NetworkPolicyIngressRule{From: peers, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(tellPort))}}}
+	}
+	nobody, everybody := [3]bool{}, [3]bool{true, true, true}
+	s.reach(t, "without a policy", map[uint16][3]bool{tellPort: everybody, otherPort: everybody})
+
+	s.policy(t, "in", server, ingress())
+	s.reach(t, "default deny", map[uint16][3]bool{tellPort: nobody, otherPort: nobody})
+	n1 := s.server.Node
+	expect(t, "the node to its own pod, and the pod to others",
+		who{"the node", n1.Netns, port(s.server.IPs[0], tellPort), true},
+		who{"the server", s.server.Netns, port(s.far.IPs[0], tellPort), true},
+		who{"the server", s.server.Netns, port(s.near.IPs[0], tellPort), true},
+		who{"the server to itself", s.server.Netns, port(s.server.IPs[0], tellPort), true})
+
+	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{PodSelector: labelled(map[string]string{"app": "far"})})))
+	s.reach(t, "podSelector", map[uint16][3]bool{tellPort: {false, true, false}, otherPort: nobody})
+
+	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(map[string]string{corev1.LabelMetadataName: "strangers"})})))
+	s.reach(t, "namespaceSelector", map[uint16][3]bool{tellPort: {false, false, true}, otherPort: nobody})
+
+	block := &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{netip.PrefixFrom(s.far.IPs[0], 32).String()}}
+	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{IPBlock: block})))
+	s.reach(t, "ipBlock with except", map[uint16][3]bool{tellPort: {true, false, true}, otherPort: nobody})
+
+	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("other"))}}}))
+	s.reach(t, "a named port", map[uint16][3]bool{tellPort: nobody, otherPort: everybody})
+
+	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1)), EndPort: new(int32(tellPort))}}}))
+	s.reach(t, "a range of ports", map[uint16][3]bool{tellPort: everybody, otherPort: nobody})
+
+	s.drop(t, "in")
+	s.reach(t, "without a policy again", map[uint16][3]bool{tellPort: everybody, otherPort: everybody})
+}
+
+// Whom a pod may reach, also by a Service: what counts is the endpoint.
+func TestPolicyEgress(t *testing.T) {
+	s := newPolicyScene(t, "out")
+	services := &serviceScene{cluster: s.cluster, client: s.client}
+	ip := services.simple(t, "out", nil, at(s.server))
+	for _, from := range []*lab.Pod{s.near, s.far} {
+		settles(t, from.Netns, port(ip, 80), s.server.Name)
+	}
+	far := map[string]string{"app": "far"}
+	reach := func(what string, direct, other, byService bool) {
+		t.Helper()
+		expect(t, what,
+			who{"far", s.far.Netns, port(s.server.IPs[0], tellPort), direct},
+			who{"far", s.far.Netns, port(s.server.IPs[0], otherPort), other},
+			who{"far, by the Service", s.far.Netns, port(ip, 80), byService},
+			who{"near", s.near.Netns, port(ip, 80), true},
+			who{"the server to far", s.server.Netns, port(s.far.IPs[0], tellPort), true})
+	}
+	deny := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}}
+	s.policy(t, "out", far, deny)
+	reach("egress is denied, and answers pass", false, false, false)
+
+	allow := deny
+	allow.Egress = []networkingv1.NetworkPolicyEgressRule{{
+		To:    []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "server"})}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(tellPort))}},
+	}}
+	s.policy(t, "out", far, allow)
+	reach("egress to the endpoint is allowed", true, false, true)
+
+	toService := deny
+	toService.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: ip.String() + "/32"}}}}}
+	s.policy(t, "out", far, toService)
+	reach("egress to the Service's address is allowed, which nobody is", false, false, false)
+	s.drop(t, "out")
+	reach("without a policy again", true, true, true)
+
+	closed := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}
+	s.policy(t, "out", map[string]string{"app": "server"}, closed)
+	expect(t, "nobody but itself",
+		who{"near", s.near.Netns, port(ip, 80), false},
+		who{"the server", s.server.Netns, port(s.near.IPs[0], tellPort), false},
+		who{"the server to itself, by the Service", s.server.Netns, port(ip, 80), true},
+		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], tellPort), true})
+}
+
+// Connections that a policy allows no more end, whoever sends, and those that it allows go on.
+func TestPolicyEndsConnections(t *testing.T) {
+	s := newPolicyScene(t, "end")
+	server := map[string]string{"app": "server"}
+	allow := func(apps ...string) networkingv1.NetworkPolicySpec {
+		var peers []networkingv1.NetworkPolicyPeer
+		for _, app := range apps {
+			peers = append(peers, networkingv1.NetworkPolicyPeer{PodSelector: labelled(map[string]string{"app": app})})
+		}
+		return ingress(networkingv1.NetworkPolicyIngressRule{From: peers})
+	}
+	talk := func(from *lab.Pod, network string) *traffic.Talk {
+		t.Helper()
+		var open *traffic.Talk
+		await(t, "a connection from "+from.Name, func(ctx context.Context) (err error) {
+			open, err = traffic.NewTalk(ctx, from.Netns, network, port(s.server.IPs[0], tellPort))
+			return err
+		})
+		t.Cleanup(func() { _ = open.Close() })
+		if _, err := open.Ask(); err != nil {
+			t.Fatal(err)
+		}
+		return open
+	}
+	for _, network := range []string{"tcp", "udp"} {
+		// One begins while nothing is isolated, one while a rule allows it.
+		before := talk(s.far, network)
+		stays := talk(s.near, network)
+		s.policy(t, "end", server, allow("far", "near"))
+		s.reach(t, "both are allowed", map[uint16][3]bool{tellPort: {true, true, false}})
+		after := talk(s.far, network)
+		if _, err := before.Ask(); err != nil {
+			t.Errorf("%s: a connection that was there before its rule ends: %v", network, err)
+		}
+		s.policy(t, "end", server, allow("near"))
+		s.reach(t, "one is allowed no more", map[uint16][3]bool{tellPort: {true, false, false}})
+		for name, c := range map[string]*traffic.Talk{"from before the rule": before, "from after it": after} {
+			if answer, err := c.Ask(); err == nil {
+				t.Errorf("%s: a connection %s goes on: %s", network, name, answer)
+			}
+		}
+		if _, err := stays.Ask(); err != nil {
+			t.Errorf("%s: a connection that is allowed all the time ends: %v", network, err)
+		}
+		s.drop(t, "end")
+		s.reach(t, "nothing is isolated", map[uint16][3]bool{tellPort: {true, true, true}})
+	}
+}
+
+// An agent that is killed under traffic, with changes of policies in between, loses nothing of what is allowed and lets
+// nothing through that is not.
+func TestPolicyAgentRestarts(t *testing.T) {
+	s := newPolicyScene(t, "again")
+	echoed := echo(t, s.server.Netns, s.server.IPs[0])
+	// One policy stays as it is all the time, and one comes and goes beside it.
+	s.policy(t, "again", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
+	}))
+	s.reach(t, "far only", map[uint16][3]bool{tellPort: {false, true, false}})
+	ping(t, s.far.Netns, s.server.IPs[0])
+	restartsHere := min(*restarts, 5)
+	allowed, err := traffic.NewLoad([]traffic.Pair{{Name: "far", From: s.far.Netns, To: addrPort(s.server)}}, *pairRate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied, err := traffic.NewLoad([]traffic.Pair{
+		{Name: "near", From: s.near.Netns, To: addrPort(s.server)}, {Name: "stranger", From: s.stranger.Netns, To: addrPort(s.server)},
+	}, *pairRate/10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range restartsHere {
+		s.policy(t, "beside", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
+			From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", i)}}},
+		}))
+		kill(t, s.cluster, "n1/weft-agent", syscall.SIGKILL)
+		await(t, "n1 ready", func(ctx context.Context) error { return ready(ctx, s.server.Node) })
+	}
+	tallies, err := allowed.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tally := tallies["far"]; tally.Lost > 0 || tally.Sent == 0 {
+		t.Errorf("of what is allowed: %s", tally)
+	}
+	refused, err := denied.Stop()
+	if err == nil {
+		t.Error("of what no rule allows, all is answered") // a stream that loses anything is an error
+	}
+	for name, tally := range refused {
+		if tally.Sent == 0 || tally.Lost != tally.Sent {
+			t.Errorf("of what no rule allows, %s: %s", name, tally)
+		}
+	}
+	for _, p := range []*lab.Pod{s.near, s.stranger} {
+		if n := echoed.Sources()[p.IPs[0]]; n > 0 {
+			t.Errorf("%d datagrams of %s came, which no rule allows", n, p.Name)
+		}
+	}
+	t.Logf("%d restarts; allowed: %s; refused: %v", restartsHere, tallies["far"], refused)
+}
+
+// A pod that a policy selects gets no packet of those who may not send to it, from its first moment on.
+func TestPolicyIsolatesFirst(t *testing.T) {
+	s := newPolicyScene(t, "first")
+	s.policy(t, "first", map[string]string{"app": "fresh"}, ingress())
+	const starts = 20
+	for i := range starts {
+		fresh, err := s.cluster.AddPod(t.Context(), lab.PodSpec{Node: "n1", Name: fmt.Sprint("first-fresh-", i), Labels: map[string]string{"app": "fresh"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tellAt(t, fresh.Netns, fresh.Name, port(fresh.IPs[0], tellPort))
+		for _, from := range []*lab.Pod{s.near, s.far} {
+			ctx, cancel := context.WithTimeout(t.Context(), brief/4)
+			if answer, err := traffic.Ask(ctx, from.Netns, "tcp", port(fresh.IPs[0], tellPort)); err == nil {
+				t.Errorf("start %d: %s is answered: %s", i, from.Name, answer)
+			}
+			cancel()
+		}
+		if err := s.cluster.DelPod(t.Context(), fresh); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// While the API server is away, also for an agent that starts meanwhile, what is known holds: nothing is opened, nothing ends, and
+// a pod that nobody knows is not attached.
+func TestPolicyWithoutAPIServer(t *testing.T) {
+	s := newPolicyScene(t, "away")
+	s.policy(t, "away", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
+	}))
+	farOnly := map[uint16][3]bool{tellPort: {false, true, false}}
+	s.reach(t, "far only", farOnly)
+	want := settledState(t, s.server.Node)
+	back := apiAway(t, s.cluster)
+	unknown, err := s.cluster.AddPod(t.Context(), lab.PodSpec{Node: "n1", Name: "away-unknown", NoObject: true})
+	if unknown != nil {
+		defer delPod(t, unknown)
+	}
+	var failure *podruntime.Failure
+	if !asFailure(err, &failure) || failure.Code != codeTryAgain {
+		t.Errorf("the ADD of a pod of which nobody told ends with %v, want code %d", err, codeTryAgain)
+	}
+	s.reach(t, "far only, without the API server", farOnly)
+	kill(t, s.cluster, "n1/weft-agent", syscall.SIGKILL)
+	s.reach(t, "far only, by an agent that starts without the API server", farOnly)
+	if unknown != nil {
+		delPod(t, unknown)
+	}
+	back()
+	await(t, "n1 ready", func(ctx context.Context) error { return ready(ctx, s.server.Node) })
+	awaitState(t, s.server.Node, want, "the API server is back")
+	s.reach(t, "far only, when the API server is back", farOnly)
+	s.drop(t, "away")
+	s.reach(t, "without a policy", map[uint16][3]bool{tellPort: {true, true, true}})
+}
