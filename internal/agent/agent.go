@@ -243,7 +243,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	}
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: bootID, Log: a.opts.Log,
+		BootID: bootID, Log: a.opts.Log, TenantsRealised: a.status.changed,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
@@ -263,6 +263,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following, followCtx := errgroup.WithContext(ctx)
 	following.Go(func() error { return a.follow(followCtx, network, e) })
 	following.Go(func() error { return a.followServices(followCtx, network) })
+	following.Go(func() error { return a.followTenants(followCtx, network) })
 	return following.Wait()
 }
 
@@ -355,6 +356,9 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 		return view, err
 	}
 	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
+		return view, err
+	}
+	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
 		return view, err
 	}
 	return view, network.Update(ctx, view)

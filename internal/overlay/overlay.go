@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -81,6 +82,10 @@ type Options struct {
 	BootID string
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
+	// MoveStep is how long each step of a project's move between VNIDs takes. Default DefaultMoveStep.
+	MoveStep time.Duration
+	// TenantsRealised is told when Network.TenantsRealised may return another version. It must not wait. Nil: nobody is told.
+	TenantsRealised func()
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)
@@ -95,6 +100,7 @@ type Network struct {
 	reaper  *reaper
 	links   *unlinker
 	ends    *ends
+	tenants *tenants
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -138,9 +144,13 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
 		services: newServices(),
 	}
+	if opts.MoveStep == 0 {
+		opts.MoveStep = DefaultMoveStep
+	}
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
 	n.ends = newEnds(n)
+	n.tenants = newTenants(n, opts.MoveStep)
 	n.Waiting("the agent is starting")
 	return n
 }
@@ -151,6 +161,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reaper.run(ctx) })
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
+	group.Go(func() error { return n.tenants.run(ctx) })
 	return group.Wait()
 }
 
@@ -167,6 +178,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
+	next.tenants = n.tenants
 	if !n.started {
 		return n.start(ctx, next)
 	}

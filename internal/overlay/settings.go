@@ -32,12 +32,15 @@ type settings struct {
 	pipeline    pipeline.Config
 	host        host.Config
 	attachments plan.Settings
+	// tenants are the namespaces' VNIDs; other than the rest they change.
+	tenants *tenants
 }
 
 // newSettings returns the settings of a View, or an error that says what is wrong and what would be right.
 func newSettings(view View) (*settings, error) {
-	if view.Cluster.Mode != clusternetwork.ModeSubnet {
-		return nil, fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s only", networkv1.PluginSubnet)
+	mode, err := pipelineMode(view.Cluster.Mode)
+	if err != nil {
+		return nil, err
 	}
 	if err := addressesOutside(&view); err != nil {
 		return nil, err
@@ -56,7 +59,7 @@ func newSettings(view View) (*settings, error) {
 	}
 	s := &settings{view: view, mtu: mtu}
 	s.pipeline = pipeline.Config{
-		Mode: pipeline.ModeSubnet, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
+		Mode: mode, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
 		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
 		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem,
 	}
@@ -70,6 +73,17 @@ func newSettings(view View) (*settings, error) {
 		HostGroup: host.PodGroup, TxOffloadOff: view.Node.Datapath == ovsdb.DatapathNetdev,
 	}
 	return s, s.pipeline.Validate()
+}
+
+// pipelineMode returns the flows' word for a mode.
+func pipelineMode(mode clusternetwork.Mode) (pipeline.Mode, error) {
+	switch mode {
+	case clusternetwork.ModeSubnet:
+		return pipeline.ModeSubnet, nil
+	case clusternetwork.ModeMultitenant:
+		return pipeline.ModeMultitenant, nil
+	}
+	return "", fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s and %s", networkv1.PluginSubnet, networkv1.PluginMultitenant)
 }
 
 // addressesOutside returns an error for a network of pods or Services that holds a node's address. Nothing of such a
@@ -160,7 +174,11 @@ func pod(rec *attach.Record) pipeline.Pod {
 }
 
 func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry {
-	return s.pipeline.Pod(pod(rec))
+	p, open := s.pod(rec)
+	if !open {
+		return nil
+	}
+	return s.pipeline.Pod(p)
 }
 
 func (s *settings) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {

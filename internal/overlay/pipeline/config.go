@@ -61,7 +61,7 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.Mode == "" || c.Mode == ModeSubnet, "mode %q: only %q is supported", c.Mode, ModeSubnet)
+	check(c.Mode == "" || c.Mode == ModeSubnet || c.Mode == ModeMultitenant, "mode %q: it is %q or %q", c.Mode, ModeSubnet, ModeMultitenant)
 	check(len(c.ClusterNetworks) > 0, "there is no cluster network")
 	for _, network := range c.ClusterNetworks {
 		check(canonical4(network), "cluster network %s is no IPv4 range in canonical form", network)
