@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/overlay/host"
