@@ -21,9 +21,16 @@ import (
 	"weft.dev/weft/internal/overlay"
 )
 
-// missingPatience is how long a node that is to isolate pods waits for the VNIDs of those that it has, and stays as it was:
-// the controller gives one to each namespace when the mode changes. Then it goes on, and pods without one are closed.
-const missingPatience = time.Minute
+// A node that is to isolate pods waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
+// each namespace when the mode changes. Then it goes on, and pods without one are closed.
+const (
+	missingPatience = time.Minute
+	// startPatience is that of an agent that starts: until then it attaches no pod.
+	startPatience = 10 * time.Second
+)
+
+// errUnread says that NetNamespaces are not known yet.
+var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or does not let this agent read them")
 
 // tenants tells which namespaces' VNIDs changed. NetNamespaces are watched only while pods are isolated by them.
 type tenants struct {
@@ -107,7 +114,7 @@ func (t *tenants) begin(ctx context.Context) error {
 		t.mu.Unlock()
 	}
 	if !handler.HasSynced() {
-		return errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or does not let this agent read them")
+		return errUnread
 	}
 	return nil
 }
@@ -168,9 +175,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 		maps.Copy(t.dirty, dirty)
 		return err
 	}
-	for name, vnid := range change.VNIDs {
-		t.known[name] = vnid
-	}
+	maps.Copy(t.known, change.VNIDs)
 	for _, name := range change.Gone {
 		delete(t.known, name)
 	}
@@ -250,7 +255,11 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 	if more := len(names) - most; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	if now.Sub(t.missing) < missingPatience {
+	patience := missingPatience
+	if network.Ready() != nil {
+		patience = startPatience
+	}
+	if now.Sub(t.missing) < patience {
 		return fmt.Errorf("waiting for the VNIDs of namespaces %s before pods are isolated by them: the controller gives each a NetNamespace", text)
 	}
 	t.missing = time.Time{}

@@ -235,10 +235,12 @@ func (n *Network) refresh(ctx context.Context, s *settings) error {
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
 	rules := n.engines.Rules.Apply(ctx, s.rules())
+	// In this order a change of the mode loses nothing that is allowed before and after: what comes from other nodes counts
+	// as the new mode has it before pods no longer say whom they admit, and what admits all goes last.
+	n.engines.Flows.Set(remotes.flows)
 	n.setPods(s)
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
-	n.engines.Flows.Set(remotes.flows)
 	n.setServices(s)
 	flows := n.engines.Flows.Apply(ctx, s.flows())
 	return errors.Join(

@@ -47,6 +47,8 @@ type tenants struct {
 
 	mu    sync.RWMutex
 	known map[string]*tenant
+	// moving are the namespaces that have steps to take.
+	moving map[string]*tenant
 	// told is closed when a namespace gets a VNID.
 	told chan struct{}
 	// latest is the version that is realised when nothing moves any more; realised is the last one that was.
@@ -67,8 +69,8 @@ type tenant struct {
 
 func newTenants(n *Network, step time.Duration) *tenants {
 	return &tenants{
-		network: n, step: step, wake: make(chan struct{}, 1), known: map[string]*tenant{}, told: make(chan struct{}),
-		pending: map[string]struct{}{},
+		network: n, step: step, wake: make(chan struct{}, 1), known: map[string]*tenant{}, moving: map[string]*tenant{},
+		told: make(chan struct{}), pending: map[string]struct{}{},
 	}
 }
 
@@ -124,6 +126,7 @@ func (t *tenants) take(change *TenantChange, isolating bool, now time.Time) {
 	for _, name := range change.Gone {
 		if t.known[name] != nil {
 			delete(t.known, name)
+			delete(t.moving, name)
 			t.pending[name] = struct{}{}
 		}
 	}
@@ -132,12 +135,14 @@ func (t *tenants) take(change *TenantChange, isolating bool, now time.Time) {
 		switch {
 		case have == nil || !isolating:
 			t.known[name] = &tenant{vnid: vnid, sends: vnid}
+			delete(t.moving, name)
 			close(t.told)
 			t.told = make(chan struct{})
 		case have.vnid == vnid:
 			continue
 		default:
 			have.move(vnid, now.Add(t.step))
+			t.moving[name] = have
 		}
 		t.pending[name] = struct{}{}
 	}
@@ -166,12 +171,14 @@ func (p *tenant) advance(due time.Time) {
 func (t *tenants) advance(now time.Time) (something bool, next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for name, p := range t.known {
-		if !p.due.IsZero() && !p.due.After(now) {
+	for name, p := range t.moving {
+		if !p.due.After(now) {
 			p.advance(now.Add(t.step))
 			t.pending[name] = struct{}{}
 		}
-		if !p.due.IsZero() && (next.IsZero() || p.due.Before(next)) {
+		if p.due.IsZero() {
+			delete(t.moving, name)
+		} else if next.IsZero() || p.due.Before(next) {
 			next = p.due
 		}
 	}
@@ -197,12 +204,7 @@ func (t *tenants) settle(names map[string]struct{}) {
 
 // realise tells the latest version if nothing is left to do. The caller holds mu.
 func (t *tenants) realise() {
-	for _, p := range t.known {
-		if !p.due.IsZero() {
-			return
-		}
-	}
-	if t.realised == t.latest || len(t.pending) > 0 {
+	if t.realised == t.latest || len(t.pending)+len(t.moving) > 0 {
 		return
 	}
 	t.realised = t.latest

@@ -86,7 +86,7 @@ func (c *Client) Change(ctx context.Context, r Request, realised bool, progress 
 	if err := r.check(names, have); err != nil {
 		return Report{}, err
 	}
-	change := &change{request: &r, was: have, waits: map[string]bool{}, now: map[string]*networkv1.NetNamespace{}}
+	change := &change{request: &r, was: have, waits: map[string]bool{}, asked: map[string]bool{}, now: map[string]*networkv1.NetNamespace{}}
 	for _, name := range names {
 		change.waits[name] = true
 	}
@@ -97,7 +97,8 @@ func (c *Client) Change(ctx context.Context, r Request, realised bool, progress 
 	if !realised {
 		return report, nil
 	}
-	return report, c.realise(ctx, &report, change.version, progress)
+	err = c.realise(ctx, &report, change.version, progress)
+	return report, err
 }
 
 // change is a request under way.
@@ -107,6 +108,8 @@ type change struct {
 	// waits are the namespaces whose change is not made yet; now are the others as they are.
 	waits map[string]bool
 	now   map[string]*networkv1.NetNamespace
+	// asked are those whose annotation was seen.
+	asked map[string]bool
 	// version is the resourceVersion of the last change of a VNID; 0: none was needed.
 	version uint64
 }
@@ -135,37 +138,37 @@ func (c *Client) make(ctx context.Context, ch *change, names []string, since str
 		if err := c.objects.Patch(ctx, nn, client.RawPatch(types.MergePatchType, patch)); err != nil {
 			return fmt.Errorf("NetNamespace %s: %w", name, err)
 		}
+		// Somebody may have asked for the same already: then this is no change, and no event.
+		ch.asked[name] = ch.was[name].Annotations[networkv1.AnnotationChangeNetwork] == ch.request.annotation
 	}
-	told, asked := false, map[string]bool{}
-	for _, name := range names { // somebody may have asked for the same already: then this is no change
-		asked[name] = ch.was[name].Annotations[networkv1.AnnotationChangeNetwork] == ch.request.annotation
-	}
+	progress("waiting for the controller to change the VNIDs")
 	for len(ch.waits) > 0 {
 		event, err := next(ctx, events)
 		if err != nil {
 			return fmt.Errorf("waiting for the controller to change %d NetNamespaces (does one run? see weft status): %w", len(ch.waits), err)
 		}
-		nn, ok := event.Object.(*networkv1.NetNamespace)
-		if !ok || !ch.waits[nn.Name] {
-			continue
+		if err := ch.see(event); err != nil {
+			return err
 		}
-		if event.Type == watch.Deleted {
-			return fmt.Errorf("NetNamespace %s was deleted", nn.Name)
-		}
-		_, waits := nn.Annotations[networkv1.AnnotationChangeNetwork]
-		switch {
-		case waits:
-			asked[nn.Name] = true
-			if err := ch.refused(nn); err != nil {
-				return err
-			}
-			if !told {
-				progress("waiting for the controller to change the VNIDs")
-				told = true
-			}
-		case asked[nn.Name]:
-			ch.made(nn)
-		}
+	}
+	return nil
+}
+
+// see takes note of what has become of a NetNamespace.
+func (ch *change) see(event watch.Event) error {
+	nn, ok := event.Object.(*networkv1.NetNamespace)
+	if !ok || !ch.waits[nn.Name] {
+		return nil
+	}
+	if event.Type == watch.Deleted {
+		return fmt.Errorf("NetNamespace %s was deleted", nn.Name)
+	}
+	if _, waits := nn.Annotations[networkv1.AnnotationChangeNetwork]; waits {
+		ch.asked[nn.Name] = true
+		return ch.refused(nn)
+	}
+	if ch.asked[nn.Name] {
+		ch.made(nn)
 	}
 	return nil
 }

@@ -37,6 +37,7 @@ func document(c *pipeline.Config) string {
 		writeRules(&b, s.rules)
 	}
 	documentServices(&b)
+	documentTenants(&b)
 	return b.String()
 }
 

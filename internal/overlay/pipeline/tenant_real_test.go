@@ -4,6 +4,7 @@ package pipeline_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -150,9 +151,7 @@ func TestTenantServices(t *testing.T) {
 	vnids := map[string]uint32{"a": 42, "b": 42, "c": 77, "d": 0}
 	for name, pod := range n.pods {
 		pod.VNID = vnids[name]
-		for key, flow := range n.config.Pod(pod.Pod) {
-			n.flows[key] = flow
-		}
+		maps.Copy(n.flows, n.config.Pod(pod.Pod))
 		n.serve(pod.space, name, "tcp", ":8080")
 		n.serve(pod.space, name, "udp", ":5353")
 	}
@@ -203,9 +202,7 @@ func TestTenantServices(t *testing.T) {
 		defer func() { _ = served.Close() }()
 		move := func(vnid uint32) {
 			n.pods["b"].VNID = vnid
-			for key, flow := range n.config.Pod(n.pods["b"].Pod) {
-				n.flows[key] = flow
-			}
+			maps.Copy(n.flows, n.config.Pod(n.pods["b"].Pod))
 			n.apply(vip("own", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"))
 		}
 		for key := range n.config.Pod(n.pods["b"].Pod) {

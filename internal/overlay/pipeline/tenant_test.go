@@ -1,6 +1,8 @@
 package pipeline_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,5 +119,28 @@ func TestVNIDOutOfRange(t *testing.T) {
 		if err := c.CheckPod(pod); err == nil || !strings.Contains(err.Error(), "16777215") || len(c.Pod(pod)) != 0 {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// documentTenants adds what the switch does between isolated projects, where it differs from a flat network.
+func documentTenants(b *strings.Builder) {
+	flat := sample(true)
+	tenants, pods := tenantSample(true)
+	b.WriteString("\n## Isolated projects\n\n" +
+		"With `redhat/openshift-ovs-multitenant` packets carry their sender's VNID. Pods a and b are of two projects, c is of b's and on its way to another, " +
+		"d is of a global one. What differs then from the flows above, with Services:\n")
+	before := map[string]bool{}
+	for _, s := range tenantSections(flat, pods) {
+		for _, r := range s.rules {
+			before[r.Flow.String()] = true
+		}
+	}
+	for _, s := range tenantSections(tenants, pods) {
+		fresh := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return before[r.Flow.String()] })
+		if len(fresh) == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\n### Owner `%s`, isolated\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", s.owner)
+		writeRules(b, fresh)
 	}
 }
