@@ -111,13 +111,13 @@ func runTenant(cmd *cobra.Command, common *commonFlags, opts *tenantOptions, req
 	report, err := tenants.Change(ctx, request, opts.wait, func(what string) {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), what) // nobody else to tell
 	})
-	if err != nil {
-		return err
+	if len(report.Namespaces) == 0 {
+		return err // nothing was changed
 	}
-	if opts.output != outputText {
-		return printValue(cmd.OutOrStdout(), opts.output, report)
+	if opts.output == outputText {
+		return errors.Join(err, tenantText(cmd.OutOrStdout(), &report, opts.wait))
 	}
-	return tenantText(cmd.OutOrStdout(), &report, opts.wait)
+	return errors.Join(err, printValue(cmd.OutOrStdout(), opts.output, report))
 }
 
 // tenantText writes a report for people.

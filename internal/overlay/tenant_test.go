@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
@@ -316,4 +319,63 @@ func TestMoveIsTriedAgain(t *testing.T) {
 	if got := l.tells(t, a); got != "sends 0xb admits 0xb" {
 		t.Error(got)
 	}
+}
+
+// Whatever happens in whatever order, and however often the agent begins anew: in the end the node is as a fresh agent makes
+// it of the records and of the VNIDs that there are.
+func TestTenantsProperty(t *testing.T) {
+	base := t.TempDir()
+	rapid.Check(t, func(r *rapid.T) {
+		n := newNode(tempDir(r, base))
+		l := n.begin(r)
+		defer func() { l.stop() }()
+		l.tenants.step = time.Nanosecond
+		view, have, pods := sample(), map[string]uint32{}, map[string]*cni.Request{}
+		l.update(r, view)
+		namespaces, names := []string{"a", "b", "c"}, []string{"s0", "s1", "s2", "s3"}
+		everything := func() TenantChange { return TenantChange{VNIDs: maps.Clone(have)} }
+		for range rapid.IntRange(1, 15).Draw(r, "steps") {
+			namespace, name := rapid.SampledFrom(namespaces).Draw(r, "namespace"), rapid.SampledFrom(names).Draw(r, "pod")
+			switch rapid.SampledFrom([]string{"vnid", "vnid", "gone", "add", "add", "delete", "mode", "restart"}).Draw(r, "do") {
+			case "vnid":
+				have[namespace] = rapid.Uint32Range(0, 3).Draw(r, "vnid")
+				l.tenancy(r, TenantChange{VNIDs: map[string]uint32{namespace: have[namespace]}})
+			case "gone":
+				delete(have, namespace)
+				l.tenancy(r, TenantChange{Gone: []string{namespace}})
+			case "add":
+				if _, has := have[namespace]; pods[name] == nil && (has || view.Cluster.Mode == clusternetwork.ModeSubnet) {
+					pods[name] = l.of(namespace, name)
+					l.add(r, pods[name])
+				}
+			case "delete":
+				if pods[name] != nil {
+					l.del(r, pods[name])
+					delete(pods, name)
+				}
+			case "mode":
+				if view.Cluster.Mode == clusternetwork.ModeSubnet {
+					view = isolated()
+				} else {
+					view = sample()
+				}
+				l.update(r, view)
+			case "restart":
+				l.stop()
+				l = n.begin(r)
+				l.tenants.step = time.Nanosecond
+				l.tenancy(r, everything())
+				l.update(r, view)
+			}
+		}
+		l.settled(r)
+		eventually(r, "nothing moves", func() bool {
+			l.tenants.mu.Lock()
+			defer l.tenants.mu.Unlock()
+			return len(l.tenants.moving)+len(l.tenants.pending) == 0
+		})
+		if want, now := fresh(r, tempDir(r, base), view, l.store.List(), everything()), n.state(r); want != now {
+			r.Fatalf("state\n%s\nwant\n%s", now, want)
+		}
+	})
 }
