@@ -24,6 +24,7 @@ import (
 // A node that is to isolate pods waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
 // each namespace when the mode changes. Then it goes on, and pods without one are closed.
 const (
+	// missingPatience is how long no other VNID may have come.
 	missingPatience = time.Minute
 	// startPatience is that of an agent that starts: until then it attaches no pod.
 	startPatience = 10 * time.Second
@@ -44,8 +45,9 @@ type tenants struct {
 	stepping sync.Mutex
 	// known are the VNIDs that the network was told of.
 	known map[string]uint32
-	// missing is since when VNIDs are waited for.
+	// missing is since when VNIDs are waited for without another coming, missed how many namespaces have none.
 	missing time.Time
+	missed  int
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -247,9 +249,10 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 		t.missing = time.Time{}
 		return nil
 	}
-	if t.missing.IsZero() {
+	if t.missing.IsZero() || len(names) < t.missed {
 		t.missing = now
 	}
+	t.missed = len(names)
 	const most = 10
 	text := strings.Join(names[:min(most, len(names))], ", ")
 	if more := len(names) - most; more > 0 {

@@ -122,7 +122,10 @@ func TestWaitingForVNIDs(t *testing.T) {
 	if err := x.complete(network, now.Add(startPatience-1)); err == nil || !strings.Contains(err.Error(), "namespaces b before") {
 		t.Errorf("with one: %v", err)
 	}
-	if err := x.complete(network, now.Add(startPatience)); err != nil {
+	if err := x.complete(network, now.Add(startPatience)); err == nil {
+		t.Error("it has gone on although VNIDs come")
+	}
+	if err := x.complete(network, now.Add(2*startPatience-1)); err != nil {
 		t.Errorf("for ever: %v", err)
 	}
 	if err := network.UpdateTenants(t.Context(), overlay.TenantChange{VNIDs: map[string]uint32{"b": 2}}); err != nil {

@@ -379,3 +379,37 @@ func TestTenantsProperty(t *testing.T) {
 		}
 	})
 }
+
+// The way back to a flat network loses nothing that is allowed: while pods' own flows go, what comes from other nodes counts
+// as everybody's already, and what admits everybody comes last or with them. The way there is the other way round: nobody
+// is shut out before pods say whom they admit.
+func TestModeChangeOrder(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
+	l.add(t, l.of("a", "s1"))
+	remotes, pods, all := 0, 0, 0 // the commits that changed what tunnels count as, whom pods admit, and who is admitted by all
+	commits := 0
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		commits++
+		for _, entries := range []map[openflow.Key]openflow.Entry{change.Set, change.Delete} {
+			for key, entry := range entries {
+				text := entry.String()
+				switch {
+				case key.Group == 0 && key.Table == pipeline.TableTunnel:
+					remotes = commits
+				case key.Group == 0 && key.Table == pipeline.TableIngress && strings.Contains(text, "reg2=0x3"):
+					pods = commits
+				case key.Group == 0 && key.Table == pipeline.TableIngress:
+					all = commits
+				}
+			}
+		}
+		return nil
+	})
+	for _, view := range []View{sample(), isolated()} {
+		remotes, pods, all, commits = 0, 0, 0, 0
+		l.update(t, view)
+		if remotes == 0 || remotes > pods || pods > all {
+			t.Errorf("to %s: tunnels by commit %d, pods by %d, all by %d", view.Cluster.Mode, remotes, pods, all)
+		}
+	}
+}
