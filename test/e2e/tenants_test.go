@@ -310,6 +310,7 @@ func TestTenants(t *testing.T) {
 		e.judge(t, "after restarts", nil)
 	})
 	t.Run("connection", func(t *testing.T) { e.connectionEnds(t) })
+	t.Run("services", func(t *testing.T) { e.services(t) })
 	t.Run("new", func(t *testing.T) { e.newProject(t) })
 	t.Run("hostile", func(t *testing.T) {
 		c := e.cluster
@@ -353,6 +354,33 @@ func (e *estate) connectionEnds(t *testing.T) {
 	if now := e.counts("a1", "b2"); now != at {
 		t.Errorf("%d packets of the connection came after it was forbidden", now-at)
 	}
+}
+
+// services: who asks a Service reaches the endpoints that are its own project's or global, on any node, and no others.
+func (e *estate) services(t *testing.T) {
+	client, err := e.cluster.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &serviceScene{cluster: e.cluster, client: client}
+	for _, name := range []string{"a2", "a3", "c1", "c2", "d2"} {
+		tell(t, e.pods[name].Netns, name, tellPort)
+	}
+	own := s.simple(t, "tenants-own", nil, at(e.pods["a2"]), at(e.pods["a3"]))
+	global := s.simple(t, "tenants-global", nil, at(e.pods["d2"]))
+	near, far := s.simple(t, "tenants-near", nil, at(e.pods["c1"])), s.simple(t, "tenants-far", nil, at(e.pods["c2"]))
+	asks := e.pods["a1"].Netns
+	settles(t, asks, port(own, 80), "a2", "a3")
+	settles(t, asks, port(global, 80), "d2")
+	settles(t, e.pods["d1"].Netns, port(own, 80), "a2", "a3") // who is global reaches all; and the node has these Services
+	settles(t, e.pods["d1"].Netns, port(near, 80), "c1")
+	settles(t, e.pods["d1"].Netns, port(far, 80), "c2")
+	settles(t, e.cluster.Node(1).Netns, port(far, 80), "c2") // by kube-proxy
+	for _, network := range []string{"tcp", "udp"} {
+		silent(t, asks, network, port(near, 80))
+		silent(t, asks, network, port(far, 80))
+	}
+	refused(t, asks, port(own, 81), "tcp", "udp") // what no Service has is not handed to the host
 }
 
 // newProject: a pod that comes with its namespace is attached, and isolated from its first packet on.
