@@ -93,6 +93,7 @@ func TestRightsAreTheBudget(t *testing.T) {
 		"weft-agent": {
 			"network.openshift.io/clusternetworks":    read,
 			"network.openshift.io/hostsubnets":        read,
+			"network.openshift.io/netnamespaces":      read,
 			"network.openshift.io/hostsubnets/status": {"patch"},
 			"/nodes":                            read,
 			"/services":                         read,

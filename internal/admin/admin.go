@@ -38,6 +38,9 @@ type State struct {
 	// AddressesUsed of AddressesTotal addresses for pods are taken.
 	AddressesUsed  int `json:"addressesUsed"`
 	AddressesTotal int `json:"addressesTotal"`
+	// VNIDsVersion is the resourceVersion of the last change of a NetNamespace's netid that is in effect, where pods are
+	// isolated by VNID.
+	VNIDsVersion string `json:"vnidsVersion,omitempty"`
 	// Engines are all that the agent keeps in step.
 	Engines []Engine `json:"engines"`
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,6 +69,9 @@ func (a *agent) state(ctx context.Context) admin.State {
 	}
 	usage := r.network.Usage()
 	s.Attachments, s.AddressesUsed, s.AddressesTotal = usage.Attachments, usage.Used, usage.Total
+	if version := r.network.TenantsRealised(); version > 0 {
+		s.VNIDsVersion = strconv.FormatUint(version, 10)
+	}
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}

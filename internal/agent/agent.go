@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
@@ -243,7 +244,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	}
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log,
+		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, TenantsRealised: a.status.changed,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
@@ -264,6 +265,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.follow(followCtx, network, e) })
 	following.Go(func() error { return a.followServices(followCtx, network) })
 	following.Go(func() error { return a.followPolicies(followCtx, network) })
+	following.Go(func() error { return a.followTenants(followCtx, network) })
 	return following.Wait()
 }
 
@@ -358,7 +360,13 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
 		return view, err
 	}
-	return view, a.updateNetwork(ctx, network, view)
+	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
+		return view, err
+	}
+	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
+		return view, err
+	}
+	return view, a.objects.tenants.end(ctx) // not before pods are isolated otherwise
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -66,10 +67,25 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	if err := a.objects.services.step(ctx, network); err != nil {
 		return admin.Diff{}, err
 	}
-	if _, err := a.program(ctx, network, e); err != nil {
+	if err := a.dryProgram(ctx, network, e); err != nil {
 		return admin.Diff{}, fmt.Errorf("a start would stop here: %w", err)
 	}
 	return a.compare(ctx, e), nil
+}
+
+// dryProgram compiles everything, once all is known that a start would wait for.
+func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *engines) error {
+	for {
+		_, err := a.program(ctx, network, e)
+		if !errors.Is(err, errUnread) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(firstFollowRetry):
+		}
+	}
 }
 
 // forgetsNothing leaves the switch's connections alone.

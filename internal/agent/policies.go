@@ -82,6 +82,7 @@ func (p *policies) enter(ctx context.Context) error {
 }
 
 func (p *policies) watch(ctx context.Context) error {
+	var synced []toolscache.InformerSynced
 	for _, kind := range policyKinds() {
 		informer, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 		if err != nil {
@@ -98,8 +99,9 @@ func (p *policies) watch(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("watching the API server: %w", err)
 		}
-		p.synced = append(p.synced, registered.HasSynced)
+		synced = append(synced, registered.HasSynced)
 	}
+	p.synced = synced
 	return nil
 }
 
@@ -110,14 +112,23 @@ func (p *policies) leave(ctx context.Context) error {
 	if len(p.synced) == 0 {
 		return nil
 	}
-	for _, kind := range policyKinds() {
-		if err := p.cache.RemoveInformer(ctx, kind); err != nil {
-			return fmt.Errorf("ending watches of the API server: %w", err)
-		}
-	}
 	p.synced, p.known = nil, false
 	p.take()
+	var errs []error
+	for _, kind := range policyKinds() {
+		errs = append(errs, p.cache.RemoveInformer(ctx, kind))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("ending watches of the API server: %w", err)
+	}
 	return nil
+}
+
+// forget has all be told again, should the network come back to this mode: one that is about to leave it forgets.
+func (p *policies) forget() {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	p.known = false
 }
 
 // samePolicyObject reports whether two states of an object differ in nothing that counts: pods are written often.
@@ -323,6 +334,7 @@ func (a *agent) followPolicies(ctx context.Context, network *overlay.Network) er
 // the mode comes, nothing after it went.
 func (a *agent) updateNetwork(ctx context.Context, network *overlay.Network, view overlay.View) error {
 	if !view.ByPolicies() {
+		a.objects.policies.forget()
 		if err := network.Update(ctx, view); err != nil {
 			return err
 		}

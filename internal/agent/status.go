@@ -168,6 +168,8 @@ func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) net
 		Attachments: int32(state.Attachments),                                                                            //nolint:gosec // a node has thousands
 		Addresses:   networkv1.HostSubnetAddresses{Used: int32(state.AddressesUsed), Total: int32(state.AddressesTotal)}, //nolint:gosec // likewise
 		Conditions:  agentConditions(have.DeepCopy().Status.Conditions),
+
+		VNIDsVersion: state.VNIDsVersion,
 	}
 	for i := range state.Engines {
 		status.Engines = append(status.Engines, engineStatus(&state.Engines[i]))

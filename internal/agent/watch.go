@@ -39,6 +39,8 @@ type objects struct {
 	services *services
 	// policies are watched in one mode only.
 	policies *policies
+	// tenants are watched beside, and only in the mode that has them.
+	tenants *tenants
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -54,6 +56,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion(), corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion})
 	mapper.Add(networkv1.GroupVersion().WithKind("ClusterNetwork"), meta.RESTScopeRoot)
 	mapper.Add(networkv1.GroupVersion().WithKind("HostSubnet"), meta.RESTScopeRoot)
+	mapper.Add(networkv1.GroupVersion().WithKind("NetNamespace"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Service"), meta.RESTScopeNamespace)
 	mapper.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
@@ -71,10 +74,12 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)
 	}
-	return &objects{
+	o := &objects{
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
 		services: newServices(store, node), policies: newPolicies(store, log),
-	}, nil
+	}
+	o.tenants = newTenants(store, log, o.signal)
+	return o, nil
 }
 
 // servedLabels select Services, and their slices, as kube-proxy does: not those of another proxy, and not headless ones.
@@ -91,6 +96,8 @@ func strip(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Node:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
+	case *networkv1.NetNamespace:
+		o.Annotations, o.EgressIPs, o.Status = nil, nil, networkv1.NetNamespaceStatus{}
 	case *corev1.Service:
 		o.Annotations = nil
 	case *corev1.Pod:

@@ -158,7 +158,18 @@ func setUp(mgr manager.Manager, stands *standing, options Options) error {
 	return nil
 }
 
+// Rates of requests to the API server, which has its own say in it (priority and fairness). With client-go's default, 5 a
+// second, a change of the mode would take a cluster of a thousand namespaces minutes.
+const (
+	requestRate  = 200
+	requestBurst = 400
+)
+
 func newManager(options Options) (manager.Manager, error) {
+	if options.Config.QPS == 0 {
+		options.Config = rest.CopyConfig(options.Config)
+		options.Config.QPS, options.Config.Burst = requestRate, requestBurst
+	}
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), networkv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)

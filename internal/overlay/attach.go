@@ -39,6 +39,9 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	if err := unsupported(req); err != nil {
 		return nil, err
 	}
+	if err := n.awaitVNID(ctx, s, req.Args.PodNamespace); err != nil {
+		return nil, err
+	}
 	rec, err := n.store.Get(key)
 	switch {
 	case err == nil && rec.State == attach.Attached && rec.Netns == req.Netns && rec.BootID == n.opts.BootID:

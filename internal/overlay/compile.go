@@ -115,6 +115,18 @@ func (n *Network) setPods(s *settings) {
 	n.engines.Flows.Set(flows)
 }
 
+// closePods withdraws the flows of all pods, and waits until they are gone.
+func (n *Network) closePods(ctx context.Context) error {
+	n.opening.Lock()
+	closed := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(n.live))
+	for key := range n.live {
+		closed[owner(key)] = nil
+	}
+	n.engines.Flows.Set(closed)
+	n.opening.Unlock()
+	return named("closing pods before the mode changes", n.engines.Flows.Apply(ctx, closed))
+}
+
 // open adds an attachment to those that setPods compiles. Its own fragments are the caller's to hand over, afterwards.
 func (n *Network) open(rec attach.Record) {
 	n.opening.Lock()

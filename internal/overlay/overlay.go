@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -85,6 +86,10 @@ type Options struct {
 	Node string
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
+	// MoveStep is how long each step of a project's move between VNIDs takes. Default DefaultMoveStep.
+	MoveStep time.Duration
+	// TenantsRealised is told when Network.TenantsRealised may return another version. It must not wait. Nil: nobody is told.
+	TenantsRealised func()
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)
@@ -99,6 +104,7 @@ type Network struct {
 	reaper  *reaper
 	links   *unlinker
 	ends    *ends
+	tenants *tenants
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -115,6 +121,8 @@ type Network struct {
 	started  bool
 	// incomplete tells that the last Update failed: the next one compiles everything.
 	incomplete bool
+	// crossing tells that pods are closed on the way from one mode that isolates to another.
+	crossing bool
 
 	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
 	// that none is handed over after the attachment is out of live and its fragment withdrawn.
@@ -144,9 +152,13 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
 		services: newServices(), policies: newPolicies(opts.Node),
 	}
+	if opts.MoveStep == 0 {
+		opts.MoveStep = DefaultMoveStep
+	}
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
 	n.ends = newEnds(n)
+	n.tenants = newTenants(n, opts.MoveStep)
 	n.Waiting("the agent is starting")
 	return n
 }
@@ -157,6 +169,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reaper.run(ctx) })
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
+	group.Go(func() error { return n.tenants.run(ctx) })
 	return group.Wait()
 }
 
@@ -173,18 +186,21 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
+	next.tenants = n.tenants
 	if !n.started {
-		return n.start(ctx, next)
+		if err := n.start(ctx, next); err != nil {
+			return err
+		}
+		n.purgeDue(next.judges()) // flows that were committed may be others than those of the life before
+		return n.purge(ctx)
 	}
 	was := n.settings.Load()
 	if !n.incomplete && was.view.equalButRemotes(view) {
 		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purge(ctx))
 	}
-	n.opening.Lock()
-	n.policies.purge = n.policies.purge || was.policies() || next.policies()
-	n.opening.Unlock()
+	n.purgeDue(was.judges() || next.judges())
 	n.incomplete = true
-	if err := n.refresh(ctx, next); err != nil {
+	if err := n.refresh(ctx, was, next); err != nil {
 		return err
 	}
 	n.incomplete = false
@@ -227,19 +243,34 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 
 // refresh programs what differs from the View before. An engine that fails does not keep the others; what it was to do
 // stays desired.
-func (n *Network) refresh(ctx context.Context, s *settings) error {
+func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
+	}
+	// Between two modes that isolate, each lets through what only the other would stop: pods are closed on the way.
+	n.crossing = n.crossing || was.judges() && s.judges() && was.pipeline.Mode != s.pipeline.Mode
+	if n.crossing {
+		if err := n.closePods(ctx); err != nil {
+			return err
+		}
 	}
 	// From here on ADDs use the new settings. Those under way finish with the old ones, and look again when they have.
 	n.settings.Store(s)
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
 	rules := n.engines.Rules.Apply(ctx, s.rules())
+	// In this order a change of the mode loses nothing that is allowed before and after: what comes from other nodes counts
+	// as the new mode has it before pods no longer say whom they admit, and what admits all goes last.
+	n.engines.Flows.Set(remotes.flows)
+	if n.crossing || s.policies() && !was.policies() { // until pods are marked as isolated, these let all through
+		if err := n.engines.Flows.Apply(ctx, s.flows()); err != nil {
+			return named("flows", err)
+		}
+	}
+	n.crossing = false
 	n.setPods(s)
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
-	n.engines.Flows.Set(remotes.flows)
 	n.setServices(s)
 	flows := n.engines.Flows.Apply(ctx, s.flows())
 	return errors.Join(

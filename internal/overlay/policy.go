@@ -1,12 +1,14 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -51,15 +53,31 @@ func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error
 	n.opening.Lock()
 	n.policies.update(change)
 	n.policies.purge = n.handOver() || n.policies.purge
-	due := n.policies.purge
+	due, handed := n.policies.purge, slices.Collect(maps.Keys(n.policies.handed))
 	n.opening.Unlock()
 	if !due {
 		return nil
 	}
-	if err := n.engines.Flows.Apply(ctx, nil); err != nil { // what was handed over is committed by then
+	err := n.engines.Flows.Apply(ctx, nil) // what was handed over was tried by then
+	for _, o := range handed {
+		err = errors.Join(err, n.engines.Flows.Failure(o))
+	}
+	if err != nil {
 		return named("NetworkPolicies", err)
 	}
+	n.opening.Lock()
+	for _, o := range handed {
+		delete(n.policies.handed, o)
+	}
+	n.opening.Unlock()
 	return n.purge(ctx)
+}
+
+// purgeDue notes that the datapath is to be purged, if so.
+func (n *Network) purgeDue(due bool) {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	n.policies.purge = n.policies.purge || due
 }
 
 // purge has the datapath go by the flows that are committed, at once, if that is due. What fails is due again.
@@ -96,6 +114,8 @@ type policies struct {
 	told chan struct{}
 	// purge says that the datapath is to be purged once what was handed over is committed.
 	purge bool
+	// handed are the owners whose flows were handed over, and may not be in effect.
+	handed map[reconcile.Owner]struct{}
 	// left is how many rules there is no room for, as it was told.
 	left [2]int
 }
@@ -104,13 +124,21 @@ func newPolicies(node string) policies {
 	return policies{
 		node: node, index: policy.New(node), pods: map[policy.Key]*PolicyPod{}, objects: map[policy.Key]struct{}{},
 		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, told: make(chan struct{}),
+		handed: map[reconcile.Owner]struct{}{},
 	}
 }
 
 // ByPolicies reports whether the view's network isolates by NetworkPolicies: UpdatePolicies is then to tell of them first.
 func (v *View) ByPolicies() bool { return v.Cluster.Mode == clusternetwork.ModeNetworkPolicy }
 
+// judges reports whether the switch judges who may send to whom.
+func (s *settings) judges() bool { return s.policies() || s.isolates() }
+
 func (s *settings) policies() bool { return s.pipeline.Mode == pipeline.ModeNetworkPolicy }
+
+func compareKeys(a, b policy.Key) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
 
 func podKey(rec *attach.Record) policy.Key {
 	return policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}
@@ -253,8 +281,9 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 	}
 	if x.rules == nil {
 		x.rules = pipeline.NewConjunctions(s.view.Local.Subnet)
-		x.rules.Apply(policy.Effect{Policies: slices.Collect(maps.Keys(x.objects))}, x.index)
-		for key := range x.pods { // those of other nodes have no address in this node's subnet
+		// In order, so that conjunctions get the same ids in each life.
+		x.rules.Apply(policy.Effect{Policies: slices.SortedFunc(maps.Keys(x.objects), compareKeys)}, x.index)
+		for _, key := range slices.SortedFunc(maps.Keys(x.pods), compareKeys) { // those of other nodes have no address in this node's subnet
 			x.feed(key)
 		}
 	}
@@ -296,6 +325,9 @@ func (n *Network) handOver() bool {
 	x.stale = map[policy.Key]struct{}{}
 	if len(fragments) > 0 {
 		n.engines.Flows.Set(fragments)
+	}
+	for o := range fragments {
+		x.handed[o] = struct{}{}
 	}
 	ingress, egress := x.rules.Left()
 	if left := [2]int{ingress, egress}; left != x.left {

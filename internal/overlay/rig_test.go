@@ -455,8 +455,9 @@ func (l *life) nothingLeft(t tb, before string) {
 	}
 }
 
-// fresh is the state that a fresh agent makes of the records alone, on a node where nothing is programmed yet.
-func fresh(t tb, dir string, view View, records []attach.Record) string {
+// fresh is the state that a fresh agent makes of the records alone, on a node where nothing is programmed yet. It is told of
+// the changes before its first view.
+func fresh(t tb, dir string, view View, records []attach.Record, told ...TenantChange) string {
 	t.Helper()
 	n := newNode(dir)
 	store, err := attach.Open(dir)
@@ -481,6 +482,9 @@ func fresh(t tb, dir string, view View, records []attach.Record) string {
 	}
 	l := n.begin(t)
 	defer l.stop()
+	for _, change := range told {
+		l.tenancy(t, change)
+	}
 	l.update(t, view)
 	return n.state(t)
 }

@@ -32,16 +32,15 @@ type settings struct {
 	pipeline    pipeline.Config
 	host        host.Config
 	attachments plan.Settings
+	// tenants are the namespaces' VNIDs; other than the rest they change.
+	tenants *tenants
 }
 
 // newSettings returns the settings of a View, or an error that says what is wrong and what would be right.
 func newSettings(view View) (*settings, error) {
-	modes := map[clusternetwork.Mode]pipeline.Mode{
-		clusternetwork.ModeSubnet: pipeline.ModeSubnet, clusternetwork.ModeNetworkPolicy: pipeline.ModeNetworkPolicy,
-	}
-	mode, served := modes[view.Cluster.Mode]
-	if !served {
-		return nil, fmt.Errorf("ClusterNetwork default: pluginName: this release serves %s and %s only", networkv1.PluginSubnet, networkv1.PluginNetworkPolicy)
+	mode, err := pipelineMode(view.Cluster.Mode)
+	if err != nil {
+		return nil, err
 	}
 	if err := addressesOutside(&view); err != nil {
 		return nil, err
@@ -74,6 +73,19 @@ func newSettings(view View) (*settings, error) {
 		HostGroup: host.PodGroup, TxOffloadOff: view.Node.Datapath == ovsdb.DatapathNetdev,
 	}
 	return s, s.pipeline.Validate()
+}
+
+// pipelineMode returns the flows' word for a mode.
+func pipelineMode(mode clusternetwork.Mode) (pipeline.Mode, error) {
+	switch mode {
+	case clusternetwork.ModeSubnet:
+		return pipeline.ModeSubnet, nil
+	case clusternetwork.ModeMultitenant:
+		return pipeline.ModeMultitenant, nil
+	case clusternetwork.ModeNetworkPolicy:
+		return pipeline.ModeNetworkPolicy, nil
+	}
+	return "", fmt.Errorf("ClusterNetwork default: pluginName: it is %s, %s or %s", networkv1.PluginSubnet, networkv1.PluginMultitenant, networkv1.PluginNetworkPolicy)
 }
 
 // addressesOutside returns an error for a network of pods or Services that holds a node's address. Nothing of such a
@@ -164,7 +176,11 @@ func pod(rec *attach.Record) pipeline.Pod {
 }
 
 func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry {
-	return s.pipeline.Pod(pod(rec))
+	p, open := s.pod(rec)
+	if !open {
+		return nil
+	}
+	return s.pipeline.Pod(p)
 }
 
 func (s *settings) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {

@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/overlay/host"
@@ -130,7 +129,7 @@ func TestInvalidView(t *testing.T) {
 		change func(*View)
 		words  string
 	}{
-		"mode":             {func(v *View) { v.Cluster.Mode = clusternetwork.ModeMultitenant }, "pluginName"},
+		"mode":             {func(v *View) { v.Cluster.Mode = "none" }, "pluginName"},
 		"mtu too large":    {func(v *View) { v.Cluster.MTU = 1451 }, "at most 1450"},
 		"interface narrow": {func(v *View) { v.Node.MTU = 600 }, "at least 626"},
 		"no subnet":        {func(v *View) { v.Local.Subnet = netip.Prefix{} }, "subnet"},

@@ -48,7 +48,12 @@ func gatewayOf(p *lab.Pod) hostile.End {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	c := cluster(t)
-	pods := addPods(t, c, [2]string{"n1", "attacker"}, [2]string{"n1", "neighbour"}, [2]string{"n2", "remote"})
+	return newStageOf(t, c, addPods(t, c, [2]string{"n1", "attacker"}, [2]string{"n1", "neighbour"}, [2]string{"n2", "remote"}))
+}
+
+// newStageOf makes a stage of an attacker, its neighbour on the node, and a pod on the other node.
+func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod) *stage {
+	t.Helper()
 	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], ears: map[string]*traffic.Sniffer{}}
 	s.remoteGateway = gatewayOf(s.remote)
 	s.scene = hostile.Scene{
@@ -207,8 +212,11 @@ func (s *stage) unharmed(t *testing.T) {
 }
 
 // Whatever a pod sends that is not its own, goes nowhere: not to a pod, not to a node, not onto the network between.
-func TestHostilePod(t *testing.T) {
-	s := newStage(t)
+func TestHostilePod(t *testing.T) { newStage(t).attack(t) }
+
+// attack sends all hostile frames, and sees that nobody hears them.
+func (s *stage) attack(t *testing.T) {
+	t.Helper()
 	frames, err := hostile.Frames(s.scene)
 	if err != nil {
 		t.Fatal(err)

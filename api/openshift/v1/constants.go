@@ -67,7 +67,7 @@ const (
 	// AnnotationAssignSubnet, present with any value, asks for a subnet for a host that is no Node (a router or load
 	// balancer that takes part in the overlay).
 	AnnotationAssignSubnet = "pod.network.openshift.io/assign-subnet"
-	// AnnotationFixedVNID is the VNID, in decimal, of all traffic from a host that is no Node. Default 0.
+	// AnnotationFixedVNID is the VNID, in decimal, of all traffic to a host that is no Node. Default 0.
 	AnnotationFixedVNID = "pod.network.openshift.io/fixed-vnid-host"
 	// AnnotationNodeUID is the UID of the Node that a HostSubnet was made for. A HostSubnet without it belongs to a
 	// host that is no Node, and is never deleted by the controller.

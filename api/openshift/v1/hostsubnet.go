@@ -96,6 +96,13 @@ type HostSubnetStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Engines []HostSubnetEngine `json:"engines,omitempty"`
+
+	// vnidsVersion is, where pods are isolated by VNID, the resourceVersion of the last change of a NetNamespace's netid
+	// that is wholly in effect on the node. A later resourceVersion of a NetNamespace than this says that the node is still
+	// at it, if that changed the netid.
+	// +optional
+	// +kubebuilder:validation:MaxLength=20
+	VNIDsVersion string `json:"vnidsVersion,omitempty"`
 }
 
 // HostSubnetVersions are the releases that run on a node.

@@ -175,7 +175,7 @@ func (p *vnidPlanner) requested(nn *networkv1.NetNamespace, request string) (uin
 	switch {
 	case request == networkv1.ChangeGlobal:
 		return networkv1.VNIDGlobal, nil
-	case request == networkv1.ChangeIsolate && nn.Name == networkv1.NamespaceDefault:
+	case nn.Name == networkv1.NamespaceDefault: // nobody isolates what all use
 		return 0, fmt.Errorf("namespace %s stays global", nn.Name)
 	case request == networkv1.ChangeIsolate && p.holders[nn.NetID] == 1 && nn.NetID != networkv1.VNIDGlobal:
 		return nn.NetID, nil

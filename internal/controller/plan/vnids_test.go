@@ -114,6 +114,12 @@ func TestVNIDs(t *testing.T) {
 			[]string{"update a 13 namespace-uid=ua"},
 		},
 		{
+			"default stays global", tenants,
+			[]Namespace{ns("default"), ns("b")},
+			[]networkv1.NetNamespace{nn("default", 0, "join:b"), nn("b", 13, "")},
+			[]string{"Invalid on NetNamespace default"},
+		},
+		{
 			"join itself", tenants,
 			[]Namespace{ns("a")},
 			[]networkv1.NetNamespace{nn("a", 12, "join:a")},

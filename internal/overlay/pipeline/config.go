@@ -61,7 +61,7 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.Mode == "" || c.Mode == ModeSubnet || c.policies(), "mode %q: only %q and %q are supported", c.Mode, ModeSubnet, ModeNetworkPolicy)
+	check(c.Mode == "" || c.Mode == ModeSubnet || c.isolates() || c.policies(), "mode %q: it is %q, %q or %q", c.Mode, ModeSubnet, ModeMultitenant, ModeNetworkPolicy)
 	check(!c.policies() || c.Conntrack, "mode %q needs connection tracking", c.Mode)
 	check(len(c.ClusterNetworks) > 0, "there is no cluster network")
 	for _, network := range c.ClusterNetworks {

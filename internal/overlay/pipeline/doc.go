@@ -36,6 +36,9 @@
 //     userspace datapath) goes to the host as without Services, and kube-proxy serves it.
 //   - A UDP connection that begins with a datagram in fragments is served by the host as well: the flow table sees no ports
 //     in fragments. Fragments of connections that are known are translated like all else: conntrack sees the whole.
+//   - Isolation by VNID is a flow of each pod in table 80, by its port: whom it admits besides the host and global projects.
+//     A namespace that moves between VNIDs only adds such flows, then alters what its pods send with, then removes flows.
+//   - Between isolated projects, what only the host serves is refused (table 60): the host sends on in its own name.
 //   - What need not meet the connection tracker does not: each pass costs about a tenth of the throughput, and nothing in a
 //     flat network asks for a connection's state. Without Conntrack that is every packet. With it, it is all but those to
 //     Services, those from and to the ports where endpoints answer (Targets), ICMP errors and fragments to pods. An answer

@@ -41,6 +41,7 @@ func document(c *pipeline.Config) string {
 	}
 	documentServices(&b)
 	documentPolicies(&b)
+	documentTenants(&b)
 	return b.String()
 }
 

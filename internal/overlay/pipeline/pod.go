@@ -21,10 +21,12 @@ type Pod struct {
 	Addrs []netip.Addr
 	// MAC is its MAC address; nil is the one that follows from each address (PodMAC).
 	MAC net.HardwareAddr
-	// VNID is its namespace's. A flat network ignores it.
+	// VNID is its namespace's, which its packets carry. A flat network ignores it.
 	VNID uint32
 	// Isolation is how policies isolate it. Only ModeNetworkPolicy looks at it.
 	Isolation policy.Isolation
+	// Admits are VNIDs from which it is reached besides its own and 0, while its namespace moves between VNIDs.
+	Admits []uint32
 }
 
 // CheckPod returns an error that says why Pod would return no flows.
@@ -33,6 +35,8 @@ func (c *Config) CheckPod(pod Pod) error {
 	switch {
 	case pod.OFPort < FirstPodPort || pod.OFPort > 0xfeff: // the last that an interface can be given
 		return fmt.Errorf("%s: port %d is no pod's", pod.Owner, pod.OFPort)
+	case pod.VNID > vnidMax || slices.ContainsFunc(pod.Admits, func(vnid uint32) bool { return vnid > vnidMax }):
+		return fmt.Errorf("%s: VNID %d, or one of %d, is over %d", pod.Owner, pod.VNID, pod.Admits, vnidMax)
 	case pod.MAC != nil && !unicastMAC(pod.MAC):
 		return fmt.Errorf("%s: %s is no unicast MAC address", pod.Owner, pod.MAC)
 	}
@@ -65,6 +69,7 @@ func (c *Config) PodRules(pod Pod) []Rule {
 			p.pod4(pod, addr)
 		}
 	}
+	p.admit(&pod)
 	return p.rules
 }
 
@@ -74,7 +79,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	if mac == nil {
 		mac = PodMAC(addr)
 	}
-	vnid := uint32(0) // as everybody's in a flat network
+	vnid := p.config.sourceOf(&pod)
 	port, from := openflow.InPort(pod.OFPort), openflow.EthSrc(mac)
 	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
 	p.add(TablePod, priority, "ARP from the pod, which speaks for itself",

@@ -58,7 +58,7 @@ func Registers() []Register {
 	}
 }
 
-func source(vnid uint32) openflow.Action { //nolint:unparam // a flat network has 0 only; modes with VNIDs have others
+func source(vnid uint32) openflow.Action {
 	return openflow.SetField(openflow.Reg(RegSource, vnid))
 }
 

@@ -21,12 +21,14 @@ type Remote struct {
 	FixedVNID uint32
 }
 
+// vnidMax is the largest that a VNI has room for (RFC 7348, section 5).
+const vnidMax = 1<<24 - 1
+
 // Owner names the HostSubnet as the origin of the flows.
 func (r Remote) Owner() reconcile.Owner { return reconcile.Owner("hostsubnet/" + r.UID) }
 
 // CheckRemote returns an error that says why Remote would return no flows.
 func (c *Config) CheckRemote(r Remote) error {
-	const vnidMax = 1<<24 - 1
 	switch {
 	case !r.NodeIP.Is4() || r.NodeIP.IsLoopback() || r.NodeIP.IsMulticast() || r.NodeIP.IsUnspecified():
 		return fmt.Errorf("HostSubnet %s: host address %s is no usable IPv4 address", r.UID, r.NodeIP)
@@ -55,13 +57,13 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 	}
 	p := c.program(r.Owner())
 	from := match(openflow.InPort(PortVXLAN), openflow.TunSrc(r.NodeIP), openflow.TunDst(c.NodeIP))
-	// The source VNID of everybody in a flat network is 0, whatever the VNI.
+	sender := c.sourceFromTunnel()
 	p.add(TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
 		append(from, openflow.ARP(), openflow.ARPSPA(r.Subnet), openflow.ARPTPA(c.LocalSubnet)),
-		source(0), openflow.GotoTable(TableRoute))
+		sender, openflow.GotoTable(TableRoute))
 	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
 		append(slices.Clip(from), openflow.IPSrc(r.Subnet), openflow.IPDst(c.LocalSubnet)),
-		source(0), openflow.GotoTable(TableState))
+		sender, openflow.GotoTable(TableState))
 	vni := sourceToTunnel()
 	if r.FixedVNID != 0 {
 		vni = openflow.SetField(openflow.TunID(uint64(r.FixedVNID)))

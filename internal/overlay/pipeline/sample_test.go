@@ -60,9 +60,12 @@ func sections(c *pipeline.Config) []section {
 	}
 }
 
-func allFlows(c *pipeline.Config) []*openflow.Flow {
+func allFlows(c *pipeline.Config) []*openflow.Flow { return sorted(sections(c)) }
+
+// sorted are the flows of sections in the order of goldens.
+func sorted(all []section) []*openflow.Flow {
 	var flows []*openflow.Flow
-	for _, s := range sections(c) {
+	for _, s := range all {
 		for _, r := range s.rules {
 			flows = append(flows, r.Flow)
 		}

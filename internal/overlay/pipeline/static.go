@@ -129,17 +129,17 @@ func (p *program) routeNonsense() {
 }
 
 func (p *program) deliver() {
-	const node, all, allHosts = 300, 200, 200
+	const node = 300
 	c := p.config
 	out := openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort)))
 	if c.policies() {
 		p.deliverByPolicy()
 	} else {
 		p.output(TableIngress, node, "a node always reaches its pods", match(openflow.IPSrc(host(c.Gateway))), out)
-		p.output(TableIngress, all, "a flat network isolates nobody", nil, out)
+		p.isolation(out)
 	}
 	p.drop(TableHost, priorityForbid, "the tunnel's port is closed to pods", match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(c.vxlanPort())))
-	p.output(TableHost, allHosts, "to Services, which the host serves", nil, c.toHost()...)
+	p.hostServices()
 }
 
 func (p *program) leave() {

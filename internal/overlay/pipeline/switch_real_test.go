@@ -26,21 +26,27 @@ type realSwitch struct {
 
 func start(t *testing.T, c *pipeline.Config) realSwitch {
 	t.Helper()
+	return startWith(t, allFlows(c), 2)
+}
+
+// startWith starts a bridge with so many pods' ports, and flows.
+func startWith(t *testing.T, flows []*openflow.Flow, pods int) realSwitch {
+	t.Helper()
 	s := realSwitch{Switch: ovstest.Start(t)}
 	s.bridge = s.Name("br")
 	s.AddBridge(s.bridge)
 	s.VSCtl("add-port", s.bridge, s.Name("vx"), "--", "set", "interface", s.Name("vx"), "type=vxlan", "ofport_request=1",
 		"options:remote_ip=flow", "options:key=flow", "options:dst_port=4789")
-	for ofport, suffix := range map[int]string{2: "t", 3: "a", 4: "b"} {
+	for i, suffix := range append([]string{"t"}, strings.Split("abcdefghij"[:pods], "")...) {
 		s.VSCtl("add-port", s.bridge, s.Name(suffix), "--", "set", "interface", s.Name(suffix), "type=internal",
-			fmt.Sprintf("ofport_request=%d", ofport))
+			fmt.Sprintf("ofport_request=%d", int(pipeline.PortTun)+i))
 	}
-	s.program(t, c)
+	s.program(t, flows)
 	return s
 }
 
-// program commits the sample's flows and sees that nothing is left to do: a restart commits nothing.
-func (s realSwitch) program(t *testing.T, c *pipeline.Config) {
+// program commits flows and sees that nothing is left to do: a restart commits nothing.
+func (s realSwitch) program(t *testing.T, flows []*openflow.Flow) {
 	t.Helper()
 	engine := openflow.NewEngine(openflow.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -53,7 +59,7 @@ func (s realSwitch) program(t *testing.T, c *pipeline.Config) {
 		}
 	}()
 	want := map[openflow.Key]openflow.Entry{}
-	for _, f := range allFlows(c) {
+	for _, f := range flows {
 		want[f.Key()] = f
 	}
 	key, note := pipeline.Note(reconcile.Hash{1, 2, 3, 4})

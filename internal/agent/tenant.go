@@ -1,0 +1,292 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/overlay"
+)
+
+// A node that is to isolate pods waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
+// each namespace when the mode changes. Then it goes on, and pods without one are closed.
+const (
+	// missingPatience is how long no other VNID may have come.
+	missingPatience = time.Minute
+	// startPatience is that of an agent that starts: until then it attaches no pod.
+	startPatience = 10 * time.Second
+)
+
+// errUnread says that NetNamespaces are not known yet.
+var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or does not let this agent read them")
+
+// tenants tells which namespaces' VNIDs changed. NetNamespaces are watched only while pods are isolated by them.
+type tenants struct {
+	cache cache.Cache
+	log   *slog.Logger
+	wake  chan struct{}
+	// changed is told as well while the node waits for VNIDs.
+	changed func()
+
+	// stepping serialises step, and guards known and missing.
+	stepping sync.Mutex
+	// known are the VNIDs that the network was told of.
+	known map[string]uint32
+	// missing is since when VNIDs are waited for without another coming, missed how many namespaces have none.
+	missing time.Time
+	missed  int
+
+	// mu guards what follows.
+	mu sync.Mutex
+	// handler is told of changes; nil: nobody watches.
+	handler toolscache.ResourceEventHandlerRegistration
+	dirty   map[string]struct{}
+	// awaited tells that the node waits for VNIDs.
+	awaited bool
+}
+
+func newTenants(store cache.Cache, log *slog.Logger, changed func()) *tenants {
+	return &tenants{
+		cache: store, log: log, wake: make(chan struct{}, 1), changed: changed, known: map[string]uint32{}, dirty: map[string]struct{}{},
+	}
+}
+
+// prepare tells the network of all VNIDs before it isolates pods by them. An error says what is waited for.
+func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode clusternetwork.Mode) error {
+	if mode != clusternetwork.ModeMultitenant {
+		return nil
+	}
+	t.await(true)
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	if err := t.step(ctx, network); err != nil {
+		return err
+	}
+	if err := t.complete(network, time.Now()); err != nil {
+		return err
+	}
+	t.await(false)
+	return nil
+}
+
+func (t *tenants) await(awaited bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.awaited = awaited
+}
+
+// begin watches, and returns an error until everything is known once.
+func (t *tenants) begin(ctx context.Context) error {
+	t.stepping.Lock()
+	defer t.stepping.Unlock()
+	t.mu.Lock()
+	handler := t.handler
+	t.mu.Unlock()
+	if handler == nil {
+		informer, err := t.cache.GetInformer(ctx, &networkv1.NetNamespace{}, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching NetNamespaces: %w", err)
+		}
+		handler, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: t.note, UpdateFunc: func(_, now any) { t.note(now) }, DeleteFunc: t.note,
+		})
+		if err != nil {
+			return fmt.Errorf("watching NetNamespaces: %w", err)
+		}
+		t.mu.Lock()
+		t.handler = handler
+		for name := range t.known { // some may have gone while nobody watched
+			t.dirty[name] = struct{}{}
+		}
+		t.mu.Unlock()
+	}
+	if !handler.HasSynced() {
+		return errUnread
+	}
+	return nil
+}
+
+// end stops watching.
+func (t *tenants) end(ctx context.Context) error {
+	t.stepping.Lock()
+	defer t.stepping.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.handler == nil {
+		return nil
+	}
+	if err := t.cache.RemoveInformer(ctx, &networkv1.NetNamespace{}); err != nil {
+		return fmt.Errorf("ending the watch of NetNamespaces: %w", err)
+	}
+	t.handler, t.awaited, t.dirty = nil, false, map[string]struct{}{}
+	return nil
+}
+
+// note takes note of an object that changed.
+func (t *tenants) note(object any) {
+	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = at.Obj
+	}
+	nn, ok := object.(*networkv1.NetNamespace)
+	if !ok {
+		return
+	}
+	t.mu.Lock()
+	t.dirty[nn.Name] = struct{}{}
+	awaited := t.awaited
+	t.mu.Unlock()
+	select {
+	case t.wake <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
+	if awaited {
+		t.changed()
+	}
+}
+
+// step brings the network in step with what changed since the last.
+func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
+	t.stepping.Lock()
+	defer t.stepping.Unlock()
+	t.mu.Lock()
+	if t.handler == nil || !t.handler.HasSynced() { // a part of them would be taken for all
+		t.mu.Unlock()
+		return nil
+	}
+	dirty := t.dirty
+	t.dirty = map[string]struct{}{}
+	t.mu.Unlock()
+	change, err := t.change(ctx, dirty)
+	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		maps.Copy(t.dirty, dirty)
+		return err
+	}
+	maps.Copy(t.known, change.VNIDs)
+	for _, name := range change.Gone {
+		delete(t.known, name)
+	}
+	if len(change.VNIDs)+len(change.Gone) == 0 {
+		return nil
+	}
+	return network.UpdateTenants(ctx, change) // which tries again by itself
+}
+
+// change returns what differs of the names given from what the network was told. The first time that is everything, also
+// what went while nobody watched.
+func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (overlay.TenantChange, error) {
+	change := overlay.TenantChange{VNIDs: map[string]uint32{}}
+	for name := range dirty {
+		var nn networkv1.NetNamespace
+		err := t.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return change, fmt.Errorf("NetNamespace %s: %w", name, err)
+		}
+		was, had := t.known[name]
+		if err != nil || !t.usable(&nn) {
+			if had {
+				change.Gone = append(change.Gone, name)
+			}
+			continue
+		}
+		if had && was == nn.NetID {
+			continue
+		}
+		change.VNIDs[name] = nn.NetID
+		if had || len(t.known) == 0 {
+			change.Version = max(change.Version, versionOf(&nn))
+		}
+	}
+	return change, nil
+}
+
+// usable reports whether a NetNamespace can be used. The API server refuses those that cannot; one that is older than its
+// rules leaves its pods closed.
+func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
+	if nn.NetName == nn.Name && nn.NetID <= networkv1.VNIDMax {
+		return true
+	}
+	t.log.Error("a NetNamespace cannot be used, and its pods are closed: netname must equal metadata.name, and netid be 0 to 16777215: delete it, a new one is made",
+		"netnamespace", nn.Name, "netname", nn.NetName, "netid", nn.NetID)
+	return false
+}
+
+// versionOf returns an object's version as a number; those of one kind are in the order of the changes
+// (Kubernetes' "Resource versions must be comparable", KEP 5504).
+func versionOf(nn *networkv1.NetNamespace) uint64 {
+	version, err := strconv.ParseUint(nn.ResourceVersion, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return version
+}
+
+// complete returns an error while pods that the node has would be closed for want of a VNID, and it can be hoped that they
+// get one.
+func (t *tenants) complete(network *overlay.Network, now time.Time) error {
+	if network.Isolating() {
+		return nil
+	}
+	t.stepping.Lock()
+	defer t.stepping.Unlock()
+	names := network.WithoutVNID()
+	if len(names) == 0 {
+		t.missing = time.Time{}
+		return nil
+	}
+	if t.missing.IsZero() || len(names) < t.missed {
+		t.missing = now
+	}
+	t.missed = len(names)
+	const most = 10
+	text := strings.Join(names[:min(most, len(names))], ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	patience := missingPatience
+	if network.Ready() != nil {
+		patience = startPatience
+	}
+	if now.Sub(t.missing) < patience {
+		return fmt.Errorf("waiting for the VNIDs of namespaces %s before pods are isolated by them: the controller gives each a NetNamespace", text)
+	}
+	t.missing = time.Time{}
+	t.log.Error("isolating pods although namespaces of some have no VNID: those pods are closed until the controller gives them one", "namespaces", text)
+	return nil
+}
+
+// followTenants keeps VNIDs in step until ctx ends.
+func (a *agent) followTenants(ctx context.Context, network *overlay.Network) error {
+	delay := firstFollowRetry
+	for {
+		var retry <-chan time.Time
+		if err := a.objects.tenants.step(ctx, network); err == nil {
+			delay = firstFollowRetry
+		} else if ctx.Err() == nil {
+			a.opts.Log.Warn("the VNIDs of projects are not in step", "error", err)
+			timer := time.NewTimer(delay)
+			retry, delay = timer.C, min(2*delay, lastFollowRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.objects.tenants.wake:
+		case <-retry:
+		}
+	}
+}

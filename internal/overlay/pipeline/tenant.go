@@ -1,0 +1,78 @@
+package pipeline
+
+import (
+	"slices"
+
+	"weft.dev/weft/internal/openflow"
+)
+
+// ModeMultitenant isolates pods whose namespaces have different VNIDs. Those with VNID 0 reach all and are reached by all.
+const ModeMultitenant Mode = "multitenant"
+
+// isolates reports whether packets are judged by VNIDs.
+func (c *Config) isolates() bool { return c.Mode == ModeMultitenant }
+
+// sourceOf sets the source VNID of what a pod sends: that of everybody in a flat network is 0.
+func (c *Config) sourceOf(pod *Pod) uint32 {
+	if c.isolates() {
+		return pod.VNID
+	}
+	return 0
+}
+
+// sourceFromTunnel sets the source VNID of what a known node sends: the VNI, which the node vouches for. In a flat network
+// it is 0, whatever the VNI.
+func (c *Config) sourceFromTunnel() openflow.Action {
+	const last = 31
+	if c.isolates() {
+		return openflow.Move(openflow.Bits(openflow.FieldTunID, 0, last), openflow.RegBits(RegSource, 0, last))
+	}
+	return source(0)
+}
+
+// isolation judges by VNIDs what all pods receive. Who else may reach a pod, the pod's own flows say (admit).
+func (p *program) isolation(out openflow.Action) {
+	const all = 200
+	if !p.config.isolates() {
+		p.output(TableIngress, all, "a flat network isolates nobody", nil, out)
+		return
+	}
+	p.output(TableIngress, all, "from hosts, from outside, and from global projects", match(openflow.Reg(RegSource, 0)), out)
+}
+
+// admit lets a pod's own project in, and everybody if the project is global. The verdict needs no state: it is the same for
+// both directions of a connection, and is passed on each packet, so that a connection ends with the permission.
+func (p *program) admit(pod *Pod) {
+	const priority = 100
+	if !p.config.isolates() {
+		return
+	}
+	to, out := openflow.Reg(RegPort, pod.OFPort), openflow.Output(pod.OFPort)
+	senders := append([]uint32{pod.VNID}, pod.Admits...)
+	slices.Sort(senders)
+	if senders[0] == 0 {
+		p.output(TableIngress, priority, "to a global project, from all", match(to), out)
+		return
+	}
+	for _, vnid := range slices.Compact(senders) {
+		purpose := "from the pod's own project"
+		if vnid != pod.VNID {
+			purpose = "from a VNID that the project moves from or to"
+		}
+		p.output(TableIngress, priority, purpose, match(openflow.Reg(RegSource, vnid), to), out)
+	}
+}
+
+// hostServices hands to the host what only the host serves. The host does not know who sent it: what it passes on comes
+// from the gateway, which reaches all. So only global projects get there; to others the host says that there is nothing.
+func (p *program) hostServices() {
+	const all, global = 200, 210
+	c := p.config
+	if !c.isolates() {
+		p.output(TableHost, all, "to Services, which the host serves", nil, c.toHost()...)
+		return
+	}
+	p.output(TableHost, global, "to Services, which the host serves, from global projects", match(openflow.Reg(RegSource, 0)), c.toHost()...)
+	refuse := append([]openflow.Action{openflow.SetField(openflow.EthSrc(RejectMAC()))}, c.toHost()...)
+	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide who asks, and rejects", nil, refuse...)
+}

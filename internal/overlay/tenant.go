@@ -1,0 +1,351 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+const (
+	// DefaultMoveStep is how long nodes may differ in what they have heard of a change of VNIDs. Watches tell within
+	// milliseconds; a node that hears of it later than this loses packets of the project, and lets none through.
+	DefaultMoveStep = 2 * time.Second
+	// vnidPatience is how long an ADD waits for its namespace's VNID: a pod often comes with its namespace, and what it
+	// waits for takes milliseconds. After that the runtime tries again.
+	vnidPatience = 5 * time.Second
+)
+
+// TenantChange is what changed of the namespaces' VNIDs.
+type TenantChange struct {
+	// VNIDs are those of namespaces that are new or have another.
+	VNIDs map[string]uint32
+	// Gone are namespaces that have none any more: their pods are closed.
+	Gone []string
+	// Version is what Realised tells once the change is in effect; 0 leaves it.
+	Version uint64
+}
+
+// tenants are the namespaces' VNIDs as this node's pods have them.
+//
+// A namespace that moves between VNIDs does so in steps, because nodes do not hear of it at the same time, and its own pods
+// must reach each other throughout: first its pods admit the new one as well, then they send with it, and last they no
+// longer admit the old. Each step is one change of the flows of all its pods.
+type tenants struct {
+	network *Network
+	step    time.Duration
+	wake    chan struct{}
+
+	mu    sync.RWMutex
+	known map[string]*tenant
+	// moving are the namespaces that have steps to take.
+	moving map[string]*tenant
+	// told is closed when a namespace gets a VNID.
+	told chan struct{}
+	// latest is the version that is realised when nothing moves any more; realised is the last one that was.
+	latest, realised uint64
+	// pending are namespaces whose pods may not have their flows yet.
+	pending map[string]struct{}
+}
+
+// tenant is one namespace.
+type tenant struct {
+	// vnid is what it has according to the cluster; sends is what its pods' packets carry.
+	vnid, sends uint32
+	// admits are further VNIDs that its pods are reached from, while it moves.
+	admits []uint32
+	// due is when the next step is taken; zero: it does not move.
+	due time.Time
+}
+
+func newTenants(n *Network, step time.Duration) *tenants {
+	return &tenants{
+		network: n, step: step, wake: make(chan struct{}, 1), known: map[string]*tenant{}, moving: map[string]*tenant{},
+		told: make(chan struct{}), pending: map[string]struct{}{},
+	}
+}
+
+// UpdateTenants brings the pods in step with a change of VNIDs. Before the first Update in a mode that has them it only takes
+// note: all that there are have to be told by then, because pods without one are closed. After an error, what could
+// not be programmed is tried again.
+func (n *Network) UpdateTenants(ctx context.Context, change TenantChange) error {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	was := n.settings.Load()
+	isolating := n.started && was.isolates()
+	n.tenants.take(&change, isolating, time.Now())
+	if !isolating {
+		return nil
+	}
+	return n.retenant(ctx, was)
+}
+
+// isolates reports whether pods are isolated by VNIDs.
+func (s *settings) isolates() bool { return s.pipeline.Mode == pipeline.ModeMultitenant }
+
+// retenant programs the pods of the namespaces that are pending: all in one change. The caller holds updating.
+func (n *Network) retenant(ctx context.Context, s *settings) error {
+	again := *s // so that ADDs under way look again
+	n.settings.Store(&again)
+	names := n.tenants.due()
+	n.opening.Lock()
+	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
+	for key, rec := range n.live {
+		if _, affected := names[rec.PodNamespace]; affected {
+			flows[owner(key)] = again.podFlows(&rec)
+		}
+	}
+	n.engines.Flows.Set(flows)
+	n.opening.Unlock()
+	// Waiting is for the next pass, which takes all that was handed over.
+	err := n.engines.Flows.Apply(ctx, nil)
+	for o := range flows {
+		err = errors.Join(err, n.engines.Flows.Failure(o))
+	}
+	if err != nil {
+		n.tenants.wakeUp()
+		return fmt.Errorf("projects: %w", err)
+	}
+	n.tenants.settle(names)
+	n.purgeDue(true)
+	return n.purge(ctx)
+}
+
+// take takes a change over. Who has a VNID already moves, if pods are isolated by it.
+func (t *tenants) take(change *TenantChange, isolating bool, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, name := range change.Gone {
+		if t.known[name] != nil {
+			delete(t.known, name)
+			delete(t.moving, name)
+			t.pending[name] = struct{}{}
+		}
+	}
+	for name, vnid := range change.VNIDs {
+		have := t.known[name]
+		switch {
+		case have == nil || !isolating:
+			t.known[name] = &tenant{vnid: vnid, sends: vnid}
+			delete(t.moving, name)
+			close(t.told)
+			t.told = make(chan struct{})
+		case have.vnid == vnid:
+			continue
+		default:
+			have.move(vnid, now.Add(t.step))
+			t.moving[name] = have
+		}
+		t.pending[name] = struct{}{}
+	}
+	t.latest = max(t.latest, change.Version)
+	t.wakeUp()
+}
+
+// move begins a move, also in the midst of another: who was admitted is so until the end.
+func (p *tenant) move(to uint32, due time.Time) {
+	p.admits = append(p.admits, p.vnid, to)
+	p.vnid, p.due = to, due
+}
+
+// advance takes the next step.
+func (p *tenant) advance(due time.Time) {
+	if p.sends != p.vnid {
+		p.admits = append(p.admits, p.sends)
+		p.sends, p.due = p.vnid, due
+		return
+	}
+	p.admits, p.due = nil, time.Time{}
+}
+
+// advance takes the steps that are due, and reports whether there were any, or something is pending; next is when the next
+// is due, zero: none.
+func (t *tenants) advance(now time.Time) (something bool, next time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, p := range t.moving {
+		if !p.due.After(now) {
+			p.advance(now.Add(t.step))
+			t.pending[name] = struct{}{}
+		}
+		if p.due.IsZero() {
+			delete(t.moving, name)
+		} else if next.IsZero() || p.due.Before(next) {
+			next = p.due
+		}
+	}
+	return len(t.pending) > 0, next
+}
+
+// due returns the namespaces whose pods may not have their flows.
+func (t *tenants) due() map[string]struct{} {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return maps.Clone(t.pending)
+}
+
+// settle takes note of what is programmed.
+func (t *tenants) settle(names map[string]struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name := range names {
+		delete(t.pending, name)
+	}
+	t.realise()
+}
+
+// realise tells the latest version if nothing is left to do. The caller holds mu.
+func (t *tenants) realise() {
+	if t.realised == t.latest || len(t.pending)+len(t.moving) > 0 {
+		return
+	}
+	t.realised = t.latest
+	if t.network.opts.TenantsRealised != nil {
+		t.network.opts.TenantsRealised()
+	}
+}
+
+// TenantsRealised returns the version of the last change of VNIDs that is wholly in effect; 0 if pods are not isolated by
+// them.
+func (n *Network) TenantsRealised() uint64 {
+	s := n.settings.Load()
+	if s == nil || !s.isolates() {
+		return 0
+	}
+	n.tenants.mu.RLock()
+	defer n.tenants.mu.RUnlock()
+	return n.tenants.realised
+}
+
+func (t *tenants) wakeUp() {
+	select {
+	case t.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// run takes the steps of moves until ctx ends. It begins when the engines run.
+func (t *tenants) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-t.network.running:
+	}
+	delay := firstReapRetry
+	for {
+		next, err := t.tend(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // the end of ctx is why, and is no failure
+		case err != nil:
+			t.network.opts.Log.Warn("programming the VNIDs of projects, trying again", "error", err)
+			next, delay = time.Now().Add(delay), min(2*delay, lastReapRetry)
+		default:
+			delay = firstReapRetry
+		}
+		var due <-chan time.Time
+		var timer *time.Timer
+		if !next.IsZero() {
+			timer = time.NewTimer(time.Until(next))
+			due = timer.C
+		}
+		wake := t.wake
+		if err != nil {
+			wake = nil // what failed has just woken us
+		}
+		select {
+		case <-ctx.Done():
+		case <-wake:
+		case <-due:
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// tend programs what is due, and returns when there will be more.
+func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
+	n := t.network
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	something, next := t.advance(time.Now())
+	s := n.settings.Load()
+	switch {
+	case !s.isolates():
+		t.settle(t.due())
+		return next, nil
+	case !something:
+		return next, nil
+	}
+	return next, n.retenant(ctx, s)
+}
+
+// pod returns what the flows have to know of an attachment, false for one whose namespace has no VNID: it stays closed.
+func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
+	p := pod(rec)
+	if !s.isolates() {
+		return p, true
+	}
+	s.tenants.mu.RLock()
+	defer s.tenants.mu.RUnlock()
+	has := s.tenants.known[rec.PodNamespace]
+	if has == nil {
+		return p, false
+	}
+	p.VNID, p.Admits = has.sends, slices.Clone(has.admits)
+	return p, true
+}
+
+// awaitVNID waits until a pod's namespace has a VNID: without one its port would stay closed.
+func (n *Network) awaitVNID(ctx context.Context, s *settings, namespace string) error {
+	if !s.isolates() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, vnidPatience)
+	defer cancel()
+	for {
+		n.tenants.mu.RLock()
+		_, has := n.tenants.known[namespace]
+		told := n.tenants.told
+		n.tenants.mu.RUnlock()
+		if has {
+			return nil
+		}
+		select {
+		case <-told:
+		case <-ctx.Done():
+			return cni.Errorf(cni.CodeTryAgainLater,
+				"namespace %q has no VNID yet, and pods are isolated by it: the controller gives it one, in the NetNamespace of that name: try again later", namespace)
+		}
+	}
+}
+
+// WithoutVNID returns the namespaces of attached pods that have no VNID, in order: in a mode with VNIDs their pods are closed.
+func (n *Network) WithoutVNID() []string {
+	n.tenants.mu.RLock()
+	defer n.tenants.mu.RUnlock()
+	var names []string
+	for _, rec := range n.store.List() {
+		if rec.Network == NetworkName && rec.State == attach.Attached && rec.BootID == n.opts.BootID && n.tenants.known[rec.PodNamespace] == nil {
+			names = append(names, rec.PodNamespace)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Isolating reports whether the network isolates pods by VNIDs now.
+func (n *Network) Isolating() bool {
+	s := n.settings.Load()
+	return s != nil && s.isolates()
+}

@@ -1,0 +1,415 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// isolated is sample in the mode that isolates by VNIDs.
+func isolated() View {
+	view := sample()
+	view.Cluster.Mode = clusternetwork.ModeMultitenant
+	return view
+}
+
+func vnids(pairs ...any) TenantChange {
+	change := TenantChange{VNIDs: map[string]uint32{}}
+	for i := 0; i < len(pairs); i += 2 {
+		change.VNIDs[pairs[i].(string)] = uint32(pairs[i+1].(int)) //nolint:gosec,forcetypeassert // of the test's own
+	}
+	return change
+}
+
+func (l *life) tenancy(t tb, change TenantChange) {
+	t.Helper()
+	if err := l.UpdateTenants(context.Background(), change); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// isolate starts a life in the mode with VNIDs, whose moves take their next step when the test says so.
+func isolate(t *testing.T, n *node, told TenantChange) *life {
+	t.Helper()
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	l.tenants.step = time.Hour
+	l.tenancy(t, told)
+	l.update(t, isolated())
+	eventually(t, "VNIDs are realised", func() bool { return l.TenantsRealised() == told.Version })
+	return l
+}
+
+// takeStep makes the next step of all moves due, and waits until it is taken.
+func (l *life) takeStep(t *testing.T) {
+	t.Helper()
+	l.tenants.mu.Lock()
+	for _, p := range l.tenants.known {
+		if !p.due.IsZero() {
+			p.due = time.Now()
+		}
+	}
+	l.tenants.mu.Unlock()
+	l.tenants.wakeUp()
+	eventually(t, "the step is taken", func() bool {
+		l.tenants.mu.Lock()
+		defer l.tenants.mu.Unlock()
+		for _, p := range l.tenants.known {
+			if !p.due.IsZero() && !p.due.After(time.Now()) {
+				return false
+			}
+		}
+		return len(l.tenants.pending) == 0
+	})
+}
+
+func (l *life) of(namespace, name string) *cni.Request {
+	req := l.request(name)
+	req.Args.PodNamespace = namespace
+	return req
+}
+
+// tells says what an attachment sends with and whom it admits, by the switch's flows.
+func (l *life) tells(t *testing.T, req *cni.Request) string {
+	t.Helper()
+	rec := l.record(t, req)
+	have, err := l.node.flows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sends string
+	var admits []string
+	for _, entry := range have {
+		f, ok := entry.(*openflow.Flow)
+		if !ok || f.Cookie != pipeline.Cookie(owner(rec.Key())) {
+			continue
+		}
+		text := f.String()
+		switch {
+		case f.Table == pipeline.TablePod && strings.Contains(text, "nw_src="):
+			_, rest, _ := strings.Cut(text, "set_field:")
+			sends, _, _ = strings.Cut(rest, "->reg0")
+		case f.Table == pipeline.TableIngress && !strings.Contains(text, "ct_state"):
+			_, rest, from := strings.Cut(text, "reg0=")
+			from0, _, _ := strings.Cut(rest, ",")
+			if !from {
+				from0 = "all"
+			}
+			admits = append(admits, from0)
+		}
+	}
+	slices.Sort(admits)
+	return fmt.Sprintf("sends %s admits %s", sends, strings.Join(admits, " "))
+}
+
+// A pod whose namespace has no VNID is not attached before it has one; a pod that is waits for nothing else.
+func TestADDWaitsForVNID(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
+	l.add(t, l.of("a", "s1"))
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	before := l.left(t)
+	if _, err := l.Add(ctx, l.of("new", "s2")); !codeIs(err, cni.CodeTryAgainLater) || !strings.Contains(err.Error(), `"new"`) || !strings.Contains(err.Error(), "NetNamespace") {
+		t.Errorf("without a VNID: %v", err)
+	}
+	if after := l.left(t); !slices.Equal(after, before) {
+		t.Errorf("it left something: %v, was %v", after, before)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Add(context.Background(), l.of("new", "s3"))
+		done <- err
+	}()
+	ended, end := context.WithCancel(context.Background())
+	end()
+	eventually(t, "the ADD waits", func() bool {
+		unlock, err := l.locks.Lock(ended, keyOf(l.of("new", "s3")))
+		if err == nil {
+			unlock()
+		}
+		return err != nil
+	})
+	l.tenancy(t, vnids("new", 20))
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got := l.tells(t, l.of("new", "s3")); got != "sends 0x14 admits 0x14" {
+		t.Error(got)
+	}
+}
+
+// A namespace's move takes all its pods along in three changes of the switch, and no others; it is realised with the last.
+func TestMove(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
+	a, b, b2 := l.of("a", "s1"), l.of("b", "s2"), l.of("b", "s3")
+	for _, req := range []*cni.Request{a, b, b2} {
+		l.add(t, req)
+	}
+	commits := l.node.commits()
+	change := vnids("b", 10)
+	change.Version = 7
+	l.tenancy(t, change)
+	for i, want := range []string{"sends 0x14 admits 0x14 0xa", "sends 0xa admits 0x14 0xa", "sends 0xa admits 0xa"} {
+		if i > 0 {
+			l.takeStep(t)
+		}
+		for _, req := range []*cni.Request{b, b2} {
+			if got := l.tells(t, req); got != want {
+				t.Errorf("after step %d: %s, want %s", i+1, got, want)
+			}
+		}
+		if got := l.tells(t, a); got != "sends 0xa admits 0xa" {
+			t.Errorf("after step %d the other namespace %s", i+1, got)
+		}
+		if done := l.TenantsRealised() == 7; done != (i == 2) {
+			t.Errorf("after step %d it is realised: %v", i+1, done)
+		}
+	}
+	now := l.node.commits()
+	if now[0]-commits[0] != 3 {
+		t.Errorf("%d commits of flows, want one for each step", now[0]-commits[0])
+	}
+	if want, have := fresh(t, t.TempDir(), isolated(), l.store.List(), vnids("a", 10, "b", 10)), l.node.state(t); want != have {
+		t.Errorf("state\n%s\nwant\n%s", have, want)
+	}
+}
+
+// A pod that comes in the midst of a move, and a move that is overtaken by another, end where all others do.
+func TestMoveInTheMidst(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
+	b := l.of("b", "s1")
+	l.add(t, b)
+	l.tenancy(t, vnids("b", 30))
+	late := l.of("b", "s2")
+	l.add(t, late)
+	for _, req := range []*cni.Request{b, late} {
+		if got := l.tells(t, req); got != "sends 0x14 admits 0x14 0x1e" {
+			t.Error(got)
+		}
+	}
+	l.tenancy(t, vnids("b", 0))
+	if got := l.tells(t, b); got != "sends 0x14 admits all" {
+		t.Error(got)
+	}
+	l.takeStep(t)
+	if got := l.tells(t, b); got != "sends 0 admits all" {
+		t.Error(got)
+	}
+	l.tenancy(t, vnids("b", 20))
+	l.takeStep(t)
+	if got := l.tells(t, late); got != "sends 0x14 admits all" {
+		t.Errorf("who was global is reached by all until the end: %s", got)
+	}
+	l.takeStep(t)
+	if got := l.tells(t, late); got != "sends 0x14 admits 0x14" {
+		t.Error(got)
+	}
+}
+
+// A namespace that has no VNID any more is closed, and opens with the next.
+func TestVNIDGone(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
+	a, b := l.of("a", "s1"), l.of("b", "s2")
+	l.add(t, a)
+	l.add(t, b)
+	l.tenancy(t, TenantChange{Gone: []string{"b"}})
+	if got := l.tells(t, b); got != "sends  admits " {
+		t.Errorf("b %s", got)
+	}
+	if got := l.tells(t, a); got != "sends 0xa admits 0xa" {
+		t.Errorf("a %s", got)
+	}
+	l.tenancy(t, vnids("b", 21))
+	if got := l.tells(t, b); got != "sends 0x15 admits 0x15" {
+		t.Errorf("b %s", got)
+	}
+}
+
+// A restart in this mode changes nothing.
+func TestRestartKeepsVNIDs(t *testing.T) {
+	n := newNode(t.TempDir())
+	told := vnids("a", 10, "b", 20, "default", 0)
+	l := isolate(t, n, told)
+	for i, namespace := range []string{"a", "a", "b", "default"} {
+		l.add(t, l.of(namespace, fmt.Sprint("s", i)))
+	}
+	l.settled(t)
+	l.stop()
+	before, commits := n.state(t), n.commits()
+	next := isolate(t, n, told)
+	next.settled(t)
+	if now := n.state(t); now != before {
+		t.Errorf("state\n%s\nwas\n%s", now, before)
+	}
+	if now := n.commits(); now != commits {
+		t.Errorf("commits %v, were %v", now, commits)
+	}
+}
+
+// Another mode is a change of flows and of nothing else: no bridge, port, link or rule is touched, and the way back leads to
+// where it began. VNIDs that change meanwhile are in effect at once when they count again.
+func TestModeChange(t *testing.T) {
+	l := start(t)
+	a, b := l.of("a", "s1"), l.of("b", "s2")
+	l.add(t, a)
+	l.add(t, b)
+	l.settled(t)
+	flat, commits := l.node.state(t), l.node.commits()
+	if names := l.WithoutVNID(); !slices.Equal(names, []string{"a", "b"}) {
+		t.Errorf("without a VNID: %v", names)
+	}
+	l.tenancy(t, vnids("a", 10, "b", 20))
+	if l.node.state(t) != flat || l.Isolating() || len(l.WithoutVNID()) > 0 {
+		t.Error("in a flat network VNIDs make a difference")
+	}
+	l.update(t, isolated())
+	if got := l.tells(t, a) + ", " + l.tells(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.Isolating() {
+		t.Error(got)
+	}
+	if want, have := fresh(t, t.TempDir(), isolated(), l.store.List(), vnids("a", 10, "b", 20)), l.node.state(t); want != have {
+		t.Errorf("state\n%s\nwant\n%s", have, want)
+	}
+	now := l.node.commits()
+	for i := 1; i < len(now); i++ {
+		if now[i] != commits[i] {
+			t.Errorf("commits %v, were %v: more than flows", now, commits)
+		}
+	}
+	l.update(t, sample())
+	if now := l.node.state(t); now != flat {
+		t.Errorf("state\n%s\nwas\n%s", now, flat)
+	}
+	l.tenancy(t, vnids("b", 30))
+	l.update(t, isolated())
+	if got := l.tells(t, b); got != "sends 0x1e admits 0x1e" {
+		t.Error(got)
+	}
+}
+
+// A switch that does not take a change gets it again, and until then it is not told as realised.
+func TestMoveIsTriedAgain(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
+	a := l.of("a", "s1")
+	l.add(t, a)
+	l.tenants.step = time.Nanosecond
+	l.node.flowEngine.refuse(func(reconcile.Change[openflow.Key, openflow.Entry]) error { return errors.New("full") })
+	change := vnids("a", 11)
+	change.Version = 5
+	if err := l.UpdateTenants(context.Background(), change); err == nil {
+		t.Error("no error")
+	}
+	if got := l.TenantsRealised(); got != 0 {
+		t.Errorf("version %d is realised", got)
+	}
+	l.node.flowEngine.refuse(nil)
+	eventually(t, "it is realised", func() bool { return l.TenantsRealised() == 5 })
+	if got := l.tells(t, a); got != "sends 0xb admits 0xb" {
+		t.Error(got)
+	}
+}
+
+// Whatever happens in whatever order, and however often the agent begins anew: in the end the node is as a fresh agent makes
+// it of the records and of the VNIDs that there are.
+func TestTenantsProperty(t *testing.T) {
+	base := t.TempDir()
+	rapid.Check(t, func(r *rapid.T) {
+		n := newNode(tempDir(r, base))
+		l := n.begin(r)
+		defer func() { l.stop() }()
+		l.tenants.step = time.Nanosecond
+		view, have, pods := sample(), map[string]uint32{}, map[string]*cni.Request{}
+		l.update(r, view)
+		namespaces, names := []string{"a", "b", "c"}, []string{"s0", "s1", "s2", "s3"}
+		everything := func() TenantChange { return TenantChange{VNIDs: maps.Clone(have)} }
+		for range rapid.IntRange(1, 15).Draw(r, "steps") {
+			namespace, name := rapid.SampledFrom(namespaces).Draw(r, "namespace"), rapid.SampledFrom(names).Draw(r, "pod")
+			switch rapid.SampledFrom([]string{"vnid", "vnid", "gone", "add", "add", "delete", "mode", "restart"}).Draw(r, "do") {
+			case "vnid":
+				have[namespace] = rapid.Uint32Range(0, 3).Draw(r, "vnid")
+				l.tenancy(r, TenantChange{VNIDs: map[string]uint32{namespace: have[namespace]}})
+			case "gone":
+				delete(have, namespace)
+				l.tenancy(r, TenantChange{Gone: []string{namespace}})
+			case "add":
+				if _, has := have[namespace]; pods[name] == nil && (has || view.Cluster.Mode == clusternetwork.ModeSubnet) {
+					pods[name] = l.of(namespace, name)
+					l.add(r, pods[name])
+				}
+			case "delete":
+				if pods[name] != nil {
+					l.del(r, pods[name])
+					delete(pods, name)
+				}
+			case "mode":
+				if view.Cluster.Mode == clusternetwork.ModeSubnet {
+					view = isolated()
+				} else {
+					view = sample()
+				}
+				l.update(r, view)
+			case "restart":
+				l.stop()
+				l = n.begin(r)
+				l.tenants.step = time.Nanosecond
+				l.tenancy(r, everything())
+				l.update(r, view)
+			}
+		}
+		l.settled(r)
+		eventually(r, "nothing moves", func() bool {
+			l.tenants.mu.Lock()
+			defer l.tenants.mu.Unlock()
+			return len(l.tenants.moving)+len(l.tenants.pending) == 0
+		})
+		if want, now := fresh(r, tempDir(r, base), view, l.store.List(), everything()), n.state(r); want != now {
+			r.Fatalf("state\n%s\nwant\n%s", now, want)
+		}
+	})
+}
+
+// The way back to a flat network loses nothing that is allowed: while pods' own flows go, what comes from other nodes counts
+// as everybody's already, and what admits everybody comes last or with them. The way there is the other way round: nobody
+// is shut out before pods say whom they admit.
+func TestModeChangeOrder(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
+	l.add(t, l.of("a", "s1"))
+	remotes, pods, all := 0, 0, 0 // the commits that changed what tunnels count as, whom pods admit, and who is admitted by all
+	commits := 0
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		commits++
+		for _, entries := range []map[openflow.Key]openflow.Entry{change.Set, change.Delete} {
+			for key, entry := range entries {
+				text := entry.String()
+				switch {
+				case key.Group == 0 && key.Table == pipeline.TableTunnel:
+					remotes = commits
+				case key.Group == 0 && key.Table == pipeline.TableIngress && strings.Contains(text, "reg2=0x3"):
+					pods = commits
+				case key.Group == 0 && key.Table == pipeline.TableIngress:
+					all = commits
+				}
+			}
+		}
+		return nil
+	})
+	for _, view := range []View{sample(), isolated()} {
+		remotes, pods, all, commits = 0, 0, 0, 0
+		l.update(t, view)
+		if remotes == 0 || remotes > pods || pods > all {
+			t.Errorf("to %s: tunnels by commit %d, pods by %d, all by %d", view.Cluster.Mode, remotes, pods, all)
+		}
+	}
+}
