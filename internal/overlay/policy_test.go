@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -335,4 +337,67 @@ func TestDatapathAsksAnew(t *testing.T) {
 	if len(d.purged) != 3 {
 		t.Errorf("the mode changed and one try failed, and the datapath was asked %d times in all, want 3", len(d.purged))
 	}
+}
+
+// A change that the switch refuses is told, and the datapath asks anew once it is in effect, not before.
+func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
+	req := l.request("one")
+	l.add(t, req)
+	d := &datapath{life: l}
+	l.engines.Datapath = d
+	l.node.flowEngine.fail(errBroken)
+	if err := l.UpdatePolicies(context.Background(), denyAll(t)); !errors.Is(err, errBroken) {
+		t.Errorf("the switch refuses, and the answer is %v", err)
+	}
+	if len(d.purged) != 0 {
+		t.Error("the datapath asked anew for what is not there")
+	}
+	l.node.flowEngine.fail(nil)
+	eventually(t, "it is in effect", func() bool { return l.UpdatePolicies(context.Background(), PolicyChange{}) == nil })
+	if len(d.purged) != 1 || l.opens(t, req) != "isolated" {
+		t.Errorf("the port is %s, and the datapath asked %d times", l.opens(t, req), len(d.purged))
+	}
+}
+
+// From one mode that isolates to another pods are closed on the way: what each of them has let through, the other may forbid.
+func TestBetweenModesThatIsolate(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
+	req := l.request("one")
+	l.add(t, req)
+	told := vnids("default", 42)
+	if err := l.UpdateTenants(context.Background(), told); err != nil {
+		t.Fatal(err)
+	}
+	pod, cluster := pipeline.Cookie(owner(keyOf(req))), pipeline.Cookie(ownerCluster)
+	for _, next := range []View{isolated(), policyView()} {
+		if next.ByPolicies() {
+			l.policies(t, PolicyChange{Reset: true})
+			l.policies(t, policyPod("one", web))
+			l.policies(t, denyAll(t))
+		}
+		l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+			have, _ := l.node.flows.Read(context.Background())
+			open := slices.ContainsFunc(slices.Collect(maps.Values(have)), func(e openflow.Entry) bool { return isOf(e, pod) })
+			for _, entry := range change.Set {
+				if isOf(entry, cluster) && !pipeline.IsNote(entry.Key()) && open {
+					return errors.New("the rules of the mode change while a pod is open")
+				}
+			}
+			return nil
+		})
+		l.update(t, next)
+		l.node.flowEngine.refuse(nil)
+		if len(l.held(t, owner(keyOf(req)))) == 0 {
+			t.Error("the pod stays closed")
+		}
+	}
+	if got := l.opens(t, req); got != "isolated" {
+		t.Errorf("back among policies the pod is %s", got)
+	}
+}
+
+func isOf(entry openflow.Entry, cookie uint64) bool {
+	flow, ok := entry.(*openflow.Flow)
+	return ok && flow.Cookie == cookie
 }
