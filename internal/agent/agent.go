@@ -283,6 +283,28 @@ const (
 	lastFollowRetry  = 10 * time.Second
 )
 
+// keepInStep takes a step whenever it is woken, and again, after a while, one that failed, until ctx ends. what is named in
+// the log.
+func (a *agent) keepInStep(ctx context.Context, wake <-chan struct{}, what string, step func() error) error {
+	delay := firstFollowRetry
+	for {
+		var retry <-chan time.Time
+		if err := step(); err == nil {
+			delay = firstFollowRetry
+		} else if ctx.Err() == nil {
+			a.opts.Log.Warn("the node is not in step", "with", what, "error", err)
+			timer := time.NewTimer(delay)
+			retry, delay = timer.C, min(2*delay, lastFollowRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		case <-retry:
+		}
+	}
+}
+
 // follow keeps the network in step with the objects until ctx ends.
 func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines) error {
 	delay := firstFollowRetry

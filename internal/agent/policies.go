@@ -311,23 +311,7 @@ func (c *connections) Purge(ctx context.Context) error {
 
 // followPolicies keeps policies in step until ctx ends.
 func (a *agent) followPolicies(ctx context.Context, network *overlay.Network) error {
-	delay := firstFollowRetry
-	for {
-		var retry <-chan time.Time
-		if err := a.objects.policies.step(ctx, network, false); err == nil {
-			delay = firstFollowRetry
-		} else if ctx.Err() == nil {
-			a.opts.Log.Warn("NetworkPolicies are not in step", "error", err)
-			timer := time.NewTimer(delay)
-			retry, delay = timer.C, min(2*delay, lastFollowRetry)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.objects.policies.wake:
-		case <-retry:
-		}
-	}
+	return a.keepInStep(ctx, a.objects.policies.wake, "NetworkPolicies", func() error { return a.objects.policies.step(ctx, network, false) })
 }
 
 // updateNetwork brings the network in step with a view, and what it is told of policies with the view's mode: all of it before

@@ -243,23 +243,7 @@ func (s *services) nodeFacts(ctx context.Context) (service.Place, pipeline.NodeA
 
 // followServices keeps Services in step until ctx ends.
 func (a *agent) followServices(ctx context.Context, network *overlay.Network) error {
-	delay := firstFollowRetry
-	for {
-		var retry <-chan time.Time
-		if err := a.objects.services.step(ctx, network); err == nil {
-			delay = firstFollowRetry
-		} else if ctx.Err() == nil {
-			a.opts.Log.Warn("Services are not in step", "error", err)
-			timer := time.NewTimer(delay)
-			retry, delay = timer.C, min(2*delay, lastFollowRetry)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.objects.services.wake:
-		case <-retry:
-		}
-	}
+	return a.keepInStep(ctx, a.objects.services.wake, "Services", func() error { return a.objects.services.step(ctx, network) })
 }
 
 // tellServiceWarnings tells what of a Service this node's switch does not do.

@@ -272,21 +272,5 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 
 // followTenants keeps VNIDs in step until ctx ends.
 func (a *agent) followTenants(ctx context.Context, network *overlay.Network) error {
-	delay := firstFollowRetry
-	for {
-		var retry <-chan time.Time
-		if err := a.objects.tenants.step(ctx, network); err == nil {
-			delay = firstFollowRetry
-		} else if ctx.Err() == nil {
-			a.opts.Log.Warn("the VNIDs of projects are not in step", "error", err)
-			timer := time.NewTimer(delay)
-			retry, delay = timer.C, min(2*delay, lastFollowRetry)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.objects.tenants.wake:
-		case <-retry:
-		}
-	}
+	return a.keepInStep(ctx, a.objects.tenants.wake, "the VNIDs of projects", func() error { return a.objects.tenants.step(ctx, network) })
 }

@@ -336,16 +336,13 @@ type InUse struct {
 	Addresses map[string]map[netip.Addr]Key
 	// OFPorts are in use on the integration bridge.
 	OFPorts map[uint32]Key
-	// HostInterfaces are names in use in the node's own namespace.
-	HostInterfaces map[string]Key
 }
 
 // InUse returns what is claimed, by records on disk and by those that are being written.
 func (s *Store) InUse() InUse {
 	use := InUse{
-		Addresses:      map[string]map[netip.Addr]Key{},
-		OFPorts:        map[uint32]Key{},
-		HostInterfaces: map[string]Key{},
+		Addresses: map[string]map[netip.Addr]Key{},
+		OFPorts:   map[uint32]Key{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -368,8 +365,5 @@ func (u *InUse) add(rec *Record) {
 	}
 	if rec.OFPort != 0 {
 		u.OFPorts[rec.OFPort] = key
-	}
-	if rec.HostInterface != "" {
-		u.HostInterfaces[rec.HostInterface] = key
 	}
 }

@@ -63,20 +63,6 @@ type Loop[K comparable, V Value[V]] struct {
 	inspectors []*inspector[K, V]
 }
 
-// waiter is somebody who wants to know when some owners' fragments are programmed.
-type waiter struct {
-	owners []Owner
-	// verify: wait for a verification of everything, not only for the owners.
-	verify bool
-	// patient: an engine that cannot be reached is waited for.
-	patient bool
-	// drift is how many items the verification found to differ.
-	drift int
-	// receipt is about the commit, if there was one. It is set before done is told.
-	receipt Receipt
-	done    chan error
-}
-
 // NewLoop returns a loop for the engine. Nothing happens before Run and Start.
 func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) *Loop[K, V] {
 	if opts.Name == "" {
@@ -191,16 +177,6 @@ func (l *Loop[K, V]) replace(fragments map[Owner]map[K]V) {
 				l.leaving[key] = append(l.leaving[key], owner)
 			}
 		})
-	}
-}
-
-func (l *Loop[K, V]) await(ctx context.Context, w *waiter) error {
-	select {
-	case err := <-w.done:
-		tell(ctx, w.receipt)
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%s: waiting for the commit: %w", l.opts.Name, ctx.Err())
 	}
 }
 
