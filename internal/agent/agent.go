@@ -34,6 +34,8 @@ const (
 	DefaultRunDir        = "/run/weft"
 	DefaultCNIConfDir    = "/etc/cni/net.d"
 	DefaultHealthAddress = "127.0.0.1:9469"
+	// DefaultSparePorts is how many ports of the switch stand ready for pods.
+	DefaultSparePorts = 32
 	// DefaultVerify is how often everything programmed is read back although nothing told of a change: the bound
 	// within which also a change is put back that no event told of.
 	DefaultVerify = 5 * time.Minute
@@ -58,6 +60,8 @@ type Options struct {
 	StateDir string
 	// RunDir has the agent's own sockets. Default DefaultRunDir.
 	RunDir string
+	// SparePorts is how many ports of the switch stand ready for pods. 0: each pod gets a port of its own when it comes.
+	SparePorts int
 	// CNIConfDir is where the runtime looks for network configurations. Default DefaultCNIConfDir.
 	CNIConfDir string
 	// Datapath is the switch's: DatapathAuto (the kernel's where the module is there), DatapathSystem or
@@ -244,7 +248,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	}
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, TenantsRealised: a.status.changed,
+		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
@@ -355,7 +359,11 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
-	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records); err != nil {
+	ports := ""
+	if a.opts.SparePorts > 0 {
+		ports = PortsNamespace(a.opts.RunDir)
+	}
+	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, ports); err != nil {
 		return err
 	}
 	if err := a.tellReady(ctx, warning); err != nil {

@@ -32,7 +32,7 @@ import (
 func TestWriteConf(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, CNIConfName)
-	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords); err != nil {
+	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords, ""); err != nil {
 		t.Fatal(err)
 	}
 	const want = `{
@@ -52,7 +52,7 @@ func TestWriteConf(t *testing.T) {
 	if first.Mode() != 0o644 {
 		t.Errorf("mode %v", first.Mode())
 	}
-	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords); err != nil {
+	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords, ""); err != nil {
 		t.Fatal(err)
 	}
 	if !os.SameFile(first, stat(t, path)) {
@@ -61,10 +61,10 @@ func TestWriteConf(t *testing.T) {
 	if err := os.Chmod(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords); err != nil || stat(t, path).Mode() != 0o644 {
+	if err := writeConf(dir, cni.DefaultSocket, cni.DefaultRecords, ""); err != nil || stat(t, path).Mode() != 0o644 {
 		t.Errorf("mode %v, error %v", stat(t, path).Mode(), err)
 	}
-	if err := writeConf(dir, "/elsewhere/cni.sock", "/elsewhere/records"); err != nil {
+	if err := writeConf(dir, "/elsewhere/cni.sock", "/elsewhere/records", "/elsewhere/ports"); err != nil {
 		t.Fatal(err)
 	}
 	var list conflist
@@ -78,7 +78,7 @@ func TestWriteConf(t *testing.T) {
 		t.Errorf("the plugin refuses what is written: %v", err)
 	}
 	only(t, dir, CNIConfName)
-	if err := writeConf(filepath.Join(dir, "missing"), "/s", "/r"); !errors.Is(err, fs.ErrNotExist) {
+	if err := writeConf(filepath.Join(dir, "missing"), "/s", "/r", ""); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without its directory: %v", err)
 	}
 }

@@ -24,6 +24,11 @@ const (
 // Socket is where an agent with that run directory answers the CNI plugin.
 func Socket(runDir string) string { return filepath.Join(runDir, "cni", "cni.sock") }
 
+// PortsNamespace is the path of the namespace of ports that stand ready, for an agent with that run directory.
+func PortsNamespace(runDir string) string {
+	return filepath.Join(filepath.Dir(Socket(runDir)), "ports")
+}
+
 // conflist is a CNI network configuration list.
 type conflist struct {
 	CNIVersion string       `json:"cniVersion"`
@@ -35,12 +40,13 @@ type pluginConf struct {
 	Type    string `json:"type"`
 	Socket  string `json:"socket,omitempty"`
 	Records string `json:"records,omitempty"`
+	Ports   string `json:"ports,omitempty"`
 }
 
 // writeConf writes the runtime's configuration, atomically and only if it is not there already. It is what tells the
 // node that pods may come, so it is written last.
-func writeConf(dir, socket, records string) error {
-	plugin := pluginConf{Type: pluginType}
+func writeConf(dir, socket, records, ports string) error {
+	plugin := pluginConf{Type: pluginType, Ports: ports}
 	if socket != cni.DefaultSocket {
 		plugin.Socket = socket
 	}

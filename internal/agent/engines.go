@@ -111,7 +111,7 @@ func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent, t
 	}
 	e.flowLoop = reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
 		Name: nameFlows, Log: opts.Log, Observe: observe, Settled: e.settled,
-		Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
+		Encode: openflow.Encode,
 		Seal:   pipeline.Note,
 	})
 	return nil
@@ -141,7 +141,7 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}

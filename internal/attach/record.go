@@ -93,6 +93,8 @@ type Record struct {
 	OFPort uint32 `json:"ofport,omitempty"`
 	// HostInterface is the host end of the veth; empty when there is none.
 	HostInterface string `json:"hostInterface,omitempty"`
+	// Standing tells that HostInterface is that of a pair that was there before the attachment and stays when it goes.
+	Standing bool `json:"standing,omitempty"`
 	// MTU is the interface's, in bytes; 0 leaves it to the kernel.
 	MTU int `json:"mtu,omitempty"`
 	// BootID is the boot of the node that the interface was made in. No interface outlives its boot.
@@ -231,6 +233,13 @@ func fileName(key Key) string {
 
 // PortName is the name of the host end of the veth that is the port of that number: "weft-p7".
 func PortName(ofport uint32) string { return portPrefix + strconv.FormatUint(uint64(ofport), 10) }
+
+// PortNumber returns the number that is in a name of PortName's.
+func PortNumber(name string) (ofport uint32, ok bool) {
+	digits, ok := strings.CutPrefix(name, portPrefix)
+	number, err := strconv.ParseUint(digits, 10, 32)
+	return uint32(number), ok && err == nil && PortName(uint32(number)) == name //nolint:gosec // parsed as 32 bits
+}
 
 // ReadBootID returns the id of the node's current boot (proc(5), /proc/sys/kernel/random/boot_id).
 func ReadBootID() (string, error) {

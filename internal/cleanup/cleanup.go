@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/cni/portspace"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
@@ -36,6 +37,8 @@ type Options struct {
 	Plugin string
 	// Socket is the agent's for CNI requests: while it answers, an agent runs.
 	Socket string
+	// Ports is the namespace of ports that stood ready.
+	Ports string
 	// Tell is called with each thing that was taken away.
 	Tell func(what string)
 }
@@ -61,6 +64,7 @@ func Run(ctx context.Context, o Options) error {
 		o.rules(ctx),
 		o.remove(o.Plugin),
 		o.leftovers(filepath.Dir(o.Plugin)), o.leftovers(o.CNIConfDir),
+		portspace.Remove(o.at(o.Ports)),
 		o.remove(o.StateDir), o.remove(o.RunDir))
 }
 

@@ -24,7 +24,7 @@ func cleanupCommand() *cobra.Command {
 			"  kubectl apply -f deploy/cleanup.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.Socket, opts.CNIConf = agent.Socket(opts.RunDir), agent.CNIConfName
+			opts.Socket, opts.Ports, opts.CNIConf = agent.Socket(opts.RunDir), agent.PortsNamespace(opts.RunDir), agent.CNIConfName
 			opts.Tell = func(what string) { _, _ = fmt.Fprintln(cmd.OutOrStdout(), "removed", what) }
 			if err := cleanup.Run(cmd.Context(), opts); err != nil {
 				return err

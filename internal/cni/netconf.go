@@ -39,6 +39,9 @@ type NetConf struct {
 	Socket string `json:"socket,omitempty"`
 	// Records is the directory of the agent's attachment records; DefaultRecords when empty.
 	Records string `json:"records,omitempty"`
+	// Ports is the path at which the agent wants the namespace of ports that stand ready for pods; empty: nowhere. The plugin
+	// makes it, because a mount that an agent makes in its container is not the node's.
+	Ports string `json:"ports,omitempty"`
 	// RuntimeConfig is what the runtime was asked to pass for the capabilities that the configuration declares.
 	RuntimeConfig RuntimeConfig `json:"runtimeConfig,omitzero"`
 	// RawPrevResult is the result of the plugin before this one (ADD), or of this attachment's ADD (CHECK, DEL),
@@ -117,6 +120,8 @@ func (c *NetConf) validate() error {
 	case !isCleanPath(c.Socket) || len(c.Socket) > maxSocketPath:
 		return Errorf(CodeInvalidConfig, "network configuration: socket %q is not an absolute path of at most %d bytes",
 			c.Socket, maxSocketPath)
+	case c.Ports != "" && !isCleanPath(c.Ports):
+		return Errorf(CodeInvalidConfig, "network configuration: ports %q is not an absolute path", c.Ports)
 	case !isCleanPath(c.Records):
 		return Errorf(CodeInvalidConfig, "network configuration: records %q is not an absolute path", c.Records)
 	}

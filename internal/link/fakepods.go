@@ -13,7 +13,17 @@ type FakePods struct {
 	mutex      sync.Mutex
 	namespaces map[string]bool
 	pairs      map[string]fakePair
+	standing   map[string]fakeStanding
 	nextIndex  int
+}
+
+type fakeStanding struct {
+	Standing
+	path string
+	host int
+	// upon is the namespace of the pod that is upon it; "" when it is idle.
+	upon string
+	down bool
 }
 
 type fakePair struct {
@@ -29,7 +39,7 @@ const firstFakeIndex = 2
 
 // NewFakePods returns FakePods in which the given namespaces exist.
 func NewFakePods(namespaces ...string) *FakePods {
-	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, nextIndex: firstFakeIndex}
+	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, standing: map[string]fakeStanding{}, nextIndex: firstFakeIndex}
 	for _, path := range namespaces {
 		p.namespaces[path] = true
 	}
@@ -53,6 +63,15 @@ func (p *FakePods) RemoveNamespace(path string) {
 			delete(p.pairs, name)
 		}
 	}
+	for name, s := range p.standing {
+		switch path {
+		case s.path:
+			delete(p.standing, name)
+		case s.upon:
+			s.upon = ""
+			p.standing[name] = s
+		}
+	}
 }
 
 // Create implements PodLinks.
@@ -68,6 +87,11 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 	for _, entry := range p.pairs {
 		if entry.pair.Netns == pair.Netns && entry.pair.PodName == pair.PodName && entry.pair.HostName != pair.HostName {
 			return Created{}, fmt.Errorf("pod link %s: %s (veth) in the pod: %w", pair.HostName, pair.PodName, ErrForeign)
+		}
+	}
+	if pair.Standing != "" {
+		if err := p.putUpon(&pair); err != nil {
+			return Created{}, err
 		}
 	}
 	entry, found := p.pairs[pair.HostName]
@@ -86,6 +110,66 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 	entry.pair = pair
 	p.pairs[pair.HostName] = entry
 	return entry.created, nil
+}
+
+func (p *FakePods) putUpon(pair *Pair) error {
+	s, found := p.standing[pair.HostName]
+	switch {
+	case !found || s.path != pair.Standing:
+		return fmt.Errorf("pod link %s: host end: %w", pair.HostName, ErrNoDevice)
+	case s.upon != "" && s.upon != pair.Netns:
+		return fmt.Errorf("pod link %s: %w", pair.HostName, ErrOccupied)
+	}
+	s.upon = pair.Netns
+	p.standing[pair.HostName] = s
+	return nil
+}
+
+// CreateStanding implements StandingLinks.
+func (p *FakePods) CreateStanding(ctx context.Context, path string, pairs ...Standing) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if !p.namespaces[path] {
+		return fmt.Errorf("standing pairs: namespace %s: %w", path, ErrNoNamespace)
+	}
+	for _, pair := range pairs {
+		if _, found := p.standing[pair.Name]; found {
+			return fmt.Errorf("standing pairs: %s: %w", pair.Name, ErrForeign)
+		}
+	}
+	for _, pair := range pairs {
+		p.standing[pair.Name] = fakeStanding{Standing: pair, path: path, host: p.nextIndex}
+		p.nextIndex++
+	}
+	return ctx.Err()
+}
+
+// ListStanding implements StandingLinks.
+func (p *FakePods) ListStanding(ctx context.Context, path string) (map[string]Stands, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	found := map[string]Stands{}
+	for name, s := range p.standing {
+		found[name] = Stands{MTU: standingMTU(s.MTU), Idle: s.path == path && s.upon == ""}
+	}
+	return found, ctx.Err()
+}
+
+// Unplug implements PodLinks.
+func (p *FakePods) Unplug(ctx context.Context, pair Pair) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	delete(p.pairs, pair.HostName)
+	s, found := p.standing[pair.HostName]
+	switch {
+	case !found:
+		return fmt.Errorf("pod link %s: host end: %w", pair.HostName, ErrNoDevice)
+	case s.upon != "" && s.upon != pair.Netns:
+		return fmt.Errorf("pod link %s: %w", pair.HostName, ErrOccupied)
+	}
+	s.upon = ""
+	p.standing[pair.HostName] = s
+	return ctx.Err()
 }
 
 func fakeMAC(index int) net.HardwareAddr {
@@ -131,6 +215,7 @@ func (p *FakePods) Delete(ctx context.Context, hostNames ...string) error {
 	defer p.mutex.Unlock()
 	for _, name := range hostNames {
 		delete(p.pairs, name)
+		delete(p.standing, name)
 	}
 	return nil
 }
@@ -143,6 +228,9 @@ func (p *FakePods) List(ctx context.Context) (map[string]string, error) {
 	for name, entry := range p.pairs {
 		list[name] = entry.pair.Owner
 	}
+	for name := range p.standing {
+		list[name] = StandingOwner(name)
+	}
 	return list, ctx.Err()
 }
 
@@ -154,6 +242,9 @@ func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	for name, entry := range p.pairs {
 		found[name] = HostEnd{MTU: entry.pair.mtu(), Group: entry.pair.HostGroup, Up: !entry.down}
 	}
+	for name, s := range p.standing {
+		found[name] = HostEnd{MTU: standingMTU(s.MTU), Group: s.HostGroup, Up: !s.down}
+	}
 	return found, ctx.Err()
 }
 
@@ -161,6 +252,11 @@ func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 func (p *FakePods) Restore(ctx context.Context, name string, want HostEnd) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
+	if s, found := p.standing[name]; found && ctx.Err() == nil {
+		s.MTU, s.HostGroup, s.down = want.MTU, want.Group, !want.Up
+		p.standing[name] = s
+		return nil
+	}
 	if entry, found := p.pairs[name]; found && ctx.Err() == nil {
 		entry.pair.MTU, entry.pair.HostGroup, entry.down = want.MTU, want.Group, !want.Up
 		p.pairs[name] = entry

@@ -16,6 +16,9 @@ type Pair struct {
 	HostName, PodName string
 	// Netns is the path of the pod's network namespace.
 	Netns string
+	// Standing, if not empty, is the path of the namespace with the far ends of standing pairs: the pod's interface is put
+	// upon the standing pair HostName, and Owner, HostGroup and TxOffloadOff are only compared, by Check.
+	Standing string
 	// Owner is the object the pair comes from ("attachment/<container>/<interface>"); it follows PodAliasPrefix in the
 	// alias of the host's end. A link of the same name with another owner is ErrForeign. At most 200 bytes.
 	Owner string
@@ -61,6 +64,9 @@ type PodLinks interface {
 	// not exist are no error. A link that is not Weft's pod veth is left alone and named in an ErrForeign, after
 	// the others have been removed.
 	Delete(ctx context.Context, hostNames ...string) error
+	// Unplug removes a pod's interface from the standing pair that it is upon, which stays. One that is gone is no error.
+	// ErrOccupied says that something is upon the pair still, and ErrNoDevice that the pair is not whole: it is of no use.
+	Unplug(ctx context.Context, pair Pair) error
 	// List returns the host ends that exist in the process's own namespace, name to owner: what a restart reaps from.
 	List(ctx context.Context) (map[string]string, error)
 }

@@ -22,6 +22,14 @@ func (p *Pods) Check(ctx context.Context, pair Pair) error {
 	}
 	defer pod.close()
 	c := creation{Pods: p, pair: pair, pod: pod}
+	if pair.Standing != "" {
+		u, err := openUpon(c)
+		if err != nil {
+			return fmt.Errorf("pod link %s: %w", pair.HostName, err)
+		}
+		defer u.close()
+		return onThread(p.home, u.check)
+	}
 	return onThread(p.home, c.check)
 }
 
@@ -134,7 +142,7 @@ func (p *Pair) podDevice() *Device {
 }
 
 func (p *Pair) offload() Toggle {
-	if p.TxOffloadOff {
+	if p.TxOffloadOff && p.Standing == "" {
 		return Off
 	}
 	return Leave

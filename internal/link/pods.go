@@ -85,17 +85,26 @@ func (p *Pods) Create(ctx context.Context, pair Pair) (Created, error) {
 		return Created{}, fmt.Errorf("pod link %s: %w", pair.HostName, err)
 	}
 	defer pod.close()
-	c := creation{Pods: p, pair: pair, pod: pod}
-	err = onThread(p.home, c.run)
-	if err != nil && c.made {
-		_, undo := p.conn.do(deleteLink(c.host.Attrs().Index))
-		err = errors.Join(err, undo)
+	c := &creation{Pods: p, pair: pair, pod: pod}
+	if pair.Standing != "" {
+		c, err = p.createUpon(ctx, *c)
+	} else {
+		err = p.createPair(c)
 	}
 	if err != nil {
 		return Created{}, fmt.Errorf("pod link %s, %s in %s: %w", pair.HostName, pair.PodName, pair.Netns, err)
 	}
 	host, peer := c.host.Attrs(), c.peer.Attrs()
 	return Created{HostIndex: host.Index, PodIndex: peer.Index, HostMAC: host.HardwareAddr, PodMAC: peer.HardwareAddr}, nil
+}
+
+func (p *Pods) createPair(c *creation) error {
+	err := onThread(p.home, c.run)
+	if err != nil && c.made {
+		_, undo := p.conn.do(deleteLink(c.host.Attrs().Index))
+		err = errors.Join(err, undo)
+	}
+	return err
 }
 
 // creation is one run of Create.
@@ -113,7 +122,31 @@ func (c *creation) run() error {
 	if err := c.pod.enter(); err != nil {
 		return err
 	}
-	// Its settings of IPv6 have to be there before it is up.
+	var err error
+	if c.podConn, err = dial(); err != nil {
+		return err
+	}
+	defer c.podConn.close()
+	c.podConn.turn = &c.turn
+	err = c.podDefaults(func() error {
+		err := c.home.enter()
+		if err == nil {
+			err = c.makeHost()
+		}
+		return errors.Join(err, c.pod.enter())
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.configurePod(); err != nil {
+		return fmt.Errorf("pod end %s: %w", c.pair.PodName, err)
+	}
+	return nil
+}
+
+// podDefaults runs work while links that are made in the pod's namespace begin with its interface's settings of IPv6, which
+// have to be there before it is up. The thread is in that namespace before and after.
+func (c *creation) podDefaults(work func() error) error {
 	var restore func() error
 	err := c.turn.do(func() (err error) {
 		restore, err = swapDefaults(Sysctls{DisableIPv6: c.pair.podSysctls().DisableIPv6, AcceptRA: Off})
@@ -122,24 +155,8 @@ func (c *creation) run() error {
 	if err != nil {
 		return err
 	}
-	if c.podConn, err = dial(); err == nil {
-		defer c.podConn.close()
-		c.podConn.turn = &c.turn
-		err = c.home.enter()
-	}
-	if err == nil {
-		err = c.makeHost()
-	}
-	if back := c.pod.enter(); back != nil {
-		return errors.Join(err, back)
-	}
-	if err = errors.Join(err, c.turn.do(restore)); err != nil {
-		return err
-	}
-	if err := c.configurePod(); err != nil {
-		return fmt.Errorf("pod end %s: %w", c.pair.PodName, err)
-	}
-	return nil
+	err = work()
+	return errors.Join(err, c.turn.do(restore))
 }
 
 // makeHost makes the pair, or finds the one that an earlier run has made, and configures the host's end.
@@ -268,7 +285,7 @@ func (c *creation) configurePod() error {
 			return err
 		}
 	}
-	if c.pair.TxOffloadOff {
+	if c.pair.TxOffloadOff && c.pair.Standing == "" {
 		if err := setTxOffload(c.pair.PodName, Off); err != nil {
 			return err
 		}
@@ -378,7 +395,12 @@ func (p *Pair) mtu() int {
 	return p.MTU
 }
 
-func (p *Pair) alias() string { return PodAliasPrefix + p.Owner }
+func (p *Pair) alias() string {
+	if p.Standing != "" {
+		return standingAlias(p.HostName)
+	}
+	return PodAliasPrefix + p.Owner
+}
 
 // podRoute is a route of PodRoutes as it is read back.
 func (p *Pair) podRoute(route Route) *Route {

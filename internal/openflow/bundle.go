@@ -82,32 +82,87 @@ func (c *Conn) Bundle(ctx context.Context, mods []Mod) error {
 	if len(mods) == 0 {
 		return nil
 	}
-	// open, the changes, barrier, commit
-	k := c.begin(len(mods) + 3)
-	defer c.end(k)
-	id, barrier, commit := k.first, k.first+k.count-2, k.first+k.count-1
+	b, err := c.prepare(mods)
+	if err != nil {
+		return err
+	}
+	return c.commit(ctx, b)
+}
 
+// prepared is a bundle in the words of the wire, up to the barrier before its commit. commit ends it.
+type prepared struct {
+	mods []Mod
+	call *call
+	fill []byte
+}
+
+// preparing is a bundle once it is prepared, or why it cannot be.
+type preparing struct {
+	bundle *prepared
+	err    error
+}
+
+// prepareSoon prepares a bundle beside what the caller does meanwhile.
+func (c *Conn) prepareSoon(mods []Mod) <-chan preparing {
+	ready := make(chan preparing, 1)
+	go func() {
+		b, err := c.prepare(mods)
+		ready <- preparing{b, err}
+	}()
+	return ready
+}
+
+// drop ends a bundle that is not committed; nil is none.
+func (c *Conn) drop(next <-chan preparing) {
+	if next == nil {
+		return
+	}
+	if p := <-next; p.err == nil {
+		c.end(p.bundle.call)
+	}
+}
+
+// prepare validates and encodes a bundle. Nothing is sent.
+func (c *Conn) prepare(mods []Mod) (*prepared, error) {
+	k := c.begin(len(mods) + 3) // open, the changes, barrier, commit
+	fill, err := fillBundle(k, mods)
+	if err != nil {
+		c.end(k)
+		return nil, err
+	}
+	return &prepared{mods: mods, call: k, fill: fill}, nil
+}
+
+func (k *call) barrier() uint32 { return k.first + k.count - 2 }
+
+func fillBundle(k *call, mods []Mod) ([]byte, error) {
+	id := k.first
 	open := bundleControl(id, bundleOpen)
 	open.xid = k.first
 	b := open.appendWire(make([]byte, 0, 256*len(mods)))
 	for i, mod := range mods {
 		if err := mod.validate(); err != nil {
-			return err
+			return nil, err
 		}
 		m, err := mod.message()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if len(m.body)+headerLen+bundleOverhead > maxMessage {
-			return fmt.Errorf("%s: %w", mod.Entry.Key(), errTooLong)
+			return nil, fmt.Errorf("%s: %w", mod.Entry.Key(), errTooLong)
 		}
 		m.xid = k.first + 1 + uint32(i) //nolint:gosec // far below
 		b = appendBundleAdd(b, id, m)
 	}
-	b = message{kind: msgBarrierRequest, xid: barrier}.appendWire(b)
+	return message{kind: msgBarrierRequest, xid: k.barrier()}.appendWire(b), nil
+}
 
-	c.expect(k, barrier)
-	c.enqueue(b)
+// commit sends a bundle and waits until it is in effect.
+func (c *Conn) commit(ctx context.Context, b *prepared) error {
+	k, mods, id := b.call, b.mods, b.call.first
+	defer c.end(k)
+	c.expect(k, k.barrier())
+	c.enqueue(b.fill)
 	if err := c.wait(ctx, k); err != nil {
 		c.discard(id)
 		return fmt.Errorf("fill a bundle: %w", err)
@@ -116,9 +171,9 @@ func (c *Conn) Bundle(ctx context.Context, mods []Mod) error {
 		c.discard(id)
 		return err
 	}
-	c.expect(k, commit)
 	order := bundleControl(id, bundleCommit)
-	order.xid = commit
+	order.xid = k.barrier() + 1
+	c.expect(k, order.xid)
 	c.enqueue(order.appendWire(nil))
 	if err := c.wait(ctx, k); err != nil {
 		return fmt.Errorf("commit a bundle: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -223,14 +224,22 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	if err != nil {
 		return err
 	}
-	for len(mods) > 0 {
-		n := min(len(mods), e.config.BundleSize)
-		err := conn.Bundle(ctx, mods[:n])
-		e.config.OnBundle(n, err)
-		if err != nil {
-			return away(err)
+	bundles := slices.Collect(slices.Chunk(mods, e.config.BundleSize))
+	next := conn.prepareSoon(bundles[0])
+	for i, bundle := range bundles {
+		p := <-next
+		next = nil
+		if i+1 < len(bundles) { // the switch works on the one while this end works on the other
+			next = conn.prepareSoon(bundles[i+1])
 		}
-		mods = mods[n:]
+		if p.err == nil {
+			p.err = conn.commit(ctx, p.bundle)
+		}
+		e.config.OnBundle(len(bundle), p.err)
+		if p.err != nil {
+			conn.drop(next)
+			return away(p.err)
+		}
 	}
 	return nil
 }

@@ -136,6 +136,16 @@ func flowMod(command uint8, f *Flow) message {
 	return message{kind: msgFlowMod, body: b}
 }
 
+// Encode returns what is sent to have the entry: a hash of it changes with whatever matters to the switch. Of what is no entry
+// it is empty.
+func Encode(_ Key, entry Entry) []byte {
+	m, err := Mod{Entry: entry}.message()
+	if err != nil {
+		return nil
+	}
+	return m.body
+}
+
 // decodeFlowMod reads the body of a flow-mod.
 func decodeFlowMod(b []byte) (uint8, *Flow, error) {
 	if len(b) < flowModLen {

@@ -20,7 +20,7 @@ var errTimeout = errors.New("a flow with a timeout belongs to the switch: it can
 // groups before the flows that use them, flows of later tables before those that lead there, deletions afterwards and
 // the other way round. What last names comes at the very end.
 func plan(change Change, last func(Key) bool) ([]Mod, error) {
-	steps := make([]step, 0, len(change.Set)+len(change.Delete))
+	steps := make([]*step, 0, len(change.Set)+len(change.Delete))
 	for key, entry := range change.Set {
 		s, err := newStep(key, Mod{entry, false}, last)
 		if err != nil {
@@ -38,10 +38,7 @@ func plan(change Change, last func(Key) bool) ([]Mod, error) {
 		}
 		steps = append(steps, s)
 	}
-	slices.SortFunc(steps, func(a, b step) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.key.Group, b.key.Group),
-			-cmp.Compare(a.key.Priority, b.key.Priority), strings.Compare(a.key.Match, b.key.Match))
-	})
+	slices.SortFunc(steps, (*step).compare)
 	mods := make([]Mod, 0, len(steps))
 	for _, s := range steps {
 		mods = append(mods, s.mod)
@@ -56,17 +53,31 @@ type step struct {
 	rank int
 }
 
-func newStep(key Key, mod Mod, last func(Key) bool) (step, error) {
+// compare orders steps; what does not matter to packets is ordered so that the same change is always sent alike.
+func (s *step) compare(other *step) int {
+	if s.rank != other.rank {
+		return cmp.Compare(s.rank, other.rank)
+	}
+	if s.key.Group != other.key.Group {
+		return cmp.Compare(s.key.Group, other.key.Group)
+	}
+	if s.key.Priority != other.key.Priority {
+		return cmp.Compare(other.key.Priority, s.key.Priority)
+	}
+	return strings.Compare(s.key.Match, other.key.Match)
+}
+
+func newStep(key Key, mod Mod, last func(Key) bool) (*step, error) {
 	if mod.Entry == nil {
-		return step{}, fmt.Errorf("%s: no entry", key)
+		return nil, fmt.Errorf("%s: no entry", key)
 	}
 	if err := mod.validate(); err != nil {
-		return step{}, err
+		return nil, err
 	}
 	if f, ok := mod.Entry.(*Flow); ok && !mod.Delete && (f.IdleTimeout != 0 || f.HardTimeout != 0) {
-		return step{}, fmt.Errorf("%s: %w", key, errTimeout)
+		return nil, fmt.Errorf("%s: %w", key, errTimeout)
 	}
-	return step{mod, key, modRank(key, mod.Delete, last)}, nil
+	return &step{mod, key, modRank(key, mod.Delete, last)}, nil
 }
 
 // modRank orders the kinds of changes and, within flows, the tables.

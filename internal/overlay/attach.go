@@ -90,7 +90,9 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (at
 		if err != nil {
 			return rec, err
 		}
-		err = n.put(ctx, &rec)
+		if err = n.put(ctx, &rec); err != nil {
+			n.standing.give(&rec, true)
+		}
 		var conflict *attach.ConflictError
 		switch {
 		case err == nil:
@@ -114,13 +116,16 @@ func (n *Network) choose(s *settings, rec *attach.Record) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
-	ofport, err := n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) })
+	ofport, standing := n.standing.take(s.mtu)
+	if !standing {
+		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) || n.standing.has(p) })
+	}
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
 	rec.Addresses = []netip.Prefix{netip.PrefixFrom(address, s.view.Local.Subnet.Bits())}
 	rec.MAC = plan.MAC(rec.Addresses).String()
-	rec.OFPort, rec.HostInterface = ofport, attach.PortName(ofport)
+	rec.OFPort, rec.HostInterface, rec.Standing = ofport, attach.PortName(ofport), standing
 	return nil
 }
 
@@ -143,7 +148,7 @@ func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (
 // port match nothing. An attachment that is there already is looked after: link and port and flows are made whole.
 //
 // The switch goes over all its ports whenever it hears of a row or a link, and answers nobody meanwhile. So it is to hear of
-// both at once: who of them is first does not matter to it.
+// both at once: who of them is first does not matter to it. Of a pod upon a standing port it hears nothing.
 func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
 	pair, err := plan.Pair(rec, &s.attachments)
 	if err != nil {
@@ -158,7 +163,9 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
 	linkMade := make(chan struct{})
-	rest.Go(func() error { return n.plug(restCtx, s, rec, linkMade) })
+	if !rec.Standing {
+		rest.Go(func() error { return n.plug(restCtx, s, rec, linkMade) })
+	}
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)

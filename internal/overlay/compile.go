@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -186,6 +187,9 @@ func (n *Network) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("links of pods: %w", err)
 	}
+	if err := n.standing.takeOver(ctx); err != nil {
+		return err
+	}
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	known, recorded := map[string]bool{}, map[string]bool{}
@@ -207,6 +211,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 	for name, o := range links {
 		key, ok := attachment(o)
 		switch {
+		case link.IsStanding(o): // see standing.takeOver
 		case !ok && !recorded[name]: // of a version that made links ahead of their pods
 			stray = append(stray, name)
 		case ok && !known[o]:

@@ -12,7 +12,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -104,6 +106,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var links []string
+	var standing []attach.Record
 	n.shut(keys...)
 	for _, key := range keys {
 		flows[owner(key)], rows[owner(key)] = nil, nil
@@ -111,7 +114,11 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, name)
 		}
 		if rec, err := n.store.Get(key); err == nil && rec.HostInterface != "" && rec.BootID == n.opts.BootID {
-			links = append(links, rec.HostInterface)
+			if rec.Standing {
+				standing = append(standing, rec)
+			} else {
+				links = append(links, rec.HostInterface)
+			}
 		}
 	}
 	if err := n.engines.Flows.Apply(ctx, flows); err != nil {
@@ -121,16 +128,51 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	var both errgroup.Group
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
+	var whole []bool
+	both.Go(func() (err error) {
+		whole, err = n.unplug(ctx, standing)
+		return named("removing interfaces", err)
+	})
 	if err := both.Wait(); err != nil {
 		return err
 	}
 	n.links.forget(links)
+	n.links.forgetPlugged(keys)
 	for _, key := range keys {
 		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {
 			return err
 		}
 	}
+	for i := range standing {
+		n.standing.give(&standing[i], whole[i])
+	}
 	return nil
+}
+
+// unplugAtOnce is how many interfaces are removed side by side: each waits for the kernel, and for no other.
+const unplugAtOnce = 16
+
+// unplug removes pods' interfaces from standing ports, and reports which of those can serve again.
+func (n *Network) unplug(ctx context.Context, recs []attach.Record) (whole []bool, err error) {
+	whole = make([]bool, len(recs))
+	errs := make([]error, len(recs))
+	var group errgroup.Group
+	group.SetLimit(unplugAtOnce)
+	for i := range recs {
+		group.Go(func() error {
+			pair, err := plan.Pair(&recs[i], &plan.Settings{Standing: n.opts.Ports})
+			if err == nil {
+				err = n.engines.Pods.Unplug(ctx, pair)
+			}
+			if errors.Is(err, link.ErrOccupied) || errors.Is(err, link.ErrNoDevice) {
+				n.opts.Log.Warn("a port that stood ready is of no use any more, removing it", "port", recs[i].HostInterface, "error", err)
+				return nil
+			}
+			whole[i], errs[i] = err == nil, err
+			return nil
+		})
+	}
+	return whole, errors.Join(group.Wait(), errors.Join(errs...))
 }
 
 // Delays between the reaper's tries.

@@ -34,7 +34,7 @@ func newEnds(n *Network) *ends {
 	return &ends{network: n, wake: make(chan struct{}, 1), doubtful: true}
 }
 
-// wanted is a host end as it is to be; key is that of its attachment.
+// wanted is a host end as it is to be; key is that of its attachment, empty where it stands without one.
 type wanted struct {
 	key attach.Key
 	end link.HostEnd
@@ -67,8 +67,11 @@ func (n *Network) wantedEnds(s *settings) map[string]wanted {
 	all := map[string]wanted{}
 	n.opening.Lock()
 	defer n.opening.Unlock()
+	for name, end := range n.standing.ends() {
+		all[name] = wanted{end: end}
+	}
 	for key, rec := range n.live {
-		if rec.State == attach.Attached {
+		if rec.State == attach.Attached && !rec.Standing {
 			all[rec.HostInterface] = wanted{key: key, end: link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}}
 		}
 	}
@@ -132,15 +135,17 @@ func (e *ends) check(ctx context.Context) (left bool) {
 // again.
 func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
 	n := e.network
-	now, cancel := context.WithCancel(ctx)
-	cancel() // a lock that is not free is not waited for: the others would wait as long
-	unlock, err := n.locks.Lock(now, want.key)
-	if err != nil {
-		return true
-	}
-	defer unlock()
-	if !n.isLive(want.key) {
-		return false
+	if want.key != (attach.Key{}) {
+		now, cancel := context.WithCancel(ctx)
+		cancel() // a lock that is not free is not waited for: the others would wait as long
+		unlock, err := n.locks.Lock(now, want.key)
+		if err != nil {
+			return true
+		}
+		defer unlock()
+		if !n.isLive(want.key) {
+			return false
+		}
 	}
 	if err := n.engines.HostEnds.Restore(ctx, name, want.end); err != nil {
 		if ctx.Err() == nil {

@@ -63,6 +63,8 @@ type Engines struct {
 	Ports Ports
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
+	// Standing makes and lists pairs that are there before their pods.
+	Standing link.StandingLinks
 	// HostEnds puts back what others change of them.
 	HostEnds HostEnds
 	// Connections are those that the switch tracks for Services.
@@ -86,6 +88,11 @@ type Options struct {
 	Node string
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
+	// Ports is the path of the namespace with the far ends of ports that stand ready for pods. While there is none, or Spare
+	// is 0, every pod gets a port of its own.
+	Ports string
+	// Spare is how many ports stand ready.
+	Spare int
 	// MoveStep is how long each step of a project's move between VNIDs takes. Default DefaultMoveStep.
 	MoveStep time.Duration
 	// TenantsRealised is told when Network.TenantsRealised may return another version. It must not wait. Nil: nobody is told.
@@ -103,8 +110,10 @@ type Network struct {
 	locks   attach.Keyed[attach.Key]
 	reaper  *reaper
 	links   *unlinker
-	ends    *ends
-	tenants *tenants
+	// standing are the ports that stand ready.
+	standing *standing
+	ends     *ends
+	tenants  *tenants
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -157,6 +166,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	}
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
+	n.standing = newStanding(n)
 	n.ends = newEnds(n)
 	n.tenants = newTenants(n, opts.MoveStep)
 	n.Waiting("the agent is starting")
@@ -169,6 +179,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reaper.run(ctx) })
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
+	group.Go(func() error { return n.standing.run(ctx) })
 	group.Go(func() error { return n.tenants.run(ctx) })
 	return group.Wait()
 }
@@ -186,7 +197,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.tenants = n.tenants
+	next.tenants, next.attachments.Standing = n.tenants, n.opts.Ports
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return err
@@ -220,6 +231,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("node rules: %w", err)
 	}
 	n.setPods(s)
+	n.standing.configure(s)
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
@@ -269,6 +281,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	}
 	n.crossing = false
 	n.setPods(s)
+	n.standing.configure(s)
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
 	n.setServices(s)

@@ -177,6 +177,8 @@ type node struct {
 	rules *nft.Fake
 	pods  *breakablePods
 	dir   string
+	// spare is how many ports its agents keep ready.
+	spare int
 	// tracked notes what the switch was to forget.
 	tracked *tracked
 	// ports tells of ports that the switch has added, when told to.
@@ -248,14 +250,14 @@ func (n *node) beginIn(t tb, boot string) *life {
 	engines := Engines{
 		Flows: reconcile.NewLoop(n.flowEngine, reconcile.Options[openflow.Key, openflow.Entry]{
 			Name: "openflow", Seal: pipeline.Note,
-			Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) },
+			Encode: openflow.Encode,
 		}),
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Ports: n.ports, Pods: n.pods, HostEnds: n.pods, Connections: n.tracked,
+		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare}), node: n, store: store}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{

@@ -16,6 +16,8 @@ type unlinker struct {
 
 	mu      sync.Mutex
 	waiting []string
+	// plugged are those upon standing ports, which stay.
+	plugged []attach.Record
 }
 
 func newUnlinker(n *Network) *unlinker { return &unlinker{network: n, wake: make(chan struct{}, 1)} }
@@ -26,7 +28,11 @@ func (u *unlinker) add(rec *attach.Record) {
 		return
 	}
 	u.mu.Lock()
-	u.waiting = append(u.waiting, rec.HostInterface)
+	if rec.Standing {
+		u.plugged = append(u.plugged, *rec)
+	} else {
+		u.waiting = append(u.waiting, rec.HostInterface)
+	}
 	u.mu.Unlock()
 	select {
 	case u.wake <- struct{}{}:
@@ -41,6 +47,13 @@ func (u *unlinker) forget(names []string) {
 	u.waiting = slices.DeleteFunc(u.waiting, func(name string) bool { return slices.Contains(names, name) })
 }
 
+// forgetPlugged is forget for interfaces upon standing ports.
+func (u *unlinker) forgetPlugged(keys []attach.Key) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.plugged = slices.DeleteFunc(u.plugged, func(rec attach.Record) bool { return slices.Contains(keys, rec.Key()) })
+}
+
 // run deletes, all that wait together, until ctx ends.
 func (u *unlinker) run(ctx context.Context) error {
 	for {
@@ -50,11 +63,14 @@ func (u *unlinker) run(ctx context.Context) error {
 		case <-u.wake:
 		}
 		u.mu.Lock()
-		names := u.waiting
-		u.waiting = nil
+		names, plugged := u.waiting, u.plugged
+		u.waiting, u.plugged = nil, nil
 		u.mu.Unlock()
 		if err := u.network.engines.Pods.Delete(ctx, names...); err != nil {
 			u.network.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
+		}
+		if _, err := u.network.unplug(ctx, plugged); err != nil {
+			u.network.opts.Log.Debug("removing interfaces ahead of their flows, going on in the background", "error", err)
 		}
 	}
 }

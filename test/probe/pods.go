@@ -62,16 +62,18 @@ func Detach(ctx context.Context, p *lab.Pod) error {
 
 // HostEnd returns the MAC address and the name of the node's end of a pod's interface.
 func HostEnd(p *lab.Pod) (mac net.HardwareAddr, name string, err error) {
-	var index int
-	err = traffic.In(p.Netns, func() error {
-		eth0, err := netlink.LinkByName("eth0")
-		if err == nil {
-			index = eth0.Attrs().ParentIndex
-		}
-		return err
-	})
-	if err != nil {
+	var eth0 netlink.Link
+	if err = traffic.In(p.Netns, func() (err error) { eth0, err = netlink.LinkByName("eth0"); return err }); err != nil {
 		return nil, "", err
+	}
+	index := eth0.Attrs().ParentIndex
+	if eth0.Type() == "macvlan" { // upon a port that stood ready
+		var far netlink.Link
+		ports := p.Node.Root("/run/weft/cni/ports")
+		if err = traffic.In(ports, func() (err error) { far, err = netlink.LinkByIndex(index); return err }); err != nil {
+			return nil, "", err
+		}
+		index = far.Attrs().ParentIndex
 	}
 	err = traffic.In(p.Node.Netns, func() error {
 		link, err := netlink.LinkByIndex(index)

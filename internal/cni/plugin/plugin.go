@@ -1,6 +1,7 @@
 // Package plugin is the program that container runtimes execute: it turns its environment and standard input into
 // a request, has the agent of the node serve it, and prints the answer in the version of the CNI specification
-// that was asked for. It keeps no state and changes nothing by itself.
+// that was asked for. It keeps no state, and changes nothing by itself but for one namespace that the agent wants to be there
+// (package portspace).
 //
 // When the agent is away, ADD, CHECK, GC and DEL fail with code 11 (try again later) and STATUS with code 50.
 // DEL succeeds without the agent when the node has no record of the attachment: there is nothing to remove then.
@@ -22,6 +23,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/cni/portspace"
 )
 
 const (
@@ -148,6 +150,11 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 	}
 	if err := req.Validate(); err != nil {
 		return nil, err
+	}
+	if command == cni.CommandAdd && req.NetConf.Ports != "" {
+		if err := portspace.Ensure(req.NetConf.Ports); err != nil { // the pod gets a port of its own then
+			fmt.Fprintln(os.Stderr, "weft-cni:", err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

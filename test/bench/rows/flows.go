@@ -112,7 +112,7 @@ func (c *counted) Commit(ctx context.Context, change openflow.Change) error {
 func newProgram(sw *stage.Switch) *program {
 	p := &program{sw: sw, engine: &counted{Engine: openflow.NewEngine(openflow.Config{Address: sw.Mgmt(), Last: pipeline.IsNote})}}
 	p.loop = reconcile.NewLoop[openflow.Key, openflow.Entry](p.engine, reconcile.Options[openflow.Key, openflow.Entry]{
-		Name: "openflow", Encode: func(_ openflow.Key, entry openflow.Entry) []byte { return []byte(entry.String()) }, Seal: pipeline.Note,
+		Name: "openflow", Encode: openflow.Encode, Seal: pipeline.Note,
 	})
 	return p
 }

@@ -17,21 +17,13 @@ import (
 // Node is a node of one of the sides, whose container runtime is the same program on both.
 type Node struct {
 	lab.Node
-	links *links
-	cpu   func(context.Context) (Meter, error)
+	cpu func(context.Context) (Meter, error)
 }
-
-func openNode(n lab.Node) (Node, error) {
-	l, err := watchLinks(n.Netns)
-	return Node{Node: n, links: l}, err
-}
-
-func (n Node) close() { n.links.close() }
 
 // Meter reads the processor time of the network on the node.
 func (n Node) Meter(ctx context.Context) (Meter, error) { return n.cpu(ctx) }
 
-// Pod is a pod with the index, on the node, of the link that leads to it.
+// Pod is a pod with the index of its interface.
 type Pod struct {
 	*lab.Pod
 	link int
@@ -43,14 +35,14 @@ func (n Node) Add(ctx context.Context, name string) (Pod, error) {
 	return Pod{Pod: p}, err
 }
 
-// FindLink looks for the pod's link on the node: the other end of its interface.
+// FindLink looks for the pod's interface.
 func (p *Pod) FindLink() error {
 	return inNetns(p.Netns, func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
 		if err != nil {
 			return fmt.Errorf("find eth0 of pod %s: %w", p.Name, err)
 		}
-		p.link = l.Attrs().ParentIndex
+		p.link = l.Attrs().Index
 		return nil
 	})
 }
@@ -59,23 +51,28 @@ func (p *Pod) FindLink() error {
 type Deletion struct {
 	// Answered is the time within libcni, until the network had answered.
 	Answered time.Duration
-	// Event is when the node's kernel told that the pod's link was gone. The bridge plugin has its answer held up after
+	// Event is when the kernel told that the pod's interface was gone. The bridge plugin has its answer held up after
 	// that, by the kernel's rcu_barrier; Weft answers before.
 	Event time.Duration
-	// Gone is the later of both: the network has answered, and the link is gone.
+	// Gone is the later of both: the network has answered, and the interface is gone.
 	Gone time.Duration
 }
 
-// Delete ends a pod and waits until its link is gone. FindLink must have been called.
+// Delete ends a pod and waits until its interface is gone. FindLink must have been called.
 func (n Node) Delete(ctx context.Context, p Pod) (Deletion, error) {
+	links, err := watchLinks(p.Netns)
+	if err != nil {
+		return Deletion{}, err
+	}
+	defer links.close()
 	begin := time.Now()
 	answered, err := p.Detach(ctx)
 	if err != nil {
 		return Deletion{}, err
 	}
-	at, err := n.links.awaitGone(ctx, p.link)
+	at, err := links.awaitGone(ctx, p.link)
 	if err != nil {
-		return Deletion{}, fmt.Errorf("pod %s is deleted, but its link stays: %w", p.Name, err)
+		return Deletion{}, fmt.Errorf("pod %s is deleted, but its interface stays: %w", p.Name, err)
 	}
 	event := at.Sub(begin)
 	return Deletion{Answered: answered, Event: event, Gone: max(answered, event)}, nil

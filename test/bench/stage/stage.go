@@ -149,7 +149,6 @@ func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
 	}
 	c := &Cluster{Cluster: up}
 	if err := s.furnish(ctx, c); err != nil {
-		c.close()
 		return nil, err
 	}
 	s.cluster = c
@@ -159,12 +158,7 @@ func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
 // furnish opens the lab's nodes, and makes the peer's.
 func (s *Stage) furnish(ctx context.Context, c *Cluster) error {
 	for i, n := range c.Nodes() {
-		node, err := openNode(n)
-		if err != nil {
-			return err
-		}
-		node.cpu = func(ctx context.Context) (Meter, error) { return labMeter(ctx, c.Cluster, n.Name) }
-		c.Ours = append(c.Ours, node)
+		c.Ours = append(c.Ours, Node{Node: n, cpu: func(ctx context.Context) (Meter, error) { return labMeter(ctx, c.Cluster, n.Name) }})
 		peer, err := s.peer(ctx, fmt.Sprintf("p%d", i+1))
 		if err != nil {
 			return err
@@ -174,18 +168,9 @@ func (s *Stage) furnish(ctx context.Context, c *Cluster) error {
 	return nil
 }
 
-func (c *Cluster) close() {
-	for _, n := range append(c.Ours, c.Peers...) {
-		n.close()
-	}
-}
-
 // StrikeCluster takes the lab down, and the peer's nodes with it.
 func (s *Stage) StrikeCluster(ctx context.Context) error {
-	if s.cluster != nil {
-		s.cluster.close()
-		s.cluster = nil
-	}
+	s.cluster = nil
 	s.group.Stop(grace, func(name string) bool { return strings.HasSuffix(name, "/pods") })
 	s.group.Stop(grace, func(name string) bool { return strings.HasSuffix(name, "/ovs-vswitchd") })
 	s.group.Stop(grace, func(string) bool { return true })

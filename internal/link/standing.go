@@ -1,0 +1,527 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Standing is a pair that is made ahead of its pod and outlives it: the host's end, which is a port of the switch, and the far
+// end, of the same name, in a namespace of its own. A pod that is put upon it gets a macvlan of the far end as its interface.
+// A switch that is told of a link goes over all its ports; of a pod that comes or goes this way it is told nothing.
+//
+// The macvlan is of mode passthru: the kernel admits one to a far end, so nothing that a former pod has kept can be on a
+// pair together with the next pod's interface.
+type Standing struct {
+	// Name is that of both ends; it must pass ValidateName.
+	Name string
+	// MTU of both ends in bytes; 0 is the kernel's default, 1500.
+	MTU int
+	// HostGroup is as in Pair.
+	HostGroup uint32
+	// TxOffloadOff is as in Pair, on the far end.
+	TxOffloadOff bool
+}
+
+// Stands is what there is of a Standing.
+type Stands struct {
+	// MTU is the host end's, in bytes.
+	MTU int
+	// Idle reports whether the far end is there and no interface upon it is up.
+	Idle bool
+}
+
+// StandingLinks makes and lists standing pairs. *[Pods] does it in the kernel, *[FakePods] in memory. PodLinks.Delete removes
+// them, and with them what is upon them.
+type StandingLinks interface {
+	// CreateStanding makes pairs with their far ends in the namespace at path. ErrNoNamespace and ErrNotNamespace are about
+	// that. After an error none of them is there.
+	CreateStanding(ctx context.Context, path string, pairs ...Standing) error
+	// ListStanding returns the standing pairs that exist, by name. Without the namespace at path none is idle.
+	ListStanding(ctx context.Context, path string) (map[string]Stands, error)
+}
+
+var _ StandingLinks = (*Pods)(nil)
+
+// ErrOccupied says that an interface is upon a standing pair that should be free.
+var ErrOccupied = errors.New("another interface is upon the standing pair")
+
+// standingOwner begins the owners of standing pairs.
+const standingOwner = "port/"
+
+// StandingOwner returns the owner of a standing pair, as List has it.
+func StandingOwner(name string) string { return standingOwner + name }
+
+func standingAlias(name string) string { return PodAliasPrefix + StandingOwner(name) }
+
+// standingBatch bounds the pairs that are made in one go, so that their answers fit the socket (batchMax).
+const standingBatch = batchMax / 2
+
+// CreateStanding implements StandingLinks.
+func (p *Pods) CreateStanding(ctx context.Context, path string, pairs ...Standing) error {
+	for _, pair := range pairs {
+		if err := ValidateName(pair.Name); err != nil {
+			return fmt.Errorf("standing pair: %w", err)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("standing pairs: %w", err)
+	}
+	far, err := openNamespace(path)
+	if err != nil {
+		return fmt.Errorf("standing pairs: %w", err)
+	}
+	defer far.close()
+	for len(pairs) > 0 && err == nil {
+		count := min(len(pairs), standingBatch)
+		s := standing{Pods: p, far: far, pairs: pairs[:count]}
+		err = onThread(p.home, s.run)
+		pairs = pairs[count:]
+	}
+	if err != nil {
+		return fmt.Errorf("standing pairs: %w", err)
+	}
+	return nil
+}
+
+// standing is one run of CreateStanding.
+type standing struct {
+	*Pods
+	far   *namespace
+	pairs []Standing
+	hosts []netlink.Link
+}
+
+// run works on a locked thread that starts in the home namespace.
+func (s *standing) run() (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.undo())
+		}
+	}()
+	if err := s.make(); err != nil {
+		return err
+	}
+	if err := s.far.enter(); err != nil {
+		return err
+	}
+	err = s.configureFar()
+	if back := s.home.enter(); back != nil {
+		return errors.Join(err, back)
+	}
+	if err != nil {
+		return err
+	}
+	return s.configureHosts()
+}
+
+// make makes the pairs. What a run that was interrupted has left in their place is replaced.
+func (s *standing) make() error {
+	var requests []*nl.NetlinkRequest
+	for _, pair := range s.pairs {
+		near := linkEnd{name: pair.Name, mtu: standingMTU(pair.MTU), group: pair.HostGroup, netns: -1}
+		if pair.TxOffloadOff {
+			near.flags = unix.IFF_PROMISC // as in makePair
+		}
+		requests = append(requests, newVeth(near, linkEnd{name: pair.Name, mtu: near.mtu, netns: int(s.far.file.Fd())}), getLink(pair.Name))
+	}
+	answers, err := s.conn.do(requests...)
+	if err != nil {
+		return err
+	}
+	for i, pair := range s.pairs {
+		made, seen := answers[2*i], answers[2*i+1]
+		if made.err != nil {
+			err = errors.Join(err, fmt.Errorf("making %s: %w", pair.Name, made.err))
+			continue
+		}
+		if seen.err != nil {
+			err = errors.Join(err, fmt.Errorf("looking at %s: %w", pair.Name, seen.err))
+			continue
+		}
+		s.hosts = append(s.hosts, seen.link)
+	}
+	return err
+}
+
+func standingMTU(mtu int) int {
+	if mtu == 0 {
+		return defaultMTU
+	}
+	return mtu
+}
+
+// configureFar works in the far ends' namespace. No protocol is at work there: it has no addresses, and IPv6 is off before a
+// link is up.
+func (s *standing) configureFar() error {
+	conn, err := dial()
+	if err != nil {
+		return err
+	}
+	defer conn.close()
+	var list plan
+	for _, pair := range s.pairs {
+		if err := writeSysctls(pair.Name, Sysctls{DisableIPv6: On, AcceptRA: Off}); err != nil {
+			return fmt.Errorf("far end: %w", err)
+		}
+		if pair.TxOffloadOff {
+			if err := setTxOffload(pair.Name, Off); err != nil {
+				return fmt.Errorf("far end: %w", err)
+			}
+		}
+		list.add("setting the far end of "+pair.Name+" up", setUpByName(pair.Name))
+	}
+	return list.run(conn)
+}
+
+// configureHosts names the owners of the host ends and sets them up.
+func (s *standing) configureHosts() error {
+	var list plan
+	for i, pair := range s.pairs {
+		if err := s.turn.do(func() error { return writeSysctls(pair.Name, hostSysctls()) }); err != nil {
+			return fmt.Errorf("host end: %w", err)
+		}
+		index := s.hosts[i].Attrs().Index
+		list.add("setting the alias of "+pair.Name, setLink(index, aliasAttr(standingAlias(pair.Name))))
+		list.add("setting "+pair.Name+" up", setState(index, true))
+	}
+	return list.run(s.conn)
+}
+
+// undo removes what this run has made.
+func (s *standing) undo() error {
+	indexes := make([]int, 0, len(s.hosts))
+	for _, host := range s.hosts {
+		indexes = append(indexes, host.Attrs().Index)
+	}
+	if len(indexes) == 0 {
+		return nil
+	}
+	return s.reap(indexes)
+}
+
+// ListStanding implements StandingLinks.
+func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("listing standing pairs: %w", err)
+	}
+	links, err := listLinks(p.handle)
+	if err != nil {
+		return nil, err
+	}
+	idle, err := p.idle(path)
+	if err != nil {
+		return nil, fmt.Errorf("listing standing pairs: %w", err)
+	}
+	found := map[string]Stands{}
+	for _, link := range links {
+		attrs := link.Attrs()
+		if link.Type() == "veth" && attrs.Alias == standingAlias(attrs.Name) && attrs.Group != DeadGroup {
+			found[attrs.Name] = Stands{MTU: attrs.MTU, Idle: idle[attrs.Name]}
+		}
+	}
+	return found, nil
+}
+
+// idle returns which far ends in the namespace at path have nothing upon them that is up. A macvlan that is makes its device
+// promiscuous.
+func (p *Pods) idle(path string) (map[string]bool, error) {
+	far, err := openNamespace(path)
+	if errors.Is(err, ErrNoNamespace) {
+		return nil, nil //nolint:nilnil // none is idle
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer far.close()
+	found := map[string]bool{}
+	err = onThread(p.home, func() error {
+		if err := far.enter(); err != nil {
+			return err
+		}
+		handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("opening a netlink socket: %w", err)
+		}
+		defer handle.Close()
+		links, err := listLinks(handle)
+		for _, link := range links {
+			found[link.Attrs().Name] = link.Type() == "veth" && link.Attrs().Promisc == 0
+		}
+		return err
+	})
+	return found, err
+}
+
+// upon is one run of Create for a pod that is put upon a standing pair.
+type upon struct {
+	creation
+	ports   *namespace
+	farConn *conn
+	far     netlink.Link
+}
+
+// openUpon opens what Create, Check and Unplug need of a standing pair's namespace.
+func openUpon(c creation) (*upon, error) {
+	ports, err := openNamespace(c.pair.Standing)
+	if err != nil {
+		return nil, fmt.Errorf("standing pair %s: %w", c.pair.HostName, notThePods(err))
+	}
+	return &upon{creation: c, ports: ports}, nil
+}
+
+// notThePods keeps a missing namespace of standing pairs from being taken for the pod's.
+func notThePods(err error) error { return errors.New(err.Error()) }
+
+func (u *upon) close() {
+	if u.farConn != nil {
+		u.farConn.close()
+	}
+	u.ports.close()
+}
+
+// createUpon is Create for a pod that is put upon a standing pair. What it has made goes when it fails.
+func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
+	u, err := openUpon(c)
+	if err != nil {
+		return nil, err
+	}
+	defer u.close()
+	err = onThread(p.home, u.run)
+	if err != nil && u.made {
+		err = errors.Join(err, p.Unplug(context.WithoutCancel(ctx), c.pair))
+	}
+	return &u.creation, err
+}
+
+// look enters the far ends' namespace and looks at both ends. It ends in the home namespace.
+func (u *upon) look() error {
+	answers, err := u.conn.do(getLink(u.pair.HostName))
+	if err != nil {
+		return err
+	}
+	if err := answers[0].err; err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("looking at host end %s: %w", u.pair.HostName, err)
+	}
+	u.host = answers[0].link
+	if err := u.ports.enter(); err != nil {
+		return err
+	}
+	if u.farConn, err = dial(); err == nil {
+		u.farConn.turn = &u.turn
+		answers, err = u.farConn.do(getLink(u.pair.HostName))
+	}
+	if err := errors.Join(err, u.home.enter()); err != nil {
+		return err
+	}
+	if err := answers[0].err; err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("looking at far end %s: %w", u.pair.HostName, err)
+	}
+	u.far = answers[0].link
+	return nil
+}
+
+// complete returns an error unless both ends are there and Weft's.
+func (u *upon) complete() error {
+	switch {
+	case u.host == nil:
+		return fmt.Errorf("host end %s: %w", u.pair.HostName, ErrNoDevice)
+	case u.far == nil:
+		return fmt.Errorf("far end of %s: %w", u.pair.HostName, ErrNoDevice)
+	case u.host.Type() != "veth" || u.host.Attrs().Alias != standingAlias(u.pair.HostName):
+		return fmt.Errorf("%s (%s, alias %q) on the host: %w", u.pair.HostName, u.host.Type(), u.host.Attrs().Alias, ErrForeign)
+	}
+	return nil
+}
+
+// run works on a locked thread that starts in the home namespace.
+func (u *upon) run() error {
+	err := u.look()
+	if err == nil {
+		err = u.complete()
+	}
+	if err != nil {
+		return err
+	}
+	if err := u.pod.enter(); err != nil {
+		return err
+	}
+	if u.podConn, err = dial(); err != nil {
+		return err
+	}
+	defer u.podConn.close()
+	u.podConn.turn = &u.turn
+	if err := u.podDefaults(u.put); err != nil {
+		return err
+	}
+	if err := u.configurePod(); err != nil {
+		return fmt.Errorf("pod end %s: %w", u.pair.PodName, err)
+	}
+	return nil
+}
+
+// put makes the pod's interface, or finds the one that an earlier run has made.
+func (u *upon) put() error {
+	index := u.far.Attrs().Index
+	requests := []*nl.NetlinkRequest{newPassthru(index, linkEnd{name: u.pair.PodName, mtu: u.pair.mtu(), netns: int(u.pod.file.Fd())})}
+	if len(u.pair.PodMAC) != 0 { // a macvlan of this mode has its device's address
+		requests = append([]*nl.NetlinkRequest{setLink(index, macAttr(u.pair.PodMAC))}, requests...)
+	}
+	answers, err := u.farConn.do(requests...)
+	if err != nil {
+		return err
+	}
+	made := answers[len(answers)-1].err
+	if made == nil {
+		u.made = true
+		return all(answers, []string{"setting the far end's MAC", "making it"})
+	}
+	if !errors.Is(made, unix.EEXIST) && !errors.Is(made, unix.EINVAL) && !errors.Is(made, unix.EBUSY) {
+		return fmt.Errorf("making it: %w", made)
+	}
+	answers, err = u.podConn.do(getLink(u.pair.PodName))
+	if err != nil {
+		return err
+	}
+	switch there := answers[0].link; {
+	case there == nil:
+		return fmt.Errorf("%s: %w (%w)", u.pair.HostName, ErrOccupied, made)
+	case !isUpon(there, u.far):
+		return fmt.Errorf("%s (%s) in the pod: %w", u.pair.PodName, there.Type(), ErrForeign)
+	}
+	return nil
+}
+
+// isUpon reports whether a link is a macvlan of a device of another namespace with that index.
+func isUpon(link, far netlink.Link) bool {
+	return link != nil && far != nil && link.Type() == "macvlan" && link.Attrs().ParentIndex == far.Attrs().Index
+}
+
+// newPassthru makes a macvlan of a device of the socket's namespace.
+func newPassthru(device int, end linkEnd) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	end.attributes(func(attr *nl.RtAttr) { request.AddData(attr) })
+	request.AddData(nl.NewRtAttr(unix.IFLA_LINK, nl.Uint32Attr(uint32(device)))) //nolint:gosec // an interface's index
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("macvlan"))
+	info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.IFLA_MACVLAN_MODE, nl.Uint32Attr(nl.MACVLAN_MODE_PASSTHRU))
+	request.AddData(info)
+	return request
+}
+
+// Unplug implements PodLinks. It waits some 20 ms, for nobody but itself.
+func (p *Pods) Unplug(ctx context.Context, pair Pair) error {
+	if err := errors.Join(pair.validate(), ctx.Err()); err != nil {
+		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
+	}
+	u, err := openUpon(creation{Pods: p, pair: pair})
+	if err != nil {
+		return err
+	}
+	defer u.close()
+	u.pod, err = openNamespace(pair.Netns)
+	if err == nil {
+		defer u.pod.close()
+	} else if !errors.Is(err, ErrNoNamespace) {
+		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
+	}
+	if err := onThread(p.home, u.remove); err != nil {
+		return fmt.Errorf("pod link %s, %s in %s: %w", pair.HostName, pair.PodName, pair.Netns, err)
+	}
+	return nil
+}
+
+// remove works on a locked thread that starts in the home namespace. Without the pod's namespace its interface is gone as
+// well.
+func (u *upon) remove() error {
+	err := u.look()
+	if err == nil {
+		err = u.complete()
+	}
+	if err != nil {
+		return err
+	}
+	if u.pod != nil {
+		removed, err := u.removeInPod()
+		if removed || err != nil {
+			return err
+		}
+	}
+	// It was gone before, or has another name or namespace now, of who may: that is seen of the far end.
+	answers, err := u.farConn.do(getLink(u.pair.HostName))
+	if err == nil {
+		err = answers[0].err
+	}
+	if err == nil && answers[0].link.Attrs().Promisc != 0 {
+		err = ErrOccupied
+	}
+	return err
+}
+
+// removeInPod removes the interface and stays in the pod's namespace.
+func (u *upon) removeInPod() (removed bool, err error) {
+	if err := u.pod.enter(); err != nil {
+		return false, err
+	}
+	conn, err := dial()
+	if err != nil {
+		return false, err
+	}
+	defer conn.close()
+	answers, err := conn.do(getLink(u.pair.PodName))
+	if err != nil || !isUpon(answers[0].link, u.far) {
+		return false, errors.Join(err, unlessGone(answersError(answers)))
+	}
+	answers, err = conn.do(deleteLink(answers[0].link.Attrs().Index))
+	if err != nil {
+		return false, err
+	}
+	return answers[0].err == nil, unlessGone(answers[0].err)
+}
+
+// answersError returns the error of the only answer, if there is one.
+func answersError(answers []answer) error {
+	if len(answers) == 0 {
+		return nil
+	}
+	return answers[0].err
+}
+
+// check is creation.check of a pod upon a standing pair.
+func (u *upon) check() error {
+	if err := u.look(); err != nil {
+		return err
+	}
+	var found []error
+	if u.host == nil {
+		found = append(found, &Difference{u.hostObject(), "does not exist"})
+	} else {
+		have, err := readDevice(u.handle, u.host)
+		if err != nil {
+			return err
+		}
+		have.Owner = u.host.Attrs().Alias
+		found = append(found, differences(u.hostObject(), u.pair.hostDevice(), have)...)
+	}
+	var err error
+	if u.peer, err = u.lookInPod(); err != nil {
+		return err
+	}
+	if u.peer == nil {
+		return errors.Join(append(found, &Difference{u.podObject(), "does not exist"})...)
+	}
+	if !isUpon(u.peer, u.far) {
+		found = append(found, &Difference{u.podObject(), "is not upon " + u.pair.HostName})
+	}
+	inPod, err := u.checkPod()
+	return errors.Join(append(append(found, inPod...), err)...)
+}
+
+// IsStanding reports whether an owner is a standing pair's.
+func IsStanding(owner string) bool { return strings.HasPrefix(owner, standingOwner) }

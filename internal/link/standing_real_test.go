@@ -1,0 +1,192 @@
+//go:build real
+
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/link/nstest"
+)
+
+func standingPairs(count int) []Standing {
+	pairs := make([]Standing, 0, count)
+	for i := range count {
+		pairs = append(pairs, Standing{Name: fmt.Sprintf("wts%d", i), MTU: 1450, HostGroup: 77, TxOffloadOff: true})
+	}
+	return pairs
+}
+
+// inNamespace works with a handle of the namespace at path.
+func inNamespace(t *testing.T, path string, work func(h *netlink.Handle) error) {
+	t.Helper()
+	nstest.Do(t, path, func() error {
+		h, err := netlink.NewHandle()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return work(h)
+	})
+}
+
+// uponPair is testPair's pod upon the first standing pair.
+func uponPair(netns, ports string) Pair {
+	pair := testPair(netns, 2)
+	pair.HostName, pair.Standing = "wts0", ports
+	return pair
+}
+
+func wantStanding(t *testing.T, pods *Pods, ports string, idle ...bool) {
+	t.Helper()
+	found, err := pods.ListStanding(context.Background(), ports)
+	if err != nil || len(found) != len(idle) {
+		t.Fatalf("ListStanding: %v, %v; want %d", found, err, len(idle))
+	}
+	for i, want := range idle {
+		if got := found[fmt.Sprintf("wts%d", i)]; got.Idle != want || got.MTU != 1450 {
+			t.Errorf("wts%d: %+v, want idle %v", i, got, want)
+		}
+	}
+}
+
+func TestStandingRealLifecycle(t *testing.T) {
+	pods, _ := newPods(t)
+	ctx := context.Background()
+	ports, first, second := nstest.New(t), nstest.New(t), nstest.New(t)
+	if err := pods.CreateStanding(ctx, ports, standingPairs(3)...); err != nil {
+		t.Fatal(err)
+	}
+	wantStanding(t, pods, ports, true, true, true)
+	if err := pods.CreateStanding(ctx, ports, standingPairs(4)...); err == nil {
+		t.Error("made again over those that are there")
+	}
+	wantStanding(t, pods, ports, true, true, true)
+
+	pair := uponPair(first, ports)
+	if err := pods.Check(ctx, pair); err == nil {
+		t.Fatal("Check found an interface that was not made")
+	}
+	before := newLinkSettings(t, first)
+	created, err := pods.Create(ctx, pair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if created.PodMAC.String() != pair.PodMAC.String() || created.HostIndex == 0 || created.PodIndex == 0 || len(created.HostMAC) != 6 {
+		t.Errorf("created %+v", created)
+	}
+	if after := newLinkSettings(t, first); after != before {
+		t.Errorf("links that others make in the pod begin with %s, not with %s", after, before)
+	}
+	for range 2 {
+		if err := pods.Check(ctx, pair); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := pods.Create(ctx, pair); err != nil || again.PodIndex != created.PodIndex {
+			t.Fatalf("second Create: %+v, %v", again, err)
+		}
+	}
+	wantStanding(t, pods, ports, false, true, true)
+	checkOffloads(t, ports, pair.HostName)
+
+	other := uponPair(second, ports)
+	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) {
+		t.Errorf("a second pod upon it: %v", err)
+	}
+	if err := pods.Unplug(ctx, other); !errors.Is(err, ErrOccupied) {
+		t.Errorf("Unplug of a pod that is not upon it: %v", err)
+	}
+	for range 2 {
+		if err := pods.Unplug(ctx, pair); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantStanding(t, pods, ports, true, true, true)
+	if _, err := pods.Create(ctx, other); err != nil {
+		t.Fatal(err)
+	}
+	if err := pods.Check(ctx, other); err != nil {
+		t.Error(err)
+	}
+	if err := pods.Delete(ctx, "wts0", "wts1", "wts2"); err != nil {
+		t.Fatal(err)
+	}
+	wantStanding(t, pods, ports)
+	inNamespace(t, second, func(h *netlink.Handle) error {
+		if _, err := h.LinkByName("eth0"); err == nil {
+			t.Error("the pod's interface outlives its port")
+		}
+		return nil
+	})
+}
+
+// What a pod with rights over its namespace does to its interface frees nothing, and keeps nothing of the next pod's.
+func TestStandingRealHostilePod(t *testing.T) {
+	pods, _ := newPods(t)
+	ctx := context.Background()
+	ports, pod, next := nstest.New(t), nstest.New(t), nstest.New(t)
+	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+		t.Fatal(err)
+	}
+	pair := uponPair(pod, ports)
+	if _, err := pods.Create(ctx, pair); err != nil {
+		t.Fatal(err)
+	}
+	inNamespace(t, pod, func(h *netlink.Handle) error {
+		eth0, err := h.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		second := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "mine", ParentIndex: eth0.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		if err := h.LinkAdd(second); err == nil {
+			t.Error("the pod has a second interface upon its port")
+		}
+		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden"), h.LinkSetUp(eth0))
+	})
+	if err := pods.Unplug(ctx, pair); !errors.Is(err, ErrOccupied) {
+		t.Errorf("Unplug of a renamed interface: %v", err)
+	}
+	inNamespace(t, pod, func(h *netlink.Handle) error {
+		hidden, err := h.LinkByName("hidden")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetDown(hidden) // nothing is seen of it now
+	})
+	if _, err := pods.Create(ctx, uponPair(next, ports)); !errors.Is(err, ErrOccupied) {
+		t.Errorf("the next pod upon it: %v", err)
+	}
+}
+
+// A pair that is gone, and a namespace that is, are told from a pod's that is.
+func TestStandingRealGone(t *testing.T) {
+	pods, _ := newPods(t)
+	ctx := context.Background()
+	pod := nstest.New(t)
+	if err := pods.CreateStanding(ctx, "/run/netns/wt-never", standingPairs(1)...); !errors.Is(err, ErrNoNamespace) {
+		t.Errorf("CreateStanding: %v", err)
+	}
+	if found, err := pods.ListStanding(ctx, "/run/netns/wt-never"); err != nil || len(found) != 0 {
+		t.Errorf("ListStanding: %v, %v", found, err)
+	}
+	if _, err := pods.Create(ctx, uponPair(pod, "/run/netns/wt-never")); err == nil || errors.Is(err, ErrNoNamespace) {
+		t.Errorf("Create: %v", err)
+	}
+	ports := nstest.New(t)
+	if _, err := pods.Create(ctx, uponPair(pod, ports)); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("Create: %v", err)
+	}
+	if err := pods.Unplug(ctx, uponPair(pod, ports)); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("Unplug: %v", err)
+	}
+	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+		t.Fatal(err)
+	}
+	if err := pods.Unplug(ctx, uponPair("/run/netns/wt-never", ports)); err != nil {
+		t.Errorf("Unplug of a pod whose namespace is gone: %v", err)
+	}
+}

@@ -1,0 +1,331 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/host"
+)
+
+const portsNetns = "/run/weft/cni/ports"
+
+// standingNode is a node whose agent keeps ports ready, in a namespace that is there.
+func standingNode(dir string, spare int) *node {
+	n := newNode(dir)
+	n.spare = spare
+	n.pods.AddNamespace(portsNetns)
+	return n
+}
+
+// standingStart returns a life whose ports stand ready.
+func standingStart(t *testing.T, spare int) *life {
+	t.Helper()
+	l := standingNode(t.TempDir(), spare).begin(t)
+	t.Cleanup(l.stop)
+	l.update(t, sample())
+	l.free(t, spare)
+	return l
+}
+
+// free waits until so many ports are free, and none is being made or removed.
+func (l *life) free(t tb, count int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d ports are free", count), func() bool {
+		free, other := l.standing.count()
+		return free == count && other == 0
+	})
+}
+
+// count returns how many ports are free, and how many are being made or removed.
+func (s *standing) count() (free, other int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, port := range s.ports {
+		switch port.state {
+		case standingFree:
+			free++
+		case standingMaking, standingLeaving:
+			other++
+		case standingTaken:
+		}
+	}
+	return free, other
+}
+
+// standingPorts returns the names of the pairs that stand, which are to be those of the switch's ports.
+func (l *life) standingPorts(t tb) []string {
+	t.Helper()
+	links, err := l.node.pods.List(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pairs, ports []string
+	for name := range links {
+		pairs = append(pairs, name)
+	}
+	for name := range l.node.rows.Ports(host.Bridge) {
+		if name != host.Tun && name != host.Tunnel {
+			ports = append(ports, name)
+		}
+	}
+	slices.Sort(pairs)
+	slices.Sort(ports)
+	if !slices.Equal(pairs, ports) {
+		t.Errorf("links %v, ports %v", pairs, ports)
+	}
+	return pairs
+}
+
+// A pod upon a port that stood ready costs the switch's database nothing, neither when it comes nor when it goes.
+func TestStandingPorts(t *testing.T) {
+	l := standingStart(t, 4)
+	ports := l.standingPorts(t)
+	if len(ports) != 4 {
+		t.Fatalf("ports %v", ports)
+	}
+	written := l.node.rows.Transactions()
+	for _, name := range []string{"a", "b", "a", "b", "a"} {
+		req := l.request(name)
+		result := l.add(t, req)
+		l.whole(t, req)
+		rec := l.record(t, req)
+		if !rec.Standing || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
+			t.Errorf("record %+v, result %v", rec, result.Interfaces)
+		}
+		if err := l.Check(context.Background(), req); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+		l.del(t, req)
+		l.settled(t)
+		l.free(t, 4)
+	}
+	if now := l.node.rows.Transactions(); now != written {
+		t.Errorf("%d transactions, it were %d", now, written)
+	}
+	if now := l.standingPorts(t); !slices.Equal(now, ports) {
+		t.Errorf("ports %v, it were %v", now, ports)
+	}
+}
+
+// The port that has been free for longest is taken next.
+func TestStandingPortsRotate(t *testing.T) {
+	l := standingStart(t, 4)
+	var order []uint32
+	for i := range 8 {
+		req := l.request(fmt.Sprint("s", i))
+		l.add(t, req)
+		order = append(order, l.record(t, req).OFPort)
+		l.del(t, req)
+		l.settled(t)
+		l.free(t, 4)
+	}
+	if !slices.Equal(order[:4], order[4:]) || slices.Contains(order[1:4], order[0]) {
+		t.Errorf("ports were taken in the order %v", order)
+	}
+}
+
+// Until the plugin has made the namespace, and when more pods come at once than ports are ready, pods get ports of their own.
+func TestWithoutStandingPorts(t *testing.T) {
+	n := newNode(t.TempDir())
+	n.spare = 2
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	l.update(t, sample())
+	before := l.node.state(t)
+	first := l.request("first")
+	l.add(t, first)
+	l.whole(t, first)
+	if l.record(t, first).Standing {
+		t.Error("it is upon a port that cannot be")
+	}
+	l.del(t, first)
+	l.nothingLeft(t, before)
+	n.pods.AddNamespace(portsNetns)
+	second := l.request("second")
+	l.add(t, second) // and has the namespace looked for
+	l.free(t, 2)
+	var own, standing int
+	for i := range 3 {
+		req := l.request(fmt.Sprint("s", i))
+		l.add(t, req)
+		l.whole(t, req)
+		if l.record(t, req).Standing {
+			standing++
+		} else {
+			own++
+		}
+	}
+	if standing == 0 {
+		t.Errorf("%d pods upon standing ports, %d upon their own", standing, own)
+	}
+}
+
+// A restart changes nothing: ports that are taken stay so, and the others are free again, but for one that something is upon
+// which no record knows.
+func TestStandingPortsAfterARestart(t *testing.T) {
+	l := standingStart(t, 4)
+	req := l.request("a")
+	l.add(t, req)
+	state, ports, taken := l.node.state(t), l.standingPorts(t), l.record(t, req).HostInterface
+	next := l.restart(t)
+	next.free(t, 3)
+	if now := next.node.state(t); now != state {
+		t.Errorf("the state differs:\n%s\nit was:\n%s", now, state)
+	}
+	next.whole(t, req)
+	next.stop()
+
+	strange := slices.DeleteFunc(slices.Clone(ports), func(name string) bool { return name == taken })[0]
+	next.node.pods.AddNamespace("/run/netns/stranger")
+	pair := link.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/stranger", Standing: portsNetns, Owner: "attachment/stranger/eth0"}
+	if _, err := next.node.pods.Create(context.Background(), pair); err != nil {
+		t.Fatal(err)
+	}
+	last := next.node.begin(t)
+	t.Cleanup(last.stop)
+	last.update(t, sample())
+	last.free(t, 2)
+	if now := last.standingPorts(t); slices.Contains(now, strange) || len(now) != 3 {
+		t.Errorf("ports %v; %s is occupied", now, strange)
+	}
+}
+
+// Another MTU of the cluster is that of the ports that are free at once, and of one that is taken once it is free.
+func TestStandingPortsOfAnotherMTU(t *testing.T) {
+	l := standingStart(t, 4)
+	req := l.request("a")
+	l.add(t, req)
+	old := l.record(t, req).HostInterface
+	view := sample()
+	view.Cluster.MTU = 1400
+	l.update(t, view)
+	l.free(t, 4)
+	found, err := l.node.pods.ListStanding(context.Background(), portsNetns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, stands := range found {
+		if want := 1400; name != old && stands.MTU != want {
+			t.Errorf("%s has MTU %d", name, stands.MTU)
+		}
+	}
+	l.del(t, req)
+	l.settled(t)
+	l.free(t, 4)
+	if slices.Contains(l.standingPorts(t), old) {
+		t.Errorf("%s is still there", old)
+	}
+}
+
+// A port that fails a pod does not fail the next one.
+func TestStandingPortThatFails(t *testing.T) {
+	l := standingStart(t, 2)
+	broken := false
+	l.node.pods.onCreate(func() error {
+		if !broken {
+			broken = true
+			return link.ErrOccupied
+		}
+		return nil
+	})
+	req := l.request("a")
+	if _, err := l.Add(context.Background(), req); !errors.Is(err, link.ErrOccupied) {
+		t.Fatalf("ADD: %v", err)
+	}
+	l.settled(t)
+	l.add(t, req)
+	l.whole(t, req)
+	l.del(t, req)
+	l.settled(t)
+	l.free(t, 2)
+	if err := l.node.pods.FakePods.Delete(context.Background(), l.standingPorts(t)...); err != nil { // somebody else
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := l.Add(context.Background(), req); !errors.Is(err, link.ErrNoDevice) {
+			t.Fatalf("ADD: %v", err)
+		}
+		l.settled(t)
+	}
+	eventually(t, "a pod can be added again", func() bool { _, err := l.Add(context.Background(), req); return err == nil })
+	l.whole(t, req)
+}
+
+// What many pods have left free goes, but for some.
+func TestSurplusOfStandingPorts(t *testing.T) {
+	l := standingStart(t, 2)
+	for i := range 20 {
+		l.add(t, l.request(fmt.Sprint("s", i)))
+		eventually(t, "ports are free", func() bool { free, other := l.standing.count(); return free > 0 && other == 0 })
+	}
+	for i := range 20 {
+		l.del(t, l.request(fmt.Sprint("s", i)))
+	}
+	l.settled(t)
+	eventually(t, "few ports are free", func() bool {
+		free, other := l.standing.count()
+		return other == 0 && free <= surplus*2 && free >= 2
+	})
+	if ports := l.standingPorts(t); len(ports) > surplus*2 {
+		t.Errorf("ports %v", ports)
+	}
+}
+
+// Whatever pods do, and whenever agents end: two never have one port, none leaks, and every port has its link.
+func TestStandingPortsProperty(t *testing.T) {
+	base := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		n := standingNode(tempDir(t, base), rapid.IntRange(0, 5).Draw(t, "spare"))
+		l := n.begin(t)
+		defer func() { l.stop() }()
+		l.update(t, sample())
+		there := map[string]bool{}
+		for range rapid.IntRange(1, 25).Draw(t, "steps") {
+			name := rapid.SampledFrom(strings.Fields("a b c d e f g")).Draw(t, "pod")
+			req := l.request(name)
+			switch rapid.SampledFrom([]string{"add", "add", "add", "del", "del", "restart"}).Draw(t, "step") {
+			case "add":
+				if !there[name] {
+					l.add(t, req)
+					there[name] = true
+				}
+			case "del":
+				l.del(t, req)
+				delete(there, name)
+			case "restart":
+				l.stop()
+				l = n.begin(t)
+				l.update(t, sample())
+			}
+			taken := map[uint32]string{}
+			for _, rec := range l.store.List() {
+				if other := taken[rec.OFPort]; other != "" {
+					t.Fatalf("port %d is that of %s and %s", rec.OFPort, other, rec.Key())
+				}
+				taken[rec.OFPort] = rec.Key().String()
+			}
+		}
+		for name := range there {
+			l.whole(t, l.request(name))
+			l.del(t, l.request(name))
+		}
+		l.settled(t)
+		eventually(t, "the ports are at rest", func() bool {
+			free, other := l.standing.count()
+			return other == 0 && free <= surplus*n.spare
+		})
+		l.standing.mu.Lock()
+		ports := len(l.standing.ports)
+		l.standing.mu.Unlock()
+		if now := l.standingPorts(t); len(now) != ports {
+			t.Errorf("%d ports are known, there are %v", ports, now)
+		}
+	})
+}
