@@ -428,7 +428,7 @@ func (p *Pods) Unplug(ctx context.Context, pair Pair) error {
 	u.pod, err = openNamespace(pair.Netns)
 	if err == nil {
 		defer u.pod.close()
-	} else if !errors.Is(err, ErrNoNamespace) {
+	} else if !errors.Is(err, ErrNoNamespace) && !errors.Is(err, ErrNotNamespace) {
 		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
 	}
 	if err := onThread(p.home, u.remove); err != nil {

@@ -189,4 +189,7 @@ func TestStandingRealGone(t *testing.T) {
 	if err := pods.Unplug(ctx, uponPair("/run/netns/wt-never", ports)); err != nil {
 		t.Errorf("Unplug of a pod whose namespace is gone: %v", err)
 	}
+	if err := pods.Unplug(ctx, uponPair("/etc/passwd", ports)); err != nil {
+		t.Errorf("Unplug of a pod whose namespace never was: %v", err)
+	}
 }

@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
 )
 
 // Counts is how many of everything a node has that pods could leak.
@@ -37,6 +39,9 @@ func Count(ctx context.Context, c *lab.Cluster, n lab.Node) (Counts, error) {
 			return nil, err
 		}
 		have[name] = strings.Count(out, "\n")
+		if name == "links" {
+			have[freePorts] = free(n, out)
+		}
 	}
 	err := filepath.WalkDir(filepath.Join(n.Dir, "root/var/lib"), func(_ string, entry os.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
@@ -59,8 +64,42 @@ func Count(ctx context.Context, c *lab.Cluster, n lab.Node) (Counts, error) {
 		}
 		have["descriptors of "+name] = len(descriptors)
 	}
+	of := []string{"links", "OVS ports", "OVS rows"}
+	if c.Datapath == plan.DatapathNetdev { // which reads each port by a socket
+		of = append(of, "descriptors of ovs-vswitchd")
+	}
+	for _, name := range of {
+		have[name] -= have[freePorts]
+	}
 	have["goroutines"], err = goroutines(ctx, n)
 	return have, err
+}
+
+// freePorts are the ports that stand ready for pods. They come and go as pods do, within a bound: they are no leak.
+const freePorts = "ports that stand ready"
+
+// mostFree is how many may stand ready: four times the agent's default.
+const mostFree = 4 * 32
+
+// free counts, in what ip says of the node's links, the standing ports that no record of an attachment names.
+func free(n lab.Node, links string) int {
+	var count int
+	for line := range strings.Lines(links) {
+		_, owner, standing := strings.Cut(line, link.PodAliasPrefix+link.StandingOwner(""))
+		if !standing {
+			continue
+		}
+		name := strings.Fields(owner)[0]
+		records, _ := filepath.Glob(filepath.Join(n.Dir, "root/var/lib/weft/attachments/*.json"))
+		taken := slices.ContainsFunc(records, func(path string) bool {
+			record, err := os.ReadFile(path)
+			return err == nil && strings.Contains(string(record), `"`+name+`"`) // one that has just gone has no port
+		})
+		if !taken {
+			count++
+		}
+	}
+	return count
 }
 
 // goroutines counts those of a node's agent.
@@ -80,7 +119,7 @@ func goroutines(ctx context.Context, n lab.Node) (int, error) {
 func (have Counts) More(before Counts) error {
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(have)) {
-		if have[name] > before[name] {
+		if have[name] > before[name] && (name != freePorts || have[name] > mostFree) {
 			found = append(found, fmt.Sprintf("%s: %d, were %d", name, have[name], before[name]))
 		}
 	}

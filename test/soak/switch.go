@@ -63,7 +63,9 @@ func byHand() []fault {
 			return name, err
 		}},
 		command("a stray port added", all, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
-		command("the bridge set to fail open", all, false, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
+		// The switch empties its tables whenever the mode changes (connmgr_set_fail_mode in Open vSwitch): what it has cached
+		// bridges that for most packets, and not for all.
+		command("the bridge set to fail open", far, false, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
 		command("a controller set on the bridge", far, false, "ovs-vsctl", "set-controller", "br0", "tcp:127.0.0.1:6653"),
 		{name: "the gateway's address removed", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			gateway := netip.PrefixFrom(s.siege.scene.Gateway.IP, 23)
