@@ -50,6 +50,8 @@ type Conjunctions struct {
 
 	dirtyTerms    map[term]struct{}
 	dirtyVerdicts map[*conjunction]struct{}
+	// narrowed says that something was taken from what is programmed.
+	narrowed bool
 }
 
 // conjunction is verdict rules that allow the same.
@@ -372,6 +374,7 @@ func (x *Conjunctions) use(c *conjunction, t term, by int) {
 		return
 	}
 	x.dirtyTerms[t] = struct{}{}
+	x.narrowed = x.narrowed || c.id != 0
 	delete(uses, c)
 	if len(uses) == 0 {
 		delete(x.terms, t)
@@ -463,6 +466,14 @@ func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
 	}
 	x.dirtyTerms, x.dirtyVerdicts = map[term]struct{}{}, map[*conjunction]struct{}{}
 	return changed
+}
+
+// Narrowed reports whether something was taken from what the rules allow since it was last called. A rule that another takes the
+// place of, which may allow more, counts as taken.
+func (x *Conjunctions) Narrowed() bool {
+	narrowed := x.narrowed
+	x.narrowed = false
+	return narrowed
 }
 
 // Clear gives up all rules.
