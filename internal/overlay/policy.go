@@ -95,8 +95,6 @@ type policies struct {
 	purge, later bool
 	// handed are the owners whose flows were handed over, and may not be in effect.
 	handed map[reconcile.Owner]struct{}
-	// left is how many rules there is no room for, as it was told.
-	left [2]int
 }
 
 func newPolicies(node string) policies {
@@ -312,7 +310,6 @@ func (n *Network) handOver() bool {
 	if s == nil || !s.policies() || x.rules == nil {
 		return false
 	}
-	x.rules.Admit(x.index)
 	fragments := x.rules.Changed(&s.pipeline)
 	for key := range x.stale {
 		for at := range x.attached[key] {
@@ -335,12 +332,6 @@ func (n *Network) handOver() bool {
 	}
 	for o := range fragments {
 		x.handed[o] = struct{}{}
-	}
-	ingress, egress := x.rules.Left()
-	if left := [2]int{ingress, egress}; left != x.left {
-		x.left = left
-		n.opts.Log.Error("rules of NetworkPolicies are left out, and allow nothing: a node takes so many for its pods",
-			"ingress", ingress, "egress", egress, "most", pipeline.MaxConjunctions)
 	}
 	return len(fragments) > 0
 }

@@ -103,7 +103,7 @@ func TestChangesThatLookSmall(t *testing.T) {
 // A named port has a rule for each number that it is, made and unmade by the pods.
 func TestNamedPortsFollowThePods(t *testing.T) {
 	named := func(name string, numbers ...uint16) policy.Pod {
-		p := pod(name, "web", "")
+		p := pod(name, "web", map[string]string{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}[name])
 		for _, n := range numbers {
 			p.Ports = append(p.Ports, policy.ContainerPort{NamedPort: policy.NamedPort{Protocol: policy.TCP, Name: "http"}, Number: n})
 		}
@@ -137,6 +137,18 @@ func TestNamedPortsFollowThePods(t *testing.T) {
 	}
 	if diff := cmp.Diff([]policy.Key{key("c")}, x.Pods("pods shop/{app=web} port TCP/http=8080")); diff != "" {
 		t.Error(diff)
+	}
+	waits := named("d", 9090)
+	if e := x.SetPod(waits); len(e.Policies) != 0 || len(rules()) != 2 {
+		t.Errorf("a pod with a new number, but no address yet, has the effect %+v", e)
+	}
+	waits.Addresses = ips("10.0.0.4")
+	if e := x.SetPod(waits); len(e.Policies) != 1 || len(rules()) != 3 {
+		t.Errorf("it gets an address with the effect %+v", e)
+	}
+	waits.Addresses = nil
+	if e := x.SetPod(waits); len(e.Policies) != 1 || len(rules()) != 2 {
+		t.Errorf("it loses its address with the effect %+v", e)
 	}
 	if e := x.DeletePod(key("c")); len(e.Policies) != 1 {
 		t.Errorf("the last pod with a number goes with the effect %+v", e)

@@ -185,7 +185,7 @@ type Delta struct {
 	Set SetName
 	// Added and Removed are addresses; one that two pods have comes with the first and goes with the last. Sorted.
 	Added, Removed []netip.Addr
-	// Joined and Left are pods, with addresses or not yet. Sorted.
+	// Joined and Left are pods, with addresses or not yet; those of a part that has a number for a named port have one. Sorted.
 	Joined, Left []Key
 }
 

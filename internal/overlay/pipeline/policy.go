@@ -29,13 +29,13 @@ const MarkEnded uint32 = 1 << 0
 
 // Priorities in tables 27 and 80 where policies judge.
 const (
-	priorityHost    = 500 // what a node sends to its own pods
-	priorityEnded   = 410 // answers of connections that have ended
-	priorityReply   = 400 // answers of all others
-	priorityItself  = 300 // a pod to itself
-	priorityOpen    = 210 // pods that everybody may reach, or that may reach everybody
-	priorityRule    = 200 // conjunctions
-	priorityEnd     = 110 // a known connection that no rule allows
+	priorityHost    = 20500 // what a node sends to its own pods
+	priorityEnded   = 20410 // answers of connections that have ended
+	priorityReply   = 20400 // answers of all others
+	priorityItself  = 20300 // a pod to itself
+	priorityOpen    = 20210 // pods that everybody may reach, or that may reach everybody
+	priorityRule    = 20200 // conjunctions of the first stage; those of others follow, one below the other
+	priorityEnd     = 110   // a known connection that no rule allows
 	priorityRefused = 100
 	priorityFree    = 10 // what is not isolated
 )
