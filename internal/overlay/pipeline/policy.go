@@ -64,6 +64,10 @@ func (c *Config) mark(ended uint32) openflow.Action {
 	})
 }
 
+// OutsideSource is the address that the host gives to what it masquerades on its way to pods, but for what is its own. Like the one
+// of a pod that reaches itself it is nobody's, so that no node's pods can have it.
+func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}) }
+
 // policyStatic adds what policies need whatever they are, but for what delivers.
 func (p *program) policyStatic() {
 	p.add(TableState, priorityLook, "is the receiver a pod that is isolated?",
@@ -71,6 +75,7 @@ func (p *program) policyStatic() {
 		setFlags(FlagLooked, FlagLooked), openflow.Resubmit(openflow.PortInPort, TableIsolation), openflow.Resubmit(openflow.PortInPort, TableState))
 	p.add(TableState, priorityIsolated, "from or to an isolated pod: find the connection", untracked(flag(FlagTrack)), p.config.track())
 	p.judge(TableEgressPolicy, FlagEgress, TableRoute)
+	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
 }
 
 // judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
