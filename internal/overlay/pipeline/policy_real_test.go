@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -138,6 +139,35 @@ func TestPoliciesProperty(t *testing.T) {
 	t.Logf("%d packets judged, %d of them allowed", judged, passed)
 	if passed == 0 || passed == judged {
 		t.Errorf("of %d packets %d are allowed: that says nothing", judged, passed)
+	}
+}
+
+// Where one address is named by more rules than a flow can hold, the rules of each stage count.
+func TestRulesInStages(t *testing.T) {
+	s := startPolicies(t)
+	n, np := crowd(1)
+	n.names["here-a"] = policy.Key{Namespace: "one", Name: "server0"}
+	const rules = 2*pipeline.StageRoom + 3
+	for i := range rules {
+		np.Name = fmt.Sprint("policy", i)
+		np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(int32(i + 1)))
+		p, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.rules.Apply(n.index.SetPolicy(p), n.index)
+	}
+	n.apply(policy.Effect{})
+	s.follow(t, n)
+	for port, want := range map[int]bool{1: true, pipeline.StageRoom + 1: true, rules: true, rules + 1: false} {
+		packet := fmt.Sprintf("%stcp,nw_src=10.132.0.5,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
+		if o := s.trace(t, packet, "--ct-next", "trk,new"); len(o.leaving()) > 0 != want {
+			t.Errorf("port %d passes: %t, want %t\n%s", port, !want, want, o.text)
+		}
+		stranger := fmt.Sprintf("%stcp,nw_src=10.132.0.6,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
+		if o := s.trace(t, stranger, "--ct-next", "trk,new"); len(o.leaving()) > 0 {
+			t.Errorf("port %d passes from an address that no rule names\n%s", port, o.text)
+		}
 	}
 }
 
