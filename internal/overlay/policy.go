@@ -114,7 +114,7 @@ type openness struct {
 
 // narrower reports whether one lets less through than another.
 func (o openness) narrower(than openness) bool {
-	return than.known && (!o.known || o.isolation.Ingress && !than.isolation.Ingress || o.isolation.Egress && !than.isolation.Egress)
+	return than.known && (!o.known || o.isolation.Narrower(than.isolation))
 }
 
 // ByPolicies reports whether the view's network isolates by NetworkPolicies: UpdatePolicies is then to tell of them first.

@@ -272,6 +272,61 @@ func TestIsolationOfOneNode(t *testing.T) {
 	}
 }
 
+// Established connections go on if all policies that isolate the pod in a direction say so.
+func TestWhoKeepsConnections(t *testing.T) {
+	x := policy.New("")
+	x.SetPod(pod("web", "web", "10.0.0.1"))
+	set := func(name, established, spec string) policy.Effect {
+		t.Helper()
+		np := &networkingv1.NetworkPolicy{Spec: *parse[networkingv1.NetworkPolicySpec](t, spec)}
+		np.Namespace, np.Name, np.Annotations = "shop", name, map[string]string{policy.AnnotationEstablished: established}
+		p, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.SetPolicy(p)
+	}
+	const all, some, both = `{podSelector: {}}`, `{podSelector: {matchLabels: {app: web}}}`, `{podSelector: {}, policyTypes: [Ingress, Egress]}`
+	kept, ended := policy.Isolation{Ingress: true, KeepsIngress: true}, policy.Isolation{Ingress: true}
+	for i, step := range []struct {
+		change func() policy.Effect
+		want   policy.Isolation
+		told   bool
+	}{
+		{func() policy.Effect { return set("a", "keep", all) }, kept, true},
+		{func() policy.Effect { return set("b", "keep", some) }, kept, false},
+		{func() policy.Effect { return set("c", "keep", all) }, kept, false},
+		{func() policy.Effect { return set("c", "end", all) }, ended, true},
+		{func() policy.Effect { return set("d", "end", some) }, ended, false},
+		{func() policy.Effect { return x.DeletePolicy(key("c")) }, ended, false},
+		{func() policy.Effect { return set("d", "keep", some) }, kept, true},
+		{func() policy.Effect { return set("c", "end", both) }, policy.Isolation{Ingress: true, Egress: true}, true},
+		{func() policy.Effect { return x.DeletePolicy(key("c")) }, kept, true},
+	} {
+		e := step.change()
+		if got, _ := x.Isolation(key("web")); got != step.want || step.told && len(e.Pods) != 1 {
+			t.Errorf("step %d: the pod is isolated %+v, want %+v; the effect is %+v", i, got, step.want, e)
+		}
+	}
+}
+
+// Which isolation lets less through than which.
+func TestNarrower(t *testing.T) {
+	none, ingress, egress := policy.Isolation{}, policy.Isolation{Ingress: true}, policy.Isolation{Egress: true}
+	keeps := policy.Isolation{Ingress: true, KeepsIngress: true}
+	for _, c := range []struct {
+		than, is policy.Isolation
+		want     bool
+	}{
+		{none, none, false}, {none, ingress, true}, {ingress, none, false}, {ingress, egress, true}, {ingress, ingress, false},
+		{none, keeps, true}, {keeps, ingress, true}, {ingress, keeps, false}, {keeps, keeps, false}, {keeps, none, false},
+	} {
+		if got := c.is.Narrower(c.than); got != c.want {
+			t.Errorf("%+v is narrower than %+v: %t", c.is, c.than, got)
+		}
+	}
+}
+
 // A pod without an address is in sets and isolated already: its network isolates it before it has any.
 func TestPodWithoutAddress(t *testing.T) {
 	x := policy.New("")

@@ -43,6 +43,8 @@ type set struct {
 	splits map[NamedPort]*split
 	// isolates counts the policies that isolate the set's pods, by Direction.
 	isolates [directions]int
+	// keeps counts those of them that keep established connections.
+	keeps [directions]int
 	// policies are those that isolate the set's pods, for whichever direction.
 	policies map[Key]struct{}
 }

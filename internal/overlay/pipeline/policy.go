@@ -21,6 +21,10 @@ const (
 	FlagIngress uint32 = 1 << 11
 	// FlagAllowed says that a rule allows the packet by name, not only that nothing isolates.
 	FlagAllowed uint32 = 1 << 12
+	// FlagKeepEgress says that established connections of the sender go on though it is isolated for egress.
+	FlagKeepEgress uint32 = 1 << 13
+	// FlagKeepIngress says so of the receiver, isolated for ingress.
+	FlagKeepIngress uint32 = 1 << 14
 )
 
 // MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it since it began: what answers
@@ -35,6 +39,7 @@ const (
 	priorityItself  = 20300 // a pod to itself
 	priorityOpen    = 20210 // pods that everybody may reach, or that may reach everybody
 	priorityRule    = 20200 // conjunctions of the first stage; those of others follow, one below the other
+	priorityKeep    = 120   // a known connection that no rule allows, of a pod whose connections are kept
 	priorityEnd     = 110   // a known connection that no rule allows
 	priorityRefused = 100
 	priorityFree    = 10 // what is not isolated
@@ -74,12 +79,12 @@ func (p *program) policyStatic() {
 		untracked(openflow.RegMasked(RegFlags, 0, FlagLooked)),
 		setFlags(FlagLooked, FlagLooked), openflow.Resubmit(openflow.PortInPort, TableIsolation), openflow.Resubmit(openflow.PortInPort, TableState))
 	p.add(TableState, priorityIsolated, "from or to an isolated pod: find the connection", untracked(flag(FlagTrack)), p.config.track())
-	p.judge(TableEgressPolicy, FlagEgress, TableRoute)
+	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
 	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
 }
 
 // judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
-func (p *program) judge(table uint8, isolated uint32, next uint8) {
+func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
 	ended := openflow.CTMarkMasked(MarkEnded, MarkEnded)
 	for _, kind := range []struct {
@@ -90,6 +95,9 @@ func (p *program) judge(table uint8, isolated uint32, next uint8) {
 		p.drop(table, priorityEnded, kind.what+" connections that policy has ended", match(ipv4, state, ended))
 		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state), openflow.GotoTable(next))
 	}
+	p.add(table, priorityKeep, "a connection that is not allowed any more, and is kept",
+		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded)),
+		openflow.GotoTable(next))
 	// Fragments may hide their ports: that a rule does not allow one says nothing of its connection.
 	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
 		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded))
@@ -99,7 +107,7 @@ func (p *program) judge(table uint8, isolated uint32, next uint8) {
 // deliverByPolicy judges what pods receive, and delivers it.
 func (p *program) deliverByPolicy() {
 	p.add(TableIngress, priorityHost, "a node always reaches its pods", match(openflow.IPSrc(host(p.config.Gateway))), openflow.GotoTable(TableDeliver))
-	p.judge(TableIngress, FlagIngress, TableDeliver)
+	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
 	p.add(TableIngress, priorityFree, "nothing isolates the receiver", nil, openflow.GotoTable(TableDeliver))
 	p.output(TableDeliver, priorityFree, "deliver", nil, openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort))))
 }
@@ -150,6 +158,9 @@ func (c *Config) sends(pod Pod) []openflow.Action {
 	if pod.Isolation.Egress {
 		flags |= FlagEgress
 	}
+	if pod.Isolation.KeepsEgress {
+		flags |= FlagKeepEgress
+	}
 	return []openflow.Action{setFlags(flags, flags)}
 }
 
@@ -157,5 +168,9 @@ func (c *Config) receives(pod Pod) []openflow.Action {
 	if !c.policies() || !pod.Isolation.Ingress {
 		return nil
 	}
-	return []openflow.Action{setFlags(FlagIngress, FlagIngress)}
+	flags := FlagIngress
+	if pod.Isolation.KeepsIngress {
+		flags |= FlagKeepIngress
+	}
+	return []openflow.Action{setFlags(flags, flags)}
 }

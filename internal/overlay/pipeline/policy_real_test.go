@@ -52,8 +52,14 @@ func startPolicies(t *testing.T) *policySwitch {
 // follow commits what a node's policies and pods come to.
 func (s *policySwitch) follow(t *testing.T, n *node) {
 	t.Helper()
+	s.commit(t, n, n.pods()...)
+}
+
+// commit commits what a node's policies come to, and pods as they are given.
+func (s *policySwitch) commit(t *testing.T, n *node, pods ...pipeline.Pod) {
+	t.Helper()
 	want := n.flows(t)
-	for _, pod := range n.pods() {
+	for _, pod := range pods {
 		maps.Copy(want, n.config.Pod(pod))
 	}
 	maps.Copy(want, n.config.Static())
@@ -264,6 +270,23 @@ func TestPolicyStates(t *testing.T) {
 				t.Errorf("want %q, and not %q\n%s", c.says, c.saysNot, o.text)
 			}
 		})
+	}
+}
+
+// A connection that no rule allows any more goes on where it is kept, and no other does.
+func TestPolicyKeeps(t *testing.T) {
+	s := startPolicies(t)
+	n := isolated(t)
+	for _, keeps := range []policy.Isolation{{KeepsIngress: true, KeepsEgress: true}, {KeepsIngress: true}, {KeepsEgress: true}} {
+		a, b := podA, podB
+		a.Isolation, b.Isolation = policy.Isolation{Egress: true, KeepsEgress: keeps.KeepsEgress}, policy.Isolation{Ingress: true, KeepsIngress: keeps.KeepsIngress}
+		s.commit(t, n, a, b)
+		for state, want := range map[string]bool{"trk,est": keeps.KeepsEgress && keeps.KeepsIngress, "trk,new": false, "trk,inv": false} {
+			o := s.trace(t, fromA+toB+"tcp,"+ipA+"nw_dst=10.128.0.6,tcp_dst=81,tcp_flags=0x10", "--ct-next", state)
+			if passes := len(o.leaving()) > 0; passes != want || want && strings.Contains(o.text, "ct(commit") {
+				t.Errorf("%+v, %s: it passes: %t, want %t\n%s", keeps, state, passes, want, o.text)
+			}
+		}
 	}
 }
 
