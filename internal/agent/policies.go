@@ -142,7 +142,8 @@ func samePolicyObject(before, after any) bool {
 		return ok && maps.Equal(a.Labels, b.Labels)
 	case *networkingv1.NetworkPolicy:
 		b, ok := after.(*networkingv1.NetworkPolicy)
-		return ok && reflect.DeepEqual(a.Spec, b.Spec)
+		return ok && a.UID == b.UID && reflect.DeepEqual(a.Spec, b.Spec) &&
+			a.Annotations[policy.AnnotationEstablished] == b.Annotations[policy.AnnotationEstablished]
 	}
 	return false
 }
@@ -267,6 +268,15 @@ func policyPod(object *corev1.Pod) overlay.PolicyPod {
 		pod.UIDs = append(pod.UIDs, mirrored)
 	}
 	return pod
+}
+
+// stripPolicy keeps of a NetworkPolicy what counts.
+func stripPolicy(o *networkingv1.NetworkPolicy) {
+	established, says := o.Annotations[policy.AnnotationEstablished]
+	o.Annotations = nil
+	if says {
+		o.Annotations = map[string]string{policy.AnnotationEstablished: established}
+	}
 }
 
 // stripPod keeps of a pod what policies have to know.

@@ -75,6 +75,11 @@ func TestSamePolicyObject(t *testing.T) {
 	if b.Labels = map[string]string{"x": "y"}; !samePolicyObject(a, b) {
 		t.Error("a policy's own labels count")
 	}
+	kept := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{policy.AnnotationEstablished: policy.EstablishedKeep, "large": "value"}}}
+	stripPolicy(kept)
+	if len(kept.Annotations) != 1 || samePolicyObject(a, kept) {
+		t.Errorf("what becomes of connections does not count, or more is kept: %v", kept.Annotations)
+	}
 	if b.Spec.PolicyTypes = []networkingv1.PolicyType{"Egress"}; samePolicyObject(a, b) {
 		t.Error("a policy's types do not count")
 	}

@@ -105,7 +105,7 @@ func strip(object any) (any, error) {
 	case *corev1.Namespace:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
 	case *networkingv1.NetworkPolicy:
-		o.Annotations = nil
+		stripPolicy(o)
 	case *discoveryv1.EndpointSlice:
 		o.Annotations = nil
 		for i := range o.Endpoints {

@@ -124,6 +124,7 @@ func (n *Network) closePods(ctx context.Context) error {
 		closed[owner(key)] = nil
 	}
 	n.engines.Flows.Set(closed)
+	clear(n.policies.shown)
 	n.opening.Unlock()
 	return named("closing pods before the mode changes", n.engines.Flows.Apply(ctx, closed))
 }
@@ -144,9 +145,12 @@ func (n *Network) shut(keys ...attach.Key) {
 		if rec, live := n.live[key]; live {
 			delete(n.live, key)
 			n.policies.detach(&rec)
+			delete(n.policies.shown, key)
 		}
 	}
 	n.handOver()
+	n.policies.narrow(true)
+	n.purgeSoon()
 }
 
 // resume sets the allocators to go on after the last record. The first time, it takes the records over: those that are

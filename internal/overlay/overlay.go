@@ -95,6 +95,8 @@ type Options struct {
 	Spare int
 	// MoveStep is how long each step of a project's move between VNIDs takes. Default DefaultMoveStep.
 	MoveStep time.Duration
+	// PurgeRest is how long the datapath is not purged of what need not be purged at once. Default DefaultPurgeRest.
+	PurgeRest time.Duration
 	// TenantsRealised is told when Network.TenantsRealised may return another version. It must not wait. Nil: nobody is told.
 	TenantsRealised func()
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
@@ -142,6 +144,8 @@ type Network struct {
 	live map[attach.Key]attach.Record
 	// running is closed when the engines are started.
 	running chan struct{}
+	// soon tells that the datapath is to be purged soon.
+	soon chan struct{}
 
 	// picking guards the cursors of the allocators; it is not held across I/O.
 	picking sync.Mutex
@@ -156,8 +160,11 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
+	if opts.PurgeRest == 0 {
+		opts.PurgeRest = DefaultPurgeRest
+	}
 	n := &Network{
-		engines: engines, store: store, opts: opts, running: make(chan struct{}),
+		engines: engines, store: store, opts: opts, running: make(chan struct{}), soon: make(chan struct{}, 1),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
 		services: newServices(), policies: newPolicies(opts.Node),
 	}
@@ -181,6 +188,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.ends.run(ctx) })
 	group.Go(func() error { return n.standing.run(ctx) })
 	group.Go(func() error { return n.tenants.run(ctx) })
+	group.Go(func() error { return n.keepPurged(ctx) })
 	return group.Wait()
 }
 

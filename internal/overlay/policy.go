@@ -36,12 +36,6 @@ type PolicyChange struct {
 	Namespaces map[string]*policy.Namespace
 }
 
-// Datapath is what forwards for the switch.
-type Datapath interface {
-	// Purge makes it forget what it has made of flows: it asks the switch anew. Connections stay known.
-	Purge(ctx context.Context) error
-}
-
 // isolationTimeout bounds how long an ADD waits until it is known how its pod is isolated. The pod was in the API server
 // before the runtime heard of it.
 const isolationTimeout = 20 * time.Second
@@ -52,50 +46,32 @@ const isolationTimeout = 20 * time.Second
 func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error {
 	n.opening.Lock()
 	n.policies.update(change)
-	n.policies.purge = n.handOver() || n.policies.purge
-	due, handed := n.policies.purge, slices.Collect(maps.Keys(n.policies.handed))
+	n.policies.later = n.handOver() || n.policies.later
+	handed := slices.Collect(maps.Keys(n.policies.handed))
 	n.opening.Unlock()
-	if !due {
-		return nil
+	if len(handed) > 0 {
+		if err := n.inEffect(ctx, handed); err != nil {
+			return named("NetworkPolicies", err)
+		}
 	}
+	return n.purge(ctx)
+}
+
+// inEffect waits until what was handed over for these owners is in effect.
+func (n *Network) inEffect(ctx context.Context, handed []reconcile.Owner) error {
 	err := n.engines.Flows.Apply(ctx, nil) // what was handed over was tried by then
 	for _, o := range handed {
 		err = errors.Join(err, n.engines.Flows.Failure(o))
 	}
 	if err != nil {
-		return named("NetworkPolicies", err)
+		return err
 	}
 	n.opening.Lock()
+	defer n.opening.Unlock()
 	for _, o := range handed {
 		delete(n.policies.handed, o)
 	}
-	n.opening.Unlock()
-	return n.purge(ctx)
-}
-
-// purgeDue notes that the datapath is to be purged, if so.
-func (n *Network) purgeDue(due bool) {
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	n.policies.purge = n.policies.purge || due
-}
-
-// purge has the datapath go by the flows that are committed, at once, if that is due. What fails is due again.
-func (n *Network) purge(ctx context.Context) error {
-	n.opening.Lock()
-	due := n.policies.purge
-	n.policies.purge = false
-	n.opening.Unlock()
-	if !due || n.engines.Datapath == nil {
-		return nil
-	}
-	err := n.engines.Datapath.Purge(ctx)
-	if err != nil {
-		n.opening.Lock()
-		n.policies.purge = true
-		n.opening.Unlock()
-	}
-	return named("the datapath's flows", err)
+	return nil
 }
 
 // policies are what is known of NetworkPolicies, and of whom they isolate. Network.opening guards them.
@@ -112,20 +88,33 @@ type policies struct {
 	stale map[policy.Key]struct{}
 	// told is closed, and made anew, when a pod is told of.
 	told chan struct{}
-	// purge says that the datapath is to be purged once what was handed over is committed.
-	purge bool
+	// shown is how the flows that were handed over for an attachment say that its pod is isolated.
+	shown map[attach.Key]openness
+	// purge says that the datapath is to be purged once what was handed over is committed: something that was allowed may be so
+	// no more. later says that it is to be purged soon.
+	purge, later bool
 	// handed are the owners whose flows were handed over, and may not be in effect.
 	handed map[reconcile.Owner]struct{}
-	// left is how many rules there is no room for, as it was told.
-	left [2]int
 }
 
 func newPolicies(node string) policies {
 	return policies{
 		node: node, index: policy.New(node), pods: map[policy.Key]*PolicyPod{}, objects: map[policy.Key]struct{}{},
 		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, told: make(chan struct{}),
-		handed: map[reconcile.Owner]struct{}{},
+		handed: map[reconcile.Owner]struct{}{}, shown: map[attach.Key]openness{},
 	}
+}
+
+// openness is what an attachment's flows say of its pod.
+type openness struct {
+	// known says that it is known how the pod is isolated: the port is open.
+	known     bool
+	isolation policy.Isolation
+}
+
+// narrower reports whether one lets less through than another.
+func (o openness) narrower(than openness) bool {
+	return than.known && (!o.known || o.isolation.Narrower(than.isolation))
 }
 
 // ByPolicies reports whether the view's network isolates by NetworkPolicies: UpdatePolicies is then to tell of them first.
@@ -149,6 +138,9 @@ func (p *PolicyPod) is(rec *attach.Record) bool {
 	return p != nil && (rec.PodUID == "" || slices.Contains(p.UIDs, rec.PodUID))
 }
 
+// gone reports whether the pod is there no more, or has ended: nobody sends for it.
+func (p *PolicyPod) gone() bool { return p == nil || p.Ended }
+
 // update takes a change over.
 func (x *policies) update(change PolicyChange) {
 	if change.Reset {
@@ -161,6 +153,7 @@ func (x *policies) update(change PolicyChange) {
 			x.follow(x.index.SetNamespace(*namespace))
 		}
 	}
+	x.narrow(false)
 	for key, pod := range change.Pods {
 		if pod == nil {
 			delete(x.pods, key)
@@ -168,6 +161,7 @@ func (x *policies) update(change PolicyChange) {
 			x.pods[key] = pod
 		}
 		x.feed(key)
+		x.narrow(pod.gone())
 	}
 	for key, object := range change.Policies {
 		if object == nil {
@@ -178,6 +172,7 @@ func (x *policies) update(change PolicyChange) {
 			x.follow(x.index.SetPolicy(*object))
 		}
 	}
+	x.narrow(false)
 	if len(change.Pods) > 0 {
 		close(x.told)
 		x.told = make(chan struct{})
@@ -295,9 +290,11 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 // podFlows returns the flows of an attachment; none while it is not known how its pod is isolated. The caller holds opening.
 func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
 	if !s.policies() {
+		delete(n.policies.shown, rec.Key())
 		return s.podFlows(rec)
 	}
 	isolation, known := n.policies.isolation(rec)
+	n.policies.shown[rec.Key()] = openness{known, isolation}
 	if !known {
 		return nil
 	}
@@ -306,18 +303,25 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 	return s.pipeline.Pod(p)
 }
 
-// handOver hands what changed of policies to the switch's loop, all in one, and reports whether anything was. The caller holds
-// opening.
+// handOver hands what changed of policies to the switch's loop, all in one, and reports whether anything was. What is as it was
+// handed over before is not handed over again. The caller holds opening.
 func (n *Network) handOver() bool {
 	s, x := n.settings.Load(), &n.policies
 	if s == nil || !s.policies() || x.rules == nil {
 		return false
 	}
-	x.rules.Admit(x.index)
 	fragments := x.rules.Changed(&s.pipeline)
 	for key := range x.stale {
 		for at := range x.attached[key] {
-			if rec, live := n.live[at]; live {
+			rec, live := n.live[at]
+			if !live {
+				continue
+			}
+			isolation, known := x.isolation(&rec)
+			was, shown := x.shown[at]
+			if now := (openness{known, isolation}); !shown || was != now {
+				x.later = x.later || now.narrower(was)
+				x.purge = x.purge || now.narrower(was) && !x.pods[key].gone()
 				fragments[owner(at)] = n.podFlows(s, &rec)
 			}
 		}
@@ -328,12 +332,6 @@ func (n *Network) handOver() bool {
 	}
 	for o := range fragments {
 		x.handed[o] = struct{}{}
-	}
-	ingress, egress := x.rules.Left()
-	if left := [2]int{ingress, egress}; left != x.left {
-		x.left = left
-		n.opts.Log.Error("rules of NetworkPolicies are left out, and allow nothing: a node takes so many for its pods",
-			"ingress", ingress, "egress", egress, "most", pipeline.MaxConjunctions)
 	}
 	return len(fragments) > 0
 }
@@ -348,6 +346,7 @@ func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error
 		_, known := n.policies.isolation(rec)
 		told := n.policies.told
 		n.policies.stale[podKey(rec)] = struct{}{}
+		delete(n.policies.shown, rec.Key()) // this ADD may have handed over others itself, of an earlier View
 		n.handOver()
 		n.opening.Unlock()
 		if known {

@@ -298,68 +298,6 @@ func TestOneAddressIsOneFlow(t *testing.T) {
 	}
 }
 
-// datapath counts how often it is to ask anew, and what the switch had by then.
-type datapath struct {
-	life   *life
-	purged []string
-	err    error
-}
-
-// Purge implements Datapath.
-func (d *datapath) Purge(context.Context) error {
-	d.purged = append(d.purged, d.life.node.flows.String())
-	return d.err
-}
-
-// The datapath asks anew when the switch has what changed, and only when something did.
-func TestDatapathAsksAnew(t *testing.T) {
-	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
-	req := l.request("one")
-	l.add(t, req)
-	d := &datapath{life: l}
-	l.engines.Datapath = d
-	l.policies(t, denyAll(t))
-	if len(d.purged) != 1 || d.purged[0] != l.node.flows.String() || l.opens(t, req) != "isolated" {
-		t.Errorf("the port is %s, and the datapath asked %d times", l.opens(t, req), len(d.purged))
-	}
-	l.policies(t, denyAll(t))
-	if len(d.purged) != 1 {
-		t.Errorf("nothing changed, and the datapath asked %d times", len(d.purged))
-	}
-	d.err = errors.New("the switch does not answer")
-	if err := l.Update(context.Background(), sample()); !errors.Is(err, d.err) {
-		t.Errorf("the datapath cannot be asked, and the answer is %v", err)
-	}
-	d.err = nil
-	for range 2 {
-		l.update(t, sample())
-	}
-	if len(d.purged) != 3 {
-		t.Errorf("the mode changed and one try failed, and the datapath was asked %d times in all, want 3", len(d.purged))
-	}
-}
-
-// A change that the switch refuses is told, and the datapath asks anew once it is in effect, not before.
-func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
-	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
-	req := l.request("one")
-	l.add(t, req)
-	d := &datapath{life: l}
-	l.engines.Datapath = d
-	l.node.flowEngine.fail(errBroken)
-	if err := l.UpdatePolicies(context.Background(), denyAll(t)); !errors.Is(err, errBroken) {
-		t.Errorf("the switch refuses, and the answer is %v", err)
-	}
-	if len(d.purged) != 0 {
-		t.Error("the datapath asked anew for what is not there")
-	}
-	l.node.flowEngine.fail(nil)
-	eventually(t, "it is in effect", func() bool { return l.UpdatePolicies(context.Background(), PolicyChange{}) == nil })
-	if len(d.purged) != 1 || l.opens(t, req) != "isolated" {
-		t.Errorf("the port is %s, and the datapath asked %d times", l.opens(t, req), len(d.purged))
-	}
-}
-
 // From one mode that isolates to another pods are closed on the way: what each of them has let through, the other may forbid.
 func TestBetweenModesThatIsolate(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))

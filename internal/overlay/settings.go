@@ -68,6 +68,9 @@ func newSettings(view View) (*settings, error) {
 		Gateway: pool.Gateway(), GatewayMAC: pipeline.PodMAC(pool.Gateway()), NodeIP: view.Local.HostIP,
 		VXLANPort: view.Cluster.VXLANPort, MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
 	}
+	if s.policies() {
+		s.host.Outside = pipeline.OutsideSource()
+	}
 	s.attachments = plan.Settings{
 		ClusterNetworks: networks, ServiceNetworks: []netip.Prefix{view.Cluster.ServiceNetwork},
 		HostGroup: host.PodGroup, TxOffloadOff: view.Node.Datapath == ovsdb.DatapathNetdev,

@@ -76,22 +76,22 @@ func (x *Index) movePolicy(key Key, old *bound, policy *Policy) Effect {
 	return c.effect()
 }
 
-// isolatesAlike reports whether two policies of one namespace isolate the same pods in the same directions.
+// isolatesAlike reports whether two policies of one namespace isolate the same pods in the same directions, in the same way.
 func isolatesAlike(a, b *Policy) bool {
 	for d := range a.Sides {
 		if a.Sides[d].Isolates != b.Sides[d].Isolates {
 			return false
 		}
 	}
-	return a.Pods.text == b.Pods.text
+	return a.Pods.text == b.Pods.text && a.Keeps == b.Keeps
 }
 
-// observe notes the isolation of the pods that a policy selects, if it may be for this policy that they are isolated: if no
-// more than that many policies isolate what it does.
+// observe notes the isolation of the pods that a policy selects, if it may be for this policy that they are isolated, or so: if no
+// more than that many policies isolate what it does, or some keep connections.
 func (x *Index) observe(space *space, subjects *set, p *Policy, others int, before map[Key]Isolation) {
 	alone := false
 	for d := range p.Sides {
-		if p.Sides[d].Isolates && (subjects == nil || subjects.isolates[d] <= others) {
+		if p.Sides[d].Isolates && (subjects == nil || p.Keeps || subjects.keeps[d] > 0 || subjects.isolates[d] <= others) {
 			alone = true
 		}
 	}
@@ -124,12 +124,20 @@ func (x *Index) bind(policy *Policy) *bound {
 	for d := range policy.Sides {
 		if policy.Sides[d].Isolates {
 			b.subjects.isolates[d]++
+			b.subjects.keeps[d] += count(policy.Keeps)
 		}
 		for _, allow := range policy.Sides[d].Allows {
 			b.allows[d] = append(b.allows[d], x.bindAllow(b, Direction(d), allow))
 		}
 	}
 	return b
+}
+
+func count(one bool) int {
+	if one {
+		return 1
+	}
+	return 0
 }
 
 func (x *Index) bindAllow(b *bound, d Direction, allow Allow) boundAllow {
@@ -181,6 +189,7 @@ func (x *Index) release(b *bound) {
 	for d := range b.policy.Sides {
 		if b.policy.Sides[d].Isolates {
 			b.subjects.isolates[d]--
+			b.subjects.keeps[d] -= count(b.policy.Keeps)
 		}
 		for i := range b.allows[d] {
 			x.releaseAllow(&b.allows[d][i], b.policy.Key)

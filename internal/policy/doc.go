@@ -22,6 +22,8 @@
 //   - A pod that is on its node's network is neither selected nor a peer: its traffic is the node's. IP blocks match it, as
 //     they match every address, those of pods included.
 //   - A pod that has ended (Succeeded, Failed) has no address any more. One that terminates counts until it is gone.
+//   - A connection that is allowed no more ends, unless all policies that isolate the pod in that direction keep those that are
+//     established (AnnotationEstablished).
 //   - Addresses of two pods at once (one is about to lose it) are in the sets of both.
 //   - A named port is a port of the destination pod: of the one that is selected for Ingress, of the peer for Egress, also
 //     where the peer is given as an IP block, or not at all. All containers count, those that prepare a pod and those

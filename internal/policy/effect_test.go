@@ -103,7 +103,7 @@ func TestChangesThatLookSmall(t *testing.T) {
 // A named port has a rule for each number that it is, made and unmade by the pods.
 func TestNamedPortsFollowThePods(t *testing.T) {
 	named := func(name string, numbers ...uint16) policy.Pod {
-		p := pod(name, "web", "")
+		p := pod(name, "web", map[string]string{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}[name])
 		for _, n := range numbers {
 			p.Ports = append(p.Ports, policy.ContainerPort{NamedPort: policy.NamedPort{Protocol: policy.TCP, Name: "http"}, Number: n})
 		}
@@ -137,6 +137,18 @@ func TestNamedPortsFollowThePods(t *testing.T) {
 	}
 	if diff := cmp.Diff([]policy.Key{key("c")}, x.Pods("pods shop/{app=web} port TCP/http=8080")); diff != "" {
 		t.Error(diff)
+	}
+	waits := named("d", 9090)
+	if e := x.SetPod(waits); len(e.Policies) != 0 || len(rules()) != 2 {
+		t.Errorf("a pod with a new number, but no address yet, has the effect %+v", e)
+	}
+	waits.Addresses = ips("10.0.0.4")
+	if e := x.SetPod(waits); len(e.Policies) != 1 || len(rules()) != 3 {
+		t.Errorf("it gets an address with the effect %+v", e)
+	}
+	waits.Addresses = nil
+	if e := x.SetPod(waits); len(e.Policies) != 1 || len(rules()) != 2 {
+		t.Errorf("it loses its address with the effect %+v", e)
 	}
 	if e := x.DeletePod(key("c")); len(e.Policies) != 1 {
 		t.Errorf("the last pod with a number goes with the effect %+v", e)
@@ -257,6 +269,61 @@ func TestIsolationOfOneNode(t *testing.T) {
 	there.Node = "n1"
 	if e := x.SetPod(there); len(e.Pods) != 1 {
 		t.Errorf("a pod that comes here: %+v", e)
+	}
+}
+
+// Established connections go on if all policies that isolate the pod in a direction say so.
+func TestWhoKeepsConnections(t *testing.T) {
+	x := policy.New("")
+	x.SetPod(pod("web", "web", "10.0.0.1"))
+	set := func(name, established, spec string) policy.Effect {
+		t.Helper()
+		np := &networkingv1.NetworkPolicy{Spec: *parse[networkingv1.NetworkPolicySpec](t, spec)}
+		np.Namespace, np.Name, np.Annotations = "shop", name, map[string]string{policy.AnnotationEstablished: established}
+		p, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.SetPolicy(p)
+	}
+	const all, some, both = `{podSelector: {}}`, `{podSelector: {matchLabels: {app: web}}}`, `{podSelector: {}, policyTypes: [Ingress, Egress]}`
+	kept, ended := policy.Isolation{Ingress: true, KeepsIngress: true}, policy.Isolation{Ingress: true}
+	for i, step := range []struct {
+		change func() policy.Effect
+		want   policy.Isolation
+		told   bool
+	}{
+		{func() policy.Effect { return set("a", "keep", all) }, kept, true},
+		{func() policy.Effect { return set("b", "keep", some) }, kept, false},
+		{func() policy.Effect { return set("c", "keep", all) }, kept, false},
+		{func() policy.Effect { return set("c", "end", all) }, ended, true},
+		{func() policy.Effect { return set("d", "end", some) }, ended, false},
+		{func() policy.Effect { return x.DeletePolicy(key("c")) }, ended, false},
+		{func() policy.Effect { return set("d", "keep", some) }, kept, true},
+		{func() policy.Effect { return set("c", "end", both) }, policy.Isolation{Ingress: true, Egress: true}, true},
+		{func() policy.Effect { return x.DeletePolicy(key("c")) }, kept, true},
+	} {
+		e := step.change()
+		if got, _ := x.Isolation(key("web")); got != step.want || step.told && len(e.Pods) != 1 {
+			t.Errorf("step %d: the pod is isolated %+v, want %+v; the effect is %+v", i, got, step.want, e)
+		}
+	}
+}
+
+// Which isolation lets less through than which.
+func TestNarrower(t *testing.T) {
+	none, ingress, egress := policy.Isolation{}, policy.Isolation{Ingress: true}, policy.Isolation{Egress: true}
+	keeps := policy.Isolation{Ingress: true, KeepsIngress: true}
+	for _, c := range []struct {
+		than, is policy.Isolation
+		want     bool
+	}{
+		{none, none, false}, {none, ingress, true}, {ingress, none, false}, {ingress, egress, true}, {ingress, ingress, false},
+		{none, keeps, true}, {keeps, ingress, true}, {ingress, keeps, false}, {keeps, keeps, false}, {keeps, none, false},
+	} {
+		if got := c.is.Narrower(c.than); got != c.want {
+			t.Errorf("%+v is narrower than %+v: %t", c.is, c.than, got)
+		}
 	}
 }
 

@@ -68,14 +68,19 @@ func (x *Index) Isolation(pod Key) (isolation Isolation, ok bool) {
 
 // isolation is made by the policies of the pod's own namespace.
 func (g *group) isolation() Isolation {
-	var i Isolation
+	var isolated, ends [directions]bool
 	if g.space.own != nil {
 		g.space.own.sets.match(g.labels, func(s *set) {
-			i.Ingress = i.Ingress || s.isolates[Ingress] > 0
-			i.Egress = i.Egress || s.isolates[Egress] > 0
+			for d := range s.isolates {
+				isolated[d] = isolated[d] || s.isolates[d] > 0
+				ends[d] = ends[d] || s.isolates[d] > s.keeps[d]
+			}
 		})
 	}
-	return i
+	return Isolation{
+		Ingress: isolated[Ingress], KeepsIngress: isolated[Ingress] && !ends[Ingress],
+		Egress: isolated[Egress], KeepsEgress: isolated[Egress] && !ends[Egress],
+	}
 }
 
 // Policies returns the policies that isolate a pod in whichever direction, sorted: those whose rules may let something

@@ -15,6 +15,14 @@ import (
 	utilnet "k8s.io/utils/net"
 )
 
+// AnnotationEstablished is, on a NetworkPolicy, what becomes of established connections of its pods that policies allow no more:
+// EstablishedKeep or, which is what holds without it, EstablishedEnd.
+const (
+	AnnotationEstablished = "network.weft.dev/established-connections"
+	EstablishedKeep       = "keep"
+	EstablishedEnd        = "end"
+)
+
 // maxItems bounds what one policy may make of itself: its rules, peers, ports, label values, and the prefixes and port
 // masks that blocks and ranges come apart into. The API server's limit of 1.5 MiB an object would let exceptions of blocks
 // become millions of prefixes.
@@ -33,7 +41,8 @@ func (p *parser) spend(items int, field string) error {
 }
 
 // FromNetworkPolicy returns what counts of a NetworkPolicy. Where an object has what this cannot understand, the error
-// names the field, and the policy that is returned with it isolates its pods and allows nothing.
+// names the field, and the policy that is returned with it isolates its pods and allows nothing; if it is only
+// AnnotationEstablished, it is as without that.
 func FromNetworkPolicy(obj *networkingv1.NetworkPolicy) (Policy, error) {
 	p := &parser{}
 	policy := Policy{Key: Key{obj.Namespace, obj.Name}}
@@ -55,6 +64,13 @@ func FromNetworkPolicy(obj *networkingv1.NetworkPolicy) (Policy, error) {
 			policy.Sides[d].Allows = nil
 		}
 		return policy, fmt.Errorf("NetworkPolicy %s isolates its pods and allows nothing: %w", policy.Key, problem)
+	}
+	switch value, set := obj.Annotations[AnnotationEstablished]; {
+	case value == EstablishedKeep:
+		policy.Keeps = true
+	case set && value != EstablishedEnd:
+		return policy, fmt.Errorf("NetworkPolicy %s has connections end that are allowed no more: metadata.annotations[%s]: %q is neither %s nor %s",
+			policy.Key, AnnotationEstablished, value, EstablishedKeep, EstablishedEnd)
 	}
 	return policy, nil
 }

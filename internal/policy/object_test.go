@@ -117,6 +117,31 @@ func TestWhatCannotBeUnderstood(t *testing.T) {
 	}
 }
 
+// What is said of established connections, and that a word that says nothing of them changes nothing else.
+func TestEstablishedConnections(t *testing.T) {
+	for _, c := range []struct {
+		annotations map[string]string
+		keeps       bool
+		problem     string
+	}{
+		{nil, false, ""},
+		{map[string]string{policy.AnnotationEstablished: "end"}, false, ""},
+		{map[string]string{policy.AnnotationEstablished: "keep"}, true, ""},
+		{map[string]string{policy.AnnotationEstablished: "Keep"}, false, `metadata.annotations[network.weft.dev/established-connections]: "Keep" is neither keep nor end`},
+		{map[string]string{policy.AnnotationEstablished: ""}, false, `"" is neither`},
+	} {
+		np := &networkingv1.NetworkPolicy{Spec: *parse[networkingv1.NetworkPolicySpec](t, `{podSelector: {}, ingress: [{}]}`)}
+		np.Namespace, np.Name, np.Annotations = "shop", "web", c.annotations
+		got, err := policy.FromNetworkPolicy(np)
+		if (err != nil) != (c.problem != "") || err != nil && !strings.Contains(err.Error(), c.problem) {
+			t.Errorf("%v: the error is %v, want %s", c.annotations, err, c.problem)
+		}
+		if got.Keeps != c.keeps || len(got.Sides[policy.Ingress].Allows) != 1 {
+			t.Errorf("%v is compiled to %+v", c.annotations, got)
+		}
+	}
+}
+
 // A policy that cannot be understood closes its own pods, and nothing of the others changes.
 func TestOneBadPolicyStopsNoOther(t *testing.T) {
 	x := policy.New("")

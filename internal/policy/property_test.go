@@ -131,6 +131,9 @@ func drawList[T any](r *rapid.T, what string, draw func(*rapid.T) T) []T {
 func drawPolicy(r *rapid.T, name string) *networkingv1.NetworkPolicy {
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: rapid.SampledFrom(mostlyA).Draw(r, "namespace"), Name: name}}
 	np.Spec.PodSelector = *drawSelector(r)
+	if value := rapid.SampledFrom([]string{"", "", policy.EstablishedKeep, policy.EstablishedEnd}).Draw(r, "established"); value != "" {
+		np.Annotations = map[string]string{policy.AnnotationEstablished: value}
+	}
 	np.Spec.PolicyTypes = rapid.SampledFrom([][]networkingv1.PolicyType{nil, {"Ingress"}, {"Egress"}, {"Ingress", "Egress"}, {"Egress", "Ingress"}}).Draw(r, "types")
 	np.Spec.Ingress = drawList(r, "ingress", func(r *rapid.T) networkingv1.NetworkPolicyIngressRule {
 		return networkingv1.NetworkPolicyIngressRule{From: drawList(r, "from", drawPeer), Ports: drawList(r, "ports", drawPort)}

@@ -43,6 +43,8 @@ type set struct {
 	splits map[NamedPort]*split
 	// isolates counts the policies that isolate the set's pods, by Direction.
 	isolates [directions]int
+	// keeps counts those of them that keep established connections.
+	keeps [directions]int
 	// policies are those that isolate the set's pods, for whichever direction.
 	policies map[Key]struct{}
 }
@@ -124,9 +126,13 @@ func (v view) has(p *Pod) bool {
 	return v.set.holds(p) && (v.number == 0 || slices.Contains(v.port.numbers(p), v.number))
 }
 
-// numbers returns what a named port is in a pod, sorted; several if containers do not agree.
+// numbers returns what a named port is in a pod, sorted; several if containers do not agree. A pod without an address has none:
+// it would only split sets.
 func (n NamedPort) numbers(p *Pod) []uint16 {
 	var list []uint16
+	if len(p.Addresses) == 0 {
+		return nil
+	}
 	for _, c := range p.Ports {
 		if c.NamedPort == n {
 			list = append(list, c.Number)

@@ -69,6 +69,8 @@ type Policy struct {
 	Pods Selector
 	// Sides say what it does to them, by Direction.
 	Sides [directions]Side
+	// Keeps says that established connections of its pods go on when they are allowed no more.
+	Keeps bool
 }
 
 // Owner names the policy as the origin of what is compiled from it.
@@ -178,14 +180,25 @@ func (s Service) Contains(protocol Protocol, port uint16) bool {
 }
 
 // Isolation says in which directions a pod is isolated.
-type Isolation struct{ Ingress, Egress bool }
+type Isolation struct {
+	Ingress, Egress bool
+	// KeepsIngress and KeepsEgress say that established connections go on when they are allowed no more: all policies that isolate
+	// the pod in that direction say so.
+	KeepsIngress, KeepsEgress bool
+}
+
+// Narrower reports whether it lets less through than another.
+func (i Isolation) Narrower(than Isolation) bool {
+	less := func(isolates, keeps, did, kept bool) bool { return isolates && (!did || kept && !keeps) }
+	return less(i.Ingress, i.KeepsIngress, than.Ingress, than.KeepsIngress) || less(i.Egress, i.KeepsEgress, than.Egress, than.KeepsEgress)
+}
 
 // Delta is how a set has changed.
 type Delta struct {
 	Set SetName
 	// Added and Removed are addresses; one that two pods have comes with the first and goes with the last. Sorted.
 	Added, Removed []netip.Addr
-	// Joined and Left are pods, with addresses or not yet. Sorted.
+	// Joined and Left are pods, with addresses or not yet; those of a part that has a number for a named port have one. Sorted.
 	Joined, Left []Key
 }
 

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/podruntime"
 	"weft.dev/weft/test/probe"
@@ -64,6 +65,8 @@ type policyScene struct {
 	// server answers, on the first node. near and far are clients on the first and the second node; stranger is on the
 	// second node, in another namespace.
 	server, near, far, stranger *lab.Pod
+	// annotations are those of the policies that are made.
+	annotations map[string]string
 }
 
 func newPolicyScene(t *testing.T, name string) *policyScene {
@@ -109,7 +112,7 @@ func (s *policyScene) policy(t *testing.T, name string, selector map[string]stri
 	t.Helper()
 	policies := s.client.NetworkingV1().NetworkPolicies("default")
 	spec.PodSelector.MatchLabels = selector
-	object := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	object := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: s.annotations}, Spec: spec}
 	if now, err := policies.Get(t.Context(), name, metav1.GetOptions{}); err == nil {
 		object.ResourceVersion = now.ResourceVersion
 		if _, err := policies.Update(t.Context(), object, metav1.UpdateOptions{}); err != nil {
@@ -275,6 +278,56 @@ func TestPolicyEgress(t *testing.T) {
 		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], tellPort), true})
 }
 
+// talk begins a connection to the server, which ends with the test.
+func (s *policyScene) talk(t *testing.T, from *lab.Pod, network string) *traffic.Talk {
+	t.Helper()
+	var open *traffic.Talk
+	await(t, "a connection from "+from.Name, func(ctx context.Context) (err error) {
+		open, err = traffic.NewTalk(ctx, from.Netns, network, port(s.server.IPs[0], tellPort))
+		return err
+	})
+	t.Cleanup(func() { _ = open.Close() })
+	if _, err := open.Ask(); err != nil {
+		t.Fatal(err)
+	}
+	return open
+}
+
+// Connections that a policy allows no more go on if it says so, and end when it says so no more; others cannot begin.
+func TestPolicyKeepsConnections(t *testing.T) {
+	s := newPolicyScene(t, "keep")
+	server := map[string]string{"app": "server"}
+	only := func(app string) networkingv1.NetworkPolicySpec {
+		return ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": app})}}})
+	}
+	for _, network := range []string{"tcp", "udp"} {
+		s.annotations = map[string]string{policy.AnnotationEstablished: policy.EstablishedKeep}
+		s.policy(t, "keep", server, only("far"))
+		s.reach(t, "far is allowed", map[uint16][3]bool{tellPort: {false, true, false}})
+		open, other := s.talk(t, s.far, network), s.talk(t, s.far, network)
+		s.policy(t, "keep", server, only("near"))
+		s.reach(t, "far is allowed no more", map[uint16][3]bool{tellPort: {true, false, false}})
+		for range 3 {
+			if _, err := open.Ask(); err != nil {
+				t.Errorf("%s: a connection that is kept ends: %v", network, err)
+			}
+		}
+		s.annotations = nil
+		s.policy(t, "keep", server, only("near"))
+		awaitWithin(t, 20*time.Second, network+": the connection ends", func(context.Context) error {
+			if answer, err := open.Ask(); err == nil {
+				return fmt.Errorf("it goes on: %s", answer)
+			}
+			return nil
+		})
+		if answer, err := other.Ask(); err == nil {
+			t.Errorf("%s: the other connection goes on: %s", network, answer)
+		}
+		s.drop(t, "keep")
+		s.reach(t, "nothing is isolated", map[uint16][3]bool{tellPort: {true, true, true}})
+	}
+}
+
 // Connections that a policy allows no more end, whoever sends, and those that it allows go on.
 func TestPolicyEndsConnections(t *testing.T) {
 	s := newPolicyScene(t, "end")
@@ -286,26 +339,13 @@ func TestPolicyEndsConnections(t *testing.T) {
 		}
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: peers})
 	}
-	talk := func(from *lab.Pod, network string) *traffic.Talk {
-		t.Helper()
-		var open *traffic.Talk
-		await(t, "a connection from "+from.Name, func(ctx context.Context) (err error) {
-			open, err = traffic.NewTalk(ctx, from.Netns, network, port(s.server.IPs[0], tellPort))
-			return err
-		})
-		t.Cleanup(func() { _ = open.Close() })
-		if _, err := open.Ask(); err != nil {
-			t.Fatal(err)
-		}
-		return open
-	}
 	for _, network := range []string{"tcp", "udp"} {
 		// One begins while nothing is isolated, one while a rule allows it.
-		before := talk(s.far, network)
-		stays := talk(s.near, network)
+		before := s.talk(t, s.far, network)
+		stays := s.talk(t, s.near, network)
 		s.policy(t, "end", server, allow("far", "near"))
 		s.reach(t, "both are allowed", map[uint16][3]bool{tellPort: {true, true, false}})
-		after := talk(s.far, network)
+		after := s.talk(t, s.far, network)
 		if _, err := before.Ask(); err != nil {
 			t.Errorf("%s: a connection that was there before its rule ends: %v", network, err)
 		}

@@ -53,6 +53,9 @@ type Config struct {
 	RouteMTU int
 	// Datapath is the bridge's datapath type, ovsdb.DatapathSystem or ovsdb.DatapathNetdev.
 	Datapath string
+	// Outside is the source address, nobody's, of what the host masquerades on its way to this node's pods and that does not come
+	// from the node itself: the switch tells it by that from what the node sends. None: it has the gateway's.
+	Outside netip.Addr
 	// RejectMAC is the source address, nobody's, of what the switch hands over to be rejected; none: nothing is.
 	RejectMAC net.HardwareAddr
 }

@@ -9,6 +9,9 @@
 //   - A packet that goes through the host from pod to pod (to a Service, until the switch serves them) is masqueraded to
 //     the gateway. Its replies then come back through the host, which knows the translation and the switch does not;
 //     and the host never sends as a pod.
+//   - Where pods are isolated by NetworkPolicies, what the host masquerades for others than itself on its way to this node's pods has an
+//     address of its own (Config.Outside): with the gateway's it would pass as the node's. It is a link-local one, of no cluster's
+//     ranges, so that no pod may have it and no block of pods lets it in; and kube-proxy's translation comes too late for it.
 //   - Whatever the host passes on to pods of other nodes has the gateway's address: the other node lets only addresses of
 //     this node's subnet in, and the replies have to come back here.
 //   - The Services' network is routed to tun0, though the switch would send it back: the source address is chosen by

@@ -12,6 +12,7 @@ const (
 	priorityClose  = -450 // before everything, also defragmentation (-400) and connection tracking (-200)
 	priorityRaw    = -300
 	priorityFilter = 0
+	priorityFirst  = 99  // before kube-proxy's translation, which is at 100
 	prioritySNAT   = 101 // after kube-proxy's, which is at 100
 )
 
@@ -55,6 +56,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	c.reject(f)
 	c.forward(f)
 	c.masquerade(f)
+	c.fromOutside(f)
 	return f
 }
 
@@ -117,6 +119,24 @@ func (c *Config) masquerade(f fragment) {
 		fmt.Sprintf(`oifname "%s" ip saddr @%s ip saddr != %s masquerade`, Tun, podsSet, c.Gateway),
 		// Through the host to another node's pods.
 		fmt.Sprintf(`oifname "%s" ip daddr != %s ip saddr != %s masquerade`, Tun, c.LocalSubnet, c.Gateway))
+}
+
+// kubeProxyMark is the bit of a packet's mark by which kube-proxy asks for masquerading (its --iptables-masquerade-bit, 14 unless it
+// is told otherwise), in all its modes.
+const kubeProxyMark = 1 << 14
+
+// fromOutside translates what does not come from the node, and would get the gateway's address on its way to a pod of this node, to
+// an address by which it is not taken for the node's. Answers lose it before they are routed: what has it afterwards answers nothing.
+func (c *Config) fromOutside(f fragment) {
+	if !c.Outside.IsValid() {
+		return
+	}
+	toPods := fmt.Sprintf(`oifname "%s" ip daddr %s`, Tun, c.LocalSubnet)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "translate-outside", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst},
+		fmt.Sprintf(`%s ip saddr @%s ip saddr != %s snat ip to %s`, toPods, podsSet, c.Gateway, c.Outside),
+		fmt.Sprintf(`%s fib saddr type != local meta mark & %#08x == %#08x snat ip to %s`, toPods, kubeProxyMark, kubeProxyMark, c.Outside))
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward-outside", Hook: nft.HookForward, Priority: priorityFilter},
+		fmt.Sprintf(`iifname "%s" ip daddr %s drop`, Tun, c.Outside))
 }
 
 // RemoteRules returns what another node adds: its address. Two HostSubnets that briefly share an address may both add it.

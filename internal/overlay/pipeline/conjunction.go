@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// MaxConjunctions is the most verdict rules of a direction that a node programs at once. A flow holds an action for each
-// rule that names its address or port, and has to fit one OpenFlow message of 64 KiB: 4,090 of them do.
-const MaxConjunctions = 4000
+// StageRoom is the most rules of a direction in one stage. A flow holds an action for each rule of its stage that names its address
+// or port, and has to fit one OpenFlow message of 64 KiB: 4,090 of them do.
+const StageRoom = 4000
 
 // Objects are what policies mean, as package policy's Index knows it.
 type Objects interface {
@@ -35,6 +35,11 @@ type Objects interface {
 // Conjunctions are told apart by what they allow: a policy that changes gets other ones. So no packet meets half of the old
 // and half of the new, also where the change takes several bundles.
 //
+// Where there are more rules than one flow could name, they are in several stages, each with flows of its own one priority
+// below the stage before: the switch looks for a conjunction that is met in one priority after the other. A rule is in the first
+// stage with room when it comes, and stays there: no rule's coming or going moves another. There is room for more stages than a
+// machine has memory for.
+//
 // It is not for concurrent use; NewConjunctions makes one.
 type Conjunctions struct {
 	subnet netip.Prefix
@@ -44,20 +49,24 @@ type Conjunctions struct {
 	byName   map[string]*conjunction
 	members  map[policy.SetName]*members
 	terms    map[term]map[*conjunction]*use
-	// active counts those that are programmed, by direction; waiting are those for which there is no room.
-	active  [2]int
-	waiting [2]map[*conjunction]struct{}
+	// stages count the conjunctions in each stage, by direction; room is the most in one.
+	stages [2][]int
+	room   int
 
 	dirtyTerms    map[term]struct{}
 	dirtyVerdicts map[*conjunction]struct{}
+	// narrowed says that something was taken from what is programmed.
+	narrowed bool
 }
 
 // conjunction is verdict rules that allow the same.
 type conjunction struct {
 	name string
-	// id is its number while it is active, else 0.
-	id   uint32
-	rule policy.Rule
+	// active says that it is programmed: it has a pod here. id is its number then, stage where its flows are.
+	active bool
+	id     uint32
+	stage  int
+	rule   policy.Rule
 	// users counts the rules.
 	users int
 	// pods counts the addresses of this node's pods at its own end.
@@ -91,6 +100,8 @@ type term struct {
 	service   policy.Service
 	// open says that what matches needs nothing else to be allowed.
 	open bool
+	// stage is that of the conjunctions that use it.
+	stage int
 }
 
 // use is how a conjunction uses a term.
@@ -104,19 +115,13 @@ type use struct {
 func NewConjunctions(subnet netip.Prefix) *Conjunctions {
 	return &Conjunctions{
 		subnet: subnet, policies: map[policy.Key][]*conjunction{}, byName: map[string]*conjunction{},
-		members: map[policy.SetName]*members{}, terms: map[term]map[*conjunction]*use{},
-		waiting:    [2]map[*conjunction]struct{}{{}, {}},
+		members: map[policy.SetName]*members{}, terms: map[term]map[*conjunction]*use{}, room: StageRoom,
 		dirtyTerms: map[term]struct{}{}, dirtyVerdicts: map[*conjunction]struct{}{},
 	}
 }
 
 // Subnet returns the subnet of the node's pods.
 func (x *Conjunctions) Subnet() netip.Prefix { return x.subnet }
-
-// Left returns how many rules are not programmed for want of room, by direction: what they allow does not pass.
-func (x *Conjunctions) Left() (ingress, egress int) {
-	return len(x.waiting[policy.Ingress]), len(x.waiting[policy.Egress])
-}
 
 // Apply takes the effect of one change of the objects over. Objects must be as they are right after that change.
 func (x *Conjunctions) Apply(effect policy.Effect, objects Objects) {
@@ -155,9 +160,11 @@ func (x *Conjunctions) join(m *members, addr netip.Addr, objects Objects) {
 	}
 	m.local[addr] = struct{}{}
 	for _, c := range sortedConjunctions(m.subjects) {
-		c.pods++
-		x.use(c, c.subject(host(addr)), 1)
-		x.activate(c, objects)
+		if c.pods++; c.active {
+			x.use(c, c.subject(host(addr)), 1)
+		} else {
+			x.activate(c, objects)
+		}
 	}
 }
 
@@ -214,11 +221,9 @@ func (x *Conjunctions) hold(rule policy.Rule, objects Objects) *conjunction {
 		}
 	}
 	m.subjects[c] = struct{}{}
-	for addr := range m.local {
-		c.pods++
-		x.use(c, c.subject(host(addr)), 1)
+	if c.pods = len(m.local); c.pods > 0 {
+		x.activate(c, objects)
 	}
-	x.activate(c, objects)
 	return c
 }
 
@@ -227,13 +232,10 @@ func (x *Conjunctions) release(c *conjunction) {
 		return
 	}
 	delete(x.byName, c.name)
-	m := x.members[c.rule.Subjects]
-	for addr := range m.local {
-		x.use(c, c.subject(host(addr)), -1)
+	if c.active {
+		x.deactivate(c)
 	}
-	c.pods = 0
-	delete(m.subjects, c)
-	x.deactivate(c)
+	delete(x.members[c.rule.Subjects].subjects, c)
 	x.tidy(c.rule.Subjects)
 }
 
@@ -262,22 +264,16 @@ func (x *Conjunctions) tidy(name policy.SetName) {
 	}
 }
 
-// activate has a conjunction programmed that has a pod here, if there is room.
+// activate has a conjunction programmed that has a pod here.
 func (x *Conjunctions) activate(c *conjunction, objects Objects) {
-	if c.pods == 0 || c.id != 0 {
-		return
-	}
 	d := c.rule.Direction
-	if x.active[d] >= MaxConjunctions {
-		x.waiting[d][c] = struct{}{}
-		return
+	c.active = true
+	if c.dimensions() > 1 {
+		c.id, c.stage = x.ids.ID(c.name), x.enter(d)
 	}
-	delete(x.waiting[d], c)
-	x.active[d]++
-	c.id = x.ids.ID(c.name)
 	x.dirtyVerdicts[c] = struct{}{}
-	for t := range x.ownTerms(c) {
-		x.dirtyTerms[t] = struct{}{}
+	for addr := range x.members[c.rule.Subjects].local {
+		x.use(c, c.subject(host(addr)), 1)
 	}
 	for _, service := range c.rule.Services {
 		x.use(c, term{direction: d, end: endService, service: service}, 1)
@@ -304,20 +300,22 @@ func (x *Conjunctions) activate(c *conjunction, objects Objects) {
 	}
 }
 
-// ownTerms are the terms of a conjunction's own pods: they are counted before it is active.
-func (x *Conjunctions) ownTerms(c *conjunction) map[term]struct{} {
-	terms := map[term]struct{}{}
-	for addr := range x.members[c.rule.Subjects].local {
-		terms[c.subject(host(addr))] = struct{}{}
+// enter returns the first stage of a direction with room, for one conjunction more.
+func (x *Conjunctions) enter(d policy.Direction) int {
+	for stage, count := range x.stages[d] {
+		if count < x.room {
+			x.stages[d][stage]++
+			return stage
+		}
 	}
-	return terms
+	x.stages[d] = append(x.stages[d], 1)
+	return len(x.stages[d]) - 1
 }
 
 func (x *Conjunctions) deactivate(c *conjunction) {
 	d := c.rule.Direction
-	delete(x.waiting[d], c)
-	if c.id == 0 {
-		return
+	for addr := range x.members[c.rule.Subjects].local {
+		x.use(c, c.subject(host(addr)), -1)
 	}
 	for _, service := range c.rule.Services {
 		x.use(c, term{direction: d, end: endService, service: service}, -1)
@@ -336,27 +334,16 @@ func (x *Conjunctions) deactivate(c *conjunction) {
 		x.tidy(name)
 	}
 	x.dirtyVerdicts[c] = struct{}{}
-	x.ids.Release(c.name)
-	c.id = 0
-	x.active[d]--
-}
-
-// Admit has rules programmed that waited for room that there is now.
-func (x *Conjunctions) Admit(objects Objects) {
-	for d := range x.waiting {
-		room := MaxConjunctions - x.active[d]
-		if room <= 0 || len(x.waiting[d]) == 0 {
-			continue
-		}
-		list := sortedConjunctions(x.waiting[d])
-		for _, c := range list[:min(room, len(list))] {
-			x.activate(c, objects)
-		}
+	if c.dimensions() > 1 {
+		x.ids.Release(c.name)
+		x.stages[d][c.stage]--
 	}
+	c.active, c.id, c.stage = false, 0, 0
 }
 
-// use counts a term's use by a conjunction.
+// use counts a term's use by a conjunction that is active.
 func (x *Conjunctions) use(c *conjunction, t term, by int) {
+	t.stage = c.stage
 	uses := x.terms[t]
 	if uses == nil {
 		uses = map[*conjunction]*use{}
@@ -372,6 +359,7 @@ func (x *Conjunctions) use(c *conjunction, t term, by int) {
 		return
 	}
 	x.dirtyTerms[t] = struct{}{}
+	x.narrowed = true
 	delete(uses, c)
 	if len(uses) == 0 {
 		delete(x.terms, t)
@@ -465,6 +453,14 @@ func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
 	return changed
 }
 
+// Narrowed reports whether something was taken from what the rules allow since it was last called. A rule that another takes the
+// place of, which may allow more, counts as taken.
+func (x *Conjunctions) Narrowed() bool {
+	narrowed := x.narrowed
+	x.narrowed = false
+	return narrowed
+}
+
 // Clear gives up all rules.
 func (x *Conjunctions) Clear() {
 	for key, list := range x.policies {
@@ -495,6 +491,9 @@ func (t term) owner() reconcile.Owner {
 	if t.open {
 		what += "/any"
 	}
+	if t.stage > 0 {
+		what = fmt.Sprintf("%s/stage%d", what, t.stage)
+	}
 	return reconcile.Owner(fmt.Sprintf("policyterm/%s/%s/%s", t.direction, what, text))
 }
 
@@ -513,9 +512,9 @@ func allow(next uint8) []openflow.Action {
 	return []openflow.Action{setFlags(FlagAllowed, FlagAllowed), openflow.GotoTable(next)}
 }
 
-// rules is the verdict of a conjunction; none of one that is not programmed, or that has no conjunction's flows.
+// rules is the verdict of a conjunction; none of one that is not active, or that has no conjunction's flows.
 func (c *conjunction) rules(config *Config) []Rule {
-	if c.id == 0 || c.users == 0 || c.dimensions() == 1 {
+	if !c.active || c.dimensions() == 1 {
 		return nil
 	}
 	p := config.program(c.owner())
@@ -526,16 +525,10 @@ func (c *conjunction) rules(config *Config) []Rule {
 
 // termRules is a term's flow; none if nothing that is programmed uses it.
 func (x *Conjunctions) termRules(config *Config, t term) []Rule {
-	used := make([]*conjunction, 0, len(x.terms[t]))
-	for c := range x.terms[t] {
-		if c.id != 0 {
-			used = append(used, c)
-		}
-	}
-	if len(used) == 0 {
+	if len(x.terms[t]) == 0 {
 		return nil
 	}
-	slices.SortFunc(used, func(a, b *conjunction) int { return cmp.Compare(a.id, b.id) })
+	used := slices.SortedFunc(maps.Keys(x.terms[t]), func(a, b *conjunction) int { return cmp.Compare(a.id, b.id) })
 	p := config.program(t.owner())
 	table, next := tablesOf(t.direction)
 	if t.open {
@@ -546,7 +539,7 @@ func (x *Conjunctions) termRules(config *Config, t term) []Rule {
 	for _, c := range used {
 		actions = append(actions, openflow.Conjunction(c.id, x.terms[t][c].clause, c.dimensions()))
 	}
-	p.add(table, priorityRule, "named by rules", match(openflow.EthType(openflow.EthTypeIPv4), t.field()), actions...)
+	p.add(table, priorityRule-uint16(t.stage), "named by rules", match(openflow.EthType(openflow.EthTypeIPv4), t.field()), actions...)
 	return p.rules
 }
 

@@ -21,6 +21,10 @@ const (
 	FlagIngress uint32 = 1 << 11
 	// FlagAllowed says that a rule allows the packet by name, not only that nothing isolates.
 	FlagAllowed uint32 = 1 << 12
+	// FlagKeepEgress says that established connections of the sender go on though it is isolated for egress.
+	FlagKeepEgress uint32 = 1 << 13
+	// FlagKeepIngress says so of the receiver, isolated for ingress.
+	FlagKeepIngress uint32 = 1 << 14
 )
 
 // MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it since it began: what answers
@@ -29,13 +33,14 @@ const MarkEnded uint32 = 1 << 0
 
 // Priorities in tables 27 and 80 where policies judge.
 const (
-	priorityHost    = 500 // what a node sends to its own pods
-	priorityEnded   = 410 // answers of connections that have ended
-	priorityReply   = 400 // answers of all others
-	priorityItself  = 300 // a pod to itself
-	priorityOpen    = 210 // pods that everybody may reach, or that may reach everybody
-	priorityRule    = 200 // conjunctions
-	priorityEnd     = 110 // a known connection that no rule allows
+	priorityHost    = 20500 // what a node sends to its own pods
+	priorityEnded   = 20410 // answers of connections that have ended
+	priorityReply   = 20400 // answers of all others
+	priorityItself  = 20300 // a pod to itself
+	priorityOpen    = 20210 // pods that everybody may reach, or that may reach everybody
+	priorityRule    = 20200 // conjunctions of the first stage; those of others follow, one below the other
+	priorityKeep    = 120   // a known connection that no rule allows, of a pod whose connections are kept
+	priorityEnd     = 110   // a known connection that no rule allows
 	priorityRefused = 100
 	priorityFree    = 10 // what is not isolated
 )
@@ -64,17 +69,22 @@ func (c *Config) mark(ended uint32) openflow.Action {
 	})
 }
 
+// OutsideSource is the address that the host gives to what it masquerades on its way to pods, but for what is its own. Like the one
+// of a pod that reaches itself it is nobody's, so that no node's pods can have it.
+func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}) }
+
 // policyStatic adds what policies need whatever they are, but for what delivers.
 func (p *program) policyStatic() {
 	p.add(TableState, priorityLook, "is the receiver a pod that is isolated?",
 		untracked(openflow.RegMasked(RegFlags, 0, FlagLooked)),
 		setFlags(FlagLooked, FlagLooked), openflow.Resubmit(openflow.PortInPort, TableIsolation), openflow.Resubmit(openflow.PortInPort, TableState))
 	p.add(TableState, priorityIsolated, "from or to an isolated pod: find the connection", untracked(flag(FlagTrack)), p.config.track())
-	p.judge(TableEgressPolicy, FlagEgress, TableRoute)
+	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
+	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
 }
 
 // judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
-func (p *program) judge(table uint8, isolated uint32, next uint8) {
+func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
 	ended := openflow.CTMarkMasked(MarkEnded, MarkEnded)
 	for _, kind := range []struct {
@@ -85,6 +95,9 @@ func (p *program) judge(table uint8, isolated uint32, next uint8) {
 		p.drop(table, priorityEnded, kind.what+" connections that policy has ended", match(ipv4, state, ended))
 		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state), openflow.GotoTable(next))
 	}
+	p.add(table, priorityKeep, "a connection that is not allowed any more, and is kept",
+		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded)),
+		openflow.GotoTable(next))
 	// Fragments may hide their ports: that a rule does not allow one says nothing of its connection.
 	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
 		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded))
@@ -94,7 +107,7 @@ func (p *program) judge(table uint8, isolated uint32, next uint8) {
 // deliverByPolicy judges what pods receive, and delivers it.
 func (p *program) deliverByPolicy() {
 	p.add(TableIngress, priorityHost, "a node always reaches its pods", match(openflow.IPSrc(host(p.config.Gateway))), openflow.GotoTable(TableDeliver))
-	p.judge(TableIngress, FlagIngress, TableDeliver)
+	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
 	p.add(TableIngress, priorityFree, "nothing isolates the receiver", nil, openflow.GotoTable(TableDeliver))
 	p.output(TableDeliver, priorityFree, "deliver", nil, openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort))))
 }
@@ -145,6 +158,9 @@ func (c *Config) sends(pod Pod) []openflow.Action {
 	if pod.Isolation.Egress {
 		flags |= FlagEgress
 	}
+	if pod.Isolation.KeepsEgress {
+		flags |= FlagKeepEgress
+	}
 	return []openflow.Action{setFlags(flags, flags)}
 }
 
@@ -152,5 +168,9 @@ func (c *Config) receives(pod Pod) []openflow.Action {
 	if !c.policies() || !pod.Isolation.Ingress {
 		return nil
 	}
-	return []openflow.Action{setFlags(FlagIngress, FlagIngress)}
+	flags := FlagIngress
+	if pod.Isolation.KeepsIngress {
+		flags |= FlagKeepIngress
+	}
+	return []openflow.Action{setFlags(flags, flags)}
 }

@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -51,8 +52,14 @@ func startPolicies(t *testing.T) *policySwitch {
 // follow commits what a node's policies and pods come to.
 func (s *policySwitch) follow(t *testing.T, n *node) {
 	t.Helper()
+	s.commit(t, n, n.pods()...)
+}
+
+// commit commits what a node's policies come to, and pods as they are given.
+func (s *policySwitch) commit(t *testing.T, n *node, pods ...pipeline.Pod) {
+	t.Helper()
 	want := n.flows(t)
-	for _, pod := range n.pods() {
+	for _, pod := range pods {
 		maps.Copy(want, n.config.Pod(pod))
 	}
 	maps.Copy(want, n.config.Static())
@@ -112,7 +119,8 @@ func TestPoliciesProperty(t *testing.T) {
 	judged, passed := 0, 0
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawPolicyWorld(r)
-		n := nodeOf(t, w)
+		// Most worlds are so small that their rules fit one stage: some have stages for a rule or two.
+		n := nodeInStages(t, w, rapid.SampledFrom([]int{1, 2, pipeline.StageRoom}).Draw(r, "room of a stage"))
 		s.follow(t, n)
 		for _, way := range trips() {
 			here := judgedHere(w, way)
@@ -137,6 +145,35 @@ func TestPoliciesProperty(t *testing.T) {
 	t.Logf("%d packets judged, %d of them allowed", judged, passed)
 	if passed == 0 || passed == judged {
 		t.Errorf("of %d packets %d are allowed: that says nothing", judged, passed)
+	}
+}
+
+// Where one address is named by more rules than a flow can hold, the rules of each stage count.
+func TestRulesInStages(t *testing.T) {
+	s := startPolicies(t)
+	n, np := crowd(1)
+	n.names["here-a"] = policy.Key{Namespace: "one", Name: "server0"}
+	const rules = 2*pipeline.StageRoom + 3
+	for i := range rules {
+		np.Name = fmt.Sprint("policy", i)
+		np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(int32(i + 1)))
+		p, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.rules.Apply(n.index.SetPolicy(p), n.index)
+	}
+	n.apply(policy.Effect{})
+	s.follow(t, n)
+	for port, want := range map[int]bool{1: true, pipeline.StageRoom + 1: true, rules: true, rules + 1: false} {
+		packet := fmt.Sprintf("%stcp,nw_src=10.132.0.5,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
+		if o := s.trace(t, packet, "--ct-next", "trk,new"); len(o.leaving()) > 0 != want {
+			t.Errorf("port %d passes: %t, want %t\n%s", port, !want, want, o.text)
+		}
+		stranger := fmt.Sprintf("%stcp,nw_src=10.132.0.6,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
+		if o := s.trace(t, stranger, "--ct-next", "trk,new"); len(o.leaving()) > 0 {
+			t.Errorf("port %d passes from an address that no rule names\n%s", port, o.text)
+		}
 	}
 }
 
@@ -215,6 +252,8 @@ func TestPolicyStates(t *testing.T) {
 		{"a packet that fits no connection", toPort(80, "0x10"), "trk,inv", false, "", "ct(commit"},
 		{"a fragment of what may be known", fromA + toB + "udp,nw_frag=later," + ipA + "nw_dst=10.128.0.6", "trk,est", false, "", "ct(commit"},
 		{"the node to its pod", fromHost + "tcp,nw_src=10.128.0.1,nw_dst=10.128.0.5,tcp_dst=81,tcp_flags=2", "trk,new", true, commits, ""},
+		{"the host for who is outside, to the pod", fromHost + "tcp,nw_src=169.254.0.2,nw_dst=10.128.0.5,tcp_dst=80,tcp_flags=2", "trk,new", false, "", "ct(commit"},
+		{"the pod's answer to who is outside", fromA + toGateway + "tcp," + ipA + "nw_dst=169.254.0.2,tcp_src=80", "trk,est,rpl", true, "set_field:0a:58:0a:80:00:01->eth_dst", ""},
 		{"the pod's answer to the node", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.1,tcp_src=81", "trk,est,rpl", true, "", ""},
 		{"the pod to the node", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.1,tcp_dst=81,tcp_flags=2", "trk,new", false, "", ""},
 		{"another node to the pod", fromTunnel + "tcp,nw_src=10.129.0.1,nw_dst=10.128.0.5,tcp_dst=80,tcp_flags=2", "trk,new", false, "", ""},
@@ -231,6 +270,23 @@ func TestPolicyStates(t *testing.T) {
 				t.Errorf("want %q, and not %q\n%s", c.says, c.saysNot, o.text)
 			}
 		})
+	}
+}
+
+// A connection that no rule allows any more goes on where it is kept, and no other does.
+func TestPolicyKeeps(t *testing.T) {
+	s := startPolicies(t)
+	n := isolated(t)
+	for _, keeps := range []policy.Isolation{{KeepsIngress: true, KeepsEgress: true}, {KeepsIngress: true}, {KeepsEgress: true}} {
+		a, b := podA, podB
+		a.Isolation, b.Isolation = policy.Isolation{Egress: true, KeepsEgress: keeps.KeepsEgress}, policy.Isolation{Ingress: true, KeepsIngress: keeps.KeepsIngress}
+		s.commit(t, n, a, b)
+		for state, want := range map[string]bool{"trk,est": keeps.KeepsEgress && keeps.KeepsIngress, "trk,new": false, "trk,inv": false} {
+			o := s.trace(t, fromA+toB+"tcp,"+ipA+"nw_dst=10.128.0.6,tcp_dst=81,tcp_flags=0x10", "--ct-next", state)
+			if passes := len(o.leaving()) > 0; passes != want || want && strings.Contains(o.text, "ct(commit") {
+				t.Errorf("%+v, %s: it passes: %t, want %t\n%s", keeps, state, passes, want, o.text)
+			}
+		}
 	}
 }
 

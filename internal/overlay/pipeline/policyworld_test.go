@@ -2,7 +2,9 @@ package pipeline_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -122,7 +124,6 @@ func newNode(c *pipeline.Config) *node {
 // apply follows an effect, and returns how many owners' fragments it touched.
 func (n *node) apply(e policy.Effect) int {
 	n.rules.Apply(e, n.index)
-	n.rules.Admit(n.index)
 	changed := n.rules.Changed(n.config)
 	for owner, fragment := range changed {
 		n.fragments[owner] = fragment
@@ -191,7 +192,14 @@ func drawPolicyWorld(r *rapid.T) oracle.World {
 
 func nodeOf(t testing.TB, w oracle.World) *node {
 	t.Helper()
+	return nodeInStages(t, w, pipeline.StageRoom)
+}
+
+// nodeInStages is nodeOf where a stage has room for so many rules.
+func nodeInStages(t testing.TB, w oracle.World, room int) *node {
+	t.Helper()
 	n := newNode(policySample())
+	n.rules.SetRoom(room)
 	for _, ns := range w.Namespaces {
 		n.apply(n.index.SetNamespace(policy.FromNamespace(ns)))
 	}
@@ -301,12 +309,12 @@ func TestPolicyOfOthers(t *testing.T) {
 	}
 }
 
-// Rules beyond the most are left out, and come in when there is room.
-func TestTooManyRules(t *testing.T) {
+// Rules beyond what one flow could name are in stages of their own, and none moves when others come and go.
+func TestStages(t *testing.T) {
 	n, np := crowd(1)
 	const beyond = 3
 	keys := map[string]policy.Key{}
-	for i := range pipeline.MaxConjunctions + beyond {
+	for i := range 2*pipeline.StageRoom + beyond {
 		np.Name = fmt.Sprint("policy", i)
 		np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(int32(i + 1)))
 		p, err := policy.FromNetworkPolicy(np)
@@ -316,27 +324,39 @@ func TestTooManyRules(t *testing.T) {
 		n.rules.Apply(n.index.SetPolicy(p), n.index)
 		keys[np.Name] = policy.Key{Namespace: np.Namespace, Name: np.Name}
 	}
-	for _, want := range []int{beyond, beyond - 1} {
-		n.apply(policy.Effect{})
-		left, _ := n.rules.Left()
-		if left != want {
-			t.Errorf("%d rules are left out, want %d", left, want)
+	n.apply(policy.Effect{})
+	stages := func() map[uint16]int {
+		named := map[uint16]int{}
+		for key, entry := range n.flows(t) {
+			if key.Match == "ip,nw_src=10.132.0.5" {
+				named[key.Priority] = len(entry.(*openflow.Flow).Actions)
+			}
 		}
-		longest := 0
-		for _, entry := range n.flows(t) {
-			longest = max(longest, len(entry.(*openflow.Flow).Actions))
-		}
-		if longest != pipeline.MaxConjunctions {
-			t.Errorf("the longest flow has %d actions, want %d", longest, pipeline.MaxConjunctions)
-		}
-		n.apply(n.index.DeletePolicy(keys["policy7"]))
-		delete(keys, "policy7")
+		return named
+	}
+	before := stages()
+	if got := slices.Sorted(maps.Values(before)); !slices.Equal(got, []int{beyond, pipeline.StageRoom, pipeline.StageRoom}) {
+		t.Errorf("the client's flows have %v actions", got)
+	}
+	// The rule of a port has three flows that are its own or change: its verdict, its port, and one for each pod.
+	if touched := n.apply(n.index.DeletePolicy(keys["policy7"])); touched != 4 {
+		t.Errorf("one policy's end changes the fragments of %d owners, want 4", touched)
+	}
+	if got := slices.Sorted(maps.Values(stages())); !slices.Equal(got, []int{beyond, pipeline.StageRoom - 1, pipeline.StageRoom}) {
+		t.Errorf("the client's flows have %v actions", got)
+	}
+	np.Name = "policy7"
+	n.setPolicy(t, np) // what it allows, another does too: it is that one's conjunction
+	np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(8))
+	n.setPolicy(t, np)
+	if after := stages(); !maps.Equal(after, before) {
+		t.Errorf("the client's flows have %v actions, and had %v", after, before)
 	}
 	for _, key := range keys {
 		n.rules.Apply(n.index.DeletePolicy(key), n.index)
 	}
 	n.apply(policy.Effect{})
-	if left, _ := n.rules.Left(); left+len(n.fragments) > 0 {
-		t.Errorf("without policies %d rules wait, and there is left %v", left, n.fragments)
+	if len(n.fragments) > 0 {
+		t.Errorf("without policies there is left %v", n.fragments)
 	}
 }

@@ -14,6 +14,7 @@ const (
 	dhcpClient       = 68
 	priorityDefault  = 0
 	priorityForbid   = 300
+	priorityHostward = 300
 	priorityNonsense = 400
 )
 
@@ -98,7 +99,7 @@ func (p *program) state() {
 }
 
 func (p *program) route() {
-	const gateway, local, cluster, outside = 300, 200, 100, 10
+	const gateway, local, cluster, outside = priorityHostward, 200, 100, 10
 	c := p.config
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
 	p.drop(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", match(openflow.IPDst(host(c.Gateway)), openflow.UDPDst(c.vxlanPort())))

@@ -1,0 +1,198 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/policy"
+)
+
+// datapath notes what the switch had whenever it was to ask anew.
+type datapath struct {
+	life *life
+
+	mu     sync.Mutex
+	purged []string
+	err    error
+	// wanted is how often it was found to have been asked.
+	wanted int
+}
+
+// Purge implements Datapath.
+func (d *datapath) Purge(context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.purged = append(d.purged, d.life.node.flows.String())
+	return d.err
+}
+
+func (d *datapath) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+// asked returns how often it was to ask anew, and whether it did so with the flows that are there now.
+func (d *datapath) asked() (times int, current bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	times = len(d.purged)
+	return times, times > 0 && d.purged[times-1] == d.life.node.flows.String()
+}
+
+func (d *datapath) want(t *testing.T, what string, times int) {
+	t.Helper()
+	if got, current := d.asked(); got != times || times > d.wanted && !current {
+		t.Errorf("%s: the datapath was asked %d times, want %d; by the flows that are there: %t", what, got, times, current)
+	}
+	d.wanted = times
+}
+
+// watchDatapath has a life's purges counted from now on. Those that may wait, wait for so long.
+func (l *life) watchDatapath(rest time.Duration) *datapath {
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	l.opts.PurgeRest = rest
+	d := &datapath{life: l}
+	l.engines.Datapath = d
+	return d
+}
+
+// elsewhere is a pod of another node.
+func elsewhere(labels map[string]string, addrs ...string) PolicyChange {
+	change := policyPod("elsewhere", labels)
+	for _, pod := range change.Pods {
+		pod.Node = "b"
+		for _, addr := range addrs {
+			pod.Addresses = append(pod.Addresses, netip.MustParseAddr(addr))
+		}
+	}
+	return change
+}
+
+func without(pod, np string) PolicyChange {
+	change := PolicyChange{Pods: map[policy.Key]*PolicyPod{}, Policies: map[policy.Key]*policy.Policy{}}
+	if pod != "" {
+		change.Pods[policy.Key{Namespace: "default", Name: "pod-" + pod}] = nil
+	}
+	if np != "" {
+		change.Policies[policy.Key{Namespace: "default", Name: np}] = nil
+	}
+	return change
+}
+
+// The datapath asks anew at once when something is allowed no more, and when nothing changed, not at all.
+func TestDatapathAsksAnew(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
+	req := l.request("one")
+	l.add(t, req)
+	d := l.watchDatapath(time.Hour)
+	for _, step := range []struct {
+		what   string
+		change PolicyChange
+		times  int
+	}{
+		{"a policy isolates the pod", denyAll(t), 1},
+		{"the policy is told again", denyAll(t), 1},
+		{"the pod's status is told, with its address", runningStatus(t, l), 1},
+		{"another pod may send", elsewhere(client, "10.128.2.9"), 1},
+		{"nothing of it changed", elsewhere(client, "10.128.2.9"), 1},
+		{"a label that nobody asks for", elsewhere(map[string]string{"app": "client", "hash": "x"}, "10.128.2.9"), 1},
+		{"it has another address", elsewhere(client, "10.128.2.10"), 2},
+		{"it is no client any more", elsewhere(nil, "10.128.2.10"), 3},
+		{"it is one again", elsewhere(client, "10.128.2.10"), 3},
+		{"it is gone, and nobody sends for it", without("elsewhere", ""), 3},
+		{"a pod that nobody names", policyPod("nobody", nil), 3},
+		{"it is gone as well", without("nobody", ""), 3},
+		{"nothing isolates the pod any more", without("", "deny"), 4},
+	} {
+		l.policies(t, step.change)
+		d.want(t, step.what, step.times)
+	}
+}
+
+// runningStatus is the pod one as the kubelet tells of it once it runs.
+func runningStatus(t *testing.T, l *life) PolicyChange {
+	t.Helper()
+	change := policyPod("one", web)
+	for _, pod := range change.Pods {
+		pod.Node = "a"
+		for _, address := range l.record(t, l.request("one")).Addresses {
+			pod.Addresses = append(pod.Addresses, address.Addr())
+		}
+	}
+	return change
+}
+
+// What may wait is purged together, soon, and until it is.
+func TestDatapathAsksSoon(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
+	l.add(t, l.request("one"))
+	d := l.watchDatapath(time.Millisecond)
+	d.fail(errors.New("the switch does not answer"))
+	l.policies(t, elsewhere(client, "10.128.2.9"))
+	eventually(t, "it is tried again", func() bool { times, _ := d.asked(); return times > 1 })
+	d.fail(nil)
+	eventually(t, "it is asked for nothing more", func() bool {
+		l.opening.Lock()
+		defer l.opening.Unlock()
+		return !l.Network.policies.purge && !l.Network.policies.later
+	})
+	if _, current := d.asked(); !current {
+		t.Error("the datapath asked for older flows")
+	}
+	before, _ := d.asked()
+	l.policies(t, without("elsewhere", ""))
+	eventually(t, "it is asked anew for the pod that is gone", func() bool { times, current := d.asked(); return times > before && current })
+}
+
+// An ADD and a DEL have no packet wait for a purge.
+func TestDatapathOfAttachments(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web), policyPod("client", client))
+	d := l.watchDatapath(time.Hour)
+	l.add(t, l.request("server"))
+	l.add(t, l.request("client"))
+	l.del(t, l.request("client"))
+	l.settled(t)
+	d.want(t, "pods came and went", 0)
+}
+
+// A change of the mode has the datapath ask anew, and again if that fails.
+func TestDatapathOfModes(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
+	l.add(t, l.request("one"))
+	d := l.watchDatapath(time.Hour)
+	broken := errors.New("the switch does not answer")
+	d.fail(broken)
+	if err := l.Update(context.Background(), sample()); !errors.Is(err, broken) {
+		t.Errorf("the datapath cannot be asked, and the answer is %v", err)
+	}
+	d.fail(nil)
+	for range 2 {
+		l.update(t, sample())
+	}
+	d.want(t, "the mode changed, and one try failed", 2)
+}
+
+// A change that the switch refuses is told, and the datapath asks anew once it is in effect, not before.
+func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
+	req := l.request("one")
+	l.add(t, req)
+	d := l.watchDatapath(time.Hour)
+	l.node.flowEngine.fail(errBroken)
+	if err := l.UpdatePolicies(context.Background(), denyAll(t)); !errors.Is(err, errBroken) {
+		t.Errorf("the switch refuses, and the answer is %v", err)
+	}
+	d.want(t, "nothing is there", 0)
+	l.node.flowEngine.fail(nil)
+	eventually(t, "it is in effect", func() bool { return l.UpdatePolicies(context.Background(), PolicyChange{}) == nil })
+	d.want(t, "it is there", 1)
+	if got := l.opens(t, req); got != "isolated" {
+		t.Errorf("the port is %s", got)
+	}
+}
