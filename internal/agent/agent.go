@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -249,6 +250,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
+		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)

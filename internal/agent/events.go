@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -27,6 +28,7 @@ const (
 	reasonExhausted    = "PodAddressesExhausted"
 	reasonDrift        = "DriftRepaired"
 	reasonService      = "ServiceNotAsSpecified"
+	reasonPolicy       = "PolicyNotAsSpecified"
 )
 
 // Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for
@@ -46,6 +48,9 @@ const (
 // Object is what an event is about.
 type Object struct {
 	Kind, APIVersion, Namespace, Name, UID string
+	// Version is the object's resourceVersion, where what is told of another version is another event: client-go takes events for
+	// one, and keeps the first note, that differ in their notes only. "" where it is not.
+	Version string
 }
 
 // recorder tells of what happened to objects, by events. It never waits for the API server, and keeps little while that is
@@ -92,7 +97,7 @@ func (r *recorder) warn(about Object, reason, action, note string) {
 	}
 	r.metrics.Event(true)
 	r.sink.Eventf(&corev1.ObjectReference{
-		Kind: about.Kind, APIVersion: about.APIVersion, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
+		Kind: about.Kind, APIVersion: about.APIVersion, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID), ResourceVersion: about.Version,
 	}, nil, corev1.EventTypeWarning, reason, action, "%s", note)
 }
 
@@ -119,6 +124,15 @@ func (r *recorder) Node(reason, action, note string) {
 // Service tells what this node does not do of a Service.
 func (r *recorder) Service(namespace, name, uid, note string) {
 	r.warn(Object{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name, UID: uid}, reasonService, "Program", r.node+": "+note)
+}
+
+// Policy tells what this node does not do of a NetworkPolicy.
+func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
+	about := Object{
+		Kind: "NetworkPolicy", APIVersion: networkingv1.SchemeGroupVersion.String(),
+		Namespace: np.Namespace, Name: np.Name, UID: string(np.UID), Version: np.ResourceVersion,
+	}
+	r.warn(about, reasonPolicy, "Program", r.node+": "+note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientset "k8s.io/client-go/kubernetes/fake"
@@ -22,6 +23,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -106,6 +108,23 @@ func TestEventsOfServices(t *testing.T) {
 	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), nil)
 	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "gone"), warnings)
 	want := []string{"Service kube-system/dns uid-of-dns ServiceNotAsSpecified: n1: port 53: affinity is not kept"}
+	if diff := cmp.Diff(want, told.events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// What a node does not do of a NetworkPolicy is told on that policy.
+func TestEventsOfPolicies(t *testing.T) {
+	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-of-web"}}
+	told := &sinkOfEvents{}
+	r := quiet()
+	r.sink = told
+	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: newPolicies(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil)}}
+	problems := []error{errors.New("spec.ingress[0]: nonsense"), errors.New("spec.egress[0]: nonsense")}
+	for _, name := range []string{"web", "web", "gone"} {
+		a.tellPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)
+	}
+	want := []string{"NetworkPolicy shop/web uid-of-web PolicyNotAsSpecified: n1: spec.ingress[0]: nonsense\nspec.egress[0]: nonsense"}
 	if diff := cmp.Diff(want, told.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}

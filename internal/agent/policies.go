@@ -207,6 +207,7 @@ func (p *policies) step(ctx context.Context, network *overlay.Network, all bool)
 func (p *policies) change(ctx context.Context, names policyNames) (overlay.PolicyChange, error) {
 	change := overlay.PolicyChange{
 		Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*overlay.PolicyPod{}, Namespaces: map[string]*policy.Namespace{},
+		Problems: map[policy.Key]error{},
 	}
 	for key := range names.policies {
 		var object networkingv1.NetworkPolicy
@@ -217,10 +218,7 @@ func (p *policies) change(ctx context.Context, names policyNames) (overlay.Polic
 		change.Policies[key] = nil
 		if there {
 			compiled, wrong := policy.FromNetworkPolicy(&object)
-			if wrong != nil {
-				p.log.Warn("a NetworkPolicy cannot be understood: its pods are isolated", "error", wrong)
-			}
-			change.Policies[key] = &compiled
+			change.Policies[key], change.Problems[key] = &compiled, wrong
 		}
 	}
 	for key := range names.pods {
@@ -268,6 +266,20 @@ func policyPod(object *corev1.Pod) overlay.PolicyPod {
 		pod.UIDs = append(pod.UIDs, mirrored)
 	}
 	return pod
+}
+
+// tellPolicyProblems tells what a NetworkPolicy says that is not so on this node.
+func (a *agent) tellPolicyProblems(ctx context.Context, key policy.Key, problems []error) {
+	const most = 20 // an object may be wrong in thousands of places
+	for _, problem := range problems[:min(most, len(problems))] {
+		a.opts.Log.Warn("a NetworkPolicy is not realised as it says", "policy", key.String(), "error", problem)
+	}
+	var object networkingv1.NetworkPolicy
+	// It was compiled from what the cache has: nothing is waited for. One that is gone has nobody who would read of it.
+	if there, err := a.objects.policies.get(ctx, key, &object); !there || err != nil {
+		return
+	}
+	a.events.Policy(&object, errors.Join(problems[:min(most, len(problems))]...).Error())
 }
 
 // stripPolicy keeps of a NetworkPolicy what counts.

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -102,6 +103,9 @@ type Options struct {
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)
+	// PolicyProblems is told what a NetworkPolicy that isolates a pod of this node says that is not so here, once for each change of
+	// it. It must not wait. Nil: nobody is told.
+	PolicyProblems func(key policy.Key, problems []error)
 }
 
 // Network is the overlay on this node. It is a cni.Handler for the pods on it.
@@ -210,6 +214,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		if err := n.start(ctx, next); err != nil {
 			return err
 		}
+		n.tellProblems()
 		n.purgeDue(next.judges()) // flows that were committed may be others than those of the life before
 		return n.purge(ctx)
 	}
@@ -223,6 +228,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		return err
 	}
 	n.incomplete = false
+	n.tellProblems()
 	return n.purge(ctx)
 }
 

@@ -34,6 +34,8 @@ type PolicyChange struct {
 	Policies   map[policy.Key]*policy.Policy
 	Pods       map[policy.Key]*PolicyPod
 	Namespaces map[string]*policy.Namespace
+	// Problems are what of Policies cannot be understood.
+	Problems map[policy.Key]error
 }
 
 // isolationTimeout bounds how long an ADD waits until it is known how its pod is isolated. The pod was in the API server
@@ -54,6 +56,7 @@ func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error
 			return named("NetworkPolicies", err)
 		}
 	}
+	n.tellProblems()
 	return n.purge(ctx)
 }
 
@@ -93,6 +96,8 @@ type policies struct {
 	// purge says that the datapath is to be purged once what was handed over is committed: something that was allowed may be so
 	// no more. later says that it is to be purged soon.
 	purge, later bool
+	// doubts are the policies that may not be realised as they say.
+	doubts map[policy.Key]*doubt
 	// handed are the owners whose flows were handed over, and may not be in effect.
 	handed map[reconcile.Owner]struct{}
 }
@@ -101,7 +106,7 @@ func newPolicies(node string) policies {
 	return policies{
 		node: node, index: policy.New(node), pods: map[policy.Key]*PolicyPod{}, objects: map[policy.Key]struct{}{},
 		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, told: make(chan struct{}),
-		handed: map[reconcile.Owner]struct{}{}, shown: map[attach.Key]openness{},
+		handed: map[reconcile.Owner]struct{}{}, shown: map[attach.Key]openness{}, doubts: map[policy.Key]*doubt{},
 	}
 }
 
@@ -164,6 +169,7 @@ func (x *policies) update(change PolicyChange) {
 		x.narrow(pod.gone())
 	}
 	for key, object := range change.Policies {
+		x.doubt(key, object, change.Problems[key])
 		if object == nil {
 			delete(x.objects, key)
 			x.follow(x.index.DeletePolicy(key))
@@ -188,7 +194,7 @@ func (x *policies) reset() {
 		x.stale[key] = struct{}{}
 	}
 	fresh := newPolicies(x.node)
-	x.index, x.pods, x.objects = fresh.index, fresh.pods, fresh.objects
+	x.index, x.pods, x.objects, x.doubts = fresh.index, fresh.pods, fresh.objects, fresh.doubts
 }
 
 // feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and only those.
@@ -368,5 +374,6 @@ func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error
 	if err := n.engines.Flows.Failure(owner(rec.Key())); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
+	n.tellProblems()
 	return nil
 }

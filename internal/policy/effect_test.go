@@ -318,8 +318,16 @@ func TestNarrower(t *testing.T) {
 		than, is policy.Isolation
 		want     bool
 	}{
-		{none, none, false}, {none, ingress, true}, {ingress, none, false}, {ingress, egress, true}, {ingress, ingress, false},
-		{none, keeps, true}, {keeps, ingress, true}, {ingress, keeps, false}, {keeps, keeps, false}, {keeps, none, false},
+		{none, none, false},
+		{none, ingress, true},
+		{ingress, none, false},
+		{ingress, egress, true},
+		{ingress, ingress, false},
+		{none, keeps, true},
+		{keeps, ingress, true},
+		{ingress, keeps, false},
+		{keeps, keeps, false},
+		{keeps, none, false},
 	} {
 		if got := c.is.Narrower(c.than); got != c.want {
 			t.Errorf("%+v is narrower than %+v: %t", c.is, c.than, got)

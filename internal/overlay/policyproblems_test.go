@@ -1,0 +1,101 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"weft.dev/weft/internal/policy"
+)
+
+// told keeps what was told of policies.
+type told struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (p *told) of(key policy.Key, problems []error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.said = append(p.said, fmt.Sprintf("%s: %v", key, errors.Join(problems...)))
+}
+
+func (p *told) want(t *testing.T, what string, parts ...string) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.said) != len(parts) || !slices.EqualFunc(p.said, parts, strings.Contains) {
+		t.Errorf("%s: told was %q, want %q", what, p.said, parts)
+	}
+	p.said = nil
+}
+
+// What a policy says that is not so is told once for each change of it, by the nodes that have a pod of it.
+func TestPolicyProblems(t *testing.T) {
+	var heard told
+	n := newNode(t.TempDir())
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	l.opts.PolicyProblems = heard.of
+	l.policies(t, policyPod("one", web))
+	l.policies(t, policyPod("two", web))
+	l.update(t, policyView())
+	change := func(app string, rule policy.Allow, wrong error) PolicyChange {
+		change := denyAll(t)
+		change.Problems = map[policy.Key]error{}
+		for key, object := range change.Policies {
+			selected := &networkingv1.NetworkPolicy{}
+			selected.Namespace, selected.Name = key.Namespace, key.Name
+			selected.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
+			compiled, err := policy.FromNetworkPolicy(selected)
+			if err != nil {
+				t.Fatal(err)
+			}
+			object.Pods = compiled.Pods
+			object.Sides[policy.Ingress].Allows = append(object.Sides[policy.Ingress].Allows, rule)
+			change.Problems[key] = wrong
+		}
+		return change
+	}
+	wrong := errors.New("spec.ingress[1]: nonsense")
+	l.policies(t, change("web", policy.Allow{}, wrong))
+	heard.want(t, "no pod of it is here")
+	l.add(t, l.request("one"))
+	heard.want(t, "one is here now", "default/deny: spec.ingress[1]: nonsense")
+	l.add(t, l.request("two"))
+	l.policies(t, policyPod("elsewhere", client))
+	heard.want(t, "pods come and go")
+	l.policies(t, change("web", policy.Allow{}, errors.New("spec.ingress[2]: nonsense")))
+	heard.want(t, "the policy changes", "spec.ingress[2]")
+	l.policies(t, change("other", policy.Allow{}, wrong))
+	heard.want(t, "it is for others")
+	l.policies(t, change("web", policy.Allow{}, nil))
+	heard.want(t, "it is mended")
+	six := policy.Allow{Blocks: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}, AnyService: true}
+	l.policies(t, change("web", six, nil))
+	heard.want(t, "blocks of IPv6 only", "spec.ingress[1]: all its ipBlocks are of IPv6")
+	six.Blocks = append(six.Blocks, netip.MustParsePrefix("10.0.0.0/8"))
+	l.policies(t, change("web", six, nil))
+	heard.want(t, "and one of IPv4")
+	sctp := policy.Allow{AnyPeer: true, Services: []policy.Service{{Protocol: policy.SCTP, Port: 80, Mask: 0xffff}}}
+	l.policies(t, change("web", sctp, nil))
+	heard.want(t, "SCTP on the userspace datapath", "SCTP")
+	l.opening.Lock()
+	for _, d := range l.Network.policies.doubts {
+		d.told = false
+	}
+	if due := l.Network.policies.untold(true); len(due) > 0 {
+		t.Errorf("on a datapath that tracks SCTP, told is %v", due)
+	}
+	l.opening.Unlock()
+	l.policies(t, without("", "deny"))
+	if len(l.Network.policies.doubts) > 0 {
+		t.Errorf("without policies, there is left %v", l.Network.policies.doubts)
+	}
+}

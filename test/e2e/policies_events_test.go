@@ -1,0 +1,53 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"weft.dev/weft/internal/policy"
+)
+
+// A policy that says what cannot be gets an event that says so, from the node that has a pod of it, and once for each change.
+func TestPolicyTellsOfProblems(t *testing.T) {
+	s := newPolicyScene(t, "tell")
+	server := map[string]string{"app": "server"}
+	notes := func(ctx context.Context) ([]string, error) {
+		list, err := s.client.EventsV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=PolicyNotAsSpecified"})
+		if err != nil {
+			return nil, err
+		}
+		var all []string
+		for i := range list.Items {
+			if e := &list.Items[i]; e.Regarding.Kind == "NetworkPolicy" && e.Regarding.Name == "tell" && e.Regarding.UID != "" {
+				all = append(all, e.Note)
+			}
+		}
+		slices.Sort(all)
+		return all, nil
+	}
+	var want []string
+	for _, value := range []string{"always", "never"} {
+		s.annotations = map[string]string{policy.AnnotationEstablished: value}
+		s.policy(t, "tell", server, ingress())
+		want = append(want, fmt.Sprintf("%q is neither keep nor end", value))
+		awaitWithin(t, 20*time.Second, "the event of "+value, func(ctx context.Context) error {
+			got, err := notes(ctx)
+			if err == nil && !slices.EqualFunc(got, want, func(note, part string) bool { return strings.HasPrefix(note, "n1: ") && strings.Contains(note, part) }) {
+				err = fmt.Errorf("the events are %q", got)
+			}
+			return err
+		})
+		s.reach(t, "nobody", map[uint16][3]bool{tellPort: {}})
+	}
+	if got, err := notes(t.Context()); err != nil || len(got) != len(want) {
+		t.Errorf("in the end the events are %q, %v", got, err)
+	}
+}
