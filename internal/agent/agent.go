@@ -42,6 +42,9 @@ const (
 	DefaultVerify = 5 * time.Minute
 )
 
+// maxSparePorts bounds Options.SparePorts: a switch goes over all its ports whenever one changes.
+const maxSparePorts = 1024
+
 // Datapaths that can be asked for.
 const (
 	DatapathAuto   = "auto"
@@ -123,6 +126,8 @@ func (o *Options) validate() error {
 		return errors.New("no API server: pass a kubeconfig, or run in a pod with a service account")
 	case o.Node == "":
 		return errors.New("no node name: pass the name of this node's Node object")
+	case o.SparePorts < 0 || o.SparePorts > maxSparePorts:
+		return fmt.Errorf("spare ports %d: it is a number from 0 to %d", o.SparePorts, maxSparePorts)
 	}
 	switch o.Datapath {
 	case DatapathAuto, DatapathSystem, DatapathNetdev:

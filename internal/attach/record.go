@@ -93,8 +93,6 @@ type Record struct {
 	OFPort uint32 `json:"ofport,omitempty"`
 	// HostInterface is the host end of the veth; empty when there is none.
 	HostInterface string `json:"hostInterface,omitempty"`
-	// Standing tells that HostInterface is that of a pair that was there before the attachment and stays when it goes.
-	Standing bool `json:"standing,omitempty"`
 	// MTU is the interface's, in bytes; 0 leaves it to the kernel.
 	MTU int `json:"mtu,omitempty"`
 	// BootID is the boot of the node that the interface was made in. No interface outlives its boot.

@@ -116,9 +116,9 @@ func (p *FakePods) putUpon(pair *Pair) error {
 	s, found := p.standing[pair.HostName]
 	switch {
 	case !found || s.path != pair.Standing:
-		return fmt.Errorf("pod link %s: host end: %w", pair.HostName, ErrNoDevice)
+		return fmt.Errorf("%w: pod link %s: host end: %w", ErrUnusable, pair.HostName, ErrNoDevice)
 	case s.upon != "" && s.upon != pair.Netns:
-		return fmt.Errorf("pod link %s: %w", pair.HostName, ErrOccupied)
+		return fmt.Errorf("%w: pod link %s: %w", ErrUnusable, pair.HostName, ErrOccupied)
 	}
 	s.upon = pair.Netns
 	p.standing[pair.HostName] = s
@@ -150,7 +150,7 @@ func (p *FakePods) ListStanding(ctx context.Context, path string) (map[string]St
 	defer p.mutex.Unlock()
 	found := map[string]Stands{}
 	for name, s := range p.standing {
-		found[name] = Stands{MTU: standingMTU(s.MTU), Idle: s.path == path && s.upon == ""}
+		found[name] = Stands{MTU: standingMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.upon == ""}
 	}
 	return found, ctx.Err()
 }

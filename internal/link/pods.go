@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -24,6 +26,9 @@ type Pods struct {
 	// handle is for what needs a dump; see dump.
 	handle *netlink.Handle
 	turn   turn
+	// probing is held by who finds out whether a far end is free; probed tells that the kernel makes macvlans.
+	probing sync.Mutex
+	probed  atomic.Bool
 }
 
 var _ PodLinks = (*Pods)(nil)

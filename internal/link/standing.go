@@ -32,6 +32,8 @@ type Standing struct {
 type Stands struct {
 	// MTU is the host end's, in bytes.
 	MTU int
+	// TxOffloadOff reports whether the far end finishes what it sends.
+	TxOffloadOff bool
 	// Idle reports whether the far end is there and no interface upon it is up.
 	Idle bool
 }
@@ -48,8 +50,12 @@ type StandingLinks interface {
 
 var _ StandingLinks = (*Pods)(nil)
 
-// ErrOccupied says that an interface is upon a standing pair that should be free.
-var ErrOccupied = errors.New("another interface is upon the standing pair")
+var (
+	// ErrOccupied says that an interface is upon a standing pair that should be free.
+	ErrOccupied = errors.New("another interface is upon the standing pair")
+	// ErrUnusable says that a pod cannot be put upon a standing pair, for a reason that is not the pod's.
+	ErrUnusable = errors.New("the standing pair cannot be used")
+)
 
 // standingOwner begins the owners of standing pairs.
 const standingOwner = "port/"
@@ -120,7 +126,7 @@ func (s *standing) run() (err error) {
 	return s.configureHosts()
 }
 
-// make makes the pairs. What a run that was interrupted has left in their place is replaced.
+// make makes the pairs. Where one that was interrupted has left a link of that name it fails; Delete removes such a link.
 func (s *standing) make() error {
 	var requests []*nl.NetlinkRequest
 	for _, pair := range s.pairs {
@@ -176,7 +182,19 @@ func (s *standing) configureFar() error {
 		}
 		list.add("setting the far end of "+pair.Name+" up", setUpByName(pair.Name))
 	}
-	return list.run(conn)
+	if err := list.run(conn); err != nil || s.probed.Load() {
+		return err
+	}
+	// A kernel that makes no macvlan is to say so now, and not to each pod.
+	answers, err := conn.do(getLink(s.pairs[0].Name))
+	if err == nil {
+		err = answers[0].err
+	}
+	if err == nil {
+		err = s.probe(conn, answers[0].link.Attrs().Index)
+	}
+	s.probed.Store(err == nil)
+	return err
 }
 
 // configureHosts names the owners of the host ends and sets them up.
@@ -214,7 +232,7 @@ func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands
 	if err != nil {
 		return nil, err
 	}
-	idle, err := p.idle(path)
+	far, err := p.farEnds(path)
 	if err != nil {
 		return nil, fmt.Errorf("listing standing pairs: %w", err)
 	}
@@ -222,24 +240,26 @@ func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands
 	for _, link := range links {
 		attrs := link.Attrs()
 		if link.Type() == "veth" && attrs.Alias == standingAlias(attrs.Name) && attrs.Group != DeadGroup {
-			found[attrs.Name] = Stands{MTU: attrs.MTU, Idle: idle[attrs.Name]}
+			stands := far[attrs.Name]
+			stands.MTU = attrs.MTU
+			found[attrs.Name] = stands
 		}
 	}
 	return found, nil
 }
 
-// idle returns which far ends in the namespace at path have nothing upon them that is up. A macvlan that is makes its device
-// promiscuous.
-func (p *Pods) idle(path string) (map[string]bool, error) {
+// farEnds returns what the far ends in the namespace at path are like. A macvlan that is up makes its device promiscuous; who
+// has hidden one is found out when the next is to be made.
+func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 	far, err := openNamespace(path)
-	if errors.Is(err, ErrNoNamespace) {
-		return nil, nil //nolint:nilnil // none is idle
+	if errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNotNamespace) {
+		return nil, nil //nolint:nilnil // there are none
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer far.close()
-	found := map[string]bool{}
+	found := map[string]Stands{}
 	err = onThread(p.home, func() error {
 		if err := far.enter(); err != nil {
 			return err
@@ -251,7 +271,14 @@ func (p *Pods) idle(path string) (map[string]bool, error) {
 		defer handle.Close()
 		links, err := listLinks(handle)
 		for _, link := range links {
-			found[link.Attrs().Name] = link.Type() == "veth" && link.Attrs().Promisc == 0
+			if link.Type() != "veth" {
+				continue
+			}
+			offload, err := txOffload(link.Attrs().Name)
+			if err != nil {
+				return err
+			}
+			found[link.Attrs().Name] = Stands{Idle: link.Attrs().Promisc == 0, TxOffloadOff: offload == Off}
 		}
 		return err
 	})
@@ -270,13 +297,11 @@ type upon struct {
 func openUpon(c creation) (*upon, error) {
 	ports, err := openNamespace(c.pair.Standing)
 	if err != nil {
-		return nil, fmt.Errorf("standing pair %s: %w", c.pair.HostName, notThePods(err))
+		// In words alone: a missing namespace of standing pairs is not to be taken for the pod's.
+		return nil, fmt.Errorf("%w: %s: far end in %s: %w: %s", ErrUnusable, c.pair.HostName, c.pair.Standing, ErrNoDevice, err.Error())
 	}
 	return &upon{creation: c, ports: ports}, nil
 }
-
-// notThePods keeps a missing namespace of standing pairs from being taken for the pod's.
-func notThePods(err error) error { return errors.New(err.Error()) }
 
 func (u *upon) close() {
 	if u.farConn != nil {
@@ -330,11 +355,11 @@ func (u *upon) look() error {
 func (u *upon) complete() error {
 	switch {
 	case u.host == nil:
-		return fmt.Errorf("host end %s: %w", u.pair.HostName, ErrNoDevice)
+		return fmt.Errorf("%w: host end %s: %w", ErrUnusable, u.pair.HostName, ErrNoDevice)
 	case u.far == nil:
-		return fmt.Errorf("far end of %s: %w", u.pair.HostName, ErrNoDevice)
+		return fmt.Errorf("%w: far end of %s: %w", ErrUnusable, u.pair.HostName, ErrNoDevice)
 	case u.host.Type() != "veth" || u.host.Attrs().Alias != standingAlias(u.pair.HostName):
-		return fmt.Errorf("%s (%s, alias %q) on the host: %w", u.pair.HostName, u.host.Type(), u.host.Attrs().Alias, ErrForeign)
+		return fmt.Errorf("%w: %s (%s, alias %q) on the host: %w", ErrUnusable, u.pair.HostName, u.host.Type(), u.host.Attrs().Alias, ErrForeign)
 	}
 	return nil
 }
@@ -368,33 +393,38 @@ func (u *upon) run() error {
 // put makes the pod's interface, or finds the one that an earlier run has made.
 func (u *upon) put() error {
 	index := u.far.Attrs().Index
-	requests := []*nl.NetlinkRequest{newPassthru(index, linkEnd{name: u.pair.PodName, mtu: u.pair.mtu(), netns: int(u.pod.file.Fd())})}
-	if len(u.pair.PodMAC) != 0 { // a macvlan of this mode has its device's address
-		requests = append([]*nl.NetlinkRequest{setLink(index, macAttr(u.pair.PodMAC))}, requests...)
-	}
-	answers, err := u.farConn.do(requests...)
+	answers, err := u.farConn.do(newPassthru(index, linkEnd{name: u.pair.PodName, mtu: u.pair.mtu(), netns: int(u.pod.file.Fd())}))
 	if err != nil {
 		return err
 	}
-	made := answers[len(answers)-1].err
-	if made == nil {
-		u.made = true
-		return all(answers, []string{"setting the far end's MAC", "making it"})
+	if made := answers[0].err; made != nil {
+		return u.adoptUpon(made)
 	}
-	if !errors.Is(made, unix.EEXIST) && !errors.Is(made, unix.EINVAL) && !errors.Is(made, unix.EBUSY) {
-		return fmt.Errorf("making it: %w", made)
+	u.made = true
+	if len(u.pair.PodMAC) == 0 {
+		return nil
 	}
-	answers, err = u.podConn.do(getLink(u.pair.PodName))
+	// A macvlan of this mode has its device's address.
+	answers, err = u.farConn.do(setLink(index, macAttr(u.pair.PodMAC)))
+	return errors.Join(err, all(answers, []string{"setting the far end's MAC"}))
+}
+
+// adoptUpon finds the pod's interface when it cannot be made, which is why.
+func (u *upon) adoptUpon(why error) error {
+	answers, err := u.podConn.do(getLink(u.pair.PodName))
 	if err != nil {
 		return err
 	}
 	switch there := answers[0].link; {
-	case there == nil:
-		return fmt.Errorf("%s: %w (%w)", u.pair.HostName, ErrOccupied, made)
-	case !isUpon(there, u.far):
+	case isUpon(there, u.far):
+		return nil
+	case there != nil:
 		return fmt.Errorf("%s (%s) in the pod: %w", u.pair.PodName, there.Type(), ErrForeign)
+	case errors.Is(why, unix.EINVAL) || errors.Is(why, unix.EBUSY):
+		return fmt.Errorf("%w: %s: %w (%w)", ErrUnusable, u.pair.HostName, ErrOccupied, why)
+	default:
+		return fmt.Errorf("%w: %s: making a macvlan upon it: %w", ErrUnusable, u.pair.HostName, why)
 	}
-	return nil
 }
 
 // isUpon reports whether a link is a macvlan of a device of another namespace with that index.
@@ -453,15 +483,37 @@ func (u *upon) remove() error {
 			return err
 		}
 	}
-	// It was gone before, or has another name or namespace now, of who may: that is seen of the far end.
-	answers, err := u.farConn.do(getLink(u.pair.HostName))
-	if err == nil {
-		err = answers[0].err
+	// It was gone before, or is hidden by who may: under another name, in another namespace.
+	return u.probe(u.farConn, u.far.Attrs().Index)
+}
+
+// probeName is that of the macvlan by which is found out whether a far end is free.
+const probeName = "weft-probe"
+
+// probe returns ErrOccupied unless a far end is free: the kernel admits one interface to it. The socket is of its namespace.
+func (p *Pods) probe(conn *conn, index int) error {
+	p.probing.Lock() // one has the name at a time
+	defer p.probing.Unlock()
+	answers, err := conn.do(newPassthru(index, linkEnd{name: probeName, netns: -1}), getLink(probeName))
+	if err != nil {
+		return err
 	}
-	if err == nil && answers[0].link.Attrs().Promisc != 0 {
-		err = ErrOccupied
+	if made := answers[0].err; errors.Is(made, unix.EINVAL) || errors.Is(made, unix.EBUSY) {
+		return fmt.Errorf("%w: %w", ErrOccupied, made)
+	} else if made != nil && !errors.Is(made, unix.EEXIST) {
+		return fmt.Errorf("making a macvlan: %w", made)
 	}
-	return err
+	if answers[1].err != nil {
+		return unlessGone(answers[1].err)
+	}
+	removed, err := conn.do(deleteLink(answers[1].link.Attrs().Index))
+	if err != nil {
+		return err
+	}
+	if errors.Is(answers[0].err, unix.EEXIST) { // of a probe that was interrupted
+		return fmt.Errorf("%w: by a probe that was interrupted", ErrOccupied)
+	}
+	return unlessGone(removed[0].err)
 }
 
 // removeInPod removes the interface and stays in the pod's namespace.

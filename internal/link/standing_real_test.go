@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -100,6 +101,9 @@ func TestStandingRealLifecycle(t *testing.T) {
 	if err := pods.Unplug(ctx, other); !errors.Is(err, ErrOccupied) {
 		t.Errorf("Unplug of a pod that is not upon it: %v", err)
 	}
+	if err := pods.Check(ctx, pair); err != nil {
+		t.Errorf("after another pod's trial: %v", err)
+	}
 	for range 2 {
 		if err := pods.Unplug(ctx, pair); err != nil {
 			t.Fatal(err)
@@ -145,21 +149,23 @@ func TestStandingRealHostilePod(t *testing.T) {
 		if err := h.LinkAdd(second); err == nil {
 			t.Error("the pod has a second interface upon its port")
 		}
-		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden"), h.LinkSetUp(eth0))
+		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden")) // nothing is seen of it at the far end
 	})
 	if err := pods.Unplug(ctx, pair); !errors.Is(err, ErrOccupied) {
-		t.Errorf("Unplug of a renamed interface: %v", err)
+		t.Errorf("Unplug of a hidden interface: %v", err)
+	}
+	other := uponPair(next, ports)
+	other.PodMAC = net.HardwareAddr{0x0a, 0x58, 10, 128, 9, 9}
+	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) || !errors.Is(err, ErrUnusable) {
+		t.Errorf("the next pod upon it: %v", err)
 	}
 	inNamespace(t, pod, func(h *netlink.Handle) error {
 		hidden, err := h.LinkByName("hidden")
-		if err != nil {
-			return err
+		if err == nil && hidden.Attrs().HardwareAddr.String() == other.PodMAC.String() {
+			t.Error("the hidden interface has the next pod's address")
 		}
-		return h.LinkSetDown(hidden) // nothing is seen of it now
+		return err
 	})
-	if _, err := pods.Create(ctx, uponPair(next, ports)); !errors.Is(err, ErrOccupied) {
-		t.Errorf("the next pod upon it: %v", err)
-	}
 }
 
 // A pair that is gone, and a namespace that is, are told from a pod's that is.
@@ -173,8 +179,11 @@ func TestStandingRealGone(t *testing.T) {
 	if found, err := pods.ListStanding(ctx, "/run/netns/wt-never"); err != nil || len(found) != 0 {
 		t.Errorf("ListStanding: %v, %v", found, err)
 	}
-	if _, err := pods.Create(ctx, uponPair(pod, "/run/netns/wt-never")); err == nil || errors.Is(err, ErrNoNamespace) {
+	if _, err := pods.Create(ctx, uponPair(pod, "/run/netns/wt-never")); !errors.Is(err, ErrUnusable) || errors.Is(err, ErrNoNamespace) {
 		t.Errorf("Create: %v", err)
+	}
+	if err := pods.Unplug(ctx, uponPair(pod, "/run/netns/wt-never")); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("Unplug: %v", err)
 	}
 	ports := nstest.New(t)
 	if _, err := pods.Create(ctx, uponPair(pod, ports)); !errors.Is(err, ErrNoDevice) {

@@ -53,11 +53,21 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		}
 		fallthrough
 	default:
-		if rec, err = n.record(ctx, s, req); err != nil {
+		if rec, err = n.record(ctx, s, req, true); err != nil {
 			return nil, err
 		}
 	}
 	n.reaper.forget(key) // what was to be removed is gone, or is this attachment now
+	result, err := n.connect(ctx, s, rec)
+	if !errors.Is(err, link.ErrUnusable) || ctx.Err() != nil {
+		return result, err
+	}
+	// The port that stood ready was none. It is removed; the pod gets a port of its own.
+	n.opts.Log.Warn("a port that stood ready cannot serve, taking another", "port", rec.HostInterface, "attachment", key.String(), "error", err)
+	if rec, err = n.record(ctx, s, req, false); err != nil {
+		return nil, err
+	}
+	n.reaper.forget(key)
 	return n.connect(ctx, s, rec)
 }
 
@@ -75,8 +85,9 @@ func unsupported(req *cni.Request) error {
 	return nil
 }
 
-// record plans an attachment and writes its record, before any side effect.
-func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (attach.Record, error) {
+// record plans an attachment and writes its record, before any side effect. Its port is one that stands ready, if there is one
+// and it may be.
+func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, standing bool) (attach.Record, error) {
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
@@ -85,13 +96,13 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (at
 	}
 	for {
 		_, planned := timing.Start(ctx, stepPlan)
-		err := n.choose(s, &rec)
+		err := n.choose(s, &rec, standing)
 		planned(err)
 		if err != nil {
 			return rec, err
 		}
-		if err = n.put(ctx, &rec); err != nil {
-			n.standing.give(&rec, true)
+		if err = n.put(ctx, &rec); err != nil && !held(n.store.InUse().OFPorts, rec.OFPort) {
+			n.standing.give(rec.OFPort)
 		}
 		var conflict *attach.ConflictError
 		switch {
@@ -105,7 +116,7 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request) (at
 }
 
 // choose picks an address and a port number that no record has.
-func (n *Network) choose(s *settings, rec *attach.Record) error {
+func (n *Network) choose(s *settings, rec *attach.Record, standing bool) error {
 	inUse := n.store.InUse()
 	n.picking.Lock()
 	defer n.picking.Unlock()
@@ -116,7 +127,10 @@ func (n *Network) choose(s *settings, rec *attach.Record) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
-	ofport, standing := n.standing.take(s.mtu)
+	var ofport uint32
+	if standing {
+		ofport, standing = n.standing.take(s.mtu)
+	}
 	if !standing {
 		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) || n.standing.has(p) })
 	}
@@ -125,7 +139,7 @@ func (n *Network) choose(s *settings, rec *attach.Record) error {
 	}
 	rec.Addresses = []netip.Prefix{netip.PrefixFrom(address, s.view.Local.Subnet.Bits())}
 	rec.MAC = plan.MAC(rec.Addresses).String()
-	rec.OFPort, rec.HostInterface, rec.Standing = ofport, attach.PortName(ofport), standing
+	rec.OFPort, rec.HostInterface = ofport, attach.PortName(ofport)
 	return nil
 }
 
@@ -148,14 +162,17 @@ func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (
 // port match nothing. An attachment that is there already is looked after: link and port and flows are made whole.
 //
 // The switch goes over all its ports whenever it hears of a row or a link, and answers nobody meanwhile. So it is to hear of
-// both at once: who of them is first does not matter to it. Of a pod upon a standing port it hears nothing.
+// both at once: who of them is first does not matter to it.
 func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
-	pair, err := plan.Pair(rec, &s.attachments)
+	pair, err := n.pair(rec, &s.attachments)
 	if err != nil {
 		return link.Created{}, err
 	}
 	if err := s.pipeline.CheckPod(pod(rec)); err != nil {
 		return link.Created{}, err
+	}
+	if pair.Standing != "" {
+		return n.programUpon(ctx, s, rec, pair)
 	}
 	n.open(*rec)
 	ctx, cancel := context.WithCancel(ctx)
@@ -163,9 +180,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
 	linkMade := make(chan struct{})
-	if !rec.Standing {
-		rest.Go(func() error { return n.plug(restCtx, s, rec, linkMade) })
-	}
+	rest.Go(func() error { return n.plug(restCtx, s, rec, linkMade) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -187,6 +202,41 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	}
 	n.open(done)
 	return created, nil
+}
+
+// programUpon makes an interface upon a standing port, and then its flows: who else is upon the port would be this pod with them.
+func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
+	linkCtx, linked := timing.Start(ctx, stepLink)
+	created, err := n.engines.Pods.Create(linkCtx, pair)
+	linked(err)
+	if err != nil {
+		if errors.Is(err, link.ErrUnusable) {
+			n.standing.condemn(rec.OFPort)
+		}
+		return created, err
+	}
+	n.open(*rec)
+	flows, flowsCtx := errgroup.WithContext(ctx)
+	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
+	done := *rec
+	done.State = attach.Attached
+	if err := n.put(ctx, &done); err != nil {
+		return created, errors.Join(cni.Errorf(cni.CodeIO, "%w", err), flows.Wait())
+	}
+	if err := flows.Wait(); err != nil {
+		return created, err
+	}
+	n.open(done)
+	return created, nil
+}
+
+// pair returns an attachment's link.
+func (n *Network) pair(rec *attach.Record, settings *plan.Settings) (link.Pair, error) {
+	pair, err := plan.Pair(rec, settings)
+	if err == nil && n.standing.has(rec.OFPort) {
+		pair.Standing = n.opts.Ports
+	}
+	return pair, err
 }
 
 // withoutEnd returns an error unless it only says that its context ended.

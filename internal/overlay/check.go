@@ -35,7 +35,7 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 	if req.Netns != rec.Netns {
 		return fmt.Errorf("attachment %s: it is in namespace %s, not in %s", key, rec.Netns, req.Netns)
 	}
-	pair, err := plan.Pair(&rec, &s.attachments)
+	pair, err := n.pair(&rec, &s.attachments)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 		plan.Compare(&rec, prev),
 		inPod(n.engines.Pods.Check(ctx, pair)),
 		s.pipeline.CheckPod(pod(&rec)),
-		n.engines.Rows.Failure(portOwner(&rec)),
+		n.engines.Rows.Failure(n.portOwner(&rec)),
 		n.engines.Flows.Failure(owner(key)),
 	)
 }

@@ -110,7 +110,10 @@ func (n *Network) setPods(s *settings) {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("a pod's port stays closed", "error", err)
 		}
-		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), s.podRows(&rec)
+		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), nil
+		if !n.standing.has(rec.OFPort) {
+			rows[owner(key)] = s.podRows(&rec)
+		}
 	}
 	n.engines.Rows.Set(rows)
 	n.engines.Flows.Set(flows)
@@ -169,10 +172,13 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 			return err
 		}
 	}
-	var last attach.Record
+	var last, own attach.Record
 	for _, rec := range n.store.List() {
 		if rec.Network == NetworkName && rec.Created.After(last.Created) {
 			last = rec
+		}
+		if rec.Network == NetworkName && rec.Created.After(own.Created) && !n.standing.has(rec.OFPort) {
+			own = rec
 		}
 	}
 	n.picking.Lock()
@@ -181,7 +187,7 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 	for _, address := range last.Addresses {
 		pool.Resume(address.Addr())
 	}
-	n.ofports.Resume(last.OFPort)
+	n.ofports.Resume(own.OFPort)
 	return nil
 }
 

@@ -14,7 +14,6 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -114,7 +113,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, name)
 		}
 		if rec, err := n.store.Get(key); err == nil && rec.HostInterface != "" && rec.BootID == n.opts.BootID {
-			if rec.Standing {
+			if n.standing.has(rec.OFPort) {
 				standing = append(standing, rec)
 			} else {
 				links = append(links, rec.HostInterface)
@@ -128,11 +127,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	var both errgroup.Group
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
-	var whole []bool
-	both.Go(func() (err error) {
-		whole, err = n.unplug(ctx, standing)
-		return named("removing interfaces", err)
-	})
+	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
@@ -142,9 +137,9 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {
 			return err
 		}
-	}
-	for i := range standing {
-		n.standing.give(&standing[i], whole[i])
+		if i := slices.IndexFunc(standing, func(rec attach.Record) bool { return rec.Key() == key }); i >= 0 {
+			n.standing.give(standing[i].OFPort)
+		}
 	}
 	return nil
 }
@@ -152,27 +147,38 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 // unplugAtOnce is how many interfaces are removed side by side: each waits for the kernel, and for no other.
 const unplugAtOnce = 16
 
-// unplug removes pods' interfaces from standing ports, and reports which of those can serve again.
-func (n *Network) unplug(ctx context.Context, recs []attach.Record) (whole []bool, err error) {
-	whole = make([]bool, len(recs))
+// unplugAll removes pods' interfaces from standing ports.
+func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	errs := make([]error, len(recs))
 	var group errgroup.Group
 	group.SetLimit(unplugAtOnce)
 	for i := range recs {
 		group.Go(func() error {
-			pair, err := plan.Pair(&recs[i], &plan.Settings{Standing: n.opts.Ports})
-			if err == nil {
-				err = n.engines.Pods.Unplug(ctx, pair)
+			errs[i] = n.unplug(ctx, &recs[i])
+			if n.standing.hopeless(&recs[i], errs[i]) {
+				n.opts.Log.Warn("a port that stood ready is of no use any more, removing it", "port", recs[i].HostInterface, "error", errs[i])
+				errs[i] = nil
 			}
-			if errors.Is(err, link.ErrOccupied) || errors.Is(err, link.ErrNoDevice) {
-				n.opts.Log.Warn("a port that stood ready is of no use any more, removing it", "port", recs[i].HostInterface, "error", err)
-				return nil
-			}
-			whole[i], errs[i] = err == nil, err
 			return nil
 		})
 	}
-	return whole, errors.Join(group.Wait(), errors.Join(errs...))
+	return errors.Join(group.Wait(), errors.Join(errs...))
+}
+
+// unplug removes a pod's interface from a standing port, unless that is done.
+func (n *Network) unplug(ctx context.Context, rec *attach.Record) error {
+	if n.standing.isClean(rec.OFPort) {
+		return nil
+	}
+	pair, err := n.pair(rec, &plan.Settings{})
+	if err != nil {
+		return err
+	}
+	if err := n.engines.Pods.Unplug(ctx, pair); err != nil {
+		return err
+	}
+	n.standing.clean(rec.OFPort)
+	return nil
 }
 
 // Delays between the reaper's tries.

@@ -71,7 +71,7 @@ func (n *Network) wantedEnds(s *settings) map[string]wanted {
 		all[name] = wanted{end: end}
 	}
 	for key, rec := range n.live {
-		if rec.State == attach.Attached && !rec.Standing {
+		if rec.State == attach.Attached && !n.standing.has(rec.OFPort) {
 			all[rec.HostInterface] = wanted{key: key, end: link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}}
 		}
 	}
@@ -116,6 +116,9 @@ func (e *ends) check(ctx context.Context) (left bool) {
 	if err != nil {
 		n.opts.Log.Warn("looking at the pods' links, trying again", "error", err)
 		left = true
+	}
+	if err == nil {
+		n.standing.missing(have)
 	}
 	want := n.wantedEnds(n.settings.Load())
 	for _, name := range slices.Sorted(maps.Keys(have)) {

@@ -209,7 +209,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.tenants, next.attachments.Standing = n.tenants, n.opts.Ports
+	next.tenants = n.tenants
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return err

@@ -258,6 +258,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked,
 	}
 	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare}), node: n, store: store}
+	l.standing.rest = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{

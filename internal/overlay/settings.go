@@ -186,10 +186,7 @@ func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry 
 	return s.pipeline.Pod(p)
 }
 
-// podRows are an attachment's own: none where its port was there before it.
+// podRows are those of an attachment whose port is its own.
 func (s *settings) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
-	if rec.Standing {
-		return nil
-	}
 	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort})
 }

@@ -31,14 +31,23 @@ type standing struct {
 	// free are the numbers of those that are free: the one that has been free for longest is taken next, so that what a
 	// switch still holds for its former pod is gone by then.
 	free []uint32
+	// rest is how long a port stays free at least.
+	rest time.Duration
 	// told is the last trouble that was logged.
 	told string
 }
 
 // standingPort is one of them.
 type standingPort struct {
-	state standingState
-	mtu   int
+	state        standingState
+	mtu          int
+	txOffloadOff bool
+	// freed is when its last pod had gone.
+	freed time.Time
+	// clean tells that nothing is upon it; condemned that it is not to serve again; doubted is since when something is upon it
+	// that should not be.
+	clean, condemned bool
+	doubted          time.Time
 }
 
 type standingState int
@@ -53,6 +62,11 @@ const (
 const (
 	// standingGroup is how many are made in one go. The switch forwards nothing meanwhile.
 	standingGroup = 8
+	// standingRest is how long a port stays free at least: what the switch still has cached for its former pod, it has looked at again by
+	// then (Open vSwitch's max-revalidator is half of it).
+	standingRest = time.Second
+	// lingering is how long something may be upon a port whose pod has gone: namespaces end in the kernel's own time.
+	lingering = 5 * time.Second
 	// surplus is how many times Options.Spare may be free before those above half of that are removed.
 	surplus = 4
 )
@@ -64,12 +78,12 @@ const (
 )
 
 func newStanding(n *Network) *standing {
-	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}}
+	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, rest: standingRest}
 }
 
 // portOwner owns the row of an attachment's port.
-func portOwner(rec *attach.Record) reconcile.Owner {
-	if rec.Standing {
+func (n *Network) portOwner(rec *attach.Record) reconcile.Owner {
+	if n.standing.has(rec.OFPort) {
 		return reconcile.Owner(link.StandingOwner(rec.HostInterface))
 	}
 	return owner(rec.Key())
@@ -88,37 +102,105 @@ func (s *standing) take(mtu int) (ofport uint32, ok bool) {
 	defer s.wakeUp()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.free, func(number uint32) bool { return s.ports[number].mtu == mtu })
-	if i < 0 {
+	if len(s.free) == 0 || s.network.opts.Spare == 0 {
 		return 0, false
 	}
-	ofport = s.free[i]
-	s.free = slices.Delete(s.free, i, i+1)
-	s.ports[ofport].state = standingTaken
+	ofport = s.free[0]
+	port := s.ports[ofport]
+	if port.mtu != mtu || time.Since(port.freed) < s.rest {
+		return 0, false
+	}
+	s.free = s.free[1:]
+	port.state, port.clean = standingTaken, false
 	return ofport, true
 }
 
-// give takes an attachment's port back, to be taken again or, unless it is whole, to be removed. A port that does not stand, or
-// is not taken, is nothing to it.
-func (s *standing) give(rec *attach.Record, whole bool) {
+// give takes a port back, to be taken again or, if it was condemned, to be removed. One that does not stand, or is not taken, is
+// nothing to it.
+func (s *standing) give(ofport uint32) {
 	defer s.wakeUp()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	port := s.ports[rec.OFPort]
-	if !rec.Standing || port == nil || port.state != standingTaken {
-		return
+	if port := s.ports[ofport]; port != nil && port.state == standingTaken {
+		port.freed = time.Now()
+		s.release(ofport, port, true)
 	}
-	s.release(rec.OFPort, port, whole)
 }
 
 // release makes a port free, or has it removed. The caller holds mu.
 func (s *standing) release(ofport uint32, port *standingPort, whole bool) {
-	if !whole || port.mtu != s.shape.MTU && s.shape.MTU != 0 {
+	if !whole || port.condemned || !s.fits(port) {
 		port.state = standingLeaving
 		return
 	}
-	port.state = standingFree
+	port.state, port.doubted = standingFree, time.Time{}
 	s.free = append(s.free, ofport)
+}
+
+// fits reports whether a port is as ports are to be now. Before that is known all are. The caller holds mu.
+func (s *standing) fits(port *standingPort) bool {
+	return s.shape.MTU == 0 || port.mtu == s.shape.MTU && port.txOffloadOff == s.shape.TxOffloadOff
+}
+
+// condemn keeps a port from serving again.
+func (s *standing) condemn(ofport uint32) {
+	s.mark(ofport, func(port *standingPort) { port.condemned = true })
+}
+
+// clean notes that nothing is upon a port any more.
+func (s *standing) clean(ofport uint32) {
+	s.mark(ofport, func(port *standingPort) { port.clean = true })
+}
+
+func (s *standing) mark(ofport uint32, how func(*standingPort)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if port := s.ports[ofport]; port != nil && port.state == standingTaken {
+		how(port)
+	}
+}
+
+// isClean reports whether it is known that nothing is upon a port.
+func (s *standing) isClean(ofport uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	port := s.ports[ofport]
+	return port != nil && port.clean
+}
+
+// hopeless reports whether a port whose pod is to be removed from it cannot serve again, which it then will not: removing the
+// port removes what is upon it as well.
+func (s *standing) hopeless(rec *attach.Record, err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	port := s.ports[rec.OFPort]
+	switch {
+	case err == nil || port == nil:
+		return false
+	case errors.Is(err, link.ErrNoDevice) || errors.Is(err, link.ErrForeign):
+	case !errors.Is(err, link.ErrOccupied):
+		return false
+	case port.condemned:
+	case port.doubted.IsZero():
+		port.doubted = time.Now()
+		return false
+	case time.Since(port.doubted) < lingering:
+		return false
+	}
+	port.condemned = true
+	return true
+}
+
+// missing has ports leave whose links somebody else has removed. Who is upon one keeps it until it goes.
+func (s *standing) missing(have map[string]link.HostEnd) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ofport := range slices.Clone(s.free) {
+		if _, there := have[attach.PortName(ofport)]; !there {
+			s.leave(ofport)
+			s.wakeUp()
+		}
+	}
 }
 
 // has reports whether a number is that of one of the ports.
@@ -149,22 +231,25 @@ func (s *standing) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ports that stand ready: %w", err)
 	}
-	taken := map[uint32]bool{}
+	taken := map[uint32]int{}
 	for _, rec := range n.store.List() {
-		if rec.Standing && rec.BootID == n.opts.BootID {
-			taken[rec.OFPort] = true
+		if rec.BootID == n.opts.BootID && rec.OFPort != 0 {
+			taken[rec.OFPort] = rec.MTU
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.ports, s.free = map[uint32]*standingPort{}, nil
 	for name, stands := range found {
 		ofport, ok := attach.PortNumber(name)
 		if !ok {
 			continue
 		}
-		port := &standingPort{mtu: stands.MTU, state: standingTaken}
+		port := &standingPort{mtu: stands.MTU, txOffloadOff: stands.TxOffloadOff, state: standingTaken}
 		s.ports[ofport] = port
-		if !taken[ofport] {
+		if mtu, ok := taken[ofport]; ok {
+			port.mtu = mtu
+		} else {
 			s.release(ofport, port, stands.Idle)
 		}
 	}
@@ -180,7 +265,7 @@ func (s *standing) configure(with *settings) {
 	s.shape = link.Standing{MTU: with.mtu, HostGroup: with.attachments.HostGroup, TxOffloadOff: with.attachments.TxOffloadOff}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	for ofport, port := range s.ports {
-		if port.state == standingFree && port.mtu != with.mtu {
+		if port.state == standingFree && !s.fits(port) {
 			s.leave(ofport)
 		}
 		if port.state == standingFree || port.state == standingTaken {
@@ -360,7 +445,7 @@ func (s *standing) plan(count int) (numbers []uint32, pairs []link.Standing, err
 		}
 		s.mu.Lock()
 		pair := s.shape
-		s.ports[ofport] = &standingPort{state: standingMaking, mtu: pair.MTU}
+		s.ports[ofport] = &standingPort{state: standingMaking, mtu: pair.MTU, txOffloadOff: pair.TxOffloadOff}
 		s.mu.Unlock()
 		pair.Name = attach.PortName(ofport)
 		numbers, pairs = append(numbers, ofport), append(pairs, pair)

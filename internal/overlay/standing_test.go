@@ -7,9 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/overlay/host"
 )
@@ -96,7 +99,7 @@ func TestStandingPorts(t *testing.T) {
 		result := l.add(t, req)
 		l.whole(t, req)
 		rec := l.record(t, req)
-		if !rec.Standing || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
+		if !l.standing.has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
 			t.Errorf("record %+v, result %v", rec, result.Interfaces)
 		}
 		if err := l.Check(context.Background(), req); err != nil {
@@ -142,7 +145,7 @@ func TestWithoutStandingPorts(t *testing.T) {
 	first := l.request("first")
 	l.add(t, first)
 	l.whole(t, first)
-	if l.record(t, first).Standing {
+	if l.standing.has(l.record(t, first).OFPort) {
 		t.Error("it is upon a port that cannot be")
 	}
 	l.del(t, first)
@@ -156,7 +159,7 @@ func TestWithoutStandingPorts(t *testing.T) {
 		req := l.request(fmt.Sprint("s", i))
 		l.add(t, req)
 		l.whole(t, req)
-		if l.record(t, req).Standing {
+		if l.standing.has(l.record(t, req).OFPort) {
 			standing++
 		} else {
 			own++
@@ -224,38 +227,109 @@ func TestStandingPortsOfAnotherMTU(t *testing.T) {
 	}
 }
 
-// A port that fails a pod does not fail the next one.
+// A port that cannot serve a pod is removed, and the pod gets a port of its own.
 func TestStandingPortThatFails(t *testing.T) {
+	for name, why := range map[string]error{"occupied": link.ErrOccupied, "no macvlan": errors.New("operation not supported")} {
+		t.Run(name, func(t *testing.T) {
+			l := standingStart(t, 2)
+			broken := ""
+			l.node.pods.onCreate(func() error {
+				if broken == "" {
+					broken = l.store.List()[0].HostInterface
+					return fmt.Errorf("%w: %w", link.ErrUnusable, why)
+				}
+				return nil
+			})
+			req := l.request("a")
+			l.add(t, req)
+			l.whole(t, req)
+			if rec := l.record(t, req); rec.HostInterface == broken {
+				t.Errorf("it is upon %s", broken)
+			}
+			l.del(t, req)
+			l.settled(t)
+			eventually(t, "the port is gone", func() bool { return !slices.Contains(l.standingPorts(t), broken) })
+		})
+	}
+}
+
+// A failure that is the pod's own leaves the port to the next.
+func TestStandingPortAndAPodThatFails(t *testing.T) {
 	l := standingStart(t, 2)
-	broken := false
-	l.node.pods.onCreate(func() error {
-		if !broken {
-			broken = true
-			return link.ErrOccupied
-		}
-		return nil
-	})
+	ports := l.standingPorts(t)
 	req := l.request("a")
-	if _, err := l.Add(context.Background(), req); !errors.Is(err, link.ErrOccupied) {
+	l.node.pods.RemoveNamespace(req.Netns)
+	if _, err := l.Add(context.Background(), req); !errors.Is(err, link.ErrNoNamespace) {
 		t.Fatalf("ADD: %v", err)
 	}
 	l.settled(t)
-	l.add(t, req)
-	l.whole(t, req)
-	l.del(t, req)
-	l.settled(t)
 	l.free(t, 2)
-	if err := l.node.pods.FakePods.Delete(context.Background(), l.standingPorts(t)...); err != nil { // somebody else
+	if now := l.standingPorts(t); !slices.Equal(now, ports) {
+		t.Errorf("ports %v, it were %v", now, ports)
+	}
+}
+
+// Ports whose links somebody else has removed cost no pod its start, and go.
+func TestStandingPortsThatAreGone(t *testing.T) {
+	l := standingStart(t, 4)
+	gone := l.standingPorts(t)
+	upon := l.request("upon")
+	l.add(t, upon)
+	if err := l.node.pods.FakePods.Delete(context.Background(), gone...); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if _, err := l.Add(context.Background(), req); !errors.Is(err, link.ErrNoDevice) {
-			t.Fatalf("ADD: %v", err)
-		}
-		l.settled(t)
-	}
-	eventually(t, "a pod can be added again", func() bool { _, err := l.Add(context.Background(), req); return err == nil })
+	req := l.request("a")
+	l.add(t, req)
 	l.whole(t, req)
+	l.CheckHostEnds()
+	for _, req := range []*cni.Request{upon, req} {
+		l.del(t, req)
+	}
+	l.settled(t)
+	l.free(t, 4)
+	for _, name := range l.standingPorts(t) {
+		if slices.Contains(gone, name) {
+			t.Errorf("%s is there again", name)
+		}
+	}
+}
+
+// A port is not taken as long as the switch may hold something for its former pod.
+func TestStandingPortsRest(t *testing.T) {
+	l := standingStart(t, 1)
+	l.standing.rest = time.Hour
+	req := l.request("a")
+	l.add(t, req)
+	first := l.record(t, req)
+	if !l.standing.has(first.OFPort) {
+		t.Fatalf("record %+v", first)
+	}
+	l.free(t, 1) // another one was made
+	l.del(t, req)
+	l.settled(t)
+	for i := range 3 {
+		next := l.request(fmt.Sprint("s", i))
+		l.add(t, next)
+		if l.record(t, next).OFPort == first.OFPort {
+			t.Errorf("%s is taken again", first.HostInterface)
+		}
+	}
+}
+
+// Ports that were made for another datapath, with other offloads, serve no more.
+func TestStandingPortsOfAnotherDatapath(t *testing.T) {
+	n := standingNode(t.TempDir(), 2)
+	before := link.Standing{Name: attach.PortName(7), MTU: 1450, HostGroup: host.PodGroup}
+	if err := n.pods.CreateStanding(context.Background(), portsNetns, before); err != nil {
+		t.Fatal(err)
+	}
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	l.update(t, sample())
+	l.free(t, 2)
+	if ports := l.standingPorts(t); slices.Contains(ports, before.Name) {
+		t.Errorf("ports %v", ports)
+	}
 }
 
 // What many pods have left free goes, but for some.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"weft.dev/weft/internal/attach"
 )
 
@@ -24,11 +26,11 @@ func newUnlinker(n *Network) *unlinker { return &unlinker{network: n, wake: make
 
 // add has the attachment's link deleted. It does not wait.
 func (u *unlinker) add(rec *attach.Record) {
-	if rec.HostInterface == "" || rec.BootID != u.network.opts.BootID {
+	if rec.HostInterface == "" || rec.BootID != u.network.opts.BootID || u.network.settings.Load() == nil {
 		return
 	}
 	u.mu.Lock()
-	if rec.Standing {
+	if u.network.standing.has(rec.OFPort) {
 		u.plugged = append(u.plugged, *rec)
 	} else {
 		u.waiting = append(u.waiting, rec.HostInterface)
@@ -66,11 +68,25 @@ func (u *unlinker) run(ctx context.Context) error {
 		names, plugged := u.waiting, u.plugged
 		u.waiting, u.plugged = nil, nil
 		u.mu.Unlock()
+		u.unplug(ctx, plugged)
 		if err := u.network.engines.Pods.Delete(ctx, names...); err != nil {
 			u.network.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
 		}
-		if _, err := u.network.unplug(ctx, plugged); err != nil {
-			u.network.opts.Log.Debug("removing interfaces ahead of their flows, going on in the background", "error", err)
-		}
 	}
+}
+
+// unplug removes interfaces from standing ports. The runtime may take a pod's namespace down as soon as it has its answer.
+func (u *unlinker) unplug(ctx context.Context, recs []attach.Record) {
+	n := u.network
+	var group errgroup.Group
+	group.SetLimit(unplugAtOnce)
+	for i := range recs {
+		group.Go(func() error {
+			if err := n.unplug(ctx, &recs[i]); err != nil {
+				n.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", recs[i].Key().String(), "error", err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // none returns an error
 }

@@ -29,8 +29,6 @@ type Settings struct {
 	RouteMTU int
 	// HostGroup is the device group of the host's ends.
 	HostGroup uint32
-	// Standing is the path of the namespace with the far ends of standing pairs.
-	Standing string
 	// TxOffloadOff turns transmit offloads off, as Open vSwitch's userspace datapath needs.
 	TxOffloadOff bool
 }
@@ -68,12 +66,7 @@ func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
 	if rec.HostInterface == "" {
 		return link.Pair{}, fmt.Errorf("attachment %s: its record has no host interface", rec.Key())
 	}
-	standing := ""
-	if rec.Standing {
-		standing = settings.Standing
-	}
 	return link.Pair{
-		Standing:     standing,
 		HostName:     rec.HostInterface,
 		PodName:      rec.IfName,
 		Netns:        rec.Netns,
