@@ -165,8 +165,13 @@ func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	return errors.Join(group.Wait(), errors.Join(errs...))
 }
 
-// unplug removes a pod's interface from a standing port, unless that is done.
+// unplug removes a pod's interface from a standing port, unless that is done; one that is doing so is waited for.
 func (n *Network) unplug(ctx context.Context, rec *attach.Record) error {
+	unlock, err := n.standing.unplugging.Lock(ctx, rec.OFPort)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if n.standing.isClean(rec.OFPort) {
 		return nil
 	}

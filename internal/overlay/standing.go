@@ -23,6 +23,8 @@ import (
 type standing struct {
 	network *Network
 	wake    chan struct{}
+	// unplugging is locked, by a port's number, by who removes what is upon it.
+	unplugging attach.Keyed[uint32]
 
 	mu sync.Mutex
 	// shape is what ports are to be like; its Name is empty.

@@ -393,7 +393,7 @@ func TestStandingPortsProperty(t *testing.T) {
 		l.settled(t)
 		eventually(t, "the ports are at rest", func() bool {
 			free, other := l.standing.count()
-			return other == 0 && free <= surplus*n.spare
+			return other == 0 && free >= (n.spare+1)/2 && free <= surplus*n.spare
 		})
 		l.standing.mu.Lock()
 		ports := len(l.standing.ports)
