@@ -156,7 +156,8 @@ func (p *FakePods) ListStanding(ctx context.Context, path string) (map[string]St
 }
 
 // Unplug implements PodLinks.
-func (p *FakePods) Unplug(ctx context.Context, pair Pair) error {
+func (p *FakePods) Unplug(ctx context.Context, pair Pair, began func()) error {
+	began()
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	delete(p.pairs, pair.HostName)

@@ -64,9 +64,10 @@ type PodLinks interface {
 	// not exist are no error. A link that is not Weft's pod veth is left alone and named in an ErrForeign, after
 	// the others have been removed.
 	Delete(ctx context.Context, hostNames ...string) error
-	// Unplug removes a pod's interface from the standing pair that it is upon, which stays. One that is gone is no error.
+	// Unplug removes a pod's interface from the standing pair that it is upon, which stays. One that is gone is no error. began
+	// is called once the pod's namespace is held: from then on it does not matter whether somebody takes its path away.
 	// ErrOccupied says that something is upon the pair still, and ErrNoDevice that the pair is not whole: it is of no use.
-	Unplug(ctx context.Context, pair Pair) error
+	Unplug(ctx context.Context, pair Pair, began func()) error
 	// List returns the host ends that exist in the process's own namespace, name to owner: what a restart reaps from.
 	List(ctx context.Context) (map[string]string, error)
 }

@@ -28,7 +28,9 @@ type Pods struct {
 	turn   turn
 	// probing is held by who finds out whether a far end is free; probed tells that the kernel makes macvlans.
 	probing sync.Mutex
-	probed  atomic.Bool
+	// unplugging bounds how many interfaces are removed at once.
+	unplugging chan struct{}
+	probed     atomic.Bool
 }
 
 var _ PodLinks = (*Pods)(nil)
@@ -39,7 +41,7 @@ func NewPods() (*Pods, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pods{home: home}
+	p := &Pods{home: home, unplugging: make(chan struct{}, unplugAtOnce)}
 	err = onThread(home, func() (err error) {
 		if p.conn, err = dial(); err != nil {
 			return err

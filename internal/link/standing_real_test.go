@@ -98,14 +98,14 @@ func TestStandingRealLifecycle(t *testing.T) {
 	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) {
 		t.Errorf("a second pod upon it: %v", err)
 	}
-	if err := pods.Unplug(ctx, other); !errors.Is(err, ErrOccupied) {
+	if err := pods.Unplug(ctx, other, func() {}); !errors.Is(err, ErrOccupied) {
 		t.Errorf("Unplug of a pod that is not upon it: %v", err)
 	}
 	if err := pods.Check(ctx, pair); err != nil {
 		t.Errorf("after another pod's trial: %v", err)
 	}
 	for range 2 {
-		if err := pods.Unplug(ctx, pair); err != nil {
+		if err := pods.Unplug(ctx, pair, func() {}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,7 +151,7 @@ func TestStandingRealHostilePod(t *testing.T) {
 		}
 		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden")) // nothing is seen of it at the far end
 	})
-	if err := pods.Unplug(ctx, pair); !errors.Is(err, ErrOccupied) {
+	if err := pods.Unplug(ctx, pair, func() {}); !errors.Is(err, ErrOccupied) {
 		t.Errorf("Unplug of a hidden interface: %v", err)
 	}
 	other := uponPair(next, ports)
@@ -182,23 +182,23 @@ func TestStandingRealGone(t *testing.T) {
 	if _, err := pods.Create(ctx, uponPair(pod, "/run/netns/wt-never")); !errors.Is(err, ErrUnusable) || errors.Is(err, ErrNoNamespace) {
 		t.Errorf("Create: %v", err)
 	}
-	if err := pods.Unplug(ctx, uponPair(pod, "/run/netns/wt-never")); !errors.Is(err, ErrNoDevice) {
+	if err := pods.Unplug(ctx, uponPair(pod, "/run/netns/wt-never"), func() {}); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("Unplug: %v", err)
 	}
 	ports := nstest.New(t)
 	if _, err := pods.Create(ctx, uponPair(pod, ports)); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("Create: %v", err)
 	}
-	if err := pods.Unplug(ctx, uponPair(pod, ports)); !errors.Is(err, ErrNoDevice) {
+	if err := pods.Unplug(ctx, uponPair(pod, ports), func() {}); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("Unplug: %v", err)
 	}
 	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
-	if err := pods.Unplug(ctx, uponPair("/run/netns/wt-never", ports)); err != nil {
+	if err := pods.Unplug(ctx, uponPair("/run/netns/wt-never", ports), func() {}); err != nil {
 		t.Errorf("Unplug of a pod whose namespace is gone: %v", err)
 	}
-	if err := pods.Unplug(ctx, uponPair("/etc/passwd", ports)); err != nil {
+	if err := pods.Unplug(ctx, uponPair("/etc/passwd", ports), func() {}); err != nil {
 		t.Errorf("Unplug of a pod whose namespace never was: %v", err)
 	}
 }

@@ -51,7 +51,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	}
 	n.shut(key)
 	n.reaper.add(key)
-	n.links.add(&rec)
+	began := n.links.add(&rec)
 	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
 	if n.settings.Load() == nil {
 		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
@@ -66,6 +66,10 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 		// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays
 		// taken until then.
 		n.opts.Log.Warn("closing a port, going on in the background", "attachment", key.String(), "error", err)
+	}
+	select {
+	case <-began: // the runtime takes the pod's namespace down as soon as it has its answer
+	case <-ctx.Done():
 	}
 	return nil
 }
@@ -132,7 +136,6 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 		return err
 	}
 	n.links.forget(links)
-	n.links.forgetPlugged(keys)
 	for _, key := range keys {
 		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {
 			return err
@@ -144,17 +147,13 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	return nil
 }
 
-// unplugAtOnce is how many interfaces are removed side by side: each waits for the kernel, and for no other.
-const unplugAtOnce = 16
-
 // unplugAll removes pods' interfaces from standing ports.
 func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	errs := make([]error, len(recs))
 	var group errgroup.Group
-	group.SetLimit(unplugAtOnce)
 	for i := range recs {
 		group.Go(func() error {
-			errs[i] = n.unplug(ctx, &recs[i])
+			errs[i] = n.unplug(ctx, &recs[i], func() {})
 			if n.standing.hopeless(&recs[i], errs[i]) {
 				n.opts.Log.Warn("a port that stood ready is of no use any more, removing it", "port", recs[i].HostInterface, "error", errs[i])
 				errs[i] = nil
@@ -165,8 +164,10 @@ func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	return errors.Join(group.Wait(), errors.Join(errs...))
 }
 
-// unplug removes a pod's interface from a standing port, unless that is done; one that is doing so is waited for.
-func (n *Network) unplug(ctx context.Context, rec *attach.Record) error {
+// unplug removes a pod's interface from a standing port, unless that is done; one that is doing so is waited for. began is as
+// that of link.PodLinks.
+func (n *Network) unplug(ctx context.Context, rec *attach.Record, began func()) error {
+	defer began()
 	unlock, err := n.standing.unplugging.Lock(ctx, rec.OFPort)
 	if err != nil {
 		return err
@@ -179,7 +180,7 @@ func (n *Network) unplug(ctx context.Context, rec *attach.Record) error {
 	if err != nil {
 		return err
 	}
-	if err := n.engines.Pods.Unplug(ctx, pair); err != nil {
+	if err := n.engines.Pods.Unplug(ctx, pair, began); err != nil {
 		return err
 	}
 	n.standing.clean(rec.OFPort)

@@ -19,27 +19,34 @@ type unlinker struct {
 	mu      sync.Mutex
 	waiting []string
 	// plugged are those upon standing ports, which stay.
-	plugged []attach.Record
+	plugged []plugged
+}
+
+// plugged is an interface upon a standing port, and what is closed once its removal has begun.
+type plugged struct {
+	rec   attach.Record
+	began chan struct{}
 }
 
 func newUnlinker(n *Network) *unlinker { return &unlinker{network: n, wake: make(chan struct{}, 1)} }
 
-// add has the attachment's link deleted. It does not wait.
-func (u *unlinker) add(rec *attach.Record) {
+// add has the attachment's link deleted. It does not wait. The channel is closed once the pod's namespace may go.
+func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
+	p := plugged{rec: *rec, began: make(chan struct{})}
 	if rec.HostInterface == "" || rec.BootID != u.network.opts.BootID || u.network.settings.Load() == nil {
-		return
+		close(p.began)
+		return p.began
 	}
 	u.mu.Lock()
 	if u.network.standing.has(rec.OFPort) {
-		u.plugged = append(u.plugged, *rec)
+		u.plugged = append(u.plugged, p)
 	} else {
 		u.waiting = append(u.waiting, rec.HostInterface)
+		close(p.began)
 	}
 	u.mu.Unlock()
-	select {
-	case u.wake <- struct{}{}:
-	default: // a wake-up is already waiting
-	}
+	u.signal()
+	return p.began
 }
 
 // forget takes links back that have been deleted, whose names may be used again.
@@ -49,44 +56,86 @@ func (u *unlinker) forget(names []string) {
 	u.waiting = slices.DeleteFunc(u.waiting, func(name string) bool { return slices.Contains(names, name) })
 }
 
-// forgetPlugged is forget for interfaces upon standing ports.
-func (u *unlinker) forgetPlugged(keys []attach.Key) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.plugged = slices.DeleteFunc(u.plugged, func(rec attach.Record) bool { return slices.Contains(keys, rec.Key()) })
-}
-
-// run deletes, all that wait together, until ctx ends.
+// run deletes, all links that wait together and each interface upon a standing port at once, until ctx ends.
 func (u *unlinker) run(ctx context.Context) error {
+	var group errgroup.Group
+	deleting := make(chan struct{}, 1) // one batch of links at a time: the next is the larger
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			u.end()
+			return group.Wait()
 		case <-u.wake:
 		}
+		for _, p := range u.takePlugged() {
+			group.Go(func() error {
+				u.unplug(ctx, p)
+				return nil
+			})
+		}
+		select {
+		case deleting <- struct{}{}:
+			group.Go(func() error {
+				u.deleteLinks(ctx)
+				<-deleting
+				u.again()
+				return nil
+			})
+		default: // deleteLinks goes on until none waits
+		}
+	}
+}
+
+// again has links deleted that came when no more were looked for.
+func (u *unlinker) again() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.waiting) > 0 {
+		u.signal()
+	}
+}
+
+func (u *unlinker) signal() {
+	select {
+	case u.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// end lets go of those who wait for what will not begin.
+func (u *unlinker) end() {
+	for _, p := range u.takePlugged() {
+		close(p.began)
+	}
+}
+
+func (u *unlinker) takePlugged() []plugged {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	taken := u.plugged
+	u.plugged = nil
+	return taken
+}
+
+func (u *unlinker) unplug(ctx context.Context, p plugged) {
+	n := u.network
+	if err := n.unplug(ctx, &p.rec, sync.OnceFunc(func() { close(p.began) })); err != nil {
+		n.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", p.rec.Key().String(), "error", err)
+	}
+}
+
+// deleteLinks deletes links until none waits.
+func (u *unlinker) deleteLinks(ctx context.Context) {
+	for ctx.Err() == nil {
 		u.mu.Lock()
-		names, plugged := u.waiting, u.plugged
-		u.waiting, u.plugged = nil, nil
+		names := u.waiting
+		u.waiting = nil
 		u.mu.Unlock()
-		u.unplug(ctx, plugged)
+		if len(names) == 0 {
+			return
+		}
 		if err := u.network.engines.Pods.Delete(ctx, names...); err != nil {
 			u.network.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
 		}
 	}
-}
-
-// unplug removes interfaces from standing ports. The runtime may take a pod's namespace down as soon as it has its answer.
-func (u *unlinker) unplug(ctx context.Context, recs []attach.Record) {
-	n := u.network
-	var group errgroup.Group
-	group.SetLimit(unplugAtOnce)
-	for i := range recs {
-		group.Go(func() error {
-			if err := n.unplug(ctx, &recs[i]); err != nil {
-				n.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", recs[i].Key().String(), "error", err)
-			}
-			return nil
-		})
-	}
-	_ = group.Wait() // none returns an error
 }
