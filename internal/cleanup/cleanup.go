@@ -37,7 +37,7 @@ type Options struct {
 	Plugin string
 	// Socket is the agent's for CNI requests: while it answers, an agent runs.
 	Socket string
-	// Ports is the namespace of ports that stood ready.
+	// Ports is the namespace of ports that stood ready; empty: there was none.
 	Ports string
 	// Tell is called with each thing that was taken away.
 	Tell func(what string)
@@ -64,7 +64,7 @@ func Run(ctx context.Context, o Options) error {
 		o.rules(ctx),
 		o.remove(o.Plugin),
 		o.leftovers(filepath.Dir(o.Plugin)), o.leftovers(o.CNIConfDir),
-		portspace.Remove(o.at(o.Ports)),
+		o.ports(),
 		o.remove(o.StateDir), o.remove(o.RunDir))
 }
 
@@ -99,6 +99,21 @@ func (o Options) isEmptyMount(path string, err error) bool {
 	}
 	left, err := os.ReadDir(o.at(path))
 	return err == nil && len(left) == 0
+}
+
+// ports removes the namespace of ports that stood ready, which is a mount.
+func (o Options) ports() error {
+	if o.Ports == "" {
+		return nil
+	}
+	if _, err := os.Lstat(o.at(o.Ports)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := portspace.Remove(o.at(o.Ports)); err != nil {
+		return err
+	}
+	o.Tell("namespace " + o.Ports)
+	return nil
 }
 
 // leftovers removes the beginnings of files that a killed agent was about to put in place.

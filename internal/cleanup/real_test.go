@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/cni/portspace"
 )
 
 // options are those of a node of the test's own: a root, and a network namespace for as long as the test runs.
@@ -24,7 +26,7 @@ func options(t *testing.T) (o Options, told *[]string) {
 	told = &[]string{}
 	o = Options{
 		Root: t.TempDir(), OVSRunDir: "/run/openvswitch", StateDir: "/var/lib/weft", RunDir: "/run/weft", CNIConfDir: "/etc/cni/net.d",
-		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock",
+		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock", Ports: "/run/weft/cni/ports",
 		Tell: func(what string) { *told = append(*told, what) },
 	}
 	for _, file := range []string{
@@ -39,6 +41,17 @@ func options(t *testing.T) (o Options, told *[]string) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.MkdirAll(filepath.Dir(o.at(o.Ports)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := portspace.Ensure(o.at(o.Ports)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := portspace.Remove(o.at(o.Ports)); err != nil {
+			t.Error(err)
+		}
+	})
 	return o, told
 }
 
@@ -50,7 +63,7 @@ func TestFiles(t *testing.T) {
 	}
 	want := []string{
 		"file /etc/cni/net.d/.weft-1", "file /etc/cni/net.d/10-weft.conflist", "file /opt/cni/bin/.weft-2", "file /opt/cni/bin/weft",
-		"file /run/weft", "file /var/lib/weft",
+		"file /run/weft", "file /var/lib/weft", "namespace /run/weft/cni/ports",
 	}
 	slices.Sort(*told)
 	if !slices.Equal(*told, want) {
