@@ -349,6 +349,8 @@ func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error
 		n.policies.stale[podKey(rec)] = struct{}{}
 		delete(n.policies.shown, rec.Key()) // this ADD may have handed over others itself, of an earlier View
 		n.handOver()
+		n.policies.narrow(true)
+		n.purgeSoon()
 		n.opening.Unlock()
 		if known {
 			break
