@@ -139,6 +139,8 @@ type Network struct {
 	// crossing tells that pods are closed on the way from one mode that isolates to another.
 	crossing bool
 
+	// indexing serialises what changes the policies' index but for attachments. It is held across long work, and taken before opening.
+	indexing sync.Mutex
 	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
 	// that none is handed over after the attachment is out of live and its fragment withdrawn.
 	opening sync.Mutex
@@ -238,6 +240,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
+	n.compileRules(s)
 	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
@@ -273,6 +276,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
+	n.compileRules(s)
 	// Between two modes that isolate, each lets through what only the other would stop: pods are closed on the way.
 	n.crossing = n.crossing || was.judges() && s.judges() && was.pipeline.Mode != s.pipeline.Mode
 	if n.crossing {

@@ -46,12 +46,7 @@ const isolationTimeout = 20 * time.Second
 // only takes note: all objects have to be told by the Update that brings the mode, because a pod that was not told of is
 // closed then. An Update that brings another mode forgets them all.
 func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error {
-	n.opening.Lock()
-	n.policies.update(change)
-	n.policies.later = n.handOver() || n.policies.later
-	handed := slices.Collect(maps.Keys(n.policies.handed))
-	n.opening.Unlock()
-	if len(handed) > 0 {
+	if handed := n.index(change); len(handed) > 0 {
 		if err := n.inEffect(ctx, handed); err != nil {
 			return named("NetworkPolicies", err)
 		}
@@ -85,6 +80,8 @@ type policies struct {
 	objects map[policy.Key]struct{}
 	// attached are the node's open ports, by pod.
 	attached map[policy.Key]map[attach.Key]attach.Record
+	// lent says that index and pods are another's to change, for as long: attachments are fed when they are back.
+	lent bool
 	// rules are the flows that allow; nil in other modes, and before the first Update.
 	rules *pipeline.Conjunctions
 	// stale are pods whose own flows may be others.
@@ -199,6 +196,9 @@ func (x *policies) reset() {
 
 // feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and only those.
 func (x *policies) feed(key policy.Key) {
+	if x.lent {
+		return
+	}
 	object := x.pods[key]
 	if object == nil {
 		x.stale[key] = struct{}{}
@@ -260,7 +260,7 @@ func (x *policies) detach(rec *attach.Record) {
 // isolation returns how an attachment's pod is isolated; not ok: that is not known, and the port stays closed.
 func (x *policies) isolation(rec *attach.Record) (policy.Isolation, bool) {
 	key := podKey(rec)
-	if !x.pods[key].is(rec) {
+	if x.lent || !x.pods[key].is(rec) {
 		return policy.Isolation{}, false
 	}
 	return x.index.Isolation(key)
@@ -280,13 +280,8 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 		}
 		return fragments
 	}
-	if x.rules == nil {
-		x.rules = pipeline.NewConjunctions(s.view.Local.Subnet)
-		// In order, so that conjunctions get the same ids in each life.
-		x.rules.Apply(policy.Effect{Policies: slices.SortedFunc(maps.Keys(x.objects), compareKeys)}, x.index)
-		for _, key := range slices.SortedFunc(maps.Keys(x.pods), compareKeys) { // those of other nodes have no address in this node's subnet
-			x.feed(key)
-		}
+	if x.rules == nil { // the subnet is another: all else compiles beside
+		x.compile(s.view.Local.Subnet)
 	}
 	x.rules.Refresh()
 	maps.Copy(fragments, x.rules.Changed(&s.pipeline))
@@ -354,6 +349,8 @@ func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error
 		n.policies.stale[podKey(rec)] = struct{}{}
 		delete(n.policies.shown, rec.Key()) // this ADD may have handed over others itself, of an earlier View
 		n.handOver()
+		n.policies.narrow(true)
+		n.purgeSoon()
 		n.opening.Unlock()
 		if known {
 			break

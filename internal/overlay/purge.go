@@ -2,6 +2,8 @@ package overlay
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -53,14 +55,18 @@ func (n *Network) purge(ctx context.Context) error {
 	return n.purgeNow(ctx)
 }
 
-// purgeNow purges the datapath if that is due in whichever way.
+// purgeNow purges the datapath if that is due in whichever way, once what was handed over is in effect. While that fails, it is due
+// again.
 func (n *Network) purgeNow(ctx context.Context) error {
 	n.opening.Lock()
-	due := n.policies.purge || n.policies.later
+	due, handed := n.policies.purge || n.policies.later, slices.Collect(maps.Keys(n.policies.handed))
 	n.policies.purge, n.policies.later = false, false
 	n.opening.Unlock()
 	if !due || n.engines.Datapath == nil {
 		return nil
+	}
+	if len(handed) > 0 {
+		n.purgeDue(n.inEffect(ctx, handed) != nil) // whose it is, has the error
 	}
 	err := n.engines.Datapath.Purge(ctx)
 	if err != nil {
@@ -71,7 +77,7 @@ func (n *Network) purgeNow(ctx context.Context) error {
 
 // purgeSoon has keepPurged purge if that is due. The caller holds opening.
 func (n *Network) purgeSoon() {
-	if !n.policies.later {
+	if !n.policies.later && !n.policies.purge {
 		return
 	}
 	select {
@@ -95,14 +101,11 @@ func (n *Network) keepPurged(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		err := n.purgeNow(ctx)
-		if err == nil || ctx.Err() != nil {
-			continue
+		if err := n.purgeNow(ctx); err != nil && ctx.Err() == nil {
+			n.opts.Log.Warn("the datapath may go by old flows, trying again", "error", err)
 		}
-		n.opts.Log.Warn("the datapath may go by old flows, trying again", "error", err)
-		select {
-		case n.soon <- struct{}{}:
-		default: // somebody else asks
-		}
+		n.opening.Lock()
+		n.purgeSoon()
+		n.opening.Unlock()
 	}
 }

@@ -150,6 +150,32 @@ func TestDatapathAsksSoon(t *testing.T) {
 	eventually(t, "it is asked anew for the pod that is gone", func() bool { times, current := d.asked(); return times > before && current })
 }
 
+// What may wait is purged by flows that are in effect: while the switch refuses them, again.
+func TestDatapathWaitsForTheSwitch(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), policyPod("two", client), denyAll(t))
+	l.add(t, l.request("one"))
+	two := l.request("two")
+	l.add(t, two)
+	addr := l.record(t, two).Addresses[0].Addr()
+	d := l.watchDatapath(time.Millisecond)
+	l.node.flowEngine.fail(errBroken)
+	if err := l.UpdatePolicies(context.Background(), policyPod("two", nil)); !errors.Is(err, errBroken) {
+		t.Errorf("the switch refuses, and the answer is %v", err)
+	}
+	l.opening.Lock()
+	l.purgeSoon()
+	l.opening.Unlock()
+	eventually(t, "it is tried while the switch refuses", func() bool { times, _ := d.asked(); return times > 0 })
+	if n := l.named(t, addr); n != 1 {
+		t.Fatalf("%d flows name the client: the switch has not refused", n)
+	}
+	l.node.flowEngine.fail(nil)
+	eventually(t, "it is asked for what is in effect", func() bool {
+		_, current := d.asked()
+		return l.named(t, addr) == 0 && current
+	})
+}
+
 // An ADD and a DEL have no packet wait for a purge.
 func TestDatapathOfAttachments(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web), policyPod("client", client))

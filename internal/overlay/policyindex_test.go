@@ -1,0 +1,102 @@
+package overlay
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"weft.dev/weft/internal/policy"
+)
+
+// everything is all that a cluster of some size tells: pods of another node, each of its own kind and with a policy, and those of the
+// sandboxes of this node.
+func everything(t *testing.T, elsewhere int, here ...string) PolicyChange {
+	t.Helper()
+	all := denyAll(t)
+	all.Reset, all.Pods = true, map[policy.Key]*PolicyPod{}
+	for _, name := range here {
+		maps.Copy(all.Pods, policyPod(name, web).Pods)
+	}
+	for i := range elsewhere {
+		key := policy.Key{Namespace: "default", Name: fmt.Sprint("client-", i)}
+		pod := policy.Pod{Key: key, Labels: map[string]string{"app": "client"}, Node: "b"}
+		pod.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, 128, byte(2 + i/250), byte(1 + i%250)})}
+		all.Pods[key] = &PolicyPod{Pod: pod, UIDs: []string{key.Name}}
+	}
+	return all
+}
+
+// Pods that come and go while all objects are indexed, and rules compiled, are as if they had come before or after.
+func TestAttachingWhileAllIsIndexed(t *testing.T) {
+	var names []string
+	for i := range 40 {
+		names = append(names, fmt.Sprint("p", i))
+	}
+	l := start(t)
+	for _, name := range names[:10] {
+		l.add(t, l.request(name))
+	}
+	for range 3 {
+		all := everything(t, 2000, names...)
+		var group sync.WaitGroup
+		group.Go(func() {
+			for _, name := range names[10:] {
+				if _, err := l.Add(context.Background(), l.request(name)); err != nil {
+					t.Errorf("ADD of %s: %v", name, err)
+				}
+				if name < "p20" || name > "p29" {
+					continue
+				}
+				if err := l.Del(context.Background(), l.request(name)); err != nil {
+					t.Errorf("DEL of %s: %v", name, err)
+				}
+			}
+		})
+		l.policies(t, all)
+		l.update(t, policyView())
+		group.Wait()
+		l.settled(t)
+		for _, name := range names {
+			want := "isolated"
+			if name >= "p20" && name <= "p29" {
+				want = "closed"
+			}
+			if got := l.opens(t, l.request(name)); got != want {
+				t.Errorf("the port of %s is %s, want %s", name, got, want)
+			}
+		}
+		if n := l.named(t, netip.MustParseAddr("10.128.9.250")); n != 1 {
+			t.Errorf("%d flows name a client of another node, want 1", n)
+		}
+		// Who begins anew, with the pods that there are, has the same.
+		l.policies(t, PolicyChange{})
+		before := l.node.flows.String()
+		next := l.restartWith(t, all, policyView())
+		if after := l.node.flows.String(); after != before {
+			t.Errorf("one that begins anew has other flows")
+		}
+		l = next
+		for _, name := range names[10:] {
+			if err := l.Del(context.Background(), l.request(name)); err != nil {
+				t.Error(err)
+			}
+		}
+		l.update(t, sample())
+		l.settled(t)
+	}
+}
+
+// restartWith ends this life and begins the next, which is told of all objects and serves a view.
+func (l *life) restartWith(t *testing.T, all PolicyChange, view View) *life {
+	t.Helper()
+	l.stop()
+	next := l.node.begin(t)
+	t.Cleanup(next.stop)
+	next.policies(t, all)
+	next.update(t, view)
+	next.settled(t)
+	return next
+}
