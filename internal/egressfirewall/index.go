@@ -161,6 +161,12 @@ func (x *Index) Changed() map[string]*Firewall {
 	return changed
 }
 
+// All returns all firewalls that there are. What Changed would have told is in it, and is not told again.
+func (x *Index) All() map[string]*Firewall {
+	x.Changed()
+	return maps.Clone(x.told)
+}
+
 // Names returns the names in the policies of namespaces, in order.
 func (x *Index) Names(namespaces map[string]struct{}) []string {
 	names := map[string]struct{}{}
@@ -201,21 +207,63 @@ func (x *Index) effective(namespace string) []Policy {
 	return list
 }
 
-// judge returns a namespace's firewall, nil for none.
-func (x *Index) judge(namespace string) *Firewall {
-	list := x.effective(namespace)
+// Standing says whether a policy is in effect, and if not, why.
+type Standing uint8
+
+// The standings of a policy. All but InEffect and Global close its namespace.
+const (
+	// InEffect: what leaves its namespace is judged by it.
+	InEffect Standing = iota
+	// Global: its namespace has VNID 0, where policies have no effect.
+	Global
+	// SharesVNID: other namespaces have its namespace's VNID.
+	SharesVNID
+	// OneOfSeveral: its namespace has several.
+	OneOfSeveral
+	// Unusable: it has an error.
+	Unusable
+)
+
+// Standing returns the standing of a policy that there is, and in words what is wrong; "" for InEffect.
+func (x *Index) Standing(key Key) (Standing, string) {
+	own := x.policies[key.Namespace][key.Name]
+	list := x.effective(key.Namespace)
+	if len(own.Rules) == 0 {
+		list = nil // it says nothing, and others do not concern it
+	}
+	standing, why := x.standing(key.Namespace, list)
+	if own.Err != nil && standing != Global {
+		return Unusable, own.Err.Error()
+	}
+	return standing, why
+}
+
+// standing returns the standing of a namespace's policies.
+func (x *Index) standing(namespace string, list []Policy) (Standing, string) {
 	vnid, has := x.vnids[namespace]
 	switch {
 	case has && vnid == 0:
-		return nil
+		return Global, fmt.Sprintf("namespace %s has VNID 0: it is global, and EgressNetworkPolicies have no effect there", namespace)
 	case has && len(x.members[vnid]) > 1 && x.anyOf(vnid):
-		return &Firewall{Closed: SharedVNID(vnid)}
+		return SharesVNID, SharedVNID(vnid)
+	case len(list) > 1:
+		return OneOfSeveral, Several(len(list))
+	case len(list) == 1 && list[0].Err != nil:
+		return Unusable, fmt.Sprintf("EgressNetworkPolicy %s cannot be used: %v", list[0].Key, list[0].Err)
+	}
+	return InEffect, ""
+}
+
+// judge returns a namespace's firewall, nil for none.
+func (x *Index) judge(namespace string) *Firewall {
+	list := x.effective(namespace)
+	switch standing, why := x.standing(namespace, list); {
+	case standing == Global:
+		return nil
+	case standing != InEffect:
+		return &Firewall{Closed: why}
 	case len(list) == 0:
 		return nil
-	case len(list) > 1:
-		return &Firewall{Closed: Several(len(list))}
-	case list[0].Err != nil:
-		return &Firewall{Closed: fmt.Sprintf("EgressNetworkPolicy %s cannot be used: %v", list[0].Key, list[0].Err)}
 	}
 	compiled := Compile(list[0].Rules, func(name string) ([]netip.Addr, bool) {
 		addrs, known := x.answers[name]
