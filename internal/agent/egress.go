@@ -118,10 +118,16 @@ func (e *egress) leave(ctx context.Context) error {
 	if len(e.synced) == 0 {
 		return nil
 	}
-	if err := errors.Join(e.vnids.remove(ctx, e.watched), e.cache.RemoveInformer(ctx, &networkv1.EgressNetworkPolicy{})); err != nil {
-		return fmt.Errorf("ending watches of the API server: %w", err)
+	if e.watched != nil {
+		if err := e.vnids.remove(ctx, e.watched); err != nil {
+			return err
+		}
+		e.watched = nil
 	}
-	e.synced, e.watched, e.known = nil, nil, false
+	if err := e.cache.RemoveInformer(ctx, &networkv1.EgressNetworkPolicy{}); err != nil {
+		return fmt.Errorf("ending the watch of EgressNetworkPolicies: %w", err)
+	}
+	e.synced, e.known = nil, false
 	e.take()
 	e.index = egressfirewall.NewIndex()
 	e.names.Want(nil)
