@@ -107,7 +107,7 @@ func TestFirewalls(t *testing.T) {
 			t.Errorf("%s: %s\nwant %s", what, got, want)
 		}
 	}
-	want("pods of a namespace with a firewall", `one: guarded ["" "nw_dst=192.0.2.0/24"]`+"\n"+`other: none []`)
+	want("pods of a namespace with a firewall", `pod-one: guarded ["" "nw_dst=192.0.2.0/24"]`+"\n"+`pod-other: none []`)
 	if got := fmt.Sprint(l.Inhabited()); got != "map[a:{} b:{}]" {
 		t.Errorf("inhabited: %s", got)
 	}
@@ -116,9 +116,9 @@ func TestFirewalls(t *testing.T) {
 	if got := n.commits()[0] - before; got != 1 {
 		t.Errorf("a change of rules is %d commits", got)
 	}
-	want("other rules", `one: guarded ["" "nw_dst=203.0.113.0/24"]`+"\n"+`other: none []`)
+	want("other rules", `pod-one: guarded ["" "nw_dst=203.0.113.0/24"]`+"\n"+`pod-other: none []`)
 	l.guard(t, map[string]*egressfirewall.Firewall{"b": {Closed: "because"}})
-	want("another namespace", `one: guarded ["" "nw_dst=203.0.113.0/24"]`+"\n"+`other: guarded [""]`)
+	want("another namespace", `pod-one: guarded ["" "nw_dst=203.0.113.0/24"]`+"\n"+`pod-other: guarded [""]`)
 
 	state := n.state(t)
 	l.stop()
@@ -194,24 +194,22 @@ func TestFirewallRefused(t *testing.T) {
 		t.Fatalf("the update says %v", err)
 	}
 	eventually(t, "the other's firewall is programmed", func() bool {
-		return l.guarded(t, one, two) == `one: guarded []`+"\n"+`two: guarded ["" "nw_dst=198.51.100.0/24"]`
+		return l.guarded(t, one, two) == `pod-one: guarded []`+"\n"+`pod-two: guarded ["" "nw_dst=198.51.100.0/24"]`
 	})
 	n.flowEngine.refuse(nil)
 	eventually(t, "the first one's is", func() bool {
 		return l.UpdateFirewalls(context.Background(), FirewallChange{}) == nil &&
-			strings.HasPrefix(l.guarded(t, one), `one: guarded ["" "nw_dst=192.0.2.0/24"]`)
+			strings.HasPrefix(l.guarded(t, one), `pod-one: guarded ["" "nw_dst=192.0.2.0/24"]`)
 	})
 }
 
 // Whatever comes and goes in whatever order, the node's state is that of one to which all was told at once.
 func TestFirewallsProperty(t *testing.T) {
-	base := tempDir(t, "weft-firewalls-")
-	runs := 0
+	base := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
-		runs++
-		n := newNode(fmt.Sprintf("%s/%d", base, runs))
+		n := newNode(tempDir(r, base))
 		l := n.begin(r)
-		defer l.stop()
+		defer func() { l.stop() }() // of the last life
 		known := map[string]*egressfirewall.Firewall{}
 		reqs := map[string]*cni.Request{}
 		l.tenancy(r, vnids("a", 10, "b", 11))

@@ -4,6 +4,7 @@ package oracle
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
@@ -32,10 +33,8 @@ func (w World) Allowed(namespace string, to netip.Addr) bool {
 	}
 	var policies []*networkv1.EgressNetworkPolicy
 	for _, p := range w.Policies {
-		for _, name := range together {
-			if p.Namespace == name && len(p.Spec.Egress) > 0 { // one without rules is as none
-				policies = append(policies, p)
-			}
+		if slices.Contains(together, p.Namespace) && len(p.Spec.Egress) > 0 { // one without rules is as none
+			policies = append(policies, p)
 		}
 	}
 	switch {
@@ -45,35 +44,32 @@ func (w World) Allowed(namespace string, to netip.Addr) bool {
 		return false
 	}
 	rules := policies[0].Spec.Egress
-	for i := range rules {
-		if !usable(&rules[i]) {
-			return false
-		}
+	if slices.ContainsFunc(rules, func(r networkv1.EgressNetworkPolicyRule) bool { return !usable(&r) }) {
+		return false
 	}
 	for i := range rules {
-		rule := &rules[i]
-		deny := rule.Type == "Deny"
-		if rule.To.DNSName != "" {
-			addrs, known := w.Names[strings.ToLower(strings.TrimSuffix(rule.To.DNSName, "."))]
-			if !known && deny {
-				return false // it may be any address
-			}
-			for _, addr := range addrs {
-				if addr == to {
-					return !deny
-				}
-			}
-			continue
-		}
-		text := rule.To.CIDRSelector
-		if text == "0.0.0.0/32" {
-			text = "0.0.0.0/0"
-		}
-		if netip.MustParsePrefix(text).Contains(to) {
-			return !deny
+		if verdict, decides := w.judge(&rules[i], to); decides {
+			return verdict
 		}
 	}
 	return true
+}
+
+// judge reports whether a rule decides, and what.
+func (w World) judge(rule *networkv1.EgressNetworkPolicyRule, to netip.Addr) (allowed, decides bool) {
+	deny := rule.Type == "Deny"
+	if rule.To.DNSName != "" {
+		addrs, known := w.Names[strings.ToLower(strings.TrimSuffix(rule.To.DNSName, "."))]
+		if !known && deny {
+			return false, true // it may be any address
+		}
+		return !deny, slices.Contains(addrs, to)
+	}
+	text := rule.To.CIDRSelector
+	if text == "0.0.0.0/32" {
+		text = "0.0.0.0/0"
+	}
+	return !deny, netip.MustParsePrefix(text).Contains(to)
 }
 
 func usable(rule *networkv1.EgressNetworkPolicyRule) bool {

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"fmt"
+	"slices"
 
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/openflow"
@@ -65,7 +66,7 @@ func (c *Config) FirewallRules(namespace string, number uint32, f *egressfirewal
 	for _, e := range f.Entries {
 		on := of
 		if e.To.Bits() > 0 {
-			on = append(of[:len(of):len(of)], openflow.IPDst(e.To))
+			on = append(slices.Clip(of), openflow.IPDst(e.To))
 		}
 		at := uint16(priority + e.To.Bits()) //nolint:gosec // 0 to 32
 		if e.Verdict == egressfirewall.Allow {
