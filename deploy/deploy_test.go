@@ -91,10 +91,11 @@ func TestRightsAreTheBudget(t *testing.T) {
 	read := []string{"get", "list", "watch"}
 	for account, want := range map[string]map[string][]string{
 		"weft-agent": {
-			"network.openshift.io/clusternetworks":    read,
-			"network.openshift.io/hostsubnets":        read,
-			"network.openshift.io/netnamespaces":      read,
-			"network.openshift.io/hostsubnets/status": {"patch"},
+			"network.openshift.io/clusternetworks":       read,
+			"network.openshift.io/hostsubnets":           read,
+			"network.openshift.io/netnamespaces":         read,
+			"network.openshift.io/egressnetworkpolicies": read,
+			"network.openshift.io/hostsubnets/status":    {"patch"},
 			"/nodes":                            read,
 			"/services":                         read,
 			"discovery.k8s.io/endpointslices":   read,
@@ -112,7 +113,9 @@ func TestRightsAreTheBudget(t *testing.T) {
 			"network.openshift.io/clusternetworks/status":                 {"update"},
 			"network.openshift.io/hostsubnets/status":                     {"update"},
 			"network.openshift.io/netnamespaces/status":                   {"update"},
-			"events.k8s.io/events in default":                             {"create", "patch"},
+			"network.openshift.io/egressnetworkpolicies":                  read,
+			"network.openshift.io/egressnetworkpolicies/status":           {"update"},
+			"events.k8s.io/events":                                        {"create", "patch"},
 			"events.k8s.io/events in weft":                                {"create", "patch"},
 			"/events in weft":                                             {"create", "patch"},
 			"coordination.k8s.io/leases in weft":                          {"create"},

@@ -34,6 +34,7 @@ const (
 	DefaultStateDir      = "/var/lib/weft"
 	DefaultRunDir        = "/run/weft"
 	DefaultCNIConfDir    = "/etc/cni/net.d"
+	DefaultResolvConf    = "/etc/resolv.conf"
 	DefaultHealthAddress = "127.0.0.1:9469"
 	// DefaultSparePorts is how many ports of the switch stand ready for pods.
 	DefaultSparePorts = 32
@@ -68,6 +69,9 @@ type Options struct {
 	SparePorts int
 	// CNIConfDir is where the runtime looks for network configurations. Default DefaultCNIConfDir.
 	CNIConfDir string
+	// ResolvConf names the name servers that resolve the names in EgressNetworkPolicies. It is read whenever they are asked.
+	// Default DefaultResolvConf.
+	ResolvConf string
 	// Datapath is the switch's: DatapathAuto (the kernel's where the module is there), DatapathSystem or
 	// DatapathNetdev. Default DatapathAuto.
 	Datapath string
@@ -95,7 +99,7 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	for value, fallback := range map[*string]string{
 		&o.OVSRunDir: DefaultOVSRunDir, &o.StateDir: DefaultStateDir, &o.RunDir: DefaultRunDir,
-		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: procSys,
+		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: procSys, &o.ResolvConf: DefaultResolvConf,
 	} {
 		if *value == "" {
 			*value = fallback
@@ -189,6 +193,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
 		return err
 	}
+	a.objects.egress.resolve(&a.opts, a.events)
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
@@ -256,6 +261,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
+		Inhabited:       a.objects.egress.signal,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
@@ -277,6 +283,8 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followServices(followCtx, network) })
 	following.Go(func() error { return a.followPolicies(followCtx, network) })
 	following.Go(func() error { return a.followTenants(followCtx, network) })
+	following.Go(func() error { return a.followEgress(followCtx, network) })
+	following.Go(func() error { return a.objects.egress.names.Run(followCtx) })
 	return following.Wait()
 }
 
@@ -400,10 +408,16 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
 		return view, err
 	}
+	if err := a.guardNetwork(ctx, network, &view); err != nil {
+		return view, err
+	}
 	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
 		return view, err
 	}
-	return view, a.objects.tenants.end(ctx) // not before pods are isolated otherwise
+	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() { // not before pods are isolated otherwise
+		return view, err
+	}
+	return view, a.objects.egress.leave(ctx)
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
+	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
@@ -29,6 +30,7 @@ const (
 	reasonDrift        = "DriftRepaired"
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
+	reasonName         = "NameNotResolved"
 )
 
 // Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for
@@ -133,6 +135,13 @@ func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 		Namespace: np.Namespace, Name: np.Name, UID: string(np.UID), Version: np.ResourceVersion,
 	}
 	r.warn(about, reasonPolicy, "Program", r.node+": "+note)
+}
+
+// EgressNetworkPolicy tells of a name in a policy that this node cannot resolve.
+func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, note string) {
+	r.warn(Object{
+		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: object.Namespace, Name: object.Name, UID: string(object.UID),
+	}, reasonName, "Resolve", r.node+": "+note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

@@ -36,6 +36,7 @@ var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs:
 // tenants tells which namespaces' VNIDs changed. NetNamespaces are watched only while pods are isolated by them.
 type tenants struct {
 	cache cache.Cache
+	vnids *sharedWatch
 	log   *slog.Logger
 	wake  chan struct{}
 	// changed is told as well while the node waits for VNIDs.
@@ -58,9 +59,9 @@ type tenants struct {
 	awaited bool
 }
 
-func newTenants(store cache.Cache, log *slog.Logger, changed func()) *tenants {
+func newTenants(store cache.Cache, vnids *sharedWatch, log *slog.Logger, changed func()) *tenants {
 	return &tenants{
-		cache: store, log: log, wake: make(chan struct{}, 1), changed: changed, known: map[string]uint32{}, dirty: map[string]struct{}{},
+		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), changed: changed, known: map[string]uint32{}, dirty: map[string]struct{}{},
 	}
 }
 
@@ -97,15 +98,12 @@ func (t *tenants) begin(ctx context.Context) error {
 	handler := t.handler
 	t.mu.Unlock()
 	if handler == nil {
-		informer, err := t.cache.GetInformer(ctx, &networkv1.NetNamespace{}, cache.BlockUntilSynced(false))
-		if err != nil {
-			return fmt.Errorf("watching NetNamespaces: %w", err)
-		}
-		handler, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		var err error
+		handler, err = t.vnids.add(ctx, toolscache.ResourceEventHandlerFuncs{
 			AddFunc: t.note, UpdateFunc: func(_, now any) { t.note(now) }, DeleteFunc: t.note,
 		})
 		if err != nil {
-			return fmt.Errorf("watching NetNamespaces: %w", err)
+			return err
 		}
 		t.mu.Lock()
 		t.handler = handler
@@ -129,8 +127,8 @@ func (t *tenants) end(ctx context.Context) error {
 	if t.handler == nil {
 		return nil
 	}
-	if err := t.cache.RemoveInformer(ctx, &networkv1.NetNamespace{}); err != nil {
-		return fmt.Errorf("ending the watch of NetNamespaces: %w", err)
+	if err := t.vnids.remove(ctx, t.handler); err != nil {
+		return err
 	}
 	t.handler, t.awaited, t.dirty = nil, false, map[string]struct{}{}
 	return nil

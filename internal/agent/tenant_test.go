@@ -50,7 +50,7 @@ func (f *fakeObjects) put(name string, netID uint32, version string) {
 // moves nobody.
 func TestTenantChange(t *testing.T) {
 	f := &fakeObjects{objects: map[string]*networkv1.NetNamespace{}}
-	x := newTenants(f, slog.New(slog.DiscardHandler), func() {})
+	x := newTenants(f, nil, slog.New(slog.DiscardHandler), func() {})
 	look := func(names ...string) overlay.TenantChange {
 		t.Helper()
 		dirty := map[string]struct{}{}
@@ -111,7 +111,7 @@ func TestWaitingForVNIDs(t *testing.T) {
 		}
 	}
 	network := overlay.New(overlay.Engines{}, store, overlay.Options{BootID: "boot"})
-	x := newTenants(&fakeObjects{}, slog.New(slog.DiscardHandler), func() {})
+	x := newTenants(&fakeObjects{}, nil, slog.New(slog.DiscardHandler), func() {})
 	now := time.Unix(1000, 0)
 	if err := x.complete(network, now); err == nil || !strings.Contains(err.Error(), "namespaces a, b before") {
 		t.Errorf("without VNIDs: %v", err)

@@ -41,6 +41,8 @@ type objects struct {
 	policies *policies
 	// tenants are watched beside, and only in the mode that has them.
 	tenants *tenants
+	// egress is watched beside, in the modes that have egress firewalls.
+	egress *egress
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -57,6 +59,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	mapper.Add(networkv1.GroupVersion().WithKind("ClusterNetwork"), meta.RESTScopeRoot)
 	mapper.Add(networkv1.GroupVersion().WithKind("HostSubnet"), meta.RESTScopeRoot)
 	mapper.Add(networkv1.GroupVersion().WithKind("NetNamespace"), meta.RESTScopeRoot)
+	mapper.Add(networkv1.GroupVersion().WithKind("EgressNetworkPolicy"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Service"), meta.RESTScopeNamespace)
 	mapper.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
@@ -78,7 +81,8 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
 		services: newServices(store, node), policies: newPolicies(store, log),
 	}
-	o.tenants = newTenants(store, log, o.signal)
+	vnids := &sharedWatch{cache: store, kind: &networkv1.NetNamespace{}}
+	o.tenants, o.egress = newTenants(store, vnids, log, o.signal), newEgress(store, vnids, log)
 	return o, nil
 }
 
@@ -98,6 +102,8 @@ func strip(object any) (any, error) {
 		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *networkv1.NetNamespace:
 		o.Annotations, o.EgressIPs, o.Status = nil, nil, networkv1.NetNamespaceStatus{}
+	case *networkv1.EgressNetworkPolicy:
+		o.Annotations, o.Status = nil, networkv1.EgressNetworkPolicyStatus{}
 	case *corev1.Service:
 		o.Annotations = nil
 	case *corev1.Pod:

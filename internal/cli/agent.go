@@ -58,6 +58,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.IntVar(&opts.SparePorts, "spare-ports", agent.DefaultSparePorts, "how many ports of the switch stand ready for pods, whose interfaces are then of type macvlan; 0: none, and pods get veth interfaces")
+	flags.StringVar(&opts.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "the name servers that resolve names in EgressNetworkPolicies; read again whenever they are asked")
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")

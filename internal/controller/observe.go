@@ -23,8 +23,9 @@ import (
 
 // Names of the controllers in logs and metrics.
 const (
-	nameSubnets = "subnets"
-	nameVNIDs   = "vnids"
+	nameSubnets   = "subnets"
+	nameVNIDs     = "vnids"
+	nameFirewalls = "egressfirewalls"
 )
 
 // standing is how a replica stands, for probes and scrapes.

@@ -36,6 +36,8 @@ const (
 
 	actionAssignSubnet = "AssignSubnet"
 	actionAssignVNID   = "AssignVNID"
+
+	actionJudgeFirewall = "JudgeEgressFirewall"
 )
 
 // subnets returns what tells, by an event of each HostSubnet that is written, that its subnet was given or freed. Before

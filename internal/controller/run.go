@@ -6,10 +6,10 @@
 // What it needs of the API server, and nothing more (deploy/chart/templates/controller-rbac.yaml):
 //
 //	nodes, namespaces                       get, list, watch
-//	clusternetworks                         get, list, watch
+//	clusternetworks, egressnetworkpolicies  get, list, watch
 //	hostsubnets, netnamespaces              get, list, watch, create, update, delete
-//	.../status of the three                 update
-//	events (events.k8s.io) in "default"     create, patch       where events of cluster-scoped objects go
+//	.../status of these four                update
+//	events (events.k8s.io)                  create, patch       in "default" of cluster-scoped objects, of policies in theirs
 //	leases, events in its own namespace     leader election
 package controller
 
@@ -154,6 +154,10 @@ func setUp(mgr manager.Manager, stands *standing, options Options) error {
 	}
 	if err := vnids.setUp(mgr, stands); err != nil {
 		return fmt.Errorf("set up the controller of VNIDs: %w", err)
+	}
+	firewalls := &firewallReconciler{client: writer, events: recorder, log: options.Logger, told: stands.told}
+	if err := firewalls.setUp(mgr, stands); err != nil {
+		return fmt.Errorf("set up the controller of egress firewalls: %w", err)
 	}
 	return nil
 }

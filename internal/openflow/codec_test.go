@@ -273,10 +273,11 @@ func TestAChangeIsPutInAnOrderWithoutHoles(t *testing.T) {
 	group, old := &Group{ID: 1, Type: GroupAll}, &Group{ID: 2, Type: GroupAll}
 	last := flow(253)
 	change := Change{Set: map[Key]Entry{}, Delete: map[Key]Entry{}}
-	for _, e := range []Entry{flow(0, GotoTable(20)), flow(20, GroupAction(1)), group, last} {
+	at := func(priority uint16) *Flow { return &Flow{Table: 100, Priority: priority} }
+	for _, e := range []Entry{flow(0, GotoTable(20)), flow(20, GroupAction(1)), group, last, at(1), at(3)} {
 		change.Set[e.Key()] = e
 	}
-	for _, e := range []Entry{flow(30, GroupAction(2)), flow(10), old} {
+	for _, e := range []Entry{flow(30, GroupAction(2)), flow(10), old, at(4), at(2)} {
 		change.Delete[e.Key()] = e
 	}
 	mods, err := plan(change, func(k Key) bool { return k.Table == 253 })
@@ -292,7 +293,8 @@ func TestAChangeIsPutInAnOrderWithoutHoles(t *testing.T) {
 		got = append(got, sign+m.Entry.Key().String())
 	}
 	want := []string{
-		"+group_id=1", "+table=20,priority=0", "+table=0,priority=0", "-table=10,priority=0", "-table=30,priority=0", "-group_id=2", "+table=253,priority=0",
+		"+group_id=1", "+table=100,priority=3", "+table=100,priority=1", "+table=20,priority=0", "+table=0,priority=0",
+		"-table=10,priority=0", "-table=30,priority=0", "-table=100,priority=2", "-table=100,priority=4", "-group_id=2", "+table=253,priority=0",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)

@@ -17,8 +17,9 @@ type Change = reconcile.Change[Key, Entry]
 var errTimeout = errors.New("a flow with a timeout belongs to the switch: it cannot be desired state")
 
 // plan puts a change in an order in which no packet falls into a hole, also where it is too large for one bundle:
-// groups before the flows that use them, flows of later tables before those that lead there, deletions afterwards and
-// the other way round. What last names comes at the very end.
+// groups before the flows that use them, flows of later tables before those that lead there, and of one table those of
+// higher priorities first, so that what they make an exception from opens last; deletions afterwards and the other way
+// round. What last names comes at the very end.
 func plan(change Change, last func(Key) bool) ([]Mod, error) {
 	steps := make([]*step, 0, len(change.Set)+len(change.Delete))
 	for key, entry := range change.Set {
@@ -62,6 +63,9 @@ func (s *step) compare(other *step) int {
 		return cmp.Compare(s.key.Group, other.key.Group)
 	}
 	if s.key.Priority != other.key.Priority {
+		if s.mod.Delete {
+			return cmp.Compare(s.key.Priority, other.key.Priority)
+		}
 		return cmp.Compare(other.key.Priority, s.key.Priority)
 	}
 	return strings.Compare(s.key.Match, other.key.Match)

@@ -105,7 +105,7 @@ func (n *Network) setPods(s *settings) {
 	defer n.opening.Unlock()
 	n.engines.Flows.Set(n.policies.adapt(s))
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
-	flows := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(n.live))
+	flows := n.firewalls.adapt(s, n.live) // together with the pods, which carry their numbers
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("a pod's port stays closed", "error", err)
@@ -136,6 +136,9 @@ func (n *Network) closePods(ctx context.Context) error {
 func (n *Network) open(rec attach.Record) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
+	if _, live := n.live[rec.Key()]; !live {
+		n.inhabit(rec.PodNamespace, 1)
+	}
 	n.live[rec.Key()] = rec
 	n.policies.attach(&rec)
 }
@@ -149,6 +152,7 @@ func (n *Network) shut(keys ...attach.Key) {
 			delete(n.live, key)
 			n.policies.detach(&rec)
 			delete(n.policies.shown, key)
+			n.inhabit(rec.PodNamespace, -1)
 		}
 	}
 	n.handOver()

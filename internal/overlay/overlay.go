@@ -100,6 +100,8 @@ type Options struct {
 	PurgeRest time.Duration
 	// TenantsRealised is told when Network.TenantsRealised may return another version. It must not wait. Nil: nobody is told.
 	TenantsRealised func()
+	// Inhabited is told when Network.Inhabited may return others. It must not wait. Nil: nobody is told.
+	Inhabited func()
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)
@@ -120,6 +122,8 @@ type Network struct {
 	standing *standing
 	ends     *ends
 	tenants  *tenants
+	// firewalls are the namespaces' egress firewalls.
+	firewalls *firewalls
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -182,6 +186,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.standing = newStanding(n)
 	n.ends = newEnds(n)
 	n.tenants = newTenants(n, opts.MoveStep)
+	n.firewalls = newFirewalls()
 	n.Waiting("the agent is starting")
 	return n
 }
@@ -211,7 +216,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.tenants = n.tenants
+	next.tenants, next.firewalls = n.tenants, n.firewalls
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return err

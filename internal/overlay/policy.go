@@ -300,7 +300,7 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 		return nil
 	}
 	p := pod(rec)
-	p.Isolation = isolation
+	p.Isolation, p.Firewall = isolation, s.firewallOf(rec)
 	return s.pipeline.Pod(p)
 }
 

@@ -32,8 +32,9 @@ type settings struct {
 	pipeline    pipeline.Config
 	host        host.Config
 	attachments plan.Settings
-	// tenants are the namespaces' VNIDs; other than the rest they change.
-	tenants *tenants
+	// tenants are the namespaces' VNIDs, firewalls their egress firewalls; other than the rest they change.
+	tenants   *tenants
+	firewalls *firewalls
 }
 
 // newSettings returns the settings of a View, or an error that says what is wrong and what would be right.

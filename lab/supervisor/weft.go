@@ -85,10 +85,13 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 	}
 	var g errgroup.Group
 	for _, n := range s.lab.AllNodes() {
+		if err := s.nameServers(n); err != nil {
+			return err
+		}
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
-				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.lab.Datapath), "--profiling"),
+				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.lab.Datapath), "--profiling", "--resolv-conf="+resolvConf),
 				Env:  []string{"NODE_NAME=" + n.Name}, Eager: true,
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },
@@ -96,6 +99,15 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
+}
+
+// resolvConf names a node's name servers.
+const resolvConf = "/run/resolv.conf"
+
+// nameServers says that a node's name server is beyond the router. Nobody answers there before somebody serves.
+func (s *Supervisor) nameServers(n plan.Node) error {
+	text := "nameserver " + s.lab.OutsideIP.String() + "\noptions timeout:1 attempts:2\n"
+	return machine.WriteFile(filepath.Join(n.RunDir, filepath.Base(resolvConf)), []byte(text), 0o644)
 }
 
 var errNoConf = errors.New("no network configuration in /etc/cni/net.d yet")

@@ -118,6 +118,8 @@ const (
 	// ReasonConflict stands where objects contradict each other: subnets that overlap or lie outside the cluster
 	// network, node addresses inside it.
 	ReasonConflict = "Conflict"
+	// ReasonNoEffect stands where an object says nothing to a network of this mode, or of a namespace that it has no effect on.
+	ReasonNoEffect = "NoEffect"
 	// ReasonExhausted stands where the ranges have no subnet, or the VNIDs no value, left.
 	ReasonExhausted = "Exhausted"
 	// ReasonIncomplete stands where a node cannot be given a subnet for another reason; the message says which.

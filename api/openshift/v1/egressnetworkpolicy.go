@@ -22,6 +22,8 @@ const (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=egressnetworkpolicies,scope=Namespaced,categories=weft
 // +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Valid",type=string,JSONPath=`.status.conditions[?(@.type=="Valid")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Valid")].reason`
 type EgressNetworkPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
@@ -62,16 +64,17 @@ type EgressNetworkPolicyPeer struct {
 	// +kubebuilder:validation:XValidation:rule="self == '' || (isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).masked() == cidr(self))",message="must be an IPv4 range in canonical form, such as 192.0.2.0/24: no leading zeros, no bits set right of the prefix"
 	CIDRSelector string `json:"cidrSelector,omitempty"`
 
-	// dnsName is a name that stands for the addresses it resolves to. Wildcards are not possible.
+	// dnsName is a name that stands for the addresses it resolves to. Wildcards are not possible, and no search list is applied.
 	// +optional
 	// +kubebuilder:validation:MaxLength=254
 	// +kubebuilder:validation:Pattern=`^(([A-Za-z0-9-]{1,63}\.)*[A-Za-z0-9-]{1,63}\.?)?$`
+	// +kubebuilder:validation:XValidation:rule="!isIP(self)",message="an address is no name: write it as cidrSelector, with /32"
 	DNSName string `json:"dnsName,omitempty"`
 }
 
 // EgressNetworkPolicyStatus says what became of the policy.
 type EgressNetworkPolicyStatus struct {
-	// conditions hold Valid, False when the policy cannot be used; the message says why.
+	// conditions hold Valid: False when the policy cannot be used, or has no effect; the message says why.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

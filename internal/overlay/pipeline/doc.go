@@ -39,6 +39,8 @@
 //   - Isolation by VNID is a flow of each pod in table 80, by its port: whom it admits besides the host and global projects.
 //     A namespace that moves between VNIDs only adds such flows, then alters what its pods send with, then removes flows.
 //   - Between isolated projects, what only the host serves is refused (table 60): the host sends on in its own name.
+//   - An egress firewall is its namespace's, and not its VNID's: the pods carry its number, so that it goes with them when
+//     their VNID changes. Its rules are flows of table 100 by the destination alone, where the longest range decides.
 //   - What need not meet the connection tracker does not: each pass costs about a tenth of the throughput, and nothing in a
 //     flat network asks for a connection's state. Without Conntrack that is every packet. With it, it is all but those to
 //     Services, those from and to the ports where endpoints answer (Targets), ICMP errors and fragments to pods. An answer

@@ -25,6 +25,8 @@ type Pod struct {
 	VNID uint32
 	// Isolation is how policies isolate it. Only ModeNetworkPolicy looks at it.
 	Isolation policy.Isolation
+	// Firewall is the number of its namespace's egress firewall; 0: it has none. A flat network ignores it.
+	Firewall uint32
 	// Admits are VNIDs from which it is reached besides its own and 0, while its namespace moves between VNIDs.
 	Admits []uint32
 }
@@ -87,7 +89,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 		source(vnid), openflow.GotoTable(TableRoute))
 	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
 		match(port, from, openflow.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), openflow.IPSrc(host(addr))),
-		slices.Concat([]openflow.Action{source(vnid)}, p.config.sends(pod), []openflow.Action{openflow.GotoTable(TableState)})...)
+		slices.Concat([]openflow.Action{source(vnid)}, p.config.sends(pod), p.config.guarded(pod), []openflow.Action{openflow.GotoTable(TableState)})...)
 	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
 	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
 		slices.Concat([]openflow.Action{

@@ -18,6 +18,8 @@ const (
 	RegEndpointPort = 5
 	// RegFlags is reg6: bits, named Flag….
 	RegFlags = 6
+	// RegFirewall is reg7: the number of the egress firewall of the sender's namespace, 0 for none.
+	RegFirewall = 7
 )
 
 // Bits of RegFlags.
@@ -55,6 +57,7 @@ func Registers() []Register {
 		{"reg4", "the endpoint's address"},
 		{"reg5", "the endpoint's port"},
 		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself; bits 8 to 14: isolation and verdict of policies"},
+		{"reg7", "the egress firewall of the sender's namespace; 0: none"},
 	}
 }
 

@@ -148,7 +148,7 @@ func (p *program) leave() {
 	p.drop(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
 		match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(c.vxlanPort())))
 	p.add(TableExternal, priorityDefault, "no exception", nil, openflow.GotoTable(TableEgressFirewall))
-	p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, openflow.GotoTable(TableEgressRoute))
+	p.firewallStatic()
 	p.output(TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
 }
 

@@ -64,15 +64,22 @@ func (p *program) admit(pod *Pod) {
 }
 
 // hostServices hands to the host what only the host serves. The host does not know who sent it: what it passes on comes
-// from the gateway, which reaches all. So only global projects get there; to others the host says that there is nothing.
+// from the gateway, which reaches all, and goes where the host says, which no egress firewall sees. So only pods of global
+// projects and without an egress firewall get there; to others the host says that there is nothing.
 func (p *program) hostServices() {
-	const all, global = 200, 210
+	const all, trusted = 200, 210
 	c := p.config
-	if !c.isolates() {
-		p.output(TableHost, all, "to Services, which the host serves", nil, c.toHost()...)
+	const purpose = "to Services, which the host serves"
+	unguarded := openflow.Reg(RegFirewall, 0)
+	switch {
+	case c.isolates():
+		p.output(TableHost, trusted, purpose+", from global projects", match(openflow.Reg(RegSource, 0), unguarded), c.toHost()...)
+	case c.firewalls():
+		p.output(TableHost, trusted, purpose+", from pods without an egress firewall", match(unguarded), c.toHost()...)
+	default:
+		p.output(TableHost, all, purpose, nil, c.toHost()...)
 		return
 	}
-	p.output(TableHost, global, "to Services, which the host serves, from global projects", match(openflow.Reg(RegSource, 0)), c.toHost()...)
 	refuse := append([]openflow.Action{openflow.SetField(openflow.EthSrc(RejectMAC()))}, c.toHost()...)
 	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide who asks, and rejects", nil, refuse...)
 }

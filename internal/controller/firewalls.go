@@ -1,0 +1,98 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/metrics"
+)
+
+// firewallReconciler says on EgressNetworkPolicies whether they can be used, as plan.Firewalls judges. The agents judge by
+// themselves: nothing waits for what is written here.
+type firewallReconciler struct {
+	client client.Client
+	events events.EventRecorder
+	log    *slog.Logger
+	told   *metrics.Controller
+}
+
+func (f *firewallReconciler) setUp(mgr manager.Manager, stands *standing) error {
+	c, err := controller.NewTyped(nameFirewalls, mgr, controllerOptions(&timed{nameFirewalls, f.told, f}))
+	if err != nil {
+		return fmt.Errorf("make the controller: %w", err)
+	}
+	specChanges := predicate.TypedFuncs[*networkv1.EgressNetworkPolicy]{UpdateFunc: func(e event.TypedUpdateEvent[*networkv1.EgressNetworkPolicy]) bool {
+		return e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectOld.Generation != e.ObjectNew.Generation
+	}}
+	numberChanges := predicate.TypedFuncs[*networkv1.NetNamespace]{UpdateFunc: func(e event.TypedUpdateEvent[*networkv1.NetNamespace]) bool {
+		return e.ObjectOld.NetID != e.ObjectNew.NetID
+	}}
+	return errors.Join(
+		c.Watch(stands.reading("egressnetworkpolicies",
+			source.TypedKind(mgr.GetCache(), &networkv1.EgressNetworkPolicy{}, enqueue[*networkv1.EgressNetworkPolicy](), specChanges))),
+		c.Watch(stands.reading("netnamespaces",
+			source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace](), numberChanges))),
+		c.Watch(stands.reading("clusternetworks",
+			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
+	)
+}
+
+// Reconcile judges all policies, and writes what their status does not say yet.
+func (f *firewallReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+	_, config, err := readNetwork(ctx, f.client)
+	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+		return reconcile.Result{}, err
+	}
+	if config == nil { // there is no network to judge them by
+		return reconcile.Result{}, nil
+	}
+	var policies networkv1.EgressNetworkPolicyList
+	var netNamespaces networkv1.NetNamespaceList
+	if err := errors.Join(f.client.List(ctx, &policies), f.client.List(ctx, &netNamespaces)); err != nil {
+		return reconcile.Result{}, fmt.Errorf("read EgressNetworkPolicies and NetNamespaces from the cache: %w", err)
+	}
+	var errs []error
+	reasons := map[string]int{}
+	for _, found := range plan.Firewalls(plan.FirewallState{Mode: config.Mode, Policies: policies.Items, NetNamespaces: netNamespaces.Items}) {
+		if found.Reason != networkv1.ReasonValid {
+			reasons[found.Reason]++
+		}
+		errs = append(errs, f.tell(ctx, found))
+	}
+	f.told.Problems(nameFirewalls, reasons)
+	return settle(errs...)
+}
+
+// tell writes a policy's condition if it says otherwise, and sends an event when it begins to say that something is wrong.
+func (f *firewallReconciler) tell(ctx context.Context, found plan.FirewallFinding) error {
+	p := found.Policy
+	valid := found.Reason == networkv1.ReasonValid
+	if !setConditions(&p.Status.Conditions, p.Generation, condition{networkv1.ConditionValid, found.Reason, found.Message, valid}) {
+		return nil
+	}
+	if err := f.client.Status().Update(ctx, p); err != nil {
+		return fmt.Errorf("update the status of EgressNetworkPolicy %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	if valid {
+		return nil
+	}
+	f.log.WarnContext(ctx, "problem", "message", found.Message, "kind", "EgressNetworkPolicy", "namespace", p.Namespace, "name", p.Name, "reason", found.Reason)
+	f.events.Eventf(&corev1.ObjectReference{
+		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: p.Namespace, Name: p.Name, UID: p.UID,
+	}, nil, corev1.EventTypeWarning, found.Reason, actionJudgeFirewall, "%s", noted(found.Message))
+	return nil
+}

@@ -1,0 +1,61 @@
+package plan
+
+import (
+	"fmt"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/egressfirewall"
+)
+
+// FirewallState is everything that says whether EgressNetworkPolicies can be used.
+type FirewallState struct {
+	// Mode is the kind of isolation.
+	Mode clusternetwork.Mode
+	// Policies are all EgressNetworkPolicies; they are not changed.
+	Policies []networkv1.EgressNetworkPolicy
+	// NetNamespaces are all NetNamespaces.
+	NetNamespaces []networkv1.NetNamespace
+}
+
+// FirewallFinding is what a policy's condition Valid is to say.
+type FirewallFinding struct {
+	// Policy is one of the state's.
+	Policy *networkv1.EgressNetworkPolicy
+	// Reason is one of the reasons of package v1, ReasonValid if all is well.
+	Reason string
+	// Message says what is wrong and what that does.
+	Message string
+}
+
+// Firewalls judges all policies, in their order.
+func Firewalls(state FirewallState) []FirewallFinding {
+	x := egressfirewall.NewIndex()
+	for i := range state.Policies {
+		x.SetPolicy(egressfirewall.FromObject(&state.Policies[i]))
+	}
+	for i := range state.NetNamespaces {
+		x.SetVNID(state.NetNamespaces[i].Name, state.NetNamespaces[i].NetID)
+	}
+	findings := make([]FirewallFinding, 0, len(state.Policies))
+	for i := range state.Policies {
+		p := &state.Policies[i]
+		found := FirewallFinding{Policy: p, Reason: networkv1.ReasonValid}
+		standing, why := x.Standing(egressfirewall.Key{Namespace: p.Namespace, Name: p.Name})
+		switch {
+		case standing == egressfirewall.Unusable && state.Mode.HasVNIDs():
+			found.Reason, found.Message = networkv1.ReasonInvalid, "nothing leaves the namespace: "+why
+		case standing == egressfirewall.Unusable:
+			found.Reason, found.Message = networkv1.ReasonInvalid, why
+		case !state.Mode.HasVNIDs():
+			found.Reason = networkv1.ReasonNoEffect
+			found.Message = fmt.Sprintf("a flat network has no egress firewalls: they need the plugin %s or %s", networkv1.PluginMultitenant, networkv1.PluginNetworkPolicy)
+		case standing == egressfirewall.Global:
+			found.Reason, found.Message = networkv1.ReasonNoEffect, why
+		case standing != egressfirewall.InEffect:
+			found.Reason, found.Message = networkv1.ReasonConflict, why
+		}
+		findings = append(findings, found)
+	}
+	return findings
+}

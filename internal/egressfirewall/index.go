@@ -1,0 +1,293 @@
+package egressfirewall
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Index is everything that firewalls depend on. It tells what each change did. It is not for concurrent use.
+type Index struct {
+	policies map[string]map[string]Policy // by namespace and name
+	vnids    map[string]uint32
+	members  map[uint32]map[string]struct{}
+	// answers are what names stand for, of those that are known; users are the namespaces whose policies have a name.
+	answers map[string][]netip.Addr
+	users   map[string]map[string]struct{}
+	// stale are namespaces whose firewalls may be others than told; told are the firewalls that there are.
+	stale map[string]struct{}
+	told  map[string]*Firewall
+}
+
+// NewIndex returns an empty index.
+func NewIndex() *Index {
+	return &Index{
+		policies: map[string]map[string]Policy{}, vnids: map[string]uint32{}, members: map[uint32]map[string]struct{}{},
+		answers: map[string][]netip.Addr{}, users: map[string]map[string]struct{}{},
+		stale: map[string]struct{}{}, told: map[string]*Firewall{},
+	}
+}
+
+// SetPolicy adds a policy, or replaces it.
+func (x *Index) SetPolicy(p Policy) {
+	if x.policies[p.Namespace] == nil {
+		x.policies[p.Namespace] = map[string]Policy{}
+	}
+	x.unuse(p.Key)
+	x.policies[p.Namespace][p.Name] = p
+	for _, rule := range p.Rules {
+		if rule.Name != "" {
+			if x.users[rule.Name] == nil {
+				x.users[rule.Name] = map[string]struct{}{}
+			}
+			x.users[rule.Name][p.Namespace] = struct{}{}
+		}
+	}
+	x.touch(p.Namespace)
+}
+
+// DeletePolicy takes a policy away. One that is not there is no error.
+func (x *Index) DeletePolicy(key Key) {
+	x.unuse(key)
+	delete(x.policies[key.Namespace], key.Name)
+	if len(x.policies[key.Namespace]) == 0 {
+		delete(x.policies, key.Namespace)
+	}
+	x.touch(key.Namespace)
+}
+
+// unuse forgets that a policy uses names, unless others of its namespace do.
+func (x *Index) unuse(key Key) {
+	gone := map[string]struct{}{}
+	for _, rule := range x.policies[key.Namespace][key.Name].Rules {
+		if rule.Name != "" {
+			gone[rule.Name] = struct{}{}
+		}
+	}
+	for name, other := range x.policies[key.Namespace] {
+		if name != key.Name {
+			for _, rule := range other.Rules {
+				delete(gone, rule.Name)
+			}
+		}
+	}
+	for name := range gone {
+		delete(x.users[name], key.Namespace)
+		if len(x.users[name]) == 0 {
+			delete(x.users, name)
+		}
+	}
+}
+
+// SetVNID says which VNID a namespace has.
+func (x *Index) SetVNID(namespace string, vnid uint32) {
+	if was, had := x.vnids[namespace]; had && was == vnid {
+		return
+	}
+	x.DeleteVNID(namespace)
+	x.vnids[namespace] = vnid
+	if x.members[vnid] == nil {
+		x.members[vnid] = map[string]struct{}{}
+	}
+	x.members[vnid][namespace] = struct{}{}
+	x.touch(namespace)
+}
+
+// DeleteVNID says that a namespace has no VNID.
+func (x *Index) DeleteVNID(namespace string) {
+	vnid, had := x.vnids[namespace]
+	if !had {
+		return
+	}
+	x.touch(namespace)
+	delete(x.vnids, namespace)
+	delete(x.members[vnid], namespace)
+	if len(x.members[vnid]) == 0 {
+		delete(x.members, vnid)
+	}
+}
+
+// SetAddresses says what a name stands for.
+func (x *Index) SetAddresses(name string, addrs []netip.Addr) {
+	if was, known := x.answers[name]; known && slices.Equal(was, addrs) {
+		return
+	}
+	x.answers[name] = addrs
+	x.touchUsers(name)
+}
+
+// ForgetName says that it is not known what a name stands for.
+func (x *Index) ForgetName(name string) {
+	if _, known := x.answers[name]; known {
+		delete(x.answers, name)
+		x.touchUsers(name)
+	}
+}
+
+func (x *Index) touchUsers(name string) {
+	for namespace := range x.users[name] {
+		x.stale[namespace] = struct{}{}
+	}
+}
+
+// touch notes that a namespace's firewall may be another, and that of those that share its VNID.
+func (x *Index) touch(namespace string) {
+	x.stale[namespace] = struct{}{}
+	if vnid, has := x.vnids[namespace]; has && vnid != 0 {
+		for member := range x.members[vnid] {
+			x.stale[member] = struct{}{}
+		}
+	}
+}
+
+// Changed returns the namespaces whose firewalls are others than in the call before; nil stands for none.
+func (x *Index) Changed() map[string]*Firewall {
+	changed := map[string]*Firewall{}
+	for namespace := range x.stale {
+		now := x.judge(namespace)
+		if now.Equal(x.told[namespace]) {
+			continue
+		}
+		changed[namespace] = now
+		if now == nil {
+			delete(x.told, namespace)
+		} else {
+			x.told[namespace] = now
+		}
+	}
+	x.stale = map[string]struct{}{}
+	return changed
+}
+
+// All returns all firewalls that there are. What Changed would have told is in it, and is not told again.
+func (x *Index) All() map[string]*Firewall {
+	x.Changed()
+	return maps.Clone(x.told)
+}
+
+// Names returns the names in the policies of namespaces, in order.
+func (x *Index) Names(namespaces map[string]struct{}) []string {
+	names := map[string]struct{}{}
+	for namespace := range namespaces {
+		for _, p := range x.policies[namespace] {
+			for _, rule := range p.Rules {
+				if rule.Name != "" {
+					names[rule.Name] = struct{}{}
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// Users returns the policies that have a name, in order.
+func (x *Index) Users(name string) []Key {
+	var keys []Key
+	for namespace := range x.users[name] {
+		for _, p := range x.policies[namespace] {
+			if slices.ContainsFunc(p.Rules, func(r Rule) bool { return r.Name == name }) {
+				keys = append(keys, p.Key)
+			}
+		}
+	}
+	slices.SortFunc(keys, func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
+	return keys
+}
+
+// effective returns a namespace's policies that say something, by name. One without rules is as none.
+func (x *Index) effective(namespace string) []Policy {
+	var list []Policy
+	for _, name := range slices.Sorted(maps.Keys(x.policies[namespace])) {
+		if p := x.policies[namespace][name]; len(p.Rules) > 0 || p.Err != nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// Standing says whether a policy is in effect, and if not, why.
+type Standing uint8
+
+// The standings of a policy. All but InEffect and Global close its namespace.
+const (
+	// InEffect: what leaves its namespace is judged by it.
+	InEffect Standing = iota
+	// Global: its namespace has VNID 0, where policies have no effect.
+	Global
+	// SharesVNID: other namespaces have its namespace's VNID.
+	SharesVNID
+	// OneOfSeveral: its namespace has several.
+	OneOfSeveral
+	// Unusable: it has an error.
+	Unusable
+)
+
+// Standing returns the standing of a policy that there is, and in words what is wrong; "" for InEffect.
+func (x *Index) Standing(key Key) (Standing, string) {
+	own := x.policies[key.Namespace][key.Name]
+	list := x.effective(key.Namespace)
+	if len(own.Rules) == 0 {
+		list = nil // it says nothing, and others do not concern it
+	}
+	standing, why := x.standing(key.Namespace, list)
+	if own.Err != nil && standing != Global {
+		return Unusable, own.Err.Error()
+	}
+	return standing, why
+}
+
+// standing returns the standing of a namespace's policies.
+func (x *Index) standing(namespace string, list []Policy) (Standing, string) {
+	vnid, has := x.vnids[namespace]
+	switch {
+	case has && vnid == 0:
+		return Global, fmt.Sprintf("namespace %s has VNID 0: it is global, and EgressNetworkPolicies have no effect there", namespace)
+	case has && len(x.members[vnid]) > 1 && x.anyOf(vnid):
+		return SharesVNID, SharedVNID(vnid)
+	case len(list) > 1:
+		return OneOfSeveral, Several(len(list))
+	case len(list) == 1 && list[0].Err != nil:
+		return Unusable, fmt.Sprintf("EgressNetworkPolicy %s cannot be used: %v", list[0].Key, list[0].Err)
+	}
+	return InEffect, ""
+}
+
+// judge returns a namespace's firewall, nil for none.
+func (x *Index) judge(namespace string) *Firewall {
+	list := x.effective(namespace)
+	switch standing, why := x.standing(namespace, list); {
+	case standing == Global:
+		return nil
+	case standing != InEffect:
+		return &Firewall{Closed: why}
+	case len(list) == 0:
+		return nil
+	}
+	compiled := Compile(list[0].Rules, func(name string) ([]netip.Addr, bool) {
+		addrs, known := x.answers[name]
+		return addrs, known
+	})
+	return &compiled
+}
+
+// anyOf reports whether a namespace with the VNID has a policy that says something.
+func (x *Index) anyOf(vnid uint32) bool {
+	for member := range x.members[vnid] {
+		if len(x.effective(member)) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// SharedVNID says in words why namespaces are closed that share a VNID.
+func SharedVNID(vnid uint32) string {
+	return fmt.Sprintf("several namespaces have the VNID %d, and at least one of them an EgressNetworkPolicy: nothing leaves them", vnid)
+}
+
+// Several says in words why a namespace with several policies is closed.
+func Several(number int) string {
+	return fmt.Sprintf("the namespace has %d EgressNetworkPolicies: nothing leaves it; put all rules into one", number)
+}

@@ -1,0 +1,159 @@
+package egressfirewall
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// Key names a policy.
+type Key struct{ Namespace, Name string }
+
+// String returns namespace/name.
+func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+// Verdict says what becomes of a packet.
+type Verdict uint8
+
+// The verdicts. The zero value is the one that fails closed.
+const (
+	Deny Verdict = iota
+	Allow
+)
+
+// String returns the API's word.
+func (v Verdict) String() string {
+	if v == Allow {
+		return string(networkv1.EgressNetworkPolicyRuleAllow)
+	}
+	return string(networkv1.EgressNetworkPolicyRuleDeny)
+}
+
+// Rule is one rule of a policy: it matches a range, or what a name stands for.
+type Rule struct {
+	Verdict Verdict
+	// CIDR is the range; not valid: Name counts.
+	CIDR netip.Prefix
+	// Name is a DNS name in lower case, with its last dot.
+	Name string
+}
+
+// Policy is an EgressNetworkPolicy that was parsed.
+type Policy struct {
+	Key
+	// Rules are its rules, in order.
+	Rules []Rule
+	// Err is why it cannot be used: its namespace is closed then.
+	Err error
+}
+
+// MaxRules is the most rules that a policy may have. It is the API's bound as well.
+const MaxRules = 8000
+
+// maxErrors bounds how many errors of one policy are told.
+const maxErrors = 5
+
+// FromObject parses an EgressNetworkPolicy. What is wrong with it stands in Err, which names the fields.
+func FromObject(o *networkv1.EgressNetworkPolicy) Policy {
+	p := Policy{Key: Key{o.Namespace, o.Name}}
+	if len(o.Spec.Egress) > MaxRules {
+		p.Err = fmt.Errorf("spec.egress: %d rules, at most %d are possible", len(o.Spec.Egress), MaxRules)
+		return p
+	}
+	var errs []error
+	for i := range o.Spec.Egress {
+		rule, err := fromRule(&o.Spec.Egress[i])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.egress[%d].%w", i, err))
+			continue
+		}
+		p.Rules = append(p.Rules, rule)
+	}
+	if more := len(errs) - maxErrors; more > 0 {
+		errs = append(errs[:maxErrors:maxErrors], fmt.Errorf("and %d more", more))
+	}
+	if len(errs) > 0 {
+		p.Rules, p.Err = nil, errors.Join(errs...)
+	}
+	return p
+}
+
+func fromRule(o *networkv1.EgressNetworkPolicyRule) (Rule, error) {
+	var rule Rule
+	switch o.Type {
+	case networkv1.EgressNetworkPolicyRuleAllow:
+		rule.Verdict = Allow
+	case networkv1.EgressNetworkPolicyRuleDeny:
+	default:
+		return rule, fmt.Errorf("type: %.40q: it is Allow or Deny", string(o.Type))
+	}
+	var err error
+	switch {
+	case (o.To.CIDRSelector == "") == (o.To.DNSName == ""):
+		return rule, errors.New("to: exactly one of cidrSelector and dnsName must be set")
+	case o.To.DNSName != "":
+		rule.Name, err = ParseName(o.To.DNSName)
+		return rule, within("to.dnsName", err)
+	default:
+		rule.CIDR, err = parseCIDR(o.To.CIDRSelector)
+		return rule, within("to.cidrSelector", err)
+	}
+}
+
+func within(field string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", field, err)
+}
+
+// parseCIDR parses a range. 0.0.0.0/32 is read as 0.0.0.0/0: what some once wrote for all addresses still means them.
+func parseCIDR(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil || !prefix.Addr().Is4():
+		return netip.Prefix{}, fmt.Errorf("%.40q is no IPv4 range such as 192.0.2.0/24", text)
+	case prefix != prefix.Masked():
+		return netip.Prefix{}, fmt.Errorf("%s has bits set right of the prefix: write %s", text, prefix.Masked())
+	case prefix == netip.PrefixFrom(netip.IPv4Unspecified(), prefix.Addr().BitLen()):
+		return everything(), nil
+	}
+	return prefix, nil
+}
+
+// Bounds of names (RFC 1035, 2.3.4), without the last dot.
+const (
+	maxName  = 253
+	maxLabel = 63
+)
+
+// ParseName returns a name as rules have it: in lower case and with its last dot. Names are absolute: no search list is
+// applied.
+func ParseName(text string) (string, error) {
+	name := strings.ToLower(strings.TrimSuffix(text, "."))
+	if name == "" || len(name) > maxName {
+		return "", fmt.Errorf("%.40q: a name has 1 to %d characters", text, maxName)
+	}
+	if _, err := netip.ParseAddr(name); err == nil {
+		return "", fmt.Errorf("%q is an address: write cidrSelector: %s/32", text, name)
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > maxLabel {
+			return "", fmt.Errorf("%.80q: the parts between dots have 1 to %d characters", text, maxLabel)
+		}
+		if strings.ContainsFunc(label, notInNames) {
+			return "", fmt.Errorf("%.80q: letters, digits, hyphens and dots are possible, and no wildcards", text)
+		}
+	}
+	return name + ".", nil
+}
+
+func notInNames(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
+}
+
+// everything is the range of all addresses.
+func everything() netip.Prefix { return netip.PrefixFrom(netip.IPv4Unspecified(), 0) }

@@ -1,0 +1,93 @@
+package pipeline
+
+import (
+	"fmt"
+	"slices"
+
+	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// dnsPort is the port of name servers (RFC 1035, 4.2).
+const dnsPort = 53
+
+// firewalls reports whether namespaces have egress firewalls: as in OpenShift SDN, not in a flat network.
+func (c *Config) firewalls() bool { return c.isolates() || c.policies() }
+
+// FirewallOwner names a namespace's egress firewall as the origin of flows.
+func FirewallOwner(namespace string) reconcile.Owner {
+	return reconcile.Owner("egressfirewall/" + namespace)
+}
+
+// guarded are the actions that say of a packet's sender which egress firewall its namespace has.
+func (c *Config) guarded(pod Pod) []openflow.Action {
+	if !c.firewalls() || pod.Firewall == 0 {
+		return nil
+	}
+	return []openflow.Action{openflow.SetField(openflow.Reg(RegFirewall, pod.Firewall))}
+}
+
+// firewallStatic adds what egress firewalls need whatever they say. The number that a packet carries is its sender's: a firewall
+// whose rules are not there, or not yet, lets nothing out.
+func (p *program) firewallStatic() {
+	const none, node = 1, 200
+	c := p.config
+	if !c.firewalls() {
+		p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, openflow.GotoTable(TableEgressRoute))
+		return
+	}
+	for _, to := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {
+		p.add(TableExternal, node, "a pod may always ask its node for names", match(to, openflow.IPDst(host(c.NodeIP))), openflow.GotoTable(TableEgressRoute))
+	}
+	p.add(TableEgressFirewall, none, "no firewall", match(openflow.Reg(RegFirewall, 0)), openflow.GotoTable(TableEgressRoute))
+	p.drop(TableEgressFirewall, priorityDefault, "a firewall whose rules are not there", nil)
+}
+
+// Firewall returns the flows of a namespace's egress firewall, which its pods know by a number (Pod.Firewall). None: nothing
+// leaves. Flat networks have none.
+func (c *Config) Firewall(namespace string, number uint32, f *egressfirewall.Firewall) map[openflow.Key]openflow.Entry {
+	return Fragment(c.FirewallRules(namespace, number, f))
+}
+
+// FirewallRules is Firewall with what each flow is for. The longer a range, the higher its priority: so the switch finds the
+// same entry as the firewall (egressfirewall.Firewall), and a change of one entry is a change of one flow.
+func (c *Config) FirewallRules(namespace string, number uint32, f *egressfirewall.Firewall) []Rule {
+	const priority = 100
+	if !c.firewalls() || f == nil || number == 0 {
+		return nil
+	}
+	p := c.program(FirewallOwner(namespace))
+	of := match(openflow.EthType(openflow.EthTypeIPv4), openflow.Reg(RegFirewall, number))
+	if f.Closed != "" {
+		p.drop(TableEgressFirewall, priority, "nothing leaves: "+f.Closed, of)
+		return p.rules
+	}
+	for _, e := range f.Entries {
+		on := of
+		if e.To.Bits() > 0 {
+			on = append(slices.Clip(of), openflow.IPDst(e.To))
+		}
+		at := uint16(priority + e.To.Bits()) //nolint:gosec // 0 to 32
+		if e.Verdict == egressfirewall.Allow {
+			p.add(TableEgressFirewall, at, firewallPurpose(e), on, openflow.GotoTable(TableEgressRoute))
+		} else {
+			p.drop(TableEgressFirewall, at, firewallPurpose(e), on)
+		}
+	}
+	return p.rules
+}
+
+// firewallPurpose says which rule a flow comes from. It is written for each of thousands, when a person asks.
+func firewallPurpose(e egressfirewall.Entry) string {
+	switch {
+	case e.Rule == egressfirewall.NoRule:
+		return "no rule matches: allowed"
+	case e.Unknown:
+		return fmt.Sprintf("egress[%d] denies %s, of which no address is known: all are denied", e.Rule, e.Name)
+	case e.Name != "":
+		return fmt.Sprintf("egress[%d]: %s %s", e.Rule, e.Verdict, e.Name)
+	default:
+		return fmt.Sprintf("egress[%d]: %s", e.Rule, e.Verdict)
+	}
+}

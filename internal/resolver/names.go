@@ -1,0 +1,359 @@
+package resolver
+
+import (
+	"container/heap"
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Defaults of Options.
+const (
+	// DefaultMinTTL keeps names whose answers are good for less from being asked for all the time.
+	DefaultMinTTL = 5 * time.Second
+	// DefaultMaxTTL is how long an answer counts at most.
+	DefaultMaxTTL = 30 * time.Minute
+	// DefaultMaxNegativeTTL is how long it counts at most that a name has no addresses.
+	DefaultMaxNegativeTTL = 30 * time.Second
+	// DefaultQuestions is how many names are asked for at once.
+	DefaultQuestions = 16
+)
+
+// How soon a name is asked for again that cannot be resolved: doubled from the first to the last.
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+	// maxDoublings keeps the doubled delay within a Duration.
+	maxDoublings = 10
+)
+
+// Lookup asks for a name: Client.Lookup.
+type Lookup func(ctx context.Context, name string) (Answer, error)
+
+// Clock is the time.
+type Clock interface {
+	Now() time.Time
+	// At returns a channel that gets a value at a time, and what ends the waiting.
+	At(t time.Time) (due <-chan time.Time, stop func())
+}
+
+// Options of Names.
+type Options struct {
+	// Lookup asks. Required.
+	Lookup Lookup
+	// Changed is told that names stand for other addresses, or cannot be resolved, or can again. It must not wait. Required.
+	Changed func()
+	// File keeps what names stand for. Empty: nothing is kept.
+	File string
+	// MinTTL, MaxTTL and MaxNegativeTTL bound how long an answer counts. Zero: the defaults.
+	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
+	// Questions is how many names are asked for at once. Zero: DefaultQuestions.
+	Questions int
+	// Clock is the time. Nil: the system's.
+	Clock Clock
+	// Log gets what nobody waits for. Nil: discarded.
+	Log *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	for value, fallback := range map[*time.Duration]time.Duration{
+		&o.MinTTL: DefaultMinTTL, &o.MaxTTL: DefaultMaxTTL, &o.MaxNegativeTTL: DefaultMaxNegativeTTL,
+	} {
+		if *value == 0 {
+			*value = fallback
+		}
+	}
+	if o.Questions == 0 {
+		o.Questions = DefaultQuestions
+	}
+	if o.Clock == nil {
+		o.Clock = systemClock{}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// systemClock is the system's time.
+type systemClock struct{}
+
+// Now implements Clock.
+func (systemClock) Now() time.Time { return time.Now() }
+
+// At implements Clock.
+func (systemClock) At(t time.Time) (due <-chan time.Time, stop func()) {
+	timer := time.NewTimer(time.Until(t))
+	return timer.C, func() { timer.Stop() }
+}
+
+// Names keeps names resolved. All methods may be called concurrently.
+type Names struct {
+	opts Options
+	wake chan struct{}
+	// answers carries what was asked for to Run.
+	answers chan result
+
+	mu     sync.Mutex
+	wanted map[string]*name
+	// queue are the names that nobody asks for now, by when they are due.
+	queue queue
+	// restored is what the file said, until it is known what is wanted.
+	restored map[string][]netip.Addr
+	// changed are names of which State says other than before, and nobody has taken it.
+	changed map[string]struct{}
+	// unsaved says that the file is not as it should be.
+	unsaved bool
+}
+
+// name is a name that is wanted.
+type name struct {
+	text  string
+	state State
+	// due is when it is asked for again.
+	due time.Time
+	// failures counts since the last answer.
+	failures int
+}
+
+// queue is a heap of names, the first that is due on top. Those that are not wanted any more go when they are due.
+type queue []*name
+
+// Len implements heap.Interface, as do the others.
+func (q queue) Len() int { return len(q) }
+
+// Less implements heap.Interface.
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+
+// Swap implements heap.Interface.
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+// Push implements heap.Interface.
+func (q *queue) Push(x any) { *q = append(*q, x.(*name)) } //nolint:forcetypeassert // nothing else is pushed
+
+// Pop implements heap.Interface.
+func (q *queue) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
+
+// State is what is known of a name.
+type State struct {
+	// Addrs are its addresses of both families, in order. Known says that there was an answer.
+	Addrs []netip.Addr
+	Known bool
+	// Err is why it could not be resolved when it was asked for last; nil: it could.
+	Err error
+}
+
+// result is what became of a question.
+type result struct {
+	of     *name
+	answer Answer
+	err    error
+}
+
+// NewNames returns Names that keeps nothing yet, and begins with what the file says.
+func NewNames(opts Options) *Names {
+	n := &Names{
+		opts: opts.withDefaults(), wake: make(chan struct{}, 1), answers: make(chan result),
+		wanted: map[string]*name{}, changed: map[string]struct{}{},
+	}
+	var err error
+	if n.restored, err = load(n.opts.File); err != nil {
+		n.opts.Log.Warn("what names stood for is not known, they are resolved anew", "file", n.opts.File, "error", err)
+	}
+	return n
+}
+
+// Want says which names are kept resolved from now on: those, and no others.
+func (n *Names) Want(list []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	keep := make(map[string]struct{}, len(list))
+	for _, text := range list {
+		keep[text] = struct{}{}
+		if n.wanted[text] != nil {
+			continue
+		}
+		fresh := &name{text: text}
+		if addrs, known := n.restored[text]; known {
+			fresh.state = State{Addrs: addrs, Known: true}
+			n.changed[text] = struct{}{}
+		}
+		n.wanted[text] = fresh
+		heap.Push(&n.queue, fresh)
+	}
+	for text := range n.wanted {
+		if _, kept := keep[text]; !kept {
+			delete(n.wanted, text)
+			n.changed[text] = struct{}{}
+			n.unsaved = true
+		}
+	}
+	n.unsaved = n.unsaved || len(n.restored) > 0
+	n.restored = nil
+	n.wakeUp()
+}
+
+// State returns what is known of a name.
+func (n *Names) State(text string) State {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if of := n.wanted[text]; of != nil {
+		return of.state
+	}
+	return State{}
+}
+
+// Take returns the names of which State says other than when it was taken last, in order.
+func (n *Names) Take() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	list := slices.Sorted(maps.Keys(n.changed))
+	clear(n.changed)
+	return list
+}
+
+func (n *Names) wakeUp() {
+	select {
+	case n.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// Run asks until ctx ends.
+func (n *Names) Run(ctx context.Context) error {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	questions := 0
+	for {
+		next := n.begin(&questions, func(of *name) {
+			asking.Go(func() { n.ask(ctx, of) })
+		})
+		var due <-chan time.Time
+		stop := func() {}
+		if !next.IsZero() {
+			due, stop = n.opts.Clock.At(next)
+		}
+		tell := false
+		select {
+		case <-ctx.Done():
+			stop()
+			return nil
+		case <-n.wake:
+		case <-due:
+		case r := <-n.answers:
+			tell = n.settle(r, &questions)
+		}
+		stop()
+		n.save() // before anybody acts on it
+		if tell {
+			n.opts.Changed()
+		}
+	}
+}
+
+// begin asks for what is due, as far as there is room, and returns when there will be more; zero: not before an answer comes.
+func (n *Names) begin(questions *int, ask func(*name)) (next time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.opts.Clock.Now()
+	for len(n.queue) > 0 && *questions < n.opts.Questions {
+		first := n.queue[0]
+		if first.due.After(now) {
+			return first.due
+		}
+		heap.Pop(&n.queue)
+		if n.wanted[first.text] == first {
+			*questions++
+			ask(first)
+		}
+	}
+	return time.Time{}
+}
+
+func (n *Names) ask(ctx context.Context, of *name) {
+	answer, err := n.opts.Lookup(ctx, of.text)
+	select {
+	case n.answers <- result{of, answer, err}:
+	case <-ctx.Done():
+	}
+}
+
+// settle takes note of what became of a question, and of those that have come meanwhile, and reports whether anybody is to be told.
+func (n *Names) settle(r result, questions *int) (tell bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.opts.Clock.Now()
+	for {
+		*questions--
+		tell = n.take(r, now) || tell
+		select {
+		case r = <-n.answers:
+		default:
+			return tell
+		}
+	}
+}
+
+// take takes note of an answer, or of there being none, and reports whether State says other than before. The caller holds mu.
+func (n *Names) take(r result, now time.Time) bool {
+	of := r.of
+	if n.wanted[of.text] != of { // nobody wants to know any more
+		return false
+	}
+	tell := (r.err == nil) != (of.state.Err == nil)
+	if r.err != nil {
+		of.state.Err = r.err
+		of.due = now.Add(min(firstRetry<<min(of.failures, maxDoublings), lastRetry))
+		of.failures++
+	} else {
+		if !of.state.Known || !slices.Equal(of.state.Addrs, r.answer.Addrs) {
+			tell, n.unsaved = true, true
+		}
+		of.state = State{Addrs: r.answer.Addrs, Known: true}
+		of.due, of.failures = now.Add(n.lasts(r.answer)), 0
+	}
+	heap.Push(&n.queue, of)
+	if tell {
+		n.changed[of.text] = struct{}{}
+	}
+	return tell
+}
+
+// lasts returns how long an answer counts.
+func (n *Names) lasts(a Answer) time.Duration {
+	most := n.opts.MaxTTL
+	if len(a.Addrs) == 0 {
+		most = n.opts.MaxNegativeTTL
+	}
+	return max(n.opts.MinTTL, min(a.TTL, most))
+}
+
+// save writes the file, if it is not as it should be.
+func (n *Names) save() {
+	n.mu.Lock()
+	if !n.unsaved || n.opts.File == "" {
+		n.mu.Unlock()
+		return
+	}
+	n.unsaved = false
+	known := make(map[string][]netip.Addr, len(n.wanted))
+	for text, of := range n.wanted {
+		if of.state.Known {
+			known[text] = of.state.Addrs
+		}
+	}
+	n.mu.Unlock()
+	if err := store(n.opts.File, known); err != nil {
+		n.opts.Log.Warn("what names stand for is not kept: after a restart they are resolved anew", "file", n.opts.File, "error", err)
+	}
+}

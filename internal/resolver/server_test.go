@@ -1,0 +1,180 @@
+package resolver_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/miekg/dns"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// nameServer is a name server on the loopback, by UDP and by TCP, that says what the test tells it to.
+type nameServer struct {
+	addr string
+
+	mu sync.Mutex
+	// answer makes the reply to a question; false: none comes.
+	answer func(network string, q dns.Question, reply *dns.Msg) bool
+	asked  map[string]int // by network, name and type
+}
+
+// serve starts one at 127.0.0.N, on the port given; "0" takes a free one.
+func serve(t *testing.T, n int, port string) *nameServer {
+	t.Helper()
+	s := &nameServer{asked: map[string]int{}}
+	var packets net.PacketConn
+	var streams net.Listener
+	for range 20 { // a port has to be free for both
+		var err error
+		if packets, err = net.ListenPacket("udp", fmt.Sprintf("127.0.0.%d:%s", n, port)); err != nil {
+			t.Fatal(err)
+		}
+		if streams, err = net.Listen("tcp", packets.LocalAddr().String()); err == nil {
+			break
+		}
+		_ = packets.Close()
+	}
+	if streams == nil {
+		t.Fatal("no port is free for UDP and TCP")
+	}
+	s.addr = packets.LocalAddr().String()
+	for network, server := range map[string]*dns.Server{"udp": {PacketConn: packets}, "tcp": {Listener: streams}} {
+		started := make(chan struct{})
+		server.NotifyStartedFunc = func() { close(started) }
+		server.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) { s.handle(network, w, r) })
+		ended := make(chan error, 1)
+		go func() { ended <- server.ActivateAndServe() }()
+		<-started
+		t.Cleanup(func() {
+			if err := server.Shutdown(); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return s
+}
+
+func (s *nameServer) handle(network string, w dns.ResponseWriter, r *dns.Msg) {
+	s.mu.Lock()
+	q := r.Question[0]
+	s.asked[network+" "+q.Name+" "+dns.TypeToString[q.Qtype]]++
+	answer := s.answer
+	s.mu.Unlock()
+	reply := new(dns.Msg).SetReply(r)
+	reply.RecursionAvailable = true
+	if answer(network, q, reply) {
+		_ = w.WriteMsg(reply)
+	}
+}
+
+// says sets what the server answers from now on.
+func (s *nameServer) says(answer func(network string, q dns.Question, reply *dns.Msg) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = answer
+}
+
+// has sets the records that the server has from now on, and nothing else.
+func (s *nameServer) has(t *testing.T, records ...string) {
+	t.Helper()
+	var list []dns.RR
+	for _, text := range records {
+		list = append(list, record(t, text))
+	}
+	s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
+		zone(list, q, reply)
+		return true
+	})
+}
+
+// zone answers as a server does that resolves: with all that it has on the way, or with the SOA.
+func zone(list []dns.RR, q dns.Question, reply *dns.Msg) {
+	name, exists, found := q.Name, false, false
+	for range 20 {
+		next := ""
+		for _, r := range list {
+			if !strings.EqualFold(r.Header().Name, name) {
+				continue
+			}
+			exists = true
+			if alias, is := r.(*dns.CNAME); is {
+				reply.Answer, next = append(reply.Answer, r), alias.Target
+			} else if r.Header().Rrtype == q.Qtype {
+				reply.Answer, found = append(reply.Answer, r), true
+			}
+		}
+		if next == "" {
+			break
+		}
+		name, exists = next, false
+	}
+	if found {
+		return
+	}
+	for _, r := range list {
+		if r.Header().Rrtype == dns.TypeSOA {
+			reply.Ns = append(reply.Ns, r)
+		}
+	}
+	if !exists {
+		reply.Rcode = dns.RcodeNameError
+	}
+}
+
+func record(t *testing.T, text string) dns.RR {
+	t.Helper()
+	r, err := dns.NewRR(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+const soa = "example. 60 IN SOA ns.example. root.example. 1 60 60 60 20"
+
+// times is how often a question was asked.
+func (s *nameServer) times(question string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[question]
+}
+
+func (s *nameServer) port(t *testing.T) string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// resolvConf writes a resolv.conf.
+func resolvConf(t *testing.T, lines ...string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	rewrite(t, path, lines...)
+	return path
+}
+
+func rewrite(t *testing.T, path string, lines ...string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serverFails is what a server says that cannot reach those that know.
+func serverFails(_ string, _ dns.Question, reply *dns.Msg) bool {
+	reply.Rcode = dns.RcodeServerFailure
+	return true
+}

@@ -1,0 +1,282 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/miekg/dns"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/traffic"
+)
+
+// egressScene is pods of two namespaces, and hosts beyond the router, one of them a name server.
+type egressScene struct {
+	cluster *lab.Cluster
+	api     client.Client
+	zone    *nameServer
+	// near and far are pods of the first namespace, on the first and the second node; stranger is of the second, on the first.
+	near, far, stranger *lab.Pod
+	// hosts are addresses beyond the router, each of which answers with its own.
+	hosts []netip.Addr
+}
+
+// Namespaces of the scene.
+const (
+	egressOne = "egress-one"
+	egressTwo = "egress-two"
+)
+
+// newEgressScene makes the scene, in the mode that the cluster has.
+func newEgressScene(t *testing.T, c *lab.Cluster) *egressScene {
+	t.Helper()
+	s := &egressScene{cluster: c}
+	config, err := c.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := networkv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	if s.api, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		s.hosts = append(s.hosts, s.host(t, 20+i))
+	}
+	s.zone = serveNames(t, c.Outside.Netns, netip.AddrPortFrom(c.Outside.IP, 53))
+	for _, name := range []string{egressOne, egressTwo} {
+		addProject(t, c, name)
+	}
+	pod := func(node, namespace, name string) *lab.Pod {
+		p, err := tryAddPod(t.Context(), c, lab.PodSpec{Node: node, Namespace: namespace, Name: name})
+		if p != nil {
+			t.Cleanup(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				defer cancel()
+				if err := c.DelPod(ctx, p); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	s.near, s.far, s.stranger = pod("n1", egressOne, "egress-near"), pod("n2", egressOne, "egress-far"), pod("n1", egressTwo, "egress-stranger")
+	tell(t, s.far.Netns, "far", tellPort)
+	return s
+}
+
+// host makes another address beyond the router, which answers with its own until the test ends.
+func (s *egressScene) host(t *testing.T, number int) netip.Addr {
+	t.Helper()
+	b := s.cluster.Outside.IP.As4()
+	b[3] = byte(number) //nolint:gosec // of the test's own
+	addr := netip.AddrFrom4(b)
+	enter := []string{"nsenter", "--net=" + s.cluster.Outside.Netns, "--", "ip", "address"}
+	mustRun(t, append(enter, "add", addr.String()+"/24", "dev", "eth0"))
+	t.Cleanup(func() {
+		if _, err := run(context.Background(), append(enter, "del", addr.String()+"/24", "dev", "eth0")); err != nil {
+			t.Error(err)
+		}
+	})
+	tellAt(t, s.cluster.Outside.Netns, addr.String(), netip.AddrPortFrom(addr, tellPort))
+	return addr
+}
+
+// rules are written as "Allow 192.0.2.0/24" or "Deny www.example.test".
+func rules(texts ...string) []networkv1.EgressNetworkPolicyRule {
+	list := []networkv1.EgressNetworkPolicyRule{}
+	for _, text := range texts {
+		kind, to, _ := strings.Cut(text, " ")
+		rule := networkv1.EgressNetworkPolicyRule{Type: networkv1.EgressNetworkPolicyRuleType(kind)}
+		if strings.Contains(to, "/") {
+			rule.To.CIDRSelector = to
+		} else {
+			rule.To.DNSName = to
+		}
+		list = append(list, rule)
+	}
+	return list
+}
+
+// policy makes a policy, or replaces its rules; it goes with the test.
+func (s *egressScene) policy(t *testing.T, namespace, name string, texts ...string) {
+	t.Helper()
+	object := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	object.Spec.Egress = rules(texts...)
+	err := s.api.Create(t.Context(), object)
+	if err == nil {
+		t.Cleanup(func() { s.drop(t, namespace, name) })
+		return
+	}
+	if apierrors.IsAlreadyExists(err) {
+		err = s.api.Patch(t.Context(), object, client.Merge)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// drop deletes a policy; that it is gone is no error.
+func (s *egressScene) drop(t *testing.T, namespace, name string) {
+	t.Helper()
+	err := s.api.Delete(context.Background(), &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
+	if client.IgnoreNotFound(err) != nil {
+		t.Error(err)
+	}
+}
+
+// standing waits until a policy's condition Valid has a reason, and says a word.
+func (s *egressScene) standing(t *testing.T, namespace, name, reason, says string) {
+	t.Helper()
+	await(t, fmt.Sprintf("%s/%s: %s", namespace, name, reason), func(ctx context.Context) error {
+		var object networkv1.EgressNetworkPolicy
+		if err := s.api.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &object); err != nil {
+			return err
+		}
+		valid := meta.FindStatusCondition(object.Status.Conditions, networkv1.ConditionValid)
+		if valid == nil || valid.Reason != reason || !strings.Contains(valid.Message, says) || valid.ObservedGeneration != object.Generation {
+			return fmt.Errorf("its conditions are %v", object.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+// reach waits until the pods of the first namespace reach just the hosts given, by their places, and no others; the second
+// namespace's reaches all, and inside the cluster everything is as it was.
+func (s *egressScene) reach(t *testing.T, what string, places ...int) {
+	t.Helper()
+	s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: {0, 1, 2, 3}})
+}
+
+func (s *egressScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
+	t.Helper()
+	all := []who{{s.near.Name, s.near.Netns, port(s.far.IPs[0], tellPort), true}}
+	for pod, places := range of {
+		for i, host := range s.hosts {
+			passes := false
+			for _, place := range places {
+				passes = passes || place == i
+			}
+			all = append(all, who{pod.Name, pod.Netns, port(host, tellPort), passes})
+		}
+	}
+	expect(t, what, all...)
+}
+
+// nameServer answers for names, by UDP and by TCP, as the test says.
+type nameServer struct {
+	mu      sync.Mutex
+	records map[string][]string // by name; nil: it fails
+	cutOff  bool
+	tcp     int
+}
+
+// serveNames answers in a namespace until the test ends.
+func serveNames(t *testing.T, netns string, at netip.AddrPort) *nameServer {
+	t.Helper()
+	s := &nameServer{records: map[string][]string{}}
+	var servers []*dns.Server
+	err := traffic.In(netns, func() error {
+		packets, err := net.ListenPacket("udp", at.String())
+		if err != nil {
+			return err
+		}
+		streams, err := net.Listen("tcp", at.String())
+		if err != nil {
+			return errors.Join(err, packets.Close())
+		}
+		servers = []*dns.Server{{PacketConn: packets}, {Listener: streams}}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, server := range servers {
+		server.Handler = dns.HandlerFunc(s.answer)
+		started, ended := make(chan struct{}), make(chan error, 1)
+		server.NotifyStartedFunc = func() { close(started) }
+		go func() { ended <- server.ActivateAndServe() }()
+		<-started
+		t.Cleanup(func() {
+			if err := errors.Join(server.Shutdown(), <-ended); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return s
+}
+
+// has sets a name's records; none: the name does not exist.
+func (s *nameServer) has(name string, records ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records[name] = append([]string{}, records...)
+}
+
+// fails has the server fail for a name.
+func (s *nameServer) fails(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records[name] = nil
+}
+
+// cut has the server cut off its answers by UDP, or no more.
+func (s *nameServer) cut(off bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cutOff = off
+}
+
+// byTCP is how often the server was asked by TCP.
+func (s *nameServer) byTCP() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tcp
+}
+
+func (s *nameServer) answer(w dns.ResponseWriter, r *dns.Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply := new(dns.Msg).SetReply(r)
+	reply.RecursionAvailable = true
+	q := r.Question[0]
+	texts, known := s.records[strings.TrimSuffix(q.Name, ".")]
+	_, overTCP := w.RemoteAddr().(*net.TCPAddr)
+	if overTCP {
+		s.tcp++
+	}
+	for _, text := range texts {
+		record, err := dns.NewRR(text)
+		if err == nil && (record.Header().Rrtype == q.Qtype || record.Header().Rrtype == dns.TypeCNAME || record.Header().Name != q.Name) {
+			reply.Answer = append(reply.Answer, record)
+		}
+	}
+	switch {
+	case known && texts == nil:
+		reply.Rcode = dns.RcodeServerFailure
+	case len(texts) == 0:
+		reply.Rcode = dns.RcodeNameError
+	case s.cutOff && !overTCP:
+		reply.Answer, reply.Truncated = nil, true
+	}
+	_ = w.WriteMsg(reply)
+}

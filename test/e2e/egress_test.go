@@ -1,0 +1,262 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/tenant"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// The name in the policies of the tests, and a record that gives it an address.
+const egressName = "www.egress.test"
+
+func address(ttl int, host netip.Addr) string {
+	return fmt.Sprintf("%s. %d IN A %s", egressName, ttl, host)
+}
+
+// What a policy says of addresses and names is what pods reach outside the cluster, on all nodes and at once; and nobody else is
+// concerned.
+func TestEgressFirewall(t *testing.T) {
+	c := cluster(t)
+	byPolicies(t, c)
+	s := newEgressScene(t, c)
+	before := map[string]probe.State{}
+	for _, n := range c.Nodes() {
+		before[n.Name] = settledState(t, n)
+	}
+	all := s.hosts[0].String() + "/30" // 20 to 23
+	one := func(i int) string { return s.hosts[i].String() + "/32" }
+	s.reach(t, "no policy", 0, 1, 2, 3)
+
+	t.Run("ranges in order", func(t *testing.T) {
+		s.policy(t, egressOne, "default", "Allow "+one(0), "Deny "+all)
+		s.reach(t, "an exception first", 0)
+		s.standing(t, egressOne, "default", networkv1.ReasonValid, "")
+		s.policy(t, egressOne, "default", "Deny "+all, "Allow "+one(0))
+		s.reach(t, "an exception that comes too late")
+		s.policy(t, egressOne, "default", "Deny "+one(1), "Allow "+all, "Deny 0.0.0.0/0")
+		s.reach(t, "three ranges", 0, 2, 3)
+		s.policy(t, egressOne, "default", "Deny 0.0.0.0/0")
+		s.reach(t, "deny all")
+		s.policy(t, egressOne, "default")
+		s.reach(t, "no rules", 0, 1, 2, 3)
+	})
+	t.Run("a connection ends", func(t *testing.T) {
+		talk, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", port(s.hosts[0], tellPort))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = talk.Close() }()
+		if _, err := talk.Ask(); err != nil {
+			t.Fatal(err)
+		}
+		s.policy(t, egressOne, "default", "Deny "+one(0))
+		s.reach(t, "one denied", 1, 2, 3)
+		if answer, err := talk.Ask(); err == nil {
+			t.Errorf("the connection goes on: %s", answer)
+		}
+	})
+	t.Run("several policies", func(t *testing.T) {
+		s.policy(t, egressOne, "default", "Deny "+one(0))
+		s.policy(t, egressOne, "other", "Allow 0.0.0.0/0")
+		s.reach(t, "two policies")
+		for _, name := range []string{"default", "other"} {
+			s.standing(t, egressOne, name, networkv1.ReasonConflict, "2 EgressNetworkPolicies")
+		}
+		s.drop(t, egressOne, "other")
+		s.reach(t, "one again", 1, 2, 3)
+		s.standing(t, egressOne, "default", networkv1.ReasonValid, "")
+	})
+	t.Run("wrong policies are refused", func(t *testing.T) {
+		for says, text := range map[string]string{
+			"supported values":        "AllowX 192.0.2.0/24",
+			"canonical form":          "Allow 192.0.2.1/24",
+			"exactly one of":          "Allow ",
+			"an address is no name":   "Allow 192.0.2.1",
+			"spec.egress[0].to.dnsNa": "Allow *.example.test",
+		} {
+			object := &networkv1.EgressNetworkPolicy{}
+			object.Namespace, object.Name, object.Spec.Egress = egressTwo, "wrong", rules(text)
+			if err := s.api.Create(t.Context(), object); err == nil {
+				s.drop(t, egressTwo, "wrong")
+				t.Errorf("%q was taken", text)
+			} else if !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(says)) {
+				t.Errorf("%q: %v does not say %q", text, err, says)
+			}
+		}
+	})
+	t.Run("names", func(t *testing.T) { s.names(t, all) })
+	t.Run("restarts", func(t *testing.T) { s.restarts(t, all) })
+
+	s.drop(t, egressOne, "default")
+	s.reach(t, "no policy again", 0, 1, 2, 3)
+	for _, n := range c.Nodes() {
+		awaitState(t, n, before[n.Name], "the policy is gone")
+	}
+}
+
+// names: a name is what the name server says, from one TTL to the next, and what is not known is closed.
+func (s *egressScene) names(t *testing.T, all string) {
+	const ttl = 5
+	allow := []string{"Allow " + egressName, "Deny " + all}
+	s.zone.fails(egressName)
+	s.policy(t, egressOne, "default", allow...)
+	s.reach(t, "a name that cannot be resolved is not allowed")
+	s.zone.has(egressName, address(ttl, s.hosts[1]))
+	s.reach(t, "it is resolved", 1)
+	s.zone.has(egressName, address(ttl, s.hosts[2]), address(ttl, s.hosts[3]))
+	s.reach(t, "it has other addresses", 2, 3)
+	s.zone.has(egressName, fmt.Sprintf("%s. %d IN CNAME far.test.", egressName, ttl), fmt.Sprintf("far.test. %d IN A %s", ttl, s.hosts[0]))
+	s.reach(t, "it is an alias", 0)
+	s.zone.cut(true)
+	s.zone.has(egressName, address(ttl, s.hosts[1]))
+	s.reach(t, "the answer does not fit a packet", 1)
+	if s.zone.byTCP() == 0 {
+		t.Error("nobody asked by TCP")
+	}
+	s.zone.cut(false)
+	s.zone.has(egressName)
+	s.reach(t, "the name is gone")
+
+	s.zone.fails(egressName)
+	s.policy(t, egressOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name does not exist still
+	s.reach(t, "a name that does not exist is denied", 0, 1, 2, 3)
+	s.policy(t, egressOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny other.egress.test")
+	s.zone.fails("other.egress.test")
+	s.reach(t, "a name that nobody knows is denied: all is closed that no rule before has matched", 3)
+	s.zone.has("other.egress.test", fmt.Sprintf("other.egress.test. %d IN A %s", ttl, s.hosts[0]))
+	s.reach(t, "it is resolved", 1, 2, 3)
+}
+
+// restarts: an agent that is killed changes nothing, under traffic: what is allowed by a name passes, and what is denied does not.
+func (s *egressScene) restarts(t *testing.T, all string) {
+	s.zone.has(egressName, address(5, s.hosts[0]))
+	s.policy(t, egressOne, "default", "Allow "+egressName, "Deny "+all)
+	s.reach(t, "by name", 0)
+	denied := echo(t, s.cluster.Outside.Netns, s.hosts[2])
+	allowed := echo(t, s.cluster.Outside.Netns, s.hosts[0])
+	running := func(to netip.Addr) *traffic.Load {
+		load, err := traffic.NewLoad([]traffic.Pair{
+			{Name: "near to " + to.String(), From: s.near.Netns, To: port(to, echoPort)}, {Name: "far to " + to.String(), From: s.far.Netns, To: port(to, echoPort)},
+		}, 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return load
+	}
+	ping(t, s.near.Netns, s.hosts[0])
+	ping(t, s.far.Netns, s.hosts[0])
+	watches := map[string]*probe.FlowWatch{}
+	for _, n := range s.cluster.Nodes() {
+		watches[n.Name] = watchFlows(t, n)
+	}
+	good, bad := running(s.hosts[0]), running(s.hosts[2])
+	for i, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGTERM, syscall.SIGKILL} {
+		n := s.cluster.Node(1 + i%2)
+		if i == 2 { // a name server that is away then makes no difference
+			s.zone.fails(egressName)
+		}
+		kill(t, s.cluster, n.Name+"/weft-agent", signal)
+		await(t, n.Name+" ready", func(ctx context.Context) error { return ready(ctx, n) })
+	}
+	tallies, err := good.Stop()
+	sent := uint64(0)
+	for _, tally := range tallies {
+		sent += tally.Sent
+		if tally.Lost > 0 {
+			t.Errorf("of what is allowed, packets were lost: %v", err)
+		}
+	}
+	tallies, _ = bad.Stop() // all are lost
+	for _, tally := range tallies {
+		if tally.Sent == 0 {
+			t.Error("nothing was sent that must not arrive")
+		}
+	}
+	if sources := denied.Sources(); len(sources) > 0 {
+		t.Errorf("what is denied came through: %v", sources)
+	}
+	if len(allowed.Sources()) == 0 || sent == 0 {
+		t.Error("nothing was sent that is to arrive")
+	}
+	for name, watch := range watches {
+		if err := watch.Check(t.Context(), nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Logf("%d packets, none lost, and none came through that is denied", sent)
+	s.reach(t, "after restarts", 0)
+}
+
+// Between isolated projects: namespaces that share a VNID are closed if any has a policy, one that is global is not concerned, and a
+// policy goes with its namespace wherever that moves.
+func TestEgressFirewallOfProjects(t *testing.T) {
+	c := cluster(t)
+	e := &estate{cluster: c}
+	config, err := c.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Timeout = 0 // watches last
+	if e.tenants, err = tenant.New(config); err != nil {
+		t.Fatal(err)
+	}
+	e.flatAgain(t)
+	s := newEgressScene(t, c)
+	s.policy(t, egressOne, "default", "Deny "+s.hosts[0].String()+"/32")
+	s.standing(t, egressOne, "default", networkv1.ReasonNoEffect, "a flat network has no egress firewalls")
+	s.reach(t, "a flat network", 0, 1, 2, 3)
+
+	e.setMode(t, networkv1.PluginMultitenant)
+	s.reach(t, "isolated projects", 1, 2, 3)
+	s.standing(t, egressOne, "default", networkv1.ReasonValid, "")
+	both := func(what string, places ...int) {
+		t.Helper()
+		s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: places})
+	}
+	end := s.forbidden(t, 0)
+	e.change(t, tenant.Join(egressOne), egressTwo)
+	both("joined")
+	s.standing(t, egressOne, "default", networkv1.ReasonConflict, "several namespaces have the VNID")
+	e.change(t, tenant.Isolate(), egressTwo)
+	s.reach(t, "isolated again", 1, 2, 3)
+	e.change(t, tenant.Isolate(), egressOne)
+	s.reach(t, "moved", 1, 2, 3)
+	end()
+	e.change(t, tenant.Global(), egressOne)
+	s.reach(t, "global", 0, 1, 2, 3)
+	s.standing(t, egressOne, "default", networkv1.ReasonNoEffect, "VNID 0")
+	e.change(t, tenant.Isolate(), egressOne)
+	s.reach(t, "global no more", 1, 2, 3)
+	e.setMode(t, networkv1.PluginSubnet)
+	s.reach(t, "flat again", 0, 1, 2, 3)
+}
+
+// forbidden sends to a host that the first namespace must not reach, and returns what ends that and counts.
+func (s *egressScene) forbidden(t *testing.T, host int) (end func()) {
+	t.Helper()
+	at := echo(t, s.cluster.Outside.Netns, s.hosts[host])
+	load, err := traffic.NewLoad([]traffic.Pair{{Name: "forbidden", From: s.near.Netns, To: port(s.hosts[host], echoPort)}, {Name: "forbidden from far", From: s.far.Netns, To: port(s.hosts[host], echoPort)}}, 200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	return func() {
+		tallies, _ := load.Stop() // all are lost
+		if sources := at.Sources(); len(sources) > 0 {
+			t.Errorf("what was forbidden throughout came through: %v", sources)
+		}
+		t.Logf("%v in %s", tallies, time.Since(began).Round(time.Millisecond))
+	}
+}
