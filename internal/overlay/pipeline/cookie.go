@@ -20,6 +20,7 @@ const (
 	kindNodes      = 0x07
 	kindLearned    = 0x08
 	kindTargets    = 0x09
+	kindEgressIP   = 0x0c
 	kindPolicyRule = 0x10
 	kindPolicyTerm = 0x11
 )
@@ -57,6 +58,8 @@ func Cookie(owner reconcile.Owner) uint64 {
 		number = kindNodes
 	case "targets":
 		number = kindTargets
+	case "egressip":
+		number = kindEgressIP
 	case "policyrule":
 		number = kindPolicyRule
 	case "policyterm":

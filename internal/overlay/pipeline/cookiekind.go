@@ -18,6 +18,8 @@ func CookieKind(cookie uint64) string {
 		return "nodes"
 	case kindLearned:
 		return "affinity"
+	case kindEgressIP:
+		return "egressip"
 	case kindPolicyRule:
 		return "policyrule"
 	case kindPolicyTerm:

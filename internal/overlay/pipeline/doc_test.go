@@ -42,6 +42,7 @@ func document(c *pipeline.Config) string {
 	documentServices(&b)
 	documentPolicies(&b)
 	documentTenants(&b)
+	documentEgressIPs(&b)
 	return b.String()
 }
 
