@@ -305,7 +305,7 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 		return nil
 	}
 	p := pod(rec)
-	p.Isolation = isolation
+	p.Isolation, p.Egress = isolation, s.egress.groups[rec.PodNamespace]
 	return s.pipeline.Pod(p)
 }
 

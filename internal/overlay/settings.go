@@ -34,6 +34,8 @@ type settings struct {
 	attachments plan.Settings
 	// tenants are the namespaces' VNIDs; other than the rest they change.
 	tenants *tenants
+	// egress is which namespaces leave by egress addresses.
+	egress egressOf
 }
 
 // newSettings returns the settings of a View, or an error that says what is wrong and what would be right.

@@ -293,6 +293,7 @@ func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
 // pod returns what the flows have to know of an attachment, false for one whose namespace has no VNID: it stays closed.
 func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	p := pod(rec)
+	p.Egress = s.egress.groups[rec.PodNamespace]
 	if !s.isolates() {
 		return p, true
 	}
