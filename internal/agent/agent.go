@@ -189,6 +189,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
 		return err
 	}
+	a.objects.egress.refused = func(note string) { a.events.HostSubnet(note) }
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
@@ -223,6 +224,7 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.serveAdmin(serveCtx) })
 	serving.Go(func() error { return a.status.run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
+	serving.Go(func() error { return a.objects.egress.alive.Run(serveCtx) })
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, engines) })
 	serving.Go(func() error { // a failed engine ends the agent
 		select {
@@ -277,6 +279,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followServices(followCtx, network) })
 	following.Go(func() error { return a.followPolicies(followCtx, network) })
 	following.Go(func() error { return a.followTenants(followCtx, network) })
+	following.Go(func() error { return a.followEgress(followCtx, network) })
 	return following.Wait()
 }
 
@@ -400,10 +403,16 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
 		return view, err
 	}
+	if err := a.objects.egress.prepare(ctx, network, &view); err != nil {
+		return view, err
+	}
 	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
 		return view, err
 	}
-	return view, a.objects.tenants.end(ctx) // not before pods are isolated otherwise
+	if err := a.objects.tenants.end(ctx); err != nil || view.Cluster.Mode.HasVNIDs() { // not before pods are isolated otherwise
+		return view, err
+	}
+	return view, a.objects.egress.end(ctx, network)
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
+	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
@@ -29,6 +30,7 @@ const (
 	reasonDrift        = "DriftRepaired"
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
+	reasonEgressIP     = "EgressIPNotHeld"
 )
 
 // Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for
@@ -133,6 +135,11 @@ func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 		Namespace: np.Namespace, Name: np.Name, UID: string(np.UID), Version: np.ResourceVersion,
 	}
 	r.warn(about, reasonPolicy, "Program", r.node+": "+note)
+}
+
+// HostSubnet tells what this node does not do of its HostSubnet.
+func (r *recorder) HostSubnet(note string) {
+	r.warn(Object{Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node}, reasonEgressIP, "Program", note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

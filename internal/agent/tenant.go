@@ -129,7 +129,11 @@ func (t *tenants) end(ctx context.Context) error {
 	if t.handler == nil {
 		return nil
 	}
-	if err := t.cache.RemoveInformer(ctx, &networkv1.NetNamespace{}); err != nil {
+	informer, err := t.cache.GetInformer(ctx, &networkv1.NetNamespace{}, cache.BlockUntilSynced(false)) // which others may use
+	if err == nil {
+		err = informer.RemoveEventHandler(t.handler)
+	}
+	if err != nil {
 		return fmt.Errorf("ending the watch of NetNamespaces: %w", err)
 	}
 	t.handler, t.awaited, t.dirty = nil, false, map[string]struct{}{}

@@ -41,6 +41,8 @@ type objects struct {
 	policies *policies
 	// tenants are watched beside, and only in the mode that has them.
 	tenants *tenants
+	// egress are watched in the modes that have VNIDs.
+	egress *egress
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -79,6 +81,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 		services: newServices(store, node), policies: newPolicies(store, log),
 	}
 	o.tenants = newTenants(store, log, o.signal)
+	o.egress = newEgress(store, node, o.signal)
 	return o, nil
 }
 
@@ -97,7 +100,7 @@ func strip(object any) (any, error) {
 	case *corev1.Node:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *networkv1.NetNamespace:
-		o.Annotations, o.EgressIPs, o.Status = nil, nil, networkv1.NetNamespaceStatus{}
+		o.Annotations, o.Status = nil, networkv1.NetNamespaceStatus{}
 	case *corev1.Service:
 		o.Annotations = nil
 	case *corev1.Pod:

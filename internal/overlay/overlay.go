@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,8 @@ type Node struct {
 	Uplink string
 	// MTU is that interface's, in bytes.
 	MTU int
+	// Network is the range that the node's address has on it: where egress addresses are.
+	Network netip.Prefix
 }
 
 // Engines are the loops that hold the node's state. The overlay starts them and feeds them; who made them runs them.
