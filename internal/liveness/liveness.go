@@ -40,6 +40,9 @@ var errNoAnswer = errors.New("no answer")
 type Watcher struct {
 	// Changed is called when what Gone returns has changed. It must not wait. Nil: nobody is told.
 	Changed func()
+	// Proven says that only a host that has answered once can be gone: where a firewall may keep the question from hosts that
+	// are well.
+	Proven bool
 	// Ask asks a host once, and returns an error if it does not answer within ctx. Nil: by TCP.
 	Ask func(ctx context.Context, host netip.Addr) error
 
@@ -50,7 +53,8 @@ type Watcher struct {
 
 // host is one that is asked.
 type host struct {
-	stop context.CancelFunc // nil: nobody asks yet
+	stop     context.CancelFunc // nil: nobody asks yet
+	answered bool
 	verdict
 }
 
@@ -143,7 +147,8 @@ func (w *Watcher) follow(ctx context.Context, addr netip.Addr, h *host) {
 			return
 		}
 		w.mu.Lock()
-		changed := h.note(err == nil)
+		h.answered = h.answered || err == nil
+		changed := (h.answered || !w.Proven) && h.note(err == nil)
 		rest := Period
 		if err != nil && !h.gone {
 			rest = Patience

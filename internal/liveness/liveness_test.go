@@ -103,6 +103,36 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
+// Whoever has never answered is not gone, where that is asked for.
+func TestProven(t *testing.T) {
+	never, once := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	s := &stage{dead: map[netip.Addr]bool{never: true}, asked: map[netip.Addr]int{}}
+	changed := make(chan struct{}, 10)
+	w := &Watcher{Proven: true, Ask: func(ctx context.Context, host netip.Addr) error {
+		err := s.ask(ctx, host)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.dead[once] = s.asked[once] > 0 && s.asked[never] > missesMax
+		return err
+	}, Changed: func() { changed <- struct{}{} }}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	w.Watch([]netip.Addr{never, once})
+	go func() { ended <- w.Run(ctx) }()
+	select {
+	case <-changed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("not told")
+	}
+	if w.Gone(never) || !w.Gone(once) {
+		t.Errorf("who never answered is gone: %v; who did, and does no more: %v", w.Gone(never), w.Gone(once))
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // This machine answers, also where it refuses; an address that nobody has does not.
 func TestByTCP(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
