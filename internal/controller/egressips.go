@@ -205,7 +205,7 @@ func (r *egressReconciler) updateStatus(ctx context.Context, all []networkv1.Net
 			continue
 		}
 		nn = nn.DeepCopy()
-		changed := false
+		var changed bool
 		if wants {
 			changed = setConditions(&nn.Status.Conditions, nn.Generation, egressCondition(used, about(result.Problems, plan.KindNetNamespace, nn.Name)))
 		} else {

@@ -22,7 +22,9 @@ type Address struct {
 }
 
 // Key implements Item.
-func (a *Address) Key() Key { return Key{Kind: KindAddress, Name: a.Address.String() + " dev " + a.Device} }
+func (a *Address) Key() Key {
+	return Key{Kind: KindAddress, Name: a.Address.String() + " dev " + a.Device}
+}
 
 // Equal implements Item.
 func (a *Address) Equal(other Item) bool {

@@ -14,8 +14,10 @@ import (
 // egressWays are projects with egress addresses: 42 leaves here, 77 by two other nodes, 78 by one, and 79 not at all.
 func egressWays() []pipeline.EgressWay {
 	return []pipeline.EgressWay{
-		{VNID: 42, Here: true}, {VNID: 77, Nodes: []netip.Addr{remote.NodeIP, netip.MustParseAddr("192.0.2.3")}},
-		{VNID: 78, Nodes: []netip.Addr{remote.NodeIP}}, {VNID: 79},
+		{VNID: 42, Here: true},
+		{VNID: 77, Nodes: []netip.Addr{remote.NodeIP, netip.MustParseAddr("192.0.2.3")}},
+		{VNID: 78, Nodes: []netip.Addr{remote.NodeIP}},
+		{VNID: 79},
 	}
 }
 
