@@ -53,7 +53,7 @@ func heldHere(vnid uint32) EgressIPs {
 	return EgressIPs{Ways: map[uint32]EgressWay{vnid: {Address: addressOne}}, Namespaces: map[string]uint32{"a": vnid}}
 }
 
-func elsewhere(vnid uint32, nodes ...netip.Addr) EgressIPs {
+func leavesElsewhere(vnid uint32, nodes ...netip.Addr) EgressIPs {
 	return EgressIPs{Ways: map[uint32]EgressWay{vnid: {Nodes: nodes}}, Namespaces: map[string]uint32{"a": vnid}}
 }
 
@@ -145,12 +145,12 @@ func TestEgressIPComesMovesAndGoes(t *testing.T) {
 	l.del(t, l.of("a", "s3"))
 	l.settled(t)
 
-	l.leaves(t, elsewhere(10, nodeB))
+	l.leaves(t, leavesElsewhere(10, nodeB))
 	l.wantWays(t, "elsewhere", "by the node")
 	if !u.knows(&u.forgotten, addressOne) {
 		t.Error("connections of an address that has gone are not forgotten")
 	}
-	l.leaves(t, elsewhere(10))
+	l.leaves(t, leavesElsewhere(10))
 	l.wantWays(t, "nowhere", "by the node")
 	l.leaves(t, EgressIPs{})
 	l.wantWays(t, "by the node", "by the node")
@@ -162,7 +162,7 @@ func TestEgressIPComesMovesAndGoes(t *testing.T) {
 // A move costs the group's change: no flow of a pod is touched.
 func TestEgressIPMoveTouchesNoPod(t *testing.T) {
 	l, _ := egressLife(t)
-	l.leaves(t, elsewhere(10, nodeB))
+	l.leaves(t, leavesElsewhere(10, nodeB))
 	pods := 0
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for key := range change.Set {
@@ -172,7 +172,7 @@ func TestEgressIPMoveTouchesNoPod(t *testing.T) {
 		}
 		return nil
 	})
-	l.leaves(t, elsewhere(10, netip.MustParseAddr("192.0.2.3")))
+	l.leaves(t, leavesElsewhere(10, netip.MustParseAddr("192.0.2.3")))
 	l.leaves(t, heldHere(10))
 	if pods != 0 {
 		t.Errorf("%d flows of pods were written", pods)
@@ -232,13 +232,13 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	u.mu.Lock()
 	u.err = broken
 	u.mu.Unlock()
-	if err := l.UpdateEgressIPs(context.Background(), elsewhere(10, nodeB)); !errors.Is(err, broken) {
+	if err := l.UpdateEgressIPs(context.Background(), leavesElsewhere(10, nodeB)); !errors.Is(err, broken) {
 		t.Fatalf("%v", err)
 	}
 	u.mu.Lock()
 	u.err = nil
 	u.mu.Unlock()
-	l.leaves(t, elsewhere(10, nodeB))
+	l.leaves(t, leavesElsewhere(10, nodeB))
 	if !u.knows(&u.forgotten, addressOne) {
 		t.Error("connections were not forgotten in the end")
 	}

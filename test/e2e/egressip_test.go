@@ -16,10 +16,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/report"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -43,9 +46,8 @@ type egressScene struct {
 	pods    map[string]*lab.Pod // a1 is the first project's on n1, and so on
 }
 
-func newEgressScene(t *testing.T, plugin string) *egressScene {
+func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 	t.Helper()
-	c := cluster(t)
 	s := &egressScene{cluster: c, pods: map[string]*lab.Pod{}}
 	e := &estate{cluster: c}
 	e.flatAgain(t)
@@ -144,7 +146,7 @@ func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duratio
 
 func TestEgressIPs(t *testing.T) {
 	for name, plugin := range map[string]string{"projects": networkv1.PluginMultitenant, "policies": networkv1.PluginNetworkPolicy} {
-		t.Run(name, func(t *testing.T) { newEgressScene(t, plugin).run(t) })
+		t.Run(name, func(t *testing.T) { newEgressScene(t, cluster(t), plugin).run(t) })
 	}
 }
 
@@ -329,7 +331,7 @@ func (s *egressScene) ghost(t *testing.T) {
 
 // The network hears of an address that moves: who knows it elsewhere is told by gratuitous ARP.
 func TestEgressIPIsAnnounced(t *testing.T) {
-	s := newEgressScene(t, networkv1.PluginMultitenant)
+	s := newEgressScene(t, cluster(t), networkv1.PluginMultitenant)
 	t.Cleanup(func() {
 		for _, n := range s.cluster.Nodes() {
 			s.host(t, n.Name)
@@ -354,4 +356,136 @@ func TestEgressIPIsAnnounced(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A node that dies has its share of what leaves taken over by the other that holds an address of the project; and its address,
+// where the controller gives them out, by another node. It takes three nodes, and so a lab of its own.
+func TestEgressIPFailover(t *testing.T) {
+	config := lab.Config{Name: *labName + "f", Nodes: 3, Runtime: plan.RuntimeCNI, WeftBin: *weftBin}
+	if config.WeftBin == "" {
+		config.WeftBin = t.TempDir()
+		if err := build(t.Context(), config.WeftBin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := lab.Down(context.Background(), config.Name, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := lab.Up(t.Context(), config, func(report.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newEgressScene(t, c, networkv1.PluginMultitenant)
+	s.takeOver(t)
+	s.reassign(t)
+}
+
+// takeOver: of two nodes that hold addresses of the project, one dies.
+func (s *egressScene) takeOver(t *testing.T) {
+	t.Helper()
+	s.want(t, egressA, egressOne, egressTwo)
+	s.host(t, "n2", egressOne)
+	s.host(t, "n3", egressTwo)
+	const some = 24
+	var talks []*traffic.Talk // of a1, by n3
+	await(t, "connections by both nodes", func(ctx context.Context) error {
+		seen := map[string]int{}
+		for range some {
+			talk, err := traffic.NewTalk(ctx, s.pods["a1"].Netns, "tcp", s.outside())
+			if err != nil {
+				return err
+			}
+			answer, err := talk.Ask()
+			if err == nil && answer.Source.String() == egressTwo {
+				talks = append(talks, talk)
+			} else {
+				err = errors.Join(err, talk.Close())
+			}
+			if err != nil {
+				return err
+			}
+			seen[answer.Source.String()]++
+		}
+		if len(seen) != 2 || seen[egressOne] == 0 || seen[egressTwo] == 0 {
+			return fmt.Errorf("seen as %v", seen)
+		}
+		return nil
+	})
+	s.cut(t, "n2", func(began time.Time) {
+		lost := 0
+		await(t, "all that a1 sends leaves by n3", func(ctx context.Context) error {
+			for range some {
+				if got := s.seen(ctx, "a1", "tcp"); got != egressTwo {
+					lost++
+					return fmt.Errorf("seen as %s", got)
+				}
+			}
+			return nil
+		})
+		t.Logf("a node with a share died: all leaves by the other after %s, with %d connections lost and the %d that say so",
+			time.Since(began).Round(time.Millisecond), lost, some)
+		for _, talk := range talks {
+			if answer, err := talk.Ask(); err != nil || answer.Source.String() != egressTwo {
+				t.Errorf("a connection by the node that lives: %v, %v", answer, err)
+			}
+			_ = talk.Close()
+		}
+	})
+	s.host(t, "n2")
+	s.host(t, "n3")
+}
+
+// reassign: a node that the controller gave an address dies.
+func (s *egressScene) reassign(t *testing.T) {
+	t.Helper()
+	s.want(t, egressA, egressThree)
+	for _, name := range []string{"n2", "n3"} {
+		s.set(t, "hostsubnets", name, "egressCIDRs", "172.31.0.96/28")
+	}
+	s.sees(t, "given to a node", "a1 "+egressThree)
+	holder := ""
+	await(t, "a HostSubnet that lists the address", func(ctx context.Context) error {
+		list, err := objects(t, s.cluster, network, "hostsubnets").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if ips, _, _ := unstructured.NestedStringSlice(list.Items[i].Object, "egressIPs"); slices.Contains(ips, egressThree) {
+				holder = list.Items[i].GetName()
+				return nil
+			}
+		}
+		return errors.New("none")
+	})
+	s.cut(t, holder, func(began time.Time) {
+		s.sees(t, "given to another", "a1 "+egressThree)
+		t.Logf("the node with the address died: it is at another after %s", time.Since(began).Round(time.Millisecond))
+	})
+}
+
+// cut takes a node off the network while f runs.
+func (s *egressScene) cut(t *testing.T, name string, f func(began time.Time)) {
+	t.Helper()
+	var node lab.Node
+	for _, n := range s.cluster.Nodes() {
+		if n.Name == name {
+			node = n
+		}
+	}
+	mustRun(t, node.Enter("ip", "link", "set", "eth0", "down"))
+	began := time.Now()
+	defer func() {
+		mustRun(t, node.Enter("ip", "link", "set", "eth0", "up"))
+		mustRun(t, node.Enter("ip", "route", "replace", "default", "via", plan.New(plan.Config{}).Router.String()))
+		await(t, name+" is back", func(ctx context.Context) error {
+			_, err := traffic.Ask(ctx, s.cluster.Node(1).Netns, "tcp", port(node.IP, 10250))
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
+			return err
+		})
+	}()
+	f(began)
 }
