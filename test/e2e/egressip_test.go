@@ -460,7 +460,12 @@ func (s *egressScene) reassign(t *testing.T) {
 		return errors.New("none")
 	})
 	s.cut(t, holder, func(began time.Time) {
-		s.sees(t, "given to another", "a1 "+egressThree)
+		await(t, "it is given to another", func(ctx context.Context) error {
+			if got := s.seen(ctx, "a1", "tcp"); got != egressThree {
+				return fmt.Errorf("seen as %s", got)
+			}
+			return nil
+		})
 		t.Logf("the node with the address died: it is at another after %s", time.Since(began).Round(time.Millisecond))
 	})
 }
