@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -83,8 +84,16 @@ func (e *egress) prepare(ctx context.Context, network *overlay.Network, view *ov
 	if err := e.begin(ctx); err != nil {
 		return err
 	}
-	return e.step(ctx, network)
+	if err := e.step(ctx, network); errors.Is(err, errUnprogrammed) {
+		e.signal() // which is tried again, and keeps nothing else
+	} else if err != nil {
+		return err
+	}
+	return nil
 }
+
+// errUnprogrammed says that egress addresses are known, and not all of them could be programmed.
+var errUnprogrammed = errors.New("not programmed")
 
 // begin watches, and returns an error until everything is known once.
 func (e *egress) begin(ctx context.Context) error {
@@ -169,8 +178,10 @@ func (e *egress) step(ctx context.Context, network *overlay.Network) error {
 	if err := e.cache.List(ctx, &subnets, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("HostSubnets: %w", err)
 	}
-	ways := e.ways(subnets.Items)
-	return network.UpdateEgressIPs(ctx, ways)
+	if err := network.UpdateEgressIPs(ctx, e.ways(subnets.Items)); err != nil {
+		return fmt.Errorf("%w: %w", errUnprogrammed, err)
+	}
+	return nil
 }
 
 // learn reads the NetNamespaces that changed.
@@ -243,7 +254,7 @@ func (e *egress) split(holders []egressip.Holder, peers map[string]peer) (here n
 			}
 			continue
 		}
-		if err := e.site.check(holder.IP); err != nil {
+		if err := e.site.check(holder.IP, peers); err != nil {
 			e.refused(err.Error())
 			continue
 		}
@@ -253,10 +264,15 @@ func (e *egress) split(holders []egressip.Holder, peers map[string]peer) (here n
 }
 
 // check says why the node cannot hold an egress address.
-func (s *site) check(address netip.Addr) error {
+func (s *site) check(address netip.Addr, peers map[string]peer) error {
+	for name, at := range peers {
+		if at.node == address {
+			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose one that nobody has", address, name)
+		}
+	}
 	switch {
 	case address == s.node:
-		return fmt.Errorf("egressIPs: %s is the node's own address: traffic without egress addresses leaves by it already", address)
+		return fmt.Errorf("egressIPs: %s is the node's own address: choose one that nobody has", address)
 	case !s.network.Contains(address):
 		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address: answers would not come here; give it to a node whose network it is in", address, s.network)
 	}

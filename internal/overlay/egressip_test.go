@@ -145,6 +145,15 @@ func TestEgressIPComesMovesAndGoes(t *testing.T) {
 	l.del(t, l.of("a", "s3"))
 	l.settled(t)
 
+	l.leaves(t, heldHere(12)) // the project has another VNID
+	l.wantWays(t, "here", "by the node")
+	if state := l.node.state(t); !strings.Contains(state, "address 192.0.2.100 dev eth0") || !strings.Contains(state, "egress-sources 12 : 192.0.2.100") || strings.Contains(state, "egress-sources 10 ") {
+		t.Error("the address did not go along with the project")
+	}
+	if u.knows(&u.forgotten, addressOne) {
+		t.Error("connections of an address that stays are forgotten")
+	}
+
 	l.leaves(t, leavesElsewhere(10, nodeB))
 	l.wantWays(t, "elsewhere", "by the node")
 	if !u.knows(&u.forgotten, addressOne) {

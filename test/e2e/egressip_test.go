@@ -168,6 +168,7 @@ func (s *egressScene) run(t *testing.T) {
 	s.host(t, "n1", egressOne)
 	s.sees(t, "hosted by n1", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.together(t)
+	s.answers(t)
 	s.transfer(t)
 	s.notReachable(t)
 	s.host(t, "n1")
@@ -206,6 +207,16 @@ func (s *egressScene) together(t *testing.T) {
 				t.Errorf("%s to %s: %v", from, to, err)
 			}
 		}
+	}
+}
+
+// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address. The node's own
+// address stands for one outside: the host does not hide it.
+func (s *egressScene) answers(t *testing.T) {
+	t.Helper()
+	for i, name := range []string{"a1", "a2"} {
+		n := s.cluster.Node(i + 1)
+		mustRun(t, n.Enter("ping", "-c", "3", "-i", "0.2", "-W", "2", "-I", n.IP.String(), s.pods[name].IPs[0].String()))
 	}
 }
 
