@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -189,7 +190,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
 		return err
 	}
-	a.objects.egress.refused = func(note string) { a.events.HostSubnet(note) }
+	a.objects.egress.refused = func(uid types.UID, note string) { a.events.HostSubnet(string(uid), note) }
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,7 +33,7 @@ type egress struct {
 	// alive tells which nodes with egress addresses do not answer.
 	alive *liveness.Watcher
 	// refused is told of an address that this node is to hold and cannot.
-	refused func(note string)
+	refused func(uid types.UID, note string)
 
 	// stepping serialises step, and guards what follows.
 	stepping sync.Mutex
@@ -58,7 +59,7 @@ type site struct {
 
 func newEgress(store cache.Cache, node string, changed func()) *egress {
 	e := &egress{
-		cache: store, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(string) {},
+		cache: store, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
 		known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
@@ -126,13 +127,12 @@ func (e *egress) end(ctx context.Context, network *overlay.Network) error {
 	watched := e.handler != nil
 	e.handler, e.awaited, e.dirty = nil, false, map[string]struct{}{}
 	e.mu.Unlock()
-	if !watched {
-		return nil
-	}
-	clear(e.known)
-	e.alive.Watch(nil)
-	if err := e.cache.RemoveInformer(ctx, &networkv1.NetNamespace{}); err != nil {
-		return fmt.Errorf("ending the watch of NetNamespaces: %w", err)
+	if watched {
+		clear(e.known)
+		e.alive.Watch(nil)
+		if err := e.cache.RemoveInformer(ctx, &networkv1.NetNamespace{}); err != nil {
+			return fmt.Errorf("ending the watch of NetNamespaces: %w", err)
+		}
 	}
 	return network.UpdateEgressIPs(ctx, overlay.EgressIPs{})
 }
@@ -205,6 +205,8 @@ func (e *egress) learn(ctx context.Context, dirty map[string]struct{}) error {
 type peer struct {
 	// node is where its tunnels end; gateway is the address by which it is asked whether it is alive: on the way of the traffic.
 	node, gateway netip.Addr
+	// uid is its HostSubnet's.
+	uid types.UID
 }
 
 // ways says how traffic leaves, by all objects.
@@ -215,7 +217,7 @@ func (e *egress) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		object := &subnets[i]
 		nodes = append(nodes, egressip.Node{Name: object.Name, IPs: clusternetwork.HostedEgressIPs(object)})
 		if parsed, err := clusternetwork.ParseHostSubnet(object); err == nil && parsed.Subnet.IsValid() {
-			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next()}
+			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID}
 		}
 	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
@@ -255,7 +257,7 @@ func (e *egress) split(holders []egressip.Holder, peers map[string]peer) (here n
 			continue
 		}
 		if err := e.site.check(holder.IP, peers); err != nil {
-			e.refused(err.Error())
+			e.refused(peers[e.node].uid, err.Error())
 			continue
 		}
 		here = holder.IP
@@ -266,7 +268,7 @@ func (e *egress) split(holders []egressip.Holder, peers map[string]peer) (here n
 // check says why the node cannot hold an egress address.
 func (s *site) check(address netip.Addr, peers map[string]peer) error {
 	for name, at := range peers {
-		if at.node == address {
+		if at.node == address && at.node != s.node {
 			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose one that nobody has", address, name)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
@@ -105,7 +106,7 @@ func TestEgressWays(t *testing.T) {
 	} {
 		e := egressNode(test.mode, test.namespaces...)
 		refused := ""
-		e.refused = func(note string) { refused += note }
+		e.refused = func(_ types.UID, note string) { refused += note }
 		got := e.ways(test.hosts)
 		if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
@@ -121,7 +122,7 @@ func TestEgressShares(t *testing.T) {
 	addr := netip.MustParseAddr
 	var nodes []peer
 	for _, n := range []string{"1", "2", "3"} {
-		nodes = append(nodes, peer{addr("192.0.2." + n), addr("10.128.0." + n)})
+		nodes = append(nodes, peer{node: addr("192.0.2." + n), gateway: addr("10.128.0." + n)})
 	}
 	dead := map[string]bool{}
 	for _, test := range []struct{ dead, want string }{

@@ -138,8 +138,8 @@ func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 }
 
 // HostSubnet tells what this node does not do of its HostSubnet.
-func (r *recorder) HostSubnet(note string) {
-	r.warn(Object{Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node}, reasonEgressIP, "Program", note)
+func (r *recorder) HostSubnet(uid, note string) {
+	r.warn(Object{Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: uid}, reasonEgressIP, "Program", note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

@@ -68,6 +68,9 @@ func newEgressIPs() egressIPs {
 func (n *Network) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
 	n.updating.Lock()
 	defer n.updating.Unlock()
+	if len(e.Ways) == 0 {
+		e = EgressIPs{}
+	}
 	if !n.egress.incomplete && reflect.DeepEqual(n.egress.wanted, e) {
 		return nil
 	}
