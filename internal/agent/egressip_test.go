@@ -132,7 +132,7 @@ func TestEgressShares(t *testing.T) {
 		{"1 2 3", "1 2 3"},
 	} {
 		clear(dead)
-		for _, n := range strings.FieldsSeq(test.dead) {
+		for n := range strings.FieldsSeq(test.dead) {
 			dead["10.128.0."+n] = true
 		}
 		e := egressNode(clusternetwork.ModeMultitenant)
