@@ -185,7 +185,7 @@ func pods(t *testing.T) map[string]corev1.PodSpec {
 func TestPodsAreTheBudget(t *testing.T) {
 	capabilities := map[string]string{
 		"weft-agent/install-plugin":     "DAC_OVERRIDE",
-		"weft-agent/agent":              "DAC_OVERRIDE NET_ADMIN SYS_ADMIN",
+		"weft-agent/agent":              "DAC_OVERRIDE NET_ADMIN NET_RAW SYS_ADMIN",
 		"weft-openvswitch/ovsdb-server": "",
 		"weft-openvswitch/ovs-vswitchd": "NET_ADMIN NET_RAW",
 		"weft-controller/controller":    "",

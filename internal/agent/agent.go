@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -194,6 +195,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	a.objects.egress.resolve(&a.opts, a.events)
+	a.objects.egressIPs.refused = func(uid types.UID, note string) { a.events.HostSubnet(string(uid), note) }
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
@@ -228,6 +230,7 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.serveAdmin(serveCtx) })
 	serving.Go(func() error { return a.status.run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
+	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, engines) })
 	serving.Go(func() error { // a failed engine ends the agent
 		select {
@@ -284,6 +287,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followPolicies(followCtx, network) })
 	following.Go(func() error { return a.followTenants(followCtx, network) })
 	following.Go(func() error { return a.followEgress(followCtx, network) })
+	following.Go(func() error { return a.followEgressAddresses(followCtx, network) })
 	following.Go(func() error { return a.objects.egress.names.Run(followCtx) })
 	return following.Wait()
 }
@@ -411,13 +415,17 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.guardNetwork(ctx, network, &view); err != nil {
 		return view, err
 	}
+	if err := a.objects.egressIPs.prepare(ctx, network, &view); err != nil {
+		return view, err
+	}
 	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
 		return view, err
 	}
-	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() { // not before pods are isolated otherwise
+	// Not before pods are isolated otherwise. The modes with VNIDs are those with egress firewalls.
+	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() {
 		return view, err
 	}
-	return view, a.objects.egress.leave(ctx)
+	return view, errors.Join(a.objects.egress.leave(ctx), a.objects.egressIPs.end(ctx, network))
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

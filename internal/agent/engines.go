@@ -141,7 +141,7 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked, Uplink: uplinkHost{}}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}
@@ -312,24 +312,24 @@ func (e *engines) failures() error {
 
 // nodeFacts returns what the overlay has to know of the node itself: the interface with its address.
 func (e *engines) nodeFacts(address netip.Addr) (overlay.Node, error) {
-	uplink, err := linkWith(address)
+	uplink, network, err := linkWith(address)
 	if err != nil {
 		return overlay.Node{}, err
 	}
 	e.links.Attend(uplink.Attrs().Name)
-	return overlay.Node{Datapath: e.datapath, Uplink: uplink.Attrs().Name, MTU: uplink.Attrs().MTU}, nil
+	return overlay.Node{Datapath: e.datapath, Uplink: uplink.Attrs().Name, MTU: uplink.Attrs().MTU, Network: network}, nil
 }
 
 // dumpAttempts bounds how often the kernel's addresses are listed again because the list changed meanwhile. While pods come
 // and go, it does so nearly every time; what was listed counts all the same.
 const dumpAttempts = 10
 
-// linkWith returns the interface that has an address.
-func linkWith(address netip.Addr) (netlink.Link, error) {
+// linkWith returns the interface that has an address, and the range that the address has there.
+func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 	for attempt := 1; ; attempt++ {
 		all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return nil, fmt.Errorf("addresses of this node: %w", err)
+			return nil, netip.Prefix{}, fmt.Errorf("addresses of this node: %w", err)
 		}
 		at := slices.IndexFunc(all, func(have netlink.Addr) bool {
 			ip, ok := netip.AddrFromSlice(have.IP)
@@ -339,13 +339,14 @@ func linkWith(address netip.Addr) (netlink.Link, error) {
 		case at >= 0:
 			link, err := netlink.LinkByIndex(all[at].LinkIndex)
 			if err != nil {
-				return nil, fmt.Errorf("interface with address %s: %w", address, err)
+				return nil, netip.Prefix{}, fmt.Errorf("interface with address %s: %w", address, err)
 			}
-			return link, nil
+			bits, _ := all[at].Mask.Size()
+			return link, netip.PrefixFrom(address, bits).Masked(), nil
 		case err == nil:
-			return nil, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first InternalIP must be an address of the node", address)
+			return nil, netip.Prefix{}, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first InternalIP must be an address of the node", address)
 		case attempt == dumpAttempts:
-			return nil, fmt.Errorf("addresses of this node: %w", err)
+			return nil, netip.Prefix{}, fmt.Errorf("addresses of this node: %w", err)
 		}
 	}
 }

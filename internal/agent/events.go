@@ -31,6 +31,7 @@ const (
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
 	reasonName         = "NameNotResolved"
+	reasonEgressIP     = "EgressIPNotHeld"
 )
 
 // Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for
@@ -142,6 +143,11 @@ func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, no
 	r.warn(Object{
 		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: object.Namespace, Name: object.Name, UID: string(object.UID),
 	}, reasonName, "Resolve", r.node+": "+note)
+}
+
+// HostSubnet tells what this node does not do of its HostSubnet.
+func (r *recorder) HostSubnet(uid, note string) {
+	r.warn(Object{Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: uid}, reasonEgressIP, "Program", note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

@@ -31,7 +31,7 @@ func TestNodeIsFoundWhilePodsComeAndGo(t *testing.T) {
 	go func() { churning <- inside(func() error { return churn(stop) }) }()
 	failed := 0
 	for range 100 {
-		if err := inside(func() error { _, err := linkWith(address); return err }); err != nil {
+		if err := inside(func() error { _, _, err := linkWith(address); return err }); err != nil {
 			failed++
 			t.Log(err)
 		}

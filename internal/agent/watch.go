@@ -41,8 +41,9 @@ type objects struct {
 	policies *policies
 	// tenants are watched beside, and only in the mode that has them.
 	tenants *tenants
-	// egress is watched beside, in the modes that have egress firewalls.
-	egress *egress
+	// egress is watched beside, in the modes that have egress firewalls, and egressIPs in those that have VNIDs.
+	egress    *egress
+	egressIPs *egressAddresses
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -83,6 +84,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	}
 	vnids := &sharedWatch{cache: store, kind: &networkv1.NetNamespace{}}
 	o.tenants, o.egress = newTenants(store, vnids, log, o.signal), newEgress(store, vnids, log)
+	o.egressIPs = newEgressAddresses(store, vnids, node, o.signal)
 	return o, nil
 }
 
@@ -101,7 +103,7 @@ func strip(object any) (any, error) {
 	case *corev1.Node:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *networkv1.NetNamespace:
-		o.Annotations, o.EgressIPs, o.Status = nil, nil, networkv1.NetNamespaceStatus{}
+		o.Annotations, o.Status = nil, networkv1.NetNamespaceStatus{}
 	case *networkv1.EgressNetworkPolicy:
 		o.Annotations, o.Status = nil, networkv1.EgressNetworkPolicyStatus{}
 	case *corev1.Service:

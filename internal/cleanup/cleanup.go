@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -62,6 +63,7 @@ func Run(ctx context.Context, o Options) error {
 		o.pods(ctx),
 		o.rows(ctx),
 		o.rules(ctx),
+		o.addresses(ctx),
 		o.remove(o.Plugin),
 		o.leftovers(filepath.Dir(o.Plugin)), o.leftovers(o.CNIConfDir),
 		o.ports(),
@@ -227,6 +229,28 @@ func (o Options) rules(ctx context.Context) error {
 		}
 	}
 	tell(o, tables)
+	return nil
+}
+
+// addresses removes egress addresses from the node's own interface.
+func (o Options) addresses(ctx context.Context) error {
+	engine, err := link.NewEngine(link.Options{})
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+	have, err := engine.Read(ctx)
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(have, func(key link.Key, _ link.Item) bool { return key.Kind != link.KindAddress })
+	if len(have) == 0 {
+		return nil
+	}
+	if err := engine.Commit(ctx, reconcile.Change[link.Key, link.Item]{Delete: have}); err != nil {
+		return err
+	}
+	tell(o, have)
 	return nil
 }
 

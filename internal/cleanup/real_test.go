@@ -11,9 +11,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cni/portspace"
+	"weft.dev/weft/internal/link"
 )
 
 // options are those of a node of the test's own: a root, and a network namespace for as long as the test runs.
@@ -107,5 +109,34 @@ func TestSwitchDoesNotAnswer(t *testing.T) {
 	}
 	if err := Run(t.Context(), o); err == nil || !slices.Contains(*told, "file /var/lib/weft") {
 		t.Errorf("%v, removed %q", err, *told)
+	}
+}
+
+// Egress addresses go from an interface that is the node's own, whose others stay.
+func TestAddresses(t *testing.T) {
+	o, told := options(t)
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far"}
+	if err := netlink.LinkAdd(pair); err != nil {
+		t.Fatal(err)
+	}
+	for address, label := range map[string]string{"192.0.2.1/24": "", "192.0.2.100/32": link.AddressLabel, "192.0.2.9/32": "uplink:mine"} {
+		addr, err := netlink.ParseAddr(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr.Label = label
+		if err := netlink.AddrAdd(pair, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(*told, "address 192.0.2.100 dev uplink") {
+		t.Errorf("removed %q", *told)
+	}
+	left, err := netlink.AddrList(pair, netlink.FAMILY_V4)
+	if err != nil || len(left) != 2 {
+		t.Errorf("left are %v: %v", left, err)
 	}
 }

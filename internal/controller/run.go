@@ -159,6 +159,10 @@ func setUp(mgr manager.Manager, stands *standing, options Options) error {
 	if err := firewalls.setUp(mgr, stands); err != nil {
 		return fmt.Errorf("set up the controller of egress firewalls: %w", err)
 	}
+	egressIPs := &egressReconciler{client: writer, log: options.Logger, report: newReporter(nameEgressIPs, recorder, stands.told), told: stands.told}
+	if err := egressIPs.setUp(mgr, stands); err != nil {
+		return fmt.Errorf("set up the controller of egress addresses: %w", err)
+	}
 	return nil
 }
 
@@ -213,5 +217,13 @@ func trimNode(obj any) (any, error) {
 	trimmed := &corev1.Node{TypeMeta: node.TypeMeta, Status: corev1.NodeStatus{Addresses: node.Status.Addresses}}
 	trimmed.Name, trimmed.UID, trimmed.ResourceVersion = node.Name, node.UID, node.ResourceVersion
 	trimmed.CreationTimestamp = node.CreationTimestamp
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady { // without the time of its heartbeat
+			trimmed.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	if capacity, there := node.Annotations[annotationEgressConfig]; there {
+		trimmed.Annotations = map[string]string{annotationEgressConfig: capacity}
+	}
 	return trimmed, nil
 }

@@ -20,7 +20,7 @@ import (
 // setOrder is the order in which kinds are set; they are deleted in the reverse.
 //
 //nolint:gochecknoglobals // a constant table
-var setOrder = []Kind{KindVeth, KindDevice, KindNeighbour, KindRoute, KindRule}
+var setOrder = []Kind{KindVeth, KindDevice, KindAddress, KindNeighbour, KindRoute, KindRule}
 
 // step is one item to be set or deleted.
 type step struct {
@@ -156,6 +156,8 @@ func (e *Engine) perform(s *step) error {
 			return in.commitVeth(item, s)
 		case *Device:
 			return in.commitDevice(item, s)
+		case *Address:
+			return in.commitAddress(item, s.remove)
 		case *Neighbour:
 			return in.commitNeighbour(item, s.remove)
 		case *Route:
@@ -181,6 +183,8 @@ func validate(item Item) error {
 			return fmt.Errorf("owner is longer than %d bytes", ownerMax)
 		}
 		return ValidateName(item.Name)
+	case *Address:
+		return item.validate()
 	case *Neighbour:
 		if !item.Address.IsValid() || len(item.MAC) == 0 {
 			return fmt.Errorf("address %s or MAC %q is missing", item.Address, item.MAC)

@@ -193,7 +193,7 @@ func (s *session) read(state map[Key]Item) error {
 		route.Netns = s.path
 		state[route.Key()] = route
 	}
-	return errors.Join(s.readNeighbours(state, names, cared), s.readRules(state))
+	return errors.Join(s.readAddresses(state, names), s.readNeighbours(state, names, cared), s.readRules(state))
 }
 
 func (s *session) device(link netlink.Link, owner string) (*Device, error) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -90,6 +91,12 @@ func forget(item link.Item) error {
 				return netlink.RouteDel(&routes[i])
 			}
 		}
+	case *link.Address:
+		device, err := netlink.LinkByName(item.Device)
+		if err != nil {
+			return err
+		}
+		return netlink.AddrDel(device, &netlink.Addr{IPNet: &net.IPNet{IP: item.Address.AsSlice(), Mask: net.CIDRMask(32, 32)}})
 	case *link.Neighbour:
 		device, err := netlink.LinkByName(item.Device)
 		if err != nil {

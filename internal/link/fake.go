@@ -125,6 +125,8 @@ func (f *Fake) check(s *step) error {
 		return f.addVeth(item, s)
 	case *Device:
 		return f.exists(item.Netns, item.Name)
+	case *Address:
+		return f.exists("", item.Device)
 	case *Neighbour:
 		return f.exists(item.Netns, item.Device)
 	case *Route:
@@ -180,6 +182,8 @@ func removeDevice(devices map[Key]bool, state map[Key]Item, netns, name string) 
 		}
 		switch item := item.(type) {
 		case *Route:
+			return item.Device == name
+		case *Address:
 			return item.Device == name
 		case *Neighbour:
 			return item.Device == name

@@ -57,7 +57,7 @@ func toAddr(ip net.IP) netip.Addr {
 	return address.Unmap()
 }
 
-// deviceAddresses returns a device's addresses but for IPv6 link-local ones that the kernel made, and whether any of them has no
+// deviceAddresses returns a device's addresses but for IPv6 link-local ones that the kernel made and those that are items, and whether any of them has no
 // prefix route.
 func deviceAddresses(handle *netlink.Handle, index int) (list []netip.Prefix, noPrefixRoute bool, err error) {
 	addresses, err := dump(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
@@ -65,7 +65,7 @@ func deviceAddresses(handle *netlink.Handle, index int) (list []netip.Prefix, no
 		return nil, false, fmt.Errorf("listing addresses: %w", err)
 	}
 	for _, address := range addresses {
-		if address.LinkIndex != index {
+		if address.LinkIndex != index || address.Label == AddressLabel {
 			continue
 		}
 		prefix := toPrefix(address.IPNet)

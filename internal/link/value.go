@@ -29,6 +29,7 @@ type Kind string
 const (
 	KindVeth      Kind = "veth"
 	KindDevice    Kind = "device"
+	KindAddress   Kind = "address"
 	KindNeighbour Kind = "neighbour"
 	KindRoute     Kind = "route"
 	KindRule      Kind = "rule"
@@ -51,7 +52,7 @@ func (k Key) String() string {
 	return string(k.Kind) + " " + k.Name + " in " + k.Netns
 }
 
-// Item is one of *Veth, *Device, *Neighbour, *Route, *Rule. Items are values: they are not changed once handed
+// Item is one of *Veth, *Device, *Address, *Neighbour, *Route, *Rule. Items are values: they are not changed once handed
 // over.
 type Item interface {
 	// Key is what the item stands under.
@@ -140,7 +141,8 @@ type Device struct {
 	// no checksumming. The userspace datapath needs Off.
 	TxOffload Toggle
 	Sysctls   Sysctls
-	// Addresses is the exact list; others are removed, except IPv6 link-local addresses of the kernel's own making.
+	// Addresses is the exact list; others are removed, except IPv6 link-local addresses of the kernel's own making, and those that
+	// are Address items.
 	Addresses []netip.Prefix
 	// NoPrefixRoute keeps the kernel from adding a route for each address's prefix (IFA_F_NOPREFIXROUTE).
 	NoPrefixRoute bool

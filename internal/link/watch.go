@@ -169,6 +169,9 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 		if len(data) < unix.SizeofIfAddrmsg {
 			return Drift{}, false
 		}
+		if isItem(data[unix.SizeofIfAddrmsg:]) {
+			return Drift{Device: w.names[int(nl.DeserializeIfAddrmsg(data).Index)], Kind: KindAddress}, true
+		}
 		return w.about(int(nl.DeserializeIfAddrmsg(data).Index), KindDevice)
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		if len(data) < unix.SizeofNdMsg {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,8 @@ type Node struct {
 	Uplink string
 	// MTU is that interface's, in bytes.
 	MTU int
+	// Network is the range that the node's address has on it: where egress addresses are.
+	Network netip.Prefix
 }
 
 // Engines are the loops that hold the node's state. The overlay starts them and feeds them; who made them runs them.
@@ -70,6 +73,8 @@ type Engines struct {
 	HostEnds HostEnds
 	// Connections are those that the switch tracks for Services.
 	Connections Connections
+	// Uplink is the node's own interface, for egress addresses. Nil: nothing is announced, and nothing forgotten.
+	Uplink Uplink
 	// Datapath forwards for the switch. Nil: it goes by new flows by itself.
 	Datapath Datapath
 }
@@ -137,7 +142,9 @@ type Network struct {
 	leftOut map[reconcile.Owner]string
 	// services are what is known of Services.
 	services services
-	started  bool
+	// egress are what is known of egress addresses.
+	egress  egressIPs
+	started bool
 	// incomplete tells that the last Update failed: the next one compiles everything.
 	incomplete bool
 	// crossing tells that pods are closed on the way from one mode that isolates to another.
@@ -176,7 +183,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}), soon: make(chan struct{}, 1),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
-		services: newServices(), policies: newPolicies(opts.Node),
+		services: newServices(), policies: newPolicies(opts.Node), egress: newEgressIPs(),
 	}
 	if opts.MoveStep == 0 {
 		opts.MoveStep = DefaultMoveStep
@@ -200,6 +207,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.standing.run(ctx) })
 	group.Go(func() error { return n.tenants.run(ctx) })
 	group.Go(func() error { return n.keepPurged(ctx) })
+	group.Go(func() error { return n.announceEgress(ctx) })
 	return group.Wait()
 }
 
@@ -217,6 +225,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		return err
 	}
 	next.tenants, next.firewalls = n.tenants, n.firewalls
+	n.prepareEgress(next)
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return err
@@ -249,6 +258,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
+	n.setEgress(s)
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
@@ -293,6 +303,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	n.settings.Store(s)
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
+	n.setEgress(s)
 	rules := n.engines.Rules.Apply(ctx, s.rules())
 	// In this order a change of the mode loses nothing that is allowed before and after: what comes from other nodes counts
 	// as the new mode has it before pods no longer say whom they admit, and what admits all goes last.

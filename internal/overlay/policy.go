@@ -300,7 +300,7 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 		return nil
 	}
 	p := pod(rec)
-	p.Isolation, p.Firewall = isolation, s.firewallOf(rec)
+	p.Isolation, p.Firewall, p.Egress = isolation, s.firewallOf(rec), s.egress.groups[rec.PodNamespace]
 	return s.pipeline.Pod(p)
 }
 

@@ -183,6 +183,8 @@ type node struct {
 	tracked *tracked
 	// ports tells of ports that the switch has added, when told to.
 	ports *ports
+	// uplink is the node's own interface; nil: nobody looks at it.
+	uplink Uplink
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
 	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
@@ -255,7 +257,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked,
+		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink,
 	}
 	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare}), node: n, store: store}
 	l.standing.rest = 0

@@ -35,6 +35,8 @@ type settings struct {
 	// tenants are the namespaces' VNIDs, firewalls their egress firewalls; other than the rest they change.
 	tenants   *tenants
 	firewalls *firewalls
+	// egress is which namespaces leave by egress addresses.
+	egress egressOf
 }
 
 // newSettings returns the settings of a View, or an error that says what is wrong and what would be right.

@@ -294,6 +294,7 @@ func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
 func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	p := pod(rec)
 	p.Firewall = s.firewallOf(rec)
+	p.Egress = s.egress.groups[rec.PodNamespace]
 	if !s.isolates() {
 		return p, true
 	}

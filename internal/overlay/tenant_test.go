@@ -394,7 +394,7 @@ func TestModeChangeOrder(t *testing.T) {
 			for key, entry := range entries {
 				text := entry.String()
 				switch {
-				case key.Group == 0 && key.Table == pipeline.TableTunnel:
+				case key.Group == 0 && key.Table == pipeline.TableTunnel && strings.Contains(text, "tun_src="):
 					remotes = commits
 				case key.Group == 0 && key.Table == pipeline.TableIngress && strings.Contains(text, "reg2=0x3"):
 					pods = commits

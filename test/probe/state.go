@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/lab"
 )
 
@@ -27,6 +28,7 @@ func questions() map[string][]string {
 		},
 		"bridge":    {"ovs-vsctl", "--columns=name,datapath_type,fail_mode,protocols,controller,other_config", "find", "Bridge", "name=br0"},
 		"addresses": {"ip", "-4", "-o", "addr", "show", "tun0"},
+		"egress":    {"ip", "-4", "-o", "addr", "show", "label", link.AddressLabel},
 		"link":      {"ip", "-o", "link", "show", "tun0"},
 		"routes":    {"ip", "-4", "route", "show", "dev", "tun0"},
 		"inet weft": {"nft", "-s", "list", "table", "inet", "weft"},

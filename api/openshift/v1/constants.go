@@ -105,6 +105,9 @@ const (
 	ConditionReady = "Ready"
 	// ConditionEnginesInStep is on HostSubnet: True when all that is desired of the node is programmed.
 	ConditionEnginesInStep = "EnginesInStep"
+	// ConditionEgressIPsInUse is on NetNamespace where it wants egress addresses: True when all of them are in use, and the message
+	// says at which nodes; False with the reason why some are not.
+	ConditionEgressIPsInUse = "EgressIPsInUse"
 	// ConditionUnobstructed is on HostSubnet: False when firewalls of the host's keep packets of pods from passing.
 	ConditionUnobstructed = "Unobstructed"
 )
@@ -126,6 +129,12 @@ const (
 	ReasonIncomplete = "Incomplete"
 	// ReasonAllocated stands with ConditionReady True on ClusterNetwork.
 	ReasonAllocated = "Allocated"
+	// ReasonInUse stands with ConditionEgressIPsInUse True.
+	ReasonInUse = "InUse"
+	// ReasonEgressIPConflict stands where an egress address is claimed more than once.
+	ReasonEgressIPConflict = "EgressIPConflict"
+	// ReasonEgressIPUnassigned stands where no node has an egress address; the message says why.
+	ReasonEgressIPUnassigned = "EgressIPUnassigned"
 	// ReasonServing stands with ConditionReady True on HostSubnet.
 	ReasonServing = "Serving"
 	// ReasonNotServing stands where an agent cannot serve pods yet; the message says what it waits for.

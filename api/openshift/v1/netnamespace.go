@@ -46,7 +46,8 @@ type NetNamespace struct {
 
 // NetNamespaceStatus says what the controller found.
 type NetNamespaceStatus struct {
-	// conditions hold Valid, False when what the object asks for cannot be done; the message says why.
+	// conditions hold Valid, False when what the object asks for cannot be done; the message says why. EgressIPsInUse is there
+	// while egressIPs has any, and says which of them are in use at which nodes, or why they are not.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -44,6 +44,8 @@ func State(other string) map[link.Key]link.Item {
 		&link.Veth{Name: "wtpair", PeerNetns: other, PeerName: "wtpeer", Owner: "test"},
 		&link.Device{Name: "wtpair", Owner: "test", Up: true, Addresses: []netip.Prefix{prefix("192.0.2.1/30")}},
 		&link.Device{Netns: other, Name: "wtpeer", Owner: "test", Up: true, Addresses: []netip.Prefix{prefix("192.0.2.2/30")}},
+		&link.Address{Device: Device, Address: netip.MustParseAddr("198.51.100.7")},
+		&link.Address{Device: Device, Address: netip.MustParseAddr("10.128.0.7")},
 		&link.Route{Dst: prefix("10.128.0.0/23"), Device: Device, Source: netip.MustParseAddr("10.128.0.1")},
 		&link.Route{Dst: prefix("10.128.0.0/14"), Device: Device, Gateway: gateway, MTU: 1350},
 		&link.Route{Dst: prefix("172.30.0.0/16"), Device: Device, Table: 1077, Metric: 10},

@@ -22,6 +22,8 @@
 //   - Nothing is accepted here: an accept in one table does not keep another from dropping, and nothing is dropped by
 //     default. What other tables would drop is let through there (Passages, nft.ForeignJump); it still meets what is
 //     dropped here, so the tunnel's port stays open to known nodes only.
+//   - What leaves by an egress address comes with a source MAC address that names the project, on every datapath alike: a packet's
+//     mark does not get here from the one in userspace. It becomes the mark by which the packet is translated.
 //   - The administrator's own rules for what leaves (tun0 to outside) have a chain in Weft's table (AdminChain). It comes
 //     after what must never leave, so that an accept there opens nothing that Weft closes, and it is never flushed.
 //     Everything else in Weft's tables is put back to what Weft wants.

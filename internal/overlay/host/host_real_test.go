@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -24,6 +25,8 @@ func TestRulesSettle(t *testing.T) {
 	c := sample()
 	want := c.Rules()
 	maps.Copy(want, c.RemoteRules(netip.MustParseAddr("192.0.2.2")))
+	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr("192.0.2.100"), MAC: pipeline.EgressMAC(42)}.Rules())
+	maps.Copy(want, host.EgressIP{VNID: 0x8000, Address: netip.MustParseAddr("192.0.2.101"), MAC: pipeline.EgressMAC(0x8000)}.Rules())
 	ctx := context.Background()
 	have, err := engine.Read(ctx)
 	if err != nil {

@@ -46,6 +46,10 @@ func TestFragments(t *testing.T) {
 	pod := host.PodPort{Owner: "attachment/a/eth0", Interface: "veth1", OFPort: 3}
 	got := lines("rules", c.Rules()) + lines("rules of a remote node", c.RemoteRules(netip.MustParseAddr("192.0.2.2"))) +
 		lines("links", c.Links()) + lines("rows", c.Rows()) + lines("rows of a pod", host.PodRows(pod))
+	egress := host.EgressIP{
+		VNID: 42, Address: netip.MustParseAddr("192.0.2.100"), MAC: net.HardwareAddr{0x0a, 0x59, 0, 0, 0, 42}, Uplink: "eth0",
+	}
+	got += lines("rules of an egress address", egress.Rules()) + lines("links of an egress address", egress.Links())
 	const path = "testdata/fragments.golden"
 	if *update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
@@ -93,5 +97,22 @@ func TestTablesAreInCare(t *testing.T) {
 		if _, ok := item.(*nft.Table); ok && !in[string(key.Family)+key.Table] {
 			t.Errorf("%s is made and not in care", key)
 		}
+	}
+}
+
+// Marks are OpenShift SDN's, all different, and say nothing to kube-proxy and the kubelet.
+func TestEgressMarks(t *testing.T) {
+	for vnid, want := range map[uint32]uint32{0: 0xff000000, 1: 1, 42: 42, 0x8000: 0x10000000, 0x4000: 0x01000000, 0xffffff: 0x11ff3fff} {
+		if got := host.EgressMark(vnid); got != want {
+			t.Errorf("mark of %#x is %#x, want %#x", vnid, got, want)
+		}
+	}
+	seen := make(map[uint32]uint32, 1<<18)
+	for vnid := uint32(0); vnid < 1<<24; vnid += 61 {
+		mark := host.EgressMark(vnid)
+		if other, taken := seen[mark]; taken || mark&0xc000 != 0 || mark == 0 {
+			t.Fatalf("mark of %#x is %#x, that of %#x", vnid, mark, other)
+		}
+		seen[mark] = vnid
 	}
 }

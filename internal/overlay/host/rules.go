@@ -54,6 +54,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	}
 	c.tunnel(f)
 	c.reject(f)
+	c.egress(f)
 	c.forward(f)
 	c.masquerade(f)
 	c.fromOutside(f)
@@ -113,7 +114,8 @@ func (c *Config) forward(f fragment) {
 
 func (c *Config) masquerade(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "translate", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
-		// Pods to outside.
+		// Pods to outside, of projects with egress addresses, and of others.
+		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s snat ip to meta mark map @%s`, Tun, podsSet, podsSet, egressSources),
 		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s masquerade`, Tun, podsSet, podsSet),
 		// Pod to pod through the host: Services.
 		fmt.Sprintf(`oifname "%s" ip saddr @%s ip saddr != %s masquerade`, Tun, podsSet, c.Gateway),

@@ -21,6 +21,7 @@ const (
 	kindLearned    = 0x08
 	kindTargets    = 0x09
 	kindFirewall   = 0x0a
+	kindEgressIP   = 0x0c
 	kindPolicyRule = 0x10
 	kindPolicyTerm = 0x11
 )
@@ -60,6 +61,8 @@ func Cookie(owner reconcile.Owner) uint64 {
 		number = kindTargets
 	case "egressfirewall":
 		number = kindFirewall
+	case "egressip":
+		number = kindEgressIP
 	case "policyrule":
 		number = kindPolicyRule
 	case "policyterm":

@@ -20,6 +20,8 @@ func CookieKind(cookie uint64) string {
 		return "affinity"
 	case kindFirewall:
 		return "egressfirewall"
+	case kindEgressIP:
+		return "egressip"
 	case kindPolicyRule:
 		return "policyrule"
 	case kindPolicyTerm:

@@ -43,6 +43,7 @@ func document(c *pipeline.Config) string {
 	documentPolicies(&b)
 	documentTenants(&b)
 	documentFirewalls(&b)
+	documentEgressIPs(&b)
 	return b.String()
 }
 

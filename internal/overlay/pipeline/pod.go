@@ -27,6 +27,8 @@ type Pod struct {
 	Isolation policy.Isolation
 	// Firewall is the number of its namespace's egress firewall; 0: it has none. A flat network ignores it.
 	Firewall uint32
+	// Egress is the group that what leaves the cluster is handed to (EgressIP); 0: it leaves by this node.
+	Egress uint32
 	// Admits are VNIDs from which it is reached besides its own and 0, while its namespace moves between VNIDs.
 	Admits []uint32
 }
@@ -92,14 +94,20 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 		slices.Concat([]openflow.Action{source(vnid)}, p.config.sends(pod), p.config.guarded(pod), []openflow.Action{openflow.GotoTable(TableState)})...)
 	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
 	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
-		slices.Concat([]openflow.Action{
-			openflow.SetField(openflow.Reg(RegDestination, vnid)), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
-			openflow.SetField(openflow.EthDst(mac)),
-		}, p.config.receives(pod), []openflow.Action{openflow.GotoTable(TableIngress)})...)
+		p.config.toLocal(pod, mac)...)
+	p.egressPod(pod, addr, mac)
 	if p.config.Conntrack {
 		p.hairpin(pod.OFPort, addr, mac)
 	}
 	if p.config.policies() {
 		p.isolate(pod, addr)
 	}
+}
+
+// toLocal are the actions that hand a packet to a local pod's judgement.
+func (c *Config) toLocal(pod Pod, mac net.HardwareAddr) []openflow.Action {
+	return slices.Concat([]openflow.Action{
+		openflow.SetField(openflow.Reg(RegDestination, c.sourceOf(&pod))), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
+		openflow.SetField(openflow.EthDst(mac)),
+	}, c.receives(pod), []openflow.Action{openflow.GotoTable(TableIngress)})
 }

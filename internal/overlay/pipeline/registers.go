@@ -56,7 +56,7 @@ func Registers() []Register {
 		{"reg3", "the Service's group, while an endpoint is looked for"},
 		{"reg4", "the endpoint's address"},
 		{"reg5", "the endpoint's port"},
-		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself; bits 8 to 14: isolation and verdict of policies"},
+		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself; bit 3: answer from outside by another node; bits 8 to 14: isolation and verdict of policies"},
 		{"reg7", "the egress firewall of the sender's namespace; 0: none"},
 	}
 }

@@ -59,11 +59,12 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 	from := match(openflow.InPort(PortVXLAN), openflow.TunSrc(r.NodeIP), openflow.TunDst(c.NodeIP))
 	sender := c.sourceFromTunnel()
 	p.add(TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
-		append(from, openflow.ARP(), openflow.ARPSPA(r.Subnet), openflow.ARPTPA(c.LocalSubnet)),
+		append(slices.Clip(from), openflow.ARP(), openflow.ARPSPA(r.Subnet), openflow.ARPTPA(c.LocalSubnet)),
 		sender, openflow.GotoTable(TableRoute))
 	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
 		append(slices.Clip(from), openflow.IPSrc(r.Subnet), openflow.IPDst(c.LocalSubnet)),
 		sender, openflow.GotoTable(TableState))
+	p.egressRemote(r, from)
 	vni := sourceToTunnel()
 	if r.FixedVNID != 0 {
 		vni = openflow.SetField(openflow.TunID(uint64(r.FixedVNID)))

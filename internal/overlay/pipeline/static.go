@@ -32,6 +32,7 @@ func (c *Config) StaticRules() []Rule {
 	p.routeNonsense()
 	p.deliver()
 	p.leave()
+	p.egressStatic()
 	for _, t := range tables {
 		switch t.Number {
 		case TableState, TableNode, TableIsolation, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
@@ -119,14 +120,19 @@ func (p *program) route() {
 // it (route_localnet), and then pods would reach what listens on the host's loopback only.
 func (p *program) routeNonsense() {
 	const multicast = 50
-	for _, to := range []struct{ prefix, purpose string }{
-		{"0.0.0.0/8", "to this network: the host takes some as its own"},
-		{"127.0.0.0/8", "to the host's loopback"},
-		{"255.255.255.255/32", "broadcast: the host would take it as its own"},
-	} {
+	for _, to := range nonsense() {
 		p.drop(TableRoute, priorityNonsense, to.purpose, match(openflow.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
 	p.drop(TableRoute, multicast, "a flat network has no multicast", match(openflow.IPDst(multicast4())))
+}
+
+// nonsense are destinations outside the cluster that are nobody's there.
+func nonsense() []struct{ prefix, purpose string } {
+	return []struct{ prefix, purpose string }{
+		{"0.0.0.0/8", "to this network: the host takes some as its own"},
+		{"127.0.0.0/8", "to the host's loopback"},
+		{"255.255.255.255/32", "broadcast: the host would take it as its own"},
+	}
 }
 
 func (p *program) deliver() {

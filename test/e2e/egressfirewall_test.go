@@ -30,7 +30,7 @@ func address(ttl int, host netip.Addr) string {
 func TestEgressFirewall(t *testing.T) {
 	c := cluster(t)
 	byPolicies(t, c)
-	s := newEgressScene(t, c)
+	s := newGuardScene(t, c)
 	before := map[string]probe.State{}
 	for _, n := range c.Nodes() {
 		before[n.Name] = settledState(t, n)
@@ -40,16 +40,16 @@ func TestEgressFirewall(t *testing.T) {
 	s.reach(t, "no policy", 0, 1, 2, 3)
 
 	t.Run("ranges in order", func(t *testing.T) {
-		s.policy(t, egressOne, "default", "Allow "+one(0), "Deny "+all)
+		s.policy(t, guardedOne, "default", "Allow "+one(0), "Deny "+all)
 		s.reach(t, "an exception first", 0)
-		s.standing(t, egressOne, "default", networkv1.ReasonValid, "")
-		s.policy(t, egressOne, "default", "Deny "+all, "Allow "+one(0))
+		s.standing(t, guardedOne, "default", networkv1.ReasonValid, "")
+		s.policy(t, guardedOne, "default", "Deny "+all, "Allow "+one(0))
 		s.reach(t, "an exception that comes too late")
-		s.policy(t, egressOne, "default", "Deny "+one(1), "Allow "+all, "Deny 0.0.0.0/0")
+		s.policy(t, guardedOne, "default", "Deny "+one(1), "Allow "+all, "Deny 0.0.0.0/0")
 		s.reach(t, "three ranges", 0, 2, 3)
-		s.policy(t, egressOne, "default", "Deny 0.0.0.0/0")
+		s.policy(t, guardedOne, "default", "Deny 0.0.0.0/0")
 		s.reach(t, "deny all")
-		s.policy(t, egressOne, "default")
+		s.policy(t, guardedOne, "default")
 		s.reach(t, "no rules", 0, 1, 2, 3)
 	})
 	t.Run("a connection ends", func(t *testing.T) {
@@ -61,22 +61,22 @@ func TestEgressFirewall(t *testing.T) {
 		if _, err := talk.Ask(); err != nil {
 			t.Fatal(err)
 		}
-		s.policy(t, egressOne, "default", "Deny "+one(0))
+		s.policy(t, guardedOne, "default", "Deny "+one(0))
 		s.reach(t, "one denied", 1, 2, 3)
 		if answer, err := talk.Ask(); err == nil {
 			t.Errorf("the connection goes on: %s", answer)
 		}
 	})
 	t.Run("several policies", func(t *testing.T) {
-		s.policy(t, egressOne, "default", "Deny "+one(0))
-		s.policy(t, egressOne, "other", "Allow 0.0.0.0/0")
+		s.policy(t, guardedOne, "default", "Deny "+one(0))
+		s.policy(t, guardedOne, "other", "Allow 0.0.0.0/0")
 		s.reach(t, "two policies")
 		for _, name := range []string{"default", "other"} {
-			s.standing(t, egressOne, name, networkv1.ReasonConflict, "2 EgressNetworkPolicies")
+			s.standing(t, guardedOne, name, networkv1.ReasonConflict, "2 EgressNetworkPolicies")
 		}
-		s.drop(t, egressOne, "other")
+		s.drop(t, guardedOne, "other")
 		s.reach(t, "one again", 1, 2, 3)
-		s.standing(t, egressOne, "default", networkv1.ReasonValid, "")
+		s.standing(t, guardedOne, "default", networkv1.ReasonValid, "")
 	})
 	t.Run("wrong policies are refused", func(t *testing.T) {
 		for says, text := range map[string]string{
@@ -87,9 +87,9 @@ func TestEgressFirewall(t *testing.T) {
 			"spec.egress[0].to.dnsNa": "Allow *.example.test",
 		} {
 			object := &networkv1.EgressNetworkPolicy{}
-			object.Namespace, object.Name, object.Spec.Egress = egressTwo, "wrong", rules(text)
+			object.Namespace, object.Name, object.Spec.Egress = guardedTwo, "wrong", rules(text)
 			if err := s.api.Create(t.Context(), object); err == nil {
-				s.drop(t, egressTwo, "wrong")
+				s.drop(t, guardedTwo, "wrong")
 				t.Errorf("%q was taken", text)
 			} else if !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(says)) {
 				t.Errorf("%q: %v does not say %q", text, err, says)
@@ -99,7 +99,7 @@ func TestEgressFirewall(t *testing.T) {
 	t.Run("names", func(t *testing.T) { s.names(t, all) })
 	t.Run("restarts", func(t *testing.T) { s.restarts(t, all) })
 
-	s.drop(t, egressOne, "default")
+	s.drop(t, guardedOne, "default")
 	s.reach(t, "no policy again", 0, 1, 2, 3)
 	for _, n := range c.Nodes() {
 		awaitState(t, n, before[n.Name], "the policy is gone")
@@ -107,11 +107,11 @@ func TestEgressFirewall(t *testing.T) {
 }
 
 // names: a name is what the name server says, from one TTL to the next, and what is not known is closed.
-func (s *egressScene) names(t *testing.T, all string) {
+func (s *guardScene) names(t *testing.T, all string) {
 	const ttl = 5
 	allow := []string{"Allow " + egressName, "Deny " + all}
 	s.zone.fails(egressName)
-	s.policy(t, egressOne, "default", allow...)
+	s.policy(t, guardedOne, "default", allow...)
 	s.reach(t, "a name that cannot be resolved is not allowed")
 	s.zone.has(egressName, address(ttl, s.hosts[1]))
 	s.reach(t, "it is resolved", 1)
@@ -130,9 +130,9 @@ func (s *egressScene) names(t *testing.T, all string) {
 	s.reach(t, "the name is gone")
 
 	s.zone.fails(egressName)
-	s.policy(t, egressOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name does not exist still
+	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name does not exist still
 	s.reach(t, "a name that does not exist is denied", 0, 1, 2, 3)
-	s.policy(t, egressOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny other.egress.test")
+	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny other.egress.test")
 	s.zone.fails("other.egress.test")
 	s.reach(t, "a name that nobody knows is denied: all is closed that no rule before has matched", 3)
 	s.zone.has("other.egress.test", fmt.Sprintf("other.egress.test. %d IN A %s", ttl, s.hosts[0]))
@@ -140,9 +140,9 @@ func (s *egressScene) names(t *testing.T, all string) {
 }
 
 // restarts: an agent that is killed changes nothing, under traffic: what is allowed by a name passes, and what is denied does not.
-func (s *egressScene) restarts(t *testing.T, all string) {
+func (s *guardScene) restarts(t *testing.T, all string) {
 	s.zone.has(egressName, address(5, s.hosts[0]))
-	s.policy(t, egressOne, "default", "Allow "+egressName, "Deny "+all)
+	s.policy(t, guardedOne, "default", "Allow "+egressName, "Deny "+all)
 	s.reach(t, "by name", 0)
 	denied := echo(t, s.cluster.Outside.Netns, s.hosts[2])
 	allowed := echo(t, s.cluster.Outside.Netns, s.hosts[0])
@@ -213,38 +213,38 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.flatAgain(t)
-	s := newEgressScene(t, c)
-	s.policy(t, egressOne, "default", "Deny "+s.hosts[0].String()+"/32")
-	s.standing(t, egressOne, "default", networkv1.ReasonNoEffect, "a flat network has no egress firewalls")
+	s := newGuardScene(t, c)
+	s.policy(t, guardedOne, "default", "Deny "+s.hosts[0].String()+"/32")
+	s.standing(t, guardedOne, "default", networkv1.ReasonNoEffect, "a flat network has no egress firewalls")
 	s.reach(t, "a flat network", 0, 1, 2, 3)
 
 	e.setMode(t, networkv1.PluginMultitenant)
 	s.reach(t, "isolated projects", 1, 2, 3)
-	s.standing(t, egressOne, "default", networkv1.ReasonValid, "")
+	s.standing(t, guardedOne, "default", networkv1.ReasonValid, "")
 	both := func(what string, places ...int) {
 		t.Helper()
 		s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: places})
 	}
 	end := s.forbidden(t, 0)
-	e.change(t, tenant.Join(egressOne), egressTwo)
+	e.change(t, tenant.Join(guardedOne), guardedTwo)
 	both("joined")
-	s.standing(t, egressOne, "default", networkv1.ReasonConflict, "several namespaces have the VNID")
-	e.change(t, tenant.Isolate(), egressTwo)
+	s.standing(t, guardedOne, "default", networkv1.ReasonConflict, "several namespaces have the VNID")
+	e.change(t, tenant.Isolate(), guardedTwo)
 	s.reach(t, "isolated again", 1, 2, 3)
-	e.change(t, tenant.Isolate(), egressOne)
+	e.change(t, tenant.Isolate(), guardedOne)
 	s.reach(t, "moved", 1, 2, 3)
 	end()
-	e.change(t, tenant.Global(), egressOne)
+	e.change(t, tenant.Global(), guardedOne)
 	s.reach(t, "global", 0, 1, 2, 3)
-	s.standing(t, egressOne, "default", networkv1.ReasonNoEffect, "VNID 0")
-	e.change(t, tenant.Isolate(), egressOne)
+	s.standing(t, guardedOne, "default", networkv1.ReasonNoEffect, "VNID 0")
+	e.change(t, tenant.Isolate(), guardedOne)
 	s.reach(t, "global no more", 1, 2, 3)
 	e.setMode(t, networkv1.PluginSubnet)
 	s.reach(t, "flat again", 0, 1, 2, 3)
 }
 
 // forbidden sends to a host that the first namespace must not reach, and returns what ends that and counts.
-func (s *egressScene) forbidden(t *testing.T, host int) (end func()) {
+func (s *guardScene) forbidden(t *testing.T, host int) (end func()) {
 	t.Helper()
 	at := echo(t, s.cluster.Outside.Netns, s.hosts[host])
 	load, err := traffic.NewLoad([]traffic.Pair{{Name: "forbidden", From: s.near.Netns, To: port(s.hosts[host], echoPort)}, {Name: "forbidden from far", From: s.far.Netns, To: port(s.hosts[host], echoPort)}}, 200)

@@ -24,8 +24,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// egressScene is pods of two namespaces, and hosts beyond the router, one of them a name server.
-type egressScene struct {
+// guardScene is pods of two namespaces, and hosts beyond the router, one of them a name server.
+type guardScene struct {
 	cluster *lab.Cluster
 	api     client.Client
 	zone    *nameServer
@@ -37,14 +37,14 @@ type egressScene struct {
 
 // Namespaces of the scene.
 const (
-	egressOne = "egress-one"
-	egressTwo = "egress-two"
+	guardedOne = "egress-one"
+	guardedTwo = "egress-two"
 )
 
-// newEgressScene makes the scene, in the mode that the cluster has.
-func newEgressScene(t *testing.T, c *lab.Cluster) *egressScene {
+// newGuardScene makes the scene, in the mode that the cluster has.
+func newGuardScene(t *testing.T, c *lab.Cluster) *guardScene {
 	t.Helper()
-	s := &egressScene{cluster: c}
+	s := &guardScene{cluster: c}
 	config, err := c.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster) *egressScene {
 		s.hosts = append(s.hosts, s.host(t, 20+i))
 	}
 	s.zone = serveNames(t, c.Outside.Netns, netip.AddrPortFrom(c.Outside.IP, 53))
-	for _, name := range []string{egressOne, egressTwo} {
+	for _, name := range []string{guardedOne, guardedTwo} {
 		addProject(t, c, name)
 	}
 	pod := func(node, namespace, name string) *lab.Pod {
@@ -79,13 +79,13 @@ func newEgressScene(t *testing.T, c *lab.Cluster) *egressScene {
 		}
 		return p
 	}
-	s.near, s.far, s.stranger = pod("n1", egressOne, "egress-near"), pod("n2", egressOne, "egress-far"), pod("n1", egressTwo, "egress-stranger")
+	s.near, s.far, s.stranger = pod("n1", guardedOne, "egress-near"), pod("n2", guardedOne, "egress-far"), pod("n1", guardedTwo, "egress-stranger")
 	tell(t, s.far.Netns, "far", tellPort)
 	return s
 }
 
 // host makes another address beyond the router, which answers with its own until the test ends.
-func (s *egressScene) host(t *testing.T, number int) netip.Addr {
+func (s *guardScene) host(t *testing.T, number int) netip.Addr {
 	t.Helper()
 	b := s.cluster.Outside.IP.As4()
 	b[3] = byte(number) //nolint:gosec // of the test's own
@@ -118,7 +118,7 @@ func rules(texts ...string) []networkv1.EgressNetworkPolicyRule {
 }
 
 // policy makes a policy, or replaces its rules; it goes with the test.
-func (s *egressScene) policy(t *testing.T, namespace, name string, texts ...string) {
+func (s *guardScene) policy(t *testing.T, namespace, name string, texts ...string) {
 	t.Helper()
 	object := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	object.Spec.Egress = rules(texts...)
@@ -136,7 +136,7 @@ func (s *egressScene) policy(t *testing.T, namespace, name string, texts ...stri
 }
 
 // drop deletes a policy; that it is gone is no error.
-func (s *egressScene) drop(t *testing.T, namespace, name string) {
+func (s *guardScene) drop(t *testing.T, namespace, name string) {
 	t.Helper()
 	err := s.api.Delete(context.Background(), &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
 	if client.IgnoreNotFound(err) != nil {
@@ -145,7 +145,7 @@ func (s *egressScene) drop(t *testing.T, namespace, name string) {
 }
 
 // standing waits until a policy's condition Valid has a reason, and says a word.
-func (s *egressScene) standing(t *testing.T, namespace, name, reason, says string) {
+func (s *guardScene) standing(t *testing.T, namespace, name, reason, says string) {
 	t.Helper()
 	await(t, fmt.Sprintf("%s/%s: %s", namespace, name, reason), func(ctx context.Context) error {
 		var object networkv1.EgressNetworkPolicy
@@ -162,12 +162,12 @@ func (s *egressScene) standing(t *testing.T, namespace, name, reason, says strin
 
 // reach waits until the pods of the first namespace reach just the hosts given, by their places, and no others; the second
 // namespace's reaches all, and inside the cluster everything is as it was.
-func (s *egressScene) reach(t *testing.T, what string, places ...int) {
+func (s *guardScene) reach(t *testing.T, what string, places ...int) {
 	t.Helper()
 	s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: {0, 1, 2, 3}})
 }
 
-func (s *egressScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
+func (s *guardScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
 	t.Helper()
 	all := []who{{s.near.Name, s.near.Netns, port(s.far.IPs[0], tellPort), true}}
 	for pod, places := range of {

@@ -1,0 +1,318 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/egressip"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/liveness"
+	"weft.dev/weft/internal/overlay"
+)
+
+// egressAddresses tells by which egress addresses traffic leaves. NetNamespaces are watched for it in the modes that have VNIDs.
+type egressAddresses struct {
+	cache cache.Cache
+	vnids *sharedWatch
+	node  string
+	wake  chan struct{}
+	// changed is told as well while the node waits for the NetNamespaces.
+	changed func()
+	// alive tells which nodes with egress addresses do not answer.
+	alive *liveness.Watcher
+	// refused is told of an address that this node is to hold and cannot.
+	refused func(uid types.UID, note string)
+
+	// stepping serialises step, and guards what follows.
+	stepping sync.Mutex
+	// known are the NetNamespaces, but for those that cannot be used.
+	known map[string]egressip.Namespace
+	site  site
+
+	// mu guards what follows.
+	mu sync.Mutex
+	// handler is told of changes; nil: nobody watches.
+	handler toolscache.ResourceEventHandlerRegistration
+	dirty   map[string]struct{}
+	awaited bool
+}
+
+// site is what egress addresses depend on of the node and the network.
+type site struct {
+	mode clusternetwork.Mode
+	// node is the node's own address, and network the range that it has on its interface.
+	node    netip.Addr
+	network netip.Prefix
+}
+
+func newEgressAddresses(store cache.Cache, vnids *sharedWatch, node string, changed func()) *egressAddresses {
+	e := &egressAddresses{
+		cache: store, vnids: vnids, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
+		known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
+	}
+	e.alive = &liveness.Watcher{Changed: e.signal}
+	return e
+}
+
+func (e *egressAddresses) signal() {
+	select {
+	case e.wake <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
+}
+
+// prepare tells the network of everything before it is in a mode that has VNIDs, and of what another View makes of it. An
+// error says what is waited for.
+func (e *egressAddresses) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
+	if !view.Cluster.Mode.HasVNIDs() {
+		return nil
+	}
+	e.stepping.Lock()
+	e.site = site{view.Cluster.Mode, view.Local.HostIP, view.Node.Network}
+	e.stepping.Unlock()
+	if err := e.begin(ctx); err != nil {
+		return err
+	}
+	if err := e.step(ctx, network); errors.Is(err, errUnprogrammed) {
+		e.signal() // which is tried again, and keeps nothing else
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+// errUnprogrammed says that egress addresses are known, and not all of them could be programmed.
+var errUnprogrammed = errors.New("not programmed")
+
+// begin watches, and returns an error until everything is known once.
+func (e *egressAddresses) begin(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.handler == nil {
+		handler, err := e.vnids.add(ctx, toolscache.ResourceEventHandlerFuncs{
+			AddFunc: e.note, UpdateFunc: func(_, now any) { e.note(now) }, DeleteFunc: e.note,
+		})
+		if err != nil {
+			return err
+		}
+		e.handler = handler
+	}
+	e.awaited = !e.handler.HasSynced()
+	if e.awaited {
+		return errUnread
+	}
+	return nil
+}
+
+// end stops watching, and tells the network that there is nothing.
+func (e *egressAddresses) end(ctx context.Context, network *overlay.Network) error {
+	e.stepping.Lock()
+	defer e.stepping.Unlock()
+	e.mu.Lock()
+	watched := e.handler
+	e.mu.Unlock()
+	if watched != nil {
+		if err := e.vnids.remove(ctx, watched); err != nil {
+			return err
+		}
+		clear(e.known)
+		e.alive.Watch(nil)
+	}
+	e.mu.Lock()
+	e.handler, e.awaited, e.dirty = nil, false, map[string]struct{}{}
+	e.mu.Unlock()
+	return network.UpdateEgressIPs(ctx, overlay.EgressIPs{})
+}
+
+// note takes note of an object that changed.
+func (e *egressAddresses) note(object any) {
+	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = at.Obj
+	}
+	nn, ok := object.(*networkv1.NetNamespace)
+	if !ok {
+		return
+	}
+	e.mu.Lock()
+	e.dirty[nn.Name] = struct{}{}
+	awaited := e.awaited
+	e.mu.Unlock()
+	e.signal()
+	if awaited {
+		e.changed()
+	}
+}
+
+// step brings the network in step with what the objects, and the nodes that answer, say now.
+func (e *egressAddresses) step(ctx context.Context, network *overlay.Network) error {
+	e.stepping.Lock()
+	defer e.stepping.Unlock()
+	e.mu.Lock()
+	if e.handler == nil || !e.handler.HasSynced() { // a part of them would be taken for all
+		e.mu.Unlock()
+		return nil
+	}
+	dirty := e.dirty
+	e.dirty = map[string]struct{}{}
+	e.mu.Unlock()
+	if err := e.learn(ctx, dirty); err != nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		maps.Copy(e.dirty, dirty)
+		return err
+	}
+	var subnets networkv1.HostSubnetList
+	if err := e.cache.List(ctx, &subnets, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("HostSubnets: %w", err)
+	}
+	if err := network.UpdateEgressIPs(ctx, e.ways(subnets.Items)); err != nil {
+		return fmt.Errorf("%w: %w", errUnprogrammed, err)
+	}
+	return nil
+}
+
+// learn reads the NetNamespaces that changed.
+func (e *egressAddresses) learn(ctx context.Context, dirty map[string]struct{}) error {
+	for name := range dirty {
+		var nn networkv1.NetNamespace
+		err := e.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
+		switch {
+		case apierrors.IsNotFound(err), err == nil && (nn.NetName != nn.Name || nn.NetID > networkv1.VNIDMax):
+			delete(e.known, name) // such a one has no VNID
+		case err != nil:
+			return fmt.Errorf("NetNamespace %s: %w", name, err)
+		default:
+			e.known[name] = egressip.Namespace{Name: name, VNID: nn.NetID, IPs: clusternetwork.WantedEgressIPs(&nn)}
+		}
+	}
+	return nil
+}
+
+// peer is where a node with egress addresses is reached.
+type peer struct {
+	// node is where its tunnels end; gateway is the address by which it is asked whether it is alive: on the way of the traffic.
+	node, gateway netip.Addr
+	// uid is its HostSubnet's.
+	uid types.UID
+}
+
+// ways says how traffic leaves, by all objects.
+func (e *egressAddresses) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
+	var nodes []egressip.Node
+	peers := map[string]peer{}
+	for i := range subnets {
+		object := &subnets[i]
+		nodes = append(nodes, egressip.Node{Name: object.Name, IPs: clusternetwork.HostedEgressIPs(object)})
+		if parsed, err := clusternetwork.ParseHostSubnet(object); err == nil && parsed.Subnet.IsValid() {
+			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID}
+		}
+	}
+	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
+	all := overlay.EgressIPs{Ways: map[uint32]overlay.EgressWay{}, Namespaces: map[string]uint32{}}
+	var asked []netip.Addr
+	for vnid, way := range plan.Ways {
+		here, others := e.split(way.Holders, peers)
+		if here.IsValid() {
+			all.Ways[vnid] = overlay.EgressWay{Address: here}
+			continue
+		}
+		if len(others) > 1 { // of one there is no choice
+			for _, other := range others {
+				asked = append(asked, other.gateway)
+			}
+		}
+		all.Ways[vnid] = overlay.EgressWay{Nodes: e.answering(others)}
+	}
+	e.alive.Watch(asked)
+	for name, ns := range e.known {
+		_, wanted := plan.Ways[ns.VNID]
+		// Where VNIDs isolate nobody, a namespace that happens to have another's is another all the same.
+		if wanted && (e.site.mode == clusternetwork.ModeMultitenant || len(ns.IPs) > 0) {
+			all.Namespaces[name] = ns.VNID
+		}
+	}
+	return all
+}
+
+// split returns the address that this node holds, and the other nodes that hold one.
+func (e *egressAddresses) split(holders []egressip.Holder, peers map[string]peer) (here netip.Addr, others []peer) {
+	for _, holder := range holders {
+		if holder.Node != e.node {
+			if at, known := peers[holder.Node]; known {
+				others = append(others, at)
+			}
+			continue
+		}
+		if err := e.site.check(holder.IP, peers); err != nil {
+			e.refused(peers[e.node].uid, err.Error())
+			continue
+		}
+		here = holder.IP
+	}
+	return here, others
+}
+
+// check says why the node cannot hold an egress address.
+func (s *site) check(address netip.Addr, peers map[string]peer) error {
+	for name, at := range peers {
+		if at.node == address && at.node != s.node {
+			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose one that nobody has", address, name)
+		}
+	}
+	switch {
+	case address == s.node:
+		return fmt.Errorf("egressIPs: %s is the node's own address: choose one that nobody has", address)
+	case !s.network.Contains(address):
+		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address: answers would not come here; give it to a node whose network it is in", address, s.network)
+	}
+	return nil
+}
+
+// answering gives each node a share, and the share of one that does not answer to one that does: so the connections of the
+// others stay where they are. Where none answers, all keep theirs: then it is more likely this node that is cut off, and what is
+// sent to them leaves by an egress address or not at all.
+func (e *egressAddresses) answering(nodes []peer) []netip.Addr {
+	var alive, shares []netip.Addr
+	for _, node := range nodes {
+		if !e.alive.Gone(node.gateway) {
+			alive = append(alive, node.node)
+		}
+	}
+	for i, node := range nodes {
+		at := node.node
+		if len(alive) > 0 && !slices.Contains(alive, at) {
+			at = alive[i%len(alive)]
+		}
+		shares = append(shares, at)
+	}
+	return shares
+}
+
+// followEgressAddresses keeps them in step until ctx ends.
+func (a *agent) followEgressAddresses(ctx context.Context, network *overlay.Network) error {
+	return a.keepInStep(ctx, a.objects.egressIPs.wake, "egress addresses", func() error { return a.objects.egressIPs.step(ctx, network) })
+}
+
+// uplinkHost is the node's own interface and its kernel.
+type uplinkHost struct{}
+
+// Announce implements overlay.Uplink.
+func (uplinkHost) Announce(device string, addresses ...netip.Addr) error {
+	return link.Announce(device, addresses...)
+}
+
+// Forget implements overlay.Uplink.
+func (uplinkHost) Forget(addresses ...netip.Addr) error { return link.ForgetTranslated(addresses...) }

@@ -1,0 +1,179 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/egressip"
+	"weft.dev/weft/internal/overlay"
+)
+
+func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet {
+	return networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Host: name, HostIP: hostIP, Subnet: subnet, EgressIPs: ips}
+}
+
+// egressNode is the agent's part on node n1.
+func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressAddresses {
+	e := newEgressAddresses(nil, nil, "n1", func() {})
+	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24")}
+	for _, ns := range namespaces {
+		e.known[ns.Name] = ns
+	}
+	return e
+}
+
+func TestEgressWays(t *testing.T) {
+	addr := netip.MustParseAddr
+	n1 := egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.101")
+	n2 := egressHost("n2", "192.0.2.2", "10.128.2.0/23", "192.0.2.102", "192.0.2.104")
+	n3 := egressHost("n3", "192.0.2.3", "10.128.4.0/23", "192.0.2.103")
+	wants := func(name string, vnid uint32, ips ...string) egressip.Namespace {
+		ns := egressip.Namespace{Name: name, VNID: vnid}
+		for _, text := range ips {
+			ns.IPs = append(ns.IPs, addr(text))
+		}
+		return ns
+	}
+	type ways = map[uint32]overlay.EgressWay
+	for _, test := range []struct {
+		name       string
+		mode       clusternetwork.Mode
+		namespaces []egressip.Namespace
+		hosts      []networkv1.HostSubnet
+		want       overlay.EgressIPs
+		refused    string
+	}{
+		{
+			"its own address before others'", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.102", "192.0.2.101"), wants("b", 11)},
+			[]networkv1.HostSubnet{n1, n2},
+			overlay.EgressIPs{Ways: ways{10: {Address: addr("192.0.2.101")}}, Namespaces: map[string]uint32{"a": 10}},
+			"",
+		},
+		{
+			"a share for each of the others", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.103", "192.0.2.102")},
+			[]networkv1.HostSubnet{n1, n2, n3},
+			overlay.EgressIPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.3"), addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
+			"",
+		},
+		{
+			"joined projects leave together", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.102"), wants("b", 10)},
+			[]networkv1.HostSubnet{n2},
+			overlay.EgressIPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10, "b": 10}},
+			"",
+		},
+		{
+			"where VNIDs isolate nobody, who has the same by chance does not", clusternetwork.ModeNetworkPolicy,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.102"), wants("b", 10)},
+			[]networkv1.HostSubnet{n2},
+			overlay.EgressIPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
+			"",
+		},
+		{
+			"hosted by none, or by a host that cannot be used: closed", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.199"), wants("b", 11, "192.0.2.110")},
+			[]networkv1.HostSubnet{n2, egressHost("odd", "nonsense", "", "192.0.2.110")},
+			overlay.EgressIPs{Ways: ways{10: {}, 11: {}}, Namespaces: map[string]uint32{"a": 10, "b": 11}},
+			"",
+		},
+		{
+			"an address of another network is not held", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "198.51.100.1")},
+			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "198.51.100.1")},
+			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			"is not in 192.0.2.0/24",
+		},
+		{
+			"nor is another node's", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.2")},
+			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.2"), n2},
+			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			"is the address of node n2",
+		},
+	} {
+		e := egressNode(test.mode, test.namespaces...)
+		refused := ""
+		e.refused = func(_ types.UID, note string) { refused += note }
+		got := e.ways(test.hosts)
+		if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+		if !strings.Contains(refused, test.refused) || (refused == "") != (test.refused == "") {
+			t.Errorf("%s: told %q", test.name, refused)
+		}
+	}
+}
+
+// Who does not answer loses its share to those that do, whose own shares stay in place; where nobody answers, all keep theirs.
+func TestEgressShares(t *testing.T) {
+	addr := netip.MustParseAddr
+	var nodes []peer
+	for _, n := range []string{"1", "2", "3"} {
+		nodes = append(nodes, peer{node: addr("192.0.2." + n), gateway: addr("10.128.0." + n)})
+	}
+	dead := map[string]bool{}
+	for _, test := range []struct{ dead, want string }{
+		{"", "1 2 3"},
+		{"2", "1 3 3"},
+		{"1 3", "2 2 2"},
+		{"1 2 3", "1 2 3"},
+	} {
+		clear(dead)
+		for n := range strings.FieldsSeq(test.dead) {
+			dead["10.128.0."+n] = true
+		}
+		e := egressNode(clusternetwork.ModeMultitenant)
+		asked := make(chan struct{}, 100)
+		e.alive.Ask = func(_ context.Context, host netip.Addr) error {
+			asked <- struct{}{}
+			if dead[host.String()] {
+				return errors.New("dead")
+			}
+			return nil
+		}
+		var gateways []netip.Addr
+		for _, n := range nodes {
+			gateways = append(gateways, n.gateway)
+		}
+		e.alive.Watch(gateways)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- e.alive.Run(ctx) }()
+		deadline := time.After(10 * time.Second)
+		for known := false; !known; {
+			select {
+			case <-asked:
+			case <-deadline:
+				t.Fatal("nobody is known to be gone")
+			}
+			known = true
+			for _, n := range nodes {
+				known = known && e.alive.Gone(n.gateway) == dead[n.gateway.String()]
+			}
+		}
+		var words []string
+		for _, at := range e.answering(nodes) {
+			words = append(words, strings.TrimPrefix(at.String(), "192.0.2."))
+		}
+		if got := strings.Join(words, " "); got != test.want {
+			t.Errorf("dead %q: shares %s, want %s", test.dead, got, test.want)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}

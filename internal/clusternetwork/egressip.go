@@ -1,0 +1,42 @@
+package clusternetwork
+
+import (
+	"net/netip"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// WantedEgressIPs returns the egress addresses that a NetNamespace wants. The API server refuses what is no address; should it
+// have let some through, it is left out, and where nothing remains an address stands for it that no node hosts: a namespace that wants
+// egress addresses must not leave by its nodes'.
+func WantedEgressIPs(nn *networkv1.NetNamespace) []netip.Addr {
+	addresses := egressAddresses(nn.EgressIPs)
+	if len(addresses) == 0 && len(nn.EgressIPs) > 0 {
+		return []netip.Addr{netip.IPv4Unspecified()}
+	}
+	return addresses
+}
+
+// HostedEgressIPs returns the egress addresses that a HostSubnet lists, without what is no address.
+func HostedEgressIPs(hs *networkv1.HostSubnet) []netip.Addr { return egressAddresses(hs.EgressIPs) }
+
+// EgressCIDRs returns the ranges of egress addresses that a HostSubnet's node may host, without what is no range.
+func EgressCIDRs(hs *networkv1.HostSubnet) []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, text := range hs.EgressCIDRs {
+		if prefix, err := ParsePrefix(text); err == nil {
+			ranges = append(ranges, prefix)
+		}
+	}
+	return ranges
+}
+
+func egressAddresses(texts []string) []netip.Addr {
+	var addresses []netip.Addr
+	for _, text := range texts {
+		if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() && addr.IsGlobalUnicast() {
+			addresses = append(addresses, addr)
+		}
+	}
+	return addresses
+}

@@ -1,0 +1,34 @@
+package clusternetwork
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// Whoever wants egress addresses is never taken for one who wants none.
+func TestEgressIPs(t *testing.T) {
+	good := netip.MustParseAddr("192.0.2.9")
+	for _, test := range []struct {
+		texts        []string
+		wants, hosts []netip.Addr
+	}{
+		{nil, nil, nil},
+		{[]string{"192.0.2.9"}, []netip.Addr{good}, []netip.Addr{good}},
+		{[]string{"fd00::1", "192.0.2.9", "192.0.2.09"}, []netip.Addr{good}, []netip.Addr{good}},
+		{[]string{"nonsense", "", "127.0.0.1"}, []netip.Addr{netip.IPv4Unspecified()}, nil},
+	} {
+		if got := WantedEgressIPs(&networkv1.NetNamespace{EgressIPs: test.texts}); !slices.Equal(got, test.wants) {
+			t.Errorf("%v: wants %v, not %v", test.texts, got, test.wants)
+		}
+		if got := HostedEgressIPs(&networkv1.HostSubnet{EgressIPs: test.texts}); !slices.Equal(got, test.hosts) {
+			t.Errorf("%v: hosts %v, not %v", test.texts, got, test.hosts)
+		}
+	}
+	ranges := EgressCIDRs(&networkv1.HostSubnet{EgressCIDRs: []string{"192.0.2.0/24", "192.0.2.1/24", "x"}})
+	if !slices.Equal(ranges, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}) {
+		t.Errorf("ranges %v", ranges)
+	}
+}

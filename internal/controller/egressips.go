@@ -1,0 +1,238 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/liveness"
+	"weft.dev/weft/internal/metrics"
+)
+
+const (
+	nameEgressIPs = "egressips"
+
+	actionAssignEgressIP = "AssignEgressIP"
+
+	// annotationEgressConfig is set on Nodes by the cloud's controllers of OpenShift: how many addresses a node can have.
+	annotationEgressConfig = "cloud.network.openshift.io/egress-ipconfig"
+)
+
+// egressReconciler keeps the egressIPs of HostSubnets with ranges, and what is told of all, as plan.EgressIPs says.
+type egressReconciler struct {
+	client client.Client
+	report *reporter
+	log    *slog.Logger
+	told   *metrics.Controller
+	// alive tells which nodes with ranges do not answer any more.
+	alive   *liveness.Watcher
+	changed chan event.TypedGenericEvent[*networkv1.HostSubnet]
+}
+
+func (r *egressReconciler) setUp(mgr manager.Manager, stands *standing) error {
+	c, err := controller.NewTyped(nameEgressIPs, mgr, controllerOptions(&timed{nameEgressIPs, r.told, r}))
+	if err != nil {
+		return fmt.Errorf("make the controller: %w", err)
+	}
+	r.changed = make(chan event.TypedGenericEvent[*networkv1.HostSubnet], 1)
+	r.alive = &liveness.Watcher{Proven: true, Changed: func() {
+		select {
+		case r.changed <- event.TypedGenericEvent[*networkv1.HostSubnet]{Object: &networkv1.HostSubnet{}}:
+		default: // it is to be looked at already
+		}
+	}}
+	ready := predicate.TypedFuncs[*corev1.Node]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
+		return isReady(e.ObjectOld) != isReady(e.ObjectNew) || e.ObjectOld.Annotations[annotationEgressConfig] != e.ObjectNew.Annotations[annotationEgressConfig]
+	}}
+	return errors.Join(
+		mgr.Add(manager.RunnableFunc(r.alive.Run)),
+		c.Watch(source.TypedChannel(r.changed, enqueue[*networkv1.HostSubnet]())),
+		c.Watch(stands.reading("nodes", source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), ready))),
+		c.Watch(stands.reading("hostsubnets",
+			source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet](), foundElsewhere()))),
+		c.Watch(stands.reading("netnamespaces",
+			source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace]()))),
+		c.Watch(stands.reading("clusternetworks",
+			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
+	)
+}
+
+// Reconcile makes a plan from the cache and carries it out. Should the cache be behind, the API server refuses what is written, and
+// the next plan is made from what it has then.
+func (r *egressReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+	_, config, err := readNetwork(ctx, r.client)
+	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+		return reconcile.Result{}, err
+	}
+	if config == nil {
+		return reconcile.Result{}, nil
+	}
+	if !config.Mode.HasVNIDs() { // namespaces are not told apart
+		r.report.tell(nil, actionAssignEgressIP)
+		r.alive.Watch(nil)
+		return reconcile.Result{}, nil
+	}
+	state, problems, err := r.cached(ctx)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	result := plan.EgressIPs(state)
+	for _, p := range r.report.tell(append(problems, result.Problems...), actionAssignEgressIP) {
+		r.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
+	}
+	settled, err := settle(write(ctx, r.client, r.log, result.Writes, nil), r.updateStatus(ctx, state.NetNamespaces, &result))
+	if err == nil && result.Again && settled.RequeueAfter == 0 {
+		settled.RequeueAfter = again // what was taken off comes back as an event, and usually before
+	}
+	return settled, err
+}
+
+// cached reads everything, and has the nodes with ranges asked whether they are alive.
+func (r *egressReconciler) cached(ctx context.Context) (plan.EgressIPState, []plan.Problem, error) {
+	var nodes corev1.NodeList
+	var hostSubnets networkv1.HostSubnetList
+	var netNamespaces networkv1.NetNamespaceList
+	if err := errors.Join(r.client.List(ctx, &nodes), r.client.List(ctx, &hostSubnets), r.client.List(ctx, &netNamespaces)); err != nil {
+		return plan.EgressIPState{}, nil, fmt.Errorf("read Nodes, HostSubnets and NetNamespaces from the cache: %w", err)
+	}
+	state := plan.EgressIPState{
+		HostSubnets: hostSubnets.Items, NetNamespaces: netNamespaces.Items, Offline: map[string]bool{}, Capacity: map[string]int{},
+	}
+	var problems []plan.Problem
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		state.Offline[node.Name] = !isReady(node)
+		capacity, limited, err := egressCapacity(node)
+		if err != nil {
+			problems = append(problems, plan.Problem{
+				Object: plan.Object{Kind: plan.KindNode, Name: node.Name, UID: node.UID}, Reason: networkv1.ReasonInvalid,
+				Message: fmt.Sprintf("annotation %s: %v: the node counts as one without a limit", annotationEgressConfig, err),
+			})
+		}
+		if limited {
+			state.Capacity[node.Name] = capacity
+		}
+	}
+	r.ask(&state)
+	return state, problems, nil
+}
+
+// ask has the nodes with ranges asked, and adds those that do not answer. Where none of them does, it is more likely that this
+// controller is cut off: then only what the API server says counts.
+func (r *egressReconciler) ask(state *plan.EgressIPState) {
+	var asked []netip.Addr
+	gone := map[string]bool{}
+	for i := range state.HostSubnets {
+		hs := &state.HostSubnets[i]
+		if addr, err := netip.ParseAddr(hs.HostIP); err == nil && len(hs.EgressCIDRs) > 0 {
+			asked = append(asked, addr)
+			gone[hs.Name] = r.alive.Gone(addr)
+		}
+	}
+	r.alive.Watch(asked)
+	count := 0
+	for _, is := range gone {
+		if is {
+			count++
+		}
+	}
+	if count == len(gone) {
+		return
+	}
+	for name, is := range gone {
+		state.Offline[name] = state.Offline[name] || is
+	}
+}
+
+// isReady reports whether a Node's kubelet tells that it works. One that has told nothing yet counts as ready.
+func isReady(node *corev1.Node) bool {
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return true
+}
+
+// egressCapacity returns how many egress addresses a cloud lets a node have.
+func egressCapacity(node *corev1.Node) (capacity int, limited bool, err error) {
+	text, there := node.Annotations[annotationEgressConfig]
+	if !there {
+		return 0, false, nil
+	}
+	var config []struct {
+		Capacity struct {
+			IP   *int `json:"ip"`
+			IPv4 *int `json:"ipv4"`
+		} `json:"capacity"`
+	}
+	if err := json.Unmarshal([]byte(text), &config); err != nil {
+		return 0, false, fmt.Errorf("no list of interfaces in JSON: %w", err)
+	}
+	if len(config) == 0 {
+		return 0, false, errors.New("it lists no interface")
+	}
+	for _, n := range []*int{config[0].Capacity.IP, config[0].Capacity.IPv4} {
+		if n != nil {
+			return max(0, *n), true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// updateStatus says on NetNamespaces which of their egress addresses are in use, and why others are not.
+func (r *egressReconciler) updateStatus(ctx context.Context, all []networkv1.NetNamespace, result *plan.EgressIPPlan) error {
+	var errs []error
+	for i := range all {
+		nn := &all[i]
+		used, wants := result.InUse[nn.Name]
+		if has := meta.FindStatusCondition(nn.Status.Conditions, networkv1.ConditionEgressIPsInUse) != nil; !wants && !has {
+			continue
+		}
+		nn = nn.DeepCopy()
+		var changed bool
+		if wants {
+			changed = setConditions(&nn.Status.Conditions, nn.Generation, egressCondition(used, about(result.Problems, plan.KindNetNamespace, nn.Name)))
+		} else {
+			changed = meta.RemoveStatusCondition(&nn.Status.Conditions, networkv1.ConditionEgressIPsInUse)
+		}
+		if !changed {
+			continue
+		}
+		if err := r.client.Status().Update(ctx, nn); err != nil {
+			errs = append(errs, fmt.Errorf("update the status of NetNamespace %s: %w", nn.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// egressCondition is what is told of a NetNamespace that wants egress addresses.
+func egressCondition(used string, problems []plan.Problem) condition {
+	c := condition{networkv1.ConditionEgressIPsInUse, networkv1.ReasonInUse, used, true}
+	if used == "" {
+		c = condition{networkv1.ConditionEgressIPsInUse, networkv1.ReasonEgressIPUnassigned, "nothing leaves the cluster from this namespace", false}
+	}
+	if len(problems) > 0 {
+		c.holds, c.reason = false, problems[0].Reason
+		c.message = plan.Summary(problems)
+		if used != "" {
+			c.message = "in use: " + used + "; " + c.message
+		}
+	}
+	return c
+}

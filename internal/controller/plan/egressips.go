@@ -1,0 +1,115 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/egressip"
+)
+
+// EgressIPState is everything that a plan of egress addresses is made from.
+type EgressIPState struct {
+	HostSubnets   []networkv1.HostSubnet
+	NetNamespaces []networkv1.NetNamespace
+	// Offline names hosts that do not answer.
+	Offline map[string]bool
+	// Capacity says how many addresses a host can have; who is not in it, any number.
+	Capacity map[string]int
+}
+
+// EgressIPPlan is what is to be written of egress addresses.
+type EgressIPPlan struct {
+	Writes[*networkv1.HostSubnet]
+	// Again says that addresses were taken off hosts, and wait for the next plan to be given to others.
+	Again bool
+	// Problems are of NetNamespaces and HostSubnets, in order.
+	Problems []Problem
+	// InUse says, for NetNamespaces that want addresses, which are in use where, in words.
+	InUse map[string]string
+}
+
+// EgressIPs plans the egressIPs of HostSubnets that have egressCIDRs, and judges those of all. An address never moves in one plan:
+// what a plan takes off a host, the next one gives to another, when it is known that it was taken off.
+func EgressIPs(s EgressIPState) EgressIPPlan {
+	var namespaces []egressip.Namespace
+	uids := map[Object]Object{}
+	for i := range s.NetNamespaces {
+		nn := &s.NetNamespaces[i]
+		namespaces = append(namespaces, egressip.Namespace{Name: nn.Name, VNID: nn.NetID, IPs: clusternetwork.WantedEgressIPs(nn)})
+		uids[Object{Kind: KindNetNamespace, Name: nn.Name}] = Object{KindNetNamespace, nn.Name, nn.UID}
+	}
+	nodes := make([]egressip.Node, 0, len(s.HostSubnets))
+	for i := range s.HostSubnets {
+		hs := &s.HostSubnets[i]
+		capacity, limited := s.Capacity[hs.Name]
+		nodes = append(nodes, egressip.Node{
+			Name: hs.Name, IPs: clusternetwork.HostedEgressIPs(hs), CIDRs: clusternetwork.EgressCIDRs(hs),
+			Limited: limited, Capacity: capacity, Offline: s.Offline[hs.Name],
+		})
+		uids[Object{Kind: KindHostSubnet, Name: hs.Name}] = Object{KindHostSubnet, hs.Name, hs.UID}
+	}
+	assigned := egressip.Assign(namespaces, nodes)
+	result := EgressIPPlan{Again: assigned.Again}
+	for i := range s.HostSubnets {
+		list, automatic := assigned.IPs[s.HostSubnets[i].Name]
+		if texts := addressTexts(list); automatic && !slices.Equal(texts, s.HostSubnets[i].EgressIPs) {
+			hs := s.HostSubnets[i].DeepCopy()
+			hs.EgressIPs = texts
+			result.Update = append(result.Update, hs)
+		}
+		if automatic {
+			nodes[i].IPs = list
+		}
+	}
+	judged := egressip.NewPlan(namespaces, nodes)
+	for _, p := range unassigned(judged.Problems, &assigned) {
+		result.Problems = append(result.Problems, Problem{uids[Object{Kind: p.Kind, Name: p.Name}], p.Reason, p.Message})
+	}
+	result.InUse = inUse(judged)
+	return result
+}
+
+// unassigned returns the problems of a plan with the better reason why an address is hosted by nobody, where nodes have ranges; and
+// without addresses that are on their way.
+func unassigned(problems []egressip.Problem, assigned *egressip.Assignment) []egressip.Problem {
+	var all []egressip.Problem
+	for _, p := range problems {
+		if p.Reason != egressip.ReasonUnassigned || len(assigned.IPs) == 0 {
+			all = append(all, p)
+			continue
+		}
+		for _, better := range assigned.Problems {
+			if better.Name == p.Name && better.IP == p.IP {
+				all = append(all, better)
+			}
+		}
+	}
+	return all
+}
+
+// inUse says of each namespace that wants addresses which of them are in use.
+func inUse(plan egressip.Plan) map[string]string {
+	words := map[string]string{}
+	for _, way := range plan.Ways {
+		var used []string
+		for _, holder := range way.Holders {
+			used = append(used, fmt.Sprintf("%s at %s", holder.IP, holder.Node))
+		}
+		for _, name := range way.Namespaces {
+			words[name] = strings.Join(used, ", ")
+		}
+	}
+	return words
+}
+
+func addressTexts(list []netip.Addr) []string {
+	var texts []string
+	for _, ip := range list {
+		texts = append(texts, ip.String())
+	}
+	return texts
+}

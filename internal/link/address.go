@@ -1,0 +1,105 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// AddressLabel is the label (IFA_LABEL, at most 15 bytes) of every address that is an [Address] item: by it they are told from
+// the device's other addresses.
+const AddressLabel = "weft:address"
+
+// Address is one IPv4 address more on a device that is otherwise somebody else's. It has no range beside itself (/32): so it
+// depends on no other address of the device, the kernel makes no route of it, and never chooses it as a source by itself.
+type Address struct {
+	Device  string
+	Address netip.Addr
+}
+
+// Key implements Item.
+func (a *Address) Key() Key {
+	return Key{Kind: KindAddress, Name: a.Address.String() + " dev " + a.Device}
+}
+
+// Equal implements Item.
+func (a *Address) Equal(other Item) bool {
+	o, ok := other.(*Address)
+	return ok && *a == *o
+}
+
+// String implements Item.
+func (a *Address) String() string { return "address " + a.Address.String() + " dev " + a.Device }
+
+func (a *Address) validate() error {
+	if !a.Address.Is4() {
+		return fmt.Errorf("address %s is not IPv4", a.Address)
+	}
+	return ValidateName(a.Device)
+}
+
+// readAddresses adds the addresses that are items.
+func (s *session) readAddresses(state map[Key]Item, names map[int]string) error {
+	if s.path != "" {
+		return nil
+	}
+	list, err := dump(func() ([]netlink.Addr, error) { return s.handle.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("listing addresses: %w", err)
+	}
+	for _, have := range list {
+		if name := names[have.LinkIndex]; have.Label == AddressLabel && name != "" {
+			item := &Address{Device: name, Address: toPrefix(have.IPNet).Addr()}
+			state[item.Key()] = item
+		}
+	}
+	return nil
+}
+
+func (s *session) commitAddress(item *Address, remove bool) error {
+	link, err := s.find(item.Device)
+	if err != nil {
+		return err
+	}
+	index, host := link.Attrs().Index, netip.PrefixFrom(item.Address, item.Address.BitLen())
+	label := nl.NewRtAttr(unix.IFA_LABEL, nl.ZeroTerminated(AddressLabel))
+	if remove {
+		request := deleteAddress(index, host)
+		request.AddData(label)
+		return s.one(request, unix.EADDRNOTAVAIL)
+	}
+	request := addressRequest(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, index, host)
+	request.AddData(label)
+	if err := s.one(request); !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	have := map[Key]Item{}
+	if err := s.readAddresses(have, map[int]string{index: item.Device}); err != nil {
+		return err
+	}
+	if _, ours := have[item.Key()]; !ours {
+		return fmt.Errorf("%s has the address %s: %w", item.Device, host, ErrForeign)
+	}
+	return nil
+}
+
+// isItem reports whether a message about an address is about an [Address].
+func isItem(attributes []byte) bool {
+	if !wellFormed(attributes) {
+		return false
+	}
+	list, err := nl.ParseRouteAttr(attributes)
+	if err != nil {
+		return false
+	}
+	for _, attr := range list {
+		if attr.Attr.Type == unix.IFA_LABEL {
+			return nl.BytesToString(attr.Value) == AddressLabel
+		}
+	}
+	return false
+}

@@ -1,0 +1,93 @@
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ARP as a gratuitous announcement uses it (RFC 826, and RFC 5944, section 4.6).
+const (
+	arpEthernet = 1
+	arpRequest  = 1
+	arpReply    = 2
+	arpSize     = 28
+)
+
+// Announce tells the network of a device by gratuitous ARP that addresses are here now: neighbours and switches that know
+// another place forget it. Each address is told of by a request and by a reply, because not every neighbour takes both.
+func Announce(device string, addresses ...netip.Addr) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	link, err := net.InterfaceByName(device)
+	if err != nil {
+		return fmt.Errorf("announcing addresses on %s: %w", device, err)
+	}
+	const macBytes = 6
+	if len(link.HardwareAddr) != macBytes {
+		return nil // no network that asks by ARP
+	}
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("announcing addresses on %s: opening a packet socket (it takes CAP_NET_RAW): %w", device, err)
+	}
+	defer unix.Close(socket)
+	to := unix.SockaddrLinklayer{Ifindex: link.Index, Protocol: bigEndian(unix.ETH_P_ARP), Halen: macBytes}
+	copy(to.Addr[:], []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	var errs []error
+	for _, address := range addresses {
+		for _, operation := range []uint16{arpRequest, arpReply} {
+			if err := unix.Sendto(socket, gratuitous(operation, link.HardwareAddr, address), 0, &to); err != nil {
+				errs = append(errs, fmt.Errorf("announcing %s on %s: %w", address, device, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// bigEndian returns a number of which the memory is in the network's order.
+func bigEndian(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+}
+
+// gratuitous is an ARP message that names one address as the sender's and the target's.
+func gratuitous(operation uint16, mac net.HardwareAddr, address netip.Addr) []byte {
+	target := mac
+	if operation == arpRequest {
+		target = make(net.HardwareAddr, len(mac))
+	}
+	b := make([]byte, 0, arpSize)
+	b = binary.BigEndian.AppendUint16(b, arpEthernet)
+	b = binary.BigEndian.AppendUint16(b, unix.ETH_P_IP)
+	b = append(b, byte(len(mac)), byte(address.BitLen()/8)) //nolint:gosec // 6 and 4
+	b = binary.BigEndian.AppendUint16(b, operation)
+	return slices.Concat(b, mac, address.AsSlice(), target, address.AsSlice())
+}
+
+// ForgetTranslated has the kernel forget the connections of this network namespace that are translated to one of the addresses:
+// what goes on with them begins anew, by the rules as they are then.
+func ForgetTranslated(addresses ...netip.Addr) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, translatedTo(addresses))
+	if err != nil {
+		return fmt.Errorf("forgetting the connections of %v: %w", addresses, err)
+	}
+	return nil
+}
+
+// translatedTo finds connections whose answers come to one of the addresses.
+type translatedTo []netip.Addr
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (t translatedTo) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	return slices.Contains(t, toAddr(flow.Reverse.DstIP)) && !flow.Forward.SrcIP.Equal(flow.Reverse.DstIP)
+}

@@ -1,0 +1,197 @@
+// Package liveness tells within half a second that a host of the network no longer answers, by asking it all the time.
+//
+// What is asked is the host's own network stack, at an address that is reached the way the traffic goes: by a TCP connection to
+// a port where nobody listens. That it is refused is the answer, which no program has to give, and which is not limited in
+// its rate as ICMP errors are. A host is gone after three tries in a row without an answer, and back after many with one:
+// what comes and goes stays gone.
+package liveness
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Times. Within Period and three times Patience a host that went is known to be gone: 450 ms.
+const (
+	// Period is how often a host is asked that answers.
+	Period = 150 * time.Millisecond
+	// Patience is how long an answer is waited for.
+	Patience = 100 * time.Millisecond
+
+	missesMax  = 3
+	answersMin = 20 // three seconds
+)
+
+// discard is the port that is asked at (RFC 863): nobody offers that service.
+const discard = 9
+
+// errNoAnswer says that a host did not answer in time.
+var errNoAnswer = errors.New("no answer")
+
+// Watcher asks hosts. The zero value is ready.
+type Watcher struct {
+	// Changed is called when what Gone returns has changed. It must not wait. Nil: nobody is told.
+	Changed func()
+	// Proven says that only a host that has answered once can be gone: where a firewall may keep the question from hosts that
+	// are well.
+	Proven bool
+	// Ask asks a host once, and returns an error if it does not answer within ctx. Nil: by TCP.
+	Ask func(ctx context.Context, host netip.Addr) error
+
+	mu    sync.Mutex
+	hosts map[netip.Addr]*host
+	wake  chan struct{}
+}
+
+// host is one that is asked.
+type host struct {
+	stop     context.CancelFunc // nil: nobody asks yet
+	answered bool
+	verdict
+}
+
+// Watch has these hosts asked from now on, and no others. A host that is new counts as alive until it is known to be gone.
+func (w *Watcher) Watch(hosts []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begin()
+	for addr, h := range w.hosts {
+		if !slices.Contains(hosts, addr) {
+			if h.stop != nil {
+				h.stop()
+			}
+			delete(w.hosts, addr)
+		}
+	}
+	for _, addr := range hosts {
+		if w.hosts[addr] == nil {
+			w.hosts[addr] = &host{}
+		}
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// begin makes what the zero value has not. The caller holds mu.
+func (w *Watcher) begin() {
+	if w.hosts == nil {
+		w.hosts, w.wake = map[netip.Addr]*host{}, make(chan struct{}, 1)
+	}
+}
+
+// Gone reports whether a host that is watched does not answer any more.
+func (w *Watcher) Gone(addr netip.Addr) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.hosts[addr]
+	return h != nil && h.gone
+}
+
+// Run asks until ctx ends.
+func (w *Watcher) Run(ctx context.Context) error {
+	var group errgroup.Group
+	w.mu.Lock()
+	w.begin()
+	wake := w.wake
+	w.mu.Unlock()
+	for {
+		w.mu.Lock()
+		for addr, h := range w.hosts {
+			if h.stop == nil {
+				var asking context.Context
+				asking, h.stop = context.WithCancel(ctx)
+				group.Go(func() error {
+					w.follow(asking, addr, h)
+					return nil
+				})
+			}
+		}
+		w.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return group.Wait()
+		case <-wake:
+		}
+	}
+}
+
+// follow asks one host until ctx ends. One that does not answer is asked again at once.
+func (w *Watcher) follow(ctx context.Context, addr netip.Addr, h *host) {
+	ask := w.Ask
+	if ask == nil {
+		ask = byTCP
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		begun := time.Now()
+		waiting, cancel := context.WithTimeout(ctx, Patience)
+		err := ask(waiting, addr)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		w.mu.Lock()
+		h.answered = h.answered || err == nil
+		changed := (h.answered || !w.Proven) && h.note(err == nil)
+		rest := Period
+		if err != nil && !h.gone {
+			rest = Patience
+		}
+		w.mu.Unlock()
+		if changed && w.Changed != nil {
+			w.Changed()
+		}
+		timer.Reset(max(0, rest-time.Since(begun)))
+	}
+}
+
+// verdict is what is made of answers.
+type verdict struct {
+	gone            bool
+	misses, answers int
+}
+
+// note takes an answer, or that there was none, and reports whether that changes the verdict.
+func (v *verdict) note(answered bool) bool {
+	was := v.gone
+	if answered {
+		v.misses, v.answers = 0, v.answers+1
+		v.gone = v.gone && v.answers < answersMin
+	} else {
+		v.answers, v.misses = 0, v.misses+1
+		v.gone = v.gone || v.misses >= missesMax
+	}
+	return v.gone != was
+}
+
+// byTCP asks a host for a connection. That it refuses is an answer; and so is anything that is this side's own trouble.
+func byTCP(ctx context.Context, addr netip.Addr) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(addr, discard).String())
+	if err == nil {
+		_ = conn.Close() // somebody listens after all
+		return nil
+	}
+	var timeout net.Error
+	switch {
+	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return errNoAnswer
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+package liveness
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestVerdict(t *testing.T) {
+	var v verdict
+	notes := func(answered bool, times int) (changes int) {
+		for range times {
+			if v.note(answered) {
+				changes++
+			}
+		}
+		return changes
+	}
+	for _, step := range []struct {
+		answered    bool
+		times       int
+		gone        bool
+		wantChanges int
+	}{
+		{false, 2, false, 0},
+		{true, 1, false, 0}, // an answer in between: it counts anew
+		{false, 2, false, 0},
+		{false, 1, true, 1},
+		{true, answersMin - 1, true, 0},
+		{false, 1, true, 0}, // what comes and goes stays gone
+		{true, answersMin - 1, true, 0},
+		{true, 1, false, 1},
+		{false, 3, true, 1},
+	} {
+		if changes := notes(step.answered, step.times); v.gone != step.gone || changes != step.wantChanges {
+			t.Fatalf("%+v: gone %v, %d changes", step, v.gone, changes)
+		}
+	}
+}
+
+// stage are hosts that answer or do not.
+type stage struct {
+	mu    sync.Mutex
+	dead  map[netip.Addr]bool
+	asked map[netip.Addr]int
+}
+
+func (s *stage) ask(_ context.Context, host netip.Addr) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked[host]++
+	if s.dead[host] {
+		return errors.New("dead")
+	}
+	return nil
+}
+
+func TestWatcher(t *testing.T) {
+	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	s := &stage{dead: map[netip.Addr]bool{}, asked: map[netip.Addr]int{}}
+	changed := make(chan struct{}, 10)
+	w := &Watcher{Ask: s.ask, Changed: func() { changed <- struct{}{} }}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	w.Watch([]netip.Addr{a, b})
+	go func() { ended <- w.Run(ctx) }()
+	s.mu.Lock()
+	s.dead[a] = true
+	s.mu.Unlock()
+	wait := func() {
+		t.Helper()
+		select {
+		case <-changed:
+		case <-time.After(10 * time.Second):
+			t.Fatal("not told")
+		}
+	}
+	wait()
+	if !w.Gone(a) || w.Gone(b) {
+		t.Errorf("a gone %v, b gone %v", w.Gone(a), w.Gone(b))
+	}
+	s.mu.Lock()
+	s.dead[a] = false
+	s.mu.Unlock()
+	wait()
+	if w.Gone(a) {
+		t.Error("a is back, and counts as gone")
+	}
+	w.Watch([]netip.Addr{b})
+	if w.Gone(a) {
+		t.Error("who is not watched counts as gone")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever has never answered is not gone, where that is asked for.
+func TestProven(t *testing.T) {
+	never, once := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	s := &stage{dead: map[netip.Addr]bool{never: true}, asked: map[netip.Addr]int{}}
+	changed := make(chan struct{}, 10)
+	w := &Watcher{Proven: true, Ask: func(ctx context.Context, host netip.Addr) error {
+		err := s.ask(ctx, host)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.dead[once] = s.asked[once] > 0 && s.asked[never] > missesMax
+		return err
+	}, Changed: func() { changed <- struct{}{} }}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	w.Watch([]netip.Addr{never, once})
+	go func() { ended <- w.Run(ctx) }()
+	select {
+	case <-changed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("not told")
+	}
+	if w.Gone(never) || !w.Gone(once) {
+		t.Errorf("who never answered is gone: %v; who did, and does no more: %v", w.Gone(never), w.Gone(once))
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// This machine answers, also where it refuses; an address that nobody has does not.
+func TestByTCP(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := byTCP(ctx, netip.MustParseAddr("127.0.0.1")); err != nil {
+		t.Errorf("this machine: %v", err)
+	}
+	past, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	if err := byTCP(past, netip.MustParseAddr("192.0.2.1")); err == nil {
+		t.Error("an address that nobody has answers")
+	}
+}

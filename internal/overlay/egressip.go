@@ -1,0 +1,295 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// EgressIPs is how traffic of namespaces that want egress addresses leaves the cluster, seen from this node: all of it.
+type EgressIPs struct {
+	// Ways are those of projects, by VNID.
+	Ways map[uint32]EgressWay
+	// Namespaces names the way of a namespace's pods. Traffic of all others leaves by their node's address.
+	Namespaces map[string]uint32
+}
+
+// EgressWay is how traffic of one project leaves.
+type EgressWay struct {
+	// Address is the egress address that this node holds for the project; not valid: none.
+	Address netip.Addr
+	// Nodes are, where it holds none, the addresses of nodes that do, a share of the connections each. None: nothing leaves.
+	Nodes []netip.Addr
+}
+
+// Uplink is what is done on the node's own interface when an egress address comes or goes.
+type Uplink interface {
+	// Announce tells the network that addresses are here now.
+	Announce(device string, addresses ...netip.Addr) error
+	// Forget makes the host forget connections that are translated to addresses that have gone.
+	Forget(addresses ...netip.Addr) error
+}
+
+// secondAnnouncement is when an address is announced again: the first announcement may be lost, or come before a switch of
+// the network forwards for the port.
+const secondAnnouncement = 2 * time.Second
+
+// egressIPs are what is known of egress addresses. updating guards them.
+type egressIPs struct {
+	wanted EgressIPs
+	// programmed are the ways whose fragments were handed over; left are addresses whose connections are to be forgotten.
+	programmed map[uint32]EgressWay
+	left       map[netip.Addr]struct{}
+	// incomplete tells that the last change may not be in effect.
+	incomplete bool
+	// come is told of addresses to be announced.
+	come chan []netip.Addr
+}
+
+func newEgressIPs() egressIPs {
+	return egressIPs{programmed: map[uint32]EgressWay{}, left: map[netip.Addr]struct{}{}, come: make(chan []netip.Addr, 1)}
+}
+
+// UpdateEgressIPs brings the node in step with a change of who leaves by which egress address. Before the first Update it only
+// takes note: all has to be told by then, because what is not told of leaves by the node's own address. After an error the
+// same may be told again.
+func (n *Network) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	if len(e.Ways) == 0 {
+		e = EgressIPs{}
+	}
+	if !n.egress.incomplete && reflect.DeepEqual(n.egress.wanted, e) {
+		return nil
+	}
+	n.egress.wanted = e
+	if !n.started {
+		return nil
+	}
+	all := n.egress.incomplete
+	n.egress.incomplete = true
+	again := *n.settings.Load() // a copy, so that ADDs under way look again
+	if err := n.moveEgressIPs(ctx, &again, all); err != nil {
+		return named("egress addresses", err)
+	}
+	n.egress.incomplete = false
+	return nil
+}
+
+// egressOwned are the fragments of one project.
+type egressOwned struct {
+	flows map[openflow.Key]openflow.Entry
+	rules map[nft.Key]nft.Item
+	links map[link.Key]link.Item
+}
+
+// compileEgress returns what a project's way adds; everything is empty for one that is not there.
+func (s *settings) compileEgress(vnid uint32, way EgressWay, group uint32) egressOwned {
+	w := pipeline.EgressWay{VNID: vnid, Here: way.Address.IsValid(), Nodes: way.Nodes}
+	owned := egressOwned{flows: s.pipeline.EgressIP(w, group)}
+	if len(owned.flows) > 0 && w.Here {
+		held := host.EgressIP{VNID: vnid, Address: way.Address, MAC: pipeline.EgressMAC(vnid), Uplink: s.view.Node.Uplink}
+		owned.rules, owned.links = held.Rules(), held.Links()
+	}
+	return owned
+}
+
+// egressOf is what settings have of egress addresses: the group of each namespace, and what this node holds.
+type egressOf struct {
+	groups map[string]uint32
+	held   map[netip.Addr]bool
+}
+
+// prepareEgress gives settings what they have of egress addresses. The caller holds updating.
+func (n *Network) prepareEgress(s *settings) {
+	s.egress = egressOf{make(map[string]uint32, len(n.egress.wanted.Namespaces)), map[netip.Addr]bool{}}
+	for _, way := range n.egress.wanted.Ways {
+		s.egress.held[way.Address] = true
+	}
+	for _, vnid := range slices.Sorted(maps.Keys(n.egress.wanted.Ways)) { // in order, so that numbers are the same after a restart
+		n.services.groups.ID(string(pipeline.EgressOwner(vnid)))
+	}
+	for namespace, vnid := range n.egress.wanted.Namespaces {
+		s.egress.groups[namespace] = n.services.groups.ID(string(pipeline.EgressOwner(vnid)))
+	}
+}
+
+// setEgress hands over all of egress addresses, without waiting: with a first or a new View.
+func (n *Network) setEgress(s *settings) {
+	change := n.egressChange(s, true)
+	n.engines.Links.Set(change.links)
+	n.engines.Rules.Set(change.rules)
+	n.engines.Flows.Set(change.flows)
+	n.announce(change.come)
+	n.settleEgress(&change)
+}
+
+// egressChange is what differs of egress addresses from what was handed over.
+type egressChange struct {
+	flows map[reconcile.Owner]map[openflow.Key]openflow.Entry
+	rules map[reconcile.Owner]map[nft.Key]nft.Item
+	links map[reconcile.Owner]map[link.Key]link.Item
+	// come are addresses that are new here, and gone those that are here no longer.
+	come, gone []netip.Addr
+	// ended are projects that want none any more.
+	ended []uint32
+}
+
+// egressChange compiles the ways that differ from those that were handed over, or all.
+func (n *Network) egressChange(s *settings, all bool) egressChange {
+	c := egressChange{
+		flows: map[reconcile.Owner]map[openflow.Key]openflow.Entry{},
+		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
+		links: map[reconcile.Owner]map[link.Key]link.Item{},
+	}
+	had, has := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for vnid, way := range n.egress.programmed {
+		had[way.Address] = true
+		if _, still := n.egress.wanted.Ways[vnid]; !still {
+			o := pipeline.EgressOwner(vnid)
+			c.flows[o], c.rules[o], c.links[o] = nil, nil, nil
+			c.ended = append(c.ended, vnid)
+		}
+	}
+	for vnid, way := range n.egress.wanted.Ways {
+		has[way.Address] = true
+		if was, known := n.egress.programmed[vnid]; known && !all && reflect.DeepEqual(was, way) {
+			continue
+		}
+		o := pipeline.EgressOwner(vnid)
+		owned := s.compileEgress(vnid, way, n.services.groups.ID(string(o)))
+		c.flows[o], c.rules[o], c.links[o] = owned.flows, owned.rules, owned.links
+	}
+	for address := range has {
+		if address.IsValid() && !had[address] {
+			c.come = append(c.come, address)
+		}
+	}
+	for address := range had {
+		if address.IsValid() && !has[address] {
+			c.gone = append(c.gone, address)
+		}
+	}
+	return c
+}
+
+// settleEgress takes note of what was handed over.
+func (n *Network) settleEgress(c *egressChange) {
+	n.egress.programmed = maps.Clone(n.egress.wanted.Ways)
+	if n.egress.programmed == nil {
+		n.egress.programmed = map[uint32]EgressWay{}
+	}
+	for _, vnid := range c.ended {
+		n.services.groups.Release(string(pipeline.EgressOwner(vnid)))
+	}
+	for _, address := range c.come {
+		delete(n.egress.left, address)
+	}
+	for _, address := range c.gone {
+		n.egress.left[address] = struct{}{}
+	}
+}
+
+// moveEgressIPs programs what differs. An address that comes is on the interface, and translated to, before any flow leads there;
+// one that goes, stays so until none does. The caller holds updating.
+func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) error {
+	n.prepareEgress(s)
+	change := n.egressChange(s, all)
+	err := errors.Join(
+		named("node links", n.engines.Links.Apply(ctx, withSome(change.links))),
+		named("node rules", n.engines.Rules.Apply(ctx, withSome(change.rules))))
+	n.announce(change.come)
+	n.opening.Lock()
+	was := n.settings.Load()
+	n.settings.Store(s)
+	for key, rec := range n.live {
+		if was.egress.groups[rec.PodNamespace] != s.egress.groups[rec.PodNamespace] {
+			change.flows[owner(key)] = n.podFlows(s, &rec)
+		}
+	}
+	n.engines.Flows.Set(change.flows)
+	n.opening.Unlock()
+	err = errors.Join(err, named("flows", n.engines.Flows.Apply(ctx, nil)))
+	n.purgeDue(true) // what left by a way that is closed leaves by it no more
+	err = errors.Join(err, n.purge(ctx),
+		named("node rules", n.engines.Rules.Apply(ctx, change.rules)), named("node links", n.engines.Links.Apply(ctx, change.links)))
+	for o := range change.flows {
+		err = errors.Join(err, named("flows of "+string(o), n.engines.Flows.Failure(o)))
+	}
+	n.settleEgress(&change)
+	return errors.Join(err, n.forgetEgress())
+}
+
+// withSome returns the fragments that are not empty.
+func withSome[K comparable, V any](fragments map[reconcile.Owner]map[K]V) map[reconcile.Owner]map[K]V {
+	some := maps.Clone(fragments)
+	maps.DeleteFunc(some, func(_ reconcile.Owner, fragment map[K]V) bool { return len(fragment) == 0 })
+	return some
+}
+
+// forgetEgress forgets the connections of addresses that have gone.
+func (n *Network) forgetEgress() error {
+	if len(n.egress.left) == 0 || n.engines.Uplink == nil {
+		return nil
+	}
+	if err := n.engines.Uplink.Forget(slices.Collect(maps.Keys(n.egress.left))...); err != nil {
+		return fmt.Errorf("connections of egress addresses that are elsewhere now: %w", err)
+	}
+	clear(n.egress.left)
+	return nil
+}
+
+// announce has addresses announced, without waiting.
+func (n *Network) announce(come []netip.Addr) {
+	if len(come) == 0 {
+		return
+	}
+	for {
+		select {
+		case n.egress.come <- come:
+			return
+		case waiting := <-n.egress.come:
+			come = slices.Concat(waiting, come)
+		}
+	}
+}
+
+// announceEgress announces egress addresses when they come, and a second time, until ctx ends.
+func (n *Network) announceEgress(ctx context.Context) error {
+	if n.engines.Uplink == nil {
+		return nil
+	}
+	var again []netip.Addr
+	var due <-chan time.Time
+	for {
+		var now []netip.Addr
+		select {
+		case <-ctx.Done():
+			return nil
+		case now = <-n.egress.come:
+			again, due = slices.Concat(again, now), time.After(secondAnnouncement)
+		case <-due:
+			now, again, due = again, nil, nil
+		}
+		s := n.settings.Load()
+		if s == nil {
+			continue
+		}
+		now = slices.DeleteFunc(now, func(address netip.Addr) bool { return !s.egress.held[address] }) // gone meanwhile
+		if err := n.engines.Uplink.Announce(s.view.Node.Uplink, now...); err != nil {
+			n.opts.Log.Warn("announcing egress addresses; neighbours find them when they ask next", "error", err)
+		}
+	}
+}

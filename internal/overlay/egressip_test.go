@@ -1,0 +1,267 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// uplink notes what was announced and forgotten.
+type uplink struct {
+	mu                   sync.Mutex
+	announced, forgotten []netip.Addr
+	err                  error
+}
+
+func (u *uplink) Announce(_ string, addresses ...netip.Addr) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.announced = append(u.announced, addresses...)
+	return nil
+}
+
+func (u *uplink) Forget(addresses ...netip.Addr) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.err == nil {
+		u.forgotten = append(u.forgotten, addresses...)
+	}
+	return u.err
+}
+
+func (u *uplink) knows(list *[]netip.Addr, address netip.Addr) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Contains(*list, address)
+}
+
+var (
+	addressOne = netip.MustParseAddr("192.0.2.100") //nolint:gochecknoglobals // constant
+	nodeB      = netip.MustParseAddr("192.0.2.2")   //nolint:gochecknoglobals // constant
+)
+
+func heldHere(vnid uint32) EgressIPs {
+	return EgressIPs{Ways: map[uint32]EgressWay{vnid: {Address: addressOne}}, Namespaces: map[string]uint32{"a": vnid}}
+}
+
+func leavesElsewhere(vnid uint32, nodes ...netip.Addr) EgressIPs {
+	return EgressIPs{Ways: map[uint32]EgressWay{vnid: {Nodes: nodes}}, Namespaces: map[string]uint32{"a": vnid}}
+}
+
+func (l *life) leaves(t *testing.T, e EgressIPs) {
+	t.Helper()
+	if err := l.UpdateEgressIPs(context.Background(), e); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// egressLife is a life in the mode with VNIDs on a node that has an interface, with a pod of namespace a, and one of b.
+func egressLife(t *testing.T) (*life, *uplink) {
+	n := newNode(t.TempDir())
+	n.links.AddDevice("", sample().Node.Uplink)
+	u := &uplink{}
+	n.uplink = u
+	l := isolate(t, n, vnids("a", 10, "b", 11))
+	l.add(t, l.of("a", "s1"))
+	l.add(t, l.of("b", "s2"))
+	return l, u
+}
+
+// way says where what leaves from a namespace's pod goes, by the switch's flows.
+func (l *life) way(t *testing.T, name string) string {
+	t.Helper()
+	rec := l.record(t, l.of("", name))
+	have, err := l.node.flows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, entry := range have {
+		flow, ok := entry.(*openflow.Flow)
+		if !ok || key.Table != pipeline.TableEgressRoute || !strings.Contains(key.Match, "in_port="+itoa(rec.OFPort)) {
+			continue
+		}
+		for _, action := range flow.Actions {
+			if text := action.String(); strings.HasPrefix(text, "group:") {
+				return l.groupText(t, text)
+			}
+		}
+	}
+	return "by the node"
+}
+
+func itoa(n uint32) string { return openflow.Output(n).String()[len("output:"):] }
+
+func (l *life) groupText(t *testing.T, action string) string {
+	t.Helper()
+	have, err := l.node.flows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, entry := range have {
+		if key.Group != 0 && openflow.GroupAction(key.Group).String() == action {
+			text := entry.String()
+			switch {
+			case strings.Contains(text, "0a:59:00"):
+				return "here"
+			case strings.Contains(text, "tun_dst"):
+				return "elsewhere"
+			}
+			return "nowhere"
+		}
+	}
+	return "a group that is not there"
+}
+
+func (l *life) wantWays(t *testing.T, a, b string) {
+	t.Helper()
+	if gotA, gotB := l.way(t, "s1"), l.way(t, "s2"); gotA != a || gotB != b {
+		t.Errorf("a's pod leaves %s and b's %s, want %s and %s", gotA, gotB, a, b)
+	}
+}
+
+func TestEgressIPComesMovesAndGoes(t *testing.T) {
+	l, u := egressLife(t)
+	before := l.node.state(t)
+	l.wantWays(t, "by the node", "by the node")
+	l.leaves(t, heldHere(10))
+	l.wantWays(t, "here", "by the node")
+	if state := l.node.state(t); !strings.Contains(state, "address 192.0.2.100 dev eth0") || !strings.Contains(state, "egress-sources 10 : 192.0.2.100") {
+		t.Error("the address is not on the interface, or nothing is translated to it")
+	}
+	eventually(t, "it is announced", func() bool { return u.knows(&u.announced, addressOne) })
+	l.add(t, l.of("a", "s3"))
+	if got := l.way(t, "s3"); got != "here" {
+		t.Errorf("a pod that comes later leaves %s", got)
+	}
+	l.del(t, l.of("a", "s3"))
+	l.settled(t)
+
+	l.leaves(t, heldHere(12)) // the project has another VNID
+	l.wantWays(t, "here", "by the node")
+	if state := l.node.state(t); !strings.Contains(state, "address 192.0.2.100 dev eth0") || !strings.Contains(state, "egress-sources 12 : 192.0.2.100") || strings.Contains(state, "egress-sources 10 ") {
+		t.Error("the address did not go along with the project")
+	}
+	if u.knows(&u.forgotten, addressOne) {
+		t.Error("connections of an address that stays are forgotten")
+	}
+
+	l.leaves(t, leavesElsewhere(10, nodeB))
+	l.wantWays(t, "elsewhere", "by the node")
+	if !u.knows(&u.forgotten, addressOne) {
+		t.Error("connections of an address that has gone are not forgotten")
+	}
+	l.leaves(t, leavesElsewhere(10))
+	l.wantWays(t, "nowhere", "by the node")
+	l.leaves(t, EgressIPs{})
+	l.wantWays(t, "by the node", "by the node")
+	if after := l.node.state(t); after != before {
+		t.Errorf("something is left:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// A move costs the group's change: no flow of a pod is touched.
+func TestEgressIPMoveTouchesNoPod(t *testing.T) {
+	l, _ := egressLife(t)
+	l.leaves(t, leavesElsewhere(10, nodeB))
+	pods := 0
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		for key := range change.Set {
+			if key.Group == 0 && key.Table != pipeline.TableNote && !strings.Contains(key.Match, "in_port=1") {
+				pods++
+			}
+		}
+		return nil
+	})
+	l.leaves(t, leavesElsewhere(10, netip.MustParseAddr("192.0.2.3")))
+	l.leaves(t, heldHere(10))
+	if pods != 0 {
+		t.Errorf("%d flows of pods were written", pods)
+	}
+}
+
+// The address and its translation are there before the first packet is led to them, and stay until none is.
+func TestEgressIPOrder(t *testing.T) {
+	l, _ := egressLife(t)
+	present := func() bool { return strings.Contains(l.node.state(t), "address 192.0.2.100 dev eth0") }
+	var seen []bool
+	l.node.flowEngine.before(func() { seen = append(seen, present()) })
+	l.leaves(t, heldHere(10))
+	l.leaves(t, EgressIPs{})
+	l.node.flowEngine.before(nil)
+	if len(seen) == 0 || slices.Contains(seen, false) {
+		t.Errorf("when flows were committed, the address was there: %v", seen)
+	}
+	if present() {
+		t.Error("the address is still there")
+	}
+}
+
+// A restart knows everything before the first packet, and writes nothing.
+func TestRestartKeepsEgressIPs(t *testing.T) {
+	l, _ := egressLife(t)
+	l.leaves(t, heldHere(10))
+	state, commits := l.node.state(t), l.node.commits()
+	l.stop()
+	next := l.node.begin(t)
+	t.Cleanup(next.stop)
+	next.tenancy(t, vnids("a", 10, "b", 11))
+	next.leaves(t, heldHere(10))
+	next.update(t, isolated())
+	if got := l.node.state(t); got != state {
+		t.Errorf("after a restart:\n%s\nbefore:\n%s", got, state)
+	}
+	if got := l.node.commits(); got != commits {
+		t.Errorf("a restart committed: %v, before %v", got, commits)
+	}
+}
+
+// What cannot be programmed is told, keeps no other from it, and the same may be told again.
+func TestEgressIPIsTriedAgain(t *testing.T) {
+	l, u := egressLife(t)
+	broken := errors.New("broken")
+	l.node.linkEngine.refuse(func(reconcile.Change[link.Key, link.Item]) error { return broken })
+	if err := l.UpdateEgressIPs(context.Background(), heldHere(10)); !errors.Is(err, broken) {
+		t.Fatalf("%v", err)
+	}
+	l.wantWays(t, "here", "by the node") // never by the node's own address
+	l.node.linkEngine.refuse(nil)
+	l.leaves(t, heldHere(10))
+	if !strings.Contains(l.node.state(t), "address 192.0.2.100 dev eth0") {
+		t.Error("the address did not come")
+	}
+	u.mu.Lock()
+	u.err = broken
+	u.mu.Unlock()
+	if err := l.UpdateEgressIPs(context.Background(), leavesElsewhere(10, nodeB)); !errors.Is(err, broken) {
+		t.Fatalf("%v", err)
+	}
+	u.mu.Lock()
+	u.err = nil
+	u.mu.Unlock()
+	l.leaves(t, leavesElsewhere(10, nodeB))
+	if !u.knows(&u.forgotten, addressOne) {
+		t.Error("connections were not forgotten in the end")
+	}
+}
+
+// A flat network has no VNIDs, and so no egress addresses; the mode that has them brings them.
+func TestEgressIPAndModes(t *testing.T) {
+	l, _ := egressLife(t)
+	l.leaves(t, heldHere(10))
+	l.update(t, sample())
+	l.wantWays(t, "by the node", "by the node")
+	if strings.Contains(l.node.state(t), addressOne.String()) {
+		t.Error("the address is still there")
+	}
+	l.update(t, isolated())
+	l.wantWays(t, "here", "by the node")
+}

@@ -1,0 +1,88 @@
+package host
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+)
+
+// Names in the table inet weft of what egress addresses add to.
+const (
+	egressMarks     = "egress-marks"     // the mark that a source MAC address of the switch's stands for
+	egressSources   = "egress-sources"   // the address that a mark is translated to
+	egressAddresses = "egress-addresses" // the egress addresses that the node holds
+)
+
+// priorityMangle is where marks are set, after connection tracking (-200) and before translation (-100).
+const priorityMangle = -150
+
+// EgressIP is an egress address that the node holds.
+type EgressIP struct {
+	// VNID is the project's.
+	VNID uint32
+	// Address is the egress address; MAC is the source address of what the switch hands over for it, as the flows have it
+	// (pipeline.EgressMAC).
+	Address netip.Addr
+	MAC     net.HardwareAddr
+	// Uplink is the interface that it is on.
+	Uplink string
+}
+
+// EgressMark is the mark of packets that leave by the egress address of a project: its VNID, and OpenShift SDN's, so that rules
+// of an administrator that look at it go on to work. Neither of the two bits that mean something to kube-proxy and the kubelet
+// (masquerade, 14, and drop, 15) is ever set; each VNID has another mark, and none is 0.
+func EgressMark(vnid uint32) uint32 {
+	const (
+		masquerade, masqueradeElsewhere = uint32(1) << 14, uint32(1) << 24
+		drop, dropElsewhere             = uint32(1) << 15, uint32(1) << 28
+		global                          = 0xff000000
+	)
+	if vnid == 0 {
+		return global
+	}
+	mark := vnid
+	if mark&drop != 0 {
+		mark = mark&^drop | dropElsewhere
+	}
+	if mark&masquerade != 0 {
+		mark = mark&^masquerade | masqueradeElsewhere
+	}
+	return mark
+}
+
+// Rules returns what the address adds to the node's rules.
+func (e EgressIP) Rules() map[nft.Key]nft.Item {
+	f := fragment{}
+	note := "egressip/" + strconv.FormatUint(uint64(e.VNID), 10)
+	mark := strconv.FormatUint(uint64(EgressMark(e.VNID)), 10)
+	f.add(
+		&nft.Element{Family: nft.FamilyInet, Table: table, Set: egressMarks, Match: []string{e.MAC.String()}, Value: []string{mark}, Owner: note},
+		&nft.Element{Family: nft.FamilyInet, Table: table, Set: egressSources, Match: []string{mark}, Value: []string{e.Address.String()}, Owner: note},
+		&nft.Element{Family: nft.FamilyInet, Table: table, Set: egressAddresses, Match: []string{e.Address.String()}, Owner: nodeNote},
+	)
+	return f
+}
+
+// Links returns the address itself.
+func (e EgressIP) Links() map[link.Key]link.Item {
+	item := &link.Address{Device: e.Uplink, Address: e.Address}
+	return map[link.Key]link.Item{item.Key(): item}
+}
+
+// egress marks what the switch hands over for egress addresses, by the source MAC address, and drops it where the node holds
+// none for it: it must not leave by the node's own. Nobody reaches the node by an egress address: only answers come there.
+func (c *Config) egress(f fragment) {
+	f.add(
+		&nft.Map{Family: nft.FamilyInet, Table: table, Name: egressMarks, Type: "ether_addr", Value: "mark"},
+		&nft.Map{Family: nft.FamilyInet, Table: table, Name: egressSources, Type: "mark", Value: "ipv4_addr"},
+		&nft.Set{Family: nft.FamilyInet, Table: table, Name: egressAddresses, Type: "ipv4_addr"},
+	)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "egress", Hook: nft.HookPrerouting, Priority: priorityMangle},
+		fmt.Sprintf(`ip daddr @%s ct state new reject`, egressAddresses),
+		fmt.Sprintf(`iifname "%s" meta mark set ether saddr map @%s accept`, Tun, egressMarks),
+		fmt.Sprintf(`iifname "%s" ether saddr & ff:ff:ff:00:00:00 == 0a:59:00:00:00:00 drop`, Tun))
+}

@@ -1,0 +1,178 @@
+package pipeline
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// FlagAnswer says that the packet came by the tunnel from outside the cluster: it has to answer a connection.
+const FlagAnswer uint32 = 1 << 3
+
+// EgressWay is how traffic of one project that has egress addresses leaves the cluster, seen from one node.
+type EgressWay struct {
+	// VNID is the project's.
+	VNID uint32
+	// Here says that this node holds an address of the project: what comes from pods here, and from other nodes for it, leaves
+	// here.
+	Here bool
+	// Nodes are where it leaves otherwise, each a known node's tunnel end, a share of the connections each. The same may
+	// stand there several times. None, and not Here: nothing leaves.
+	Nodes []netip.Addr
+}
+
+// Owner names the project's part.
+func (w *EgressWay) Owner() reconcile.Owner { return EgressOwner(w.VNID) }
+
+// EgressOwner owns what EgressIP returns for a VNID.
+func EgressOwner(vnid uint32) reconcile.Owner {
+	return reconcile.Owner("egressip/" + strconv.FormatUint(uint64(vnid), 10))
+}
+
+// EgressMAC is the source address, nobody's, of what the host is to send on from the egress address of a project: so the host
+// learns the project on every datapath. (A packet's mark does not get to the host from the one in userspace.)
+func EgressMAC(vnid uint32) net.HardwareAddr {
+	return net.HardwareAddr{0x0a, 0x59, 0, byte(vnid >> 16), byte(vnid >> 8), byte(vnid)} //nolint:gosec // its 24 bits
+}
+
+// egressIPs reports whether namespaces may have egress addresses: they are known by VNIDs, and by their connections.
+func (c *Config) egressIPs() bool { return c.Conntrack && (c.isolates() || c.policies()) }
+
+// Priorities in table 10 of what is no traffic between pods.
+const (
+	priorityThrough   = 90
+	priorityUnthrough = 95
+)
+
+// Priorities in table 101.
+const (
+	priorityEgressAnswer = 150
+	priorityEgressHold   = 120
+	priorityEgressFind   = 110
+	priorityEgressPod    = 100
+	priorityEgressClosed = 10
+)
+
+// CheckEgressWay returns an error that says why EgressIP would return no flows.
+func (c *Config) CheckEgressWay(w *EgressWay) error {
+	if w.VNID > vnidMax {
+		return fmt.Errorf("%s: VNID %d is over %d", w.Owner(), w.VNID, vnidMax)
+	}
+	for _, node := range w.Nodes {
+		if !node.Is4() {
+			return fmt.Errorf("%s: node address %s is not IPv4", w.Owner(), node)
+		}
+	}
+	return nil
+}
+
+// EgressIP returns what a project's egress addresses add: a group, to which its pods' flows hand what leaves the cluster
+// (Pod.Egress), and, where this node holds an address, what lets other nodes' pods leave by it. Who moves an address, or
+// loses a node, changes the group and nothing else.
+func (c *Config) EgressIP(w EgressWay, group uint32) map[openflow.Key]openflow.Entry {
+	rules, g := c.EgressIPRules(w, group)
+	fragment := Fragment(rules)
+	if g != nil {
+		fragment[g.Key()] = g
+	}
+	return fragment
+}
+
+// EgressIPRules is EgressIP with what each flow is for.
+func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
+	if !c.egressIPs() || c.CheckEgressWay(&w) != nil {
+		return nil, nil
+	}
+	p := c.program(w.Owner())
+	g := &openflow.Group{ID: group, Type: openflow.GroupAll}
+	if w.Here {
+		leave := append([]openflow.Action{openflow.SetField(openflow.EthSrc(EgressMAC(w.VNID)))}, c.toHost()...)
+		p.add(TableEgressRoute, priorityEgressHold, "from another node, for the address that this node holds",
+			match(openflow.InPort(PortVXLAN), openflow.TunID(uint64(w.VNID)), openflow.EthType(openflow.EthTypeIPv4)), leave...)
+		g.Buckets = []openflow.Bucket{{Actions: leave}}
+		return p.rules, g
+	}
+	var weight uint16
+	if len(w.Nodes) > 1 {
+		weight, g.Type, g.Selection = 1, openflow.GroupSelect, &openflow.Selection{Method: "dp_hash"} // which looks at ports as well
+	}
+	for _, node := range w.Nodes {
+		g.Buckets = append(g.Buckets, openflow.Bucket{Weight: weight, Actions: openflow.Actions{
+			openflow.SetField(openflow.TunID(uint64(w.VNID))), openflow.SetField(openflow.TunDst(node)), openflow.Output(PortVXLAN),
+		}})
+	}
+	return p.rules, g
+}
+
+// egressStatic adds what egress addresses need whatever they are.
+func (p *program) egressStatic() {
+	c := p.config
+	if !c.egressIPs() {
+		return
+	}
+	ipv4, tunnel := openflow.EthType(openflow.EthTypeIPv4), openflow.InPort(PortVXLAN)
+	for _, network := range c.ClusterNetworks {
+		for _, to := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {
+			p.drop(TableTunnel, priorityUnthrough, "from pods to pods and Services nothing else passes", match(tunnel, openflow.IPSrc(network), openflow.IPDst(to)))
+		}
+		p.add(TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
+			match(openflow.InPort(PortTun), openflow.IPDst(network)), source(0), openflow.GotoTable(TableRemote))
+	}
+	for _, to := range nonsense() {
+		p.drop(TableTunnel, priorityUnthrough, to.purpose, match(tunnel, openflow.IPDst(netip.MustParsePrefix(to.prefix))))
+	}
+	p.drop(TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, openflow.IPDst(multicast4())))
+	answer := flag(FlagAnswer)
+	for _, state := range []openflow.CTFlag{openflow.CTRpl, openflow.CTRel} {
+		p.add(TableState, priorityStray+20, "an answer from outside, by the node with the egress address",
+			match(ipv4, answer, openflow.CTState(openflow.CTTrk|state, openflow.CTInv)), openflow.GotoTable(TableRoute))
+	}
+	p.drop(TableState, priorityStray+15, "from outside by another node, and no answer", match(ipv4, answer, openflow.CTState(openflow.CTTrk, 0)))
+	p.add(TableEgressRoute, priorityEgressAnswer, "answers leave by the node that they were asked by",
+		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0)), c.toHost()...)
+	p.drop(TableEgressRoute, priorityEgressClosed, "this node holds no address for the project", match(tunnel))
+	const dns = 53
+	for _, port := range []openflow.MatchField{openflow.UDPDst(dns), openflow.TCPDst(dns)} {
+		p.output(TableExternal, priorityForbid-50, "DNS at the pod's own node", match(ipv4, openflow.IPDst(host(c.NodeIP)), port), c.toHost()...)
+	}
+}
+
+// priorityAnswerOut is in table 0, below what the host sends to local pods.
+const priorityAnswerOut = 290
+
+// egressRemote adds what another node may send besides what its pods send to this node's: what leaves by this node's egress
+// addresses, and answers to what left by its own.
+func (p *program) egressRemote(r Remote, from conditions) {
+	c := p.config
+	if !c.egressIPs() {
+		return
+	}
+	p.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress address of this node",
+		append(slices.Clip(from), openflow.IPSrc(r.Subnet)), openflow.GotoTable(TableEgressRoute))
+	p.add(TableTunnel, priorityThrough-1, "from outside by the node's egress addresses: find the connection that it answers",
+		append(slices.Clip(from), openflow.IPDst(c.LocalSubnet)), source(0), setFlags(FlagAnswer, FlagAnswer), c.track())
+}
+
+// egressPod adds what a pod of a project with egress addresses has besides. Its connections are all known, because what
+// answers one that came from outside leaves as if there were no egress address.
+func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
+	c := p.config
+	if pod.Egress == 0 || !c.egressIPs() {
+		return
+	}
+	const local = 110
+	again := TableEgressRoute
+	from := match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)))
+	p.add(TableEgressRoute, priorityEgressFind, "is it the answer to what came from outside?",
+		append(slices.Clip(from), openflow.CTState(0, openflow.CTTrk)), openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again}))
+	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress addresses, or not at all", from, openflow.GroupAction(pod.Egress))
+	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})
+	p.add(TableLocal, local, "from outside to the pod: its answers are to be known",
+		match(openflow.InPort(PortTun), openflow.IPDst(host(addr)), openflow.CTState(0, openflow.CTTrk)),
+		append([]openflow.Action{commit}, c.toLocal(pod, mac)...)...)
+}

@@ -1,0 +1,507 @@
+//go:build lab
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/report"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// Egress addresses of the tests, on the nodes' network.
+const (
+	egressOne   = "172.31.0.100"
+	egressTwo   = "172.31.0.101"
+	egressThree = "172.31.0.102"
+)
+
+// The projects: the first wants egress addresses, the second does not until it is told to.
+const (
+	egressA = "egress-a"
+	egressB = "egress-b"
+)
+
+// egressScene is two projects with a pod on each node, and somebody outside who says whom he sees.
+type egressScene struct {
+	cluster *lab.Cluster
+	pods    map[string]*lab.Pod // a1 is the first project's on n1, and so on
+}
+
+func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
+	t.Helper()
+	s := &egressScene{cluster: c, pods: map[string]*lab.Pod{}}
+	e := &estate{cluster: c}
+	e.flatAgain(t)
+	tell(t, c.Outside.Netns, "outside", outsidePort)
+	for _, name := range []string{egressA, egressB} {
+		addProject(t, c, name)
+	}
+	if plugin == networkv1.PluginNetworkPolicy {
+		byPolicies(t, c)
+	} else {
+		e.setMode(t, plugin)
+	}
+	pods := (&policyScene{cluster: c}).pod
+	for name, spec := range map[string]lab.PodSpec{
+		"a1": {Node: "n1", Namespace: egressA}, "a2": {Node: "n2", Namespace: egressA},
+		"b1": {Node: "n1", Namespace: egressB}, "b2": {Node: "n2", Namespace: egressB},
+	} {
+		spec.Name = "egress-" + name
+		s.pods[name] = pods(t, spec)
+		tell(t, s.pods[name].Netns, name, tellPort)
+	}
+	for _, name := range []string{egressA, egressB} {
+		await(t, "a NetNamespace of "+name, func(ctx context.Context) error {
+			_, err := objects(t, c, network, "netnamespaces").Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+	}
+	return s
+}
+
+// set writes a list of addresses or ranges into an object.
+func (s *egressScene) set(t *testing.T, resource, name, field string, list ...string) {
+	t.Helper()
+	if list == nil {
+		list = []string{}
+	}
+	patch, err := json.Marshal(map[string]any{field: list})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := objects(t, s.cluster, network, resource).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *egressScene) want(t *testing.T, project string, ips ...string) {
+	t.Helper()
+	s.set(t, "netnamespaces", project, "egressIPs", ips...)
+}
+
+func (s *egressScene) host(t *testing.T, node string, ips ...string) {
+	t.Helper()
+	s.set(t, "hostsubnets", node, "egressIPs", ips...)
+}
+
+// outsidePort is where the one outside answers; the lab has another there at the usual port.
+const outsidePort = 7792
+
+// closed stands for traffic that does not leave.
+const closed = "nobody"
+
+func (s *egressScene) outside() netip.AddrPort { return port(s.cluster.Outside.IP, outsidePort) }
+
+// seen returns whom the one outside sees.
+func (s *egressScene) seen(ctx context.Context, pod, protocol string) string {
+	ctx, cancel := context.WithTimeout(ctx, brief)
+	defer cancel()
+	answer, err := traffic.Ask(ctx, s.pods[pod].Netns, protocol, s.outside())
+	if err != nil {
+		return closed
+	}
+	return answer.Source.String()
+}
+
+// sees waits until the one outside sees the pods as they are named, "a1 172.31.0.100 a2 nobody ...", by both protocols.
+func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duration {
+	t.Helper()
+	words := strings.Fields(pairs)
+	return await(t, when+": outside sees "+pairs, func(ctx context.Context) error {
+		var errs []error
+		for i := 0; i < len(words); i += 2 {
+			for _, protocol := range []string{"tcp", "udp"} {
+				if protocol == "udp" && words[i+1] == closed {
+					continue // one question is enough where nothing comes: it takes its time
+				}
+				if got := s.seen(ctx, words[i], protocol); got != words[i+1] {
+					errs = append(errs, fmt.Errorf("%s by %s as %s, not %s", words[i], protocol, got, words[i+1]))
+				}
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func TestEgressIPs(t *testing.T) {
+	for name, plugin := range map[string]string{"projects": networkv1.PluginMultitenant, "policies": networkv1.PluginNetworkPolicy} {
+		t.Run(name, func(t *testing.T) { newEgressScene(t, cluster(t), plugin).run(t) })
+	}
+}
+
+func (s *egressScene) run(t *testing.T) {
+	n1, n2 := s.cluster.Node(1).IP.String(), s.cluster.Node(2).IP.String()
+	before := map[string]probe.State{}
+	for _, n := range s.cluster.Nodes() {
+		before[n.Name] = settledState(t, n)
+	}
+	t.Cleanup(func() {
+		for _, n := range s.cluster.Nodes() {
+			s.host(t, n.Name)
+		}
+	})
+	b := " b1 " + n1 + " b2 " + n2
+	s.sees(t, "nobody wants any", "a1 "+n1+" a2 "+n2+b)
+	s.want(t, egressA, egressOne)
+	s.sees(t, "hosted by nobody", "a1 nobody a2 nobody"+b)
+	s.host(t, "n1", egressOne)
+	s.sees(t, "hosted by n1", "a1 "+egressOne+" a2 "+egressOne+b)
+	s.together(t)
+	s.answers(t)
+	s.transfer(t)
+	s.notReachable(t)
+	s.host(t, "n1")
+	s.sees(t, "off n1", "a1 nobody a2 nobody"+b)
+	s.host(t, "n2", egressOne)
+	s.sees(t, "moved to n2", "a1 "+egressOne+" a2 "+egressOne+b)
+	s.want(t, egressB, egressOne)
+	s.sees(t, "wanted by two projects", "a1 nobody a2 nobody b1 nobody b2 nobody")
+	s.want(t, egressB)
+	s.sees(t, "wanted by one again", "a1 "+egressOne+" a2 "+egressOne+b)
+	s.want(t, egressA, egressOne, egressTwo)
+	s.host(t, "n1", egressTwo)
+	s.sees(t, "one on each node", "a1 "+egressTwo+" a2 "+egressOne+b)
+	s.host(t, "n1", egressTwo, egressOne)
+	s.sees(t, "one at both nodes", "a1 "+egressTwo+" a2 "+egressTwo+b)
+	s.host(t, "n1", egressTwo)
+	s.sees(t, "one on each node again", "a1 "+egressTwo+" a2 "+egressOne+b)
+	s.putBack(t)
+	s.restart(t)
+	s.host(t, "n1")
+	s.ghost(t)
+	s.want(t, egressA)
+	s.host(t, "n2")
+	s.sees(t, "nobody wants any more", "a1 "+n1+" a2 "+n2+b)
+	for _, n := range s.cluster.Nodes() {
+		awaitState(t, n, before[n.Name], "egress addresses have gone")
+	}
+}
+
+// together: pods and nodes reach each other as ever.
+func (s *egressScene) together(t *testing.T) {
+	t.Helper()
+	for _, from := range []string{s.pods["a1"].Netns, s.pods["a2"].Netns, s.cluster.Node(1).Netns, s.cluster.Node(2).Netns} {
+		for _, to := range []string{"a1", "a2"} {
+			if _, err := traffic.Ask(t.Context(), from, "tcp", port(s.pods[to].IPs[0], tellPort)); err != nil {
+				t.Errorf("%s to %s: %v", from, to, err)
+			}
+		}
+	}
+}
+
+// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address. The node's own
+// address stands for one outside: the host does not hide it.
+func (s *egressScene) answers(t *testing.T) {
+	t.Helper()
+	for i, name := range []string{"a1", "a2"} {
+		n := s.cluster.Node(i + 1)
+		mustRun(t, n.Enter("ping", "-c", "3", "-i", "0.2", "-W", "2", "-I", n.IP.String(), s.pods[name].IPs[0].String()))
+	}
+}
+
+// transfer sends more than fits a window, and an echo of the largest size, by the other node and by the pod's own.
+func (s *egressScene) transfer(t *testing.T) {
+	t.Helper()
+	const sinkPort, size = 7790, 4 << 20
+	sink, err := traffic.NewSink(s.cluster.Outside.Netns, port(s.cluster.Outside.IP, sinkPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sink.Close() }()
+	for _, from := range []string{"a1", "a2"} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		sent, err := traffic.Send(ctx, s.pods[from].Netns, port(s.cluster.Outside.IP, sinkPort), size)
+		if err != nil {
+			t.Errorf("%s sends %d bytes: %v", from, size, err)
+		} else {
+			t.Logf("%s: %+v", from, sent)
+		}
+		if _, err := traffic.PingICMP(ctx, s.pods[from].Netns, s.cluster.Outside.IP, podMTU); err != nil {
+			t.Errorf("%s sends a packet of %d bytes: %v", from, podMTU, err)
+		}
+		cancel()
+	}
+}
+
+// notReachable: nobody reaches the node by an egress address.
+func (s *egressScene) notReachable(t *testing.T) {
+	t.Helper()
+	tell(t, s.cluster.Node(1).Netns, "node", 7791)
+	to := port(netip.MustParseAddr(egressOne), 7791)
+	for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "a pod": s.pods["b2"].Netns, "a pod of the project": s.pods["a1"].Netns} {
+		ctx, cancel := context.WithTimeout(t.Context(), brief)
+		if answer, err := traffic.Ask(ctx, netns, "tcp", to); err == nil {
+			t.Errorf("%s reaches the node by its egress address: %s", from, answer)
+		}
+		cancel()
+	}
+}
+
+// putBack: an address that somebody takes off the interface comes back.
+func (s *egressScene) putBack(t *testing.T) {
+	t.Helper()
+	n := s.cluster.Node(2)
+	mustRun(t, n.Enter("ip", "addr", "del", egressOne+"/32", "dev", uplink(s.cluster)))
+	took := await(t, "the address is back", func(ctx context.Context) error {
+		out, err := run(ctx, n.Enter("ip", "-o", "addr", "show", "dev", uplink(s.cluster)))
+		if err == nil && !strings.Contains(out, egressOne+"/32") {
+			return errors.New(out)
+		}
+		return err
+	})
+	t.Logf("an address that was taken away is back after %s", took)
+	s.sees(t, "it is back", "a1 "+egressTwo+" a2 "+egressOne)
+}
+
+// restart: agents that are killed lose nothing of what leaves by egress addresses, and change nothing.
+func (s *egressScene) restart(t *testing.T) {
+	t.Helper()
+	before := map[string]probe.State{}
+	for _, n := range s.cluster.Nodes() {
+		before[n.Name] = settledState(t, n)
+	}
+	echo(t, s.cluster.Outside.Netns, s.cluster.Outside.IP)
+	s.host(t, "n1") // so that what a1 sends leaves by the other node
+	s.sees(t, "by n2", "a1 "+egressOne+" a2 "+egressOne)
+	var pairs []traffic.Pair
+	for _, name := range []string{"a1", "a2"} {
+		pairs = append(pairs, traffic.Pair{Name: name, From: s.pods[name].Netns, To: port(s.cluster.Outside.IP, echoPort)})
+	}
+	const rate = 200
+	running, err := traffic.NewLoad(pairs, rate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range s.cluster.Nodes() {
+		kill(t, s.cluster, n.Name+"/weft-agent", syscall.SIGKILL)
+		await(t, n.Name+" ready", func(ctx context.Context) error { return ready(ctx, n) })
+	}
+	tallies, err := running.Stop()
+	if err != nil {
+		t.Error(err)
+	}
+	for name, tally := range tallies {
+		t.Logf("%s while agents were killed: %s", name, tally)
+	}
+	s.host(t, "n1", egressTwo)
+	s.sees(t, "as before", "a1 "+egressTwo+" a2 "+egressOne)
+	for _, n := range s.cluster.Nodes() {
+		awaitState(t, n, before[n.Name], "agents were killed")
+	}
+}
+
+// ghost: a node that holds an address and does not answer loses its share of what leaves to the other that does.
+func (s *egressScene) ghost(t *testing.T) {
+	t.Helper()
+	const name, address, subnet = "ghost.example", "172.31.0.203", "10.131.250.0/23"
+	ghost := hostSubnet(name, name, address, subnet, nil)
+	ghost.Object["egressIPs"] = []any{egressThree}
+	if err := createHostSubnet(t, objects(t, s.cluster, network, "hostsubnets"), ghost); err != nil {
+		t.Fatal(err)
+	}
+	s.want(t, egressA, egressOne, egressThree)
+	began := time.Now()
+	lost := 0
+	await(t, "all that a1 sends leaves by the node that answers", func(ctx context.Context) error {
+		const enough = 12 // that one of two is missed by chance: 1 in 4096
+		for range enough {
+			if got := s.seen(ctx, "a1", "tcp"); got != egressOne {
+				lost++
+				return fmt.Errorf("seen as %s", got)
+			}
+		}
+		return nil
+	})
+	t.Logf("with a node that never answers: all leaves by the other after %s, %d connections lost", time.Since(began).Round(time.Millisecond), lost)
+	s.want(t, egressA, egressOne)
+	if err := objects(t, s.cluster, network, "hostsubnets").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The network hears of an address that moves: who knows it elsewhere is told by gratuitous ARP.
+func TestEgressIPIsAnnounced(t *testing.T) {
+	s := newEgressScene(t, cluster(t), networkv1.PluginMultitenant)
+	t.Cleanup(func() {
+		for _, n := range s.cluster.Nodes() {
+			s.host(t, n.Name)
+		}
+	})
+	s.want(t, egressA, egressOne)
+	ear, err := traffic.NewSniffer(s.cluster.Node(2).Netns, uplink(s.cluster), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ear.Close() }()
+	address := netip.MustParseAddr(egressOne).AsSlice()
+	s.host(t, "n1", egressOne)
+	await(t, "n1 announces the address", func(context.Context) error {
+		told := slices.ContainsFunc(ear.Frames(), func(frame []byte) bool {
+			const header, sender, target = 14, 14 + 14, 14 + 24
+			return len(frame) >= target+4 && bytes.Equal(frame[12:header], []byte{8, 6}) &&
+				bytes.Equal(frame[sender:sender+4], address) && bytes.Equal(frame[target:target+4], address)
+		})
+		if !told {
+			return errors.New("nothing heard")
+		}
+		return nil
+	})
+}
+
+// A node that dies has its share of what leaves taken over by the other that holds an address of the project; and its address,
+// where the controller gives them out, by another node. It takes three nodes, and so a lab of its own.
+func TestEgressIPFailover(t *testing.T) {
+	config := lab.Config{Name: *labName + "f", Nodes: 3, Runtime: plan.RuntimeCNI, WeftBin: *weftBin}
+	if config.WeftBin == "" {
+		config.WeftBin = t.TempDir()
+		if err := build(t.Context(), config.WeftBin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := lab.Down(context.Background(), config.Name, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := lab.Up(t.Context(), config, func(report.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newEgressScene(t, c, networkv1.PluginMultitenant)
+	s.takeOver(t)
+	s.reassign(t)
+}
+
+// takeOver: of two nodes that hold addresses of the project, one dies.
+func (s *egressScene) takeOver(t *testing.T) {
+	t.Helper()
+	s.want(t, egressA, egressOne, egressTwo)
+	s.host(t, "n2", egressOne)
+	s.host(t, "n3", egressTwo)
+	const some = 24
+	var talks []*traffic.Talk // of a1, by n3
+	await(t, "connections by both nodes", func(ctx context.Context) error {
+		seen := map[string]int{}
+		for range some {
+			talk, err := traffic.NewTalk(ctx, s.pods["a1"].Netns, "tcp", s.outside())
+			if err != nil {
+				return err
+			}
+			answer, err := talk.Ask()
+			if err == nil && answer.Source.String() == egressTwo {
+				talks = append(talks, talk)
+			} else {
+				err = errors.Join(err, talk.Close())
+			}
+			if err != nil {
+				return err
+			}
+			seen[answer.Source.String()]++
+		}
+		if len(seen) != 2 || seen[egressOne] == 0 || seen[egressTwo] == 0 {
+			return fmt.Errorf("seen as %v", seen)
+		}
+		return nil
+	})
+	s.cut(t, "n2", func(began time.Time) {
+		lost := 0
+		await(t, "all that a1 sends leaves by n3", func(ctx context.Context) error {
+			for range some {
+				if got := s.seen(ctx, "a1", "tcp"); got != egressTwo {
+					lost++
+					return fmt.Errorf("seen as %s", got)
+				}
+			}
+			return nil
+		})
+		t.Logf("a node with a share died: all leaves by the other after %s, with %d connections lost and the %d that say so",
+			time.Since(began).Round(time.Millisecond), lost, some)
+		for _, talk := range talks {
+			if answer, err := talk.Ask(); err != nil || answer.Source.String() != egressTwo {
+				t.Errorf("a connection by the node that lives: %v, %v", answer, err)
+			}
+			_ = talk.Close()
+		}
+	})
+	s.host(t, "n2")
+	s.host(t, "n3")
+}
+
+// reassign: a node that the controller gave an address dies.
+func (s *egressScene) reassign(t *testing.T) {
+	t.Helper()
+	s.want(t, egressA, egressThree)
+	for _, name := range []string{"n2", "n3"} {
+		s.set(t, "hostsubnets", name, "egressCIDRs", "172.31.0.96/28")
+	}
+	s.sees(t, "given to a node", "a1 "+egressThree)
+	holder := ""
+	await(t, "a HostSubnet that lists the address", func(ctx context.Context) error {
+		list, err := objects(t, s.cluster, network, "hostsubnets").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if ips, _, _ := unstructured.NestedStringSlice(list.Items[i].Object, "egressIPs"); slices.Contains(ips, egressThree) {
+				holder = list.Items[i].GetName()
+				return nil
+			}
+		}
+		return errors.New("none")
+	})
+	s.cut(t, holder, func(began time.Time) {
+		await(t, "it is given to another", func(ctx context.Context) error {
+			if got := s.seen(ctx, "a1", "tcp"); got != egressThree {
+				return fmt.Errorf("seen as %s", got)
+			}
+			return nil
+		})
+		t.Logf("the node with the address died: it is at another after %s", time.Since(began).Round(time.Millisecond))
+	})
+}
+
+// cut takes a node off the network while f runs.
+func (s *egressScene) cut(t *testing.T, name string, f func(began time.Time)) {
+	t.Helper()
+	var node lab.Node
+	for _, n := range s.cluster.Nodes() {
+		if n.Name == name {
+			node = n
+		}
+	}
+	mustRun(t, node.Enter("ip", "link", "set", "eth0", "down"))
+	began := time.Now()
+	defer func() {
+		mustRun(t, node.Enter("ip", "link", "set", "eth0", "up"))
+		mustRun(t, node.Enter("ip", "route", "replace", "default", "via", plan.New(plan.Config{}).Router.String()))
+		await(t, name+" is back", func(ctx context.Context) error {
+			_, err := traffic.Ask(ctx, s.cluster.Node(1).Netns, "tcp", port(node.IP, 10250))
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
+			return err
+		})
+	}()
+	f(began)
+}
