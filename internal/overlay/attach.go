@@ -180,7 +180,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
 	linkMade := make(chan struct{})
-	rest.Go(func() error { return n.plug(restCtx, s, rec, linkMade) })
+	rest.Go(func() error { return n.plug(restCtx, rec, linkMade) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -216,6 +216,7 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 		return created, err
 	}
 	n.open(*rec)
+	n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}) // which changes nothing
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
 	done := *rec
@@ -250,12 +251,12 @@ func withoutEnd(err error) error {
 // plug has the switch take the attachment's port, and returns once it has: as soon as the switch says so itself, or else when
 // its database does, which is what the row's commit waits for. A row that fails may have failed for its link, which is made
 // meanwhile: only what fails when that is there has failed.
-func (n *Network) plug(ctx context.Context, s *settings, rec *attach.Record, linkMade <-chan struct{}) error {
+func (n *Network) plug(ctx context.Context, rec *attach.Record, linkMade <-chan struct{}) error {
 	added, stop := n.engines.Ports.Added(rec.HostInterface, rec.OFPort)
 	defer stop()
 	portCtx, done := startCommit(ctx, stepPort)
 	committed := make(chan error, 1)
-	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): s.podRows(rec)}
+	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}
 	go func() {
 		err := n.engines.Rows.Apply(portCtx, rows)
 		if failed := new(ovsdb.PortError); errors.As(err, &failed) {

@@ -43,7 +43,7 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 		plan.Compare(&rec, prev),
 		inPod(n.engines.Pods.Check(ctx, pair)),
 		s.pipeline.CheckPod(pod(&rec)),
-		n.engines.Rows.Failure(n.portOwner(&rec)),
+		n.engines.Rows.Failure(owner(key)),
 		n.engines.Flows.Failure(owner(key)),
 	)
 }

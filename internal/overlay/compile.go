@@ -110,10 +110,7 @@ func (n *Network) setPods(s *settings) {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("a pod's port stays closed", "error", err)
 		}
-		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), nil
-		if !n.standing.has(rec.OFPort) {
-			rows[owner(key)] = s.podRows(&rec)
-		}
+		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), n.podRows(&rec)
 	}
 	n.engines.Rows.Set(rows)
 	n.engines.Flows.Set(flows)

@@ -116,12 +116,15 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 		if name := n.reaper.link(key); name != "" {
 			links = append(links, name)
 		}
-		if rec, err := n.store.Get(key); err == nil && rec.HostInterface != "" && rec.BootID == n.opts.BootID {
-			if n.standing.has(rec.OFPort) {
-				standing = append(standing, rec)
-			} else {
-				links = append(links, rec.HostInterface)
-			}
+		rec, err := n.store.Get(key)
+		switch {
+		case err != nil || rec.HostInterface == "" || rec.BootID != n.opts.BootID:
+		case n.standing.has(rec.OFPort):
+			standing = append(standing, rec)
+			delete(rows, owner(key))
+			n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(key): nil}) // the row stays: there is nothing to wait for
+		default:
+			links = append(links, rec.HostInterface)
 		}
 	}
 	if err := n.engines.Flows.Apply(ctx, flows); err != nil {

@@ -189,7 +189,12 @@ func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry 
 	return s.pipeline.Pod(p)
 }
 
-// podRows are those of an attachment whose port is its own.
-func (s *settings) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
+// podRows are an attachment's port. One that stands is the same whoever has it, and is claimed beside: what becomes of it is
+// told of its pod as well.
+func (n *Network) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
+	if n.standing.has(rec.OFPort) {
+		_, row := standingRow(rec.OFPort)
+		return row
+	}
 	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort})
 }

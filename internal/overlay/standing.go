@@ -83,14 +83,6 @@ func newStanding(n *Network) *standing {
 	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, rest: standingRest}
 }
 
-// portOwner owns the row of an attachment's port.
-func (n *Network) portOwner(rec *attach.Record) reconcile.Owner {
-	if n.standing.has(rec.OFPort) {
-		return reconcile.Owner(link.StandingOwner(rec.HostInterface))
-	}
-	return owner(rec.Key())
-}
-
 // wakeUp has it look whether ports are to be made or removed.
 func (s *standing) wakeUp() {
 	select {

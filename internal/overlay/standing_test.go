@@ -15,6 +15,8 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
 )
 
 const portsNetns = "/run/weft/cni/ports"
@@ -402,4 +404,40 @@ func TestStandingPortsProperty(t *testing.T) {
 			t.Errorf("%d ports are known, there are %v", ports, now)
 		}
 	})
+}
+
+// What becomes of a standing port is told of its pod, and keeps neither the pod nor the port from going.
+func TestStandingPortWhoseRowFails(t *testing.T) {
+	l := standingStart(t, 2)
+	req := l.request("a")
+	l.add(t, req)
+	rec := l.record(t, req)
+	l.node.rowEngine.refuse(func(change reconcile.Change[ovsdb.Key, ovsdb.Row]) error {
+		for key := range change.Set {
+			if key.Name == rec.HostInterface {
+				return &ovsdb.PortError{Key: key, Reason: "no such device"}
+			}
+		}
+		return nil
+	})
+	if err := l.node.pods.FakePods.Delete(context.Background(), rec.HostInterface); err != nil {
+		t.Fatal(err)
+	}
+	_, row := standingRow(rec.OFPort)
+	for key := range row {
+		if err := l.node.rows.Commit(context.Background(), reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: row}); err != nil {
+			t.Fatalf("%s: %v", key, err)
+		}
+	}
+	l.engines.Rows.Resync()
+	eventually(t, "the pod's port fails", func() bool { return l.engines.Rows.Failure(owner(keyOf(req))) != nil })
+	l.del(t, req)
+	l.settled(t)
+	l.free(t, 1)
+	if err := l.engines.Rows.Failure(owner(keyOf(req))); err != nil {
+		t.Errorf("once the pod is gone: %v", err)
+	}
+	if slices.Contains(l.standingPorts(t), rec.HostInterface) {
+		t.Errorf("%s is there again", rec.HostInterface)
+	}
 }
