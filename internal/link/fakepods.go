@@ -20,7 +20,6 @@ type FakePods struct {
 type fakeStanding struct {
 	Standing
 	path string
-	host int
 	// upon is the namespace of the pod that is upon it; "" when it is idle.
 	upon string
 	down bool
@@ -138,8 +137,7 @@ func (p *FakePods) CreateStanding(ctx context.Context, path string, pairs ...Sta
 		}
 	}
 	for _, pair := range pairs {
-		p.standing[pair.Name] = fakeStanding{Standing: pair, path: path, host: p.nextIndex}
-		p.nextIndex++
+		p.standing[pair.Name] = fakeStanding{Standing: pair, path: path}
 	}
 	return ctx.Err()
 }

@@ -17,7 +17,8 @@ type Pair struct {
 	// Netns is the path of the pod's network namespace.
 	Netns string
 	// Standing, if not empty, is the path of the namespace with the far ends of standing pairs: the pod's interface is put
-	// upon the standing pair HostName, and Owner, HostGroup and TxOffloadOff are only compared, by Check.
+	// upon the standing pair HostName, whose alias names no Owner. HostGroup is only compared, by Check, and TxOffloadOff not
+	// looked at: both are of the pair from its beginning.
 	Standing string
 	// Owner is the object the pair comes from ("attachment/<container>/<interface>"); it follows PodAliasPrefix in the
 	// alias of the host's end. A link of the same name with another owner is ErrForeign. At most 200 bytes.

@@ -35,6 +35,18 @@ func (p *Pods) Check(ctx context.Context, pair Pair) error {
 
 // check works on a locked thread that starts in the home namespace.
 func (c *creation) check() error {
+	err := c.lookAtHost()
+	if err == nil {
+		c.peer, err = c.lookInPod()
+	}
+	if err != nil {
+		return err
+	}
+	return c.compare(func() bool { return c.host == nil || c.paired(c.host, c.peer) }, "is not the other end of ")
+}
+
+// lookAtHost sets host: nil when there is none.
+func (c *creation) lookAtHost() error {
 	answers, err := c.conn.do(getLink(c.pair.HostName))
 	if err != nil {
 		return err
@@ -43,9 +55,12 @@ func (c *creation) check() error {
 	if c.host == nil && !errors.Is(answers[0].err, unix.ENODEV) {
 		return fmt.Errorf("looking at host end %s: %w", c.pair.HostName, answers[0].err)
 	}
-	if c.peer, err = c.lookInPod(); err != nil {
-		return err
-	}
+	return nil
+}
+
+// compare compares host and peer, which were looked at, with what Create makes. connected reports whether the one leads to the
+// other, and apart says of the peer that it does not.
+func (c *creation) compare(connected func() bool, apart string) error {
 	var found []error
 	if c.host == nil {
 		found = append(found, &Difference{c.hostObject(), "does not exist"})
@@ -60,8 +75,8 @@ func (c *creation) check() error {
 	if c.peer == nil {
 		return errors.Join(append(found, &Difference{c.podObject(), "does not exist"})...)
 	}
-	if c.host != nil && !c.paired(c.host, c.peer) {
-		found = append(found, &Difference{c.podObject(), "is not the other end of " + c.pair.HostName})
+	if !connected() {
+		found = append(found, &Difference{c.podObject(), apart + c.pair.HostName})
 	}
 	inPod, err := c.checkPod()
 	return errors.Join(append(append(found, inPod...), err)...)

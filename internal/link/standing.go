@@ -327,17 +327,14 @@ func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
 
 // look enters the far ends' namespace and looks at both ends. It ends in the home namespace.
 func (u *upon) look() error {
-	answers, err := u.conn.do(getLink(u.pair.HostName))
+	err := u.lookAtHost()
+	if err == nil {
+		err = u.ports.enter()
+	}
 	if err != nil {
 		return err
 	}
-	if err := answers[0].err; err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("looking at host end %s: %w", u.pair.HostName, err)
-	}
-	u.host = answers[0].link
-	if err := u.ports.enter(); err != nil {
-		return err
-	}
+	var answers []answer
 	if u.farConn, err = dial(); err == nil {
 		u.farConn.turn = &u.turn
 		answers, err = u.farConn.do(getLink(u.pair.HostName))
@@ -540,8 +537,11 @@ func (u *upon) removeInPod() (removed bool, err error) {
 	}
 	defer conn.close()
 	answers, err := conn.do(getLink(u.pair.PodName))
-	if err != nil || !isUpon(answers[0].link, u.far) {
-		return false, errors.Join(err, unlessGone(answersError(answers)))
+	if err != nil {
+		return false, err
+	}
+	if !isUpon(answers[0].link, u.far) {
+		return false, unlessGone(answers[0].err)
 	}
 	answers, err = conn.do(deleteLink(answers[0].link.Attrs().Index))
 	if err != nil {
@@ -550,42 +550,16 @@ func (u *upon) removeInPod() (removed bool, err error) {
 	return answers[0].err == nil, unlessGone(answers[0].err)
 }
 
-// answersError returns the error of the only answer, if there is one.
-func answersError(answers []answer) error {
-	if len(answers) == 0 {
-		return nil
-	}
-	return answers[0].err
-}
-
 // check is creation.check of a pod upon a standing pair.
 func (u *upon) check() error {
 	if err := u.look(); err != nil {
 		return err
 	}
-	var found []error
-	if u.host == nil {
-		found = append(found, &Difference{u.hostObject(), "does not exist"})
-	} else {
-		have, err := readDevice(u.handle, u.host)
-		if err != nil {
-			return err
-		}
-		have.Owner = u.host.Attrs().Alias
-		found = append(found, differences(u.hostObject(), u.pair.hostDevice(), have)...)
-	}
 	var err error
 	if u.peer, err = u.lookInPod(); err != nil {
 		return err
 	}
-	if u.peer == nil {
-		return errors.Join(append(found, &Difference{u.podObject(), "does not exist"})...)
-	}
-	if !isUpon(u.peer, u.far) {
-		found = append(found, &Difference{u.podObject(), "is not upon " + u.pair.HostName})
-	}
-	inPod, err := u.checkPod()
-	return errors.Join(append(append(found, inPod...), err)...)
+	return u.compare(func() bool { return isUpon(u.peer, u.far) }, "is not upon ")
 }
 
 // IsStanding reports whether an owner is a standing pair's.
