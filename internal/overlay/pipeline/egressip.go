@@ -136,10 +136,6 @@ func (p *program) egressStatic() {
 	p.add(TableEgressRoute, priorityEgressAnswer, "answers leave by the node that they were asked by",
 		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0)), c.toHost()...)
 	p.drop(TableEgressRoute, priorityEgressClosed, "this node holds no address for the project", match(tunnel))
-	const dns = 53
-	for _, port := range []openflow.MatchField{openflow.UDPDst(dns), openflow.TCPDst(dns)} {
-		p.output(TableExternal, priorityForbid-50, "DNS at the pod's own node", match(ipv4, openflow.IPDst(host(c.NodeIP)), port), c.toHost()...)
-	}
 }
 
 // priorityAnswerOut is in table 0, below what the host sends to local pods.
@@ -159,18 +155,20 @@ func (p *program) egressRemote(r Remote, from conditions) {
 }
 
 // egressPod adds what a pod of a project with egress addresses has besides. Its connections are all known, because what
-// answers one that came from outside leaves as if there were no egress address.
+// answers one that came from outside leaves as if there were no egress address. The host serves it no Services: to endpoints
+// outside it would leave by the node's own address.
 func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	c := p.config
 	if pod.Egress == 0 || !c.egressIPs() {
 		return
 	}
-	const local = 110
+	const local, served = 110, 220
 	again := TableEgressRoute
 	from := match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)))
 	p.add(TableEgressRoute, priorityEgressFind, "is it the answer to what came from outside?",
 		append(slices.Clip(from), openflow.CTState(0, openflow.CTTrk)), openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again}))
 	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress addresses, or not at all", from, openflow.GroupAction(pod.Egress))
+	p.add(TableHost, served, "to Services that the switch does not serve: from the host it would leave by the node's address", from, c.toReject()...)
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})
 	p.add(TableLocal, local, "from outside to the pod: its answers are to be known",
 		match(openflow.InPort(PortTun), openflow.IPDst(host(addr)), openflow.CTState(0, openflow.CTTrk)),

@@ -9,9 +9,6 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// dnsPort is the port of name servers (RFC 1035, 4.2).
-const dnsPort = 53
-
 // firewalls reports whether namespaces have egress firewalls: as in OpenShift SDN, not in a flat network.
 func (c *Config) firewalls() bool { return c.isolates() || c.policies() }
 
@@ -31,14 +28,11 @@ func (c *Config) guarded(pod Pod) []openflow.Action {
 // firewallStatic adds what egress firewalls need whatever they say. The number that a packet carries is its sender's: a firewall
 // whose rules are not there, or not yet, lets nothing out.
 func (p *program) firewallStatic() {
-	const none, node = 1, 200
+	const none = 1
 	c := p.config
 	if !c.firewalls() {
 		p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, openflow.GotoTable(TableEgressRoute))
 		return
-	}
-	for _, to := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {
-		p.add(TableExternal, node, "a pod may always ask its node for names", match(to, openflow.IPDst(host(c.NodeIP))), openflow.GotoTable(TableEgressRoute))
 	}
 	p.add(TableEgressFirewall, none, "no firewall", match(openflow.Reg(RegFirewall, 0)), openflow.GotoTable(TableEgressRoute))
 	p.drop(TableEgressFirewall, priorityDefault, "a firewall whose rules are not there", nil)

@@ -32,6 +32,8 @@ type firewallSwitch struct {
 	engine *openflow.Engine
 	have   map[openflow.Key]openflow.Entry
 	ids    pipeline.GroupIDs
+	// ways are those of namespaces with egress addresses.
+	ways map[string]pipeline.EgressWay
 }
 
 func startFirewalls(t *testing.T, mode pipeline.Mode) *firewallSwitch {
@@ -65,6 +67,10 @@ func (s *firewallSwitch) follow(t *testing.T, firewalls map[string]*egressfirewa
 		if f := firewalls[p.namespace]; f != nil {
 			p.pod.Firewall = s.ids.ID(p.namespace)
 			maps.Copy(want, s.config.Firewall(p.namespace, p.pod.Firewall, f))
+		}
+		if way, has := s.ways[p.namespace]; has {
+			p.pod.VNID, p.pod.Egress = way.VNID, egressGroup(way.VNID)
+			maps.Copy(want, s.config.EgressIP(way, p.pod.Egress))
 		}
 		maps.Copy(want, s.config.Pod(p.pod))
 	}

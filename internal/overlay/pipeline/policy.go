@@ -120,9 +120,11 @@ func (p *program) deliverByPolicy() {
 func (p *program) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []openflow.Action) {
 	const middle, again = 2, 3
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	begun := append(match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT), openflow.RegMasked(RegFlags, 0, FlagAllowed),
-		openflow.TCPFlags(0, tcpSyn)), on...)
-	p.add(table, priority+middle, purpose+"; out of the middle of a connection that no rule allows by name", begun, actions...)
+	if !openflow.NewMatch(on...).Has(openflow.FieldUDPDst) {
+		begun := append(match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT), openflow.RegMasked(RegFlags, 0, FlagAllowed),
+			openflow.TCPFlags(0, tcpSyn)), on...)
+		p.add(table, priority+middle, purpose+"; out of the middle of a connection that no rule allows by name", begun, actions...)
+	}
 	back := append(match(ipv4, openflow.CTState(openflow.CTTrk, openflow.CTRpl|openflow.CTRel|openflow.CTInv), openflow.CTMarkMasked(MarkEnded, MarkEnded)), on...)
 	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0)}, actions...)...)
 }

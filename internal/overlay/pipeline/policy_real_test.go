@@ -293,7 +293,7 @@ func TestPolicyKeeps(t *testing.T) {
 // The flat network's hostile packets end nowhere here either.
 func TestPolicyHostile(t *testing.T) {
 	s := startPolicies(t)
-	for name, packet := range hostile() {
+	for name, packet := range hostileBesideAnswers() {
 		for _, state := range []string{"trk,new", "trk,est,rpl"} {
 			if o := s.trace(t, packet, "--ct-next", state); len(o.leaving()) > 0 {
 				t.Errorf("%s (%s) is let through\n%s", name, state, o.text)

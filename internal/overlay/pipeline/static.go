@@ -153,9 +153,26 @@ func (p *program) leave() {
 	c := p.config
 	p.drop(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
 		match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(c.vxlanPort())))
+	p.askNode()
 	p.add(TableExternal, priorityDefault, "no exception", nil, openflow.GotoTable(TableEgressFirewall))
 	p.firewallStatic()
 	p.output(TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
+}
+
+// dnsPort is the port of name servers (RFC 1035, 4.2).
+const dnsPort = 53
+
+// askNode lets a pod ask its own node for names, whatever its egress firewall says and whatever egress addresses its namespace
+// wants: the question goes to the host from here. In a network without either it does so anyway.
+func (p *program) askNode() {
+	const priority = 200
+	c := p.config
+	if !c.firewalls() { // and so no egress addresses
+		return
+	}
+	for _, to := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {
+		p.output(TableExternal, priority, "a pod may always ask its own node for names", match(to, openflow.IPDst(host(c.NodeIP))), c.toHost()...)
+	}
 }
 
 func multicast4() netip.Prefix {

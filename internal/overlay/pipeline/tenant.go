@@ -80,6 +80,10 @@ func (p *program) hostServices() {
 		p.output(TableHost, all, purpose, nil, c.toHost()...)
 		return
 	}
-	refuse := append([]openflow.Action{openflow.SetField(openflow.EthSrc(RejectMAC()))}, c.toHost()...)
-	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide who asks, and rejects", nil, refuse...)
+	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide who asks, and rejects", nil, c.toReject()...)
+}
+
+// toReject are the actions that hand a packet to the host to be rejected.
+func (c *Config) toReject() []openflow.Action {
+	return append([]openflow.Action{openflow.SetField(openflow.EthSrc(RejectMAC()))}, c.toHost()...)
 }

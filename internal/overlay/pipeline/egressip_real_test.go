@@ -1,0 +1,145 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/overlay/pipeline"
+)
+
+// exit is how a packet leaves: by the host, and there by the project's address or not; by the tunnel with the project's VNI; to the
+// host, which rejects it; or not at all.
+type exit string
+
+const (
+	exitNone     exit = "not at all"
+	exitHost     exit = "by the host"
+	exitAddress  exit = "by the egress address"
+	exitTunnel   exit = "by the tunnel"
+	exitRejected exit = "rejected"
+)
+
+// exitOf tells from a trace how a packet of a project leaves.
+func exitOf(t *testing.T, o outcome, vnid uint32) exit {
+	t.Helper()
+	says := func(field, value string) bool { return strings.Contains(o.text, "set_field:"+value+"->"+field+"\n") }
+	switch leaving := o.leaving(); {
+	case strings.Contains(o.text, "hash(l4(0)),recirc("): // to the group, one of whose nodes the hash chooses: a trace ends there
+		return exitTunnel
+	case len(leaving) == 0:
+		return exitNone
+	case slices.Equal(leaving, []string{"1"}) && says("tun_id", fmt.Sprintf("%#x", vnid)) && (says("tun_dst", "192.0.2.2") || says("tun_dst", "192.0.2.3")):
+		return exitTunnel
+	case slices.Equal(leaving, []string{"2"}) && says("eth_src", pipeline.EgressMAC(vnid).String()):
+		return exitAddress
+	case slices.Equal(leaving, []string{"2"}) && says("eth_src", pipeline.RejectMAC().String()):
+		return exitRejected
+	case slices.Equal(leaving, []string{"2"}) && !strings.Contains(o.text, "->eth_src"):
+		return exitHost
+	default:
+		t.Fatalf("leaves by %v\n%s", leaving, o.text)
+		return exitNone
+	}
+}
+
+// What a namespace's firewall denies goes nowhere, and what it allows goes the way of the namespace's egress addresses, wherever
+// that leads; the node that holds an address does not judge again. Questions for names to the pod's own node are asked past both.
+func TestFirewallBeforeEgressIPs(t *testing.T) {
+	const denied, allowed, other = "198.51.100.11", "198.51.100.10", "203.0.113.5"
+	some := egressfirewall.Compile([]egressfirewall.Rule{
+		{Verdict: egressfirewall.Allow, CIDR: netip.MustParsePrefix(allowed + "/32")}, {CIDR: netip.MustParsePrefix("198.51.100.0/24")},
+	}, nil)
+	all := egressfirewall.Compile([]egressfirewall.Rule{{CIDR: netip.MustParsePrefix("0.0.0.0/0")}}, nil)
+	firewalls := []struct {
+		name     string
+		firewall *egressfirewall.Firewall
+		allows   []string
+	}{
+		{"none", nil, []string{denied, allowed, other}},
+		{"some denied", &some, []string{allowed, other}},
+		{"all denied", &all, nil},
+		{"closed", &egressfirewall.Firewall{Closed: "because"}, nil},
+	}
+	exits := map[uint32]exit{42: exitAddress, 77: exitTunnel, 78: exitTunnel, 79: exitNone}
+	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
+		s := startFirewalls(t, mode)
+		for _, way := range egressWays() {
+			s.ways = map[string]pipeline.EgressWay{"one": way}
+			for _, f := range firewalls {
+				s.follow(t, map[string]*egressfirewall.Firewall{"one": f.firewall})
+				see := func(what, packet string, want exit, states ...string) {
+					t.Helper()
+					for _, state := range states {
+						o := s.trace(t, packet, "--ct-next", state)
+						if got := exitOf(t, o, way.VNID); got != want {
+							t.Errorf("%s, VNID %d, firewall %s, %s, %s: leaves %s, not %s\n%s", mode, way.VNID, f.name, what, state, got, want, o.text)
+						}
+					}
+				}
+				for _, target := range []string{denied, allowed, other} {
+					want, answer := exits[way.VNID], exitHost
+					if !slices.Contains(f.allows, target) {
+						want, answer = exitNone, exitNone
+					}
+					for _, protocol := range []string{"tcp,tcp_dst=443", "udp,udp_dst=123", "icmp,icmp_type=8", "udp,nw_frag=later"} {
+						packet := fromA + toGateway + protocol + "," + ipA + "nw_dst=" + target
+						see(protocol+" to "+target, packet, want, "trk,new", "trk,est")
+						see("an answer by "+protocol+" to "+target, packet, answer, "trk,est,rpl")
+					}
+				}
+				for _, protocol := range []string{"tcp,tcp_dst=53", "udp,udp_dst=53"} {
+					see("asks its node for names by "+protocol, fromA+toGateway+protocol+","+ipA+"nw_dst=192.0.2.1", exitHost, "trk,new", "trk,est")
+				}
+				see("a Service that the host serves", fromA+toGateway+"sctp,"+ipA+"nw_dst=172.30.0.99,sctp_dst=80", exitRejected, "trk,new")
+				from := fmt.Sprintf("in_port=1,tun_src=192.0.2.2,tun_dst=192.0.2.1,tun_id=%d,dl_src=0a:58:0a:81:00:07,dl_dst=0a:58:0a:80:00:01,tcp,nw_src=10.129.0.7,nw_dst=%s,tcp_dst=443", way.VNID, denied)
+				here := exitNone
+				if way.Here {
+					here = exitAddress
+				}
+				see("from another node, which has judged it", from, here, "trk,new")
+			}
+		}
+	}
+}
+
+// Packets that are hostile in a flat network, and are what answers look like that come back by a node with an egress address.
+const (
+	answerIn  = "tunnel: from outside"
+	answerOut = "host: from elsewhere to a remote pod"
+)
+
+// hostileBesideAnswers are the hostile packets of networks that may have egress addresses.
+func hostileBesideAnswers() map[string]string {
+	packets := hostile()
+	delete(packets, answerIn)
+	delete(packets, answerOut)
+	return packets
+}
+
+// From outside, another node hands on what answers a pod's connection, and nothing else; and this node's host answers other nodes'
+// pods, which judge by themselves.
+func TestAnswersByAnotherNode(t *testing.T) {
+	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
+		s := startFirewalls(t, mode)
+		for state, want := range map[string][]string{"trk,new": nil, "trk,est": nil, "trk,inv": nil, "trk,est,rpl": {"3"}, "trk,rel,rpl": {"3"}} {
+			o := s.trace(t, hostile()[answerIn], "--ct-next", state)
+			if got := o.leaving(); !slices.Equal(got, want) {
+				t.Errorf("%s, %s: leaves by %v, not %v\n%s", mode, state, got, want, o.text)
+			}
+		}
+		stranger := strings.Replace(hostile()[answerIn], "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1)
+		if o := s.trace(t, stranger, "--ct-next", "trk,est,rpl"); len(o.leaving()) > 0 {
+			t.Errorf("%s, from a stranger: leaves by %v\n%s", mode, o.leaving(), o.text)
+		}
+		o := s.trace(t, hostile()[answerOut])
+		if !slices.Equal(o.leaving(), []string{"1"}) || !strings.Contains(o.text, "NXM_NX_TUN_ID[0..31] is now 0\n") || !strings.Contains(o.text, "set_field:192.0.2.2->tun_dst") {
+			t.Errorf("%s: the host's answer leaves by %v\n%s", mode, o.leaving(), o.text)
+		}
+	}
+}
