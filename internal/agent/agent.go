@@ -194,7 +194,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
 		return err
 	}
-	a.objects.egress.resolve(&a.opts, a.events)
+	a.objects.egressFirewalls.resolve(&a.opts, a.events)
 	a.objects.egressIPs.refused = func(uid types.UID, note string) { a.events.HostSubnet(string(uid), note) }
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
@@ -264,7 +264,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
-		Inhabited:       a.objects.egress.signal,
+		Inhabited:       a.objects.egressFirewalls.signal,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
@@ -286,9 +286,9 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followServices(followCtx, network) })
 	following.Go(func() error { return a.followPolicies(followCtx, network) })
 	following.Go(func() error { return a.followTenants(followCtx, network) })
-	following.Go(func() error { return a.followEgress(followCtx, network) })
-	following.Go(func() error { return a.followEgressAddresses(followCtx, network) })
-	following.Go(func() error { return a.objects.egress.names.Run(followCtx) })
+	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })
+	following.Go(func() error { return a.followEgressIPs(followCtx, network) })
+	following.Go(func() error { return a.objects.egressFirewalls.names.Run(followCtx) })
 	return following.Wait()
 }
 
@@ -412,7 +412,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
 		return view, err
 	}
-	if err := a.guardNetwork(ctx, network, &view); err != nil {
+	if err := a.objects.egressFirewalls.prepare(ctx, network, &view); err != nil {
 		return view, err
 	}
 	if err := a.objects.egressIPs.prepare(ctx, network, &view); err != nil {
@@ -425,7 +425,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() {
 		return view, err
 	}
-	return view, errors.Join(a.objects.egress.leave(ctx), a.objects.egressIPs.end(ctx, network))
+	return view, errors.Join(a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network))
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

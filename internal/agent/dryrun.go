@@ -33,7 +33,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
 		return admin.Diff{}, err
 	}
-	a.objects.egress.resolve(&opts, nil)
+	a.objects.egressFirewalls.resolve(&opts, nil)
 	if a.store, err = attach.Look(recordsDir(&opts)); err != nil {
 		return admin.Diff{}, err
 	}

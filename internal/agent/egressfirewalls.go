@@ -21,12 +21,12 @@ import (
 	"weft.dev/weft/internal/resolver"
 )
 
-// egress tells which namespaces' egress firewalls changed: by their EgressNetworkPolicies, by VNIDs, which tell what shares a
+// egressFirewalls tells which namespaces' egress firewalls changed: by their EgressNetworkPolicies, by VNIDs, which tell what shares a
 // firewall's fate, and by what names stand for. All are watched only in the modes that have firewalls, and names resolved only for
 // namespaces that have pods here.
-type egress struct {
+type egressFirewalls struct {
 	cache    cache.Cache
-	vnids    *sharedWatch
+	vnids    *netNamespaces
 	log      *slog.Logger
 	wake     chan struct{}
 	names    *resolver.Names
@@ -40,22 +40,22 @@ type egress struct {
 	// stepping serialises the steps, and guards what follows.
 	stepping sync.Mutex
 	index    *egressfirewall.Index
-	// synced tell whether each watch has told of everything once; empty while nothing is watched.
+	// synced tell whether each watch has told of everything once; empty while nothing is watched. handler is told of NetNamespaces.
 	synced  []toolscache.InformerSynced
-	watched toolscache.ResourceEventHandlerRegistration
+	handler toolscache.ResourceEventHandlerRegistration
 	// known says that the network has been told of everything once; unsettled, that what it was told may not be in effect.
 	known, unsettled bool
 }
 
-func newEgress(store cache.Cache, vnids *sharedWatch, log *slog.Logger) *egress {
-	return &egress{
+func newEgressFirewalls(store cache.Cache, vnids *netNamespaces, log *slog.Logger) *egressFirewalls {
+	return &egressFirewalls{
 		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(),
 		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{},
 	}
 }
 
 // resolve says how names are resolved, and who is told of those that cannot be: nobody, if tell is nil.
-func (e *egress) resolve(opts *Options, tell *recorder) {
+func (e *egressFirewalls) resolve(opts *Options, tell *recorder) {
 	client := &resolver.Client{ResolvConf: opts.ResolvConf}
 	e.recorder = tell
 	e.names = resolver.NewNames(resolver.Options{
@@ -66,8 +66,19 @@ func (e *egress) resolve(opts *Options, tell *recorder) {
 // namesFile keeps, in the state's directory, what names stand for: after a restart the flows are those from before.
 const namesFile = "names.json"
 
+// prepare tells the network of all egress firewalls before a mode comes that has them.
+func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
+	if !view.Guarded() {
+		return nil
+	}
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	return e.step(ctx, network, true)
+}
+
 // enter sees that everything is watched, and waits until all is known once.
-func (e *egress) enter(ctx context.Context) error {
+func (e *egressFirewalls) enter(ctx context.Context) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	if len(e.synced) == 0 {
@@ -83,7 +94,7 @@ func (e *egress) enter(ctx context.Context) error {
 	return nil
 }
 
-func (e *egress) watch(ctx context.Context) error {
+func (e *egressFirewalls) watch(ctx context.Context) error {
 	informer, err := e.cache.GetInformer(ctx, &networkv1.EgressNetworkPolicy{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err //nolint:wrapcheck // the caller does
@@ -101,41 +112,33 @@ func (e *egress) watch(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // the caller does
 	}
-	e.watched, err = e.vnids.add(ctx, toolscache.ResourceEventHandlerFuncs{
-		AddFunc: e.noteSpace, UpdateFunc: func(_, now any) { e.noteSpace(now) }, DeleteFunc: e.noteSpace,
-	})
-	if err != nil {
+	if e.handler, err = e.vnids.follow(ctx, e.noteNetNamespace); err != nil {
 		return errors.Join(err, informer.RemoveEventHandler(policies))
 	}
-	e.synced = []toolscache.InformerSynced{policies.HasSynced, e.watched.HasSynced}
+	e.synced = []toolscache.InformerSynced{policies.HasSynced, e.handler.HasSynced}
 	return nil
 }
 
-// leave ends the watches, and forgets what they told.
-func (e *egress) leave(ctx context.Context) error {
+// end ends the watches, and forgets what they told.
+func (e *egressFirewalls) end(ctx context.Context) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	if len(e.synced) == 0 {
 		return nil
 	}
-	if e.watched != nil {
-		if err := e.vnids.remove(ctx, e.watched); err != nil {
-			return err
-		}
-		e.watched = nil
+	err := e.vnids.unfollow(ctx, e.handler)
+	if again := e.cache.RemoveInformer(ctx, &networkv1.EgressNetworkPolicy{}); again != nil {
+		err = errors.Join(err, fmt.Errorf("ending the watch of EgressNetworkPolicies: %w", again))
 	}
-	if err := e.cache.RemoveInformer(ctx, &networkv1.EgressNetworkPolicy{}); err != nil {
-		return fmt.Errorf("ending the watch of EgressNetworkPolicies: %w", err)
-	}
-	e.synced, e.known = nil, false
+	e.synced, e.handler, e.known = nil, nil, false
 	e.take()
 	e.index = egressfirewall.NewIndex()
 	e.names.Want(nil)
 	e.names.Take()
-	return nil
+	return err
 }
 
-func (e *egress) notePolicy(object any) {
+func (e *egressFirewalls) notePolicy(object any) {
 	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 		object = at.Obj
 	}
@@ -147,27 +150,22 @@ func (e *egress) notePolicy(object any) {
 	}
 }
 
-func (e *egress) noteSpace(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
-	if o, ok := object.(*networkv1.NetNamespace); ok {
-		e.mu.Lock()
-		e.spaces[o.Name] = struct{}{}
-		e.mu.Unlock()
-		e.signal()
-	}
+func (e *egressFirewalls) noteNetNamespace(name string) {
+	e.mu.Lock()
+	e.spaces[name] = struct{}{}
+	e.mu.Unlock()
+	e.signal()
 }
 
 // signal has a step taken soon.
-func (e *egress) signal() {
+func (e *egressFirewalls) signal() {
 	select {
 	case e.wake <- struct{}{}:
 	default: // whoever is woken takes this as well
 	}
 }
 
-func (e *egress) take() (policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) {
+func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	policies, spaces = e.policies, e.spaces
@@ -177,7 +175,7 @@ func (e *egress) take() (policies map[egressfirewall.Key]struct{}, spaces map[st
 
 // step tells the network of what changed since the last, the first time of everything. While nothing is watched it does
 // nothing; nor, before the watches have told of everything, unless all is set: then they have.
-func (e *egress) step(ctx context.Context, network *overlay.Network, all bool) error {
+func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, all bool) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	if len(e.synced) == 0 || !e.known && !all {
@@ -216,7 +214,7 @@ func (e *egress) step(ctx context.Context, network *overlay.Network, all bool) e
 }
 
 // read brings the index in step with objects.
-func (e *egress) read(ctx context.Context, policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) error {
+func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) error {
 	for key := range policies {
 		var object networkv1.EgressNetworkPolicy
 		there, err := e.get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object)
@@ -232,19 +230,19 @@ func (e *egress) read(ctx context.Context, policies map[egressfirewall.Key]struc
 	for name := range spaces {
 		var object networkv1.NetNamespace
 		there, err := e.get(ctx, client.ObjectKey{Name: name}, &object)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case there && object.NetName == object.Name && object.NetID <= networkv1.VNIDMax:
-			e.index.SetVNID(name, object.NetID)
-		default:
+		}
+		if vnid, ok := vnidOf(&object); there && ok {
+			e.index.SetVNID(name, vnid)
+		} else {
 			e.index.DeleteVNID(name)
 		}
 	}
 	return nil
 }
 
-func (e *egress) get(ctx context.Context, key client.ObjectKey, into client.Object) (there bool, err error) {
+func (e *egressFirewalls) get(ctx context.Context, key client.ObjectKey, into client.Object) (there bool, err error) {
 	err = e.cache.Get(ctx, key, into, client.UnsafeDisableDeepCopy)
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -256,7 +254,7 @@ func (e *egress) get(ctx context.Context, key client.ObjectKey, into client.Obje
 }
 
 // learn takes over what is known of a name, and tells of one that cannot be resolved.
-func (e *egress) learn(ctx context.Context, name string) {
+func (e *egressFirewalls) learn(ctx context.Context, name string) {
 	state := e.names.State(name)
 	if state.Known {
 		e.index.SetAddresses(name, state.Addrs)
@@ -279,19 +277,8 @@ func (e *egress) learn(ctx context.Context, name string) {
 	}
 }
 
-// followEgress keeps egress firewalls in step until ctx ends.
-func (a *agent) followEgress(ctx context.Context, network *overlay.Network) error {
-	e := a.objects.egress
+// followEgressFirewalls keeps egress firewalls in step until ctx ends.
+func (a *agent) followEgressFirewalls(ctx context.Context, network *overlay.Network) error {
+	e := a.objects.egressFirewalls
 	return a.keepInStep(ctx, e.wake, "EgressNetworkPolicies", func() error { return e.step(ctx, network, false) })
-}
-
-// guardNetwork tells the network of all egress firewalls before a mode comes that has them.
-func (a *agent) guardNetwork(ctx context.Context, network *overlay.Network, view *overlay.View) error {
-	if !view.Guarded() {
-		return nil
-	}
-	if err := a.objects.egress.enter(ctx); err != nil {
-		return err
-	}
-	return a.objects.egress.step(ctx, network, true)
 }

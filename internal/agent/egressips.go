@@ -23,10 +23,10 @@ import (
 	"weft.dev/weft/internal/overlay"
 )
 
-// egressAddresses tells by which egress addresses traffic leaves. NetNamespaces are watched for it in the modes that have VNIDs.
-type egressAddresses struct {
+// egressIPs tells by which egress addresses traffic leaves. It follows NetNamespaces in the modes that have VNIDs.
+type egressIPs struct {
 	cache cache.Cache
-	vnids *sharedWatch
+	vnids *netNamespaces
 	node  string
 	wake  chan struct{}
 	// changed is told as well while the node waits for the NetNamespaces.
@@ -58,8 +58,8 @@ type site struct {
 	network netip.Prefix
 }
 
-func newEgressAddresses(store cache.Cache, vnids *sharedWatch, node string, changed func()) *egressAddresses {
-	e := &egressAddresses{
+func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
+	e := &egressIPs{
 		cache: store, vnids: vnids, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
 		known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
 	}
@@ -67,7 +67,7 @@ func newEgressAddresses(store cache.Cache, vnids *sharedWatch, node string, chan
 	return e
 }
 
-func (e *egressAddresses) signal() {
+func (e *egressIPs) signal() {
 	select {
 	case e.wake <- struct{}{}:
 	default: // whoever is woken takes this as well
@@ -76,7 +76,7 @@ func (e *egressAddresses) signal() {
 
 // prepare tells the network of everything before it is in a mode that has VNIDs, and of what another View makes of it. An
 // error says what is waited for.
-func (e *egressAddresses) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
+func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
 	}
@@ -94,17 +94,15 @@ func (e *egressAddresses) prepare(ctx context.Context, network *overlay.Network,
 	return nil
 }
 
-// errUnprogrammed says that egress addresses are known, and not all of them could be programmed.
+// errUnprogrammed says that the network knows what leaves it and how, and could not program all of it.
 var errUnprogrammed = errors.New("not programmed")
 
 // begin watches, and returns an error until everything is known once.
-func (e *egressAddresses) begin(ctx context.Context) error {
+func (e *egressIPs) begin(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.handler == nil {
-		handler, err := e.vnids.add(ctx, toolscache.ResourceEventHandlerFuncs{
-			AddFunc: e.note, UpdateFunc: func(_, now any) { e.note(now) }, DeleteFunc: e.note,
-		})
+		handler, err := e.vnids.follow(ctx, e.note)
 		if err != nil {
 			return err
 		}
@@ -118,36 +116,28 @@ func (e *egressAddresses) begin(ctx context.Context) error {
 }
 
 // end stops watching, and tells the network that there is nothing.
-func (e *egressAddresses) end(ctx context.Context, network *overlay.Network) error {
+func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	e.mu.Lock()
 	watched := e.handler
 	e.mu.Unlock()
+	var err error
 	if watched != nil {
-		if err := e.vnids.remove(ctx, watched); err != nil {
-			return err
-		}
+		err = e.vnids.unfollow(ctx, watched)
 		clear(e.known)
 		e.alive.Watch(nil)
 	}
 	e.mu.Lock()
 	e.handler, e.awaited, e.dirty = nil, false, map[string]struct{}{}
 	e.mu.Unlock()
-	return network.UpdateEgressIPs(ctx, overlay.EgressIPs{})
+	return errors.Join(err, network.UpdateEgressIPs(ctx, overlay.EgressIPs{}))
 }
 
-// note takes note of an object that changed.
-func (e *egressAddresses) note(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
-	nn, ok := object.(*networkv1.NetNamespace)
-	if !ok {
-		return
-	}
+// note takes note of a NetNamespace that changed.
+func (e *egressIPs) note(name string) {
 	e.mu.Lock()
-	e.dirty[nn.Name] = struct{}{}
+	e.dirty[name] = struct{}{}
 	awaited := e.awaited
 	e.mu.Unlock()
 	e.signal()
@@ -157,7 +147,7 @@ func (e *egressAddresses) note(object any) {
 }
 
 // step brings the network in step with what the objects, and the nodes that answer, say now.
-func (e *egressAddresses) step(ctx context.Context, network *overlay.Network) error {
+func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	e.mu.Lock()
@@ -185,17 +175,17 @@ func (e *egressAddresses) step(ctx context.Context, network *overlay.Network) er
 }
 
 // learn reads the NetNamespaces that changed.
-func (e *egressAddresses) learn(ctx context.Context, dirty map[string]struct{}) error {
+func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error {
 	for name := range dirty {
 		var nn networkv1.NetNamespace
 		err := e.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
-		switch {
-		case apierrors.IsNotFound(err), err == nil && (nn.NetName != nn.Name || nn.NetID > networkv1.VNIDMax):
-			delete(e.known, name) // such a one has no VNID
-		case err != nil:
+		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("NetNamespace %s: %w", name, err)
-		default:
-			e.known[name] = egressip.Namespace{Name: name, VNID: nn.NetID, IPs: clusternetwork.WantedEgressIPs(&nn)}
+		}
+		if vnid, ok := vnidOf(&nn); err == nil && ok {
+			e.known[name] = egressip.Namespace{Name: name, VNID: vnid, IPs: clusternetwork.WantedEgressIPs(&nn)}
+		} else {
+			delete(e.known, name)
 		}
 	}
 	return nil
@@ -210,7 +200,7 @@ type peer struct {
 }
 
 // ways says how traffic leaves, by all objects.
-func (e *egressAddresses) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
+func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	var nodes []egressip.Node
 	peers := map[string]peer{}
 	for i := range subnets {
@@ -248,7 +238,7 @@ func (e *egressAddresses) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs
 }
 
 // split returns the address that this node holds, and the other nodes that hold one.
-func (e *egressAddresses) split(holders []egressip.Holder, peers map[string]peer) (here netip.Addr, others []peer) {
+func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (here netip.Addr, others []peer) {
 	for _, holder := range holders {
 		if holder.Node != e.node {
 			if at, known := peers[holder.Node]; known {
@@ -284,7 +274,7 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 // answering gives each node a share, and the share of one that does not answer to one that does: so the connections of the
 // others stay where they are. Where none answers, all keep theirs: then it is more likely this node that is cut off, and what is
 // sent to them leaves by an egress address or not at all.
-func (e *egressAddresses) answering(nodes []peer) []netip.Addr {
+func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 	var alive, shares []netip.Addr
 	for _, node := range nodes {
 		if !e.alive.Gone(node.gateway) {
@@ -301,8 +291,8 @@ func (e *egressAddresses) answering(nodes []peer) []netip.Addr {
 	return shares
 }
 
-// followEgressAddresses keeps them in step until ctx ends.
-func (a *agent) followEgressAddresses(ctx context.Context, network *overlay.Network) error {
+// followEgressIPs keeps them in step until ctx ends.
+func (a *agent) followEgressIPs(ctx context.Context, network *overlay.Network) error {
 	return a.keepInStep(ctx, a.objects.egressIPs.wake, "egress addresses", func() error { return a.objects.egressIPs.step(ctx, network) })
 }
 

@@ -24,8 +24,8 @@ func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet
 }
 
 // egressNode is the agent's part on node n1.
-func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressAddresses {
-	e := newEgressAddresses(nil, nil, "n1", func() {})
+func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressIPs {
+	e := newEgressIPs(nil, nil, "n1", func() {})
 	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24")}
 	for _, ns := range namespaces {
 		e.known[ns.Name] = ns

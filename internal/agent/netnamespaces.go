@@ -7,49 +7,72 @@ import (
 
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// sharedWatch is a watch of one kind that several look at, each for as long as it has to: the watch begins with the first and ends
-// with the last.
-type sharedWatch struct {
+// netNamespaces is the watch of NetNamespaces. Tenants, egress firewalls and egress IPs each follow it in the modes that they are
+// for, and no others: it begins with the first follower, and ends with the last.
+type netNamespaces struct {
 	cache cache.Cache
-	kind  client.Object
 
-	mu    sync.Mutex
-	users int
+	mu        sync.Mutex
+	followers int
 }
 
-// add has a handler told of all objects, and of their changes. It does not wait for the first.
-func (w *sharedWatch) add(ctx context.Context, handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+// follow has note told of each NetNamespace by name, and again when it changes or goes. It does not wait for the first.
+func (w *netNamespaces) follow(ctx context.Context, note func(name string)) (toolscache.ResourceEventHandlerRegistration, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	informer, err := w.cache.GetInformer(ctx, w.kind, cache.BlockUntilSynced(false))
+	informer, err := w.informer(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("watching %T: %w", w.kind, err)
+		return nil, err
 	}
-	registration, err := informer.AddEventHandler(handler)
+	tell := func(object any) {
+		if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+			object = at.Obj
+		}
+		if nn, ok := object.(*networkv1.NetNamespace); ok {
+			note(nn.Name)
+		}
+	}
+	registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: tell, UpdateFunc: func(_, now any) { tell(now) }, DeleteFunc: tell,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("watching %T: %w", w.kind, err)
+		return nil, fmt.Errorf("watching NetNamespaces: %w", err)
 	}
-	w.users++
+	w.followers++
 	return registration, nil
 }
 
-// remove has a handler told no more.
-func (w *sharedWatch) remove(ctx context.Context, registration toolscache.ResourceEventHandlerRegistration) error {
+// unfollow ends what follow began, whatever it returns.
+func (w *netNamespaces) unfollow(ctx context.Context, registration toolscache.ResourceEventHandlerRegistration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	informer, err := w.cache.GetInformer(ctx, w.kind, cache.BlockUntilSynced(false))
+	informer, err := w.informer(ctx)
 	if err == nil {
 		err = informer.RemoveEventHandler(registration)
 	}
-	if err == nil && w.users == 1 {
-		err = w.cache.RemoveInformer(ctx, w.kind)
+	if w.followers--; w.followers == 0 && err == nil {
+		err = w.cache.RemoveInformer(ctx, &networkv1.NetNamespace{})
 	}
 	if err != nil {
-		return fmt.Errorf("ending the watch of %T: %w", w.kind, err)
+		return fmt.Errorf("ending the watch of NetNamespaces: %w", err)
 	}
-	w.users--
 	return nil
+}
+
+func (w *netNamespaces) informer(ctx context.Context) (cache.Informer, error) {
+	informer, err := w.cache.GetInformer(ctx, &networkv1.NetNamespace{}, cache.BlockUntilSynced(false))
+	if err != nil {
+		return nil, fmt.Errorf("watching NetNamespaces: %w", err)
+	}
+	return informer, nil
+}
+
+// vnidOf returns the VNID that a NetNamespace gives its namespace. Not ok: it cannot be used, and counts as none; the API server
+// refuses such, and one may be older than its rules.
+func vnidOf(nn *networkv1.NetNamespace) (vnid uint32, ok bool) {
+	return nn.NetID, nn.NetName == nn.Name && nn.NetID <= networkv1.VNIDMax
 }

@@ -36,7 +36,7 @@ var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs:
 // tenants tells which namespaces' VNIDs changed. NetNamespaces are watched only while pods are isolated by them.
 type tenants struct {
 	cache cache.Cache
-	vnids *sharedWatch
+	vnids *netNamespaces
 	log   *slog.Logger
 	wake  chan struct{}
 	// changed is told as well while the node waits for VNIDs.
@@ -59,7 +59,7 @@ type tenants struct {
 	awaited bool
 }
 
-func newTenants(store cache.Cache, vnids *sharedWatch, log *slog.Logger, changed func()) *tenants {
+func newTenants(store cache.Cache, vnids *netNamespaces, log *slog.Logger, changed func()) *tenants {
 	return &tenants{
 		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), changed: changed, known: map[string]uint32{}, dirty: map[string]struct{}{},
 	}
@@ -99,10 +99,7 @@ func (t *tenants) begin(ctx context.Context) error {
 	t.mu.Unlock()
 	if handler == nil {
 		var err error
-		handler, err = t.vnids.add(ctx, toolscache.ResourceEventHandlerFuncs{
-			AddFunc: t.note, UpdateFunc: func(_, now any) { t.note(now) }, DeleteFunc: t.note,
-		})
-		if err != nil {
+		if handler, err = t.vnids.follow(ctx, t.note); err != nil {
 			return err
 		}
 		t.mu.Lock()
@@ -127,24 +124,15 @@ func (t *tenants) end(ctx context.Context) error {
 	if t.handler == nil {
 		return nil
 	}
-	if err := t.vnids.remove(ctx, t.handler); err != nil {
-		return err
-	}
+	err := t.vnids.unfollow(ctx, t.handler)
 	t.handler, t.awaited, t.dirty = nil, false, map[string]struct{}{}
-	return nil
+	return err
 }
 
-// note takes note of an object that changed.
-func (t *tenants) note(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
-	nn, ok := object.(*networkv1.NetNamespace)
-	if !ok {
-		return
-	}
+// note takes note of a NetNamespace that changed.
+func (t *tenants) note(name string) {
 	t.mu.Lock()
-	t.dirty[nn.Name] = struct{}{}
+	t.dirty[name] = struct{}{}
 	awaited := t.awaited
 	t.mu.Unlock()
 	select {
@@ -213,10 +201,9 @@ func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (overla
 	return change, nil
 }
 
-// usable reports whether a NetNamespace can be used. The API server refuses those that cannot; one that is older than its
-// rules leaves its pods closed.
+// usable reports whether a NetNamespace can be used. One that cannot leaves its pods closed.
 func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
-	if nn.NetName == nn.Name && nn.NetID <= networkv1.VNIDMax {
+	if _, ok := vnidOf(nn); ok {
 		return true
 	}
 	t.log.Error("a NetNamespace cannot be used, and its pods are closed: netname must equal metadata.name, and netid be 0 to 16777215: delete it, a new one is made",

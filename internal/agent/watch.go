@@ -41,9 +41,10 @@ type objects struct {
 	policies *policies
 	// tenants are watched beside, and only in the mode that has them.
 	tenants *tenants
-	// egress is watched beside, in the modes that have egress firewalls, and egressIPs in those that have VNIDs.
-	egress    *egress
-	egressIPs *egressAddresses
+	// egressFirewalls and egressIPs are what leaves the cluster: EgressNetworkPolicies, and addresses that NetNamespaces want. Both
+	// are watched beside, in the modes that have VNIDs.
+	egressFirewalls *egressFirewalls
+	egressIPs       *egressIPs
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -82,9 +83,10 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
 		services: newServices(store, node), policies: newPolicies(store, log),
 	}
-	vnids := &sharedWatch{cache: store, kind: &networkv1.NetNamespace{}}
-	o.tenants, o.egress = newTenants(store, vnids, log, o.signal), newEgress(store, vnids, log)
-	o.egressIPs = newEgressAddresses(store, vnids, node, o.signal)
+	vnids := &netNamespaces{cache: store}
+	o.tenants = newTenants(store, vnids, log, o.signal)
+	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
+	o.egressIPs = newEgressIPs(store, vnids, node, o.signal)
 	return o, nil
 }
 

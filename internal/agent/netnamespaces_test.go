@@ -1,0 +1,110 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	fakesource "k8s.io/client-go/tools/cache/testing"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// watchedNetNamespaces is a cache whose informer really lists and watches, a source in memory.
+type watchedNetNamespaces struct {
+	cache.Cache
+	source  *fakesource.FakeControllerSource
+	running toolscache.SharedIndexInformer
+	stop    context.CancelFunc
+}
+
+func (w *watchedNetNamespaces) GetInformer(ctx context.Context, _ client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
+	if w.running == nil {
+		w.running = toolscache.NewSharedIndexInformer(w.source, &networkv1.NetNamespace{}, 0, toolscache.Indexers{})
+		ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
+		go w.running.RunWithContext(ctx)
+	}
+	return w.running, nil
+}
+
+func (w *watchedNetNamespaces) RemoveInformer(context.Context, client.Object) error {
+	w.stop()
+	w.running = nil
+	return nil
+}
+
+// follower has the names that it was told of.
+type follower chan string
+
+func (f follower) note(name string) { f <- name }
+
+func (f follower) want(t *testing.T, names ...string) {
+	t.Helper()
+	for len(names) > 0 {
+		select {
+		case name := <-f:
+			if !slices.Contains(names, name) {
+				t.Fatalf("told of %s, not of %s", name, names)
+			}
+			names = slices.DeleteFunc(names, func(n string) bool { return n == name })
+		case <-time.After(patienceForEvents):
+			t.Fatalf("not told of %s", names)
+		}
+	}
+}
+
+// Whoever follows NetNamespaces is told of all, and of what changes, for as long as it follows, whoever else does; the watch ends
+// with the last, and begins anew with the next.
+func TestNetNamespacesHaveFollowers(t *testing.T) {
+	objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
+	named := func(name string) *networkv1.NetNamespace {
+		return &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name}, NetName: name}
+	}
+	objects.source.Add(named("a"))
+	w := &netNamespaces{cache: objects}
+	one, two := make(follower, 10), make(follower, 10)
+	first, err := w.follow(t.Context(), one.note)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one.want(t, "a")
+	second, err := w.follow(t.Context(), two.note)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two.want(t, "a")
+	objects.source.Add(named("b"))
+	one.want(t, "b")
+	two.want(t, "b")
+	if err := w.unfollow(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	objects.source.Delete(named("b"))
+	two.want(t, "b")
+	if len(one) > 0 {
+		t.Errorf("who does not follow any more is told of %s", <-one)
+	}
+	if objects.running == nil {
+		t.Error("the watch ended with the first of two")
+	}
+	if err := w.unfollow(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	if objects.running != nil {
+		t.Error("nobody follows, and it is watched")
+	}
+	objects.source.Add(named("c"))
+	third, err := w.follow(t.Context(), one.note)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one.want(t, "a", "c")
+	if err := w.unfollow(t.Context(), third); err != nil {
+		t.Fatal(err)
+	}
+}
