@@ -200,11 +200,7 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 	if len(change.Firewalls) == 0 && !change.Reset && !e.unsettled {
 		return nil
 	}
-	for namespace, firewall := range change.Firewalls {
-		if firewall != nil && firewall.Closed != "" {
-			e.log.Warn("nothing leaves a namespace", "namespace", namespace, "reason", firewall.Closed)
-		}
-	}
+	e.tellClosed(ctx, change.Firewalls)
 	e.known, e.unsettled = true, true
 	if err := network.UpdateFirewalls(ctx, change); err != nil {
 		return err
@@ -253,6 +249,32 @@ func (e *egressFirewalls) get(ctx context.Context, key client.ObjectKey, into cl
 	return true, nil
 }
 
+// tellClosed tells of namespaces that nothing leaves. Why, the controller says on their policies, but for what only this node knows.
+func (e *egressFirewalls) tellClosed(ctx context.Context, firewalls map[string]*egressfirewall.Firewall) {
+	for namespace, firewall := range firewalls {
+		if firewall == nil || firewall.Closed == "" {
+			continue
+		}
+		e.log.Warn("nothing leaves a namespace", "namespace", namespace, "reason", firewall.Closed)
+		if firewall.TooLarge {
+			e.tell(ctx, e.index.Policies(namespace), reasonFirewallSize, "nothing leaves the namespace: "+firewall.Closed)
+		}
+	}
+}
+
+// tell sends an event of policies.
+func (e *egressFirewalls) tell(ctx context.Context, policies []egressfirewall.Key, reason, note string) {
+	if e.recorder == nil {
+		return
+	}
+	for _, key := range policies {
+		var object networkv1.EgressNetworkPolicy
+		if there, err := e.get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object); err == nil && there {
+			e.recorder.EgressNetworkPolicy(&object, reason, note)
+		}
+	}
+}
+
 // learn takes over what is known of a name, and tells of one that cannot be resolved.
 func (e *egressFirewalls) learn(ctx context.Context, name string) {
 	state := e.names.State(name)
@@ -261,7 +283,7 @@ func (e *egressFirewalls) learn(ctx context.Context, name string) {
 	} else {
 		e.index.ForgetName(name)
 	}
-	if state.Err == nil || e.recorder == nil {
+	if state.Err == nil {
 		return
 	}
 	effect := "until it is, a rule that allows it allows nothing, and one that denies it denies all that no rule before it has matched"
@@ -269,12 +291,7 @@ func (e *egressFirewalls) learn(ctx context.Context, name string) {
 		effect = "the addresses that it had stay in effect"
 	}
 	e.log.Warn("a name cannot be resolved", "name", name, "error", state.Err)
-	for _, key := range e.index.Users(name) {
-		var object networkv1.EgressNetworkPolicy
-		if there, err := e.get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object); err == nil && there {
-			e.recorder.EgressNetworkPolicy(&object, fmt.Sprintf("%v: %s", state.Err, effect))
-		}
-	}
+	e.tell(ctx, e.index.Users(name), reasonName, fmt.Sprintf("%v: %s", state.Err, effect))
 }
 
 // followEgressFirewalls keeps egress firewalls in step until ctx ends.

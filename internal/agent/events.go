@@ -31,6 +31,7 @@ const (
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
 	reasonName         = "NameNotResolved"
+	reasonFirewallSize = "TooManyAddresses"
 	reasonEgressIP     = "EgressIPNotHeld"
 )
 
@@ -138,11 +139,11 @@ func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 	r.warn(about, reasonPolicy, "Program", r.node+": "+note)
 }
 
-// EgressNetworkPolicy tells of a name in a policy that this node cannot resolve.
-func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, note string) {
+// EgressNetworkPolicy tells what names in a policy come to on this node.
+func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, reason, note string) {
 	r.warn(Object{
 		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: object.Namespace, Name: object.Name, UID: string(object.UID),
-	}, reasonName, "Resolve", r.node+": "+note)
+	}, reason, "Resolve", r.node+": "+note)
 }
 
 // HostSubnet tells what this node does not do of its HostSubnet.

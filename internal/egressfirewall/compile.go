@@ -15,6 +15,8 @@ const MaxEntries = 10_000
 type Firewall struct {
 	// Closed says in words why nothing may leave; "": Entries say what may.
 	Closed string
+	// TooLarge says that it is closed because its rules come to more than MaxEntries. Only who resolves its names can know.
+	TooLarge bool
 	// Entries have different ranges, longest first. Of those that hold a destination, the first decides; the last holds all.
 	Entries []Entry
 }
@@ -68,7 +70,10 @@ func Compile(rules []Rule, addresses Addresses) Firewall {
 			c.name(i, rule, addresses)
 		}
 		if len(c.entries) > MaxEntries {
-			return Firewall{Closed: fmt.Sprintf("its rules come to more than %d ranges and addresses of names, up to spec.egress[%d] (%s)", MaxEntries, i, rule.Name)}
+			return Firewall{
+				Closed:   fmt.Sprintf("its rules come to more than %d ranges and addresses of names, up to spec.egress[%d] (%s)", MaxEntries, i, rule.Name),
+				TooLarge: true,
+			}
 		}
 	}
 	c.add(Entry{To: everything(), Verdict: Allow, Rule: NoRule})

@@ -283,7 +283,7 @@ func TestTooManyAddresses(t *testing.T) {
 		addrs = append(addrs, addr)
 	}
 	f := egressfirewall.Compile(rules(t, "Deny big.example"), func(string) ([]netip.Addr, bool) { return addrs, true })
-	if !strings.Contains(f.Closed, "spec.egress[0] (big.example.)") || f.Verdict(netip.MustParseAddr("1.1.1.1")) != egressfirewall.Deny {
+	if !f.TooLarge || !strings.Contains(f.Closed, "spec.egress[0] (big.example.)") || f.Verdict(netip.MustParseAddr("1.1.1.1")) != egressfirewall.Deny {
 		t.Errorf("%q, %d entries", f.Closed, len(f.Entries))
 	}
 }

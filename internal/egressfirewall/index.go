@@ -196,6 +196,15 @@ func (x *Index) Users(name string) []Key {
 	return keys
 }
 
+// Policies returns the policies of a namespace that say something, in order.
+func (x *Index) Policies(namespace string) []Key {
+	var keys []Key
+	for _, p := range x.effective(namespace) {
+		keys = append(keys, p.Key)
+	}
+	return keys
+}
+
 // effective returns a namespace's policies that say something, by name. One without rules is as none.
 func (x *Index) effective(namespace string) []Policy {
 	var list []Policy

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
@@ -24,7 +25,7 @@ type FirewallFinding struct {
 	Policy *networkv1.EgressNetworkPolicy
 	// Reason is one of the reasons of package v1, ReasonValid if all is well.
 	Reason string
-	// Message says what is wrong and what that does.
+	// Message says what is wrong and what that does, or what the condition does not speak of.
 	Message string
 }
 
@@ -54,6 +55,8 @@ func Firewalls(state FirewallState) []FirewallFinding {
 			found.Reason, found.Message = networkv1.ReasonNoEffect, why
 		case standing != egressfirewall.InEffect:
 			found.Reason, found.Message = networkv1.ReasonConflict, why
+		case slices.ContainsFunc(p.Spec.Egress, func(r networkv1.EgressNetworkPolicyRule) bool { return r.To.DNSName != "" }):
+			found.Message = "what its names stand for is each node's to find: events say what a node cannot resolve, or has no room for"
 		}
 		findings = append(findings, found)
 	}

@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/resolver"
+)
+
+// What names come to is known on the node only: of those that cannot be resolved, and of those that stand for too many addresses, it
+// tells on the policies that have them.
+func TestEventsOfNames(t *testing.T) {
+	store, err := attach.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	if err := store.Put(t.Context(), attach.Record{
+		Network: overlay.NetworkName, ContainerID: "c", IfName: "eth0", Netns: "/run/netns/x", PodNamespace: "shop",
+		BootID: "boot", State: attach.Attached, Created: time.Unix(1, 0),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	network := overlay.New(overlay.Engines{}, store, overlay.Options{BootID: "boot"})
+
+	scheme := runtime.NewScheme()
+	if err := networkv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	policy := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "default", UID: "uid"}}
+	for _, name := range []string{"big.example", "broken.example"} {
+		policy.Spec.Egress = append(policy.Spec.Egress, networkv1.EgressNetworkPolicyRule{Type: "Allow", To: networkv1.EgressNetworkPolicyPeer{DNSName: name}})
+	}
+	e := newEgressFirewalls(cached{from: fake.NewClientBuilder().WithScheme(scheme).WithObjects(policy).Build()}, nil, slog.New(slog.DiscardHandler))
+	told := &sinkOfEvents{}
+	e.recorder = quiet()
+	e.recorder.sink = told
+	e.names = resolver.NewNames(resolver.Options{Changed: e.signal, Lookup: func(_ context.Context, name string) (resolver.Answer, error) {
+		if name != "big.example." {
+			return resolver.Answer{}, errors.New("nobody answers")
+		}
+		answer := resolver.Answer{TTL: time.Hour}
+		for addr := netip.MustParseAddr("10.0.0.0"); len(answer.Addrs) <= egressfirewall.MaxEntries; addr = addr.Next() {
+			answer.Addrs = append(answer.Addrs, addr)
+		}
+		return answer, nil
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.names.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	e.synced = []toolscache.InformerSynced{func() bool { return true }}
+	e.notePolicy(policy)
+	<-e.wake
+	if err := e.step(t.Context(), network, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"EgressNetworkPolicy shop/default uid TooManyAddresses: n1: nothing leaves the namespace: its rules come to more than 10000 ranges",
+		"EgressNetworkPolicy shop/default uid NameNotResolved: n1: nobody answers: until it is, a rule that allows it",
+	} {
+		for !slices.ContainsFunc(told.events, func(event string) bool { return strings.HasPrefix(event, want) }) {
+			select {
+			case <-e.wake:
+			case <-time.After(patienceForEvents):
+				t.Fatalf("no event %q in %q", want, told.events)
+			}
+			if err := e.step(t.Context(), network, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
