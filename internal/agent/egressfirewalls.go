@@ -74,7 +74,12 @@ func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network,
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
-	return e.step(ctx, network, true)
+	if err := e.step(ctx, network, true); errors.Is(err, errUnprogrammed) {
+		e.signal() // which is tried again, and keeps nothing else
+	} else if err != nil {
+		return err
+	}
+	return nil
 }
 
 // enter sees that everything is watched, and waits until all is known once.
@@ -203,7 +208,7 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 	e.tellClosed(ctx, change.Firewalls)
 	e.known, e.unsettled = true, true
 	if err := network.UpdateFirewalls(ctx, change); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
 	e.unsettled = false
 	return nil
