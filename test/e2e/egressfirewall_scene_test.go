@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
@@ -44,18 +43,7 @@ const (
 // newGuardScene makes the scene, in the mode that the cluster has.
 func newGuardScene(t *testing.T, c *lab.Cluster) *guardScene {
 	t.Helper()
-	s := &guardScene{cluster: c}
-	config, err := c.RESTConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	scheme := runtime.NewScheme()
-	if err := networkv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	if s.api, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
-		t.Fatal(err)
-	}
+	s := &guardScene{cluster: c, api: networkClient(t, c)}
 	for i := range 4 {
 		s.hosts = append(s.hosts, s.host(t, 20+i))
 	}

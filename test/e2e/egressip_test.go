@@ -115,9 +115,14 @@ func (s *egressScene) outside() netip.AddrPort { return port(s.cluster.Outside.I
 
 // seen returns whom the one outside sees.
 func (s *egressScene) seen(ctx context.Context, pod, protocol string) string {
+	return s.seenAt(ctx, pod, protocol, s.outside())
+}
+
+// seenAt returns whom one who answers sees.
+func (s *egressScene) seenAt(ctx context.Context, pod, protocol string, at netip.AddrPort) string {
 	ctx, cancel := context.WithTimeout(ctx, brief)
 	defer cancel()
-	answer, err := traffic.Ask(ctx, s.pods[pod].Netns, protocol, s.outside())
+	answer, err := traffic.Ask(ctx, s.pods[pod].Netns, protocol, at)
 	if err != nil {
 		return closed
 	}

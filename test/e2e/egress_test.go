@@ -1,0 +1,172 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// networkClient returns a client that knows the network's objects.
+func networkClient(t *testing.T, c *lab.Cluster) client.Client {
+	t.Helper()
+	config, err := c.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := networkv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	api, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api
+}
+
+// A namespace with an egress firewall and an egress IP: what the firewall allows leaves by the address, and what it denies leaves
+// nowhere, whether the pod is at the node that holds the address or at another.
+func TestEgressFirewallWithEgressIP(t *testing.T) {
+	for name, plugin := range map[string]string{"projects": networkv1.PluginMultitenant, "policies": networkv1.PluginNetworkPolicy} {
+		t.Run(name, func(t *testing.T) {
+			s := bothScene{egressScene: newEgressScene(t, cluster(t), plugin)}
+			s.guards = &guardScene{cluster: s.cluster, api: networkClient(t, s.cluster)}
+			s.good, s.bad = s.guards.host(t, 20), s.guards.host(t, 21)
+			s.run(t)
+		})
+	}
+}
+
+// bothScene is two projects, of which the first has a firewall and egress addresses, and two hosts outside.
+type bothScene struct {
+	*egressScene
+	guards *guardScene
+	// good is the host that the firewall allows, bad one that it does not.
+	good, bad netip.Addr
+}
+
+func (s *bothScene) run(t *testing.T) {
+	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
+	before := map[string]probe.State{}
+	for _, n := range s.cluster.Nodes() {
+		before[n.Name] = settledState(t, n)
+		tellAt(t, n.Netns, n.Name, port(n.IP, 53))
+	}
+	t.Cleanup(func() {
+		for _, n := range s.cluster.Nodes() {
+			s.host(t, n.Name)
+		}
+	})
+	one, all := s.good.String()+"/32", "0.0.0.0/0"
+	s.host(t, "n1", egressOne)
+	s.want(t, egressA, egressOne)
+	s.leaves(t, "an egress IP and no firewall", egressOne, egressOne)
+	s.guards.policy(t, egressA, "default", "Allow "+one, "Deny "+all)
+	s.leaves(t, "one host allowed", egressOne, closed)
+	s.throughout(t)
+	s.guards.policy(t, egressA, "default", "Deny "+s.bad.String()+"/32")
+	s.leaves(t, "one host denied", egressOne, closed)
+	s.guards.policy(t, egressA, "default", "Deny "+all)
+	s.leaves(t, "all denied", closed, closed)
+	s.namesFromNode(t)
+	s.guards.policy(t, egressA, "default", "Allow "+one, "Deny "+all)
+	s.host(t, "n1")
+	s.leaves(t, "nobody holds the address", closed, closed)
+	s.namesFromNode(t)
+	s.want(t, egressA)
+	s.seenBy(t, "a firewall and no egress IP", n1.IP.String(), n2.IP.String(), closed, closed)
+	s.guards.drop(t, egressA, "default")
+	s.seenBy(t, "neither", n1.IP.String(), n2.IP.String(), n1.IP.String(), n2.IP.String())
+	for _, n := range s.cluster.Nodes() {
+		awaitState(t, n, before[n.Name], "firewall and egress IP have gone")
+	}
+}
+
+// leaves waits until the two hosts see both pods of the first project as told, by TCP and by UDP, and the second project's as ever.
+func (s *bothScene) leaves(t *testing.T, when, good, bad string) {
+	t.Helper()
+	s.seenBy(t, when, good, good, bad, bad)
+}
+
+func (s *bothScene) seenBy(t *testing.T, when, good1, good2, bad1, bad2 string) {
+	t.Helper()
+	n1, n2 := s.cluster.Node(1).IP.String(), s.cluster.Node(2).IP.String()
+	took := await(t, when, func(ctx context.Context) error {
+		var errs []error
+		for _, want := range []struct {
+			pod    string
+			host   netip.Addr
+			seenAs string
+		}{{"a1", s.good, good1}, {"a2", s.good, good2}, {"a1", s.bad, bad1}, {"a2", s.bad, bad2}, {"b1", s.bad, n1}, {"b2", s.bad, n2}} {
+			for _, protocol := range []string{"tcp", "udp"} {
+				if got := s.seenAt(ctx, want.pod, protocol, port(want.host, tellPort)); got != want.seenAs {
+					errs = append(errs, fmt.Errorf("%s sees %s by %s as %s, not %s", want.host, want.pod, protocol, got, want.seenAs))
+				}
+			}
+		}
+		return errors.Join(errs...)
+	})
+	t.Logf("%s, after %s", when, took)
+}
+
+// namesFromNode: pods ask their own node for names, under their own addresses.
+func (s *bothScene) namesFromNode(t *testing.T) {
+	t.Helper()
+	for i, name := range []string{"a1", "a2"} {
+		for _, protocol := range []string{"tcp", "udp"} {
+			want := s.pods[name].IPs[0].String()
+			if got := s.seenAt(t.Context(), name, protocol, port(s.cluster.Node(i+1).IP, 53)); got != want {
+				t.Errorf("%s asks its node for names by %s, and is seen as %s, not %s", name, protocol, got, want)
+			}
+		}
+	}
+}
+
+// throughout: while agents are killed and the address moves, the host that is denied sees nobody, and the other nobody but the address.
+func (s *bothScene) throughout(t *testing.T) {
+	t.Helper()
+	good, bad := echo(t, s.cluster.Outside.Netns, s.good), echo(t, s.cluster.Outside.Netns, s.bad)
+	var pairs []traffic.Pair
+	for _, name := range []string{"a1", "a2"} {
+		for _, host := range []netip.Addr{s.good, s.bad} {
+			pairs = append(pairs, traffic.Pair{Name: name + " to " + host.String(), From: s.pods[name].Netns, To: port(host, echoPort)})
+		}
+	}
+	running, err := traffic.NewLoad(pairs, 200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range s.cluster.Nodes() {
+		kill(t, s.cluster, n.Name+"/weft-agent", syscall.SIGKILL)
+		await(t, n.Name+" ready", func(ctx context.Context) error { return ready(ctx, n) })
+	}
+	s.host(t, "n1")
+	s.host(t, "n2", egressOne)
+	s.leaves(t, "the address has moved", egressOne, closed)
+	s.host(t, "n2")
+	s.host(t, "n1", egressOne)
+	s.leaves(t, "it is back", egressOne, closed)
+	tallies, _ := running.Stop() // what is denied is lost
+	for name, tally := range tallies {
+		t.Logf("%s: %s", name, tally)
+	}
+	if sources := bad.Sources(); len(sources) > 0 {
+		t.Errorf("what is denied came through: %v", sources)
+	}
+	if sources := good.Sources(); len(sources) != 1 || sources[netip.MustParseAddr(egressOne)] == 0 {
+		t.Errorf("what is allowed came by other addresses than %s: %v", egressOne, sources)
+	}
+}
