@@ -4,9 +4,11 @@ package link_test
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -43,18 +45,46 @@ func TestAnnounceMovesNeighbours(t *testing.T) {
 		}
 		return netlink.NeighSet(&netlink.Neigh{LinkIndex: index, IP: address.AsSlice(), HardwareAddr: old, State: netlink.NUD_STALE})
 	})
+	nstest.Do(t, here, func() error {
+		return within(func() error { // until then what is sent gets lost
+			near, err := netlink.LinkByName("wtnear")
+			if err == nil && near.Attrs().OperState != netlink.OperUp {
+				err = fmt.Errorf("the device is %s", near.Attrs().OperState)
+			}
+			return err
+		})
+	})
 	nstest.Do(t, here, func() error { return link.Announce("wtnear", address) })
 	nstest.Do(t, there, func() error {
-		list, err := netlink.NeighList(index, unix.AF_INET)
-		if err != nil {
-			return err
-		}
-		for _, n := range list {
-			if n.IP.Equal(address.AsSlice()) && bytes.Equal(n.HardwareAddr, mac) {
-				return nil
+		return within(func() error {
+			list, err := netlink.NeighList(index, unix.AF_INET)
+			if err != nil {
+				return err
 			}
-		}
-		t.Errorf("neighbours are %v", list)
-		return nil
+			for _, n := range list {
+				if n.IP.Equal(address.AsSlice()) && bytes.Equal(n.HardwareAddr, mac) {
+					return nil
+				}
+			}
+			return fmt.Errorf("neighbours are %v", list)
+		})
 	})
+}
+
+// within waits until a condition holds that the kernel brings about beside.
+func within(condition func() error) error {
+	deadline := time.After(10 * time.Second)
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-deadline:
+			return err
+		case <-ticker.C:
+		}
+	}
 }

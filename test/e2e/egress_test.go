@@ -4,12 +4,12 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -105,19 +105,22 @@ func (s *bothScene) seenBy(t *testing.T, when, good1, good2, bad1, bad2 string) 
 	t.Helper()
 	n1, n2 := s.cluster.Node(1).IP.String(), s.cluster.Node(2).IP.String()
 	took := await(t, when, func(ctx context.Context) error {
-		var errs []error
+		var asking errgroup.Group // all at once: what is not answered takes its time
 		for _, want := range []struct {
 			pod    string
 			host   netip.Addr
 			seenAs string
 		}{{"a1", s.good, good1}, {"a2", s.good, good2}, {"a1", s.bad, bad1}, {"a2", s.bad, bad2}, {"b1", s.bad, n1}, {"b2", s.bad, n2}} {
 			for _, protocol := range []string{"tcp", "udp"} {
-				if got := s.seenAt(ctx, want.pod, protocol, port(want.host, tellPort)); got != want.seenAs {
-					errs = append(errs, fmt.Errorf("%s sees %s by %s as %s, not %s", want.host, want.pod, protocol, got, want.seenAs))
-				}
+				asking.Go(func() error {
+					if got := s.seenAt(ctx, want.pod, protocol, port(want.host, tellPort)); got != want.seenAs {
+						return fmt.Errorf("%s sees %s by %s as %s, not %s", want.host, want.pod, protocol, got, want.seenAs)
+					}
+					return nil
+				})
 			}
 		}
-		return errors.Join(errs...)
+		return asking.Wait()
 	})
 	t.Logf("%s, after %s", when, took)
 }
