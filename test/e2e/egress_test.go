@@ -87,9 +87,10 @@ func (s *bothScene) run(t *testing.T) {
 	s.leaves(t, "nobody holds the address", closed, closed)
 	s.namesFromNode(t)
 	s.want(t, egressA)
-	s.seenBy(t, "a firewall and no egress IP", n1.IP.String(), n2.IP.String(), closed, closed)
+	nodes := [2]string{n1.IP.String(), n2.IP.String()}
+	s.seenBy(t, "a firewall and no egress IP", nodes, [2]string{closed, closed})
 	s.guards.drop(t, egressA, "default")
-	s.seenBy(t, "neither", n1.IP.String(), n2.IP.String(), n1.IP.String(), n2.IP.String())
+	s.seenBy(t, "neither", nodes, nodes)
 	for _, n := range s.cluster.Nodes() {
 		awaitState(t, n, before[n.Name], "firewall and egress IP have gone")
 	}
@@ -98,10 +99,11 @@ func (s *bothScene) run(t *testing.T) {
 // leaves waits until the two hosts see both pods of the first project as told, by TCP and by UDP, and the second project's as ever.
 func (s *bothScene) leaves(t *testing.T, when, good, bad string) {
 	t.Helper()
-	s.seenBy(t, when, good, good, bad, bad)
+	s.seenBy(t, when, [2]string{good, good}, [2]string{bad, bad})
 }
 
-func (s *bothScene) seenBy(t *testing.T, when, good1, good2, bad1, bad2 string) {
+// seenBy is leaves where the pods are seen as others: a1 first, then a2.
+func (s *bothScene) seenBy(t *testing.T, when string, good, bad [2]string) {
 	t.Helper()
 	n1, n2 := s.cluster.Node(1).IP.String(), s.cluster.Node(2).IP.String()
 	took := await(t, when, func(ctx context.Context) error {
@@ -110,7 +112,7 @@ func (s *bothScene) seenBy(t *testing.T, when, good1, good2, bad1, bad2 string) 
 			pod    string
 			host   netip.Addr
 			seenAs string
-		}{{"a1", s.good, good1}, {"a2", s.good, good2}, {"a1", s.bad, bad1}, {"a2", s.bad, bad2}, {"b1", s.bad, n1}, {"b2", s.bad, n2}} {
+		}{{"a1", s.good, good[0]}, {"a2", s.good, good[1]}, {"a1", s.bad, bad[0]}, {"a2", s.bad, bad[1]}, {"b1", s.bad, n1}, {"b2", s.bad, n2}} {
 			for _, protocol := range []string{"tcp", "udp"} {
 				asking.Go(func() error {
 					if got := s.seenAt(ctx, want.pod, protocol, port(want.host, tellPort)); got != want.seenAs {
