@@ -33,6 +33,9 @@ type Scene struct {
 	VXLANPort uint16
 }
 
+// ClassTunnelled is the class of tunnel packets that a pod sends. They are like any other while tunnels have another port.
+const ClassTunnelled = "tunnel packets from a pod"
+
 // Frame is a packet to send.
 type Frame struct {
 	// Name says what it tries, Class what kind of trick it is.
@@ -230,7 +233,7 @@ func (m *maker) tunnel() {
 				ethernet(s.Attacker.MAC, s.Gateway.MAC, layers.EthernetTypeIPv4), ipv4(s.Attacker.IP, node, layers.IPProtocolUDP),
 				udp(50000, s.VXLANPort), &layers.VXLAN{ValidIDFlag: true, VNI: vni * 1000},
 			}
-			m.add("tunnel packets from a pod", fmt.Sprintf("VNI %d to %s", vni*1000, to), append(parts, inner...)...)
+			m.add(ClassTunnelled, fmt.Sprintf("VNI %d to %s", vni*1000, to), append(parts, inner...)...)
 		}
 	}
 	m.tunnelFragments()
@@ -247,10 +250,10 @@ func (m *maker) tunnelFragments() {
 		marker := m.marker()
 		pad := make([]byte, (8-len(marker)%8)%8)
 		second.FragOffset = uint16(8+8+len(marker)+len(pad)) / 8
-		m.addMarked("tunnel packets from a pod", "the first fragment of one to "+node.String(), marker, eth,
+		m.addMarked(ClassTunnelled, "the first fragment of one to "+node.String(), marker, eth,
 			first, udp(50000, s.VXLANPort), &layers.VXLAN{ValidIDFlag: true}, gopacket.Payload(append(marker, pad...)))
 		m.frames[len(m.frames)-1].ToHost = true
-		m.add("tunnel packets from a pod", "the second fragment of one to "+node.String(), eth, second)
+		m.add(ClassTunnelled, "the second fragment of one to "+node.String(), eth, second)
 		m.frames[len(m.frames)-1].ToHost = true
 	}
 }

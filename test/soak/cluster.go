@@ -18,6 +18,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/test/hostile"
 	"weft.dev/weft/test/probe"
 )
 
@@ -253,7 +254,7 @@ func clusterFaults() []fault {
 		{name: "a host without a node comes, moves and goes", spares: all, do: guestMoves},
 		{name: "two hosts have one address for a while", spares: all, do: sameAddress},
 		{name: "objects that cannot be right", spares: all, do: wrongObjects},
-		{name: "the tunnels' port changed and changed back", spares: local, do: otherPort},
+		{name: "the tunnels' port changed and changed back", spares: local, ordinary: hostile.ClassTunnelled, do: otherPort},
 		{name: "a node's address changed and changed back", spares: local, do: otherNodeAddress},
 	}
 }

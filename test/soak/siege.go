@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -165,14 +164,21 @@ func (g *siege) attack(ctx context.Context) {
 }
 
 // heard returns what the ears have heard since the last time that was not honest, in words.
-func (g *siege) heard() []string {
+func (g *siege) heard() []string { return g.heardBut("") }
+
+// heardBut is heard without what nodes and the outside heard of a class of hostile frames: pods must hear nothing.
+func (g *siege) heardBut(class string) []string {
 	var found []string
 	for name, ear := range g.ears {
 		for _, frame := range ear.Take() {
 			if bytes.Contains(frame, []byte("honest-")) {
 				continue
 			}
-			if text := g.describe(name, frame); text != "" {
+			f := g.frameOf(frame)
+			if f != nil && f.Class == class && !victim(name) {
+				continue
+			}
+			if text := describe(name, frame, f); text != "" {
 				found = append(found, text)
 			}
 		}
@@ -180,17 +186,25 @@ func (g *siege) heard() []string {
 	return found
 }
 
-// describe says what was heard.
-func (g *siege) describe(ear string, frame []byte) string {
-	if _, rest, ok := bytes.Cut(frame, []byte("hostile-")); ok && len(rest) >= 4 {
-		n, err := strconv.Atoi(string(rest[:4]))
-		for _, f := range g.frames {
-			if err == nil && bytes.Equal(f.Marker, fmt.Appendf(nil, "hostile-%04d-frame", n)) {
-				return fmt.Sprintf("%s: %s: heard at %s", f.Class, f.Name, ear)
-			}
+// victim reports whether an ear is a pod's.
+func victim(ear string) bool { return ear == "neighbour" || ear == "remote" }
+
+// frameOf returns the hostile frame that was heard; nil: it is none of them.
+func (g *siege) frameOf(heard []byte) *hostile.Frame {
+	for i := range g.frames {
+		if marker := g.frames[i].Marker; len(marker) > 0 && bytes.Contains(heard, marker) {
+			return &g.frames[i]
 		}
 	}
-	if _, victim := map[string]bool{"neighbour": true, "remote": true}[ear]; !victim {
+	return nil
+}
+
+// describe says what was heard, and which of the hostile frames it is.
+func describe(ear string, frame []byte, f *hostile.Frame) string {
+	switch {
+	case f != nil:
+		return fmt.Sprintf("%s: %s: heard at %s", f.Class, f.Name, ear)
+	case !victim(ear):
 		return "" // a node's own sockets get what is the node's
 	}
 	return fmt.Sprintf("not for it, heard at %s: %s", ear, gopacket.NewPacket(frame, gopacket.DecodersByLayerName["Ethernet"], gopacket.NoCopy))

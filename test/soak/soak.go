@@ -195,8 +195,10 @@ func (s *soak) leftovers(before probe.Inventory) error {
 }
 
 // holes takes what was heard into a row.
-func (s *soak) holes(r *row) {
-	found := s.siege.heard()
+func (s *soak) holes(r *row) { r.breached(s.siege.heard()) }
+
+// breached counts what was heard, and names some of it.
+func (r *row) breached(found []string) {
 	r.Holes += len(found)
 	slices.Sort(found)
 	found = slices.Compact(found)
