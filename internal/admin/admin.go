@@ -3,6 +3,7 @@
 //
 //	GET /v1/state       how the agent and its engines stand
 //	GET /v1/diff        what is programmed otherwise than desired, read back now
+//	GET /v1/owners      whose the switch's flows are, by their cookies
 //	GET /v1/log-level   the least severe messages that are logged
 //	PUT /v1/log-level   another level, until the agent's end
 package admin
@@ -126,6 +127,50 @@ type Difference struct {
 	Have string `json:"have,omitempty"`
 	// Why says why it could not be programmed, if that was tried.
 	Why string `json:"why,omitempty"`
+}
+
+// Owners says whose the flows of a node's switch are.
+type Owners struct {
+	// Node is the name of the agent's node.
+	Node string `json:"node"`
+	// Owners are all that desire flows, or did until lately, sorted by owner.
+	Owners []Owner `json:"owners"`
+}
+
+// Owner is whose the flows with a cookie are.
+type Owner struct {
+	// Cookie is that of the flows, as the switch prints it: "0x…".
+	Cookie string `json:"cookie"`
+	// Owner is the agent's own name of it: "attachment/<container>/<interface>", "service/<namespace>/<name>", "policyrule/<hash>".
+	Owner string `json:"owner"`
+	// Objects are the objects that it comes from; none: they are not known any more.
+	Objects []Object `json:"objects,omitempty"`
+	// MoreObjects says that there are more than are listed.
+	MoreObjects bool `json:"moreObjects,omitempty"`
+	// Pod is the pod of this node, namespace/name, of whose address the flows are, where they come from other objects.
+	Pod string `json:"pod,omitempty"`
+}
+
+// Object names an object of the API server.
+type Object struct {
+	// Kind is the object's.
+	Kind string `json:"kind"`
+	// Namespace and Name are the object's. Without a name it stands for all of its kind, in its namespace if it has one.
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+// String is the object as kubectl's users write it: "NetworkPolicy web/allow-api".
+func (o Object) String() string {
+	switch {
+	case o.Name == "" && o.Namespace == "":
+		return "all " + o.Kind + "s"
+	case o.Name == "":
+		return o.Kind + " of namespace " + o.Namespace
+	case o.Namespace == "":
+		return o.Kind + " " + o.Name
+	}
+	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
 // levelWords is the body of requests and answers about the level.

@@ -53,7 +53,16 @@ func sample() admin.State {
 func TestAnswers(t *testing.T) {
 	level := &slog.LevelVar{}
 	diff := admin.Diff{Engines: []admin.EngineDiff{{Name: "nft", Differences: []admin.Difference{{Change: admin.Missing, Item: "chain"}}}}}
-	s := &admin.Server{State: sample, Diff: func(context.Context) (admin.Diff, error) { return diff, nil }, Level: level}
+	owners := admin.Owners{Node: "n1", Owners: []admin.Owner{{Cookie: "0x1", Owner: "cluster", Objects: []admin.Object{{Kind: "ClusterNetwork", Name: "default"}}}}}
+	s := &admin.Server{
+		State: sample, Diff: func(context.Context) (admin.Diff, error) { return diff, nil }, Level: level,
+		Owners: func(policy string) (admin.Owners, error) {
+			if policy != "web/a&b" {
+				return admin.Owners{}, errors.New("asked for " + policy)
+			}
+			return owners, nil
+		},
+	}
 	client := &admin.Client{Socket: serve(t, s, os.Geteuid())}
 	state, err := client.State(t.Context())
 	if d := cmp.Diff(sample(), state); err != nil || d != "" {
@@ -62,6 +71,13 @@ func TestAnswers(t *testing.T) {
 	got, err := client.Diff(t.Context())
 	if d := cmp.Diff(diff, got); err != nil || d != "" {
 		t.Errorf("diff (-want +got), %v:\n%s", err, d)
+	}
+	whose, err := client.Owners(t.Context(), "web/a&b")
+	if d := cmp.Diff(owners, whose); err != nil || d != "" {
+		t.Errorf("owners (-want +got), %v:\n%s", err, d)
+	}
+	if _, err := client.Owners(t.Context(), "other"); err == nil || err.Error() != "asked for other" {
+		t.Errorf("owners of another policy: %v", err)
 	}
 	if word, err := client.LogLevel(t.Context()); err != nil || word != "info" {
 		t.Errorf("level %q, %v", word, err)

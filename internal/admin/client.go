@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"syscall"
 )
@@ -34,6 +35,14 @@ func (c *Client) Diff(ctx context.Context) (Diff, error) {
 	var diff Diff
 	err := c.do(ctx, http.MethodGet, "/v1/diff", nil, &diff)
 	return diff, err
+}
+
+// Owners asks whose the flows are. Of the policies that flows come from the agent names a few; policy, namespace/name, is one of
+// them wherever they come from it. It may be empty.
+func (c *Client) Owners(ctx context.Context, policy string) (Owners, error) {
+	var owners Owners
+	err := c.do(ctx, http.MethodGet, "/v1/owners?"+url.Values{"policy": {policy}}.Encode(), nil, &owners)
+	return owners, err
 }
 
 // LogLevel asks what the agent logs.

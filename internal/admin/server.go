@@ -33,6 +33,8 @@ type Server struct {
 	State func() State
 	// Diff reads back what is programmed. Required.
 	Diff func(context.Context) (Diff, error)
+	// Owners returns whose the flows are; of the policies that they come from, it is to name the one given. Required.
+	Owners func(policy string) (Owners, error)
 	// Level is the log's. Required.
 	Level *slog.LevelVar
 	// Logger gets what is changed by an operator. Nobody does when nil.
@@ -90,6 +92,7 @@ func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.State(), nil) })
 	mux.HandleFunc("GET /v1/diff", s.diff)
+	mux.HandleFunc("GET /v1/owners", s.owners)
 	mux.HandleFunc("GET /v1/log-level", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.level(), nil) })
 	mux.HandleFunc("PUT /v1/log-level", s.setLevel)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -122,6 +125,11 @@ func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	diff, err := s.Diff(ctx)
 	s.answer(w, diff, err)
+}
+
+func (s *Server) owners(w http.ResponseWriter, r *http.Request) {
+	owners, err := s.Owners(r.URL.Query().Get("policy"))
+	s.answer(w, owners, err)
 }
 
 func (s *Server) level() levelWords { return levelWords{LevelName(s.Level.Level())} }

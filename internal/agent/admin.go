@@ -35,7 +35,7 @@ func (a *agent) serveAdmin(ctx context.Context) error {
 		return err
 	}
 	server := &admin.Server{
-		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Level: a.opts.LogLevel, Logger: a.opts.Log,
+		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Owners: a.owners, Level: a.opts.LogLevel, Logger: a.opts.Log,
 	}
 	return server.Serve(ctx, listener)
 }

@@ -43,7 +43,8 @@ func Weft(environment Environment) *cobra.Command {
 	common := &commonFlags{kubeconfig: environment.Kubeconfig, environment: environment.Kubeconfig}
 	common.register(root)
 	root.AddCommand(agentCommand(common, environment), controllerCommand(common, environment), installPluginCommand(),
-		openvswitchCommand(environment.Node), cleanupCommand(), statusCommand(common), tenantCommand(common), diffCommand(), logLevelCommand())
+		openvswitchCommand(environment.Node), cleanupCommand(), statusCommand(common), tenantCommand(common), diffCommand(),
+		flowsCommand(common), logLevelCommand())
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}

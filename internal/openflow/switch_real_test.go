@@ -124,6 +124,9 @@ func TestTheSwitchAnswersEveryRequest(t *testing.T) {
 	if !bytes.HasPrefix(in.Packet, packet) || !in.Metadata.Has(openflow.FieldReg(3)) {
 		t.Errorf("packet-in %+v of %s", in, in.Metadata)
 	}
+	if all, err := conn.FlowStats(ctx); err != nil || len(all) != 1 || all[0].Flow.Priority != 1 || all[0].Packets != 1 || all[0].Bytes != uint64(len(packet)) {
+		t.Errorf("flows with counters %+v, %v", all, err)
+	}
 	s.VSCtl("--no-wait", "add-port", br, s.Name("p"), "--", "set", "interface", s.Name("p"), "type=internal", "ofport_request=7")
 	if p := await[*openflow.PortStatus](t, events); p.Port.Number != 7 || p.Reason != openflow.PortAdded {
 		t.Errorf("port status %+v", p)

@@ -32,6 +32,11 @@ func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet,
 		flows: map[reconcile.Owner]map[openflow.Key]openflow.Entry{},
 	}
 	usable := n.usable(s, hosts)
+	names := make(map[reconcile.Owner]string, len(hosts))
+	for i := range hosts {
+		names[remote(&hosts[i]).Owner()] = hosts[i].Host
+	}
+	n.hosts.Store(&names)
 	for o := range n.remotes {
 		if _, still := usable[o]; !still {
 			f.flows[o], f.rules[o] = nil, nil

@@ -110,19 +110,23 @@ func (s *settings) compileEgress(vnid uint32, way EgressWay, group uint32) egres
 type egressOf struct {
 	groups map[string]uint32
 	held   map[netip.Addr]bool
+	// namespaces are those of each project, in order.
+	namespaces map[uint32][]string
 }
 
 // prepareEgress gives settings what they have of egress addresses. The caller holds updating.
 func (n *Network) prepareEgress(s *settings) {
-	s.egress = egressOf{make(map[string]uint32, len(n.egress.wanted.Namespaces)), map[netip.Addr]bool{}}
+	s.egress = egressOf{make(map[string]uint32, len(n.egress.wanted.Namespaces)), map[netip.Addr]bool{}, map[uint32][]string{}}
 	for _, way := range n.egress.wanted.Ways {
 		s.egress.held[way.Address] = true
 	}
 	for _, vnid := range slices.Sorted(maps.Keys(n.egress.wanted.Ways)) { // in order, so that numbers are the same after a restart
 		n.services.groups.ID(string(pipeline.EgressOwner(vnid)))
 	}
-	for namespace, vnid := range n.egress.wanted.Namespaces {
+	for _, namespace := range slices.Sorted(maps.Keys(n.egress.wanted.Namespaces)) {
+		vnid := n.egress.wanted.Namespaces[namespace]
 		s.egress.groups[namespace] = n.services.groups.ID(string(pipeline.EgressOwner(vnid)))
+		s.egress.namespaces[vnid] = append(s.egress.namespaces[vnid], namespace)
 	}
 }
 

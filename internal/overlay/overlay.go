@@ -135,6 +135,9 @@ type Network struct {
 	// waiting says, for whoever asks while settings is nil, what is waited for.
 	waiting atomic.Pointer[string]
 
+	// hosts are the names of remote hosts, by owner.
+	hosts atomic.Pointer[map[reconcile.Owner]string]
+
 	// updating serialises Update and guards what follows.
 	updating sync.Mutex
 	// remotes are the remote hosts that fragments were made of; leftOut says why others have none.

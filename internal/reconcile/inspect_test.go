@@ -137,3 +137,21 @@ func TestDryRun(t *testing.T) {
 		t.Errorf("a dry run made %d commits: %v", commits, state)
 	}
 }
+
+// TestOwners: who has something is named, and who had until its end could not be committed.
+func TestOwners(t *testing.T) {
+	engine := &memory{state: map[string]text{}}
+	loop := runLoop(t, engine, Options[string, text]{})
+	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/b": {"b": "2"}, "pod/a": {"a": "1"}, "pod/none": {}}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Owner{"pod/a", "pod/b"}, loop.Owners()); diff != "" {
+		t.Errorf("owners (-want +got):\n%s", diff)
+	}
+	if err := loop.Apply(t.Context(), map[Owner]map[string]text{"pod/b": nil}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Owner{"pod/a"}, loop.Owners()); diff != "" {
+		t.Errorf("owners after one has gone (-want +got):\n%s", diff)
+	}
+}

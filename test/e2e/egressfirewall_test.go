@@ -47,6 +47,7 @@ func TestEgressFirewall(t *testing.T) {
 		s.reach(t, "an exception that comes too late")
 		s.policy(t, guardedOne, "default", "Deny "+one(1), "Allow "+all, "Deny 0.0.0.0/0")
 		s.reach(t, "three ranges", 0, 2, 3)
+		has(t, owned(t), "egressfirewall")
 		s.policy(t, guardedOne, "default", "Deny 0.0.0.0/0")
 		s.reach(t, "deny all")
 		s.policy(t, guardedOne, "default")

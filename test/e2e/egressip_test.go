@@ -187,6 +187,7 @@ func (s *egressScene) run(t *testing.T) {
 	s.want(t, egressA, egressOne, egressTwo)
 	s.host(t, "n1", egressTwo)
 	s.sees(t, "one on each node", "a1 "+egressTwo+" a2 "+egressOne+b)
+	has(t, owned(t), "egressip")
 	s.host(t, "n1", egressTwo, egressOne)
 	s.sees(t, "one at both nodes", "a1 "+egressTwo+" a2 "+egressTwo+b)
 	s.host(t, "n1", egressTwo)

@@ -16,6 +16,8 @@ func CookieKind(cookie uint64) string {
 		return "service"
 	case kindNodes:
 		return "nodes"
+	case kindTargets:
+		return "targets"
 	case kindLearned:
 		return "affinity"
 	case kindFirewall:

@@ -11,7 +11,7 @@ import (
 func TestCookieKind(t *testing.T) {
 	for owner, kind := range map[reconcile.Owner]string{
 		"cluster": "cluster", "attachment/a/eth0": "attachment", "hostsubnet/1": "hostsubnet", "state": "state",
-		"service/a/b": "service", "nodes": "nodes", "affinity/a": "affinity", "something/else": "other", "egressfirewall/a": "egressfirewall",
+		"service/a/b": "service", "nodes": "nodes", "targets": "targets", "affinity/a": "affinity", "something/else": "other", "egressfirewall/a": "egressfirewall",
 		"policyrule/1": "policyrule", "egressip/42": "egressip", "policyterm/ingress/from/10.0.0.1": "policyterm",
 	} {
 		if got := pipeline.CookieKind(pipeline.Cookie(owner)); got != kind {

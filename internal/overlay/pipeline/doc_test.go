@@ -22,7 +22,9 @@ func document(c *pipeline.Config) string {
 	b.WriteString("<!-- Made by `go test ./internal/overlay/pipeline -run TestDocument -update`. Do not edit. -->\n")
 	b.WriteString("# The overlay's pipeline\n\n")
 	b.WriteString("What `br0` on each node does with a packet, in a flat network (`redhat/openshift-ovs-subnet`).\n")
-	b.WriteString("See a node's own with `ovs-ofctl -O OpenFlow15 dump-flows br0`; each flow's cookie names its owner.\n\n")
+	b.WriteString("See a node's own with `weft flows`, which says of each flow what object it comes from, by its cookie; `weft flows --explain`\n" +
+		"counts them by object, and `--pod`, `--policy` and `--service` list one's own ([operations.md](operations.md#weft-flows)). Without Weft's\n" +
+		"words it is `ovs-ofctl -O OpenFlow15 dump-flows br0`.\n\n")
 	fmt.Fprintf(&b, "Ports: %d is `vxlan0`, the tunnel; %d is `tun0`, the host; pods have %d and up.\n\n", pipeline.PortVXLAN, pipeline.PortTun, pipeline.FirstPodPort)
 	b.WriteString("## Registers\n\n| register | holds |\n|---|---|\n")
 	for _, r := range pipeline.Registers() {

@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/flows"
+	"weft.dev/weft/internal/status"
+)
+
+// flowsOptions are the flags of weft flows.
+type flowsOptions struct {
+	admin     adminFlags
+	runDir    string
+	filter    flows.Filter
+	explain   bool
+	output    string
+	timeout   time.Duration
+	node      string
+	namespace string
+	context   string
+	kubectl   string
+}
+
+func flowsCommand(common *commonFlags) *cobra.Command {
+	var opts flowsOptions
+	cmd := &cobra.Command{
+		Use:   "flows",
+		Short: "List the flows of a node's switch, and the objects that they come from",
+		Long: "Lists what br0 of this node holds: table, priority, counters, match, actions, and the object that each flow comes from, by\n" +
+			"its cookie. Nothing is changed. With --pod, --policy or --service it lists the flows of that object: of a pod, those by\n" +
+			"which policies name its address as well. With --explain it says in a line for each object how many flows it has, and where.\n\n" +
+			"It reads the switch, and asks the node's agent whose the flows are. Without the agent it says so, and lists all the same, with\n" +
+			"the kinds of the owners. It needs root on the node, or in the agent's pod; with --node, kubectl and the right to execute\n" +
+			"in the agent's pod.\n\n" +
+			"It ends with 0 when every flow has an owner, 1 when one has none (somebody else put it there), 2 when that is not known, or\n" +
+			"when nothing is as asked for.",
+		Example: "  # All flows of this node\n  weft flows\n\n" +
+			"  # What of the switch is there for a pod, and which policies name it, on a node of the cluster\n  weft flows --node n1 --pod web/api-7d4b9\n\n" +
+			"  # What a NetworkPolicy comes to on this node\n  weft flows --policy web/allow-api\n\n" +
+			"  # Who has how many flows, and where\n  weft flows --explain\n\n" +
+			"  # For scripts: the flows that nobody owns\n  weft flows -o json | jq '.flows[] | select(.owner == null)'",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := errors.Join(checkFormat(opts.output), opts.filter.Validate())
+			if err != nil {
+				return &exitError{code: exitUnknown, err: err}
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), opts.timeout)
+			defer cancel()
+			if opts.node != "" {
+				return opts.onNode(ctx, cmd, common)
+			}
+			return opts.run(ctx, cmd)
+		},
+	}
+	opts.admin.register(cmd)
+	cmd.SetFlagErrorFunc(unknown)
+	set := cmd.Flags()
+	set.StringVar(&opts.runDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
+	set.StringVar(&opts.filter.Pod, "pod", "", "flows of a pod, NAMESPACE/NAME")
+	set.StringVar(&opts.filter.Policy, "policy", "", "flows of a NetworkPolicy, NAMESPACE/NAME")
+	set.StringVar(&opts.filter.Service, "service", "", "flows of a Service, NAMESPACE/NAME")
+	set.BoolVar(&opts.explain, "explain", false, "say in a line for each object how many flows it has, in which tables")
+	set.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
+	set.DurationVar(&opts.timeout, "timeout", time.Minute, "how long switch and agent have to answer")
+	set.StringVar(&opts.node, "node", "", "node of the cluster to ask, by kubectl in its agent's pod; empty: this one")
+	set.StringVarP(&opts.namespace, "namespace", "n", status.DefaultNamespace, "namespace that Weft is installed in, with --node")
+	set.StringVar(&opts.context, "context", "", "context of the kubeconfig, with --node; empty: the current one")
+	set.StringVar(&opts.kubectl, "kubectl", "kubectl", "the program kubectl, with --node")
+	return cmd
+}
+
+// run asks this node.
+func (o *flowsOptions) run(ctx context.Context, cmd *cobra.Command) error {
+	report, err := flows.Whose(ctx, o.runDir, o.admin.client(), o.filter)
+	if err != nil {
+		return &exitError{code: exitUnknown, err: fmt.Errorf("the flows cannot be read: %w", err)}
+	}
+	if report.OwnersUnknown != "" {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: whose the flows are is not known: %s\n", report.OwnersUnknown) // nobody else to tell
+	}
+	if err := report.Apply(o.filter); err != nil {
+		return &exitError{code: exitUnknown, err: err}
+	}
+	if err := o.print(cmd.OutOrStdout(), &report); err != nil {
+		return &exitError{code: exitUnknown, err: err}
+	}
+	switch {
+	case report.OwnersUnknown != "":
+		return &exitError{code: exitUnknown}
+	case report.Unowned > 0:
+		return &exitError{code: exitDiffers, err: fmt.Errorf("%d of %d flows are nobody's: somebody else put them there", report.Unowned, report.Total)}
+	}
+	return nil
+}
+
+func (o *flowsOptions) print(w io.Writer, report *flows.Report) error {
+	explanation := report.ByObject()
+	switch {
+	case o.explain && o.output == outputText:
+		return explanation.Text(w)
+	case o.explain:
+		return printValue(w, o.output, explanation)
+	case o.output == outputText:
+		return report.Text(w)
+	}
+	return printValue(w, o.output, report)
+}
+
+// onNode has the agent's pod of a node run the same command.
+func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *commonFlags) error {
+	base := []string{"--namespace", o.namespace}
+	if o.context != "" {
+		base = append(base, "--context", o.context)
+	}
+	if common.kubeconfig != common.environment {
+		base = append(base, "--kubeconfig", common.kubeconfig)
+	}
+	var errs strings.Builder
+	find := exec.CommandContext(ctx, o.kubectl, append(base, "get", "pods", "--output", "jsonpath={.items[*].metadata.name}", //nolint:gosec // the operator's own program
+		"--selector", "app.kubernetes.io/name=weft,app.kubernetes.io/component=agent", "--field-selector", "status.phase=Running,spec.nodeName="+o.node)...)
+	find.Stderr = &errs
+	found, err := find.Output()
+	if err != nil {
+		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: looking for its agent: %w: %s", o.node, err, strings.TrimSpace(errs.String()))}
+	}
+	pods := strings.Fields(string(found))
+	if len(pods) == 0 {
+		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: no agent runs there in namespace %s: kubectl get nodes has the nodes' names, weft status which agents run", o.node, o.namespace)}
+	}
+	there := exec.CommandContext(ctx, o.kubectl, append(append(base, "exec", pods[0], "--container", "agent", "--", "/weft"), o.args()...)...) //nolint:gosec // the same
+	there.Stdout, there.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	var exit *exec.ExitError
+	if err := there.Run(); errors.As(err, &exit) {
+		return &exitError{code: cmp.Or(max(exit.ExitCode(), 0), exitUnknown)} // it has said why
+	} else if err != nil {
+		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: %w", o.node, err)}
+	}
+	return nil
+}
+
+// args are the arguments that ask a node for the same as these options.
+func (o *flowsOptions) args() []string {
+	args := []string{"flows", "--output", o.output, "--timeout", o.timeout.String(), "--socket", o.admin.socket, "--ovs-run-dir", o.runDir}
+	for flag, value := range map[string]string{"--pod": o.filter.Pod, "--policy": o.filter.Policy, "--service": o.filter.Service} {
+		if value != "" {
+			args = append(args, flag, value)
+		}
+	}
+	if o.explain {
+		args = append(args, "--explain")
+	}
+	return args
+}

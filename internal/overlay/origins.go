@@ -1,0 +1,105 @@
+package overlay
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// mostPolicies is how many policies an Origin names: an address may be named by all policies of a cluster.
+const mostPolicies = 20
+
+// Object names an object of the API server. Without a name it stands for all of its kind, in its namespace if it has one.
+type Object struct{ Kind, Namespace, Name string }
+
+// Origin is what an owner's flows come from.
+type Origin struct {
+	Owner reconcile.Owner
+	// Objects are the objects, none where they are not known any more; More says that there are more of them.
+	Objects []Object
+	More    bool
+	// Pod is the pod of this node of whose address the flows are, where they come from other objects; zero for none.
+	Pod policy.Key
+}
+
+// Origins returns what the flows of owners come from, in their order. Of policies, each names a few; first is one of them
+// wherever flows come from it.
+func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
+	pods, addresses := map[reconcile.Owner]policy.Key{}, map[netip.Addr]policy.Key{}
+	for _, rec := range n.store.List() {
+		pods[owner(rec.Key())] = podKey(&rec)
+		if rec.State != attach.Closing {
+			for _, address := range rec.Addresses {
+				addresses[address.Addr()] = podKey(&rec)
+			}
+		}
+	}
+	n.opening.Lock()
+	var judged map[reconcile.Owner]pipeline.PolicyOrigin
+	if n.policies.rules != nil {
+		judged = n.policies.rules.Origins(mostPolicies, first)
+	}
+	n.opening.Unlock()
+	origins := make([]Origin, 0, len(owners))
+	for _, o := range owners {
+		origin := Origin{Owner: o, Objects: n.objects(o)}
+		if key, is := pods[o]; is && key.Name != "" {
+			origin.Objects = []Object{{"Pod", key.Namespace, key.Name}}
+		}
+		if from, is := judged[o]; is {
+			origin.More = from.More
+			if from.Address.IsSingleIP() {
+				origin.Pod = addresses[from.Address.Addr()]
+			}
+			for _, key := range from.Policies {
+				origin.Objects = append(origin.Objects, Object{"NetworkPolicy", key.Namespace, key.Name})
+			}
+		}
+		origins = append(origins, origin)
+	}
+	return origins
+}
+
+// objects returns the objects of owners that are neither pods nor policies.
+func (n *Network) objects(o reconcile.Owner) []Object {
+	kind, name, _ := strings.Cut(string(o), "/")
+	switch {
+	case o == pipeline.OwnerCluster || o == pipeline.OwnerState:
+		return []Object{{Kind: "ClusterNetwork", Name: "default"}}
+	case o == pipeline.OwnerNodes:
+		return []Object{{Kind: "Node"}}
+	case o == pipeline.OwnerTargets:
+		return []Object{{Kind: "EndpointSlice"}}
+	case kind == "service":
+		namespace, service, _ := strings.Cut(name, "/")
+		return []Object{{"Service", namespace, service}}
+	case kind == "egressfirewall":
+		return []Object{{Kind: "EgressNetworkPolicy", Namespace: name}}
+	case kind == "hostsubnet":
+		if hosts := n.hosts.Load(); hosts != nil && (*hosts)[o] != "" {
+			return []Object{{Kind: "HostSubnet", Name: (*hosts)[o]}}
+		}
+	case kind == "egressip":
+		return n.projects(name)
+	}
+	return nil
+}
+
+// projects returns the NetNamespaces that have a VNID and egress addresses.
+func (n *Network) projects(vnid string) []Object {
+	s := n.settings.Load()
+	number, err := strconv.ParseUint(vnid, 10, 32)
+	if s == nil || err != nil {
+		return nil
+	}
+	var objects []Object
+	for _, namespace := range s.egress.namespaces[uint32(number)] {
+		objects = append(objects, Object{Kind: "NetNamespace", Name: namespace})
+	}
+	return objects
+}
