@@ -1,6 +1,6 @@
 // Package matrix measures who reaches whom in a lab that is up: pods, hosts and the outside, each way with the source
-// address that the other side saw and with its latency; and it proves, by sniffing everywhere, that what a pod sends in
-// another's name arrives nowhere.
+// address that the other side saw and with its latency; it compares who reaches whom between projects with what the
+// NetworkPolicies there say; and it proves, by sniffing everywhere, that what a pod sends in another's name arrives nowhere.
 package matrix
 
 import (
@@ -18,6 +18,7 @@ import (
 type Options struct {
 	// Namespace and Selector choose the pods in a lab of runtime kubelet; default "quickstart" and all that are ready.
 	// They must serve what agnhost's netexec does on port 8080. In a lab of runtime cni, pods are made and removed.
+	// Projects are besides the namespaces with the label weft.dev/matrix=project, and their pods.
 	Namespace string
 	Selector  string
 	// Exchanges is how often each way is measured; default 20.
@@ -40,7 +41,9 @@ type Report struct {
 	Runtime  plan.Runtime  `json:"runtime"`
 	Datapath plan.Datapath `json:"datapath"`
 	Ways     []Way         `json:"ways"`
-	Tricks   []Trick       `json:"tricks"`
+	// Judged are the ways between pods of projects, in the mode that isolates by NetworkPolicies.
+	Judged []Judged `json:"judged,omitempty"`
+	Tricks []Trick  `json:"tricks"`
 	// AsItMust is set when every row of it is.
 	AsItMust bool `json:"asItMust"`
 }
@@ -85,6 +88,8 @@ type Way struct {
 	HTTP     Measured `json:"http"` // TCP connect, request and answer
 	Ping     Measured `json:"ping"` // ICMP echo
 	AsItMust bool     `json:"asItMust"`
+
+	limit time.Duration // how long one exchange may take; 0: patience
 }
 
 // Measured is what became of a number of exchanges.
@@ -135,6 +140,14 @@ func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 		r.Ways = append(r.Ways, w)
 		r.AsItMust = r.AsItMust && w.AsItMust
 	}
+	judged, err := s.judgeAll()
+	if err != nil {
+		return nil, err
+	}
+	for i := range judged {
+		r.AsItMust = r.AsItMust && judged[i].AsItMust
+	}
+	r.Judged = judged
 	tricks, err := s.spoof(ctx)
 	if err != nil {
 		return nil, err

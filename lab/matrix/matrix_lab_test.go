@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -227,6 +228,14 @@ func TestQuickstart(t *testing.T) {
 		if !slices.ContainsFunc(r.Ways, func(w Way) bool { return w.Kind == kind }) {
 			t.Errorf("there is no row %q", kind)
 		}
+	}
+	// Two projects of three pods and two: policies refuse all between them or some of it, and allow some.
+	may := map[[2]bool]int{}
+	for i := range r.Judged {
+		may[[2]bool{r.Judged[i].HTTP.Must, r.Judged[i].Ping.Must}]++
+	}
+	if want := (map[[2]bool]int{{true, true}: 12, {true, false}: 2, {false, false}: 6}); !maps.Equal(may, want) {
+		t.Errorf("by policies (HTTP, ICMP) may reach each other: %v, want %v", may, want)
 	}
 	began := time.Now()
 	if out, err := exec.CommandContext(ctx, script, "down", own).CombinedOutput(); err != nil {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 
 	"weft.dev/weft/test/hostile"
 )
@@ -122,6 +124,20 @@ func TestTable(t *testing.T) {
 			{Kind: "pod to Service by name", From: a, To: web, Name: "web", Source: a.IP, Seen: a.IP, Reached: true, DNS: good, HTTP: good, AsItMust: true},
 			{Kind: "pod to Service by name", From: b, To: web, Name: "web", Source: b.IP, Seen: b.IP, DNS: Measured{Sent: 3, Problem: "refused"}, HTTP: good},
 		},
+		Judged: []Judged{
+			{
+				Kind: "in its project, same node", From: member("shop", a), To: member("shop", b), HTTP: Cell{Must: true, Measured: good, Arrived: 5, AsItMust: true},
+				Ping: Cell{Measured: Measured{Sent: 1, Problem: "timeout"}, AsItMust: true}, Seen: a.IP, Control: true, ControlName: "it to p, n1 to the receiver", AsItMust: true,
+			},
+			{
+				Kind: "to another project, other node", From: member("street", a), To: member("shop", b), HTTP: Cell{Measured: Measured{Sent: 1, Problem: "timeout"}, Arrived: 1},
+				Ping: Cell{Measured: Measured{Sent: 1, Problem: "timeout"}, AsItMust: true}, ControlName: "it to p, n1 to the receiver (no route)",
+			},
+			{
+				Kind: "to another project, other node", From: member("shop", a), To: member("street", b), Seen: a.IP,
+				HTTP: Cell{Must: true, Measured: good, Arrived: 5, AsItMust: true}, Ping: Cell{Must: true, Measured: good, Arrived: 5, AsItMust: true}, AsItMust: true,
+			},
+		},
 		Tricks: []Trick{
 			{Kind: "pod with another's IP address", From: a, Sent: 90, Control: true, ControlName: "UDP in its own name", AsItMust: true},
 			{
@@ -146,6 +162,78 @@ func TestTable(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), got.String()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// member is a pod of a project.
+func member(project string, p Party) Party {
+	p.key = project + "/" + p.Name
+	return p
+}
+
+func TestJudgedWays(t *testing.T) {
+	pods := []Party{member("shop", podOn(1, 1)), member("shop", podOn(2, 1)), member("street", podOn(1, 2))}
+	var got []string
+	for _, row := range judgedWays(pods) {
+		got = append(got, fmt.Sprintf("%s: %s to %s", row.Kind, row.From.key, row.To.key))
+	}
+	want := []string{
+		"in its project, other node: shop/p11 to shop/p21",
+		"in its project, other node: shop/p21 to shop/p11",
+		"to another project, same node: shop/p11 to street/p12",
+		"to another project, other node: shop/p21 to street/p12",
+		"to another project, same node: street/p12 to shop/p11",
+		"to another project, other node: street/p12 to shop/p21",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// frameOf is a frame of one pod to another.
+func frameOf(t *testing.T, from, to Party, layer gopacket.SerializableLayer, protocol layers.IPProtocol) []byte {
+	t.Helper()
+	eth := &layers.Ethernet{SrcMAC: []byte{2, 0, 0, 0, 0, 1}, DstMAC: []byte{2, 0, 0, 0, 0, 2}, EthernetType: layers.EthernetTypeIPv4}
+	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: protocol, SrcIP: from.IP.AsSlice(), DstIP: to.IP.AsSlice()}
+	buffer := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true}, eth, ip, layer); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+// What policies refuse must not arrive, and what is refused must not be so because the way is closed: an answer that does not come
+// is not enough. Answers to what the receiver began are no arrivals.
+func TestConclude(t *testing.T) {
+	a, b := podOn(1, 1), podOn(2, 1)
+	syn := frameOf(t, a, b, &layers.TCP{SrcPort: 4000, DstPort: podPort, SYN: true}, layers.IPProtocolTCP)
+	answers := [][]byte{
+		frameOf(t, a, b, &layers.TCP{SrcPort: podPort, DstPort: 4000, SYN: true, ACK: true}, layers.IPProtocolTCP),
+		frameOf(t, a, b, &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoReply, 0)}, layers.IPProtocolICMPv4),
+		frameOf(t, b, a, &layers.TCP{SrcPort: 4000, DstPort: podPort, SYN: true}, layers.IPProtocolTCP),
+	}
+	echo := frameOf(t, a, b, &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoRequest, 0)}, layers.IPProtocolICMPv4)
+	none, all := Measured{Sent: 1}, Measured{Sent: 5, Answered: 5}
+	for _, test := range []struct {
+		name   string
+		row    Judged
+		frames [][]byte
+		want   bool
+	}{
+		{"all refused", Judged{HTTP: Cell{Measured: none}, Ping: Cell{Measured: none}, Control: true}, answers, true},
+		{"the way is closed", Judged{HTTP: Cell{Measured: none}, Ping: Cell{Measured: none}}, answers, false},
+		{"a SYN arrived, unanswered", Judged{HTTP: Cell{Measured: none}, Ping: Cell{Measured: none}, Control: true}, append(answers, syn), false},
+		{"an echo arrived", Judged{HTTP: Cell{Measured: none}, Ping: Cell{Measured: none}, Control: true}, append(answers, echo), false},
+		{"HTTP allowed", Judged{HTTP: Cell{Must: true, Measured: all}, Ping: Cell{Measured: none}, Seen: a.IP, Control: true}, [][]byte{syn}, true},
+		{"HTTP allowed, by another source", Judged{HTTP: Cell{Must: true, Measured: all}, Ping: Cell{Measured: none}, Seen: b.IP, Control: true}, [][]byte{syn}, false},
+		{"HTTP allowed and lost", Judged{HTTP: Cell{Must: true, Measured: Measured{Sent: 5, Answered: 4}}, Ping: Cell{Must: true, Measured: all}, Seen: a.IP}, nil, false},
+		{"all allowed", Judged{HTTP: Cell{Must: true, Measured: all}, Ping: Cell{Must: true, Measured: all}, Seen: a.IP}, [][]byte{syn, echo}, true},
+	} {
+		test.row.From, test.row.To = a, b
+		test.row.conclude(test.frames)
+		if test.row.AsItMust != test.want || (test.row.problem() == "") != test.want {
+			t.Errorf("%s: as it must be: %t, want %t: %s", test.name, test.row.AsItMust, test.want, test.row.problem())
+		}
 	}
 }
 

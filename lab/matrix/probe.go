@@ -2,6 +2,7 @@ package matrix
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,6 +25,9 @@ const (
 	patience = 2 * time.Second // how long one exchange may take
 	giveUp   = 3               // exchanges without an answer after which the way is closed
 )
+
+// patience is how long one exchange of the way may take.
+func (w *Way) patience() time.Duration { return cmp.Or(w.limit, patience) }
 
 // measure fills in what the way does.
 func (w *Way) measure(exchanges int) {
@@ -76,7 +80,7 @@ func median(took []time.Duration) time.Duration {
 
 // source asks the receiver whom it sees.
 func (w *Way) source() netip.Addr {
-	said, _, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathSource)
+	said, _, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathSource, w.patience())
 	if err != nil {
 		return netip.Addr{} // the exchanges that follow say why
 	}
@@ -89,7 +93,7 @@ func (w *Way) source() netip.Addr {
 
 // identify measures an exchange and makes sure of who answered.
 func (w *Way) identify() (time.Duration, error) {
-	said, took, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathName)
+	said, took, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathName, w.patience())
 	if err == nil && w.To.answers != "" && said != w.To.answers {
 		err = fmt.Errorf("%s:%d: %w: %q", w.To.IP, w.To.port, errStranger, said)
 	}
@@ -100,14 +104,14 @@ var errStranger = errors.New("somebody else answered")
 
 // get makes a request on a connection of its own, from the namespace of the thread, and tells how long that took from
 // the first packet to the answer. It is written out because http.Transport connects on other threads.
-func get(to netip.AddrPort, path string) (string, time.Duration, error) {
+func get(to netip.AddrPort, path string, limit time.Duration) (string, time.Duration, error) {
 	began := time.Now()
-	c, err := net.DialTimeout("tcp4", to.String(), patience)
+	c, err := net.DialTimeout("tcp4", to.String(), limit)
 	if err != nil {
 		return "", 0, err
 	}
 	defer func() { _ = c.Close() }()
-	if err := c.SetDeadline(began.Add(patience)); err != nil {
+	if err := c.SetDeadline(began.Add(limit)); err != nil {
 		return "", 0, err
 	}
 	if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+to.String()+"\r\nConnection: close\r\n\r\n"); err != nil {
@@ -135,11 +139,11 @@ func (w *Way) ping(exchanges int) Measured {
 	}
 	defer func() { _ = c.Close() }()
 	id := uint16(os.Getpid())
-	return repeat(exchanges, func(n int) (time.Duration, error) { return echo(c, w.To.IP, id, uint16(n)) })
+	return repeat(exchanges, func(n int) (time.Duration, error) { return echo(c, w.To.IP, id, uint16(n), w.patience()) })
 }
 
 // echo sends an ICMP echo request and waits for its answer among all that the socket sees.
-func echo(c net.PacketConn, to netip.Addr, id, seq uint16) (time.Duration, error) {
+func echo(c net.PacketConn, to netip.Addr, id, seq uint16, limit time.Duration) (time.Duration, error) {
 	buffer := gopacket.NewSerializeBuffer()
 	icmp := &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoRequest, 0), Id: id, Seq: seq}
 	payload := gopacket.Payload(make([]byte, 56)) // as ping(8) sends
@@ -147,7 +151,7 @@ func echo(c net.PacketConn, to netip.Addr, id, seq uint16) (time.Duration, error
 		return 0, fmt.Errorf("make an echo request: %w", err)
 	}
 	began := time.Now()
-	if err := c.SetDeadline(began.Add(patience)); err != nil {
+	if err := c.SetDeadline(began.Add(limit)); err != nil {
 		return 0, err
 	}
 	if _, err := c.WriteTo(buffer.Bytes(), &net.IPAddr{IP: to.AsSlice()}); err != nil {

@@ -19,6 +19,7 @@ func (r *Report) Table(out io.Writer) error {
 			way.Kind, way.From, way.To, yesNo(way.Reached), address(way.Seen), way.DNS, way.HTTP, way.Ping, verdict(way.AsItMust))
 		right += count(way.AsItMust)
 	}
+	right += judgedCells(&cells, r.Judged)
 	cells.WriteString("\t\t\t\t\t\t\t\t\t\nWHAT MUST GO NOWHERE\tFROM\tFRAMES\tMUST\tDOES\tARRIVED\tHONEST\t\t\tRESULT\n")
 	for _, t := range r.Tricks {
 		fmt.Fprintf(&cells, "%s\t%s\t%d\tno\t%s\t%d\t%s\t\t\t%s\n",
@@ -36,7 +37,7 @@ func (r *Report) Table(out io.Writer) error {
 	for line := range strings.Lines(lines.String()) {
 		text.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
-	fmt.Fprintf(&text, "\n%d of %d rows are as they must be.\n%s", right, len(r.Ways)+len(r.Tricks), r.problems())
+	fmt.Fprintf(&text, "\n%d of %d rows are as they must be.\n%s", right, len(r.Ways)+len(r.Judged)+len(r.Tricks), r.problems())
 	if _, err := io.WriteString(out, text.String()); err != nil {
 		return fmt.Errorf("write the matrix: %w", err)
 	}
@@ -62,6 +63,9 @@ func (r *Report) problems() string {
 			fmt.Fprintf(&b, "; ICMP %s", way.Ping.tally())
 		}
 		b.WriteString("\n")
+	}
+	for i := range r.Judged {
+		b.WriteString(r.Judged[i].problem())
 	}
 	for _, t := range r.Tricks {
 		if t.AsItMust {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 )
@@ -37,6 +38,9 @@ type scene struct {
 	cluster  *lab.Cluster
 	pods     []Party
 	services []Party
+	// projects are the pods of namespaces that are judged by policies, and world what they are judged by.
+	projects []Party
+	world    oracle.World
 	hosts    []Party
 	outside  Party
 	gateways map[string]netip.Addr    // of tun0, by node
@@ -184,6 +188,9 @@ func (s *scene) findWorkload(ctx context.Context, o Options) error {
 	if err := s.findPods(ctx, k, o); err != nil {
 		return err
 	}
+	if err := s.findProjects(ctx, k); err != nil {
+		return err
+	}
 	return s.findServices(ctx, k, o)
 }
 
@@ -192,20 +199,25 @@ func (s *scene) findPods(ctx context.Context, k kubernetes.Interface, o Options)
 	if err != nil {
 		return fmt.Errorf("list the pods of namespace %s: %w", o.Namespace, err)
 	}
-	for _, p := range list.Items {
-		ip, err := netip.ParseAddr(p.Status.PodIP)
-		if err != nil || !ready(&p) {
-			continue
+	for i := range list.Items {
+		if party, ok := partyOf(&list.Items[i]); ok {
+			s.pods = append(s.pods, party)
 		}
-		s.pods = append(s.pods, Party{
-			Name: p.Name, Node: p.Spec.NodeName, IP: ip, kind: pod, port: podPort, answers: p.Name, key: p.Namespace + "/" + p.Name,
-		})
 	}
 	slices.SortFunc(s.pods, func(a, b Party) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name)) })
 	if len(s.pods) == 0 {
 		return fmt.Errorf("namespace %s: %w: kubectl apply -f deploy/examples/quickstart.yaml", o.Namespace, ErrPods)
 	}
 	return nil
+}
+
+// partyOf is a pod that is ready.
+func partyOf(p *corev1.Pod) (Party, bool) {
+	ip, err := netip.ParseAddr(p.Status.PodIP)
+	if err != nil || !ready(p) {
+		return Party{}, false
+	}
+	return Party{Name: p.Name, Node: p.Spec.NodeName, IP: ip, kind: pod, port: podPort, answers: p.Name, key: p.Namespace + "/" + p.Name}, true
 }
 
 // findServices takes the Services that have one endpoint, which is one of the pods: it is known then who must answer, and
@@ -272,17 +284,19 @@ func (s *scene) bindRecords() error {
 			return err
 		}
 	}
-	for i, p := range s.pods {
-		rec, ok := s.records[p.key]
-		if !ok {
-			return fmt.Errorf("pod %s: no attachment in %s of %s", p.key, recordsDir, p.Node)
+	for _, parties := range [][]Party{s.pods, s.projects} {
+		for i, p := range parties {
+			rec, ok := s.records[p.key]
+			if !ok {
+				return fmt.Errorf("pod %s: no attachment in %s of %s", p.key, recordsDir, p.Node)
+			}
+			// A runtime may name the namespace through /var/run, an absolute link that would lead out of the node's root.
+			path := rec.Netns
+			if rest, ok := strings.CutPrefix(path, "/var/run/"); ok {
+				path = "/run/" + rest
+			}
+			parties[i].netns = nodes[p.Node].Root(path)
 		}
-		// A runtime may name the namespace through /var/run, an absolute link that would lead out of the node's root.
-		path := rec.Netns
-		if rest, ok := strings.CutPrefix(path, "/var/run/"); ok {
-			path = "/run/" + rest
-		}
-		s.pods[i].netns = nodes[p.Node].Root(path)
 	}
 	return nil
 }
