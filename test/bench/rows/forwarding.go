@@ -86,19 +86,11 @@ func forwarding(name, title, peer string, to netip.Addr, target measure.Target) 
 
 // pipelineFlows is all that a node with the two pods and the Service has.
 func pipelineFlows() string {
-	config := nodeConfig()
-	all := config.Static()
-	add := func(fragment map[openflow.Key]openflow.Entry) { maps.Copy(all, fragment) }
-	add(config.Pod(pipeline.Pod{Owner: "attachment/client/eth0", OFPort: clientPort, Addrs: []netip.Addr{client()}}))
-	add(config.Pod(pipeline.Pod{Owner: "attachment/server/eth0", OFPort: serverPort, Addrs: []netip.Addr{server()}}))
-	svc := service.Service{
-		Namespace: "bench", Name: "server", ClusterIP: virtualAddress(), Ports: []service.Port{{Protocol: service.UDP, Number: forwardPort}},
-	}
-	slice := service.Slice{
-		Namespace: svc.Namespace, Service: svc.Name, Name: "a", Ports: []service.SlicePort{{Protocol: service.UDP, Number: forwardPort}},
-		Endpoints: []service.SliceEndpoint{{IP: server(), Node: "n1", Ready: true, Serving: true}},
-	}
-	add(config.Service(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &pipeline.GroupIDs{}))
+	return text(pipelineOf(nodeConfig(), nil))
+}
+
+// text writes flows and groups as `ovs-ofctl bundle` reads them.
+func text(all map[openflow.Key]openflow.Entry) string {
 	var groups, flows strings.Builder
 	for key, entry := range all {
 		if key.Group != 0 {
@@ -108,6 +100,24 @@ func pipelineFlows() string {
 		}
 	}
 	return groups.String() + flows.String()
+}
+
+// pipelineOf is what a node of a configuration has; rules, if given, are policies' and isolate the pods.
+func pipelineOf(config *pipeline.Config, rules *policyNode) map[openflow.Key]openflow.Entry {
+	all := config.Static()
+	add := func(fragment map[openflow.Key]openflow.Entry) { maps.Copy(all, fragment) }
+	add(config.Pod(pipeline.Pod{Owner: "attachment/client/eth0", OFPort: clientPort, Addrs: []netip.Addr{client()}, Isolation: rules.isolation(clientName)}))
+	add(config.Pod(pipeline.Pod{Owner: "attachment/server/eth0", OFPort: serverPort, Addrs: []netip.Addr{server()}, Isolation: rules.isolation(serverName)}))
+	add(rules.flows())
+	svc := service.Service{
+		Namespace: "bench", Name: "server", ClusterIP: virtualAddress(), Ports: []service.Port{{Protocol: service.UDP, Number: forwardPort}},
+	}
+	slice := service.Slice{
+		Namespace: svc.Namespace, Service: svc.Name, Name: "a", Ports: []service.SlicePort{{Protocol: service.UDP, Number: forwardPort}},
+		Endpoints: []service.SliceEndpoint{{IP: server(), Node: "n1", Ready: true, Serving: true}},
+	}
+	add(config.Service(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &pipeline.GroupIDs{}))
+	return all
 }
 
 // path is a switch with two ends and flows.

@@ -45,6 +45,12 @@ func TestTargets(t *testing.T) {
 		"restart/100/lost": "ours <= 0", "restart/100/flow-mods": "ours <= 0",
 		"memory/agent/500-100/resident": "ours <= 60",
 		"forwarding/pod/2-flows-ct":     "ratio <= 1.1", "forwarding/service/2-flows-ct": "ratio <= 1.1",
+		"policies/flows/200x200": "ours <= 410", "policies/flows/1000x1000": "ours <= 2010",
+		"policies/forwarding/1000-beside": "ratio <= 1.05", "policies/forwarding/1000-isolated": "ratio <= 1.05", "policies/forwarding/1000-1": "ratio <= 1.05",
+		"policies/latency/0/p50": "ours <= 20", "policies/latency/0/agent": "ours <= 5",
+		"policies/latency/1000/p50": "ours <= 20", "policies/latency/1000/agent": "ours <= 5", "policies/latency/1000/p99": "ours <= 50",
+		"policies/latency/10000/p50": "ours <= 20", "policies/latency/10000/agent": "ours <= 5", "policies/latency/10000/p99": "ours <= 100",
+		"egress-ip/failover": "ours <= 2000 (goal 500)",
 	}
 	for _, g := range rows.All() {
 		for _, r := range g.Rows {

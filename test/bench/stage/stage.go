@@ -29,6 +29,14 @@ const (
 	state = "/var/lib/weft-bench" // what a place keeps: it sees this directory, and has another /run
 )
 
+// Kinds are the labs of rows' own: what Lab brings up, by a letter that its name ends with.
+const (
+	// KindPolicies is the lab of policies.
+	KindPolicies = "p"
+	// KindFailover is the lab in which nodes die.
+	KindFailover = "f"
+)
+
 // Config is what a stage needs.
 type Config struct {
 	// Name is the lab's.
@@ -80,7 +88,7 @@ func (s *Stage) reclaim(ctx context.Context) error {
 		return nil
 	}
 	_ = filepath.WalkDir(filepath.Join(root, "pid"), walk)
-	errs = append(errs, lab.Down(ctx, s.config.Name, nil), clearRoot())
+	errs = append(errs, lab.Down(ctx, s.config.Name, nil), s.strikeLabs(ctx), clearRoot())
 	return errors.Join(errs...)
 }
 
@@ -104,7 +112,7 @@ func clearRoot() error {
 func (s *Stage) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	err := errors.Join(s.StrikeCluster(ctx), clearRoot())
+	err := errors.Join(s.StrikeCluster(ctx), s.strikeLabs(ctx), clearRoot())
 	if err == nil {
 		err = os.Remove(root)
 	}
@@ -153,6 +161,26 @@ func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
 	}
 	s.cluster = c
 	return c, nil
+}
+
+// Lab brings up a lab of a row's own, without a peer; the configuration's name and programs are the stage's to choose.
+func (s *Stage) Lab(ctx context.Context, kind string, config lab.Config) (*lab.Cluster, error) {
+	config.Name, config.Runtime, config.WeftBin = s.config.Name+kind, plan.RuntimeCNI, s.config.Bin
+	s.Say("bringing the lab %s up", config.Name)
+	return lab.Up(ctx, config, func(e report.Event) {
+		if e.State == report.Fail {
+			s.Say("the lab does not come up: %s: %s", e.Step, e.Text)
+		}
+	})
+}
+
+// StrikeLab takes a lab of a row's own down.
+func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
+	return lab.Down(ctx, s.config.Name+kind, nil)
+}
+
+func (s *Stage) strikeLabs(ctx context.Context) error {
+	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover))
 }
 
 // furnish opens the lab's nodes, and makes the peer's.

@@ -1,0 +1,236 @@
+package rows
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+const (
+	failoverWall = "failover-wall"
+	// failoverStep is how far apart the connections are that are tried while a node dies.
+	failoverStep = 5 * time.Millisecond
+	// failoverTime is how long they are tried.
+	failoverTime = 3 * time.Second
+	// failoverAnswer is how long an answer may take; it takes a millisecond.
+	failoverAnswer = 500 * time.Millisecond
+	outsidePort    = 7792
+	leaving        = "bench-leaving" // the project that leaves by egress addresses
+)
+
+// Egress addresses, on the nodes' network.
+const (
+	egressOne = "172.31.0.100"
+	egressTwo = "172.31.0.101"
+)
+
+// egressFailover has a node die that holds one of two egress addresses of a project, by taking its link down, while a pod of the project
+// on another node makes connections: half of them are lost until all leave by the other.
+func egressFailover() Group {
+	return Group{
+		Title: "egress addresses: from the death of a node with a share until the last connection is lost",
+		Rows: []measure.Row{
+			{Name: "egress-ip/failover", Metric: failoverWall, Unit: "ms", Target: measure.AtMost(2000).Goal(500)},
+		},
+		run: func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
+			f := &failover{}
+			defer func() { err = errors.Join(err, f.close(context.WithoutCancel(ctx), b.Stage)) }()
+			if err := f.open(ctx, b.Stage); err != nil {
+				return nil, err
+			}
+			return b.compare(ctx, rows, f.measure, nil)
+		},
+	}
+}
+
+// failover is a lab of three nodes: a pod on the first, and an egress address on each of the others.
+type failover struct {
+	cluster *lab.Cluster
+	pod     *lab.Pod
+	outside *traffic.Teller
+}
+
+func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
+	f.cluster, err = st.Lab(ctx, stage.KindFailover, lab.Config{Nodes: 3, PluginName: networkv1.PluginMultitenant})
+	if err != nil {
+		return err
+	}
+	client, err := f.cluster.Client()
+	if err != nil {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: leaving}}
+	if _, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make the namespace of the pod: %w", err)
+	}
+	if f.pod, err = probe.AddPod(ctx, f.cluster, lab.PodSpec{Node: "n1", Namespace: leaving, Name: "leaver"}); err != nil {
+		return err
+	}
+	if f.outside, err = traffic.NewTeller(f.cluster.Outside.Netns, "outside", f.to()); err != nil {
+		return err
+	}
+	_, err = probe.Await(ctx, probe.Patience, "egress addresses taken", func(ctx context.Context) error {
+		return errors.Join(f.set(ctx, "netnamespaces", leaving, egressOne, egressTwo), f.set(ctx, "hostsubnets", "n2", egressOne), f.set(ctx, "hostsubnets", "n3", egressTwo))
+	})
+	return err
+}
+
+func (f *failover) to() netip.AddrPort { return netip.AddrPortFrom(f.cluster.Outside.IP, outsidePort) }
+
+// set writes the egress addresses of an object.
+func (f *failover) set(ctx context.Context, resource, name string, addresses ...string) error {
+	objects, err := probe.Objects(f.cluster, networkv1.GroupName, resource)
+	if err != nil {
+		return err
+	}
+	patch, err := json.Marshal(map[string]any{"egressIPs": addresses})
+	if err != nil {
+		return fmt.Errorf("write the addresses of %s %s: %w", resource, name, err)
+	}
+	_, err = objects.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+func (f *failover) close(ctx context.Context, st *stage.Stage) error {
+	var errs []error
+	if f.outside != nil {
+		errs = append(errs, f.outside.Close())
+	}
+	return errors.Join(append(errs, st.StrikeLab(ctx, stage.KindFailover))...)
+}
+
+// shared waits until connections leave by both nodes.
+func (f *failover) shared(ctx context.Context) error {
+	_, err := probe.Await(ctx, probe.Patience, "connections by both nodes", func(ctx context.Context) error {
+		const some = 24
+		seen := map[string]int{}
+		for range some {
+			answer, err := traffic.Ask(ctx, f.pod.Netns, "udp", f.to())
+			if err != nil {
+				return err
+			}
+			seen[answer.Source.String()]++
+		}
+		if seen[egressOne] == 0 || seen[egressTwo] == 0 || seen[egressOne]+seen[egressTwo] != some {
+			return fmt.Errorf("seen as %v", seen)
+		}
+		return nil
+	})
+	return err
+}
+
+// measure has the second node die, and live again.
+func (f *failover) measure(ctx context.Context) (figures measure.Figures, err error) {
+	if err := f.shared(ctx); err != nil {
+		return nil, err
+	}
+	node := f.cluster.Node(2)
+	attempts := &attempts{}
+	if _, err := probe.Run(ctx, node.Enter("ip", "link", "set", "eth0", "down")); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	defer func() {
+		_, up := probe.Run(context.WithoutCancel(ctx), node.Enter("ip", "link", "set", "eth0", "up"))
+		_, route := probe.Run(context.WithoutCancel(ctx), node.Enter("ip", "route", "replace", "default", "via", plan.New(plan.Config{}).Router.String()))
+		err = errors.Join(err, up, route)
+	}()
+	attempts.try(ctx, f.pod.Netns, f.to())
+	over, known := attempts.over()
+	if !known {
+		return nil, fmt.Errorf("%s after a node's death, connections are lost as before", failoverTime)
+	}
+	return measure.Figures{failoverWall: milliseconds(max(0, over.Sub(began)))}, nil
+}
+
+// attempts are connections that are tried one after the other, without waiting for answers.
+type attempts struct {
+	mu  sync.Mutex
+	all []attempt
+}
+
+type attempt struct {
+	at       time.Time
+	answered bool
+}
+
+func (a *attempts) try(ctx context.Context, from string, to netip.AddrPort) {
+	ticker := time.NewTicker(failoverStep)
+	defer ticker.Stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	for began := time.Now(); time.Since(began) < failoverTime; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		at := time.Now()
+		running.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, failoverAnswer)
+			defer cancel()
+			a.note(at, exchange(limited, from, to) == nil)
+		})
+	}
+}
+
+func (a *attempts) note(at time.Time, answered bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = append(a.all, attempt{at, answered})
+}
+
+// over is when the last was lost before so many were answered one after the other that it cannot be chance, as long as each second one
+// is lost. A single one that is lost later is none of the node's.
+func (a *attempts) over() (last time.Time, known bool) {
+	const enough = 50
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slices.SortFunc(a.all, func(x, y attempt) int { return x.at.Compare(y.at) })
+	run := 0
+	for _, one := range a.all {
+		if run++; !one.answered {
+			last, run = one.at, 0
+		}
+		if run == enough {
+			return last, true
+		}
+	}
+	return last, false
+}
+
+// exchange sends a datagram from a port of its own, and waits for the answer.
+func exchange(ctx context.Context, from string, to netip.AddrPort) error {
+	conn, err := traffic.ListenUDP(from, netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if deadline, limited := ctx.Deadline(); limited {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	if _, err := conn.WriteToUDPAddrPort([]byte("who\n"), to); err != nil {
+		return err
+	}
+	_, _, err = conn.ReadFromUDPAddrPort(make([]byte, 2048))
+	return err
+}

@@ -1,0 +1,384 @@
+package rows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"runtime"
+	"runtime/metrics"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/test/bench/measure"
+)
+
+// Metrics of policies.
+const (
+	fewFlows      = "flows-200"
+	manyFlowsOf   = "flows-1000"
+	computeWall   = "compute-wall"
+	computeMemory = "compute-memory"
+)
+
+// Names of the pods between which packets go, and the namespace that they and the policies are in.
+const (
+	policyNamespace = "bench"
+	clientName      = "client"
+	serverName      = "server"
+)
+
+// policyNode is what a node has of policies. The nil one has none, and isolates nobody.
+type policyNode struct {
+	config *pipeline.Config
+	index  *policy.Index
+	rules  *pipeline.Conjunctions
+	count  int
+	all    map[openflow.Key]openflow.Entry
+}
+
+func newPolicyNode(config *pipeline.Config) *policyNode {
+	n := &policyNode{
+		config: config, index: policy.New(""), rules: pipeline.NewConjunctions(config.LocalSubnet), all: map[openflow.Key]openflow.Entry{},
+	}
+	n.rules.Apply(n.index.SetNamespace(policy.Namespace{Name: policyNamespace}), n.index)
+	return n
+}
+
+// pod makes a pod known.
+func (n *policyNode) pod(name string, addr netip.Addr, labels map[string]string) {
+	n.rules.Apply(n.index.SetPod(policy.Pod{
+		Key: policy.Key{Namespace: policyNamespace, Name: name}, Labels: labels, Addresses: []netip.Addr{addr},
+	}), n.index)
+}
+
+// policy lets pods with one label come to those with another, at a port.
+func (n *policyNode) policy(to, from metav1.LabelSelector, port int32) error {
+	n.count++
+	p, err := policy.FromNetworkPolicy(&networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: "policy-" + strconv.Itoa(n.count)}, Spec: allowing(to, from, port),
+	})
+	if err != nil {
+		return err
+	}
+	n.rules.Apply(n.index.SetPolicy(p), n.index)
+	return nil
+}
+
+// allowing is the spec of a policy by which pods with one label may come to those with another, at a port by UDP.
+func allowing(to, from metav1.LabelSelector, port int32) networkingv1.NetworkPolicySpec {
+	number, udp := intstr.FromInt32(port), corev1.ProtocolUDP
+	return networkingv1.NetworkPolicySpec{
+		PodSelector: to, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{{
+			From: []networkingv1.NetworkPolicyPeer{{PodSelector: &from}}, Ports: []networkingv1.NetworkPolicyPort{{Port: &number, Protocol: &udp}},
+		}},
+	}
+}
+
+// flows are those of the policies.
+func (n *policyNode) flows() map[openflow.Key]openflow.Entry {
+	if n == nil {
+		return nil
+	}
+	for _, fragment := range n.rules.Changed(n.config) {
+		maps.Copy(n.all, fragment)
+	}
+	return n.all
+}
+
+// isolation is a pod's.
+func (n *policyNode) isolation(name string) policy.Isolation {
+	if n == nil {
+		return policy.Isolation{}
+	}
+	isolation, _ := n.index.Isolation(policy.Key{Namespace: policyNamespace, Name: name})
+	return isolation
+}
+
+func labelled(key, value string) metav1.LabelSelector {
+	return metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+}
+
+// policyConfig is a node's in the mode that isolates by policies, with room for a thousand pods.
+func policyConfig() *pipeline.Config {
+	config := nodeConfig()
+	config.Mode, config.LocalSubnet = pipeline.ModeNetworkPolicy, netip.MustParsePrefix("10.128.0.0/20")
+	return config
+}
+
+// policyFlows counts what a policy between many pods comes to, on the node that has all of its own.
+func policyFlows() Group {
+	return Group{
+		Title: "flows of one policy between many pods, all of its own on the node",
+		Rows: []measure.Row{
+			{Name: "policies/flows/200x200", Metric: fewFlows, Unit: "flows", Target: measure.AtMost(410)},
+			{Name: "policies/flows/1000x1000", Metric: manyFlowsOf, Unit: "flows", Target: measure.AtMost(2010)},
+		},
+		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			return b.compare(ctx, rows, func(context.Context) (measure.Figures, error) {
+				figures := measure.Figures{}
+				for metric, pods := range map[string]int{fewFlows: 200, manyFlowsOf: 1000} {
+					count, err := flowsBetween(pods)
+					if err != nil {
+						return nil, err
+					}
+					figures[metric] = float64(count)
+				}
+				return figures, nil
+			}, nil)
+		},
+	}
+}
+
+func flowsBetween(pods int) (int, error) {
+	n := newPolicyNode(policyConfig())
+	servers, clients := netip.MustParseAddr("10.128.0.5"), netip.MustParseAddr("10.132.0.5")
+	for i := range pods {
+		n.pod("server-"+strconv.Itoa(i), servers, map[string]string{"role": "server"})
+		n.pod("client-"+strconv.Itoa(i), clients, map[string]string{"role": "client"})
+		servers, clients = servers.Next(), clients.Next()
+	}
+	if err := n.policy(labelled("role", "server"), labelled("role", "client"), servicePort); err != nil {
+		return 0, err
+	}
+	count := len(n.flows())
+	if count < 2*pods {
+		return 0, fmt.Errorf("%d pods to %d pods come to %d flows: that is not all of it", pods, pods, count)
+	}
+	return count, nil
+}
+
+// noPolicies, others and isolating are what nodes have of policies whose forwarding is compared.
+func noPolicies() func() (*policyNode, error) { return policyNodes(nil) }
+
+// others are 1,000 policies for pods of the node between which no packets go.
+func others() func() (*policyNode, error) {
+	const pods = 10
+	return policyNodes(func(n *policyNode) error {
+		for i := range pods {
+			n.pod("other-"+strconv.Itoa(i), netip.AddrFrom4([4]byte{10, 128, 1, byte(10 + i)}), map[string]string{"app": strconv.Itoa(i)})
+		}
+		for i := range 1000 {
+			if err := n.policy(labelled("app", strconv.Itoa(i%pods)), labelled("app", strconv.Itoa((i+1)%pods)), int32(10_000+i)); err != nil { //nolint:gosec // small
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// isolating are policies that isolate the server; the last lets the client come.
+func isolating(count int) func() (*policyNode, error) {
+	return policyNodes(func(n *policyNode) error {
+		for i := range count - 1 {
+			if err := n.policy(labelled("role", serverName), labelled("role", clientName), int32(10_000+i)); err != nil { //nolint:gosec // small
+				return err
+			}
+		}
+		return n.policy(labelled("role", serverName), labelled("role", clientName), forwardPort)
+	})
+}
+
+func policyNodes(add func(*policyNode) error) func() (*policyNode, error) {
+	return func() (*policyNode, error) {
+		n := newPolicyNode(policyConfig())
+		n.pod(clientName, client(), map[string]string{"role": clientName})
+		n.pod(serverName, server(), map[string]string{"role": serverName})
+		if add == nil {
+			return n, nil
+		}
+		return n, add(n)
+	}
+}
+
+// policyForwarding compares what a packet costs the switch with two sets of policies.
+func policyForwarding(name, title string, ours, peer func() (*policyNode, error), target measure.Target) Group {
+	return Group{
+		Title: "processor time of the switch a packet, pod to pod " + title,
+		Rows:  []measure.Row{{Name: "policies/forwarding/" + name, Metric: packetCPU, Unit: "us of CPU a packet", Target: target}},
+		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			texts := make([]string, 0, 2)
+			for _, side := range []func() (*policyNode, error){ours, peer} {
+				n, err := side()
+				if err != nil {
+					return nil, err
+				}
+				texts = append(texts, text(pipelineOf(n.config, n)))
+			}
+			return b.comparePaths(ctx, rows, texts[0], texts[1])
+		},
+	}
+}
+
+// policyCompute computes all of a cluster from its objects, as an agent does when it starts: rules, their addresses, and who is isolated.
+func policyCompute(name, title string, objects func() *policyCluster) Group {
+	return Group{
+		Title: "computing " + title,
+		Rows: []measure.Row{
+			{Name: name + "/time", Metric: computeWall, Unit: "s"},
+			{Name: name + "/memory", Metric: computeMemory, Unit: "MB of heap at most, the objects included"},
+		},
+		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			c := objects()
+			return b.compare(ctx, rows, func(context.Context) (measure.Figures, error) {
+				runtime.GC()
+				peak := watchHeap()
+				began := time.Now()
+				x, err := c.compute()
+				took := time.Since(began)
+				most := peak()
+				runtime.KeepAlive(x)
+				return measure.Figures{computeWall: took.Seconds(), computeMemory: most / megabyte}, err
+			}, nil)
+		},
+	}
+}
+
+// watchHeap notes the most that the heap holds until its result is called.
+func watchHeap() func() float64 {
+	const often = 20 * time.Millisecond
+	stop, done := make(chan struct{}), make(chan uint64)
+	go func() {
+		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		ticker := time.NewTicker(often)
+		defer ticker.Stop()
+		var most uint64
+		for {
+			metrics.Read(sample)
+			most = max(most, sample[0].Value.Uint64())
+			select {
+			case <-stop:
+				done <- most
+				return
+			case <-ticker.C:
+			}
+		}
+	}()
+	return func() float64 {
+		close(stop)
+		return float64(<-done)
+	}
+}
+
+// policyCluster is objects to compute.
+type policyCluster struct {
+	namespaces []policy.Namespace
+	pods       []policy.Pod
+	policies   []*networkingv1.NetworkPolicy
+}
+
+// oneNamespace has 10,000 pods and as many policies; each is for one pod, and lets one other and all come.
+func oneNamespace() *policyCluster {
+	const many = 10_000
+	c := &policyCluster{namespaces: []policy.Namespace{{Name: "one"}}}
+	for i := range many {
+		name := strconv.Itoa(i)
+		c.pod("one", name, map[string]string{"app": name, "kind": "all"})
+		c.policy("one", name, labelled("app", name), labelled("app", strconv.Itoa((i+1)%many)), labelled("kind", "all"))
+	}
+	return c
+}
+
+// manyNamespaces has four pods and three policies in each namespace, as Antrea's test has: nothing passes, one pod to another, and one
+// from everywhere in the namespace.
+func manyNamespaces() *policyCluster {
+	c := &policyCluster{}
+	for i := range 25_000 {
+		ns := "ns" + strconv.Itoa(i)
+		c.namespaces = append(c.namespaces, policy.Namespace{Name: ns, Labels: map[string]string{"kubernetes.io/metadata.name": ns}})
+		for p := range 4 {
+			c.pod(ns, "pod"+strconv.Itoa(p), map[string]string{"app": "app-" + strconv.Itoa(p), "kind": "all"})
+		}
+		c.policy(ns, "deny", metav1.LabelSelector{})
+		c.policy(ns, "first", labelled("app", "app-1"), labelled("app", "app-2"))
+		c.policy(ns, "second", labelled("app", "app-2"), metav1.LabelSelector{})
+	}
+	return c
+}
+
+func (c *policyCluster) pod(namespace, name string, labels map[string]string) {
+	n := len(c.pods)
+	c.pods = append(c.pods, policy.Pod{
+		Key: policy.Key{Namespace: namespace, Name: name}, Node: "node" + strconv.Itoa(n%100), Labels: labels,
+		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})},
+	})
+}
+
+func (c *policyCluster) policy(namespace, name string, pods metav1.LabelSelector, from ...metav1.LabelSelector) {
+	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: networkingv1.NetworkPolicySpec{PodSelector: pods}}
+	port := intstr.FromInt32(servicePort)
+	for i := range from {
+		np.Spec.Ingress = append(np.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{
+			From: []networkingv1.NetworkPolicyPeer{{PodSelector: &from[i]}}, Ports: []networkingv1.NetworkPolicyPort{{Port: &port}},
+		})
+	}
+	c.policies = append(c.policies, np)
+}
+
+// compute goes from objects to everything that there is to program.
+func (c *policyCluster) compute() (*policy.Index, error) {
+	x := policy.New("")
+	for _, ns := range c.namespaces {
+		x.SetNamespace(ns)
+	}
+	for _, p := range c.pods {
+		x.SetPod(p)
+	}
+	for _, np := range c.policies {
+		p, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			return nil, err
+		}
+		x.SetPolicy(p)
+	}
+	read, rules := map[policy.SetName]bool{}, 0
+	for _, np := range c.policies {
+		for _, r := range x.Rules(policy.Key{Namespace: np.Namespace, Name: np.Name}) {
+			rules++
+			for _, name := range append([]policy.SetName{r.Subjects}, r.PeerSets...) {
+				if !read[name] {
+					read[name] = true
+					x.Addresses(name)
+				}
+			}
+		}
+	}
+	isolated := 0
+	for i := range c.pods {
+		if isolation, _ := x.Isolation(c.pods[i].Key); isolation.Ingress {
+			isolated++
+		}
+	}
+	if isolated != len(c.pods) || rules == 0 {
+		return nil, fmt.Errorf("%d rules, and %d of %d pods are isolated: that is not all of it", rules, isolated, len(c.pods))
+	}
+	return x, nil
+}
+
+// comparePaths compares what a packet costs by two sets of flows.
+func (b Bench) comparePaths(ctx context.Context, rows []measure.Row, ours, peer string) (results []measure.Result, err error) {
+	paths := make([]*path, 0, 2)
+	defer func() {
+		for _, p := range paths {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	for _, side := range []struct{ name, flows string }{{"ours", ours}, {"peer", peer}} {
+		p, err := openPath(ctx, b.Stage, side.name, side.flows, server())
+		if err != nil {
+			return nil, err
+		}
+		paths = append(paths, p)
+	}
+	return b.compare(ctx, rows, paths[0].send, paths[1].send)
+}
