@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -42,7 +43,11 @@ func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet,
 			f.flows[o], f.rules[o] = s.pipeline.Remote(r), s.host.RemoteRules(r.NodeIP)
 		}
 	}
+	changed := all || !maps.Equal(n.remotes, usable)
 	n.remotes = usable
+	if changed {
+		maps.Copy(f.flows, n.multicastNodes(s))
+	}
 	return f
 }
 
@@ -106,6 +111,7 @@ func (n *Network) setPods(s *settings) {
 	n.engines.Flows.Set(n.policies.adapt(s))
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
 	flows := n.firewalls.adapt(s, n.live) // together with the pods, which carry their numbers
+	maps.Copy(flows, n.multicast.adapt(s, n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("a pod's port stays closed", "error", err)
@@ -138,6 +144,7 @@ func (n *Network) open(rec attach.Record) {
 	}
 	n.live[rec.Key()] = rec
 	n.policies.attach(&rec)
+	n.joinMulticast(&rec)
 }
 
 // shut takes attachments away from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
@@ -152,6 +159,7 @@ func (n *Network) shut(keys ...attach.Key) {
 			n.inhabit(rec.PodNamespace, -1)
 		}
 	}
+	n.leaveMulticast(keys...)
 	n.handOver()
 	n.policies.narrow(true)
 	n.purgeSoon()
