@@ -288,6 +288,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followTenants(followCtx, network) })
 	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })
 	following.Go(func() error { return a.followEgressIPs(followCtx, network) })
+	following.Go(func() error { return a.followMulticast(followCtx, network) })
 	following.Go(func() error { return a.objects.egressFirewalls.names.Run(followCtx) })
 	return following.Wait()
 }
@@ -418,6 +419,9 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.egressIPs.prepare(ctx, network, &view); err != nil {
 		return view, err
 	}
+	if err := a.objects.multicast.prepare(ctx, network, &view); err != nil {
+		return view, err
+	}
 	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
 		return view, err
 	}
@@ -425,7 +429,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() {
 		return view, err
 	}
-	return view, errors.Join(a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network))
+	return view, errors.Join(a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network), a.objects.multicast.end(ctx))
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

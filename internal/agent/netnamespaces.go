@@ -11,7 +11,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// netNamespaces is the watch of NetNamespaces. Tenants, egress firewalls and egress IPs each follow it in the modes that they are
+// netNamespaces is the watch of NetNamespaces. Tenants, egress firewalls, egress IPs and multicast each follow it in the modes that they are
 // for, and no others: it begins with the first follower, and ends with the last.
 type netNamespaces struct {
 	cache cache.Cache

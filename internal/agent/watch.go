@@ -45,6 +45,8 @@ type objects struct {
 	// are watched beside, in the modes that have VNIDs.
 	egressFirewalls *egressFirewalls
 	egressIPs       *egressIPs
+	// multicast is watched beside, in the modes that have VNIDs.
+	multicast *multicast
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -87,6 +89,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
 	o.egressIPs = newEgressIPs(store, vnids, node, o.signal)
+	o.multicast = newMulticast(store, vnids, o.signal)
 	return o, nil
 }
 
@@ -105,7 +108,7 @@ func strip(object any) (any, error) {
 	case *corev1.Node:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *networkv1.NetNamespace:
-		o.Annotations, o.Status = nil, networkv1.NetNamespaceStatus{}
+		stripNetNamespace(o)
 	case *networkv1.EgressNetworkPolicy:
 		o.Annotations, o.Status = nil, networkv1.EgressNetworkPolicyStatus{}
 	case *corev1.Service:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -47,7 +48,11 @@ func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet,
 			f.flows[o], f.rules[o] = s.pipeline.Remote(r), s.host.RemoteRules(r.NodeIP)
 		}
 	}
+	changed := all || !maps.Equal(n.remotes, usable)
 	n.remotes = usable
+	if changed {
+		maps.Copy(f.flows, n.multicastNodes(s))
+	}
 	return f
 }
 
@@ -111,6 +116,7 @@ func (n *Network) setPods(s *settings) {
 	n.engines.Flows.Set(n.policies.adapt(s))
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
 	flows := n.firewalls.adapt(s, n.live) // together with the pods, which carry their numbers
+	maps.Copy(flows, n.multicast.adapt(s, n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("a pod's port stays closed", "error", err)
@@ -143,6 +149,7 @@ func (n *Network) open(rec attach.Record) {
 	}
 	n.live[rec.Key()] = rec
 	n.policies.attach(&rec)
+	n.joinMulticast(&rec)
 }
 
 // shut takes attachments away from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
@@ -157,6 +164,7 @@ func (n *Network) shut(keys ...attach.Key) {
 			n.inhabit(rec.PodNamespace, -1)
 		}
 	}
+	n.leaveMulticast(keys...)
 	n.handOver()
 	n.policies.narrow(true)
 	n.purgeSoon()

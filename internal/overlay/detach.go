@@ -127,7 +127,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, rec.HostInterface)
 		}
 	}
-	if err := n.engines.Flows.Apply(ctx, flows); err != nil {
+	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicastWithdrawn(keys)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
 	// Side by side: both wait, the links for the kernel and the ports for the switch, and neither for the other.

@@ -129,6 +129,8 @@ type Network struct {
 	tenants  *tenants
 	// firewalls are the namespaces' egress firewalls.
 	firewalls *firewalls
+	// multicast is which projects have multicast.
+	multicast *multicast
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -197,6 +199,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.ends = newEnds(n)
 	n.tenants = newTenants(n, opts.MoveStep)
 	n.firewalls = newFirewalls()
+	n.multicast = newMulticast()
 	n.Waiting("the agent is starting")
 	return n
 }
@@ -227,7 +230,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.tenants, next.firewalls = n.tenants, n.firewalls
+	next.tenants, next.firewalls, next.multicast = n.tenants, n.firewalls, n.multicast
 	n.prepareEgress(next)
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {

@@ -301,6 +301,8 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 	}
 	p := pod(rec)
 	p.Isolation, p.Firewall, p.Egress = isolation, s.firewallOf(rec), s.egress.groups[rec.PodNamespace]
+	takes := s.part(rec)
+	p.Multicast, p.VNID = takes.sends, takes.from
 	return s.pipeline.Pod(p)
 }
 

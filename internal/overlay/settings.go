@@ -32,9 +32,11 @@ type settings struct {
 	pipeline    pipeline.Config
 	host        host.Config
 	attachments plan.Settings
-	// tenants are the namespaces' VNIDs, firewalls their egress firewalls; other than the rest they change.
+	// tenants are the namespaces' VNIDs, firewalls their egress firewalls, and multicast says which have multicast; other than
+	// the rest they change.
 	tenants   *tenants
 	firewalls *firewalls
+	multicast *multicast
 	// egress is which namespaces leave by egress addresses.
 	egress egressOf
 }

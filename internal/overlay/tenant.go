@@ -98,12 +98,14 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 	n.settings.Store(&again)
 	names := n.tenants.due()
 	n.opening.Lock()
-	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
+	flows, touched := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}, map[uint32]struct{}{}
 	for key, rec := range n.live {
 		if _, affected := names[rec.PodNamespace]; affected {
 			flows[owner(key)] = again.podFlows(&rec)
+			n.multicast.place(&again, &rec, touched)
 		}
 	}
+	n.multicast.compile(&again, touched, flows)
 	n.engines.Flows.Set(flows)
 	n.opening.Unlock()
 	// Waiting is for the next pass, which takes all that was handed over.
@@ -298,6 +300,7 @@ func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	if !s.isolates() {
 		return p, true
 	}
+	p.Multicast = s.part(rec).sends
 	s.tenants.mu.RLock()
 	defer s.tenants.mu.RUnlock()
 	has := s.tenants.known[rec.PodNamespace]

@@ -22,6 +22,7 @@ const (
 	kindTargets    = 0x09
 	kindFirewall   = 0x0a
 	kindEgressIP   = 0x0c
+	kindMulticast  = 0x0d
 	kindPolicyRule = 0x10
 	kindPolicyTerm = 0x11
 )
@@ -63,6 +64,8 @@ func Cookie(owner reconcile.Owner) uint64 {
 		number = kindFirewall
 	case "egressip":
 		number = kindEgressIP
+	case "multicast":
+		number = kindMulticast
 	case "policyrule":
 		number = kindPolicyRule
 	case "policyterm":

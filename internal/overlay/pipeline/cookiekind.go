@@ -24,6 +24,8 @@ func CookieKind(cookie uint64) string {
 		return "egressfirewall"
 	case kindEgressIP:
 		return "egressip"
+	case kindMulticast:
+		return "multicast"
 	case kindPolicyRule:
 		return "policyrule"
 	case kindPolicyTerm:

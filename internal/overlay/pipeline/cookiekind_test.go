@@ -13,6 +13,7 @@ func TestCookieKind(t *testing.T) {
 		"cluster": "cluster", "attachment/a/eth0": "attachment", "hostsubnet/1": "hostsubnet", "state": "state",
 		"service/a/b": "service", "nodes": "nodes", "targets": "targets", "affinity/a": "affinity", "something/else": "other", "egressfirewall/a": "egressfirewall",
 		"policyrule/1": "policyrule", "egressip/42": "egressip", "policyterm/ingress/from/10.0.0.1": "policyterm",
+		"multicast/42": "multicast", "multicast/nodes": "multicast",
 	} {
 		if got := pipeline.CookieKind(pipeline.Cookie(owner)); got != kind {
 			t.Errorf("cookie of %s: kind %q, want %q", owner, got, kind)

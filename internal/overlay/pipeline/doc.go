@@ -41,6 +41,8 @@
 //   - Between isolated projects, what only the host serves is refused (table 60): the host sends on in its own name.
 //   - An egress firewall is its namespace's, and not its VNID's: the pods carry its number, so that it goes with them when
 //     their VNID changes. Its rules are flows of table 100 by the destination alone, where the longest range decides.
+//   - Multicast of a project that has it is copied to each other node, and on each to the project's pods: nothing of it is there while
+//     no project has it. It passes no policy and no tracker.
 //   - What need not meet the connection tracker does not: each pass costs about a tenth of the throughput, and nothing in a
 //     flat network asks for a connection's state. Without Conntrack that is every packet. With it, it is all but those to
 //     Services, those from and to the ports where endpoints answer (Targets), ICMP errors and fragments to pods. An answer

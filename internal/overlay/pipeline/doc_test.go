@@ -46,6 +46,7 @@ func document(c *pipeline.Config) string {
 	documentTenants(&b)
 	documentFirewalls(&b)
 	documentEgressIPs(&b)
+	documentMulticast(&b)
 	return b.String()
 }
 

@@ -23,6 +23,8 @@ type Pod struct {
 	MAC net.HardwareAddr
 	// VNID is its namespace's, which its packets carry. A flat network ignores it.
 	VNID uint32
+	// Multicast says that it may send multicast to the others with its VNID, in the modes that have VNIDs.
+	Multicast bool
 	// Isolation is how policies isolate it. Only ModeNetworkPolicy looks at it.
 	Isolation policy.Isolation
 	// Firewall is the number of its namespace's egress firewall; 0: it has none. A flat network ignores it.
@@ -92,6 +94,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
 		match(port, from, openflow.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), openflow.IPSrc(host(addr))),
 		slices.Concat([]openflow.Action{source(vnid)}, p.config.sends(pod), p.config.guarded(pod), []openflow.Action{openflow.GotoTable(TableState)})...)
+	p.multicastFrom(pod, addr, mac)
 	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
 	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
 		p.config.toLocal(pod, mac)...)

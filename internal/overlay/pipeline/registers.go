@@ -20,6 +20,8 @@ const (
 	RegFlags = 6
 	// RegFirewall is reg7: the number of the egress firewall of the sender's namespace, 0 for none.
 	RegFirewall = 7
+	// RegPart is reg8: which part of a list of receivers is next, where one flow does not hold them all.
+	RegPart = 8
 )
 
 // Bits of RegFlags.
@@ -58,6 +60,7 @@ func Registers() []Register {
 		{"reg5", "the endpoint's port"},
 		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself; bit 3: answer from outside by another node; bits 8 to 14: isolation and verdict of policies"},
 		{"reg7", "the egress firewall of the sender's namespace; 0: none"},
+		{"reg8", "which part of a list of receivers of multicast is next"},
 	}
 }
 

@@ -123,7 +123,7 @@ func (p *program) routeNonsense() {
 	for _, to := range nonsense() {
 		p.drop(TableRoute, priorityNonsense, to.purpose, match(openflow.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
-	p.drop(TableRoute, multicast, "a flat network has no multicast", match(openflow.IPDst(multicast4())))
+	p.drop(TableRoute, multicast, "multicast goes by tables 110 to 120, or nowhere", match(openflow.IPDst(multicast4())))
 }
 
 // nonsense are destinations outside the cluster that are nobody's there.

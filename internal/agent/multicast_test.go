@@ -1,0 +1,32 @@
+package agent
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/overlay"
+)
+
+// Multicast is asked for by one word; what is kept of an object in memory is enough to know it.
+func TestWantsMulticast(t *testing.T) {
+	for value, want := range map[string]bool{"true": true, "": false, "false": false, "True": false, "yes": false, " true": false, "1": false} {
+		nn := &networkv1.NetNamespace{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{networkv1.AnnotationMulticast: value, "other": "gone"}},
+			NetName:    "a", NetID: 42,
+		}
+		if _, err := strip(nn); err != nil {
+			t.Fatal(err)
+		}
+		if got := *wantsMulticast(nn); got != (overlay.MulticastNamespace{VNID: 42, On: want}) {
+			t.Errorf("%q: %+v", value, got)
+		}
+		if len(nn.Annotations) != 1 {
+			t.Errorf("kept in memory: %v", nn.Annotations)
+		}
+	}
+	if wantsMulticast(&networkv1.NetNamespace{}).On {
+		t.Error("multicast is on without the annotation")
+	}
+}

@@ -1,0 +1,141 @@
+package pipeline
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// OwnerMulticastNodes owns what MulticastNodes returns.
+const OwnerMulticastNodes reconcile.Owner = "multicast/nodes"
+
+// MulticastOwner owns what Multicast returns for a VNID.
+func MulticastOwner(vnid uint32) reconcile.Owner {
+	return reconcile.Owner("multicast/" + strconv.FormatUint(uint64(vnid), 10))
+}
+
+// multicastPart is how many receivers one flow copies to: each takes 32 bytes, and a flow has to fit a message of 64 KiB. What
+// does not fit goes on in the next part, which RegPart counts.
+const multicastPart = 1000
+
+// multicast reports whether projects may have multicast: as in OpenShift SDN, not in a flat network.
+func (c *Config) multicast() bool { return c.isolates() || c.policies() }
+
+// MulticastMember is a local pod that gets a project's multicast.
+type MulticastMember struct {
+	OFPort uint32
+	// Addr is its IPv4 address, from which its MAC address follows.
+	Addr netip.Addr
+}
+
+// Multicast returns the flows by which a project's multicast goes to its pods on this node, and to the other nodes. Who may send
+// it, the pods' own flows say (Pod.Multicast). NetworkPolicies do not judge it.
+func (c *Config) Multicast(vnid uint32, members []MulticastMember) map[openflow.Key]openflow.Entry {
+	return Fragment(c.MulticastRules(vnid, members))
+}
+
+// MulticastRules is Multicast with what each flow is for.
+//
+// Each pod gets its copy in a frame to its own MAC address, as access points do it: a host takes multicast to groups that it
+// has joined from such a frame as well. In a frame to the group, the macvlans upon standing ports would have the kernel
+// reassemble fragments, in a queue that the ports' namespace has for all of them: of several pods one would get the datagram.
+// A packet does not go back where it came from, as no output does.
+func (c *Config) MulticastRules(vnid uint32, members []MulticastMember) []Rule {
+	const priority = 100
+	if !c.multicast() || vnid > vnidMax || len(members) == 0 {
+		return nil
+	}
+	p := c.program(MulticastOwner(vnid))
+	of := match(openflow.Reg(RegSource, vnid))
+	p.add(TableMulticastOut, priority, "the project has multicast", of, openflow.GotoTable(TableMulticastTunnel))
+	ordered := slices.SortedFunc(slices.Values(members), func(a, b MulticastMember) int { return cmp.Compare(a.OFPort, b.OFPort) })
+	p.copies(TableMulticastLocal, "to the project's pods here", of, receivers{count: len(ordered), each: func(i int) []openflow.Action {
+		return []openflow.Action{openflow.SetField(openflow.EthDst(PodMAC(ordered[i].Addr))), openflow.Output(ordered[i].OFPort)}
+	}})
+	return p.rules
+}
+
+// MulticastNodes returns the flows by which multicast of all projects goes to and comes from other nodes. Hosts with a VNID of
+// their own are none.
+func (c *Config) MulticastNodes(remotes []Remote) map[openflow.Key]openflow.Entry {
+	return Fragment(c.MulticastNodesRules(remotes))
+}
+
+// MulticastNodesRules is MulticastNodes with what each flow is for.
+func (c *Config) MulticastNodesRules(remotes []Remote) []Rule {
+	const priority, last = 100, 31
+	if !c.multicast() {
+		return nil
+	}
+	p := c.program(OwnerMulticastNodes)
+	var nodes []netip.Addr
+	for _, r := range remotes {
+		if c.CheckRemote(r) != nil || r.FixedVNID != 0 {
+			continue
+		}
+		nodes = append(nodes, r.NodeIP)
+		p.add(TableTunnel, priority, "multicast from the node's pods, for this node's",
+			match(openflow.InPort(PortVXLAN), openflow.TunSrc(r.NodeIP), openflow.TunDst(c.NodeIP), openflow.IPSrc(r.Subnet), openflow.IPDst(multicast4())),
+			openflow.Move(openflow.Bits(openflow.FieldTunID, 0, last), openflow.RegBits(RegSource, 0, last)), openflow.GotoTable(TableMulticastLocal))
+	}
+	slices.SortFunc(nodes, netip.Addr.Compare)
+	nodes = slices.Compact(nodes) // two objects may briefly name one node
+	p.copies(TableMulticastTunnel, "a copy to each other node", nil, receivers{
+		count: len(nodes), first: []openflow.Action{sourceToTunnel()},
+		each: func(i int) []openflow.Action {
+			return []openflow.Action{openflow.SetField(openflow.TunDst(nodes[i])), openflow.Output(PortVXLAN)}
+		},
+		next: TableMulticastLocal,
+	})
+	return p.rules
+}
+
+// receivers are who gets copies of a packet.
+type receivers struct {
+	count int
+	// first is done before the first copy, each makes the i-th, and next is the table after all; 0: none.
+	first []openflow.Action
+	each  func(i int) []openflow.Action
+	next  uint8
+}
+
+// copies adds the flows that copy to all receivers, one after the other: each part but the last hands on to the next.
+func (p *program) copies(table uint8, purpose string, of conditions, r receivers) {
+	const priority = 100
+	for part, from := uint32(0), 0; part == 0 || from < r.count; part, from = part+1, from+multicastPart {
+		var actions []openflow.Action
+		if part == 0 {
+			actions = append(actions, r.first...)
+		}
+		to := min(from+multicastPart, r.count)
+		for i := from; i < to; i++ {
+			actions = append(actions, r.each(i)...)
+		}
+		switch {
+		case to < r.count:
+			actions = append(actions, openflow.SetField(openflow.Reg(RegPart, part+1)), openflow.Resubmit(openflow.PortInPort, table))
+		case r.next != 0 && part > 0:
+			actions = append(actions, openflow.SetField(openflow.Reg(RegPart, 0)), openflow.GotoTable(r.next))
+		case r.next != 0:
+			actions = append(actions, openflow.GotoTable(r.next))
+		}
+		p.add(table, priority, purpose, append(slices.Clip(of), openflow.Reg(RegPart, part)), actions...)
+	}
+}
+
+// multicastFrom lets a pod send multicast, if its project has it.
+func (p *program) multicastFrom(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
+	const priority = 100
+	if !pod.Multicast || !p.config.multicast() {
+		return
+	}
+	group, mask := net.HardwareAddr{0x01, 0x00, 0x5e, 0, 0, 0}, net.HardwareAddr{0xff, 0xff, 0xff, 0x80, 0, 0} // RFC 1112, 6.4
+	p.add(TablePod, priority, "multicast from the pod's own address",
+		match(openflow.InPort(pod.OFPort), openflow.EthSrc(mac), openflow.EthDstMasked(group, mask), openflow.IPSrc(host(addr)), openflow.IPDst(multicast4())),
+		source(pod.VNID), openflow.GotoTable(TableMulticastOut))
+}

@@ -1,0 +1,379 @@
+//go:build lab
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/tenant"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// Projects of the tests of multicast. The third never has it.
+const (
+	choirA = "choir-a"
+	choirB = "choir-b"
+	choirC = "choir-c"
+)
+
+// choir is pods of projects on both nodes, and both hosts, that are all in one group.
+type choir struct {
+	estate
+
+	pods    map[string]*lab.Pod // a1 is the first project's on n1, and so on
+	singers map[string]*traffic.Singer
+	songs   int
+}
+
+func songGroup() netip.AddrPort { return netip.MustParseAddrPort("239.17.0.9:7793") }
+
+func newChoir(t *testing.T, plugin string) *choir {
+	t.Helper()
+	c := &choir{estate: estate{cluster: cluster(t)}, pods: map[string]*lab.Pod{}, singers: map[string]*traffic.Singer{}}
+	config, err := c.cluster.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Timeout = 0 // watches last
+	if c.tenants, err = tenant.New(config); err != nil {
+		t.Fatal(err)
+	}
+	c.flatAgain(t)
+	for _, name := range []string{choirA, choirB, choirC} {
+		addProject(t, c.cluster, name)
+	}
+	if plugin == networkv1.PluginNetworkPolicy {
+		byPolicies(t, c.cluster)
+	} else {
+		c.setMode(t, plugin)
+	}
+	for name, spec := range map[string]lab.PodSpec{
+		"a1": {Node: "n1", Namespace: choirA}, "a2": {Node: "n2", Namespace: choirA}, "a3": {Node: "n1", Namespace: choirA},
+		"b1": {Node: "n1", Namespace: choirB}, "b2": {Node: "n2", Namespace: choirB},
+		"c1": {Node: "n1", Namespace: choirC}, "c2": {Node: "n2", Namespace: choirC},
+	} {
+		c.add(t, name, spec)
+	}
+	for _, n := range c.cluster.Nodes() {
+		c.joins(t, n.Name, n.Netns, "tun0")
+		if err := c.singers[n.Name].By(n.Netns, "tun0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+// add starts a pod that sings.
+func (c *choir) add(t *testing.T, name string, spec lab.PodSpec) {
+	t.Helper()
+	spec.Name = "choir-" + name
+	c.pods[name] = (&policyScene{cluster: c.cluster}).pod(t, spec)
+	echo(t, c.pods[name].Netns, c.pods[name].IPs[0])
+	c.joins(t, name, c.pods[name].Netns, "eth0")
+}
+
+func (c *choir) joins(t *testing.T, name, netns, device string) {
+	t.Helper()
+	singer, err := traffic.JoinGroup(netns, device, songGroup())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.singers[name] = singer
+	t.Cleanup(func() {
+		if err := singer.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// want has a project want multicast, or not: "" takes the annotation away.
+func (c *choir) want(t *testing.T, project, value string) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, networkv1.AnnotationMulticast, value)
+	if value == "" {
+		patch = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, networkv1.AnnotationMulticast)
+	}
+	spaces := objects(t, c.cluster, network, "netnamespaces")
+	await(t, "the NetNamespace of "+project, func(ctx context.Context) error {
+		_, err := spaces.Patch(ctx, project, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+}
+
+// song is one datagram of one singer.
+type song struct{ from, text string }
+
+// sing has everybody sing once, with so many bytes at least, and returns what was sung.
+func (c *choir) sing(t *testing.T, size int) []song {
+	t.Helper()
+	var songs []song
+	c.songs++
+	for _, name := range slices.Sorted(maps.Keys(c.singers)) {
+		text := fmt.Appendf(nil, "%s %d ", name, c.songs)
+		text = append(text, bytes.Repeat([]byte("x"), max(0, size-len(text)))...)
+		if err := c.singers[name].Sing(text); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		songs = append(songs, song{name, string(text)})
+	}
+	return songs
+}
+
+// together says whether one hears another: both are pods of one of the sets of projects.
+func together(sets []string, from, to string) bool {
+	return from != to && slices.ContainsFunc(sets, func(set string) bool {
+		return slices.Contains([]byte(set), from[0]) && slices.Contains([]byte(set), to[0])
+	})
+}
+
+// missing names who does not hear what is meant for him, stray who hears what is not, or hears it again.
+func (c *choir) judge(songs []song, sets []string) (missing, stray []string) {
+	for _, s := range songs {
+		for to, singer := range c.singers {
+			n := singer.Count(s.text)
+			wanted := together(sets, s.from, to)
+			switch {
+			case wanted && n == 0:
+				missing = append(missing, s.from+" to "+to)
+			case !wanted && n > 0 || n > 1:
+				stray = append(stray, fmt.Sprintf("%s to %s, %d times", s.from, to, n))
+			}
+		}
+	}
+	slices.Sort(missing)
+	slices.Sort(stray)
+	return missing, stray
+}
+
+// fence returns when whatever was sent before has arrived where it goes: behind it each node has asked each pod for an answer,
+// but for those that only their own node may ask.
+func (c *choir) fence(t *testing.T) {
+	t.Helper()
+	for range 3 {
+		for _, n := range c.cluster.Nodes() {
+			for name, p := range c.pods {
+				if name[0] == 'a' && p.Node.Name != n.Name {
+					continue
+				}
+				ping(t, n.Netns, p.IPs[0])
+			}
+		}
+	}
+}
+
+// hears waits until the sets of projects are one in hearing, and holds each to it by datagrams of several sizes: nobody else
+// hears anything, and nobody hears twice.
+func (c *choir) hears(t *testing.T, when string, sets ...string) {
+	t.Helper()
+	took := await(t, when, func(context.Context) error {
+		songs := c.sing(t, 0)
+		c.fence(t)
+		if missing, stray := c.judge(songs, sets); len(missing)+len(stray) > 0 {
+			return fmt.Errorf("missing: %v, heard by others: %v", missing, stray)
+		}
+		return nil
+	})
+	t.Logf("%s after %s", when, took.Round(time.Millisecond))
+	for _, size := range []int{100, 1400, 5000} { // the last in fragments
+		songs := c.sing(t, size)
+		await(t, "all that is meant to be heard", func(context.Context) error {
+			if missing, _ := c.judge(songs, sets); len(missing) > 0 {
+				return fmt.Errorf("%s, %d bytes: missing: %v", when, size, missing)
+			}
+			return nil
+		})
+		c.fence(t)
+		if missing, stray := c.judge(songs, sets); len(missing)+len(stray) > 0 {
+			t.Errorf("%s, %d bytes: missing: %v, heard by others: %v", when, size, missing, stray)
+		}
+	}
+}
+
+// large: a datagram of more fragments than the switch hands on in one go comes to all pods of a node. The namespace of their ports
+// puts none of it together: it would take one pod's fragments for another's.
+func (c *choir) large(t *testing.T, from string, sets ...string) {
+	t.Helper()
+	const size = 60000
+	before := c.reassembled(t)
+	await(t, "a large datagram of "+from, func(context.Context) error {
+		c.songs++
+		text := string(append(fmt.Appendf(nil, "%s %d ", from, c.songs), bytes.Repeat([]byte("x"), size)...))
+		if err := c.singers[from].Sing([]byte(text)); err != nil {
+			return err
+		}
+		c.fence(t)
+		if missing, stray := c.judge([]song{{from, text}}, sets); len(missing)+len(stray) > 0 {
+			return fmt.Errorf("missing: %v, heard by others: %v", missing, stray)
+		}
+		return nil
+	})
+	if after := c.reassembled(t); after != before {
+		t.Errorf("fragments in the ports' namespaces: %s, before %s", after, before)
+	}
+}
+
+// reassembled says how many fragments the ports' namespaces were to put together, node by node.
+func (c *choir) reassembled(t *testing.T) string {
+	t.Helper()
+	var counts []string
+	for _, n := range c.cluster.Nodes() {
+		var rows [][]string
+		for line := range strings.Lines(mustRun(t, n.Enter("nsenter", "--net="+agent.PortsNamespace(agent.DefaultRunDir), "cat", "/proc/net/snmp"))) {
+			if strings.HasPrefix(line, "Ip:") {
+				rows = append(rows, strings.Fields(line))
+			}
+		}
+		if len(rows) != 2 || !slices.Contains(rows[0], "ReasmReqds") {
+			t.Fatalf("%s: no counters in %q", n.Name, rows)
+		}
+		counts = append(counts, rows[1][slices.Index(rows[0], "ReasmReqds")])
+	}
+	return strings.Join(counts, " ")
+}
+
+// Multicast is off until all namespaces of a project want it; then all pods of the project hear each other on all nodes, and
+// nobody else does, hosts included. Joined projects have it together or not at all. Restarts lose nothing.
+func TestMulticast(t *testing.T) {
+	flat := map[string]probe.State{}
+	for _, n := range cluster(t).Nodes() {
+		flat[n.Name] = settledState(t, n)
+	}
+	t.Run("projects", func(t *testing.T) {
+		c := newChoir(t, networkv1.PluginMultitenant)
+		c.hears(t, "off")
+		c.want(t, choirA, "true")
+		c.hears(t, "on for the first project", "a")
+		c.want(t, choirB, "yes")
+		c.hears(t, "asked for in other words than true", "a")
+		c.want(t, choirB, "true")
+		c.hears(t, "on for two", "a", "b")
+		c.large(t, "a2", "a", "b")
+		c.change(t, tenant.Join(choirA), choirB)
+		c.hears(t, "joined", "ab")
+		c.restarts(t)
+		c.want(t, choirB, "")
+		c.hears(t, "joined, and one does not want it")
+		c.change(t, tenant.Isolate(), choirB)
+		c.hears(t, "isolated again", "a")
+		c.want(t, choirB, "true")
+		c.comeAndGo(t)
+		c.want(t, choirA, "false")
+		c.hears(t, "off again", "b")
+		c.setMode(t, networkv1.PluginSubnet)
+		c.hears(t, "in a flat network")
+	})
+	t.Run("policies", func(t *testing.T) {
+		c := newChoir(t, networkv1.PluginNetworkPolicy)
+		c.hears(t, "off")
+		c.want(t, choirA, "true")
+		c.hears(t, "on for the first project", "a")
+		client, err := c.cluster.Client()
+		if err != nil {
+			t.Fatal(err)
+		}
+		deny := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}
+		policies := client.NetworkingV1().NetworkPolicies(choirA)
+		if _, err := policies.Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: deny}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "isolated", func(ctx context.Context) error {
+			short, cancel := context.WithTimeout(ctx, brief)
+			defer cancel()
+			if _, err := traffic.Ping(short, c.pods["a1"].Netns, addrPort(c.pods["a2"])); err == nil {
+				return errors.New("a1 reaches a2")
+			}
+			return nil
+		})
+		c.hears(t, "on, and isolated otherwise", "a")
+		c.large(t, "a2", "a")
+		if err := policies.Delete(t.Context(), "deny", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, n := range cluster(t).Nodes() {
+		await(t, "the flows of "+n.Name+" as before", func(ctx context.Context) error {
+			for _, subject := range []string{"flows", "groups"} {
+				if now, before := probe.StateIn(ctx, n, subject), flat[n.Name][subject]; now != before {
+					return fmt.Errorf("%s are\n%s\nand were\n%s", subject, now, before)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// restarts kills agents while everybody hears everybody: nothing is lost.
+func (c *choir) restarts(t *testing.T) {
+	t.Helper()
+	stop, stopped := make(chan struct{}), make(chan []song)
+	go func() {
+		var songs []song
+		ticker := time.NewTicker(5 * time.Millisecond)
+		defer ticker.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				stopped <- songs
+				return
+			case <-ticker.C:
+			}
+			for _, name := range []string{"a1", "b2"} {
+				text := fmt.Sprintf("%s during restarts %d", name, i)
+				if err := c.singers[name].Sing([]byte(text)); err != nil {
+					t.Error(err)
+				}
+				songs = append(songs, song{name, text})
+			}
+		}
+	}()
+	for i, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGTERM, syscall.SIGKILL} {
+		n := c.cluster.Node(1 + i%2)
+		kill(t, c.cluster, n.Name+"/weft-agent", signal)
+		await(t, n.Name+" ready", func(ctx context.Context) error { return ready(ctx, n) })
+	}
+	close(stop)
+	songs := <-stopped
+	c.fence(t)
+	if missing, stray := c.judge(songs, []string{"ab"}); len(missing)+len(stray) > 0 {
+		t.Errorf("of %d datagrams while agents were killed, %d deliveries are missing and %d are stray", len(songs), len(missing), len(stray))
+	}
+	t.Logf("%d datagrams sung while agents were killed", len(songs))
+}
+
+// comeAndGo: a pod that comes hears, and one of another project that gets the port of one that went does not.
+func (c *choir) comeAndGo(t *testing.T) {
+	t.Helper()
+	for i := range 5 {
+		name := fmt.Sprintf("a%d", 10+i)
+		c.add(t, name, lab.PodSpec{Node: "n1", Namespace: choirA})
+	}
+	c.hears(t, "with more pods", "a", "b")
+	for i := range 5 {
+		name := fmt.Sprintf("a%d", 10+i)
+		delPod(t, c.pods[name])
+		delete(c.pods, name)
+		delete(c.singers, name)
+	}
+	for i := range 40 { // more than ports stand ready, so that some come upon those that others had
+		c.add(t, fmt.Sprintf("c%d", 10+i), lab.PodSpec{Node: "n1", Namespace: choirC})
+	}
+	c.hears(t, "with other pods", "a", "b")
+}
