@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -88,6 +90,71 @@ func TestEventsOfNames(t *testing.T) {
 			if err := e.step(t.Context(), network, false); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// Names that change have a step taken at once, and then one for all that change within a while.
+func TestNamesAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEgressFirewalls(nil, nil, slog.New(slog.DiscardHandler))
+		steps := func() int {
+			synctest.Wait()
+			n := len(e.wake)
+			if n > 0 {
+				<-e.wake
+			}
+			return n
+		}
+		total := 0
+		for i := range 100 { // one each 10 ms
+			e.nameChanged()
+			n := steps()
+			if total += n; i == 0 && n != 1 {
+				t.Error("the first change waits")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if total > 2 {
+			t.Errorf("%d steps within two times %s", total, gatherNames)
+		}
+		time.Sleep(gatherNames)
+		if steps() != 1 {
+			t.Error("the last changes have no step")
+		}
+		e.notePolicy(&networkv1.EgressNetworkPolicy{})
+		if steps() != 1 {
+			t.Error("a policy waits")
+		}
+	})
+}
+
+// A namespace's names are resolved on for a while after its last pod.
+func TestResidents(t *testing.T) {
+	r, now := residents{}, time.Unix(1000, 0)
+	for _, step := range []struct {
+		after time.Duration
+		here  string
+		want  string
+		next  time.Duration
+	}{
+		{0, "a b", "a b", 0},
+		{0, "b", "a b", lingerNames},
+		{lingerNames - 2, "b", "a b", 2},
+		{0, "a", "a b", lingerNames},
+		{lingerNames - 1, "", "a b", 1},
+		{1, "", "a", lingerNames - 1},
+		{lingerNames, "c", "c", 0},
+	} {
+		now = now.Add(step.after)
+		here := map[string]struct{}{}
+		for namespace := range strings.FieldsSeq(step.here) {
+			here[namespace] = struct{}{}
+		}
+		all, next := r.at(now, here)
+		got := strings.Join(slices.Sorted(maps.Keys(all)), " ")
+		if got != step.want || !next.IsZero() != (step.next > 0) || step.next > 0 && next.Sub(now) != step.next {
+			t.Errorf("after %s, with %q: %q, next %s; want %q, next after %s", step.after, step.here, got, next, step.want, step.next)
 		}
 	}
 }
