@@ -287,6 +287,17 @@ func (e *egressFirewalls) want(network *overlay.Network) {
 	}
 }
 
+// ahead is step before anything else acts on NetNamespaces that changed: those that come to share a VNID are closed before they do. What
+// cannot be programmed is tried again, and keeps nobody else.
+func (e *egressFirewalls) ahead(ctx context.Context, network *overlay.Network, names map[string]struct{}) {
+	e.mu.Lock()
+	maps.Copy(e.spaces, names)
+	e.mu.Unlock()
+	if err := e.step(ctx, network, false); err != nil {
+		e.signal()
+	}
+}
+
 // read brings the index in step with objects.
 func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) error {
 	for key := range policies {

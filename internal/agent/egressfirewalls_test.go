@@ -158,3 +158,65 @@ func TestResidents(t *testing.T) {
 		}
 	}
 }
+
+// registered is a watch that has told of everything.
+type registered struct {
+	toolscache.ResourceEventHandlerRegistration
+}
+
+// HasSynced implements toolscache.ResourceEventHandlerRegistration.
+func (registered) HasSynced() bool { return true }
+
+// Namespaces that come to share a VNID are closed before the network is told that they do.
+func TestFirewallsBeforeTenants(t *testing.T) {
+	store, err := attach.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	if err := store.Put(t.Context(), attach.Record{
+		Network: overlay.NetworkName, ContainerID: "c", IfName: "eth0", Netns: "/run/netns/x", PodNamespace: "shop",
+		BootID: "boot", State: attach.Attached, Created: time.Unix(1, 0),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	network := overlay.New(overlay.Engines{}, store, overlay.Options{BootID: "boot"})
+	scheme := runtime.NewScheme()
+	if err := networkv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	policy := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "bank", Name: "default"}}
+	policy.Spec.Egress = []networkv1.EgressNetworkPolicyRule{{Type: "Deny", To: networkv1.EgressNetworkPolicyPeer{CIDRSelector: "192.0.2.0/24"}}}
+	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(policy)
+	for _, name := range []string{"shop", "bank"} {
+		objects.WithObjects(&networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name}, NetName: name, NetID: 7})
+	}
+	from := cached{from: objects.Build()}
+	e := newEgressFirewalls(from, nil, slog.New(slog.DiscardHandler))
+	e.names = resolver.NewNames(resolver.Options{Changed: e.nameChanged})
+	e.synced = []toolscache.InformerSynced{registered{}.HasSynced}
+	e.notePolicy(policy)
+	if err := e.step(t.Context(), network, true); err != nil {
+		t.Fatal(err)
+	}
+	x := newTenants(from, nil, slog.New(slog.DiscardHandler), func() {})
+	x.handler = registered{}
+	for _, name := range []string{"shop", "bank"} {
+		x.note(name)
+	}
+	x.ahead = func(ctx context.Context, network *overlay.Network, names map[string]struct{}) {
+		e.ahead(ctx, network, names)
+		if f := e.index.All()["shop"]; f == nil || f.Closed == "" {
+			t.Errorf("the namespace that shares a VNID is not closed: %v", f)
+		}
+		if len(network.WithoutVNID()) == 0 {
+			t.Error("the network was told of the VNID before")
+		}
+	}
+	if err := x.step(t.Context(), network); err != nil {
+		t.Fatal(err)
+	}
+	if got := network.WithoutVNID(); len(got) > 0 {
+		t.Errorf("the network was not told: %v", got)
+	}
+}
