@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -36,10 +37,17 @@ type egressFirewalls struct {
 	mu       sync.Mutex
 	policies map[egressfirewall.Key]struct{}
 	spaces   map[string]struct{}
+	// gathering says that names changed, of which a step is taken soon, and gathered when one was last.
+	gathering bool
+	gathered  time.Time
 
 	// stepping serialises the steps, and guards what follows.
 	stepping sync.Mutex
 	index    *egressfirewall.Index
+	// residents are the namespaces that have pods here, or had lately.
+	residents residents
+	// forget has the next of those forgotten that have none any more; nil: all have.
+	forget *time.Timer
 	// synced tell whether each watch has told of everything once; empty while nothing is watched. handler is told of NetNamespaces.
 	synced  []toolscache.InformerSynced
 	handler toolscache.ResourceEventHandlerRegistration
@@ -50,8 +58,44 @@ type egressFirewalls struct {
 func newEgressFirewalls(store cache.Cache, vnids *netNamespaces, log *slog.Logger) *egressFirewalls {
 	return &egressFirewalls{
 		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(),
-		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{},
+		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{}, residents: residents{},
 	}
+}
+
+// Bounds of the work that names make.
+const (
+	// gatherNames is how long after a step for names that changed the next is taken, with all that change until then.
+	gatherNames = 500 * time.Millisecond
+	// lingerNames is how long names are resolved on after their namespace's last pod: the next one finds them resolved.
+	lingerNames = 10 * time.Minute
+)
+
+// residents are namespaces that have pods here, with the zero time, or had lately, with when they are forgotten.
+type residents map[string]time.Time
+
+// at takes note of the namespaces that have pods now, and returns those that count, and when one more is forgotten; zero: none is to be.
+func (r residents) at(now time.Time, here map[string]struct{}) (all map[string]struct{}, next time.Time) {
+	for namespace := range here {
+		r[namespace] = time.Time{}
+	}
+	all = map[string]struct{}{}
+	for namespace, until := range r {
+		if _, is := here[namespace]; !is {
+			if until.IsZero() {
+				until = now.Add(lingerNames)
+				r[namespace] = until
+			}
+			if !now.Before(until) {
+				delete(r, namespace)
+				continue
+			}
+			if next.IsZero() || until.Before(next) {
+				next = until
+			}
+		}
+		all[namespace] = struct{}{}
+	}
+	return all, next
 }
 
 // resolve says how names are resolved, and who is told of those that cannot be: nobody, if tell is nil.
@@ -59,7 +103,23 @@ func (e *egressFirewalls) resolve(opts *Options, tell *recorder) {
 	client := &resolver.Client{ResolvConf: opts.ResolvConf}
 	e.recorder = tell
 	e.names = resolver.NewNames(resolver.Options{
-		Lookup: client.Lookup, Changed: e.signal, File: filepath.Join(opts.StateDir, namesFile), Log: opts.Log,
+		Lookup: client.Lookup, Changed: e.nameChanged, File: filepath.Join(opts.StateDir, namesFile), Log: opts.Log,
+	})
+}
+
+// nameChanged has a step taken: at once, or, if one was lately, soon, of all that changes until then.
+func (e *egressFirewalls) nameChanged() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gathering {
+		return
+	}
+	e.gathering = true
+	time.AfterFunc(time.Until(e.gathered.Add(gatherNames)), func() {
+		e.mu.Lock()
+		e.gathering, e.gathered = false, time.Now()
+		e.mu.Unlock()
+		e.signal()
 	})
 }
 
@@ -137,7 +197,7 @@ func (e *egressFirewalls) end(ctx context.Context) error {
 	}
 	e.synced, e.handler, e.known = nil, nil, false
 	e.take()
-	e.index = egressfirewall.NewIndex()
+	e.index, e.residents = egressfirewall.NewIndex(), residents{}
 	e.names.Want(nil)
 	e.names.Take()
 	return err
@@ -194,7 +254,7 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 		maps.Copy(e.spaces, spaces)
 		return err
 	}
-	e.names.Want(e.index.Names(network.Inhabited()))
+	e.want(network)
 	for _, name := range e.names.Take() {
 		e.learn(ctx, name)
 	}
@@ -212,6 +272,30 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 	}
 	e.unsettled = false
 	return nil
+}
+
+// want says which names are resolved.
+func (e *egressFirewalls) want(network *overlay.Network) {
+	now := time.Now()
+	namespaces, next := e.residents.at(now, network.Inhabited())
+	e.names.Want(e.index.Names(namespaces))
+	if e.forget != nil {
+		e.forget.Stop()
+	}
+	if e.forget = nil; !next.IsZero() {
+		e.forget = time.AfterFunc(next.Sub(now), e.signal)
+	}
+}
+
+// ahead is step before anything else acts on NetNamespaces that changed: those that come to share a VNID are closed before they do. What
+// cannot be programmed is tried again, and keeps nobody else.
+func (e *egressFirewalls) ahead(ctx context.Context, network *overlay.Network, names map[string]struct{}) {
+	e.mu.Lock()
+	maps.Copy(e.spaces, names)
+	e.mu.Unlock()
+	if err := e.step(ctx, network, false); err != nil {
+		e.signal()
+	}
 }
 
 // read brings the index in step with objects.

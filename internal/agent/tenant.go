@@ -41,6 +41,8 @@ type tenants struct {
 	wake  chan struct{}
 	// changed is told as well while the node waits for VNIDs.
 	changed func()
+	// ahead is told of NetNamespaces that changed before the network is told of their VNIDs; nil: nobody.
+	ahead func(ctx context.Context, network *overlay.Network, names map[string]struct{})
 
 	// stepping serialises step, and guards known and missing.
 	stepping sync.Mutex
@@ -169,6 +171,9 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	}
 	if len(change.VNIDs)+len(change.Gone) == 0 {
 		return nil
+	}
+	if t.ahead != nil {
+		t.ahead(ctx, network, dirty)
 	}
 	return network.UpdateTenants(ctx, change) // which tries again by itself
 }

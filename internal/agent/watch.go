@@ -88,6 +88,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	vnids := &netNamespaces{cache: store}
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
+	o.tenants.ahead = o.egressFirewalls.ahead
 	o.egressIPs = newEgressIPs(store, vnids, node, o.signal)
 	o.multicast = newMulticast(store, vnids, o.signal)
 	return o, nil

@@ -297,6 +297,18 @@ func TestNames(t *testing.T) {
 	if got := x.Names(map[string]struct{}{"a": {}, "b": {}, "none": {}}); !slices.Equal(got, []string{"web.example."}) {
 		t.Errorf("names: %v", got)
 	}
+	many := egressfirewall.NewIndex()
+	for _, p := range []struct{ namespace, names string }{{"a", "a1 a2 a3 both"}, {"b", "b1 both"}, {"c", "c1"}, {"d", "d1"}} {
+		var list []string
+		for name := range strings.FieldsSeq(p.names) {
+			list = append(list, "Allow "+name+".example")
+		}
+		many.SetPolicy(egressfirewall.Policy{Key: egressfirewall.Key{Namespace: p.namespace, Name: "one"}, Rules: rules(t, list...)})
+	}
+	want := "a1.example. b1.example. c1.example. a2.example. both.example. a3.example."
+	if got := strings.Join(many.Names(map[string]struct{}{"a": {}, "b": {}, "c": {}}), " "); got != want {
+		t.Errorf("in turn: %s, want %s", got, want)
+	}
 	if got := fmt.Sprint(x.Users("web.example.")); got != "[a/one b/one]" {
 		t.Errorf("users: %v", got)
 	}

@@ -167,10 +167,12 @@ func (x *Index) All() map[string]*Firewall {
 	return maps.Clone(x.told)
 }
 
-// Names returns the names in the policies of namespaces, in order.
+// Names returns the names in the policies of namespaces, each once: the first of each namespace, then the second of each, and so on, so
+// that no namespace's names are behind all of another's.
 func (x *Index) Names(namespaces map[string]struct{}) []string {
-	names := map[string]struct{}{}
-	for namespace := range namespaces {
+	var lists [][]string
+	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
+		names := map[string]struct{}{}
 		for _, p := range x.policies[namespace] {
 			for _, rule := range p.Rules {
 				if rule.Name != "" {
@@ -178,8 +180,24 @@ func (x *Index) Names(namespaces map[string]struct{}) []string {
 				}
 			}
 		}
+		lists = append(lists, slices.Sorted(maps.Keys(names)))
 	}
-	return slices.Sorted(maps.Keys(names))
+	var all []string
+	seen := map[string]struct{}{}
+	for i, more := 0, true; more; i++ {
+		more = false
+		for _, list := range lists {
+			if i >= len(list) {
+				continue
+			}
+			more = true
+			if _, again := seen[list[i]]; !again {
+				seen[list[i]] = struct{}{}
+				all = append(all, list[i])
+			}
+		}
+	}
+	return all
 }
 
 // Users returns the policies that have a name, in order.

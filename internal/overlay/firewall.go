@@ -39,6 +39,8 @@ type firewalls struct {
 	programmed map[string]struct{}
 	// pending are owners whose flows were handed over, and may not be in effect. Network.updating guards them.
 	pending map[reconcile.Owner]struct{}
+	// narrowed says that among those are some that let something out no more. Network.updating guards it.
+	narrowed bool
 }
 
 func newFirewalls() *firewalls {
@@ -71,7 +73,7 @@ func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) er
 	n.updating.Lock()
 	defer n.updating.Unlock()
 	f := n.firewalls
-	numbered := f.take(&change)
+	numbered, narrowed := f.take(&change)
 	s := n.settings.Load()
 	if s == nil || !s.guards() {
 		return nil
@@ -94,11 +96,13 @@ func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) er
 	n.opening.Unlock()
 	for o := range fragments {
 		f.pending[o] = struct{}{}
+		f.narrowed = f.narrowed || narrowed
 	}
 	return n.settleFirewalls(ctx)
 }
 
-// settleFirewalls waits until what was handed over is in effect. The caller holds updating.
+// settleFirewalls waits until what was handed over is in effect. The datapath goes by it at once if something may leave no more,
+// otherwise soon: a name of many addresses may stand for others every few seconds. The caller holds updating.
 func (n *Network) settleFirewalls(ctx context.Context) error {
 	f := n.firewalls
 	if len(f.pending) > 0 {
@@ -110,14 +114,16 @@ func (n *Network) settleFirewalls(ctx context.Context) error {
 			return named("egress firewalls", err)
 		}
 		clear(f.pending)
-		n.purgeDue(true)
+		n.purgeLater()
+		n.purgeDue(f.narrowed)
+		f.narrowed = false
 	}
 	return n.purge(ctx)
 }
 
-// take takes a change over, and returns the namespaces whose pods carry another number. A change that resets comes to one that
-// names all.
-func (f *firewalls) take(change *FirewallChange) map[string]struct{} {
+// take takes a change over, and returns the namespaces whose pods carry another number, and whether any lets something out no more.
+// A change that resets comes to one that names all.
+func (f *firewalls) take(change *FirewallChange) (numbered map[string]struct{}, narrowed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if change.Reset {
@@ -132,10 +138,11 @@ func (f *firewalls) take(change *FirewallChange) map[string]struct{} {
 		}
 		change.Firewalls = all
 	}
-	numbered := map[string]struct{}{}
+	numbered = map[string]struct{}{}
 	for _, namespace := range slices.Sorted(maps.Keys(change.Firewalls)) { // in order, so that they get the same numbers in each life
-		had := f.known[namespace] != nil
-		if now := change.Firewalls[namespace]; now != nil {
+		was, now := f.known[namespace], change.Firewalls[namespace]
+		narrowed = narrowed || egressfirewall.Narrowed(was, now)
+		if now != nil {
 			f.known[namespace] = now
 			f.numbers[namespace] = f.ids.ID(namespace)
 		} else {
@@ -143,11 +150,11 @@ func (f *firewalls) take(change *FirewallChange) map[string]struct{} {
 			delete(f.numbers, namespace)
 			f.ids.Release(namespace)
 		}
-		if has := f.known[namespace] != nil; has != had {
+		if (now != nil) != (was != nil) {
 			numbered[namespace] = struct{}{}
 		}
 	}
-	return numbered
+	return numbered, narrowed
 }
 
 // program adds the fragment of a namespace's firewall, if it has to be handed over. The caller holds Network.opening.

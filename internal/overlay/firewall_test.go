@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -144,6 +145,33 @@ func TestFirewalls(t *testing.T) {
 	l.guard(t, map[string]*egressfirewall.Firewall{"b": nil})
 	if got := l.ranges(t); got != 0 || !strings.Contains(l.guarded(t, other), "none") {
 		t.Errorf("%d ranges without a firewall: %s", got, l.guarded(t, other))
+	}
+}
+
+// The datapath goes by another firewall at once if something leaves no more, and otherwise soon.
+func TestFirewallsAskAnew(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 11))
+	l.add(t, l.of("a", "one"))
+	d := l.watchDatapath(time.Hour)
+	for _, step := range []struct {
+		what     string
+		firewall *egressfirewall.Firewall
+		times    int
+	}{
+		{"one that denies a range", denying("192.0.2.0/24"), 1},
+		{"another range as well", denying("192.0.2.0/24", "203.0.113.0/24"), 2},
+		{"the first no more", denying("203.0.113.0/24"), 2},
+		{"half of it", denying("203.0.113.0/25"), 2},
+		{"the other half", denying("203.0.113.128/25"), 3},
+		{"closed", &egressfirewall.Firewall{Closed: "because"}, 4},
+		{"open again", denying("203.0.113.128/25"), 4},
+		{"none", nil, 4},
+	} {
+		l.guard(t, map[string]*egressfirewall.Firewall{"a": step.firewall})
+		d.want(t, step.what, step.times)
+	}
+	if !l.Network.policies.later {
+		t.Error("the datapath may go by old flows for ever")
 	}
 }
 

@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,13 +23,18 @@ const (
 	payload = 1232
 	// maxTimeout bounds resolv.conf's option timeout, as glibc does.
 	maxTimeout = 30 * time.Second
+	// DefaultPatience bounds a whole Lookup: all servers, all attempts, all aliases.
+	DefaultPatience = 10 * time.Second
+	// DefaultIPv6Patience is how long an answer for IPv4 waits for the one for IPv6 addresses. Asked for together, they come together.
+	DefaultIPv6Patience = 100 * time.Millisecond
 )
 
 // Answer is what name servers say of a name.
 type Answer struct {
-	// Addrs are its addresses of both families, in order, each once; none: the name does not exist, or has none.
+	// Addrs are its addresses of both families, in order, each once; none: the name does not exist, or has none. Those of IPv6
+	// are missing where the servers do not tell them at once.
 	Addrs []netip.Addr
-	// TTL is how long that is good.
+	// TTL is how long that is good: what is said of IPv4.
 	TTL time.Duration
 }
 
@@ -38,22 +44,26 @@ type Client struct {
 	ResolvConf string
 	// Port is the name servers'. Empty: 53.
 	Port string
+	// Patience bounds a Lookup, and IPv6Patience how long it waits for IPv6 addresses once all else is known. Zero: DefaultPatience
+	// and DefaultIPv6Patience.
+	Patience, IPv6Patience time.Duration
 }
 
 // Lookup returns what a name stands for now. The name is absolute: no search list is applied. That a name does not exist is an
 // answer, and no error; an error says that no server gave an answer.
 //
-// IPv4 counts: where only the question for IPv6 addresses fails, there are none in the answer.
+// IPv4 counts: the answer waits for no other, and lasts as long as what is said of IPv4. Where the question for IPv6 addresses
+// fails, or has no answer soon, there are none in the answer.
 func (c *Client) Lookup(ctx context.Context, name string) (Answer, error) {
 	conf, err := c.servers()
 	if err != nil {
 		return Answer{}, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Patience, DefaultPatience))
 	defer cancel()
 	other := make(chan Answer, 1)
 	go func() {
-		v6, _ := conf.brief().ask(ctx, name, dns.TypeAAAA) // without an answer it is empty
+		v6, _ := conf.ask(ctx, name, dns.TypeAAAA) // without an answer it is empty
 		other <- v6
 	}()
 	v4, err := conf.ask(ctx, name, dns.TypeA)
@@ -62,13 +72,12 @@ func (c *Client) Lookup(ctx context.Context, name string) (Answer, error) {
 		<-other
 		return Answer{}, fmt.Errorf("resolving %s: %w", name, err)
 	}
+	stop := time.AfterFunc(cmp.Or(c.IPv6Patience, DefaultIPv6Patience), cancel)
+	defer stop.Stop()
 	v6 := <-other
 	v4.Addrs = append(v4.Addrs, v6.Addrs...)
 	slices.SortFunc(v4.Addrs, netip.Addr.Compare)
 	v4.Addrs = slices.Compact(v4.Addrs)
-	if len(v6.Addrs) > 0 {
-		v4.TTL = min(v4.TTL, v6.TTL)
-	}
 	return v4, nil
 }
 
@@ -77,14 +86,6 @@ type servers struct {
 	addresses []string
 	attempts  int
 	timeout   time.Duration
-}
-
-// brief are the same servers, asked once and not for long: what has a quick answer has it all the same, and a server that
-// cannot answer such questions does not hold up the others.
-func (s servers) brief() servers {
-	const timeout = 2 * time.Second
-	s.attempts, s.timeout = 1, min(s.timeout, timeout)
-	return s
 }
 
 // servers reads the file.
@@ -215,10 +216,10 @@ func (s servers) exchange(ctx context.Context, name string, kind uint16) (*dns.M
 			if err == nil {
 				return reply, nil
 			}
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
 			errs = append(errs, fmt.Errorf("name server %s: %w", server, err))
+			if ctx.Err() != nil { // of others there is no time to ask
+				return nil, errors.Join(errs...)
+			}
 		}
 	}
 	return nil, errors.Join(errs...)

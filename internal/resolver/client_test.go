@@ -31,7 +31,7 @@ func TestLookup(t *testing.T) {
 		records []string
 		want    string
 	}{
-		"both families":          {[]string{"www.example. 60 IN A 192.0.2.8", "www.example. 90 IN A 192.0.2.7", "www.example. 30 IN AAAA 2001:db8::1"}, "[192.0.2.7 192.0.2.8 2001:db8::1] 30s"},
+		"both families":          {[]string{"www.example. 60 IN A 192.0.2.8", "www.example. 90 IN A 192.0.2.7", "www.example. 30 IN AAAA 2001:db8::1"}, "[192.0.2.7 192.0.2.8 2001:db8::1] 1m0s"},
 		"in capitals":            {[]string{"WWW.Example. 60 IN A 192.0.2.7"}, "[192.0.2.7] 1m0s"},
 		"each once":              {[]string{"www.example. 60 IN A 192.0.2.7", "www.example. 60 IN A 192.0.2.7"}, "[192.0.2.7] 1m0s"},
 		"aliases":                {[]string{"www.example. 60 IN CNAME a.example.", "a.example. 20 IN CNAME b.example.", "b.example. 40 IN A 192.0.2.7"}, "[192.0.2.7] 20s"},
@@ -46,7 +46,7 @@ func TestLookup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, 1, "0")
 			s.has(t, append(c.records, "stray.example. 60 IN A 192.0.2.99")...)
-			client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver 127.0.0.1"), Port: s.port(t)}
+			client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver 127.0.0.1"), Port: s.port(t), IPv6Patience: 20 * time.Second}
 			if got := lookup(t, client, "www.example."); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
@@ -167,21 +167,43 @@ func TestNoEDNS(t *testing.T) {
 	}
 }
 
-// Questions for IPv6 addresses that nobody answers keep no IPv4 address back.
+// Questions for IPv6 addresses that nobody answers keep no IPv4 address back, nor delay it.
 func TestBrokenIPv6(t *testing.T) {
+	for what, broken := range map[string]func(reply *dns.Msg) bool{
+		"fails":    func(reply *dns.Msg) bool { reply.Rcode = dns.RcodeServerFailure; return true },
+		"is still": func(*dns.Msg) bool { return false },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := serve(t, 1, "0")
+			list := []dns.RR{record(t, "www.example. 60 IN A 192.0.2.7")}
+			s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
+				if q.Qtype == dns.TypeAAAA {
+					return broken(reply)
+				}
+				zone(list, q, reply)
+				return true
+			})
+			client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver 127.0.0.1", "options timeout:2 attempts:1"), Port: s.port(t)}
+			began := time.Now()
+			if got := lookup(t, client, "www.example."); got != "[192.0.2.7] 1m0s" || time.Since(began) >= 2*time.Second {
+				t.Errorf("got %s after %s", got, time.Since(began))
+			}
+		})
+	}
+}
+
+// A Lookup has an end, however long the servers may take; and says of which it waited for.
+func TestPatience(t *testing.T) {
 	s := serve(t, 1, "0")
-	list := []dns.RR{record(t, "www.example. 60 IN A 192.0.2.7")}
-	s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
-		if q.Qtype == dns.TypeAAAA {
-			reply.Rcode = dns.RcodeServerFailure
-			return true
-		}
-		zone(list, q, reply)
-		return true
-	})
-	client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver 127.0.0.1"), Port: s.port(t)}
-	if got := lookup(t, client, "www.example."); got != "[192.0.2.7] 1m0s" {
+	s.says(func(string, dns.Question, *dns.Msg) bool { return false })
+	client := &resolver.Client{
+		ResolvConf: resolvConf(t, "nameserver 127.0.0.1", "options timeout:30 attempts:5"), Port: s.port(t), Patience: 100 * time.Millisecond,
+	}
+	if got := lookup(t, client, "www.example."); !strings.HasPrefix(got, "error: resolving www.example.: name server 127.0.0.1:") {
 		t.Errorf("got %s", got)
+	}
+	if n := s.times("udp www.example. A"); n > 1 {
+		t.Errorf("asked %d times", n)
 	}
 }
 

@@ -21,7 +21,13 @@ const (
 	DefaultMaxNegativeTTL = 30 * time.Second
 	// DefaultQuestions is how many names are asked for at once.
 	DefaultQuestions = 16
+	// DefaultRest is how long the file is not written again.
+	DefaultRest = 5 * time.Second
 )
+
+// unproven says that one question in so many may be for a name whose last question had no answer, or that was never asked for: each
+// of those may keep its place for as long as a Lookup lasts, and however many there are, the others are not behind them.
+const unproven = 4
 
 // How soon a name is asked for again that cannot be resolved: doubled from the first to the last.
 const (
@@ -51,8 +57,11 @@ type Options struct {
 	File string
 	// MinTTL, MaxTTL and MaxNegativeTTL bound how long an answer counts. Zero: the defaults.
 	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
-	// Questions is how many names are asked for at once. Zero: DefaultQuestions.
+	// Questions is how many names are asked for at once: at most a quarter of them names that were not answered last. Zero:
+	// DefaultQuestions.
 	Questions int
+	// Rest is how long the file is not written again, but at the end; a tenth of it if a name has its first answer. Zero: DefaultRest.
+	Rest time.Duration
 	// Clock is the time. Nil: the system's.
 	Clock Clock
 	// Log gets what nobody waits for. Nil: discarded.
@@ -62,6 +71,7 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	for value, fallback := range map[*time.Duration]time.Duration{
 		&o.MinTTL: DefaultMinTTL, &o.MaxTTL: DefaultMaxTTL, &o.MaxNegativeTTL: DefaultMaxNegativeTTL,
+		&o.Rest: DefaultRest,
 	} {
 		if *value == 0 {
 			*value = fallback
@@ -100,46 +110,79 @@ type Names struct {
 
 	mu     sync.Mutex
 	wanted map[string]*name
-	// queue are the names that nobody asks for now, by when they are due.
-	queue queue
+	// answered are the names whose last question was answered, others all others.
+	answered, others line
 	// restored is what the file said, until it is known what is wanted.
 	restored map[string][]netip.Addr
 	// changed are names of which State says other than before, and nobody has taken it.
 	changed map[string]struct{}
-	// unsaved says that the file is not as it should be.
-	unsaved bool
+	// unsaved says that the file is not as it should be, unheard that it has nothing of a name that was answered. saved is when it was
+	// written.
+	unsaved, unheard bool
+	saved            time.Time
 }
 
 // name is a name that is wanted.
 type name struct {
 	text  string
 	state State
-	// due is when it is asked for again.
-	due time.Time
-	// failures counts since the last answer.
+	// due is when it is asked for again, and turn is whose turn it is of those that are due at once.
+	due  time.Time
+	turn int
+	// failures counts since the last answer. answered says that the last question had one.
 	failures int
+	answered bool
+	// at is where it is in its line's queue; -1: it is asked for now.
+	at int
 }
 
-// queue is a heap of names, the first that is due on top. Those that are not wanted any more go when they are due.
+// line are names that share places.
+type line struct {
+	// queue are those that nobody asks for now, by when they are due.
+	queue queue
+	// asking is how many are asked for now, most how many may be.
+	asking, most int
+}
+
+// queue is a heap of names, the first that is due on top.
 type queue []*name
 
 // Len implements heap.Interface, as do the others.
 func (q queue) Len() int { return len(q) }
 
 // Less implements heap.Interface.
-func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Less(i, j int) bool {
+	return q[i].due.Before(q[j].due) || q[i].due.Equal(q[j].due) && q[i].turn < q[j].turn
+}
 
 // Swap implements heap.Interface.
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].at, q[j].at = i, j
+}
 
 // Push implements heap.Interface.
-func (q *queue) Push(x any) { *q = append(*q, x.(*name)) } //nolint:forcetypeassert // nothing else is pushed
+func (q *queue) Push(x any) {
+	last := x.(*name) //nolint:forcetypeassert // nothing else is pushed
+	last.at = len(*q)
+	*q = append(*q, last)
+}
 
 // Pop implements heap.Interface.
 func (q *queue) Pop() any {
 	last := (*q)[len(*q)-1]
+	(*q)[len(*q)-1] = nil
 	*q = (*q)[:len(*q)-1]
+	last.at = -1
 	return last
+}
+
+// line returns the one that a name is in.
+func (n *Names) line(of *name) *line {
+	if of.answered {
+		return &n.answered
+	}
+	return &n.others
 }
 
 // State is what is known of a name.
@@ -153,7 +196,9 @@ type State struct {
 
 // result is what became of a question.
 type result struct {
-	of     *name
+	of *name
+	// place is where the question was counted.
+	place  *line
 	answer Answer
 	err    error
 }
@@ -164,6 +209,7 @@ func NewNames(opts Options) *Names {
 		opts: opts.withDefaults(), wake: make(chan struct{}, 1), answers: make(chan result),
 		wanted: map[string]*name{}, changed: map[string]struct{}{},
 	}
+	n.answered.most, n.others.most = n.opts.Questions, max(1, n.opts.Questions/unproven)
 	var err error
 	if n.restored, err = load(n.opts.File); err != nil {
 		n.opts.Log.Warn("what names stood for is not known, they are resolved anew", "file", n.opts.File, "error", err)
@@ -171,31 +217,37 @@ func NewNames(opts Options) *Names {
 	return n
 }
 
-// Want says which names are kept resolved from now on: those, and no others.
+// Want says which names are kept resolved from now on: those, and no others. New ones are asked for in the order of the list.
 func (n *Names) Want(list []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	keep := make(map[string]struct{}, len(list))
-	for _, text := range list {
+	for turn, text := range list {
 		keep[text] = struct{}{}
-		if n.wanted[text] != nil {
+		if of := n.wanted[text]; of != nil {
+			of.turn = turn
 			continue
 		}
-		fresh := &name{text: text}
+		fresh := &name{text: text, turn: turn}
 		if addrs, known := n.restored[text]; known {
 			fresh.state = State{Addrs: addrs, Known: true}
 			n.changed[text] = struct{}{}
 		}
 		n.wanted[text] = fresh
-		heap.Push(&n.queue, fresh)
+		heap.Push(&n.others.queue, fresh)
 	}
-	for text := range n.wanted {
+	for text, of := range n.wanted {
 		if _, kept := keep[text]; !kept {
+			if of.at >= 0 {
+				heap.Remove(&n.line(of).queue, of.at)
+			}
 			delete(n.wanted, text)
 			n.changed[text] = struct{}{}
 			n.unsaved = true
 		}
 	}
+	heap.Init(&n.answered.queue) // by the new turns
+	heap.Init(&n.others.queue)
 	n.unsaved = n.unsaved || len(n.restored) > 0
 	n.restored = nil
 	n.wakeUp()
@@ -229,72 +281,85 @@ func (n *Names) wakeUp() {
 
 // Run asks until ctx ends.
 func (n *Names) Run(ctx context.Context) error {
+	defer n.save()
 	var asking sync.WaitGroup
 	defer asking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	questions := 0
 	for {
-		next := n.begin(&questions, func(of *name) {
-			asking.Go(func() { n.ask(ctx, of) })
+		next := n.begin(func(of *name, place *line) {
+			asking.Go(func() { n.ask(ctx, of, place) })
 		})
-		var due <-chan time.Time
-		stop := func() {}
-		if !next.IsZero() {
-			due, stop = n.opts.Clock.At(next)
-		}
+		due, stopDue := n.at(next)
+		save, stopSave := n.at(n.saveAt())
 		tell := false
 		select {
 		case <-ctx.Done():
-			stop()
+			stopDue()
+			stopSave()
 			return nil
 		case <-n.wake:
 		case <-due:
+		case <-save:
 		case r := <-n.answers:
-			tell = n.settle(r, &questions)
+			tell = n.settle(r)
 		}
-		stop()
-		n.save() // before anybody acts on it
+		stopDue()
+		stopSave()
+		if at := n.saveAt(); !at.IsZero() && !at.After(n.opts.Clock.Now()) {
+			n.save() // before anybody acts on it
+		}
 		if tell {
 			n.opts.Changed()
 		}
 	}
 }
 
+// at returns what is told at a time; zero: never.
+func (n *Names) at(t time.Time) (due <-chan time.Time, stop func()) {
+	if t.IsZero() {
+		return nil, func() {}
+	}
+	return n.opts.Clock.At(t)
+}
+
 // begin asks for what is due, as far as there is room, and returns when there will be more; zero: not before an answer comes.
-func (n *Names) begin(questions *int, ask func(*name)) (next time.Time) {
+func (n *Names) begin(ask func(*name, *line)) (next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.opts.Clock.Now()
-	for len(n.queue) > 0 && *questions < n.opts.Questions {
-		first := n.queue[0]
-		if first.due.After(now) {
-			return first.due
-		}
-		heap.Pop(&n.queue)
-		if n.wanted[first.text] == first {
-			*questions++
-			ask(first)
+	for _, l := range []*line{&n.answered, &n.others} {
+		for len(l.queue) > 0 && l.asking < l.most && n.answered.asking+n.others.asking < n.opts.Questions {
+			first := l.queue[0]
+			if first.due.After(now) {
+				if next.IsZero() || first.due.Before(next) {
+					next = first.due
+				}
+				break
+			}
+			heap.Pop(&l.queue)
+			l.asking++
+			ask(first, l)
 		}
 	}
-	return time.Time{}
+	return next
 }
 
-func (n *Names) ask(ctx context.Context, of *name) {
+func (n *Names) ask(ctx context.Context, of *name, place *line) {
 	answer, err := n.opts.Lookup(ctx, of.text)
 	select {
-	case n.answers <- result{of, answer, err}:
+	case n.answers <- result{of, place, answer, err}:
 	case <-ctx.Done():
 	}
 }
 
 // settle takes note of what became of a question, and of those that have come meanwhile, and reports whether anybody is to be told.
-func (n *Names) settle(r result, questions *int) (tell bool) {
+func (n *Names) settle(r result) (tell bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.opts.Clock.Now()
 	for {
-		*questions--
+		r.place.asking--
 		tell = n.take(r, now) || tell
 		select {
 		case r = <-n.answers:
@@ -316,17 +381,29 @@ func (n *Names) take(r result, now time.Time) bool {
 		of.due = now.Add(min(firstRetry<<min(of.failures, maxDoublings), lastRetry))
 		of.failures++
 	} else {
-		if !of.state.Known || !slices.Equal(of.state.Addrs, r.answer.Addrs) {
-			tell, n.unsaved = true, true
+		if !of.state.Known || !slices.Equal(ipv4(of.state.Addrs), ipv4(r.answer.Addrs)) {
+			tell, n.unsaved, n.unheard = true, true, n.unheard || !of.state.Known
 		}
 		of.state = State{Addrs: r.answer.Addrs, Known: true}
 		of.due, of.failures = now.Add(n.lasts(r.answer)), 0
 	}
-	heap.Push(&n.queue, of)
+	of.answered = r.err == nil
+	heap.Push(&n.line(of).queue, of)
 	if tell {
 		n.changed[of.text] = struct{}{}
 	}
 	return tell
+}
+
+// ipv4 returns the addresses that a change of is told: those of IPv6 may be missing in an answer, and are used by nobody yet.
+// They come last.
+func ipv4(addrs []netip.Addr) []netip.Addr {
+	for i, addr := range addrs {
+		if !addr.Is4() {
+			return addrs[:i]
+		}
+	}
+	return addrs
 }
 
 // lasts returns how long an answer counts.
@@ -338,6 +415,22 @@ func (n *Names) lasts(a Answer) time.Duration {
 	return max(n.opts.MinTTL, min(a.TTL, most))
 }
 
+// saveAt returns when the file is to be written; zero: it is as it should be.
+func (n *Names) saveAt() time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case !n.unsaved || n.opts.File == "":
+		return time.Time{}
+	case n.saved.IsZero():
+		return n.opts.Clock.Now()
+	}
+	if n.unheard { // after a crash its namespace would be closed
+		return n.saved.Add(n.opts.Rest / 10)
+	}
+	return n.saved.Add(n.opts.Rest)
+}
+
 // save writes the file, if it is not as it should be.
 func (n *Names) save() {
 	n.mu.Lock()
@@ -345,7 +438,7 @@ func (n *Names) save() {
 		n.mu.Unlock()
 		return
 	}
-	n.unsaved = false
+	n.unsaved, n.unheard, n.saved = false, false, n.opts.Clock.Now()
 	known := make(map[string][]netip.Addr, len(n.wanted))
 	for text, of := range n.wanted {
 		if of.state.Known {

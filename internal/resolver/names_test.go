@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -268,10 +269,11 @@ func TestRestart(t *testing.T) {
 	r.restart()
 	r.Want([]string{"www.example.", "two.example."})
 	r.await("www.example.", "[192.0.2.8]")
+	r.stop()
 	if err := os.WriteFile(r.file, []byte(`{"version":1,"names":{"www`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.restart()
+	r.begin()
 	if s := r.State("www.example."); s.Known {
 		t.Errorf("out of a broken file: %s", show(s))
 	}
@@ -287,6 +289,7 @@ func TestUnwanted(t *testing.T) {
 	r.await("www.example.", "[192.0.2.7]")
 	r.await("two.example.", "[192.0.2.9]")
 	r.Want([]string{"two.example."})
+	r.sleeps(50 * time.Second) // for the other, and not for the name that nobody wants
 	r.clock.advance(40 * time.Second)
 	r.sleeps(10 * time.Second)
 	if n := r.server.times("udp www.example. A"); n != 1 {
@@ -342,6 +345,133 @@ func TestManyNames(t *testing.T) {
 	defer mu.Unlock()
 	if highest > most {
 		t.Errorf("%d names at once, at most %d may be", highest, most)
+	}
+}
+
+// Names that nobody answers for keep none waiting that are answered.
+func TestNamesThatHang(t *testing.T) {
+	list := []string{"good.example."}
+	for i := range 500 {
+		list = append(list, fmt.Sprintf("dead%d.example.", i))
+	}
+	clock := newClock()
+	good, dead := make(chan struct{}), make(chan struct{}, len(list))
+	n := resolver.NewNames(resolver.Options{
+		Clock: clock, Changed: func() {},
+		Lookup: func(ctx context.Context, name string) (resolver.Answer, error) {
+			if name == "good.example." {
+				good <- struct{}{}
+				return resolver.Answer{Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, TTL: time.Second}, nil
+			}
+			dead <- struct{}{}
+			<-ctx.Done()
+			return resolver.Answer{}, ctx.Err()
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.Run(ctx) }()
+	n.Want(list)
+	within := func(what string, ch <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-ch:
+		case <-time.After(20 * time.Second):
+			t.Fatal(what)
+		}
+	}
+	within("the good name is not asked for", good)
+	for range resolver.DefaultQuestions / 4 {
+		within("the others are not asked for", dead)
+	}
+	for range 10 {
+		(&rig{t: t, clock: clock}).sleeps(resolver.DefaultMinTTL)
+		clock.advance(resolver.DefaultMinTTL)
+		within("the good name waits for those that hang", good)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if len(dead) > 0 {
+		t.Errorf("%d names more hang", len(dead))
+	}
+}
+
+// New names are asked for in the order in which they are wanted last.
+func TestTurns(t *testing.T) {
+	var asked []string
+	told := make(chan struct{}, 3)
+	n := resolver.NewNames(resolver.Options{
+		Clock: newClock(), Questions: 1, Changed: func() { told <- struct{}{} },
+		Lookup: func(_ context.Context, name string) (resolver.Answer, error) {
+			asked = append(asked, name)
+			return resolver.Answer{TTL: time.Hour}, nil
+		},
+	})
+	n.Want([]string{"a1.example.", "a2.example.", "a3.example."})
+	n.Want([]string{"a1.example.", "b1.example.", "a2.example."})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.Run(ctx) }()
+	for !n.State("a2.example.").Known {
+		<-told
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(asked, " "); got != "a1.example. b1.example. a2.example." {
+		t.Errorf("asked for %s", got)
+	}
+}
+
+// The file is written at once, then not again for a while however much changes, and at the end. A name's first answer waits for less.
+func TestFileRests(t *testing.T) {
+	r := newRig(t)
+	has := func(addr string) bool {
+		raw, err := os.ReadFile(r.file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		return strings.Contains(string(raw), addr)
+	}
+	await := func(what, addr string) {
+		t.Helper()
+		for deadline := time.After(20 * time.Second); !has(addr); {
+			select {
+			case <-r.clock.waited: // it waits again once it is done
+			case <-deadline:
+				t.Fatalf("%s is not kept", what)
+			}
+		}
+	}
+	r.server.has(t, "www.example. 40 IN A 192.0.2.7", "two.example. 42 IN A 192.0.2.9", soa)
+	r.Want([]string{"www.example."})
+	r.await("www.example.", "[192.0.2.7]")
+	await("the first answer", "192.0.2.7")
+	r.Want([]string{"www.example.", "two.example."})
+	r.await("two.example.", "[192.0.2.9]")
+	const short = resolver.DefaultRest / 10
+	r.sleeps(short)
+	if has("192.0.2.9") {
+		t.Error("the file is written for each answer")
+	}
+	r.clock.advance(short)
+	await("the second", "192.0.2.9")
+	r.server.has(t, "www.example. 40 IN A 192.0.2.17", "two.example. 42 IN A 192.0.2.19", soa)
+	r.clock.advance(40*time.Second - short)
+	r.await("www.example.", "[192.0.2.17]")
+	await("a change long after the last", "192.0.2.17")
+	r.clock.advance(2 * time.Second)
+	r.await("two.example.", "[192.0.2.19]")
+	r.sleeps(resolver.DefaultRest - 2*time.Second)
+	if has("192.0.2.19") {
+		t.Error("the file is written for each change")
+	}
+	r.stop()
+	if !has("192.0.2.19") {
+		t.Error("the end does not write the file")
 	}
 }
 
