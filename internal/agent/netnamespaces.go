@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	toolscache "k8s.io/client-go/tools/cache"
@@ -20,7 +22,7 @@ type netNamespaces struct {
 	followers int
 }
 
-// follow has note told of each NetNamespace by name, and again when it changes or goes. It does not wait for the first.
+// follow has note told of each NetNamespace by name, and again when what it asks for changes, or it goes. It does not wait for the first.
 func (w *netNamespaces) follow(ctx context.Context, note func(name string)) (toolscache.ResourceEventHandlerRegistration, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -37,13 +39,27 @@ func (w *netNamespaces) follow(ctx context.Context, note func(name string)) (too
 		}
 	}
 	registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: tell, UpdateFunc: func(_, now any) { tell(now) }, DeleteFunc: tell,
+		AddFunc: tell, DeleteFunc: tell,
+		UpdateFunc: func(old, now any) {
+			if asksAnew(old, now) {
+				tell(now)
+			}
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("watching NetNamespaces: %w", err)
 	}
 	w.followers++
 	return registration, nil
+}
+
+// asksAnew reports whether a NetNamespace is another, or asks for something else. What is only told in its status, which every agent
+// would hear of, it does not ask for.
+func asksAnew(old, now any) bool {
+	before, ok := old.(*networkv1.NetNamespace)
+	after, ok2 := now.(*networkv1.NetNamespace)
+	return !ok || !ok2 || before.UID != after.UID || before.NetID != after.NetID || before.NetName != after.NetName ||
+		!slices.Equal(before.EgressIPs, after.EgressIPs) || !maps.Equal(before.Annotations, after.Annotations)
 }
 
 // unfollow ends what follow began, whatever it returns.

@@ -108,3 +108,40 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Who follows is told of what is asked for otherwise, and not of what is only told in the status.
+func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
+	objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
+	object := networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}, NetName: "a", NetID: 10}
+	objects.source.Add(object.DeepCopy())
+	w := &netNamespaces{cache: objects}
+	told := make(follower, 10)
+	registration, err := w.follow(t.Context(), told.note)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told.want(t, "a")
+	for _, change := range []func(*networkv1.NetNamespace){
+		func(nn *networkv1.NetNamespace) { nn.NetID = 11 },
+		func(nn *networkv1.NetNamespace) { nn.NetName = "b" },
+		func(nn *networkv1.NetNamespace) { nn.EgressIPs = []string{"192.0.2.100"} },
+		func(nn *networkv1.NetNamespace) {
+			nn.Annotations = map[string]string{"netnamespace.network.openshift.io/multicast-enabled": "true"}
+		},
+		func(nn *networkv1.NetNamespace) { nn.UID = "2" },
+	} {
+		object.Status.Conditions = append(object.Status.Conditions, metav1.Condition{Type: networkv1.ConditionEgressIPsInUse})
+		objects.source.Modify(object.DeepCopy())
+		change(&object)
+		objects.source.Modify(object.DeepCopy())
+		told.want(t, "a")
+	}
+	objects.source.Delete(object.DeepCopy())
+	told.want(t, "a")
+	if len(told) > 0 {
+		t.Errorf("told of its status, %d times", len(told))
+	}
+	if err := w.unfollow(t.Context(), registration); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -3,7 +3,6 @@ package overlay
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -49,9 +48,10 @@ const secondAnnouncement = 2 * time.Second
 // egressIPs are what is known of egress addresses. updating guards them.
 type egressIPs struct {
 	wanted EgressIPs
-	// programmed are the ways whose fragments were handed over; left are addresses whose connections are to be forgotten.
-	programmed map[uint32]EgressWay
-	left       map[netip.Addr]struct{}
+	// programmed is what was handed over.
+	programmed EgressIPs
+	// forget has connections forgotten.
+	forget *forgetter
 	// incomplete tells that the last change may not be in effect.
 	incomplete bool
 	// come is told of addresses to be announced.
@@ -59,7 +59,45 @@ type egressIPs struct {
 }
 
 func newEgressIPs() egressIPs {
-	return egressIPs{programmed: map[uint32]EgressWay{}, left: map[netip.Addr]struct{}{}, come: make(chan []netip.Addr, 1)}
+	return egressIPs{forget: newForgetter(), come: make(chan []netip.Addr, 1)}
+}
+
+// users returns the namespaces that use each address that this node holds.
+func (e *EgressIPs) users() map[netip.Addr]map[string]struct{} {
+	users := map[netip.Addr]map[string]struct{}{}
+	for _, way := range e.Ways {
+		if way.Address.IsValid() {
+			users[way.Address] = map[string]struct{}{}
+		}
+	}
+	for namespace, vnid := range e.Namespaces {
+		if way := e.Ways[vnid]; way.Address.IsValid() {
+			users[way.Address][namespace] = struct{}{}
+		}
+	}
+	return users
+}
+
+// moved returns the addresses that one node holds and held not, and those that it holds no longer, or not for all namespaces that used
+// them: a project's number does not matter.
+func moved(before, after *EgressIPs) (come, gone []netip.Addr) {
+	had, has := before.users(), after.users()
+	for address := range has {
+		if had[address] == nil {
+			come = append(come, address)
+		}
+	}
+	for address, users := range had {
+		left := has[address] == nil
+		for namespace := range users {
+			_, still := has[address][namespace]
+			left = left || !still
+		}
+		if left {
+			gone = append(gone, address)
+		}
+	}
+	return come, gone
 }
 
 // UpdateEgressIPs brings the node in step with a change of who leaves by which egress address. Before the first Update it only
@@ -145,7 +183,7 @@ type egressChange struct {
 	flows map[reconcile.Owner]map[openflow.Key]openflow.Entry
 	rules map[reconcile.Owner]map[nft.Key]nft.Item
 	links map[reconcile.Owner]map[link.Key]link.Item
-	// come are addresses that are new here, and gone those that are here no longer.
+	// come are addresses that are new here, and gone those that are here no longer, or not for all whose they were.
 	come, gone []netip.Addr
 	// ended are projects that want none any more.
 	ended []uint32
@@ -158,9 +196,7 @@ func (n *Network) egressChange(s *settings, all bool) egressChange {
 		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
 		links: map[reconcile.Owner]map[link.Key]link.Item{},
 	}
-	had, has := map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for vnid, way := range n.egress.programmed {
-		had[way.Address] = true
+	for vnid := range n.egress.programmed.Ways {
 		if _, still := n.egress.wanted.Ways[vnid]; !still {
 			o := pipeline.EgressOwner(vnid)
 			c.flows[o], c.rules[o], c.links[o] = nil, nil, nil
@@ -168,42 +204,24 @@ func (n *Network) egressChange(s *settings, all bool) egressChange {
 		}
 	}
 	for vnid, way := range n.egress.wanted.Ways {
-		has[way.Address] = true
-		if was, known := n.egress.programmed[vnid]; known && !all && reflect.DeepEqual(was, way) {
+		if was, known := n.egress.programmed.Ways[vnid]; known && !all && reflect.DeepEqual(was, way) {
 			continue
 		}
 		o := pipeline.EgressOwner(vnid)
 		owned := s.compileEgress(vnid, way, n.services.groups.ID(string(o)))
 		c.flows[o], c.rules[o], c.links[o] = owned.flows, owned.rules, owned.links
 	}
-	for address := range has {
-		if address.IsValid() && !had[address] {
-			c.come = append(c.come, address)
-		}
-	}
-	for address := range had {
-		if address.IsValid() && !has[address] {
-			c.gone = append(c.gone, address)
-		}
-	}
+	c.come, c.gone = moved(&n.egress.programmed, &n.egress.wanted)
 	return c
 }
 
 // settleEgress takes note of what was handed over.
 func (n *Network) settleEgress(c *egressChange) {
-	n.egress.programmed = maps.Clone(n.egress.wanted.Ways)
-	if n.egress.programmed == nil {
-		n.egress.programmed = map[uint32]EgressWay{}
-	}
+	n.egress.programmed = n.egress.wanted
 	for _, vnid := range c.ended {
 		n.services.groups.Release(string(pipeline.EgressOwner(vnid)))
 	}
-	for _, address := range c.come {
-		delete(n.egress.left, address)
-	}
-	for _, address := range c.gone {
-		n.egress.left[address] = struct{}{}
-	}
+	n.egress.forget.note(c.gone...)
 }
 
 // moveEgressIPs programs what differs. An address that comes is on the interface, and translated to, before any flow leads there;
@@ -233,7 +251,10 @@ func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) erro
 		err = errors.Join(err, named("flows of "+string(o), n.engines.Flows.Failure(o)))
 	}
 	n.settleEgress(&change)
-	return errors.Join(err, n.forgetEgress())
+	if err == nil {
+		n.egress.forget.begin()
+	}
+	return err
 }
 
 // withSome returns the fragments that are not empty.
@@ -241,18 +262,6 @@ func withSome[K comparable, V any](fragments map[reconcile.Owner]map[K]V) map[re
 	some := maps.Clone(fragments)
 	maps.DeleteFunc(some, func(_ reconcile.Owner, fragment map[K]V) bool { return len(fragment) == 0 })
 	return some
-}
-
-// forgetEgress forgets the connections of addresses that have gone.
-func (n *Network) forgetEgress() error {
-	if len(n.egress.left) == 0 || n.engines.Uplink == nil {
-		return nil
-	}
-	if err := n.engines.Uplink.Forget(slices.Collect(maps.Keys(n.egress.left))...); err != nil {
-		return fmt.Errorf("connections of egress addresses that are elsewhere now: %w", err)
-	}
-	clear(n.egress.left)
-	return nil
 }
 
 // announce has addresses announced, without waiting.

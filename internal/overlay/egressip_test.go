@@ -20,6 +20,14 @@ type uplink struct {
 	mu                   sync.Mutex
 	announced, forgotten []netip.Addr
 	err                  error
+	// tried counts what was to be forgotten.
+	tried int
+}
+
+func (u *uplink) tries() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.tried
 }
 
 func (u *uplink) Announce(_ string, addresses ...netip.Addr) error {
@@ -32,6 +40,7 @@ func (u *uplink) Announce(_ string, addresses ...netip.Addr) error {
 func (u *uplink) Forget(addresses ...netip.Addr) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.tried++
 	if u.err == nil {
 		u.forgotten = append(u.forgotten, addresses...)
 	}
@@ -150,15 +159,10 @@ func TestEgressIPComesMovesAndGoes(t *testing.T) {
 	if state := l.node.state(t); !strings.Contains(state, "address 192.0.2.100 dev eth0") || !strings.Contains(state, "egress-sources 12 : 192.0.2.100") || strings.Contains(state, "egress-sources 10 ") {
 		t.Error("the address did not go along with the project")
 	}
-	if u.knows(&u.forgotten, addressOne) {
-		t.Error("connections of an address that stays are forgotten")
-	}
 
 	l.leaves(t, leavesElsewhere(10, nodeB))
 	l.wantWays(t, "elsewhere", "by the node")
-	if !u.knows(&u.forgotten, addressOne) {
-		t.Error("connections of an address that has gone are not forgotten")
-	}
+	eventually(t, "connections of an address that has gone are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
 	l.leaves(t, leavesElsewhere(10))
 	l.wantWays(t, "nowhere", "by the node")
 	l.leaves(t, EgressIPs{})
@@ -207,7 +211,7 @@ func TestEgressIPOrder(t *testing.T) {
 
 // A restart knows everything before the first packet, and writes nothing.
 func TestRestartKeepsEgressIPs(t *testing.T) {
-	l, _ := egressLife(t)
+	l, u := egressLife(t)
 	l.leaves(t, heldHere(10))
 	state, commits := l.node.state(t), l.node.commits()
 	l.stop()
@@ -221,6 +225,10 @@ func TestRestartKeepsEgressIPs(t *testing.T) {
 	}
 	if got := l.node.commits(); got != commits {
 		t.Errorf("a restart committed: %v, before %v", got, commits)
+	}
+	next.stop()
+	if u.tries() > 0 || len(next.egress.forget.take()) > 0 {
+		t.Error("a restart forgets connections")
 	}
 }
 
@@ -241,15 +249,89 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	u.mu.Lock()
 	u.err = broken
 	u.mu.Unlock()
-	if err := l.UpdateEgressIPs(context.Background(), leavesElsewhere(10, nodeB)); !errors.Is(err, broken) {
-		t.Fatalf("%v", err)
-	}
+	l.leaves(t, leavesElsewhere(10, nodeB)) // which does not wait for it
+	eventually(t, "forgetting connections has failed", func() bool { return u.tries() > 0 })
 	u.mu.Lock()
 	u.err = nil
 	u.mu.Unlock()
-	l.leaves(t, leavesElsewhere(10, nodeB))
-	if !u.knows(&u.forgotten, addressOne) {
-		t.Error("connections were not forgotten in the end")
+	eventually(t, "connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
+}
+
+// Connections are forgotten whose namespace loses its address, whoever has it then; and none when a project only gets another number,
+// or another namespace joins it.
+func TestEgressIPChangesHands(t *testing.T) {
+	type held = map[uint32]netip.Addr
+	one, two := addressOne, netip.MustParseAddr("192.0.2.101")
+	state := func(addresses held, namespaces map[string]uint32) *EgressIPs {
+		e := &EgressIPs{Ways: map[uint32]EgressWay{}, Namespaces: namespaces}
+		for vnid, address := range addresses {
+			e.Ways[vnid] = EgressWay{Address: address}
+		}
+		return e
+	}
+	joined := state(held{10: one}, map[string]uint32{"a": 10, "b": 10})
+	for _, test := range []struct {
+		name          string
+		before, after *EgressIPs
+		gone          []netip.Addr
+	}{
+		{"nothing", joined, joined, nil},
+		{"another number", joined, state(held{12: one}, map[string]uint32{"a": 12, "b": 12}), nil},
+		{"another joins", joined, state(held{10: one}, map[string]uint32{"a": 10, "b": 10, "c": 10}), nil},
+		{"one of those that were joined is isolated", joined, state(held{10: one, 11: {}}, map[string]uint32{"a": 10, "b": 11}), []netip.Addr{one}},
+		{"one of them wants none any more", joined, state(held{10: one}, map[string]uint32{"a": 10}), []netip.Addr{one}},
+		{
+			"from one project to another",
+			state(held{10: one, 11: {}}, map[string]uint32{"a": 10, "b": 11}),
+			state(held{10: {}, 11: one}, map[string]uint32{"a": 10, "b": 11}),
+			[]netip.Addr{one},
+		},
+		{
+			"two swap",
+			state(held{10: one, 11: two}, map[string]uint32{"a": 10, "b": 11}),
+			state(held{10: two, 11: one}, map[string]uint32{"a": 10, "b": 11}),
+			[]netip.Addr{one, two},
+		},
+		{"it is elsewhere", joined, state(held{10: {}}, map[string]uint32{"a": 10, "b": 10}), []netip.Addr{one}},
+	} {
+		_, gone := moved(test.before, test.after)
+		slices.SortFunc(gone, netip.Addr.Compare)
+		if !slices.Equal(gone, test.gone) {
+			t.Errorf("%s: connections of %v are forgotten, want %v", test.name, gone, test.gone)
+		}
+	}
+}
+
+// An address that is another project's from now on has its connections forgotten.
+func TestEgressIPOfAnotherProjectIsForgotten(t *testing.T) {
+	l, u := egressLife(t)
+	ways := func(a, b netip.Addr) EgressIPs {
+		return EgressIPs{Ways: map[uint32]EgressWay{10: {Address: a}, 11: {Address: b}}, Namespaces: map[string]uint32{"a": 10, "b": 11}}
+	}
+	l.leaves(t, ways(addressOne, netip.Addr{}))
+	l.leaves(t, ways(netip.Addr{}, addressOne))
+	eventually(t, "its connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
+	if !strings.Contains(l.node.state(t), "egress-sources 11 : 192.0.2.100") {
+		t.Error("nothing is translated to it")
+	}
+}
+
+// What changed hands while no agent ran is forgotten by the next.
+func TestRestartForgetsWhatChangedHands(t *testing.T) {
+	elsewhere := func(vnid uint32) EgressIPs { return leavesElsewhere(vnid, nodeB) }
+	for name, after := range map[string]EgressIPs{"it is elsewhere": elsewhere(10), "it is another's": heldHere(11), "nobody wants any": {}} {
+		l, u := egressLife(t)
+		l.leaves(t, heldHere(10))
+		l.stop()
+		if len(u.forgotten) > 0 {
+			t.Fatalf("%s: %v is forgotten before", name, u.forgotten)
+		}
+		next := l.node.begin(t)
+		t.Cleanup(next.stop)
+		next.tenancy(t, vnids("a", 10, "b", 11))
+		next.leaves(t, after)
+		next.update(t, isolated())
+		eventually(t, name+": its connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
 	}
 }
 

@@ -214,6 +214,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.tenants.run(ctx) })
 	group.Go(func() error { return n.keepPurged(ctx) })
 	group.Go(func() error { return n.announceEgress(ctx) })
+	group.Go(func() error { return n.forgetEgress(ctx) })
 	return group.Wait()
 }
 
@@ -236,6 +237,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		if err := n.start(ctx, next); err != nil {
 			return err
 		}
+		n.egress.forget.begin()
 		n.tellProblems()
 		n.purgeDue(next.judges()) // flows that were committed may be others than those of the life before
 		return n.purge(ctx)
@@ -250,6 +252,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		return err
 	}
 	n.incomplete = false
+	n.egress.forget.begin()
 	n.tellProblems()
 	return n.purge(ctx)
 }
@@ -264,6 +267,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
+	if err := n.inheritEgress(ctx, s); err != nil {
+		return err
+	}
 	n.setEgress(s)
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -65,8 +66,11 @@ type Inspection[K comparable, V any] struct {
 
 // inspector is somebody who waits for an inspection.
 type inspector[K comparable, V any] struct {
-	done  chan error
-	found Inspection[K, V]
+	done chan error
+	// early asks for what is programmed and for nothing else, which is known before Start.
+	early  bool
+	found  Inspection[K, V]
+	actual map[K]V
 }
 
 // Inspect reads back everything that is programmed and returns how it differs from what is desired. It is Verify without
@@ -74,19 +78,35 @@ type inspector[K comparable, V any] struct {
 // not failed is no difference.
 func (l *Loop[K, V]) Inspect(ctx context.Context) (Inspection[K, V], error) {
 	i := &inspector[K, V]{done: make(chan error, 1)}
+	if err := l.awaitInspection(ctx, i); err != nil {
+		return Inspection[K, V]{}, err
+	}
+	return i.found, nil
+}
+
+// Read reads back everything that is programmed, also before Start: what a former life has left. Nothing changes.
+func (l *Loop[K, V]) Read(ctx context.Context) (map[K]V, error) {
+	i := &inspector[K, V]{done: make(chan error, 1), early: true}
+	if err := l.awaitInspection(ctx, i); err != nil {
+		return nil, err
+	}
+	return i.actual, nil
+}
+
+func (l *Loop[K, V]) awaitInspection(ctx context.Context, i *inspector[K, V]) error {
 	l.mu.Lock()
 	if l.stopped {
 		l.mu.Unlock()
-		return i.found, fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
+		return fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
 	}
 	l.inspectors = append(l.inspectors, i)
 	l.mu.Unlock()
 	l.signal()
 	select {
 	case err := <-i.done:
-		return i.found, err
+		return err
 	case <-ctx.Done():
-		return Inspection[K, V]{}, fmt.Errorf("%s: waiting for the reading: %w", l.opts.Name, ctx.Err())
+		return fmt.Errorf("%s: waiting for the reading: %w", l.opts.Name, ctx.Err())
 	}
 }
 
@@ -99,22 +119,27 @@ func (l *Loop[K, V]) inspect(ctx context.Context) {
 	if len(waiting) == 0 {
 		return
 	}
+	var actual map[K]V
 	var found Inspection[K, V]
 	var err error
-	if !started {
-		err = ErrNotStarted
-	} else {
-		var actual map[K]V
-		if actual, err = l.engine.Read(ctx); err == nil {
-			found = l.compare(actual)
-		}
+	if started || slices.ContainsFunc(waiting, func(i *inspector[K, V]) bool { return i.early }) {
+		actual, err = l.engine.Read(ctx)
 	}
-	if err != nil {
-		err = fmt.Errorf("%s: reading back: %w", l.opts.Name, err)
+	if started && err == nil {
+		found = l.compare(actual)
 	}
 	for _, i := range waiting {
-		i.found = found
-		i.done <- err
+		told := err
+		if !started && !i.early {
+			told = ErrNotStarted
+		}
+		if told != nil {
+			told = fmt.Errorf("%s: reading back: %w", l.opts.Name, told)
+		}
+		if i.found = found; i.early {
+			i.actual = maps.Clone(actual)
+		}
+		i.done <- told
 	}
 }
 

@@ -96,6 +96,9 @@ func TestInspectNeedsTheDesiredState(t *testing.T) {
 	if _, err := loop.Inspect(t.Context()); !errors.Is(err, ErrNotStarted) {
 		t.Errorf("before Start: %v", err)
 	}
+	if have, err := loop.Read(t.Context()); err != nil || len(have) != 1 || have["stray"] != "1" {
+		t.Errorf("read before Start: %v, %v", have, err)
+	}
 	if status := loop.Status(); status.InStep() {
 		t.Error("in step before Start")
 	}

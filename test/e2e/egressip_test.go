@@ -113,6 +113,27 @@ const closed = "nobody"
 
 func (s *egressScene) outside() netip.AddrPort { return port(s.cluster.Outside.IP, outsidePort) }
 
+// crowd gives the one outside other addresses, and returns where it answers by them: what a pod sends is spread over nodes by the target's.
+func (s *egressScene) crowd(t *testing.T) []netip.AddrPort {
+	t.Helper()
+	const first, some = 100, 24
+	enter := []string{"nsenter", "--net=" + s.cluster.Outside.Netns, "--", "ip", "address"}
+	var targets []netip.AddrPort
+	for i := range some {
+		address := s.cluster.Outside.IP.As4()
+		address[3] = byte(first + i) //nolint:gosec // of the test's own
+		at := netip.AddrFrom4(address)
+		mustRun(t, append(enter, "add", at.String()+"/24", "dev", "eth0"))
+		t.Cleanup(func() {
+			if _, err := run(context.Background(), append(enter, "del", at.String()+"/24", "dev", "eth0")); err != nil {
+				t.Error(err)
+			}
+		})
+		targets = append(targets, port(at, outsidePort))
+	}
+	return targets
+}
+
 // seen returns whom the one outside sees.
 func (s *egressScene) seen(ctx context.Context, pod, protocol string) string {
 	return s.seenAt(ctx, pod, protocol, s.outside())
@@ -327,12 +348,12 @@ func (s *egressScene) ghost(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.want(t, egressA, egressOne, egressThree)
+	targets := s.crowd(t)
 	began := time.Now()
 	lost := 0
 	await(t, "all that a1 sends leaves by the node that answers", func(ctx context.Context) error {
-		const enough = 12 // that one of two is missed by chance: 1 in 4096
-		for range enough {
-			if got := s.seen(ctx, "a1", "tcp"); got != egressOne {
+		for _, target := range targets {
+			if got := s.seenAt(ctx, "a1", "tcp", target); got != egressOne {
 				lost++
 				return fmt.Errorf("seen as %s", got)
 			}
@@ -405,12 +426,12 @@ func (s *egressScene) takeOver(t *testing.T) {
 	s.want(t, egressA, egressOne, egressTwo)
 	s.host(t, "n2", egressOne)
 	s.host(t, "n3", egressTwo)
-	const some = 24
+	targets := s.crowd(t)
 	var talks []*traffic.Talk // of a1, by n3
 	await(t, "connections by both nodes", func(ctx context.Context) error {
 		seen := map[string]int{}
-		for range some {
-			talk, err := traffic.NewTalk(ctx, s.pods["a1"].Netns, "tcp", s.outside())
+		for _, target := range targets {
+			talk, err := traffic.NewTalk(ctx, s.pods["a1"].Netns, "tcp", target)
 			if err != nil {
 				return err
 			}
@@ -433,8 +454,8 @@ func (s *egressScene) takeOver(t *testing.T) {
 	s.cut(t, "n2", func(began time.Time) {
 		lost := 0
 		await(t, "all that a1 sends leaves by n3", func(ctx context.Context) error {
-			for range some {
-				if got := s.seen(ctx, "a1", "tcp"); got != egressTwo {
+			for _, target := range targets {
+				if got := s.seenAt(ctx, "a1", "tcp", target); got != egressTwo {
 					lost++
 					return fmt.Errorf("seen as %s", got)
 				}
@@ -442,7 +463,7 @@ func (s *egressScene) takeOver(t *testing.T) {
 			return nil
 		})
 		t.Logf("a node with a share died: all leaves by the other after %s, with %d connections lost and the %d that say so",
-			time.Since(began).Round(time.Millisecond), lost, some)
+			time.Since(began).Round(time.Millisecond), lost, len(targets))
 		for _, talk := range talks {
 			if answer, err := talk.Ask(); err != nil || answer.Source.String() != egressTwo {
 				t.Errorf("a connection by the node that lives: %v, %v", answer, err)

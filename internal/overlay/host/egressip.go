@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
@@ -65,6 +66,21 @@ func (e EgressIP) Rules() map[nft.Key]nft.Item {
 		&nft.Element{Family: nft.FamilyInet, Table: table, Set: egressAddresses, Match: []string{e.Address.String()}, Owner: nodeNote},
 	)
 	return f
+}
+
+// Translated returns the egress addresses that rules translate to, each with the mark that it is for.
+func Translated(rules map[nft.Key]nft.Item) map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, item := range rules {
+		element, ok := item.(*nft.Element)
+		if !ok || element.Table != table || element.Set != egressSources || len(element.Value) != 1 {
+			continue
+		}
+		if address, err := netip.ParseAddr(element.Value[0]); err == nil {
+			all[address] = strings.Join(element.Match, " ")
+		}
+	}
+	return all
 }
 
 // Links returns the address itself.

@@ -21,8 +21,8 @@ type EgressWay struct {
 	// Here says that this node holds an address of the project: what comes from pods here, and from other nodes for it, leaves
 	// here.
 	Here bool
-	// Nodes are where it leaves otherwise, each a known node's tunnel end, a share of the connections each. The same may
-	// stand there several times. None, and not Here: nothing leaves.
+	// Nodes are where it leaves otherwise, each a known node's tunnel end, a share of the pairs of a pod and a target each. The same
+	// may stand there several times. None, and not Here: nothing leaves.
 	Nodes []netip.Addr
 }
 
@@ -99,7 +99,10 @@ func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Gro
 	}
 	var weight uint16
 	if len(w.Nodes) > 1 {
-		weight, g.Type, g.Selection = 1, openflow.GroupSelect, &openflow.Selection{Method: "dp_hash"} // which looks at ports as well
+		// By addresses only: a datagram's later fragments have no ports, and go where the first goes. (The switch's own hash,
+		// dp_hash, looks at ports, and takes no fields.)
+		weight, g.Type = 1, openflow.GroupSelect
+		g.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src, openflow.FieldIPv4Dst}}
 	}
 	for _, node := range w.Nodes {
 		g.Buckets = append(g.Buckets, openflow.Bucket{Weight: weight, Actions: openflow.Actions{

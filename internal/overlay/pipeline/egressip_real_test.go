@@ -30,8 +30,6 @@ func exitOf(t *testing.T, o outcome, vnid uint32) exit {
 	t.Helper()
 	says := func(field, value string) bool { return strings.Contains(o.text, "set_field:"+value+"->"+field+"\n") }
 	switch leaving := o.leaving(); {
-	case strings.Contains(o.text, "hash(l4(0)),recirc("): // to the group, one of whose nodes the hash chooses: a trace ends there
-		return exitTunnel
 	case len(leaving) == 0:
 		return exitNone
 	case slices.Equal(leaving, []string{"1"}) && says("tun_id", fmt.Sprintf("%#x", vnid)) && (says("tun_dst", "192.0.2.2") || says("tun_dst", "192.0.2.3")):
@@ -104,6 +102,44 @@ func TestFirewallBeforeEgressIPs(t *testing.T) {
 				}
 				see("from another node, which has judged it", from, here, "trk,new")
 			}
+		}
+	}
+}
+
+// All that a pod sends to one target leaves by one node, the fragments of a datagram that have no ports as well; what it sends to many
+// is spread.
+func TestFragmentsLeaveByOneNode(t *testing.T) {
+	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
+		s := startFirewalls(t, mode)
+		s.ways = map[string]pipeline.EgressWay{"one": egressWays()[1]}
+		s.follow(t, nil)
+		nodes := map[string]int{}
+		for target := range 16 {
+			to := fmt.Sprintf("%snw_dst=203.0.113.%d", ipA, target+1)
+			by := map[string]bool{}
+			for _, packet := range []string{
+				"udp,nw_frag=first,udp_src=40000,udp_dst=123," + to, "udp,nw_frag=later," + to,
+				"udp,udp_src=40001,udp_dst=124," + to, "tcp,tcp_src=40002,tcp_dst=443," + to,
+			} {
+				o := s.trace(t, fromA+toGateway+packet, "--ct-next", "trk,new")
+				if got := exitOf(t, o, 77); got != exitTunnel {
+					t.Fatalf("%s, %s: leaves %s\n%s", mode, packet, got, o.text)
+				}
+				for _, node := range []string{"192.0.2.2", "192.0.2.3"} {
+					if strings.Contains(o.text, "set_field:"+node+"->tun_dst") {
+						by[node] = true
+					}
+				}
+			}
+			if len(by) != 1 {
+				t.Errorf("%s, %s: leaves by %v", mode, to, by)
+			}
+			for node := range by {
+				nodes[node]++
+			}
+		}
+		if len(nodes) != 2 {
+			t.Errorf("%s: what a pod sends to 16 targets leaves by %v", mode, nodes)
 		}
 	}
 }
