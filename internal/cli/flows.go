@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -139,14 +138,19 @@ func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *c
 		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: no agent runs there in namespace %s: kubectl get nodes has the nodes' names, weft status which agents run", o.node, o.namespace)}
 	}
 	there := exec.CommandContext(ctx, o.kubectl, append(append(base, "exec", pods[0], "--container", "agent", "--", "/weft"), o.args()...)...) //nolint:gosec // the same
-	there.Stdout, there.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	errs.Reset()
+	there.Stdout, there.Stderr = cmd.OutOrStdout(), io.MultiWriter(cmd.ErrOrStderr(), &errs)
+	err = there.Run()
 	var exit *exec.ExitError
-	if err := there.Run(); errors.As(err, &exit) {
-		return &exitError{code: cmp.Or(max(exit.ExitCode(), 0), exitUnknown)} // it has said why
-	} else if err != nil {
-		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: %w", o.node, err)}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: no answer within %s", o.node, o.timeout)}
+	case errors.As(err, &exit) && strings.Contains(errs.String(), fmt.Sprintf("command terminated with exit code %d", exit.ExitCode())):
+		return &exitError{code: exit.ExitCode()} // it has said why
 	}
-	return nil
+	return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: kubectl exec: %w", o.node, err)} // whose own failures end with 1 as well
 }
 
 // args are the arguments that ask a node for the same as these options.

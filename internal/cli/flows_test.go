@@ -170,13 +170,14 @@ func TestFlowsAskedForWrongly(t *testing.T) {
 func TestFlowsOfAnotherNode(t *testing.T) {
 	dir := t.TempDir()
 	kubectl, said := filepath.Join(dir, "kubectl"), filepath.Join(dir, "said")
-	script := "#!/bin/sh\necho \"$@\" >> " + said + "\ncase \"$*\" in\n*nodeName=n2*) echo weft-agent-x ;;\n*exec*) echo '{\"total\":3}'; exit 1 ;;\nesac\n"
+	script := "#!/bin/sh\necho \"$@\" >> " + said + "\ncase \"$*\" in\n*nodeName=n2*) echo weft-agent-x ;;\n*exec*) echo '{\"total\":3}'; echo \"$SAYS\" >&2; exit 1 ;;\nesac\n"
 	if err := os.WriteFile(kubectl, []byte(script), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
+	t.Setenv("SAYS", "command terminated with exit code 1")
 	out, code, err := weft(t, Environment{}, "flows", "--kubectl", kubectl, "--node", "n2", "--context", "c", "-n", "net", "--policy", "web/allow-api", "--explain", "-o", "json")
 	var report flows.Report
-	if e := json.Unmarshal([]byte(out), &report); e != nil || report.Total != 3 || code != 1 {
+	if e := json.NewDecoder(strings.NewReader(out)).Decode(&report); e != nil || report.Total != 3 || code != 1 {
 		t.Errorf("answer %q, code %d, %v, %v", out, code, err, e)
 	}
 	content, err := os.ReadFile(said)
@@ -188,6 +189,11 @@ func TestFlowsOfAnotherNode(t *testing.T) {
 		admin.DefaultSocket + " --ovs-run-dir /run/openvswitch --policy web/allow-api --explain\n"
 	if ran != want {
 		t.Errorf("kubectl was asked\n%s\nwant\n%s", ran, want)
+	}
+	t.Setenv("SAYS", "Error from server (Forbidden): pods is forbidden")
+	_, code, err = weft(t, Environment{}, "flows", "--kubectl", kubectl, "--node", "n2")
+	if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "--node n2: kubectl exec") {
+		t.Errorf("kubectl may not: code %d, %v", code, err)
 	}
 	_, code, err = weft(t, Environment{}, "flows", "--kubectl", kubectl, "--node", "n3")
 	if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "--node n3: no agent runs there in namespace weft") {

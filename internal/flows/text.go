@@ -121,6 +121,8 @@ func kindWords(kind string) string {
 		return "EgressNetworkPolicies"
 	case "egressip":
 		return "NetNamespaces with egress addresses"
+	case "multicast":
+		return "NetNamespaces with multicast"
 	case "policyrule", "policyterm":
 		return "NetworkPolicies"
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"sync"
 
 	"weft.dev/weft/internal/attach"
@@ -174,6 +175,23 @@ func (m *multicast) anywhere() bool {
 	return false
 }
 
+// projects returns the NetNamespaces that have a VNID.
+func (m *multicast) projects(vnid string) []Object {
+	number, err := strconv.ParseUint(vnid, 10, 32)
+	if err != nil {
+		return nil
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	var objects []Object
+	for _, name := range slices.Sorted(maps.Keys(m.known)) {
+		if m.known[name].VNID == uint32(number) {
+			objects = append(objects, Object{Kind: "NetNamespace", Name: name})
+		}
+	}
+	return objects
+}
+
 // part returns how an attachment is to take part.
 func (s *settings) part(rec *attach.Record) part {
 	if !s.view.Cluster.Mode.HasVNIDs() || s.multicast == nil {
@@ -193,7 +211,7 @@ func (s *settings) part(rec *attach.Record) part {
 			return part{}
 		}
 	}
-	on := func(vnid uint32) bool { c := m.wanted[vnid]; return c.all > 0 && c.all == c.on }
+	on := func(vnid uint32) bool { c := m.wanted[vnid]; return c.all == c.on } // one that is being left may be nobody's any more
 	p := part{sends: on(sends)}
 	if p.sends {
 		p.from = sends
@@ -229,6 +247,7 @@ func (m *multicast) place(s *settings, rec *attach.Record, touched map[uint32]st
 		}
 	}
 	member, usable := memberOf(rec)
+	usable = usable && s.pipeline.CheckPod(pod(rec)) == nil // others' ports are closed
 	for _, vnid := range now.gets {
 		if have, is := m.members[vnid][key]; !usable || is && have == member {
 			continue

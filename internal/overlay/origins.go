@@ -86,6 +86,10 @@ func (n *Network) objects(o reconcile.Owner) []Object {
 		}
 	case kind == "egressip":
 		return n.projects(name)
+	case o == pipeline.OwnerMulticastNodes:
+		return []Object{{Kind: "HostSubnet"}}
+	case kind == "multicast":
+		return n.multicast.projects(name)
 	}
 	return nil
 }

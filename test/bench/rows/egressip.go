@@ -157,7 +157,10 @@ func (f *failover) measure(ctx context.Context) (figures measure.Figures, err er
 	if !known {
 		return nil, fmt.Errorf("%s after a node's death, connections are lost as before", failoverTime)
 	}
-	return measure.Figures{failoverWall: milliseconds(max(0, over.Sub(began)))}, nil
+	if over.Before(began) {
+		return nil, errors.New("no connection was lost: the node did not die, or nothing left by it")
+	}
+	return measure.Figures{failoverWall: milliseconds(over.Sub(began))}, nil
 }
 
 // attempts are connections that are tried one after the other, without waiting for answers.
