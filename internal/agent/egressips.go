@@ -11,7 +11,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -25,12 +24,9 @@ import (
 
 // egressIPs tells by which egress addresses traffic leaves. It follows NetNamespaces in the modes that have VNIDs.
 type egressIPs struct {
+	*follower
 	cache cache.Cache
-	vnids *netNamespaces
 	node  string
-	wake  chan struct{}
-	// changed is told as well while the node waits for the NetNamespaces.
-	changed func()
 	// alive tells which nodes with egress addresses do not answer.
 	alive *liveness.Watcher
 	// refused is told of an address that this node is to hold and cannot.
@@ -41,13 +37,6 @@ type egressIPs struct {
 	// known are the NetNamespaces, but for those that cannot be used.
 	known map[string]egressip.Namespace
 	site  site
-
-	// mu guards what follows.
-	mu sync.Mutex
-	// handler is told of changes; nil: nobody watches.
-	handler toolscache.ResourceEventHandlerRegistration
-	dirty   map[string]struct{}
-	awaited bool
 }
 
 // site is what egress addresses depend on of the node and the network.
@@ -60,18 +49,10 @@ type site struct {
 
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
-		cache: store, vnids: vnids, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
-		known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
+		follower: newFollower(vnids, changed), cache: store, node: node, refused: func(types.UID, string) {}, known: map[string]egressip.Namespace{},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
 	return e
-}
-
-func (e *egressIPs) signal() {
-	select {
-	case e.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
 }
 
 // prepare tells the network of everything before it is in a mode that has VNIDs, and of what another View makes of it. An
@@ -83,9 +64,11 @@ func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view 
 	e.stepping.Lock()
 	e.site = site{view.Cluster.Mode, view.Local.HostIP, view.Node.Network}
 	e.stepping.Unlock()
+	e.await(true)
 	if err := e.begin(ctx); err != nil {
 		return err
 	}
+	e.await(false)
 	if err := e.step(ctx, network); errors.Is(err, errUnprogrammed) {
 		e.signal() // which is tried again, and keeps nothing else
 	} else if err != nil {
@@ -97,71 +80,28 @@ func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view 
 // errUnprogrammed says that the network knows what leaves it and how, and could not program all of it.
 var errUnprogrammed = errors.New("not programmed")
 
-// begin watches, and returns an error until everything is known once.
-func (e *egressIPs) begin(ctx context.Context) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.handler == nil {
-		handler, err := e.vnids.follow(ctx, e.note)
-		if err != nil {
-			return err
-		}
-		e.handler = handler
-	}
-	e.awaited = !e.handler.HasSynced()
-	if e.awaited {
-		return errUnread
-	}
-	return nil
-}
-
 // end stops watching, and tells the network that there is nothing.
 func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
-	e.mu.Lock()
-	watched := e.handler
-	e.mu.Unlock()
-	var err error
-	if watched != nil {
-		err = e.vnids.unfollow(ctx, watched)
+	watched, err := e.follower.end(ctx)
+	if watched {
 		clear(e.known)
 		e.alive.Watch(nil)
 	}
-	e.mu.Lock()
-	e.handler, e.awaited, e.dirty = nil, false, map[string]struct{}{}
-	e.mu.Unlock()
 	return errors.Join(err, network.UpdateEgressIPs(ctx, overlay.EgressIPs{}))
-}
-
-// note takes note of a NetNamespace that changed.
-func (e *egressIPs) note(name string) {
-	e.mu.Lock()
-	e.dirty[name] = struct{}{}
-	awaited := e.awaited
-	e.mu.Unlock()
-	e.signal()
-	if awaited {
-		e.changed()
-	}
 }
 
 // step brings the network in step with what the objects, and the nodes that answer, say now.
 func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
-	e.mu.Lock()
-	if e.handler == nil || !e.handler.HasSynced() { // a part of them would be taken for all
-		e.mu.Unlock()
+	dirty, ok := e.take()
+	if !ok {
 		return nil
 	}
-	dirty := e.dirty
-	e.dirty = map[string]struct{}{}
-	e.mu.Unlock()
 	if err := e.learn(ctx, dirty); err != nil {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		maps.Copy(e.dirty, dirty)
+		e.untake(dirty)
 		return err
 	}
 	var subnets networkv1.HostSubnetList

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,27 +16,17 @@ import (
 
 // multicast tells which namespaces want multicast, with which VNIDs. NetNamespaces are watched for it in the modes that have VNIDs.
 type multicast struct {
+	*follower
 	cache cache.Cache
-	vnids *netNamespaces
-	wake  chan struct{}
-	// changed is told as well while the node waits for the NetNamespaces.
-	changed func()
 
 	// stepping serialises step, and guards what follows.
 	stepping sync.Mutex
 	// told says that the network has been told of everything once; unsettled, that what it was told may not be in effect.
 	told, unsettled bool
-
-	// mu guards what follows.
-	mu sync.Mutex
-	// handler is told of changes; nil: nobody watches.
-	handler toolscache.ResourceEventHandlerRegistration
-	dirty   map[string]struct{}
-	awaited bool
 }
 
 func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *multicast {
-	return &multicast{cache: store, vnids: vnids, wake: make(chan struct{}, 1), changed: changed, dirty: map[string]struct{}{}}
+	return &multicast{follower: newFollower(vnids, changed), cache: store}
 }
 
 // prepare tells the network of everything before it is in a mode that has VNIDs. An error says what is waited for.
@@ -46,9 +34,11 @@ func (m *multicast) prepare(ctx context.Context, network *overlay.Network, view 
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
 	}
+	m.await(true)
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
+	m.await(false)
 	if err := m.step(ctx, network); errors.Is(err, errUnprogrammed) {
 		m.signal() // which is tried again, and keeps nothing else
 	} else if err != nil {
@@ -57,75 +47,28 @@ func (m *multicast) prepare(ctx context.Context, network *overlay.Network, view 
 	return nil
 }
 
-// begin watches, and returns an error until everything is known once.
-func (m *multicast) begin(ctx context.Context) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.handler == nil {
-		handler, err := m.vnids.follow(ctx, m.note)
-		if err != nil {
-			return err
-		}
-		m.handler = handler
-	}
-	m.awaited = !m.handler.HasSynced()
-	if m.awaited {
-		return errUnread
-	}
-	return nil
-}
-
 // end stops watching. The network is in a mode without multicast; all is told anew before another comes.
 func (m *multicast) end(ctx context.Context) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.handler == nil {
-		return nil
+	watched, err := m.follower.end(ctx)
+	if watched {
+		m.told, m.unsettled = false, false
 	}
-	err := m.vnids.unfollow(ctx, m.handler)
-	m.told, m.unsettled = false, false
-	m.handler, m.awaited, m.dirty = nil, false, map[string]struct{}{}
 	return err
-}
-
-// note takes note of a NetNamespace that changed.
-func (m *multicast) note(name string) {
-	m.mu.Lock()
-	m.dirty[name] = struct{}{}
-	awaited := m.awaited
-	m.mu.Unlock()
-	m.signal()
-	if awaited {
-		m.changed()
-	}
-}
-
-func (m *multicast) signal() {
-	select {
-	case m.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
 }
 
 // step tells the network of what changed since the last, the first time of everything.
 func (m *multicast) step(ctx context.Context, network *overlay.Network) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
-	m.mu.Lock()
-	if m.handler == nil || !m.handler.HasSynced() { // a part of them would be taken for all
-		m.mu.Unlock()
+	dirty, ok := m.take()
+	if !ok {
 		return nil
 	}
-	dirty := m.dirty
-	m.dirty = map[string]struct{}{}
-	m.mu.Unlock()
 	change, err := m.change(ctx, dirty)
 	if err != nil {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		maps.Copy(m.dirty, dirty)
+		m.untake(dirty)
 		return err
 	}
 	if len(change.Namespaces) == 0 && m.told && !m.unsettled {

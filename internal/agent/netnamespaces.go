@@ -87,6 +87,101 @@ func (w *netNamespaces) informer(ctx context.Context) (cache.Informer, error) {
 	return informer, nil
 }
 
+// follower gathers the names of NetNamespaces that change, for one who acts on them in steps.
+type follower struct {
+	vnids *netNamespaces
+	// wake has a step taken. changed is told as well while the node waits for the NetNamespaces.
+	wake    chan struct{}
+	changed func()
+
+	// mu guards what follows.
+	mu sync.Mutex
+	// handler is told of changes; nil: nobody watches.
+	handler toolscache.ResourceEventHandlerRegistration
+	dirty   map[string]struct{}
+	// awaited tells that the node waits for them.
+	awaited bool
+}
+
+func newFollower(vnids *netNamespaces, changed func()) *follower {
+	return &follower{vnids: vnids, wake: make(chan struct{}, 1), changed: changed, dirty: map[string]struct{}{}}
+}
+
+// await says whether the node waits for NetNamespaces.
+func (f *follower) await(awaited bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.awaited = awaited
+}
+
+// begin watches, and returns an error until everything is known once.
+func (f *follower) begin(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.handler == nil {
+		handler, err := f.vnids.follow(ctx, f.note)
+		if err != nil {
+			return err
+		}
+		f.handler = handler
+	}
+	if !f.handler.HasSynced() {
+		return errUnread
+	}
+	return nil
+}
+
+// end stops watching, and reports whether anybody did. What is untaken from then on is there when somebody watches again.
+func (f *follower) end(ctx context.Context) (watched bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.handler == nil {
+		return false, nil
+	}
+	err = f.vnids.unfollow(ctx, f.handler)
+	f.handler, f.awaited, f.dirty = nil, false, map[string]struct{}{}
+	return true, err
+}
+
+// note takes note of a NetNamespace that changed.
+func (f *follower) note(name string) {
+	f.mu.Lock()
+	f.dirty[name] = struct{}{}
+	awaited := f.awaited
+	f.mu.Unlock()
+	f.signal()
+	if awaited {
+		f.changed()
+	}
+}
+
+// signal has a step taken soon.
+func (f *follower) signal() {
+	select {
+	case f.wake <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
+}
+
+// take returns what changed since it was last asked. Not ok: nobody watches, or not everything is known once, and a part would be
+// taken for all.
+func (f *follower) take() (dirty map[string]struct{}, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.handler == nil || !f.handler.HasSynced() {
+		return nil, false
+	}
+	dirty, f.dirty = f.dirty, map[string]struct{}{}
+	return dirty, true
+}
+
+// untake gives back what could not be acted upon.
+func (f *follower) untake(dirty map[string]struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(f.dirty, dirty)
+}
+
 // vnidOf returns the VNID that a NetNamespace gives its namespace. Not ok: it cannot be used, and counts as none; the API server
 // refuses such, and one may be older than its rules.
 func vnidOf(nn *networkv1.NetNamespace) (vnid uint32, ok bool) {

@@ -38,12 +38,12 @@ func (w *watchedNetNamespaces) RemoveInformer(context.Context, client.Object) er
 	return nil
 }
 
-// follower has the names that it was told of.
-type follower chan string
+// listener has the names that it was told of.
+type listener chan string
 
-func (f follower) note(name string) { f <- name }
+func (f listener) note(name string) { f <- name }
 
-func (f follower) want(t *testing.T, names ...string) {
+func (f listener) want(t *testing.T, names ...string) {
 	t.Helper()
 	for len(names) > 0 {
 		select {
@@ -67,7 +67,7 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 	}
 	objects.source.Add(named("a"))
 	w := &netNamespaces{cache: objects}
-	one, two := make(follower, 10), make(follower, 10)
+	one, two := make(listener, 10), make(listener, 10)
 	first, err := w.follow(t.Context(), one.note)
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +115,7 @@ func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
 	object := networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}, NetName: "a", NetID: 10}
 	objects.source.Add(object.DeepCopy())
 	w := &netNamespaces{cache: objects}
-	told := make(follower, 10)
+	told := make(listener, 10)
 	registration, err := w.follow(t.Context(), told.note)
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -35,12 +34,9 @@ var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs:
 
 // tenants tells which namespaces' VNIDs changed. NetNamespaces are watched only while pods are isolated by them.
 type tenants struct {
+	*follower
 	cache cache.Cache
-	vnids *netNamespaces
 	log   *slog.Logger
-	wake  chan struct{}
-	// changed is told as well while the node waits for VNIDs.
-	changed func()
 	// ahead is told of NetNamespaces that changed before the network is told of their VNIDs; nil: nobody.
 	ahead func(ctx context.Context, network *overlay.Network, names map[string]struct{})
 
@@ -51,20 +47,10 @@ type tenants struct {
 	// missing is since when VNIDs are waited for without another coming, missed how many namespaces have none.
 	missing time.Time
 	missed  int
-
-	// mu guards what follows.
-	mu sync.Mutex
-	// handler is told of changes; nil: nobody watches.
-	handler toolscache.ResourceEventHandlerRegistration
-	dirty   map[string]struct{}
-	// awaited tells that the node waits for VNIDs.
-	awaited bool
 }
 
 func newTenants(store cache.Cache, vnids *netNamespaces, log *slog.Logger, changed func()) *tenants {
-	return &tenants{
-		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), changed: changed, known: map[string]uint32{}, dirty: map[string]struct{}{},
-	}
+	return &tenants{follower: newFollower(vnids, changed), cache: store, log: log, known: map[string]uint32{}}
 }
 
 // prepare tells the network of all VNIDs before it isolates pods by them. An error says what is waited for.
@@ -86,83 +72,32 @@ func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode cl
 	return nil
 }
 
-func (t *tenants) await(awaited bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.awaited = awaited
-}
-
-// begin watches, and returns an error until everything is known once.
-func (t *tenants) begin(ctx context.Context) error {
-	t.stepping.Lock()
-	defer t.stepping.Unlock()
-	t.mu.Lock()
-	handler := t.handler
-	t.mu.Unlock()
-	if handler == nil {
-		var err error
-		if handler, err = t.vnids.follow(ctx, t.note); err != nil {
-			return err
-		}
-		t.mu.Lock()
-		t.handler = handler
-		for name := range t.known { // some may have gone while nobody watched
-			t.dirty[name] = struct{}{}
-		}
-		t.mu.Unlock()
-	}
-	if !handler.HasSynced() {
-		return errUnread
-	}
-	return nil
-}
-
 // end stops watching.
 func (t *tenants) end(ctx context.Context) error {
 	t.stepping.Lock()
 	defer t.stepping.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.handler == nil {
-		return nil
+	watched, err := t.follower.end(ctx)
+	if watched {
+		known := make(map[string]struct{}, len(t.known))
+		for name := range t.known {
+			known[name] = struct{}{}
+		}
+		t.untake(known) // some may go while nobody watches
 	}
-	err := t.vnids.unfollow(ctx, t.handler)
-	t.handler, t.awaited, t.dirty = nil, false, map[string]struct{}{}
 	return err
-}
-
-// note takes note of a NetNamespace that changed.
-func (t *tenants) note(name string) {
-	t.mu.Lock()
-	t.dirty[name] = struct{}{}
-	awaited := t.awaited
-	t.mu.Unlock()
-	select {
-	case t.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
-	if awaited {
-		t.changed()
-	}
 }
 
 // step brings the network in step with what changed since the last.
 func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	t.stepping.Lock()
 	defer t.stepping.Unlock()
-	t.mu.Lock()
-	if t.handler == nil || !t.handler.HasSynced() { // a part of them would be taken for all
-		t.mu.Unlock()
+	dirty, ok := t.take()
+	if !ok {
 		return nil
 	}
-	dirty := t.dirty
-	t.dirty = map[string]struct{}{}
-	t.mu.Unlock()
 	change, err := t.change(ctx, dirty)
 	if err != nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		maps.Copy(t.dirty, dirty)
+		t.untake(dirty)
 		return err
 	}
 	maps.Copy(t.known, change.VNIDs)

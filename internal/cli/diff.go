@@ -31,7 +31,7 @@ func diffCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
-				return err
+				return &exitError{code: exitUnknown, err: err}
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
@@ -49,9 +49,10 @@ func diffCommand() *cobra.Command {
 	return cmd
 }
 
+// checkFormat says what is wrong with an --output.
 func checkFormat(output string) error {
 	if output != outputText && output != outputJSON && output != outputYAML {
-		return &exitError{code: exitUnknown, err: fmt.Errorf("--output %q: it is one of text, json, yaml", output)}
+		return fmt.Errorf("--output %q: it is one of text, json, yaml", output)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func (f *dryRunFlags) register(cmd *cobra.Command) {
 // tell prints what a start with the options would change. Its error carries the program's exit code.
 func (f *dryRunFlags) tell(cmd *cobra.Command, opts agent.Options) error {
 	if err := checkFormat(f.output); err != nil {
-		return err
+		return &exitError{code: exitUnknown, err: err}
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()

@@ -72,8 +72,8 @@ func statusCommand(common *commonFlags) *cobra.Command {
 }
 
 func runStatus(cmd *cobra.Command, common *commonFlags, opts *statusOptions) (bool, error) {
-	if opts.output != outputText && opts.output != outputJSON && opts.output != outputYAML {
-		return false, fmt.Errorf("--output %q: it is one of text, json, yaml", opts.output)
+	if err := checkFormat(opts.output); err != nil {
+		return false, err
 	}
 	config, err := common.operatorConfig(opts.context)
 	if err != nil {

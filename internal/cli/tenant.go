@@ -91,8 +91,8 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 }
 
 func runTenant(cmd *cobra.Command, common *commonFlags, opts *tenantOptions, request tenant.Request) error {
-	if opts.output != outputText && opts.output != outputJSON && opts.output != outputYAML {
-		return fmt.Errorf("--output %q: it is one of text, json, yaml", opts.output)
+	if err := checkFormat(opts.output); err != nil {
+		return err
 	}
 	config, err := common.operatorConfig(opts.context)
 	if err != nil {

@@ -2,7 +2,6 @@ package overlay
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -106,11 +105,7 @@ func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) er
 func (n *Network) settleFirewalls(ctx context.Context) error {
 	f := n.firewalls
 	if len(f.pending) > 0 {
-		err := n.engines.Flows.Apply(ctx, nil) // what was handed over was tried by then
-		for o := range f.pending {
-			err = errors.Join(err, n.engines.Flows.Failure(o))
-		}
-		if err != nil {
+		if err := n.applied(ctx, maps.Keys(f.pending)); err != nil {
 			return named("egress firewalls", err)
 		}
 		clear(f.pending)

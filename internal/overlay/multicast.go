@@ -2,7 +2,6 @@ package overlay
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -54,6 +53,9 @@ type multicast struct {
 
 // census counts namespaces.
 type census struct{ all, on int }
+
+// wants reports whether none does without.
+func (c census) wants() bool { return c.all == c.on }
 
 // part is how an attachment takes part.
 type part struct {
@@ -112,11 +114,7 @@ func (n *Network) UpdateMulticast(ctx context.Context, change MulticastChange) e
 func (n *Network) settleMulticast(ctx context.Context) error {
 	m := n.multicast
 	if len(m.pending) > 0 {
-		err := n.engines.Flows.Apply(ctx, nil) // what was handed over was tried by then
-		for o := range m.pending {
-			err = errors.Join(err, n.engines.Flows.Failure(o))
-		}
-		if err != nil {
+		if err := n.applied(ctx, maps.Keys(m.pending)); err != nil {
 			return named("multicast", err)
 		}
 		clear(m.pending)
@@ -168,7 +166,7 @@ func (m *multicast) anywhere() bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, c := range m.wanted {
-		if c.all == c.on {
+		if c.wants() {
 			return true
 		}
 	}
@@ -211,7 +209,7 @@ func (s *settings) part(rec *attach.Record) part {
 			return part{}
 		}
 	}
-	on := func(vnid uint32) bool { c := m.wanted[vnid]; return c.all == c.on } // one that is being left may be nobody's any more
+	on := func(vnid uint32) bool { return m.wanted[vnid].wants() } // one that is being left may be nobody's any more
 	p := part{sends: on(sends)}
 	if p.sends {
 		p.from = sends

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -55,13 +56,18 @@ func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error
 	return n.purge(ctx)
 }
 
-// inEffect waits until what was handed over for these owners is in effect.
-func (n *Network) inEffect(ctx context.Context, handed []reconcile.Owner) error {
-	err := n.engines.Flows.Apply(ctx, nil) // what was handed over was tried by then
-	for _, o := range handed {
+// applied waits until what was handed over for owners was tried, and returns what keeps it from being in effect.
+func (n *Network) applied(ctx context.Context, handed iter.Seq[reconcile.Owner]) error {
+	err := n.engines.Flows.Apply(ctx, nil) // the next pass takes all that was handed over
+	for o := range handed {
 		err = errors.Join(err, n.engines.Flows.Failure(o))
 	}
-	if err != nil {
+	return err
+}
+
+// inEffect waits until what was handed over for these owners is in effect.
+func (n *Network) inEffect(ctx context.Context, handed []reconcile.Owner) error {
+	if err := n.applied(ctx, slices.Values(handed)); err != nil {
 		return err
 	}
 	n.opening.Lock()

@@ -2,7 +2,6 @@ package overlay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -108,12 +107,7 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 	n.multicast.compile(&again, touched, flows)
 	n.engines.Flows.Set(flows)
 	n.opening.Unlock()
-	// Waiting is for the next pass, which takes all that was handed over.
-	err := n.engines.Flows.Apply(ctx, nil)
-	for o := range flows {
-		err = errors.Join(err, n.engines.Flows.Failure(o))
-	}
-	if err != nil {
+	if err := n.applied(ctx, maps.Keys(flows)); err != nil {
 		n.tenants.wakeUp()
 		return fmt.Errorf("projects: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
 )
 
@@ -221,7 +222,7 @@ func policyForwarding(name, title string, ours, peer func() (*policyNode, error)
 }
 
 // policyCompute computes all of a cluster from its objects, as an agent does when it starts: rules, their addresses, and who is isolated.
-func policyCompute(name, title string, objects func() *policyCluster) Group {
+func policyCompute(name, title string, objects func() *policytest.Cluster) Group {
 	return Group{
 		Title: "computing " + title,
 		Rows: []measure.Row{
@@ -234,7 +235,7 @@ func policyCompute(name, title string, objects func() *policyCluster) Group {
 				runtime.GC()
 				peak := watchHeap()
 				began := time.Now()
-				x, err := c.compute()
+				x, err := compute(c)
 				took := time.Since(began)
 				most := peak()
 				runtime.KeepAlive(x)
@@ -270,97 +271,14 @@ func watchHeap() func() float64 {
 	}
 }
 
-// policyCluster is objects to compute.
-type policyCluster struct {
-	namespaces []policy.Namespace
-	pods       []policy.Pod
-	policies   []*networkingv1.NetworkPolicy
-}
-
-// oneNamespace has 10,000 pods and as many policies; each is for one pod, and lets one other and all come.
-func oneNamespace() *policyCluster {
-	const many = 10_000
-	c := &policyCluster{namespaces: []policy.Namespace{{Name: "one"}}}
-	for i := range many {
-		name := strconv.Itoa(i)
-		c.pod("one", name, map[string]string{"app": name, "kind": "all"})
-		c.policy("one", name, labelled("app", name), labelled("app", strconv.Itoa((i+1)%many)), labelled("kind", "all"))
+// compute goes from objects to all that the index of them has to program.
+func compute(c *policytest.Cluster) (*policy.Index, error) {
+	x, err := c.Index("")
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the policy
 	}
-	return c
-}
-
-// manyNamespaces has four pods and three policies in each namespace, as Antrea's test has: nothing passes, one pod to another, and one
-// from everywhere in the namespace.
-func manyNamespaces() *policyCluster {
-	c := &policyCluster{}
-	for i := range 25_000 {
-		ns := "ns" + strconv.Itoa(i)
-		c.namespaces = append(c.namespaces, policy.Namespace{Name: ns, Labels: map[string]string{"kubernetes.io/metadata.name": ns}})
-		for p := range 4 {
-			c.pod(ns, "pod"+strconv.Itoa(p), map[string]string{"app": "app-" + strconv.Itoa(p), "kind": "all"})
-		}
-		c.policy(ns, "deny", metav1.LabelSelector{})
-		c.policy(ns, "first", labelled("app", "app-1"), labelled("app", "app-2"))
-		c.policy(ns, "second", labelled("app", "app-2"), metav1.LabelSelector{})
-	}
-	return c
-}
-
-func (c *policyCluster) pod(namespace, name string, labels map[string]string) {
-	n := len(c.pods)
-	c.pods = append(c.pods, policy.Pod{
-		Key: policy.Key{Namespace: namespace, Name: name}, Node: "node" + strconv.Itoa(n%100), Labels: labels,
-		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})},
-	})
-}
-
-func (c *policyCluster) policy(namespace, name string, pods metav1.LabelSelector, from ...metav1.LabelSelector) {
-	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: networkingv1.NetworkPolicySpec{PodSelector: pods}}
-	port := intstr.FromInt32(servicePort)
-	for i := range from {
-		np.Spec.Ingress = append(np.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{
-			From: []networkingv1.NetworkPolicyPeer{{PodSelector: &from[i]}}, Ports: []networkingv1.NetworkPolicyPort{{Port: &port}},
-		})
-	}
-	c.policies = append(c.policies, np)
-}
-
-// compute goes from objects to everything that there is to program.
-func (c *policyCluster) compute() (*policy.Index, error) {
-	x := policy.New("")
-	for _, ns := range c.namespaces {
-		x.SetNamespace(ns)
-	}
-	for _, p := range c.pods {
-		x.SetPod(p)
-	}
-	for _, np := range c.policies {
-		p, err := policy.FromNetworkPolicy(np)
-		if err != nil {
-			return nil, err
-		}
-		x.SetPolicy(p)
-	}
-	read, rules := map[policy.SetName]bool{}, 0
-	for _, np := range c.policies {
-		for _, r := range x.Rules(policy.Key{Namespace: np.Namespace, Name: np.Name}) {
-			rules++
-			for _, name := range append([]policy.SetName{r.Subjects}, r.PeerSets...) {
-				if !read[name] {
-					read[name] = true
-					x.Addresses(name)
-				}
-			}
-		}
-	}
-	isolated := 0
-	for i := range c.pods {
-		if isolation, _ := x.Isolation(c.pods[i].Key); isolation.Ingress {
-			isolated++
-		}
-	}
-	if isolated != len(c.pods) || rules == 0 {
-		return nil, fmt.Errorf("%d rules, and %d of %d pods are isolated: that is not all of it", rules, isolated, len(c.pods))
+	if rules, _, isolated := c.Read(x); isolated != len(c.Pods) || rules == 0 {
+		return nil, fmt.Errorf("%d rules, and %d of %d pods are isolated: that is not all of it", rules, isolated, len(c.Pods))
 	}
 	return x, nil
 }

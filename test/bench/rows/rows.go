@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
 )
@@ -65,8 +66,8 @@ func All() []Group {
 		forwarding("service/2-flows", "pod to Service, against two flows to the endpoint", plainFlows, virtualAddress(), measure.Target{}),
 		forwarding("service/2-flows-ct", "pod to Service, against two flows with a ct pass that translates", translatedFlows, virtualAddress(), measure.RatioAtMost(1.1)),
 		policyFlows(),
-		policyCompute("policies/compute/10k-10k-1", "10,000 policies and 10,000 pods in one namespace", oneNamespace),
-		policyCompute("policies/compute/75k-100k-25k", "75,000 policies and 100,000 pods in 25,000 namespaces (Antrea's own test: about 6 s and 1.6 GB)", manyNamespaces),
+		policyCompute("policies/compute/10k-10k-1", "10,000 policies and 10,000 pods in one namespace", func() *policytest.Cluster { return policytest.OneNamespace(false) }),
+		policyCompute("policies/compute/75k-100k-25k", "75,000 policies and 100,000 pods in 25,000 namespaces (Antrea's own test: about 6 s and 1.6 GB)", policytest.ManyNamespaces),
 		policyForwarding("1000-beside", "with 1,000 policies for other pods, against none", others(), noPolicies(), measure.RatioAtMost(1.05)),
 		policyForwarding("1000-isolated", "isolated by 1,000 policies, against none", isolating(1000), noPolicies(), measure.RatioAtMost(1.05)),
 		policyForwarding("1000-1", "isolated by 1,000 policies, against one", isolating(1000), isolating(1), measure.RatioAtMost(1.05)),
