@@ -39,6 +39,8 @@ type PodSpec struct {
 	Args         map[string]string // further CNI_ARGS
 	Capabilities map[string]any    // capability arguments
 	CNIVersion   string            // in place of the network configuration's
+	// Before, if not nil, is called when the pod's network namespace is there, and before ADD.
+	Before func(*Pod) error
 }
 
 // Pod is a pod that runs: a network namespace on a node.
@@ -97,7 +99,7 @@ func (c *Cluster) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	if spec.NoObject {
 		return node.Attach(ctx, spec, "")
 	}
-	uid, err := c.makeObject(ctx, spec)
+	uid, err := c.MakeObject(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +122,14 @@ func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error
 		Args: spec.Args, Capabilities: spec.Capabilities, CNIVersion: spec.CNIVersion,
 	}
 	p.Netns = n.Root("/run/netns/" + p.Sandbox.ID)
+	if spec.Before != nil {
+		if _, err := n.call(ctx, "/prepare", p.Sandbox); err != nil {
+			return p, fmt.Errorf("prepare pod %s/%s on %s: %w", p.Namespace, p.Name, n.Name, err)
+		}
+		if err := spec.Before(p); err != nil {
+			return p, err
+		}
+	}
 	a, err := n.call(ctx, "/add", p.Sandbox)
 	if err != nil {
 		return p, fmt.Errorf("attach pod %s/%s on %s: %w", p.Namespace, p.Name, n.Name, err)
@@ -233,7 +243,8 @@ func (n Node) ask(ctx context.Context, method, path string, body io.Reader, into
 	return nil
 }
 
-func (c *Cluster) makeObject(ctx context.Context, spec PodSpec) (string, error) {
+// MakeObject makes a pod's object alone, for a sandbox that is attached later, and returns its UID.
+func (c *Cluster) MakeObject(ctx context.Context, spec PodSpec) (uid string, err error) {
 	k, err := c.Client()
 	if err != nil {
 		return "", err

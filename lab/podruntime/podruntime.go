@@ -85,6 +85,7 @@ func Run(ctx context.Context) error {
 	}
 	s := &server{cni: libcni.NewCNIConfig([]string{binDir}, nil)}
 	mux := http.NewServeMux()
+	mux.HandleFunc("POST /prepare", s.handle(func(_ context.Context, b Sandbox) (types.Result, time.Duration, error) { return nil, 0, prepare(b) }))
 	mux.HandleFunc("POST /add", s.handle(s.add))
 	mux.HandleFunc("POST /del", s.handle(s.del))
 	mux.HandleFunc("POST /check", s.handle(s.check))
@@ -174,19 +175,24 @@ func (s *server) add(ctx context.Context, b Sandbox) (types.Result, time.Duratio
 	if err != nil {
 		return nil, 0, err
 	}
-	raw, err := json.Marshal(b)
-	if err != nil {
-		return nil, 0, fmt.Errorf("encode sandbox %s: %w", b.ID, err)
-	}
-	if err := os.WriteFile(b.file(), raw, 0o600); err != nil {
-		return nil, 0, fmt.Errorf("keep sandbox %s: %w", b.ID, err)
-	}
-	if err := makeNetns(b.netns()); err != nil {
+	if err := prepare(b); err != nil {
 		return nil, 0, err
 	}
 	began := time.Now()
 	res, err := s.cni.AddNetworkList(ctx, list, b.conf())
 	return res, time.Since(began), err
+}
+
+// prepare makes a sandbox's namespace, unless it is there.
+func prepare(b Sandbox) error {
+	raw, err := json.Marshal(b)
+	if err != nil {
+		return fmt.Errorf("encode sandbox %s: %w", b.ID, err)
+	}
+	if err := os.WriteFile(b.file(), raw, 0o600); err != nil {
+		return fmt.Errorf("keep sandbox %s: %w", b.ID, err)
+	}
+	return makeNetns(b.netns())
 }
 
 // del ends the attachment before the namespace, as runtimes do; with nothing there it succeeds.

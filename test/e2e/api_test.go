@@ -6,35 +6,31 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/probe"
 )
 
 // apiAway makes the API server unreachable for the nodes, and returns what brings it back. Connections that are open
 // are reset when they are used.
 func apiAway(t *testing.T, c *lab.Cluster) (back func()) {
 	t.Helper()
-	st, err := lab.Inspect(t.Context(), c.Name())
+	restore, err := probe.CutAPI(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	enter := []string{"nsenter", "--net=" + st.ControlNS, "--", "nft"}
-	there := true
-	mustRun(t, append(enter, `table inet wtaway { chain input { type filter hook input priority 0; policy accept; iifname "eth0" tcp dport 6443 reject with tcp reset; }; }`))
-	back = func() {
-		if there {
-			there = false
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			if _, err := run(ctx, append(enter, "delete table inet wtaway")); err != nil {
-				t.Error(err)
-			}
+	back = sync.OnceFunc(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := restore(ctx); err != nil {
+			t.Error(err)
 		}
-	}
+	})
 	t.Cleanup(back)
 	return back
 }

@@ -35,6 +35,7 @@ var ( //nolint:gochecknoglobals // flags of the test binary
 	// Smaller numbers for slower machines. What is asserted stays the same.
 	pairRate = flag.Int("lab.rate", 1000, "how many datagrams a second each pair of pods exchanges while none may be lost")
 	restarts = flag.Int("lab.restarts", 20, "how often agents are restarted")
+	starts   = flag.Int("lab.starts", 60, "how many pods start that nothing may reach")
 	rounds   = flag.Int("lab.rounds", 5, "how many crowds of pods come and go")
 	perRound = flag.Int("lab.crowd", 200, "how many pods are in a crowd")
 )

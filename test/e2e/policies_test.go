@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/firstpacket"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -375,7 +376,6 @@ func TestPolicyAgentRestarts(t *testing.T) {
 	}))
 	s.reach(t, "far only", map[uint16][3]bool{tellPort: {false, true, false}})
 	ping(t, s.far.Netns, s.server.IPs[0])
-	restartsHere := min(*restarts, 5)
 	allowed, err := traffic.NewLoad([]traffic.Pair{{Name: "far", From: s.far.Netns, To: addrPort(s.server)}}, *pairRate)
 	if err != nil {
 		t.Fatal(err)
@@ -386,7 +386,7 @@ func TestPolicyAgentRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range restartsHere {
+	for i := range *restarts {
 		s.policy(t, "beside", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
 			From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", i)}}},
 		}))
@@ -414,30 +414,23 @@ func TestPolicyAgentRestarts(t *testing.T) {
 			t.Errorf("%d datagrams of %s came, which no rule allows", n, p.Name)
 		}
 	}
-	t.Logf("%d restarts; allowed: %s; refused: %v", restartsHere, tallies["far"], refused)
+	t.Logf("%d restarts; allowed: %s; refused: %v", *restarts, tallies["far"], refused)
 }
 
-// A pod that a policy selects gets no packet of those who may not send to it, from its first moment on.
+// A pod that a policy isolates gets no packet that it must not get, and none out, from its first moment on, whatever goes on.
 func TestPolicyIsolatesFirst(t *testing.T) {
-	s := newPolicyScene(t, "first")
-	s.policy(t, "first", map[string]string{"app": "fresh"}, ingress())
-	const starts = 20
-	for i := range starts {
-		fresh, err := s.cluster.AddPod(t.Context(), lab.PodSpec{Node: "n1", Name: fmt.Sprint("first-fresh-", i), Labels: map[string]string{"app": "fresh"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		tellAt(t, fresh.Netns, fresh.Name, port(fresh.IPs[0], tellPort))
-		for _, from := range []*lab.Pod{s.near, s.far} {
-			ctx, cancel := context.WithTimeout(t.Context(), brief/4)
-			if answer, err := traffic.Ask(ctx, from.Netns, "tcp", port(fresh.IPs[0], tellPort)); err == nil {
-				t.Errorf("start %d: %s is answered: %s", i, from.Name, answer)
-			}
-			cancel()
-		}
-		if err := s.cluster.DelPod(t.Context(), fresh); err != nil {
-			t.Fatal(err)
-		}
+	c := cluster(t)
+	byPolicies(t, c)
+	report, err := firstpacket.Run(t.Context(), c, *starts)
+	t.Log(report.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leak := range report.Leaks {
+		t.Error(leak)
+	}
+	if report.Starts < *starts {
+		t.Errorf("%d pods were to start", *starts)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,25 +19,34 @@ import (
 // echoPort is where pods and hosts answer.
 const echoPort = 7777
 
+// castNamespace has the standing pods, and castLabel is what policies select them by: those that talk to each other by one value, the
+// others by their names.
+const (
+	castNamespace = "default"
+	castLabel     = "cast"
+)
+
 // cast are the pods that stand through it all: those that talk to each other, one that attacks, and its victims.
 type cast struct {
 	cluster *lab.Cluster
 	pods    map[string]*lab.Pod
-	echoes  []*traffic.Echo
+	echoes  map[string]*traffic.Echo // by pod, or where else
 	pairs   []traffic.Pair
 }
 
 // newCast starts the pods. What it returns is to be closed also with an error.
 func newCast(ctx context.Context, c *lab.Cluster) (*cast, error) {
-	cs := &cast{cluster: c, pods: map[string]*lab.Pod{}}
+	cs := &cast{cluster: c, pods: map[string]*lab.Pod{}, echoes: map[string]*traffic.Echo{}}
 	specs := map[string]string{
 		"a1": "n1", "b1": "n1", "a2": "n2", "b2": "n2", "attacker": "n1", "neighbour": "n1", "remote": "n2",
 	}
+	labels := map[string]string{"a1": peers, "b1": peers, "a2": peers, "b2": peers}
 	made := make(chan *lab.Pod, len(specs))
 	var group errgroup.Group
 	for name, node := range specs {
 		group.Go(func() error {
-			p, err := probe.AddPod(ctx, c, lab.PodSpec{Node: node, Name: name, NoObject: true})
+			label := map[string]string{castLabel: cmp.Or(labels[name], name)}
+			p, err := probe.AddPod(ctx, c, lab.PodSpec{Node: node, Namespace: castNamespace, Name: name, Labels: label})
 			if p != nil {
 				made <- p
 			}
@@ -52,11 +62,11 @@ func newCast(ctx context.Context, c *lab.Cluster) (*cast, error) {
 		return cs, err
 	}
 	for _, p := range cs.pods {
-		if err := cs.answer(p.Netns, p.IPs[0]); err != nil {
+		if err := cs.answer(p.Name, p.Netns, p.IPs[0]); err != nil {
 			return cs, err
 		}
 	}
-	if err := cs.answer(c.Outside.Netns, c.Outside.IP); err != nil {
+	if err := cs.answer("outside", c.Outside.Netns, c.Outside.IP); err != nil {
 		return cs, err
 	}
 	pair := func(name, from, to string) {
@@ -74,10 +84,10 @@ func (cs *cast) at(name string) netip.AddrPort {
 }
 
 // answer answers UDP in a namespace until the cast is closed.
-func (cs *cast) answer(netns string, ip netip.Addr) error {
+func (cs *cast) answer(name, netns string, ip netip.Addr) error {
 	e, err := traffic.NewEcho(netns, netip.AddrPortFrom(ip, echoPort))
 	if err == nil {
-		cs.echoes = append(cs.echoes, e)
+		cs.echoes[name] = e
 	}
 	return err
 }

@@ -44,6 +44,7 @@ type part struct {
 func parts() []part {
 	return []part{
 		{"restarts", true, (*soak).restarts},
+		{"policies", true, (*soak).policies},
 		{"faults", true, (*soak).faults},
 		{"kills", false, (*soak).kills},
 		{"crowds", false, (*soak).crowds},

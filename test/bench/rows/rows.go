@@ -71,6 +71,7 @@ func All() []Group {
 		policyForwarding("1000-beside", "with 1,000 policies for other pods, against none", others(), noPolicies(), measure.RatioAtMost(1.05)),
 		policyForwarding("1000-isolated", "isolated by 1,000 policies, against none", isolating(1000), noPolicies(), measure.RatioAtMost(1.05)),
 		policyForwarding("1000-1", "isolated by 1,000 policies, against one", isolating(1000), isolating(1), measure.RatioAtMost(1.05)),
+		firstPacket(),
 		policyLatency(0, 0),
 		policyLatency(1_000, 50),
 		policyLatency(10_000, 100),

@@ -1,0 +1,447 @@
+// Package firstpacket holds a network of NetworkPolicies to this: a pod that a policy isolates gets no packet that it must not get, and
+// gets none out, from the first moment of its interface on; also while the agent restarts, the controller hangs and the API server is
+// away. Pods on both nodes shoot at addresses from before a pod gets them, and an ear is in the pod's network namespace before its
+// interface is.
+package firstpacket
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// Namespace is where the pods are, which is made for them and deleted.
+const Namespace = "first-packet"
+
+const (
+	node     = "n1" // where pods start
+	program  = node + "/weft-agent"
+	policy   = "nobody"
+	labelKey = "first-packet/isolated"
+	// moment is how long after the beginning of an ADD the agent is killed at the latest: an ADD takes less.
+	moment = 20 * time.Millisecond
+	// atATime is how many pods start without an API server, and while the controller hangs, before things are again as they were.
+	atATime = 25
+)
+
+// Report is what was seen.
+type Report struct {
+	// Starts counts pods, Aimed those that were shot at from before they had their address, Sandboxes what was made for them: more where
+	// an agent was killed. Restarts counts the agents that were.
+	Starts, Aimed, Sandboxes, Restarts int
+	// Shot counts packets, Leaked those of them that came, or got out.
+	Shot   int64
+	Leaked int
+	// Leaks are the first of those in words.
+	Leaks []string
+}
+
+// String returns the report in words.
+func (r *Report) String() string {
+	return fmt.Sprintf("%d pods started, %d of them shot at from before they were there, in %d sandboxes, with %d restarts of the agent: %d packets shot, %d leaked",
+		r.Starts, r.Aimed, r.Sandboxes, r.Restarts, r.Shot, r.Leaked)
+}
+
+// run is a test under way.
+type run struct {
+	cluster  *lab.Cluster
+	client   kubernetes.Interface
+	shooters *shooters
+	// ears are at those who shoot.
+	ears   []*traffic.Sniffer
+	report Report
+}
+
+// Run starts so many pods, half of them with nothing else going on, in a cluster of two nodes that is in the mode with NetworkPolicies.
+// An error is what kept it from judging.
+func Run(ctx context.Context, c *lab.Cluster, starts int) (report Report, err error) {
+	r := &run{cluster: c}
+	defer func() {
+		err = errors.Join(err, r.close(context.WithoutCancel(ctx)))
+		report = r.report
+	}()
+	if err := r.open(ctx); err != nil {
+		return report, err
+	}
+	if err := r.control(ctx); err != nil {
+		return report, fmt.Errorf("the control, with a pod that nothing isolates: %w", err)
+	}
+	fifth := max(starts/5, 1)
+	for _, part := range []struct {
+		name string
+		pods int
+		run  func(context.Context, int) error
+	}{
+		{"nothing else goes on", starts - 3*fifth, r.plain},
+		{"the agent restarts", fifth, r.restarting},
+		{"the controller hangs", fifth, r.withoutController},
+		{"the API server is away", fifth, r.withoutAPI},
+	} {
+		if err := part.run(ctx, part.pods); err != nil {
+			return report, fmt.Errorf("while %s: %w", part.name, err)
+		}
+	}
+	if r.report.Aimed*2 < r.report.Starts {
+		return report, fmt.Errorf("too few for a judgement: %s", &r.report)
+	}
+	return report, nil
+}
+
+// open makes the namespace with its policy, and those who shoot.
+func (r *run) open(ctx context.Context) (err error) {
+	if r.client, err = r.cluster.Client(); err != nil {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
+	if _, err := r.client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make namespace %s: %w", Namespace, err)
+	}
+	deny := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: policy}, Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: isolated()},
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+	}}
+	if _, err := r.client.NetworkingV1().NetworkPolicies(Namespace).Create(ctx, deny, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make policy %s/%s: %w", Namespace, policy, err)
+	}
+	var pods []*lab.Pod
+	for _, on := range []string{node, "n2"} {
+		p, err := probe.AddPod(ctx, r.cluster, lab.PodSpec{Node: on, Namespace: Namespace, Name: "shooter-" + on})
+		if err != nil {
+			return err
+		}
+		pods = append(pods, p)
+		ear, err := traffic.Listen(p.Netns, traffic.Ear{Device: "eth0", Incoming: true, Keep: ofFresh})
+		if err != nil {
+			return err
+		}
+		r.ears = append(r.ears, ear)
+	}
+	r.shooters, err = newShooters(ctx, pods)
+	return err
+}
+
+func isolated() map[string]string { return map[string]string{labelKey: "true"} }
+
+// close takes away what was made.
+func (r *run) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	var errs []error
+	if r.shooters != nil {
+		errs = append(errs, r.shooters.close())
+		r.report.Shot = r.shooters.sent.Load()
+	}
+	for _, ear := range r.ears {
+		errs = append(errs, ear.Close())
+	}
+	pods, err := r.cluster.Pods(ctx)
+	errs = append(errs, err)
+	for _, p := range pods {
+		if p.Namespace == Namespace {
+			errs = append(errs, probe.Detach(ctx, p), r.forget(ctx, p.Name))
+		}
+	}
+	if r.client != nil {
+		err := r.client.CoreV1().Namespaces().Delete(ctx, Namespace, metav1.DeleteOptions{})
+		errs = append(errs, err, r.client.NetworkingV1().NetworkPolicies(Namespace).Delete(ctx, policy, metav1.DeleteOptions{}))
+	}
+	return errors.Join(errs...)
+}
+
+// forget deletes a pod's object.
+func (r *run) forget(ctx context.Context, name string) error {
+	err := r.client.CoreV1().Pods(Namespace).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete pod %s/%s: %w", Namespace, name, err)
+	}
+	return nil
+}
+
+// control starts a pod that nothing isolates: what is shot at it has to be heard in it, and what it says at those who shoot.
+func (r *run) control(ctx context.Context) error {
+	p, err := r.start(ctx, "control", nil, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close(ctx), r.forget(ctx, "control")) }()
+	for i := range r.shooters.ends {
+		if _, heard := p.ear.Await(fmt.Appendf(nil, "%s%d", markIn, i), probe.Patience); !heard {
+			return errors.New("it gets nothing, so that nothing could be seen of others")
+		}
+	}
+	for _, ear := range r.ears {
+		_, err := probe.Await(ctx, probe.Patience, "what it says being heard", func(ctx context.Context) error {
+			if err := r.speak(p.pod); err != nil {
+				return err
+			}
+			if len(ear.Take()) == 0 {
+				return errors.New("nothing is")
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// plain starts pods.
+func (r *run) plain(ctx context.Context, pods int) error {
+	for i := range pods {
+		if err := r.one(ctx, fmt.Sprint("plain-", i), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restarting starts pods, and kills the agent at some moment of each ADD.
+func (r *run) restarting(ctx context.Context, pods int) error {
+	for i := range pods {
+		var killer errgroup.Group
+		var once sync.Once
+		err := r.one(ctx, fmt.Sprint("restarting-", i), func() {
+			once.Do(func() {
+				killer.Go(func() error {
+					<-time.After(rand.N(moment)) //nolint:gosec // any moment
+					return probe.Kill(ctx, r.cluster, program, syscall.SIGKILL)
+				})
+			})
+		})
+		if err := errors.Join(err, killer.Wait()); err != nil {
+			return err
+		}
+		r.report.Restarts++
+	}
+	_, err := probe.Await(ctx, probe.Patience, "the agent ready again", func(ctx context.Context) error {
+		return probe.Ready(ctx, r.cluster.Node(1))
+	})
+	return err
+}
+
+// withoutController starts pods while nobody leads the cluster's network.
+func (r *run) withoutController(ctx context.Context, pods int) (err error) {
+	if _, err := probe.Signal(ctx, r.cluster, "weft-controller", syscall.SIGSTOP); err != nil {
+		return err
+	}
+	defer func() {
+		_, contErr := probe.Signal(context.WithoutCancel(ctx), r.cluster, "weft-controller", syscall.SIGCONT)
+		err = errors.Join(err, contErr)
+	}()
+	for i := range pods {
+		if err := r.one(ctx, fmt.Sprint("uncontrolled-", i), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutAPI starts pods that the agent knows while it cannot reach the API server.
+func (r *run) withoutAPI(ctx context.Context, pods int) error {
+	for i := 0; i < pods; i += atATime {
+		if err := r.someWithoutAPI(ctx, i, min(atATime, pods-i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *run) someWithoutAPI(ctx context.Context, first, pods int) (err error) {
+	specs := make([]lab.PodSpec, pods)
+	uids := make([]string, pods)
+	for i := range specs {
+		specs[i] = lab.PodSpec{Node: node, Namespace: Namespace, Name: fmt.Sprint("alone-", first+i), Labels: isolated()}
+		if uids[i], err = r.cluster.MakeObject(ctx, specs[i]); err != nil {
+			return err
+		}
+	}
+	// Pods are told in their order: an agent that knows a later one knows those.
+	if err := r.one(ctx, fmt.Sprint("known-", first), nil); err != nil {
+		return err
+	}
+	back, err := probe.CutAPI(ctx, r.cluster)
+	if err != nil {
+		return err
+	}
+	for i := range specs {
+		if err = r.judge(ctx, specs[i], uids[i], nil); err != nil {
+			break
+		}
+	}
+	err = errors.Join(err, back(context.WithoutCancel(ctx)))
+	for i := range specs {
+		err = errors.Join(err, r.forget(ctx, specs[i].Name))
+	}
+	return err
+}
+
+// one starts a pod that is isolated, judges what comes to it and from it, and ends it. before is called before each of its ADDs.
+func (r *run) one(ctx context.Context, name string, before func()) error {
+	spec := lab.PodSpec{Node: node, Namespace: Namespace, Name: name, Labels: isolated()}
+	uid, err := r.cluster.MakeObject(ctx, spec)
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.judge(ctx, spec, uid, before), r.forget(ctx, name))
+}
+
+// judge starts a pod whose object there is, and ends it.
+func (r *run) judge(ctx context.Context, spec lab.PodSpec, uid string, before func()) (err error) {
+	p, err := r.attach(ctx, spec, uid, before)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ended := p.close(ctx)
+		r.leaked(spec.Name, "came to it", p.ear.Take()) // to its last moment
+		err = errors.Join(err, ended)
+	}()
+	if err := r.speak(p.pod); err != nil {
+		return err
+	}
+	if err := r.nodeReaches(ctx, p); err != nil {
+		return fmt.Errorf("pod %s: %w", spec.Name, err)
+	}
+	r.report.Starts++
+	for _, ear := range r.ears {
+		said := ear.Take()
+		r.leaked(spec.Name, "got out of it", slices.DeleteFunc(said, func(frame []byte) bool { return !bytes.Contains(frame, words(p.pod)) }))
+	}
+	return nil
+}
+
+// leaked counts frames that must not be.
+func (r *run) leaked(pod, what string, frames [][]byte) {
+	const most = 10
+	for range frames {
+		if r.report.Leaked++; len(r.report.Leaks) < most {
+			r.report.Leaks = append(r.report.Leaks, fmt.Sprintf("pod %s: a packet %s", pod, what))
+		}
+	}
+}
+
+// fresh is a pod with an ear.
+type fresh struct {
+	pod *lab.Pod
+	ear *traffic.Sniffer
+}
+
+// close ends the pod's sandbox, and then the ear.
+func (f *fresh) close(ctx context.Context) error {
+	return errors.Join(probe.Detach(ctx, f.pod), f.ear.Close())
+}
+
+// start makes a pod's object and attaches it.
+func (r *run) start(ctx context.Context, name string, labels map[string]string, before func()) (*fresh, error) {
+	spec := lab.PodSpec{Node: node, Namespace: Namespace, Name: name, Labels: labels}
+	uid, err := r.cluster.MakeObject(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return r.attach(ctx, spec, uid, before)
+}
+
+// attach attaches a pod, with an ear that is there before its interface; as a kubelet does, again in another sandbox while the agent
+// says so.
+func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before func()) (*fresh, error) {
+	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	f := &fresh{}
+	spec.Before = func(p *lab.Pod) (err error) {
+		if f.ear, err = traffic.Listen(p.Netns, traffic.Ear{Incoming: true, Keep: ofShooters}); err == nil && before != nil {
+			before()
+		}
+		return err
+	}
+	for {
+		r.report.Sandboxes++
+		p, err := r.cluster.Node(1).Attach(ctx, spec, uid)
+		f.pod = p
+		if err == nil {
+			if r.shooters.aimed(p.IPs[0]) {
+				r.report.Aimed++
+			}
+			return f, r.shooters.follow(p.IPs[0])
+		}
+		if f.ear == nil {
+			return nil, errors.Join(err, probe.Detach(ctx, p))
+		}
+		ended := f.close(ctx)
+		if spec.Labels != nil {
+			r.leaked(spec.Name, "came to a sandbox of it that was given up", f.ear.Take())
+		}
+		if failure, known := probe.AsFailure(err); !known || failure.Code != probe.CodeTryAgain || ended != nil {
+			return nil, errors.Join(err, ended)
+		}
+		f.ear = nil
+	}
+}
+
+// words are what a pod says.
+func words(p *lab.Pod) []byte { return []byte(markOut + p.Name + ".") }
+
+// speak has a pod send to those who shoot.
+func (r *run) speak(p *lab.Pod) error {
+	conn, err := traffic.ListenUDP(p.Netns, netip.AddrPort{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	for _, end := range r.shooters.ends {
+		if _, err := conn.WriteToUDPAddrPort(words(p), netip.AddrPortFrom(end.IP, discard)); err != nil {
+			return fmt.Errorf("pod %s sends: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+// nodeReaches waits until the pod gets what its node sends, which always may: its interface works, and the ear hears.
+func (r *run) nodeReaches(ctx context.Context, f *fresh) error {
+	listener, err := traffic.ListenUDP(f.pod.Netns, netip.AddrPortFrom(f.pod.IPs[0], 0))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = listener.Close() }()
+	from, err := traffic.ListenUDP(r.cluster.Node(1).Netns, netip.AddrPort{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = from.Close() }()
+	to := listener.LocalAddr().(*net.UDPAddr).AddrPort() //nolint:forcetypeassert // of a UDP socket
+	buffer := make([]byte, 64)
+	_, err = probe.Await(ctx, probe.Patience, "its node's packet", func(context.Context) error {
+		if _, err := from.WriteToUDPAddrPort([]byte(markNode), to); err != nil {
+			return err
+		}
+		if err := listener.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			return err
+		}
+		n, err := listener.Read(buffer)
+		if err == nil && string(buffer[:n]) != markNode {
+			err = fmt.Errorf("got %q", buffer[:n])
+		}
+		return err
+	})
+	return err
+}

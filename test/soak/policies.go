@@ -1,0 +1,285 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"golang.org/x/sync/errgroup"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// Policies of the soak.
+const (
+	pairsPolicy = "pairs" // lets the pairs talk, and nobody else to them
+	peers       = "pairs" // value of castLabel of those who talk
+)
+
+// policies changes the network's mode to the one with NetworkPolicies and back, under traffic, and restarts agents in between while
+// policies change. Nothing of what is allowed may be lost, and nothing may come that is not.
+func (s *soak) policies(ctx context.Context) error {
+	r := row{Part: "policies", Name: "agents restarted while policies change"}
+	began := time.Now()
+	defer func() {
+		r.Took = time.Since(began)
+		s.add(r)
+	}()
+	if lost, err := s.control(ctx, all, longControl); err != nil {
+		return err
+	} else if lost > 0 && s.opts.loss {
+		r.Verdict = busy
+		r.wrong(fmt.Errorf("%d packets were lost in %s while nothing was done: loss during restarts would say nothing", lost, longControl))
+		return nil
+	}
+	before, err := s.rest(ctx, false)
+	if err != nil {
+		return err
+	}
+	flat, err := s.states(ctx)
+	if err != nil {
+		return err
+	}
+	p, err := newPolicies(s)
+	if err != nil {
+		return err
+	}
+	r.wrong(s.load(ctx, &r, all, func() error { return p.isolate(ctx) }))
+	for r.Count < s.opts.restarts && ctx.Err() == nil && len(r.Wrong) == 0 {
+		n := min(restartsAtATime, s.opts.restarts-r.Count)
+		chunk := time.Now()
+		err := s.load(ctx, &r, all, func() error { return p.kept(ctx, &r, func() error { return p.restartSome(ctx, &r, n) }) })
+		s.holes(&r)
+		r.wrong(err)
+		s.say("policies: %d restarts, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
+	}
+	r.wrong(s.load(ctx, &r, all, func() error { return p.end(context.WithoutCancel(ctx), flat) }))
+	s.leaks(ctx, &r, before, false)
+	r.wrong(s.siege.honest(ctx))
+	s.holes(&r)
+	r.Note = fmt.Sprintf("%d packets that no policy allows were sent meanwhile; the mode was changed, and changed back, under the same traffic", p.refused)
+	return ctx.Err()
+}
+
+// states returns what each node has, at rest.
+func (s *soak) states(ctx context.Context) (map[string]probe.State, error) {
+	states := map[string]probe.State{}
+	for _, n := range s.cluster.Nodes() {
+		state, err := probe.SettledState(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		states[n.Name] = state
+	}
+	return states, nil
+}
+
+// policies are those of a run.
+type policies struct {
+	soak   *soak
+	client kubernetes.Interface
+	// refused counts datagrams that nothing allows.
+	refused uint64
+}
+
+func newPolicies(s *soak) (*policies, error) {
+	client, err := s.cluster.Client()
+	return &policies{soak: s, client: client}, err
+}
+
+// strangers are pairs of pods that may not talk while the network isolates.
+func (p *policies) strangers() []traffic.Pair {
+	cs := p.soak.cast
+	return []traffic.Pair{
+		{Name: "neighbour to b1", From: cs.pods["neighbour"].Netns, To: cs.at("b1")},
+		{Name: "remote to b1", From: cs.pods["remote"].Netns, To: cs.at("b1")},
+		{Name: "remote to b2", From: cs.pods["remote"].Netns, To: cs.at("b2")},
+		{Name: "neighbour to b2", From: cs.pods["neighbour"].Netns, To: cs.at("b2")},
+	}
+}
+
+// isolate changes the mode, with a policy for the pairs, and waits until nobody else reaches them.
+func (p *policies) isolate(ctx context.Context) error {
+	if err := p.put(ctx, allowing(pairsPolicy, networkingv1.NetworkPolicyPeer{PodSelector: ofPairs()})); err != nil {
+		return err
+	}
+	if err := p.mode(ctx, networkv1.PluginNetworkPolicy); err != nil {
+		return err
+	}
+	for _, pair := range p.strangers() {
+		_, err := probe.Await(ctx, recoveryTime, pair.Name+" is refused", func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if _, err := traffic.Ping(ctx, pair.From, pair.To); err == nil {
+				return errors.New("it is answered")
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kept runs f, and returns an error if a datagram of a stranger came meanwhile.
+func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
+	before := p.came()
+	running, err := traffic.NewLoad(p.strangers(), max(p.soak.opts.rate/10, 1))
+	if err != nil {
+		return err
+	}
+	done := f()
+	tallies, _ := running.Stop() // all is lost, as it must be
+	for name, tally := range tallies {
+		p.refused += tally.Sent
+		if tally.Sent == 0 {
+			done = errors.Join(done, fmt.Errorf("%s: nothing was sent, which says nothing", name))
+		}
+	}
+	if came := p.came() - before; came > 0 {
+		r.breached([]string{fmt.Sprintf("%d datagrams came that no policy allows", came)})
+	}
+	return errors.Join(done, ctx.Err())
+}
+
+// came counts the strangers' datagrams that came to the pairs.
+func (p *policies) came() int {
+	cs, sum := p.soak.cast, 0
+	for _, to := range []string{"b1", "b2"} {
+		sources := cs.echoes[to].Sources()
+		for _, from := range []string{"neighbour", "remote"} {
+			sum += sources[cs.pods[from].IPs[0]]
+		}
+	}
+	return sum
+}
+
+// restartSome restarts the agents of both nodes, side by side, while policies change.
+func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
+	counts := [2]int{n - n/2, n / 2}
+	slowest := [2]time.Duration{}
+	var group errgroup.Group
+	for i, node := range p.soak.cluster.Nodes() {
+		group.Go(func() error {
+			for turn := range counts[i] {
+				began := time.Now()
+				if err := p.restart(ctx, node, turn); err != nil {
+					return fmt.Errorf("%s: restart %d: %w", node.Name, turn, err)
+				}
+				slowest[i] = max(slowest[i], time.Since(began))
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	r.Count += n
+	r.Back = max(r.Back, slowest[0], slowest[1])
+	return err
+}
+
+// restart restarts a node's agent in the midst of changes: of a policy for the pairs' pods that allows others, in turn it is made,
+// changed and taken away, and of one that isolates a pod that is not theirs.
+func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
+	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	beside, other := allowing("beside-"+n.Name, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}), allowing("attackers-"+n.Name)
+	other.Spec.PodSelector = metav1.LabelSelector{MatchLabels: map[string]string{castLabel: "attacker"}}
+	var err error
+	switch turn % 3 {
+	case 0:
+		err = p.put(ctx, beside)
+	case 1:
+		err = errors.Join(p.put(ctx, beside), p.put(ctx, other))
+	default:
+		err = errors.Join(p.drop(ctx, beside.Name), p.drop(ctx, other.Name))
+	}
+	if err != nil {
+		return err
+	}
+	<-time.After(p.soak.within(10 * time.Millisecond)) // a change takes about a millisecond to come, and some to be in effect
+	pid, err := probe.Signal(ctx, p.soak.cluster, agentOf(n), []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[turn%2])
+	if err != nil {
+		return err
+	}
+	return p.soak.awaitAgent(ctx, n, pid)
+}
+
+// end takes the policies away and changes the mode back, and waits until all is as it was.
+func (p *policies) end(ctx context.Context, flat map[string]probe.State) error {
+	list, err := p.client.NetworkingV1().NetworkPolicies(castNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list policies: %w", err)
+	}
+	if err := p.mode(ctx, networkv1.PluginSubnet); err != nil {
+		return err
+	}
+	for i := range list.Items {
+		err = errors.Join(err, p.drop(ctx, list.Items[i].Name))
+	}
+	for _, n := range p.soak.cluster.Nodes() {
+		_, waitErr := probe.Await(ctx, recoveryTime, n.Name+" as it was before the mode was changed", func(ctx context.Context) error {
+			return probe.StateOf(ctx, n).Differs(flat[n.Name])
+		})
+		err = errors.Join(err, waitErr)
+	}
+	return err
+}
+
+// mode asks for another mode.
+func (p *policies) mode(ctx context.Context, plugin string) error {
+	networks, err := probe.Objects(p.soak.cluster, networkGroup, "clusternetworks")
+	if err != nil {
+		return err
+	}
+	_, err = networks.Patch(ctx, networkv1.ClusterNetworkDefault, types.MergePatchType, fmt.Appendf(nil, `{"pluginName":%q}`, plugin), metav1.PatchOptions{})
+	return err
+}
+
+// put makes a policy, or replaces it.
+func (p *policies) put(ctx context.Context, policy *networkingv1.NetworkPolicy) error {
+	all := p.client.NetworkingV1().NetworkPolicies(castNamespace)
+	_, err := all.Create(ctx, policy, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = all.Update(ctx, policy, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("policy %s: %w", policy.Name, err)
+	}
+	return nil
+}
+
+func (p *policies) drop(ctx context.Context, name string) error {
+	err := p.client.NetworkingV1().NetworkPolicies(castNamespace).Delete(ctx, name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("policy %s: %w", name, err)
+	}
+	return nil
+}
+
+// allowing is a policy for the pairs' pods that lets peers come; none: nobody.
+func allowing(name string, from ...networkingv1.NetworkPolicyPeer) *networkingv1.NetworkPolicy {
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: *ofPairs(), PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+	}}
+	if len(from) > 0 {
+		policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from}}
+	}
+	return policy
+}
+
+// ofPairs selects the pods of the pairs.
+func ofPairs() *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{castLabel: peers}}
+}
