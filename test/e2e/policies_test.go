@@ -282,9 +282,15 @@ func TestPolicyEgress(t *testing.T) {
 // talk begins a connection to the server, which ends with the test.
 func (s *policyScene) talk(t *testing.T, from *lab.Pod, network string) *traffic.Talk {
 	t.Helper()
+	return talk(t, from, s.server, network)
+}
+
+// talk begins a connection, which ends with the test.
+func talk(t *testing.T, from, to *lab.Pod, network string) *traffic.Talk {
+	t.Helper()
 	var open *traffic.Talk
 	await(t, "a connection from "+from.Name, func(ctx context.Context) (err error) {
-		open, err = traffic.NewTalk(ctx, from.Netns, network, port(s.server.IPs[0], tellPort))
+		open, err = traffic.NewTalk(ctx, from.Netns, network, port(to.IPs[0], tellPort))
 		return err
 	})
 	t.Cleanup(func() { _ = open.Close() })
@@ -329,7 +335,8 @@ func TestPolicyKeepsConnections(t *testing.T) {
 	}
 }
 
-// Connections that a policy allows no more end, whoever sends, and those that it allows go on.
+// Connections that a policy allows no more end, whoever sends, and those that it allows go on; so do those that an isolated pod itself
+// began, also before anything isolated it.
 func TestPolicyEndsConnections(t *testing.T) {
 	s := newPolicyScene(t, "end")
 	server := map[string]string{"app": "server"}
@@ -344,6 +351,7 @@ func TestPolicyEndsConnections(t *testing.T) {
 		// One begins while nothing is isolated, one while a rule allows it.
 		before := s.talk(t, s.far, network)
 		stays := s.talk(t, s.near, network)
+		own := talk(t, s.server, s.far, network)
 		s.policy(t, "end", server, allow("far", "near"))
 		s.reach(t, "both are allowed", map[uint16][3]bool{tellPort: {true, true, false}})
 		after := s.talk(t, s.far, network)
@@ -357,8 +365,10 @@ func TestPolicyEndsConnections(t *testing.T) {
 				t.Errorf("%s: a connection %s goes on: %s", network, name, answer)
 			}
 		}
-		if _, err := stays.Ask(); err != nil {
-			t.Errorf("%s: a connection that is allowed all the time ends: %v", network, err)
+		for name, c := range map[string]*traffic.Talk{"that is allowed all the time": stays, "that the isolated pod began itself": own} {
+			if _, err := c.Ask(); err != nil {
+				t.Errorf("%s: a connection %s ends: %v", network, name, err)
+			}
 		}
 		s.drop(t, "end")
 		s.reach(t, "nothing is isolated", map[uint16][3]bool{tellPort: {true, true, true}})

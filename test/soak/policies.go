@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"time"
 
@@ -109,12 +110,19 @@ func (p *policies) strangers() []traffic.Pair {
 	}
 }
 
-// isolate changes the mode, with a policy for the pairs, and waits until nobody else reaches them.
+// isolate changes the mode, makes a policy for the pairs once their connections are known, and waits until nobody else reaches them.
 func (p *policies) isolate(ctx context.Context) error {
-	if err := p.put(ctx, allowing(pairsPolicy, networkingv1.NetworkPolicyPeer{PodSelector: ofPairs()})); err != nil {
+	if err := p.mode(ctx, networkv1.PluginNetworkPolicy); err != nil {
 		return err
 	}
-	if err := p.mode(ctx, networkv1.PluginNetworkPolicy); err != nil {
+	for _, pair := range p.soak.cast.pairs {
+		for _, n := range p.soak.cluster.Nodes() {
+			if err := p.known(ctx, n, pair); err != nil {
+				return err
+			}
+		}
+	}
+	if err := p.put(ctx, allowing(pairsPolicy, networkingv1.NetworkPolicyPeer{PodSelector: ofPairs()})); err != nil {
 		return err
 	}
 	for _, pair := range p.strangers() {
@@ -131,6 +139,23 @@ func (p *policies) isolate(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// known waits until a node that has an end of a pair knows its connection.
+func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) error {
+	from, to, _ := strings.Cut(pair.Name, " to ")
+	if from != n.Name && to != n.Name {
+		return nil
+	}
+	sender := p.soak.cast.pods["a"+strings.TrimPrefix(from, "n")]
+	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("the connection %s known to %s", pair.Name, n.Name), func(ctx context.Context) error {
+		known, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "dpctl/dump-conntrack"))
+		if err == nil && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", sender.IPs[0], pair.To.Addr())) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	return err
 }
 
 // kept runs f, and returns an error if a datagram of a stranger came meanwhile.

@@ -49,4 +49,6 @@
 //     on the node of the endpoint is none of them unless the client is there too: the client's node translates it.
 //     What the tracker would give besides, dropping packets that belong to no connection, the host does for what leaves
 //     the cluster.
+//   - With NetworkPolicies, all that pods of the node send and get meets the tracker, isolated or not: who began a connection has to be known
+//     by the time that a policy isolates one of its ends.
 package pipeline

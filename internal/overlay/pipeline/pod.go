@@ -103,7 +103,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 		p.hairpin(pod.OFPort, addr, mac)
 	}
 	if p.config.policies() {
-		p.isolate(pod, addr)
+		p.itself(pod, addr)
 	}
 }
 

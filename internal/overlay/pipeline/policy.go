@@ -11,10 +11,6 @@ const ModeNetworkPolicy Mode = "networkpolicy"
 
 // Bits of RegFlags that policies use.
 const (
-	// FlagLooked says that it was looked up whether the destination is an isolated pod.
-	FlagLooked uint32 = 1 << 8
-	// FlagTrack says that the sender or the receiver is an isolated pod of this node: the packet's connection is looked for.
-	FlagTrack uint32 = 1 << 9
 	// FlagEgress says that the sender is isolated for egress.
 	FlagEgress uint32 = 1 << 10
 	// FlagIngress says that the receiver is isolated for ingress.
@@ -45,13 +41,6 @@ const (
 	priorityFree    = 10 // what is not isolated
 )
 
-// Priorities in table 21 of what isolated pods send and get. They are above those of Services, which pass by what they need
-// not see, and below the answers of a pod to itself, which are to be put back first.
-const (
-	priorityLook     = 250
-	priorityIsolated = 215
-)
-
 func (c *Config) policies() bool { return c.Mode == ModeNetworkPolicy }
 
 // flag matches one bit of RegFlags that is set.
@@ -75,12 +64,17 @@ func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}
 
 // policyStatic adds what policies need whatever they are, but for what delivers.
 func (p *program) policyStatic() {
-	p.add(TableState, priorityLook, "is the receiver a pod that is isolated?",
-		untracked(openflow.RegMasked(RegFlags, 0, FlagLooked)),
-		setFlags(FlagLooked, FlagLooked), openflow.Resubmit(openflow.PortInPort, TableIsolation), openflow.Resubmit(openflow.PortInPort, TableState))
-	p.add(TableState, priorityIsolated, "from or to an isolated pod: find the connection", untracked(flag(FlagTrack)), p.config.track())
 	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
 	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
+}
+
+// trackPods has the connections of all pods of this node looked for, isolated or not: when a policy comes to isolate one, it is known who
+// began its connections. To find out by then would end those that it began itself, because what comes back of them cannot be told from what
+// others begin.
+func (p *program) trackPods() {
+	local, track := p.config.LocalSubnet, p.config.track()
+	p.add(TableState, priorityToPods, "to a pod of this node: find the connection", untracked(openflow.IPDst(local)), track)
+	p.add(TableState, priorityFromPods, "from a pod of this node: find the connection", untracked(openflow.IPSrc(local)), track)
 }
 
 // judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
@@ -114,8 +108,8 @@ func (p *program) deliverByPolicy() {
 
 // outputJudged adds to a flow that outputs what policies ask for beside the commit of a new connection.
 //
-// A TCP connection that was there before it was looked at, because nothing was isolated then, is new to the tracker by
-// whichever side sends first. It becomes known only if a rule allows it by name: otherwise what an isolated pod answers in a
+// A TCP connection of which the tracker missed the beginning, because it was there before the mode or is older than the switch, is new to
+// it by whichever side sends first. It becomes known only if a rule allows it by name: otherwise what an isolated pod answers in a
 // connection that ends would become a connection of its own, and the other side's packets answers to that.
 func (p *program) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []openflow.Action) {
 	const middle, again = 2, 3
@@ -132,34 +126,19 @@ func (p *program) outputJudged(table uint8, priority uint16, purpose string, on 
 // tcpSyn is the flag of a TCP packet that begins a connection (RFC 9293, 3.1).
 const tcpSyn = 0x002
 
-// isolate adds what a pod's flows say of its isolation beside opening its port. Each pod has them, isolated or not, so that
-// a policy costs no flow for a pod that it selects.
-func (p *program) isolate(pod Pod, addr netip.Addr) {
-	const priority = 100
-	p.add(TableIsolation, priority, "is the pod isolated?", match(openflow.IPDst(host(addr))),
-		setFlags(FlagLooked|pod.tracked(), FlagLooked|pod.tracked()))
+// itself lets a pod reach itself by a Service, however it is isolated.
+func (p *program) itself(pod Pod, addr netip.Addr) {
 	p.add(TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
 		match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
 		openflow.GotoTable(TableRoute))
 }
 
-// tracked is FlagTrack if the pod's connections are looked for.
-func (pod Pod) tracked() uint32 {
-	if pod.Isolation.Ingress || pod.Isolation.Egress {
-		return FlagTrack
-	}
-	return 0
-}
-
 // sends are the actions that say of a packet's sender how it is isolated; receives those that say so of its receiver.
 func (c *Config) sends(pod Pod) []openflow.Action {
-	if !c.policies() || pod.tracked() == 0 {
+	if !c.policies() || !pod.Isolation.Egress {
 		return nil
 	}
-	flags := FlagTrack
-	if pod.Isolation.Egress {
-		flags |= FlagEgress
-	}
+	flags := FlagEgress
 	if pod.Isolation.KeepsEgress {
 		flags |= FlagKeepEgress
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -133,8 +134,8 @@ func TestPoliciesProperty(t *testing.T) {
 				if got := len(o.leaving()) > 0; got != want {
 					r.Fatalf("%s to %s, %s %d: the switch lets it pass: %t, the oracle: %t\n%s", way.src, way.dst, probe.Protocol, probe.Port, got, want, o.text)
 				}
-				if tracked := strings.Contains(o.text, "ct(table=21"); tracked != isolatedHere(n, way) {
-					r.Fatalf("%s to %s: looked for its connection: %t, one of them is isolated: %t\n%s", way.src, way.dst, tracked, !tracked, o.text)
+				if tracked := strings.Contains(o.text, "ct(table=21"); tracked != ofPod(n, way) {
+					r.Fatalf("%s to %s: looked for its connection: %t, one of them is a pod here: %t\n%s", way.src, way.dst, tracked, !tracked, o.text)
 				}
 				if judged++; want {
 					passed++
@@ -200,14 +201,12 @@ func judgedHere(w oracle.World, way trip) oracle.World {
 	return oracle.World{Policies: local, Pods: pods, Namespaces: w.Namespaces}
 }
 
-func isolatedHere(n *node, way trip) bool {
-	for _, pod := range n.pods() {
+// ofPod reports whether a pod of this node sends or gets.
+func ofPod(n *node, way trip) bool {
+	return slices.ContainsFunc(n.pods(), func(pod pipeline.Pod) bool {
 		at := pod.Addrs[0].String()
-		if (at == way.src || at == way.dst) && (pod.Isolation.Ingress || pod.Isolation.Egress) {
-			return true
-		}
-	}
-	return false
+		return at == way.src || at == way.dst
+	})
 }
 
 // isolated is a world in which both pods of the node are isolated in both directions, and may reach port 80 of each other.

@@ -25,8 +25,12 @@ const (
 	priorityStray    = 240 // ICMP of no connection that was looked at: about one that never was
 	priorityInvalid  = 230 // packets that were looked at, and fit no connection
 	priorityHairpin  = 220
+	priorityHostOnly = 218 // from other nodes' pods to the host
+	priorityToPods   = 217 // where policies judge
+	priorityFromHost = 216
+	priorityFromPods = 215 // where policies judge
 	priorityVirtual  = 210 // to the Services' network
-	priorityGateway  = 205 // between pods and the host, which keeps its own connections
+	priorityGateway  = 205 // from pods to the host
 	priorityAnswers  = 200 // from endpoints, to local pods
 	priorityErrors   = 190 // about connections, to local pods
 	priorityPassOn   = 180 // all else from the tunnel and the host
@@ -76,10 +80,14 @@ func (p *program) services() {
 		openflow.Move(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)),
 		openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
 	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
-	p.add(TableState, priorityGateway+1, "from the tunnel to the host, which knows its own connections",
+	p.add(TableState, priorityHostOnly, "from the tunnel to the host, which knows its own connections",
 		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableRoute))
-	p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
-	p.add(TableState, priorityGateway, "from the host itself", untracked(openflow.InPort(PortTun), openflow.IPSrc(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	if c.policies() {
+		p.trackPods()
+	} else {
+		p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+	}
+	p.add(TableState, priorityFromHost, "from the host itself, which knows its own connections", untracked(openflow.InPort(PortTun), openflow.IPSrc(host(c.Gateway))), openflow.GotoTable(TableRoute))
 	for _, kind := range []uint8{icmpUnreachable, icmpExceeded, icmpParameter} {
 		p.add(TableState, priorityErrors, "an ICMP error to a pod, perhaps about a connection that was translated",
 			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)

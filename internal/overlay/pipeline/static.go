@@ -35,7 +35,7 @@ func (c *Config) StaticRules() []Rule {
 	p.egressStatic()
 	for _, t := range tables {
 		switch t.Number {
-		case TableState, TableNode, TableIsolation, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
+		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
 			// These pass on what they have nothing to say about, or see no packets.
 		case TableDeliver:
 			// Nothing gets there but what it delivers.

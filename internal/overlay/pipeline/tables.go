@@ -13,8 +13,6 @@ const (
 	TableState uint8 = 21
 	// TableNode tells nodes' addresses from others, for node ports.
 	TableNode uint8 = 22
-	// TableIsolation knows the pods of this node that are isolated by policies, as receivers; it is only looked up on the way.
-	TableIsolation uint8 = 23
 	// TableAffinity remembers which endpoint a client of a Service has; its flows are learned by the switch. With Services
 	// in the switch it is only looked up on the way, and leads nowhere.
 	TableAffinity uint8 = 24
@@ -70,7 +68,6 @@ var tables = [...]Table{
 	{TablePod, "pod", "from a pod: admits what it may send from its addresses; sets the source VNID"},
 	{TableState, "state", "connection state of what Services need, in a zone of Weft's own; replies are translated back"},
 	{TableNode, "node", "tells nodes' addresses from others, for node ports"},
-	{TableIsolation, "isolation", "isolation by policies: whether the receiver is a pod of this node that is isolated"},
 	{TableAffinity, "affinity", "session affinity of Services; flows learned by the switch"},
 	{TableService, "service", "Services: a new connection picks an endpoint"},
 	{TableEndpoint, "endpoint", "Services with affinity: the client's endpoint, or a new one"},

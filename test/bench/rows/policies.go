@@ -162,6 +162,13 @@ func flowsBetween(pods int) (int, error) {
 // noPolicies, others and isolating are what nodes have of policies whose forwarding is compared.
 func noPolicies() func() (*policyNode, error) { return policyNodes(nil) }
 
+// flatNetwork is the same node in a flat network.
+func flatNetwork() (*policyNode, error) {
+	config := policyConfig()
+	config.Mode = pipeline.ModeSubnet
+	return newPolicyNode(config), nil
+}
+
 // others are 1,000 policies for pods of the node between which no packets go.
 func others() func() (*policyNode, error) {
 	const pods = 10

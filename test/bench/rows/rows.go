@@ -68,6 +68,7 @@ func All() []Group {
 		policyFlows(),
 		policyCompute("policies/compute/10k-10k-1", "10,000 policies and 10,000 pods in one namespace", func() *policytest.Cluster { return policytest.OneNamespace(false) }),
 		policyCompute("policies/compute/75k-100k-25k", "75,000 policies and 100,000 pods in 25,000 namespaces (Antrea's own test: about 6 s and 1.6 GB)", policytest.ManyNamespaces),
+		policyForwarding("mode", "in the mode with NetworkPolicies and without any, against the flat network", noPolicies(), flatNetwork, measure.Target{}),
 		policyForwarding("1000-beside", "with 1,000 policies for other pods, against none", others(), noPolicies(), measure.RatioAtMost(1.05)),
 		policyForwarding("1000-isolated", "isolated by 1,000 policies, against none", isolating(1000), noPolicies(), measure.RatioAtMost(1.05)),
 		policyForwarding("1000-1", "isolated by 1,000 policies, against one", isolating(1000), isolating(1), measure.RatioAtMost(1.05)),
