@@ -113,9 +113,11 @@ func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error)
 func (n *Network) setPods(s *settings) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
-	n.engines.Flows.Set(n.policies.adapt(s))
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
-	flows := n.firewalls.adapt(s, n.live) // together with the pods, which carry their numbers
+	// All together with the pods, which carry the numbers of their firewalls, and say whether they are isolated: without what policies allow,
+	// those that are would get nothing.
+	flows := n.policies.adapt(s)
+	maps.Copy(flows, n.firewalls.adapt(s, n.live))
 	maps.Copy(flows, n.multicast.adapt(s, n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {

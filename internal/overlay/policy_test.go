@@ -277,6 +277,32 @@ func TestModeChanges(t *testing.T) {
 	}
 }
 
+// What policies allow is there for as long as pods are marked as isolated, also while the mode changes.
+func TestModeLeavesWithItsRules(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("one", web), elsewhere(client, "10.128.2.9"))
+	req := l.request("one")
+	l.add(t, req)
+	commits, rules, pods := 0, 0, 0
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		commits++
+		for key, entry := range change.Delete {
+			if key.Table == pipeline.TableIngress && strings.Contains(entry.String(), "conj") && rules == 0 {
+				rules = commits
+			}
+		}
+		for key := range change.Set {
+			if key.Table == pipeline.TableLocal {
+				pods = commits
+			}
+		}
+		return nil
+	})
+	l.update(t, sample())
+	if rules == 0 || pods == 0 || pods > rules {
+		t.Errorf("pods are open by commit %d, and rules go from commit %d on", pods, rules)
+	}
+}
+
 // One address' change is one flow, beside the note of the whole state.
 func TestOneAddressIsOneFlow(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web))

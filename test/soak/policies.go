@@ -147,10 +147,11 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 	if from != n.Name && to != n.Name {
 		return nil
 	}
-	sender := p.soak.cast.pods["a"+strings.TrimPrefix(from, "n")]
+	one, other := p.soak.cast.pods["a"+strings.TrimPrefix(from, "n")].IPs[0], pair.To.Addr()
 	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("the connection %s known to %s", pair.Name, n.Name), func(ctx context.Context) error {
 		known, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "dpctl/dump-conntrack"))
-		if err == nil && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", sender.IPs[0], pair.To.Addr())) {
+		// Of a datagram and its answer, either may be the first that is looked at.
+		if err == nil && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", one, other)) && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", other, one)) {
 			err = errors.New("it is not")
 		}
 		return err
