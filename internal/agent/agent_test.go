@@ -40,7 +40,10 @@ func TestWriteConf(t *testing.T) {
   "name": "weft",
   "plugins": [
     {
-      "type": "weft"
+      "type": "weft",
+      "capabilities": {
+        "portMappings": true
+      }
     }
   ]
 }

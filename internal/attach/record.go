@@ -101,6 +101,10 @@ type Record struct {
 	State State `json:"state"`
 	// Created is when the record was first written.
 	Created time.Time `json:"created"`
+
+	// HostPorts are the ports of the node that lead to the pod. They are in a file of their own beside the records: an agent that
+	// is rolled back to one without host ports takes a record with a field that it does not know for broken.
+	HostPorts []cni.HostPort `json:"-"`
 }
 
 // Key returns the attachment's key.
@@ -112,6 +116,7 @@ func (r *Record) clone() Record {
 	c.Addresses, c.Gateway = nil, nil
 	c.Addresses = append(c.Addresses, r.Addresses...)
 	c.Gateway = append(c.Gateway, r.Gateway...)
+	c.HostPorts = append([]cni.HostPort(nil), r.HostPorts...)
 	return c
 }
 
@@ -167,6 +172,7 @@ func (r *Record) Validate() error {
 		{"bootID", cni.IsIdentifier(r.BootID), r.BootID},
 		{"state", r.State == Planned || r.State == Attached || r.State == Closing, r.State},
 		{"created", !r.Created.IsZero() && r.Created.Year() < 10000, r.Created},
+		{"hostPorts", cni.ValidHostPorts(r.HostPorts), r.HostPorts},
 	} {
 		if !field.valid {
 			return fmt.Errorf("attachment record: %s %q is not valid", field.name, fmt.Sprint(field.value))

@@ -45,6 +45,7 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 		s.pipeline.CheckPod(pod(&rec)),
 		n.engines.Rows.Failure(owner(key)),
 		n.engines.Flows.Failure(owner(key)),
+		n.engines.Rules.Failure(owner(key)),
 	)
 }
 

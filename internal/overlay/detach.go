@@ -43,6 +43,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeIO, "%w", err)
 	}
+	ports := n.withdrawHostPorts(rec) // before the record says so: then the next pod may have them
 	if rec.State != attach.Closing {
 		rec.State = attach.Closing
 		if err := n.put(ctx, &rec); err != nil {
@@ -62,6 +63,9 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	flowCtx, done := startCommit(waiting, stepFlows)
 	err = n.engines.Flows.Apply(flowCtx, closed)
 	done(err)
+	if len(ports) > 0 {
+		err = errors.Join(err, n.engines.Rules.Apply(waiting, ports))
+	}
 	if err != nil {
 		// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays
 		// taken until then.
@@ -109,7 +113,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var links []string
-	var standing []attach.Record
+	var standing, all []attach.Record
 	n.shut(keys...)
 	for _, key := range keys {
 		flows[owner(key)], rows[owner(key)] = nil, nil
@@ -117,6 +121,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, name)
 		}
 		rec, err := n.store.Get(key)
+		all = append(all, rec)
 		switch {
 		case err != nil || rec.HostInterface == "" || rec.BootID != n.opts.BootID:
 		case n.standing.has(rec.OFPort):
@@ -135,6 +140,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
 	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
+	both.Go(func() error { return named("removing host ports", n.removeHostPorts(ctx, all)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}

@@ -75,6 +75,8 @@ type Engines struct {
 	Connections Connections
 	// Uplink is the node's own interface, for egress addresses. Nil: nothing is announced, and nothing forgotten.
 	Uplink Uplink
+	// Kernel is the node's own, for host ports. Nil: it forgets nothing.
+	Kernel HostConnections
 	// Datapath forwards for the switch. Nil: it goes by new flows by itself.
 	Datapath Datapath
 }
@@ -258,6 +260,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
+	n.setHostPorts()
 	n.setEgress(s)
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)

@@ -185,6 +185,8 @@ type node struct {
 	ports *ports
 	// uplink is the node's own interface; nil: nobody looks at it.
 	uplink Uplink
+	// kernel notes what the node's own kernel was to forget.
+	kernel *kernel
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
 	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
@@ -195,7 +197,7 @@ type node struct {
 func newNode(dir string) *node {
 	n := &node{
 		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &ports{},
+		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &ports{}, kernel: &kernel{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
 	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
@@ -257,7 +259,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink,
+		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel,
 	}
 	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare}), node: n, store: store}
 	l.standing.rest = 0
@@ -408,6 +410,12 @@ func (l *life) whole(t tb, req *cni.Request) {
 	want := l.settings.Load().podFlows(&rec)
 	if len(want) == 0 {
 		t.Errorf("%s has no flows", rec.Key())
+	}
+	rules, _ := l.node.rules.Read(context.Background())
+	for key, element := range hostPortRules(&rec) {
+		if rules[key] == nil || !element.Equal(rules[key]) {
+			t.Errorf("%s lacks host port %s, has %v", rec.Key(), element, rules[key])
+		}
 	}
 	for key, flow := range want {
 		if have[key] == nil || !flow.Equal(have[key]) {
