@@ -36,18 +36,20 @@ func exists(t *testing.T, path string) bool {
 func TestStoreKeepsHostPorts(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	at := cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: 53, Protocol: "udp", ContainerPort: 5353}
-	a, b := published(1, web(), at), sample(2)
+	a, b, c := published(1, web(), at), sample(2), sample(3)
+	c.Macvlan = &Macvlan{Parent: "eth1", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	put(t, s, c)
 	put(t, s, a)
 	put(t, s, b)
 	a.State = Attached
 	put(t, s, a)
 	s = reopen(t, s)
-	wantList(t, s, a, b)
+	wantList(t, s, a, b, c)
 	look, err := Look(s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantList(t, look, a, b)
+	wantList(t, look, a, b, c)
 	if exists(t, extraPath(s, b)) {
 		t.Error("a file for a pod without host ports")
 	}
@@ -55,7 +57,12 @@ func TestStoreKeepsHostPorts(t *testing.T) {
 		t.Errorf("after Delete: %v, file %t", err, exists(t, extraPath(s, a)))
 	}
 	s = reopen(t, s)
-	wantList(t, s, b)
+	wantList(t, s, b, c)
+	wrong := sample(4)
+	wrong.Macvlan = &Macvlan{Parent: "../eth1", MTU: 1500}
+	if err := s.Put(t.Context(), wrong); err == nil {
+		t.Error("a macvlan upon no device was written")
+	}
 }
 
 // An agent without host ports reads the records, writes and removes them. What it leaves of host ports goes at the next start of one
@@ -179,11 +186,12 @@ func FuzzParseExtra(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(good)
+	f.Add([]byte(`{"version":1,"containerID":"cc-b1","ifName":"eth0","macvlan":{"parent":"eth0","mtu":1500,"addresses":["192.0.2.1"]}}`))
 	f.Add([]byte(`{"version":1,"hostPorts":[{"hostIP":"::1","hostPort":0}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		ports, err := parseExtra(data, key)
-		if err == nil && !cni.ValidHostPorts(ports) || err != nil && !errors.Is(err, errContent) {
-			t.Fatalf("%v, %v", ports, err)
+		extra, err := parseExtra(data, key)
+		if err == nil && (!cni.ValidHostPorts(extra.HostPorts) || !extra.Macvlan.valid()) || err != nil && !errors.Is(err, errContent) {
+			t.Fatalf("%+v, %v", extra, err)
 		}
 	})
 }

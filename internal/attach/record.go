@@ -102,9 +102,10 @@ type Record struct {
 	// Created is when the record was first written.
 	Created time.Time `json:"created"`
 
-	// HostPorts are the ports of the node that lead to the pod. They are in a file of their own beside the records: an agent that
-	// is rolled back to one without host ports takes a record with a field that it does not know for broken.
+	// HostPorts are the ports of the node that lead to the pod, and Macvlan is its second interface, nil if it has none. They are in a
+	// file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
 	HostPorts []cni.HostPort `json:"-"`
+	Macvlan   *Macvlan       `json:"-"`
 }
 
 // Key returns the attachment's key.
@@ -116,7 +117,7 @@ func (r *Record) clone() Record {
 	c.Addresses, c.Gateway = nil, nil
 	c.Addresses = append(c.Addresses, r.Addresses...)
 	c.Gateway = append(c.Gateway, r.Gateway...)
-	c.HostPorts = append([]cni.HostPort(nil), r.HostPorts...)
+	c.HostPorts, c.Macvlan = append([]cni.HostPort(nil), r.HostPorts...), r.Macvlan.clone()
 	return c
 }
 
@@ -172,6 +173,7 @@ func (r *Record) Validate() error {
 		{"bootID", cni.IsIdentifier(r.BootID), r.BootID},
 		{"state", r.State == Planned || r.State == Attached || r.State == Closing, r.State},
 		{"created", !r.Created.IsZero() && r.Created.Year() < 10000, r.Created},
+		{"macvlan", r.Macvlan.valid(), r.Macvlan},
 		{"hostPorts", cni.ValidHostPorts(r.HostPorts), r.HostPorts},
 	} {
 		if !field.valid {

@@ -76,7 +76,7 @@ type Store struct {
 	broken []Broken
 	keys   Keyed[Key]
 	serial atomic.Uint64
-	// extra are the pods' host ports.
+	// extra is what records have beyond the fields of the first version.
 	extra extraFiles
 
 	// mu guards the maps. It is never held across I/O.
@@ -271,7 +271,7 @@ func (s *Store) Put(ctx context.Context, rec Record) error {
 		return fmt.Errorf("attachment %s: %w", key, err)
 	}
 	temporary := temporaryPrefix + strconv.FormatUint(s.serial.Add(1), 10)
-	err = s.extra.put(&rec, temporary) // first: a record is never without them
+	err = s.extra.put(&rec, temporary) // first: a record is never without
 	if err == nil {
 		err = writeFile(s.disk, fileName(key), temporary, data)
 	}
@@ -321,7 +321,7 @@ func (s *Store) has(key Key) bool {
 // disk cannot tell, the store keeps what it had, and so claims rather too much.
 func (s *Store) settle(key Key) {
 	rec, err := readRecord(s.disk, fileName(key))
-	rec.HostPorts = s.extra.get(key)
+	s.extra.get(key).give(&rec)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

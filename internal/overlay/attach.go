@@ -92,11 +92,15 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 	if err != nil {
 		return attach.Record{}, err
 	}
+	second, err := n.egressRouter(ctx, req)
+	if err != nil {
+		return attach.Record{}, err
+	}
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
 		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
-		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports,
+		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports, Macvlan: second,
 	}
 	for {
 		_, planned := timing.Start(ctx, stepPlan)
@@ -157,12 +161,17 @@ func held[K comparable](claims map[K]attach.Key, what K) bool {
 
 // connect makes what the record says, and undoes it all if any of it fails.
 func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (*types100.Result, error) {
+	var result *types100.Result
 	created, err := n.program(ctx, s, &rec)
+	if err == nil {
+		result = plan.Result(&rec, &s.attachments, created.HostMAC)
+		err = n.programMacvlan(ctx, &rec, result)
+	}
 	if err != nil {
 		n.undo(ctx, rec.Key())
 		return nil, codeOf(fmt.Errorf("pod %s/%s: %w", rec.PodNamespace, rec.PodName, err))
 	}
-	return plan.Result(&rec, &s.attachments, created.HostMAC), nil
+	return result, nil
 }
 
 // program makes the interface, its port and its flows, side by side: a port without flows is closed, and flows without their

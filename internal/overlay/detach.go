@@ -140,6 +140,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
 	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
+	both.Go(func() error { return named("removing macvlans", n.removeMacvlans(ctx, all)) })
 	both.Go(func() error { return named("removing host ports", n.removeHostPorts(ctx, all)) })
 	if err := both.Wait(); err != nil {
 		return err

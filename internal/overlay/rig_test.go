@@ -185,6 +185,8 @@ type node struct {
 	ports *ports
 	// uplink is the node's own interface; nil: nobody looks at it.
 	uplink Uplink
+	// privileged says which pods are; nil: nobody knows.
+	privileged func(context.Context, cni.Args) (bool, error)
 	// kernel notes what the node's own kernel was to forget.
 	kernel *kernel
 
@@ -259,9 +261,9 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel,
+		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged}), node: n, store: store}
 	l.standing.rest = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
