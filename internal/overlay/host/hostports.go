@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 
@@ -48,16 +49,25 @@ func (p Published) Rules() map[nft.Key]nft.Item {
 	return f
 }
 
+// loopback is the one address of the loopback range that host ports are at: the others are for what the node has there itself.
+const loopback = "127.0.0.1"
+
 // hostPorts leads host ports to their pods. Only what is for an address of the node itself is looked at: a port of another machine
 // with that number is none of the node's (CVE-2025-67499). Sources stay as they are; see masquerade for those that cannot.
-func (f fragment) hostPorts() {
+func (c *Config) hostPorts(f fragment) {
 	f.add(
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPorts, Type: "inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPortsAt, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 	)
-	for name, hook := range map[string]nft.Hook{"hostports-in": nft.HookPrerouting, "hostports-out": nft.HookOutput} {
-		f.chain(nft.Chain{Family: nft.FamilyInet, Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priorityDNAT},
-			"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @"+hostPortsAt,
-			"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @"+hostPorts)
+	lead := []string{
+		// kube-proxy may have the Services' addresses be the node's own, and lead them on only later (IPVS).
+		fmt.Sprintf("ip daddr %s return", c.ServiceNetwork),
+		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @" + hostPortsAt,
+		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @" + hostPorts,
 	}
+	// What comes in for the loopback range is no packet of the node's, which it would drop only after it is led away.
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "hostports-in", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: priorityDNAT},
+		append([]string{"ip daddr 127.0.0.0/8 return"}, lead...)...)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "hostports-out", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: priorityDNAT},
+		append([]string{"ip daddr 127.0.0.0/8 ip daddr != " + loopback + " return"}, lead...)...)
 }

@@ -59,7 +59,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	c.forward(f)
 	c.masquerade(f)
 	c.fromOutside(f)
-	f.hostPorts()
+	c.hostPorts(f)
 	return f
 }
 
