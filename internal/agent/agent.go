@@ -266,6 +266,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
 		Inhabited:       a.objects.egressFirewalls.signal,
 		Privileged:      a.privileged,
+		Reserved:        reservedPorts(a.opts.HealthAddress),
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)

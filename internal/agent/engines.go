@@ -367,4 +367,4 @@ func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
 }
 
 // ForgetTranslatedTo implements overlay.HostConnections.
-func (kernel) ForgetTranslatedTo(pod netip.Addr) error { return link.ForgetLedTo(pod) }
+func (kernel) ForgetTranslatedTo(pods ...netip.Addr) error { return link.ForgetLedTo(pods...) }

@@ -49,6 +49,9 @@ func (h HostPort) Overlaps(o HostPort) bool {
 
 // ValidHostPorts reports whether a list is one that ParsePortMappings can have returned.
 func ValidHostPorts(list []HostPort) bool {
+	if len(list) > maxHostPorts {
+		return false
+	}
 	for i, h := range list {
 		if h.Port == 0 || h.ContainerPort == 0 || !isProtocol(h.Protocol) || h.Address.IsValid() && (!h.Address.Is4() || h.Address.IsUnspecified()) {
 			return false
@@ -57,7 +60,7 @@ func ValidHostPorts(list []HostPort) bool {
 			return false
 		}
 	}
-	return len(list) <= maxHostPorts
+	return true
 }
 
 func isProtocol(s string) bool { return s == "tcp" || s == "udp" || s == "sctp" }
@@ -81,15 +84,14 @@ func ParsePortMappings(mappings []PortMapping) ([]HostPort, error) {
 		}
 		at := slices.IndexFunc(list, port.sameFrom)
 		switch {
+		case at < 0 && len(list) == maxHostPorts:
+			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings: a pod has at most %d host ports", maxHostPorts)
 		case at < 0:
 			list = append(list, port)
 		case list[at] != port:
 			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings[%d]: host port %s leads to container port %d already",
 				i, port, list[at].ContainerPort)
 		}
-	}
-	if len(list) > maxHostPorts {
-		return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings: %d host ports, a pod has at most %d", len(list), maxHostPorts)
 	}
 	return list, nil
 }
@@ -122,6 +124,8 @@ func (m PortMapping) parse(field string) (HostPort, error) {
 		return port, Errorf(CodeInvalidConfig, "%s.hostIP: %.64q is no IP address", field, m.HostIP)
 	case !address.Is4():
 		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: pods have IPv4 addresses only; leave it out, or name an IPv4 address of the node", field, address)
+	case address.IsLoopback() && address != netip.AddrFrom4([4]byte{127, 0, 0, 1}):
+		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: of the loopback range, host ports are at 127.0.0.1 only", field, address)
 	case !address.IsUnspecified():
 		port.Address = address
 	}

@@ -57,6 +57,7 @@ func TestParsePortMappingsRefused(t *testing.T) {
 		`[{"hostPort":80,"containerPort":65616}]`:                                        {CodeInvalidConfig, "containerPort: 65616"},
 		`[{"hostPort":80,"containerPort":80,"protocol":"icmp"}]`:                         {CodeInvalidConfig, `protocol: "icmp"`},
 		`[{"hostPort":80,"containerPort":80,"hostIP":"node"}]`:                           {CodeInvalidConfig, `hostIP: "node"`},
+		`[{"hostPort":80,"containerPort":80,"hostIP":"127.0.0.53"}]`:                     {CodeUnsupportedField, "hostIP: 127.0.0.53: of the loopback range"},
 		`[{"hostPort":80,"containerPort":80,"hostIP":"::1"}]`:                            {CodeUnsupportedField, "hostIP: ::1"},
 		`[{"hostPort":80,"containerPort":80,"hostIP":"::ffff:192.0.2.1"}]`:               {CodeUnsupportedField, "hostIP: ::ffff:192.0.2.1"},
 		`[{"hostPort":80,"containerPort":80},{"hostPort":80,"containerPort":81}]`:        {CodeInvalidConfig, "portMappings[1]: host port 80/tcp leads to container port 80"},
@@ -70,7 +71,7 @@ func TestParsePortMappingsRefused(t *testing.T) {
 		many[i] = PortMapping{HostPort: i + 1, ContainerPort: 1}
 	}
 	_, err := ParsePortMappings(many)
-	wantError(t, err, CodeInvalidConfig, "513 host ports")
+	wantError(t, err, CodeInvalidConfig, "at most 512 host ports")
 	if _, err := ParsePortMappings(many[1:]); err != nil {
 		t.Error(err)
 	}

@@ -2,7 +2,6 @@ package link
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -70,18 +69,26 @@ func (u toUDP) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	})
 }
 
-// ForgetLedTo has the kernel forget the connections of this network namespace that are led to an address for which they were not.
-func ForgetLedTo(address netip.Addr) error {
-	if err := forget(ledTo(address.AsSlice())); err != nil {
-		return fmt.Errorf("forgetting the connections that are led to %s: %w", address, err)
+// ForgetLedTo has the kernel forget the connections of this network namespace that are led to an address for which they were not. All
+// addresses cost one look at the table.
+func ForgetLedTo(addresses ...netip.Addr) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	to := make(ledTo, len(addresses))
+	for _, address := range addresses {
+		to[address] = true
+	}
+	if err := forget(to); err != nil {
+		return fmt.Errorf("forgetting the connections that are led to %v: %w", addresses, err)
 	}
 	return nil
 }
 
-// ledTo finds connections whose destination is translated to an address.
-type ledTo net.IP
+// ledTo finds connections whose destination is translated to one of the addresses.
+type ledTo map[netip.Addr]bool
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (l ledTo) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	return flow.Reverse.SrcIP.Equal(net.IP(l)) && !flow.Forward.DstIP.Equal(net.IP(l))
+	return l[toAddr(flow.Reverse.SrcIP)] && !flow.Forward.DstIP.Equal(flow.Reverse.SrcIP)
 }

@@ -81,7 +81,7 @@ func TestForget(t *testing.T) {
 			return err
 		}
 		expect("all addresses", append([]string{tcp, one}, others...)...)
-		if err := link.ForgetLedTo(netip.MustParseAddr(pod)); err != nil {
+		if err := link.ForgetLedTo(netip.MustParseAddr("10.128.0.6"), netip.MustParseAddr(pod)); err != nil {
 			return err
 		}
 		expect("the pod", append([]string{tcp}, others...)...)

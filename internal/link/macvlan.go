@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -31,6 +33,9 @@ type MacvlanParent struct {
 	MTU  int
 	// Addresses are its IPv4 addresses, but for those that are [Address] items.
 	Addresses []netip.Addr
+	// Group is its device group; Loopback says that it is the loopback device, and Weft that its alias is one of this package's.
+	Group          uint32
+	Loopback, Weft bool
 }
 
 // Macvlans makes, checks and removes macvlans of pods. *[Pods] does it in the kernel, *[FakePods] in memory.
@@ -57,7 +62,9 @@ func (p *Pods) MacvlanParent(_ context.Context, name string) (MacvlanParent, err
 		if err != nil {
 			return err
 		}
-		parent.Name, parent.MTU = device.Attrs().Name, device.Attrs().MTU
+		attrs := device.Attrs()
+		parent.Name, parent.MTU, parent.Group, parent.Loopback = attrs.Name, attrs.MTU, attrs.Group, attrs.Flags&net.FlagLoopback != 0
+		parent.Weft = slices.ContainsFunc([]string{AliasPrefix, PodAliasPrefix, MacvlanAliasPrefix}, func(p string) bool { return strings.HasPrefix(attrs.Alias, p) })
 		addresses, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(device, netlink.FAMILY_V4) })
 		for _, address := range addresses {
 			if address.Label != AddressLabel {

@@ -66,6 +66,19 @@ func TestMacvlan(t *testing.T) {
 			t.Errorf("%q: %+v, %v", name, parent, err)
 		}
 	}
+	nstest.Do(t, node, func() error {
+		far, err := netlink.LinkByName("wtfar")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetGroup(far, 77), netlink.LinkSetAlias(far, link.AliasPrefix+"cluster"))
+	})
+	for name, want := range map[string]link.MacvlanParent{"lo": {Loopback: true}, "wtfar": {Group: 77, Weft: true}, "wtup": {}} {
+		parent, err := pods.MacvlanParent(ctx, name)
+		if err != nil || parent.Loopback != want.Loopback || parent.Group != want.Group || parent.Weft != want.Weft {
+			t.Errorf("%s: %+v, %v", name, parent, err)
+		}
+	}
 	of := func(space, owner string) link.Macvlan {
 		return link.Macvlan{Netns: space, Name: "macvlan0", Parent: "wtup", Owner: owner}
 	}

@@ -88,7 +88,7 @@ func unsupported(req *cni.Request) error {
 // record plans an attachment and writes its record, before any side effect. Its port is one that stands ready, if there is one
 // and it may be.
 func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, standing bool) (attach.Record, error) {
-	ports, err := hostPorts(req)
+	ports, err := n.hostPorts(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -117,6 +117,7 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 		switch {
 		case err == nil:
 			return rec, nil
+		case n.yield(ctx, s, &rec, err):
 		case taken != nil:
 			return rec, taken
 		case !errors.As(err, &conflict):

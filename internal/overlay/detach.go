@@ -51,8 +51,12 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 		}
 	}
 	n.shut(key)
+	n.withdrawHostPorts(rec) // again: a start that took the record over meanwhile has handed them over
 	n.reaper.add(key)
 	began := n.links.add(&rec)
+	if err := n.removeMacvlans(ctx, []attach.Record{rec}); err != nil { // the next router may have its address once this is answered
+		n.opts.Log.Warn("removing a macvlan, going on in the background", "attachment", key.String(), "error", err)
+	}
 	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
 	if n.settings.Load() == nil {
 		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
@@ -132,6 +136,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, rec.HostInterface)
 		}
 	}
+	hostPorts := n.withdrawHostPorts(all...) // they may be another pod's already, whatever becomes of the rest
 	if err := n.engines.Flows.Apply(ctx, flows); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
@@ -141,17 +146,20 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
 	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
 	both.Go(func() error { return named("removing macvlans", n.removeMacvlans(ctx, all)) })
-	both.Go(func() error { return named("removing host ports", n.removeHostPorts(ctx, all)) })
+	both.Go(func() error { return named("removing host ports", n.removeHostPorts(ctx, all, hostPorts)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
 	n.links.forget(links)
 	for _, key := range keys {
-		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {
-			return err
+		err := n.store.Delete(ctx, key)
+		if _, have := n.store.Get(key); errors.Is(have, attach.ErrNotFound) { // even if something beside it is left
+			if i := slices.IndexFunc(standing, func(rec attach.Record) bool { return rec.Key() == key }); i >= 0 {
+				n.standing.give(standing[i].OFPort)
+			}
 		}
-		if i := slices.IndexFunc(standing, func(rec attach.Record) bool { return rec.Key() == key }); i >= 0 {
-			n.standing.give(standing[i].OFPort)
+		if err != nil && !errors.Is(err, attach.ErrNotFound) {
+			return err
 		}
 	}
 	return nil

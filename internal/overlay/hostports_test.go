@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,9 @@ type kernel struct {
 
 func (k *kernel) ForgetHostPorts(ports ...cni.HostPort) error { return k.note(fmt.Sprint(ports)) }
 
-func (k *kernel) ForgetTranslatedTo(pod netip.Addr) error { return k.note(pod.String()) }
+func (k *kernel) ForgetTranslatedTo(pods ...netip.Addr) error {
+	return k.note(strings.Trim(fmt.Sprint(pods), "[]"))
+}
 
 func (k *kernel) note(what string) error {
 	k.mu.Lock()
@@ -177,6 +180,10 @@ func TestHostPortsRefused(t *testing.T) {
 	if !codeIs(err, cni.CodeUnsupportedField) || !strings.Contains(err.Error(), "runtimeConfig.portMappings[1].hostIP") {
 		t.Errorf("ADD: %v", err)
 	}
+	_, err = l.Add(t.Context(), l.publish("s1", mapping(1), mapping(9)))
+	if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), "pod default/pod-s1 cannot have host port 9/udp: it is kept for somebody else") {
+		t.Errorf("ADD of a port that is kept: %v", err)
+	}
 	l.nothingLeft(t, before)
 }
 
@@ -236,4 +243,113 @@ func TestHostPortsOfAFormerLife(t *testing.T) {
 		l.leads(t)
 		l.nothingLeft(t, before)
 	}
+}
+
+// Connections to all pods that go together are looked for once, and of pods without host ports not at all.
+func TestHostPortsForgottenTogether(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	reqs := []*cni.Request{l.publish("s1", mapping(1)), l.publish("s2", mapping(2)), l.request("s3")}
+	var keys []attach.Key
+	var ips []string
+	for _, req := range reqs {
+		l.add(t, req)
+		keys = append(keys, keyOf(req))
+		ips = append(ips, l.record(t, req).Addresses[0].Addr().String())
+	}
+	l.node.kernel.forgot()
+	if err := l.remove(t.Context(), keys[2:]); err != nil || len(l.node.kernel.forgot()) > 0 {
+		t.Errorf("a pod without host ports is looked for: %v", err)
+	}
+	if err := l.remove(t.Context(), keys[:2]); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.node.kernel.forgot(); !slices.Equal(got, []string{ips[0] + " " + ips[1]}) {
+		t.Errorf("forgotten: %q", got)
+	}
+	l.nothingLeft(t, before)
+}
+
+// A kernel that forgets nothing keeps no pod.
+func TestHostPortsNotForgotten(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	req := l.publish("s1", mapping(8080))
+	l.add(t, req)
+	l.node.kernel.fail(errors.New("no"))
+	l.del(t, req)
+	l.nothingLeft(t, before)
+}
+
+// The ports of an ADD that is given up lead to it no more, as they may be another's by then, though its flows cannot be removed.
+func TestHostPortsOfAnADDThatIsGivenUp(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	req := l.publish("s1", mapping(8080))
+	l.add(t, req)
+	l.node.flowEngine.fail(errors.New("no"))
+	if err := l.remove(t.Context(), []attach.Key{keyOf(req)}); err == nil {
+		t.Fatal("removed all")
+	}
+	l.giveUp(t.Context(), keyOf(req))
+	eventually(t, "its host ports are gone", func() bool { return len(l.node.published(t)) == 0 })
+	l.node.flowEngine.fail(nil)
+	l.reaper.wakeUp()
+	l.nothingLeft(t, before)
+}
+
+// A port that stood ready serves again once its pod's record is gone, though what was beside the record cannot be removed.
+func TestStandingPortIsGivenBack(t *testing.T) {
+	l := standingStart(t, 2)
+	req := l.publish("s1", mapping(8080))
+	l.add(t, req)
+	l.free(t, 2) // another one is made for it
+	files, err := os.ReadDir(l.node.dir + "-extra")
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	file := filepath.Join(l.node.dir+"-extra", files[0].Name())
+	if err := errors.Join(os.Remove(file), os.MkdirAll(filepath.Join(file, "full"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	taken := l.record(t, req).OFPort
+	l.del(t, req)
+	eventually(t, "the record is gone", func() bool {
+		_, err := l.store.Get(keyOf(req))
+		return errors.Is(err, attach.ErrNotFound)
+	})
+	eventually(t, "the port is free", func() bool {
+		l.standing.mu.Lock()
+		defer l.standing.mu.Unlock()
+		return slices.Contains(l.standing.free, taken)
+	})
+	if err := os.RemoveAll(file); err != nil {
+		t.Fatal(err)
+	}
+	l.settled(t)
+}
+
+// A pod whose runtime has forgotten its former sandbox has its host ports in the next one.
+func TestHostPortsOfAForgottenSandbox(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	first, second := l.publish("s1", mapping(8080)), l.publish("s2", mapping(8080))
+	second.Args = first.Args
+	l.add(t, first)
+	if _, err := l.Add(t.Context(), second); !codeIs(err, cni.CodeTryAgainLater) {
+		t.Errorf("ADD while the former sandbox is there: %v", err)
+	}
+	l.node.pods.RemoveNamespace(first.Netns)
+	other := l.publish("s3", mapping(8080))
+	if _, err := l.Add(t.Context(), other); !codeIs(err, cni.CodeTryAgainLater) {
+		t.Errorf("ADD of another pod: %v", err)
+	}
+	l.add(t, second)
+	l.leads(t, "udp . 8080 : "+l.record(t, second).Addresses[0].Addr().String()+" . 80")
+	l.settled(t)
+	if _, err := l.store.Get(keyOf(first)); !errors.Is(err, attach.ErrNotFound) {
+		t.Errorf("the former sandbox: %v", err)
+	}
+	l.del(t, second)
+	l.nothingLeft(t, before)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -12,6 +14,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/host"
 )
 
 // macvlanName is the name of an egress router's second interface, as in OpenShift SDN: the routers' images know it.
@@ -52,7 +55,25 @@ func (n *Network) egressRouter(ctx context.Context, req *cni.Request) (*attach.M
 	if err != nil {
 		return nil, refuse(cni.CodeInvalidConfig, "%w", err)
 	}
+	if of := keptFromMacvlans(&device); of != "" {
+		return nil, refuse(cni.CodeInvalidConfig, "%s is %s: name an interface of the node that is in its network", device.Name, of)
+	}
 	return &attach.Macvlan{Parent: device.Name, MTU: device.MTU, Addresses: device.Addresses}, nil
+}
+
+// keptFromMacvlans says whose a device is that no macvlan may be upon; empty: one may. By Weft's own a pod would see and send what the switch
+// knows nothing of.
+func keptFromMacvlans(device *link.MacvlanParent) string {
+	switch {
+	case device.Loopback:
+		return "the loopback device"
+	case slices.Contains([]string{host.Tun, host.Bridge, host.Tunnel}, device.Name), slices.Contains([]string{"ovs-system", "ovs-netdev"}, device.Name),
+		strings.HasPrefix(device.Name, "vxlan_sys_"): // the kernel's own of a switch in the kernel
+		return "the switch's"
+	case device.Group == host.PodGroup, device.Weft:
+		return "Weft's"
+	}
+	return ""
 }
 
 // macvlan returns an attachment's second interface. It is only called for one that has it.

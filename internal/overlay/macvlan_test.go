@@ -13,6 +13,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/host"
 )
 
 // routerLife is a life on a node with two devices, on which a pod is privileged if its name says so.
@@ -21,6 +22,13 @@ func routerLife(t *testing.T) *life {
 	n := newNode(t.TempDir())
 	n.pods.AddParent(link.MacvlanParent{Name: "eth0", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.7")}})
 	n.pods.AddParent(link.MacvlanParent{Name: "eth1", MTU: 9000})
+	for _, kept := range []link.MacvlanParent{
+		{Name: "lo", Loopback: true}, {Name: "tun0"}, {Name: "br0"}, {Name: "vxlan0"}, {Name: "vxlan_sys_4789"}, {Name: "ovs-system"}, {Name: "ovs-netdev"},
+		{Name: "underlay", Group: host.PodGroup}, {Name: "weft-p3", Weft: true},
+	} {
+		kept.MTU = 1500
+		n.pods.AddParent(kept)
+	}
 	n.privileged = func(_ context.Context, pod cni.Args) (bool, error) {
 		if strings.Contains(pod.PodName, "away") {
 			return false, errors.New("no answer")
@@ -89,7 +97,12 @@ func TestEgressRouter(t *testing.T) {
 			t.Errorf("without its macvlan: %v", err)
 		}
 		l.add(t, req) // makes it anew
+		l.node.pods.onDelete(func() error { return errors.New("held up") })
 		l.del(t, req)
+		if got := l.node.pods.Macvlans(); len(got) > 0 {
+			t.Errorf("left when the DEL is answered: %+v", got)
+		}
+		l.node.pods.onDelete(nil)
 		l.del(t, req)
 		l.nothingLeft(t, before)
 		if got := l.node.pods.Macvlans(); len(got) > 0 {
@@ -118,6 +131,16 @@ func TestEgressRouterRefused(t *testing.T) {
 		}
 		l.nothingLeft(t, before)
 	}
+	for name, of := range map[string]string{
+		"lo": "the loopback device", "tun0": "the switch's", "br0": "the switch's", "vxlan0": "the switch's", "vxlan_sys_4789": "the switch's",
+		"ovs-system": "the switch's", "ovs-netdev": "the switch's", "underlay": "Weft's", "weft-p3": "Weft's",
+	} {
+		_, err := l.Add(t.Context(), l.router("router", name))
+		if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), name+" is "+of+": name an interface of the node") {
+			t.Errorf("upon %s: %v", name, err)
+		}
+	}
+	l.nothingLeft(t, before)
 	// Of others nobody is asked.
 	l.add(t, l.router("away-1", "false"))
 	l.add(t, l.request("away-2"))

@@ -117,6 +117,8 @@ type Options struct {
 	// Privileged reports whether a pod has a privileged container or init container. It is asked about egress routers only. Nil: there
 	// are none.
 	Privileged func(ctx context.Context, pod cni.Args) (bool, error)
+	// Reserved are ports of the node that no pod may have.
+	Reserved []ReservedPort
 	// PolicyProblems is told what a NetworkPolicy that isolates a pod of this node says that is not so here, once for each change of
 	// it. It must not wait. Nil: nobody is told.
 	PolicyProblems func(key policy.Key, problems []error)

@@ -263,7 +263,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
 	l.standing.rest = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -107,7 +107,8 @@ func TestHostPorts(t *testing.T) {
 		asker{"itself", web.Netns, port(n1.IP, hostPort), "web", gw},
 		asker{"outside, at the address", outside.Netns, port(n1.IP, hostPortAt), "web", outside.IP},
 		asker{"near, at the address", near.Netns, port(n1.IP, hostPortAt), "web", gw})
-	refused(t, n1.Netns, port(loopback, hostPortAt), "tcp", "udp") // it is at one address only
+	refused(t, n1.Netns, port(loopback, hostPortAt), "tcp", "udp")                              // it is at one address only
+	refused(t, n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 53}), hostPort), "tcp", "udp") // the rest of the range is the node's
 	await(t, "whoever asked before there was a pod", func(context.Context) error {
 		_, err := early.Ask()
 		return err
