@@ -303,7 +303,6 @@ func TestStandingPortIsGivenBack(t *testing.T) {
 	l := standingStart(t, 2)
 	req := l.publish("s1", mapping(8080))
 	l.add(t, req)
-	l.free(t, 2) // another one is made for it
 	files, err := os.ReadDir(l.node.dir + "-extra")
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%v, %v", files, err)

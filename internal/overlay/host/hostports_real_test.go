@@ -104,9 +104,20 @@ func makeNode(neighbour string) error {
 	defer func() { _ = space.Close() }()
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far", PeerNamespace: netlink.NsFd(space.Fd())}
 	return errors.Join(
-		netlink.LinkAdd(pair), netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: host.Tun}}),
-		up("lo", serviceAddress+"/32"), up("uplink", nodeAddress+"/24"), up(host.Tun, "10.128.0.1/23"),
+		netlink.LinkAdd(pair), netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.Tun}, PeerName: "switch"}),
+		up("lo", serviceAddress+"/32"), up("uplink", nodeAddress+"/24"), up(host.Tun, "10.128.0.1/23"), up("switch", "198.51.100.1/32"), knowPod(),
 		os.WriteFile("/proc/sys/net/ipv4/conf/"+host.Tun+"/route_localnet", []byte("1"), 0))
+}
+
+// knowPod has the node know the pod's MAC address, so that packets to it go out.
+func knowPod() error {
+	tun, err := netlink.LinkByName(host.Tun)
+	if err != nil {
+		return err
+	}
+	return netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: tun.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(podAddress), HardwareAddr: net.HardwareAddr{0x0a, 0x58, 10, 128, 0, 5},
+	})
 }
 
 // up gives a device an address and sets it up.
