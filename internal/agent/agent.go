@@ -265,6 +265,8 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
 		Inhabited:       a.objects.egressFirewalls.signal,
+		Privileged:      a.privileged,
+		Reserved:        reservedPorts(a.opts.HealthAddress),
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)

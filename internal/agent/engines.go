@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/nft"
@@ -141,7 +142,7 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked, Uplink: uplinkHost{}}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}
@@ -350,3 +351,20 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 		}
 	}
 }
+
+// kernel is the node's own, which tracks the connections to host ports.
+type kernel struct{}
+
+// ForgetHostPorts implements overlay.HostConnections.
+func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
+	var udp []netip.AddrPort
+	for _, port := range ports {
+		if port.Protocol == "udp" {
+			udp = append(udp, netip.AddrPortFrom(port.Address, port.Port))
+		}
+	}
+	return link.ForgetUDP(udp...)
+}
+
+// ForgetTranslatedTo implements overlay.HostConnections.
+func (kernel) ForgetTranslatedTo(pods ...netip.Addr) error { return link.ForgetLedTo(pods...) }

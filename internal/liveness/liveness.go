@@ -30,8 +30,8 @@ const (
 	answersMin = 20 // three seconds
 )
 
-// discard is the port that is asked at (RFC 863): nobody offers that service.
-const discard = 9
+// Port is the TCP port that is asked at (discard, RFC 863): nobody offers that service.
+const Port = 9
 
 // errNoAnswer says that a host did not answer in time.
 var errNoAnswer = errors.New("no answer")
@@ -182,7 +182,7 @@ func (v *verdict) note(answered bool) bool {
 
 // byTCP asks a host for a connection. That it refuses is an answer; and so is anything that is this side's own trouble.
 func byTCP(ctx context.Context, addr netip.Addr) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(addr, discard).String())
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(addr, Port).String())
 	if err == nil {
 		_ = conn.Close() // somebody listens after all
 		return nil
