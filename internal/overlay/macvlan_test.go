@@ -23,8 +23,15 @@ func routerLife(t *testing.T) *life {
 	n.pods.AddParent(link.MacvlanParent{Name: "eth0", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.7")}})
 	n.pods.AddParent(link.MacvlanParent{Name: "eth1", MTU: 9000})
 	for _, kept := range []link.MacvlanParent{
-		{Name: "lo", Loopback: true}, {Name: "tun0"}, {Name: "br0"}, {Name: "vxlan0"}, {Name: "vxlan_sys_4789"}, {Name: "ovs-system"}, {Name: "ovs-netdev"},
-		{Name: "underlay", Group: host.PodGroup}, {Name: "weft-p3", Weft: true},
+		{Name: "lo", Loopback: true},
+		{Name: "tun0"},
+		{Name: "br0"},
+		{Name: "vxlan0"},
+		{Name: "vxlan_sys_4789"},
+		{Name: "ovs-system"},
+		{Name: "ovs-netdev"},
+		{Name: "underlay", Group: host.PodGroup},
+		{Name: "weft-p3", Weft: true},
 	} {
 		kept.MTU = 1500
 		n.pods.AddParent(kept)
