@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
@@ -355,15 +356,20 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 // kernel is the node's own, which tracks the connections to host ports.
 type kernel struct{}
 
-// ForgetHostPorts implements overlay.HostConnections.
+// ForgetHostPorts implements overlay.HostConnections. Who asks for a connection by TCP again begins a new one; by the others it would go on
+// with the former.
 func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
-	var udp []netip.AddrPort
+	var udp, sctp []netip.AddrPort
 	for _, port := range ports {
-		if port.Protocol == "udp" {
-			udp = append(udp, netip.AddrPortFrom(port.Address, port.Port))
+		at := netip.AddrPortFrom(port.Address, port.Port)
+		switch port.Protocol {
+		case "udp":
+			udp = append(udp, at)
+		case "sctp":
+			sctp = append(sctp, at)
 		}
 	}
-	return link.ForgetUDP(udp...)
+	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, udp...), link.ForgetTo(unix.IPPROTO_SCTP, sctp...))
 }
 
 // ForgetTranslatedTo implements overlay.HostConnections.
