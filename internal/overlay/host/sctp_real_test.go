@@ -22,7 +22,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// An association by SCTP is led to the pod by a host port, at the pod's port and with a checksum that is right; one at another port is not.
+// An association by SCTP is led to the pod by a host port, at the pod's port and with a checksum that is right, and what the pod answers comes
+// from the host port. One at another port is not.
 func TestHostPortsLeadSCTP(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	engine, err := nft.NewEngine(nft.Options{Netns: node, Tables: host.Tables()})
@@ -46,34 +47,52 @@ func TestHostPortsLeadSCTP(t *testing.T) {
 	}
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
 	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
-	var ear int
-	nstest.Do(t, node, func() error {
-		var err error
-		ear, err = listen("switch")
-		return err
-	})
-	defer func() { _ = unix.Close(ear) }()
+	ear, outside := listen(t, node, "switch"), listen(t, neighbour, "far")
 	nstest.Do(t, neighbour, func() error {
-		// One comes after the other: what is not led would be heard before the last.
-		return errors.Join(associate(8082), associate(8080), associate(8081))
+		return associate(8082) // what is led is heard before those that follow
 	})
-	for _, port := range []uint16{80, 81} {
-		packet, err := hear(ear)
-		if err != nil {
-			t.Fatalf("for port %d: %v", port, err)
+	for host, port := range map[uint16]uint16{8080: 80, 8081: 81} {
+		nstest.Do(t, neighbour, func() error { return associate(host) })
+		packet := hear(t, ear)
+		is(t, packet, endpoint(neighbourAddress, clientPort), endpoint(podAddress, port))
+		nstest.Do(t, node, func() error { return accept(packet) })
+		answer := hear(t, outside)
+		for answer[sctpAt+commonHeader] != initAck { // what the neighbour itself has sent
+			answer = hear(t, outside)
 		}
-		to, sctp := net.IP(packet[16:20]).String(), packet[20:]
-		if got := binary.BigEndian.Uint16(sctp[2:]); to != podAddress || got != port {
-			t.Errorf("led to %s, port %d; want %s, %d", to, got, podAddress, port)
-		}
-		if from := net.IP(packet[12:16]).String(); from != neighbourAddress {
-			t.Errorf("from %s, want %s", from, neighbourAddress)
-		}
-		if sum := binary.LittleEndian.Uint32(sctp[8:]); sum != checksum(sctp) {
-			t.Errorf("port %d: checksum %#x, want %#x", port, sum, checksum(sctp))
-		}
+		is(t, answer, endpoint(nodeAddress, host), endpoint(neighbourAddress, clientPort))
 	}
 }
+
+func endpoint(address string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(address), port)
+}
+
+// is compares whom a packet is from and for, and its checksum.
+func is(t *testing.T, packet []byte, from, to netip.AddrPort) {
+	t.Helper()
+	at := func(address, port []byte) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(address)), binary.BigEndian.Uint16(port))
+	}
+	sctp := packet[sctpAt:]
+	if is := at(packet[12:], sctp); is != from {
+		t.Errorf("from %s, want %s", is, from)
+	}
+	if is := at(packet[16:], sctp[2:]); is != to {
+		t.Errorf("to %s, want %s", is, to)
+	}
+	if sum := binary.LittleEndian.Uint32(sctp[8:]); sum != checksum(sctp) {
+		t.Errorf("to %s: checksum %#x, want %#x", to, sum, checksum(sctp))
+	}
+}
+
+// Of packets of SCTP: where they begin after an IP header without options, how long their own header is, and the answer's first chunk. clientPort is
+// the neighbour's.
+const (
+	sctpAt, commonHeader = 20, 12
+	initAck              = 2
+	clientPort           = 40000
+)
 
 // associate sends the first packet of an association (RFC 9260, 3.3.2) to a port of the node.
 func associate(port uint16) error {
@@ -82,12 +101,7 @@ func associate(port uint16) error {
 		return fmt.Errorf("a socket for SCTP: %w", err)
 	}
 	defer func() { _ = unix.Close(socket) }()
-	packet := binary.BigEndian.AppendUint16(nil, 40000)
-	packet = binary.BigEndian.AppendUint16(packet, port)
-	packet = append(packet, make([]byte, 8)...)                 // no tag yet, and the checksum
-	packet = append(packet, 1, 0, 0, 20, 0, 0, 0, 1)            // INIT, 20 bytes, its tag
-	packet = append(packet, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1) // window, streams, first number
-	binary.LittleEndian.PutUint32(packet[8:], checksum(packet))
+	packet := chunk(clientPort, port, 0, 1)
 	return unix.Sendto(socket, packet, 0, &unix.SockaddrInet4{Addr: netip.MustParseAddr(nodeAddress).As4()})
 }
 
@@ -98,34 +112,78 @@ func checksum(packet []byte) uint32 {
 	return crc32.Checksum(bare, crc32.MakeTable(crc32.Castagnoli))
 }
 
-// listen returns a socket that hears what a device gets.
-func listen(device string) (int, error) {
-	ipv4 := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))
-	index, err := net.InterfaceByName(device)
-	if err != nil {
-		return 0, err
-	}
-	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(ipv4))
-	if err != nil {
-		return 0, err
-	}
-	patience := unix.NsecToTimeval((10 * time.Second).Nanoseconds())
-	return socket, errors.Join(
-		unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: ipv4, Ifindex: index.Index}),
-		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience))
+// chunk returns a packet with the first chunk of either side (RFC 9260, 3.3.2 and 3.3.3), whose own tag is 1.
+func chunk(from, to uint16, tag uint32, kind byte) []byte {
+	packet := binary.BigEndian.AppendUint16(nil, from)
+	packet = binary.BigEndian.AppendUint16(packet, to)
+	packet = binary.BigEndian.AppendUint32(packet, tag)
+	packet = append(packet, 0, 0, 0, 0)                         // the checksum
+	packet = append(packet, kind, 0, 0, 20, 0, 0, 0, 1)         // 20 bytes, its tag
+	packet = append(packet, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1) // window, streams, first number
+	binary.LittleEndian.PutUint32(packet[8:], checksum(packet))
+	return packet
 }
 
-// hear returns the next packet of SCTP, from its IP header, which has no options.
-func hear(socket int) ([]byte, error) {
-	const header, common = 20, 12
+// accept answers the first packet of an association as the pod would, by the switch.
+func accept(first []byte) error {
+	tun, err := net.InterfaceByName(host.Tun)
+	if err != nil {
+		return err
+	}
+	port, err := net.InterfaceByName("switch")
+	if err != nil {
+		return err
+	}
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(socket) }()
+	sctp := chunk(binary.BigEndian.Uint16(first[sctpAt+2:]), binary.BigEndian.Uint16(first[sctpAt:]), 1, initAck)
+	packet := append(append([]byte(nil), first[:sctpAt]...), sctp...)
+	copy(packet[12:], first[16:20])
+	copy(packet[16:], first[12:16]) // which leaves the header's checksum as it is
+	to := &unix.SockaddrLinklayer{Protocol: ipv4(), Ifindex: port.Index, Halen: uint8(len(tun.HardwareAddr))}
+	copy(to.Addr[:], tun.HardwareAddr)
+	return unix.Sendto(socket, packet, 0, to)
+}
+
+// ipv4 is the number of IPv4 on a link, in network byte order.
+func ipv4() uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))
+}
+
+// listen returns a socket that hears what passes a device of a namespace. It goes with the test.
+func listen(t *testing.T, space, device string) (socket int) {
+	t.Helper()
+	nstest.Do(t, space, func() error {
+		index, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		if socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(ipv4())); err != nil {
+			return err
+		}
+		patience := unix.NsecToTimeval((10 * time.Second).Nanoseconds())
+		return errors.Join(
+			unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: ipv4(), Ifindex: index.Index}),
+			unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience))
+	})
+	t.Cleanup(func() { _ = unix.Close(socket) })
+	return socket
+}
+
+// hear returns the next packet of SCTP.
+func hear(t *testing.T, socket int) []byte {
+	t.Helper()
 	buffer := make([]byte, 2048)
 	for {
 		n, err := unix.Read(socket, buffer)
 		if err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
-		if n >= header+common && buffer[9] == unix.IPPROTO_SCTP {
-			return buffer[:n], nil
+		if n > sctpAt+commonHeader && buffer[9] == unix.IPPROTO_SCTP {
+			return buffer[:n]
 		}
 	}
 }
