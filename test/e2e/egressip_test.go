@@ -66,6 +66,9 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 		"b1": {Node: "n1", Namespace: egressB}, "b2": {Node: "n2", Namespace: egressB},
 	} {
 		spec.Name = "egress-" + name
+		if spec.Namespace == egressA {
+			spec.Capabilities = published(c.Outside.IP) // at all addresses; no node has the other one
+		}
 		s.pods[name] = pods(t, spec)
 		tell(t, s.pods[name].Netns, name, tellPort)
 	}
@@ -237,14 +240,18 @@ func (s *egressScene) together(t *testing.T) {
 	}
 }
 
-// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address. The node's own
-// address stands for one outside: the host does not hide it.
+// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address, also by a host port. The
+// node's own address stands for one outside: the host does not hide it.
 func (s *egressScene) answers(t *testing.T) {
 	t.Helper()
 	for i, name := range []string{"a1", "a2"} {
 		n := s.cluster.Node(i + 1)
 		mustRun(t, n.Enter("ping", "-c", "3", "-i", "0.2", "-W", "2", "-I", n.IP.String(), s.pods[name].IPs[0].String()))
+		asked(t, asker{"outside", s.cluster.Outside.Netns, port(n.IP, hostPort), name, s.cluster.Outside.IP})
 	}
+	// The project's own pods ask a node's host port as they ask anybody outside.
+	to, source := port(s.cluster.Node(2).IP, hostPort), netip.MustParseAddr(egressOne)
+	asked(t, asker{"a1", s.pods["a1"].Netns, to, "a2", source}, asker{"a2", s.pods["a2"].Netns, to, "a2", source})
 }
 
 // transfer sends more than fits a window, and an echo of the largest size, by the other node and by the pod's own.
@@ -271,18 +278,24 @@ func (s *egressScene) transfer(t *testing.T) {
 	}
 }
 
-// notReachable: nobody reaches the node by an egress address.
+// notReachable: nobody reaches the node by an egress address, nor a pod by a host port there.
 func (s *egressScene) notReachable(t *testing.T) {
 	t.Helper()
 	tell(t, s.cluster.Node(1).Netns, "node", 7791)
-	to := port(netip.MustParseAddr(egressOne), 7791)
-	for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "a pod": s.pods["b2"].Netns, "a pod of the project": s.pods["a1"].Netns} {
+	address := netip.MustParseAddr(egressOne)
+	ask := func(who, from string, to uint16) {
+		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), brief)
-		if answer, err := traffic.Ask(ctx, netns, "tcp", to); err == nil {
-			t.Errorf("%s reaches the node by its egress address: %s", from, answer)
+		defer cancel()
+		if answer, err := traffic.Ask(ctx, from, "tcp", port(address, to)); err == nil {
+			t.Errorf("%s reaches port %d of the node by its egress address: %s", who, to, answer)
 		}
-		cancel()
 	}
+	for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "a pod": s.pods["b2"].Netns, "a pod of the project": s.pods["a1"].Netns} {
+		ask(from, netns, 7791)
+		ask(from, netns, hostPort)
+	}
+	ask("the node", s.cluster.Node(1).Netns, hostPort)
 }
 
 // putBack: an address that somebody takes off the interface comes back.
