@@ -203,7 +203,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	for _, broken := range a.store.Broken() {
-		opts.Log.Error("a file among the attachment records is none, and was set aside: nothing is opened for it",
+		opts.Log.Error("a file among the attachment records cannot be used: nothing is opened for what it says",
 			"path", broken.Path, "error", broken.Err)
 	}
 	return errors.Join(a.run(ctx), a.store.Close())
