@@ -35,6 +35,8 @@ type egressIPs struct {
 	alive *liveness.Watcher
 	// refused is told of an address that this node is to hold and cannot.
 	refused func(uid types.UID, note string)
+	// others returns the node's addresses that are no egress addresses.
+	others func() (map[netip.Addr]struct{}, error)
 
 	// stepping serialises step, and guards what follows.
 	stepping sync.Mutex
@@ -56,12 +58,14 @@ type site struct {
 	// node is the node's own address, and network the range that it has on its interface.
 	node    netip.Addr
 	network netip.Prefix
+	// others are the node's addresses that are no egress addresses: who else made them has a use for them.
+	others map[netip.Addr]struct{}
 }
 
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
 		cache: store, vnids: vnids, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
-		known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
+		others: link.OtherAddresses, known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
 	return e
@@ -81,7 +85,7 @@ func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view 
 		return nil
 	}
 	e.stepping.Lock()
-	e.site = site{view.Cluster.Mode, view.Local.HostIP, view.Node.Network}
+	e.site = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network}
 	e.stepping.Unlock()
 	if err := e.begin(ctx); err != nil {
 		return err
@@ -168,6 +172,11 @@ func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	if err := e.cache.List(ctx, &subnets, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("HostSubnets: %w", err)
 	}
+	others, err := e.others()
+	if err != nil {
+		return fmt.Errorf("the node's addresses: %w", err)
+	}
+	e.site.others = others
 	if err := network.UpdateEgressIPs(ctx, e.ways(subnets.Items)); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
@@ -257,6 +266,7 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 
 // check says why the node cannot hold an egress address.
 func (s *site) check(address netip.Addr, peers map[string]peer) error {
+	_, taken := s.others[address]
 	for name, at := range peers {
 		if at.node == address && at.node != s.node {
 			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose one that nobody has", address, name)
@@ -265,6 +275,8 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 	switch {
 	case address == s.node:
 		return fmt.Errorf("egressIPs: %s is the node's own address: choose one that nobody has", address)
+	case taken:
+		return fmt.Errorf("egressIPs: %s is an address of the node already, for something else: choose one that nobody has, or remove it from the node", address)
 	case !s.network.Contains(address):
 		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address: answers would not come here; give it to a node whose network it is in", address, s.network)
 	}

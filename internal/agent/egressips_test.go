@@ -26,7 +26,8 @@ func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet
 // egressNode is the agent's part on node n1.
 func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressIPs {
 	e := newEgressIPs(nil, nil, "n1", func() {})
-	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24")}
+	vip := netip.MustParseAddr("192.0.2.50")
+	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24"), map[netip.Addr]struct{}{vip: {}}}
 	for _, ns := range namespaces {
 		e.known[ns.Name] = ns
 	}
@@ -95,6 +96,13 @@ func TestEgressWays(t *testing.T) {
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "198.51.100.1")},
 			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
 			"is not in 192.0.2.0/24",
+		},
+		{
+			"nor one that the node has for something else", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.50")},
+			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50")},
+			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			"is an address of the node already",
 		},
 		{
 			"nor is another node's", clusternetwork.ModeMultitenant,
