@@ -29,6 +29,8 @@ type egressIPs struct {
 	vnids *netNamespaces
 	node  string
 	wake  chan struct{}
+	// inhabited is told when other namespaces have pods on this node.
+	inhabited chan struct{}
 	// changed is told as well while the node waits for the NetNamespaces.
 	changed func()
 	// alive tells which nodes with egress addresses do not answer.
@@ -43,6 +45,8 @@ type egressIPs struct {
 	// known are the NetNamespaces, but for those that cannot be used.
 	known map[string]egressip.Namespace
 	site  site
+	// choices are the ways that lead to several other nodes.
+	choices map[uint32]*choice
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -64,7 +68,7 @@ type site struct {
 
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
-		cache: store, vnids: vnids, node: node, wake: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
+		cache: store, vnids: vnids, node: node, wake: make(chan struct{}, 1), inhabited: make(chan struct{}, 1), changed: changed, refused: func(types.UID, string) {},
 		others: link.OtherAddresses, known: map[string]egressip.Namespace{}, dirty: map[string]struct{}{},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
@@ -74,6 +78,14 @@ func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed 
 func (e *egressIPs) signal() {
 	select {
 	case e.wake <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
+}
+
+// populate has it look again which namespaces have pods on this node.
+func (e *egressIPs) populate() {
+	select {
+	case e.inhabited <- struct{}{}:
 	default: // whoever is woken takes this as well
 	}
 }
@@ -130,6 +142,7 @@ func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	if watched != nil {
 		err = e.vnids.unfollow(ctx, watched)
 		clear(e.known)
+		e.choices = nil
 		e.alive.Watch(nil)
 	}
 	e.mu.Lock()
@@ -177,7 +190,9 @@ func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 		return fmt.Errorf("the node's addresses: %w", err)
 	}
 	e.site.others = others
-	if err := network.UpdateEgressIPs(ctx, e.ways(subnets.Items)); err != nil {
+	all := e.ways(subnets.Items)
+	e.alive.Watch(e.asked(network.Inhabited()))
+	if err := network.UpdateEgressIPs(ctx, all); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
 	return nil
@@ -221,7 +236,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
 	all := overlay.EgressIPs{Ways: map[uint32]overlay.EgressWay{}, Namespaces: map[string]uint32{}}
-	var asked []netip.Addr
+	e.choices = map[uint32]*choice{}
 	for vnid, way := range plan.Ways {
 		here, others := e.split(way.Holders, peers)
 		if here.IsValid() {
@@ -229,21 +244,52 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 			continue
 		}
 		if len(others) > 1 { // of one there is no choice
-			for _, other := range others {
-				asked = append(asked, other.gateway)
-			}
+			e.choices[vnid] = &choice{others: others}
 		}
 		all.Ways[vnid] = overlay.EgressWay{Nodes: e.answering(others)}
 	}
-	e.alive.Watch(asked)
 	for name, ns := range e.known {
 		_, wanted := plan.Ways[ns.VNID]
 		// Where VNIDs isolate nobody, a namespace that happens to have another's is another all the same.
 		if wanted && (e.site.mode == clusternetwork.ModeMultitenant || len(ns.IPs) > 0) {
 			all.Namespaces[name] = ns.VNID
+			if c := e.choices[ns.VNID]; c != nil {
+				c.namespaces = append(c.namespaces, name)
+			}
 		}
 	}
 	return all
+}
+
+// choice is a way that leads to several other nodes, and the namespaces whose pods it is for.
+type choice struct {
+	namespaces []string
+	others     []peer
+}
+
+// asked returns where nodes are to be asked whether they are alive: those that pods on this node leave by, if there is a choice.
+func (e *egressIPs) asked(inhabited map[string]struct{}) []netip.Addr {
+	asked := map[netip.Addr]struct{}{}
+	for _, c := range e.choices {
+		here := func(namespace string) bool {
+			_, has := inhabited[namespace]
+			return has
+		}
+		if !slices.ContainsFunc(c.namespaces, here) {
+			continue
+		}
+		for _, other := range c.others {
+			asked[other.gateway] = struct{}{}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(asked), netip.Addr.Compare)
+}
+
+// askAnew asks those that it takes for the pods that there are now.
+func (e *egressIPs) askAnew(network *overlay.Network) {
+	e.stepping.Lock()
+	defer e.stepping.Unlock()
+	e.alive.Watch(e.asked(network.Inhabited()))
 }
 
 // split returns the address that this node holds, and the other nodes that hold one.
@@ -288,14 +334,15 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 // sent to them leaves by an egress address or not at all.
 func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 	var alive, shares []netip.Addr
-	for _, node := range nodes {
-		if !e.alive.Gone(node.gateway) {
+	gone := make([]bool, len(nodes))
+	for i, node := range nodes {
+		if gone[i] = e.alive.Gone(node.gateway); !gone[i] {
 			alive = append(alive, node.node)
 		}
 	}
 	for i, node := range nodes {
 		at := node.node
-		if len(alive) > 0 && !slices.Contains(alive, at) {
+		if gone[i] && len(alive) > 0 {
 			at = alive[i%len(alive)]
 		}
 		shares = append(shares, at)
@@ -306,6 +353,15 @@ func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 // followEgressIPs keeps them in step until ctx ends.
 func (a *agent) followEgressIPs(ctx context.Context, network *overlay.Network) error {
 	return a.keepInStep(ctx, a.objects.egressIPs.wake, "egress addresses", func() error { return a.objects.egressIPs.step(ctx, network) })
+}
+
+// followInhabited keeps who is asked in step with the pods on this node until ctx ends.
+func (a *agent) followInhabited(ctx context.Context, network *overlay.Network) error {
+	e := a.objects.egressIPs
+	return a.keepInStep(ctx, e.inhabited, "nodes with egress addresses", func() error {
+		e.askAnew(network)
+		return nil
+	})
 }
 
 // uplinkHost is the node's own interface and its kernel.
