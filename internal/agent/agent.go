@@ -263,8 +263,11 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
-		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
-		Inhabited:       a.objects.egressFirewalls.signal,
+		PolicyProblems: func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
+		Inhabited: func() {
+			a.objects.egressFirewalls.signal()
+			a.objects.egressIPs.populate()
+		},
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
@@ -289,6 +292,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })
 	following.Go(func() error { return a.followEgressIPs(followCtx, network) })
 	following.Go(func() error { return a.followMulticast(followCtx, network) })
+	following.Go(func() error { return a.followInhabited(followCtx, network) })
 	following.Go(func() error { return a.objects.egressFirewalls.names.Run(followCtx) })
 	return following.Wait()
 }

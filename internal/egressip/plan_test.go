@@ -176,6 +176,7 @@ func drawWorld(t *rapid.T, automatic bool) world {
 			}), 1, 2).Draw(t, "cidrs")
 			n.Limited, n.Capacity = rapid.Bool().Draw(t, "limited"), rapid.IntRange(0, 5).Draw(t, "capacity")
 			n.Offline = rapid.IntRange(0, 3).Draw(t, "offline") == 0
+			n.Unproven = rapid.IntRange(0, 5).Draw(t, "unproven") == 0
 		}
 		w.nodes = append(w.nodes, n)
 	}
@@ -297,6 +298,7 @@ func TestAssignNeverMovesInOneRoundAndSettles(t *testing.T) {
 }
 
 func (w *world) checkRound(t *rapid.T, before map[netip.Addr][]string, a egressip.Assignment) {
+	judged := slices.ContainsFunc(w.nodes, func(n egressip.Node) bool { return len(n.CIDRs) > 0 && !n.Offline })
 	for addr, nodes := range w.at() {
 		for _, name := range nodes {
 			if had := before[addr]; len(had) > 0 && !slices.Contains(had, name) {
@@ -310,8 +312,11 @@ func (w *world) checkRound(t *rapid.T, before map[netip.Addr][]string, a egressi
 		}
 		seats := map[uint32]netip.Addr{}
 		for _, addr := range a.IPs[n.Name] {
-			if n.Offline || !slices.ContainsFunc(n.CIDRs, func(c netip.Prefix) bool { return c.Contains(addr) }) {
-				t.Fatalf("%s is given to %s, offline %v, with %v", addr, n.Name, n.Offline, n.CIDRs)
+			if (n.Offline && judged || n.Unproven) && !slices.Contains(before[addr], n.Name) {
+				t.Fatalf("%s is given to %s, offline %v, unproven %v", addr, n.Name, n.Offline, n.Unproven)
+			}
+			if !slices.ContainsFunc(n.CIDRs, func(c netip.Prefix) bool { return c.Contains(addr) }) {
+				t.Fatalf("%s is given to %s, with %v", addr, n.Name, n.CIDRs)
 			}
 			vnids := w.wanters(addr)
 			if len(vnids) != 1 {

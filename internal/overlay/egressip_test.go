@@ -241,11 +241,22 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	l.wantWays(t, "here", "by the node") // never by the node's own address
+	if strings.Contains(l.node.state(t), addressOne.String()) {
+		t.Errorf("there are rules for an address that may be somebody else's:\n%s", l.node.state(t))
+	}
+	commits := l.node.commits()
+	if err := l.UpdateEgressIPs(context.Background(), heldHere(10)); !errors.Is(err, broken) {
+		t.Fatalf("%v", err)
+	}
+	if got := l.node.commits(); got != commits || u.knows(&u.announced, addressOne) {
+		t.Errorf("a try in vain announced the address, or committed: %v, before %v", got, commits)
+	}
 	l.node.linkEngine.refuse(nil)
 	l.leaves(t, heldHere(10))
-	if !strings.Contains(l.node.state(t), "address 192.0.2.100 dev eth0") {
+	if state := l.node.state(t); !strings.Contains(state, "address 192.0.2.100 dev eth0") || !strings.Contains(state, "egress-sources 10 : 192.0.2.100") {
 		t.Error("the address did not come")
 	}
+	eventually(t, "it is announced", func() bool { return u.knows(&u.announced, addressOne) })
 	u.mu.Lock()
 	u.err = broken
 	u.mu.Unlock()
