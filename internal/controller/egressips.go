@@ -148,22 +148,21 @@ func (r *egressReconciler) ask(state *plan.EgressIPState) (known bool) {
 		}
 	}
 	r.alive.Watch(slices.Collect(maps.Values(hosts)))
-	unproven, anyAnswered, anyAlive := map[string]bool{}, false, false
+	unproven, gone, answers := map[string]bool{}, map[string]bool{}, false
 	for name, addr := range hosts {
 		answered, known := r.alive.Answered(addr)
 		if !known {
 			return false
 		}
-		unproven[name] = !answered
-		anyAnswered, anyAlive = anyAnswered || answered, anyAlive || !r.alive.Gone(addr)
+		unproven[name], gone[name] = !answered, r.alive.Gone(addr)
+		answers = answers || answered && !gone[name]
 	}
-	if anyAnswered {
-		state.Unproven = unproven
+	if !answers {
+		return true
 	}
-	if anyAlive {
-		for name, addr := range hosts {
-			state.Offline[name] = state.Offline[name] || r.alive.Gone(addr)
-		}
+	state.Unproven = unproven
+	for name := range hosts {
+		state.Offline[name] = state.Offline[name] || gone[name]
 	}
 	return true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,17 +21,21 @@ func TestWhoHasNotAnsweredIsUnproven(t *testing.T) {
 	n1, n2 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	for name, test := range map[string]struct {
 		dead map[netip.Addr]bool
+		// dies answers once, and never again.
+		dies netip.Addr
 		want map[string]bool
 	}{
-		"all answer":  {nil, map[string]bool{"n1": false, "n2": false}},
-		"one is dead": {map[netip.Addr]bool{n1: true}, map[string]bool{"n1": true, "n2": false}},
-		"none does":   {map[netip.Addr]bool{n1: true, n2: true}, map[string]bool{"n1": false, "n2": false}},
+		"all answer":                          {nil, netip.Addr{}, map[string]bool{"n1": false, "n2": false}},
+		"one is dead":                         {map[netip.Addr]bool{n1: true}, netip.Addr{}, map[string]bool{"n1": true, "n2": false}},
+		"none does":                           {map[netip.Addr]bool{n1: true, n2: true}, netip.Addr{}, map[string]bool{"n1": false, "n2": false}},
+		"none but one that does not any more": {map[netip.Addr]bool{n1: true}, n2, map[string]bool{"n1": false, "n2": false}},
 	} {
 		changed := make(chan struct{}, 100)
+		var died atomic.Bool
 		r := &egressReconciler{alive: &liveness.Watcher{
 			Proven: true, Changed: func() { changed <- struct{}{} },
 			Ask: func(_ context.Context, host netip.Addr) error {
-				if test.dead[host] {
+				if test.dead[host] || host == test.dies && died.Swap(true) {
 					return errors.New("dead")
 				}
 				return nil
@@ -54,7 +59,7 @@ func TestWhoHasNotAnsweredIsUnproven(t *testing.T) {
 		go func() { ended <- r.alive.Run(ctx) }()
 		deadline := time.After(10 * time.Second)
 		state, known := ask()
-		for !known {
+		for !known || test.dies.IsValid() && !r.alive.Gone(test.dies) {
 			select {
 			case <-changed:
 			case <-deadline:
@@ -62,6 +67,7 @@ func TestWhoHasNotAnsweredIsUnproven(t *testing.T) {
 			}
 			state, known = ask()
 		}
+		state, _ = ask()
 		for node, want := range test.want {
 			if state.Unproven[node] != want || state.Offline[node] {
 				t.Errorf("%s: %s is unproven: %v, offline: %v", name, node, state.Unproven[node], state.Offline[node])
