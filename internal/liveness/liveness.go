@@ -60,8 +60,16 @@ type host struct {
 	verdict
 }
 
-// Watch has these hosts asked from now on, and no others. A host that is new counts as alive until it is known to be gone.
+// Watch has these hosts asked from now on, and no others. A host that is new counts as alive until it is known to be gone, and
+// so does one that is watched no more: that Changed tells of as well.
 func (w *Watcher) Watch(hosts []netip.Addr) {
+	if w.watch(hosts) && w.Changed != nil {
+		w.Changed()
+	}
+}
+
+// watch is Watch, and reports whether it changes what Gone returns.
+func (w *Watcher) watch(hosts []netip.Addr) (changed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begin()
@@ -75,6 +83,7 @@ func (w *Watcher) Watch(hosts []netip.Addr) {
 				h.stop()
 			}
 			delete(w.hosts, addr)
+			changed = changed || h.gone
 		}
 	}
 	for _, addr := range hosts {
@@ -86,6 +95,7 @@ func (w *Watcher) Watch(hosts []netip.Addr) {
 	case w.wake <- struct{}{}:
 	default:
 	}
+	return changed
 }
 
 // begin makes what the zero value has not. The caller holds mu.

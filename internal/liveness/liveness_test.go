@@ -93,9 +93,20 @@ func TestWatcher(t *testing.T) {
 	if w.Gone(a) {
 		t.Error("a is back, and counts as gone")
 	}
+	s.mu.Lock()
+	s.dead[a] = true
+	s.mu.Unlock()
+	wait()
 	w.Watch([]netip.Addr{b})
+	wait() // or who goes by it would leave it out until something else changes
 	if w.Gone(a) {
 		t.Error("who is not watched counts as gone")
+	}
+	w.Watch(nil)
+	select {
+	case <-changed:
+		t.Error("told that one who answers is not watched any more")
+	default:
 	}
 	cancel()
 	if err := <-ended; err != nil {
