@@ -170,7 +170,7 @@ func (n *Network) prepareEgress(s *settings) {
 func (n *Network) setEgress(s *settings) {
 	change := n.egressChange(s, true)
 	for vnid := range n.egress.broken {
-		change.rules[pipeline.EgressOwner(vnid)] = nil
+		change.unhold(vnid, n.egress.wanted.Ways[vnid].Address)
 	}
 	n.engines.Links.Set(change.links)
 	n.engines.Rules.Set(change.rules)
@@ -283,9 +283,9 @@ func (n *Network) holdEgress(ctx context.Context, change *egressChange) (unheld,
 			continue
 		}
 		if failure := n.engines.Links.Failure(o); failure != nil {
-			n.egress.broken[vnid], change.rules[o] = struct{}{}, nil
+			n.egress.broken[vnid] = struct{}{}
+			change.unhold(vnid, way.Address)
 			delete(change.links, o) // it stays desired
-			change.come = slices.DeleteFunc(change.come, func(come netip.Addr) bool { return come == way.Address })
 			failures = append(failures, named("node links of "+string(o), failure))
 		}
 	}
@@ -293,6 +293,12 @@ func (n *Network) holdEgress(ctx context.Context, change *egressChange) (unheld,
 		return nil, err
 	}
 	return errors.Join(failures...), nil
+}
+
+// unhold has nothing translated to a project's address that is not on the interface, and nobody told that it is here.
+func (c *egressChange) unhold(vnid uint32, address netip.Addr) {
+	c.rules[pipeline.EgressOwner(vnid)] = nil
+	c.come = slices.DeleteFunc(c.come, func(come netip.Addr) bool { return come == address })
 }
 
 // withSome returns the fragments that are not empty.
