@@ -53,7 +53,8 @@ type engines struct {
 	looked atomic.Pointer[overlay.Network]
 	// settled is called when an engine may stand otherwise than before.
 	settled func()
-	// uplinkChanged is called when the interface with the node's address may be otherwise than before.
+	// uplinkChanged is called when the interface with the node's address may be otherwise than before, or addresses of the node that are
+	// not Weft's.
 	uplinkChanged func()
 	// dry says that engines are read and not written.
 	dry  bool
