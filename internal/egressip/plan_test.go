@@ -274,6 +274,7 @@ func (w *world) at() map[netip.Addr][]string {
 func TestAssignNeverMovesInOneRoundAndSettles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t, true)
+		lasting := w.lasting()
 		for round := 0; ; round++ {
 			before := w.at()
 			a := egressip.Assign(w.namespaces, w.nodes)
@@ -294,7 +295,33 @@ func TestAssignNeverMovesInOneRoundAndSettles(t *testing.T) {
 			}
 		}
 		w.checkSettled(t)
+		for _, addr := range lasting {
+			if len(w.at()[addr]) == 0 {
+				t.Fatalf("%s was at a node that does not answer, and is nowhere", addr)
+			}
+		}
 	})
+}
+
+// lasting are addresses that nodes that do not answer list, and nothing else keeps them from having.
+func (w *world) lasting() []netip.Addr {
+	var lasting []netip.Addr
+	for _, n := range w.nodes {
+		seats := map[uint32]int{}
+		for _, addr := range n.IPs {
+			for _, vnid := range w.wanters(addr) {
+				seats[vnid]++
+			}
+		}
+		for _, addr := range n.IPs {
+			vnids := w.wanters(addr)
+			fits := slices.ContainsFunc(n.CIDRs, func(c netip.Prefix) bool { return c.Contains(addr) }) && (!n.Limited || len(n.IPs) <= n.Capacity)
+			if n.Offline && fits && len(w.hosts(addr)) == 1 && len(vnids) == 1 && seats[vnids[0]] == 1 {
+				lasting = append(lasting, addr)
+			}
+		}
+	}
+	return lasting
 }
 
 func (w *world) checkRound(t *rapid.T, before map[netip.Addr][]string, a egressip.Assignment) {
