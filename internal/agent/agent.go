@@ -14,7 +14,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -195,7 +194,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	a.objects.egressFirewalls.resolve(&a.opts, a.events)
-	a.objects.egressIPs.refused = func(uid types.UID, note string) { a.events.HostSubnet(string(uid), note) }
+	a.objects.egressIPs.refused = a.events.HostSubnet
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}

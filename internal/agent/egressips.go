@@ -31,8 +31,8 @@ type egressIPs struct {
 	inhabited chan struct{}
 	// alive tells which nodes with egress addresses do not answer.
 	alive *liveness.Watcher
-	// refused is told of an address that this node is to hold and cannot.
-	refused func(uid types.UID, note string)
+	// refused is told of an address that this node is to hold and cannot, and why, by its HostSubnet's UID and version.
+	refused func(uid types.UID, version string, address netip.Addr, note string)
 	// others returns the node's addresses that are no egress addresses.
 	others func() (map[netip.Addr]struct{}, error)
 
@@ -58,7 +58,7 @@ type site struct {
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
 		follower: newFollower(vnids, changed), cache: store, node: node, inhabited: make(chan struct{}, 1),
-		refused: func(types.UID, string) {}, others: link.OtherAddresses, known: map[string]egressip.Namespace{},
+		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, known: map[string]egressip.Namespace{},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
 	return e
@@ -160,8 +160,9 @@ func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error 
 type peer struct {
 	// node is where its tunnels end; gateway is the address by which it is asked whether it is alive: on the way of the traffic.
 	node, gateway netip.Addr
-	// uid is its HostSubnet's.
-	uid types.UID
+	// uid and version are its HostSubnet's.
+	uid     types.UID
+	version string
 }
 
 // ways says how traffic leaves, by all objects.
@@ -172,7 +173,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		object := &subnets[i]
 		nodes = append(nodes, egressip.Node{Name: object.Name, IPs: clusternetwork.HostedEgressIPs(object)})
 		if parsed, err := clusternetwork.ParseHostSubnet(object); err == nil && parsed.Subnet.IsValid() {
-			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID}
+			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID, object.ResourceVersion}
 		}
 	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
@@ -243,7 +244,8 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 			continue
 		}
 		if err := e.site.check(holder.IP, peers); err != nil {
-			e.refused(peers[e.node].uid, err.Error())
+			own := peers[e.node]
+			e.refused(own.uid, own.version, holder.IP, err.Error())
 			continue
 		}
 		here = holder.IP

@@ -114,7 +114,7 @@ func TestEgressWays(t *testing.T) {
 	} {
 		e := egressNode(test.mode, test.namespaces...)
 		refused := ""
-		e.refused = func(_ types.UID, note string) { refused += note }
+		e.refused = func(_ types.UID, _ string, _ netip.Addr, note string) { refused += note }
 		got := e.ways(test.hosts)
 		if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
