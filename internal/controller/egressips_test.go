@@ -58,16 +58,16 @@ func TestWhoHasNotAnsweredIsUnproven(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- r.alive.Run(ctx) }()
 		deadline := time.After(10 * time.Second)
-		state, known := ask()
+		_, known := ask()
 		for !known || test.dies.IsValid() && !r.alive.Gone(test.dies) {
 			select {
 			case <-changed:
 			case <-deadline:
 				t.Fatalf("%s: it does not get known who answers", name)
 			}
-			state, known = ask()
+			_, known = ask()
 		}
-		state, _ = ask()
+		state, _ := ask()
 		for node, want := range test.want {
 			if state.Unproven[node] != want || state.Offline[node] {
 				t.Errorf("%s: %s is unproven: %v, offline: %v", name, node, state.Unproven[node], state.Offline[node])
