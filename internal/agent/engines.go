@@ -55,8 +55,9 @@ type engines struct {
 	looked atomic.Pointer[overlay.Network]
 	// settled is called when an engine may stand otherwise than before.
 	settled func()
-	// uplinkChanged is called when the interface with the node's address may be otherwise than before.
-	uplinkChanged func()
+	// uplinkChanged is called when the interface with the node's address may be otherwise than before, and addressesChanged when
+	// addresses of others may be.
+	uplinkChanged, addressesChanged func()
 	// dry says that engines are read and not written.
 	dry  bool
 	told *metrics.Agent
@@ -70,7 +71,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, dry: a.dry}
+	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal, dry: a.dry}
 	if err := e.open(ctx, a.opts, a.metrics, a.events); err != nil {
 		rows.Close()
 		return nil, err
@@ -237,6 +238,8 @@ func (e *engines) followLinks(ctx context.Context) error {
 		switch {
 		case changed.End != nil && network != nil:
 			network.HostEndChanged(changed.Device, *changed.End)
+		case changed.Attended && changed.Kind == link.KindAddress:
+			e.addressesChanged()
 		case changed.Attended:
 			e.uplinkChanged()
 		case changed.End == nil:
