@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/lab"
@@ -48,11 +49,12 @@ func gatewayOf(p *lab.Pod) hostile.End {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	c := cluster(t)
-	return newStageOf(t, c, addPods(t, c, [2]string{"n1", "attacker"}, [2]string{"n1", "neighbour"}, [2]string{"n2", "remote"}))
+	return newStageOf(t, c, addPods(t, c, [2]string{"n1", "attacker"}, [2]string{"n1", "neighbour"}, [2]string{"n2", "remote"}), false)
 }
 
-// newStageOf makes a stage of an attacker, its neighbour on the node, and a pod on the other node.
-func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod) *stage {
+// newStageOf makes a stage of an attacker, its neighbour on the node, and a pod on the other node. apart says that the attacker may not
+// reach them; they may reach each other.
+func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod, apart bool) *stage {
 	t.Helper()
 	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], ears: map[string]*traffic.Sniffer{}}
 	s.remoteGateway = gatewayOf(s.remote)
@@ -60,6 +62,7 @@ func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod) *stage {
 		Attacker: end(s.attacker.IPs[0]), Neighbour: end(s.neighbour.IPs[0]), Remote: end(s.remote.IPs[0]),
 		Gateway: gatewayOf(s.attacker), HostEnd: hostEnd(t, s.attacker),
 		Node: c.Node(1).IP, OtherNode: c.Node(2).IP, Service: netip.MustParseAddr("172.30.99.99"), VXLANPort: vxlanPort,
+		Apart: apart,
 	}
 	var err error
 	if s.raw, err = traffic.OpenRaw(s.attacker.Netns, "eth0"); err != nil {
@@ -69,13 +72,25 @@ func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod) *stage {
 	// Everybody knows everybody before the attack, so that there are caches to poison.
 	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
 		echo(t, p.Netns, p.IPs[0])
-		ping(t, s.attacker.Netns, p.IPs[0])
-		ping(t, s.cluster.Node(1).Netns, p.IPs[0])
 	}
-	ping(t, s.neighbour.Netns, s.remote.IPs[0])
+	s.meet(t)
 	ping(t, s.cluster.Node(2).Netns, s.remote.IPs[0])
 	s.listen(t)
 	return s
+}
+
+// meet has all reach those that they may.
+func (s *stage) meet(t *testing.T) {
+	t.Helper()
+	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
+		if !s.scene.Apart {
+			ping(t, s.attacker.Netns, p.IPs[0])
+			ping(t, s.cluster.Node(1).Netns, p.IPs[0])
+		}
+	}
+	ping(t, s.cluster.Node(1).Netns, s.neighbour.IPs[0])
+	ping(t, s.neighbour.Netns, s.remote.IPs[0])
+	ping(t, s.remote.Netns, s.neighbour.IPs[0])
 }
 
 // uplink is the device of a node that has its address: with the userspace datapath, eth0 is a port of a bridge.
@@ -156,10 +171,19 @@ func (s *stage) honest(t *testing.T, round string) {
 		t.Fatal(err)
 	}
 	defer func() { _ = remote.Close() }()
+	neighbour, err := traffic.OpenRaw(s.neighbour.Netns, "eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = neighbour.Close() }()
 	a, scene, phy := s.scene.Attacker, &s.scene, "'s "+uplink(s.cluster)
+	toNeighbour, toRemote, byNeighbour, byRemote := s.raw, s.raw, a, a
+	if scene.Apart { // the other of the two may
+		toNeighbour, byNeighbour, toRemote, byRemote = remote, scene.Remote, neighbour, scene.Neighbour
+	}
 	for _, x := range []expectation{
-		{"neighbour", s.raw, a, scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour's eth0"}},
-		{"remote", s.raw, a, scene.Remote.MAC, scene.Remote.IP, []string{"remote's eth0", "n1's eth0", "n2's eth0"}},
+		{"neighbour", toNeighbour, byNeighbour, scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour's eth0"}},
+		{"remote", toRemote, byRemote, scene.Remote.MAC, scene.Remote.IP, []string{"remote's eth0", "n1's eth0", "n2's eth0"}},
 		{"gateway", s.raw, a, scene.Gateway.MAC, scene.Gateway.IP, []string{"n1's tun0", "n1's UDP sockets"}},
 		{"node", s.raw, a, scene.Gateway.MAC, scene.Node, []string{"n1's tun0", "n1's UDP sockets"}},
 		{"other-node", s.raw, a, scene.Gateway.MAC, scene.OtherNode, []string{"n1's tun0", "n1" + phy, "n2" + phy, "n2's UDP sockets"}},
@@ -205,15 +229,23 @@ func (s *stage) unharmed(t *testing.T) {
 			t.Errorf("%s knows nobody: there is no cache to judge", name)
 		}
 	}
-	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
-		ping(t, s.attacker.Netns, p.IPs[0])
-		ping(t, s.cluster.Node(1).Netns, p.IPs[0])
-	}
-	ping(t, s.neighbour.Netns, s.remote.IPs[0])
+	s.meet(t)
 }
 
 // Whatever a pod sends that is not its own, goes nowhere: not to a pod, not to a node, not onto the network between.
 func TestHostilePod(t *testing.T) { newStage(t).attack(t) }
+
+// What a pod sends that is not its own goes nowhere, and what is goes to nobody whom policies keep from it.
+func TestPolicyHostile(t *testing.T) {
+	s := newPolicyScene(t, "hostile")
+	var pods []*lab.Pod
+	for _, p := range [][2]string{{"n1", "attacker"}, {"n1", "neighbour"}, {"n2", "remote"}} {
+		pods = append(pods, s.pod(t, lab.PodSpec{Node: p[0], Name: p[1], Labels: map[string]string{"victim": fmt.Sprint(p[1] != "attacker")}}))
+	}
+	victim := map[string]string{"victim": "true"}
+	s.policy(t, "hostile", victim, ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(victim)}}}))
+	newStageOf(t, s.cluster, pods, true).attack(t)
+}
 
 // attack sends all hostile frames, and sees that nobody hears them.
 func (s *stage) attack(t *testing.T) {
@@ -232,12 +264,17 @@ func (s *stage) attack(t *testing.T) {
 	classes := map[string]int{}
 	for _, f := range frames {
 		classes[f.Class]++
-		by := slices.DeleteFunc(s.heard(f.Marker), func(ear string) bool { return f.ToHost && ear == "n1's tun0" })
+		by := slices.DeleteFunc(s.heard(f.Marker), func(ear string) bool {
+			return f.ToHost && ear == "n1's tun0" || f.Between && (ear == "n1's eth0" || ear == "n2's eth0")
+		})
 		if len(by) > 0 {
 			t.Errorf("%s: %s: heard by %v", f.Class, f.Name, by)
 		}
 	}
 	s.unharmed(t)
+	if s.scene.Apart && (len(frames) < 500 || len(classes) < 20) {
+		t.Errorf("%d frames of %d classes are fewer than 500 of 20", len(frames), len(classes))
+	}
 	t.Logf("%d hostile frames of %d classes; %d ears, nothing heard", len(frames), len(classes), len(s.ears))
 }
 

@@ -315,8 +315,8 @@ func TestTenants(t *testing.T) {
 	t.Run("hostile", func(t *testing.T) {
 		c := e.cluster
 		newStageOf(t, c, []*lab.Pod{
-			addPodIn(t, c, "n1", projectA, "attacker"), addPodIn(t, c, "n1", projectA, "neighbour"), addPodIn(t, c, "n2", projectA, "remote"),
-		}).attack(t)
+			addPodIn(t, c, "n1", projectA, "attacker"), addPodIn(t, c, "n1", projectB, "neighbour"), addPodIn(t, c, "n2", projectB, "remote"),
+		}, true).attack(t)
 	})
 	t.Run("wrong", func(t *testing.T) { e.wrongRequests(t) })
 

@@ -31,6 +31,8 @@ type Scene struct {
 	Service netip.Addr
 	// VXLANPort is the tunnels' port.
 	VXLANPort uint16
+	// Apart says that the neighbour and the remote pod are not the attacker's to reach: other tenants', or isolated by policies.
+	Apart bool
 }
 
 // ClassTunnelled is the class of tunnel packets that a pod sends. They are like any other while tunnels have another port.
@@ -47,6 +49,8 @@ type Frame struct {
 	// ToHost says that it is a fragment, which the switch cannot judge: it may come to the gateway's interface, where the
 	// host reassembles it, and no further.
 	ToHost bool
+	// Between says that it is the attacker's own and goes to another node, which is to stop it: it may be heard between the nodes.
+	Between bool
 }
 
 // maker builds frames and numbers their markers.
@@ -67,6 +71,9 @@ func Frames(scene Scene) ([]Frame, error) {
 	m.infrastructure()
 	m.oddFrames()
 	m.oddPackets()
+	if scene.Apart {
+		m.apart()
+	}
 	return m.frames, m.err
 }
 
