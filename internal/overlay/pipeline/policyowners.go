@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -24,62 +25,78 @@ type PolicyOrigin struct {
 // Origins returns what each owner's flows come from, with at most so many policies each; first stands before the others, where
 // it is among them.
 func (x *Conjunctions) Origins(most int, first policy.Key) map[reconcile.Owner]PolicyOrigin {
-	holders := map[*conjunction][]policy.Key{}
-	for _, key := range slices.SortedFunc(maps.Keys(x.policies), comparePolicies) {
-		for _, c := range x.policies[key] {
-			if held := holders[c]; len(held) == 0 || held[len(held)-1] != key { // two rules of one policy may say the same
-				holders[c] = append(held, key)
-			}
+	h := x.holders()
+	firsts := x.policies[first]
+	origin := func(named iter.Seq[*conjunction], has func(*conjunction) bool) PolicyOrigin {
+		if slices.ContainsFunc(firsts, has) {
+			return h.origin(most, named, &first)
 		}
+		return h.origin(most, named, nil)
 	}
 	origins := make(map[reconcile.Owner]PolicyOrigin, len(x.byName)+len(x.terms))
 	for _, c := range x.byName {
 		if c.active {
-			origins[c.owner()] = originOf(most, first, holders[c])
+			origins[c.owner()] = origin(slices.Values([]*conjunction{c}), func(other *conjunction) bool { return other == c })
 		}
 	}
 	for t, uses := range x.terms {
-		lists := make([][]policy.Key, 0, len(uses))
-		for c := range uses {
-			lists = append(lists, holders[c])
-		}
-		origin := originOf(most, first, lists...)
+		from := origin(maps.Keys(uses), func(c *conjunction) bool { return uses[c] != nil })
 		if t.end != endService {
-			origin.Address = t.prefix
+			from.Address = t.prefix
 		}
-		origins[t.owner()] = origin
+		origins[t.owner()] = from
 	}
 	return origins
 }
 
-// originOf joins lists of policies, each in order. It keeps no more than it needs: an address may be named by all policies of a
-// cluster.
-func originOf(most int, first policy.Key, lists ...[]policy.Key) PolicyOrigin {
-	var joined []policy.Key
-	named := false
-	for _, list := range lists {
-		_, has := slices.BinarySearchFunc(list, first, comparePolicies)
-		named = named || has
-		joined = append(joined, list[:min(len(list), most+1)]...)
-		if len(joined) > 16*(most+1) {
-			joined = lowest(joined, most+1)
-		}
-	}
-	joined = lowest(joined, most+1)
-	if named {
-		joined = slices.Insert(slices.DeleteFunc(joined, func(k policy.Key) bool { return k == first }), 0, first)
-	}
-	if len(joined) > most {
-		return PolicyOrigin{Policies: joined[:most], More: true}
-	}
-	return PolicyOrigin{Policies: joined}
+// holders are the policies of each conjunction, in order. An address may be named by all policies of a cluster, and a node's tables have
+// thousands of addresses: who joins the lists of all looks at few of them.
+type holders struct {
+	lists map[*conjunction][]policy.Key
+	// ranks orders conjunctions by the first policy of each.
+	ranks map[*conjunction]int
 }
 
-// lowest returns the first so many of some, in order and each once.
-func lowest(keys []policy.Key, n int) []policy.Key {
-	slices.SortFunc(keys, comparePolicies)
-	keys = slices.Compact(keys)
-	return keys[:min(n, len(keys))]
+func (x *Conjunctions) holders() holders {
+	h := holders{lists: map[*conjunction][]policy.Key{}, ranks: map[*conjunction]int{}}
+	for rank, key := range slices.SortedFunc(maps.Keys(x.policies), comparePolicies) {
+		for _, c := range x.policies[key] {
+			held := h.lists[c]
+			if len(held) == 0 {
+				h.ranks[c] = rank
+			}
+			if len(held) == 0 || held[len(held)-1] != key { // two rules of one policy may say the same
+				h.lists[c] = append(held, key)
+			}
+		}
+	}
+	return h
+}
+
+// origin joins the policies of conjunctions, with first before all others unless it is nil.
+func (h *holders) origin(most int, named iter.Seq[*conjunction], first *policy.Key) PolicyOrigin {
+	// The lowest policies are all in the lists that begin lowest.
+	var lowest []int
+	for c := range named {
+		at, there := slices.BinarySearch(lowest, h.ranks[c])
+		if !there && at <= most {
+			lowest = slices.Insert(lowest, at, h.ranks[c])
+			lowest = lowest[:min(len(lowest), most+1)]
+		}
+	}
+	var joined []policy.Key
+	for c := range named {
+		if h.ranks[c] <= lowest[len(lowest)-1] {
+			list := h.lists[c]
+			joined = append(joined, list[:min(len(list), most+1)]...)
+		}
+	}
+	slices.SortFunc(joined, comparePolicies)
+	joined = slices.Compact(joined)
+	if first != nil {
+		joined = slices.Insert(slices.DeleteFunc(joined, func(k policy.Key) bool { return k == *first }), 0, *first)
+	}
+	return PolicyOrigin{Policies: joined[:min(len(joined), most)], More: len(joined) > most}
 }
 
 func comparePolicies(a, b policy.Key) int {
