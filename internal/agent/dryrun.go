@@ -95,6 +95,9 @@ type forgetsNothing struct{}
 // Forget implements overlay.Connections.
 func (forgetsNothing) Forget(context.Context, []openflow.CTFlush) error { return nil }
 
+// Flush implements overlay.Connections.
+func (forgetsNothing) Flush(context.Context, []openflow.CTFlush) error { return nil }
+
 // readOnly returns an engine for a loop: the engine itself, or in a dry run one that is only read.
 func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reconcile.Engine[K, V] {
 	if dry {

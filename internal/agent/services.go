@@ -311,10 +311,18 @@ func (c *connections) Forget(ctx context.Context, what []openflow.CTFlush) error
 		if err := c.settle(ctx); err != nil {
 			return err
 		}
-		for _, flush := range what {
-			if err := c.flows.FlushCT(ctx, flush); err != nil {
-				return err
-			}
+		if err := c.Flush(ctx, what); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Flush implements overlay.Connections.
+func (c *connections) Flush(ctx context.Context, what []openflow.CTFlush) error {
+	for _, flush := range what {
+		if err := c.flows.FlushCT(ctx, flush); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -191,6 +191,9 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if pair.Standing != "" {
 		return n.programUpon(ctx, s, rec, pair)
 	}
+	if err := n.inheritNothing(ctx, s, rec); err != nil {
+		return link.Created{}, err
+	}
 	n.open(*rec)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -224,6 +227,8 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 
 // programUpon makes an interface upon a standing port, and then its flows: who else is upon the port would be this pod with them.
 func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
+	var forgotten errgroup.Group
+	forgotten.Go(func() error { return n.inheritNothing(ctx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -231,6 +236,9 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 		if errors.Is(err, link.ErrUnusable) {
 			n.standing.condemn(rec.OFPort)
 		}
+		return created, errors.Join(err, forgotten.Wait())
+	}
+	if err := forgotten.Wait(); err != nil {
 		return created, err
 	}
 	n.open(*rec)

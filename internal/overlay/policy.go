@@ -382,3 +382,16 @@ func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error
 	n.tellProblems()
 	return nil
 }
+
+// inheritNothing has the switch forget the connections of whoever had an attachment's addresses before: who goes on sending in one would
+// count as answering. The port is not open yet, so that none comes anew.
+func (n *Network) inheritNothing(ctx context.Context, s *settings, rec *attach.Record) error {
+	if !s.policies() || rec.State == attach.Attached { // a pod that is attached keeps its own
+		return nil
+	}
+	var flushes []openflow.CTFlush
+	for _, address := range rec.Addresses {
+		flushes = append(flushes, s.pipeline.FlushPod(address.Addr())...)
+	}
+	return named("connections of who had the address before", n.engines.Connections.Flush(ctx, flushes))
+}

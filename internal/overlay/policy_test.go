@@ -303,6 +303,52 @@ func TestModeLeavesWithItsRules(t *testing.T) {
 	}
 }
 
+// A pod inherits no connection of who had its address before it: those are forgotten before its port is open, and those of a pod that is
+// attached are its own.
+func TestConnectionsAreNotInherited(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("one", web), policyPod("two", web))
+	flushed := func() []openflow.CTFlush {
+		l.node.tracked.mu.Lock()
+		defer l.node.tracked.mu.Unlock()
+		return slices.Clone(l.node.tracked.flushed)
+	}
+	opened := 0
+	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
+		for key := range change.Set {
+			if key.Table == pipeline.TableLocal {
+				opened++
+				if len(flushed()) == 0 {
+					t.Error("the port is opened before the connections are forgotten")
+				}
+			}
+		}
+		return nil
+	})
+	result := l.add(t, l.request("one"))
+	addr := netip.MustParsePrefix(result.IPs[0].Address.String()).Addr()
+	if got := flushed(); len(got) != 2 || got[0].Orig.Src != addr || got[1].Reply.Src != addr || opened == 0 {
+		t.Errorf("%+v is forgotten, and %d flows open the port", got, opened)
+	}
+	l.add(t, l.request("one"))
+	if n := len(flushed()); n != 2 {
+		t.Errorf("%d kinds of connections are forgotten after the ADD was repeated", n)
+	}
+	broken := errors.New("the switch does not answer")
+	l.node.tracked.fail(broken)
+	if _, err := l.Add(context.Background(), l.request("two")); err == nil || !strings.Contains(err.Error(), broken.Error()) {
+		t.Errorf("connections cannot be forgotten, and the ADD ends with %v", err)
+	}
+	if got := l.opens(t, l.request("two")); got != "closed" {
+		t.Errorf("its port is %s", got)
+	}
+	l.node.tracked.fail(nil)
+	l.update(t, sample())
+	l.add(t, l.request("three"))
+	if n := len(flushed()); n != 2 {
+		t.Errorf("%d kinds of connections are forgotten in a flat network", n)
+	}
+}
+
 // One address' change is one flow, beside the note of the whole state.
 func TestOneAddressIsOneFlow(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web))

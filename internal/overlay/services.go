@@ -37,6 +37,8 @@ type ServiceChange struct {
 type Connections interface {
 	// Forget makes the switch forget connections, once every packet meets the flows that were committed before.
 	Forget(ctx context.Context, what []openflow.CTFlush) error
+	// Flush makes it forget them at once.
+	Flush(ctx context.Context, what []openflow.CTFlush) error
 }
 
 // UpdateServices brings Services in step with a change, and the connections with them that would otherwise go on to where

@@ -23,6 +23,8 @@ type tracked struct {
 	mu   sync.Mutex
 	err  error
 	done []openflow.CTFlush
+	// flushed is what was to be forgotten at once.
+	flushed []openflow.CTFlush
 }
 
 // Forget implements Connections.
@@ -31,6 +33,16 @@ func (c *tracked) Forget(_ context.Context, what []openflow.CTFlush) error {
 	defer c.mu.Unlock()
 	if c.err == nil {
 		c.done = append(c.done, what...)
+	}
+	return c.err
+}
+
+// Flush implements Connections.
+func (c *tracked) Flush(_ context.Context, what []openflow.CTFlush) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.flushed = append(c.flushed, what...)
 	}
 	return c.err
 }

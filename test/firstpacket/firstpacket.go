@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -38,6 +37,7 @@ const (
 	program  = node + "/weft-agent"
 	policy   = "nobody"
 	labelKey = "first-packet/isolated"
+	free     = "free-" // begins the names of pods that nothing isolates
 	// moment is how long after the beginning of an ADD the agent is killed at the latest: an ADD takes less.
 	moment = 20 * time.Millisecond
 	// atATime is how many pods start without an API server, and while the controller hangs, before things are again as they were.
@@ -47,7 +47,7 @@ const (
 // Report is what was seen.
 type Report struct {
 	// Starts counts pods, Aimed those that were shot at from before they had their address, Sandboxes what was made for them: more where
-	// an agent was killed. Restarts counts the agents that were.
+	// an agent was killed. Restarts counts the agents that were killed in the midst of an ADD, which failed.
 	Starts, Aimed, Sandboxes, Restarts int
 	// Shot counts packets, Leaked those of them that came, or got out.
 	Shot   int64
@@ -83,7 +83,7 @@ func Run(ctx context.Context, c *lab.Cluster, starts int) (report Report, err er
 	if err := r.open(ctx); err != nil {
 		return report, err
 	}
-	if err := r.control(ctx); err != nil {
+	if err := r.control(ctx, free+"begin"); err != nil {
 		return report, fmt.Errorf("the control, with a pod that nothing isolates: %w", err)
 	}
 	fifth := max(starts/5, 1)
@@ -97,14 +97,15 @@ func Run(ctx context.Context, c *lab.Cluster, starts int) (report Report, err er
 		{"the controller hangs", fifth, r.withoutController},
 		{"the API server is away", fifth, r.withoutAPI},
 	} {
+		before := r.report
 		if err := part.run(ctx, part.pods); err != nil {
 			return report, fmt.Errorf("while %s: %w", part.name, err)
 		}
+		if aimed := r.report.Aimed - before.Aimed; aimed*2 < part.pods {
+			return report, fmt.Errorf("while %s: only %d of %d pods were shot at from before they were there", part.name, aimed, part.pods)
+		}
 	}
-	if r.report.Aimed*2 < r.report.Starts {
-		return report, fmt.Errorf("too few for a judgement: %s", &r.report)
-	}
-	return report, nil
+	return report, r.finish(ctx)
 }
 
 // open makes the namespace with its policy, and those who shoot.
@@ -178,12 +179,17 @@ func (r *run) forget(ctx context.Context, name string) error {
 }
 
 // control starts a pod that nothing isolates: what is shot at it has to be heard in it, and what it says at those who shoot.
-func (r *run) control(ctx context.Context) error {
-	p, err := r.start(ctx, "control", nil, nil)
+func (r *run) control(ctx context.Context, name string) (err error) {
+	spec := lab.PodSpec{Node: node, Namespace: Namespace, Name: name}
+	uid, err := r.cluster.MakeObject(ctx, spec)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.close(ctx), r.forget(ctx, "control")) }()
+	p, err := r.attach(ctx, spec, uid, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close(ctx), r.forget(ctx, name)) }()
 	for i := range r.shooters.ends {
 		if _, heard := p.ear.Await(fmt.Appendf(nil, "%s%d", markIn, i), probe.Patience); !heard {
 			return errors.New("it gets nothing, so that nothing could be seen of others")
@@ -194,7 +200,7 @@ func (r *run) control(ctx context.Context) error {
 			if err := r.speak(p.pod); err != nil {
 				return err
 			}
-			if len(ear.Take()) == 0 {
+			if _, heard := ear.Find(words(p.pod)); !heard {
 				return errors.New("nothing is")
 			}
 			return nil
@@ -203,7 +209,22 @@ func (r *run) control(ctx context.Context) error {
 			return err
 		}
 	}
-	return err
+	return nil
+}
+
+// finish has a pod that nothing isolates speak after all others, which were heard by then or never are, and counts what of them was.
+func (r *run) finish(ctx context.Context) error {
+	if err := r.control(ctx, free+"end"); err != nil {
+		return fmt.Errorf("the control at the end: %w", err)
+	}
+	for _, ear := range r.ears {
+		for _, frame := range ear.Take() {
+			if !bytes.Contains(frame, []byte(markOut+free)) {
+				r.leaked("one that starts", "got out of it", [][]byte{frame})
+			}
+		}
+	}
+	return nil
 }
 
 // plain starts pods.
@@ -221,6 +242,7 @@ func (r *run) restarting(ctx context.Context, pods int) error {
 	for i := range pods {
 		var killer errgroup.Group
 		var once sync.Once
+		before := r.report.Sandboxes
 		err := r.one(ctx, fmt.Sprint("restarting-", i), func() {
 			once.Do(func() {
 				killer.Go(func() error {
@@ -232,7 +254,9 @@ func (r *run) restarting(ctx context.Context, pods int) error {
 		if err := errors.Join(err, killer.Wait()); err != nil {
 			return err
 		}
-		r.report.Restarts++
+		if r.report.Sandboxes > before+1 { // an ADD failed by it
+			r.report.Restarts++
+		}
 	}
 	_, err := probe.Await(ctx, probe.Patience, "the agent ready again", func(ctx context.Context) error {
 		return probe.Ready(ctx, r.cluster.Node(1))
@@ -318,16 +342,12 @@ func (r *run) judge(ctx context.Context, spec lab.PodSpec, uid string, before fu
 		err = errors.Join(err, ended)
 	}()
 	if err := r.speak(p.pod); err != nil {
-		return err
+		return fmt.Errorf("pod %s: %w", spec.Name, err)
 	}
 	if err := r.nodeReaches(ctx, p); err != nil {
 		return fmt.Errorf("pod %s: %w", spec.Name, err)
 	}
 	r.report.Starts++
-	for _, ear := range r.ears {
-		said := ear.Take()
-		r.leaked(spec.Name, "got out of it", slices.DeleteFunc(said, func(frame []byte) bool { return !bytes.Contains(frame, words(p.pod)) }))
-	}
 	return nil
 }
 
@@ -352,31 +372,31 @@ func (f *fresh) close(ctx context.Context) error {
 	return errors.Join(probe.Detach(ctx, f.pod), f.ear.Close())
 }
 
-// start makes a pod's object and attaches it.
-func (r *run) start(ctx context.Context, name string, labels map[string]string, before func()) (*fresh, error) {
-	spec := lab.PodSpec{Node: node, Namespace: Namespace, Name: name, Labels: labels}
-	uid, err := r.cluster.MakeObject(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	return r.attach(ctx, spec, uid, before)
-}
-
 // attach attaches a pod, with an ear that is there before its interface; as a kubelet does, again in another sandbox while the agent
 // says so.
 func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before func()) (*fresh, error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
 	f := &fresh{}
+	var speaking sync.WaitGroup
+	hush := func() {}
 	spec.Before = func(p *lab.Pod) (err error) {
-		if f.ear, err = traffic.Listen(p.Netns, traffic.Ear{Incoming: true, Keep: ofShooters}); err == nil && before != nil {
+		if f.ear, err = traffic.Listen(p.Netns, traffic.Ear{Incoming: true, Keep: ofShooters}); err != nil {
+			return err
+		}
+		var speak context.Context
+		speak, hush = context.WithCancel(ctx)
+		speaking.Go(func() { r.speakOn(speak, p) })
+		if before != nil {
 			before()
 		}
-		return err
+		return nil
 	}
 	for {
 		r.report.Sandboxes++
 		p, err := r.cluster.Node(1).Attach(ctx, spec, uid)
+		hush()
+		speaking.Wait()
 		f.pod = p
 		if err == nil {
 			if r.shooters.aimed(p.IPs[0]) {
@@ -400,6 +420,19 @@ func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before f
 
 // words are what a pod says.
 func words(p *lab.Pod) []byte { return []byte(markOut + p.Name + ".") }
+
+// speakOn has a pod send to those who shoot, over and over, from the first moment that it has an address and a way.
+func (r *run) speakOn(ctx context.Context, p *lab.Pod) {
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		_ = r.speak(p) // until then it fails
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+}
 
 // speak has a pod send to those who shoot.
 func (r *run) speak(p *lab.Pod) error {

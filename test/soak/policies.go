@@ -90,8 +90,9 @@ func (s *soak) states(ctx context.Context) (map[string]probe.State, error) {
 type policies struct {
 	soak   *soak
 	client kubernetes.Interface
-	// refused counts datagrams that nothing allows.
+	// refused counts datagrams that nothing allows; before is how many of them came before they were refused.
 	refused uint64
+	before  int
 }
 
 func newPolicies(s *soak) (*policies, error) {
@@ -126,18 +127,11 @@ func (p *policies) isolate(ctx context.Context) error {
 		return err
 	}
 	for _, pair := range p.strangers() {
-		_, err := probe.Await(ctx, recoveryTime, pair.Name+" is refused", func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			if _, err := traffic.Ping(ctx, pair.From, pair.To); err == nil {
-				return errors.New("it is answered")
-			}
-			return nil
-		})
-		if err != nil {
+		if err := p.judged(ctx, pair, false); err != nil {
 			return err
 		}
 	}
+	p.before = p.came()
 	return nil
 }
 
@@ -161,7 +155,6 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 
 // kept runs f, and returns an error if a datagram of a stranger came meanwhile.
 func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
-	before := p.came()
 	running, err := traffic.NewLoad(p.strangers(), max(p.soak.opts.rate/10, 1))
 	if err != nil {
 		return err
@@ -170,11 +163,12 @@ func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
 	tallies, _ := running.Stop() // all is lost, as it must be
 	for name, tally := range tallies {
 		p.refused += tally.Sent
-		if tally.Sent == 0 {
-			done = errors.Join(done, fmt.Errorf("%s: nothing was sent, which says nothing", name))
+		if tally.Sent == 0 || tally.Lost != tally.Sent {
+			done = errors.Join(done, fmt.Errorf("%s: %s; all has to be sent, and lost", name, tally))
 		}
 	}
-	if came := p.came() - before; came > 0 {
+	if came := p.came() - p.before; came > 0 {
+		p.before += came
 		r.breached([]string{fmt.Sprintf("%d datagrams came that no policy allows", came)})
 	}
 	return errors.Join(done, ctx.Err())
@@ -215,21 +209,25 @@ func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
 	return err
 }
 
-// restart restarts a node's agent in the midst of changes: of a policy for the pairs' pods that allows others, in turn it is made,
-// changed and taken away, and of one that isolates a pod that is not theirs.
+// restart restarts a node's agent in the midst of a change: a pod of the pairs that nobody else may reach is opened to a stranger, closed to it
+// again by a change, and the policy that did so is taken away. The agent that comes then does as the policies say by then.
 func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
-	beside, other := allowing("beside-"+n.Name, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}), allowing("attackers-"+n.Name)
-	other.Spec.PodSelector = metav1.LabelSelector{MatchLabels: map[string]string{castLabel: "attacker"}}
+	stranger, to := "remote", "a1"
+	if n.Name != "n1" {
+		stranger, to = "neighbour", "a2"
+	}
+	name, passes := "beside-"+n.Name, false
 	var err error
 	switch turn % 3 {
 	case 0:
-		err = p.put(ctx, beside)
+		passes = true
+		err = p.put(ctx, allowing(name, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{castLabel: stranger}}}))
 	case 1:
-		err = errors.Join(p.put(ctx, beside), p.put(ctx, other))
+		err = p.put(ctx, allowing(name, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}))
 	default:
-		err = errors.Join(p.drop(ctx, beside.Name), p.drop(ctx, other.Name))
+		err = p.drop(ctx, name)
 	}
 	if err != nil {
 		return err
@@ -239,7 +237,24 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if err != nil {
 		return err
 	}
-	return p.soak.awaitAgent(ctx, n, pid)
+	if err := p.soak.awaitAgent(ctx, n, pid); err != nil {
+		return err
+	}
+	return p.judged(ctx, traffic.Pair{Name: stranger + " to " + to, From: p.soak.cast.pods[stranger].Netns, To: p.soak.cast.at(to)}, passes)
+}
+
+// judged waits until a pair is answered, or is not.
+func (p *policies) judged(ctx context.Context, pair traffic.Pair, passes bool) error {
+	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("%s answered: %t", pair.Name, passes), func(ctx context.Context) error {
+		const long = 300 * time.Millisecond
+		ctx, cancel := context.WithTimeout(ctx, long)
+		defer cancel()
+		if _, err := traffic.Ping(ctx, pair.From, pair.To); passes != (err == nil) {
+			return fmt.Errorf("it is: %t", !passes)
+		}
+		return nil
+	})
+	return err
 }
 
 // end takes the policies away and changes the mode back, and waits until all is as it was.

@@ -137,7 +137,7 @@ func (p *program) egressStatic() {
 	}
 	p.drop(TableState, priorityStray+15, "from outside by another node, and no answer", match(ipv4, answer, openflow.CTState(openflow.CTTrk, 0)))
 	p.add(TableEgressRoute, priorityEgressAnswer, "answers leave by the node that they were asked by",
-		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0)), c.toHost()...)
+		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0), openflow.CTMarkMasked(0, MarkUnseen)), c.toHost()...)
 	p.drop(TableEgressRoute, priorityEgressClosed, "this node holds no address for the project", match(tunnel))
 }
 
@@ -172,6 +172,9 @@ func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 		append(slices.Clip(from), openflow.CTState(0, openflow.CTTrk)), openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again}))
 	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress addresses, or not at all", from, openflow.GroupAction(pod.Egress))
 	p.add(TableHost, served, "to Services that the switch does not serve: from the host it would leave by the node's address", from, c.toReject()...)
+	if c.policies() { // where all connections of pods are known
+		return
+	}
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})
 	p.add(TableLocal, local, "from outside to the pod: its answers are to be known",
 		match(openflow.InPort(PortTun), openflow.IPDst(host(addr)), openflow.CTState(0, openflow.CTTrk)),

@@ -27,6 +27,10 @@ const (
 // it is refused as well. It goes when the connection is allowed again.
 const MarkEnded uint32 = 1 << 0
 
+// MarkUnseen is the bit of a connection's mark that says that nobody saw who began it: it is older than the mode, or than the switch. Its packets
+// pass where nothing isolates and where rules name them; that they answer says nothing.
+const MarkUnseen uint32 = 1 << 1
+
 // Priorities in tables 27 and 80 where policies judge.
 const (
 	priorityHost    = 20500 // what a node sends to its own pods
@@ -51,10 +55,10 @@ func setFlags(on, mask uint32) openflow.Action {
 	return openflow.SetField(openflow.RegMasked(RegFlags, on, mask))
 }
 
-// mark writes MarkEnded of the packet's connection, or takes it away.
-func (c *Config) mark(ended uint32) openflow.Action {
+// mark makes the packet's connection known, if it is not, and sets or clears a bit of its mark.
+func (c *Config) mark(value, bit uint32) openflow.Action {
 	return openflow.CT(openflow.CTAction{
-		Commit: true, Zone: c.zone(), Exec: openflow.Actions{openflow.SetField(openflow.CTMarkMasked(ended, MarkEnded))},
+		Commit: true, Zone: c.zone(), Exec: openflow.Actions{openflow.SetField(openflow.CTMarkMasked(value, bit))},
 	})
 }
 
@@ -79,22 +83,21 @@ func (p *program) trackPods() {
 
 // judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
 func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
-	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	ended := openflow.CTMarkMasked(MarkEnded, MarkEnded)
+	ipv4, ended, seen := openflow.EthType(openflow.EthTypeIPv4), openflow.CTMarkMasked(MarkEnded, MarkEnded), openflow.CTMarkMasked(0, MarkUnseen)
 	for _, kind := range []struct {
 		state openflow.CTFlag
 		what  string
 	}{{openflow.CTRpl, "answers in"}, {openflow.CTRel, "ICMP errors about"}} {
 		state := openflow.CTState(openflow.CTTrk|kind.state, openflow.CTInv)
 		p.drop(table, priorityEnded, kind.what+" connections that policy has ended", match(ipv4, state, ended))
-		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state), openflow.GotoTable(next))
+		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), openflow.GotoTable(next))
 	}
 	p.add(table, priorityKeep, "a connection that is not allowed any more, and is kept",
-		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded)),
+		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded|MarkUnseen)),
 		openflow.GotoTable(next))
 	// Fragments may hide their ports: that a rule does not allow one says nothing of its connection.
 	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
-		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded))
+		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), seen, openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded, MarkEnded))
 	p.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
 
@@ -109,18 +112,18 @@ func (p *program) deliverByPolicy() {
 // outputJudged adds to a flow that outputs what policies ask for beside the commit of a new connection.
 //
 // A TCP connection of which the tracker missed the beginning, because it was there before the mode or is older than the switch, is new to
-// it by whichever side sends first. It becomes known only if a rule allows it by name: otherwise what an isolated pod answers in a
-// connection that ends would become a connection of its own, and the other side's packets answers to that.
+// it by whichever side sends first. It becomes known as such (MarkUnseen) unless a rule allows it by name: otherwise what an isolated pod answers
+// in a connection that ends would count as a connection of its own, and the other side's packets as answers to that.
 func (p *program) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []openflow.Action) {
 	const middle, again = 2, 3
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
 	if !openflow.NewMatch(on...).Has(openflow.FieldUDPDst) {
 		begun := append(match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT), openflow.RegMasked(RegFlags, 0, FlagAllowed),
 			openflow.TCPFlags(0, tcpSyn)), on...)
-		p.add(table, priority+middle, purpose+"; out of the middle of a connection that no rule allows by name", begun, actions...)
+		p.add(table, priority+middle, purpose+"; out of the middle of a connection that no rule allows by name", begun, append([]openflow.Action{p.config.mark(MarkUnseen, MarkUnseen)}, actions...)...)
 	}
 	back := append(match(ipv4, openflow.CTState(openflow.CTTrk, openflow.CTRpl|openflow.CTRel|openflow.CTInv), openflow.CTMarkMasked(MarkEnded, MarkEnded)), on...)
-	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0)}, actions...)...)
+	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0, MarkEnded)}, actions...)...)
 }
 
 // tcpSyn is the flag of a TCP packet that begins a connection (RFC 9293, 3.1).

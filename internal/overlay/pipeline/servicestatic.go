@@ -25,12 +25,8 @@ const (
 	priorityStray    = 240 // ICMP of no connection that was looked at: about one that never was
 	priorityInvalid  = 230 // packets that were looked at, and fit no connection
 	priorityHairpin  = 220
-	priorityHostOnly = 218 // from other nodes' pods to the host
-	priorityToPods   = 217 // where policies judge
-	priorityFromHost = 216
-	priorityFromPods = 215 // where policies judge
 	priorityVirtual  = 210 // to the Services' network
-	priorityGateway  = 205 // from pods to the host
+	priorityGateway  = 205 // between pods and the host, which keeps its own connections
 	priorityAnswers  = 200 // from endpoints, to local pods
 	priorityErrors   = 190 // about connections, to local pods
 	priorityPassOn   = 180 // all else from the tunnel and the host
@@ -39,6 +35,15 @@ const (
 	priorityParts    = 150 // fragments, which show no ports
 	priorityFresh    = 10
 	priorityElse     = 5
+)
+
+// Priorities in table 21 where policies judge, and all connections of pods are looked for.
+const (
+	priorityTargets  = 219 // of the gateway's address; all others are pods' or go to the tunnel as they are
+	priorityHostOnly = 218 // from other nodes' pods to the host
+	priorityToPods   = 217
+	priorityFromHost = 216
+	priorityFromPods = 215
 )
 
 // Types of ICMP errors (RFC 792): unreachable, time exceeded, parameter problem. They carry the packet that they are about.
@@ -80,14 +85,16 @@ func (p *program) services() {
 		openflow.Move(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)),
 		openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
 	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
-	p.add(TableState, priorityHostOnly, "from the tunnel to the host, which knows its own connections",
-		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	var toHost, fromHost uint16 = priorityGateway + 1, priorityGateway
 	if c.policies() {
 		p.trackPods()
+		toHost, fromHost = priorityHostOnly, priorityFromHost
 	} else {
 		p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
 	}
-	p.add(TableState, priorityFromHost, "from the host itself, which knows its own connections", untracked(openflow.InPort(PortTun), openflow.IPSrc(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	p.add(TableState, toHost, "from the tunnel to the host, which knows its own connections",
+		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	p.add(TableState, fromHost, "from the host itself, which knows its own connections", untracked(openflow.InPort(PortTun), openflow.IPSrc(host(c.Gateway))), openflow.GotoTable(TableRoute))
 	for _, kind := range []uint8{icmpUnreachable, icmpExceeded, icmpParameter} {
 		p.add(TableState, priorityErrors, "an ICMP error to a pod, perhaps about a connection that was translated",
 			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)
@@ -153,7 +160,12 @@ func (c *Config) TargetsRules(targets []Target) []Rule {
 		}
 		from, to := ports(t.Protocol, t.Port)
 		var answers, requests uint16 = priorityAnswers, priorityRequests
-		if t.At == host(c.Gateway) {
+		switch gateway := t.At == host(c.Gateway); {
+		case c.policies() && !gateway:
+			continue // what pods send and get is looked at in any case
+		case c.policies():
+			answers, requests = priorityTargets, priorityTargets
+		case gateway:
 			answers, requests = priorityGateway+2, priorityGateway+2
 		}
 		p.add(TableState, answers, "perhaps an endpoint's answer to a pod", untracked(openflow.IPSrc(t.At), openflow.IPDst(c.LocalSubnet), from), c.track())
@@ -217,6 +229,12 @@ func (c *Config) NodesRules(a NodeAddresses) []Rule {
 	add(slices.DeleteFunc(slices.Clone(a.Others), func(addr netip.Addr) bool { return slices.Contains(a.Local, addr) }),
 		"an address of another node", FlagNode)
 	return p.rules
+}
+
+// FlushPod returns what makes the switch forget the connections of a pod's address: those that began there, and those that were answered there.
+func (c *Config) FlushPod(addr netip.Addr) []openflow.CTFlush {
+	zone := c.zone()
+	return []openflow.CTFlush{{Zone: &zone, Orig: openflow.CTTuple{Src: addr}}, {Zone: &zone, Reply: openflow.CTTuple{Src: addr}}}
 }
 
 // Flush says which connections a switch is to forget for what service.Outdated found. It comes after the change of the

@@ -1,0 +1,170 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/service"
+)
+
+// byPolicies is a node with two pods in the mode with NetworkPolicies, that none isolates.
+func byPolicies(t *testing.T) *serviceNode {
+	t.Helper()
+	n := startNode(t, 2)
+	n.config.Mode = pipeline.ModeNetworkPolicy
+	n.flows = n.config.Static()
+	for _, p := range n.pods {
+		maps.Copy(n.flows, n.config.Pod(p.Pod))
+	}
+	n.apply()
+	return n
+}
+
+// isolate gives a pod's address to one that is isolated.
+func (n *serviceNode) isolate(name string, how policy.Isolation) {
+	pod := n.pods[name].Pod
+	for key := range n.config.Pod(pod) {
+		delete(n.flows, key)
+	}
+	pod.Isolation = how
+	maps.Copy(n.flows, n.config.Pod(pod))
+	n.apply()
+	n.AppCtl("revalidator/purge")
+}
+
+// listen opens a UDP socket in a pod.
+func (n *serviceNode) listen(t *testing.T, pod, at string) *net.UDPConn {
+	t.Helper()
+	var conn *net.UDPConn
+	err := n.pods[pod].space.Do(func(ns.NetNS) (err error) {
+		conn, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// gets reports whether what one socket sends comes to another.
+func gets(t *testing.T, from, to *net.UDPConn) bool {
+	t.Helper()
+	if _, err := from.WriteTo([]byte("x"), to.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	const long = 500 * time.Millisecond // a packet takes a fraction of a millisecond
+	if err := to.SetReadDeadline(time.Now().Add(long)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := to.Read(make([]byte, 1))
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// Who had an address before leaves connections, in which others go on sending. Whoever has it next gets nothing of them once they are
+// forgotten, and may use the same ports.
+func TestAddressReuse(t *testing.T) {
+	n := byPolicies(t)
+	old, peer := n.listen(t, "a", "10.128.0.5:7946"), n.listen(t, "b", "10.128.0.6:7946")
+	if !gets(t, old, peer) || !gets(t, peer, old) {
+		t.Fatal("the pods do not talk")
+	}
+	n.isolate("a", policy.Isolation{Ingress: true, Egress: true})
+	if !gets(t, peer, old) {
+		t.Error("the other side goes on, and is no answer: what is forgotten would say nothing")
+	}
+	for _, flush := range n.config.FlushPod(netip.MustParseAddr("10.128.0.5")) {
+		if err := n.engine.FlushCT(t.Context(), flush); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if known := n.AppCtl("dpctl/dump-conntrack"); strings.Contains(known, "10.128.0.5") {
+		t.Errorf("still known: %s", known)
+	}
+	if gets(t, peer, old) {
+		t.Error("an isolated pod gets what was for who had its address before")
+	}
+	n.isolate("a", policy.Isolation{Ingress: true})
+	if !gets(t, old, peer) || !gets(t, peer, old) {
+		t.Error("the pod cannot begin such a connection itself")
+	}
+}
+
+// Connections that are older than the tracker go on where nothing isolates. Where something does, who answers in them cannot be told.
+func TestConnectionsOfBefore(t *testing.T) {
+	n := byPolicies(t)
+	var listener net.Listener
+	if err := n.pods["b"].space.Do(func(ns.NetNS) (err error) { listener, err = net.Listen("tcp4", "10.128.0.6:80"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	conn, err := n.dial("a", "tcp", "10.128.0.6:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	served, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = served.Close() }()
+	arrives := func(from, to net.Conn) bool {
+		if _, err := from.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		const long = 500 * time.Millisecond
+		if err := to.SetReadDeadline(time.Now().Add(long)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := to.Read(make([]byte, 1))
+		return err == nil
+	}
+	n.AppCtl("dpctl/flush-conntrack")
+	if !arrives(conn, served) || !arrives(served, conn) {
+		t.Error("it does not go on")
+	}
+	const unseen = "mark=2"
+	if known := n.AppCtl("dpctl/dump-conntrack"); !strings.Contains(known, unseen) {
+		t.Errorf("it is not known as one whose beginning nobody saw: %s", known)
+	}
+	n.isolate("b", policy.Isolation{Ingress: true, KeepsIngress: true})
+	if arrives(conn, served) {
+		t.Error("it goes on at a pod that is isolated")
+	}
+	if known := n.AppCtl("dpctl/dump-conntrack"); !strings.Contains(known, unseen) {
+		t.Errorf("it ends as if it had been seen: %s", known)
+	}
+	n.isolate("b", policy.Isolation{})
+	if !arrives(served, conn) {
+		t.Error("it does not go on when nothing isolates the pod any more")
+	}
+}
+
+// What a Service's endpoint at the gateway's address answers is translated back, in every mode.
+func TestGatewayIsAnEndpoint(t *testing.T) {
+	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeNetworkPolicy} {
+		c := sample(true)
+		c.Mode = mode
+		at := c.Target(service.TCP, netip.MustParseAddrPort(c.Gateway.String()+":80"))
+		sw := startWith(t, sorted(append(sections(c), section{"targets", c.TargetsRules([]pipeline.Target{at})})), 2)
+		o := sw.trace(t, fromHost+"tcp,nw_src=10.128.0.1,nw_dst=10.128.0.5,tcp_src=80,tcp_dst=40000,tcp_flags=0x12", "--ct-next", "trk,est,rpl")
+		if !strings.HasPrefix(o.tables, "0 21 21 ") || len(o.outputs) != 1 {
+			t.Errorf("%s: an answer from the gateway takes tables %s to %v", mode, o.tables, o.outputs)
+		}
+	}
+}
