@@ -1,0 +1,81 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/realised"
+)
+
+// realisedPatience is how long nodes take to say that they have followed: they write every few seconds.
+const realisedPatience = 15 * time.Second
+
+// asks returns what weft realised reports of a NetworkPolicy once it is so on so many of the two nodes.
+func (s *policyScene) asks(t *testing.T, nodes *realised.Client, name string, on int) realised.Report {
+	t.Helper()
+	var report realised.Report
+	awaitWithin(t, realisedPatience, fmt.Sprintf("%s on %d of 2 nodes", name, on), func(ctx context.Context) error {
+		var err error
+		report, err = nodes.Ask(ctx, realised.NetworkPolicy, "default/"+name, false, func(string) {})
+		if err == nil && (report.Nodes != 2 || report.Realised != on) {
+			err = fmt.Errorf("%s", report.Summary())
+		}
+		return err
+	})
+	return report
+}
+
+// A policy is told to be in effect on all nodes once it is; while a node's agent hangs, a new one is told not to be there, and why, and
+// the one before still is; and when the agent goes on, the new one is too. One that the nodes cannot do as it says is told with the
+// reason.
+func TestPolicyIsRealisedOnNodes(t *testing.T) {
+	s := newPolicyScene(t, "realised")
+	config, err := s.cluster.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := realised.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := map[string]string{"app": "server"}
+	s.policy(t, "realised-one", server, ingress())
+	s.asks(t, nodes, "realised-one", 2)
+	s.reach(t, "a policy that is realised", map[uint16][3]bool{tellPort: {}})
+
+	pid := signalProgram(t, s.cluster, "n2/weft-agent", syscall.SIGSTOP)
+	hangs := true
+	goOn := func() {
+		if hangs {
+			hangs = false
+			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	defer goOn()
+	s.policy(t, "realised-two", server, ingress(networkingv1.NetworkPolicyIngressRule{}))
+	behind := s.asks(t, nodes, "realised-two", 1)
+	if not := behind.Not[0]; not.Name != "n2" || not.Reason == "" || not.Next == "" || not.Failing {
+		t.Errorf("while the agent of n2 hangs: %+v", behind)
+	}
+	s.asks(t, nodes, "realised-one", 2)
+	goOn()
+	s.asks(t, nodes, "realised-two", 2)
+
+	s.annotations = map[string]string{policy.AnnotationEstablished: "never"}
+	s.policy(t, "realised-wrong", server, ingress())
+	wrong := s.asks(t, nodes, "realised-wrong", 1) // n2 has no pod of it
+	if not := wrong.Not[0]; not.Name != "n1" || !not.Failing || !strings.Contains(not.Reason, `"never" is neither keep nor end`) {
+		t.Errorf("of a policy that says what cannot be: %+v", wrong)
+	}
+}
