@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	fakesource "k8s.io/client-go/tools/cache/testing"
@@ -15,7 +17,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/realised"
+	"weft.dev/weft/internal/watermark"
 )
 
 // markedNetNamespaces is a cache whose informer lists and watches a source in memory, and tells marks what comes in.
@@ -146,4 +152,38 @@ func TestPassageOf(t *testing.T) {
 	if version, ok := mark.Version(); !ok || strconv.FormatUint(version, 10) != "0" || told == 0 {
 		t.Errorf("%d (%v) is in effect, and shop/out, which came in, was not told; %d changes", version, ok, told)
 	}
+}
+
+// What engines cannot do is an exception of the objects that it is for; where it is not known of which, nothing of the kind is said to
+// be in effect; and of several marks the lowest counts.
+func TestFailuresAreExceptions(t *testing.T) {
+	f := failures{all: map[realised.Kind]string{realised.NetworkPolicy: "the switch is away"}, objects: map[realised.Kind]map[string]string{}, spaces: map[realised.Kind]map[string]string{}}
+	f.note(overlay.Object{Kind: "NetNamespace", Name: "shop"}, "nft: no")
+	f.note(overlay.Object{Kind: "EgressNetworkPolicy", Namespace: "shop"}, "openflow: no")
+	f.note(overlay.Object{Kind: "NetworkPolicy", Namespace: "shop", Name: "web"}, "openflow: no")
+	e := newEgressFirewalls(nil, nil, nil)
+	e.here = map[string][]egressfirewall.Key{"shop": {{Namespace: "shop", Name: "out"}}}
+	if diff := cmp.Diff(map[string]string{"shop/out": "openflow: no"}, e.said(f.spaces[realised.EgressNetworkPolicy])); diff != "" {
+		t.Errorf("egress firewalls (-want +got):\n%s", diff)
+	}
+	m := newMarks()
+	marks := []*watermark.Mark{m.of(realised.NetNamespace), m.of(realised.NetNamespace)}
+	want := func(what string, kind realised.Kind, want admin.Realised) {
+		t.Helper()
+		if diff := cmp.Diff(want, f.kind(kind, marks, nil)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	exceptions := map[string]string{"shop": "nft: no"}
+	for i, mark := range marks {
+		want("one follows nothing yet", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Exceptions: exceptions})
+		mark.Begin()
+		mark.Told("shop", uint64(20-i), true)
+		mark.Take()
+		mark.Done(nil)
+	}
+	want("both follow", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Version: "19", Exceptions: exceptions})
+	marks[0].Done(errors.New("not programmed"))
+	want("one fails", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Version: "19", Reason: "not programmed", Exceptions: exceptions})
+	want("the engine is away", realised.NetworkPolicy, admin.Realised{Kind: "NetworkPolicy", Reason: "the switch is away", Exceptions: map[string]string{"shop/web": "openflow: no"}})
 }

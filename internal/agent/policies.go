@@ -156,7 +156,6 @@ func samePolicyObject(before, after any) bool {
 }
 
 func (p *policies) note(object any) {
-	at, _ := passageOf(object)
 	p.mu.Lock()
 	switch o := lastState(object).(type) {
 	case *corev1.Pod:
@@ -165,9 +164,15 @@ func (p *policies) note(object any) {
 		p.dirty.namespaces[o.Name] = struct{}{}
 	case *networkingv1.NetworkPolicy:
 		p.dirty.policies[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+		at, _ := passageOf(object)
 		at.tell(p.mark, true)
 	}
 	p.mu.Unlock()
+	p.signal()
+}
+
+// signal has a step taken soon.
+func (p *policies) signal() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // whoever is woken takes this as well
@@ -370,5 +375,12 @@ func (a *agent) updateNetwork(ctx context.Context, network *overlay.Network, vie
 	if err := a.objects.policies.step(ctx, network, true); err != nil {
 		return err
 	}
-	return network.Update(ctx, view)
+	if err := network.Update(ctx, view); err != nil {
+		return err
+	}
+	// What was told meanwhile may have been handed over, and not be in effect: this waits for it. If it fails, it is tried again.
+	if err := a.objects.policies.step(ctx, network, false); err != nil {
+		a.objects.policies.signal()
+	}
+	return nil
 }

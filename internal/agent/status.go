@@ -30,8 +30,8 @@ const (
 	urgentRest = 5 * time.Second
 	numberRest = time.Minute
 	// How far objects are realised changes with each of them, on all nodes at once. So nodes write in turn, markTurn apart on
-	// average; and each writes marksInRow times as soon as urgentRest allows, and else every numberRest: with objects that change
-	// all the time, once a minute.
+	// average, whatever their number; and each writes marksInRow times as soon as urgentRest allows, and else every numberRest: with
+	// objects that change all the time, once a minute.
 	markTurn   = 60 * time.Millisecond
 	markGather = 250 * time.Millisecond
 	marksInRow = 4
@@ -150,7 +150,8 @@ func (w *statusWriter) rest(ctx context.Context, difference difference, node str
 	if w.behind.IsZero() {
 		w.behind = now
 	}
-	turn = w.behind.Add(turnOf(node, w.nodes(ctx))).Sub(now)
+	nodes := w.nodes(ctx)
+	turn = w.behind.Add(turnOf(node, nodes)).Sub(now)
 	if difference == exceptionsDiffer {
 		return urgentRest, turn
 	}
@@ -160,15 +161,17 @@ func (w *statusWriter) rest(ctx context.Context, difference difference, node str
 	if len(w.spent) < marksInRow {
 		return urgentRest, turn
 	}
-	return numberRest, turn
+	return max(numberRest, spread(nodes)), turn
 }
+
+// spread is over what time nodes write that hear of the same change.
+func spread(nodes int) time.Duration { return time.Duration(nodes) * markTurn }
 
 // turnOf returns how long after a change that all nodes hear of a node writes: each at its own time.
 func turnOf(node string, nodes int) time.Duration {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(node)) // it never fails
-	spread := min(time.Duration(nodes)*markTurn, numberRest)
-	return markGather + time.Millisecond*time.Duration(spread.Milliseconds()*int64(hash.Sum32())>>32)
+	return markGather + time.Millisecond*time.Duration(spread(nodes).Milliseconds()*int64(hash.Sum32())>>32)
 }
 
 // stopped says that nobody keeps the status true any more.

@@ -91,7 +91,9 @@ func (r *realisedReconciler) setUp(mgr manager.Manager, stands *standing) error 
 }
 
 // resynced reports whether an update is none: everything is to be looked at again.
-func resynced(old, now client.Object) bool { return old.GetResourceVersion() == now.GetResourceVersion() }
+func resynced(old, now client.Object) bool {
+	return old.GetResourceVersion() == now.GetResourceVersion()
+}
 
 // says returns what a verdict depends on of a HostSubnet.
 func says(hs *networkv1.HostSubnet) any {
@@ -113,9 +115,15 @@ func says(hs *networkv1.HostSubnet) any {
 func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler[T, everything] {
 	add := func(queue workqueue.TypedRateLimitingInterface[everything]) { queue.AddAfter(everything{}, rest) }
 	return handler.TypedFuncs[T, everything]{
-		CreateFunc: func(_ context.Context, _ event.TypedCreateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) { add(q) },
-		UpdateFunc: func(_ context.Context, _ event.TypedUpdateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) { add(q) },
-		DeleteFunc: func(_ context.Context, _ event.TypedDeleteEvent[T], q workqueue.TypedRateLimitingInterface[everything]) { add(q) },
+		CreateFunc: func(_ context.Context, _ event.TypedCreateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+			add(q)
+		},
+		UpdateFunc: func(_ context.Context, _ event.TypedUpdateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+			add(q)
+		},
+		DeleteFunc: func(_ context.Context, _ event.TypedDeleteEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+			add(q)
+		},
 	}
 }
 
@@ -211,14 +219,16 @@ func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetwor
 		f.since = now
 	}
 	has := meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised)
-	changed := p.DeepCopy()
-	changed.Status.Asked = networkv1.EgressNetworkPolicyAsked{Generation: p.Generation, Version: strconv.FormatUint(f.version, 10)}
-	if !setConditions(&changed.Status.Conditions, p.Generation, want) && changed.Status.Asked == p.Status.Asked {
+	asked := networkv1.EgressNetworkPolicyAsked{Generation: p.Generation, Version: strconv.FormatUint(f.version, 10)}
+	conditions := slices.Clone(p.Status.Conditions)
+	if !setConditions(&conditions, p.Generation, want) && asked == p.Status.Asked {
 		return 0, nil
 	}
 	if rest := r.rest(f, has, want, p.Generation, now); rest > 0 {
 		return rest, nil
 	}
+	changed := p.DeepCopy()
+	changed.Status.Asked, changed.Status.Conditions = asked, conditions
 	if err := r.client.Status().Update(ctx, changed); err != nil {
 		return 0, fmt.Errorf("update the status of EgressNetworkPolicy %s/%s: %w", p.Namespace, p.Name, err)
 	}
@@ -242,10 +252,11 @@ func (r *realisedReconciler) rest(f *followed, has *metav1.Condition, want condi
 
 // withdraw takes the condition away where no node follows policies.
 func (r *realisedReconciler) withdraw(ctx context.Context, p *networkv1.EgressNetworkPolicy) error {
-	p = p.DeepCopy()
-	if removed := meta.RemoveStatusCondition(&p.Status.Conditions, networkv1.ConditionRealised); !removed && p.Status.Asked.Version == "" {
+	if meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised) == nil && p.Status.Asked.Version == "" {
 		return nil
 	}
+	p = p.DeepCopy()
+	meta.RemoveStatusCondition(&p.Status.Conditions, networkv1.ConditionRealised)
 	p.Status.Asked = networkv1.EgressNetworkPolicyAsked{}
 	if err := r.client.Status().Update(ctx, p); err != nil {
 		return fmt.Errorf("update the status of EgressNetworkPolicy %s/%s: %w", p.Namespace, p.Name, err)

@@ -211,4 +211,3 @@ func Ready(node *corev1.Node) bool {
 func NotReady(reason string) string {
 	return "Kubernetes does not find the node ready, so that its agent may be away: " + reason
 }
-

@@ -119,17 +119,16 @@ func (c *Count) All() bool { return len(c.Not) == 0 }
 // Summary says it in a sentence that names a few of the nodes where it is not.
 func (c *Count) Summary() string {
 	const most = 3
-	text := fmt.Sprintf("realised on %d of %d nodes", c.Realised, c.Nodes)
-	for i, node := range c.Not[:min(most, len(c.Not))] {
-		if i == 0 {
-			text += "; not on "
-		} else {
-			text += "; "
-		}
-		text += node.Name + ": " + node.Reason
+	var not []string
+	for _, node := range c.Not[:min(most, len(c.Not))] {
+		not = append(not, node.Name+": "+node.Reason)
 	}
 	if more := len(c.Not) - most; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
+		not = append(not, fmt.Sprintf("and %d more", more))
+	}
+	text := fmt.Sprintf("realised on %d of %d nodes", c.Realised, c.Nodes)
+	if len(not) > 0 {
+		text += "; not on " + strings.Join(not, "; ")
 	}
 	return text
 }

@@ -11,7 +11,11 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/realised"
 )
@@ -19,13 +23,13 @@ import (
 // realisedPatience is how long nodes take to say that they have followed: they write every few seconds.
 const realisedPatience = 15 * time.Second
 
-// asks returns what weft realised reports of a NetworkPolicy once it is so on so many of the two nodes.
-func (s *policyScene) asks(t *testing.T, nodes *realised.Client, name string, on int) realised.Report {
+// asks returns what weft realised reports of an object once it is so on so many of the two nodes.
+func asks(t *testing.T, nodes *realised.Client, kind realised.Kind, name string, on int) realised.Report {
 	t.Helper()
 	var report realised.Report
 	awaitWithin(t, realisedPatience, fmt.Sprintf("%s on %d of 2 nodes", name, on), func(ctx context.Context) error {
 		var err error
-		report, err = nodes.Ask(ctx, realised.NetworkPolicy, "default/"+name, false, func(string) {})
+		report, err = nodes.Ask(ctx, kind, name, false, func(string) {})
 		if err == nil && (report.Nodes != 2 || report.Realised != on) {
 			err = fmt.Errorf("%s", report.Summary())
 		}
@@ -49,7 +53,20 @@ func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	}
 	server := map[string]string{"app": "server"}
 	s.policy(t, "realised-one", server, ingress())
-	s.asks(t, nodes, "realised-one", 2)
+	api := networkClient(t, s.cluster)
+	fence := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "strangers", Name: "fence"}}
+	fence.Spec.Egress = []networkv1.EgressNetworkPolicyRule{{Type: networkv1.EgressNetworkPolicyRuleDeny, To: networkv1.EgressNetworkPolicyPeer{CIDRSelector: "192.0.2.0/24"}}}
+	if err := api.Create(t.Context(), fence); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := api.Delete(context.Background(), fence); err != nil {
+			t.Error(err)
+		}
+	}()
+	asks(t, nodes, realised.NetworkPolicy, "default/realised-one", 2)
+	asks(t, nodes, realised.EgressNetworkPolicy, "strangers/fence", 2)
+	asks(t, nodes, realised.NetNamespace, "strangers", 2)
 	s.reach(t, "a policy that is realised", map[uint16][3]bool{tellPort: {}})
 
 	pid := signalProgram(t, s.cluster, "n2/weft-agent", syscall.SIGSTOP)
@@ -64,17 +81,25 @@ func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	}
 	defer goOn()
 	s.policy(t, "realised-two", server, ingress(networkingv1.NetworkPolicyIngressRule{}))
-	behind := s.asks(t, nodes, "realised-two", 1)
+	behind := asks(t, nodes, realised.NetworkPolicy, "default/realised-two", 1)
 	if not := behind.Not[0]; not.Name != "n2" || not.Reason == "" || not.Next == "" || not.Failing {
 		t.Errorf("while the agent of n2 hangs: %+v", behind)
 	}
-	s.asks(t, nodes, "realised-one", 2)
+	asks(t, nodes, realised.NetworkPolicy, "default/realised-one", 2)
 	goOn()
-	s.asks(t, nodes, "realised-two", 2)
+	asks(t, nodes, realised.NetworkPolicy, "default/realised-two", 2)
+	awaitWithin(t, realisedPatience, "the egress firewall's condition", func(ctx context.Context) error {
+		var p networkv1.EgressNetworkPolicy
+		err := api.Get(ctx, client.ObjectKeyFromObject(fence), &p)
+		if is := meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised); err == nil && (is == nil || is.Message != "realised on 2 of 2 nodes") {
+			err = fmt.Errorf("it is %v", is)
+		}
+		return err
+	})
 
 	s.annotations = map[string]string{policy.AnnotationEstablished: "never"}
 	s.policy(t, "realised-wrong", server, ingress())
-	wrong := s.asks(t, nodes, "realised-wrong", 1) // n2 has no pod of it
+	wrong := asks(t, nodes, realised.NetworkPolicy, "default/realised-wrong", 1) // n2 has no pod of it
 	if not := wrong.Not[0]; not.Name != "n1" || !not.Failing || !strings.Contains(not.Reason, `"never" is neither keep nor end`) {
 		t.Errorf("of a policy that says what cannot be: %+v", wrong)
 	}
