@@ -15,6 +15,8 @@ import (
 
 // marks say of each kind of object how far it is in effect on this node. NetNamespaces have several followers, and so several.
 type marks struct {
+	// node is this node's name.
+	node   string
 	byKind map[realised.Kind][]*watermark.Mark
 	// changed is told when they may say something else. It is set before anything comes in.
 	changed atomic.Pointer[func()]
@@ -52,6 +54,9 @@ func (m *marks) strip(object any) (any, error) {
 		for _, mark := range m.byKind[kind] {
 			mark.Came(at.key, at.version)
 		}
+	}
+	if hs, ok := object.(*networkv1.HostSubnet); ok && hs.Name != m.node { // what other agents found is many times the rest
+		hs.Status = networkv1.HostSubnetStatus{}
 	}
 	return strip(object)
 }

@@ -34,12 +34,11 @@ func (o *objects) realised(network *overlay.Network, engines []admin.Engine) (al
 	all = []admin.Realised{failing.kind(
 		realised.EgressNetworkPolicy, o.marks.byKind[realised.EgressNetworkPolicy], o.egressFirewalls.said(failing.spaces[realised.EgressNetworkPolicy]),
 	)}
-	spaces := []*watermark.Mark{o.egressIPs.mark, o.multicast.mark}
+	all = append(all, failing.kind(realised.NetNamespace, []*watermark.Mark{o.egressIPs.mark, o.multicast.mark}, o.egressIPs.said()))
 	if mode == clusternetwork.ModeMultitenant {
 		o.tenants.look(network)
-		spaces = append(spaces, o.tenants.mark)
+		all = append(all, failing.kind(realised.VNID, []*watermark.Mark{o.tenants.mark}, nil))
 	}
-	all = append(all, failing.kind(realised.NetNamespace, spaces, o.egressIPs.said()))
 	if mode == clusternetwork.ModeNetworkPolicy {
 		problems := map[string]string{}
 		for key, problem := range network.PolicyProblems() {
@@ -92,7 +91,7 @@ func failuresOf(network *overlay.Network, engines []admin.Engine) failures {
 			}
 			f.all[realised.NetNamespace] = failure.Message
 			if engines[i].Name == nameFlows {
-				f.all[realised.NetworkPolicy], f.all[realised.EgressNetworkPolicy] = failure.Message, failure.Message
+				f.all[realised.NetworkPolicy], f.all[realised.EgressNetworkPolicy], f.all[realised.VNID] = failure.Message, failure.Message, failure.Message
 			}
 		}
 	}

@@ -80,6 +80,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 		return nil, fmt.Errorf("labels of Services: %w", err)
 	}
 	marks := newMarks()
+	marks.node = node
 	store, err := cache.New(config, cache.Options{
 		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip,
 		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},

@@ -89,16 +89,21 @@ const explainTimeout = 5 * time.Second
 // Ask says where an object, as it is now, is in effect. With wait it waits until that is everywhere, and calls progress with how far
 // it is; when ctx ends first, the report is complete, and the error that of ctx.
 func (c *Client) Ask(ctx context.Context, kind Kind, name string, wait bool, progress func(string)) (Report, error) {
-	if err := c.checkMode(ctx, kind); err != nil {
+	mode, err := c.mode(ctx, kind)
+	if err != nil {
 		return Report{}, err
 	}
 	subject, err := c.subject(ctx, kind, name)
 	if err != nil {
 		return Report{}, err
 	}
+	subjects := []Subject{*subject}
+	if kind == NetNamespace && mode == clusternetwork.ModeMultitenant {
+		subjects = append(subjects, Subject{Kind: VNID, Name: name, Version: subject.Version})
+	}
 	report := Report{Kind: kind, Object: name, Version: fmt.Sprint(subject.Version)}
 	asked, told := false, -1
-	err = Follow(ctx, c.objects, NewTally(subject.Judge), func(count Count) bool {
+	err = Follow(ctx, c.objects, NewTally(JudgeAll(subjects...)), func(count Count) bool {
 		asked, report.Count = true, count
 		if wait && !count.All() && count.Realised != told {
 			told = count.Realised
@@ -115,20 +120,20 @@ func (c *Client) Ask(ctx context.Context, kind Kind, name string, wait bool, pro
 	return report, err
 }
 
-// checkMode returns an error where objects of a kind have no effect.
-func (c *Client) checkMode(ctx context.Context, kind Kind) error {
+// mode returns the network's, and an error where objects of a kind have no effect in it.
+func (c *Client) mode(ctx context.Context, kind Kind) (clusternetwork.Mode, error) {
 	var network networkv1.ClusterNetwork
 	if err := c.objects.Get(ctx, client.ObjectKey{Name: networkv1.ClusterNetworkDefault}, &network); err != nil {
-		return fmt.Errorf("ClusterNetwork %s: %w", networkv1.ClusterNetworkDefault, err)
+		return "", fmt.Errorf("ClusterNetwork %s: %w", networkv1.ClusterNetworkDefault, err)
 	}
 	config, err := clusternetwork.Parse(&network)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if kind == NetworkPolicy && config.Mode != clusternetwork.ModeNetworkPolicy || !config.Mode.HasVNIDs() {
-		return fmt.Errorf("ClusterNetwork %s: pluginName is %q: %s objects have no effect with it", networkv1.ClusterNetworkDefault, network.PluginName, kind)
+		return "", fmt.Errorf("ClusterNetwork %s: pluginName is %q: %s objects have no effect with it", networkv1.ClusterNetworkDefault, network.PluginName, kind)
 	}
-	return nil
+	return config.Mode, nil
 }
 
 // subject reads the object.

@@ -22,7 +22,10 @@ type Kind string
 const (
 	NetworkPolicy       Kind = "NetworkPolicy"
 	EgressNetworkPolicy Kind = "EgressNetworkPolicy"
-	NetNamespace        Kind = "NetNamespace"
+	// NetNamespace stands for the egress addresses and the multicast of one.
+	NetNamespace Kind = "NetNamespace"
+	// VNID stands for the VNID of a NetNamespace, where VNIDs isolate.
+	VNID Kind = "VNID"
 )
 
 // Version returns a resourceVersion as a number; those of one kind are in the order of the changes (Kubernetes' "Resource versions
@@ -73,6 +76,18 @@ func (s *Subject) Judge(hs *networkv1.HostSubnet) Verdict {
 		return Verdict{Realised: true}
 	}
 	return Verdict{Reason: behind(hs, said.Reason)}
+}
+
+// JudgeAll says whether all of several subjects are in effect on a node, and, of the first that is not, why.
+func JudgeAll(subjects ...Subject) func(*networkv1.HostSubnet) Verdict {
+	return func(hs *networkv1.HostSubnet) Verdict {
+		for i := range subjects {
+			if verdict := subjects[i].Judge(hs); !verdict.Realised {
+				return verdict
+			}
+		}
+		return Verdict{Realised: true}
+	}
 }
 
 // behind says why a node has not followed.

@@ -3,6 +3,7 @@ package realised_test
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -64,6 +65,24 @@ func TestJudge(t *testing.T) {
 	} {
 		if diff := cmp.Diff(test.want, subject.Judge(test.node)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+}
+
+// Of several things the first that is not in effect says why: a node that was in another mode says nothing of VNIDs.
+func TestJudgeAll(t *testing.T) {
+	space := realised.Subject{Kind: realised.NetNamespace, Name: "shop", Version: 5}
+	vnid := realised.Subject{Kind: realised.VNID, Name: "shop", Version: 5}
+	said := func(kind, version string) networkv1.HostSubnetRealised {
+		return networkv1.HostSubnetRealised{Kind: kind, Version: version}
+	}
+	judge := realised.JudgeAll(space, vnid)
+	for want, node := range map[string]*networkv1.HostSubnet{
+		"": host("n", said("NetNamespace", "5"), said("VNID", "6")), "VNID objects": host("n", said("NetNamespace", "5")),
+		"has not said": host("n", said("NetNamespace", "4"), said("VNID", "5")),
+	} {
+		if got := judge(node); got.Realised != (want == "") || !strings.Contains(got.Reason, want) {
+			t.Errorf("%+v, want %q", got, want)
 		}
 	}
 }

@@ -18,10 +18,25 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/realised"
+	"weft.dev/weft/lab"
 )
 
 // realisedPatience is how long nodes take to say that they have followed: they write every few seconds.
 const realisedPatience = 15 * time.Second
+
+// newRealised returns who asks on how many nodes of a lab objects are in effect.
+func newRealised(t *testing.T, c *lab.Cluster) *realised.Client {
+	t.Helper()
+	config, err := c.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := realised.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nodes
+}
 
 // asks returns what weft realised reports of an object once it is so on so many of the two nodes.
 func asks(t *testing.T, nodes *realised.Client, kind realised.Kind, name string, on int) realised.Report {
@@ -43,14 +58,7 @@ func asks(t *testing.T, nodes *realised.Client, kind realised.Kind, name string,
 // reason.
 func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	s := newPolicyScene(t, "realised")
-	config, err := s.cluster.RESTConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes, err := realised.New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := newRealised(t, s.cluster)
 	server := map[string]string{"app": "server"}
 	s.policy(t, "realised-one", server, ingress())
 	api := networkClient(t, s.cluster)

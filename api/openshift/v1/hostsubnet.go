@@ -105,7 +105,8 @@ type HostSubnetStatus struct {
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
 
 	// realised says, of each kind of object that the node follows, which are in effect there: NetworkPolicy,
-	// EgressNetworkPolicy and NetNamespace, in the modes that have them.
+	// EgressNetworkPolicy, NetNamespace (egress addresses and multicast) and VNID (the VNID of a NetNamespace), in the modes
+	// that have them.
 	// +optional
 	// +listType=map
 	// +listMapKey=kind
