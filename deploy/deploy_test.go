@@ -311,3 +311,32 @@ func TestParseNamesTheObject(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// What is on the host's network and is asked at a port has that port declared: the scheduler keeps it from other pods.
+func TestHostsPortsAreDeclared(t *testing.T) {
+	probed := 0
+	for _, object := range objects(t) {
+		var spec corev1.PodSpec
+		switch object.GetKind() {
+		case "DaemonSet":
+			spec = as[appsv1.DaemonSet](t, object).Spec.Template.Spec
+		case "Deployment":
+			spec = as[appsv1.Deployment](t, object).Spec.Template.Spec
+		}
+		for _, container := range spec.Containers {
+			for _, probe := range []*corev1.Probe{container.LivenessProbe, container.ReadinessProbe} {
+				if probe == nil || probe.HTTPGet == nil || !spec.HostNetwork {
+					continue
+				}
+				probed++
+				port := probe.HTTPGet.Port.IntVal
+				if !slices.ContainsFunc(container.Ports, func(p corev1.ContainerPort) bool { return p.ContainerPort == port }) {
+					t.Errorf("%s: container %s is asked at port %d, and does not declare it", object.GetName(), container.Name, port)
+				}
+			}
+		}
+	}
+	if probed < 4 { // two of the agent, two of the controller
+		t.Errorf("%d probes found", probed)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -34,6 +35,7 @@ type PodSpec struct {
 	Labels      map[string]string
 	Annotations map[string]string
 	Ports       []corev1.ContainerPort
+	Privileged  bool // its container
 	// NoObject attaches a sandbox without making a Pod object, as when the API server is gone.
 	NoObject     bool
 	Args         map[string]string // further CNI_ARGS
@@ -117,7 +119,13 @@ func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error
 	p := &Pod{Namespace: spec.Namespace, Name: spec.Name, Node: n, UID: uid}
 	p.Sandbox = podruntime.Sandbox{
 		ID: random(32), Namespace: spec.Namespace, Name: spec.Name, UID: p.UID,
-		Args: spec.Args, Capabilities: spec.Capabilities, CNIVersion: spec.CNIVersion,
+		Args: spec.Args, Capabilities: maps.Clone(spec.Capabilities), CNIVersion: spec.CNIVersion,
+	}
+	if len(spec.Annotations) > 0 { // as containerd and CRI-O tell of them
+		if p.Sandbox.Capabilities == nil {
+			p.Sandbox.Capabilities = map[string]any{}
+		}
+		p.Sandbox.Capabilities["io.kubernetes.cri.pod-annotations"] = spec.Annotations
 	}
 	p.Netns = n.Root("/run/netns/" + p.Sandbox.ID)
 	a, err := n.call(ctx, "/add", p.Sandbox)
@@ -245,6 +253,9 @@ func (c *Cluster) makeObject(ctx context.Context, spec PodSpec) (string, error) 
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: spec.Name, Labels: spec.Labels, Annotations: spec.Annotations},
 		Spec:       corev1.PodSpec{NodeName: spec.Node, Containers: []corev1.Container{{Name: "main", Image: "lab", Ports: spec.Ports}}},
+	}
+	if spec.Privileged {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &spec.Privileged}
 	}
 	made, err := k.CoreV1().Pods(spec.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {

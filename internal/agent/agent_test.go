@@ -40,7 +40,11 @@ func TestWriteConf(t *testing.T) {
   "name": "weft",
   "plugins": [
     {
-      "type": "weft"
+      "type": "weft",
+      "capabilities": {
+        "io.kubernetes.cri.pod-annotations": true,
+        "portMappings": true
+      }
     }
   ]
 }

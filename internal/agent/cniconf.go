@@ -41,12 +41,14 @@ type pluginConf struct {
 	Socket  string `json:"socket,omitempty"`
 	Records string `json:"records,omitempty"`
 	Ports   string `json:"ports,omitempty"`
+	// Capabilities are what the runtime is to tell of a pod, in runtimeConfig.
+	Capabilities map[string]bool `json:"capabilities,omitempty"`
 }
 
 // writeConf writes the runtime's configuration, atomically and only if it is not there already. It is what tells the
 // node that pods may come, so it is written last.
 func writeConf(dir, socket, records, ports string) error {
-	plugin := pluginConf{Type: pluginType, Ports: ports}
+	plugin := pluginConf{Type: pluginType, Ports: ports, Capabilities: map[string]bool{"portMappings": true, "io.kubernetes.cri.pod-annotations": true}}
 	if socket != cni.DefaultSocket {
 		plugin.Socket = socket
 	}

@@ -60,7 +60,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	defer e.close()
 	e.runLoops(ctx, group)
 	engines := e.overlay()
-	engines.Connections, engines.Datapath, engines.Uplink = forgetsNothing{}, nil, nil
+	engines.Connections, engines.Datapath, engines.Uplink, engines.Kernel = forgetsNothing{}, nil, nil, nil
 	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
 	if err := a.objects.synced(ctx); err != nil {
 		return admin.Diff{}, err

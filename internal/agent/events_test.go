@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +97,31 @@ func TestEventsOfPods(t *testing.T) {
 	scrape(t, m, `weft_events_total{result="sent"} 5`, `weft_events_total{result="dropped"} 0`)
 }
 
+// Each address that a node does not hold is told, and again when its HostSubnet is another: none is taken for one that was told before.
+func TestEventsOfEgressIPs(t *testing.T) {
+	clients := clientset.NewClientset()
+	r, err := newRecorder(t.Context(), clients, &Options{Node: "n1"}, metrics.NewAgent("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, vip := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.50")
+	r.HostSubnet("u", "7", own, "own")
+	r.HostSubnet("u", "7", own, "own")
+	r.HostSubnet("u", "7", vip, "virtual")
+	r.HostSubnet("u", "8", own, "own, still")
+	eventually(t, "three events", func() bool {
+		list, err := clients.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := map[string]int{}
+		for _, e := range list.Items {
+			notes[e.Note]++
+		}
+		return maps.Equal(notes, map[string]int{"own": 1, "virtual": 1, "own, still": 1})
+	})
+}
+
 // What a node does not do of a Service is told on that Service, by its UID: kubectl describe finds it by that.
 func TestEventsOfServices(t *testing.T) {
 	dns := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns", UID: "uid-of-dns"}}
@@ -155,4 +182,18 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	scrape(t, r.metrics, fmt.Sprintf(`weft_events_total{result="sent"} %d`, eventBurst),
 		fmt.Sprintf(`weft_events_total{result="dropped"} %d`, many-eventBurst))
+}
+
+// What a node does not hold is told once, although its HostSubnet has another version after each write of the agent's own.
+func TestHostSubnetIsToldOnceForItsVersions(t *testing.T) {
+	sink := events.NewFakeRecorder(10)
+	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), told: map[eventKey]time.Time{}}
+	address := netip.MustParseAddr("192.0.2.100")
+	for _, version := range []string{"1", "2", "2", "3"} {
+		r.HostSubnet("uid", version, address, "no room")
+	}
+	r.HostSubnet("uid", "3", address, "no network")
+	if got := len(sink.Events); got != 2 {
+		t.Errorf("%d events, not one for each of the reasons", got)
+	}
 }

@@ -45,7 +45,7 @@ func Look(dir string) (*Store, error) {
 			return nil, fmt.Errorf("attachment records in %s: %s: %w", dir, name, err)
 		}
 	}
-	return s, nil
+	return s, s.lookAtExtra()
 }
 
 // lookDisk refuses everything.

@@ -101,6 +101,11 @@ type Record struct {
 	State State `json:"state"`
 	// Created is when the record was first written.
 	Created time.Time `json:"created"`
+
+	// HostPorts are the ports of the node that lead to the pod, and Macvlan is its second interface, nil if it has none. They are in a
+	// file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
+	HostPorts []cni.HostPort `json:"-"`
+	Macvlan   *Macvlan       `json:"-"`
 }
 
 // Key returns the attachment's key.
@@ -112,6 +117,7 @@ func (r *Record) clone() Record {
 	c.Addresses, c.Gateway = nil, nil
 	c.Addresses = append(c.Addresses, r.Addresses...)
 	c.Gateway = append(c.Gateway, r.Gateway...)
+	c.HostPorts, c.Macvlan = append([]cni.HostPort(nil), r.HostPorts...), r.Macvlan.clone()
 	return c
 }
 
@@ -167,6 +173,8 @@ func (r *Record) Validate() error {
 		{"bootID", cni.IsIdentifier(r.BootID), r.BootID},
 		{"state", r.State == Planned || r.State == Attached || r.State == Closing, r.State},
 		{"created", !r.Created.IsZero() && r.Created.Year() < 10000, r.Created},
+		{"macvlan", r.Macvlan.valid(), r.Macvlan},
+		{"hostPorts", cni.ValidHostPorts(r.HostPorts), r.HostPorts},
 	} {
 		if !field.valid {
 			return fmt.Errorf("attachment record: %s %q is not valid", field.name, fmt.Sprint(field.value))

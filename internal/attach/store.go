@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/rootdir"
 )
 
@@ -44,7 +45,21 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("%s belongs to attachment %s", e.What, e.Holder)
 }
 
-// Broken is a file in the store's directory that is no record. Nothing was made of it.
+// HostPortError is returned by Put when a port of the node that the record claims leads to another pod.
+type HostPortError struct {
+	// Port is what the record claims.
+	Port cni.HostPort
+	// Holder is the attachment that has it, and Pod its pod, as namespace/name.
+	Holder Key
+	Pod    string
+}
+
+// Error says who holds what.
+func (e *HostPortError) Error() string {
+	return fmt.Sprintf("host port %s leads to pod %s already (attachment %s)", e.Port, e.Pod, e.Holder)
+}
+
+// Broken is a file in the store's directory, or beside it, that is no record, or not what a record has. Nothing was made of it.
 type Broken struct {
 	// Path is where the file is now.
 	Path string
@@ -61,6 +76,8 @@ type Store struct {
 	broken []Broken
 	keys   Keyed[Key]
 	serial atomic.Uint64
+	// extra is what records have beyond the fields of the first version.
+	extra extraFiles
 
 	// mu guards the maps. It is never held across I/O.
 	mu sync.Mutex
@@ -89,7 +106,11 @@ func Open(dir string) (*Store, error) {
 		records: map[Key]Record{},
 		pending: map[Key]Record{},
 	}
-	if err := s.load(root); err != nil {
+	err = s.load(root)
+	if err == nil {
+		err = s.openExtra()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("attachment records in %s: %w", dir, err), s.Close())
 	}
 	return s, nil
@@ -227,7 +248,8 @@ func (s *Store) Stale(bootID string) []Record {
 // Put writes a record, in place of the attachment's earlier one if there is one. When it returns nil the record
 // outlives this process, though not this boot of the node, which no interface does; when it fails, readers of the store and of the disk agree on what is there. It returns a
 // *ConflictError, and writes nothing, when another attachment holds one of the record's addresses (in the same
-// network), its OFPort or its HostInterface: whoever chose them from InUse chooses again.
+// network), its OFPort or its HostInterface: whoever chose them from InUse chooses again. It returns a *HostPortError, and
+// writes nothing, when one of its HostPorts is another's that is not closing.
 func (s *Store) Put(ctx context.Context, rec Record) error {
 	rec = rec.clone()
 	rec.Version = Version
@@ -249,8 +271,14 @@ func (s *Store) Put(ctx context.Context, rec Record) error {
 		return fmt.Errorf("attachment %s: %w", key, err)
 	}
 	temporary := temporaryPrefix + strconv.FormatUint(s.serial.Add(1), 10)
-	if err := writeFile(s.disk, fileName(key), temporary, data); err != nil {
-		s.settle(key)
+	err = s.extra.put(&rec, temporary) // first: a record is never without
+	if err == nil {
+		err = writeFile(s.disk, fileName(key), temporary, data)
+	}
+	if err != nil {
+		if s.settle(key); !s.has(key) {
+			err = errors.Join(err, s.extra.remove(key))
+		}
 		return fmt.Errorf("attachment %s: writing its record in %s: %w", key, s.path, err)
 	}
 	s.mu.Lock()
@@ -268,6 +296,9 @@ func (s *Store) Delete(ctx context.Context, key Key) error {
 	}
 	defer unlock()
 	err = ignoreMissing(s.disk.remove(fileName(key)))
+	if err == nil {
+		err = s.extra.remove(key) // last: without a record, the next Open removes them
+	}
 	if err != nil {
 		s.settle(key)
 		return fmt.Errorf("attachment %s: removing its record in %s: %w", key, s.path, err)
@@ -278,10 +309,19 @@ func (s *Store) Delete(ctx context.Context, key Key) error {
 	return nil
 }
 
+// has reports whether an attachment has a record.
+func (s *Store) has(key Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.records[key]
+	return ok
+}
+
 // settle makes the store agree with the disk about a key, after a failure that leaves open what is there. If the
 // disk cannot tell, the store keeps what it had, and so claims rather too much.
 func (s *Store) settle(key Key) {
 	rec, err := readRecord(s.disk, fileName(key))
+	s.extra.get(key).give(&rec)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -304,6 +344,9 @@ func (s *Store) claim(rec Record) error {
 			}
 			if what := conflict(&rec, &other); what != "" {
 				return &ConflictError{What: what, Holder: key}
+			}
+			if port, taken := portConflict(&rec, &other); taken {
+				return &HostPortError{Port: port, Holder: key, Pod: other.PodNamespace + "/" + other.PodName}
 			}
 		}
 	}

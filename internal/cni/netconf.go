@@ -58,6 +58,11 @@ type RuntimeConfig struct {
 	IPs []string `json:"ips,omitempty"`
 	// MAC is the hardware address asked for (capability "mac").
 	MAC string `json:"mac,omitempty"`
+	// PortMappings are the ports of the node that lead to the pod (capability "portMappings"). ParsePortMappings reads them: for
+	// an ADD, so that what it refuses can still be taken down.
+	PortMappings []PortMapping `json:"portMappings,omitempty"`
+	// PodAnnotations are the pod's annotations (capability "io.kubernetes.cri.pod-annotations" of containerd and CRI-O).
+	PodAnnotations map[string]string `json:"io.kubernetes.cri.pod-annotations,omitempty"`
 }
 
 // Attachment names an attachment: an interface of a container.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -15,6 +18,8 @@ type FakePods struct {
 	pairs      map[string]fakePair
 	standing   map[string]fakeStanding
 	nextIndex  int
+	parents    []MacvlanParent
+	macvlans   map[string]Macvlan
 }
 
 type fakeStanding struct {
@@ -31,14 +36,17 @@ type fakePair struct {
 	down    bool // the host's end
 }
 
-var _ PodLinks = (*FakePods)(nil)
+var (
+	_ PodLinks = (*FakePods)(nil)
+	_ Macvlans = (*FakePods)(nil)
+)
 
 // firstFakeIndex is the first interface index given out; 1 is lo's.
 const firstFakeIndex = 2
 
 // NewFakePods returns FakePods in which the given namespaces exist.
 func NewFakePods(namespaces ...string) *FakePods {
-	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, standing: map[string]fakeStanding{}, nextIndex: firstFakeIndex}
+	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, standing: map[string]fakeStanding{}, macvlans: map[string]Macvlan{}, nextIndex: firstFakeIndex}
 	for _, path := range namespaces {
 		p.namespaces[path] = true
 	}
@@ -57,6 +65,7 @@ func (p *FakePods) RemoveNamespace(path string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	delete(p.namespaces, path)
+	maps.DeleteFunc(p.macvlans, func(place string, _ Macvlan) bool { return strings.HasPrefix(place, path+" ") })
 	for name, entry := range p.pairs {
 		if entry.pair.Netns == path {
 			delete(p.pairs, name)
@@ -279,4 +288,68 @@ func (p *FakePods) Alter(hostName string, change func(*Pair)) {
 		change(&entry.pair)
 		p.pairs[hostName] = entry
 	}
+}
+
+// AddParent makes a device exist that macvlans can be upon. The first is the one of the default route.
+func (p *FakePods) AddParent(parent MacvlanParent) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.parents = append(p.parents, parent)
+}
+
+// MacvlanParent implements Macvlans.
+func (p *FakePods) MacvlanParent(ctx context.Context, name string) (MacvlanParent, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for _, parent := range p.parents {
+		if name == "" || parent.Name == name {
+			return parent, ctx.Err()
+		}
+	}
+	return MacvlanParent{}, fmt.Errorf("a macvlan's device: %s: %w", name, ErrNoDevice)
+}
+
+// CreateMacvlan implements Macvlans.
+func (p *FakePods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error) {
+	if _, err := p.MacvlanParent(ctx, m.Parent); err != nil {
+		return nil, err
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if !p.namespaces[m.Netns] {
+		return nil, fmt.Errorf("macvlan %s: namespace %s: %w", m.Name, m.Netns, ErrNoNamespace)
+	}
+	place := m.Netns + " " + m.Name
+	if have, found := p.macvlans[place]; found && have != m {
+		return nil, fmt.Errorf("macvlan %s: %w", m.Name, ErrForeign)
+	}
+	p.macvlans[place] = m
+	return fakeMAC(len(place)), ctx.Err()
+}
+
+// CheckMacvlan implements Macvlans.
+func (p *FakePods) CheckMacvlan(ctx context.Context, m Macvlan) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.macvlans[m.Netns+" "+m.Name] != m {
+		return &Difference{"pod end " + m.Name, "does not exist"}
+	}
+	return ctx.Err()
+}
+
+// DeleteMacvlan implements Macvlans.
+func (p *FakePods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.macvlans[m.Netns+" "+m.Name] == m {
+		delete(p.macvlans, m.Netns+" "+m.Name)
+	}
+	return ctx.Err()
+}
+
+// Macvlans returns those that there are.
+func (p *FakePods) Macvlans() []Macvlan {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return slices.Collect(maps.Values(p.macvlans))
 }

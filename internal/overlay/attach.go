@@ -88,11 +88,19 @@ func unsupported(req *cni.Request) error {
 // record plans an attachment and writes its record, before any side effect. Its port is one that stands ready, if there is one
 // and it may be.
 func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, standing bool) (attach.Record, error) {
+	ports, err := n.hostPorts(req)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	second, err := n.egressRouter(ctx, req)
+	if err != nil {
+		return attach.Record{}, err
+	}
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
 		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
-		State: attach.Planned, Created: time.Now().UTC(),
+		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports, Macvlan: second,
 	}
 	for {
 		_, planned := timing.Start(ctx, stepPlan)
@@ -105,9 +113,13 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 			n.standing.give(rec.OFPort)
 		}
 		var conflict *attach.ConflictError
+		taken := hostPortTaken(&rec, err)
 		switch {
 		case err == nil:
 			return rec, nil
+		case n.yield(ctx, s, &rec, err):
+		case taken != nil:
+			return rec, taken
 		case !errors.As(err, &conflict):
 			return rec, cni.Errorf(cni.CodeIO, "%w", err)
 		}
@@ -150,12 +162,17 @@ func held[K comparable](claims map[K]attach.Key, what K) bool {
 
 // connect makes what the record says, and undoes it all if any of it fails.
 func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (*types100.Result, error) {
+	var result *types100.Result
 	created, err := n.program(ctx, s, &rec)
+	if err == nil {
+		result = plan.Result(&rec, &s.attachments, created.HostMAC)
+		err = n.programMacvlan(ctx, &rec, result)
+	}
 	if err != nil {
 		n.undo(ctx, rec.Key())
 		return nil, codeOf(fmt.Errorf("pod %s/%s: %w", rec.PodNamespace, rec.PodName, err))
 	}
-	return plan.Result(&rec, &s.attachments, created.HostMAC), nil
+	return result, nil
 }
 
 // program makes the interface, its port and its flows, side by side: a port without flows is closed, and flows without their
@@ -179,6 +196,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	defer cancel()
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
+	rest.Go(func() error { return n.programHostPorts(restCtx, rec) })
 	linkMade := make(chan struct{})
 	rest.Go(func() error { return n.plug(restCtx, rec, linkMade) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
@@ -219,6 +237,7 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 	n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}) // which changes nothing
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
+	flows.Go(func() error { return n.programHostPorts(flowsCtx, rec) })
 	done := *rec
 	done.State = attach.Attached
 	if err := n.put(ctx, &done); err != nil {

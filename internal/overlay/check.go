@@ -41,10 +41,12 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 	}
 	return errors.Join(
 		plan.Compare(&rec, prev),
-		inPod(n.engines.Pods.Check(ctx, pair)),
+		inPod(n.checkPair(ctx, &rec, pair)),
+		inPod(n.checkMacvlan(ctx, &rec)),
 		s.pipeline.CheckPod(pod(&rec)),
 		n.engines.Rows.Failure(owner(key)),
 		n.engines.Flows.Failure(owner(key)),
+		n.engines.Rules.Failure(owner(key)),
 	)
 }
 

@@ -43,6 +43,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeIO, "%w", err)
 	}
+	ports := n.withdrawHostPorts(rec) // before the record says so: then the next pod may have them
 	if rec.State != attach.Closing {
 		rec.State = attach.Closing
 		if err := n.put(ctx, &rec); err != nil {
@@ -50,8 +51,12 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 		}
 	}
 	n.shut(key)
+	n.withdrawHostPorts(rec) // again: a start that took the record over meanwhile has handed them over
 	n.reaper.add(key)
 	began := n.links.add(&rec)
+	if err := n.removeMacvlans(ctx, []attach.Record{rec}); err != nil { // the next router may have its address once this is answered
+		n.opts.Log.Warn("removing a macvlan, going on in the background", "attachment", key.String(), "error", err)
+	}
 	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
 	if n.settings.Load() == nil {
 		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
@@ -62,6 +67,9 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	flowCtx, done := startCommit(waiting, stepFlows)
 	err = n.engines.Flows.Apply(flowCtx, closed)
 	done(err)
+	if len(ports) > 0 {
+		err = errors.Join(err, n.engines.Rules.Apply(waiting, ports))
+	}
 	if err != nil {
 		// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays
 		// taken until then.
@@ -109,7 +117,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var links []string
-	var standing []attach.Record
+	var standing, all []attach.Record
 	n.shut(keys...)
 	for _, key := range keys {
 		flows[owner(key)], rows[owner(key)] = nil, nil
@@ -117,6 +125,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, name)
 		}
 		rec, err := n.store.Get(key)
+		all = append(all, rec)
 		switch {
 		case err != nil || rec.HostInterface == "" || rec.BootID != n.opts.BootID:
 		case n.standing.has(rec.OFPort):
@@ -127,6 +136,7 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 			links = append(links, rec.HostInterface)
 		}
 	}
+	hostPorts := n.withdrawHostPorts(all...) // they may be another pod's already, whatever becomes of the rest
 	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicastWithdrawn(keys)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
@@ -135,16 +145,21 @@ func (n *Network) remove(ctx context.Context, keys []attach.Key) error {
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
 	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
+	both.Go(func() error { return named("removing macvlans", n.removeMacvlans(ctx, all)) })
+	both.Go(func() error { return named("removing host ports", n.removeHostPorts(ctx, all, hostPorts)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
 	n.links.forget(links)
 	for _, key := range keys {
-		if err := n.store.Delete(ctx, key); err != nil && !errors.Is(err, attach.ErrNotFound) {
-			return err
+		err := n.store.Delete(ctx, key)
+		if _, have := n.store.Get(key); errors.Is(have, attach.ErrNotFound) { // even if something beside it is left
+			if i := slices.IndexFunc(standing, func(rec attach.Record) bool { return rec.Key() == key }); i >= 0 {
+				n.standing.give(standing[i].OFPort)
+			}
 		}
-		if i := slices.IndexFunc(standing, func(rec attach.Record) bool { return rec.Key() == key }); i >= 0 {
-			n.standing.give(standing[i].OFPort)
+		if err != nil && !errors.Is(err, attach.ErrNotFound) {
+			return err
 		}
 	}
 	return nil

@@ -75,6 +75,10 @@ type Engines struct {
 	Connections Connections
 	// Uplink is the node's own interface, for egress addresses. Nil: nothing is announced, and nothing forgotten.
 	Uplink Uplink
+	// Macvlans makes egress routers' second interfaces. Nil: it makes none.
+	Macvlans link.Macvlans
+	// Kernel is the node's own, for host ports. Nil: it forgets nothing.
+	Kernel HostConnections
 	// Datapath forwards for the switch. Nil: it goes by new flows by itself.
 	Datapath Datapath
 }
@@ -110,6 +114,11 @@ type Options struct {
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)
+	// Privileged reports whether a pod has a privileged container or init container. It is asked about egress routers only. Nil: there
+	// are none.
+	Privileged func(ctx context.Context, pod cni.Args) (bool, error)
+	// Reserved are ports of the node that no pod may have.
+	Reserved []ReservedPort
 	// PolicyProblems is told what a NetworkPolicy that isolates a pod of this node says that is not so here, once for each change of
 	// it. It must not wait. Nil: nobody is told.
 	PolicyProblems func(key policy.Key, problems []error)
@@ -270,6 +279,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.inheritEgress(ctx, s); err != nil {
 		return err
 	}
+	n.setHostPorts()
 	n.setEgress(s)
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)

@@ -185,6 +185,10 @@ type node struct {
 	ports *ports
 	// uplink is the node's own interface; nil: nobody looks at it.
 	uplink Uplink
+	// privileged says which pods are; nil: nobody knows.
+	privileged func(context.Context, cni.Args) (bool, error)
+	// kernel notes what the node's own kernel was to forget.
+	kernel *kernel
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
 	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
@@ -195,7 +199,7 @@ type node struct {
 func newNode(dir string) *node {
 	n := &node{
 		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &ports{},
+		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &ports{}, kernel: &kernel{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
 	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
@@ -257,9 +261,9 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink,
+		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
 	l.standing.rest = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -408,6 +412,12 @@ func (l *life) whole(t tb, req *cni.Request) {
 	want := l.settings.Load().podFlows(&rec)
 	if len(want) == 0 {
 		t.Errorf("%s has no flows", rec.Key())
+	}
+	rules, _ := l.node.rules.Read(context.Background())
+	for key, element := range hostPortRules(&rec) {
+		if rules[key] == nil || !element.Equal(rules[key]) {
+			t.Errorf("%s lacks host port %s, has %v", rec.Key(), element, rules[key])
+		}
 	}
 	for key, flow := range want {
 		if have[key] == nil || !flow.Equal(have[key]) {

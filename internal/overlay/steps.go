@@ -22,6 +22,8 @@ const (
 	stepPort   = "port"
 	stepFlows  = "flows"
 	stepCommit = "commit"
+	// stepHostPorts has the node's rules lead host ports to the pod, if it has any.
+	stepHostPorts = "hostports"
 )
 
 // startCommit begins a step that waits for an engine's commit.

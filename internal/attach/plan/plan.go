@@ -108,10 +108,28 @@ func gatewayRoutes(rec *attach.Record, settings *Settings, v4 bool) []link.Route
 	gateway := rec.Gateway[i]
 	near := slices.ContainsFunc(rec.Addresses, func(p netip.Prefix) bool { return p.Contains(gateway) })
 	var list []link.Route
-	for _, dst := range append(family(settings.ServiceNetworks, v4), defaultRoute(v4)) {
+	for _, dst := range slices.Concat(nodeAddresses(rec, v4), family(settings.ServiceNetworks, v4), []netip.Prefix{defaultRoute(v4)}) {
 		list = append(list, link.Route{Dst: dst, Gateway: gateway, MTU: settings.RouteMTU, OnLink: !near})
 	}
 	return list
+}
+
+// nodeAddresses returns what a pod with a macvlan reaches by its own interface only, whatever becomes of its default route: the
+// addresses of the device that the macvlan is upon.
+func nodeAddresses(rec *attach.Record, v4 bool) []netip.Prefix {
+	if rec.Macvlan == nil || !v4 {
+		return nil
+	}
+	var list []netip.Prefix
+	for _, address := range rec.Macvlan.Addresses {
+		list = append(list, netip.PrefixFrom(address, address.BitLen()))
+	}
+	return list
+}
+
+// WithoutDefault returns routes without the default routes.
+func WithoutDefault(routes []link.Route) []link.Route {
+	return slices.DeleteFunc(slices.Clone(routes), func(r link.Route) bool { return r.Dst.Bits() == 0 })
 }
 
 func family(prefixes []netip.Prefix, v4 bool) []netip.Prefix {

@@ -59,6 +59,8 @@ func cases() map[string]struct {
 	noGateway.Gateway = nil
 	farGateway := record("10.128.2.5/32")
 	farGateway.Gateway = []netip.Addr{netip.MustParseAddr("169.254.1.1")}
+	router := record("10.128.2.5/23")
+	router.Macvlan = &attach.Macvlan{Parent: "eth0", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
 	routeMTU := settings()
 	routeMTU.RouteMTU = 1300
 	return map[string]struct {
@@ -66,6 +68,7 @@ func cases() map[string]struct {
 		settings *Settings
 	}{
 		"ipv4":          {record("10.128.2.5/23"), settings()},
+		"egress-router": {router, settings()},
 		"ipv6":          {record("fd01:0:0:2::5/64"), settings()},
 		"dual-stack":    {record("10.128.2.5/23", "fd01:0:0:2::5/64"), settings()},
 		"no-gateway":    {noGateway, settings()},

@@ -139,11 +139,15 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 	if err != nil {
 		return nil, err
 	}
+	config, err := cni.WithoutAnnotations(command, args.StdinData)
+	if err != nil {
+		return nil, err
+	}
 	req := &cni.Request{
 		Command: command,
 		Args:    pod,
 		Path:    args.Path,
-		Config:  args.StdinData,
+		Config:  config,
 	}
 	if command != cni.CommandStatus && command != cni.CommandGC {
 		req.ContainerID, req.Netns, req.IfName = args.ContainerID, args.Netns, args.IfName

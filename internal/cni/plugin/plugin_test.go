@@ -247,6 +247,23 @@ func TestStatusAndGC(t *testing.T) {
 	}
 }
 
+// Annotations that are more than a request may be keep no pod from coming and going.
+func TestManyAnnotations(t *testing.T) {
+	n := newNode(t, nil)
+	conf := strings.TrimSuffix(n.conf("1.0.0"), "}") + `,"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"` + strings.Repeat("<", 256<<10) +
+		`","` + cni.AnnotationAssignMacvlan + `":"eth1"}}}`
+	for _, command := range []string{"ADD", "DEL"} {
+		if out, err := n.run(t, command, conf); err != nil {
+			t.Errorf("%s: %v: %.300s", command, err, out)
+		}
+	}
+	requests := n.handler.Requests()
+	if len(requests) != 2 || len(requests[0].NetConf.RuntimeConfig.PodAnnotations) != 1 ||
+		requests[0].NetConf.RuntimeConfig.PodAnnotations[cni.AnnotationAssignMacvlan] != "eth1" || len(requests[1].NetConf.RuntimeConfig.PodAnnotations) > 0 {
+		t.Errorf("%d requests", len(requests))
+	}
+}
+
 // TestHandlerErrors: the agent's codes arrive at the runtime.
 func TestHandlerErrors(t *testing.T) {
 	var mu sync.Mutex

@@ -88,8 +88,8 @@ type Sysctl struct {
 }
 
 // Sysctls are the settings that pods need of the node: without forwarding nothing leaves by another interface than tun0.
-// rp_filter may be anything: all that comes in by tun0 has a source that is routed there. route_localnet is not needed;
-// where others turn it on, the flows keep pods from the loopback range.
+// rp_filter may be anything: all that comes in by tun0 has a source that is routed there. route_localnet is turned on for tun0 alone
+// (Links); flows and rules keep pods from the loopback range.
 //
 // The host sends no redirects by tun0: a packet that it hands back to the switch has no shorter way. A device sends them if
 // its own setting or that of all says so; the others keep their own.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
@@ -50,6 +51,7 @@ func TestFragments(t *testing.T) {
 		VNID: 42, Address: netip.MustParseAddr("192.0.2.100"), MAC: net.HardwareAddr{0x0a, 0x59, 0, 0, 0, 42}, Uplink: "eth0",
 	}
 	got += lines("rules of an egress address", egress.Rules()) + lines("links of an egress address", egress.Links())
+	got += lines("rules of a pod with host ports", published().Rules())
 	const path = "testdata/fragments.golden"
 	if *update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
@@ -63,6 +65,14 @@ func TestFragments(t *testing.T) {
 	if got != string(want) {
 		t.Errorf("%s is out of date: look at what changed, then run go test with -update", path)
 	}
+}
+
+func published() host.Published {
+	return host.Published{Pod: "shop/" + strings.Repeat("w", 253), Address: netip.MustParseAddr("10.128.0.5"), Ports: []cni.HostPort{
+		{Port: 8080, Protocol: "tcp", ContainerPort: 80},
+		{Address: netip.MustParseAddr("192.0.2.1"), Port: 53, Protocol: "udp", ContainerPort: 5353},
+		{Port: 9, Protocol: "sctp", ContainerPort: 9},
+	}}
 }
 
 func TestRowsAreValid(t *testing.T) {

@@ -21,6 +21,7 @@ func (c *Config) Links() map[link.Key]link.Item {
 			Forwarding4:   link.On,
 			ProxyARP:      link.Off,
 			SendRedirects: link.Off,
+			RouteLocalnet: link.On, // what the node asks of a host port at 127.0.0.1 goes out here, and its answers come in
 		},
 	})
 	for _, network := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {

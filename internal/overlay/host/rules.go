@@ -13,6 +13,7 @@ const (
 	priorityRaw    = -300
 	priorityFilter = 0
 	priorityFirst  = 99  // before kube-proxy's translation, which is at 100
+	priorityDNAT   = -99 // after kube-proxy's, which is at -100: what a Service says of an address is more particular
 	prioritySNAT   = 101 // after kube-proxy's, which is at 100
 )
 
@@ -58,13 +59,16 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	c.forward(f)
 	c.masquerade(f)
 	c.fromOutside(f)
+	c.hostPorts(f)
 	return f
 }
 
 // closeAround keeps the kernel from taking frames that are for the switch.
 func (f fragment) closeAround() {
 	drop := fmt.Sprintf("iifgroup %d drop", PodGroup)
-	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "close", Hook: nft.HookPrerouting, Priority: priorityClose}, drop)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "close", Hook: nft.HookPrerouting, Priority: priorityClose}, drop,
+		// The flows drop it too. The kernel would not, because it is to route answers to the loopback range (Links).
+		fmt.Sprintf(`iifname "%s" ip daddr 127.0.0.0/8 drop`, Tun))
 	f.chain(nft.Chain{Family: nft.FamilyARP, Name: "close", Hook: nft.HookInput, Priority: priorityFilter}, drop)
 }
 
@@ -117,7 +121,9 @@ func (c *Config) masquerade(f fragment) {
 		// Pods to outside, of projects with egress addresses, and of others.
 		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s snat ip to meta mark map @%s`, Tun, podsSet, podsSet, egressSources),
 		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s masquerade`, Tun, podsSet, podsSet),
-		// Pod to pod through the host: Services.
+		// The node to host ports of its own, from whichever of its addresses: it is the node that asks.
+		fmt.Sprintf(`oifname "%s" ip daddr %s ip saddr != %s ct status dnat fib saddr type local snat ip to %s`, Tun, c.LocalSubnet, c.Gateway, c.Gateway),
+		// Pod to pod through the host: Services, host ports.
 		fmt.Sprintf(`oifname "%s" ip saddr @%s ip saddr != %s masquerade`, Tun, podsSet, c.Gateway),
 		// Through the host to another node's pods.
 		fmt.Sprintf(`oifname "%s" ip daddr != %s ip saddr != %s masquerade`, Tun, c.LocalSubnet, c.Gateway))

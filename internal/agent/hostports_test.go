@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/overlay"
+)
+
+func TestReservedPorts(t *testing.T) {
+	tcp := func(port uint16, at string) cni.HostPort {
+		p := cni.HostPort{Port: port, Protocol: "tcp", ContainerPort: 80}
+		if at != "" {
+			p.Address = netip.MustParseAddr(at)
+		}
+		return p
+	}
+	for _, c := range []struct {
+		health string
+		port   cni.HostPort
+		want   bool
+	}{
+		{DefaultHealthAddress, tcp(9469, ""), true},
+		{DefaultHealthAddress, tcp(9469, "127.0.0.1"), true},
+		{DefaultHealthAddress, tcp(9469, "192.0.2.1"), false}, // the agent is not there
+		{DefaultHealthAddress, tcp(9470, ""), false},
+		{DefaultHealthAddress, cni.HostPort{Port: 9469, Protocol: "udp", ContainerPort: 80}, false},
+		{":9500", tcp(9500, "192.0.2.1"), true},
+		{"[::]:9500", tcp(9500, "192.0.2.1"), true},
+		{"0.0.0.0:9500", tcp(9500, "192.0.2.1"), true},
+		{"localhost:9500", tcp(9500, "127.0.0.1"), true},
+		{"", tcp(9469, ""), false},
+		{"", tcp(9, ""), true},
+		{DefaultHealthAddress, tcp(9, "192.0.2.1"), true},
+		{DefaultHealthAddress, cni.HostPort{Port: 9, Protocol: "udp", ContainerPort: 9}, false},
+	} {
+		got := slices.ContainsFunc(reservedPorts(c.health), func(r overlay.ReservedPort) bool { return r.Port.Overlaps(c.port) })
+		if got != c.want {
+			t.Errorf("health at %q: %s kept: %t, want %t", c.health, c.port, got, c.want)
+		}
+	}
+}

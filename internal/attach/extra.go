@@ -1,0 +1,238 @@
+package attach
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/cni/rootdir"
+)
+
+// extraSuffix ends the name of the folder with what records have beyond those of the first version. It stands beside theirs: in there,
+// an agent that does not know of it would set the files aside.
+const extraSuffix = "-extra"
+
+// extraFile is what a file in it holds. Fields of later versions are left alone.
+type extraFile struct {
+	Version     int            `json:"version"`
+	ContainerID string         `json:"containerID"`
+	IfName      string         `json:"ifName"`
+	HostPorts   []cni.HostPort `json:"hostPorts,omitempty"`
+	Macvlan     *Macvlan       `json:"macvlan,omitempty"`
+}
+
+// Macvlan is the second interface of a pod that is in the node's own network.
+type Macvlan struct {
+	// Parent is the node's device that it is upon, and MTU that device's.
+	Parent string `json:"parent"`
+	MTU    int    `json:"mtu"`
+	// Addresses are the device's, which the pod reaches by its own interface only.
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+}
+
+func (m *Macvlan) clone() *Macvlan {
+	if m == nil {
+		return nil
+	}
+	return &Macvlan{Parent: m.Parent, MTU: m.MTU, Addresses: append([]netip.Addr(nil), m.Addresses...)}
+}
+
+func (m *Macvlan) valid() bool {
+	return m == nil || isInterfaceName(m.Parent) && m.MTU > 0 && !slices.ContainsFunc(m.Addresses, func(a netip.Addr) bool { return !a.Is4() })
+}
+
+// extraOf returns what a record has beyond the first version's fields.
+func extraOf(rec *Record) extraFile {
+	return extraFile{Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName, HostPorts: rec.HostPorts, Macvlan: rec.Macvlan}
+}
+
+// give gives it to a record.
+func (e extraFile) give(rec *Record) {
+	rec.HostPorts, rec.Macvlan = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone()
+}
+
+func (e extraFile) empty() bool { return len(e.HostPorts) == 0 && e.Macvlan == nil }
+
+func (e extraFile) equal(o extraFile) bool {
+	if (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
+		return false
+	}
+	return e.Macvlan == nil || e.Macvlan.Parent == o.Macvlan.Parent && e.Macvlan.MTU == o.Macvlan.MTU && slices.Equal(e.Macvlan.Addresses, o.Macvlan.Addresses)
+}
+
+// extraFiles keep what records have in it, of attachments that have any: one file each, named as the record's. A file counts only beside its
+// record.
+type extraFiles struct {
+	disk disk
+
+	mu sync.Mutex
+	// there is what the files hold.
+	there map[Key]extraFile
+}
+
+// openExtra opens that folder, and gives the records what is theirs. Files without a record are removed: an agent that is rolled
+// back removes records and leaves them, and so does one that ends in between.
+func (s *Store) openExtra() error {
+	dir := s.path + extraSuffix
+	lock, err := rootdir.Open(dir)
+	if err != nil {
+		return fmt.Errorf("what attachments have beside their records: %w", err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return errors.Join(fmt.Errorf("what attachments have beside their records: %w", err), lock.Close())
+	}
+	closeRecords := s.close
+	s.close = func() error { return errors.Join(root.Close(), lock.Close(), closeRecords()) }
+	s.extra.disk = rootDisk{root: root}
+	return s.loadExtra(root, s.extra.disk.remove)
+}
+
+// lookAtExtra is openExtra for a store that is only looked at.
+func (s *Store) lookAtExtra() error {
+	s.extra.disk = lookDisk{}
+	root, err := os.OpenRoot(s.path + extraSuffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("what attachments have beside their records: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // nothing was written
+	return s.loadExtra(root, func(string) error { return nil })
+}
+
+// loadExtra gives the records what is theirs. What is of no record, remove is called with; what it cannot remove is Broken, and so is a file
+// that cannot be understood, which stays until its record goes.
+func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
+	s.extra.there = map[Key]extraFile{}
+	named := make(map[string]Key, len(s.records))
+	for key := range s.records {
+		named[fileName(key)] = key
+	}
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("what attachments have beside their records: %w", err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		key, known := named[name]
+		if !known {
+			if err := ignoreMissing(remove(name)); err != nil {
+				s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("it is of no attachment, and stays: %w", err)})
+			}
+			continue
+		}
+		data, err := rootDisk{root: root}.read(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var extra extraFile
+		if err == nil {
+			extra, err = parseExtra(data, key)
+		}
+		if err != nil && !errors.Is(err, errContent) {
+			return fmt.Errorf("what attachments have beside their records: %s: %w", name, err)
+		}
+		if err != nil {
+			s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("beside the record of attachment %s: %w", key, err)})
+		}
+		s.extra.there[key] = extra
+		rec := s.records[key]
+		extra.give(&rec)
+		s.records[key] = rec
+	}
+	return nil
+}
+
+// parseExtra reads what is in an attachment's file.
+func parseExtra(data []byte, key Key) (extraFile, error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	var file extraFile
+	if err := decoder.Decode(&file); err != nil {
+		return extraFile{}, fmt.Errorf("%w: %w", errContent, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return extraFile{}, fmt.Errorf("%w: something follows the JSON object", errContent)
+	}
+	if is := (Key{file.ContainerID, file.IfName}); file.Version != Version || is != key || !cni.ValidHostPorts(file.HostPorts) || !file.Macvlan.valid() {
+		return extraFile{}, fmt.Errorf("%w: version %d, of attachment %s, host ports %v, macvlan %+v", errContent, file.Version, is, file.HostPorts, file.Macvlan)
+	}
+	return file, nil
+}
+
+// get returns what is on disk for an attachment.
+func (p *extraFiles) get(key Key) extraFile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.there[key]
+}
+
+func (p *extraFiles) set(key Key, extra extraFile) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.there == nil {
+		p.there = map[Key]extraFile{}
+	}
+	p.there[key] = extra
+}
+
+// put writes what a record has, unless that is done. The caller holds the record's lock.
+func (p *extraFiles) put(rec *Record, temporary string) error {
+	key, extra := rec.Key(), extraOf(rec)
+	switch {
+	case p.get(key).equal(extra):
+		return nil
+	case extra.empty():
+		return p.remove(key)
+	}
+	data, err := json.Marshal(extra)
+	if err != nil {
+		return err
+	}
+	p.set(key, extraFile{}) // whatever comes of it, there may be a file
+	if err := writeFile(p.disk, fileName(key), temporary, data); err != nil {
+		return err
+	}
+	p.set(key, extra)
+	return nil
+}
+
+// remove removes an attachment's file, if there may be one. The caller holds the record's lock.
+func (p *extraFiles) remove(key Key) error {
+	p.mu.Lock()
+	_, there := p.there[key]
+	p.mu.Unlock()
+	if !there {
+		return nil
+	}
+	if err := ignoreMissing(p.disk.remove(fileName(key))); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.there, key)
+	return nil
+}
+
+// portConflict returns a port of the node that both attachments claim. One that is closing, or is of another boot, has none any
+// more: its rules are gone before its record says so.
+func portConflict(a, b *Record) (cni.HostPort, bool) {
+	if b.State == Closing || a.State == Closing || a.BootID != b.BootID {
+		return cni.HostPort{}, false
+	}
+	for _, port := range a.HostPorts {
+		if slices.ContainsFunc(b.HostPorts, port.Overlaps) {
+			return port, true
+		}
+	}
+	return cni.HostPort{}, false
+}

@@ -1,0 +1,133 @@
+package cni
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// PortMapping is one of RuntimeConfig.PortMappings as runtimes write it.
+type PortMapping struct {
+	// HostPort is the node's port. 0: the container's port is not published.
+	HostPort int `json:"hostPort"`
+	// ContainerPort is the pod's.
+	ContainerPort int `json:"containerPort"`
+	// Protocol is tcp, udp or sctp, in any case; empty is tcp.
+	Protocol string `json:"protocol,omitempty"`
+	// HostIP is the node's address that the port is at; empty or 0.0.0.0: all of the node's.
+	HostIP string `json:"hostIP,omitempty"`
+}
+
+// HostPort is a port of the node that leads to a port of a pod.
+type HostPort struct {
+	// Address is the node's address that it is at; not valid: all of the node's.
+	Address netip.Addr `json:"hostIP,omitzero"`
+	// Port is the node's, Protocol is "tcp", "udp" or "sctp", and ContainerPort is the pod's.
+	Port          uint16 `json:"hostPort"`
+	Protocol      string `json:"protocol"`
+	ContainerPort uint16 `json:"containerPort"`
+}
+
+// maxHostPorts bounds the host ports of one pod.
+const maxHostPorts = 512
+
+// String is the port as people write it: "8080/tcp", or "192.0.2.1:8080/tcp".
+func (h HostPort) String() string {
+	text := fmt.Sprintf("%d/%s", h.Port, h.Protocol)
+	if h.Address.IsValid() {
+		return h.Address.String() + ":" + text
+	}
+	return text
+}
+
+// Overlaps reports whether a packet could be for both.
+func (h HostPort) Overlaps(o HostPort) bool {
+	return h.Port == o.Port && h.Protocol == o.Protocol && (h.Address == o.Address || !h.Address.IsValid() || !o.Address.IsValid())
+}
+
+// ValidHostPorts reports whether a list is one that ParsePortMappings can have returned.
+func ValidHostPorts(list []HostPort) bool {
+	if len(list) > maxHostPorts {
+		return false
+	}
+	for i, h := range list {
+		if h.Port == 0 || h.ContainerPort == 0 || !isProtocol(h.Protocol) || h.Address.IsValid() && (!h.Address.Is4() || h.Address.IsUnspecified()) {
+			return false
+		}
+		if slices.ContainsFunc(list[:i], h.sameFrom) {
+			return false
+		}
+	}
+	return true
+}
+
+func isProtocol(s string) bool { return s == "tcp" || s == "udp" || s == "sctp" }
+
+// sameFrom reports whether two are the same port of the node.
+func (h HostPort) sameFrom(o HostPort) bool {
+	return h.Port == o.Port && h.Protocol == o.Protocol && h.Address == o.Address
+}
+
+// ParsePortMappings reads the mappings of a runtime. Those without a port of the node's, and those said twice, are left out. An
+// error has CodeInvalidConfig, or CodeUnsupportedField, and names the field.
+func ParsePortMappings(mappings []PortMapping) ([]HostPort, error) {
+	var list []HostPort
+	for i, mapping := range mappings {
+		if mapping.HostPort == 0 {
+			continue
+		}
+		port, err := mapping.parse(fmt.Sprintf("network configuration: runtimeConfig.portMappings[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		at := slices.IndexFunc(list, port.sameFrom)
+		switch {
+		case at < 0 && len(list) == maxHostPorts:
+			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings: a pod has at most %d host ports", maxHostPorts)
+		case at < 0:
+			list = append(list, port)
+		case list[at] != port:
+			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings[%d]: host port %s leads to container port %d already",
+				i, port, list[at].ContainerPort)
+		}
+	}
+	return list, nil
+}
+
+// parse reads one mapping. field names it.
+func (m PortMapping) parse(field string) (HostPort, error) {
+	port := HostPort{Protocol: strings.ToLower(m.Protocol)}
+	if m.Protocol == "" {
+		port.Protocol = "tcp"
+	}
+	if !isProtocol(port.Protocol) {
+		return port, Errorf(CodeInvalidConfig, "%s.protocol: %.64q: it is tcp, udp or sctp", field, m.Protocol)
+	}
+	for _, number := range []struct {
+		name string
+		from int
+		to   *uint16
+	}{{"hostPort", m.HostPort, &port.Port}, {"containerPort", m.ContainerPort, &port.ContainerPort}} {
+		if number.from < 1 || number.from > math.MaxUint16 {
+			return port, Errorf(CodeInvalidConfig, "%s.%s: %d: it is a number from 1 to %d", field, number.name, number.from, math.MaxUint16)
+		}
+		*number.to = uint16(number.from) //nolint:gosec // bounded
+	}
+	if m.HostIP == "" {
+		return port, nil
+	}
+	address, err := netip.ParseAddr(m.HostIP)
+	switch {
+	case err != nil:
+		return port, Errorf(CodeInvalidConfig, "%s.hostIP: %.64q is no IP address", field, m.HostIP)
+	case !address.Is4():
+		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: pods have IPv4 addresses only; leave it out, or name an IPv4 address of the node", field, address)
+	case address.IsLoopback() && address != netip.AddrFrom4([4]byte{127, 0, 0, 1}):
+		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: of the loopback range, host ports are at 127.0.0.1 only", field, address)
+	case !address.IsUnspecified():
+		port.Address = address
+	}
+	return port, nil
+}

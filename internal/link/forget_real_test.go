@@ -1,0 +1,100 @@
+//go:build real
+
+package link_test
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/nstest"
+)
+
+// track puts a connection into the kernel's table: from one address to another at a port, which led is the address that it goes to.
+func track(from, to, led string, protocol uint8, port uint16) error {
+	const clientPort, timeout = 40000, 100
+	return netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET, TimeOut: timeout,
+		Forward: netlink.IPTuple{SrcIP: net.ParseIP(from).To4(), DstIP: net.ParseIP(to).To4(), SrcPort: clientPort, DstPort: port, Protocol: protocol},
+		Reverse: netlink.IPTuple{SrcIP: net.ParseIP(led).To4(), DstIP: net.ParseIP(from).To4(), SrcPort: port, DstPort: clientPort, Protocol: protocol},
+	})
+}
+
+// tracked returns the connections of the calling thread's namespace: to whom, and who answers.
+func tracked() ([]string, error) {
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	var all []string
+	for _, flow := range flows {
+		all = append(all, netip.AddrPortFrom(netip.MustParseAddr(flow.Forward.DstIP.String()), flow.Forward.DstPort).String()+" by "+flow.Reverse.SrcIP.String())
+	}
+	slices.Sort(all)
+	return all, err
+}
+
+func TestForget(t *testing.T) {
+	space := nstest.New(t)
+	nstest.Do(t, space, func() error {
+		device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wtown"}, PeerName: "wtpeer"}
+		if err := netlink.LinkAdd(device); err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(device, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}}); err != nil {
+			return err
+		}
+		const pod, client = "10.128.0.5", "192.0.2.9"
+		for _, c := range []struct {
+			to, led  string
+			protocol uint8
+			port     uint16
+		}{
+			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_UDP, 53},       // before there was a pod
+			{"192.0.2.1", pod, unix.IPPROTO_UDP, 54},               // led to a pod, at a port that is not asked about first
+			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_TCP, 53},       // another protocol
+			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_SCTP, 55},      // by SCTP
+			{"127.0.0.1", "127.0.0.1", unix.IPPROTO_UDP, 53},       // loopback
+			{"198.51.100.1", "198.51.100.1", unix.IPPROTO_UDP, 53}, // somebody else's port
+			{pod, pod, unix.IPPROTO_UDP, 53},                       // to the pod itself
+		} {
+			if err := track(client, c.to, c.led, c.protocol, c.port); err != nil {
+				return err
+			}
+		}
+		expect := func(when string, want ...string) {
+			have, err := tracked()
+			slices.Sort(want)
+			if err != nil || !slices.Equal(have, want) {
+				t.Errorf("%s: %q, %v, want %q", when, have, err, want)
+			}
+		}
+		one, loop, tcp := "192.0.2.1:54 by "+pod, "127.0.0.1:53 by 127.0.0.1", "192.0.2.1:53 by 192.0.2.1"
+		const sctp = "192.0.2.1:0 by 192.0.2.1" // whose port the netlink package does not read
+		others := []string{"198.51.100.1:53 by 198.51.100.1", pod + ":53 by " + pod}
+		expect("before", append([]string{tcp, tcp, sctp, one, loop}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), 53)); err != nil {
+			return err
+		}
+		expect("one address", append([]string{tcp, sctp, one, loop}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), 54)); err != nil {
+			return err
+		}
+		expect("all addresses", append([]string{tcp, sctp, one}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.Addr{}, 54)); err != nil {
+			return err
+		}
+		expect("another port of SCTP", append([]string{tcp, sctp, one}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 55)); err != nil {
+			return err
+		}
+		expect("SCTP", append([]string{tcp, one}, others...)...)
+		if err := link.ForgetLedTo(netip.MustParseAddr("10.128.0.6"), netip.MustParseAddr(pod)); err != nil {
+			return err
+		}
+		expect("the pod", append([]string{tcp}, others...)...)
+		return nil
+	})
+}

@@ -1,0 +1,243 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// MacvlanAliasPrefix starts the alias of every [Macvlan]; its owner follows.
+const MacvlanAliasPrefix = "weft-macvlan/"
+
+// Macvlan is an interface of a pod upon a device of the node, beside the pod's own: it is in the network that the device is in. Its mode is private:
+// none upon the same device reaches another, and none the device itself.
+type Macvlan struct {
+	// Netns is the path of the pod's network namespace, and Name the interface's name in it.
+	Netns, Name string
+	// Parent is the device of the node.
+	Parent string
+	// Owner is the object that it comes from; it follows MacvlanAliasPrefix in the alias. At most 200 bytes.
+	Owner string
+}
+
+// MacvlanParent is a device that macvlans can be upon.
+type MacvlanParent struct {
+	Name string
+	MTU  int
+	// Addresses are its IPv4 addresses, but for those that are [Address] items.
+	Addresses []netip.Addr
+	// Group is its device group; Loopback says that it is the loopback device, and Weft that its alias is one of this package's.
+	Group          uint32
+	Loopback, Weft bool
+}
+
+// Macvlans makes, checks and removes macvlans of pods. *[Pods] does it in the kernel, *[FakePods] in memory.
+type Macvlans interface {
+	// MacvlanParent returns the device of that name, or, where the name is empty, the one of the node's IPv4 default route. There
+	// being none is ErrNoDevice.
+	MacvlanParent(ctx context.Context, name string) (MacvlanParent, error)
+	// CreateMacvlan makes one, with the MTU of its parent, sets it up, and returns its MAC address. One that is there already is
+	// completed; ErrForeign names what is in the way, ErrNoDevice and ErrNoNamespace what is missing.
+	CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error)
+	// CheckMacvlan returns nil when it is there as CreateMacvlan leaves it, else a *Difference.
+	CheckMacvlan(ctx context.Context, m Macvlan) error
+	// DeleteMacvlan removes one. That it is not there, or another's, is no error, nor that its namespace is gone.
+	DeleteMacvlan(ctx context.Context, m Macvlan) error
+}
+
+var _ Macvlans = (*Pods)(nil)
+
+// MacvlanParent implements Macvlans.
+func (p *Pods) MacvlanParent(_ context.Context, name string) (MacvlanParent, error) {
+	var parent MacvlanParent
+	err := onThread(p.home, func() error {
+		device, err := macvlanDevice(name)
+		if err != nil {
+			return err
+		}
+		attrs := device.Attrs()
+		parent.Name, parent.MTU, parent.Group, parent.Loopback = attrs.Name, attrs.MTU, attrs.Group, attrs.Flags&net.FlagLoopback != 0
+		parent.Weft = slices.ContainsFunc([]string{AliasPrefix, PodAliasPrefix, MacvlanAliasPrefix}, func(p string) bool { return strings.HasPrefix(attrs.Alias, p) })
+		addresses, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(device, netlink.FAMILY_V4) })
+		for _, address := range addresses {
+			if address.Label != AddressLabel {
+				parent.Addresses = append(parent.Addresses, toAddr(address.IP))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return parent, fmt.Errorf("a macvlan's device: %w", err)
+	}
+	return parent, nil
+}
+
+// macvlanDevice returns the device of that name; "" is that of the default route.
+func macvlanDevice(name string) (netlink.Link, error) {
+	if name != "" {
+		return deviceNamed(name)
+	}
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing routes: %w", err)
+	}
+	best := -1
+	for i, route := range routes {
+		isDefault := route.Dst == nil || route.Dst.IP.IsUnspecified() && isWhole(route.Dst)
+		if isDefault && route.LinkIndex != 0 && (best < 0 || route.Priority < routes[best].Priority) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return nil, fmt.Errorf("the node has no IPv4 default route: name the interface: %w", ErrNoDevice)
+	}
+	return netlink.LinkByIndex(routes[best].LinkIndex)
+}
+
+func isWhole(n *net.IPNet) bool {
+	bits, _ := n.Mask.Size()
+	return bits == 0
+}
+
+// deviceNamed returns a device of the calling thread's namespace.
+func deviceNamed(name string) (netlink.Link, error) {
+	if err := ValidateName(name); err != nil {
+		return nil, err
+	}
+	device, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, fmt.Errorf("%s: %w", name, ErrNoDevice)
+	}
+	return device, err
+}
+
+func (m *Macvlan) validate() error {
+	return (&Pair{HostName: m.Parent, PodName: m.Name, Netns: m.Netns, Owner: m.Owner}).validate()
+}
+
+// inPod runs work on a thread that begins in the node's namespace, with the pod's.
+func (p *Pods) inPod(ctx context.Context, m *Macvlan, work func(pod *namespace) error) error {
+	err := errors.Join(m.validate(), ctx.Err())
+	if err == nil {
+		var pod *namespace
+		if pod, err = openNamespace(m.Netns); err == nil {
+			defer pod.close()
+			err = onThread(p.home, func() error { return work(pod) })
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("macvlan %s upon %s in %s: %w", m.Name, m.Parent, m.Netns, err)
+	}
+	return nil
+}
+
+// CreateMacvlan implements Macvlans.
+func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error) {
+	var mac net.HardwareAddr
+	err := p.inPod(ctx, &m, func(pod *namespace) error {
+		parent, err := deviceNamed(m.Parent)
+		if err != nil {
+			return err
+		}
+		wanted := &netlink.Macvlan{Mode: netlink.MACVLAN_MODE_PRIVATE, LinkAttrs: netlink.LinkAttrs{
+			Name: m.Name, MTU: parent.Attrs().MTU, ParentIndex: parent.Attrs().Index, Namespace: netlink.NsFd(pod.file.Fd()), TxQLen: -1,
+		}}
+		if err := netlink.LinkAdd(wanted); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("making it: %w", err)
+		}
+		if err := pod.enter(); err != nil {
+			return err
+		}
+		have, err := netlink.LinkByName(m.Name)
+		if err != nil {
+			return fmt.Errorf("looking at it: %w", err)
+		}
+		if alias := have.Attrs().Alias; !m.isUpon(have, parent) || alias != "" && alias != m.alias() {
+			return fmt.Errorf("%s (%s, alias %q) in the pod: %w", m.Name, have.Type(), alias, ErrForeign)
+		}
+		mac = have.Attrs().HardwareAddr
+		return m.configure(have)
+	})
+	return mac, err
+}
+
+func (m *Macvlan) alias() string { return MacvlanAliasPrefix + m.Owner }
+
+// isUpon reports whether a link of the pod's is a private macvlan upon a device of the node's.
+func (m *Macvlan) isUpon(link, parent netlink.Link) bool {
+	macvlan, ok := link.(*netlink.Macvlan)
+	return ok && macvlan.Mode == netlink.MACVLAN_MODE_PRIVATE && macvlan.ParentIndex == parent.Attrs().Index
+}
+
+// configure works in the pod's namespace.
+func (m *Macvlan) configure(have netlink.Link) error {
+	if err := netlink.LinkSetAlias(have, m.alias()); err != nil {
+		return fmt.Errorf("setting its alias: %w", err)
+	}
+	if err := writeSysctls(m.Name, macvlanSysctls()); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(have); err != nil {
+		return fmt.Errorf("setting it up: %w", err)
+	}
+	return nil
+}
+
+// macvlanSysctls keep the pod from taking part in the IPv6 of the node's network, of which no rule of Weft's knows.
+func macvlanSysctls() Sysctls { return Sysctls{DisableIPv6: On, AcceptRA: Off} }
+
+// CheckMacvlan implements Macvlans.
+func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
+	return p.inPod(ctx, &m, func(pod *namespace) error {
+		parent, err := deviceNamed(m.Parent)
+		if err != nil {
+			return err
+		}
+		if err := pod.enter(); err != nil {
+			return err
+		}
+		have, err := netlink.LinkByName(m.Name)
+		object := "pod end " + m.Name
+		switch {
+		case errors.As(err, new(netlink.LinkNotFoundError)):
+			return &Difference{object, "does not exist"}
+		case err != nil:
+			return fmt.Errorf("looking at it: %w", err)
+		case !m.isUpon(have, parent):
+			return &Difference{object, "is not a private macvlan upon " + m.Parent}
+		case have.Attrs().Flags&net.FlagUp == 0:
+			return &Difference{object, "is down"}
+		}
+		return nil
+	})
+}
+
+// DeleteMacvlan implements Macvlans.
+func (p *Pods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
+	err := p.inPod(ctx, &m, func(pod *namespace) error {
+		if err := pod.enter(); err != nil {
+			return err
+		}
+		have, err := netlink.LinkByName(m.Name)
+		if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && have.Attrs().Alias != m.alias() {
+			return nil // gone, or the namespace's path is another pod's by now
+		}
+		if err == nil {
+			err = netlink.LinkDel(have)
+		}
+		return err
+	})
+	if errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNotNamespace) {
+		return nil
+	}
+	return err
+}

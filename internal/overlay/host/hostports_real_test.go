@@ -1,0 +1,167 @@
+//go:build real
+
+package host_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Addresses of TestHostPortsLead.
+const (
+	nodeAddress, neighbourAddress = "192.0.2.1", "192.0.2.9"
+	podAddress, serviceAddress    = "10.128.0.5", "172.30.0.10"
+	egressAddress                 = "192.0.2.100"
+)
+
+// Host ports are led to pods by the node's own addresses, and by no others that the kernel may take for the node's: not by the loopback range for
+// who is a neighbour, not by its rest for the node, not by the Services' addresses, which kube-proxy may give the node, and not by egress
+// addresses.
+func TestHostPortsLead(t *testing.T) {
+	node, neighbour := nstest.New(t), nstest.New(t)
+	engine, err := nft.NewEngine(nft.Options{Netns: node, Tables: host.Tables()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	want := sample().Rules()
+	maps.Copy(want, host.Published{Pod: "shop/web", Address: netip.MustParseAddr(podAddress), Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}}}.Rules())
+	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr(egressAddress), MAC: pipeline.EgressMAC(42)}.Rules())
+	have, err := engine.Read(t.Context())
+	if err == nil {
+		err = engine.Commit(t.Context(), reconcile.Diff(want, have))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstest.Do(t, node, func() error { return makeNode(neighbour) })
+	nstest.Do(t, neighbour, func() error {
+		return errors.Join(up("far", neighbourAddress+"/24"), via("127.0.0.1"), via(serviceAddress))
+	})
+	for _, c := range []struct {
+		who, from string
+		to        []string
+	}{
+		{"a neighbour", neighbour, []string{"127.0.0.1", serviceAddress, egressAddress}},
+		{"the node", node, []string{"127.0.0.53", serviceAddress, egressAddress}},
+	} {
+		nstest.Do(t, c.from, func() error {
+			for _, to := range append(c.to, nodeAddress) {
+				if err := send(t.Context(), to); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		// One packet comes after the other: once the last is led, the others would be.
+		nstest.Do(t, node, func() error {
+			led, err := awaitLed()
+			for _, to := range c.to {
+				if led[to] {
+					t.Errorf("%s is led to the pod by %s", c.who, to)
+				}
+			}
+			return errors.Join(err, netlink.ConntrackTableFlush(netlink.ConntrackTable))
+		})
+	}
+}
+
+// awaitLed waits until somebody is led to the pod by the node's address, and returns all addresses by which somebody is.
+func awaitLed() (map[string]bool, error) {
+	const patience = 10 * time.Second
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		led, err := ledTo(podAddress)
+		if err != nil || led[nodeAddress] {
+			return led, err
+		}
+		if time.Now().After(deadline) {
+			return led, errors.New("nobody is led to the pod by the node's address")
+		}
+	}
+}
+
+// makeNode makes the calling thread's namespace a node, whose neighbour is another.
+func makeNode(neighbour string) error {
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return err
+	}
+	space, err := os.Open(neighbour)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = space.Close() }()
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far", PeerNamespace: netlink.NsFd(space.Fd())}
+	return errors.Join(
+		netlink.LinkAdd(pair), netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.Tun}, PeerName: "switch"}),
+		up("lo", serviceAddress+"/32"), up("uplink", nodeAddress+"/24"), up("uplink", egressAddress+"/32"), up(host.Tun, "10.128.0.1/23"), up("switch", "198.51.100.1/32"), knowPod(),
+		os.WriteFile("/proc/sys/net/ipv4/conf/"+host.Tun+"/route_localnet", []byte("1"), 0))
+}
+
+// knowPod has the node know the pod's MAC address, so that packets to it go out.
+func knowPod() error {
+	tun, err := netlink.LinkByName(host.Tun)
+	if err != nil {
+		return err
+	}
+	return netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: tun.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(podAddress), HardwareAddr: net.HardwareAddr{0x0a, 0x58, 10, 128, 0, 5},
+	})
+}
+
+// up gives a device an address and sets it up.
+func up(name, address string) error {
+	device, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(device, addr), netlink.LinkSetUp(device))
+}
+
+// via has an address be reached by the node.
+func via(address string) error {
+	return netlink.RouteAdd(&netlink.Route{
+		Dst: &net.IPNet{IP: net.ParseIP(address).To4(), Mask: net.CIDRMask(32, 32)}, Gw: net.ParseIP(nodeAddress), Src: net.ParseIP(neighbourAddress),
+	})
+}
+
+// send sends a packet to the host port at an address.
+func send(ctx context.Context, to string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "udp4", net.JoinHostPort(to, "8080"))
+	if err != nil {
+		return err
+	}
+	_, err = conn.Write([]byte("x"))
+	return errors.Join(err, conn.Close())
+}
+
+// ledTo returns the addresses by which somebody is led to another.
+func ledTo(address string) (map[string]bool, error) {
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	by := map[string]bool{}
+	for _, flow := range flows {
+		if flow.Reverse.SrcIP.String() == address {
+			by[flow.Forward.DstIP.String()] = true
+		}
+	}
+	return by, err
+}
