@@ -61,8 +61,9 @@ type statusWriter struct {
 	wake   chan struct{}
 	// nodes counts who hears of each write.
 	nodes func(context.Context) int
-	// written is when it was last tried to write; before that, begun is when there was first something to write.
-	written, begun time.Time
+	// written is when it was last tried to write; before that, begun is when there was first something to write. soon is when that
+	// was tried last of what is urgent, or a number: how far objects are realised delays none of it.
+	written, soon, begun time.Time
 	// behind is since when what is realised is told otherwise than it is, zero if it is not; spent when marks were written lately.
 	behind time.Time
 	spent  []time.Time
@@ -116,6 +117,9 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	}
 	rest, turn := w.rest(ctx, difference, have.Name, now)
 	last := w.written
+	if difference == urgent {
+		last = w.soon
+	}
 	if last.IsZero() && !state.Ready {
 		// An agent that starts has a moment: what it waits for is told if it has to wait.
 		if w.begun.IsZero() {
@@ -127,8 +131,11 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 		return left, true
 	}
 	w.written, w.behind = now, time.Time{}
-	if difference == marksDiffer {
+	switch difference {
+	case marksDiffer:
 		w.spent = append(w.spent, now)
+	case urgent, numbersDiffer:
+		w.soon = now
 	}
 	if err := w.write(ctx, have, want); err != nil {
 		if ctx.Err() == nil {
