@@ -198,6 +198,8 @@ func Run(ctx context.Context, opts Options) error {
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
+	changed := a.status.changed
+	a.objects.marks.changed.Store(&changed)
 	if a.store, err = attach.Open(a.records); err != nil {
 		return err
 	}
@@ -427,8 +429,13 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.multicast.prepare(ctx, network, &view); err != nil {
 		return view, err
 	}
-	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
+	a.objects.entering(view.Cluster.Mode)
+	if err := a.updateNetwork(ctx, network, view); err != nil {
 		return view, err
+	}
+	a.objects.entered(view.Cluster.Mode)
+	if view.Cluster.Mode == clusternetwork.ModeMultitenant {
+		return view, nil
 	}
 	// Not before pods are isolated otherwise. The modes with VNIDs are those with egress firewalls.
 	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() {
