@@ -14,7 +14,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -196,7 +195,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	a.objects.egressFirewalls.resolve(&a.opts, a.events)
-	a.objects.egressIPs.refused = func(uid types.UID, note string) { a.events.HostSubnet(string(uid), note) }
+	a.objects.egressIPs.refused = a.events.HostSubnet
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
@@ -204,7 +203,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	for _, broken := range a.store.Broken() {
-		opts.Log.Error("a file among the attachment records is none, and was set aside: nothing is opened for it",
+		opts.Log.Error("a file among the attachment records cannot be used: nothing is opened for what it says",
 			"path", broken.Path, "error", broken.Err)
 	}
 	return errors.Join(a.run(ctx), a.store.Close())
@@ -264,8 +263,11 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	e.run(engineCtx, group)
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
-		PolicyProblems:  func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
-		Inhabited:       a.objects.egressFirewalls.signal,
+		PolicyProblems: func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
+		Inhabited: func() {
+			a.objects.egressFirewalls.signal()
+			a.objects.egressIPs.populate()
+		},
 		Privileged:      a.privileged,
 		Reserved:        reservedPorts(a.opts.HealthAddress),
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
@@ -292,6 +294,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })
 	following.Go(func() error { return a.followEgressIPs(followCtx, network) })
 	following.Go(func() error { return a.followMulticast(followCtx, network) })
+	following.Go(func() error { return a.followInhabited(followCtx, network) })
 	following.Go(func() error { return a.objects.egressFirewalls.names.Run(followCtx) })
 	return following.Wait()
 }

@@ -27,16 +27,22 @@ type egressIPs struct {
 	*follower
 	cache cache.Cache
 	node  string
+	// inhabited is told when other namespaces have pods on this node.
+	inhabited chan struct{}
 	// alive tells which nodes with egress addresses do not answer.
 	alive *liveness.Watcher
-	// refused is told of an address that this node is to hold and cannot.
-	refused func(uid types.UID, note string)
+	// refused is told of an address that this node is to hold and cannot, and why, by its HostSubnet's UID and version.
+	refused func(uid types.UID, version string, address netip.Addr, note string)
+	// others returns the node's addresses that are no egress addresses.
+	others func() (map[netip.Addr]struct{}, error)
 
 	// stepping serialises step, and guards what follows.
 	stepping sync.Mutex
 	// known are the NetNamespaces, but for those that cannot be used.
 	known map[string]egressip.Namespace
 	site  site
+	// choices are the ways that lead to several other nodes.
+	choices map[uint32]*choice
 }
 
 // site is what egress addresses depend on of the node and the network.
@@ -45,14 +51,25 @@ type site struct {
 	// node is the node's own address, and network the range that it has on its interface.
 	node    netip.Addr
 	network netip.Prefix
+	// others are the node's addresses that are no egress addresses: who else made them has a use for them.
+	others map[netip.Addr]struct{}
 }
 
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
-		follower: newFollower(vnids, changed), cache: store, node: node, refused: func(types.UID, string) {}, known: map[string]egressip.Namespace{},
+		follower: newFollower(vnids, changed), cache: store, node: node, inhabited: make(chan struct{}, 1),
+		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, known: map[string]egressip.Namespace{},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
 	return e
+}
+
+// populate has it look again which namespaces have pods on this node.
+func (e *egressIPs) populate() {
+	select {
+	case e.inhabited <- struct{}{}:
+	default: // whoever is woken takes this as well
+	}
 }
 
 // prepare tells the network of everything before it is in a mode that has VNIDs, and of what another View makes of it. An
@@ -62,7 +79,7 @@ func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view 
 		return nil
 	}
 	e.stepping.Lock()
-	e.site = site{view.Cluster.Mode, view.Local.HostIP, view.Node.Network}
+	e.site = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network}
 	e.stepping.Unlock()
 	e.await(true)
 	if err := e.begin(ctx); err != nil {
@@ -87,6 +104,7 @@ func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	watched, err := e.follower.end(ctx)
 	if watched {
 		clear(e.known)
+		e.choices = nil
 		e.alive.Watch(nil)
 	}
 	return errors.Join(err, network.UpdateEgressIPs(ctx, overlay.EgressIPs{}))
@@ -108,7 +126,14 @@ func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	if err := e.cache.List(ctx, &subnets, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("HostSubnets: %w", err)
 	}
-	if err := network.UpdateEgressIPs(ctx, e.ways(subnets.Items)); err != nil {
+	others, err := e.others()
+	if err != nil {
+		return fmt.Errorf("the node's addresses: %w", err)
+	}
+	e.site.others = others
+	all := e.ways(subnets.Items)
+	e.alive.Watch(e.asked(network.Inhabited()))
+	if err := network.UpdateEgressIPs(ctx, all); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
 	return nil
@@ -135,8 +160,9 @@ func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error 
 type peer struct {
 	// node is where its tunnels end; gateway is the address by which it is asked whether it is alive: on the way of the traffic.
 	node, gateway netip.Addr
-	// uid is its HostSubnet's.
-	uid types.UID
+	// uid and version are its HostSubnet's.
+	uid     types.UID
+	version string
 }
 
 // ways says how traffic leaves, by all objects.
@@ -147,12 +173,12 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		object := &subnets[i]
 		nodes = append(nodes, egressip.Node{Name: object.Name, IPs: clusternetwork.HostedEgressIPs(object)})
 		if parsed, err := clusternetwork.ParseHostSubnet(object); err == nil && parsed.Subnet.IsValid() {
-			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID}
+			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID, object.ResourceVersion}
 		}
 	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
 	all := overlay.EgressIPs{Ways: map[uint32]overlay.EgressWay{}, Namespaces: map[string]uint32{}}
-	var asked []netip.Addr
+	e.choices = map[uint32]*choice{}
 	for vnid, way := range plan.Ways {
 		here, others := e.split(way.Holders, peers)
 		if here.IsValid() {
@@ -160,21 +186,52 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 			continue
 		}
 		if len(others) > 1 { // of one there is no choice
-			for _, other := range others {
-				asked = append(asked, other.gateway)
-			}
+			e.choices[vnid] = &choice{others: others}
 		}
 		all.Ways[vnid] = overlay.EgressWay{Nodes: e.answering(others)}
 	}
-	e.alive.Watch(asked)
 	for name, ns := range e.known {
 		_, wanted := plan.Ways[ns.VNID]
 		// Where VNIDs isolate nobody, a namespace that happens to have another's is another all the same.
 		if wanted && (e.site.mode == clusternetwork.ModeMultitenant || len(ns.IPs) > 0) {
 			all.Namespaces[name] = ns.VNID
+			if c := e.choices[ns.VNID]; c != nil {
+				c.namespaces = append(c.namespaces, name)
+			}
 		}
 	}
 	return all
+}
+
+// choice is a way that leads to several other nodes, and the namespaces whose pods it is for.
+type choice struct {
+	namespaces []string
+	others     []peer
+}
+
+// asked returns where nodes are to be asked whether they are alive: those that pods on this node leave by, if there is a choice.
+func (e *egressIPs) asked(inhabited map[string]struct{}) []netip.Addr {
+	asked := map[netip.Addr]struct{}{}
+	for _, c := range e.choices {
+		here := func(namespace string) bool {
+			_, has := inhabited[namespace]
+			return has
+		}
+		if !slices.ContainsFunc(c.namespaces, here) {
+			continue
+		}
+		for _, other := range c.others {
+			asked[other.gateway] = struct{}{}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(asked), netip.Addr.Compare)
+}
+
+// askAnew asks those that it takes for the pods that there are now.
+func (e *egressIPs) askAnew(network *overlay.Network) {
+	e.stepping.Lock()
+	defer e.stepping.Unlock()
+	e.alive.Watch(e.asked(network.Inhabited()))
 }
 
 // split returns the address that this node holds, and the other nodes that hold one.
@@ -187,7 +244,8 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 			continue
 		}
 		if err := e.site.check(holder.IP, peers); err != nil {
-			e.refused(peers[e.node].uid, err.Error())
+			own := peers[e.node]
+			e.refused(own.uid, own.version, holder.IP, err.Error())
 			continue
 		}
 		here = holder.IP
@@ -197,6 +255,7 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 
 // check says why the node cannot hold an egress address.
 func (s *site) check(address netip.Addr, peers map[string]peer) error {
+	_, taken := s.others[address]
 	for name, at := range peers {
 		if at.node == address && at.node != s.node {
 			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose one that nobody has", address, name)
@@ -205,6 +264,8 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 	switch {
 	case address == s.node:
 		return fmt.Errorf("egressIPs: %s is the node's own address: choose one that nobody has", address)
+	case taken:
+		return fmt.Errorf("egressIPs: %s is an address of the node already, for something else: choose one that nobody has, or remove it from the node", address)
 	case !s.network.Contains(address):
 		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address: answers would not come here; give it to a node whose network it is in", address, s.network)
 	}
@@ -216,14 +277,15 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 // sent to them leaves by an egress address or not at all.
 func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 	var alive, shares []netip.Addr
-	for _, node := range nodes {
-		if !e.alive.Gone(node.gateway) {
+	gone := make([]bool, len(nodes))
+	for i, node := range nodes {
+		if gone[i] = e.alive.Gone(node.gateway); !gone[i] {
 			alive = append(alive, node.node)
 		}
 	}
 	for i, node := range nodes {
 		at := node.node
-		if len(alive) > 0 && !slices.Contains(alive, at) {
+		if gone[i] && len(alive) > 0 {
 			at = alive[i%len(alive)]
 		}
 		shares = append(shares, at)
@@ -234,6 +296,15 @@ func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 // followEgressIPs keeps them in step until ctx ends.
 func (a *agent) followEgressIPs(ctx context.Context, network *overlay.Network) error {
 	return a.keepInStep(ctx, a.objects.egressIPs.wake, "egress addresses", func() error { return a.objects.egressIPs.step(ctx, network) })
+}
+
+// followInhabited keeps who is asked in step with the pods on this node until ctx ends.
+func (a *agent) followInhabited(ctx context.Context, network *overlay.Network) error {
+	e := a.objects.egressIPs
+	return a.keepInStep(ctx, e.inhabited, "nodes with egress addresses", func() error {
+		e.askAnew(network)
+		return nil
+	})
 }
 
 // uplinkHost is the node's own interface and its kernel.

@@ -26,7 +26,8 @@ func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet
 // egressNode is the agent's part on node n1.
 func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressIPs {
 	e := newEgressIPs(nil, nil, "n1", func() {})
-	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24")}
+	vip := netip.MustParseAddr("192.0.2.50")
+	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24"), map[netip.Addr]struct{}{vip: {}}}
 	for _, ns := range namespaces {
 		e.known[ns.Name] = ns
 	}
@@ -97,6 +98,13 @@ func TestEgressWays(t *testing.T) {
 			"is not in 192.0.2.0/24",
 		},
 		{
+			"nor one that the node has for something else", clusternetwork.ModeMultitenant,
+			[]egressip.Namespace{wants("a", 10, "192.0.2.50")},
+			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50")},
+			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			"is an address of the node already",
+		},
+		{
 			"nor is another node's", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.2")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.2"), n2},
@@ -106,7 +114,7 @@ func TestEgressWays(t *testing.T) {
 	} {
 		e := egressNode(test.mode, test.namespaces...)
 		refused := ""
-		e.refused = func(_ types.UID, note string) { refused += note }
+		e.refused = func(_ types.UID, _ string, _ netip.Addr, note string) { refused += note }
 		got := e.ways(test.hosts)
 		if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
@@ -174,6 +182,45 @@ func TestEgressShares(t *testing.T) {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Nodes are asked only by those with pods that leave by them, and that have a choice.
+func TestEgressNodesAreAskedForPods(t *testing.T) {
+	addr := netip.MustParseAddr
+	wants := func(name string, vnid uint32, ips ...string) egressip.Namespace {
+		ns := egressip.Namespace{Name: name, VNID: vnid}
+		for _, text := range ips {
+			ns.IPs = append(ns.IPs, addr(text))
+		}
+		return ns
+	}
+	e := egressNode(
+		clusternetwork.ModeMultitenant, wants("a", 10, "192.0.2.102", "192.0.2.103"), wants("joined", 10), wants("b", 11, "192.0.2.112", "192.0.2.114"),
+		wants("single", 12, "192.0.2.115"), wants("here", 13, "192.0.2.101", "192.0.2.116"), wants("none", 14),
+	)
+	e.ways([]networkv1.HostSubnet{
+		egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.101"),
+		egressHost("n2", "192.0.2.2", "10.128.2.0/23", "192.0.2.102", "192.0.2.112"),
+		egressHost("n3", "192.0.2.3", "10.128.4.0/23", "192.0.2.103", "192.0.2.116"),
+		egressHost("n4", "192.0.2.4", "10.128.6.0/23", "192.0.2.114"),
+		egressHost("n5", "192.0.2.5", "10.128.8.0/23", "192.0.2.115"),
+	})
+	for inhabited, want := range map[string]string{
+		"": "", "none": "", "single": "", "here": "", "a": "10.128.2.1 10.128.4.1", "joined": "10.128.2.1 10.128.4.1",
+		"b single": "10.128.2.1 10.128.6.1", "a b": "10.128.2.1 10.128.4.1 10.128.6.1",
+	} {
+		names := map[string]struct{}{}
+		for name := range strings.FieldsSeq(inhabited) {
+			names[name] = struct{}{}
+		}
+		var words []string
+		for _, gateway := range e.asked(names) {
+			words = append(words, gateway.String())
+		}
+		if got := strings.Join(words, " "); got != want {
+			t.Errorf("with pods of %q: %q are asked, want %q", inhabited, got, want)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
@@ -54,8 +55,9 @@ type engines struct {
 	looked atomic.Pointer[overlay.Network]
 	// settled is called when an engine may stand otherwise than before.
 	settled func()
-	// uplinkChanged is called when the interface with the node's address may be otherwise than before.
-	uplinkChanged func()
+	// uplinkChanged is called when the interface with the node's address may be otherwise than before, and addressesChanged when
+	// addresses of others may be.
+	uplinkChanged, addressesChanged func()
 	// dry says that engines are read and not written.
 	dry  bool
 	told *metrics.Agent
@@ -69,7 +71,7 @@ func (a *agent) openEngines(ctx context.Context) (*engines, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, dry: a.dry}
+	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal, dry: a.dry}
 	if err := e.open(ctx, a.opts, a.metrics, a.events); err != nil {
 		rows.Close()
 		return nil, err
@@ -237,6 +239,8 @@ func (e *engines) followLinks(ctx context.Context) error {
 		switch {
 		case changed.End != nil && network != nil:
 			network.HostEndChanged(changed.Device, *changed.End)
+		case changed.Attended && changed.Kind == link.KindAddress:
+			e.addressesChanged()
 		case changed.Attended:
 			e.uplinkChanged()
 		case changed.End == nil:
@@ -367,15 +371,20 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 // kernel is the node's own, which tracks the connections to host ports.
 type kernel struct{}
 
-// ForgetHostPorts implements overlay.HostConnections.
+// ForgetHostPorts implements overlay.HostConnections. Who asks for a connection by TCP again begins a new one; by the others it would go on
+// with the former.
 func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
-	var udp []netip.AddrPort
+	var udp, sctp []netip.AddrPort
 	for _, port := range ports {
-		if port.Protocol == "udp" {
-			udp = append(udp, netip.AddrPortFrom(port.Address, port.Port))
+		at := netip.AddrPortFrom(port.Address, port.Port)
+		switch port.Protocol {
+		case "udp":
+			udp = append(udp, at)
+		case "sctp":
+			sctp = append(sctp, at)
 		}
 	}
-	return link.ForgetUDP(udp...)
+	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, udp...), link.ForgetTo(unix.IPPROTO_SCTP, sctp...))
 }
 
 // ForgetTranslatedTo implements overlay.HostConnections.

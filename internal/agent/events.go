@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,8 @@ type Object struct {
 	// Version is the object's resourceVersion, where what is told of another version is another event: client-go takes events for
 	// one, and keeps the first note, that differ in their notes only. "" where it is not.
 	Version string
+	// Field is the part of the object, where what is told of another part is another event; "" where it is not.
+	Field string
 }
 
 // recorder tells of what happened to objects, by events. It never waits for the API server, and keeps little while that is
@@ -102,6 +105,7 @@ func (r *recorder) warn(about Object, reason, action, note string) {
 	r.metrics.Event(true)
 	r.sink.Eventf(&corev1.ObjectReference{
 		Kind: about.Kind, APIVersion: about.APIVersion, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID), ResourceVersion: about.Version,
+		FieldPath: about.Field,
 	}, nil, corev1.EventTypeWarning, reason, action, "%s", note)
 }
 
@@ -146,9 +150,12 @@ func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, re
 	}, reason, "Resolve", r.node+": "+note)
 }
 
-// HostSubnet tells what this node does not do of its HostSubnet.
-func (r *recorder) HostSubnet(uid, note string) {
-	r.warn(Object{Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: uid}, reasonEgressIP, "Program", note)
+// HostSubnet tells why this node does not hold an address of its HostSubnet, of which it knows a version.
+func (r *recorder) HostSubnet(uid types.UID, version string, address netip.Addr, note string) {
+	r.warn(Object{
+		Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: string(uid),
+		Version: version, Field: "egressIPs{" + address.String() + "}",
+	}, reasonEgressIP, "Program", note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

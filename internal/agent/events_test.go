@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -93,6 +95,31 @@ func TestEventsOfPods(t *testing.T) {
 		t.Errorf("events %v", have)
 	}
 	scrape(t, m, `weft_events_total{result="sent"} 5`, `weft_events_total{result="dropped"} 0`)
+}
+
+// Each address that a node does not hold is told, and again when its HostSubnet is another: none is taken for one that was told before.
+func TestEventsOfEgressIPs(t *testing.T) {
+	clients := clientset.NewClientset()
+	r, err := newRecorder(t.Context(), clients, &Options{Node: "n1"}, metrics.NewAgent("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, vip := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.50")
+	r.HostSubnet("u", "7", own, "own")
+	r.HostSubnet("u", "7", own, "own")
+	r.HostSubnet("u", "7", vip, "virtual")
+	r.HostSubnet("u", "8", own, "own, still")
+	eventually(t, "three events", func() bool {
+		list, err := clients.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := map[string]int{}
+		for _, e := range list.Items {
+			notes[e.Note]++
+		}
+		return maps.Equal(notes, map[string]int{"own": 1, "virtual": 1, "own, still": 1})
+	})
 }
 
 // What a node does not do of a Service is told on that Service, by its UID: kubectl describe finds it by that.

@@ -113,8 +113,8 @@ func (s *Store) lookAtExtra() error {
 	return s.loadExtra(root, func(string) error { return nil })
 }
 
-// loadExtra gives the records what is theirs. What is of no record, remove is called with. A file that cannot be understood is
-// Broken; it stays until its record goes.
+// loadExtra gives the records what is theirs. What is of no record, remove is called with; what it cannot remove is Broken, and so is a file
+// that cannot be understood, which stays until its record goes.
 func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 	s.extra.there = map[Key]extraFile{}
 	named := make(map[string]Key, len(s.records))
@@ -130,7 +130,7 @@ func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 		key, known := named[name]
 		if !known {
 			if err := ignoreMissing(remove(name)); err != nil {
-				return fmt.Errorf("what is of no attachment: %w", err)
+				s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("it is of no attachment, and stays: %w", err)})
 			}
 			continue
 		}

@@ -152,6 +152,22 @@ func TestBrokenHostPorts(t *testing.T) {
 	}
 }
 
+// What somebody has put into the folder keeps no agent from starting.
+func TestForeignBesideRecords(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "attachments"))
+	a := published(1, web())
+	put(t, s, a)
+	foreign := filepath.Join(s.path+extraSuffix, "foreign")
+	if err := os.MkdirAll(filepath.Join(foreign, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s)
+	wantList(t, s, a)
+	if broken := s.Broken(); len(broken) != 1 || broken[0].Path != foreign {
+		t.Errorf("broken: %v", broken)
+	}
+}
+
 // Whichever step fails or is the last, nothing of host ports is left without a record, and no record without its host ports.
 func TestHostPortsFault(t *testing.T) {
 	for _, crash := range []bool{false, true} {

@@ -59,7 +59,7 @@ func (e *HostPortError) Error() string {
 	return fmt.Sprintf("host port %s leads to pod %s already (attachment %s)", e.Port, e.Pod, e.Holder)
 }
 
-// Broken is a file in the store's directory that is no record. Nothing was made of it.
+// Broken is a file in the store's directory, or beside it, that is no record, or not what a record has. Nothing was made of it.
 type Broken struct {
 	// Path is where the file is now.
 	Path string

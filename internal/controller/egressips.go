@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -91,6 +93,9 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	if !r.ask(&state) {
+		return reconcile.Result{}, nil
+	}
 	result := plan.EgressIPs(state)
 	for _, p := range r.report.tell(append(problems, result.Problems...), actionAssignEgressIP) {
 		r.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
@@ -102,7 +107,7 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 	return settled, err
 }
 
-// cached reads everything, and has the nodes with ranges asked whether they are alive.
+// cached reads everything.
 func (r *egressReconciler) cached(ctx context.Context) (plan.EgressIPState, []plan.Problem, error) {
 	var nodes corev1.NodeList
 	var hostSubnets networkv1.HostSubnetList
@@ -128,35 +133,38 @@ func (r *egressReconciler) cached(ctx context.Context) (plan.EgressIPState, []pl
 			state.Capacity[node.Name] = capacity
 		}
 	}
-	r.ask(&state)
 	return state, problems, nil
 }
 
-// ask has the nodes with ranges asked, and adds those that do not answer. Where none of them does, it is more likely that this
-// controller is cut off: then only what the API server says counts.
-func (r *egressReconciler) ask(state *plan.EgressIPState) {
-	var asked []netip.Addr
-	gone := map[string]bool{}
+// ask has the nodes with ranges asked, and adds those that do not answer, or have not yet: what a controller before this one knew of them,
+// this one does not. Where none of them does, it is more likely that this controller is cut off: then only what the API server says
+// counts. It returns false while it is not known of all whether they answer, which r.changed tells of.
+func (r *egressReconciler) ask(state *plan.EgressIPState) (known bool) {
+	hosts := map[string]netip.Addr{}
 	for i := range state.HostSubnets {
 		hs := &state.HostSubnets[i]
 		if addr, err := netip.ParseAddr(hs.HostIP); err == nil && len(hs.EgressCIDRs) > 0 {
-			asked = append(asked, addr)
-			gone[hs.Name] = r.alive.Gone(addr)
+			hosts[hs.Name] = addr
 		}
 	}
-	r.alive.Watch(asked)
-	count := 0
-	for _, is := range gone {
-		if is {
-			count++
+	r.alive.Watch(slices.Collect(maps.Values(hosts)))
+	unproven, gone, answers := map[string]bool{}, map[string]bool{}, false
+	for name, addr := range hosts {
+		answered, known := r.alive.Answered(addr)
+		if !known {
+			return false
 		}
+		unproven[name], gone[name] = !answered, r.alive.Gone(addr)
+		answers = answers || answered && !gone[name]
 	}
-	if count == len(gone) {
-		return
+	if !answers {
+		return true
 	}
-	for name, is := range gone {
-		state.Offline[name] = state.Offline[name] || is
+	state.Unproven = unproven
+	for name := range hosts {
+		state.Offline[name] = state.Offline[name] || gone[name]
 	}
+	return true
 }
 
 // isReady reports whether a Node's kubelet tells that it works. One that has told nothing yet counts as ready.

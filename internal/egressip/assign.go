@@ -28,7 +28,8 @@ func Assign(namespaces []Namespace, nodes []Node) Assignment {
 	if len(a.nodes) == 0 {
 		return Assignment{}
 	}
-	kept, dropped := a.keep(a.listed(), nil)
+	off := a.leave()
+	kept, dropped := a.keep(a.listed(), off)
 	round := a.place(kept, dropped)
 	if len(dropped) == 0 {
 		if released := a.rebalance(round); len(released) > 0 {
@@ -104,12 +105,21 @@ func newAssigner(namespaces []Namespace, nodes []Node) *assigner {
 		}
 	}
 	slices.SortFunc(a.nodes, func(x, y Node) int { return cmp.Compare(x.Name, y.Name) })
+	a.doubt()
 	for _, ip := range a.claims.turns() {
 		if vnids := a.claims.vnids[ip]; len(vnids) == 1 && !byHand.has(ip) {
 			a.order, a.project[ip] = append(a.order, ip), vnids[0]
 		}
 	}
 	return a
+}
+
+// doubt takes back what is told of nodes, where it is told of all: then it is more likely that who tells it is cut off.
+func (a *assigner) doubt() {
+	online := slices.ContainsFunc(a.nodes, func(n Node) bool { return !n.Offline })
+	for i := range a.nodes {
+		a.nodes[i].Offline = a.nodes[i].Offline && online
+	}
 }
 
 // turns returns all wanted addresses: in turn one of each project, those that want the fewest first.
@@ -148,6 +158,33 @@ func (a *assigner) listed() map[netip.Addr]string {
 	return at
 }
 
+// leave returns the addresses of nodes that do not answer, that others can have: by what this round, without them, and the next one
+// would make of it. What nobody else can have stays where it is.
+func (a *assigner) leave() ipSet {
+	offline, leaving := ipSet{}, ipSet{}
+	now := a.listed()
+	for ip, name := range now {
+		if a.node(name).Offline {
+			offline[ip] = struct{}{}
+		}
+	}
+	if len(offline) == 0 {
+		return nil
+	}
+	next := a.place(a.place(a.keep(now, offline)), nil)
+	for ip := range offline {
+		if _, taken := next.at[ip]; taken {
+			leaving[ip] = struct{}{}
+		}
+	}
+	return leaving
+}
+
+// node returns a node with ranges by its name.
+func (a *assigner) node(name string) *Node {
+	return &a.nodes[slices.IndexFunc(a.nodes, func(n Node) bool { return n.Name == name })]
+}
+
 // keep returns what stays where it is, without what is to be released, and what is taken off its node.
 func (a *assigner) keep(now map[netip.Addr]string, release ipSet) (kept *placement, dropped ipSet) {
 	kept, dropped = newPlacement(), ipSet{}
@@ -159,8 +196,7 @@ func (a *assigner) keep(now map[netip.Addr]string, release ipSet) (kept *placeme
 			}
 			continue
 		}
-		at := slices.IndexFunc(a.nodes, func(n Node) bool { return n.Name == name })
-		if release.has(ip) || a.refuses(&a.nodes[at], ip, kept) != "" {
+		if release.has(ip) || a.unfit(a.node(name), ip, kept) != "" {
 			dropped[ip] = struct{}{}
 			continue
 		}
@@ -169,14 +205,26 @@ func (a *assigner) keep(now map[netip.Addr]string, release ipSet) (kept *placeme
 	return kept, dropped
 }
 
-// refuses says why a node cannot have an address besides what is placed already, "" if it can.
+// refuses says why a node cannot get an address besides what is placed already, "" if it can.
 func (a *assigner) refuses(node *Node, ip netip.Addr, placed *placement) string {
+	if why := a.unfit(node, ip, placed); why != "" {
+		return why
+	}
+	switch {
+	case node.Offline:
+		return "does not answer"
+	case node.Unproven:
+		return "has not answered yet"
+	}
+	return ""
+}
+
+// unfit says why a node cannot have an address besides what is placed already, even if it has it, "" if it can.
+func (a *assigner) unfit(node *Node, ip netip.Addr, placed *placement) string {
 	other, taken := placed.has[seat{node.Name, a.project[ip]}]
 	switch {
 	case !slices.ContainsFunc(node.CIDRs, func(c netip.Prefix) bool { return c.Contains(ip) }):
 		return "has it not in its egressCIDRs"
-	case node.Offline:
-		return "does not answer"
 	case taken:
 		return "has " + other.String() + " for this project already"
 	case node.Limited && placed.count[node.Name] >= node.Capacity:
@@ -233,7 +281,13 @@ func compareRoom(x, y *Node, counts map[string]int) int {
 
 // rebalance returns what is to be taken off nodes so that others get their part.
 func (a *assigner) rebalance(round *placement) ipSet {
-	fresh := a.place(newPlacement(), nil)
+	fresh := newPlacement()
+	for ip, name := range round.at { // who has not answered gets nothing, and gives nothing
+		if a.node(name).Unproven {
+			fresh.put(ip, name, a.project[ip])
+		}
+	}
+	fresh = a.place(fresh, nil)
 	empty := a.empty(round, fresh)
 	released, now := ipSet{}, a.listed()
 	for ip, name := range fresh.at {

@@ -24,6 +24,8 @@ func with(n egressip.Node, change func(*egressip.Node)) egressip.Node {
 
 func offline(n *egressip.Node) { n.Offline = true }
 
+func unproven(n *egressip.Node) { n.Unproven = true }
+
 func capacity(most int) func(*egressip.Node) {
 	return func(n *egressip.Node) { n.Limited, n.Capacity = true, most }
 }
@@ -69,6 +71,39 @@ func TestAssign(t *testing.T) {
 			"and to another in the second", wanted[2:],
 			[]egressip.Node{with(auto("n1"), offline), auto("n2")},
 			lists{"n1": nil, "n2": ips(6)},
+			false, "",
+		},
+		{
+			"off a node that does not answer only what another can have",
+			[]egressip.Namespace{ns("a", 10, 1, 2), ns("b", 11, 3)},
+			[]egressip.Node{with(auto("n1", 1, 3), offline), auto("n2", 2)},
+			lists{"n1": ips(1), "n2": ips(2)},
+			true, "",
+		},
+		{
+			"none off it that another would take, were there not one without a node that it takes first",
+			[]egressip.Namespace{ns("a", 10, 1), ns("b", 11, 2)},
+			[]egressip.Node{with(auto("n1", 2), offline), with(auto("n2"), capacity(1))},
+			lists{"n1": ips(2), "n2": ips(1)},
+			false, "",
+		},
+		{
+			"none where no node answers", wanted[2:],
+			[]egressip.Node{with(auto("n1", 6), offline), with(auto("n2"), offline)},
+			lists{"n1": ips(6), "n2": nil},
+			false, "",
+		},
+		{
+			"nothing to one that has not answered yet, and nothing off it", wanted,
+			[]egressip.Node{with(auto("n1", 6), unproven), auto("n2")},
+			lists{"n1": ips(6), "n2": ips(4, 1)},
+			false, "node n1 has not answered yet",
+		},
+		{
+			"nor to balance, nor from it",
+			[]egressip.Namespace{ns("a", 10, 1), ns("b", 11, 2), ns("c", 12, 3), ns("d", 13, 4), ns("e", 14, 5), ns("f", 15, 6)},
+			[]egressip.Node{with(auto("n1", 1, 2, 3, 4), unproven), auto("n2", 5, 6), with(auto("n3"), unproven)},
+			lists{"n1": ips(1, 2, 3, 4), "n2": ips(5, 6), "n3": nil},
 			false, "",
 		},
 		{

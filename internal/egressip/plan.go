@@ -28,8 +28,10 @@ type Node struct {
 	// Limited says that it can hold at most Capacity addresses.
 	Limited  bool
 	Capacity int
-	// Offline says that it does not answer. Only Assign looks at it.
+	// Offline says that it does not answer: what another can have instead is taken off it. Only Assign looks at it.
 	Offline bool
+	// Unproven says that it is not known to answer: it keeps what it has, and gets nothing. Only Assign looks at it.
+	Unproven bool
 }
 
 // Holder is an address in use.

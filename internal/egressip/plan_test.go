@@ -176,6 +176,7 @@ func drawWorld(t *rapid.T, automatic bool) world {
 			}), 1, 2).Draw(t, "cidrs")
 			n.Limited, n.Capacity = rapid.Bool().Draw(t, "limited"), rapid.IntRange(0, 5).Draw(t, "capacity")
 			n.Offline = rapid.IntRange(0, 3).Draw(t, "offline") == 0
+			n.Unproven = rapid.IntRange(0, 5).Draw(t, "unproven") == 0
 		}
 		w.nodes = append(w.nodes, n)
 	}
@@ -273,6 +274,7 @@ func (w *world) at() map[netip.Addr][]string {
 func TestAssignNeverMovesInOneRoundAndSettles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t, true)
+		lasting := w.lasting()
 		for round := 0; ; round++ {
 			before := w.at()
 			a := egressip.Assign(w.namespaces, w.nodes)
@@ -293,10 +295,37 @@ func TestAssignNeverMovesInOneRoundAndSettles(t *testing.T) {
 			}
 		}
 		w.checkSettled(t)
+		for _, addr := range lasting {
+			if len(w.at()[addr]) == 0 {
+				t.Fatalf("%s was at a node that does not answer, and is nowhere", addr)
+			}
+		}
 	})
 }
 
+// lasting are addresses that nodes that do not answer list, and nothing else keeps them from having.
+func (w *world) lasting() []netip.Addr {
+	var lasting []netip.Addr
+	for _, n := range w.nodes {
+		seats := map[uint32]int{}
+		for _, addr := range n.IPs {
+			for _, vnid := range w.wanters(addr) {
+				seats[vnid]++
+			}
+		}
+		for _, addr := range n.IPs {
+			vnids := w.wanters(addr)
+			fits := slices.ContainsFunc(n.CIDRs, func(c netip.Prefix) bool { return c.Contains(addr) }) && (!n.Limited || len(n.IPs) <= n.Capacity)
+			if n.Offline && fits && len(w.hosts(addr)) == 1 && len(vnids) == 1 && seats[vnids[0]] == 1 {
+				lasting = append(lasting, addr)
+			}
+		}
+	}
+	return lasting
+}
+
 func (w *world) checkRound(t *rapid.T, before map[netip.Addr][]string, a egressip.Assignment) {
+	judged := slices.ContainsFunc(w.nodes, func(n egressip.Node) bool { return len(n.CIDRs) > 0 && !n.Offline })
 	for addr, nodes := range w.at() {
 		for _, name := range nodes {
 			if had := before[addr]; len(had) > 0 && !slices.Contains(had, name) {
@@ -310,8 +339,11 @@ func (w *world) checkRound(t *rapid.T, before map[netip.Addr][]string, a egressi
 		}
 		seats := map[uint32]netip.Addr{}
 		for _, addr := range a.IPs[n.Name] {
-			if n.Offline || !slices.ContainsFunc(n.CIDRs, func(c netip.Prefix) bool { return c.Contains(addr) }) {
-				t.Fatalf("%s is given to %s, offline %v, with %v", addr, n.Name, n.Offline, n.CIDRs)
+			if (n.Offline && judged || n.Unproven) && !slices.Contains(before[addr], n.Name) {
+				t.Fatalf("%s is given to %s, offline %v, unproven %v", addr, n.Name, n.Offline, n.Unproven)
+			}
+			if !slices.ContainsFunc(n.CIDRs, func(c netip.Prefix) bool { return c.Contains(addr) }) {
+				t.Fatalf("%s is given to %s, with %v", addr, n.Name, n.CIDRs)
 			}
 			vnids := w.wanters(addr)
 			if len(vnids) != 1 {

@@ -87,6 +87,22 @@ func (s *session) commitAddress(item *Address, remove bool) error {
 	return nil
 }
 
+// OtherAddresses returns the IPv4 addresses of this network namespace, on any device, that are no [Address] item: they are somebody
+// else's.
+func OtherAddresses() (map[netip.Addr]struct{}, error) {
+	list, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("listing addresses: %w", err)
+	}
+	others := map[netip.Addr]struct{}{}
+	for _, have := range list {
+		if have.Label != AddressLabel {
+			others[toPrefix(have.IPNet).Addr()] = struct{}{}
+		}
+	}
+	return others, nil
+}
+
 // isItem reports whether a message about an address is about an [Address].
 func isItem(attributes []byte) bool {
 	if !wellFormed(attributes) {

@@ -3,6 +3,7 @@
 package link_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,7 +194,8 @@ func TestRealForeign(t *testing.T) {
 	}
 }
 
-// Of a device that is attended to, changes of itself and of its addresses are told, and it is not taken into care.
+// Of a device that is attended to, changes of itself and of its addresses are told, and it is not taken into care; of all others,
+// changes of their addresses.
 func TestRealAttend(t *testing.T) {
 	s, home := subject(t)
 	engine := s.Engine.(*link.Engine)
@@ -207,11 +209,20 @@ func TestRealAttend(t *testing.T) {
 		t.Fatal(err)
 	}
 	engine.Attend("wtuplink")
+	about := map[string]string{"address of another": "lo"}
 	for name, change := range map[string]func(netlink.Link) error{
 		"mtu": func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1400) },
 		"address": func(l netlink.Link) error {
 			address, err := netlink.ParseAddr("192.0.2.1/24")
 			return errors.Join(err, netlink.AddrAdd(l, address))
+		},
+		"address of another": func(netlink.Link) error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			address, err := netlink.ParseAddr("192.0.2.50/32")
+			return errors.Join(err, netlink.AddrAdd(lo, address))
 		},
 	} {
 		nstest.Do(t, home, func() error {
@@ -221,7 +232,7 @@ func TestRealAttend(t *testing.T) {
 		for told := false; !told; {
 			select {
 			case drift := <-drifts:
-				told = drift.Attended && drift.Device == "wtuplink"
+				told = drift.Attended && drift.Device == cmp.Or(about[name], "wtuplink")
 			case <-ctx.Done():
 				t.Fatalf("%s: not told", name)
 			}

@@ -1,45 +1,48 @@
 package link
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// ForgetUDP has the kernel forget the connections of this network namespace to UDP ports of its own, at one of its addresses or, where
-// none is given, at all. An address that is not the namespace's own has none.
-func ForgetUDP(ports ...netip.AddrPort) error {
+// ForgetTo has the kernel forget the connections of this network namespace to ports of its own of a protocol (unix.IPPROTO_UDP), at one of its
+// addresses or, where none is given, at all. An address that is not the namespace's own has none.
+func ForgetTo(protocol uint8, ports ...netip.AddrPort) error {
 	if len(ports) == 0 {
 		return nil
 	}
 	own, err := ownAddresses()
-	if err != nil {
-		return fmt.Errorf("forgetting the connections to UDP ports: %w", err)
+	if err == nil {
+		_, err = forget(toPorts(protocol, ports), func(c *connection) bool {
+			return c.protocol == protocol && (own[c.to] || c.to.IsLoopback()) && slices.ContainsFunc(ports, func(port netip.AddrPort) bool {
+				return port.Port() == c.port && (!port.Addr().IsValid() || port.Addr() == c.to)
+			})
+		})
 	}
-	if err := forget(toUDP{ports, own}); err != nil {
-		return fmt.Errorf("forgetting the connections to UDP ports %v: %w", ports, err)
+	if err != nil {
+		return fmt.Errorf("forgetting the connections to ports %v of protocol %d: %w", ports, protocol, err)
 	}
 	return nil
 }
 
-// forget has the kernel forget the connections that a filter finds. Those of a switch's zones are the switch's.
-func forget(filter netlink.CustomConntrackFilter) error {
-	_, err := dump(func() ([]struct{}, error) {
-		_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, hosts{filter})
-		return nil, err
-	})
-	return err
-}
-
-// hosts finds what a filter finds of the host's own zone.
-type hosts struct{ netlink.CustomConntrackFilter }
-
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (h hosts) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	return flow.Zone == 0 && h.CustomConntrackFilter.MatchConntrackFlow(flow)
+// ForgetLedTo has the kernel forget the connections of this network namespace that are led to an address for which they were not. All
+// addresses cost one look at the table.
+func ForgetLedTo(addresses ...netip.Addr) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	_, err := forget(ledTo(addresses), func(c *connection) bool { return c.by != c.to && slices.Contains(addresses, c.by) })
+	if err != nil {
+		return fmt.Errorf("forgetting the connections that are led to %v: %w", addresses, err)
+	}
+	return nil
 }
 
 // ownAddresses returns the addresses of all devices of this network namespace.
@@ -52,43 +55,124 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 	return own, err
 }
 
-// toUDP finds connections to UDP ports of own addresses.
-type toUDP struct {
-	ports []netip.AddrPort
-	own   map[netip.Addr]bool
-}
+// What the netlink package has not of connection tracking (nfnetlink_conntrack.h, and nf_internals.h for the flags).
+const (
+	ctaZone             = 18
+	ctaFilter           = 25
+	ctaFilterOrigFlags  = 1
+	ctaFilterReplyFlags = 2
+	ctFilterIPSrc       = 1 << 0
+	ctFilterProtocol    = 1 << 3
+	ctFilterDstPort     = 1 << 5
+)
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (u toUDP) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	to := toAddr(flow.Forward.DstIP)
-	if flow.Forward.Protocol != unix.IPPROTO_UDP || !u.own[to] && !to.IsLoopback() {
-		return false
+// toPorts narrows a look at the table down to connections to ports; ledTo, to those that are led to addresses. The kernel compares with
+// one of each: of several, all are looked at. One before 5.8 tells of all in any case, so what it tells is still to be compared.
+func toPorts(protocol uint8, ports []netip.AddrPort) []*nl.RtAttr {
+	port, flags := ports[0].Port(), uint32(ctFilterProtocol)
+	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
+	proto := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
+	proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{protocol})
+	if !slices.ContainsFunc(ports, func(p netip.AddrPort) bool { return p.Port() != port }) {
+		flags |= ctFilterDstPort
+		proto.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(port))
 	}
-	return slices.ContainsFunc(u.ports, func(port netip.AddrPort) bool {
-		return port.Port() == flow.Forward.DstPort && (!port.Addr().IsValid() || port.Addr() == to)
-	})
+	return narrowed(tuple, ctaFilterOrigFlags, flags)
 }
 
-// ForgetLedTo has the kernel forget the connections of this network namespace that are led to an address for which they were not. All
-// addresses cost one look at the table.
-func ForgetLedTo(addresses ...netip.Addr) error {
-	if len(addresses) == 0 {
+func ledTo(addresses []netip.Addr) []*nl.RtAttr {
+	if len(addresses) > 1 {
 		return nil
 	}
-	to := make(ledTo, len(addresses))
-	for _, address := range addresses {
-		to[address] = true
-	}
-	if err := forget(to); err != nil {
-		return fmt.Errorf("forgetting the connections that are led to %v: %w", addresses, err)
-	}
-	return nil
+	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_REPLY, nil)
+	tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil).AddRtAttr(nl.CTA_IP_V4_SRC, addresses[0].AsSlice())
+	return narrowed(tuple, ctaFilterReplyFlags, ctFilterIPSrc)
 }
 
-// ledTo finds connections whose destination is translated to one of the addresses.
-type ledTo map[netip.Addr]bool
+// narrowed returns a tuple with the flags that say what of it counts.
+func narrowed(tuple *nl.RtAttr, kind int, flags uint32) []*nl.RtAttr {
+	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
+	filter.AddRtAttr(kind, nl.Uint32Attr(flags))
+	return []*nl.RtAttr{tuple, filter}
+}
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (l ledTo) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	return l[toAddr(flow.Reverse.SrcIP)] && !flow.Forward.DstIP.Equal(flow.Reverse.SrcIP)
+// forget has the kernel forget the connections that matches finds among those that narrow asks about. Those of a switch's zones are the
+// switch's. It returns how many the kernel told of.
+func forget(narrow []*nl.RtAttr, matches func(c *connection) bool) (told int, err error) {
+	found, err := dump(func() ([][]byte, error) {
+		var found [][]byte
+		told = 0
+		request := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+		for _, attribute := range narrow {
+			request.AddData(attribute)
+		}
+		err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+			told++
+			attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
+			if c := parseConnection(attributes); c.zone == 0 && matches(&c) {
+				found = append(found, attributes)
+			}
+			return true
+		})
+		return found, err
+	})
+	errs := []error{err}
+	for _, attributes := range found {
+		request := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+		request.AddRawData(attributes)
+		if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) { // ENOENT: it has ended
+			errs = append(errs, err)
+		}
+	}
+	return told, errors.Join(errs...)
+}
+
+func conntrackRequest(operation, flags int) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	return request
+}
+
+// connection is what is asked about one: its protocol, whom it was for, who answers, and the zone it is in.
+type connection struct {
+	protocol uint8
+	to, by   netip.Addr
+	port     uint16 // of to
+	zone     uint16
+}
+
+// parseConnection reads a message of the kernel's. What is not there stays empty.
+func parseConnection(attributes []byte) connection {
+	var c connection
+	c.to, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST))
+	c.by, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC))
+	if protocol := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(protocol) == 1 {
+		c.protocol = protocol[0]
+	}
+	if port := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_DST_PORT); len(port) == 2 {
+		c.port = binary.BigEndian.Uint16(port)
+	}
+	if zone := attribute(attributes, ctaZone); len(zone) == 2 {
+		c.zone = binary.BigEndian.Uint16(zone)
+	}
+	return c
+}
+
+// attribute returns the payload of an attribute, which the others before it in path are around; nil if there is none.
+func attribute(attributes []byte, path ...uint16) []byte {
+	for len(attributes) >= nl.SizeofNfattr {
+		size, kind := int(binary.NativeEndian.Uint16(attributes)), binary.NativeEndian.Uint16(attributes[2:])&nl.NLA_TYPE_MASK
+		if size < nl.SizeofNfattr || size > len(attributes) {
+			return nil
+		}
+		if kind == path[0] {
+			payload := attributes[nl.SizeofNfattr:size]
+			if len(path) == 1 {
+				return payload
+			}
+			return attribute(payload, path[1:]...)
+		}
+		attributes = attributes[min((size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(attributes)):]
+	}
+	return nil
 }

@@ -55,6 +55,7 @@ func TestForget(t *testing.T) {
 			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_UDP, 53},       // before there was a pod
 			{"192.0.2.1", pod, unix.IPPROTO_UDP, 54},               // led to a pod, at a port that is not asked about first
 			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_TCP, 53},       // another protocol
+			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_SCTP, 55},      // by SCTP
 			{"127.0.0.1", "127.0.0.1", unix.IPPROTO_UDP, 53},       // loopback
 			{"198.51.100.1", "198.51.100.1", unix.IPPROTO_UDP, 53}, // somebody else's port
 			{pod, pod, unix.IPPROTO_UDP, 53},                       // to the pod itself
@@ -71,16 +72,25 @@ func TestForget(t *testing.T) {
 			}
 		}
 		one, loop, tcp := "192.0.2.1:54 by "+pod, "127.0.0.1:53 by 127.0.0.1", "192.0.2.1:53 by 192.0.2.1"
+		const sctp = "192.0.2.1:0 by 192.0.2.1" // whose port the netlink package does not read
 		others := []string{"198.51.100.1:53 by 198.51.100.1", pod + ":53 by " + pod}
-		expect("before", append([]string{tcp, tcp, one, loop}, others...)...)
-		if err := link.ForgetUDP(netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), 53)); err != nil {
+		expect("before", append([]string{tcp, tcp, sctp, one, loop}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), 53)); err != nil {
 			return err
 		}
-		expect("one address", append([]string{tcp, one, loop}, others...)...)
-		if err := link.ForgetUDP(netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), 54)); err != nil {
+		expect("one address", append([]string{tcp, sctp, one, loop}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), 54)); err != nil {
 			return err
 		}
-		expect("all addresses", append([]string{tcp, one}, others...)...)
+		expect("all addresses", append([]string{tcp, sctp, one}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.Addr{}, 54)); err != nil {
+			return err
+		}
+		expect("another port of SCTP", append([]string{tcp, sctp, one}, others...)...)
+		if err := link.ForgetTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 55)); err != nil {
+			return err
+		}
+		expect("SCTP", append([]string{tcp, one}, others...)...)
 		if err := link.ForgetLedTo(netip.MustParseAddr("10.128.0.6"), netip.MustParseAddr(pod)); err != nil {
 			return err
 		}

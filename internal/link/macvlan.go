@@ -236,7 +236,7 @@ func (p *Pods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
 		}
 		return err
 	})
-	if errors.Is(err, ErrNoNamespace) {
+	if errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNotNamespace) {
 		return nil
 	}
 	return err

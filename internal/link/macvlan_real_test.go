@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -133,6 +135,13 @@ func TestMacvlan(t *testing.T) {
 	}
 	if err := pods.DeleteMacvlan(ctx, of(first+"-gone", "a")); err != nil {
 		t.Errorf("without its namespace: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("no namespace"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := pods.DeleteMacvlan(ctx, of(file, "a")); err != nil {
+		t.Errorf("something else where its namespace was: %v", err)
 	}
 	if _, err := pods.CreateMacvlan(ctx, of(first+"-gone", "a")); !errors.Is(err, link.ErrNoNamespace) {
 		t.Errorf("into no namespace: %v", err)

@@ -24,7 +24,8 @@ type Drift struct {
 	Kind Kind
 	// End is what the device is like now, where it is the host's end of a pod's pair.
 	End *HostEnd
-	// Attended says that the device is the one of Attend.
+	// Attended says that the device is the one of Attend; or, with KindAddress, that an IPv4 address of another device that is not in
+	// care has come or gone.
 	Attended bool
 	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
 	Err error
@@ -37,7 +38,7 @@ const driftBuffer = 64
 const watchBuffer = 4 << 20
 
 // Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace, and of the pods' host
-// ends there, until ctx ends; then
+// ends there, and of other devices' IPv4 addresses, until ctx ends; then
 // the channel is closed. Changes that the engine itself makes are among them: a reader compares, and finds nothing to do. The first
 // value, with All set, says that watching has begun. When the kernel dropped events (ENOBUFS), All is reported. Slow readers lose
 // detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
@@ -172,7 +173,11 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 		if isItem(data[unix.SizeofIfAddrmsg:]) {
 			return Drift{Device: w.names[int(nl.DeserializeIfAddrmsg(data).Index)], Kind: KindAddress}, true
 		}
-		return w.about(int(nl.DeserializeIfAddrmsg(data).Index), KindDevice)
+		drift, known := w.about(int(nl.DeserializeIfAddrmsg(data).Index), KindDevice)
+		if !known && data[0] == unix.AF_INET { // one of OtherAddresses
+			return Drift{Device: drift.Device, Kind: KindAddress, Attended: true}, true
+		}
+		return drift, known
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		if len(data) < unix.SizeofNdMsg {
 			return Drift{}, false

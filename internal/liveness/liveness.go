@@ -11,7 +11,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -38,7 +37,8 @@ var errNoAnswer = errors.New("no answer")
 
 // Watcher asks hosts. The zero value is ready.
 type Watcher struct {
-	// Changed is called when what Gone returns has changed. It must not wait. Nil: nobody is told.
+	// Changed is called when what Gone returns has changed, and where Proven is set, what Answered returns. It must not wait. Nil:
+	// nobody is told.
 	Changed func()
 	// Proven says that only a host that has answered once can be gone: where a firewall may keep the question from hosts that
 	// are well.
@@ -55,20 +55,35 @@ type Watcher struct {
 type host struct {
 	stop     context.CancelFunc // nil: nobody asks yet
 	answered bool
+	// silent counts the tries before the first answer.
+	silent int
 	verdict
 }
 
-// Watch has these hosts asked from now on, and no others. A host that is new counts as alive until it is known to be gone.
+// Watch has these hosts asked from now on, and no others. A host that is new counts as alive until it is known to be gone, and
+// so does one that is watched no more: that Changed tells of as well.
 func (w *Watcher) Watch(hosts []netip.Addr) {
+	if w.watch(hosts) && w.Changed != nil {
+		w.Changed()
+	}
+}
+
+// watch is Watch, and reports whether it changes what Gone returns.
+func (w *Watcher) watch(hosts []netip.Addr) (changed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begin()
+	watched := make(map[netip.Addr]struct{}, len(hosts))
+	for _, addr := range hosts {
+		watched[addr] = struct{}{}
+	}
 	for addr, h := range w.hosts {
-		if !slices.Contains(hosts, addr) {
+		if _, still := watched[addr]; !still {
 			if h.stop != nil {
 				h.stop()
 			}
 			delete(w.hosts, addr)
+			changed = changed || h.gone
 		}
 	}
 	for _, addr := range hosts {
@@ -80,6 +95,7 @@ func (w *Watcher) Watch(hosts []netip.Addr) {
 	case w.wake <- struct{}{}:
 	default:
 	}
+	return changed
 }
 
 // begin makes what the zero value has not. The caller holds mu.
@@ -95,6 +111,31 @@ func (w *Watcher) Gone(addr netip.Addr) bool {
 	defer w.mu.Unlock()
 	h := w.hosts[addr]
 	return h != nil && h.gone
+}
+
+// Answered reports whether a host that is watched has ever answered, and whether that is known: one that is new is given the time in
+// which another is known to be gone.
+func (w *Watcher) Answered(addr netip.Addr) (answered, known bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.hosts[addr]
+	return h != nil && h.answered, h != nil && h.known()
+}
+
+func (h *host) known() bool { return h.answered || h.silent >= missesMax }
+
+// heard takes an answer of a host, or that there was none, and reports whether that changes what is told of it. The caller holds mu.
+func (w *Watcher) heard(h *host, answers bool) bool {
+	answered, known := h.answered, h.known()
+	h.answered = answered || answers
+	if !h.answered {
+		h.silent = min(h.silent+1, missesMax)
+	}
+	if !w.Proven {
+		return h.note(answers)
+	}
+	judged := h.answered && h.note(answers)
+	return judged || h.answered != answered || h.known() != known
 }
 
 // Run asks until ctx ends.
@@ -147,8 +188,7 @@ func (w *Watcher) follow(ctx context.Context, addr netip.Addr, h *host) {
 			return
 		}
 		w.mu.Lock()
-		h.answered = h.answered || err == nil
-		changed := (h.answered || !w.Proven) && h.note(err == nil)
+		changed := w.heard(h, err == nil)
 		rest := Period
 		if err != nil && !h.gone {
 			rest = Patience

@@ -93,9 +93,20 @@ func TestWatcher(t *testing.T) {
 	if w.Gone(a) {
 		t.Error("a is back, and counts as gone")
 	}
+	s.mu.Lock()
+	s.dead[a] = true
+	s.mu.Unlock()
+	wait()
 	w.Watch([]netip.Addr{b})
+	wait() // or who goes by it would leave it out until something else changes
 	if w.Gone(a) {
 		t.Error("who is not watched counts as gone")
+	}
+	w.Watch(nil)
+	select {
+	case <-changed:
+		t.Error("told that one who answers is not watched any more")
+	default:
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -118,11 +129,24 @@ func TestProven(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	w.Watch([]netip.Addr{never, once})
+	if _, known := w.Answered(once); known {
+		t.Error("who was never asked is known to answer or not")
+	}
 	go func() { ended <- w.Run(ctx) }()
-	select {
-	case <-changed:
-	case <-time.After(10 * time.Second):
-		t.Fatal("not told")
+	deadline := time.After(10 * time.Second)
+	for known := false; !known || !w.Gone(once); { // who is told of all that changes hears of it in the end
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatal("not told")
+		}
+		_, known = w.Answered(never)
+	}
+	if answered, _ := w.Answered(never); answered {
+		t.Error("who never answered did")
+	}
+	if answered, known := w.Answered(once); !answered || !known {
+		t.Errorf("who answered once: %v, known %v", answered, known)
 	}
 	if w.Gone(never) || !w.Gone(once) {
 		t.Errorf("who never answered is gone: %v; who did, and does no more: %v", w.Gone(never), w.Gone(once))

@@ -52,14 +52,16 @@ type egressIPs struct {
 	programmed EgressIPs
 	// forget has connections forgotten.
 	forget *forgetter
-	// incomplete tells that the last change may not be in effect.
+	// incomplete tells that the last change may not be in effect: the next one compiles everything.
 	incomplete bool
+	// broken are projects whose address could not be put on the interface: nothing is translated to it, and they are tried again alone.
+	broken map[uint32]struct{}
 	// come is told of addresses to be announced.
 	come chan []netip.Addr
 }
 
 func newEgressIPs() egressIPs {
-	return egressIPs{forget: newForgetter(), come: make(chan []netip.Addr, 1)}
+	return egressIPs{broken: map[uint32]struct{}{}, forget: newForgetter(), come: make(chan []netip.Addr, 1)}
 }
 
 // users returns the namespaces that use each address that this node holds.
@@ -109,7 +111,7 @@ func (n *Network) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
 	if len(e.Ways) == 0 {
 		e = EgressIPs{}
 	}
-	if !n.egress.incomplete && reflect.DeepEqual(n.egress.wanted, e) {
+	if !n.egress.incomplete && len(n.egress.broken) == 0 && reflect.DeepEqual(n.egress.wanted, e) {
 		return nil
 	}
 	n.egress.wanted = e
@@ -119,11 +121,7 @@ func (n *Network) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
 	all := n.egress.incomplete
 	n.egress.incomplete = true
 	again := *n.settings.Load() // a copy, so that ADDs under way look again
-	if err := n.moveEgressIPs(ctx, &again, all); err != nil {
-		return named("egress addresses", err)
-	}
-	n.egress.incomplete = false
-	return nil
+	return named("egress addresses", n.moveEgressIPs(ctx, &again, all))
 }
 
 // egressOwned are the fragments of one project.
@@ -171,6 +169,9 @@ func (n *Network) prepareEgress(s *settings) {
 // setEgress hands over all of egress addresses, without waiting: with a first or a new View.
 func (n *Network) setEgress(s *settings) {
 	change := n.egressChange(s, true)
+	for vnid := range n.egress.broken {
+		change.unhold(vnid, n.egress.wanted.Ways[vnid].Address)
+	}
 	n.engines.Links.Set(change.links)
 	n.engines.Rules.Set(change.rules)
 	n.engines.Flows.Set(change.flows)
@@ -187,6 +188,8 @@ type egressChange struct {
 	come, gone []netip.Addr
 	// ended are projects that want none any more.
 	ended []uint32
+	// leads tells that something leaves by another way than before.
+	leads bool
 }
 
 // egressChange compiles the ways that differ from those that were handed over, or all.
@@ -200,18 +203,26 @@ func (n *Network) egressChange(s *settings, all bool) egressChange {
 		if _, still := n.egress.wanted.Ways[vnid]; !still {
 			o := pipeline.EgressOwner(vnid)
 			c.flows[o], c.rules[o], c.links[o] = nil, nil, nil
-			c.ended = append(c.ended, vnid)
+			c.ended, c.leads = append(c.ended, vnid), true
 		}
 	}
 	for vnid, way := range n.egress.wanted.Ways {
-		if was, known := n.egress.programmed.Ways[vnid]; known && !all && reflect.DeepEqual(was, way) {
+		was, known := n.egress.programmed.Ways[vnid]
+		same := known && !all && reflect.DeepEqual(was, way)
+		if _, broken := n.egress.broken[vnid]; same && !broken {
 			continue
 		}
+		c.leads = c.leads || !same
 		o := pipeline.EgressOwner(vnid)
 		owned := s.compileEgress(vnid, way, n.services.groups.ID(string(o)))
 		c.flows[o], c.rules[o], c.links[o] = owned.flows, owned.rules, owned.links
 	}
 	c.come, c.gone = moved(&n.egress.programmed, &n.egress.wanted)
+	for vnid := range n.egress.broken { // should it come this time
+		if way := n.egress.wanted.Ways[vnid]; way.Address.IsValid() && !slices.Contains(c.come, way.Address) {
+			c.come = append(c.come, way.Address)
+		}
+	}
 	return c
 }
 
@@ -229,32 +240,65 @@ func (n *Network) settleEgress(c *egressChange) {
 func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) error {
 	n.prepareEgress(s)
 	change := n.egressChange(s, all)
-	err := errors.Join(
-		named("node links", n.engines.Links.Apply(ctx, withSome(change.links))),
-		named("node rules", n.engines.Rules.Apply(ctx, withSome(change.rules))))
+	unheld, err := n.holdEgress(ctx, &change)
+	err = errors.Join(err, named("node rules", n.engines.Rules.Apply(ctx, withSome(change.rules))))
 	n.announce(change.come)
 	n.opening.Lock()
 	was := n.settings.Load()
 	n.settings.Store(s)
 	for key, rec := range n.live {
 		if was.egress.groups[rec.PodNamespace] != s.egress.groups[rec.PodNamespace] {
-			change.flows[owner(key)] = n.podFlows(s, &rec)
+			change.flows[owner(key)], change.leads = n.podFlows(s, &rec), true
 		}
 	}
 	n.engines.Flows.Set(change.flows)
 	n.opening.Unlock()
 	err = errors.Join(err, named("flows", n.engines.Flows.Apply(ctx, nil)))
-	n.purgeDue(true) // what left by a way that is closed leaves by it no more
+	n.purgeDue(change.leads) // what left by a way that is closed leaves by it no more
 	err = errors.Join(err, n.purge(ctx),
 		named("node rules", n.engines.Rules.Apply(ctx, change.rules)), named("node links", n.engines.Links.Apply(ctx, change.links)))
 	for o := range change.flows {
 		err = errors.Join(err, named("flows of "+string(o), n.engines.Flows.Failure(o)))
 	}
 	n.settleEgress(&change)
+	n.egress.incomplete = err != nil
 	if err == nil {
 		n.egress.forget.begin()
 	}
-	return err
+	return errors.Join(unheld, err)
+}
+
+// holdEgress puts addresses on the interface. To one that cannot be there, which unheld is about, nothing is translated: it may be
+// somebody else's, who would be cut off.
+func (n *Network) holdEgress(ctx context.Context, change *egressChange) (unheld, err error) {
+	clear(n.egress.broken)
+	coming := withSome(change.links)
+	if err = named("node links", n.engines.Links.Apply(ctx, coming)); err == nil {
+		return nil, nil
+	}
+	var failures []error
+	for vnid, way := range n.egress.wanted.Ways {
+		o := pipeline.EgressOwner(vnid)
+		if _, comes := coming[o]; !comes {
+			continue
+		}
+		if failure := n.engines.Links.Failure(o); failure != nil {
+			n.egress.broken[vnid] = struct{}{}
+			change.unhold(vnid, way.Address)
+			delete(change.links, o) // it stays desired
+			failures = append(failures, named("node links of "+string(o), failure))
+		}
+	}
+	if len(failures) == 0 { // it is not known whose failure it was
+		return nil, err
+	}
+	return errors.Join(failures...), nil
+}
+
+// unhold has nothing translated to a project's address that is not on the interface, and nobody told that it is here.
+func (c *egressChange) unhold(vnid uint32, address netip.Addr) {
+	c.rules[pipeline.EgressOwner(vnid)] = nil
+	c.come = slices.DeleteFunc(c.come, func(come netip.Addr) bool { return come == address })
 }
 
 // withSome returns the fragments that are not empty.

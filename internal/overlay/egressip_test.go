@@ -20,8 +20,14 @@ type uplink struct {
 	mu                   sync.Mutex
 	announced, forgotten []netip.Addr
 	err                  error
-	// tried counts what was to be forgotten.
-	tried int
+	// tried counts what was to be forgotten, and calls what was to be announced.
+	tried, calls int
+}
+
+func (u *uplink) called() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.calls
 }
 
 func (u *uplink) tries() int {
@@ -33,6 +39,7 @@ func (u *uplink) tries() int {
 func (u *uplink) Announce(_ string, addresses ...netip.Addr) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.calls++
 	u.announced = append(u.announced, addresses...)
 	return nil
 }
@@ -241,11 +248,31 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	l.wantWays(t, "here", "by the node") // never by the node's own address
+	if strings.Contains(l.node.state(t), addressOne.String()) {
+		t.Errorf("there are rules for an address that may be somebody else's:\n%s", l.node.state(t))
+	}
+	commits := l.node.commits()
+	if err := l.UpdateEgressIPs(context.Background(), heldHere(10)); !errors.Is(err, broken) {
+		t.Fatalf("%v", err)
+	}
+	if got := l.node.commits(); got != commits || u.knows(&u.announced, addressOne) {
+		t.Errorf("a try in vain announced the address, or committed: %v, before %v", got, commits)
+	}
+	other := isolated()
+	other.Node.Network = netip.MustParsePrefix("192.0.2.0/24")
+	l.update(t, other)
+	calls := u.called()
+	l.announce([]netip.Addr{nodeB}) // which is not held: whatever was to be announced before has been then
+	eventually(t, "announcements are made", func() bool { return u.called() > calls })
+	if u.knows(&u.announced, addressOne) || strings.Contains(l.node.state(t), "egress-sources 10") {
+		t.Error("with another View the address is announced, or translated to")
+	}
 	l.node.linkEngine.refuse(nil)
 	l.leaves(t, heldHere(10))
-	if !strings.Contains(l.node.state(t), "address 192.0.2.100 dev eth0") {
+	if state := l.node.state(t); !strings.Contains(state, "address 192.0.2.100 dev eth0") || !strings.Contains(state, "egress-sources 10 : 192.0.2.100") {
 		t.Error("the address did not come")
 	}
+	eventually(t, "it is announced", func() bool { return u.knows(&u.announced, addressOne) })
 	u.mu.Lock()
 	u.err = broken
 	u.mu.Unlock()

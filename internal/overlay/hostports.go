@@ -17,8 +17,8 @@ import (
 
 // HostConnections are those that the node's own kernel tracks.
 type HostConnections interface {
-	// ForgetHostPorts forgets the connections to UDP ports of the node: they go on as the rules say now, and not as they did when
-	// the first packet came, which may have been for nobody or for another pod.
+	// ForgetHostPorts forgets the connections to ports of the node by UDP and SCTP: they go on as the rules say now, and not as they
+	// did when the first packet came, which may have been for nobody or for another pod.
 	ForgetHostPorts(ports ...cni.HostPort) error
 	// ForgetTranslatedTo forgets the connections that are translated to pods which go.
 	ForgetTranslatedTo(pods ...netip.Addr) error

@@ -16,13 +16,10 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
-	"weft.dev/weft/lab/plan"
-	"weft.dev/weft/lab/report"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -32,6 +29,8 @@ const (
 	egressOne   = "172.31.0.100"
 	egressTwo   = "172.31.0.101"
 	egressThree = "172.31.0.102"
+	// virtualIP is one that a node has for something else.
+	virtualIP = "172.31.0.103"
 )
 
 // The projects: the first wants egress addresses, the second does not until it is told to.
@@ -66,6 +65,9 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 		"b1": {Node: "n1", Namespace: egressB}, "b2": {Node: "n2", Namespace: egressB},
 	} {
 		spec.Name = "egress-" + name
+		if spec.Namespace == egressA {
+			spec.Capabilities = published(c.Outside.IP) // at all addresses; no node has the other one
+		}
 		s.pods[name] = pods(t, spec)
 		tell(t, s.pods[name].Netns, name, tellPort)
 	}
@@ -237,14 +239,18 @@ func (s *egressScene) together(t *testing.T) {
 	}
 }
 
-// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address. The node's own
-// address stands for one outside: the host does not hide it.
+// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address, also by a host port. The
+// node's own address stands for one outside: the host does not hide it.
 func (s *egressScene) answers(t *testing.T) {
 	t.Helper()
 	for i, name := range []string{"a1", "a2"} {
 		n := s.cluster.Node(i + 1)
 		mustRun(t, n.Enter("ping", "-c", "3", "-i", "0.2", "-W", "2", "-I", n.IP.String(), s.pods[name].IPs[0].String()))
+		asked(t, asker{"outside", s.cluster.Outside.Netns, port(n.IP, hostPort), name, s.cluster.Outside.IP})
 	}
+	// The project's own pods ask a node's host port as they ask anybody outside.
+	to, source := port(s.cluster.Node(2).IP, hostPort), netip.MustParseAddr(egressOne)
+	asked(t, asker{"a1", s.pods["a1"].Netns, to, "a2", source}, asker{"a2", s.pods["a2"].Netns, to, "a2", source})
 }
 
 // transfer sends more than fits a window, and an echo of the largest size, by the other node and by the pod's own.
@@ -271,18 +277,24 @@ func (s *egressScene) transfer(t *testing.T) {
 	}
 }
 
-// notReachable: nobody reaches the node by an egress address.
+// notReachable: nobody reaches the node by an egress address, nor a pod by a host port there.
 func (s *egressScene) notReachable(t *testing.T) {
 	t.Helper()
 	tell(t, s.cluster.Node(1).Netns, "node", 7791)
-	to := port(netip.MustParseAddr(egressOne), 7791)
-	for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "a pod": s.pods["b2"].Netns, "a pod of the project": s.pods["a1"].Netns} {
+	address := netip.MustParseAddr(egressOne)
+	ask := func(who, from string, to uint16) {
+		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), brief)
-		if answer, err := traffic.Ask(ctx, netns, "tcp", to); err == nil {
-			t.Errorf("%s reaches the node by its egress address: %s", from, answer)
+		defer cancel()
+		if answer, err := traffic.Ask(ctx, from, "tcp", port(address, to)); err == nil {
+			t.Errorf("%s reaches port %d of the node by its egress address: %s", who, to, answer)
 		}
-		cancel()
 	}
+	for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "a pod": s.pods["b2"].Netns, "a pod of the project": s.pods["a1"].Netns} {
+		ask(from, netns, 7791)
+		ask(from, netns, hostPort)
+	}
+	ask("the node", s.cluster.Node(1).Netns, hostPort)
 }
 
 // putBack: an address that somebody takes off the interface comes back.
@@ -367,8 +379,9 @@ func (s *egressScene) ghost(t *testing.T) {
 	}
 }
 
-// The network hears of an address that moves: who knows it elsewhere is told by gratuitous ARP.
-func TestEgressIPIsAnnounced(t *testing.T) {
+// The network hears of an address that moves: who knows it elsewhere is told by gratuitous ARP. One that the node has itself is left
+// alone.
+func TestEgressIPAtNode(t *testing.T) {
 	s := newEgressScene(t, cluster(t), networkv1.PluginMultitenant)
 	t.Cleanup(func() {
 		for _, n := range s.cluster.Nodes() {
@@ -394,141 +407,57 @@ func TestEgressIPIsAnnounced(t *testing.T) {
 		}
 		return nil
 	})
+	s.refused(t)
 }
 
-// A node that dies has its share of what leaves taken over by the other that holds an address of the project; and its address,
-// where the controller gives them out, by another node. It takes three nodes, and so a lab of its own.
-func TestEgressIPFailover(t *testing.T) {
-	config := lab.Config{Name: *labName + "f", Nodes: 3, Runtime: plan.RuntimeCNI, WeftBin: *weftBin}
-	if config.WeftBin == "" {
-		config.WeftBin = t.TempDir()
-		if err := build(t.Context(), config.WeftBin); err != nil {
-			t.Fatal(err)
+// refused: a node holds no address that is its own, or that it has for something else, says so, and goes on to be reached by it. Once it
+// has one for nothing else any more, it holds it.
+func (s *egressScene) refused(t *testing.T) {
+	t.Helper()
+	const nodePort = 7791
+	n := s.cluster.Node(1)
+	virtual := func(change string) []string { return n.Enter("ip", "addr", change, virtualIP+"/32", "dev", "lo") }
+	mustRun(t, virtual("add"))
+	t.Cleanup(func() { _, _ = run(context.Background(), virtual("del")) }) // if it is still there
+	tell(t, n.Netns, "node", nodePort)
+	for _, address := range []string{n.IP.String(), virtualIP} {
+		s.want(t, egressA, address)
+		s.host(t, n.Name, address)
+		s.notHeld(t, n.Name, address)
+		s.sees(t, "n1 does not hold "+address, "a1 nobody a2 nobody")
+		for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "n2": s.cluster.Node(2).Netns, "a pod": s.pods["b2"].Netns} {
+			ctx, cancel := context.WithTimeout(t.Context(), brief)
+			if _, err := traffic.Ask(ctx, netns, "tcp", port(netip.MustParseAddr(address), nodePort)); err != nil {
+				t.Errorf("%s does not reach n1 by %s: %v", from, address, err)
+			}
+			cancel()
 		}
 	}
-	t.Cleanup(func() {
-		if err := lab.Down(context.Background(), config.Name, nil); err != nil {
-			t.Error(err)
-		}
-	})
-	c, err := lab.Up(t.Context(), config, func(report.Event) {})
+	mustRun(t, virtual("del"))
+	s.sees(t, "n1 has the address for nothing else any more", "a1 "+virtualIP+" a2 "+virtualIP)
+}
+
+// notHeld waits for the event on a HostSubnet that says that the node does not hold an address.
+func (s *egressScene) notHeld(t *testing.T, node, address string) {
+	t.Helper()
+	client, err := s.cluster.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newEgressScene(t, c, networkv1.PluginMultitenant)
-	s.takeOver(t)
-	s.reassign(t)
-}
-
-// takeOver: of two nodes that hold addresses of the project, one dies.
-func (s *egressScene) takeOver(t *testing.T) {
-	t.Helper()
-	s.want(t, egressA, egressOne, egressTwo)
-	s.host(t, "n2", egressOne)
-	s.host(t, "n3", egressTwo)
-	targets := s.crowd(t)
-	var talks []*traffic.Talk // of a1, by n3
-	await(t, "connections by both nodes", func(ctx context.Context) error {
-		seen := map[string]int{}
-		for _, target := range targets {
-			talk, err := traffic.NewTalk(ctx, s.pods["a1"].Netns, "tcp", target)
-			if err != nil {
-				return err
-			}
-			answer, err := talk.Ask()
-			if err == nil && answer.Source.String() == egressTwo {
-				talks = append(talks, talk)
-			} else {
-				err = errors.Join(err, talk.Close())
-			}
-			if err != nil {
-				return err
-			}
-			seen[answer.Source.String()]++
-		}
-		if len(seen) != 2 || seen[egressOne] == 0 || seen[egressTwo] == 0 {
-			return fmt.Errorf("seen as %v", seen)
-		}
-		return nil
-	})
-	s.cut(t, "n2", func(began time.Time) {
-		lost := 0
-		await(t, "all that a1 sends leaves by n3", func(ctx context.Context) error {
-			for _, target := range targets {
-				if got := s.seenAt(ctx, "a1", "tcp", target); got != egressTwo {
-					lost++
-					return fmt.Errorf("seen as %s", got)
-				}
-			}
-			return nil
-		})
-		t.Logf("a node with a share died: all leaves by the other after %s, with %d connections lost and the %d that say so",
-			time.Since(began).Round(time.Millisecond), lost, len(targets))
-		for _, talk := range talks {
-			if answer, err := talk.Ask(); err != nil || answer.Source.String() != egressTwo {
-				t.Errorf("a connection by the node that lives: %v, %v", answer, err)
-			}
-			_ = talk.Close()
-		}
-	})
-	s.host(t, "n2")
-	s.host(t, "n3")
-}
-
-// reassign: a node that the controller gave an address dies.
-func (s *egressScene) reassign(t *testing.T) {
-	t.Helper()
-	s.want(t, egressA, egressThree)
-	for _, name := range []string{"n2", "n3"} {
-		s.set(t, "hostsubnets", name, "egressCIDRs", "172.31.0.96/28")
-	}
-	s.sees(t, "given to a node", "a1 "+egressThree)
-	holder := ""
-	await(t, "a HostSubnet that lists the address", func(ctx context.Context) error {
-		list, err := objects(t, s.cluster, network, "hostsubnets").List(ctx, metav1.ListOptions{})
+	await(t, "an event that "+address+" is not held", func(ctx context.Context) error {
+		list, err := client.EventsV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=EgressIPNotHeld"})
 		if err != nil {
 			return err
 		}
+		var notes []string
 		for i := range list.Items {
-			if ips, _, _ := unstructured.NestedStringSlice(list.Items[i].Object, "egressIPs"); slices.Contains(ips, egressThree) {
-				holder = list.Items[i].GetName()
-				return nil
+			if e := &list.Items[i]; e.Regarding.Kind == "HostSubnet" && e.Regarding.Name == node && e.Regarding.UID != "" {
+				notes = append(notes, e.Note)
 			}
 		}
-		return errors.New("none")
-	})
-	s.cut(t, holder, func(began time.Time) {
-		await(t, "it is given to another", func(ctx context.Context) error {
-			if got := s.seen(ctx, "a1", "tcp"); got != egressThree {
-				return fmt.Errorf("seen as %s", got)
-			}
-			return nil
-		})
-		t.Logf("the node with the address died: it is at another after %s", time.Since(began).Round(time.Millisecond))
-	})
-}
-
-// cut takes a node off the network while f runs.
-func (s *egressScene) cut(t *testing.T, name string, f func(began time.Time)) {
-	t.Helper()
-	var node lab.Node
-	for _, n := range s.cluster.Nodes() {
-		if n.Name == name {
-			node = n
+		if !slices.ContainsFunc(notes, func(note string) bool { return strings.HasPrefix(note, "egressIPs: "+address+" is ") }) {
+			return fmt.Errorf("told %q", notes)
 		}
-	}
-	mustRun(t, node.Enter("ip", "link", "set", "eth0", "down"))
-	began := time.Now()
-	defer func() {
-		mustRun(t, node.Enter("ip", "link", "set", "eth0", "up"))
-		mustRun(t, node.Enter("ip", "route", "replace", "default", "via", plan.New(plan.Config{}).Router.String()))
-		await(t, name+" is back", func(ctx context.Context) error {
-			_, err := traffic.Ask(ctx, s.cluster.Node(1).Netns, "tcp", port(node.IP, 10250))
-			if errors.Is(err, syscall.ECONNREFUSED) {
-				return nil
-			}
-			return err
-		})
-	}()
-	f(began)
+		return nil
+	})
 }

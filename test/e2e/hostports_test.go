@@ -104,6 +104,8 @@ func TestHostPorts(t *testing.T) {
 		asker{"near", near.Netns, port(n1.IP, hostPort), "web", gw},
 		asker{"near, by the gateway", near.Netns, port(gw, hostPort), "web", gw},
 		asker{"far", far.Netns, port(n1.IP, hostPort), "web", n2.IP},
+		asker{"far, by the gateway", far.Netns, port(gw, hostPort), "web", gw},
+		asker{"the other node, by the gateway", n2.Netns, port(gw, hostPort), "web", gw},
 		asker{"itself", web.Netns, port(n1.IP, hostPort), "web", gw},
 		asker{"outside, at the address", outside.Netns, port(n1.IP, hostPortAt), "web", outside.IP},
 		asker{"near, at the address", near.Netns, port(n1.IP, hostPortAt), "web", gw})
@@ -256,7 +258,8 @@ func TestPolicyHostPort(t *testing.T) {
 	labels := map[string]string{"app": "published"}
 	web := s.pod(t, lab.PodSpec{Node: "n1", Name: "hp-published", Labels: labels, Capabilities: published(n1.IP)})
 	tell(t, web.Netns, "web", tellPort)
-	type ways struct{ outside, node, loopback, otherNode, near, far, self bool }
+	gw := gateway(web.IPs[0])
+	type ways struct{ outside, node, loopback, otherNode, near, far, self, byGateway bool }
 	reach := func(what string, w ways) {
 		t.Helper()
 		to := port(n1.IP, hostPort)
@@ -267,9 +270,12 @@ func TestPolicyHostPort(t *testing.T) {
 			who{"the other node", n2.Netns, to, w.otherNode},
 			who{"near", s.near.Netns, to, w.near},
 			who{"far", s.far.Netns, to, w.far},
-			who{"itself", web.Netns, to, w.self})
+			who{"itself", web.Netns, to, w.self},
+			who{"near, by the gateway", s.near.Netns, port(gw, hostPort), w.byGateway},
+			who{"far, by the gateway", s.far.Netns, port(gw, hostPort), w.byGateway},
+			who{"the other node, by the gateway", n2.Netns, port(gw, hostPort), w.byGateway})
 	}
-	all := ways{true, true, true, true, true, true, true}
+	all := ways{true, true, true, true, true, true, true, true}
 	node := ways{node: true, loopback: true}
 	reach("without a policy", all)
 	s.policy(t, "hp", labels, ingress())
@@ -285,7 +291,7 @@ func TestPolicyHostPort(t *testing.T) {
 	s.policy(t, "hp", labels, from(n2.IP.String()+"/32"))
 	reach("the other node, and its pods by it", ways{node: true, loopback: true, otherNode: true, far: true})
 	s.policy(t, "hp", labels, from(maskedOutside.String()+"/32"))
-	reach("pods of this node, by the host", ways{node: true, loopback: true, near: true, self: true})
+	reach("pods of this node, and who asks by its gateway address", ways{node: true, loopback: true, near: true, self: true, byGateway: true})
 	s.drop(t, "hp")
 	reach("without a policy again", all)
 }
@@ -315,6 +321,8 @@ func TestTenantHostPort(t *testing.T) {
 		asker{"the node", n1.Netns, port(n1.IP, hostPort), "web", gw},
 		asker{"near, of another project", near.Netns, port(n1.IP, hostPort), "web", gw},
 		asker{"far, of another project", far.Netns, port(n1.IP, hostPort), "web", n2.IP},
+		asker{"far, of another project, by the gateway", far.Netns, port(gw, hostPort), "web", gw},
 		asker{"itself", web.Netns, port(n1.IP, hostPort), "web", gw})
 	silent(t, near.Netns, "tcp", port(web.IPs[0], tellPort))
+	silent(t, far.Netns, "tcp", port(web.IPs[0], tellPort))
 }

@@ -17,6 +17,8 @@ type EgressIPState struct {
 	NetNamespaces []networkv1.NetNamespace
 	// Offline names hosts that do not answer.
 	Offline map[string]bool
+	// Unproven names hosts that are not known to answer.
+	Unproven map[string]bool
 	// Capacity says how many addresses a host can have; who is not in it, any number.
 	Capacity map[string]int
 }
@@ -48,7 +50,7 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 		capacity, limited := s.Capacity[hs.Name]
 		nodes = append(nodes, egressip.Node{
 			Name: hs.Name, IPs: clusternetwork.HostedEgressIPs(hs), CIDRs: clusternetwork.EgressCIDRs(hs),
-			Limited: limited, Capacity: capacity, Offline: s.Offline[hs.Name],
+			Limited: limited, Capacity: capacity, Offline: s.Offline[hs.Name], Unproven: s.Unproven[hs.Name],
 		})
 		uids[Object{Kind: KindHostSubnet, Name: hs.Name}] = Object{KindHostSubnet, hs.Name, hs.UID}
 	}

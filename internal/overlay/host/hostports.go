@@ -62,6 +62,8 @@ func (c *Config) hostPorts(f fragment) {
 	lead := []string{
 		// kube-proxy may have the Services' addresses be the node's own, and lead them on only later (IPVS).
 		fmt.Sprintf("ip daddr %s return", c.ServiceNetwork),
+		// Egress addresses are the node's by the kernel's word only. What comes in for one is refused before; this is for the node.
+		fmt.Sprintf("ip daddr @%s return", egressAddresses),
 		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @" + hostPortsAt,
 		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @" + hostPorts,
 	}

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -26,10 +27,12 @@ import (
 const (
 	nodeAddress, neighbourAddress = "192.0.2.1", "192.0.2.9"
 	podAddress, serviceAddress    = "10.128.0.5", "172.30.0.10"
+	egressAddress                 = "192.0.2.100"
 )
 
 // Host ports are led to pods by the node's own addresses, and by no others that the kernel may take for the node's: not by the loopback range for
-// who is a neighbour, not by its rest for the node, and not by the Services' addresses, which kube-proxy may give the node.
+// who is a neighbour, not by its rest for the node, not by the Services' addresses, which kube-proxy may give the node, and not by egress
+// addresses.
 func TestHostPortsLead(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	engine, err := nft.NewEngine(nft.Options{Netns: node, Tables: host.Tables()})
@@ -39,6 +42,7 @@ func TestHostPortsLead(t *testing.T) {
 	defer engine.Close()
 	want := sample().Rules()
 	maps.Copy(want, host.Published{Pod: "shop/web", Address: netip.MustParseAddr(podAddress), Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}}}.Rules())
+	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr(egressAddress), MAC: pipeline.EgressMAC(42)}.Rules())
 	have, err := engine.Read(t.Context())
 	if err == nil {
 		err = engine.Commit(t.Context(), reconcile.Diff(want, have))
@@ -54,8 +58,8 @@ func TestHostPortsLead(t *testing.T) {
 		who, from string
 		to        []string
 	}{
-		{"a neighbour", neighbour, []string{"127.0.0.1", serviceAddress}},
-		{"the node", node, []string{"127.0.0.53", serviceAddress}},
+		{"a neighbour", neighbour, []string{"127.0.0.1", serviceAddress, egressAddress}},
+		{"the node", node, []string{"127.0.0.53", serviceAddress, egressAddress}},
 	} {
 		nstest.Do(t, c.from, func() error {
 			for _, to := range append(c.to, nodeAddress) {
@@ -105,7 +109,7 @@ func makeNode(neighbour string) error {
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far", PeerNamespace: netlink.NsFd(space.Fd())}
 	return errors.Join(
 		netlink.LinkAdd(pair), netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.Tun}, PeerName: "switch"}),
-		up("lo", serviceAddress+"/32"), up("uplink", nodeAddress+"/24"), up(host.Tun, "10.128.0.1/23"), up("switch", "198.51.100.1/32"), knowPod(),
+		up("lo", serviceAddress+"/32"), up("uplink", nodeAddress+"/24"), up("uplink", egressAddress+"/32"), up(host.Tun, "10.128.0.1/23"), up("switch", "198.51.100.1/32"), knowPod(),
 		os.WriteFile("/proc/sys/net/ipv4/conf/"+host.Tun+"/route_localnet", []byte("1"), 0))
 }
 

@@ -1,0 +1,81 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/liveness"
+)
+
+// A controller that has just begun gives no node addresses that has not answered it, as one that died with the controller before
+// never does; where none answers, it does not go by that.
+func TestWhoHasNotAnsweredIsUnproven(t *testing.T) {
+	n1, n2 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	for name, test := range map[string]struct {
+		dead map[netip.Addr]bool
+		// dies answers once, and never again.
+		dies netip.Addr
+		want map[string]bool
+	}{
+		"all answer":                          {nil, netip.Addr{}, map[string]bool{"n1": false, "n2": false}},
+		"one is dead":                         {map[netip.Addr]bool{n1: true}, netip.Addr{}, map[string]bool{"n1": true, "n2": false}},
+		"none does":                           {map[netip.Addr]bool{n1: true, n2: true}, netip.Addr{}, map[string]bool{"n1": false, "n2": false}},
+		"none but one that does not any more": {map[netip.Addr]bool{n1: true}, n2, map[string]bool{"n1": false, "n2": false}},
+	} {
+		changed := make(chan struct{}, 100)
+		var died atomic.Bool
+		r := &egressReconciler{alive: &liveness.Watcher{
+			Proven: true, Changed: func() { changed <- struct{}{} },
+			Ask: func(_ context.Context, host netip.Addr) error {
+				if test.dead[host] || host == test.dies && died.Swap(true) {
+					return errors.New("dead")
+				}
+				return nil
+			},
+		}}
+		ask := func() (plan.EgressIPState, bool) {
+			state := plan.EgressIPState{Offline: map[string]bool{}}
+			for node, addr := range map[string]netip.Addr{"n1": n1, "n2": n2} {
+				state.HostSubnets = append(state.HostSubnets, networkv1.HostSubnet{
+					ObjectMeta: metav1.ObjectMeta{Name: node}, HostIP: addr.String(), EgressCIDRs: []string{"192.0.2.0/24"},
+				})
+			}
+			known := r.ask(&state)
+			return state, known
+		}
+		if _, known := ask(); known {
+			t.Errorf("%s: it is known who answers before anybody was asked", name)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.alive.Run(ctx) }()
+		deadline := time.After(10 * time.Second)
+		_, known := ask()
+		for !known || test.dies.IsValid() && !r.alive.Gone(test.dies) {
+			select {
+			case <-changed:
+			case <-deadline:
+				t.Fatalf("%s: it does not get known who answers", name)
+			}
+			_, known = ask()
+		}
+		state, _ := ask()
+		for node, want := range test.want {
+			if state.Unproven[node] != want || state.Offline[node] {
+				t.Errorf("%s: %s is unproven: %v, offline: %v", name, node, state.Unproven[node], state.Offline[node])
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
