@@ -453,3 +453,31 @@ func (p *Pods) inPorts(ctx context.Context, path string, work func() error) erro
 		return work()
 	})
 }
+
+// errUnshaped says that a pod's traffic cannot be shaped.
+var errUnshaped = errors.New("only what passes a standing pair can be shaped")
+
+func (u *upon) farEnd() *farEnd { return &farEnd{far: u.far, receiver: u.receiver, conn: u.farConn} }
+
+// shape has the far end shaped before the pod's interface is upon it. Of a pod that is not to be shaped, put makes sure.
+func (u *upon) shape() error {
+	if u.pair.Shape == (Shape{}) {
+		return nil
+	}
+	if err := u.ports.enter(); err != nil {
+		return err
+	}
+	return errors.Join(u.farEnd().shape(u.pair.Shape), u.home.enter())
+}
+
+// compareShape returns a *Difference, or nil.
+func (u *upon) compareShape() (difference, err error) {
+	if u.far == nil || u.pair.Shape == (Shape{}) && u.receiver == nil {
+		return nil, nil
+	}
+	all, err := u.Shapes(context.Background(), u.pair.Standing)
+	if have := all[u.pair.HostName]; err == nil && !u.pair.Shape.Matches(have) {
+		difference = &Difference{u.podObject(), "is shaped otherwise: " + have.String() + ", not " + u.pair.Shape.String()}
+	}
+	return difference, err
+}

@@ -226,9 +226,6 @@ func (s *standing) undo() error {
 	return s.reap(indexes)
 }
 
-// errUnshaped says that a pod's traffic cannot be shaped.
-var errUnshaped = errors.New("only what passes a standing pair can be shaped")
-
 // ListStanding implements StandingLinks.
 func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands, error) {
 	if err := ctx.Err(); err != nil {
@@ -369,19 +366,6 @@ func (u *upon) look() error {
 	}
 	u.far, u.receiver = answers[0].link, answers[1].link
 	return nil
-}
-
-func (u *upon) farEnd() *farEnd { return &farEnd{far: u.far, receiver: u.receiver, conn: u.farConn} }
-
-// shape has the far end shaped before the pod's interface is upon it. Of a pod that is not to be shaped, put makes sure.
-func (u *upon) shape() error {
-	if u.pair.Shape == (Shape{}) {
-		return nil
-	}
-	if err := u.ports.enter(); err != nil {
-		return err
-	}
-	return errors.Join(u.farEnd().shape(u.pair.Shape), u.home.enter())
 }
 
 // complete returns an error unless both ends are there and Weft's.
@@ -610,18 +594,6 @@ func (u *upon) check() error {
 		return err
 	}
 	return errors.Join(u.compare(func() bool { return isUpon(u.peer, u.far) }, "is not upon "), shape)
-}
-
-// compareShape returns a *Difference, or nil.
-func (u *upon) compareShape() (difference, err error) {
-	if u.far == nil || u.pair.Shape == (Shape{}) && u.receiver == nil {
-		return nil, nil
-	}
-	all, err := u.Shapes(context.Background(), u.pair.Standing)
-	if have := all[u.pair.HostName]; err == nil && !u.pair.Shape.Matches(have) {
-		difference = &Difference{u.podObject(), "is shaped otherwise: " + have.String() + ", not " + u.pair.Shape.String()}
-	}
-	return difference, err
 }
 
 // IsStanding reports whether an owner is a standing pair's.
