@@ -26,7 +26,7 @@ const (
 	measured = 20 * time.Second
 	again    = 4 * time.Second
 	// transferred is how much TCP is sent, in bytes.
-	transferred = 512 << 10
+	transferred = 256 << 10
 	// othersRate is how many datagrams a second others exchange meanwhile, of which none may be lost.
 	othersRate = 100
 	// tolerance is how far from its limit a rate may be.
@@ -59,7 +59,7 @@ func newLimitedPods(t *testing.T, c *lab.Cluster) *limitedPods {
 	t.Helper()
 	plain := addPods(t, c, [2]string{"n1", "bw-plain-near"}, [2]string{"n2", "bw-plain-far"})
 	p := &limitedPods{plainNear: plain[0], plainFar: plain[1]}
-	ofNear, ofFar := limits{4_000_000, 2_000_000}, limits{2_500_000, 3_500_000}
+	ofNear, ofFar := limits{2_000_000, 1_000_000}, limits{1_250_000, 1_750_000}
 	p.near, p.far = addLimited(t, c, "n1", "bw-near", ofNear), addLimited(t, c, "n2", "bw-far", ofFar)
 	transfer(t, p.near, p.far)
 	transfer(t, p.far, p.near)
@@ -129,7 +129,7 @@ func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f 
 	sleep(t, length-time.Since(began))
 	for i, l := range p.floods {
 		rate := float64(l.flood.Arrived()-before[i]) * 8 / time.Since(began).Seconds()
-		t.Logf("%s: %s: %.3f Mbit/s of %.1f", what, l.name, rate/1e6, float64(l.limit)/1e6)
+		t.Logf("%s: %s: %.3f Mbit/s of %.2f", what, l.name, rate/1e6, float64(l.limit)/1e6)
 		if math.Abs(rate/float64(l.limit)-1) > tolerance {
 			t.Errorf("%s: %s: %.0f bit/s, limit %d", what, l.name, rate, l.limit)
 		}
