@@ -65,7 +65,8 @@ type Options struct {
 	StateDir string
 	// RunDir has the agent's own sockets. Default DefaultRunDir.
 	RunDir string
-	// SparePorts is how many ports of the switch stand ready for pods. 0: each pod gets a port of its own when it comes.
+	// SparePorts is how many ports of the switch stand ready for pods. 0: each pod gets a port when it comes, and unless its bandwidth is
+	// limited a veth interface.
 	SparePorts int
 	// CNIConfDir is where the runtime looks for network configurations. Default DefaultCNIConfDir.
 	CNIConfDir string
@@ -386,11 +387,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
-	ports := ""
-	if a.opts.SparePorts > 0 {
-		ports = PortsNamespace(a.opts.RunDir)
-	}
-	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, ports); err != nil {
+	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
 		return err
 	}
 	if err := a.tellReady(ctx, warning); err != nil {
