@@ -24,6 +24,7 @@ const echoPort = 7777
 const (
 	castNamespace = "default"
 	castLabel     = "cast"
+	nameLabel     = "cast-name"
 )
 
 // cast are the pods that stand through it all: those that talk to each other, one that attacks, and its victims.
@@ -45,7 +46,7 @@ func newCast(ctx context.Context, c *lab.Cluster) (*cast, error) {
 	var group errgroup.Group
 	for name, node := range specs {
 		group.Go(func() error {
-			label := map[string]string{castLabel: cmp.Or(labels[name], name)}
+			label := map[string]string{castLabel: cmp.Or(labels[name], name), nameLabel: name}
 			p, err := probe.AddPod(ctx, c, lab.PodSpec{Node: node, Namespace: castNamespace, Name: name, Labels: label})
 			if p != nil {
 				made <- p

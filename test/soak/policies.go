@@ -218,16 +218,18 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if n.Name != "n1" {
 		stranger, to = "neighbour", "a2"
 	}
-	name, passes := "beside-"+n.Name, false
+	peer := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{nameLabel: stranger}}}
+	passes := turn%3 == 0
+	if !passes {
+		peer = networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}
+	}
+	beside := allowing("beside-"+n.Name, peer)
+	beside.Spec.PodSelector = metav1.LabelSelector{MatchLabels: map[string]string{nameLabel: to}}
 	var err error
-	switch turn % 3 {
-	case 0:
-		passes = true
-		err = p.put(ctx, allowing(name, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{castLabel: stranger}}}))
-	case 1:
-		err = p.put(ctx, allowing(name, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}))
-	default:
-		err = p.drop(ctx, name)
+	if turn%3 == 2 {
+		err = p.drop(ctx, beside.Name)
+	} else {
+		err = p.put(ctx, beside)
 	}
 	if err != nil {
 		return err
