@@ -78,8 +78,8 @@ func documentServices(b *strings.Builder) {
 // documentPolicies adds what the switch does with NetworkPolicies, where it differs from the flat network.
 func documentPolicies(b *strings.Builder) {
 	b.WriteString("\n## NetworkPolicies\n\n" +
-		"In the mode `redhat/openshift-ovs-networkpolicy` ([policy.md](policy.md)). A packet goes through table 21 once more, after it was looked up " +
-		"in table 23 whether its receiver is isolated, and that of an isolated pod again, when its connection is known. Tables 27 and 80 let answers pass, then what a conjunction allows, and drop " +
+		"In the mode `redhat/openshift-ovs-networkpolicy` ([policy.md](policy.md)). What pods of the node send and get goes through table 21 " +
+		"once more, when its connection is known, whether or not a policy isolates one. Tables 27 and 80 let answers pass, then what a conjunction allows, and drop " +
 		"what is else from or to an isolated pod; table 81 delivers. What differs from the flat network with Services, for a policy by which pods with a label " +
 		"may send to port 80 of the first pod, which is isolated in both directions:\n")
 	table := func(owner string, rules []pipeline.Rule) {

@@ -274,7 +274,7 @@ func crowd(pods int) (*node, *networkingv1.NetworkPolicy) {
 	return n, np
 }
 
-// A policy costs the sum of what it names: what pods' own flows say of isolation, they say whether they are isolated or not.
+// A policy costs the sum of what it names. How pods are isolated, their own flows say, which are as many whether they are or not.
 // And one address' change is one flow's.
 func TestFlowsOfAPolicy(t *testing.T) {
 	for pods, most := range map[int]int{200: 410, 1000: 2010} {

@@ -9,7 +9,7 @@ const (
 	// TablePod admits what pods send from addresses of theirs, and sets the source VNID.
 	TablePod uint8 = 20
 	// TableState finds the connection of what goes to Services, and of what may answer there, in a zone of Weft's own; replies
-	// are translated back here. All else passes by.
+	// are translated back here. All else passes by, unless policies judge: they have the connections of all pods found.
 	TableState uint8 = 21
 	// TableNode tells nodes' addresses from others, for node ports.
 	TableNode uint8 = 22
