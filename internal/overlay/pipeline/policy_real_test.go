@@ -235,7 +235,7 @@ func TestPolicyStates(t *testing.T) {
 	toPort := func(port int, flags string) string {
 		return fmt.Sprintf("%s%stcp,%snw_dst=10.128.0.6,tcp_dst=%d,tcp_flags=%s", fromA, toB, ipA, port, flags)
 	}
-	const commits, ends = "ct(commit,zone=65280)", "ct(commit,zone=65280,exec(set_field:0x1/0x1->ct_mark))"
+	const commits, ends = "ct(commit,zone=65280,nat(src))", "ct(commit,zone=65280,exec(set_field:0x1/0x1->ct_mark))"
 	for _, c := range []struct {
 		name, packet, state string
 		passes              bool
