@@ -47,6 +47,7 @@ func (n *Network) indexAll(change PolicyChange) *policies {
 // takeOver takes over what was indexed beside. The attachments are fed again.
 func (x *policies) takeOver(beside *policies) {
 	x.index, x.pods, x.objects, x.doubts = beside.index, beside.pods, beside.objects, beside.doubts
+	x.setNodes(x.nodes)
 	x.feedAttached()
 	close(x.told)
 	x.told = make(chan struct{})
