@@ -18,6 +18,15 @@ import (
 // DefaultSocket is where the agent listens unless told otherwise.
 const DefaultSocket = "/run/weft/admin/admin.sock"
 
+// Realised says which objects of one kind are in effect: those whose resourceVersion is not above Version, but for Exceptions.
+// Without a Version, none are. Reason says why others are not, where it is known.
+type Realised struct {
+	Kind       string            `json:"kind"`
+	Version    string            `json:"version,omitempty"`
+	Reason     string            `json:"reason,omitempty"`
+	Exceptions map[string]string `json:"exceptions,omitempty"`
+}
+
 // State is how an agent stands.
 type State struct {
 	// Node is the name of the agent's node, Version the agent's release.
@@ -42,6 +51,9 @@ type State struct {
 	// VNIDsVersion is the resourceVersion of the last change of a NetNamespace's netid that is in effect, where pods are
 	// isolated by VNID.
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
+	// Realised says, by kind, which objects of the API server are in effect, as far as it is Known: an agent that starts does not know.
+	Realised      []Realised `json:"realised,omitempty"`
+	RealisedKnown bool       `json:"realisedKnown"`
 	// Engines are all that the agent keeps in step.
 	Engines []Engine `json:"engines"`
 }

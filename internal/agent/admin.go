@@ -75,6 +75,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}
+	s.Realised, s.RealisedKnown = a.objects.realised(r.network, s.Engines)
 	a.namePods(func(name func(owner string) string) {
 		for i := range s.Engines {
 			for k := range s.Engines[i].Failures {

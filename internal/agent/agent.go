@@ -65,7 +65,8 @@ type Options struct {
 	StateDir string
 	// RunDir has the agent's own sockets. Default DefaultRunDir.
 	RunDir string
-	// SparePorts is how many ports of the switch stand ready for pods. 0: each pod gets a port of its own when it comes.
+	// SparePorts is how many ports of the switch stand ready for pods. 0: each pod gets a port when it comes, and unless its bandwidth is
+	// limited a veth interface.
 	SparePorts int
 	// CNIConfDir is where the runtime looks for network configurations. Default DefaultCNIConfDir.
 	CNIConfDir string
@@ -198,6 +199,8 @@ func Run(ctx context.Context, opts Options) error {
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
+	changed := a.status.changed
+	a.objects.marks.changed.Store(&changed)
 	if a.store, err = attach.Open(a.records); err != nil {
 		return err
 	}
@@ -384,11 +387,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
-	ports := ""
-	if a.opts.SparePorts > 0 {
-		ports = PortsNamespace(a.opts.RunDir)
-	}
-	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, ports); err != nil {
+	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
 		return err
 	}
 	if err := a.tellReady(ctx, warning); err != nil {
@@ -427,8 +426,13 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.objects.multicast.prepare(ctx, network, &view); err != nil {
 		return view, err
 	}
-	if err := a.updateNetwork(ctx, network, view); err != nil || view.Cluster.Mode == clusternetwork.ModeMultitenant {
+	a.objects.entering(view.Cluster.Mode)
+	if err := a.updateNetwork(ctx, network, view); err != nil {
 		return view, err
+	}
+	a.objects.entered(view.Cluster.Mode)
+	if view.Cluster.Mode == clusternetwork.ModeMultitenant {
+		return view, nil
 	}
 	// Not before pods are isolated otherwise. The modes with VNIDs are those with egress firewalls.
 	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() {

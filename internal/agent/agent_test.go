@@ -42,6 +42,7 @@ func TestWriteConf(t *testing.T) {
     {
       "type": "weft",
       "capabilities": {
+        "bandwidth": true,
         "io.kubernetes.cri.pod-annotations": true,
         "portMappings": true
       }

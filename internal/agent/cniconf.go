@@ -48,7 +48,7 @@ type pluginConf struct {
 // writeConf writes the runtime's configuration, atomically and only if it is not there already. It is what tells the
 // node that pods may come, so it is written last.
 func writeConf(dir, socket, records, ports string) error {
-	plugin := pluginConf{Type: pluginType, Ports: ports, Capabilities: map[string]bool{"portMappings": true, "io.kubernetes.cri.pod-annotations": true}}
+	plugin := pluginConf{Type: pluginType, Ports: ports, Capabilities: map[string]bool{"portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true}}
 	if socket != cni.DefaultSocket {
 		plugin.Socket = socket
 	}

@@ -19,7 +19,9 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/resolver"
+	"weft.dev/weft/internal/watermark"
 )
 
 // egressFirewalls tells which namespaces' egress firewalls changed: by their EgressNetworkPolicies, by VNIDs, which tell what shares a
@@ -32,11 +34,16 @@ type egressFirewalls struct {
 	wake     chan struct{}
 	names    *resolver.Names
 	recorder *recorder
+	// mark says how far EgressNetworkPolicies are in effect.
+	mark *watermark.Mark
 
-	// mu guards what changed.
+	// mu guards what changed, and what is not as policies say.
 	mu       sync.Mutex
 	policies map[egressfirewall.Key]struct{}
 	spaces   map[string]struct{}
+	problems map[string]string
+	// here are the policies of the namespaces that have pods here.
+	here map[string][]egressfirewall.Key
 	// gathering says that names changed, of which a step is taken soon, and gathered when one was last.
 	gathering bool
 	gathered  time.Time
@@ -57,8 +64,8 @@ type egressFirewalls struct {
 
 func newEgressFirewalls(store cache.Cache, vnids *netNamespaces, log *slog.Logger) *egressFirewalls {
 	return &egressFirewalls{
-		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(),
-		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{}, residents: residents{},
+		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(), mark: vnids.mark(realised.EgressNetworkPolicy),
+		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{}, residents: residents{}, problems: map[string]string{},
 	}
 }
 
@@ -164,6 +171,7 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // the caller does
 	}
+	e.mark.Begin()
 	policies, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: e.notePolicy, DeleteFunc: e.notePolicy,
 		UpdateFunc: func(before, after any) {
@@ -171,13 +179,15 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 			b, too := after.(*networkv1.EgressNetworkPolicy)
 			if !ok || !too || a.UID != b.UID || !reflect.DeepEqual(a.Spec, b.Spec) { // the status is written too
 				e.notePolicy(after)
+			} else if at, ok := passageOf(after); ok {
+				at.tell(e.mark, false)
 			}
 		},
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // the caller does
 	}
-	if e.handler, err = e.vnids.follow(ctx, e.noteNetNamespace); err != nil {
+	if e.handler, err = e.vnids.follow(ctx, e.noteNetNamespace, nil); err != nil {
 		return errors.Join(err, informer.RemoveEventHandler(policies))
 	}
 	e.synced = []toolscache.InformerSynced{policies.HasSynced, e.handler.HasSynced}
@@ -197,6 +207,7 @@ func (e *egressFirewalls) end(ctx context.Context) error {
 	}
 	e.synced, e.handler, e.known = nil, nil, false
 	e.take()
+	e.mark.End()
 	e.index, e.residents = egressfirewall.NewIndex(), residents{}
 	e.names.Want(nil)
 	e.names.Take()
@@ -204,20 +215,19 @@ func (e *egressFirewalls) end(ctx context.Context) error {
 }
 
 func (e *egressFirewalls) notePolicy(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
-	if o, ok := object.(*networkv1.EgressNetworkPolicy); ok {
+	if o, ok := lastState(object).(*networkv1.EgressNetworkPolicy); ok {
+		at, _ := passageOf(object)
 		e.mu.Lock()
 		e.policies[egressfirewall.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+		at.tell(e.mark, true)
 		e.mu.Unlock()
 		e.signal()
 	}
 }
 
-func (e *egressFirewalls) noteNetNamespace(name string) {
+func (e *egressFirewalls) noteNetNamespace(at passage) {
 	e.mu.Lock()
-	e.spaces[name] = struct{}{}
+	e.spaces[at.key] = struct{}{}
 	e.mu.Unlock()
 	e.signal()
 }
@@ -233,6 +243,7 @@ func (e *egressFirewalls) signal() {
 func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.mark.Take()
 	policies, spaces = e.policies, e.spaces
 	e.policies, e.spaces = map[egressfirewall.Key]struct{}{}, map[string]struct{}{}
 	return policies, spaces
@@ -246,6 +257,13 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 	if len(e.synced) == 0 || !e.known && !all {
 		return nil
 	}
+	err := e.advance(ctx, network)
+	e.mark.Done(err)
+	return err
+}
+
+// advance is step once something is watched. The caller holds stepping.
+func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network) error {
 	policies, spaces := e.take()
 	if err := e.read(ctx, policies, spaces); err != nil {
 		e.mu.Lock()
@@ -259,6 +277,7 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 		e.learn(ctx, name)
 	}
 	change := overlay.FirewallChange{Firewalls: e.index.Changed()}
+	e.judge()
 	if !e.known {
 		change = overlay.FirewallChange{Reset: true, Firewalls: e.index.All()}
 	}
@@ -272,6 +291,39 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 	}
 	e.unsettled = false
 	return nil
+}
+
+// judge notes which policies are not in effect as they say on this node, and why. What is wrong with them everywhere, the controller
+// says.
+func (e *egressFirewalls) judge() {
+	problems := map[string]string{}
+	here, policies := map[string]struct{}{}, map[string][]egressfirewall.Key{}
+	for namespace := range e.residents {
+		here[namespace], policies[namespace] = struct{}{}, e.index.Policies(namespace)
+		if firewall := e.index.Firewall(namespace); firewall != nil && firewall.TooLarge {
+			for _, key := range policies[namespace] {
+				problems[key.String()] = "nothing leaves the namespace: " + firewall.Closed
+			}
+		}
+	}
+	for _, name := range e.index.Names(here) {
+		state := e.names.State(name)
+		if state.Known {
+			continue
+		}
+		why := name + " is not resolved yet"
+		if state.Err != nil {
+			why = state.Err.Error()
+		}
+		for _, key := range e.index.Users(name) {
+			if _, is := here[key.Namespace]; is && problems[key.String()] == "" {
+				problems[key.String()] = why + ": a rule that allows it allows nothing, one that denies it denies all that no rule before it matches"
+			}
+		}
+	}
+	e.mu.Lock()
+	e.problems, e.here = problems, policies
+	e.mu.Unlock()
 }
 
 // want says which names are resolved.

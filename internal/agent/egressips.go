@@ -43,6 +43,12 @@ type egressIPs struct {
 	site  site
 	// choices are the ways that lead to several other nodes.
 	choices map[uint32]*choice
+	// cannot are the addresses that this node is to hold and cannot, and why.
+	cannot map[netip.Addr]string
+
+	// judging guards what follows.
+	judging  sync.Mutex
+	problems map[string]string
 }
 
 // site is what egress addresses depend on of the node and the network.
@@ -118,6 +124,13 @@ func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	if !ok {
 		return nil
 	}
+	err := e.advance(ctx, network, dirty)
+	e.mark.Done(err)
+	return err
+}
+
+// advance is step once something is watched. The caller holds stepping.
+func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	if err := e.learn(ctx, dirty); err != nil {
 		e.untake(dirty)
 		return err
@@ -156,6 +169,23 @@ func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error 
 	return nil
 }
 
+// judge notes which NetNamespaces want an address that this node is to hold and cannot.
+func (e *egressIPs) judge() {
+	problems := map[string]string{}
+	if len(e.cannot) > 0 {
+		for name, ns := range e.known {
+			for _, address := range ns.IPs {
+				if why := e.cannot[address]; why != "" {
+					problems[name] = why
+				}
+			}
+		}
+	}
+	e.judging.Lock()
+	defer e.judging.Unlock()
+	e.problems = problems
+}
+
 // peer is where a node with egress addresses is reached.
 type peer struct {
 	// node is where its tunnels end; gateway is the address by which it is asked whether it is alive: on the way of the traffic.
@@ -176,6 +206,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID, object.ResourceVersion}
 		}
 	}
+	e.cannot = map[netip.Addr]string{}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
 	all := overlay.EgressIPs{Ways: map[uint32]overlay.EgressWay{}, Namespaces: map[string]uint32{}}
 	e.choices = map[uint32]*choice{}
@@ -190,6 +221,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		}
 		all.Ways[vnid] = overlay.EgressWay{Nodes: e.answering(others)}
 	}
+	e.judge()
 	for name, ns := range e.known {
 		_, wanted := plan.Ways[ns.VNID]
 		// Where VNIDs isolate nobody, a namespace that happens to have another's is another all the same.
@@ -246,6 +278,7 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 		if err := e.site.check(holder.IP, peers); err != nil {
 			own := peers[e.node]
 			e.refused(own.uid, own.version, holder.IP, err.Error())
+			e.cannot[holder.IP] = err.Error()
 			continue
 		}
 		here = holder.IP

@@ -144,7 +144,8 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines as the overlay knows them.
 func (e *engines) overlay() overlay.Engines {
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: &hostEnds{Pods: e.pods, told: e.told}, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods}
+	ends := &hostEnds{Pods: e.pods, told: e.told}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}
@@ -293,6 +294,17 @@ type hostEnds struct {
 func (h *hostEnds) Restore(ctx context.Context, name string, want link.HostEnd) error {
 	begin := time.Now()
 	err := h.Pods.Restore(ctx, name, want)
+	h.told.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
+	return err
+}
+
+// Reshape implements link.Shapers.
+func (h *hostEnds) Reshape(ctx context.Context, path, name string, want link.Shape) error {
+	if want == (link.Shape{}) {
+		return h.Pods.Reshape(ctx, path, name, want) // of a port that goes
+	}
+	begin := time.Now()
+	err := h.Pods.Reshape(ctx, path, name, want)
 	h.told.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
 	return err
 }

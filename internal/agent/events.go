@@ -152,10 +152,15 @@ func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, re
 
 // HostSubnet tells why this node does not hold an address of its HostSubnet, of which it knows a version.
 func (r *recorder) HostSubnet(uid types.UID, version string, address netip.Addr, note string) {
-	r.warn(Object{
+	about := Object{
 		Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: string(uid),
-		Version: version, Field: "egressIPs{" + address.String() + "}",
-	}, reasonEgressIP, "Program", note)
+		Field: "egressIPs{" + address.String() + "}",
+	}
+	if !r.fresh(eventKey{about, reasonEgressIP, note}, time.Now()) {
+		return // whatever the version: the agent itself makes others, by what it writes to the status
+	}
+	about.Version = version
+	r.warn(about, reasonEgressIP, "Program", note)
 }
 
 // request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so

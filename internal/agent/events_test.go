@@ -146,7 +146,7 @@ func TestEventsOfPolicies(t *testing.T) {
 	told := &sinkOfEvents{}
 	r := quiet()
 	r.sink = told
-	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: newPolicies(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil)}}
+	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: newPolicies(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil, nil)}}
 	problems := []error{errors.New("spec.ingress[0]: nonsense"), errors.New("spec.egress[0]: nonsense")}
 	for _, name := range []string{"web", "web", "gone"} {
 		a.tellPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)
@@ -182,4 +182,18 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	scrape(t, r.metrics, fmt.Sprintf(`weft_events_total{result="sent"} %d`, eventBurst),
 		fmt.Sprintf(`weft_events_total{result="dropped"} %d`, many-eventBurst))
+}
+
+// What a node does not hold is told once, although its HostSubnet has another version after each write of the agent's own.
+func TestHostSubnetIsToldOnceForItsVersions(t *testing.T) {
+	sink := events.NewFakeRecorder(10)
+	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), told: map[eventKey]time.Time{}}
+	address := netip.MustParseAddr("192.0.2.100")
+	for _, version := range []string{"1", "2", "2", "3"} {
+		r.HostSubnet("uid", version, address, "no room")
+	}
+	r.HostSubnet("uid", "3", address, "no network")
+	if got := len(sink.Events); got != 2 {
+		t.Errorf("%d events, not one for each of the reasons", got)
+	}
 }

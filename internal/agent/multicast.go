@@ -66,6 +66,13 @@ func (m *multicast) step(ctx context.Context, network *overlay.Network) error {
 	if !ok {
 		return nil
 	}
+	err := m.advance(ctx, network, dirty)
+	m.mark.Done(err)
+	return err
+}
+
+// advance is step once something is watched. The caller holds stepping.
+func (m *multicast) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	change, err := m.change(ctx, dirty)
 	if err != nil {
 		m.untake(dirty)

@@ -11,19 +11,32 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/realised"
+	"weft.dev/weft/internal/watermark"
 )
 
 // netNamespaces is the watch of NetNamespaces. Tenants, egress firewalls, egress IPs and multicast each follow it in the modes that they are
 // for, and no others: it begins with the first follower, and ends with the last.
 type netNamespaces struct {
 	cache cache.Cache
+	// marks are told what comes in.
+	marks *marks
 
 	mu        sync.Mutex
 	followers int
 }
 
-// follow has note told of each NetNamespace by name, and again when what it asks for changes, or it goes. It does not wait for the first.
-func (w *netNamespaces) follow(ctx context.Context, note func(name string)) (toolscache.ResourceEventHandlerRegistration, error) {
+// mark returns a new mark that is told what comes in.
+func (w *netNamespaces) mark(kind realised.Kind) *watermark.Mark {
+	if w == nil {
+		return nil
+	}
+	return w.marks.of(kind)
+}
+
+// follow has note told of each NetNamespace, and again when what it asks for changes, or it goes; and passed of all other changes,
+// unless it is nil. It does not wait for the first.
+func (w *netNamespaces) follow(ctx context.Context, note, passed func(passage)) (toolscache.ResourceEventHandlerRegistration, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	informer, err := w.informer(ctx)
@@ -31,11 +44,8 @@ func (w *netNamespaces) follow(ctx context.Context, note func(name string)) (too
 		return nil, err
 	}
 	tell := func(object any) {
-		if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-			object = at.Obj
-		}
-		if nn, ok := object.(*networkv1.NetNamespace); ok {
-			note(nn.Name)
+		if at, ok := passageOf(object); ok {
+			note(at)
 		}
 	}
 	registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
@@ -43,6 +53,8 @@ func (w *netNamespaces) follow(ctx context.Context, note func(name string)) (too
 		UpdateFunc: func(old, now any) {
 			if asksAnew(old, now) {
 				tell(now)
+			} else if at, ok := passageOf(now); ok && passed != nil {
+				passed(at)
 			}
 		},
 	})
@@ -93,6 +105,8 @@ type follower struct {
 	// wake has a step taken. changed is told as well while the node waits for the NetNamespaces.
 	wake    chan struct{}
 	changed func()
+	// mark says how far what was told is in effect.
+	mark *watermark.Mark
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -104,7 +118,7 @@ type follower struct {
 }
 
 func newFollower(vnids *netNamespaces, changed func()) *follower {
-	return &follower{vnids: vnids, wake: make(chan struct{}, 1), changed: changed, dirty: map[string]struct{}{}}
+	return &follower{vnids: vnids, wake: make(chan struct{}, 1), changed: changed, dirty: map[string]struct{}{}, mark: vnids.mark(realised.NetNamespace)}
 }
 
 // await says whether the node waits for NetNamespaces.
@@ -119,7 +133,8 @@ func (f *follower) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.handler == nil {
-		handler, err := f.vnids.follow(ctx, f.note)
+		f.mark.Begin()
+		handler, err := f.vnids.follow(ctx, f.note, func(at passage) { at.tell(f.mark, false) })
 		if err != nil {
 			return err
 		}
@@ -140,13 +155,15 @@ func (f *follower) end(ctx context.Context) (watched bool, err error) {
 	}
 	err = f.vnids.unfollow(ctx, f.handler)
 	f.handler, f.awaited, f.dirty = nil, false, map[string]struct{}{}
+	f.mark.End()
 	return true, err
 }
 
 // note takes note of a NetNamespace that changed.
-func (f *follower) note(name string) {
+func (f *follower) note(at passage) {
 	f.mu.Lock()
-	f.dirty[name] = struct{}{}
+	f.dirty[at.key] = struct{}{}
+	at.tell(f.mark, true)
 	awaited := f.awaited
 	f.mu.Unlock()
 	f.signal()
@@ -171,6 +188,7 @@ func (f *follower) take() (dirty map[string]struct{}, ok bool) {
 	if f.handler == nil || !f.handler.HasSynced() {
 		return nil, false
 	}
+	f.mark.Take()
 	dirty, f.dirty = f.dirty, map[string]struct{}{}
 	return dirty, true
 }

@@ -41,7 +41,7 @@ func (w *watchedNetNamespaces) RemoveInformer(context.Context, client.Object) er
 // listener has the names that it was told of.
 type listener chan string
 
-func (f listener) note(name string) { f <- name }
+func (f listener) note(at passage) { f <- at.key }
 
 func (f listener) want(t *testing.T, names ...string) {
 	t.Helper()
@@ -68,12 +68,12 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 	objects.source.Add(named("a"))
 	w := &netNamespaces{cache: objects}
 	one, two := make(listener, 10), make(listener, 10)
-	first, err := w.follow(t.Context(), one.note)
+	first, err := w.follow(t.Context(), one.note, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	one.want(t, "a")
-	second, err := w.follow(t.Context(), two.note)
+	second, err := w.follow(t.Context(), two.note, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 		t.Error("nobody follows, and it is watched")
 	}
 	objects.source.Add(named("c"))
-	third, err := w.follow(t.Context(), one.note)
+	third, err := w.follow(t.Context(), one.note, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,8 @@ func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
 	objects.source.Add(object.DeepCopy())
 	w := &netNamespaces{cache: objects}
 	told := make(listener, 10)
-	registration, err := w.follow(t.Context(), told.note)
+	passed := make(listener, 10)
+	registration, err := w.follow(t.Context(), told.note, passed.note)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,6 +142,7 @@ func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
 	if len(told) > 0 {
 		t.Errorf("told of its status, %d times", len(told))
 	}
+	passed.want(t, "a")
 	if err := w.unfollow(t.Context(), registration); err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/watermark"
 )
 
 // policies tells which NetworkPolicies, pods and namespaces changed. It watches them only while the network is in the mode
@@ -29,6 +30,8 @@ type policies struct {
 	cache cache.Cache
 	log   *slog.Logger
 	wake  chan struct{}
+	// mark says how far NetworkPolicies are in effect.
+	mark *watermark.Mark
 
 	// mu guards what changed.
 	mu    sync.Mutex
@@ -52,8 +55,8 @@ func newPolicyNames() policyNames {
 	return policyNames{policies: map[policy.Key]struct{}{}, pods: map[policy.Key]struct{}{}, namespaces: map[string]struct{}{}}
 }
 
-func newPolicies(store cache.Cache, log *slog.Logger) *policies {
-	return &policies{cache: store, log: log, wake: make(chan struct{}, 1), dirty: newPolicyNames()}
+func newPolicies(store cache.Cache, log *slog.Logger, mark *watermark.Mark) *policies {
+	return &policies{cache: store, log: log, wake: make(chan struct{}, 1), mark: mark, dirty: newPolicyNames()}
 }
 
 // policyKinds are what is watched for policies.
@@ -83,6 +86,7 @@ func (p *policies) enter(ctx context.Context) error {
 
 func (p *policies) watch(ctx context.Context) error {
 	var synced []toolscache.InformerSynced
+	p.mark.Begin()
 	for _, kind := range policyKinds() {
 		informer, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 		if err != nil {
@@ -93,6 +97,8 @@ func (p *policies) watch(ctx context.Context) error {
 			UpdateFunc: func(before, after any) {
 				if !samePolicyObject(before, after) {
 					p.note(after)
+				} else {
+					p.passed(after)
 				}
 			},
 		})
@@ -114,6 +120,7 @@ func (p *policies) leave(ctx context.Context) error {
 	}
 	p.synced, p.known = nil, false
 	p.take()
+	p.mark.End()
 	var errs []error
 	for _, kind := range policyKinds() {
 		errs = append(errs, p.cache.RemoveInformer(ctx, kind))
@@ -149,28 +156,41 @@ func samePolicyObject(before, after any) bool {
 }
 
 func (p *policies) note(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
 	p.mu.Lock()
-	switch o := object.(type) {
+	switch o := lastState(object).(type) {
 	case *corev1.Pod:
 		p.dirty.pods[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
 	case *corev1.Namespace:
 		p.dirty.namespaces[o.Name] = struct{}{}
 	case *networkingv1.NetworkPolicy:
 		p.dirty.policies[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+		at, _ := passageOf(object)
+		at.tell(p.mark, true)
 	}
 	p.mu.Unlock()
+	p.signal()
+}
+
+// signal has a step taken soon.
+func (p *policies) signal() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // whoever is woken takes this as well
 	}
 }
 
+// passed takes note of a change in which nothing counts.
+func (p *policies) passed(object any) {
+	if o, ok := object.(*networkingv1.NetworkPolicy); ok {
+		at, _ := passageOf(o)
+		at.tell(p.mark, false)
+	}
+}
+
 func (p *policies) take() policyNames {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.mark.Take()
 	dirty := p.dirty
 	p.dirty = newPolicyNames()
 	return dirty
@@ -196,11 +216,14 @@ func (p *policies) step(ctx context.Context, network *overlay.Network, all bool)
 	change, err := p.change(ctx, names)
 	if err != nil {
 		p.putBack(names)
+		p.mark.Done(err)
 		return err
 	}
 	change.Reset = !p.known
 	p.known = true
-	return network.UpdatePolicies(ctx, change)
+	err = network.UpdatePolicies(ctx, change)
+	p.mark.Done(err)
+	return err
 }
 
 // change reads what changed.
@@ -352,5 +375,12 @@ func (a *agent) updateNetwork(ctx context.Context, network *overlay.Network, vie
 	if err := a.objects.policies.step(ctx, network, true); err != nil {
 		return err
 	}
-	return network.Update(ctx, view)
+	if err := network.Update(ctx, view); err != nil {
+		return err
+	}
+	// What was told meanwhile may have been handed over, and not be in effect: this waits for it. If it fails, it is tried again.
+	if err := a.objects.policies.step(ctx, network, false); err != nil {
+		a.objects.policies.signal()
+	}
+	return nil
 }

@@ -90,7 +90,7 @@ func TestSamePolicyObject(t *testing.T) {
 
 // Events fold: what waits is one step's, whatever came how often; the end of an object may come as a tombstone.
 func TestPolicyEventsFold(t *testing.T) {
-	p := newPolicies(nil, nil)
+	p := newPolicies(nil, nil, nil)
 	for range 3 {
 		p.note(fullPod())
 	}

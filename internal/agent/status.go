@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,14 +29,22 @@ import (
 const (
 	urgentRest = 5 * time.Second
 	numberRest = time.Minute
+	// How far objects are realised changes with each of them, on all nodes at once. So nodes write in turn, markTurn apart on
+	// average, whatever their number; and each writes marksInRow times as soon as urgentRest allows, and else every numberRest: with
+	// objects that change all the time, once a minute.
+	markTurn   = 60 * time.Millisecond
+	markGather = 250 * time.Millisecond
+	marksInRow = 4
 	// lookRest is how often it is looked whether something has changed.
 	lookRest = time.Second
 )
 
 // Bounds of what a status holds.
 const (
-	maxFailures = 10
-	maxMessage  = 1024 // bytes
+	maxFailures   = 10
+	maxMessage    = 1024 // bytes
+	maxExceptions = 20
+	maxException  = 256 // bytes
 )
 
 // fieldManager names the agent as the owner of its part of the status.
@@ -48,8 +59,14 @@ type statusWriter struct {
 	log    *slog.Logger
 	now    func() time.Time
 	wake   chan struct{}
-	// written is when it was last tried to write; before that, begun is when there was first something to write.
-	written, begun time.Time
+	// nodes counts who hears of each write.
+	nodes func(context.Context) int
+	// written is when it was last tried to write; before that, begun is when there was first something to write. soon is when that
+	// was tried last of what is urgent, or a number: how far objects are realised delays none of it.
+	written, soon, begun time.Time
+	// behind is since when what is realised is told otherwise than it is, zero if it is not; spent when marks were written lately.
+	behind time.Time
+	spent  []time.Time
 }
 
 // changed has it looked soon whether the status is still true.
@@ -93,14 +110,16 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	state := w.state(ctx)
 	now := w.now()
 	want := statusOf(&state, have, now)
-	rest := numberRest
-	switch urgent, same := compareStatus(&have.Status, &want); {
-	case same:
+	difference := compareStatus(&have.Status, &want)
+	if difference == alike {
+		w.behind = time.Time{}
 		return 0, false
-	case urgent:
-		rest = urgentRest
 	}
+	rest, turn := w.rest(ctx, difference, have.Name, now)
 	last := w.written
+	if difference == urgent {
+		last = w.soon
+	}
 	if last.IsZero() && !state.Ready {
 		// An agent that starts has a moment: what it waits for is told if it has to wait.
 		if w.begun.IsZero() {
@@ -108,10 +127,16 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 		}
 		last = w.begun
 	}
-	if left := last.Add(rest).Sub(now); left > 0 {
+	if left := max(last.Add(rest).Sub(now), turn); left > 0 {
 		return left, true
 	}
-	w.written = now
+	w.written, w.behind = now, time.Time{}
+	switch difference {
+	case marksDiffer:
+		w.spent = append(w.spent, now)
+	case urgent, numbersDiffer:
+		w.soon = now
+	}
 	if err := w.write(ctx, have, want); err != nil {
 		if ctx.Err() == nil {
 			w.log.Warn("writing the status of this node's HostSubnet, trying again", "error", err)
@@ -119,6 +144,41 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 		return urgentRest, true
 	}
 	return 0, false
+}
+
+// rest returns how long after the last write a difference is written, and how long from now at least.
+func (w *statusWriter) rest(ctx context.Context, difference difference, node string, now time.Time) (rest, turn time.Duration) {
+	if difference == urgent {
+		return urgentRest, 0
+	}
+	if difference == numbersDiffer {
+		return numberRest, 0
+	}
+	if w.behind.IsZero() {
+		w.behind = now
+	}
+	nodes := w.nodes(ctx)
+	turn = w.behind.Add(turnOf(node, nodes)).Sub(now)
+	if difference == exceptionsDiffer {
+		return urgentRest, turn
+	}
+	for len(w.spent) > 0 && now.Sub(w.spent[0]) >= marksInRow*numberRest {
+		w.spent = w.spent[1:]
+	}
+	if len(w.spent) < marksInRow {
+		return urgentRest, turn
+	}
+	return max(numberRest, spread(nodes)), turn
+}
+
+// spread is over what time nodes write that hear of the same change.
+func spread(nodes int) time.Duration { return time.Duration(nodes) * markTurn }
+
+// turnOf returns how long after a change that all nodes hear of a node writes: each at its own time.
+func turnOf(node string, nodes int) time.Duration {
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(node)) // it never fails
+	return markGather + time.Millisecond*time.Duration(spread(nodes).Milliseconds()*int64(hash.Sum32())>>32)
 }
 
 // stopped says that nobody keeps the status true any more.
@@ -171,22 +231,38 @@ func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) net
 
 		VNIDsVersion: state.VNIDsVersion,
 	}
+	if !state.RealisedKnown {
+		status.Realised = have.DeepCopy().Status.Realised
+	}
+	for i := range state.Realised {
+		status.Realised = append(status.Realised, realisedStatus(&state.Realised[i]))
+	}
 	for i := range state.Engines {
 		status.Engines = append(status.Engines, engineStatus(&state.Engines[i]))
 	}
 	for _, c := range []metav1.Condition{readyCondition(state), inStepCondition(state), unobstructedCondition(state)} {
 		c.ObservedGeneration, c.LastTransitionTime = have.Generation, metav1.NewTime(now)
-		c.Message = bounded(c.Message)
+		c.Message = bounded(c.Message, maxMessage)
 		meta.SetStatusCondition(&status.Conditions, c)
 	}
 	return status
 }
 
-func bounded(message string) string {
-	if len(message) <= maxMessage {
+func bounded(message string, most int) string {
+	if len(message) <= most {
 		return message
 	}
-	return strings.ToValidUTF8(message[:maxMessage], "") + " ..."
+	return strings.ToValidUTF8(message[:most], "") + " ..."
+}
+
+func realisedStatus(r *admin.Realised) networkv1.HostSubnetRealised {
+	told := networkv1.HostSubnetRealised{Kind: r.Kind, Version: r.Version, Reason: bounded(r.Reason, maxMessage)}
+	objects := slices.Sorted(maps.Keys(r.Exceptions))
+	for _, object := range objects[:min(len(objects), maxExceptions)] {
+		told.Exceptions = append(told.Exceptions, networkv1.HostSubnetException{Object: object, Reason: bounded(r.Exceptions[object], maxException)})
+	}
+	told.More = int32(len(objects) - len(told.Exceptions)) //nolint:gosec // bounded by memory
+	return told
 }
 
 func engineStatus(e *admin.Engine) networkv1.HostSubnetEngine {
@@ -196,7 +272,7 @@ func engineStatus(e *admin.Engine) networkv1.HostSubnetEngine {
 		told.LastCommit = &at
 	}
 	for _, f := range e.Failures[:min(len(e.Failures), maxFailures)] {
-		told.Failures = append(told.Failures, bounded(f.String()))
+		told.Failures = append(told.Failures, bounded(f.String(), maxMessage))
 	}
 	return told
 }
@@ -246,16 +322,39 @@ func unobstructedCondition(state *admin.State) metav1.Condition {
 	return c
 }
 
-// compareStatus reports whether the agent's part of a status is as it should be, and, if not, whether more than numbers
-// differs.
-func compareStatus(have, want *networkv1.HostSubnetStatus) (urgent, same bool) {
+// difference is what differs of two states of a status: how soon it has to be told.
+type difference int
+
+const (
+	alike difference = iota
+	// numbersDiffer: nothing but numbers does.
+	numbersDiffer
+	// marksDiffer: nothing but numbers, and how far objects are realised.
+	marksDiffer
+	// exceptionsDiffer: which objects are not realised, or why, and nothing else that is told soon.
+	exceptionsDiffer
+	urgent
+)
+
+// compareStatus says what differs of the agent's part of a status from how it should be.
+func compareStatus(have, want *networkv1.HostSubnetStatus) difference {
 	mine := have.DeepCopy()
 	mine.Conditions = agentConditions(mine.Conditions)
 	if equality.Semantic.DeepEqual(mine, want) {
-		return false, true
+		return alike
 	}
 	a, b := withoutNumbers(mine), withoutNumbers(want)
-	return !equality.Semantic.DeepEqual(a, b), false
+	if !equality.Semantic.DeepEqual(a, b) {
+		a.Realised, b.Realised = nil, nil
+		if equality.Semantic.DeepEqual(a, b) {
+			return exceptionsDiffer
+		}
+		return urgent
+	}
+	if !equality.Semantic.DeepEqual(mine.Realised, want.Realised) {
+		return marksDiffer
+	}
+	return numbersDiffer
 }
 
 // withoutNumbers returns what of a status is told at once.
@@ -264,6 +363,11 @@ func withoutNumbers(status *networkv1.HostSubnetStatus) *networkv1.HostSubnetSta
 	s.Attachments, s.Addresses = 0, networkv1.HostSubnetAddresses{}
 	for i := range s.Engines {
 		s.Engines[i].Items, s.Engines[i].Hash, s.Engines[i].LastCommit = 0, "", nil
+	}
+	for i := range s.Realised {
+		if s.Realised[i].Version != "" { // that there is none is no number
+			s.Realised[i].Version = "0"
+		}
 	}
 	return s
 }
@@ -277,7 +381,7 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 	resource := clients.Resource(networkv1.GroupVersion().WithResource("hostsubnets"))
 	return &statusWriter{
 		state: a.state, log: a.opts.Log, now: time.Now, wake: make(chan struct{}, 1),
-		subnet: a.objects.ownSubnet,
+		subnet: a.objects.ownSubnet, nodes: a.objects.hosts,
 		apply: func(ctx context.Context, object *networkv1.HostSubnet) error {
 			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 			if err != nil {
@@ -310,6 +414,15 @@ func (o *objects) ownSubnet(ctx context.Context) (*networkv1.HostSubnet, error) 
 		return nil, fmt.Errorf("HostSubnet %s: %w", o.node, err)
 	}
 	return &own, nil
+}
+
+// hosts counts the HostSubnets.
+func (o *objects) hosts(ctx context.Context) int {
+	var all networkv1.HostSubnetList
+	if err := o.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return 0 // then nobody is known to hear of it
+	}
+	return len(all.Items)
 }
 
 // knownTimeout bounds the look into a cache that may not be filled yet.

@@ -3,7 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +54,7 @@ func newBoard() (*board, *admin.State, *time.Time, *statusWriter) {
 	return b, state, &clock, &statusWriter{
 		state:  func(context.Context) admin.State { return *state },
 		subnet: func(context.Context) (*networkv1.HostSubnet, error) { return b.object.DeepCopy(), nil },
+		nodes:  func(context.Context) int { return 2 },
 		apply:  b.apply, log: slog.New(slog.DiscardHandler), now: func() time.Time { return clock }, wake: make(chan struct{}, 1),
 	}
 }
@@ -192,6 +196,97 @@ func TestStatusOnlyUpdatesDoNotConcern(t *testing.T) {
 	for name, now := range map[string]*networkv1.HostSubnet{"an address": moved, "an annotation": noted, "another object": anew} {
 		if !concerns(told, now) {
 			t.Errorf("%s is not taken for a change", name)
+		}
+	}
+}
+
+// How far objects are realised is written soon, in turn with other nodes, some times; then, while it goes on changing, once a minute;
+// and what is not realised, always soon.
+func TestStatusSaysWhatIsRealised(t *testing.T) {
+	b, state, clock, w := newBoard()
+	state.RealisedKnown = true
+	say := func(version string, exceptions map[string]string) {
+		state.Realised = []admin.Realised{{Kind: "NetworkPolicy", Version: version, Exceptions: exceptions}}
+	}
+	say("1", nil)
+	w.look(t.Context()) // the first
+	turn := turnOf("n1", 2)
+	step := func(what string, writes int) {
+		t.Helper()
+		for {
+			wait, again := w.look(t.Context())
+			if !again || b.writes > writes {
+				break
+			}
+			*clock = clock.Add(wait)
+		}
+		if b.writes != writes+1 {
+			t.Fatalf("%s: %d writes, not %d", what, b.writes, writes+1)
+		}
+	}
+	*clock = clock.Add(time.Hour)
+	begin := *clock
+	for i := range marksInRow {
+		at := *clock
+		say(strconv.Itoa(2+i), nil)
+		step("a change in a row", b.writes)
+		if took := clock.Sub(at); took < turn || took > urgentRest+turn {
+			t.Errorf("change %d is written after %s", i, took)
+		}
+	}
+	at := *clock
+	say("10", nil)
+	step("a change that is one too many", b.writes)
+	if took := clock.Sub(at); took != numberRest {
+		t.Errorf("it is written after %s, not after %s", took, numberRest)
+	}
+	at = *clock
+	say("10", map[string]string{"shop/b": strings.Repeat("x", 1000), "shop/a": "it cannot be"})
+	step("an exception", b.writes)
+	if took := clock.Sub(at); took != urgentRest {
+		t.Errorf("an exception is written after %s", took)
+	}
+	if got := b.object.Status.Realised[0]; got.Exceptions[0].Object != "shop/a" || got.Exceptions[0].Reason != "it cannot be" || len(got.Exceptions[1].Reason) > 300 {
+		t.Errorf("told: %+v", got)
+	}
+	at = *clock
+	say("", nil)
+	step("of nothing it is known", b.writes)
+	if took := clock.Sub(at); took != urgentRest {
+		t.Errorf("that nothing is known is written after %s", took)
+	}
+	*clock = begin.Add(time.Hour)
+	writes := b.writes
+	state.RealisedKnown, state.Realised = false, nil
+	if _, again := w.look(t.Context()); again || b.writes != writes {
+		t.Errorf("an agent that does not know yet takes back what the one before it said: %+v", b.object.Status.Realised)
+	}
+	many := map[string]string{}
+	for i := range 50 {
+		many[fmt.Sprintf("shop/%02d", i)] = "no"
+	}
+	if told := realisedStatus(&admin.Realised{Exceptions: many}); len(told.Exceptions) != maxExceptions || told.More != 50-maxExceptions || told.Exceptions[19].Object != "shop/19" {
+		t.Errorf("of many: %+v", told)
+	}
+}
+
+// Nodes take turns over a time that grows with their number.
+func TestTurns(t *testing.T) {
+	for nodes, most := range map[int]time.Duration{0: 0, 10: 10 * markTurn, 1000: time.Minute, 5000: 5 * time.Minute} {
+		early, late := 0, 0
+		for i := range 400 {
+			turn := turnOf("node-"+strconv.Itoa(i), nodes) - markGather
+			if turn < 0 || turn > most {
+				t.Fatalf("of %d nodes one writes after %s", nodes, turn)
+			}
+			if turn < most/2 {
+				early++
+			} else {
+				late++
+			}
+		}
+		if nodes > 0 && (early < 100 || late < 100) {
+			t.Errorf("of %d nodes %d write in the first half, %d in the second", nodes, early, late)
 		}
 	}
 }

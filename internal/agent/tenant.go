@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/realised"
 )
 
 // A node that is to isolate pods waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
@@ -44,6 +44,8 @@ type tenants struct {
 	stepping sync.Mutex
 	// known are the VNIDs that the network was told of.
 	known map[string]uint32
+	// handed says that the network was handed what the mark has taken up: it is in effect when nothing is pending there.
+	handed bool
 	// missing is since when VNIDs are waited for without another coming, missed how many namespaces have none.
 	missing time.Time
 	missed  int
@@ -98,6 +100,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	change, err := t.change(ctx, dirty)
 	if err != nil {
 		t.untake(dirty)
+		t.mark.Done(err)
 		return err
 	}
 	maps.Copy(t.known, change.VNIDs)
@@ -105,12 +108,38 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 		delete(t.known, name)
 	}
 	if len(change.VNIDs)+len(change.Gone) == 0 {
+		t.finish(network)
 		return nil
 	}
 	if t.ahead != nil {
 		t.ahead(ctx, network, dirty)
 	}
-	return network.UpdateTenants(ctx, change) // which tries again by itself
+	if err := network.UpdateTenants(ctx, change); err != nil { // which tries again by itself
+		t.mark.Done(err)
+		t.handed = true
+		return err
+	}
+	t.finish(network)
+	return nil
+}
+
+// finish notes that what was handed over is in effect, once it is: a namespace that moves does so in steps. The caller holds stepping.
+func (t *tenants) finish(network *overlay.Network) {
+	t.handed = network.TenantsPending()
+	if !t.handed {
+		t.mark.Done(nil)
+	}
+}
+
+// look notes what has come into effect since. While a step is under way, that will tell.
+func (t *tenants) look(network *overlay.Network) {
+	if !t.stepping.TryLock() {
+		return
+	}
+	defer t.stepping.Unlock()
+	if t.handed {
+		t.finish(network)
+	}
 }
 
 // change returns what differs of the names given from what the network was told. The first time that is everything, also
@@ -151,10 +180,9 @@ func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
 	return false
 }
 
-// versionOf returns an object's version as a number; those of one kind are in the order of the changes
-// (Kubernetes' "Resource versions must be comparable", KEP 5504).
+// versionOf returns an object's version as a number.
 func versionOf(nn *networkv1.NetNamespace) uint64 {
-	version, err := strconv.ParseUint(nn.ResourceVersion, 10, 64)
+	version, err := realised.Version(nn.ResourceVersion)
 	if err != nil {
 		return 0
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/realised"
 )
 
 // defaultClusterNetwork is the name of the one ClusterNetwork that counts.
@@ -47,6 +49,9 @@ type objects struct {
 	egressIPs       *egressIPs
 	// multicast is watched beside, in the modes that have VNIDs.
 	multicast *multicast
+	// marks say how far objects are in effect, mode in which mode of the network: "" while it is none, or on its way to another.
+	marks *marks
+	mode  atomic.Value
 
 	mu sync.Mutex
 	// since is when the first change was seen of those that nobody has taken.
@@ -74,8 +79,10 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	if err != nil {
 		return nil, fmt.Errorf("labels of Services: %w", err)
 	}
+	marks := newMarks()
+	marks.node = node
 	store, err := cache.New(config, cache.Options{
-		Scheme: scheme, Mapper: mapper, DefaultTransform: strip,
+		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip,
 		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
 	})
 	if err != nil {
@@ -83,9 +90,9 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	}
 	o := &objects{
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
-		services: newServices(store, node), policies: newPolicies(store, log),
+		services: newServices(store, node), policies: newPolicies(store, log, marks.of(realised.NetworkPolicy)), marks: marks,
 	}
-	vnids := &netNamespaces{cache: store}
+	vnids := &netNamespaces{cache: store, marks: marks}
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
 	o.tenants.ahead = o.egressFirewalls.ahead

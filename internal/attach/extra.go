@@ -27,6 +27,7 @@ type extraFile struct {
 	IfName      string         `json:"ifName"`
 	HostPorts   []cni.HostPort `json:"hostPorts,omitempty"`
 	Macvlan     *Macvlan       `json:"macvlan,omitempty"`
+	Bandwidth   cni.Bandwidth  `json:"bandwidth,omitzero"`
 }
 
 // Macvlan is the second interface of a pod that is in the node's own network.
@@ -51,18 +52,20 @@ func (m *Macvlan) valid() bool {
 
 // extraOf returns what a record has beyond the first version's fields.
 func extraOf(rec *Record) extraFile {
-	return extraFile{Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName, HostPorts: rec.HostPorts, Macvlan: rec.Macvlan}
+	return extraFile{Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName, HostPorts: rec.HostPorts, Macvlan: rec.Macvlan, Bandwidth: rec.Bandwidth}
 }
 
 // give gives it to a record.
 func (e extraFile) give(rec *Record) {
-	rec.HostPorts, rec.Macvlan = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone()
+	rec.HostPorts, rec.Macvlan, rec.Bandwidth = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone(), e.Bandwidth
 }
 
-func (e extraFile) empty() bool { return len(e.HostPorts) == 0 && e.Macvlan == nil }
+func (e extraFile) empty() bool {
+	return len(e.HostPorts) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited()
+}
 
 func (e extraFile) equal(o extraFile) bool {
-	if (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
+	if e.Bandwidth != o.Bandwidth || (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
 		return false
 	}
 	return e.Macvlan == nil || e.Macvlan.Parent == o.Macvlan.Parent && e.Macvlan.MTU == o.Macvlan.MTU && slices.Equal(e.Macvlan.Addresses, o.Macvlan.Addresses)
@@ -163,8 +166,10 @@ func parseExtra(data []byte, key Key) (extraFile, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return extraFile{}, fmt.Errorf("%w: something follows the JSON object", errContent)
 	}
-	if is := (Key{file.ContainerID, file.IfName}); file.Version != Version || is != key || !cni.ValidHostPorts(file.HostPorts) || !file.Macvlan.valid() {
-		return extraFile{}, fmt.Errorf("%w: version %d, of attachment %s, host ports %v, macvlan %+v", errContent, file.Version, is, file.HostPorts, file.Macvlan)
+	is, valid := Key{file.ContainerID, file.IfName}, cni.ValidHostPorts(file.HostPorts) && file.Macvlan.valid() && file.Bandwidth.Valid()
+	if file.Version != Version || is != key || !valid {
+		return extraFile{}, fmt.Errorf("%w: version %d, of attachment %s, host ports %v, macvlan %+v, bandwidth %+v",
+			errContent, file.Version, is, file.HostPorts, file.Macvlan, file.Bandwidth)
 	}
 	return file, nil
 }

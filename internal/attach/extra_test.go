@@ -36,7 +36,9 @@ func exists(t *testing.T, path string) bool {
 func TestStoreKeepsHostPorts(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	at := cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: 53, Protocol: "udp", ContainerPort: 5353}
-	a, b, c := published(1, web(), at), sample(2), sample(3)
+	a, b, c, d := published(1, web(), at), sample(2), sample(3), sample(4)
+	d.Bandwidth = cni.Bandwidth{Ingress: 10_000_000}
+	put(t, s, d)
 	c.Macvlan = &Macvlan{Parent: "eth1", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
 	put(t, s, c)
 	put(t, s, a)
@@ -44,12 +46,12 @@ func TestStoreKeepsHostPorts(t *testing.T) {
 	a.State = Attached
 	put(t, s, a)
 	s = reopen(t, s)
-	wantList(t, s, a, b, c)
+	wantList(t, s, a, b, c, d)
 	look, err := Look(s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantList(t, look, a, b, c)
+	wantList(t, look, a, b, c, d)
 	if exists(t, extraPath(s, b)) {
 		t.Error("a file for a pod without host ports")
 	}
@@ -57,8 +59,17 @@ func TestStoreKeepsHostPorts(t *testing.T) {
 		t.Errorf("after Delete: %v, file %t", err, exists(t, extraPath(s, a)))
 	}
 	s = reopen(t, s)
-	wantList(t, s, b, c)
-	wrong := sample(4)
+	wantList(t, s, b, c, d)
+	d.Bandwidth = cni.Bandwidth{Ingress: 10_000_000, Egress: 999}
+	if err := s.Put(t.Context(), d); err == nil {
+		t.Error("a limit below the least was written")
+	}
+	d.Bandwidth = cni.Bandwidth{}
+	put(t, s, d)
+	if exists(t, extraPath(s, d)) {
+		t.Error("a file for a pod without limits")
+	}
+	wrong := sample(5)
 	wrong.Macvlan = &Macvlan{Parent: "../eth1", MTU: 1500}
 	if err := s.Put(t.Context(), wrong); err == nil {
 		t.Error("a macvlan upon no device was written")
@@ -203,10 +214,11 @@ func FuzzParseExtra(f *testing.F) {
 	}
 	f.Add(good)
 	f.Add([]byte(`{"version":1,"containerID":"cc-b1","ifName":"eth0","macvlan":{"parent":"eth0","mtu":1500,"addresses":["192.0.2.1"]}}`))
+	f.Add([]byte(`{"version":1,"containerID":"cc-b1","ifName":"eth0","bandwidth":{"ingress":1000,"egress":1}}`))
 	f.Add([]byte(`{"version":1,"hostPorts":[{"hostIP":"::1","hostPort":0}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		extra, err := parseExtra(data, key)
-		if err == nil && (!cni.ValidHostPorts(extra.HostPorts) || !extra.Macvlan.valid()) || err != nil && !errors.Is(err, errContent) {
+		if err == nil && (!cni.ValidHostPorts(extra.HostPorts) || !extra.Macvlan.valid() || !extra.Bandwidth.Valid()) || err != nil && !errors.Is(err, errContent) {
 			t.Fatalf("%+v, %v", extra, err)
 		}
 	})

@@ -102,10 +102,11 @@ type Record struct {
 	// Created is when the record was first written.
 	Created time.Time `json:"created"`
 
-	// HostPorts are the ports of the node that lead to the pod, and Macvlan is its second interface, nil if it has none. They are in a
-	// file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
+	// HostPorts are the ports of the node that lead to the pod, Macvlan is its second interface, nil if it has none, and Bandwidth limits
+	// what it receives and sends. They are in a file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
 	HostPorts []cni.HostPort `json:"-"`
 	Macvlan   *Macvlan       `json:"-"`
+	Bandwidth cni.Bandwidth  `json:"-"`
 }
 
 // Key returns the attachment's key.
@@ -174,6 +175,7 @@ func (r *Record) Validate() error {
 		{"state", r.State == Planned || r.State == Attached || r.State == Closing, r.State},
 		{"created", !r.Created.IsZero() && r.Created.Year() < 10000, r.Created},
 		{"macvlan", r.Macvlan.valid(), r.Macvlan},
+		{"bandwidth", r.Bandwidth.Valid(), r.Bandwidth},
 		{"hostPorts", cni.ValidHostPorts(r.HostPorts), r.HostPorts},
 	} {
 		if !field.valid {

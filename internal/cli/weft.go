@@ -44,7 +44,7 @@ func Weft(environment Environment) *cobra.Command {
 	common.register(root)
 	root.AddCommand(agentCommand(common, environment), controllerCommand(common, environment), installPluginCommand(),
 		openvswitchCommand(environment.Node), cleanupCommand(), statusCommand(common), tenantCommand(common), diffCommand(),
-		flowsCommand(common), logLevelCommand())
+		flowsCommand(common), realisedCommand(common), logLevelCommand())
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}

@@ -61,6 +61,8 @@ type RuntimeConfig struct {
 	// PortMappings are the ports of the node that lead to the pod (capability "portMappings"). ParsePortMappings reads them: for
 	// an ADD, so that what it refuses can still be taken down.
 	PortMappings []PortMapping `json:"portMappings,omitempty"`
+	// Bandwidth limits what the pod receives and sends (capability "bandwidth"). ParseBandwidth reads it, for an ADD, as above.
+	Bandwidth json.RawMessage `json:"bandwidth,omitempty"`
 	// PodAnnotations are the pod's annotations (capability "io.kubernetes.cri.pod-annotations" of containerd and CRI-O).
 	PodAnnotations map[string]string `json:"io.kubernetes.cri.pod-annotations,omitempty"`
 }

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/controller/plan"
 	"weft.dev/weft/internal/liveness"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/realised"
 )
 
 const (
@@ -59,7 +60,7 @@ func (r *egressReconciler) setUp(mgr manager.Manager, stands *standing) error {
 		}
 	}}
 	ready := predicate.TypedFuncs[*corev1.Node]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
-		return isReady(e.ObjectOld) != isReady(e.ObjectNew) || e.ObjectOld.Annotations[annotationEgressConfig] != e.ObjectNew.Annotations[annotationEgressConfig]
+		return realised.Ready(e.ObjectOld) != realised.Ready(e.ObjectNew) || e.ObjectOld.Annotations[annotationEgressConfig] != e.ObjectNew.Annotations[annotationEgressConfig]
 	}}
 	return errors.Join(
 		mgr.Add(manager.RunnableFunc(r.alive.Run)),
@@ -121,7 +122,7 @@ func (r *egressReconciler) cached(ctx context.Context) (plan.EgressIPState, []pl
 	var problems []plan.Problem
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
-		state.Offline[node.Name] = !isReady(node)
+		state.Offline[node.Name] = !realised.Ready(node)
 		capacity, limited, err := egressCapacity(node)
 		if err != nil {
 			problems = append(problems, plan.Problem{
@@ -163,16 +164,6 @@ func (r *egressReconciler) ask(state *plan.EgressIPState) (known bool) {
 	state.Unproven = unproven
 	for name := range hosts {
 		state.Offline[name] = state.Offline[name] || gone[name]
-	}
-	return true
-}
-
-// isReady reports whether a Node's kubelet tells that it works. One that has told nothing yet counts as ready.
-func isReady(node *corev1.Node) bool {
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
 	}
 	return true
 }

@@ -159,6 +159,10 @@ func setUp(mgr manager.Manager, stands *standing, options Options) error {
 	if err := firewalls.setUp(mgr, stands); err != nil {
 		return fmt.Errorf("set up the controller of egress firewalls: %w", err)
 	}
+	everywhere := &realisedReconciler{client: writer, told: stands.told, now: time.Now, rests: defaultRests()}
+	if err := everywhere.setUp(mgr, stands); err != nil {
+		return fmt.Errorf("set up the controller of what is realised: %w", err)
+	}
 	egressIPs := &egressReconciler{client: writer, log: options.Logger, report: newReporter(nameEgressIPs, recorder, stands.told), told: stands.told}
 	if err := egressIPs.setUp(mgr, stands); err != nil {
 		return fmt.Errorf("set up the controller of egress addresses: %w", err)

@@ -161,6 +161,9 @@ func (x *Index) Changed() map[string]*Firewall {
 	return changed
 }
 
+// Firewall returns a namespace's firewall as Changed told it last, nil for none.
+func (x *Index) Firewall(namespace string) *Firewall { return x.told[namespace] }
+
 // All returns all firewalls that there are. What Changed would have told is in it, and is not told again.
 func (x *Index) All() map[string]*Firewall {
 	x.Changed()

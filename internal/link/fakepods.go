@@ -28,6 +28,8 @@ type fakeStanding struct {
 	// upon is the namespace of the pod that is upon it; "" when it is idle.
 	upon string
 	down bool
+	// shape is how the traffic of who is upon it is shaped.
+	shape Shape
 }
 
 type fakePair struct {
@@ -76,7 +78,7 @@ func (p *FakePods) RemoveNamespace(path string) {
 		case s.path:
 			delete(p.standing, name)
 		case s.upon:
-			s.upon = ""
+			s.upon = "" // its shape is the far end's, which stays
 			p.standing[name] = s
 		}
 	}
@@ -101,6 +103,8 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 		if err := p.putUpon(&pair); err != nil {
 			return Created{}, err
 		}
+	} else if pair.Shape != (Shape{}) {
+		return Created{}, fmt.Errorf("pod link %s: %w", pair.HostName, errUnshaped)
 	}
 	entry, found := p.pairs[pair.HostName]
 	if found && entry.pair.Owner != pair.Owner {
@@ -128,7 +132,7 @@ func (p *FakePods) putUpon(pair *Pair) error {
 	case s.upon != "" && s.upon != pair.Netns:
 		return fmt.Errorf("%w: pod link %s: %w", ErrUnusable, pair.HostName, ErrOccupied)
 	}
-	s.upon = pair.Netns
+	s.upon, s.shape = pair.Netns, pair.Shape
 	p.standing[pair.HostName] = s
 	return nil
 }
@@ -157,7 +161,7 @@ func (p *FakePods) ListStanding(ctx context.Context, path string) (map[string]St
 	defer p.mutex.Unlock()
 	found := map[string]Stands{}
 	for name, s := range p.standing {
-		found[name] = Stands{MTU: standingMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.upon == ""}
+		found[name] = Stands{MTU: standingMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.upon == "" && s.shape == Shape{}}
 	}
 	return found, ctx.Err()
 }
@@ -175,8 +179,36 @@ func (p *FakePods) Unplug(ctx context.Context, pair Pair, began func()) error {
 	case s.upon != "" && s.upon != pair.Netns:
 		return fmt.Errorf("pod link %s: %w", pair.HostName, ErrOccupied)
 	}
-	s.upon = ""
+	s.upon, s.shape = "", Shape{}
 	p.standing[pair.HostName] = s
+	return ctx.Err()
+}
+
+// Shapes implements Shapers.
+func (p *FakePods) Shapes(ctx context.Context, path string) (map[string]Shape, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	found := map[string]Shape{}
+	for name, s := range p.standing {
+		if s.path == path && s.shape != (Shape{}) {
+			found[name] = s.shape
+		}
+	}
+	return found, ctx.Err()
+}
+
+// Reshape implements Shapers. Somebody else may change a shape with it as well.
+func (p *FakePods) Reshape(ctx context.Context, path, name string, want Shape) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	s, found := p.standing[name]
+	switch {
+	case found && s.path == path:
+		s.shape = want
+		p.standing[name] = s
+	case want != Shape{}:
+		return fmt.Errorf("shaping %s: its far end: %w", name, ErrNoDevice)
+	}
 	return ctx.Err()
 }
 
@@ -210,6 +242,9 @@ func (p *FakePods) Check(ctx context.Context, pair Pair) error {
 	routes := map[Key]*Route{}
 	for _, route := range have.PodRoutes {
 		routes[have.podRoute(route).Key()] = have.podRoute(route)
+	}
+	if s := p.standing[pair.HostName]; !pair.Shape.Matches(s.shape) {
+		list = append(list, &Difference{c.podObject(), "is shaped otherwise: " + s.shape.String() + ", not " + pair.Shape.String()})
 	}
 	return errors.Join(append(list, pair.compareRoutes(routes)...)...)
 }

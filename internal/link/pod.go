@@ -20,6 +20,8 @@ type Pair struct {
 	// upon the standing pair HostName, whose alias names no Owner. HostGroup is only compared, by Check, and TxOffloadOff not
 	// looked at: both are of the pair from its beginning.
 	Standing string
+	// Shape is how the pod's traffic is shaped, from its first packet on. Only a pair that stands can have one.
+	Shape Shape
 	// Owner is the object the pair comes from ("attachment/<container>/<interface>"); it follows PodAliasPrefix in the
 	// alias of the host's end. A link of the same name with another owner is ErrForeign. At most 200 bytes.
 	Owner string

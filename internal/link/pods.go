@@ -93,9 +93,12 @@ func (p *Pods) Create(ctx context.Context, pair Pair) (Created, error) {
 	}
 	defer pod.close()
 	c := &creation{Pods: p, pair: pair, pod: pod}
-	if pair.Standing != "" {
+	switch {
+	case pair.Standing != "":
 		c, err = p.createUpon(ctx, *c)
-	} else {
+	case pair.Shape != Shape{}:
+		err = errUnshaped
+	default:
 		err = p.createPair(c)
 	}
 	if err != nil {
@@ -437,6 +440,11 @@ const ownerMax = 200
 func (p *Pair) validate() error {
 	if err := errors.Join(ValidateName(p.HostName), ValidateName(p.PodName)); err != nil {
 		return err
+	}
+	if p.Standing != "" {
+		if err := ValidateName(receiverName(p.HostName)); err != nil {
+			return err
+		}
 	}
 	if p.Netns == "" {
 		return fmt.Errorf("no namespace given: %w", ErrNoNamespace)

@@ -19,7 +19,7 @@ import (
 // The macvlan is of mode passthru: the kernel admits one to a far end, so nothing that a former pod has kept can be on a
 // pair together with the next pod's interface.
 type Standing struct {
-	// Name is that of both ends; it must pass ValidateName.
+	// Name is that of both ends; it must pass ValidateName, with room for "-in" behind it.
 	Name string
 	// MTU of both ends in bytes; 0 is the kernel's default, 1500.
 	MTU int
@@ -35,8 +35,10 @@ type Stands struct {
 	MTU int
 	// TxOffloadOff reports whether the far end finishes what it sends.
 	TxOffloadOff bool
-	// Idle reports whether the far end is there and no interface upon it is up.
+	// Idle reports whether the far end is there, no interface upon it is up, and it is not shaped.
 	Idle bool
+	// Gone says that the pair is gone, and something of its shape is left.
+	Gone bool
 }
 
 // StandingLinks makes and lists standing pairs. *[Pods] does it in the kernel, *[FakePods] in memory. PodLinks.Delete removes
@@ -72,7 +74,7 @@ const standingBatch = batchMax / 2
 // CreateStanding implements StandingLinks.
 func (p *Pods) CreateStanding(ctx context.Context, path string, pairs ...Standing) error {
 	for _, pair := range pairs {
-		if err := ValidateName(pair.Name); err != nil {
+		if err := errors.Join(ValidateName(pair.Name), ValidateName(receiverName(pair.Name))); err != nil {
 			return fmt.Errorf("standing pair: %w", err)
 		}
 	}
@@ -244,6 +246,12 @@ func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands
 			stands := far[attrs.Name]
 			stands.MTU = attrs.MTU
 			found[attrs.Name] = stands
+			delete(far, attrs.Name)
+		}
+	}
+	for name, stands := range far {
+		if stands.Gone {
+			found[name] = stands
 		}
 	}
 	return found, nil
@@ -281,6 +289,15 @@ func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 			}
 			found[link.Attrs().Name] = Stands{Idle: link.Attrs().Promisc == 0, TxOffloadOff: offload == Off}
 		}
+		if err != nil {
+			return err
+		}
+		shapes, err := readShapes(handle, links)
+		for name := range shapes {
+			stands, there := found[name]
+			stands.Idle, stands.Gone = false, !there
+			found[name] = stands
+		}
 		return err
 	})
 	return found, err
@@ -292,6 +309,8 @@ type upon struct {
 	ports   *namespace
 	farConn *conn
 	far     netlink.Link
+	// receiver is what shapes what the pod receives; nil if nothing does.
+	receiver netlink.Link
 }
 
 // openUpon opens what Create, Check and Unplug need of a standing pair's namespace.
@@ -337,7 +356,7 @@ func (u *upon) look() error {
 	var answers []answer
 	if u.farConn, err = dial(); err == nil {
 		u.farConn.turn = &u.turn
-		answers, err = u.farConn.do(getLink(u.pair.HostName))
+		answers, err = u.farConn.do(getLink(u.pair.HostName), getLink(receiverName(u.pair.HostName)))
 	}
 	if err := errors.Join(err, u.home.enter()); err != nil {
 		return err
@@ -345,7 +364,7 @@ func (u *upon) look() error {
 	if err := answers[0].err; err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("looking at far end %s: %w", u.pair.HostName, err)
 	}
-	u.far = answers[0].link
+	u.far, u.receiver = answers[0].link, answers[1].link
 	return nil
 }
 
@@ -367,6 +386,9 @@ func (u *upon) run() error {
 	err := u.look()
 	if err == nil {
 		err = u.complete()
+	}
+	if err == nil {
+		err = u.shape()
 	}
 	if err != nil {
 		return err
@@ -399,12 +421,14 @@ func (u *upon) put() error {
 		return u.adoptUpon(made)
 	}
 	u.made = true
-	if len(u.pair.PodMAC) == 0 {
-		return nil
+	var list plan
+	if u.pair.Shape == (Shape{}) {
+		u.farEnd().unshape(&list) // nothing, unless an agent that ended left something
 	}
-	// A macvlan of this mode has its device's address.
-	answers, err = u.farConn.do(setLink(index, macAttr(u.pair.PodMAC)))
-	return errors.Join(err, all(answers, []string{"setting the far end's MAC"}))
+	if len(u.pair.PodMAC) != 0 { // a macvlan of this mode has its device's address
+		list.add("setting the far end's MAC", setLink(index, macAttr(u.pair.PodMAC)))
+	}
+	return list.run(u.farConn)
 }
 
 // adoptUpon finds the pod's interface when it cannot be made, which is why.
@@ -487,14 +511,20 @@ func (u *upon) remove() error {
 	if err != nil {
 		return err
 	}
+	removed := false
 	if u.pod != nil {
-		removed, err := u.removeInPod()
-		if removed || err != nil {
+		if removed, err = u.removeInPod(); err != nil {
 			return err
 		}
 	}
-	// It was gone before, or is hidden by who may: under another name, in another namespace.
-	return u.probe(u.farConn, u.far.Attrs().Index)
+	if !removed { // It was gone before, or is hidden by who may: under another name, in another namespace.
+		if err := u.probe(u.farConn, u.far.Attrs().Index); err != nil {
+			return err
+		}
+	}
+	var rest plan
+	u.farEnd().unshape(&rest)
+	return rest.run(u.farConn)
 }
 
 // probeName is that of the macvlan by which is found out whether a far end is free.
@@ -559,7 +589,11 @@ func (u *upon) check() error {
 	if u.peer, err = u.lookInPod(); err != nil {
 		return err
 	}
-	return u.compare(func() bool { return isUpon(u.peer, u.far) }, "is not upon ")
+	shape, err := u.compareShape()
+	if err != nil {
+		return err
+	}
+	return errors.Join(u.compare(func() bool { return isUpon(u.peer, u.far) }, "is not upon "), shape)
 }
 
 // IsStanding reports whether an owner is a standing pair's.

@@ -96,15 +96,19 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 	if err != nil {
 		return attach.Record{}, err
 	}
+	limits, err := n.bandwidth(req)
+	if err != nil {
+		return attach.Record{}, err
+	}
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
 		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
-		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports, Macvlan: second,
+		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports, Macvlan: second, Bandwidth: limits,
 	}
 	for {
 		_, planned := timing.Start(ctx, stepPlan)
-		err := n.choose(s, &rec, standing)
+		err := n.pick(ctx, s, &rec, standing)
 		planned(err)
 		if err != nil {
 			return rec, err
@@ -127,7 +131,26 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 	}
 }
 
-// choose picks an address and a port number that no record has.
+// pick is choose, and makes a port where choose says that it takes one.
+func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, standing bool) error {
+	rec.OFPort = 0
+	err := n.choose(s, rec, standing)
+	if !errors.Is(err, errNoneStands) {
+		return err
+	}
+	if err := n.standFor(ctx, rec); err != nil {
+		return err
+	}
+	if err = n.choose(s, rec, false); err != nil {
+		n.standing.give(rec.OFPort)
+	}
+	return err
+}
+
+// errNoneStands says that an attachment needs a port that stands, and none is free.
+var errNoneStands = errors.New("no port stands ready")
+
+// choose picks an address and a port number that no record has. A port that was made for the record stays its.
 func (n *Network) choose(s *settings, rec *attach.Record, standing bool) error {
 	inUse := n.store.InUse()
 	n.picking.Lock()
@@ -139,11 +162,14 @@ func (n *Network) choose(s *settings, rec *attach.Record, standing bool) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
-	var ofport uint32
-	if standing {
-		ofport, standing = n.standing.take(s.mtu)
+	ofport := rec.OFPort
+	if ofport == 0 && standing {
+		ofport, _ = n.standing.take(s.mtu)
 	}
-	if !standing {
+	if ofport == 0 && rec.Bandwidth.Limited() {
+		return errNoneStands
+	}
+	if ofport == 0 {
 		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) || n.standing.has(p) })
 	}
 	if err != nil {

@@ -126,6 +126,7 @@ func (e *ends) check(ctx context.Context) (left bool) {
 			left = e.restore(ctx, name, w, have[name]) || left
 		}
 	}
+	left = e.reshape(ctx) || left
 	if left {
 		e.mu.Lock()
 		e.doubtful = true
@@ -139,10 +140,8 @@ func (e *ends) check(ctx context.Context) (left bool) {
 func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
 	n := e.network
 	if want.key != (attach.Key{}) {
-		now, cancel := context.WithCancel(ctx)
-		cancel() // a lock that is not free is not waited for: the others would wait as long
-		unlock, err := n.locks.Lock(now, want.key)
-		if err != nil {
+		unlock, free := n.lockNow(ctx, want.key)
+		if !free {
 			return true
 		}
 		defer unlock()
@@ -158,6 +157,14 @@ func (e *ends) restore(ctx context.Context, name string, want wanted, have link.
 	}
 	n.opts.Log.Warn("put back what somebody else changed", "link", name, "was", have.String(), "is", want.end.String())
 	return false
+}
+
+// lockNow locks an attachment, if no request for it is under way. It does not wait: the others would wait as long.
+func (n *Network) lockNow(ctx context.Context, key attach.Key) (unlock func(), free bool) {
+	now, cancel := context.WithCancel(ctx)
+	cancel()
+	unlock, err := n.locks.Lock(now, key)
+	return unlock, err == nil
 }
 
 // isLive reports whether an attachment's port is open, or being opened.

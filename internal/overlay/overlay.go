@@ -71,6 +71,8 @@ type Engines struct {
 	Standing link.StandingLinks
 	// HostEnds puts back what others change of them.
 	HostEnds HostEnds
+	// Shapers shapes what pods receive and send whose bandwidth is limited. Nil: none may be.
+	Shapers link.Shapers
 	// Connections are those that the switch tracks for Services.
 	Connections Connections
 	// Uplink is the node's own interface, for egress addresses. Nil: nothing is announced, and nothing forgotten.
@@ -99,7 +101,7 @@ type Options struct {
 	// Log gets what nobody waits for. Default: discarded.
 	Log *slog.Logger
 	// Ports is the path of the namespace with the far ends of ports that stand ready for pods. While there is none, or Spare
-	// is 0, every pod gets a port of its own.
+	// is 0, every pod gets a port of its own, but for those whose bandwidth is limited: they get one that stands, or none.
 	Ports string
 	// Spare is how many ports stand ready.
 	Spare int

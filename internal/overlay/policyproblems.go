@@ -63,6 +63,40 @@ func (x *policies) untold(sctp bool) map[policy.Key][]error {
 	return due
 }
 
+// PolicyProblems returns what policies that isolate pods of this node say that is not so here.
+func (n *Network) PolicyProblems() map[policy.Key]error {
+	s := n.settings.Load()
+	if s == nil || !s.policies() {
+		return nil
+	}
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	x := &n.policies
+	found := map[policy.Key]error{}
+	if len(x.doubts) == 0 {
+		return found
+	}
+	for pod := range x.attached {
+		for _, key := range x.index.Policies(pod) {
+			d := x.doubts[key]
+			if d == nil || found[key] != nil {
+				continue
+			}
+			problems := d.problems
+			if d.sctp && !s.pipeline.SCTP {
+				problems = append(slices.Clip(problems), errSCTP)
+			}
+			if len(problems) > 0 {
+				found[key] = errors.Join(problems[:min(len(problems), mostProblems)]...)
+			}
+		}
+	}
+	return found
+}
+
+// mostProblems is how many problems of a policy are told: it may be wrong in thousands of places.
+const mostProblems = 3
+
 // isolatesHere reports whether a policy isolates a pod of this node.
 func (x *policies) isolatesHere(key policy.Key) bool {
 	for pod := range x.attached {

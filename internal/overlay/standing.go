@@ -356,12 +356,31 @@ func (s *standing) remove(ctx context.Context) error {
 	if err := n.engines.Pods.Delete(ctx, names...); err != nil {
 		return fmt.Errorf("removing ports: %w", err)
 	}
+	if err := s.unshape(ctx, names); err != nil {
+		return fmt.Errorf("removing ports: %w", err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, ofport := range leaving {
 		delete(s.ports, ofport)
 	}
 	return nil
+}
+
+// unshape removes what a pod's shape has left of ports that are gone.
+func (s *standing) unshape(ctx context.Context, names []string) error {
+	n := s.network
+	if n.engines.Shapers == nil {
+		return nil
+	}
+	left, err := n.engines.Shapers.Shapes(ctx, n.opts.Ports)
+	errs := []error{err}
+	for _, name := range names {
+		if _, shaped := left[name]; shaped {
+			errs = append(errs, n.engines.Shapers.Reshape(ctx, n.opts.Ports, name, link.Shape{}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // trim has ports leave when far more are free than are to be. The caller holds mu.
@@ -378,7 +397,7 @@ func (s *standing) trim() {
 // fill makes ports until as many are free as are to be, once half of them are taken.
 func (s *standing) fill(ctx context.Context) error {
 	for lacking := s.lacking(false); lacking > 0 && ctx.Err() == nil; lacking = s.lacking(true) {
-		if err := s.make(ctx, min(lacking, standingGroup)); err != nil {
+		if _, err := s.make(ctx, min(lacking, standingGroup), standingFree); err != nil {
 			return err
 		}
 	}
@@ -396,12 +415,22 @@ func (s *standing) lacking(begun bool) int {
 	return 0
 }
 
-// make makes ports and waits until the switch has them.
-func (s *standing) make(ctx context.Context, count int) error {
+// makeTaken makes a port for a pod that is to have it.
+func (s *standing) makeTaken(ctx context.Context) (ofport uint32, err error) {
+	defer s.wakeUp() // what cannot serve is removed
+	numbers, err := s.make(ctx, 1, standingTaken)
+	if err != nil {
+		return 0, err
+	}
+	return numbers[0], nil
+}
+
+// make makes ports, free or taken, and waits until the switch has them.
+func (s *standing) make(ctx context.Context, count int, state standingState) ([]uint32, error) {
 	n := s.network
 	numbers, pairs, err := s.plan(count)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err = n.engines.Standing.CreateStanding(ctx, n.opts.Ports, pairs...); err == nil {
 		rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
@@ -418,9 +447,13 @@ func (s *standing) make(ctx context.Context, count int) error {
 			delete(s.ports, ofport) // nothing was made
 			continue
 		}
-		s.release(ofport, s.ports[ofport], err == nil)
+		if port := s.ports[ofport]; err == nil && state == standingTaken {
+			port.state = standingTaken
+		} else {
+			s.release(ofport, port, err == nil)
+		}
 	}
-	return err
+	return numbers, err
 }
 
 // plan picks numbers for ports to be made.

@@ -222,6 +222,14 @@ func (n *Network) TenantsRealised() uint64 {
 	return n.tenants.realised
 }
 
+// TenantsPending reports whether anything is to be done of what UpdateTenants was told: pods may not have their flows, or a namespace
+// moves.
+func (n *Network) TenantsPending() bool {
+	n.tenants.mu.RLock()
+	defer n.tenants.mu.RUnlock()
+	return len(n.tenants.pending)+len(n.tenants.moving) > 0
+}
+
 func (t *tenants) wakeUp() {
 	select {
 	case t.wake <- struct{}{}:

@@ -15,11 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/realised"
 )
 
 // Result is what has become of one namespace.
@@ -65,9 +64,9 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{objects: objects}, nil
 }
 
-// Change asks for a change and waits until it is made; with realised also until it is in effect on all nodes. progress is
+// Change asks for a change and waits until it is made; with everywhere also until it is in effect on all nodes. progress is
 // called with what is waited for. When ctx ends first, the error says what was still waited for, and the report how far it is.
-func (c *Client) Change(ctx context.Context, r Request, realised bool, progress func(string)) (Report, error) {
+func (c *Client) Change(ctx context.Context, r Request, everywhere bool, progress func(string)) (Report, error) {
 	if err := c.checkMode(ctx); err != nil {
 		return Report{}, err
 	}
@@ -94,7 +93,7 @@ func (c *Client) Change(ctx context.Context, r Request, realised bool, progress 
 		return change.report(names), err
 	}
 	report := change.report(names)
-	if !realised {
+	if !everywhere {
 		return report, nil
 	}
 	err = c.realise(ctx, &report, change.version, progress)
@@ -127,7 +126,7 @@ func (ch *change) report(names []string) Report {
 // make writes the annotations and waits until the controller has taken all of them away. The version is that of the write
 // which did so: it is seen because the watch begins before.
 func (c *Client) make(ctx context.Context, ch *change, names []string, since string, progress func(string)) error {
-	events, err := watchFrom(ctx, c.objects, &networkv1.NetNamespaceList{}, since)
+	events, err := realised.Watch(ctx, c.objects, &networkv1.NetNamespaceList{}, since)
 	if err != nil {
 		return err
 	}
@@ -143,7 +142,7 @@ func (c *Client) make(ctx context.Context, ch *change, names []string, since str
 	}
 	progress("waiting for the controller to change the VNIDs")
 	for len(ch.waits) > 0 {
-		event, err := next(ctx, events)
+		event, err := realised.Next(ctx, events)
 		if err != nil {
 			return fmt.Errorf("waiting for the controller to change %d NetNamespaces (does one run? see weft status): %w", len(ch.waits), err)
 		}
@@ -191,38 +190,6 @@ func (ch *change) refused(nn *networkv1.NetNamespace) error {
 		}
 	}
 	return nil
-}
-
-// watchFrom watches objects since a version, also over the end of a connection.
-func watchFrom(ctx context.Context, objects client.WithWatch, list client.ObjectList, since string) (watch.Interface, error) {
-	begin := func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-		return objects.Watch(ctx, list, &client.ListOptions{Raw: &options})
-	}
-	events, err := watchtools.NewRetryWatcherWithContext(ctx, since, &toolscache.ListWatch{WatchFuncWithContext: begin})
-	if err != nil {
-		return nil, fmt.Errorf("watching %T: %w", list, err)
-	}
-	return events, nil
-}
-
-var errWatch = errors.New("the watch of the API server ended")
-
-// next returns the next event.
-func next(ctx context.Context, events watch.Interface) (watch.Event, error) {
-	select {
-	case event, ok := <-events.ResultChan():
-		switch {
-		case ctx.Err() != nil:
-			return event, context.Cause(ctx)
-		case !ok:
-			return event, errWatch
-		case event.Type == watch.Error:
-			return event, fmt.Errorf("%w: %v", errWatch, event.Object)
-		}
-		return event, nil
-	case <-ctx.Done():
-		return watch.Event{}, context.Cause(ctx)
-	}
 }
 
 // Patience is how long a change takes at most on a cluster that is well: the moves' steps, and the nodes' word of it.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/tenant"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
@@ -308,6 +309,7 @@ func TestTenants(t *testing.T) {
 			}
 		}
 		e.judge(t, "after restarts", nil)
+		asks(t, newRealised(t, e.cluster), realised.NetNamespace, projectB, 2)
 	})
 	t.Run("connection", func(t *testing.T) { e.connectionEnds(t) })
 	t.Run("services", func(t *testing.T) { e.services(t) })

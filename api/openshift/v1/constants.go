@@ -108,6 +108,9 @@ const (
 	// ConditionEgressIPsInUse is on NetNamespace where it wants egress addresses: True when all of them are in use, and the message
 	// says at which nodes; False with the reason why some are not.
 	ConditionEgressIPsInUse = "EgressIPsInUse"
+	// ConditionRealised is on EgressNetworkPolicy: True when what it comes to is in effect on all nodes, and the message says on
+	// how many it is, and why not on the others.
+	ConditionRealised = "Realised"
 	// ConditionUnobstructed is on HostSubnet: False when firewalls of the host's keep packets of pods from passing.
 	ConditionUnobstructed = "Unobstructed"
 )
@@ -147,6 +150,12 @@ const (
 	ReasonFailing = "Failing"
 	// ReasonRefused stands where the objects say what the node cannot become; it stays as it was.
 	ReasonRefused = "Refused"
+	// ReasonRealised stands with ConditionRealised True.
+	ReasonRealised = "Realised"
+	// ReasonBehind stands where nodes have not followed yet, or cannot be asked.
+	ReasonBehind = "Behind"
+	// ReasonNotRealised stands where a node says that it cannot do what an object says, or not as it says.
+	ReasonNotRealised = "NotRealised"
 	// ReasonOpen stands with ConditionUnobstructed True.
 	ReasonOpen = "Open"
 	// ReasonObstructed stands with ConditionUnobstructed False.

@@ -24,6 +24,7 @@ const (
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Valid",type=string,JSONPath=`.status.conditions[?(@.type=="Valid")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Valid")].reason`
+// +kubebuilder:printcolumn:name="Realised",type=string,JSONPath=`.status.conditions[?(@.type=="Realised")].status`
 type EgressNetworkPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
@@ -74,11 +75,28 @@ type EgressNetworkPolicyPeer struct {
 
 // EgressNetworkPolicyStatus says what became of the policy.
 type EgressNetworkPolicyStatus struct {
-	// conditions hold Valid: False when the policy cannot be used, or has no effect; the message says why.
+	// conditions hold Valid: False when the policy cannot be used, or has no effect; the message says why. Realised says on how
+	// many nodes what it comes to is in effect, and why not on the others.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// asked is the spec that the condition Realised speaks of.
+	// +optional
+	Asked EgressNetworkPolicyAsked `json:"asked,omitzero"`
+}
+
+// EgressNetworkPolicyAsked names a state of a policy's spec.
+type EgressNetworkPolicyAsked struct {
+	// generation is the metadata.generation of the spec.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
+	// version is the resourceVersion by which a node says that it has it (HostSubnet's status.realised). That of the object goes
+	// on with each change of its status.
+	// +optional
+	// +kubebuilder:validation:MaxLength=20
+	Version string `json:"version,omitempty"`
 }
 
 // EgressNetworkPolicyList is a list of EgressNetworkPolicies.

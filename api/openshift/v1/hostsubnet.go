@@ -103,6 +103,50 @@ type HostSubnetStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=20
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
+
+	// realised says, of each kind of object that the node follows, which are in effect there: NetworkPolicy,
+	// EgressNetworkPolicy, NetNamespace (egress addresses and multicast) and VNID (the VNID of a NetNamespace), in the modes
+	// that have them.
+	// +optional
+	// +listType=map
+	// +listMapKey=kind
+	// +kubebuilder:validation:MaxItems=16
+	Realised []HostSubnetRealised `json:"realised,omitempty"`
+}
+
+// HostSubnetRealised says which objects of one kind are in effect on a node.
+type HostSubnetRealised struct {
+	// kind is that of the objects.
+	// +kubebuilder:validation:MaxLength=63
+	Kind string `json:"kind"`
+	// version is the resourceVersion up to which objects are in effect: one whose own is not above it is, as it says or as a
+	// later version of it said, unless it is among the exceptions. Without it, of none is it known that it is.
+	// +optional
+	// +kubebuilder:validation:MaxLength=20
+	Version string `json:"version,omitempty"`
+	// reason says why objects beyond version are not in effect, where more is known than that they are new.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1100
+	Reason string `json:"reason,omitempty"`
+	// exceptions are the first, by name, of the objects that are not in effect, or not as they say.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=20
+	Exceptions []HostSubnetException `json:"exceptions,omitempty"`
+	// more is how many further exceptions there are: all of them come after those by name.
+	// +optional
+	More int32 `json:"more,omitempty"`
+}
+
+// HostSubnetException is an object that is not in effect on a node, or not as it says.
+type HostSubnetException struct {
+	// object is its name, with its namespace before it if it has one: shop/web.
+	// +kubebuilder:validation:MaxLength=320
+	Object string `json:"object"`
+	// reason says in words what is not in effect, and why.
+	// +optional
+	// +kubebuilder:validation:MaxLength=300
+	Reason string `json:"reason,omitempty"`
 }
 
 // HostSubnetVersions are the releases that run on a node.

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -77,7 +78,38 @@ func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
 		TxOffloadOff: settings.TxOffloadOff,
 		PodAddresses: slices.Clone(rec.Addresses),
 		PodRoutes:    routes(rec, settings),
+		Shape:        Shape(rec),
 	}, nil
+}
+
+// How much passes a shaper at once, and how much waits at it, in milliseconds of its rate. The burst is what a timer of the kernel's may be late
+// by without that the rate is lost. The queue holds what TCP has in flight while it finds its rate, and makes no more than that of delay.
+const (
+	burstTime = 25
+	queueTime = 100
+	// leastBurst and leastQueue are the least of both, in packets of the interface's MTU.
+	leastBurst = 2
+	leastQueue = 32
+)
+
+// Shape returns how an attachment's traffic is shaped.
+func Shape(rec *attach.Record) link.Shape {
+	return link.Shape{Receive: shaper(rec.Bandwidth.Ingress, rec.MTU), Send: shaper(rec.Bandwidth.Egress, rec.MTU)}
+}
+
+func shaper(bits uint64, mtu int) link.Shaper {
+	if bits == 0 {
+		return link.Shaper{}
+	}
+	if mtu == 0 {
+		mtu = math.MaxUint16
+	}
+	const byteBits, second = 8, 1000
+	rate, packet := bits/byteBits, uint64(mtu) //nolint:gosec // a record's MTU is not negative
+	part := func(time, packets uint64) uint32 {
+		return uint32(min(max(rate/second*time, packets*packet), math.MaxInt32)) //nolint:gosec // bounded
+	}
+	return link.Shaper{Rate: rate, Burst: part(burstTime, leastBurst), Queue: part(queueTime, leastQueue)}
 }
 
 // routes returns the routes of the pod, family by family: what is reached directly, then what the gateway is for.

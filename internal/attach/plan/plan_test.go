@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 )
 
@@ -213,6 +215,34 @@ func TestMAC(t *testing.T) {
 	} {
 		if got := MAC(addresses).String(); got != want {
 			t.Errorf("%v: %s, want %s", addresses, got, want)
+		}
+	}
+}
+
+func TestShape(t *testing.T) {
+	rec := record("10.128.2.5/23")
+	if got := Shape(rec); got != (link.Shape{}) {
+		t.Errorf("without limits: %s", got)
+	}
+	for _, test := range []struct {
+		bits uint64
+		mtu  int
+		want link.Shaper
+	}{
+		{1_000, 1450, link.Shaper{Rate: 125, Burst: 2900, Queue: 46_400}},
+		{10_000_000, 1450, link.Shaper{Rate: 1_250_000, Burst: 31_250, Queue: 125_000}},
+		{10_000_000, 8950, link.Shaper{Rate: 1_250_000, Burst: 31_250, Queue: 286_400}},
+		{1_000_000, 0, link.Shaper{Rate: 125_000, Burst: 131_070, Queue: 2_097_120}},
+		{10_000_000_000, 1450, link.Shaper{Rate: 1_250_000_000, Burst: 31_250_000, Queue: 125_000_000}},
+		{cni.MaxBandwidth, 1450, link.Shaper{Rate: 125_000_000_000_000, Burst: math.MaxInt32, Queue: math.MaxInt32}},
+	} {
+		rec.Bandwidth, rec.MTU = cni.Bandwidth{Ingress: test.bits}, test.mtu
+		if got := Shape(rec); got != (link.Shape{Receive: test.want}) {
+			t.Errorf("%d bit/s: %s", test.bits, got)
+		}
+		rec.Bandwidth = cni.Bandwidth{Egress: test.bits}
+		if pair, err := Pair(rec, settings()); err != nil || pair.Shape != (link.Shape{Send: test.want}) {
+			t.Errorf("%d bit/s: %s, %v", test.bits, pair.Shape, err)
 		}
 	}
 }

@@ -1,0 +1,189 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	fakesource "k8s.io/client-go/tools/cache/testing"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/realised"
+	"weft.dev/weft/internal/watermark"
+)
+
+// markedNetNamespaces is a cache whose informer lists and watches a source in memory, and tells marks what comes in.
+type markedNetNamespaces struct {
+	watchedNetNamespaces
+	marks *marks
+}
+
+func (w *markedNetNamespaces) GetInformer(ctx context.Context, kind client.Object, options ...cache.InformerGetOption) (cache.Informer, error) {
+	if w.running == nil {
+		w.running = toolscache.NewSharedIndexInformer(w.source, kind, 0, toolscache.Indexers{})
+		if err := w.running.SetTransform(w.marks.strip); err != nil {
+			return nil, err
+		}
+		ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
+		go w.running.RunWithContext(ctx)
+	}
+	return w.running, nil
+}
+
+// After a gap in the watch an informer tells of what changed in any order. Even if what was told is in effect at once, no object
+// of which nobody was told yet is said to be.
+func TestMarkOverGapsOfTheWatch(t *testing.T) {
+	source := fakesource.NewFakeControllerSource()
+	marks := newMarks()
+	objects := &markedNetNamespaces{watchedNetNamespaces{source: source}, marks}
+	vnids := &netNamespaces{cache: objects, marks: marks}
+	f := newFollower(vnids, func() {})
+	const many = 100
+	var mu sync.Mutex
+	told := map[string]uint64{} // the version of each object that was told last
+	versions := map[string]uint64{}
+	name := func(i int) string { return fmt.Sprintf("shop-%03d", i) }
+	object := func(i int, vnid uint32) *networkv1.NetNamespace {
+		return &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name(i)}, NetName: name(i), NetID: vnid}
+	}
+	f.mark.Begin()
+	note := func(at passage) {
+		mu.Lock()
+		defer mu.Unlock()
+		f.note(at)
+		told[at.key] = at.version
+		f.mark.Take() // a step that takes no time at all
+		f.mark.Done(nil)
+		if len(versions) < many {
+			return // of the first list nothing is said before all was told
+		}
+		for key, version := range versions {
+			if said, _ := f.mark.Version(); said >= version && told[key] < version {
+				t.Errorf("%s in version %d is said to be in effect, told of %s in %d: %s was told of in %d", key, version, at.key, at.version, key, told[key])
+			}
+		}
+	}
+	for i := range many {
+		source.Add(object(i, 10))
+	}
+	handler, err := vnids.follow(t.Context(), note, func(at passage) { at.tell(f.mark, false) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := vnids.unfollow(t.Context(), handler); err != nil {
+			t.Error(err)
+		}
+	}()
+	await := func(what string, done func() bool) {
+		t.Helper()
+		for begin := time.Now(); ; {
+			mu.Lock()
+			is := done()
+			mu.Unlock()
+			switch {
+			case is:
+				return
+			case time.Since(begin) > patienceForEvents:
+				t.Fatal(what)
+			}
+			<-time.After(time.Millisecond)
+		}
+	}
+	await("not told of all", func() bool { return len(told) == many })
+	highest := uint64(many)
+	for round := range uint32(2) {
+		mu.Lock()
+		for i := many - 1; i >= 0; i-- { // the last by name is the first by version
+			highest++
+			versions[name(i)] = highest
+		}
+		mu.Unlock()
+		for i := many - 1; i >= 0; i-- {
+			source.ModifyDropWatch(object(i, 11+round))
+		}
+		source.ResetWatch()
+		await("not told of what changed in the gap", func() bool {
+			said, known := f.mark.Version()
+			return known && said >= highest
+		})
+	}
+}
+
+func TestPassageOf(t *testing.T) {
+	nn := &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ResourceVersion: "12"}}
+	enp := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "out", ResourceVersion: "none"}}
+	for want, told := range map[passage]any{
+		{key: "shop", version: 12}:             nn,
+		{key: "shop", version: 12, gone: true}: toolscache.DeletedFinalStateUnknown{Obj: nn},
+		{key: "shop/out"}:                      enp,
+	} {
+		if got, ok := passageOf(told); got != want || !ok {
+			t.Errorf("%+v, %v; want %+v", got, ok, want)
+		}
+	}
+	if _, ok := passageOf("shop"); ok {
+		t.Error("a word is an object")
+	}
+	m := newMarks()
+	told := 0
+	changed := func() { told++ }
+	m.changed.Store(&changed)
+	mark := m.of(realised.EgressNetworkPolicy)
+	mark.Begin()
+	enp.ResourceVersion = "7"
+	if _, err := m.strip(enp); err != nil {
+		t.Fatal(err)
+	}
+	mark.Told("other/one", 9, false)
+	mark.Done(nil)
+	if version, ok := mark.Version(); !ok || strconv.FormatUint(version, 10) != "0" || told == 0 {
+		t.Errorf("%d (%v) is in effect, and shop/out, which came in, was not told; %d changes", version, ok, told)
+	}
+}
+
+// What engines cannot do is an exception of the objects that it is for; where it is not known of which, nothing of the kind is said to
+// be in effect; and of several marks the lowest counts.
+func TestFailuresAreExceptions(t *testing.T) {
+	f := failures{all: map[realised.Kind]string{realised.NetworkPolicy: "the switch is away"}, objects: map[realised.Kind]map[string]string{}, spaces: map[realised.Kind]map[string]string{}}
+	f.note(overlay.Object{Kind: "NetNamespace", Name: "shop"}, "nft: no")
+	f.note(overlay.Object{Kind: "EgressNetworkPolicy", Namespace: "shop"}, "openflow: no")
+	f.note(overlay.Object{Kind: "NetworkPolicy", Namespace: "shop", Name: "web"}, "openflow: no")
+	e := newEgressFirewalls(nil, nil, nil)
+	e.here = map[string][]egressfirewall.Key{"shop": {{Namespace: "shop", Name: "out"}}}
+	if diff := cmp.Diff(map[string]string{"shop/out": "openflow: no"}, e.said(f.spaces[realised.EgressNetworkPolicy])); diff != "" {
+		t.Errorf("egress firewalls (-want +got):\n%s", diff)
+	}
+	m := newMarks()
+	marks := []*watermark.Mark{m.of(realised.NetNamespace), m.of(realised.NetNamespace)}
+	want := func(what string, kind realised.Kind, want admin.Realised) {
+		t.Helper()
+		if diff := cmp.Diff(want, f.kind(kind, marks, nil)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	exceptions := map[string]string{"shop": "nft: no"}
+	for i, mark := range marks {
+		want("one follows nothing yet", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Exceptions: exceptions})
+		mark.Begin()
+		mark.Told("shop", uint64(20-i), true)
+		mark.Take()
+		mark.Done(nil)
+	}
+	want("both follow", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Version: "19", Exceptions: exceptions})
+	marks[0].Done(errors.New("not programmed"))
+	want("one fails", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Version: "19", Reason: "not programmed", Exceptions: exceptions})
+	want("the engine is away", realised.NetworkPolicy, admin.Realised{Kind: "NetworkPolicy", Reason: "the switch is away", Exceptions: map[string]string{"shop/web": "openflow: no"}})
+}

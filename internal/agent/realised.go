@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"maps"
+	"strconv"
+
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/realised"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/watermark"
+)
+
+// entering notes which mode is about to be programmed. On the way from one to another nothing is said to be in effect.
+func (o *objects) entering(mode clusternetwork.Mode) {
+	if now, is := o.mode.Load().(clusternetwork.Mode); is && now != mode {
+		o.mode.Store(clusternetwork.Mode(""))
+	}
+}
+
+// entered notes which mode the network is in.
+func (o *objects) entered(mode clusternetwork.Mode) { o.mode.Store(mode) }
+
+// realised returns which objects are in effect on this node, by kind. engines are how those stand. Not known: the agent starts, and
+// what the one before it said holds, because what that programmed stays.
+func (o *objects) realised(network *overlay.Network, engines []admin.Engine) (all []admin.Realised, known bool) {
+	mode, known := o.mode.Load().(clusternetwork.Mode)
+	if !mode.HasVNIDs() {
+		return nil, known
+	}
+	failing := failuresOf(network, engines)
+	all = []admin.Realised{failing.kind(
+		realised.EgressNetworkPolicy, o.marks.byKind[realised.EgressNetworkPolicy], o.egressFirewalls.said(failing.spaces[realised.EgressNetworkPolicy]),
+	)}
+	all = append(all, failing.kind(realised.NetNamespace, []*watermark.Mark{o.egressIPs.mark, o.multicast.mark}, o.egressIPs.said()))
+	if mode == clusternetwork.ModeMultitenant {
+		o.tenants.look(network)
+		all = append(all, failing.kind(realised.VNID, []*watermark.Mark{o.tenants.mark}, nil))
+	}
+	if mode == clusternetwork.ModeNetworkPolicy {
+		problems := map[string]string{}
+		for key, problem := range network.PolicyProblems() {
+			problems[key.String()] = problem.Error()
+		}
+		all = append(all, failing.kind(realised.NetworkPolicy, o.marks.byKind[realised.NetworkPolicy], problems))
+	}
+	return all, true
+}
+
+// said returns which policies are not in effect as they say, and why; and so all policies of namespaces of which something is not
+// programmed.
+func (e *egressFirewalls) said(spaces map[string]string) map[string]string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	problems := maps.Clone(e.problems)
+	for namespace, why := range spaces {
+		for _, key := range e.here[namespace] {
+			problems[key.String()] = why
+		}
+	}
+	return problems
+}
+
+// said returns which NetNamespaces are not in effect as they say, and why.
+func (e *egressIPs) said() map[string]string {
+	e.judging.Lock()
+	defer e.judging.Unlock()
+	return maps.Clone(e.problems)
+}
+
+// failures are what engines cannot do of what objects ask for.
+type failures struct {
+	// all is why it is not known of any object of a kind whether it is in effect.
+	all map[realised.Kind]string
+	// objects are those of which something is not programmed, by name, and spaces namespaces all of whose objects are such.
+	objects, spaces map[realised.Kind]map[string]string
+}
+
+// failuresOf returns what engines cannot do.
+func failuresOf(network *overlay.Network, engines []admin.Engine) failures {
+	f := failures{all: map[realised.Kind]string{}, objects: map[realised.Kind]map[string]string{}, spaces: map[realised.Kind]map[string]string{}}
+	var owners []reconcile.Owner
+	var why []string
+	for i := range engines {
+		for _, failure := range engines[i].Failures {
+			if failure.Owner != string(reconcile.Unreadable) {
+				owners, why = append(owners, reconcile.Owner(failure.Owner)), append(why, engines[i].Name+": "+failure.Message)
+				continue
+			}
+			f.all[realised.NetNamespace] = failure.Message
+			if engines[i].Name == nameFlows {
+				f.all[realised.NetworkPolicy], f.all[realised.EgressNetworkPolicy], f.all[realised.VNID] = failure.Message, failure.Message, failure.Message
+			}
+		}
+	}
+	if len(owners) == 0 {
+		return f
+	}
+	for i, origin := range network.Origins(owners, policy.Key{}) {
+		for _, object := range origin.Objects {
+			f.note(object, why[i])
+		}
+		if origin.More { // only of policies a few are named
+			f.all[realised.NetworkPolicy] = why[i]
+		}
+	}
+	return f
+}
+
+func (f *failures) note(object overlay.Object, why string) {
+	kind, into, name := realised.Kind(object.Kind), f.objects, object.Name
+	switch {
+	case object.Namespace != "" && object.Name == "":
+		into, name = f.spaces, object.Namespace
+	case object.Namespace != "":
+		name = object.Namespace + "/" + object.Name
+	}
+	if into[kind] == nil {
+		into[kind] = map[string]string{}
+	}
+	into[kind][name] = why
+}
+
+// kind says which objects of one kind are in effect: those that all marks say, but for those with a problem.
+func (f *failures) kind(kind realised.Kind, marks []*watermark.Mark, problems map[string]string) admin.Realised {
+	r := admin.Realised{Kind: string(kind), Exceptions: problems}
+	known, lowest := true, uint64(0)
+	for i, mark := range marks {
+		version, ok := mark.Version()
+		if known = known && ok; i == 0 || version < lowest {
+			lowest = version
+		}
+		if err := mark.Why(); err != nil {
+			r.Reason = err.Error()
+		}
+	}
+	if r.Exceptions == nil {
+		r.Exceptions = map[string]string{}
+	}
+	maps.Copy(r.Exceptions, f.objects[kind])
+	switch {
+	case f.all[kind] != "":
+		r.Reason = f.all[kind]
+	case known:
+		r.Version = strconv.FormatUint(lowest, 10)
+	}
+	return r
+}

@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/realised"
+)
+
+// realisedOptions are the flags of weft realised.
+type realisedOptions struct {
+	context string
+	output  string
+	wait    bool
+	timeout time.Duration
+}
+
+func realisedCommand(common *commonFlags) *cobra.Command {
+	var opts realisedOptions
+	cmd := &cobra.Command{
+		Use:   "realised networkpolicy|egressnetworkpolicy NAMESPACE/NAME | netnamespace NAME",
+		Short: "Say on how many nodes an object is in effect, and why not on the others",
+		Long: "Says on how many nodes a NetworkPolicy, an EgressNetworkPolicy or a NetNamespace (its VNID, egress addresses and multicast),\n" +
+			"as the object is now, is in effect: all that it asks of the node is programmed there. Of a node where it is not it says why,\n" +
+			"and what to do. Agents say what they have followed in the status of their HostSubnets, within seconds, in large clusters\n" +
+			"within a minute; what is programmed stays so where an agent is stopped.\n\n" +
+			"It needs to read the object, ClusterNetworks, HostSubnets, and, to say more of nodes that are away, Nodes; with --wait, to\n" +
+			"watch HostSubnets. It ends with 0 when the object is in effect on all nodes, 1 when it is not, 2 when that is not known.",
+		Example: "  # Is the policy in effect everywhere?\n  weft realised networkpolicy shop/deny-all\n\n" +
+			"  # Wait until an egress firewall is, a minute at most\n  weft realised egressnetworkpolicy shop/default --wait\n\n" +
+			"  # After a change of a namespace's egress addresses\n  weft realised netnamespace shop --wait --timeout 2m\n\n" +
+			"  # For scripts: the nodes where it is not\n  weft realised networkpolicy shop/deny-all -o json | jq -r '.notRealised[]?.name'",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return &exitError{code: exitUnknown, err: errors.New("give a kind and an object: networkpolicy NAMESPACE/NAME, egressnetworkpolicy NAMESPACE/NAME or netnamespace NAME")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := runRealised(cmd, common, &opts, args)
+			switch {
+			case err != nil:
+				return &exitError{code: exitUnknown, err: err}
+			case !all:
+				return &exitError{code: exitDiffers}
+			}
+			return nil
+		},
+	}
+	cmd.SetFlagErrorFunc(unknown)
+	flags := cmd.Flags()
+	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")
+	flags.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
+	flags.BoolVar(&opts.wait, "wait", false, "wait until it is in effect on all nodes; what is waited for goes to standard error")
+	flags.DurationVar(&opts.timeout, "timeout", time.Minute, "how long to wait at most, with --wait; else for answers")
+	return cmd
+}
+
+func runRealised(cmd *cobra.Command, common *commonFlags, opts *realisedOptions, args []string) (bool, error) {
+	kind, err := realised.ParseKind(args[0])
+	if err = errors.Join(err, checkFormat(opts.output)); err != nil {
+		return false, err
+	}
+	config, err := common.operatorConfig(opts.context)
+	if err != nil {
+		return false, err
+	}
+	config.UserAgent = "weft-realised"
+	if _, _, err := common.logger(cmd.ErrOrStderr()); err != nil {
+		return false, err
+	}
+	nodes, err := realised.New(config)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), opts.timeout)
+	defer cancel()
+	report, err := nodes.Ask(ctx, kind, args[1], opts.wait, func(how string) {
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), how) // nobody else to tell
+	})
+	if late := opts.wait && errors.Is(err, context.DeadlineExceeded) && report.Kind != ""; late {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: not realised on all nodes after %s\n", opts.timeout) // the report is what counts
+	} else if err != nil {
+		return false, err
+	}
+	if opts.output == outputText {
+		return report.All(), report.Text(cmd.OutOrStdout())
+	}
+	return report.All(), printValue(cmd.OutOrStdout(), opts.output, report)
+}

@@ -1,0 +1,265 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/realised"
+)
+
+const nameRealised = "realised"
+
+// realisedReconciler says on EgressNetworkPolicies on how many nodes they are in effect, by what agents say of their nodes. Each write
+// is an event for all agents, and each node that comes or stops concerns all policies: so it waits for what is about to be over.
+type realisedReconciler struct {
+	client client.Client
+	told   *metrics.Controller
+	now    func() time.Time
+	// rests are how long it waits.
+	rests rests
+	// known are the policies, by UID.
+	known map[types.UID]*followed
+}
+
+// rests are how long nodes may take before that is written.
+type rests struct {
+	// gather is how long changes are gathered.
+	gather time.Duration
+	// fresh is how long nodes may be behind a policy that is new or has changed, behind those that had followed it.
+	fresh, behind time.Duration
+	// words is how often at most only the words are written that say the same.
+	words time.Duration
+}
+
+func defaultRests() rests {
+	return rests{gather: time.Second, fresh: 5 * time.Second, behind: 30 * time.Second, words: time.Minute}
+}
+
+// followed is what is known of a policy.
+type followed struct {
+	// generation is of its spec, and version the first that was seen with it.
+	generation int64
+	version    uint64
+	// since is when nodes were first seen to be behind, zero if none is; wrote is when its status was written last.
+	since, wrote time.Time
+}
+
+func (r *realisedReconciler) setUp(mgr manager.Manager, stands *standing) error {
+	c, err := controller.NewTyped(nameRealised, mgr, controllerOptions(&timed{nameRealised, r.told, r}))
+	if err != nil {
+		return fmt.Errorf("make the controller: %w", err)
+	}
+	policies := predicate.TypedFuncs[*networkv1.EgressNetworkPolicy]{UpdateFunc: func(e event.TypedUpdateEvent[*networkv1.EgressNetworkPolicy]) bool {
+		return resynced(e.ObjectOld, e.ObjectNew) || e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectOld.Generation != e.ObjectNew.Generation
+	}}
+	hosts := predicate.TypedFuncs[*networkv1.HostSubnet]{UpdateFunc: func(e event.TypedUpdateEvent[*networkv1.HostSubnet]) bool {
+		return resynced(e.ObjectOld, e.ObjectNew) || !reflect.DeepEqual(says(e.ObjectOld), says(e.ObjectNew))
+	}}
+	nodes := predicate.TypedFuncs[*corev1.Node]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
+		return realised.Ready(e.ObjectOld) != realised.Ready(e.ObjectNew)
+	}}
+	return errors.Join(
+		c.Watch(stands.reading("egressnetworkpolicies",
+			source.TypedKind(mgr.GetCache(), &networkv1.EgressNetworkPolicy{}, enqueueAfter[*networkv1.EgressNetworkPolicy](r.rests.gather), policies))),
+		c.Watch(stands.reading("hostsubnets",
+			source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueueAfter[*networkv1.HostSubnet](r.rests.gather), hosts))),
+		c.Watch(stands.reading("nodes", source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueueAfter[*corev1.Node](r.rests.gather), nodes))),
+		c.Watch(stands.reading("clusternetworks",
+			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueueAfter[*networkv1.ClusterNetwork](r.rests.gather)))),
+	)
+}
+
+// resynced reports whether an update is none: everything is to be looked at again.
+func resynced(old, now client.Object) bool {
+	return old.GetResourceVersion() == now.GetResourceVersion()
+}
+
+// says returns what a verdict depends on of a HostSubnet.
+func says(hs *networkv1.HostSubnet) any {
+	said := []any{hs.Annotations[networkv1.AnnotationNodeUID]}
+	for i := range hs.Status.Realised {
+		if hs.Status.Realised[i].Kind == string(realised.EgressNetworkPolicy) {
+			said = append(said, hs.Status.Realised[i])
+		}
+	}
+	for _, kind := range []string{networkv1.ConditionReady, networkv1.ConditionEnginesInStep} {
+		if c := meta.FindStatusCondition(hs.Status.Conditions, kind); c != nil {
+			said = append(said, c.Status, c.Reason, c.Message)
+		}
+	}
+	return said
+}
+
+// enqueueAfter asks for a plan in a while, whatever the object is: with all that changes until then.
+func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler[T, everything] {
+	add := func(queue workqueue.TypedRateLimitingInterface[everything]) { queue.AddAfter(everything{}, rest) }
+	return handler.TypedFuncs[T, everything]{
+		CreateFunc: func(_ context.Context, _ event.TypedCreateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+			add(q)
+		},
+		UpdateFunc: func(_ context.Context, _ event.TypedUpdateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+			add(q)
+		},
+		DeleteFunc: func(_ context.Context, _ event.TypedDeleteEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+			add(q)
+		},
+	}
+}
+
+// Reconcile judges all policies, and writes what their status does not say yet and is due.
+func (r *realisedReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+	_, config, err := readNetwork(ctx, r.client)
+	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+		return reconcile.Result{}, err
+	}
+	if config == nil {
+		return reconcile.Result{}, nil
+	}
+	var policies networkv1.EgressNetworkPolicyList
+	var hosts networkv1.HostSubnetList
+	var nodes corev1.NodeList
+	if err := errors.Join(r.client.List(ctx, &policies), r.client.List(ctx, &hosts), r.client.List(ctx, &nodes)); err != nil {
+		return reconcile.Result{}, fmt.Errorf("read EgressNetworkPolicies, HostSubnets and Nodes from the cache: %w", err)
+	}
+	away := map[string]bool{}
+	for i := range nodes.Items {
+		away[nodes.Items[i].Name] = !realised.Ready(&nodes.Items[i])
+	}
+	known := map[types.UID]*followed{}
+	var errs []error
+	next := time.Duration(0)
+	for i := range policies.Items {
+		p := &policies.Items[i]
+		if !config.Mode.HasVNIDs() { // nodes follow none
+			errs = append(errs, r.withdraw(ctx, p))
+			continue
+		}
+		known[p.UID] = r.follow(p)
+		rest, err := r.tell(ctx, p, known[p.UID], r.count(p, known[p.UID], hosts.Items, away))
+		errs = append(errs, err)
+		if rest > 0 && (next == 0 || rest < next) {
+			next = rest
+		}
+	}
+	r.known = known
+	result, err := settle(errs...)
+	if err == nil && next > 0 && (result.RequeueAfter == 0 || next < result.RequeueAfter) {
+		result.RequeueAfter = next
+	}
+	return result, err
+}
+
+// follow returns what is known of a policy: of a spec that was not seen before, that this version has it.
+func (r *realisedReconciler) follow(p *networkv1.EgressNetworkPolicy) *followed {
+	if f := r.known[p.UID]; f != nil && f.generation == p.Generation {
+		return f
+	}
+	version, known := realised.Since(p)
+	if !known {
+		version, _ = realised.Version(p.ResourceVersion) // 0: it is no number, and all nodes have it
+	}
+	f := &followed{generation: p.Generation, version: version}
+	if was := r.known[p.UID]; was != nil {
+		f.wrote = was.wrote
+	}
+	return f
+}
+
+// count judges all nodes.
+func (r *realisedReconciler) count(p *networkv1.EgressNetworkPolicy, f *followed, hosts []networkv1.HostSubnet, away map[string]bool) realised.Count {
+	subject := realised.Subject{Kind: realised.EgressNetworkPolicy, Name: p.Namespace + "/" + p.Name, Version: f.version}
+	tally := realised.NewTally(func(hs *networkv1.HostSubnet) realised.Verdict {
+		verdict := subject.Judge(hs)
+		if !verdict.Realised && !verdict.Failing && away[hs.Name] {
+			verdict.Reason = realised.NotReady(verdict.Reason)
+		}
+		return verdict
+	})
+	for i := range hosts {
+		tally.Take(&hosts[i])
+	}
+	return tally.Count()
+}
+
+// tell writes a policy's status if it says otherwise and that is due, and returns after what time it is to be looked at again.
+func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetworkPolicy, f *followed, count realised.Count) (time.Duration, error) {
+	now := r.now()
+	failing := slices.ContainsFunc(count.Not, func(n realised.Node) bool { return n.Failing })
+	want := condition{networkv1.ConditionRealised, networkv1.ReasonRealised, count.Summary(), true}
+	switch {
+	case failing:
+		want.reason, want.holds = networkv1.ReasonNotRealised, false
+	case !count.All():
+		want.reason, want.holds = networkv1.ReasonBehind, false
+	}
+	if want.holds || failing {
+		f.since = time.Time{}
+	} else if f.since.IsZero() {
+		f.since = now
+	}
+	has := meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised)
+	asked := networkv1.EgressNetworkPolicyAsked{Generation: p.Generation, Version: strconv.FormatUint(f.version, 10)}
+	conditions := slices.Clone(p.Status.Conditions)
+	if !setConditions(&conditions, p.Generation, want) && asked == p.Status.Asked {
+		return 0, nil
+	}
+	if rest := r.rest(f, has, want, p.Generation, now); rest > 0 {
+		return rest, nil
+	}
+	changed := p.DeepCopy()
+	changed.Status.Asked, changed.Status.Conditions = asked, conditions
+	if err := r.client.Status().Update(ctx, changed); err != nil {
+		return 0, fmt.Errorf("update the status of EgressNetworkPolicy %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	f.wrote = now
+	return 0, nil
+}
+
+// rest returns how long to wait until a condition is written in place of the one that it has.
+func (r *realisedReconciler) rest(f *followed, has *metav1.Condition, want condition, generation int64, now time.Time) time.Duration {
+	fresh := has == nil || has.ObservedGeneration != generation
+	switch {
+	case want.reason == networkv1.ReasonBehind && fresh:
+		return f.since.Add(r.rests.fresh).Sub(now)
+	case want.reason == networkv1.ReasonBehind && has.Status == metav1.ConditionTrue:
+		return f.since.Add(r.rests.behind).Sub(now)
+	case !fresh && has.Reason == want.reason:
+		return f.wrote.Add(r.rests.words).Sub(now)
+	}
+	return 0
+}
+
+// withdraw takes the condition away where no node follows policies.
+func (r *realisedReconciler) withdraw(ctx context.Context, p *networkv1.EgressNetworkPolicy) error {
+	if meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised) == nil && p.Status.Asked.Version == "" {
+		return nil
+	}
+	p = p.DeepCopy()
+	meta.RemoveStatusCondition(&p.Status.Conditions, networkv1.ConditionRealised)
+	p.Status.Asked = networkv1.EgressNetworkPolicyAsked{}
+	if err := r.client.Status().Update(ctx, p); err != nil {
+		return fmt.Errorf("update the status of EgressNetworkPolicy %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	return nil
+}

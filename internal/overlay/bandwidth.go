@@ -1,0 +1,113 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
+)
+
+// bandwidth returns the limits that a runtime asks for. The runtime has them from the pod's annotations.
+func (n *Network) bandwidth(req *cni.Request) (cni.Bandwidth, error) {
+	if req.NetConf == nil {
+		return cni.Bandwidth{}, nil
+	}
+	limits, err := cni.ParseBandwidth(req.NetConf.RuntimeConfig.Bandwidth)
+	if err != nil {
+		return limits, fmt.Errorf("pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
+	}
+	if limits.Limited() && n.engines.Shapers == nil {
+		return limits, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s: this agent limits no bandwidth", req.Args.PodNamespace, req.Args.PodName)
+	}
+	return limits, nil
+}
+
+// standFor makes a port for a pod whose bandwidth is limited, when none is free: only upon a port that stands its traffic is shaped where it
+// cannot undo that.
+func (n *Network) standFor(ctx context.Context, rec *attach.Record) error {
+	number, err := n.standing.makeTaken(ctx)
+	if err != nil {
+		// In words alone: a missing namespace of ports is not to be taken for the pod's.
+		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth is limited, which takes a port with an end in %s: %s: try again later",
+			rec.PodNamespace, rec.PodName, n.opts.Ports, err.Error())
+	}
+	rec.OFPort = number
+	return nil
+}
+
+// reshape puts back what somebody else has changed of how pods are shaped, and reports whether something is left.
+func (e *ends) reshape(ctx context.Context) (left bool) {
+	n := e.network
+	if n.engines.Shapers == nil {
+		return false
+	}
+	want := n.wantedShapes()
+	if len(want) == 0 {
+		return false
+	}
+	have, err := n.engines.Shapers.Shapes(ctx, n.opts.Ports)
+	if err != nil {
+		if ctx.Err() == nil {
+			n.opts.Log.Warn("looking at how pods' traffic is shaped, trying again", "error", err)
+		}
+		return true
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(want), func(a, b attach.Key) int { return strings.Compare(a.String(), b.String()) }) {
+		w := want[key]
+		if !w.shape.Matches(have[w.name]) {
+			left = e.reshapeOne(ctx, key, w, have[w.name]) || left
+		}
+	}
+	return left
+}
+
+// shaped is how the traffic at a port is to be shaped.
+type shaped struct {
+	name  string
+	shape link.Shape
+}
+
+// wantedShapes returns how pods that are attached are to be shaped.
+func (n *Network) wantedShapes() map[attach.Key]shaped {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	all := map[attach.Key]shaped{}
+	for key, rec := range n.live {
+		if rec.State == attach.Attached && rec.Bandwidth.Limited() && n.standing.has(rec.OFPort) {
+			all[key] = shaped{rec.HostInterface, plan.Shape(&rec)}
+		}
+	}
+	return all
+}
+
+// reshapeOne shapes one pod's traffic again, unless a request for it is under way, and reports whether it is to be tried again.
+func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
+	n := e.network
+	unlock, free := n.lockNow(ctx, key)
+	if !free {
+		return true
+	}
+	defer unlock()
+	if !n.isLive(key) {
+		return false
+	}
+	err := n.engines.Shapers.Reshape(ctx, n.opts.Ports, want.name, want.shape)
+	if errors.Is(err, link.ErrNoDevice) { // nothing passes there any more
+		return false
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			n.opts.Log.Warn("shaping a pod's traffic again, trying again", "link", want.name, "error", err)
+		}
+		return true
+	}
+	n.opts.Log.Warn("put back what somebody else changed", "link", want.name, "was", have.String(), "is", want.shape.String())
+	return false
+}

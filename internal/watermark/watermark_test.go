@@ -1,0 +1,279 @@
+package watermark_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/watermark"
+)
+
+// notice is what an informer tells of an object; version 0: it is gone, and nobody saw it go.
+type notice struct {
+	key      string
+	version  uint64
+	gone     bool
+	concerns bool
+}
+
+// world is an API server, an informer that watches and lists, and somebody who acts on what that tells, in steps.
+type world struct {
+	t    *rapid.T
+	mark *watermark.Mark
+	now  time.Time
+
+	version uint64
+	// server has the versions of each object that there is, since it was made, the last one last; counts the last version of each
+	// at which something counts.
+	server map[string][]uint64
+	counts map[string]map[uint64]uint64
+	// watching says that the watch is open; store is what the informer has taken in, and queue what it has still to tell.
+	watching bool
+	store    map[string]uint64
+	queue    []notice
+	// dirty are the objects to act on, under those that a step acts on, by the version that it read; effect what is in effect.
+	dirty, effect map[string]uint64
+	under         map[string]uint64
+	stepping      bool
+	// broken says that a list broke off.
+	broken bool
+}
+
+func newWorld(t *rapid.T) *world {
+	w := &world{
+		t: t, now: time.Unix(1000, 0), server: map[string][]uint64{}, counts: map[string]map[uint64]uint64{}, store: map[string]uint64{},
+		dirty: map[string]uint64{}, effect: map[string]uint64{}, under: map[string]uint64{},
+	}
+	w.mark = watermark.New(func() time.Time { return w.now }, func() {})
+	w.mark.Begin()
+	return w
+}
+
+func (w *world) key() string {
+	return rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}).Draw(w.t, "object")
+}
+
+func (w *world) change() {
+	key, concerns := w.key(), rapid.Bool().Draw(w.t, "concerns")
+	w.version++
+	if len(w.server[key]) == 0 {
+		concerns, w.counts[key] = true, map[uint64]uint64{}
+	}
+	before := uint64(0)
+	if have := w.server[key]; len(have) > 0 {
+		before = w.counts[key][have[len(have)-1]]
+	}
+	if concerns {
+		before = w.version
+	}
+	w.server[key], w.counts[key][w.version] = append(w.server[key], w.version), before
+	if w.watching {
+		w.mark.Came(key, w.version)
+		w.queue, w.store[key] = append(w.queue, notice{key: key, version: w.version, concerns: concerns}), w.version
+	}
+}
+
+func (w *world) remove() {
+	key := w.key()
+	if len(w.server[key]) == 0 {
+		return
+	}
+	w.version++
+	delete(w.server, key)
+	if w.watching {
+		w.mark.Came(key, w.version)
+		w.queue = append(w.queue, notice{key: key, version: w.version, concerns: true})
+		delete(w.store, key)
+	}
+}
+
+// list lists everything after a gap, in any order; or breaks off in the midst of it.
+func (w *world) list(whole bool) {
+	keys := rapid.Permutation(slices.Sorted(maps.Keys(w.server))).Draw(w.t, "order")
+	if !whole {
+		keys, w.broken = keys[:len(keys)/2], true
+	}
+	last := func(key string) uint64 { return w.server[key][len(w.server[key])-1] }
+	for _, key := range keys {
+		w.mark.Came(key, last(key))
+	}
+	if w.watching = whole; !whole {
+		return
+	}
+	for key := range w.store {
+		if len(w.server[key]) == 0 {
+			w.queue = append(w.queue, notice{key: key, gone: true})
+			delete(w.store, key)
+		}
+	}
+	for _, key := range keys {
+		if w.store[key] == last(key) {
+			continue // nobody is told of what is as it was
+		}
+		// What counts may have changed in the gap; that it did is what a handler sees when it compares.
+		_, had := w.store[key]
+		concerns := !had || w.counts[key][last(key)] > w.store[key]
+		w.store[key] = last(key)
+		w.queue = append(w.queue, notice{key: key, version: last(key), concerns: concerns})
+	}
+}
+
+func (w *world) tell() {
+	if len(w.queue) == 0 {
+		return
+	}
+	n := w.queue[0]
+	w.queue = w.queue[1:]
+	if n.gone || n.concerns {
+		w.dirty[n.key] = 0
+	}
+	if n.gone {
+		w.mark.Gone(n.key)
+	} else {
+		w.mark.Told(n.key, n.version, n.concerns)
+	}
+}
+
+func (w *world) begin() {
+	if w.stepping {
+		return
+	}
+	w.stepping = true
+	w.mark.Take()
+	for key := range w.dirty {
+		w.under[key] = w.store[key]
+	}
+	w.dirty = map[string]uint64{}
+}
+
+var errAway = errors.New("the engine is away")
+
+func (w *world) end(well bool) {
+	if !w.stepping {
+		return
+	}
+	w.stepping = false
+	if !well {
+		w.mark.Done(errAway)
+		return
+	}
+	maps.Copy(w.effect, w.under)
+	w.under = map[string]uint64{}
+	w.mark.Done(nil)
+}
+
+// check fails if the mark says of any object that it is in effect, and it is not.
+func (w *world) check() {
+	version, known := w.mark.Version()
+	if !known {
+		return
+	}
+	for key, versions := range w.server {
+		for _, v := range versions {
+			if v <= version && w.effect[key] < w.counts[key][v] {
+				w.t.Fatalf("%s in version %d is said to be in effect (%d), and what is in effect is of %d", key, v, version, w.effect[key])
+			}
+		}
+	}
+}
+
+// Whatever happens, in any order: nothing is said to be in effect that is not; and once all is told and done, all is said to be.
+func TestMarkNeverLies(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		w.list(true) // what the first list has is told, and acted upon, before anything is said
+		for range rapid.IntRange(0, 80).Draw(t, "steps") {
+			switch rapid.IntRange(0, 10).Draw(t, "what") {
+			case 0, 1, 2:
+				w.change()
+			case 3:
+				w.remove()
+			case 4:
+				w.watching = false
+			case 5:
+				if !w.watching {
+					w.list(rapid.IntRange(0, 3).Draw(t, "whole") > 0)
+				}
+			case 6, 7:
+				w.tell()
+			case 8:
+				w.begin()
+			default:
+				w.end(rapid.IntRange(0, 3).Draw(t, "well") > 0)
+			}
+			w.check()
+		}
+		if !w.watching {
+			w.list(true)
+		}
+		for len(w.queue) > 0 {
+			w.tell()
+			w.check()
+		}
+		w.end(false)
+		w.begin()
+		w.end(true)
+		w.check()
+		if w.broken {
+			w.now = w.now.Add(2 * time.Minute) // what such a list told of is forgotten
+		}
+		version, known := w.mark.Version()
+		for key, versions := range w.server {
+			if last := versions[len(versions)-1]; !known || version < last {
+				t.Fatalf("%s in version %d is in effect, and only %d is said to be (%v)", key, last, version, known)
+			}
+		}
+	})
+}
+
+// What is told while a step is under way is not in effect when it ends; a step that failed is told, and why, until one ends well.
+func TestMarkWaitsForItsOwnStep(t *testing.T) {
+	changes := 0
+	mark := watermark.New(time.Now, func() { changes++ })
+	want := func(what string, version uint64, known bool) {
+		t.Helper()
+		if got, is := mark.Version(); got != version || is != known {
+			t.Errorf("%s: %d, %v; want %d, %v", what, got, is, version, known)
+		}
+	}
+	mark.Told("early", 5, true)
+	mark.Take()
+	mark.Done(nil)
+	want("nobody follows", 0, false)
+	mark.Begin()
+	mark.Told("a", 10, true)
+	want("nothing was done", 0, false)
+	mark.Take()
+	mark.Told("b", 12, true)
+	mark.Done(nil)
+	want("b was told after the step began", 11, true)
+	mark.Take()
+	mark.Done(errAway)
+	want("the step failed", 11, true)
+	if mark.Why() == nil {
+		t.Error("nobody says why")
+	}
+	mark.Told("c", 20, false)
+	want("what concerns nobody overtakes nothing", 11, true)
+	before := changes
+	mark.Take()
+	mark.Done(nil)
+	want("all is done", 20, true)
+	if mark.Why() != nil || changes == before {
+		t.Errorf("%v, told of %d changes", mark.Why(), changes-before)
+	}
+	mark.Told("d", 21, false)
+	want("what concerns nobody is in effect", 21, true)
+	mark.End()
+	want("nobody follows any more", 0, false)
+	var none *watermark.Mark
+	none.Begin()
+	none.Told("a", 1, true)
+	if _, known := none.Version(); known || none.Why() != nil {
+		t.Error("a mark that is none says something")
+	}
+}

@@ -1,0 +1,236 @@
+//go:build lab
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/podruntime"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+const (
+	floodPort = 7794
+	// warmUp is not measured, measured is, and again is what is measured once more.
+	warmUp   = 5 * time.Second
+	measured = 20 * time.Second
+	again    = 4 * time.Second
+	// transferred is how much TCP is sent, in bytes.
+	transferred = 256 << 10
+	// othersRate is how many datagrams a second others exchange meanwhile, of which none may be lost.
+	othersRate = 100
+	// tolerance is how far from its limit a rate may be.
+	tolerance = 0.05
+)
+
+// limits are a pod's in bits a second, as a runtime tells of them.
+type limits struct{ ingress, egress uint64 }
+
+func (l limits) capabilities() map[string]any {
+	return map[string]any{"bandwidth": map[string]any{ // as containerd writes it, with its word for no limit
+		"IngressRate": l.ingress, "IngressBurst": uint64(math.MaxUint32), "EgressRate": l.egress, "EgressBurst": uint64(math.MaxUint32),
+	}}
+}
+
+// limited is a flood that a limit holds.
+type limited struct {
+	name  string
+	limit uint64
+	flood *traffic.Flood
+}
+
+// limitedPods are two pods with limits, on two nodes, and two without.
+type limitedPods struct {
+	near, far, plainNear, plainFar *lab.Pod
+	floods                         []limited
+}
+
+func newLimitedPods(t *testing.T, c *lab.Cluster) *limitedPods {
+	t.Helper()
+	plain := addPods(t, c, [2]string{"n1", "bw-plain-near"}, [2]string{"n2", "bw-plain-far"})
+	p := &limitedPods{plainNear: plain[0], plainFar: plain[1]}
+	ofNear, ofFar := limits{2_000_000, 1_000_000}, limits{1_250_000, 1_750_000}
+	p.near, p.far = addLimited(t, c, "n1", "bw-near", ofNear), addLimited(t, c, "n2", "bw-far", ofFar)
+	transfer(t, p.near, p.far)
+	transfer(t, p.far, p.near)
+	p.flood(t, "what bw-near receives", p.plainFar, p.near, ofNear.ingress)
+	p.flood(t, "what bw-near sends", p.near, p.plainFar, ofNear.egress)
+	p.flood(t, "what bw-far receives", p.plainNear, p.far, ofFar.ingress)
+	p.flood(t, "what bw-far sends", p.far, p.plainNear, ofFar.egress)
+	return p
+}
+
+// transfer sends some TCP from one pod to another, all of which comes.
+func transfer(t *testing.T, from, to *lab.Pod) {
+	t.Helper()
+	at := netip.AddrPortFrom(to.IPs[0], floodPort)
+	sink, err := traffic.NewSink(to.Netns, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sink.Close() }()
+	ping := func(ctx context.Context) error {
+		_, err := traffic.Send(ctx, from.Netns, at, 1)
+		return err
+	}
+	await(t, from.Name+" reaches "+to.Name, ping)
+	sent, err := traffic.Send(t.Context(), from.Netns, at, transferred)
+	if err != nil {
+		t.Fatalf("%s to %s: %v", from.Name, to.Name, err)
+	}
+	t.Logf("TCP from %s to %s: %.3f Mbit/s", from.Name, to.Name, float64(sent.Bytes)*8/sent.Took.Seconds()/1e6)
+}
+
+func addLimited(t *testing.T, c *lab.Cluster, node, name string, l limits) *lab.Pod {
+	t.Helper()
+	pod, err := tryAddPod(t.Context(), c, lab.PodSpec{Node: node, Namespace: "default", Name: name, NoObject: true, Capabilities: l.capabilities()})
+	if pod != nil {
+		t.Cleanup(func() { delPod(t, pod) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// flood sends half as much again as is allowed.
+func (p *limitedPods) flood(t *testing.T, name string, from, to *lab.Pod, limit uint64) {
+	t.Helper()
+	flood, err := traffic.NewFlood(from.Netns, to.Netns, netip.AddrPortFrom(to.IPs[0], floodPort), limit*3/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := flood.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p.floods = append(p.floods, limited{name, limit, flood})
+}
+
+// during measures what arrives while f runs, and at least for the given time.
+func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f func()) {
+	t.Helper()
+	began, before := time.Now(), make([]uint64, len(p.floods))
+	for i := range p.floods {
+		before[i] = p.floods[i].flood.Arrived()
+	}
+	f()
+	sleep(t, length-time.Since(began))
+	for i, l := range p.floods {
+		rate := float64(l.flood.Arrived()-before[i]) * 8 / time.Since(began).Seconds()
+		t.Logf("%s: %s: %.3f Mbit/s of %.2f", what, l.name, rate/1e6, float64(l.limit)/1e6)
+		if math.Abs(rate/float64(l.limit)-1) > tolerance {
+			t.Errorf("%s: %s: %.0f bit/s, limit %d", what, l.name, rate, l.limit)
+		}
+	}
+}
+
+// sleep lets traffic run for a while.
+func sleep(t *testing.T, length time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(length):
+	case <-t.Context().Done():
+	}
+}
+
+// shaping is what is in the namespace of a node's ports that shapes traffic.
+func shaping(t *testing.T, n lab.Node) string {
+	t.Helper()
+	enter := func(argv ...string) string {
+		return mustRun(t, append([]string{"nsenter", "--net=" + n.Root("/run/weft/cni/ports")}, argv...))
+	}
+	var lines []string
+	for line := range strings.Lines(enter("tc", "qdisc", "show") + enter("ip", "-o", "link", "show", "type", "ifb")) {
+		if !strings.Contains(line, "qdisc noqueue") || strings.Contains(line, "-in:") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// What a pod receives and sends is limited as its annotations say, whatever is restarted, and others are not held up by that.
+func TestBandwidth(t *testing.T) {
+	c := cluster(t)
+	p := newLimitedPods(t, c)
+	echo(t, p.plainFar.Netns, p.plainFar.IPs[0])
+	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
+	sleep(t, warmUp)
+	others, err := traffic.NewLoad([]traffic.Pair{{Name: "others", From: p.plainNear.Netns, To: addrPort(p.plainFar)}}, min(*pairRate, othersRate))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.during(t, "while agents are restarted", measured, func() {
+		for _, node := range []string{"n1", "n2"} {
+			kill(t, c, node+"/weft-agent", syscall.SIGKILL)
+		}
+		await(t, "the agents are back", func(ctx context.Context) error { return errors.Join(ready(ctx, c.Node(1)), ready(ctx, c.Node(2))) })
+	})
+	if tallies, err := others.Stop(); err != nil {
+		t.Errorf("others: %v: %v", tallies, err)
+	}
+	kill(t, c, "n1/ovs-vswitchd", syscall.SIGKILL)
+	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
+	sleep(t, time.Second) // queues fill again
+	p.during(t, "after the switch was restarted", again, func() {})
+	byHand(t, c.Node(1), p)
+	wrongLimits(t, c.Node(1))
+	for _, pod := range []*lab.Pod{p.near, p.far} {
+		if _, err := pod.Detach(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range c.Nodes() {
+		await(t, "nothing is left on "+n.Name, func(context.Context) error {
+			if now := shaping(t, n) + mustRun(t, n.Enter("sh", "-c", "ls /var/lib/weft/attachments-extra")); now != "" {
+				return errors.New(now)
+			}
+			return nil
+		})
+	}
+}
+
+// byHand removes a pod's limits while no agent looks: the next agent puts them back.
+func byHand(t *testing.T, n lab.Node, p *limitedPods) {
+	t.Helper()
+	want := shaping(t, n)
+	_, name, err := probe.HostEnd(p.near)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, argv := range [][]string{{"tc", "qdisc", "del", "dev", name, "root"}, {"tc", "qdisc", "del", "dev", name, "ingress"}} {
+		mustRun(t, append([]string{"nsenter", "--net=" + n.Root("/run/weft/cni/ports")}, argv...))
+	}
+	if now := shaping(t, n); now == want {
+		t.Fatalf("nothing was removed: %s", now)
+	}
+	kill(t, cluster(t), n.Name+"/weft-agent", syscall.SIGTERM)
+	await(t, "the limits are back", func(context.Context) error {
+		if now := shaping(t, n); now != want {
+			return fmt.Errorf("%s, was %s", now, want)
+		}
+		return nil
+	})
+}
+
+// wrongLimits asks for what is out of range.
+func wrongLimits(t *testing.T, n lab.Node) {
+	t.Helper()
+	pod, err := n.Attach(t.Context(), lab.PodSpec{Namespace: "default", Name: "bw-wrong", Capabilities: limits{999, 0}.capabilities()}, "")
+	var failure *podruntime.Failure
+	if !asFailure(err, &failure) || !strings.Contains(err.Error(), "kubernetes.io/ingress-bandwidth: 999: it is from 1k") {
+		t.Errorf("a limit below the least: %v", err)
+	}
+	delPod(t, pod)
+}
