@@ -186,6 +186,7 @@ func text(f egressfirewall.Firewall) string {
 func TestCompile(t *testing.T) {
 	known := map[string][]netip.Addr{
 		"web.example.": {netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::1")}, "none.example.": {},
+		"many.example.": {netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2"), netip.MustParseAddr("198.51.100.9")},
 	}
 	addresses := func(name string) ([]netip.Addr, bool) {
 		addrs, has := known[name]
@@ -202,6 +203,7 @@ func TestCompile(t *testing.T) {
 		"a hidden rule":                 {[]string{"Deny 192.0.2.0/24", "Allow 192.0.2.7/32", "Deny 0.0.0.0/0"}, "192.0.2.0/24 Deny 0\n0.0.0.0/0 Deny 2\n"},
 		"an exception":                  {[]string{"Allow 192.0.2.7/32", "Deny 192.0.2.0/24"}, "192.0.2.7/32 Allow 0\n192.0.2.0/24 Deny 1\n0.0.0.0/0 Allow -1\n"},
 		"a name, and its IPv6 address":  {[]string{"Allow web.example", "Deny 0.0.0.0/0"}, "192.0.2.7/32 Allow 0\n0.0.0.0/0 Deny 1\n"},
+		"all addresses of a name":       {[]string{"Deny many.example"}, "198.51.100.1/32 Deny 0\n198.51.100.2/32 Deny 0\n198.51.100.9/32 Deny 0\n0.0.0.0/0 Allow -1\n"},
 		"a name hidden by a range":      {[]string{"Deny 192.0.2.0/24", "Allow web.example"}, "192.0.2.0/24 Deny 0\n0.0.0.0/0 Allow -1\n"},
 		"names are read in lower case":  {[]string{"Deny WEB.Example."}, "192.0.2.7/32 Deny 0\n0.0.0.0/0 Allow -1\n"},
 		"a name without addresses":      {[]string{"Deny none.example", "Allow none.example"}, "0.0.0.0/0 Allow -1\n"},

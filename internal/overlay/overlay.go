@@ -352,6 +352,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 // refreshRemotes programs the remote hosts that differ, where nothing else does.
 func (n *Network) refreshRemotes(ctx context.Context, s *settings, hosts []clusternetwork.HostSubnet) error {
 	changed := n.compileRemotes(s, hosts, false)
+	n.followNodes(s, hosts)
 	if len(changed.flows) == 0 {
 		return nil
 	}

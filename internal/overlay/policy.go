@@ -88,6 +88,8 @@ type policies struct {
 	attached map[policy.Key]map[attach.Key]attach.Record
 	// lent says that index and pods are another's to change, for as long: attachments are fed when they are back.
 	lent bool
+	// nodes are those that the index knows, by their addresses.
+	nodes map[policy.Key][]netip.Addr
 	// rules are the flows that allow; nil in other modes, and before the first Update.
 	rules *pipeline.Conjunctions
 	// stale are pods whose own flows may be others.
@@ -198,6 +200,7 @@ func (x *policies) reset() {
 	}
 	fresh := newPolicies(x.node)
 	x.index, x.pods, x.objects, x.doubts = fresh.index, fresh.pods, fresh.objects, fresh.doubts
+	x.setNodes(x.nodes)
 }
 
 // feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and only those.
@@ -281,6 +284,7 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 		x.rules = nil
 	}
 	if !s.policies() {
+		x.setNodes(nil)
 		if len(x.pods)+len(x.objects) > 0 {
 			x.reset()
 		}
@@ -289,6 +293,7 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 	if x.rules == nil { // the subnet is another: all else compiles beside
 		x.compile(s.view.Local.Subnet)
 	}
+	x.setNodes(nodesOf(&s.view.Local, s.view.Remotes))
 	x.rules.Refresh()
 	maps.Copy(fragments, x.rules.Changed(&s.pipeline))
 	return fragments

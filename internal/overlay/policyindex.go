@@ -44,7 +44,7 @@ func (n *Network) indexAll(change PolicyChange) *policies {
 	return &beside
 }
 
-// takeOver takes over what was indexed beside. The attachments are fed again.
+// takeOver takes over what was indexed beside. The attachments are fed again; nodes are not known before rules are compiled.
 func (x *policies) takeOver(beside *policies) {
 	x.index, x.pods, x.objects, x.doubts = beside.index, beside.pods, beside.objects, beside.doubts
 	x.feedAttached()

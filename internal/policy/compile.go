@@ -217,7 +217,7 @@ func (x *Index) scope(key scopeKey, selector Selector) *scope {
 	if c, ok := x.scopes[key]; ok {
 		return c
 	}
-	c := &scope{scopeKey: key, selector: selector}
+	c := &scope{scopeKey: key, selector: selector, asks: key.kind == someNamespaces && selector.asks()}
 	x.scopes[key] = c
 	switch c.kind {
 	case oneNamespace:

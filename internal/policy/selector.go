@@ -47,6 +47,11 @@ func (s Selector) Matches(labels map[string]string) bool {
 	return true
 }
 
+// asks reports whether there must be a label for it to match.
+func (s Selector) asks() bool {
+	return slices.ContainsFunc(s.requirements, func(r requirement) bool { return r.operator == in || r.operator == exists })
+}
+
 func (r *requirement) matches(labels map[string]string) bool {
 	value, there := labels[r.key]
 	switch r.operator {

@@ -11,8 +11,9 @@ import (
 // scope is the namespaces whose pods a set may have.
 type scope struct {
 	scopeKey
-	// selector selects them, if they are some.
+	// selector selects them, if they are some. asks says that it asks for a label that they must have.
 	selector Selector
+	asks     bool
 	sets     seekers[*set]
 }
 
@@ -118,8 +119,14 @@ func (s *set) has(ip netip.Addr) bool {
 	return found || i > 0 && s.within[i-1].Contains(ip)
 }
 
-// holds reports whether a pod that the set selects is in it: always, unless only some addresses count.
-func (s *set) holds(p *Pod) bool { return s.within == nil || slices.ContainsFunc(p.Addresses, s.has) }
+// holds reports whether a pod that the set selects is in it: always, unless only some addresses count. A node is not, where no label is
+// asked for: what comes from nodes may be from outside.
+func (s *set) holds(p *Pod) bool {
+	if p.IsNode && !s.scope.asks {
+		return false
+	}
+	return s.within == nil || slices.ContainsFunc(p.Addresses, s.has)
+}
 
 // has reports whether a pod that the set selects is in the view.
 func (v view) has(p *Pod) bool {

@@ -128,6 +128,9 @@ type Pod struct {
 	HostNetwork bool
 	// Ended says that it has run to its end, and uses its addresses no more.
 	Ended bool
+	// IsNode says that it is no pod, and stands for a node: what its namespace's labels are asked for finds it, as a peer. What asks for
+	// no label finds pods only, and no policy isolates it.
+	IsNode bool
 }
 
 // ContainerPort is a port that a container has a name for.

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -209,6 +210,7 @@ func TestPolicyIngress(t *testing.T) {
 	n1 := s.server.Node
 	expect(t, "the node to its own pod, and the pod to others",
 		who{"the node", n1.Netns, port(s.server.IPs[0], tellPort), true},
+		who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], tellPort), false},
 		who{"the server", s.server.Netns, port(s.far.IPs[0], tellPort), true},
 		who{"the server", s.server.Netns, port(s.near.IPs[0], tellPort), true},
 		who{"the server to itself", s.server.Netns, port(s.server.IPs[0], tellPort), true})
@@ -229,8 +231,39 @@ func TestPolicyIngress(t *testing.T) {
 	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1)), EndPort: new(int32(tellPort))}}}))
 	s.reach(t, "a range of ports", map[uint16][3]bool{tellPort: everybody, otherPort: nobody})
 
+	group := map[string]string{"policy-group.network.openshift.io/host-network": ""}
+	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(group)})))
+	other := who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], tellPort), false}
+	expect(t, "nobody has the nodes' label", other)
+	s.hostNetwork(t, group)
+	other.passes = true
+	expect(t, "the nodes' namespace has it", other)
+	s.reach(t, "which is no pod's", map[uint16][3]bool{tellPort: nobody, otherPort: nobody})
+
 	s.drop(t, "in")
 	s.reach(t, "without a policy again", map[uint16][3]bool{tellPort: everybody, otherPort: everybody})
+}
+
+// hostNetwork gives the nodes' namespace labels, until the test ends.
+func (s *policyScene) hostNetwork(t *testing.T, labels map[string]string) {
+	t.Helper()
+	set := func(ctx context.Context, labels map[string]string) error {
+		namespaces := s.client.CoreV1().Namespaces()
+		object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: networkv1.HostNetworkNamespace, Labels: labels}}
+		_, err := namespaces.Create(ctx, object, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // nobody takes namespaces away in the lab
+			_, err = namespaces.Update(ctx, object, metav1.UpdateOptions{})
+		}
+		return err
+	}
+	if err := set(t.Context(), labels); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := set(context.Background(), nil); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Whom a pod may reach, also by a Service: what counts is the endpoint.
@@ -241,19 +274,25 @@ func TestPolicyEgress(t *testing.T) {
 	for _, from := range []*lab.Pod{s.near, s.far} {
 		settles(t, from.Netns, port(ip, 80), s.server.Name)
 	}
+	// A Service that leads out of the pods' network: no packet to its endpoint comes by the switch a second time.
+	host := s.far.Node
+	tellAt(t, host.Netns, "host", port(host.IP, tellPort))
+	outside := services.simple(t, "out-host", nil, endpoint{host.IP, host.Name, at(s.server).conditions})
+	settles(t, s.far.Netns, port(outside, 80), "host")
 	far := map[string]string{"app": "far"}
-	reach := func(what string, direct, other, byService bool) {
+	reach := func(what string, direct, other, byService, toHost bool) {
 		t.Helper()
 		expect(t, what,
 			who{"far", s.far.Netns, port(s.server.IPs[0], tellPort), direct},
 			who{"far", s.far.Netns, port(s.server.IPs[0], otherPort), other},
 			who{"far, by the Service", s.far.Netns, port(ip, 80), byService},
+			who{"far, by the Service of a host", s.far.Netns, port(outside, 80), toHost},
 			who{"near", s.near.Netns, port(ip, 80), true},
 			who{"the server to far", s.server.Netns, port(s.far.IPs[0], tellPort), true})
 	}
 	deny := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}}
 	s.policy(t, "out", far, deny)
-	reach("egress is denied, and answers pass", false, false, false)
+	reach("egress is denied, and answers pass", false, false, false, false)
 
 	allow := deny
 	allow.Egress = []networkingv1.NetworkPolicyEgressRule{{
@@ -261,14 +300,17 @@ func TestPolicyEgress(t *testing.T) {
 		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(tellPort))}},
 	}}
 	s.policy(t, "out", far, allow)
-	reach("egress to the endpoint is allowed", true, false, true)
+	reach("egress to the endpoint is allowed", true, false, true, false)
 
 	toService := deny
 	toService.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: ip.String() + "/32"}}}}}
 	s.policy(t, "out", far, toService)
-	reach("egress to the Service's address is allowed, which nobody is", false, false, false)
+	reach("egress to the Service's address is allowed, which nobody is", false, false, false, false)
+	toService.Egress[0].To[0].IPBlock.CIDR = host.IP.String() + "/32"
+	s.policy(t, "out", far, toService)
+	reach("egress to the host is allowed", false, false, false, true)
 	s.drop(t, "out")
-	reach("without a policy again", true, true, true)
+	reach("without a policy again", true, true, true, true)
 
 	closed := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}
 	s.policy(t, "out", map[string]string{"app": "server"}, closed)

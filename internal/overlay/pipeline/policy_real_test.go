@@ -234,7 +234,7 @@ func TestPolicyStates(t *testing.T) {
 	toPort := func(port int, flags string) string {
 		return fmt.Sprintf("%s%stcp,%snw_dst=10.128.0.6,tcp_dst=%d,tcp_flags=%s", fromA, toB, ipA, port, flags)
 	}
-	const commits, ends = "ct(commit,zone=65280)", "ct(commit,zone=65280,exec(set_field:0x1/0x1->ct_mark))"
+	const commits, ends = "ct(commit,zone=65280,nat(src))", "ct(commit,zone=65280,exec(set_field:0x1/0x1->ct_mark))"
 	for _, c := range []struct {
 		name, packet, state string
 		passes              bool
@@ -285,6 +285,43 @@ func TestPolicyKeeps(t *testing.T) {
 			if passes := len(o.leaving()) > 0; passes != want || want && strings.Contains(o.text, "ct(commit") {
 				t.Errorf("%+v, %s: it passes: %t, want %t\n%s", keeps, state, passes, want, o.text)
 			}
+		}
+	}
+}
+
+// What counts of a Service is the endpoint, also outside the pods' network, where no packet comes by again; and where the host would
+// choose it, whom nobody judges, the host refuses, whatever a policy says of the Service's address.
+func TestPolicyJudgesEndpointsOutside(t *testing.T) {
+	s := startPolicies(t)
+	n := isolated(t)
+	free, judged := podB, podA
+	judged.Isolation = policy.Isolation{Egress: true}
+	allow := func(cidr string) {
+		np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: "out"}}
+		np.Spec.PolicyTypes = []networkingv1.PolicyType{"Egress"}
+		np.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}}}}
+		p, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.apply(n.index.SetPolicy(p))
+		s.commit(t, n, judged, free)
+	}
+	outside := fromA + toGateway + "tcp," + ipA + "nw_dst=192.0.2.2,tcp_dst=6443,tcp_flags=2" // where a Service has led it
+	hosts := fromA + toGateway + "sctp," + ipA + "nw_dst=172.30.0.99,sctp_dst=80"
+	fromFree := strings.NewReplacer("in_port=3", "in_port=4", ":05", ":06", "10.128.0.5", "10.128.0.6")
+	for cidr, passes := range map[string]bool{"172.30.0.0/16": false, "192.0.2.2/32": true, "0.0.0.0/0": true} {
+		allow(cidr)
+		for _, state := range []string{"trk,new,dnat", "trk,est,dnat"} {
+			if o := s.trace(t, outside, "--ct-next", state); len(o.leaving()) > 0 != passes {
+				t.Errorf("%s is allowed: a packet that is %s to the endpoint leaves by %v\n%s", cidr, state, o.leaving(), o.text)
+			}
+		}
+		if o := s.trace(t, hosts, "--ct-next", "trk,new"); len(o.leaving()) > 0 && !strings.Contains(o.text, "set_field:"+pipeline.RejectMAC().String()+"->eth_src") {
+			t.Errorf("%s is allowed: a Service of the host's is reached\n%s", cidr, o.text)
+		}
+		if o := s.trace(t, fromFree.Replace(hosts), "--ct-next", "trk,new"); len(o.leaving()) != 1 || strings.Contains(o.text, pipeline.RejectMAC().String()) {
+			t.Errorf("a pod that is not isolated reaches it by %v\n%s", o.leaving(), o.text)
 		}
 	}
 }

@@ -64,10 +64,10 @@ func (p *program) admit(pod *Pod) {
 }
 
 // hostServices hands to the host what only the host serves. The host does not know who sent it: what it passes on comes
-// from the gateway, which reaches all, and goes where the host says, which no egress firewall sees. So only pods of global
-// projects and without an egress firewall get there; to others the host says that there is nothing.
+// from the gateway, which reaches all, and goes where the host says, which no egress firewall and no policy sees. So only pods of
+// global projects, without an egress firewall, and not isolated for egress get there; to others the host says that there is nothing.
 func (p *program) hostServices() {
-	const all, trusted = 200, 210
+	const all, trusted, judged = 200, 210, 215
 	c := p.config
 	const purpose = "to Services, which the host serves"
 	unguarded := openflow.Reg(RegFirewall, 0)
@@ -76,6 +76,8 @@ func (p *program) hostServices() {
 		p.output(TableHost, trusted, purpose+", from global projects", match(openflow.Reg(RegSource, 0), unguarded), c.toHost()...)
 	case c.firewalls():
 		p.output(TableHost, trusted, purpose+", from pods without an egress firewall", match(unguarded), c.toHost()...)
+		p.add(TableHost, judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
+			match(openflow.EthType(openflow.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
 	default:
 		p.output(TableHost, all, purpose, nil, c.toHost()...)
 		return

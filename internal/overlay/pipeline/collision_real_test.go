@@ -1,0 +1,88 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/service"
+)
+
+// dialFrom connects from a port of a pod that other connections of the pod have as well.
+func (n *serviceNode) dialFrom(pod, network string, port int, to string) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); failed != nil {
+			return failed
+		}
+		return err
+	}}
+	if network == "udp" {
+		dialer.LocalAddr = &net.UDPAddr{Port: port}
+	} else {
+		dialer.LocalAddr = &net.TCPAddr{Port: port}
+	}
+	var conn net.Conn
+	err := n.pods[pod].space.Do(func(ns.NetNS) (err error) {
+		conn, err = dialer.Dial(network+"4", to)
+		return err
+	})
+	return conn, err
+}
+
+// From one port a pod may reach an endpoint by its own address and by several Services' at the same time, whichever comes first: to the
+// endpoint they would all look the same.
+func TestOnePortManyWaysToOneEndpoint(t *testing.T) {
+	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeNetworkPolicy} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := startNode(t, 2)
+			n.config.Mode = mode
+			n.flows = n.config.Static()
+			for _, p := range n.pods {
+				maps.Copy(n.flows, n.config.Pod(p.Pod))
+			}
+			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
+			n.serve(n.pods["b"].space, "b", "udp", ":8080")
+			n.apply(
+				vip("one", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"), vip("two", "172.30.0.11", service.TCP, 80, "10.128.0.6:8080"),
+				vip("oneu", "172.30.0.10", service.UDP, 80, "10.128.0.6:8080"), vip("twou", "172.30.0.11", service.UDP, 80, "10.128.0.6:8080"),
+			)
+			const direct, one, two = "10.128.0.6:8080", "172.30.0.10:80", "172.30.0.11:80"
+			for i, order := range [][]string{{direct, one, two}, {one, direct, two}, {one, two, direct}} {
+				for _, network := range []string{"tcp", "udp"} {
+					n.meet(network, 40000+100*i, order) // far apart: where two would look the same, the switch takes a port nearby
+				}
+			}
+		})
+	}
+}
+
+// meet begins connections from one port, in order, and asks on all of them.
+func (n *serviceNode) meet(network string, port int, order []string) {
+	n.t.Helper()
+	var open []net.Conn
+	where := fmt.Sprintf("by %s from port %d to %s", network, port, strings.Join(order, ", "))
+	for _, to := range order {
+		conn, err := n.dialFrom("a", network, port, to)
+		if err != nil {
+			n.t.Errorf("%s: %s: %v\n%s", where, to, err, n.AppCtl("dpctl/dump-conntrack"))
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		open = append(open, conn)
+		for i, c := range open { // those that were there before go on
+			if got, err := say(c); err != nil || got != "b sees 10.128.0.5" {
+				n.t.Errorf("%s: once %s is reached, %s answers %q, %v\n%s", where, to, order[i], got, err, n.AppCtl("dpctl/dump-conntrack"))
+			}
+		}
+	}
+}
