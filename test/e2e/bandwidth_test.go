@@ -59,7 +59,8 @@ func newLimitedPods(t *testing.T, c *lab.Cluster) *limitedPods {
 	t.Helper()
 	plain := addPods(t, c, [2]string{"n1", "bw-plain-near"}, [2]string{"n2", "bw-plain-far"})
 	p := &limitedPods{plainNear: plain[0], plainFar: plain[1]}
-	ofNear, ofFar := limits{2_000_000, 1_000_000}, limits{1_250_000, 1_750_000}
+	share := func(limit float64) uint64 { return uint64(limit * *bandwidth) }
+	ofNear, ofFar := limits{share(2_000_000), share(1_000_000)}, limits{share(1_250_000), share(1_750_000)}
 	p.near, p.far = addLimited(t, c, "n1", "bw-near", ofNear), addLimited(t, c, "n2", "bw-far", ofFar)
 	transfer(t, p.near, p.far)
 	transfer(t, p.far, p.near)
@@ -136,6 +137,26 @@ func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f 
 	}
 }
 
+// flowing waits until as much arrives again as the limits let through: the switch has learned its way, and queues are full.
+func (p *limitedPods) flowing(t *testing.T) {
+	t.Helper()
+	await(t, "the limits being reached again", func(context.Context) error {
+		began, before := time.Now(), make([]uint64, len(p.floods))
+		for i := range p.floods {
+			before[i] = p.floods[i].flood.Arrived()
+		}
+		sleep(t, time.Second)
+		var errs []error
+		for i, l := range p.floods {
+			rate := float64(l.flood.Arrived()-before[i]) * 8 / time.Since(began).Seconds()
+			if rate < float64(l.limit)*(1-tolerance) {
+				errs = append(errs, fmt.Errorf("%s: %.0f bit/s, limit %d", l.name, rate, l.limit))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
 // sleep lets traffic run for a while.
 func sleep(t *testing.T, length time.Duration) {
 	t.Helper()
@@ -182,7 +203,7 @@ func TestBandwidth(t *testing.T) {
 	}
 	kill(t, c, "n1/ovs-vswitchd", syscall.SIGKILL)
 	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
-	sleep(t, time.Second) // queues fill again
+	p.flowing(t)
 	p.during(t, "after the switch was restarted", again, func() {})
 	byHand(t, c.Node(1), p)
 	wrongLimits(t, c.Node(1))

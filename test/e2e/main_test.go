@@ -33,11 +33,12 @@ var ( //nolint:gochecknoglobals // flags of the test binary
 	weftBin = flag.String("lab.bin", "", "folder with weft, weft-cni and weft-lab; without it, they are built")
 
 	// Smaller numbers for slower machines. What is asserted stays the same.
-	pairRate = flag.Int("lab.rate", 1000, "how many datagrams a second each pair of pods exchanges while none may be lost")
-	restarts = flag.Int("lab.restarts", 20, "how often agents are restarted")
-	starts   = flag.Int("lab.starts", 60, "how many pods start that nothing may reach")
-	rounds   = flag.Int("lab.rounds", 5, "how many crowds of pods come and go")
-	perRound = flag.Int("lab.crowd", 200, "how many pods are in a crowd")
+	pairRate  = flag.Int("lab.rate", 1000, "how many datagrams a second each pair of pods exchanges while none may be lost")
+	bandwidth = flag.Float64("lab.bandwidth", 1, "which share of their usual bandwidth limited pods have")
+	restarts  = flag.Int("lab.restarts", 20, "how often agents are restarted")
+	starts    = flag.Int("lab.starts", 60, "how many pods start that nothing may reach")
+	rounds    = flag.Int("lab.rounds", 5, "how many crowds of pods come and go")
+	perRound  = flag.Int("lab.crowd", 200, "how many pods are in a crowd")
 )
 
 func TestMain(m *testing.M) {
