@@ -3,6 +3,7 @@ package pipeline
 import (
 	"net"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/openflow"
 )
@@ -65,13 +66,17 @@ func (p *program) classifyHost() {
 	c, tun := p.config, openflow.InPort(PortTun)
 	p.drop(TableClassify, forbidden, "the host's redirects: Services go through tun0 and back", match(tun, openflow.ICMPType(icmpRedirect)))
 	p.drop(TableClassify, forbidden, "the host neither sends nor receives multicast", match(tun, openflow.IPDst(multicast4())))
-	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, openflow.IPSrc(host(c.Gateway))),
-		source(0), openflow.GotoTable(TableState))
+	enter := []openflow.Action{source(0), openflow.GotoTable(TableState)}
+	if c.Conntrack {
+		// On the kernel's datapath packets come with what the host's own tracker says of them, which is of another zone.
+		enter = slices.Insert(enter, 0, openflow.CTClear())
+	}
+	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, openflow.IPSrc(host(c.Gateway))), enter...)
 	for _, network := range c.ClusterNetworks {
 		p.drop(TableClassify, pods, "the host does not send as a pod", match(tun, openflow.IPSrc(network)))
 	}
 	p.add(TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
-		match(tun, openflow.IPDst(c.LocalSubnet)), source(0), openflow.GotoTable(TableState))
+		match(tun, openflow.IPDst(c.LocalSubnet)), enter...)
 	p.add(TableClassify, others, "ARP from the host, which may name another of its addresses as the sender",
 		match(tun, openflow.ARP(), openflow.ARPSHA(c.gatewayMAC())),
 		openflow.SetField(openflow.ARPSPA(host(c.Gateway))), source(0), openflow.GotoTable(TableRoute))
