@@ -74,7 +74,7 @@ func TestFlowsHaveOwners(t *testing.T) {
 	services := &serviceScene{cluster: s.cluster, client: s.client}
 	vip := port(services.simple(t, "owners-sticky", sticky(60), at(s.server)), 80)
 	settles(t, s.far.Netns, vip, s.server.Name)
-	has(t, owned(t), "cluster", "state", "attachment", "hostsubnet", "service", "policyrule", "policyterm", "affinity", "learned", "nodes", "targets")
+	has(t, owned(t), "cluster", "state", "attachment", "hostsubnet", "service", "policyrule", "policyterm", "affinity", "learned", "nodes")
 
 	o, n1 := newOperator(t), s.cluster.Node(1)
 	for _, test := range []struct{ flag, name, kind string }{
@@ -128,5 +128,5 @@ func TestFlowsOfTenantsHaveOwners(t *testing.T) {
 	e := newEstate(t)
 	e.flatAgain(t)
 	e.setMode(t, networkv1.PluginMultitenant)
-	has(t, owned(t), "cluster", "state", "attachment", "hostsubnet", "service")
+	has(t, owned(t), "cluster", "state", "attachment", "hostsubnet", "service", "targets")
 }
