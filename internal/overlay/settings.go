@@ -66,7 +66,7 @@ func newSettings(view View) (*settings, error) {
 	s.pipeline = pipeline.Config{
 		Mode: mode, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
 		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
-		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem,
+		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem, KeepApart: view.Node.Datapath == ovsdb.DatapathSystem,
 	}
 	s.host = host.Config{
 		ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork, LocalSubnet: view.Local.Subnet,

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -59,6 +60,49 @@ func TestServiceClusterIP(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// From one port a pod may reach an endpoint by its own address and by several Services' at the same time, whichever comes first, although to
+// the endpoint they would all look the same. (The userspace datapath keeps apart only what goes by Services, and what came before.)
+func TestServicesFromOnePort(t *testing.T) {
+	s := newServiceScene(t, "oneport")
+	for _, endpoint := range []*lab.Pod{s.here, s.there} {
+		name := "oneport-" + endpoint.Name
+		one, two := port(s.simple(t, name+"-one", nil, at(endpoint)), 80), port(s.simple(t, name+"-two", nil, at(endpoint)), 80)
+		direct := port(endpoint.IPs[0], tellPort)
+		for _, to := range []netip.AddrPort{one, two, direct} {
+			settles(t, s.near.Netns, to, map[*lab.Pod]string{s.here: "here", s.there: "there"}[endpoint])
+		}
+		orders := [][]netip.AddrPort{{direct, one, two}, {one, two}}
+		if s.cluster.Datapath == plan.DatapathSystem {
+			orders = append(orders, []netip.AddrPort{one, direct, two}, []netip.AddrPort{one, two, direct})
+		}
+		for i, order := range orders {
+			for _, network := range []string{"tcp", "udp"} {
+				s.meet(t, network, uint16(40000+100*i), order) // far apart: where two would look the same, the switch takes a port nearby
+			}
+		}
+	}
+}
+
+// meet begins connections from one port, in order, and asks on all of them.
+func (s *serviceScene) meet(t *testing.T, network string, from uint16, order []netip.AddrPort) {
+	t.Helper()
+	var open []*traffic.Talk
+	for _, to := range order {
+		talk, err := traffic.NewTalkFrom(t.Context(), s.near.Netns, network, from, to)
+		if err != nil {
+			t.Errorf("by %s from port %d to %v: %v", network, from, order, err)
+			return
+		}
+		defer func() { _ = talk.Close() }()
+		open = append(open, talk)
+		for i, earlier := range open { // those that were there before go on
+			if answer, err := earlier.Ask(); err != nil || answer.Source != s.near.IPs[0] {
+				t.Errorf("by %s from port %d to %v: once %s is reached, %s answers %v, %v", network, from, order, to, order[i], answer, err)
+			}
+		}
+	}
 }
 
 // Each port of a Service has endpoints of its own; a named target port may have another number on each of them.

@@ -9,7 +9,10 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Teller answers TCP connections, line by line, and UDP datagrams with its name and the address that it sees: who is asked
@@ -108,6 +111,25 @@ type Talk struct{ conn net.Conn }
 
 // NewTalk connects, by "tcp" or "udp", from the namespace at path.
 func NewTalk(ctx context.Context, path, network string, to netip.AddrPort) (*Talk, error) {
+	return newTalk(ctx, path, network, to, net.Dialer{})
+}
+
+// NewTalkFrom connects from a port, which other connections may have as well.
+func NewTalkFrom(ctx context.Context, path, network string, port uint16, to netip.AddrPort) (*Talk, error) {
+	from := net.Dialer{Control: func(_, _ string, socket syscall.RawConn) error {
+		var err error
+		failed := socket.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+		return errors.Join(failed, err)
+	}}
+	if network == "udp" {
+		from.LocalAddr = &net.UDPAddr{Port: int(port)}
+	} else {
+		from.LocalAddr = &net.TCPAddr{Port: int(port)}
+	}
+	return newTalk(ctx, path, network, to, from)
+}
+
+func newTalk(ctx context.Context, path, network string, to netip.AddrPort, from net.Dialer) (*Talk, error) {
 	talk := &Talk{}
 	err := in(path, func() (err error) {
 		timeout := askWait
@@ -115,7 +137,8 @@ func NewTalk(ctx context.Context, path, network string, to netip.AddrPort) (*Tal
 			timeout = min(timeout, time.Until(deadline))
 		}
 		// A socket has to be made on this thread: with a context that can end, dialling may use others.
-		talk.conn, err = (&net.Dialer{Timeout: timeout}).DialContext(context.WithoutCancel(ctx), network, to.String())
+		from.Timeout = timeout
+		talk.conn, err = from.DialContext(context.WithoutCancel(ctx), network, to.String())
 		return err
 	})
 	if err != nil {

@@ -58,7 +58,7 @@ func (p *program) output(table uint8, priority uint16, purpose string, on condit
 		return
 	}
 	fresh := append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), on...)
-	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone(), NAT: ownSource()})
+	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone(), NAT: p.config.ownSource()})
 	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]openflow.Action{commit}, actions...)...)
 	if p.config.policies() {
 		p.outputJudged(table, priority, purpose, on, actions)
@@ -73,4 +73,9 @@ func (c *Config) toHost() []openflow.Action {
 // ownSource keeps a connection's source as it is, unless its answers would look like those of another connection: then the source gets
 // another port. That is so of a pod that has reached an endpoint by a Service, and reaches it directly from the same port. (A source
 // translation without a range, which the switch also takes for 0.0.0.0. Of connections to Services the tracker does so by itself.)
-func ownSource() *openflow.NAT { return &openflow.NAT{Kind: openflow.NATSource} }
+func (c *Config) ownSource() *openflow.NAT {
+	if !c.KeepApart {
+		return nil
+	}
+	return &openflow.NAT{Kind: openflow.NATSource}
+}

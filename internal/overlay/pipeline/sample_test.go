@@ -41,6 +41,7 @@ func sample(conntrack bool) *pipeline.Config {
 		NodeIP:          netip.MustParseAddr("192.0.2.1"),
 		Conntrack:       conntrack,
 		SCTP:            true,
+		KeepApart:       true,
 	}
 }
 

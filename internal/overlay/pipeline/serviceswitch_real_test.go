@@ -46,6 +46,7 @@ type livePod struct {
 func startNode(t *testing.T, pods int) *serviceNode {
 	t.Helper()
 	n := &serviceNode{t: t, realSwitch: realSwitch{Switch: ovstest.Start(t)}, config: sample(true), pods: map[string]*livePod{}}
+	n.config.KeepApart = false // as in the userspace datapath, which this is
 	n.bridge = n.Name("br")
 	n.AddBridge(n.bridge)
 	tun := n.Name("t")
