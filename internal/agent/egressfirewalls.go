@@ -233,12 +233,7 @@ func (e *egressFirewalls) noteNetNamespace(at passage) {
 }
 
 // signal has a step taken soon.
-func (e *egressFirewalls) signal() {
-	select {
-	case e.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
-}
+func (e *egressFirewalls) signal() { wakeUp(e.wake) }
 
 func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) {
 	e.mu.Lock()

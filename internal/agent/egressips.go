@@ -71,12 +71,7 @@ func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed 
 }
 
 // populate has it look again which namespaces have pods on this node.
-func (e *egressIPs) populate() {
-	select {
-	case e.inhabited <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
-}
+func (e *egressIPs) populate() { wakeUp(e.inhabited) }
 
 // prepare tells the network of everything before it is in a mode that has VNIDs, and of what another View makes of it. An
 // error says what is waited for.

@@ -88,10 +88,7 @@ func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
 	if why == nil || ctx.Err() != nil {
 		return why
 	}
-	select {
-	case f.again <- struct{}{}:
-	default: // it is due already
-	}
+	wakeUp(f.again)
 	if err := f.keep(ctx); err != nil {
 		return errors.Join(why, err)
 	}

@@ -173,12 +173,7 @@ func (f *follower) note(at passage) {
 }
 
 // signal has a step taken soon.
-func (f *follower) signal() {
-	select {
-	case f.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
-}
+func (f *follower) signal() { wakeUp(f.wake) }
 
 // take returns what changed since it was last asked. Not ok: nobody watches, or not everything is known once, and a part would be
 // taken for all.

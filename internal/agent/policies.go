@@ -172,12 +172,7 @@ func (p *policies) note(object any) {
 }
 
 // signal has a step taken soon.
-func (p *policies) signal() {
-	select {
-	case p.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
-}
+func (p *policies) signal() { wakeUp(p.wake) }
 
 // passed takes note of a change in which nothing counts.
 func (p *policies) passed(object any) {

@@ -120,10 +120,7 @@ func (s *services) note(set func()) {
 	s.mu.Lock()
 	set()
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default: // whoever is woken takes this as well
-	}
+	wakeUp(s.wake)
 }
 
 // step brings the network in step with what changed since the last, the first time with everything.

@@ -164,10 +164,7 @@ func (o *objects) run(ctx context.Context) error {
 
 func (o *objects) signal() {
 	o.putBack(time.Now())
-	select {
-	case o.changed <- struct{}{}:
-	default: // whoever reads next reads this as well
-	}
+	wakeUp(o.changed)
 }
 
 // putBack tells that a change seen at a time is not programmed yet.

@@ -94,14 +94,7 @@ func transfer(t *testing.T, from, to *lab.Pod) {
 
 func addLimited(t *testing.T, c *lab.Cluster, node, name string, l limits) *lab.Pod {
 	t.Helper()
-	pod, err := tryAddPod(t.Context(), c, lab.PodSpec{Node: node, Namespace: "default", Name: name, NoObject: true, Capabilities: l.capabilities()})
-	if pod != nil {
-		t.Cleanup(func() { delPod(t, pod) })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pod
+	return addPodAs(t, c, lab.PodSpec{Node: node, Namespace: "default", Name: name, NoObject: true, Capabilities: l.capabilities()})
 }
 
 // flood sends half as much again as is allowed.
@@ -119,17 +112,28 @@ func (p *limitedPods) flood(t *testing.T, name string, from, to *lab.Pod, limit 
 	p.floods = append(p.floods, limited{name, limit, flood})
 }
 
-// during measures what arrives while f runs, and at least for the given time.
-func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f func()) {
+// rates returns in bits a second what arrives of each flood while f runs, and at least for the given time.
+func (p *limitedPods) rates(t *testing.T, length time.Duration, f func()) []float64 {
 	t.Helper()
-	began, before := time.Now(), make([]uint64, len(p.floods))
+	began, rates := time.Now(), make([]float64, len(p.floods))
+	before := make([]uint64, len(p.floods))
 	for i := range p.floods {
 		before[i] = p.floods[i].flood.Arrived()
 	}
 	f()
 	sleep(t, length-time.Since(began))
+	for i := range p.floods {
+		rates[i] = float64(p.floods[i].flood.Arrived()-before[i]) * 8 / time.Since(began).Seconds()
+	}
+	return rates
+}
+
+// during measures what arrives while f runs, and at least for the given time.
+func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f func()) {
+	t.Helper()
+	rates := p.rates(t, length, f)
 	for i, l := range p.floods {
-		rate := float64(l.flood.Arrived()-before[i]) * 8 / time.Since(began).Seconds()
+		rate := rates[i]
 		t.Logf("%s: %s: %.3f Mbit/s of %.2f", what, l.name, rate/1e6, float64(l.limit)/1e6)
 		if math.Abs(rate/float64(l.limit)-1) > tolerance {
 			t.Errorf("%s: %s: %.0f bit/s, limit %d", what, l.name, rate, l.limit)
@@ -141,14 +145,10 @@ func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f 
 func (p *limitedPods) flowing(t *testing.T) {
 	t.Helper()
 	await(t, "the limits being reached again", func(context.Context) error {
-		began, before := time.Now(), make([]uint64, len(p.floods))
-		for i := range p.floods {
-			before[i] = p.floods[i].flood.Arrived()
-		}
-		sleep(t, time.Second)
+		rates := p.rates(t, time.Second, func() {})
 		var errs []error
 		for i, l := range p.floods {
-			rate := float64(l.flood.Arrived()-before[i]) * 8 / time.Since(began).Seconds()
+			rate := rates[i]
 			if rate < float64(l.limit)*(1-tolerance) {
 				errs = append(errs, fmt.Errorf("%s: %.0f bit/s, limit %d", l.name, rate, l.limit))
 			}

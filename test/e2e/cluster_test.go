@@ -72,7 +72,13 @@ func mustRun(t *testing.T, argv []string) string {
 // addPod starts a pod as a kubelet does, which tries again when it is told to. It goes with the test.
 func addPod(t *testing.T, c *lab.Cluster, node, name string) *lab.Pod {
 	t.Helper()
-	p, err := tryAddPod(t.Context(), c, lab.PodSpec{Node: node, Name: name, NoObject: true})
+	return addPodAs(t, c, lab.PodSpec{Node: node, Name: name, NoObject: true})
+}
+
+// addPodAs starts a pod. It goes with the test.
+func addPodAs(t *testing.T, c *lab.Cluster, spec lab.PodSpec) *lab.Pod {
+	t.Helper()
+	p, err := tryAddPod(t.Context(), c, spec)
 	if p != nil {
 		t.Cleanup(func() { delPod(t, p) })
 	}

@@ -81,16 +81,7 @@ func (s *egressScene) takeOver(t *testing.T) {
 		return nil
 	})
 	s.cut(t, "n2", func(began time.Time) {
-		lost := 0
-		await(t, "all that a1 sends leaves by n3", func(ctx context.Context) error {
-			for _, target := range targets {
-				if got := s.seenAt(ctx, "a1", "tcp", target); got != egressTwo {
-					lost++
-					return fmt.Errorf("seen as %s", got)
-				}
-			}
-			return nil
-		})
+		lost := s.leaveBy(t, "all that a1 sends leaves by n3", targets, egressTwo)
 		t.Logf("a node with a share died: all leaves by the other after %s, with %d connections lost and the %d that say so",
 			time.Since(began).Round(time.Millisecond), lost, len(targets))
 		for _, talk := range talks {

@@ -141,6 +141,21 @@ func (s *egressScene) seen(ctx context.Context, pod, protocol string) string {
 	return s.seenAt(ctx, pod, protocol, s.outside())
 }
 
+// leaveBy waits until all that a1 sends to the targets leaves by one address, and returns how often it did not.
+func (s *egressScene) leaveBy(t *testing.T, what string, targets []netip.AddrPort, address string) (lost int) {
+	t.Helper()
+	await(t, what, func(ctx context.Context) error {
+		for _, target := range targets {
+			if got := s.seenAt(ctx, "a1", "tcp", target); got != address {
+				lost++
+				return fmt.Errorf("seen as %s", got)
+			}
+		}
+		return nil
+	})
+	return lost
+}
+
 // seenAt returns whom one who answers sees.
 func (s *egressScene) seenAt(ctx context.Context, pod, protocol string, at netip.AddrPort) string {
 	ctx, cancel := context.WithTimeout(ctx, brief)
@@ -362,16 +377,7 @@ func (s *egressScene) ghost(t *testing.T) {
 	s.want(t, egressA, egressOne, egressThree)
 	targets := s.crowd(t)
 	began := time.Now()
-	lost := 0
-	await(t, "all that a1 sends leaves by the node that answers", func(ctx context.Context) error {
-		for _, target := range targets {
-			if got := s.seenAt(ctx, "a1", "tcp", target); got != egressOne {
-				lost++
-				return fmt.Errorf("seen as %s", got)
-			}
-		}
-		return nil
-	})
+	lost := s.leaveBy(t, "all that a1 sends leaves by the node that answers", targets, egressOne)
 	t.Logf("with a node that never answers: all leaves by the other after %s, %d connections lost", time.Since(began).Round(time.Millisecond), lost)
 	s.want(t, egressA, egressOne)
 	if err := objects(t, s.cluster, network, "hostsubnets").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {

@@ -85,13 +85,7 @@ func TestHostPorts(t *testing.T) {
 	}
 
 	spec := lab.PodSpec{Node: "n1", Namespace: "default", Name: "hp-web", NoObject: true, Capabilities: published(n1.IP)}
-	web, err := tryAddPod(t.Context(), c, spec)
-	if web != nil {
-		t.Cleanup(func() { delPod(t, web) })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	web := addPodAs(t, c, spec)
 	tell(t, web.Netns, "web", tellPort)
 	gw := gateway(web.IPs[0])
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -137,13 +131,7 @@ func TestHostPorts(t *testing.T) {
 	}
 	refused(t, outside.Netns, port(n1.IP, hostPort), "tcp", "udp")
 	// The next pod has the ports, also for who has been talking to the one before.
-	next, err := tryAddPod(t.Context(), c, spec)
-	if next != nil {
-		t.Cleanup(func() { delPod(t, next) })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	next := addPodAs(t, c, spec)
 	tell(t, next.Netns, "next", tellPort)
 	await(t, "the next pod answers who talked to the one before", func(context.Context) error {
 		answer, err := early.Ask()
@@ -306,13 +294,7 @@ func TestTenantHostPort(t *testing.T) {
 	}
 	e.setMode(t, networkv1.PluginMultitenant)
 	n1, n2 := c.Node(1), c.Node(2)
-	web, err := tryAddPod(t.Context(), c, lab.PodSpec{Node: "n1", Namespace: projectA, Name: "hp-tenant", NoObject: true, Capabilities: published(n1.IP)})
-	if web != nil {
-		t.Cleanup(func() { delPod(t, web) })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	web := addPodAs(t, c, lab.PodSpec{Node: "n1", Namespace: projectA, Name: "hp-tenant", NoObject: true, Capabilities: published(n1.IP)})
 	tell(t, web.Netns, "web", tellPort)
 	near, far := addPodIn(t, c, "n1", projectB, "hp-near-b"), addPodIn(t, c, "n2", projectB, "hp-far-b")
 	gw := gateway(web.IPs[0])

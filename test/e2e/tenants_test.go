@@ -69,14 +69,7 @@ func addProject(t *testing.T, c *lab.Cluster, name string) {
 // addPodIn starts a pod of a project. It goes with the test.
 func addPodIn(t *testing.T, c *lab.Cluster, node, namespace, name string) *lab.Pod {
 	t.Helper()
-	p, err := tryAddPod(t.Context(), c, lab.PodSpec{Node: node, Namespace: namespace, Name: name, NoObject: true})
-	if p != nil {
-		t.Cleanup(func() { delPod(t, p) })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return addPodAs(t, c, lab.PodSpec{Node: node, Namespace: namespace, Name: name, NoObject: true})
 }
 
 // newEstate makes the projects, in the mode that the cluster has.

@@ -31,14 +31,8 @@ func (s *soak) restarts(ctx context.Context) error {
 		r.Took = time.Since(began)
 		s.add(r)
 	}()
-	lost, err := s.control(ctx, all, longControl)
-	if err != nil {
+	if quiet, err := s.quiet(ctx, &r); !quiet {
 		return err
-	}
-	if lost > 0 && s.opts.loss {
-		r.Verdict = busy
-		r.wrong(fmt.Errorf("%d packets were lost in %s while nothing was done: loss during restarts would say nothing", lost, longControl))
-		return nil
 	}
 	before, err := s.rest(ctx, false)
 	if err != nil {
@@ -59,6 +53,20 @@ func (s *soak) restarts(ctx context.Context) error {
 	r.wrong(s.siege.honest(ctx))
 	r.Note = "back after: from the signal until the agent was ready, a new pod attached and reached, and the old one gone"
 	return ctx.Err()
+}
+
+// quiet runs the traffic with nothing done, and reports whether the machine loses nothing of it: else the row says that it is busy.
+func (s *soak) quiet(ctx context.Context, r *row) (bool, error) {
+	lost, err := s.control(ctx, all, longControl)
+	if err != nil {
+		return false, err
+	}
+	if lost > 0 && s.opts.loss {
+		r.Verdict = busy
+		r.wrong(fmt.Errorf("%d packets were lost in %s while nothing was done: loss during restarts would say nothing", lost, longControl))
+		return false, nil
+	}
+	return true, nil
 }
 
 // restartSome restarts the agents of both nodes, side by side.

@@ -35,21 +35,10 @@ const (
 // addresses.
 func TestHostPortsLead(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
-	engine, err := nft.NewEngine(nft.Options{Netns: node, Tables: host.Tables()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer engine.Close()
 	want := sample().Rules()
 	maps.Copy(want, host.Published{Pod: "shop/web", Address: netip.MustParseAddr(podAddress), Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}}}.Rules())
 	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr(egressAddress), MAC: pipeline.EgressMAC(42)}.Rules())
-	have, err := engine.Read(t.Context())
-	if err == nil {
-		err = engine.Commit(t.Context(), reconcile.Diff(want, have))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
 	nstest.Do(t, neighbour, func() error {
 		return errors.Join(up("far", neighbourAddress+"/24"), via("127.0.0.1"), via(serviceAddress))
@@ -79,6 +68,23 @@ func TestHostPortsLead(t *testing.T) {
 			}
 			return errors.Join(err, netlink.ConntrackTableFlush(netlink.ConntrackTable))
 		})
+	}
+}
+
+// programRules puts items in place in a namespace.
+func programRules(t *testing.T, netns string, want map[nft.Key]nft.Item) {
+	t.Helper()
+	engine, err := nft.NewEngine(nft.Options{Netns: netns, Tables: host.Tables()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { engine.Close() })
+	have, err := engine.Read(t.Context())
+	if err == nil {
+		err = engine.Commit(t.Context(), reconcile.Diff(want, have))
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

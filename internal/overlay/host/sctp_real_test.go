@@ -17,20 +17,13 @@ import (
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link/nstest"
-	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
-	"weft.dev/weft/internal/reconcile"
 )
 
 // An association by SCTP is led to the pod by a host port, at the pod's port and with a checksum that is right, and what the pod answers comes
 // from the host port. One at another port is not.
 func TestHostPortsLeadSCTP(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
-	engine, err := nft.NewEngine(nft.Options{Netns: node, Tables: host.Tables()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer engine.Close()
 	want := sample().Rules()
 	web := host.Published{Pod: "shop/web", Address: netip.MustParseAddr(podAddress), Ports: []cni.HostPort{
 		{Port: 8080, Protocol: "sctp", ContainerPort: 80},
@@ -38,13 +31,7 @@ func TestHostPortsLeadSCTP(t *testing.T) {
 		{Port: 8082, Protocol: "udp", ContainerPort: 82},
 	}}
 	maps.Copy(want, web.Rules())
-	have, err := engine.Read(t.Context())
-	if err == nil {
-		err = engine.Commit(t.Context(), reconcile.Diff(want, have))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
 	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
 	ear, outside := listen(t, node, "switch"), listen(t, neighbour, "far")

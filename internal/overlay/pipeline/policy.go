@@ -77,6 +77,7 @@ func (p *program) policyStatic() {
 // others begin.
 func (p *program) trackPods() {
 	local, track := p.config.LocalSubnet, p.config.track()
+	p.hostsOwn(priorityHostOnly, priorityFromHost)
 	p.add(TableState, priorityToPods, "to a pod of this node: find the connection", untracked(openflow.IPDst(local)), track)
 	p.add(TableState, priorityFromPods, "from a pod of this node: find the connection", untracked(openflow.IPSrc(local)), track)
 }

@@ -74,7 +74,6 @@ func stray(on ...openflow.MatchField) conditions {
 func (p *program) services() {
 	c := p.config
 	track, ipv4 := c.track(), openflow.EthType(openflow.EthTypeIPv4)
-	toLocal := openflow.IPDst(c.LocalSubnet)
 	for _, port := range []uint32{PortVXLAN, PortTun} {
 		p.add(TableState, priorityStray+1, "ICMP about a connection that was never looked at", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
 	}
@@ -84,17 +83,25 @@ func (p *program) services() {
 		untracked(openflow.IPDst(host(hairpinSource()))),
 		openflow.Move(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)),
 		openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
-	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
-	var toHost, fromHost uint16 = priorityGateway + 1, priorityGateway
 	if c.policies() {
 		p.trackPods()
-		toHost, fromHost = priorityHostOnly, priorityFromHost
 	} else {
-		p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+		p.trackServices()
 	}
-	p.add(TableState, toHost, "from the tunnel to the host, which knows its own connections",
-		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableRoute))
-	p.add(TableState, fromHost, "from the host itself, which knows its own connections", untracked(openflow.InPort(PortTun), openflow.IPSrc(host(c.Gateway))), openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
+		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), openflow.GotoTable(TableNode))
+	p.add(TableState, priorityDefault, "from pods, a connection that is known", nil, openflow.GotoTable(TableEgressPolicy))
+	p.add(TableNode, priorityDefault, "no node's address", nil, openflow.GotoTable(TableService))
+	p.hairpinBack()
+}
+
+// trackServices has only those connections looked for that go to Services, or may have been translated for one.
+func (p *program) trackServices() {
+	c := p.config
+	track, toLocal := c.track(), openflow.IPDst(c.LocalSubnet)
+	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
+	p.hostsOwn(priorityGateway+1, priorityGateway)
+	p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
 	for _, kind := range []uint8{icmpUnreachable, icmpExceeded, icmpParameter} {
 		p.add(TableState, priorityErrors, "an ICMP error to a pod, perhaps about a connection that was translated",
 			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)
@@ -104,12 +111,16 @@ func (p *program) services() {
 		p.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(openflow.IPDst(network)), openflow.GotoTable(TableEgressPolicy))
 	}
 	p.add(TableState, priorityParts, "a fragment, perhaps to a Service", untracked(openflow.IPFrag(openflow.FragYes)), track)
-	p.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
-		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), openflow.GotoTable(TableNode))
 	p.add(TableState, priorityElse, "from pods to elsewhere, perhaps a node port or an external address", untracked(), openflow.GotoTable(TableNode))
-	p.add(TableState, priorityDefault, "from pods, a connection that is known", nil, openflow.GotoTable(TableEgressPolicy))
-	p.add(TableNode, priorityDefault, "no node's address", nil, openflow.GotoTable(TableService))
-	p.hairpinBack()
+}
+
+// hostsOwn has the host's connections with other nodes' pods pass: it knows them itself.
+func (p *program) hostsOwn(toHost, fromHost uint16) {
+	gateway := host(p.config.Gateway)
+	p.add(TableState, toHost, "from the tunnel to the host, which knows its own connections",
+		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(gateway)), openflow.GotoTable(TableRoute))
+	p.add(TableState, fromHost, "from the host itself, which knows its own connections",
+		untracked(openflow.InPort(PortTun), openflow.IPSrc(gateway)), openflow.GotoTable(TableRoute))
 }
 
 // hairpinBack returns to a pod what it answered itself.
