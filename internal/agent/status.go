@@ -30,9 +30,10 @@ const (
 	urgentRest = 5 * time.Second
 	numberRest = time.Minute
 	// How far objects are realised changes with each of them, on all nodes at once. So nodes write in turn, markTurn apart on
-	// average, whatever their number; and each writes marksInRow times as soon as urgentRest allows, and else every numberRest: with
-	// objects that change all the time, once a minute.
+	// average, whatever their number; and each writes marksInRow times as soon as urgentRest allows, and else, with objects that
+	// change all the time, so often that the API server sends an event every markEvent: each write is one for every node.
 	markTurn   = 60 * time.Millisecond
+	markEvent  = 5 * time.Millisecond
 	markGather = 250 * time.Millisecond
 	marksInRow = 4
 	// lookRest is how often it is looked whether something has changed.
@@ -70,12 +71,7 @@ type statusWriter struct {
 }
 
 // changed has it looked soon whether the status is still true.
-func (w *statusWriter) changed() {
-	select {
-	case w.wake <- struct{}{}:
-	default: // it will be looked at anyway
-	}
-}
+func (w *statusWriter) changed() { wakeUp(w.wake) }
 
 // run writes until ctx ends, and then that the agent was stopped.
 func (w *statusWriter) run(ctx context.Context) error {
@@ -168,7 +164,12 @@ func (w *statusWriter) rest(ctx context.Context, difference difference, node str
 	if len(w.spent) < marksInRow {
 		return urgentRest, turn
 	}
-	return max(numberRest, spread(nodes)), turn
+	return steadyRest(nodes), turn
+}
+
+// steadyRest is how long a node rests between writes while objects change all the time.
+func steadyRest(nodes int) time.Duration {
+	return min(max(urgentRest, time.Duration(nodes*nodes)*markEvent), max(numberRest, spread(nodes)))
 }
 
 // spread is over what time nodes write that hear of the same change.

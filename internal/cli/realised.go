@@ -32,7 +32,7 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 			"watch HostSubnets. It ends with 0 when the object is in effect on all nodes, 1 when it is not, 2 when that is not known.",
 		Example: "  # Is the policy in effect everywhere?\n  weft realised networkpolicy shop/deny-all\n\n" +
 			"  # Wait until an egress firewall is, a minute at most\n  weft realised egressnetworkpolicy shop/default --wait\n\n" +
-			"  # After a change of a namespace's egress addresses\n  weft realised netnamespace shop --wait --timeout 2m\n\n" +
+			"  # After a change of a namespace's egress addresses\n  weft realised netnamespace shop --wait --timeout 5m\n\n" +
 			"  # For scripts: the nodes where it is not\n  weft realised networkpolicy shop/deny-all -o json | jq -r '.notRealised[]?.name'",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
@@ -56,7 +56,7 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")
 	flags.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
 	flags.BoolVar(&opts.wait, "wait", false, "wait until it is in effect on all nodes; what is waited for goes to standard error")
-	flags.DurationVar(&opts.timeout, "timeout", time.Minute, "how long to wait at most, with --wait; else for answers")
+	flags.DurationVar(&opts.timeout, "timeout", 2*time.Minute, "how long to wait at most, with --wait; else for answers")
 	return cmd
 }
 

@@ -17,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/report"
@@ -44,6 +47,7 @@ var ( //nolint:gochecknoglobals // flags of the test binary
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if os.Getenv(child) != "" {
+		ctrllog.SetLogger(logr.Discard()) // clients return their errors
 		os.Exit(m.Run())
 	}
 	code, err := keep()

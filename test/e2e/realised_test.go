@@ -21,8 +21,8 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// realisedPatience is how long nodes take to say that they have followed: they write every few seconds.
-const realisedPatience = 15 * time.Second
+// realisedPatience is how long nodes may take to say that they have followed: two nodes write every 5 seconds, and take turns.
+const realisedPatience = 30 * time.Second
 
 // newRealised returns who asks on how many nodes of a lab objects are in effect.
 func newRealised(t *testing.T, c *lab.Cluster) *realised.Client {
