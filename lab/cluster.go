@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -103,6 +104,21 @@ func (c *Cluster) NodeNamed(name string) (Node, error) {
 func (c *Cluster) Programs(ctx context.Context) ([]process.Status, error) {
 	st, err := Inspect(ctx, c.Name())
 	return st.Programs, err
+}
+
+// Crashed returns an error that names the programs that ended by their own fault.
+func (c *Cluster) Crashed(ctx context.Context) error {
+	programs, err := c.Programs(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range programs {
+		if p.Crash != "" {
+			errs = append(errs, fmt.Errorf("%s crashed: %s", p.Name, p.Crash))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Down takes the lab down.

@@ -43,6 +43,7 @@ type Status struct {
 	Name     string    `json:"name"`
 	Pid      int       `json:"pid"` // 0 while it is not running
 	Restarts int       `json:"restarts"`
+	Crash    string    `json:"crash,omitempty"` // how it ended last by its own fault, and the end of its log then
 	Since    time.Time `json:"since"`
 	Last     string    `json:"last,omitempty"` // how it ended the last time
 	Log      string    `json:"log"`
@@ -222,12 +223,28 @@ func (g *Group) ended(r *running, cmd *exec.Cmd, err error) time.Duration {
 	if err != nil {
 		r.status.Last = err.Error()
 	}
+	if crashed(err) {
+		r.status.Crash = r.status.Last + g.logTail(r.prog.Name)
+	}
 	select {
 	case <-r.stop:
 	default:
 		r.status.Restarts++
 	}
 	return lived
+}
+
+// crashed reports whether a program ended by its own fault: by a signal that only the kernel sends, and abort, or as Go's runtime ends one that
+// panicked.
+func crashed(err error) bool {
+	var end *exec.ExitError
+	if !errors.As(err, &end) {
+		return false
+	}
+	const panicked = 2
+	status, ok := end.Sys().(syscall.WaitStatus)
+	faults := []syscall.Signal{syscall.SIGABRT, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE}
+	return ok && (status.Signaled() && slices.Contains(faults, status.Signal()) || status.ExitStatus() == panicked)
 }
 
 func (g *Group) note(r *running, text string) {

@@ -20,6 +20,26 @@ func group(t *testing.T) *process.Group {
 	return g
 }
 
+// A program that ends by its own fault is not forgotten when it comes back, nor what it said last.
+func TestCrashIsTold(t *testing.T) {
+	for _, script := range []string{"echo boom; kill -ABRT $$", "echo boom; kill -SEGV $$", "echo boom; exit 2"} {
+		g := group(t)
+		if err := g.Start(t.Context(), process.Program{Name: "n1/p", Argv: []string{"sh", "-c", script}}); err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.Now().Add(10 * time.Second)
+		for g.List()[0].Restarts == 0 {
+			if time.Now().After(deadline) {
+				t.Fatal("it did not end within 10 s")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if st := g.List()[0]; !strings.Contains(st.Crash, "boom") {
+			t.Errorf("%s: %+v", script, st)
+		}
+	}
+}
+
 func TestDeadProgramComesBack(t *testing.T) {
 	g := group(t)
 	if err := g.Start(t.Context(), process.Program{Name: "n1/p", Argv: []string{"sleep", "60"}}); err != nil {
@@ -40,7 +60,7 @@ func TestDeadProgramComesBack(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if st := g.List(); len(st) != 1 || st[0].Restarts != 1 || !strings.Contains(st[0].Last, "killed") {
+	if st := g.List(); len(st) != 1 || st[0].Restarts != 1 || !strings.Contains(st[0].Last, "killed") || st[0].Crash != "" {
 		t.Errorf("List = %+v", st)
 	}
 }

@@ -98,6 +98,7 @@ func keep() (code int, err error) {
 	if err == nil {
 		fmt.Printf("lab up in %s, datapath %s\n", time.Since(begin).Round(10*time.Millisecond), c.Datapath)
 		code, err = runTests(ctx)
+		err = errors.Join(err, c.Crashed(context.WithoutCancel(ctx)))
 	}
 	if *keepLab {
 		return code, err
