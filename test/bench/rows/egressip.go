@@ -42,7 +42,7 @@ const (
 )
 
 // egressFailover has a node die that holds one of two egress addresses of a project, by taking its link down, while a pod of the project
-// on another node makes connections: half of them are lost until all leave by the other.
+// on another node makes connections to many: those to some of them are lost until all leave by the other.
 func egressFailover() Group {
 	return Group{
 		Title: "egress addresses: from the death of a node with a share until the last connection is lost",
@@ -64,7 +64,13 @@ func egressFailover() Group {
 type failover struct {
 	cluster *lab.Cluster
 	pod     *lab.Pod
-	outside *traffic.Teller
+	outside []outside
+}
+
+// outside is one of those who are talked to: a pod's connections to one of them all leave by the same node.
+type outside struct {
+	teller *traffic.Teller
+	at     netip.AddrPort
 }
 
 func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
@@ -83,7 +89,7 @@ func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
 	if f.pod, err = probe.AddPod(ctx, f.cluster, lab.PodSpec{Node: "n1", Namespace: leaving, Name: "leaver"}); err != nil {
 		return err
 	}
-	if f.outside, err = traffic.NewTeller(f.cluster.Outside.Netns, "outside", f.to()); err != nil {
+	if err := f.crowd(ctx); err != nil {
 		return err
 	}
 	_, err = probe.Await(ctx, probe.Patience, "egress addresses taken", func(ctx context.Context) error {
@@ -92,7 +98,25 @@ func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
 	return err
 }
 
-func (f *failover) to() netip.AddrPort { return netip.AddrPortFrom(f.cluster.Outside.IP, outsidePort) }
+// crowd has many answer outside, at addresses of their own.
+func (f *failover) crowd(ctx context.Context) error {
+	const first, many = 100, 24
+	address := f.cluster.Outside.IP.As4()
+	for i := range many {
+		address[3] = byte(first + i)
+		at := netip.AddrPortFrom(netip.AddrFrom4(address), outsidePort)
+		add := []string{"nsenter", "--net=" + f.cluster.Outside.Netns, "--", "ip", "address", "add", at.Addr().String() + "/24", "dev", "eth0"}
+		if _, err := probe.Run(ctx, add); err != nil {
+			return err
+		}
+		teller, err := traffic.NewTeller(f.cluster.Outside.Netns, "outside", at)
+		if err != nil {
+			return err
+		}
+		f.outside = append(f.outside, outside{teller, at})
+	}
+	return nil
+}
 
 // set writes the egress addresses of an object.
 func (f *failover) set(ctx context.Context, resource, name string, addresses ...string) error {
@@ -110,8 +134,8 @@ func (f *failover) set(ctx context.Context, resource, name string, addresses ...
 
 func (f *failover) close(ctx context.Context, st *stage.Stage) error {
 	var errs []error
-	if f.outside != nil {
-		errs = append(errs, f.outside.Close())
+	for _, o := range f.outside {
+		errs = append(errs, o.teller.Close())
 	}
 	return errors.Join(append(errs, st.StrikeLab(ctx, stage.KindFailover))...)
 }
@@ -119,16 +143,15 @@ func (f *failover) close(ctx context.Context, st *stage.Stage) error {
 // shared waits until connections leave by both nodes.
 func (f *failover) shared(ctx context.Context) error {
 	_, err := probe.Await(ctx, probe.Patience, "connections by both nodes", func(ctx context.Context) error {
-		const some = 24
 		seen := map[string]int{}
-		for range some {
-			answer, err := traffic.Ask(ctx, f.pod.Netns, "udp", f.to())
+		for _, o := range f.outside {
+			answer, err := traffic.Ask(ctx, f.pod.Netns, "udp", o.at)
 			if err != nil {
 				return err
 			}
 			seen[answer.Source.String()]++
 		}
-		if seen[egressOne] == 0 || seen[egressTwo] == 0 || seen[egressOne]+seen[egressTwo] != some {
+		if seen[egressOne] == 0 || seen[egressTwo] == 0 || seen[egressOne]+seen[egressTwo] != len(f.outside) {
 			return fmt.Errorf("seen as %v", seen)
 		}
 		return nil
@@ -152,7 +175,7 @@ func (f *failover) measure(ctx context.Context) (figures measure.Figures, err er
 		_, route := probe.Run(context.WithoutCancel(ctx), node.Enter("ip", "route", "replace", "default", "via", plan.New(plan.Config{}).Router.String()))
 		err = errors.Join(err, up, route)
 	}()
-	attempts.try(ctx, f.pod.Netns, f.to())
+	attempts.try(ctx, f.pod.Netns, f.outside)
 	over, known := attempts.over()
 	if !known {
 		return nil, fmt.Errorf("%s after a node's death, connections are lost as before", failoverTime)
@@ -174,12 +197,13 @@ type attempt struct {
 	answered bool
 }
 
-func (a *attempts) try(ctx context.Context, from string, to netip.AddrPort) {
+func (a *attempts) try(ctx context.Context, from string, to []outside) {
 	ticker := time.NewTicker(failoverStep)
 	defer ticker.Stop()
 	var running sync.WaitGroup
 	defer running.Wait()
-	for began := time.Now(); time.Since(began) < failoverTime; {
+	began := time.Now()
+	for i := 0; time.Since(began) < failoverTime; i++ {
 		select {
 		case <-ctx.Done():
 			return
@@ -189,7 +213,7 @@ func (a *attempts) try(ctx context.Context, from string, to netip.AddrPort) {
 		running.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, failoverAnswer)
 			defer cancel()
-			a.note(at, exchange(limited, from, to) == nil)
+			a.note(at, exchange(limited, from, to[i%len(to)].at) == nil)
 		})
 	}
 }
@@ -200,8 +224,8 @@ func (a *attempts) note(at time.Time, answered bool) {
 	a.all = append(a.all, attempt{at, answered})
 }
 
-// over is when the last was lost before so many were answered one after the other that it cannot be chance, as long as each second one
-// is lost. A single one that is lost later is none of the node's.
+// over is when the last was lost before so many were answered one after the other that everybody was reached. A single one that is lost later
+// is none of the node's.
 func (a *attempts) over() (last time.Time, known bool) {
 	const enough = 50
 	a.mu.Lock()
