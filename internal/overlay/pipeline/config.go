@@ -51,7 +51,7 @@ type Config struct {
 	SCTP bool
 	// KeepApart gives a new connection another source port where its answers would look like those of a connection that is known. The
 	// kernel datapath's connection tracking can. The userspace datapath's of Open vSwitch 3.1 has two entries for a connection that is
-	// translated to what it was, and finds the second once the first has expired before it: a TCP connection from a port that is used again
+	// translated to what it was, and finds the second once the first has expired, as it does when a TCP port is used again: the packet
 	// then ends ovs-vswitchd by an assertion (in conn_update_state; Open vSwitch 3.3 has one entry).
 	KeepApart bool
 	// ConntrackZone is the zone; 0 is DefaultConntrackZone.

@@ -80,7 +80,7 @@ func documentPolicies(b *strings.Builder) {
 	b.WriteString("\n## NetworkPolicies\n\n" +
 		"In the mode `redhat/openshift-ovs-networkpolicy` ([policy.md](policy.md)). What pods of the node send and get goes through table 21 " +
 		"once more, when its connection is known, whether or not a policy isolates one. Tables 27 and 80 let answers pass, then what a conjunction allows, and drop " +
-		"what is else from or to an isolated pod; table 81 delivers. What differs from the flat network with Services, for a policy by which pods with a label " +
+		"what is else from or to an isolated pod; table 81 delivers. Of table 21 the flows that look for Services' connections only are not there. What else differs from the flat network with Services, for a policy by which pods with a label " +
 		"may send to port 80 of the first pod, which is isolated in both directions:\n")
 	table := func(owner string, rules []pipeline.Rule) {
 		fmt.Fprintf(b, "\n### Owner `%s`, cookie `%#x`\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", owner, rules[0].Flow.Cookie)

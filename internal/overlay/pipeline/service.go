@@ -53,6 +53,8 @@ func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
 		return fmt.Errorf("%s: Services in the switch need connection tracking", where)
 	case v.Protocol == service.SCTP && !c.SCTP:
 		return fmt.Errorf("%s: the datapath does not track SCTP", where)
+	case !c.KeepApart && c.endless(v):
+		return fmt.Errorf("%s: an endpoint is the address itself, which the userspace datapath cannot translate", where)
 	case v.Kind == service.KindNodePort:
 		return nil
 	case !v.IP.Is4():
@@ -63,6 +65,15 @@ func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
 		return fmt.Errorf("%s: the address is in the Services' network %s, where the API server gives addresses, and no object takes one", where, c.ServiceNetwork)
 	}
 	return nil
+}
+
+// endless reports whether one of an address's endpoints is, or may be, the address itself: a packet would be translated to what it is, which
+// only KeepApart's tracker can bear.
+func (c *Config) endless(v *service.VirtualAddress) bool {
+	return slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool {
+		ip := e.Addr.Addr()
+		return e.Addr.Port() == v.Port && (ip == v.IP || v.Kind == service.KindNodePort && !c.inCluster(host(ip)))
+	})
 }
 
 // Service returns the flows and groups of one Service: service.Compile's addresses, which are all of one owner.

@@ -272,6 +272,22 @@ func TestUnusableVirtualAddresses(t *testing.T) {
 	if v := vip("x", "172.30.0.3", service.SCTP, 80, "10.128.0.5:80"); c.CheckVirtualAddress(&v) == nil {
 		t.Error("SCTP is served where the datapath does not track it")
 	}
+	nodePort := vip("x", "0.0.0.0", service.TCP, 30080, "192.0.2.2:30080")
+	nodePort.Kind, nodePort.IP = service.KindNodePort, netip.Addr{}
+	for name, v := range map[string]service.VirtualAddress{
+		"an endpoint that is the address":        vip("x", "198.51.100.9", service.UDP, 80, "10.128.0.5:80", "198.51.100.9:80"),
+		"an endpoint that is the cluster IP":     vip("x", "172.30.0.9", service.TCP, 80, "172.30.0.9:80"),
+		"an endpoint at a host, at its own port": nodePort,
+	} {
+		c.KeepApart = true
+		if err := c.CheckVirtualAddress(&v); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		c.KeepApart = false
+		if c.CheckVirtualAddress(&v) == nil || len(c.Service([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
+			t.Errorf("%s: has flows or no error where the datapath cannot bear it", name)
+		}
+	}
 	off := sample(false)
 	if len(serviceState(off, sampleServices())) != 0 {
 		t.Error("without connection tracking there are Services")
