@@ -106,14 +106,17 @@ func (c *Cluster) Programs(ctx context.Context) ([]process.Status, error) {
 	return st.Programs, err
 }
 
-// Crashed returns an error that names the programs that ended by their own fault.
+// Crashed returns an error that names the programs that ended by their own fault, the lab's supervisor among them.
 func (c *Cluster) Crashed(ctx context.Context) error {
-	programs, err := c.Programs(ctx)
+	st, err := Inspect(ctx, c.Name())
 	if err != nil {
 		return err
 	}
+	if st.Phase == report.Dead {
+		return fmt.Errorf("the supervisor of lab %s is gone; its log is in %s", c.Name(), st.LogDir)
+	}
 	var errs []error
-	for _, p := range programs {
+	for _, p := range st.Programs {
 		if p.Crash != "" {
 			errs = append(errs, fmt.Errorf("%s crashed: %s", p.Name, p.Crash))
 		}

@@ -158,17 +158,21 @@ func (w *statusWriter) rest(ctx context.Context, difference difference, node str
 	if difference == exceptionsDiffer {
 		return urgentRest, turn
 	}
-	for len(w.spent) > 0 && now.Sub(w.spent[0]) >= marksInRow*numberRest {
+	steady := steadyRest(nodes)
+	for len(w.spent) > 0 && now.Sub(w.spent[0]) >= marksInRow*max(steady, numberRest) {
 		w.spent = w.spent[1:]
 	}
 	if len(w.spent) < marksInRow {
 		return urgentRest, turn
 	}
-	return steadyRest(nodes), turn
+	return steady, turn
 }
 
-// steadyRest is how long a node rests between writes while objects change all the time.
+// steadyRest is how long a node rests between writes while objects change all the time. Of 0 nodes it is not known how many there are.
 func steadyRest(nodes int) time.Duration {
+	if nodes == 0 {
+		return numberRest
+	}
 	return min(max(urgentRest, time.Duration(nodes*nodes)*markEvent), max(numberRest, spread(nodes)))
 }
 

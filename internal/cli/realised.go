@@ -31,7 +31,7 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 			"It needs to read the object, ClusterNetworks, HostSubnets, and, to say more of nodes that are away, Nodes; with --wait, to\n" +
 			"watch HostSubnets. It ends with 0 when the object is in effect on all nodes, 1 when it is not, 2 when that is not known.",
 		Example: "  # Is the policy in effect everywhere?\n  weft realised networkpolicy shop/deny-all\n\n" +
-			"  # Wait until an egress firewall is, a minute at most\n  weft realised egressnetworkpolicy shop/default --wait\n\n" +
+			"  # Wait until an egress firewall is, two minutes at most\n  weft realised egressnetworkpolicy shop/default --wait\n\n" +
 			"  # After a change of a namespace's egress addresses\n  weft realised netnamespace shop --wait --timeout 5m\n\n" +
 			"  # For scripts: the nodes where it is not\n  weft realised networkpolicy shop/deny-all -o json | jq -r '.notRealised[]?.name'",
 		Args: func(_ *cobra.Command, args []string) error {

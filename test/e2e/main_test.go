@@ -98,12 +98,19 @@ func keep() (code int, err error) {
 	if err == nil {
 		fmt.Printf("lab up in %s, datapath %s\n", time.Since(begin).Round(10*time.Millisecond), c.Datapath)
 		code, err = runTests(ctx)
-		err = errors.Join(err, c.Crashed(context.WithoutCancel(ctx)))
+		err = errors.Join(err, crashed(c))
 	}
 	if *keepLab {
 		return code, err
 	}
 	return code, errors.Join(err, takeDown(before))
+}
+
+// crashed returns an error that names the programs of the lab that crashed during the tests.
+func crashed(c *lab.Cluster) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return c.Crashed(ctx)
 }
 
 // takeDown ends the lab, however the tests ended, and returns an error that names what is left of it.

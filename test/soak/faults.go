@@ -71,11 +71,12 @@ type before struct {
 	states   map[string]probe.State
 	census   map[string]probe.Counts
 	restarts map[string]int
+	crashes  map[string]string
 	logged   map[string]int
 }
 
 func (s *soak) before(ctx context.Context) (b before, err error) {
-	b = before{states: map[string]probe.State{}, restarts: map[string]int{}, logged: map[string]int{}}
+	b = before{states: map[string]probe.State{}, restarts: map[string]int{}, crashes: map[string]string{}, logged: map[string]int{}}
 	for _, n := range s.cluster.Nodes() {
 		if b.states[n.Name], err = probe.SettledState(ctx, n); err != nil {
 			return b, err
@@ -91,7 +92,7 @@ func (s *soak) before(ctx context.Context) (b before, err error) {
 	}
 	programs, err := s.cluster.Programs(ctx)
 	for _, p := range programs {
-		b.restarts[p.Name] = p.Restarts
+		b.restarts[p.Name], b.crashes[p.Name] = p.Restarts, p.Crash
 	}
 	return b, err
 }
@@ -166,6 +167,9 @@ func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
 	for _, p := range programs {
 		if p.Restarts > was.restarts[p.Name] && !slices.Contains(f.kills, p.Name) {
 			errs = append(errs, fmt.Errorf("%s ended (%s), which nobody did", p.Name, p.Last))
+		}
+		if p.Crash != was.crashes[p.Name] {
+			errs = append(errs, fmt.Errorf("%s crashed: %s", p.Name, p.Crash))
 		}
 	}
 	for _, n := range s.cluster.Nodes() {
