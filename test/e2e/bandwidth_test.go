@@ -188,11 +188,18 @@ func TestBandwidth(t *testing.T) {
 	echo(t, p.plainFar.Netns, p.plainFar.IPs[0])
 	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
 	sleep(t, warmUp)
+	t.Run("limits", func(t *testing.T) { p.during(t, "while nothing is done", measured, func() {}) })
+	t.Run("restarts", func(t *testing.T) { p.restarts(t, c) })
+}
+
+// restarts has agents and a switch end, and limits removed and refused, and all pods go.
+func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
+	t.Helper()
 	others, err := traffic.NewLoad([]traffic.Pair{{Name: "others", From: p.plainNear.Netns, To: addrPort(p.plainFar)}}, min(*pairRate, othersRate))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.during(t, "while agents are restarted", measured, func() {
+	p.during(t, "while agents are restarted", again, func() {
 		for _, node := range []string{"n1", "n2"} {
 			kill(t, c, node+"/weft-agent", syscall.SIGKILL)
 		}
