@@ -20,6 +20,17 @@ func group(t *testing.T) *process.Group {
 	return g
 }
 
+// await waits until something holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	const patience = 10 * time.Second
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, patience)
+		}
+	}
+}
+
 // A program that ends by its own fault is not forgotten when it comes back, nor what it said last.
 func TestCrashIsTold(t *testing.T) {
 	for _, script := range []string{"echo boom; kill -ABRT $$", "echo boom; kill -SEGV $$", "echo boom; exit 2"} {
@@ -27,13 +38,7 @@ func TestCrashIsTold(t *testing.T) {
 		if err := g.Start(t.Context(), process.Program{Name: "n1/p", Argv: []string{"sh", "-c", script}}); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(10 * time.Second)
-		for g.List()[0].Restarts == 0 {
-			if time.Now().After(deadline) {
-				t.Fatal("it did not end within 10 s")
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		await(t, "it ends", func() bool { return g.List()[0].Restarts > 0 })
 		if st := g.List()[0]; !strings.Contains(st.Crash, "boom") {
 			t.Errorf("%s: %+v", script, st)
 		}
@@ -53,13 +58,7 @@ func TestDeadProgramComesBack(t *testing.T) {
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for g.Pid("n1/p") == first || g.Pid("n1/p") == 0 {
-		if time.Now().After(deadline) {
-			t.Fatal("it did not come back within 10 s")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	await(t, "it comes back", func() bool { return g.Pid("n1/p") != first && g.Pid("n1/p") != 0 })
 	if st := g.List(); len(st) != 1 || st[0].Restarts != 1 || !strings.Contains(st[0].Last, "killed") || st[0].Crash != "" {
 		t.Errorf("List = %+v", st)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/process"
 	"weft.dev/weft/test/probe"
 )
 
@@ -70,13 +71,12 @@ func (s *soak) faults(ctx context.Context) error {
 type before struct {
 	states   map[string]probe.State
 	census   map[string]probe.Counts
-	restarts map[string]int
-	crashes  map[string]string
+	programs map[string]process.Status
 	logged   map[string]int
 }
 
 func (s *soak) before(ctx context.Context) (b before, err error) {
-	b = before{states: map[string]probe.State{}, restarts: map[string]int{}, crashes: map[string]string{}, logged: map[string]int{}}
+	b = before{states: map[string]probe.State{}, programs: map[string]process.Status{}, logged: map[string]int{}}
 	for _, n := range s.cluster.Nodes() {
 		if b.states[n.Name], err = probe.SettledState(ctx, n); err != nil {
 			return b, err
@@ -92,7 +92,7 @@ func (s *soak) before(ctx context.Context) (b before, err error) {
 	}
 	programs, err := s.cluster.Programs(ctx)
 	for _, p := range programs {
-		b.restarts[p.Name], b.crashes[p.Name] = p.Restarts, p.Crash
+		b.programs[p.Name] = p
 	}
 	return b, err
 }
@@ -165,10 +165,10 @@ func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
 	}
 	var errs []error
 	for _, p := range programs {
-		if p.Restarts > was.restarts[p.Name] && !slices.Contains(f.kills, p.Name) {
+		if p.Restarts > was.programs[p.Name].Restarts && !slices.Contains(f.kills, p.Name) {
 			errs = append(errs, fmt.Errorf("%s ended (%s), which nobody did", p.Name, p.Last))
 		}
-		if p.Crash != was.crashes[p.Name] {
+		if p.Crash != was.programs[p.Name].Crash {
 			errs = append(errs, fmt.Errorf("%s crashed: %s", p.Name, p.Crash))
 		}
 	}
