@@ -41,16 +41,16 @@ func fakeAgent(t *testing.T, diff admin.Diff) string {
 	return socket
 }
 
-// weft runs a command, and returns what it wrote and its exit code.
+// weft runs a command, and returns what it wrote, errors last, and its exit code.
 func weft(t *testing.T, environment Environment, args ...string) (out string, code int, err error) {
 	t.Helper()
 	cmd := Weft(environment)
-	var text bytes.Buffer
+	var text, errs bytes.Buffer
 	cmd.SetOut(&text)
-	cmd.SetErr(&text)
+	cmd.SetErr(&errs)
 	cmd.SetArgs(args)
 	err = cmd.ExecuteContext(t.Context())
-	return text.String(), ExitCode(err), err
+	return text.String() + errs.String(), ExitCode(err), err
 }
 
 func inStep() admin.Diff {

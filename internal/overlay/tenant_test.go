@@ -49,7 +49,11 @@ func isolate(t *testing.T, n *node, told TenantChange) *life {
 	l.tenants.step = time.Hour
 	l.tenancy(t, told)
 	l.update(t, isolated())
-	eventually(t, "VNIDs are realised", func() bool { return l.TenantsRealised() == told.Version })
+	eventually(t, "VNIDs are realised", func() bool {
+		l.updating.Lock() // held while they are programmed, and while the datapath is purged after that
+		defer l.updating.Unlock()
+		return l.TenantsRealised() == told.Version && !l.TenantsPending()
+	})
 	return l
 }
 
