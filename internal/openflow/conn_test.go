@@ -98,7 +98,7 @@ func TestASilentSwitchIsGivenUp(t *testing.T) {
 
 func TestManyCallsShareAConnection(t *testing.T) {
 	fake, path := serveFake(t)
-	c, err := openflow.Dial(t.Context(), path, openflow.Options{KeepAlive: time.Millisecond})
+	c, err := openflow.Dial(t.Context(), path, openflow.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func TestLookup(t *testing.T) {
 		"aliases in a circle":    {[]string{"www.example. 60 IN CNAME a.example.", "a.example. 20 IN CNAME www.example."}, "error: resolving www.example.: more than 16 aliases lead from it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, 1, "0")
+			s := serve(t)
 			s.has(t, append(c.records, "stray.example. 60 IN A 192.0.2.99")...)
 			client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver 127.0.0.1"), Port: s.port(t), IPv6Patience: 20 * time.Second}
 			if got := lookup(t, client, "www.example."); got != c.want {
@@ -53,7 +53,7 @@ func TestLookup(t *testing.T) {
 		})
 	}
 	t.Run("an answer that does not fit a packet", func(t *testing.T) {
-		s := serve(t, 1, "0")
+		s := serve(t)
 		var list []dns.RR
 		for _, text := range many {
 			list = append(list, record(t, text))
@@ -72,7 +72,7 @@ func TestLookup(t *testing.T) {
 		}
 	})
 	t.Run("records that nobody asked for", func(t *testing.T) {
-		s := serve(t, 1, "0")
+		s := serve(t)
 		s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
 			if q.Qtype == dns.TypeA {
 				reply.Answer = []dns.RR{record(t, "www.example. 60 IN A 192.0.2.7"), record(t, "bank.example. 60 IN A 192.0.2.66")}
@@ -85,7 +85,7 @@ func TestLookup(t *testing.T) {
 		}
 	})
 	t.Run("an alias and no more", func(t *testing.T) {
-		s := serve(t, 1, "0")
+		s := serve(t)
 		s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
 			switch {
 			case q.Name == "www.example.":
@@ -124,9 +124,10 @@ func TestOtherServers(t *testing.T) {
 		"is cut off always": func(_ string, _ dns.Question, reply *dns.Msg) bool { reply.Truncated = true; return true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			good := serve(t, 2, "0")
+			all := listenAll(t, 1, 2)
+			good := serveAt(t, all[1])
 			good.has(t, "www.example. 60 IN A 192.0.2.7", soa)
-			first := serve(t, 1, good.port(t))
+			first := serveAt(t, all[0])
 			first.says(bad)
 			client := &resolver.Client{
 				ResolvConf: resolvConf(t, "# two of them", "search example", "options timeout:1 attempts:1", "nameserver 127.0.0.1", "nameserver 127.0.0.2"), Port: good.port(t),
@@ -150,7 +151,7 @@ func TestOtherServers(t *testing.T) {
 
 // A server without EDNS is asked without.
 func TestNoEDNS(t *testing.T) {
-	s := serve(t, 1, "0")
+	s := serve(t)
 	var list []dns.RR
 	list = append(list, record(t, "www.example. 60 IN A 192.0.2.7"))
 	s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
@@ -174,7 +175,7 @@ func TestBrokenIPv6(t *testing.T) {
 		"is still": func(*dns.Msg) bool { return false },
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := serve(t, 1, "0")
+			s := serve(t)
 			list := []dns.RR{record(t, "www.example. 60 IN A 192.0.2.7")}
 			s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
 				if q.Qtype == dns.TypeAAAA {
@@ -194,7 +195,7 @@ func TestBrokenIPv6(t *testing.T) {
 
 // A Lookup has an end, however long the servers may take; and says of which it waited for.
 func TestPatience(t *testing.T) {
-	s := serve(t, 1, "0")
+	s := serve(t)
 	s.says(func(string, dns.Question, *dns.Msg) bool { return false })
 	client := &resolver.Client{
 		ResolvConf: resolvConf(t, "nameserver 127.0.0.1", "options timeout:30 attempts:5"), Port: s.port(t), Patience: 100 * time.Millisecond,
@@ -209,7 +210,7 @@ func TestPatience(t *testing.T) {
 
 // The file is read for each question; what is wrong with it is told.
 func TestResolvConf(t *testing.T) {
-	s := serve(t, 1, "0")
+	s := serve(t)
 	s.has(t, "www.example. 60 IN A 192.0.2.7")
 	client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver not-an-address"), Port: s.port(t)}
 	if got := lookup(t, client, "www.example."); !strings.Contains(got, "no nameserver there is an address") {
@@ -227,7 +228,7 @@ func TestResolvConf(t *testing.T) {
 
 // Who stops waiting does not wait for the servers.
 func TestLookupEnds(t *testing.T) {
-	s := serve(t, 1, "0")
+	s := serve(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.says(func(string, dns.Question, *dns.Msg) bool {
 		cancel()

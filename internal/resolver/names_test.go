@@ -93,7 +93,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, server: serve(t, 1, "0"), clock: newClock(), file: filepath.Join(t.TempDir(), "names.json")}
+	r := &rig{t: t, server: serve(t), clock: newClock(), file: filepath.Join(t.TempDir(), "names.json")}
 	r.begin()
 	t.Cleanup(func() { r.stop() })
 	return r

@@ -1,6 +1,7 @@
 package resolver_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -25,27 +26,64 @@ type nameServer struct {
 	asked  map[string]int // by network, name and type
 }
 
-// serve starts one at 127.0.0.N, on the port given; "0" takes a free one.
-func serve(t *testing.T, n int, port string) *nameServer {
+// sockets are those of a name server.
+type sockets struct {
+	packets net.PacketConn
+	streams net.Listener
+}
+
+// listen opens those of one at 127.0.0.N; port "0" takes any that is free for UDP.
+func listen(t *testing.T, n int, port string) (sockets, error) {
+	t.Helper()
+	packets, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.%d:%s", n, port))
+	if err != nil {
+		return sockets{}, err
+	}
+	streams, err := net.Listen("tcp", packets.LocalAddr().String())
+	if err != nil {
+		_ = packets.Close()
+		return sockets{}, err
+	}
+	return sockets{packets, streams}, nil
+}
+
+// listenAll opens those of servers at 127.0.0.N each, all on one port: it has to be free at all of them, for UDP and TCP.
+func listenAll(t *testing.T, ns ...int) (all []sockets) {
+	t.Helper()
+	var err error
+	for range 100 {
+		port := "0"
+		for _, n := range ns {
+			var s sockets
+			if s, err = listen(t, n, port); err != nil {
+				break
+			}
+			all = append(all, s)
+			_, port, _ = net.SplitHostPort(s.packets.LocalAddr().String())
+		}
+		if err == nil {
+			return all
+		}
+		for _, s := range all {
+			_ = errors.Join(s.packets.Close(), s.streams.Close())
+		}
+		all = nil
+	}
+	t.Fatalf("no port is free: %v", err)
+	return nil
+}
+
+// serve starts one at 127.0.0.1.
+func serve(t *testing.T) *nameServer {
+	t.Helper()
+	return serveAt(t, listenAll(t, 1)[0])
+}
+
+func serveAt(t *testing.T, at sockets) *nameServer {
 	t.Helper()
 	s := &nameServer{asked: map[string]int{}}
-	var packets net.PacketConn
-	var streams net.Listener
-	for range 20 { // a port has to be free for both
-		var err error
-		if packets, err = net.ListenPacket("udp", fmt.Sprintf("127.0.0.%d:%s", n, port)); err != nil {
-			t.Fatal(err)
-		}
-		if streams, err = net.Listen("tcp", packets.LocalAddr().String()); err == nil {
-			break
-		}
-		_ = packets.Close()
-	}
-	if streams == nil {
-		t.Fatal("no port is free for UDP and TCP")
-	}
-	s.addr = packets.LocalAddr().String()
-	for network, server := range map[string]*dns.Server{"udp": {PacketConn: packets}, "tcp": {Listener: streams}} {
+	s.addr = at.packets.LocalAddr().String()
+	for network, server := range map[string]*dns.Server{"udp": {PacketConn: at.packets}, "tcp": {Listener: at.streams}} {
 		started := make(chan struct{})
 		server.NotifyStartedFunc = func() { close(started) }
 		server.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) { s.handle(network, w, r) })
