@@ -72,6 +72,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	if version := r.network.TenantsRealised(); version > 0 {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
+	s.VXLANPorts = a.objects.ports.tells()
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}

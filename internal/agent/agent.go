@@ -411,7 +411,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
 		return view, err
 	}
-	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
+	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Tunnels.Port)); err != nil {
 		return view, err
 	}
 	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
@@ -430,6 +430,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.updateNetwork(ctx, network, view); err != nil {
 		return view, err
 	}
+	a.objects.ports.program(view.Tunnels, view.Cluster.VXLANPort)
 	a.objects.entered(view.Cluster.Mode)
 	if view.Cluster.Mode == clusternetwork.ModeMultitenant {
 		return view, nil

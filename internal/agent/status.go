@@ -65,6 +65,8 @@ type statusWriter struct {
 	// written is when it was last tried to write; before that, begun is when there was first something to write. soon is when that
 	// was tried last of what is urgent, or a number: how far objects are realised delays none of it.
 	written, soon, begun time.Time
+	// failed says that nobody knows whether the API server took what was written last.
+	failed bool
 	// behind is since when what is realised is told otherwise than it is, zero if it is not; spent when marks were written lately.
 	behind time.Time
 	spent  []time.Time
@@ -107,6 +109,9 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	now := w.now()
 	want := statusOf(&state, have, now)
 	difference := compareStatus(&have.Status, &want)
+	if difference == alike && w.failed {
+		difference = exceptionsDiffer // the API server may have taken it, or another before it
+	}
 	if difference == alike {
 		w.behind = time.Time{}
 		return 0, false
@@ -133,7 +138,9 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	case urgent, numbersDiffer:
 		w.soon = now
 	}
-	if err := w.write(ctx, have, want); err != nil {
+	err = w.write(ctx, have, want)
+	w.failed = err != nil
+	if err != nil {
 		if ctx.Err() == nil {
 			w.log.Warn("writing the status of this node's HostSubnet, trying again", "error", err)
 		}
@@ -234,7 +241,10 @@ func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) net
 		Addresses:   networkv1.HostSubnetAddresses{Used: int32(state.AddressesUsed), Total: int32(state.AddressesTotal)}, //nolint:gosec // likewise
 		Conditions:  agentConditions(have.DeepCopy().Status.Conditions),
 
-		VNIDsVersion: state.VNIDsVersion,
+		VNIDsVersion: state.VNIDsVersion, VXLANPorts: portNumbers(state.VXLANPorts),
+	}
+	if state.VXLANPorts == nil {
+		status.VXLANPorts = have.DeepCopy().Status.VXLANPorts
 	}
 	if !state.RealisedKnown {
 		status.Realised = have.DeepCopy().Status.Realised
@@ -336,7 +346,8 @@ const (
 	numbersDiffer
 	// marksDiffer: nothing but numbers, and how far objects are realised.
 	marksDiffer
-	// exceptionsDiffer: which objects are not realised, or why, and nothing else that is told soon.
+	// exceptionsDiffer: which objects are not realised, or why, or the tunnels' ports, which all nodes change at once; and nothing
+	// else that is told soon.
 	exceptionsDiffer
 	urgent
 )
@@ -350,7 +361,7 @@ func compareStatus(have, want *networkv1.HostSubnetStatus) difference {
 	}
 	a, b := withoutNumbers(mine), withoutNumbers(want)
 	if !equality.Semantic.DeepEqual(a, b) {
-		a.Realised, b.Realised = nil, nil
+		a.Realised, b.Realised, a.VXLANPorts, b.VXLANPorts = nil, nil, nil, nil
 		if equality.Semantic.DeepEqual(a, b) {
 			return exceptionsDiffer
 		}
@@ -388,6 +399,7 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 		state: a.state, log: a.opts.Log, now: time.Now, wake: make(chan struct{}, 1),
 		subnet: a.objects.ownSubnet, nodes: a.objects.hosts,
 		apply: func(ctx context.Context, object *networkv1.HostSubnet) error {
+			object.Status.VXLANPorts = a.objects.ports.write(object.Status.VXLANPorts)
 			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 			if err != nil {
 				return fmt.Errorf("HostSubnet %s: %w", object.Name, err)
@@ -396,11 +408,12 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 				delete(content, field)
 			}
 			delete(content["metadata"].(map[string]any), "creationTimestamp") //nolint:forcetypeassert // ObjectMeta is always one
-			_, err = resource.ApplyStatus(ctx, object.Name, &unstructured.Unstructured{Object: content},
+			taken, err := resource.ApplyStatus(ctx, object.Name, &unstructured.Unstructured{Object: content},
 				metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 			if err != nil {
 				return fmt.Errorf("status of HostSubnet %s: %w", object.Name, err)
 			}
+			a.objects.ports.wrote(taken.GetResourceVersion())
 			return nil
 		},
 	}, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -94,6 +95,43 @@ func TestStatusIsWrittenOnChange(t *testing.T) {
 	look("other words for the same", 4, 0)
 	if c := meta.FindStatusCondition(b.object.Status.Conditions, networkv1.ConditionEnginesInStep); !c.LastTransitionTime.Equal(&since) {
 		t.Errorf("the transition was at %s, and is told as %s", since, c.LastTransitionTime)
+	}
+}
+
+// A write that failed may have been taken, or one before it: it is written again, also if it looks as if it were there.
+func TestStatusIsWrittenAgainAfterAFailure(t *testing.T) {
+	b, _, clock, w := newBoard()
+	apply := w.apply
+	w.apply = func(ctx context.Context, object *networkv1.HostSubnet) error {
+		return errors.Join(apply(ctx, object), errors.New("no answer"))
+	}
+	if wait, again := w.look(t.Context()); b.writes != 1 || !again || wait != urgentRest {
+		t.Errorf("%d writes, again %v in %s", b.writes, again, wait)
+	}
+	w.apply = apply
+	for range 2 {
+		*clock = clock.Add(urgentRest)
+		w.look(t.Context())
+	}
+	if b.writes != 2 {
+		t.Errorf("%d writes, want 2", b.writes)
+	}
+}
+
+// The tunnels' ports change on all nodes at once: each writes them in its turn.
+func TestStatusTellsPortsInTurn(t *testing.T) {
+	const nodes = 1000
+	b, state, clock, w := newBoard()
+	w.nodes = func(context.Context) int { return nodes }
+	w.look(t.Context())
+	*clock = clock.Add(time.Hour)
+	state.VXLANPorts = []uint16{4789, 4790}
+	if wait, again := w.look(t.Context()); b.writes != 1 || !again || wait != turnOf("n1", nodes) {
+		t.Errorf("%d writes, again %v in %s", b.writes, again, wait)
+	}
+	*clock = clock.Add(turnOf("n1", nodes))
+	if w.look(t.Context()); b.writes != 2 || !slices.Equal(b.object.Status.VXLANPorts, []int32{4789, 4790}) {
+		t.Errorf("%d writes, %v", b.writes, b.object.Status.VXLANPorts)
 	}
 }
 

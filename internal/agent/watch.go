@@ -49,6 +49,8 @@ type objects struct {
 	egressIPs       *egressIPs
 	// multicast is watched beside, in the modes that have VNIDs.
 	multicast *multicast
+	// ports are those of the tunnels, and what nodes tell of them.
+	ports *tunnelPorts
 	// marks say how far objects are in effect, mode in which mode of the network: "" while it is none, or on its way to another.
 	marks *marks
 	mode  atomic.Value
@@ -91,7 +93,9 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	o := &objects{
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
 		services: newServices(store, node), policies: newPolicies(store, log, marks.of(realised.NetworkPolicy)), marks: marks,
+		ports: &tunnelPorts{node: node, log: log, after: time.AfterFunc},
 	}
+	o.ports.signal = o.signal
 	vnids := &netNamespaces{cache: store, marks: marks}
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
@@ -148,6 +152,8 @@ func (o *objects) run(ctx context.Context) error {
 			UpdateFunc: func(old, now any) {
 				if concerns(old, now) {
 					o.signal()
+				} else if host, ok := now.(*networkv1.HostSubnet); ok {
+					o.ports.updated(old.(*networkv1.HostSubnet), host) //nolint:forcetypeassert // of one kind
 				}
 			},
 			DeleteFunc: func(any) { o.signal() },
@@ -211,7 +217,7 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	if err := o.cache.List(ctx, &subnets); err != nil {
 		return overlay.View{}, fmt.Errorf("HostSubnets: %w", err)
 	}
-	view := overlay.View{Cluster: config}
+	view := overlay.View{Cluster: config, Tunnels: o.ports.place(config.VXLANPort, subnets.Items)}
 	found := false
 	for i := range subnets.Items {
 		object := &subnets.Items[i]

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,8 @@ const NetworkName = "overlay"
 type View struct {
 	// Cluster is the ClusterNetwork named default.
 	Cluster clusternetwork.Config
+	// Tunnels are the ports of this node's tunnels, and what is closed to its pods.
+	Tunnels clusternetwork.TunnelPorts
 	// Local is this node's HostSubnet.
 	Local clusternetwork.HostSubnet
 	// Node is what the node itself is like.
@@ -250,14 +253,14 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		}
 		n.egress.forget.begin()
 		n.tellProblems()
-		n.purgeDue(next.judges()) // flows that were committed may be others than those of the life before
+		n.purgeDue(next.judges() || len(view.Tunnels.Closed) > 1) // flows that were committed may be others than those of the life before
 		return n.purge(ctx)
 	}
 	was := n.settings.Load()
 	if !n.incomplete && was.view.equalButRemotes(view) {
 		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purge(ctx))
 	}
-	n.purgeDue(was.judges() || next.judges())
+	n.purgeDue(was.judges() || next.judges() || !reflect.DeepEqual(was.view.Tunnels, next.view.Tunnels))
 	n.incomplete = true
 	if err := n.refresh(ctx, was, next); err != nil {
 		return err

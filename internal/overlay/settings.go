@@ -65,13 +65,13 @@ func newSettings(view View) (*settings, error) {
 	s := &settings{view: view, mtu: mtu}
 	s.pipeline = pipeline.Config{
 		Mode: mode, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
-		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
-		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem, KeepApart: view.Node.Datapath == ovsdb.DatapathSystem,
+		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Tunnels.Port,
+		ClosedPorts: view.Tunnels.Closed, Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem, KeepApart: view.Node.Datapath == ovsdb.DatapathSystem,
 	}
 	s.host = host.Config{
 		ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork, LocalSubnet: view.Local.Subnet,
 		Gateway: pool.Gateway(), GatewayMAC: pipeline.PodMAC(pool.Gateway()), NodeIP: view.Local.HostIP,
-		VXLANPort: view.Cluster.VXLANPort, MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
+		VXLANPort: view.Tunnels.Port, ClosedPorts: view.Tunnels.Closed, MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
 	}
 	if s.policies() {
 		s.host.Outside = pipeline.OutsideSource()

@@ -153,6 +153,15 @@ func TestReports(t *testing.T) {
 		"firewall": func(f *status.Facts) {
 			set(&f.HostSubnets[0], condition(networkv1.ConditionUnobstructed, false, "host firewall: ip filter FORWARD drops what comes in by tun0"))
 		},
+		"tunnels-wait": func(f *status.Facts) {
+			f.Network.VXLANPort = new(uint32(4790))
+			f.HostSubnets[0].Status.VXLANPorts = []int32{4789, 4790}
+			f.HostSubnets[1].Annotations = map[string]string{networkv1.AnnotationNodeUID: "u"} // it has told nothing
+			for i := range 12 {
+				f.HostSubnets = append(f.HostSubnets, subnet(fmt.Sprintf("m%02d", i), "10.130.0.0/23"))
+				f.HostSubnets[2+i].Status.VXLANPorts = []int32{4789}
+			}
+		},
 		"many-nodes": func(f *status.Facts) {
 			for i := range 100 {
 				name := fmt.Sprintf("worker-%02d", i)

@@ -345,25 +345,27 @@ func otherPort(ctx context.Context, s *soak, _ lab.Node) (note string, err error
 	if err != nil {
 		return "", err
 	}
-	set := func(ctx context.Context, port int) error {
+	move := func(ctx context.Context, port int) error {
 		patch := fmt.Appendf(nil, `{"vxlanPort":%d}`, port)
-		_, err := networks.Patch(ctx, networkv1.ClusterNetworkDefault, types.MergePatchType, patch, metav1.PatchOptions{})
-		return err
-	}
-	defer func() { err = errors.Join(err, set(context.WithoutCancel(ctx), 4789)) }()
-	if err := set(ctx, 4790); err != nil {
-		return "", err
-	}
-	for _, n := range s.cluster.Nodes() {
-		_, err := probe.Await(ctx, recoveryTime, "the tunnel of "+n.Name+" on port 4790", func(ctx context.Context) error {
-			if ports := probe.StateIn(ctx, n, "ports"); !strings.Contains(ports, "4790") {
-				return fmt.Errorf("it is: %s", ports)
-			}
-			return nil
-		})
-		if err != nil {
-			return "", err
+		if _, err := networks.Patch(ctx, networkv1.ClusterNetworkDefault, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return err
 		}
+		for _, n := range s.cluster.Nodes() {
+			_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("the tunnel of %s on port %d", n.Name, port), func(ctx context.Context) error {
+				if ports := probe.StateIn(ctx, n, "ports"); !strings.Contains(ports, fmt.Sprintf(`dst_port=""%d""`, port)) {
+					return fmt.Errorf("it is: %s", ports)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	defer func() { err = errors.Join(err, move(context.WithoutCancel(ctx), 4789)) }()
+	if err := move(ctx, 4790); err != nil {
+		return "", err
 	}
 	return "", s.cast.reach(ctx)
 }

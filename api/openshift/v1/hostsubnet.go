@@ -104,6 +104,15 @@ type HostSubnetStatus struct {
 	// +kubebuilder:validation:MaxLength=20
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
 
+	// vxlanPorts are the UDP ports at which the node's tunnels are, first, or are about to be: that of the ClusterNetwork, while
+	// it is another. A node closes to its pods all ports that any node names, and its tunnels move once all name the new one.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	VXLANPorts []int32 `json:"vxlanPorts,omitempty"`
+
 	// realised says, of each kind of object that the node follows, which are in effect there: NetworkPolicy,
 	// EgressNetworkPolicy, NetNamespace (egress addresses and multicast) and VNID (the VNID of a NetNamespace), in the modes
 	// that have them.

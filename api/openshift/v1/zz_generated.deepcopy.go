@@ -428,6 +428,11 @@ func (in *HostSubnetStatus) DeepCopyInto(out *HostSubnetStatus) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.VXLANPorts != nil {
+		in, out := &in.VXLANPorts, &out.VXLANPorts
+		*out = make([]int32, len(*in))
+		copy(*out, *in)
+	}
 	if in.Realised != nil {
 		in, out := &in.Realised, &out.Realised
 		*out = make([]HostSubnetRealised, len(*in))

@@ -3,6 +3,7 @@ package host
 import (
 	"net"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
@@ -47,6 +48,8 @@ type Config struct {
 	NodeIP netip.Addr
 	// VXLANPort is the UDP port of the tunnels. 0 is 4789 (RFC 7348).
 	VXLANPort uint16
+	// ClosedPorts are further UDP ports that pods can't send to: other nodes' tunnels may be there.
+	ClosedPorts []uint16
 	// MTU is tun0's, in bytes: the pods'.
 	MTU int
 	// RouteMTU is the MTU of the routes to pods and Services; 0 is the interface's. It differs while the MTU is migrated.
@@ -66,6 +69,13 @@ func (c *Config) vxlanPort() uint16 {
 		return standard
 	}
 	return c.VXLANPort
+}
+
+// tunnelPorts are all UDP ports at which tunnels may be, in ascending order.
+func (c *Config) tunnelPorts() []uint16 {
+	ports := append([]uint16{c.vxlanPort()}, c.ClosedPorts...)
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 // Tables are Weft's tables of nftables.

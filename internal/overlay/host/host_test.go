@@ -126,3 +126,19 @@ func TestEgressMarks(t *testing.T) {
 		seen[mark] = vnid
 	}
 }
+
+// While tunnels may be at several ports, pods are kept from all of them, and the node's own tunnels are at one.
+func TestClosedPorts(t *testing.T) {
+	rules := func(c *host.Config) string { return lines("rules", c.Rules()) }
+	c := sample()
+	c.VXLANPort, c.ClosedPorts = 4790, []uint16{4788, 4790}
+	got := rules(c)
+	for port, times := range map[string]int{"4788": 1, "4789": 0, "4790": 5} {
+		if n := strings.Count(got, "udp dport "+port); n != times {
+			t.Errorf("%d rules of port %s, want %d:\n%s", n, port, times, got)
+		}
+	}
+	if want := `iifname "tun0" ip daddr != @pods udp dport 4788 drop`; !strings.Contains(got, want) {
+		t.Errorf("there is no %s in\n%s", want, got)
+	}
+}

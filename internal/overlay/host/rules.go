@@ -107,13 +107,15 @@ func (c *Config) forward(f fragment) {
 	for _, admin := range Unmanaged() {
 		f.add(&admin)
 	}
-	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
-		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Tun),
-		fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, c.vxlanPort()),
+	rules := []string{fmt.Sprintf(`iifname "%s" ct state invalid drop`, Tun)}
+	for _, port := range c.tunnelPorts() {
+		rules = append(rules, fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, port))
+	}
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter}, append(rules,
 		// What no Service has translated by now is nobody's. The host would ask for it by ARP, and a pod that sends to
 		// many such addresses would fill the neighbour table, whose limits are the whole machine's.
 		fmt.Sprintf(`iifname "%s" oifname "%s" ip daddr %s reject with icmp host-unreachable`, Tun, Tun, c.ServiceNetwork),
-		fmt.Sprintf(`iifname "%s" oifname != "%s" jump %s`, Tun, Tun, AdminChain))
+		fmt.Sprintf(`iifname "%s" oifname != "%s" jump %s`, Tun, Tun, AdminChain))...)
 }
 
 func (c *Config) masquerade(f fragment) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 )
 
 // Mode is the kind of isolation between pods.
@@ -41,8 +42,10 @@ type Config struct {
 	GatewayMAC net.HardwareAddr
 	// NodeIP is where this node's tunnels end.
 	NodeIP netip.Addr
-	// VXLANPort is the UDP port of the tunnels; 0 is DefaultVXLANPort.
+	// VXLANPort is the UDP port of the tunnels, which is closed to pods; 0 is DefaultVXLANPort.
 	VXLANPort uint16
+	// ClosedPorts are further UDP ports that are closed to pods: other nodes' tunnels may be there.
+	ClosedPorts []uint16
 	// Conntrack serves Services in the switch, and sends through the connection tracker what they need: Service, Nodes and
 	// Targets return flows. A flat network without Services in the switch needs no tracking.
 	Conntrack bool
@@ -102,6 +105,13 @@ func (c *Config) vxlanPort() uint16 {
 		return DefaultVXLANPort
 	}
 	return c.VXLANPort
+}
+
+// tunnelPorts are all UDP ports at which tunnels may be, in ascending order.
+func (c *Config) tunnelPorts() []uint16 {
+	ports := append([]uint16{c.vxlanPort()}, c.ClosedPorts...)
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 func (c *Config) zone() uint16 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -135,5 +136,23 @@ func TestNote(t *testing.T) {
 	key, entry := pipeline.Note(reconcile.Hash{1, 2, 3, 4})
 	if key.Table != pipeline.TableNote || !strings.Contains(entry.String(), "note:00.00.00.00.00.00.00.01.") {
 		t.Errorf("note is %s", entry)
+	}
+}
+
+// While tunnels may be at several ports, each is closed to pods wherever a packet leaves for a host.
+func TestClosedPorts(t *testing.T) {
+	c := sample(true)
+	c.VXLANPort, c.ClosedPorts = 4790, []uint16{4788, 4790}
+	closed := map[uint8][]string{}
+	for key := range c.Static() {
+		if _, port, has := strings.Cut(key.Match, "tp_dst=47"); has {
+			closed[key.Table] = append(closed[key.Table], port)
+		}
+	}
+	for _, table := range []uint8{pipeline.TableRoute, pipeline.TableHost, pipeline.TableExternal} {
+		slices.Sort(closed[table])
+		if got := strings.Join(closed[table], " "); got != "88 90" {
+			t.Errorf("table %d closes 47.. %q", table, got)
+		}
 	}
 }
