@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"strings"
 	"sync"
 	"time"
 
@@ -207,10 +206,7 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 	}
 	t.missed = len(names)
 	const most = 10
-	text := strings.Join(names[:min(most, len(names))], ", ")
-	if more := len(names) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
+	text := clusternetwork.FirstNames(names, most)
 	patience := missingPatience
 	if network.Ready() != nil {
 		patience = startPatience

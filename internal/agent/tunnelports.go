@@ -54,14 +54,14 @@ func (p *tunnelPorts) place(wanted uint16, subnets []networkv1.HostSubnet) clust
 	seen, others := []uint16(nil), map[string][]uint16{}
 	for i := range subnets {
 		object := &subnets[i]
-		told := portsOf(&object.Status)
+		told, node := clusternetwork.ToldPorts(object)
 		switch {
 		case object.Name == p.node:
 			seen = told
 			if version, err := realised.Version(object.ResourceVersion); err == nil && p.taken > 0 && version >= p.taken {
 				p.written = nil
 			}
-		case len(told) > 0 || object.Annotations[networkv1.AnnotationNodeUID] != "": // others have no agent
+		case node:
 			others[object.Name] = told
 		}
 	}
@@ -69,9 +69,10 @@ func (p *tunnelPorts) place(wanted uint16, subnets []networkv1.HostSubnet) clust
 	if p.programmed != nil {
 		own = append(own, p.programmed)
 	}
+	mine := slices.Concat(own...)
 	for name, told := range others {
 		others[name] = slices.DeleteFunc(told, func(port uint16) bool {
-			return port < lowestPort && port != wanted && !slices.Contains(slices.Concat(own...), port)
+			return port < lowestPort && port != wanted && !slices.Contains(mine, port)
 		})
 	}
 	ports, waits := clusternetwork.PlaceTunnels(wanted, own, others)
@@ -159,17 +160,6 @@ func (p *tunnelPorts) wrote(version string) {
 	if len(p.written) > 1 {
 		p.signal()
 	}
-}
-
-// portsOf returns the ports that a node tells. What is no port is none.
-func portsOf(status *networkv1.HostSubnetStatus) []uint16 {
-	var ports []uint16
-	for _, port := range status.VXLANPorts {
-		if port > 0 && port <= 65535 {
-			ports = append(ports, uint16(port))
-		}
-	}
-	return ports
 }
 
 func portNumbers(ports []uint16) []int32 {

@@ -144,10 +144,3 @@ func TestPortsOfOthersAreKept(t *testing.T) {
 		t.Errorf("%+v, %v", other.Status, err)
 	}
 }
-
-func TestPortsOfStatus(t *testing.T) {
-	status := networkv1.HostSubnetStatus{VXLANPorts: []int32{-1, 0, 1, 65535, 65536}}
-	if got := portsOf(&status); !reflect.DeepEqual(got, []uint16{1, 65535}) {
-		t.Errorf("ports %v", got)
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -77,6 +78,15 @@ func bounded(text string) string {
 	const longest = 64
 	if len(text) > longest {
 		return text[:longest] + "…"
+	}
+	return text
+}
+
+// FirstNames names the first of many, and how many more there are.
+func FirstNames(names []string, most int) string {
+	text := strings.Join(names[:min(most, len(names))], ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
 }

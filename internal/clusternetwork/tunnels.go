@@ -3,6 +3,8 @@ package clusternetwork
 import (
 	"maps"
 	"slices"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
 // TunnelPorts says at which UDP port a node's tunnels are, and which ports its pods can't send to. A packet that a pod sends to another
@@ -15,6 +17,17 @@ type TunnelPorts struct {
 	Closed []uint16
 }
 
+// ToldPorts returns the ports that a HostSubnet tells, without what is no port, and whether it is a node's that is to tell some: not that
+// of a host without an agent.
+func ToldPorts(hs *networkv1.HostSubnet) (told []uint16, node bool) {
+	for _, port := range hs.Status.VXLANPorts {
+		if port > 0 && port <= 65535 {
+			told = append(told, uint16(port))
+		}
+	}
+	return told, len(told) > 0 || hs.Annotations[networkv1.AnnotationNodeUID] != ""
+}
+
 // PlaceTunnels returns a node's ports. wanted is the ClusterNetwork's; own is what the node's HostSubnet tells of it, none if it tells
 // nothing yet, followed by what the node wrote there since and has not seen, and by what it has programmed; others are what those of
 // other nodes tell, by name, none of one that has told nothing yet. waits are those that have not closed the wanted port, in order.
@@ -23,12 +36,12 @@ type TunnelPorts struct {
 // programmed. By that, and because nobody opens a port that it still tells itself, a node whose tunnels move has seen that all others
 // close the port, and they see that it may have moved before they open it.
 func PlaceTunnels(wanted uint16, own [][]uint16, others map[string][]uint16) (ports TunnelPorts, waits []string) {
+	lacks := func(told []uint16) bool { return !slices.Contains(told, wanted) }
 	for _, name := range slices.Sorted(maps.Keys(others)) {
-		if !slices.Contains(others[name], wanted) {
+		if lacks(others[name]) {
 			waits = append(waits, name)
 		}
 	}
-	lacks := func(told []uint16) bool { return !slices.Contains(told, wanted) }
 	latest := slices.Concat(own[len(own)-1:]...)
 	switch {
 	case len(latest) > 0 && (len(waits) > 0 || slices.ContainsFunc(own, lacks)):

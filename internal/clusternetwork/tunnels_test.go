@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
 func TestPlaceTunnels(t *testing.T) {
@@ -37,6 +39,21 @@ func TestPlaceTunnels(t *testing.T) {
 		if !reflect.DeepEqual(ports, test.want) || !slices.Equal(waits, test.waits) {
 			t.Errorf("%s: %v, waiting for %q; want %v, %q", test.what, ports, waits, test.want, test.waits)
 		}
+	}
+}
+
+func TestToldPorts(t *testing.T) {
+	hs := &networkv1.HostSubnet{Status: networkv1.HostSubnetStatus{VXLANPorts: []int32{-1, 0, 1, 65535, 65536}}}
+	if told, node := ToldPorts(hs); !reflect.DeepEqual(told, []uint16{1, 65535}) || !node {
+		t.Errorf("ports %v, of a node: %t", told, node)
+	}
+	hs.Status.VXLANPorts = nil
+	if told, node := ToldPorts(hs); told != nil || node {
+		t.Errorf("of a host without a node: ports %v, of a node: %t", told, node)
+	}
+	hs.Annotations = map[string]string{networkv1.AnnotationNodeUID: "u"}
+	if told, node := ToldPorts(hs); told != nil || !node {
+		t.Errorf("of a node that has told nothing: ports %v, of a node: %t", told, node)
 	}
 }
 

@@ -253,7 +253,8 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		}
 		n.egress.forget.begin()
 		n.tellProblems()
-		n.purgeDue(next.judges() || len(view.Tunnels.Closed) > 1) // flows that were committed may be others than those of the life before
+		// Flows that were committed may be others than those of the life before, those that close ports too while tunnels move.
+		n.purgeDue(next.judges() || len(view.Tunnels.Closed) > 1)
 		return n.purge(ctx)
 	}
 	was := n.settings.Load()

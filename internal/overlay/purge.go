@@ -17,10 +17,10 @@ type Datapath interface {
 // packet of everything that it forwards; once a second that is nothing beside its own dumps of what it has, which are as frequent.
 const DefaultPurgeRest = time.Second
 
-// What changed of policies, of egress firewalls, or of the ports that tunnels may have, has the datapath purged once it is committed, and nothing else does: at once, if something that was
-// allowed may be so no more; within Options.PurgeRest, all that comes until then together, if something is allowed that was not,
-// for whose packets the datapath may otherwise go by old flows as long as they come; or if a pod is gone, for which nobody sends.
-// An ADD opens a new port, of whose packets the datapath has seen none.
+// What changed of policies, of egress firewalls, or of the ports that tunnels may have, has the datapath purged once it is committed, and
+// nothing else does: at once, if something that was allowed may be so no more; within Options.PurgeRest, all that comes until then
+// together, if something is allowed that was not, for whose packets the datapath may otherwise go by old flows as long as they come; or
+// if a pod is gone, for which nobody sends. An ADD opens a new port, of whose packets the datapath has seen none.
 
 // narrow notes whether something is allowed no more, since it was last asked. gone says that it is because a pod is gone.
 func (x *policies) narrow(gone bool) {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/clusternetwork"
 )
 
 // Kind is a kind of object of which nodes say whether it is in effect.
@@ -152,14 +153,10 @@ func (c *Count) Summary() string {
 func (c *Count) Names() string {
 	const most = 5
 	var names []string
-	for _, node := range c.Not[:min(most, len(c.Not))] {
-		names = append(names, node.Name)
+	for i := range c.Not {
+		names = append(names, c.Not[i].Name)
 	}
-	text := strings.Join(names, ", ")
-	if more := len(c.Not) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return clusternetwork.FirstNames(names, most)
 }
 
 // Tally judges the cluster's nodes, one by one.

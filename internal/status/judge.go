@@ -99,30 +99,27 @@ func (j *judgement) network() {
 	}
 }
 
-// mostNamed is how many nodes are named in one sentence.
-const mostNamed = 10
-
 // tunnels says which nodes keep a change of the tunnels' port.
 func (j *judgement) tunnels() {
-	if told := j.report.Network; told != nil && told.Valid {
-		wanted, moving := int32(told.VXLANPort), false //nolint:gosec // 1 to 65535
-		var nodes []string
-		for i := range j.facts.HostSubnets {
-			hs := &j.facts.HostSubnets[i]
-			ports := hs.Status.VXLANPorts
-			moving = moving || len(ports) > 0 && ports[0] != wanted
-			if !slices.Contains(ports, wanted) && (len(ports) > 0 || hs.Annotations[networkv1.AnnotationNodeUID] != "") {
-				nodes = append(nodes, hs.Name)
-			}
+	told := j.report.Network
+	if told == nil || !told.Valid {
+		return
+	}
+	moving := false
+	var nodes []string
+	for i := range j.facts.HostSubnets {
+		hs := &j.facts.HostSubnets[i]
+		ports, node := clusternetwork.ToldPorts(hs)
+		moving = moving || len(ports) > 0 && int(ports[0]) != told.VXLANPort
+		if node && !slices.Contains(ports, uint16(told.VXLANPort)) { //nolint:gosec // 1 to 65535
+			nodes = append(nodes, hs.Name)
 		}
-		if moving && len(nodes) > 0 {
-			names := strings.Join(nodes[:min(len(nodes), mostNamed)], ", ")
-			if more := len(nodes) - mostNamed; more > 0 {
-				names += fmt.Sprintf(" and %d more", more)
-			}
-			j.warn("clusternetwork/"+networkv1.ClusterNetworkDefault, "let their agents run; of a machine whose pods will never run again, delete the Node",
-				"vxlanPort is %d, and tunnels stay at their port until these nodes have closed the new one to their pods: %s", told.VXLANPort, names)
-		}
+	}
+	if moving && len(nodes) > 0 {
+		const most = 10
+		j.warn("clusternetwork/"+networkv1.ClusterNetworkDefault, "let their agents run; of a machine whose pods will never run again, delete the Node",
+			"vxlanPort is %d, and tunnels stay at their port until these nodes have closed the new one to their pods: %s",
+			told.VXLANPort, clusternetwork.FirstNames(nodes, most))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -177,6 +178,19 @@ func signalProgram(t *testing.T, c *lab.Cluster, name string, signal syscall.Sig
 		t.Fatal(err)
 	}
 	return pid
+}
+
+// hang stops one of the lab's programs, without an end, until it is let go on, by the test's end at the latest.
+func hang(t *testing.T, c *lab.Cluster, name string) (goOn func()) {
+	t.Helper()
+	pid := signalProgram(t, c, name, syscall.SIGSTOP)
+	goOn = sync.OnceFunc(func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(goOn)
+	return goOn
 }
 
 // logOf returns what one of the lab's programs has logged.

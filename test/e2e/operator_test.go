@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"weft.dev/weft/internal/admin"
@@ -157,14 +156,7 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	addPod(t, o.cluster, "n1", "dry")
 	o.awaitInStep(t, n)
 	want := settledState(t, n)
-	signalProgram(t, o.cluster, "n1/weft-agent", syscall.SIGSTOP)
-	going := true
-	resume := func() {
-		if going {
-			going = false
-			signalProgram(t, o.cluster, "n1/weft-agent", syscall.SIGCONT)
-		}
-	}
+	resume := hang(t, o.cluster, "n1/weft-agent")
 	defer resume()
 	mustRun(t, n.Enter("ovs-ofctl", "-O", "OpenFlow15", "del-flows", "br0", "table=20"))
 	mustRun(t, n.Enter("ovs-ofctl", "-O", "OpenFlow15", "add-flow", "br0", "table=0,priority=5000,ip,actions=drop"))

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -106,12 +105,7 @@ func TestFlowsHaveOwners(t *testing.T) {
 // withoutAgent asks while the agent hangs.
 func (s *policyScene) withoutAgent(t *testing.T, o *operator) {
 	t.Helper()
-	pid := signalProgram(t, s.cluster, "n1/weft-agent", syscall.SIGSTOP)
-	defer func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer hang(t, s.cluster, "n1/weft-agent")()
 	a, report := flowsOf(t, o, s.cluster.Node(1), "--timeout", "4s")
 	if a.code != 2 || report.Total == 0 || len(report.Flows) != report.Total || report.OwnersUnknown == "" || !strings.Contains(a.err, "did not answer in time") {
 		t.Errorf("while the agent hangs: code %d, %s, %d flows of %d", a.code, a.err, len(report.Flows), report.Total)

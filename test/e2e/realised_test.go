@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -77,16 +76,7 @@ func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	asks(t, nodes, realised.NetNamespace, "strangers", 2)
 	s.reach(t, "a policy that is realised", map[uint16][3]bool{tellPort: {}})
 
-	pid := signalProgram(t, s.cluster, "n2/weft-agent", syscall.SIGSTOP)
-	hangs := true
-	goOn := func() {
-		if hangs {
-			hangs = false
-			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-				t.Error(err)
-			}
-		}
-	}
+	goOn := hang(t, s.cluster, "n2/weft-agent")
 	defer goOn()
 	s.policy(t, "realised-two", server, ingress(networkingv1.NetworkPolicyIngressRule{}))
 	behind := asks(t, nodes, realised.NetworkPolicy, "default/realised-two", 1)

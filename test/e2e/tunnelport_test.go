@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -39,8 +38,8 @@ func TestTunnelsMoveToAnotherPort(t *testing.T) {
 	}
 	at := func(ctx context.Context, port int) error {
 		for _, n := range c.Nodes() {
-			if ports := probe.StateIn(ctx, n, "ports"); !strings.Contains(ports, fmt.Sprintf(`dst_port=""%d""`, port)) {
-				return fmt.Errorf("the ports of %s: %s", n.Name, ports)
+			if err := probe.TunnelsAt(ctx, n, port); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -104,19 +103,8 @@ func TestTunnelsMoveToAnotherPort(t *testing.T) {
 		}
 	}()
 
-	pid := signalProgram(t, c, "n2/weft-agent", syscall.SIGSTOP)
-	goOn := func() error {
-		defer func() { pid = 0 }()
-		if pid == 0 {
-			return nil
-		}
-		return syscall.Kill(pid, syscall.SIGCONT)
-	}
-	defer func() {
-		if err := goOn(); err != nil {
-			t.Error(err)
-		}
-	}()
+	goOn := hang(t, c, "n2/weft-agent")
+	defer goOn()
 	set(other)
 	await(t, "n1 has closed the new port, and waits for n2", func(ctx context.Context) error {
 		if log := logOf(t, c, "n1/weft-agent"); !strings.Contains(log, "nodes=n2") {
@@ -128,9 +116,7 @@ func TestTunnelsMoveToAnotherPort(t *testing.T) {
 		return at(ctx, vxlanPort)
 	})
 	ping(t, s.attacker.Netns, s.remote.IPs[0])
-	if err := goOn(); err != nil {
-		t.Fatal(err)
-	}
+	goOn()
 	took := await(t, "all tunnels at the new port", func(ctx context.Context) error { return at(ctx, other) })
 	ping(t, s.attacker.Netns, s.remote.IPs[0])
 	for _, n := range c.Nodes() {

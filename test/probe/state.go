@@ -68,6 +68,14 @@ func StateIn(ctx context.Context, n lab.Node, subject string) string {
 	return strings.Join(slices.Sorted(strings.Lines(out)), "")
 }
 
+// TunnelsAt returns an error that says what a node's ports are, unless its tunnels are at a UDP port.
+func TunnelsAt(ctx context.Context, n lab.Node, port int) error {
+	if ports := StateIn(ctx, n, "ports"); !strings.Contains(ports, fmt.Sprintf(`dst_port=""%d""`, port)) {
+		return fmt.Errorf("the ports of %s: %s", n.Name, ports)
+	}
+	return nil
+}
+
 // Differs returns an error that names what differs from a state, line by line.
 func (s State) Differs(want State) error {
 	var errs []error

@@ -352,10 +352,7 @@ func otherPort(ctx context.Context, s *soak, _ lab.Node) (note string, err error
 		}
 		for _, n := range s.cluster.Nodes() {
 			_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("the tunnel of %s on port %d", n.Name, port), func(ctx context.Context) error {
-				if ports := probe.StateIn(ctx, n, "ports"); !strings.Contains(ports, fmt.Sprintf(`dst_port=""%d""`, port)) {
-					return fmt.Errorf("it is: %s", ports)
-				}
-				return nil
+				return probe.TunnelsAt(ctx, n, port)
 			})
 			if err != nil {
 				return err

@@ -104,13 +104,18 @@ func (p *program) state() {
 	}
 }
 
+// closeTunnels drops what pods send to a port at which tunnels may be.
+func (p *program) closeTunnels(table uint8, priority uint16, purpose string, to openflow.MatchField) {
+	for _, port := range p.config.tunnelPorts() {
+		p.drop(table, priority, purpose, match(to, openflow.UDPDst(port)))
+	}
+}
+
 func (p *program) route() {
 	const gateway, local, cluster, outside = priorityHostward, 200, 100, 10
 	c := p.config
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	for _, port := range c.tunnelPorts() {
-		p.drop(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", match(openflow.IPDst(host(c.Gateway)), openflow.UDPDst(port)))
-	}
+	p.closeTunnels(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", openflow.IPDst(host(c.Gateway)))
 	p.add(TableRoute, gateway, "ARP for the gateway", match(openflow.ARP(), openflow.ARPTPA(host(c.Gateway))), openflow.Output(PortTun))
 	p.output(TableRoute, gateway, "to the gateway", match(openflow.IPDst(host(c.Gateway))), c.toHost()...)
 	p.add(TableRoute, local, "ARP for local pods", match(openflow.ARP(), openflow.ARPTPA(c.LocalSubnet)), openflow.GotoTable(TableARPLocal))
@@ -152,18 +157,14 @@ func (p *program) deliver() {
 		p.output(TableIngress, node, "a node always reaches its pods", match(openflow.IPSrc(host(c.Gateway))), out)
 		p.isolation(out)
 	}
-	for _, port := range c.tunnelPorts() {
-		p.drop(TableHost, priorityForbid, "the tunnel's port is closed to pods", match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(port)))
-	}
+	p.closeTunnels(TableHost, priorityForbid, "the tunnel's port is closed to pods", openflow.EthType(openflow.EthTypeIPv4))
 	p.hostServices()
 }
 
 func (p *program) leave() {
 	c := p.config
-	for _, port := range c.tunnelPorts() {
-		p.drop(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
-			match(openflow.EthType(openflow.EthTypeIPv4), openflow.UDPDst(port)))
-	}
+	p.closeTunnels(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
+		openflow.EthType(openflow.EthTypeIPv4))
 	p.askNode()
 	p.add(TableExternal, priorityDefault, "no exception", nil, openflow.GotoTable(TableEgressFirewall))
 	p.firewallStatic()
