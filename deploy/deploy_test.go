@@ -96,6 +96,8 @@ func TestRightsAreTheBudget(t *testing.T) {
 			"network.openshift.io/netnamespaces":         read,
 			"network.openshift.io/egressnetworkpolicies": read,
 			"network.openshift.io/hostsubnets/status":    {"patch"},
+			"network.weft.dev/nodenetworks":              append([]string{"create"}, read...),
+			"network.weft.dev/nodenetworks/status":       {"patch"},
 			"/nodes":                            read,
 			"/services":                         read,
 			"discovery.k8s.io/endpointslices":   read,
@@ -107,6 +109,7 @@ func TestRightsAreTheBudget(t *testing.T) {
 		},
 		"weft-controller": {
 			"/nodes": read, "/namespaces": read,
+			"network.weft.dev/nodenetworks":                               read,
 			"network.openshift.io/clusternetworks":                        read,
 			"network.openshift.io/hostsubnets":                            append([]string{"create", "delete", "update"}, read...),
 			"network.openshift.io/netnamespaces":                          append([]string{"create", "delete", "update"}, read...),

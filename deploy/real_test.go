@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
@@ -52,7 +53,7 @@ func agentOn(t *testing.T, node string) client.Client {
 func newClient(t *testing.T, open func(*runtime.Scheme) (client.Client, error)) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, networkv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, networkv1.AddToScheme, weftv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +143,74 @@ func TestAgentWritesItsOwnNodeOnly(t *testing.T) {
 	if err := admin.Status().Patch(ctx, object, patch); err != nil {
 		t.Errorf("the policy is for agents only: %v", err)
 	}
+	t.Run("NodeNetwork", func(t *testing.T) { ownNodeNetworkOnly(t, admin, mine) })
 	t.Run("HostSubnet", func(t *testing.T) { ownHostSubnetOnly(t, admin, mine) })
+	t.Run("NodeNetwork/all rights", func(t *testing.T) { ownNodeNetworkWithAllRights(t, mine) })
+}
+
+func nodeNetwork(name string, owners ...metav1.OwnerReference) *weftv1.NodeNetwork {
+	return &weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}}
+}
+
+func owner(kind, name string) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: kind, Name: name, UID: "6d6f3a5e-0000-4000-8000-000000000001"}
+}
+
+// sections patches the status of a NodeNetwork.
+func sections(text string) client.Patch {
+	return client.RawPatch("application/merge-patch+json", []byte(`{"status": {"networks": `+text+`}}`))
+}
+
+const nodeNetworkRefusal = "may create the NodeNetwork of its own node and change its status only"
+
+// With the rights of the chart an agent creates and reports its own node's object.
+func ownNodeNetworkOnly(t *testing.T, admin, mine client.Client) {
+	ctx := t.Context()
+	must(t, admin.Create(ctx, nodeNetwork("other")))
+	eventually(t, "the policy refuses another's status", func() bool {
+		err := mine.Status().Patch(ctx, nodeNetwork("other"), sections(`[{"name": "vpc"}]`))
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), nodeNetworkRefusal)
+	})
+	labelled := nodeNetwork("mine", owner("Node", "mine"))
+	labelled.Labels = map[string]string{"a": "b"}
+	blocking := owner("Node", "mine")
+	blocking.BlockOwnerDeletion = new(true)
+	for name, object := range map[string]*weftv1.NodeNetwork{
+		"no owner":          nodeNetwork("mine"),
+		"two owners":        nodeNetwork("mine", owner("Node", "mine"), owner("Node", "other")),
+		"another node":      nodeNetwork("mine", owner("Node", "other")),
+		"no node":           nodeNetwork("mine", owner("Pod", "mine")),
+		"a blocking owner":  nodeNetwork("mine", blocking),
+		"labels":            labelled,
+		"another's object":  nodeNetwork("third", owner("Node", "third")),
+		"another's, owning": nodeNetwork("third", owner("Node", "mine")),
+	} {
+		if err := mine.Create(ctx, object); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "NodeNetwork") {
+			t.Errorf("created with %s: %v, want a refusal by the policy", name, err)
+		}
+	}
+	must(t, mine.Create(ctx, nodeNetwork("mine", owner("Node", "mine"))))
+	must(t, mine.Status().Patch(ctx, nodeNetwork("mine"), sections(`[{"name": "vpc", "vpc": {"chassis": "mine"}}]`)))
+	if err := agentOn(t, "").Status().Patch(ctx, nodeNetwork("mine"), sections(`[]`)); !apierrors.IsForbidden(err) {
+		t.Errorf("a token that names no node: %v, want a refusal", err)
+	}
+}
+
+// The policy holds whatever the rights are.
+func ownNodeNetworkWithAllRights(t *testing.T, mine client.Client) {
+	ctx := t.Context()
+	label := client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"labels": {"a": "b"}}}`))
+	for name, err := range map[string]error{
+		"its own metadata": mine.Patch(ctx, nodeNetwork("mine"), label),
+		"another's status": mine.Status().Patch(ctx, nodeNetwork("other"), sections(`[]`)),
+		"no object":        mine.Delete(ctx, nodeNetwork("mine")),
+		"another deleted":  mine.Delete(ctx, nodeNetwork("other")),
+		"all deleted":      mine.DeleteAllOf(ctx, &weftv1.NodeNetwork{}),
+	} {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), nodeNetworkRefusal) {
+			t.Errorf("%s: %v, want a refusal by the policy", name, err)
+		}
+	}
 }
 
 // The policy holds whatever the rights are: here an agent has all.

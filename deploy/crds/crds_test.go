@@ -1,18 +1,30 @@
 package crds
 
-import "testing"
+import (
+	"maps"
+	"slices"
+	"testing"
+)
 
 func TestAll(t *testing.T) {
 	all, err := All()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 4 {
-		t.Errorf("%d definitions", len(all))
-	}
+	kinds := map[string][]string{}
 	for _, crd := range all {
-		if crd.Spec.Group != "network.openshift.io" {
-			t.Errorf("%s is of group %s", crd.Name, crd.Spec.Group)
+		kinds[crd.Spec.Group] = append(kinds[crd.Spec.Group], crd.Spec.Names.Kind)
+	}
+	for group, want := range map[string][]string{
+		"network.openshift.io": {"ClusterNetwork", "EgressNetworkPolicy", "HostSubnet", "NetNamespace"},
+		"network.weft.dev":     {"NodeNetwork"},
+	} {
+		if have := slices.Sorted(slices.Values(kinds[group])); !slices.Equal(have, want) {
+			t.Errorf("group %s has %v, want %v", group, have, want)
 		}
+		delete(kinds, group)
+	}
+	for group := range maps.Keys(kinds) {
+		t.Errorf("unexpected group %s", group)
 	}
 }

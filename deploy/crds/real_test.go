@@ -251,6 +251,40 @@ func TestValidation(t *testing.T) {
 	}
 	t.Run("HostSubnet/changes", func(t *testing.T) { hostSubnetChanges(ctx, t, c) })
 	t.Run("ClusterNetwork/changes", func(t *testing.T) { clusterNetworkChanges(ctx, t, c) })
+	t.Run("NodeNetwork/status", func(t *testing.T) { nodeNetworkStatus(ctx, t, c) })
+}
+
+// A NodeNetwork has a section for each network, and values are bounded.
+func nodeNetworkStatus(ctx context.Context, t *testing.T, c client.Client) {
+	obj := &unstructured.Unstructured{}
+	obj.SetAPIVersion("network.weft.dev/v1")
+	obj.SetKind("NodeNetwork")
+	obj.SetName("node-1")
+	create(ctx, t, c, obj)
+	for name, m := range map[string]struct{ sections, refused string }{
+		"all of it": {`[{"name": "overlay", "facts": {"mtu": "1450"}, "conditions": [{"type": "Ready", "status": "True", "reason": "Serving",
+			"message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+			{"name": "vpc", "vpc": {"chassis": "node-1", "hostname": "node-1.example", "encapIP": "192.0.2.1",
+			"certificate": "-----BEGIN CERTIFICATE-----\nMIIB+/=\n-----END CERTIFICATE-----\n"}},
+			{"name": "neutron", "neutron": {"hostname": "node-1", "datapath": "netdev", "problems": ["there is no br-int"]}}]`, ""},
+		"one name twice":         {`[{"name": "vpc"}, {"name": "vpc"}]`, "Duplicate value"},
+		"no name":                {`[{"facts": {"a": "b"}}]`, "name: Required"},
+		"name with a newline":    {`[{"name": "vpc\n"}]`, "should match"},
+		"vpc elsewhere":          {`[{"name": "overlay", "vpc": {"chassis": "a"}}]`, "vpc belongs to the section named vpc"},
+		"neutron elsewhere":      {`[{"name": "vpc", "neutron": {}}]`, "neutron belongs to the section named neutron"},
+		"chassis with a quote":   {`[{"name": "vpc", "vpc": {"chassis": "a\"b"}}]`, "should match"},
+		"no chassis":             {`[{"name": "vpc", "vpc": {"hostname": "a"}}]`, "chassis: Required"},
+		"address of a tunnel":    {`[{"name": "vpc", "vpc": {"chassis": "a", "encapIP": "192.0.2.01"}}]`, "must be an IP address"},
+		"a key for certificate":  {`[{"name": "vpc", "vpc": {"chassis": "a", "certificate": "-----BEGIN PRIVATE KEY-----"}}]`, "should match"},
+		"a long fact":            {`[{"name": "vpc", "facts": {"a": "` + strings.Repeat("x", 1025) + `"}}]`, "at most 1024"},
+		"two certificates in it": {`[{"name": "vpc", "vpc": {"chassis": "a", "certificate": "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"}}]`, "should match"},
+	} {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"status": {"networks": `+m.sections+`}}`))
+		err := c.Status().Patch(ctx, obj.DeepCopy(), patch)
+		if m.refused == "" && err != nil || m.refused != "" && (err == nil || !strings.Contains(err.Error(), m.refused)) {
+			t.Errorf("%s: %v, want a refusal with %q", name, err, m.refused)
+		}
+	}
 }
 
 // create makes an object that goes with the test.
