@@ -5,38 +5,66 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 )
 
-// The table of faults has them all, each with tests, and the tests are there.
+// The table of OpenShift SDN's faults has all 20, each with tests, and the tests exist.
 func TestFaultsHaveTests(t *testing.T) {
 	const faults = 20
+	rows := tableOfTests(t, "## What OpenShift SDN got wrong")
+	if len(rows) != faults {
+		t.Errorf("the table has %d rows, want %d", len(rows), faults)
+	}
+	for i, number := range rows {
+		if number != i+1 {
+			t.Errorf("row %d is number %d", i+1, number)
+		}
+	}
+}
+
+// The table of what an attack found is in order, and names tests that exist.
+func TestAttacksHaveTests(t *testing.T) {
+	const last = 26
+	rows := tableOfTests(t, "## What an attack found")
+	if len(rows) == 0 || !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) || rows[0] < 1 || rows[len(rows)-1] > last {
+		t.Errorf("rows %v: they are not in order from 1 to %d", rows, last)
+	}
+}
+
+// tableOfTests reads the table below a heading of testing.md: number, what went wrong, tests. It returns the numbers.
+func tableOfTests(t *testing.T, heading string) (numbers []int) {
+	t.Helper()
 	page, err := os.ReadFile("testing.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, section, found := strings.Cut(string(page), heading)
+	if !found {
+		t.Fatalf("testing.md has no %q", heading)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
 	row := regexp.MustCompile(`(?m)^\| (\d+) \| (.+) \| (.+) \|$`)
 	name := regexp.MustCompile("`([a-z0-9/]+)/(Test[A-Za-z0-9]+)`")
-	rows := row.FindAllStringSubmatch(string(page), -1)
-	if len(rows) != faults {
-		t.Errorf("the table has %d rows, want %d", len(rows), faults)
-	}
-	for i, fields := range rows {
-		number, tests := fields[1], name.FindAllStringSubmatch(fields[3], -1)
-		if number != strconv.Itoa(i+1) {
-			t.Errorf("row %d is number %s", i+1, number)
+	for _, fields := range row.FindAllStringSubmatch(section, -1) {
+		number, err := strconv.Atoi(fields[1])
+		if err != nil {
+			t.Fatal(err)
 		}
+		numbers = append(numbers, number)
+		tests := name.FindAllStringSubmatch(fields[3], -1)
 		if len(tests) == 0 || len(tests) != strings.Count(fields[3], ",")+1 {
-			t.Errorf("%s: of %s, %d can be read", number, fields[3], len(tests))
+			t.Errorf("%d: of %s, %d can be read", number, fields[3], len(tests))
 		}
 		for _, test := range tests {
 			if !has(t, filepath.FromSlash(test[1]), test[2]) {
-				t.Errorf("%s: in %s there is no %s", number, test[1], test[2])
+				t.Errorf("%d: in %s there is no %s", number, test[1], test[2])
 			}
 		}
 	}
+	return numbers
 }
 
 // has reports whether a folder has a test.

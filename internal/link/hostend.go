@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"strings"
 
@@ -82,6 +83,14 @@ func (p *Pods) Restore(ctx context.Context, name string, want HostEnd) error {
 		return nil
 	}
 	if err := list.run(p.conn); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("host end %s: %w", name, err)
+	}
+	if have.MTU >= minIPv6MTU || want.MTU < minIPv6MTU {
+		return nil
+	}
+	// With the MTU the device has IPv6 again, with the namespace's defaults.
+	err = onThread(p.home, func() error { return p.turn.do(func() error { return writeSysctls(name, hostSysctls()) }) })
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("host end %s: %w", name, err)
 	}
 	return nil

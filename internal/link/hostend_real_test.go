@@ -33,9 +33,10 @@ func TestHostEndRealRestore(t *testing.T) {
 	})
 	want := HostEnd{MTU: 1450, Group: 77, Up: true}
 	for name, do := range map[string]func(netlink.Link) error{
-		"down":  netlink.LinkSetDown,
-		"mtu":   func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1400) },
-		"group": func(l netlink.Link) error { return netlink.LinkSetGroup(l, 5) },
+		"down":   netlink.LinkSetDown,
+		"mtu":    func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1400) },
+		"narrow": func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1000) }, // below what IPv6 needs
+		"group":  func(l netlink.Link) error { return netlink.LinkSetGroup(l, 5) },
 	} {
 		nstest.Do(t, home, func() error { return withLink(pair.HostName, do) })
 		for told := false; !told; {

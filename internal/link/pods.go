@@ -181,17 +181,17 @@ func (c *creation) makeHost() error {
 		}
 	}
 	name, index := c.pair.HostName, c.host.Attrs().Index
-	requests := []*nl.NetlinkRequest{setLink(index, aliasAttr(c.pair.alias()))}
-	what := []string{"setting the host end's alias"}
-	if !c.made {
-		requests = append(requests, setLink(index, groupAttr(c.pair.HostGroup)), setLink(index, mtuAttr(c.pair.mtu())))
-		what = append(what, "setting the host end's group", "setting the host end's mtu")
+	if !c.made { // the MTU decides whether there are settings of IPv6
+		answers, err := c.conn.do(setLink(index, groupAttr(c.pair.HostGroup)), setLink(index, mtuAttr(c.pair.mtu())))
+		if err := errors.Join(err, all(answers, []string{"setting the host end's group", "setting the host end's mtu"})); err != nil {
+			return err
+		}
 	}
 	if err := c.turn.do(func() error { return writeSysctls(name, hostSysctls()) }); err != nil {
 		return fmt.Errorf("host end: %w", err)
 	}
-	answers, err := c.conn.do(append(requests, setState(index, true))...)
-	return errors.Join(err, all(answers, append(what, "setting the host end up")))
+	answers, err := c.conn.do(setLink(index, aliasAttr(c.pair.alias())), setState(index, true))
+	return errors.Join(err, all(answers, []string{"setting the host end's alias", "setting the host end up"}))
 }
 
 // makePair sets host. An existing pair is taken over when it is the same pair, and replaced when it has the same owner but
@@ -290,6 +290,12 @@ func (c *creation) configurePod() error {
 		return err
 	}
 	c.peer = answers[1].link
+	if !c.made { // the MTU decides whether there are settings of IPv6
+		answers, err := c.podConn.do(setLink(c.peer.Attrs().Index, mtuAttr(c.pair.mtu())))
+		if err := errors.Join(err, all(answers, []string{"setting its mtu"})); err != nil {
+			return err
+		}
+	}
 	if !c.made || c.pair.PodSysctls != (Sysctls{}) { // else it was made with them
 		if err := c.turn.do(func() error { return writeSysctls(c.pair.PodName, c.pair.podSysctls()) }); err != nil {
 			return err
@@ -321,7 +327,7 @@ func (c *creation) configurePod() error {
 	return list.run(c.podConn)
 }
 
-// repair adds to the plan what an existing pod end needs before it is configured like a new one: other MAC and MTU, and
+// repair adds to the plan what an existing pod end needs before it is configured like a new one: another MAC, and
 // no addresses and routes but those wanted.
 func (c *creation) repair(list *plan) error {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -330,7 +336,6 @@ func (c *creation) repair(list *plan) error {
 	}
 	defer handle.Close()
 	attrs := c.peer.Attrs()
-	list.add("setting its mtu", setLink(attrs.Index, mtuAttr(c.pair.mtu())))
 	if len(c.pair.PodMAC) != 0 {
 		list.add("setting its MAC", setLink(attrs.Index, macAttr(c.pair.PodMAC)))
 		attrs.HardwareAddr = c.pair.PodMAC

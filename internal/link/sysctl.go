@@ -36,15 +36,19 @@ func (e sysctlEntry) path(device string) string {
 	return filepath.Join(sysctlRoot, e.family, "conf", device, e.name)
 }
 
-// read returns the setting in the calling thread's namespace. On a kernel without IPv6 an ipv6 setting reads as Off,
-// except disable_ipv6, which reads as On.
+// withoutIPv6 is what an ipv6 setting reads as where there is no IPv6: disabled, and everything else off.
+func (e sysctlEntry) withoutIPv6() Toggle {
+	if e.name == "disable_ipv6" {
+		return On
+	}
+	return Off
+}
+
+// read returns the setting in the calling thread's namespace. A device without IPv6 has the settings of withoutIPv6.
 func (e sysctlEntry) read(device string) (Toggle, error) {
 	text, err := os.ReadFile(e.path(device))
-	if errors.Is(err, fs.ErrNotExist) && e.family == "ipv6" && noIPv6() {
-		if e.name == "disable_ipv6" {
-			return On, nil
-		}
-		return Off, nil
+	if errors.Is(err, fs.ErrNotExist) && e.family == "ipv6" && lacksIPv6(device) {
+		return e.withoutIPv6(), nil
 	}
 	if err != nil {
 		return Leave, fmt.Errorf("reading %s of %s: %w", e.name, device, err)
@@ -62,8 +66,13 @@ func (e sysctlEntry) write(device string, value Toggle) error {
 		digit = "1"
 	}
 	err := os.WriteFile(e.path(device), []byte(digit), 0)
-	if errors.Is(err, fs.ErrNotExist) && e.family == "ipv6" && noIPv6() {
-		return nil
+	if errors.Is(err, fs.ErrNotExist) && e.family == "ipv6" {
+		switch {
+		case noIPv6() || lacksIPv6(device) && value == e.withoutIPv6():
+			return nil
+		case lacksIPv6(device):
+			return fmt.Errorf("setting %s of %s to %s: %w", e.name, device, digit, errNoIPv6)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("setting %s of %s to %s: %w", e.name, device, digit, err)
@@ -110,6 +119,20 @@ const defaults = "default"
 func noIPv6() bool {
 	_, err := os.Stat(filepath.Join(sysctlRoot, "ipv6"))
 	return errors.Is(err, fs.ErrNotExist)
+}
+
+// minIPv6MTU is the least MTU of a device with IPv6 (RFC 8200, section 5). The kernel takes IPv6 from a device whose MTU falls below,
+// together with its settings, and gives it back with the namespace's defaults (addrconf_notify in net/ipv6/addrconf.c).
+const minIPv6MTU = 1280
+
+// errNoIPv6 says why a device cannot have a setting of IPv6.
+var errNoIPv6 = fmt.Errorf("the device has no IPv6: raise its MTU to %d or more", minIPv6MTU)
+
+// lacksIPv6 reports whether a device exists and has no IPv6: its MTU is below minIPv6MTU, or the kernel has none.
+func lacksIPv6(device string) bool {
+	_, v4 := os.Stat(filepath.Join(sysctlRoot, "ipv4", "conf", device))
+	_, v6 := os.Stat(filepath.Join(sysctlRoot, "ipv6", "conf", device))
+	return v4 == nil && errors.Is(v6, fs.ErrNotExist)
 }
 
 // readSysctls reads the fields that want asks for.

@@ -1,0 +1,90 @@
+//go:build real
+
+package link
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Linux has no IPv6 on a device with an MTU below 1280. Pods of such an MTU are created, checked and repaired like others, in both
+// directions across that MTU, with veths of their own and on pre-plugged ports.
+func TestPodsRealNarrowMTU(t *testing.T) {
+	pods, home := newPods(t)
+	ctx := context.Background()
+	pair := testPair(nstest.New(t), 2)
+	for i, mtu := range []int{1279, 1280, 576, 1450} {
+		pair.MTU = mtu
+		for j := range pair.PodRoutes {
+			pair.PodRoutes[j].MTU = 0
+		}
+		if _, err := pods.Create(ctx, pair); err != nil {
+			t.Fatalf("MTU %d: %v", mtu, err)
+		}
+		if err := pods.Check(ctx, pair); err != nil {
+			t.Errorf("MTU %d, change %d: %v", mtu, i, err)
+		}
+	}
+
+	far, ports := nstest.New(t), nstest.New(t)
+	upon := testPair(far, 3)
+	upon.MTU, upon.Standing, upon.TxOffloadOff = 1000, ports, true
+	standing := Standing{Name: upon.HostName, MTU: upon.MTU, HostGroup: 77, TxOffloadOff: true}
+	if err := pods.CreateStanding(ctx, ports, standing); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pods.Create(ctx, upon); err != nil {
+		t.Fatal(err)
+	}
+	if err := pods.Check(ctx, upon); err != nil {
+		t.Error(err)
+	}
+
+	v6 := testPair(nstest.New(t), 4)
+	v6.MTU, v6.PodAddresses, v6.PodRoutes = 1279, []netip.Prefix{netip.MustParsePrefix("fd00::2/64")}, nil
+	if _, err := pods.Create(ctx, v6); err == nil {
+		t.Error("a pod with an IPv6 address and an MTU of 1279 was created")
+	}
+	nstest.Do(t, home, func() error {
+		_, err := netlink.LinkByName(v6.HostName)
+		if missing := (netlink.LinkNotFoundError{}); !errors.As(err, &missing) {
+			t.Errorf("%s is left: %v", v6.HostName, err)
+		}
+		return nil
+	})
+}
+
+// A device that another program makes is configured at every MTU.
+func TestRealNarrowDevice(t *testing.T) {
+	home := nstest.New(t)
+	nstest.Do(t, home, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, PeerName: "tunpeer"})
+	})
+	var engine *Engine
+	key := (&Device{Name: "tun0"}).Key()
+	nstest.Do(t, home, func() (err error) {
+		engine, err = NewEngine(Options{Devices: []Key{key}})
+		return err
+	})
+	defer engine.Close()
+	for _, mtu := range []int{1450, 1279, 1000, 1280} {
+		item := &Device{Name: "tun0", Owner: "node", MTU: mtu, Up: true, Sysctls: Sysctls{DisableIPv6: On, AcceptRA: Off}}
+		if err := engine.Commit(context.Background(), reconcile.Change[Key, Item]{Set: map[Key]Item{key: item}}); err != nil {
+			t.Fatalf("MTU %d: %v", mtu, err)
+		}
+		have, err := engine.Read(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := have[key]; got == nil || !item.Equal(got) {
+			t.Errorf("MTU %d: have %v, want %v", mtu, got, item)
+		}
+	}
+}
