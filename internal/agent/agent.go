@@ -165,8 +165,8 @@ type agent struct {
 	toldWarning string
 }
 
-// recordsDir has the attachments' records.
-func recordsDir(opts *Options) string { return filepath.Join(opts.StateDir, "attachments") }
+// Records is the folder of the attachment records of an agent with that state directory. A running agent has it locked.
+func Records(stateDir string) string { return filepath.Join(stateDir, "attachments") }
 
 // Run is an agent until ctx ends. It leaves everything programmed as it is: pods go on without it.
 func Run(ctx context.Context, opts Options) error {
@@ -176,7 +176,7 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a := &agent{
 		opts: opts, gate: newGate(), metrics: metrics.NewAgent(opts.Version),
-		socket: Socket(opts.RunDir), records: recordsDir(&opts),
+		socket: Socket(opts.RunDir), records: Records(opts.StateDir),
 	}
 	a.health = &health.Server{Profiling: opts.Profiling, Metrics: a.metrics.Handler()}
 	a.kube = &kube{metrics: a.metrics}

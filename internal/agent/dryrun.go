@@ -34,7 +34,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 		return admin.Diff{}, err
 	}
 	a.objects.egressFirewalls.resolve(&opts, nil)
-	if a.store, err = attach.Look(recordsDir(&opts)); err != nil {
+	if a.store, err = attach.Look(Records(opts.StateDir)); err != nil {
 		return admin.Diff{}, err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cni/portspace"
+	"weft.dev/weft/internal/cni/rootdir"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
@@ -38,6 +39,8 @@ type Options struct {
 	Plugin string
 	// Socket is the agent's for CNI requests: while it answers, an agent runs.
 	Socket string
+	// Records is the folder of the attachment records: an agent holds its lock from its start to its end.
+	Records string
 	// Ports is the namespace of ports that stood ready; empty: there was none.
 	Ports string
 	// Tell is called with each thing that was taken away.
@@ -55,8 +58,20 @@ func Run(ctx context.Context, o Options) error {
 	if o.Tell == nil {
 		o.Tell = func(string) {}
 	}
+	if info, err := os.Stat(o.Root); err != nil || !info.IsDir() {
+		return fmt.Errorf("root %s: no directory, so nothing was looked at: name where the node's file system is mounted", o.Root)
+	}
 	if agentRuns(ctx, o.at(o.Socket)) {
 		return ErrAgentRuns
+	}
+	lock, err := rootdir.Lock(o.at(o.Records))
+	switch {
+	case err == nil:
+		defer lock.Close() //nolint:errcheck // nothing was written
+	case errors.Is(err, rootdir.ErrInUse):
+		return ErrAgentRuns
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("whether an agent runs is unknown: %w", err)
 	}
 	return errors.Join(
 		o.remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first: no pod comes any more

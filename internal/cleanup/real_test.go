@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni/portspace"
 	"weft.dev/weft/internal/link"
 )
@@ -28,7 +30,7 @@ func options(t *testing.T) (o Options, told *[]string) {
 	told = &[]string{}
 	o = Options{
 		Root: t.TempDir(), OVSRunDir: "/run/openvswitch", StateDir: "/var/lib/weft", RunDir: "/run/weft", CNIConfDir: "/etc/cni/net.d",
-		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock", Ports: "/run/weft/cni/ports",
+		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock", Records: "/var/lib/weft/attachments", Ports: "/run/weft/cni/ports",
 		Tell: func(what string) { *told = append(*told, what) },
 	}
 	for _, file := range []string{
@@ -94,6 +96,33 @@ func TestRefusesWhileAnAgentRuns(t *testing.T) {
 	}
 	defer func() { _ = listener.Close() }()
 	if err := Run(t.Context(), o); !errors.Is(err, ErrAgentRuns) || len(*told) > 0 {
+		t.Errorf("%v, removed %q", err, *told)
+	}
+}
+
+// An agent whose socket's file is gone still runs: it holds its records. Once it ends, the node can be cleaned.
+func TestRefusesWhileRecordsAreLocked(t *testing.T) {
+	o, told := options(t)
+	store, err := attach.Open(o.at(o.Records))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), o); !errors.Is(err, ErrAgentRuns) || len(*told) > 0 {
+		t.Errorf("%v, removed %q", err, *told)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+}
+
+// A root that does not exist has no node in it that could be clean.
+func TestRootThatDoesNotExist(t *testing.T) {
+	o, told := options(t)
+	o.Root = filepath.Join(o.Root, "nope")
+	if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), o.Root) || len(*told) > 0 {
 		t.Errorf("%v, removed %q", err, *told)
 	}
 }

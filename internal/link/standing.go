@@ -311,6 +311,8 @@ type upon struct {
 	far     netlink.Link
 	// receiver is what shapes what the pod receives; nil if nothing does.
 	receiver netlink.Link
+	// noEntry is why Unplug cannot enter the pod's namespace although it may exist.
+	noEntry error
 }
 
 // openUpon opens what Create, Check and Unplug need of a standing pair's namespace.
@@ -467,6 +469,9 @@ func newPassthru(device int, end linkEnd) *nl.NetlinkRequest {
 	return request
 }
 
+// errNoEntry says that an open namespace cannot be entered.
+var errNoEntry = errors.New("no entry")
+
 // unplugAtOnce is how many interfaces are removed side by side, each by a thread of its own.
 const unplugAtOnce = 16
 
@@ -482,11 +487,11 @@ func (p *Pods) Unplug(ctx context.Context, pair Pair, began func()) error {
 		return err
 	}
 	defer u.close()
-	u.pod, err = openNamespace(pair.Netns)
-	if err == nil {
+	// Without the pod's namespace the interface is gone as well. In one that cannot be entered it may be left: the far end shows it.
+	if u.pod, u.noEntry = openNamespace(pair.Netns); u.noEntry == nil {
 		defer u.pod.close()
-	} else if !errors.Is(err, ErrNoNamespace) && !errors.Is(err, ErrNotNamespace) {
-		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
+	} else if errors.Is(u.noEntry, ErrNoNamespace) || errors.Is(u.noEntry, ErrNotNamespace) {
+		u.noEntry = nil
 	}
 	began()
 	select {
@@ -513,13 +518,15 @@ func (u *upon) remove() error {
 	}
 	removed := false
 	if u.pod != nil {
-		if removed, err = u.removeInPod(); err != nil {
+		if removed, err = u.removeInPod(); errors.Is(err, errNoEntry) {
+			u.noEntry = err
+		} else if err != nil {
 			return err
 		}
 	}
-	if !removed { // It was gone before, or is hidden by who may: under another name, in another namespace.
+	if !removed { // It was gone before, or is out of reach: under another name, in another namespace, in one that cannot be entered.
 		if err := u.probe(u.farConn, u.far.Attrs().Index); err != nil {
-			return err
+			return errors.Join(err, u.noEntry)
 		}
 	}
 	var rest plan
@@ -559,7 +566,7 @@ func (p *Pods) probe(conn *conn, index int) error {
 // removeInPod removes the interface and stays in the pod's namespace.
 func (u *upon) removeInPod() (removed bool, err error) {
 	if err := u.pod.enter(); err != nil {
-		return false, err
+		return false, fmt.Errorf("%w: %w", errNoEntry, err)
 	}
 	conn, err := dial()
 	if err != nil {

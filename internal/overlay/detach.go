@@ -54,13 +54,15 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	n.withdrawHostPorts(rec) // again: a start that took the record over meanwhile has handed them over
 	n.reaper.add(key)
 	began := n.links.add(&rec)
-	if err := n.removeMacvlans(ctx, []attach.Record{rec}); err != nil { // the next router may have its address once this is answered
-		n.opts.Log.Warn("removing a macvlan, going on in the background", "attachment", key.String(), "error", err)
+	// The next router may have its address once this is answered. A macvlan in a namespace that cannot be entered stays: the runtime asks again.
+	left := n.removeMacvlans(ctx, []attach.Record{rec})
+	if left != nil {
+		left = cni.Errorf(cni.CodeIO, "attachment %s: its second interface is left in the node's network: %w", key, left)
 	}
 	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
 	if n.settings.Load() == nil {
 		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
-		return nil
+		return left
 	}
 	waiting, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
@@ -79,7 +81,7 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	case <-began: // the runtime takes the pod's namespace down as soon as it has its answer
 	case <-ctx.Done():
 	}
-	return nil
+	return left
 }
 
 // detachNow detaches what cannot be marked as closing, which is why, before it answers: on a full disk no record can be

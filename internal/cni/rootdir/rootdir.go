@@ -35,6 +35,18 @@ func Open(dir string) (*os.File, error) {
 	return file, nil
 }
 
+// Lock takes the lock of Open on a directory that exists, and changes nothing of it. Without one it returns fs.ErrNotExist.
+func Lock(dir string) (*os.File, error) {
+	file, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("directory %s: %w", dir, err)
+	}
+	if err := lock(file); err != nil {
+		return nil, errors.Join(fmt.Errorf("directory %s: %w", dir, err), file.Close())
+	}
+	return file, nil
+}
+
 func openDir(dir string) (*os.File, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, errors.New("not an absolute path")
@@ -77,7 +89,11 @@ func secure(file *os.File) error {
 	if err := file.Chmod(Mode); err != nil {
 		return err
 	}
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // File descriptors fit.
+	return lock(file)
+}
+
+func lock(file *os.File) error {
+	err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // File descriptors fit.
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return ErrInUse
 	}
