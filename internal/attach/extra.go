@@ -28,6 +28,7 @@ type extraFile struct {
 	HostPorts   []cni.HostPort `json:"hostPorts,omitempty"`
 	Macvlan     *Macvlan       `json:"macvlan,omitempty"`
 	Bandwidth   cni.Bandwidth  `json:"bandwidth,omitzero"`
+	Secondary   bool           `json:"secondary,omitempty"`
 }
 
 // Macvlan is the second interface of a pod that is in the node's own network.
@@ -52,20 +53,24 @@ func (m *Macvlan) valid() bool {
 
 // extraOf returns what a record has beyond the first version's fields.
 func extraOf(rec *Record) extraFile {
-	return extraFile{Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName, HostPorts: rec.HostPorts, Macvlan: rec.Macvlan, Bandwidth: rec.Bandwidth}
+	return extraFile{
+		Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName,
+		HostPorts: rec.HostPorts, Macvlan: rec.Macvlan, Bandwidth: rec.Bandwidth, Secondary: rec.Secondary,
+	}
 }
 
 // give gives it to a record.
 func (e extraFile) give(rec *Record) {
 	rec.HostPorts, rec.Macvlan, rec.Bandwidth = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone(), e.Bandwidth
+	rec.Secondary = e.Secondary
 }
 
 func (e extraFile) empty() bool {
-	return len(e.HostPorts) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited()
+	return len(e.HostPorts) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited() && !e.Secondary
 }
 
 func (e extraFile) equal(o extraFile) bool {
-	if e.Bandwidth != o.Bandwidth || (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
+	if e.Bandwidth != o.Bandwidth || e.Secondary != o.Secondary || (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
 		return false
 	}
 	return e.Macvlan == nil || e.Macvlan.Parent == o.Macvlan.Parent && e.Macvlan.MTU == o.Macvlan.MTU && slices.Equal(e.Macvlan.Addresses, o.Macvlan.Addresses)

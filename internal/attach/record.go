@@ -102,11 +102,12 @@ type Record struct {
 	// Created is when the record was first written.
 	Created time.Time `json:"created"`
 
-	// HostPorts are the ports of the node that lead to the pod, Macvlan is its second interface, nil if it has none, and Bandwidth limits
-	// what it receives and sends. They are in a file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
+	// HostPorts are the ports of the node that lead to the pod, Macvlan is its second interface, nil if it has none, Bandwidth limits
+	// what it receives and sends, and Secondary says that another interface of the sandbox has the network's routes. They are in a file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
 	HostPorts []cni.HostPort `json:"-"`
 	Macvlan   *Macvlan       `json:"-"`
 	Bandwidth cni.Bandwidth  `json:"-"`
+	Secondary bool           `json:"-"`
 }
 
 // Key returns the attachment's key.

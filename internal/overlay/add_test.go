@@ -359,3 +359,37 @@ func TestAddWhereALinkHasNoRecord(t *testing.T) {
 	l.del(t, req)
 	l.settled(t)
 }
+
+// A second interface of a sandbox on this network has no routes but its subnet's, also after a restart and when it is added again; the
+// first one has all of them.
+func TestAddSecondInterface(t *testing.T) {
+	l := start(t)
+	before := l.node.state(t)
+	first := l.request("s1")
+	second := l.request("s1")
+	second.IfName = "net1"
+	l.add(t, first)
+	for _, again := range []bool{false, true} {
+		if got := l.add(t, second); len(got.Routes) != 0 || len(got.IPs) != 1 {
+			t.Errorf("again %v: routes %v, addresses %v", again, got.Routes, got.IPs)
+		}
+		if got := l.add(t, first); len(got.Routes) == 0 {
+			t.Errorf("again %v: the first interface has no routes", again)
+		}
+		if again {
+			break
+		}
+		l = l.restart(t)
+		l.update(t, sample())
+	}
+	if !l.record(t, second).Secondary || l.record(t, first).Secondary {
+		t.Error("the records do not say which interface is secondary")
+	}
+	for _, req := range []*cni.Request{first, second} {
+		if err := l.Check(t.Context(), req); err != nil {
+			t.Error(err)
+		}
+		l.del(t, req)
+	}
+	l.nothingLeft(t, before)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -105,6 +106,7 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
 		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
 		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports, Macvlan: second, Bandwidth: limits,
+		Secondary: n.isSecondary(req),
 	}
 	for {
 		_, planned := timing.Start(ctx, stepPlan)
@@ -129,6 +131,14 @@ func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, sta
 		}
 		// Another ADD took it between the choice and the claim. The choice ends, with an error, when all is taken.
 	}
+}
+
+// isSecondary reports whether another interface of the sandbox is on this network already, and has the sandbox's routes.
+func (n *Network) isSecondary(req *cni.Request) bool {
+	return slices.ContainsFunc(n.store.List(), func(rec attach.Record) bool {
+		return rec.Network == NetworkName && rec.ContainerID == req.ContainerID && rec.IfName != req.IfName &&
+			rec.BootID == n.opts.BootID && rec.State != attach.Closing && !rec.Secondary
+	})
 }
 
 // pick is choose, and makes a port where choose says that it takes one.

@@ -113,8 +113,12 @@ func shaper(bits uint64, mtu int) link.Shaper {
 }
 
 // routes returns the routes of the pod, family by family: what is reached directly, then what the gateway is for.
-// The subnets of the addresses are not among them, the kernel adds those with the addresses.
+// The subnets of the addresses are not among them, the kernel adds those with the addresses. A secondary interface has no others: the
+// first one's stay as they are.
 func routes(rec *attach.Record, settings *Settings) []link.Route {
+	if rec.Secondary {
+		return nil
+	}
 	var list []link.Route
 	for _, v4 := range []bool{true, false} {
 		if !slices.ContainsFunc(rec.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == v4 }) {
