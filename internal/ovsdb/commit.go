@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"weft.dev/weft/internal/ovsdb/session"
 )
 
 // maxConflicts bounds how often a transaction is made anew because others wrote to the same rows meanwhile.
@@ -36,7 +38,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	defer cancel()
 
 	c := newCommit(change, e.config.Bridges)
-	err := e.withSession(ctx, func(s *session) error { return c.run(ctx, s) })
+	err := e.keeper.Do(ctx, func(s *session.Session) error { return c.run(ctx, s) })
 	e.learn(change, c.after)
 	if err != nil {
 		err = fmt.Errorf("commit %d and remove %d rows: %w", len(change.Set), len(change.Delete), err)
@@ -133,7 +135,7 @@ func (c *commit) errors() []error {
 }
 
 // run makes the change over one connection.
-func (c *commit) run(ctx context.Context, s *session) error {
+func (c *commit) run(ctx context.Context, s *session.Session) error {
 	for range maxConflicts {
 		err := c.attempt(ctx, s)
 		if err == nil {
@@ -147,8 +149,8 @@ func (c *commit) run(ctx context.Context, s *session) error {
 }
 
 // attempt makes one transaction of what is left to do, waits for the switch and hears its verdict.
-func (c *commit) attempt(ctx context.Context, s *session) error {
-	v, err := s.view(ctx, c.ownBridges)
+func (c *commit) attempt(ctx context.Context, s *session.Session) error {
+	v, err := currentView(ctx, s, c.ownBridges)
 	if err != nil {
 		return err
 	}
@@ -179,13 +181,13 @@ const linkGrace = 100 * time.Millisecond
 
 // settle takes the view that the verdicts are about: once the switch has all rows that were made, or after a while. A row may
 // be made at the same time as its link. The switch takes the link up by itself when it comes, and may have looked before.
-func (c *commit) settle(ctx context.Context, s *session) error {
+func (c *commit) settle(ctx context.Context, s *session.Session) error {
 	grace := time.NewTimer(linkGrace)
 	defer grace.Stop()
 	for {
-		changed := s.change()
+		changed := s.Changed()
 		var err error
-		if c.after, err = s.view(ctx, c.ownBridges); err != nil {
+		if c.after, err = currentView(ctx, s, c.ownBridges); err != nil {
 			return err
 		}
 		waits := false
@@ -199,8 +201,8 @@ func (c *commit) settle(ctx context.Context, s *session) error {
 		case <-changed:
 		case <-grace.C:
 			return nil
-		case <-s.lost:
-			return errSessionLost
+		case <-s.Lost():
+			return session.ErrLost
 		case <-ctx.Done():
 			return fmt.Errorf("%w (%w)", ErrNotApplied, context.Cause(ctx))
 		}
@@ -209,8 +211,8 @@ func (c *commit) settle(ctx context.Context, s *session) error {
 
 // initialise makes the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. Its table takes one row at
 // most, so two who do it at once do no harm.
-func (c *commit) initialise(ctx context.Context, s *session) error {
-	results, err := s.transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{"next_cfg": 0}})
+func (c *commit) initialise(ctx context.Context, s *session.Session) error {
+	results, err := s.Transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{"next_cfg": 0}})
 	if err != nil {
 		return err
 	}
@@ -224,13 +226,13 @@ func (c *commit) initialise(ctx context.Context, s *session) error {
 
 // transact writes the plan and waits until the switch has applied it. With nothing to write it waits for what others,
 // or an earlier attempt, have written.
-func (c *commit) transact(ctx context.Context, s *session, p *plan) error {
+func (c *commit) transact(ctx context.Context, s *session.Session, p *plan) error {
 	if len(p.ops) == 0 {
-		return s.applied(ctx, p.view.root.NextCfg)
+		return applied(ctx, s, p.view.root.NextCfg)
 	}
 	ops := slices.Concat(p.ops, nextConfiguration(p.view.root))
 	maps.Copy(c.created, p.created)
-	results, err := s.transact(ctx, ops...)
+	results, err := s.Transact(ctx, ops...)
 	if err != nil {
 		return err
 	}
@@ -241,7 +243,7 @@ func (c *commit) transact(ctx context.Context, s *session, p *plan) error {
 	if err != nil {
 		return err
 	}
-	return s.applied(ctx, cfg)
+	return applied(ctx, s, cfg)
 }
 
 // nextConfiguration returns the operations that ask the switch to tell when it has applied the transaction they end
@@ -294,7 +296,7 @@ func nextCfg(result ovsdb.OperationResult) (int, error) {
 }
 
 // clean removes what this commit has made and what did not come into effect.
-func (c *commit) clean(ctx context.Context, s *session) error {
+func (c *commit) clean(ctx context.Context, s *session.Session) error {
 	remove := Change{Delete: map[Key]Row{}}
 	for key := range c.failed {
 		if c.created[key] {
@@ -305,7 +307,7 @@ func (c *commit) clean(ctx context.Context, s *session) error {
 		return nil
 	}
 	for range maxConflicts {
-		v, err := s.view(ctx, c.ownBridges)
+		v, err := currentView(ctx, s, c.ownBridges)
 		if err != nil {
 			return err
 		}
@@ -315,7 +317,7 @@ func (c *commit) clean(ctx context.Context, s *session) error {
 			continue
 		}
 		if err == nil {
-			c.after, err = s.view(ctx, c.ownBridges)
+			c.after, err = currentView(ctx, s, c.ownBridges)
 		}
 		if err != nil {
 			return fmt.Errorf("remove %d rows that failed: %w", len(remove.Delete), err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"weft.dev/weft/internal/ovsdb/session"
 )
 
 // watchSwitch tells when ovs-vswitchd has started anew. A switch that starts on a database which it knows writes
@@ -38,7 +40,7 @@ func (e *Engine) watchSwitch(ctx context.Context) {
 // behind. prompt says that one answered without being waited for. Nil means that ctx is done.
 func (e *Engine) dialSwitch(ctx context.Context) (conn net.Conn, prompt bool) {
 	pause := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(redialFirst/2), backoff.WithMaxInterval(redialLast/2), backoff.WithMaxElapsedTime(0))
+		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
 	var dialer net.Dialer
 	for prompt = true; ; prompt = false {
 		paths, _ := filepath.Glob(e.config.ControlSocket) // the error is for a bad pattern, which matches nothing
@@ -64,12 +66,12 @@ func awaitEnd(ctx context.Context, conn net.Conn) {
 // reconfigured returns once the switch has made its bridges from the database: the new process says so by applying a
 // configuration number that only it can have seen. It returns false when ctx is done.
 func (e *Engine) reconfigured(ctx context.Context) bool {
-	err := e.withSession(ctx, func(s *session) error {
-		root := s.root()
+	err := e.keeper.Do(ctx, func(s *session.Session) error {
+		root := rootOf(s)
 		if root == nil {
 			return nil
 		}
-		results, err := s.transact(ctx, nextConfiguration(root)...)
+		results, err := s.Transact(ctx, nextConfiguration(root)...)
 		if err != nil || len(results) != 2 {
 			return err
 		}
@@ -77,7 +79,7 @@ func (e *Engine) reconfigured(ctx context.Context) bool {
 		if err != nil {
 			return err
 		}
-		return s.applied(ctx, cfg)
+		return applied(ctx, s, cfg)
 	})
 	return ctx.Err() == nil && err == nil
 }

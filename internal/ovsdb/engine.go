@@ -2,26 +2,23 @@ package ovsdb
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
+	"weft.dev/weft/internal/ovsdb/session"
 	"weft.dev/weft/internal/reconcile"
 )
 
 // Change is a change of an Open vSwitch database.
 type Change = reconcile.Change[Key, Row]
 
-// Bounds of how often a lost connection is tried again. There is no end to it.
+// Bounds of how often ovs-vswitchd's control socket is tried again. There is no end to it.
 const (
-	redialFirst = 50 * time.Millisecond
-	redialLast  = 2 * time.Second
-	dialTimeout = 5 * time.Second
+	redialFirst = 25 * time.Millisecond
+	redialLast  = time.Second
 )
 
 // Engine programs one switch over its database. It keeps a connection, and makes a new one whenever it is lost.
@@ -29,8 +26,8 @@ const (
 type Engine struct {
 	config Config
 	events *mailbox
+	keeper *session.Keeper
 	cancel context.CancelFunc
-	done   <-chan struct{}
 	group  sync.WaitGroup
 
 	// commit is held while a change is made, so that the watch for drift does not take it for someone else's.
@@ -43,11 +40,6 @@ type Engine struct {
 
 	// dirty is signalled when rows have changed that may be Weft's.
 	dirty chan struct{}
-
-	mu       sync.Mutex
-	current  *session      // nil while there is none
-	replaced chan struct{} // closed, and replaced, whenever current is set
-	dialErr  error         // why there is none
 }
 
 var _ reconcile.Engine[Key, Row] = (*Engine)(nil)
@@ -76,12 +68,18 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 		}
 	}
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	e := &Engine{
-		config: config.withDefaults(), events: newMailbox(), cancel: cancel, done: running.Done(),
-		dirty: make(chan struct{}, 1), replaced: make(chan struct{}),
+	e := &Engine{config: config.withDefaults(), events: newMailbox(), cancel: cancel, dirty: make(chan struct{}, 1)}
+	var err error
+	e.keeper, err = session.Keep(ctx, session.Config{
+		Database: databaseName, Tables: monitored(), Endpoints: []string{e.config.Endpoint},
+		ProbeInterval: e.config.ProbeInterval, Logger: e.config.Logger,
+		Changed: e.noteChange, Connected: e.connected, Lost: func() { e.outdated.Store(true) },
+	})
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("database of the switch: %w", err)
 	}
 	e.group.Go(func() { e.events.run(running.Done()) })
-	e.group.Go(func() { e.keepConnected(running) })
 	e.group.Go(func() { e.watchDrift(running) })
 	e.group.Go(func() { e.watchSwitch(running) })
 	if _, err := e.Read(ctx); err != nil {
@@ -95,6 +93,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 // switch. It may be called more than once.
 func (e *Engine) Close() {
 	e.cancel()
+	e.keeper.Close()
 	e.group.Wait()
 }
 
@@ -108,8 +107,8 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	e.commit.Lock()
 	defer e.commit.Unlock()
 	var v *view
-	err := e.withSession(ctx, func(s *session) (err error) {
-		v, err = s.view(ctx, e.config.Bridges)
+	err := e.keeper.Do(ctx, func(s *session.Session) (err error) {
+		v, err = currentView(ctx, s, e.config.Bridges)
 		return err
 	})
 	if err != nil {
@@ -125,8 +124,8 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 // port, and a *PortError if the switch could not make it.
 func (e *Engine) OFPort(ctx context.Context, name string) (uint32, error) {
 	var number uint32
-	err := e.withSession(ctx, func(s *session) (err error) {
-		number, err = s.ofport(ctx, name, e.config.Bridges)
+	err := e.keeper.Do(ctx, func(s *session.Session) (err error) {
+		number, err = ofport(ctx, s, name, e.config.Bridges)
 		return err
 	})
 	if err != nil {
@@ -135,10 +134,10 @@ func (e *Engine) OFPort(ctx context.Context, name string) (uint32, error) {
 	return number, nil
 }
 
-func (s *session) ofport(ctx context.Context, name string, ownBridges []string) (uint32, error) {
+func ofport(ctx context.Context, s *session.Session, name string, ownBridges []string) (uint32, error) {
 	for {
-		changed := s.change()
-		v, err := s.view(ctx, ownBridges)
+		changed := s.Changed()
+		v, err := currentView(ctx, s, ownBridges)
 		if err != nil {
 			return 0, err
 		}
@@ -154,8 +153,8 @@ func (s *session) ofport(ctx context.Context, name string, ownBridges []string) 
 		}
 		select {
 		case <-changed:
-		case <-s.lost:
-			return 0, errSessionLost
+		case <-s.Lost():
+			return 0, session.ErrLost
 		case <-ctx.Done():
 			return 0, fmt.Errorf("%w (%w)", ErrNotApplied, context.Cause(ctx))
 		}
@@ -167,8 +166,8 @@ func (s *session) ofport(ctx context.Context, name string, ownBridges []string) 
 // DatapathNetdev is taken for granted, which every build has.
 func (e *Engine) Datapath(ctx context.Context) (Datapath, error) {
 	d := Datapath{}
-	err := e.withSession(ctx, func(s *session) error {
-		v, err := s.view(ctx, e.config.Bridges)
+	err := e.keeper.Do(ctx, func(s *session.Session) error {
+		v, err := currentView(ctx, s, e.config.Bridges)
 		if err == nil && v.root != nil {
 			d.Types = sortedSet(v.root.DatapathTypes)
 		}
@@ -184,100 +183,11 @@ func (e *Engine) Datapath(ctx context.Context) (Datapath, error) {
 	return d, err
 }
 
-// withSession calls do with a connection, and again with the next one if that is lost meanwhile. do must be fit to be
-// repeated.
-func (e *Engine) withSession(ctx context.Context, do func(*session) error) error {
-	for {
-		s, err := e.session(ctx)
-		if err != nil {
-			return err
-		}
-		if err := do(s); !errors.Is(err, errSessionLost) {
-			return err
-		}
-		select {
-		case <-s.lost:
-		case <-e.done:
-			return ErrClosed
-		case <-ctx.Done():
-			return fmt.Errorf("%w (%w)", ErrNotConnected, context.Cause(ctx))
-		}
+// connected is called when there is a connection.
+func (e *Engine) connected(again bool) {
+	if again {
+		e.events.post(Event{Kind: EventReconnected})
 	}
-}
-
-// session returns the connection, and waits for one.
-func (e *Engine) session(ctx context.Context) (*session, error) {
-	for {
-		s, changed, dialErr := e.connection()
-		if s != nil {
-			return s, nil
-		}
-		select {
-		case <-changed:
-		case <-e.done:
-			return nil, ErrClosed
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("%w (%w)", ErrNotConnected, context.Cause(ctx)), dialErr)
-		}
-	}
-}
-
-// connection returns the connection, nil if there is none, and a channel that is closed when there may be another.
-func (e *Engine) connection() (*session, <-chan struct{}, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.current == nil || e.current.isLost() {
-		return nil, e.replaced, e.dialErr
-	}
-	return e.current, e.replaced, nil
-}
-
-// keepConnected makes one session after the other until ctx is done.
-func (e *Engine) keepConnected(ctx context.Context) {
-	for first := true; ; first = false {
-		s := e.redial(ctx)
-		if s == nil {
-			return
-		}
-		if !first {
-			e.config.Logger.Info("connection to ovsdb-server is back", "endpoint", e.config.Endpoint)
-			e.events.post(Event{Kind: EventReconnected})
-		}
-		s.alive(ctx, e.config.ProbeInterval)
-		s.close()
-		e.outdated.Store(true)
-		e.setSession(nil, errSessionLost)
-		if ctx.Err() != nil {
-			return
-		}
-		e.config.Logger.Warn("connection to ovsdb-server was lost", "endpoint", e.config.Endpoint)
-	}
-}
-
-// redial tries until there is a connection; nil means that ctx is done.
-func (e *Engine) redial(ctx context.Context) *session {
-	pause := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
-	for {
-		attempt, cancel := context.WithTimeout(ctx, dialTimeout)
-		s, err := dial(attempt, e.config.Endpoint, e.noteChange)
-		cancel()
-		e.setSession(s, err)
-		if err == nil {
-			return s
-		}
-		if !wait(ctx, pause.NextBackOff()) {
-			return nil
-		}
-	}
-}
-
-func (e *Engine) setSession(s *session, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.current, e.dialErr = s, err
-	close(e.replaced)
-	e.replaced = make(chan struct{})
 }
 
 // wait returns after d, or with false when ctx is done before.
@@ -344,13 +254,13 @@ func (e *Engine) watchDrift(ctx context.Context) {
 func (e *Engine) checkDrift(ctx context.Context) {
 	e.commit.Lock()
 	defer e.commit.Unlock()
-	s, _, _ := e.connection()
+	s := e.keeper.Current()
 	if s == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.config.ProbeInterval)
 	defer cancel()
-	v, err := s.latest(ctx, e.config.Bridges) // what comes later makes it look again
+	v, err := latestView(ctx, s, e.config.Bridges) // what comes later makes it look again
 	if err != nil {
 		return // the connection is lost or about to be given up
 	}

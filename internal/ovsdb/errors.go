@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"weft.dev/weft/internal/ovsdb/session"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -15,9 +16,9 @@ var (
 	// in effect.
 	ErrNotApplied = fmt.Errorf("%w: not applied by ovs-vswitchd: is it running?", reconcile.ErrUnavailable)
 	// ErrNotConnected says that there was no connection to ovsdb-server in the time that the caller gave.
-	ErrNotConnected = fmt.Errorf("%w: no connection to ovsdb-server: is it running?", reconcile.ErrUnavailable)
+	ErrNotConnected = session.ErrNotConnected
 	// ErrClosed says that the engine has been closed.
-	ErrClosed = errors.New("engine is closed")
+	ErrClosed = session.ErrClosed
 	// ErrNotOwned says that a row of that name exists and is not Weft's, so it is left as it is.
 	ErrNotOwned = errors.New("exists and does not belong to Weft")
 	// ErrInvalid says that a row was refused before anything was written.

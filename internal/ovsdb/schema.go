@@ -1,12 +1,6 @@
 package ovsdb
 
-import (
-	"fmt"
-
-	"github.com/ovn-kubernetes/libovsdb/client"
-	"github.com/ovn-kubernetes/libovsdb/model"
-	"github.com/ovn-kubernetes/libovsdb/ovsdb"
-)
+import "github.com/ovn-kubernetes/libovsdb/model"
 
 // The tables and columns of Open_vSwitch (ovs-vswitchd.conf.db(5)) that Weft reads. They are written by hand and not
 // generated: a generated model asks for every column of one schema version, so that a client made from it refuses an
@@ -67,35 +61,12 @@ type interfaceRow struct {
 	Error                *string           `ovsdb:"error"`
 }
 
-// databaseModel returns the client's view of the schema.
-func databaseModel() (model.ClientDBModel, error) {
-	m, err := model.NewClientDBModel(databaseName, map[string]model.Model{
+// monitored returns the client's view of the schema: the tables, and of each the columns of its row.
+func monitored() map[string]model.Model {
+	return map[string]model.Model{
 		tableRoot:      &rootRow{},
 		tableBridge:    &bridgeRow{},
 		tablePort:      &portRow{},
 		tableInterface: &interfaceRow{},
-	})
-	if err != nil {
-		return m, fmt.Errorf("model of database %s: %w", databaseName, err)
-	}
-	return m, nil
-}
-
-// monitorRequest asks for the modelled columns only. The method is set: what the library chooses by default resumes
-// from a transaction number that its cache may not match.
-func monitorRequest() *client.Monitor {
-	return &client.Monitor{
-		Method: ovsdb.ConditionalMonitorRPC,
-		Tables: []client.TableMonitor{
-			{Table: tableRoot, Fields: []string{"bridges", "cur_cfg", "next_cfg", "datapath_types", "ovs_version"}},
-			{Table: tableBridge, Fields: []string{
-				"name", "datapath_type", "fail_mode", "protocols", "other_config", "external_ids", "ports", "controller",
-			}},
-			{Table: tablePort, Fields: []string{"name", "interfaces", "external_ids"}},
-			{Table: tableInterface, Fields: []string{
-				"name", "type", "options", "external_ids", "lldp", "mac", "mtu_request", "ofport_request",
-				"ingress_policing_rate", "ingress_policing_burst", "ofport", "error", "ifindex",
-			}},
-		},
 	}
 }

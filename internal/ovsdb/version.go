@@ -3,14 +3,16 @@ package ovsdb
 import (
 	"context"
 	"fmt"
+
+	"weft.dev/weft/internal/ovsdb/session"
 )
 
 // Version returns the release of Open vSwitch that runs, as ovs-vswitchd or its start script wrote it to the database; ""
 // when nobody did.
 func (e *Engine) Version(ctx context.Context) (string, error) {
 	version := ""
-	err := e.withSession(ctx, func(s *session) error {
-		v, err := s.view(ctx, e.config.Bridges)
+	err := e.keeper.Do(ctx, func(s *session.Session) error {
+		v, err := currentView(ctx, s, e.config.Bridges)
 		if err == nil && v.root != nil && v.root.OVSVersion != nil {
 			version = *v.root.OVSVersion
 		}

@@ -1,0 +1,129 @@
+package session
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ovn-kubernetes/libovsdb/client"
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+)
+
+// DefaultProbeInterval is the default of Config.ProbeInterval, half of ovs-vswitchd's own default for its connections.
+const DefaultProbeInterval = 5 * time.Second
+
+// Config describes which database a [Keeper] is for.
+type Config struct {
+	// Database is the name of the database in its schema.
+	Database string
+	// Tables maps the name of each table to a pointer to a struct with libovsdb's tags. The copy has the tagged
+	// columns and no others: a struct that is generated from a newer schema would refuse an older server, and a column
+	// of statistics would be an update every few seconds.
+	Tables map[string]model.Model
+	// Endpoints are tried in turn: unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT.
+	Endpoints []string
+	// TLS is for ssl: endpoints.
+	TLS *tls.Config
+	// LeaderOnly accepts only the leader of a clustered database.
+	LeaderOnly bool
+	// ProbeInterval is the time between probes of an idle connection and the time limit of an answer. 0 means
+	// DefaultProbeInterval.
+	ProbeInterval time.Duration
+	// Logger logs when the connection is lost and when it is back. Nil means silence.
+	Logger *slog.Logger
+
+	// Changed is called for each changed row with its table. It must not block. Nil means no calls.
+	Changed func(table string)
+	// Connected is called when a session is ready, again says that it is not the first. Nil means no calls.
+	Connected func(again bool)
+	// Lost is called when a session has ended. Nil means no calls.
+	Lost func()
+}
+
+// withDefaults returns c with every zero value replaced by what it means.
+func (c Config) withDefaults() Config {
+	if c.ProbeInterval <= 0 {
+		c.ProbeInterval = DefaultProbeInterval
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Changed == nil {
+		c.Changed = func(string) {}
+	}
+	if c.Connected == nil {
+		c.Connected = func(bool) {}
+	}
+	if c.Lost == nil {
+		c.Lost = func() {}
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if c.Database == "" || len(c.Tables) == 0 {
+		return fmt.Errorf("%w: a database and at least one table are needed", ErrInvalid)
+	}
+	if len(c.Endpoints) == 0 {
+		return fmt.Errorf("%w: no endpoint for database %s", ErrInvalid, c.Database)
+	}
+	for _, endpoint := range c.Endpoints {
+		if err := c.validEndpoint(endpoint); err != nil {
+			return err
+		}
+	}
+	_, err := model.NewClientDBModel(c.Database, c.Tables)
+	if err != nil {
+		return fmt.Errorf("%w: tables of database %s: %w", ErrInvalid, c.Database, err)
+	}
+	return nil
+}
+
+// validEndpoint refuses what the library would replace by a default or find out while connecting.
+func (c Config) validEndpoint(endpoint string) error {
+	method, where, _ := strings.Cut(endpoint, ":")
+	switch method {
+	case client.UNIX:
+		if where == "" {
+			return fmt.Errorf("%w: endpoint %.64q has no path, want unix:PATH", ErrInvalid, endpoint)
+		}
+	case client.TCP, client.SSL:
+		if host, port, err := net.SplitHostPort(where); err != nil || host == "" || port == "" {
+			return fmt.Errorf("%w: endpoint %.64q, want %s:ADDRESS:PORT", ErrInvalid, endpoint, method)
+		}
+		if method == client.SSL && c.TLS == nil {
+			return fmt.Errorf("%w: endpoint %.64q needs certificates (TLS)", ErrInvalid, endpoint)
+		}
+	default:
+		return fmt.Errorf("%w: endpoint %.64q, want unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT", ErrInvalid, endpoint)
+	}
+	return nil
+}
+
+// monitorRequest asks for the modelled columns. The method is set: what the library chooses by default resumes from a
+// transaction number that its cache may not match.
+func (c Config) monitorRequest() *client.Monitor {
+	request := &client.Monitor{Method: ovsdb.ConditionalMonitorRPC}
+	for _, table := range slices.Sorted(maps.Keys(c.Tables)) {
+		request.Tables = append(request.Tables, client.TableMonitor{Table: table, Fields: columns(c.Tables[table])})
+	}
+	return request
+}
+
+// columns returns the tagged columns of a row without its UUID, which every update has.
+func columns(row model.Model) []string {
+	var names []string
+	for field := range reflect.TypeOf(row).Elem().Fields() {
+		if name := field.Tag.Get("ovsdb"); name != "" && name != "_uuid" {
+			names = append(names, name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,46 @@
+// Package session keeps a connection to an OVSDB server with a complete copy of one database: Open_vSwitch for package
+// ovsdb, OVN_Northbound or OVN_Southbound for an engine of OVN.
+//
+// # How to use it
+//
+// A [Keeper] makes one [Session] after the other. [Keeper.Do] runs a function with the current session, and runs it
+// again with the next one if the connection is lost meanwhile:
+//
+//	keeper, err := session.Keep(ctx, session.Config{
+//		Database:   "OVN_Northbound",
+//		Tables:     map[string]model.Model{"Logical_Switch": &LogicalSwitch{}}, // the columns that are used, and no others
+//		Endpoints:  []string{"ssl:192.0.2.1:6641", "ssl:192.0.2.2:6641", "ssl:192.0.2.3:6641"},
+//		TLS:        config,
+//		LeaderOnly: true,
+//		Changed:    func(table string) { signal(dirty) },   // never blocks
+//		Connected:  func(again bool) { if again { resync() } },
+//	})
+//	err = keeper.Do(ctx, func(s *session.Session) error {
+//		if err := s.Sync(ctx); err != nil { // the copy has all that was committed before
+//			return err
+//		}
+//		have := session.Rows[LogicalSwitch](s, "Logical_Switch")
+//		results, err := s.Transact(ctx, plan(have)...)
+//		if err != nil {
+//			return err // ErrLost: the outcome is unknown, Do calls again with a new copy
+//		}
+//		return session.Check(operations, results)
+//	})
+//
+// # What a session promises
+//
+//   - The copy is complete and compared with the server's list of rows before [Keeper.Do] sees the session.
+//   - A session ends with its connection ([Session.Lost]) and is never repaired. The next one starts with a new copy,
+//     so nothing depends on what was sent in between. The reconnection of libovsdb is not used: it panics when its
+//     back-off ends, and resumes from a transaction number that its cache may not match.
+//   - [Session.Transact] returns [ErrLost] when the connection breaks before the answer. The transaction may be in
+//     effect. A caller plans again from the next copy; with row UUIDs that the client chooses (Operation.UUID), a
+//     repeated insert fails instead of making a duplicate.
+//   - With LeaderOnly, a session is with the leader of a clustered database. It ends when that server loses the
+//     leadership or the contact with its cluster. A standalone server is always accepted.
+//   - An idle connection is probed every ProbeInterval with a transaction that selects no row.
+//
+// The rows of the copy belong to the session and are read only. A reader that follows references takes the copy of
+// several tables one after the other, so a reference may lead to a row that has just come or gone; it reads again
+// after [Session.Sync].
+package session

@@ -1,0 +1,196 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// Bounds of how often a lost connection is tried again. It is tried until the keeper is closed.
+const (
+	redialFirst = 50 * time.Millisecond
+	redialLast  = 2 * time.Second
+	dialTimeout = 10 * time.Second
+)
+
+// Keeper makes one session after the other until it is closed.
+type Keeper struct {
+	config Config
+	cancel context.CancelFunc
+	done   <-chan struct{}
+	group  sync.WaitGroup
+
+	mu       sync.Mutex
+	current  *Session      // nil while there is none
+	replaced chan struct{} // closed, and replaced, whenever current is set
+	dialErr  error         // why there is none
+}
+
+// Keep starts to connect and returns at once; the first [Keeper.Do] waits for the connection. It fails only for a
+// configuration that cannot work (ErrInvalid). The keeper has the values of ctx and runs until Close, which the caller must
+// call.
+func Keep(ctx context.Context, config Config) (*Keeper, error) {
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	k := &Keeper{config: config.withDefaults(), cancel: cancel, done: ctx.Done(), replaced: make(chan struct{})}
+	k.group.Go(func() { k.run(ctx) })
+	return k, nil
+}
+
+// Close ends the connection and returns when nothing runs any more. It may be called more than once.
+func (k *Keeper) Close() {
+	k.cancel()
+	k.group.Wait()
+}
+
+// Do calls work with the current session, and again with the next one if work returns ErrLost, so work must be fit to be
+// repeated. While there is no session it waits: ErrNotConnected when ctx ends before, ErrClosed after Close. Other errors
+// of work are returned as they are.
+func (k *Keeper) Do(ctx context.Context, work func(*Session) error) error {
+	for {
+		s, err := k.wait(ctx)
+		if err != nil {
+			return err
+		}
+		if err := work(s); !errors.Is(err, ErrLost) {
+			return err
+		}
+		select {
+		case <-s.lost:
+		case <-k.done:
+			return ErrClosed
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", ErrNotConnected, context.Cause(ctx))
+		}
+	}
+}
+
+// Current returns the current session, nil if there is none.
+func (k *Keeper) Current() *Session {
+	s, _, _ := k.state()
+	return s
+}
+
+// wait returns the current session, and waits for one.
+func (k *Keeper) wait(ctx context.Context) (*Session, error) {
+	for {
+		s, replaced, dialErr := k.state()
+		if s != nil {
+			return s, nil
+		}
+		select {
+		case <-replaced:
+		case <-k.done:
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("%w (%w)", ErrNotConnected, context.Cause(ctx)), dialErr)
+		}
+	}
+}
+
+// state returns the session, nil if there is none, a channel that is closed when there may be another, and why there is
+// none.
+func (k *Keeper) state() (*Session, <-chan struct{}, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.current == nil || k.current.IsLost() {
+		return nil, k.replaced, k.dialErr
+	}
+	return k.current, k.replaced, nil
+}
+
+func (k *Keeper) set(s *Session, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.current, k.dialErr = s, err
+	close(k.replaced)
+	k.replaced = make(chan struct{})
+}
+
+// run makes one session after the other until ctx is done.
+func (k *Keeper) run(ctx context.Context) {
+	log := k.config.Logger.With("database", k.config.Database)
+	for again := false; ; again = true {
+		s := k.redial(ctx)
+		if s == nil {
+			return
+		}
+		if again {
+			log.Info("connection to ovsdb-server is back", "endpoint", s.endpoint)
+		}
+		k.config.Connected(again)
+		s.alive(ctx, k.config.ProbeInterval)
+		s.close()
+		k.config.Lost()
+		k.set(nil, ErrLost)
+		if ctx.Err() != nil {
+			return
+		}
+		log.Warn("connection to ovsdb-server was lost", "endpoint", s.endpoint)
+	}
+}
+
+// redial tries the endpoints in turn until there is a connection; nil means that ctx is done.
+func (k *Keeper) redial(ctx context.Context) *Session {
+	pause := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
+	for {
+		var errs []error
+		for _, endpoint := range k.config.Endpoints {
+			s, err := k.open(ctx, endpoint)
+			if err == nil {
+				k.set(s, nil)
+				return s
+			}
+			errs = append(errs, err)
+		}
+		k.set(nil, errors.Join(errs...))
+		if !pauseFor(ctx, pause.NextBackOff()) {
+			return nil
+		}
+	}
+}
+
+// open returns a session whose copy is complete.
+func (k *Keeper) open(ctx context.Context, endpoint string) (*Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	var leader *Session
+	if k.config.LeaderOnly {
+		var err error
+		if leader, err = watchLeader(ctx, k.config, endpoint); err != nil {
+			return nil, err
+		}
+	}
+	s, err := dial(ctx, k.config, endpoint)
+	if err != nil {
+		if leader != nil {
+			leader.close()
+		}
+		return nil, err
+	}
+	s.leader = leader
+	if err := s.verify(ctx); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// pauseFor returns after d, or with false when ctx is done before.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,56 @@
+package session
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ovn-kubernetes/libovsdb/model"
+)
+
+// The database that every ovsdb-server has about itself, and the part of its one table that the leadership needs
+// (ovsdb-server(5)).
+const (
+	serverDatabase = "_Server"
+	serverTable    = "Database"
+	clustered      = "clustered"
+)
+
+type databaseRow struct {
+	UUID      string `ovsdb:"_uuid"`
+	Name      string `ovsdb:"name"`
+	Model     string `ovsdb:"model"`
+	Leader    bool   `ovsdb:"leader"`
+	Connected bool   `ovsdb:"connected"`
+}
+
+// watchLeader opens a session with the server's own database, and fails unless the server may be used. The library has
+// an option for that; it leaves a goroutine behind for each connection.
+func watchLeader(ctx context.Context, config Config, endpoint string) (*Session, error) {
+	s, err := dial(ctx, Config{
+		Database: serverDatabase, Tables: map[string]model.Model{serverTable: &databaseRow{}},
+		TLS: config.TLS, Changed: func(string) {},
+	}, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if !s.leads(config.Database) {
+		s.close()
+		return nil, fmt.Errorf("database %s at %s: %w", config.Database, endpoint, errNotLeader)
+	}
+	return s, nil
+}
+
+// leads reports whether the server leads the database or does not share it with others.
+func (s *Session) leads(database string) bool {
+	for _, row := range Rows[databaseRow](s, serverTable) {
+		if row.Name == database {
+			return row.Model != clustered || row.Leader && row.Connected
+		}
+	}
+	return false
+}
+
+// awaitDeposed returns when the server no longer leads, or cannot say so.
+func (s *Session) awaitDeposed(ctx context.Context, database string) {
+	_ = s.Await(ctx, func() bool { return !s.leads(database) }) // a lost connection says as little of the leadership
+}

@@ -1,0 +1,286 @@
+package session_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	"go.uber.org/goleak"
+
+	"weft.dev/weft/internal/ovsdb/session"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	schemaFile = "testdata/shelf.ovsschema"
+	database   = "Shelf"
+	table      = "Box"
+	patience   = 30 * time.Second
+)
+
+// box is a row without the column weight, which the copy must not need.
+type box struct {
+	UUID   string            `ovsdb:"_uuid"`
+	Name   string            `ovsdb:"name"`
+	Labels map[string]string `ovsdb:"labels"`
+}
+
+func tables() map[string]model.Model { return map[string]model.Model{table: &box{}} }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func within(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func insert(name string) ovsdb.Operation {
+	return ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, UUID: uuid.NewString(), Row: ovsdb.Row{"name": name}}
+}
+
+func write(t testing.TB, k *session.Keeper, ops ...ovsdb.Operation) {
+	t.Helper()
+	must(t, k.Do(within(t), func(s *session.Session) error {
+		results, err := s.Transact(within(t), ops...)
+		if err != nil {
+			return err
+		}
+		return session.Check(ops, results)
+	}))
+}
+
+func keep(t testing.TB, config session.Config) *session.Keeper {
+	t.Helper()
+	config.Database, config.Tables, config.ProbeInterval = database, tables(), time.Second
+	k, err := session.Keep(t.Context(), config)
+	must(t, err)
+	t.Cleanup(k.Close)
+	return k
+}
+
+// names returns the names in the copy of the current session.
+func names(t testing.TB, k *session.Keeper) map[string]bool {
+	t.Helper()
+	have := map[string]bool{}
+	must(t, k.Do(within(t), func(s *session.Session) error {
+		clear(have)
+		for _, row := range session.Rows[box](s, table) {
+			have[row.Name] = true
+		}
+		return nil
+	}))
+	return have
+}
+
+// wire passes connections on to a server and cuts them.
+type wire struct {
+	path     string
+	listener net.Listener
+	group    sync.WaitGroup
+	mu       sync.Mutex
+	conns    []net.Conn
+}
+
+func newWire(t testing.TB, server string) *wire {
+	t.Helper()
+	w := &wire{path: filepath.Join(t.TempDir(), "w.sock")}
+	var err error
+	w.listener, err = net.Listen("unix", w.path)
+	must(t, err)
+	w.group.Go(func() {
+		for {
+			near, err := w.listener.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("unix", server)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			w.mu.Lock()
+			w.conns = append(w.conns, near, far)
+			w.mu.Unlock()
+			for _, pair := range [][2]net.Conn{{near, far}, {far, near}} {
+				w.group.Go(func() {
+					_, _ = io.Copy(pair[0], pair[1])
+					_ = pair[0].Close()
+					_ = pair[1].Close()
+				})
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = w.listener.Close()
+		w.cut()
+		w.group.Wait()
+	})
+	return w
+}
+
+// cut ends all connections.
+func (w *wire) cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, conn := range w.conns {
+		_ = conn.Close()
+	}
+	w.conns = nil
+}
+
+// suite holds a session to its contract with a server behind a unix socket.
+func suite(t *testing.T, start func(t *testing.T) (socket string)) {
+	t.Run("copy", func(t *testing.T) {
+		socket := start(t)
+		k := keep(t, session.Config{Endpoints: []string{"unix:" + socket}})
+		for i := range 50 {
+			write(t, k, insert(fmt.Sprintf("early%d", i)))
+		}
+		changed := make(chan string, 100)
+		other := keep(t, session.Config{
+			Endpoints: []string{"unix:" + filepath.Join(t.TempDir(), "none"), "unix:" + socket},
+			Changed:   func(table string) { changed <- table },
+		})
+		if have := names(t, other); len(have) != 50 {
+			t.Fatalf("the first copy has %d rows, want 50", len(have))
+		}
+		must(t, other.Do(within(t), func(s *session.Session) error {
+			if s.Endpoint() != "unix:"+socket {
+				t.Errorf("endpoint %s", s.Endpoint())
+			}
+			write(t, k, insert("late"))
+			return s.Await(within(t), func() bool { return len(session.Rows[box](s, table)) == 51 })
+		}))
+		if got := <-changed; got != table {
+			t.Errorf("change of table %q", got)
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		k := keep(t, session.Config{Endpoints: []string{"unix:" + start(t)}})
+		write(t, k, insert("a"))
+		must(t, k.Do(within(t), func(s *session.Session) error {
+			timeout := 0
+			ops := []ovsdb.Operation{
+				insert("b"),
+				{
+					Op: ovsdb.OperationWait, Table: table, Timeout: &timeout, Until: string(ovsdb.WaitConditionEqual),
+					Where:   []ovsdb.Condition{ovsdb.NewCondition("name", ovsdb.ConditionEqual, "a")},
+					Columns: []string{"name"}, Rows: []ovsdb.Row{{"name": "never"}},
+				},
+			}
+			results, err := s.Transact(within(t), ops...)
+			if err != nil {
+				return err
+			}
+			var refused *session.OperationError
+			if err := session.Check(ops, results); !errors.As(err, &refused) || refused.Reason != "timed out" || refused.Index != 1 {
+				t.Errorf("a wait that does not hold: %v", err)
+			}
+			return s.Sync(within(t))
+		}))
+		if have := names(t, k); have["b"] || !have["a"] {
+			t.Errorf("after a refused transaction: %v", have)
+		}
+	})
+	t.Run("loss", func(t *testing.T) {
+		socket := start(t)
+		w := newWire(t, socket)
+		connected, lost := make(chan bool, 10), make(chan bool, 10)
+		k := keep(t, session.Config{
+			Endpoints: []string{"unix:" + w.path},
+			Connected: func(again bool) { connected <- again }, Lost: func() { lost <- true },
+		})
+		steady := keep(t, session.Config{Endpoints: []string{"unix:" + socket}})
+		write(t, k, insert("before"))
+		if <-connected {
+			t.Error("the first connection is not another one")
+		}
+		calls := 0
+		must(t, k.Do(within(t), func(s *session.Session) error {
+			if calls++; calls == 1 {
+				w.cut()
+				write(t, steady, insert("meanwhile"))
+				err := s.Await(within(t), func() bool { return false })
+				if !errors.Is(err, session.ErrLost) || !s.IsLost() {
+					t.Errorf("on a lost session: %v", err)
+				}
+				if _, err := s.Transact(within(t)); !errors.Is(err, session.ErrLost) {
+					t.Errorf("transaction on a lost session: %v", err)
+				}
+				return err
+			}
+			if rows := session.Rows[box](s, table); len(rows) != 2 {
+				t.Errorf("the new copy has %d rows, want 2", len(rows))
+			}
+			return nil
+		}))
+		if calls != 2 || !<-connected || !<-lost {
+			t.Errorf("%d calls", calls)
+		}
+	})
+	t.Run("ends", func(t *testing.T) {
+		k := keep(t, session.Config{Endpoints: []string{"unix:" + filepath.Join(t.TempDir(), "none")}})
+		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		nothing := func(*session.Session) error { return nil }
+		if err := k.Do(short, nothing); !errors.Is(err, session.ErrNotConnected) {
+			t.Errorf("without a server: %v", err)
+		}
+		if k.Current() != nil {
+			t.Error("a session without a server")
+		}
+		k.Close()
+		k.Close()
+		if err := k.Do(within(t), nothing); !errors.Is(err, session.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	})
+}
+
+func TestConfig(t *testing.T) {
+	for name, config := range map[string]session.Config{
+		"no database":    {Tables: tables(), Endpoints: []string{"unix:/s"}},
+		"no table":       {Database: database, Endpoints: []string{"unix:/s"}},
+		"no endpoint":    {Database: database, Tables: tables()},
+		"no path":        {Database: database, Tables: tables(), Endpoints: []string{"unix:"}},
+		"no port":        {Database: database, Tables: tables(), Endpoints: []string{"tcp:192.0.2.1"}},
+		"no certificate": {Database: database, Tables: tables(), Endpoints: []string{"ssl:192.0.2.1:6641"}},
+		"other method":   {Database: database, Tables: tables(), Endpoints: []string{"punix:/s"}},
+	} {
+		k, err := session.Keep(t.Context(), config)
+		if !errors.Is(err, session.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if k != nil {
+			k.Close()
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	ops := []ovsdb.Operation{insert("a")}
+	var refused *session.OperationError
+	err := session.Check(ops, []ovsdb.OperationResult{{}, {Error: "referential integrity violation"}})
+	if !errors.As(err, &refused) || refused.Index != 1 || refused.Operation.Op != "" {
+		t.Errorf("a refused commit: %v", err)
+	}
+	if session.Check(ops, nil) == nil || session.Check(ops, []ovsdb.OperationResult{{}}) != nil {
+		t.Error("the number of results is not looked at")
+	}
+}
