@@ -18,6 +18,9 @@ func TestAll(t *testing.T) {
 	for group, want := range map[string][]string{
 		"network.openshift.io": {"ClusterNetwork", "EgressNetworkPolicy", "HostSubnet", "NetNamespace"},
 		"network.weft.dev":     {"NodeNetwork"},
+		"kubeovn.io": {
+			"IP", "IptablesDnatRule", "IptablesEIP", "IptablesFIPRule", "IptablesSnatRule", "QoSPolicy", "Subnet", "Vpc", "VpcNatGateway",
+		},
 	} {
 		if have := slices.Sorted(slices.Values(kinds[group])); !slices.Equal(have, want) {
 			t.Errorf("group %s has %v, want %v", group, have, want)
