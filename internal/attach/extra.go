@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -20,7 +21,7 @@ import (
 // an agent that does not know of it would set the files aside.
 const extraSuffix = "-extra"
 
-// extraFile is what a file in it holds. Fields of later versions are left alone.
+// extraFile is what a file in it holds. Fields of later versions are kept.
 type extraFile struct {
 	Version     int            `json:"version"`
 	ContainerID string         `json:"containerID"`
@@ -29,6 +30,50 @@ type extraFile struct {
 	Macvlan     *Macvlan       `json:"macvlan,omitempty"`
 	Bandwidth   cni.Bandwidth  `json:"bandwidth,omitzero"`
 	Secondary   bool           `json:"secondary,omitempty"`
+
+	Claims  []string        `json:"claims,omitempty"`
+	Details json.RawMessage `json:"details,omitempty"`
+
+	// unknown are the fields of later versions, which stay in the file as long as it does.
+	unknown map[string]json.RawMessage
+}
+
+// fields are the names of the fields that this version knows.
+func (extraFile) fields() []string {
+	return []string{"version", "containerID", "ifName", "hostPorts", "macvlan", "bandwidth", "secondary", "claims", "details"}
+}
+
+// extraFields is extraFile without its methods.
+type extraFields extraFile
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *extraFile) UnmarshalJSON(data []byte) error {
+	if err := json.Unmarshal(data, (*extraFields)(e)); err != nil {
+		return err
+	}
+	e.unknown = nil
+	if err := json.Unmarshal(data, &e.unknown); err != nil {
+		return err
+	}
+	for _, field := range e.fields() {
+		delete(e.unknown, field)
+	}
+	return nil
+}
+
+// MarshalJSON implements json.Marshaler.
+func (e extraFile) MarshalJSON() ([]byte, error) {
+	data, err := json.Marshal(extraFields(e))
+	if err != nil || len(e.unknown) == 0 {
+		return data, err
+	}
+	all := maps.Clone(e.unknown)
+	var own map[string]json.RawMessage
+	if err := json.Unmarshal(data, &own); err != nil {
+		return nil, err
+	}
+	maps.Copy(all, own)
+	return json.Marshal(all)
 }
 
 // Macvlan is the second interface of a pod that is in the node's own network.
@@ -56,6 +101,7 @@ func extraOf(rec *Record) extraFile {
 	return extraFile{
 		Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName,
 		HostPorts: rec.HostPorts, Macvlan: rec.Macvlan, Bandwidth: rec.Bandwidth, Secondary: rec.Secondary,
+		Claims: rec.Claims, Details: rec.Details,
 	}
 }
 
@@ -63,13 +109,17 @@ func extraOf(rec *Record) extraFile {
 func (e extraFile) give(rec *Record) {
 	rec.HostPorts, rec.Macvlan, rec.Bandwidth = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone(), e.Bandwidth
 	rec.Secondary = e.Secondary
+	rec.Claims, rec.Details = append([]string(nil), e.Claims...), append(json.RawMessage(nil), e.Details...)
 }
 
 func (e extraFile) empty() bool {
-	return len(e.HostPorts) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited() && !e.Secondary
+	return len(e.HostPorts) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited() && !e.Secondary && len(e.Claims) == 0 && len(e.Details) == 0 && len(e.unknown) == 0
 }
 
 func (e extraFile) equal(o extraFile) bool {
+	if !slices.Equal(e.Claims, o.Claims) || !bytes.Equal(e.Details, o.Details) || !maps.EqualFunc(e.unknown, o.unknown, slices.Equal[json.RawMessage]) {
+		return false
+	}
 	if e.Bandwidth != o.Bandwidth || e.Secondary != o.Secondary || (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
 		return false
 	}
@@ -172,9 +222,10 @@ func parseExtra(data []byte, key Key) (extraFile, error) {
 		return extraFile{}, fmt.Errorf("%w: something follows the JSON object", errContent)
 	}
 	is, valid := Key{file.ContainerID, file.IfName}, cni.ValidHostPorts(file.HostPorts) && file.Macvlan.valid() && file.Bandwidth.Valid()
+	valid = valid && validClaims(file.Claims) && validDetails(file.Details)
 	if file.Version != Version || is != key || !valid {
-		return extraFile{}, fmt.Errorf("%w: version %d, of attachment %s, host ports %v, macvlan %+v, bandwidth %+v",
-			errContent, file.Version, is, file.HostPorts, file.Macvlan, file.Bandwidth)
+		return extraFile{}, fmt.Errorf("%w: version %d, of attachment %s, host ports %v, macvlan %+v, bandwidth %+v, claims %q, details %s",
+			errContent, file.Version, is, file.HostPorts, file.Macvlan, file.Bandwidth, file.Claims, file.Details)
 	}
 	return file, nil
 }
@@ -198,8 +249,10 @@ func (p *extraFiles) set(key Key, extra extraFile) {
 // put writes what a record has, unless that is done. The caller holds the record's lock.
 func (p *extraFiles) put(rec *Record, temporary string) error {
 	key, extra := rec.Key(), extraOf(rec)
+	have := p.get(key)
+	extra.unknown = have.unknown
 	switch {
-	case p.get(key).equal(extra):
+	case have.equal(extra):
 		return nil
 	case extra.empty():
 		return p.remove(key)
@@ -208,7 +261,7 @@ func (p *extraFiles) put(rec *Record, temporary string) error {
 	if err != nil {
 		return err
 	}
-	p.set(key, extraFile{}) // whatever comes of it, there may be a file
+	p.set(key, extraFile{unknown: have.unknown}) // whatever comes of it, there may be a file
 	if err := writeFile(p.disk, fileName(key), temporary, data); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,6 +39,10 @@ const (
 	maxInterfaceName = 15
 	// maxAddresses bounds the addresses of one interface; dual stack needs two.
 	maxAddresses = 16
+	// maxClaims bounds the claims of one attachment, and maxClaim each in bytes.
+	maxClaims, maxClaim = 64, 512
+	// maxDetails bounds what a network keeps of an attachment, in bytes.
+	maxDetails = 16 << 10
 	// portPrefix starts the names of host ends.
 	portPrefix = "weft-p"
 )
@@ -108,6 +113,11 @@ type Record struct {
 	Macvlan   *Macvlan       `json:"-"`
 	Bandwidth cni.Bandwidth  `json:"-"`
 	Secondary bool           `json:"-"`
+	// Claims are what else the attachment has for itself on this node, in words of its network: "ofport br0 17". Of two attachments
+	// with one claim the second is refused with a *ConflictError. They are beside the record as well.
+	Claims []string `json:"-"`
+	// Details is what the network keeps of the attachment: a JSON object, or nothing. It is beside the record as well.
+	Details json.RawMessage `json:"-"`
 }
 
 // Key returns the attachment's key.
@@ -120,6 +130,7 @@ func (r *Record) clone() Record {
 	c.Addresses = append(c.Addresses, r.Addresses...)
 	c.Gateway = append(c.Gateway, r.Gateway...)
 	c.HostPorts, c.Macvlan = append([]cni.HostPort(nil), r.HostPorts...), r.Macvlan.clone()
+	c.Claims, c.Details = append([]string(nil), r.Claims...), append(json.RawMessage(nil), r.Details...)
 	return c
 }
 
@@ -178,6 +189,8 @@ func (r *Record) Validate() error {
 		{"macvlan", r.Macvlan.valid(), r.Macvlan},
 		{"bandwidth", r.Bandwidth.Valid(), r.Bandwidth},
 		{"hostPorts", cni.ValidHostPorts(r.HostPorts), r.HostPorts},
+		{"claims", validClaims(r.Claims), r.Claims},
+		{"details", validDetails(r.Details), string(r.Details)},
 	} {
 		if !field.valid {
 			return fmt.Errorf("attachment record: %s %q is not valid", field.name, fmt.Sprint(field.value))
@@ -199,6 +212,19 @@ func validAddresses(addresses []netip.Prefix) bool {
 		seen[addr] = true
 	}
 	return true
+}
+
+func validClaims(claims []string) bool {
+	return len(claims) <= maxClaims && !slices.ContainsFunc(claims, func(c string) bool { return c == "" || len(c) > maxClaim || !isPrintable(c) })
+}
+
+// validDetails reports whether details are a JSON object that leaves room in the file for all else.
+func validDetails(details json.RawMessage) bool {
+	if len(details) == 0 {
+		return true
+	}
+	var object map[string]json.RawMessage
+	return len(details) <= maxDetails && json.Unmarshal(details, &object) == nil && object != nil
 }
 
 func validGateway(gateway []netip.Addr) bool {

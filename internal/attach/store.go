@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,7 +35,7 @@ var ErrNotFound = errors.New("no record of the attachment")
 
 // ConflictError is returned by Put when another attachment holds what the record claims.
 type ConflictError struct {
-	// What is claimed twice: an address, an ofport or a host interface.
+	// What is claimed twice: an address, an ofport, a host interface or one of Claims.
 	What string
 	// Holder is the attachment that has it.
 	Holder Key
@@ -248,7 +249,7 @@ func (s *Store) Stale(bootID string) []Record {
 // Put writes a record, in place of the attachment's earlier one if there is one. When it returns nil the record
 // outlives this process, though not this boot of the node, which no interface does; when it fails, readers of the store and of the disk agree on what is there. It returns a
 // *ConflictError, and writes nothing, when another attachment holds one of the record's addresses (in the same
-// network), its OFPort or its HostInterface: whoever chose them from InUse chooses again. It returns a *HostPortError, and
+// network), its OFPort, its HostInterface or one of its Claims: whoever chose them from InUse chooses again. It returns a *HostPortError, and
 // writes nothing, when one of its HostPorts is another's that is not closing.
 func (s *Store) Put(ctx context.Context, rec Record) error {
 	rec = rec.clone()
@@ -256,6 +257,12 @@ func (s *Store) Put(ctx context.Context, rec Record) error {
 	rec.Created = rec.Created.UTC().Round(0)
 	if err := rec.Validate(); err != nil {
 		return err
+	}
+	if len(rec.Details) > 0 {
+		var err error
+		if rec.Details, err = json.Marshal(rec.Details); err != nil { // as it is after a trip to disk
+			return err
+		}
 	}
 	data, err := rec.encode()
 	if err != nil {
@@ -362,6 +369,11 @@ func conflict(a, b *Record) string {
 	if a.HostInterface != "" && a.HostInterface == b.HostInterface {
 		return "host interface " + a.HostInterface
 	}
+	for _, claim := range a.Claims {
+		if slices.Contains(b.Claims, claim) {
+			return claim
+		}
+	}
 	if a.Network != b.Network {
 		return ""
 	}
@@ -379,6 +391,8 @@ type InUse struct {
 	Addresses map[string]map[netip.Addr]Key
 	// OFPorts are in use on the integration bridge.
 	OFPorts map[uint32]Key
+	// Claims are what else is in use.
+	Claims map[string]Key
 }
 
 // InUse returns what is claimed, by records on disk and by those that are being written.
@@ -386,6 +400,7 @@ func (s *Store) InUse() InUse {
 	use := InUse{
 		Addresses: map[string]map[netip.Addr]Key{},
 		OFPorts:   map[uint32]Key{},
+		Claims:    map[string]Key{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -408,5 +423,8 @@ func (u *InUse) add(rec *Record) {
 	}
 	if rec.OFPort != 0 {
 		u.OFPorts[rec.OFPort] = key
+	}
+	for _, claim := range rec.Claims {
+		u.Claims[claim] = key
 	}
 }
