@@ -10,7 +10,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build image quickstart quickstart-down unit fuzz test soak vm bench lint generate fmt clean
+.PHONY: help build image quickstart quickstart-down unit fuzz test test-all soak vm bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,8 +34,11 @@ unit: ## unit tests: no root, nothing installed, seconds
 fuzz: ## fuzz every parser with 200,000 inputs each
 	@build/fuzz 200000
 
-test: ## everything: unit, a short fuzzing, engines on the real switch, clusters in the lab and on the kernel's datapath; as root
-	@build/test
+test: ## what a landing runs: unit, a short fuzzing, engines on the real switch, clusters in the lab and on the kernel's datapath; BASE=revision for what a change can reach; as root
+	@BASE='$(BASE)' build/test
+
+test-all: ## make test with every long repetition in full; as root
+	@FULL=1 build/test
 
 vm: ## clusters on the kernel's datapath, in a virtual machine; as root
 	@build/test vm

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,42 +25,38 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
 )
 
 // limit bounds every test of a lab that has its programs; a cold build of Kubernetes has its own.
 const limit = 5 * time.Minute
 
-// programs builds Weft's programs once.
-var programs = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // computed once
-	dir, err := os.MkdirTemp("", "weft-lab-test")
-	if err != nil {
-		return "", err
-	}
-	out, err := exec.Command("go", "build", "-o", dir+"/", "weft.dev/weft/cmd/...").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build Weft's programs: %w\n%s", err, out)
-	}
-	return dir, nil
-})
+// weftBin is the folder with Weft's programs. TestMain sets it.
+var weftBin string //nolint:gochecknoglobals // built once for all tests
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if dir, err := programs(); err == nil {
-		_ = os.RemoveAll(dir)
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "weft-lab-test")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		weftBin, err = programs.Folder(context.Background(), "..", dir)
 	}
-	os.Exit(code)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 func config(t *testing.T, runtime plan.Runtime) lab.Config {
 	t.Helper()
-	bin, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
 	raw := make([]byte, 4)
 	_, _ = rand.Read(raw)
-	return lab.Config{Name: "t" + hex.EncodeToString(raw), Nodes: 2, Runtime: runtime, WeftBin: bin}
+	return lab.Config{Name: "t" + hex.EncodeToString(raw), Nodes: 2, Runtime: runtime, WeftBin: weftBin}
 }
 
 func up(ctx context.Context, t *testing.T, cfg lab.Config) *lab.Cluster {

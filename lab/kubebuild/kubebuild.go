@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,7 +96,8 @@ func Cache() string {
 	return cache
 }
 
-// Ensure builds what is missing, one after the other, and returns the folder of the programs.
+// Ensure builds what is missing and returns the folder of the programs. The missing programs of one module are built by one go command, which
+// compiles what they share once and links them side by side.
 func Ensure(ctx context.Context, c Config) (string, error) {
 	v, err := Version(c.Module)
 	if err != nil {
@@ -109,12 +111,16 @@ func Ensure(ctx context.Context, c Config) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for i, p := range programs {
-		if exists(filepath.Join(bin, p.name)) {
+	for _, module := range []string{c.Module, corednsModule(c.Module)} {
+		missing := slices.DeleteFunc(slices.Clone(programs), func(p program) bool { return p.module != module || exists(filepath.Join(bin, p.name)) })
+		if len(missing) == 0 {
 			continue
 		}
-		name := fmt.Sprintf("build %s (%d of %d)", p.title, i+1, len(programs))
-		if err := c.Step(name, func() error { return c.build(ctx, bin, p) }); err != nil {
+		var titles []string
+		for _, p := range missing {
+			titles = append(titles, p.title)
+		}
+		if err := c.Step("build "+strings.Join(titles, ", "), func() error { return c.build(ctx, bin, missing) }); err != nil {
 			return "", err
 		}
 	}
@@ -124,6 +130,7 @@ func Ensure(ctx context.Context, c Config) (string, error) {
 // program is one program to build.
 type program struct {
 	name   string // of its file
+	output string // what go build names the file
 	title  string // for people
 	module string // the folder that it is built in
 	pkg    string
@@ -140,7 +147,7 @@ func (c Config) programs(v [3]string) ([]program, error) {
 			if !special {
 				pkg = "k8s.io/kubernetes/cmd/" + name
 			}
-			programs = append(programs, program{name: name, title: name + " " + v[0], module: c.Module, pkg: pkg, flags: flags})
+			programs = append(programs, program{name: name, output: name, title: name + " " + v[0], module: c.Module, pkg: pkg, flags: flags})
 		}
 	}
 	add(control)
@@ -157,7 +164,7 @@ func (c Config) programs(v [3]string) ([]program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(programs, program{name: dns, title: dns, module: corednsModule(c.Module), pkg: ".", flags: "-s -w"}), nil
+	return append(programs, program{name: dns, output: "coredns", title: dns, module: corednsModule(c.Module), pkg: ".", flags: "-s -w"}), nil
 }
 
 func exists(path string) bool {
@@ -165,25 +172,35 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// build holds a lock on the folder, so that labs that start at the same time build a program once. The program appears
-// under its name only when it is complete.
-func (c Config) build(ctx context.Context, bin string, p program) error {
+// build builds programs of one module. It holds a lock on the folder, so that labs that start at the same time build a program once. A program
+// appears under its name only when it is complete.
+func (c Config) build(ctx context.Context, bin string, programs []program) error {
 	unlock, err := lock(ctx, bin)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if exists(filepath.Join(bin, p.name)) {
+	programs = slices.DeleteFunc(programs, func(p program) bool { return exists(filepath.Join(bin, p.name)) })
+	if len(programs) == 0 {
 		return nil
 	}
-	half := filepath.Join(bin, "."+p.name+".new")
-	defer func() { _ = os.Remove(half) }()
-	_, err = c.Run(ctx, "", "env", "-C", p.module, "CGO_ENABLED=0", "GOWORK=off", "go", "build", "-trimpath", "-ldflags", p.flags, "-o", half, p.pkg)
-	if err != nil {
-		return fmt.Errorf("build %s: %w", p.title, err)
+	half := filepath.Join(bin, ".new")
+	defer func() { _ = os.RemoveAll(half) }()
+	if err := errors.Join(os.RemoveAll(half), os.Mkdir(half, 0o755)); err != nil {
+		return fmt.Errorf("make %s: %w", half, err)
 	}
-	if err := os.Rename(half, filepath.Join(bin, p.name)); err != nil {
-		return fmt.Errorf("keep %s: %w", p.name, err)
+	first := programs[0]
+	argv := []string{"env", "-C", first.module, "CGO_ENABLED=0", "GOWORK=off", "go", "build", "-trimpath", "-ldflags", first.flags, "-o", half + "/"}
+	for _, p := range programs {
+		argv = append(argv, p.pkg)
+	}
+	if _, err := c.Run(ctx, "", argv...); err != nil {
+		return fmt.Errorf("build %s and %d more: %w", first.title, len(programs)-1, err)
+	}
+	for _, p := range programs {
+		if err := os.Rename(filepath.Join(half, p.output), filepath.Join(bin, p.name)); err != nil {
+			return fmt.Errorf("keep %s: %w", p.name, err)
+		}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -38,8 +39,13 @@ func TestEnsureKeepsOnlyWhatIsComplete(t *testing.T) {
 		Step:   func(_ string, f func() error) error { return f() },
 		Run: func(_ context.Context, _ string, argv ...string) (string, error) {
 			built++
-			half := argv[len(argv)-2]
-			return "", errors.Join(os.WriteFile(half, []byte("program"), 0o700), result)
+			half := argv[slices.Index(argv, "-o")+1]
+			for _, pkg := range argv[slices.Index(argv, "-o")+2:] {
+				if err := os.WriteFile(filepath.Join(half, filepath.Base(pkg)), []byte("program"), 0o700); err != nil {
+					return "", err
+				}
+			}
+			return "", result
 		},
 	}
 	result = errCut
@@ -51,8 +57,17 @@ func TestEnsureKeepsOnlyWhatIsComplete(t *testing.T) {
 		t.Errorf("an interrupted build left %v", left)
 	}
 	result = nil
+	built = 0
 	if got, err := Ensure(t.Context(), c); err != nil || got != bin {
 		t.Fatalf("Ensure = %s, %v", got, err)
+	}
+	if built != 1 {
+		t.Errorf("%d go commands for the programs of one module", built)
+	}
+	for _, name := range []string{"kube-apiserver", "kubectl"} {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			t.Error(err)
+		}
 	}
 	built = 0
 	if _, err := Ensure(t.Context(), c); err != nil || built > 0 {

@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
 )
 
@@ -44,9 +45,9 @@ func name() string {
 // bring starts a lab without kubelets, for the time of a test.
 func bring(ctx context.Context, t *testing.T, nodes int) *lab.Cluster {
 	t.Helper()
-	bin := t.TempDir()
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "weft.dev/weft/cmd/...").CombinedOutput(); err != nil {
-		t.Fatalf("build Weft's programs: %v\n%s", err, out)
+	bin, err := programs.Folder(ctx, "../..", t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	cfg := lab.Config{Name: name(), Nodes: nodes, Runtime: plan.RuntimeCNI, WeftBin: bin}
 	before := list(t, cfg.Name)

@@ -8,28 +8,26 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"weft.dev/weft/lab/kubebuild"
+	"weft.dev/weft/lab/programs"
 )
 
 // config is a small machine for a shell's command.
 func config(t *testing.T, command string) Config {
 	t.Helper()
 	dir := t.TempDir()
-	program := filepath.Join(dir, "weft-lab")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "weft.dev/weft/cmd/weft-lab")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	bin, err := programs.Folder(t.Context(), "../..", dir)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return Config{
 		Argv: []string{"/bin/sh", "-c", command}, Dir: dir, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, Modules: []string{"openvswitch"},
-		CPUs: 1, Memory: 512, Cache: filepath.Join(kubebuild.Cache(), "vm"), Init: program,
+		CPUs: 1, Memory: 512, Cache: filepath.Join(kubebuild.Cache(), "vm"), Init: filepath.Join(bin, "weft-lab"),
 	}
 }
 

@@ -29,8 +29,8 @@ import (
 func TestEgressIPFailover(t *testing.T) {
 	config := lab.Config{Name: *labName + "f", Nodes: 3, Runtime: plan.RuntimeCNI, WeftBin: *weftBin}
 	if config.WeftBin == "" {
-		config.WeftBin = t.TempDir()
-		if err := build(t.Context(), config.WeftBin); err != nil {
+		var err error
+		if config.WeftBin, err = build(t.Context(), t.TempDir()); err != nil {
 			t.Fatal(err)
 		}
 	}

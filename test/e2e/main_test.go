@@ -22,6 +22,7 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
 	"weft.dev/weft/test/probe"
 )
@@ -69,13 +70,14 @@ func keep() (code int, err error) {
 	}
 	bin := *weftBin
 	if bin == "" {
-		if bin, err = os.MkdirTemp("", "weft-e2e-"); err != nil {
+		scratch, err := os.MkdirTemp("", "weft-e2e-")
+		if err != nil {
 			return 1, err
 		}
 		if !*keepLab {
-			defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
+			defer func() { _ = os.RemoveAll(scratch) }()
 		}
-		if err := build(ctx, bin); err != nil {
+		if bin, err = build(ctx, scratch); err != nil {
 			return 1, err
 		}
 	}
@@ -127,18 +129,13 @@ func takeDown(before probe.Inventory) error {
 	return before.LeftBy(after)
 }
 
-// build builds Weft's programs as they are shipped.
-func build(ctx context.Context, bin string) error {
+// build returns the folder with Weft's programs: dir, into which they are built, unless they are built already.
+func build(ctx context.Context, dir string) (string, error) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
-		return err
+		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", bin+"/", "./cmd/weft", "./cmd/weft-cni", "./cmd/weft-lab")
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building Weft: %w\n%s", err, out)
-	}
-	return nil
+	return programs.Folder(ctx, root, dir)
 }
 
 func runTests(ctx context.Context) (int, error) {

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
 	"weft.dev/weft/test/probe"
 )
@@ -26,17 +27,21 @@ import (
 const limit = 12 * time.Minute
 
 // build builds Weft's programs from a tree, as they are shipped.
-func build(t *testing.T, tree string, programs ...string) string {
+func build(t *testing.T, tree string, names ...string) string {
 	t.Helper()
 	bin := t.TempDir()
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin + "/"}
-	for _, program := range programs {
-		args = append(args, "./cmd/"+program)
+	if err := programs.Build(t.Context(), tree, bin, names...); err != nil {
+		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "go", args...)
-	cmd.Dir, cmd.Env = tree, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build Weft in %s: %v\n%s", tree, err, out)
+	return bin
+}
+
+// current returns a folder with the programs of this tree.
+func current(t *testing.T) string {
+	t.Helper()
+	bin, err := programs.Folder(t.Context(), root(t), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

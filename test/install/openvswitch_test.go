@@ -14,7 +14,7 @@ import (
 // A node without an Open vSwitch of its own gets one in a pod: pods reach each other and the outside; what is of the agent
 // does not touch the switch; and a switch that is replaced has its ports and flows again.
 func TestOpenVSwitchInPods(t *testing.T) {
-	c := up(t, lab.Config{Nodes: 1, NoSwitch: true, WeftBin: build(t, root(t), "weft", "weft-cni", "weft-lab")})
+	c := up(t, lab.Config{Nodes: 1, NoSwitch: true, WeftBin: current(t)})
 	c.start("a", "n1")
 	c.start("b", "n1")
 	reach := func(when string) {

@@ -41,7 +41,7 @@ func TestUpgradeAndUninstall(t *testing.T) {
 	before := previous(ctx, t)
 	here := root(t)
 	c := up(t, lab.Config{
-		Nodes: 2, NoWeft: true, WeftBin: build(t, here, "weft", "weft-cni", "weft-lab"), DeployDir: filepath.Join(before, "deploy"),
+		Nodes: 2, NoWeft: true, WeftBin: current(t), DeployDir: filepath.Join(before, "deploy"),
 	})
 	traces := map[string]trace{}
 	for _, n := range c.Nodes() {
