@@ -238,6 +238,7 @@ func TestQuickstart(t *testing.T) {
 	if want := (map[[2]bool]int{{true, true}: 12, {true, false}: 2, {false, false}: 6}); !maps.Equal(may, want) {
 		t.Errorf("by policies (HTTP, ICMP) may reach each other: %v, want %v", may, want)
 	}
+	followTour(ctx, t, own)
 	began := time.Now()
 	if out, err := exec.CommandContext(ctx, script, "down", own).CombinedOutput(); err != nil {
 		t.Fatalf("down: %v\n%s", err, out)

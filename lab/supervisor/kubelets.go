@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +21,29 @@ import (
 
 // applets are the commands that the busybox image has under their own names.
 var applets = []string{ //nolint:gochecknoglobals // a constant table
-	"sh", "sleep", "ping", "wget", "nc", "httpd", "ip", "ls", "cat", "nslookup", "hostname", "arping", "traceroute", "grep", "env", "date", "id",
+	"sh", "sleep", "ping", "httpd", "ip", "ls", "cat", "hostname", "arping", "traceroute", "grep", "env", "date", "id", "timeout", "seq",
+}
+
+// tools are programs of Debian's that upstream's test images have. busybox has commands of these names too; built statically, those that
+// resolve names crash on some processors, and its nc lacks what upstream's tests ask of OpenBSD's.
+var tools = map[string]string{ //nolint:gochecknoglobals // a constant table
+	"/usr/bin/curl": "curl", "/usr/bin/wget": "wget", "/bin/nc": "nc.openbsd", "/usr/bin/dig": "dig", "/usr/bin/nslookup": "nslookup",
+}
+
+// toolFiles returns the tools and their libraries, by their path in an image.
+func (s *Supervisor) toolFiles(ctx context.Context) (map[string]string, error) {
+	files := map[string]string{}
+	for path, name := range tools {
+		found, err := exec.LookPath(name)
+		if err != nil {
+			return nil, fmt.Errorf("find %s for the pods' images: %w (apt-get install curl wget netcat-openbsd bind9-dnsutils)", name, err)
+		}
+		files[path] = found
+		for _, library := range image.Libraries(ctx, s.group.Run, found) {
+			files[library] = library
+		}
+	}
+	return files, nil
 }
 
 // bringKubelets starts what runs pods on every node, and Weft in pods.
@@ -157,10 +180,16 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 	for _, a := range applets {
 		links["/bin/"+a] = "busybox"
 	}
-	box := map[string]string{"/bin/busybox": busybox}
-	agnhost := map[string]string{"/agnhost": filepath.Join(s.plane.Bin, "agnhost"), "/bin/busybox": busybox}
+	pause := map[string]string{"/bin/busybox": busybox}
+	box, err := s.toolFiles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	box["/bin/busybox"] = busybox
+	agnhost := maps.Clone(box)
+	agnhost["/agnhost"] = filepath.Join(s.plane.Bin, "agnhost")
 	images := []image.Image{
-		{Ref: kubenode.Pause, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}, Files: box},
+		{Ref: kubenode.Pause, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}, Files: pause},
 		{Ref: "weft.local/busybox:1", Entrypoint: []string{"/bin/busybox"}, Files: box, Links: links},
 		{Ref: "weft.local/agnhost:dev", Entrypoint: []string{"/agnhost"}, Files: agnhost, Links: links},
 		{Ref: addon.CoreDNSImage, Entrypoint: []string{"/coredns"}, Files: map[string]string{"/coredns": filepath.Join(s.plane.Bin, coredns)}},
