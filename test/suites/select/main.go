@@ -52,7 +52,7 @@ func run(ctx context.Context, base string) error {
 		for _, pattern := range suite.Tests {
 			folder := strings.TrimSuffix(strings.TrimPrefix(pattern, "./"), "/...")
 			if _, err := os.Stat(folder); err == nil {
-				fmt.Println(pattern)
+				_, _ = fmt.Fprintln(os.Stdout, pattern)
 			}
 		}
 	}
