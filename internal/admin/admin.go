@@ -56,6 +56,8 @@ type State struct {
 	// Realised says, by kind, which objects of the API server are in effect, as far as it is Known: an agent that starts does not know.
 	Realised      []Realised `json:"realised,omitempty"`
 	RealisedKnown bool       `json:"realisedKnown"`
+	// RefusedEgressIPs are egress addresses that the node cannot hold, and why; nil while they are not known.
+	RefusedEgressIPs map[string]string `json:"refusedEgressIPs,omitempty"`
 	// Engines are all that the agent keeps in step.
 	Engines []Engine `json:"engines"`
 }

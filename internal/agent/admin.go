@@ -73,6 +73,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
 	s.VXLANPorts = a.objects.ports.tells()
+	s.RefusedEgressIPs = a.objects.egressIPs.refusals()
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}

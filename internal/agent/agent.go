@@ -200,6 +200,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	changed := a.status.changed
+	a.objects.egressIPs.tell = changed
 	a.objects.marks.changed.Store(&changed)
 	if a.store, err = attach.Open(a.records); err != nil {
 		return err

@@ -45,10 +45,16 @@ type egressIPs struct {
 	choices map[uint32]*choice
 	// cannot are the addresses that this node is to hold and cannot, and why.
 	cannot map[netip.Addr]string
+	// unfit are these, and those that the node's ranges would give it and that it could not hold either.
+	unfit map[netip.Addr]string
 
 	// judging guards what follows.
 	judging  sync.Mutex
 	problems map[string]string
+	// unheld are the addresses of unfit, for the node's status; nil until they are known.
+	unheld map[string]string
+	// tell is called when unheld has changed. It must not wait.
+	tell func()
 }
 
 // site is what egress addresses depend on of the node and the network.
@@ -65,6 +71,7 @@ func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed 
 	e := &egressIPs{
 		follower: newFollower(vnids, changed), cache: store, node: node, inhabited: make(chan struct{}, 1),
 		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, known: map[string]egressip.Namespace{},
+		tell: func() {},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
 	return e
@@ -104,9 +111,11 @@ func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	defer e.stepping.Unlock()
 	watched, err := e.follower.end(ctx)
 	if watched {
+		e.cannot, e.unfit = nil, nil
 		clear(e.known)
 		e.choices = nil
 		e.alive.Watch(nil)
+		e.judge()
 	}
 	return errors.Join(err, network.UpdateEgressIPs(ctx, overlay.EgressIPs{}))
 }
@@ -176,9 +185,24 @@ func (e *egressIPs) judge() {
 			}
 		}
 	}
+	unheld := make(map[string]string, len(e.unfit))
+	for address, why := range e.unfit {
+		unheld[address.String()] = why
+	}
+	e.judging.Lock()
+	changed := e.unheld == nil || !maps.Equal(e.unheld, unheld)
+	e.problems, e.unheld = problems, unheld
+	e.judging.Unlock()
+	if changed {
+		e.tell()
+	}
+}
+
+// refusals returns the egress addresses that this node cannot hold, and why; nil while that is not known.
+func (e *egressIPs) refusals() map[string]string {
 	e.judging.Lock()
 	defer e.judging.Unlock()
-	e.problems = problems
+	return maps.Clone(e.unheld)
 }
 
 // peer is where a node with egress addresses is reached.
@@ -196,12 +220,16 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	peers := map[string]peer{}
 	for i := range subnets {
 		object := &subnets[i]
-		nodes = append(nodes, egressip.Node{Name: object.Name, IPs: clusternetwork.HostedEgressIPs(object)})
 		if parsed, err := clusternetwork.ParseHostSubnet(object); err == nil && parsed.Subnet.IsValid() {
 			peers[object.Name] = peer{parsed.HostIP, parsed.Subnet.Addr().Next(), parsed.UID, object.ResourceVersion}
 		}
 	}
-	e.cannot = map[netip.Addr]string{}
+	e.cannot, e.unfit = nil, nil
+	for i := range subnets {
+		nodes = append(nodes, egressip.Node{
+			Name: subnets[i].Name, IPs: clusternetwork.HostedEgressIPs(&subnets[i]), Refused: e.refusedBy(&subnets[i], peers),
+		})
+	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
 	all := overlay.EgressIPs{Ways: map[uint32]overlay.EgressWay{}, Namespaces: map[string]uint32{}}
 	e.choices = map[uint32]*choice{}
@@ -228,6 +256,35 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		}
 	}
 	return all
+}
+
+// refusedBy returns the egress addresses that a node cannot hold: as its status says, and of this node as it is now. Of this node it
+// notes them, those too that the ranges of its HostSubnet would give it.
+func (e *egressIPs) refusedBy(object *networkv1.HostSubnet, peers map[string]peer) map[netip.Addr]string {
+	if object.Name != e.node {
+		return clusternetwork.RefusedEgressIPs(object)
+	}
+	listed, ranges := clusternetwork.HostedEgressIPs(object), clusternetwork.EgressCIDRs(object)
+	e.cannot, e.unfit = map[netip.Addr]string{}, map[netip.Addr]string{}
+	for _, ns := range e.known {
+		for _, address := range ns.IPs {
+			lists := slices.Contains(listed, address)
+			if !lists && !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(address) }) || e.unfit[address] != "" {
+				continue
+			}
+			err := e.site.check(address, peers)
+			if err == nil {
+				continue
+			}
+			e.unfit[address] = err.Error()
+			if lists {
+				e.cannot[address] = err.Error()
+				own := peers[e.node]
+				e.refused(own.uid, own.version, address, err.Error())
+			}
+		}
+	}
+	return e.unfit
 }
 
 // choice is a way that leads to several other nodes, and the namespaces whose pods it is for.
@@ -268,12 +325,6 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 			if at, known := peers[holder.Node]; known {
 				others = append(others, at)
 			}
-			continue
-		}
-		if err := e.site.check(holder.IP, peers); err != nil {
-			own := peers[e.node]
-			e.refused(own.uid, own.version, holder.IP, err.Error())
-			e.cannot[holder.IP] = err.Error()
 			continue
 		}
 		here = holder.IP

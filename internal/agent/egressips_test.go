@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/egressip"
 	"weft.dev/weft/internal/overlay"
@@ -222,5 +223,47 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 		if got := strings.Join(words, " "); got != want {
 			t.Errorf("with pods of %q: %q are asked, want %q", inhabited, got, want)
 		}
+	}
+}
+
+// An address that its node says it cannot hold gets no share, and neither does one that this node cannot hold, which it reports: also
+// one that its ranges would give it.
+func TestEgressWaysWithoutRefused(t *testing.T) {
+	addr := netip.MustParseAddr
+	n1 := egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50", "192.0.2.101")
+	n1.EgressCIDRs = []string{"192.0.2.0/24", "198.51.100.0/24"}
+	n2 := egressHost("n2", "192.0.2.2", "10.128.2.0/23", "192.0.2.102")
+	n2.Status.RefusedEgressIPs = []networkv1.HostSubnetRefusedEgressIP{{IP: "192.0.2.102", Reason: "it is taken"}}
+	n3 := egressHost("n3", "192.0.2.3", "10.128.4.0/23", "192.0.2.103")
+	e := egressNode(clusternetwork.ModeMultitenant,
+		egressip.Namespace{Name: "a", VNID: 10, IPs: []netip.Addr{addr("192.0.2.102"), addr("192.0.2.103")}},
+		egressip.Namespace{Name: "b", VNID: 11, IPs: []netip.Addr{addr("192.0.2.50"), addr("192.0.2.101")}},
+		egressip.Namespace{Name: "c", VNID: 12, IPs: []netip.Addr{addr("198.51.100.7")}},
+	)
+	if e.refusals() != nil {
+		t.Error("what the node cannot hold is said to be known")
+	}
+	told := 0
+	e.tell = func() { told++ }
+	want := map[uint32]overlay.EgressWay{10: {Nodes: []netip.Addr{addr("192.0.2.3")}}, 11: {Address: addr("192.0.2.101")}, 12: {}}
+	for range 2 {
+		got := e.ways([]networkv1.HostSubnet{n1, n2, n3})
+		if diff := cmp.Diff(want, got.Ways, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("ways (-want +got):\n%s", diff)
+		}
+	}
+	refusals := e.refusals()
+	if len(refusals) != 2 || refusals["192.0.2.50"] == "" || refusals["198.51.100.7"] == "" || told != 1 {
+		t.Errorf("refusals %v, told %d times", refusals, told)
+	}
+	if said := e.said(); len(said) != 1 || said["b"] == "" {
+		t.Errorf("not as they say: %v", said)
+	}
+	state := admin.State{RefusedEgressIPs: refusals}
+	if got := statusOf(&state, &n1, time.Unix(1, 0)); len(got.RefusedEgressIPs) != 2 || got.RefusedEgressIPs[0].IP != "192.0.2.50" {
+		t.Errorf("status %v", got.RefusedEgressIPs)
+	}
+	if got := statusOf(&admin.State{}, &n2, time.Unix(1, 0)); len(got.RefusedEgressIPs) != 1 {
+		t.Errorf("the status of an agent that starts loses what was known: %v", got.RefusedEgressIPs)
 	}
 }

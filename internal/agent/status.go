@@ -46,6 +46,7 @@ const (
 	maxMessage    = 1024 // bytes
 	maxExceptions = 20
 	maxException  = 256 // bytes
+	maxRefused    = 64
 )
 
 // fieldManager names the agent as the owner of its part of the status.
@@ -245,6 +246,15 @@ func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) net
 	}
 	if state.VXLANPorts == nil {
 		status.VXLANPorts = have.DeepCopy().Status.VXLANPorts
+	}
+	if state.RefusedEgressIPs == nil {
+		status.RefusedEgressIPs = have.DeepCopy().Status.RefusedEgressIPs
+	}
+	for _, ip := range slices.Sorted(maps.Keys(state.RefusedEgressIPs)) {
+		if len(status.RefusedEgressIPs) < maxRefused {
+			status.RefusedEgressIPs = append(status.RefusedEgressIPs,
+				networkv1.HostSubnetRefusedEgressIP{IP: ip, Reason: bounded(state.RefusedEgressIPs[ip], maxException)})
+		}
 	}
 	if !state.RealisedKnown {
 		status.Realised = have.DeepCopy().Status.Realised

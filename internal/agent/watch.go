@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -153,7 +154,11 @@ func (o *objects) run(ctx context.Context) error {
 				if concerns(old, now) {
 					o.signal()
 				} else if host, ok := now.(*networkv1.HostSubnet); ok {
-					o.ports.updated(old.(*networkv1.HostSubnet), host) //nolint:forcetypeassert // of one kind
+					before := old.(*networkv1.HostSubnet) //nolint:forcetypeassert // of one kind
+					o.ports.updated(before, host)
+					if !slices.Equal(before.Status.RefusedEgressIPs, host.Status.RefusedEgressIPs) {
+						o.egressIPs.signal()
+					}
 				}
 			},
 			DeleteFunc: func(any) { o.signal() },

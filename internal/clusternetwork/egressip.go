@@ -1,6 +1,7 @@
 package clusternetwork
 
 import (
+	"cmp"
 	"net/netip"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
@@ -19,6 +20,17 @@ func WantedEgressIPs(nn *networkv1.NetNamespace) []netip.Addr {
 
 // HostedEgressIPs returns the egress addresses that a HostSubnet lists, without what is no address.
 func HostedEgressIPs(hs *networkv1.HostSubnet) []netip.Addr { return egressAddresses(hs.EgressIPs) }
+
+// RefusedEgressIPs returns the egress addresses that a HostSubnet's node says it cannot hold, and why.
+func RefusedEgressIPs(hs *networkv1.HostSubnet) map[netip.Addr]string {
+	refused := map[netip.Addr]string{}
+	for _, r := range hs.Status.RefusedEgressIPs {
+		if addr, err := netip.ParseAddr(r.IP); err == nil {
+			refused[addr] = cmp.Or(r.Reason, "its agent gives no reason")
+		}
+	}
+	return refused
+}
 
 // EgressCIDRs returns the ranges of egress addresses that a HostSubnet's node may host, without what is no range.
 func EgressCIDRs(hs *networkv1.HostSubnet) []netip.Prefix {

@@ -10,8 +10,8 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// foundElsewhere leaves out updates of what agents found of their nodes: it changes no plan. The controller's own condition
-// counts, so that it is put back.
+// foundElsewhere leaves out updates of what agents found of their nodes, but for egress addresses that they cannot hold: nothing else
+// changes a plan. The controller's own condition counts, so that it is put back.
 func foundElsewhere() predicate.TypedPredicate[*networkv1.HostSubnet] {
 	return predicate.TypedFuncs[*networkv1.HostSubnet]{UpdateFunc: func(e event.TypedUpdateEvent[*networkv1.HostSubnet]) bool {
 		if e.ObjectOld.ResourceVersion == e.ObjectNew.ResourceVersion {
@@ -25,7 +25,7 @@ func foundElsewhere() predicate.TypedPredicate[*networkv1.HostSubnet] {
 func withoutFindings(hs *networkv1.HostSubnet) *networkv1.HostSubnet {
 	mine := hs.DeepCopy()
 	mine.ResourceVersion, mine.ManagedFields = "", nil
-	mine.Status = networkv1.HostSubnetStatus{}
+	mine.Status = networkv1.HostSubnetStatus{RefusedEgressIPs: hs.Status.RefusedEgressIPs}
 	if valid := meta.FindStatusCondition(hs.Status.Conditions, networkv1.ConditionValid); valid != nil {
 		mine.Status.Conditions = append(mine.Status.Conditions, *valid)
 	}

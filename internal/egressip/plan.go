@@ -28,6 +28,8 @@ type Node struct {
 	// Limited says that it can hold at most Capacity addresses.
 	Limited  bool
 	Capacity int
+	// Refused are addresses that it says it cannot hold, and why: it does not count as their node.
+	Refused map[netip.Addr]string
 	// Offline says that it does not answer: what another can have instead is taken off it. Only Assign looks at it.
 	Offline bool
 	// Unproven says that it is not known to answer: it keeps what it has, and gets nothing. Only Assign looks at it.
@@ -61,6 +63,8 @@ const (
 	ReasonConflict = "EgressIPConflict"
 	// ReasonUnassigned says that no node has an address.
 	ReasonUnassigned = "EgressIPUnassigned"
+	// ReasonRefused says that the node that lists an address cannot hold it.
+	ReasonRefused = "EgressIPRefused"
 )
 
 // Problem is what keeps an address from being used.
@@ -136,10 +140,12 @@ type claims struct {
 	// vnids are those that want an address, nodes are those that list it, in order.
 	vnids map[netip.Addr][]uint32
 	nodes map[netip.Addr][]string
+	// refused are what nodes cannot hold, by their names, and why.
+	refused map[string]map[netip.Addr]string
 }
 
 func newClaims(namespaces []Namespace, nodes []Node) *claims {
-	c := &claims{projects: map[uint32]*project{}, vnids: map[netip.Addr][]uint32{}, nodes: map[netip.Addr][]string{}}
+	c := &claims{projects: map[uint32]*project{}, vnids: map[netip.Addr][]uint32{}, nodes: map[netip.Addr][]string{}, refused: map[string]map[netip.Addr]string{}}
 	ordered := slices.SortedFunc(slices.Values(namespaces), func(a, b Namespace) int { return cmp.Compare(a.Name, b.Name) })
 	for _, ns := range ordered {
 		if len(ns.IPs) == 0 {
@@ -162,6 +168,7 @@ func newClaims(namespaces []Namespace, nodes []Node) *claims {
 		}
 	}
 	for _, node := range nodes {
+		c.refused[node.Name] = node.Refused
 		for _, ip := range node.IPs {
 			if !slices.Contains(c.nodes[ip], node.Name) {
 				c.nodes[ip] = append(c.nodes[ip], node.Name)
@@ -193,6 +200,8 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 			tell(ReasonUnassigned, "%s is hosted by no node: list it in egressIPs of a HostSubnet, or have it in egressCIDRs of one", ip)
 		case len(listed) > 1:
 			tell(ReasonConflict, "%s is listed by nodes %s: nobody uses it until one does", ip, strings.Join(listed, ", "))
+		case c.refused[listed[0]][ip] != "":
+			tell(ReasonRefused, "%s is not used: node %s cannot hold it: %s", ip, listed[0], c.refused[listed[0]][ip])
 		default:
 			at := slices.IndexFunc(holders, func(h Holder) bool { return h.Node == listed[0] })
 			if at >= 0 {

@@ -138,6 +138,8 @@ const (
 	ReasonEgressIPConflict = "EgressIPConflict"
 	// ReasonEgressIPUnassigned stands where no node has an egress address; the message says why.
 	ReasonEgressIPUnassigned = "EgressIPUnassigned"
+	// ReasonEgressIPRefused stands where the node that is to have an egress address cannot hold it; the message says why.
+	ReasonEgressIPRefused = "EgressIPRefused"
 	// ReasonServing stands with ConditionReady True on HostSubnet.
 	ReasonServing = "Serving"
 	// ReasonNotServing stands where an agent cannot serve pods yet; the message says what it waits for.

@@ -121,6 +121,25 @@ type HostSubnetStatus struct {
 	// +listMapKey=kind
 	// +kubebuilder:validation:MaxItems=16
 	Realised []HostSubnetRealised `json:"realised,omitempty"`
+
+	// refusedEgressIPs are the egress addresses, of those in egressIPs and egressCIDRs that NetNamespaces want, that the node cannot
+	// hold. No node sends traffic to it for them, and where ranges give out addresses, another node gets them.
+	// +optional
+	// +listType=map
+	// +listMapKey=ip
+	// +kubebuilder:validation:MaxItems=64
+	RefusedEgressIPs []HostSubnetRefusedEgressIP `json:"refusedEgressIPs,omitempty"`
+}
+
+// HostSubnetRefusedEgressIP is an egress address that a node cannot hold.
+type HostSubnetRefusedEgressIP struct {
+	// ip is the address.
+	// +kubebuilder:validation:MaxLength=15
+	IP string `json:"ip"`
+	// reason says why, and what to do.
+	// +optional
+	// +kubebuilder:validation:MaxLength=300
+	Reason string `json:"reason,omitempty"`
 }
 
 // HostSubnetRealised says which objects of one kind are in effect on a node.

@@ -51,6 +51,7 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 		nodes = append(nodes, egressip.Node{
 			Name: hs.Name, IPs: clusternetwork.HostedEgressIPs(hs), CIDRs: clusternetwork.EgressCIDRs(hs),
 			Limited: limited, Capacity: capacity, Offline: s.Offline[hs.Name], Unproven: s.Unproven[hs.Name],
+			Refused: clusternetwork.RefusedEgressIPs(hs),
 		})
 		uids[Object{Kind: KindHostSubnet, Name: hs.Name}] = Object{KindHostSubnet, hs.Name, hs.UID}
 	}

@@ -79,3 +79,16 @@ func TestEgressIPsSayWhy(t *testing.T) {
 		}
 	}
 }
+
+// An address that its host says it cannot hold is not in use.
+func TestEgressIPsRefused(t *testing.T) {
+	n1 := hosting("n1", "", "192.0.2.5")
+	n1.Status.RefusedEgressIPs = []networkv1.HostSubnetRefusedEgressIP{{IP: "192.0.2.5", Reason: "it is taken"}}
+	result := EgressIPs(EgressIPState{
+		HostSubnets:   []networkv1.HostSubnet{n1, hosting("n2", "", "192.0.2.6")},
+		NetNamespaces: []networkv1.NetNamespace{wanting("a", 10, "192.0.2.5", "192.0.2.6")},
+	})
+	if result.InUse["a"] != "192.0.2.6 at n2" || len(result.Problems) != 1 || result.Problems[0].Reason != networkv1.ReasonEgressIPRefused {
+		t.Errorf("%+v", result)
+	}
+}

@@ -1,0 +1,70 @@
+package egressip_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/internal/egressip"
+)
+
+// refusing is a node that cannot hold some addresses.
+func refusing(n egressip.Node, numbers ...int) egressip.Node {
+	n.Refused = map[netip.Addr]string{}
+	for _, number := range numbers {
+		n.Refused[ip(number)] = "it is taken"
+	}
+	return n
+}
+
+// An address that its node cannot hold gets no share of the traffic, and is told. It does not keep another address of the project at the
+// same node from being used.
+func TestPlanWithoutRefused(t *testing.T) {
+	plan := egressip.NewPlan(
+		[]egressip.Namespace{ns("a", 10, 1, 2), ns("b", 11, 3), ns("c", 12, 4, 5)},
+		[]egressip.Node{refusing(node("n1", 1, 3, 4, 5), 1, 3, 4, 9), refusing(node("n2", 2), 1)},
+	)
+	want := map[uint32][]egressip.Holder{10: {{IP: ip(2), Node: "n2"}}, 11: nil, 12: {{IP: ip(5), Node: "n1"}}}
+	for vnid, holders := range want {
+		if diff := cmp.Diff(holders, plan.Ways[vnid].Holders, equate); diff != "" {
+			t.Errorf("project %d (-want +got):\n%s", vnid, diff)
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		if !strings.Contains(told(plan.Problems), "NetNamespace "+name+": EgressIPRefused: egressIPs: ") {
+			t.Errorf("%s: told\n%s", name, told(plan.Problems))
+		}
+	}
+	if !strings.Contains(told(plan.Problems), "node n1 cannot hold it: it is taken") {
+		t.Errorf("told\n%s", told(plan.Problems))
+	}
+}
+
+// Ranges give an address that one node cannot hold to another, in two rounds, and leave it there. Where no node can hold it, the
+// namespace's problem says why of each.
+func TestAssignWithoutRefused(t *testing.T) {
+	ranges := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	n1, n2 := refusing(node("n1", 1), 1), node("n2")
+	n1.CIDRs, n2.CIDRs = ranges, ranges
+	namespaces := []egressip.Namespace{ns("a", 10, 1)}
+	first := egressip.Assign(namespaces, []egressip.Node{n1, n2})
+	if len(first.IPs["n1"]) != 0 || len(first.IPs["n2"]) != 0 || !first.Again {
+		t.Errorf("first round: %+v", first)
+	}
+	n1.IPs = nil
+	for round := range 2 {
+		next := egressip.Assign(namespaces, []egressip.Node{n1, n2})
+		if diff := cmp.Diff(map[string][]netip.Addr{"n1": nil, "n2": ips(1)}, next.IPs, equate); diff != "" || next.Again {
+			t.Errorf("round %d (-want +got):\n%s", round+2, diff)
+		}
+		n2.IPs = next.IPs["n2"]
+	}
+	n2 = refusing(n2, 1)
+	n2.IPs = nil
+	none := egressip.Assign(namespaces, []egressip.Node{n1, n2})
+	if text := told(none.Problems); !strings.Contains(text, "node n1 cannot hold it: it is taken; node n2 cannot hold it: it is taken") {
+		t.Errorf("told %q", text)
+	}
+}
