@@ -121,7 +121,7 @@ func TestEgressIPCapacity(t *testing.T) {
 	c.start(nil)
 	c.awaitSubnet("n1", "192.0.2.1", "")
 	c.list(node, "n1", func() {
-		node.Annotations = map[string]string{annotationEgressConfig: `[{"interface":"eth0","ifaddr":{"ipv4":"192.0.2.0/24"},"capacity":{"ipv4":1}}]`}
+		node.Annotations = map[string]string{"cloud.network.openshift.io/egress-ipconfig": `[{"interface":"eth0","ifaddr":{"ipv4":"192.0.2.0/24"},"capacity":{"ipv4":1}}]`}
 	})
 	for i, name := range []string{"shop", "cart"} {
 		c.awaitVNID(name, func(networkv1.NetNamespace) bool { return true })
@@ -130,7 +130,7 @@ func TestEgressIPCapacity(t *testing.T) {
 	c.ranges("n1", "192.0.2.0/24")
 	c.awaitEgressIPs("n1", "192.0.2.101") // cart's: of projects that want as many, the first by name
 	c.awaitInUse("shop", networkv1.ReasonEgressIPUnassigned, "node n1 has all 1 that it can have")
-	c.list(node, "n1", func() { node.Annotations = map[string]string{annotationEgressConfig: "nonsense"} })
-	c.awaitEvent("Node", "n1", "annotation "+annotationEgressConfig)
+	c.list(node, "n1", func() { node.Annotations = map[string]string{"cloud.network.openshift.io/egress-ipconfig": "nonsense"} })
+	c.awaitEvent("Node", "n1", "annotation "+"cloud.network.openshift.io/egress-ipconfig")
 	c.awaitEgressIPs("n1", "192.0.2.101", "192.0.2.100")
 }

@@ -1,15 +1,12 @@
-// Package controller is the cluster's side of Weft: it gives nodes their subnets (HostSubnets), namespaces their VNIDs
-// (NetNamespaces), and says on the ClusterNetwork what is wrong. It is wiring: what to write is decided by package plan.
+// Package controller is the cluster's side of Weft: one program that has a part for each network (parts). It is wiring: what a part
+// reads, writes and decides is in the network's own package cluster.
 //
 // Of several replicas one works at a time, chosen by a lease. In a cluster that is as it should be nothing is written.
 //
-// What it needs of the API server, and nothing more (deploy/chart/templates/controller-rbac.yaml):
+// At the API server it needs what its parts say (cluster.Part.Objects; a test compares that with
+// deploy/chart/templates/controller-rbac.yaml), and besides:
 //
-//	nodes, namespaces                       get, list, watch
-//	clusternetworks, egressnetworkpolicies  get, list, watch
-//	hostsubnets, netnamespaces              get, list, watch, create, update, delete
-//	.../status of these four                update
-//	events (events.k8s.io)                  create, patch       in "default" of cluster-scoped objects, of policies in theirs
+//	events (events.k8s.io)                  create, patch       in "default" of cluster-scoped objects, of others in theirs
 //	leases, events in its own namespace     leader election
 package controller
 
@@ -24,20 +21,19 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	networkv1 "weft.dev/weft/api/openshift/v1"
+	shared "weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
+	overlaycluster "weft.dev/weft/internal/overlay/cluster"
 )
 
 // Defaults of Options.
@@ -109,20 +105,24 @@ func Run(ctx context.Context, options Options) error {
 		return err
 	}
 	log.SetLogger(logr.FromSlogHandler(options.Logger.Handler()))
-	stands := &standing{told: metrics.NewController(options.Version)}
-	options.Config = stands.wrap(options.Config)
+	told := metrics.NewController(options.Version)
+	ready := shared.NewReadiness(told)
+	options.Config = ready.Wrap(options.Config)
 	mgr, err := newManager(options)
 	if err != nil {
 		return err
 	}
-	if err := setUp(mgr, stands, options); err != nil {
+	if err := ready.Follow(mgr); err != nil {
+		return fmt.Errorf("follow the election: %w", err)
+	}
+	if err := shared.SetUp(parts(), shared.NewTools(mgr, ready, options.Logger, options.Random)); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return health.Serve(ctx, options.HealthAddress, stands.server().Handler()) })
+	group.Go(func() error { return health.Serve(ctx, options.HealthAddress, ready.Server().Handler()) })
 	group.Go(func() error {
 		mux := http.NewServeMux()
-		mux.Handle("GET /metrics", stands.told.Handler())
+		mux.Handle("GET /metrics", told.Handler())
 		return health.Serve(ctx, options.MetricsAddress, mux)
 	})
 	group.Go(func() error {
@@ -134,40 +134,11 @@ func Run(ctx context.Context, options Options) error {
 	return group.Wait()
 }
 
-// setUp adds the controllers to their manager.
-func setUp(mgr manager.Manager, stands *standing, options Options) error {
-	if err := stands.follow(mgr); err != nil {
-		return fmt.Errorf("follow the election: %w", err)
+// parts are the networks' parts of the controller: a network adds its own by one line.
+func parts() []shared.Part {
+	return []shared.Part{
+		overlaycluster.Part(),
 	}
-	writer := &counted{mgr.GetClient(), stands.told}
-	recorder := mgr.GetEventRecorder("weft-controller")
-	subnets := &subnetReconciler{
-		client: writer, live: mgr.GetAPIReader(), log: options.Logger,
-		report: newReporter(nameSubnets, recorder, stands.told), told: stands.told,
-	}
-	if err := subnets.setUp(mgr, stands); err != nil {
-		return fmt.Errorf("set up the controller of node subnets: %w", err)
-	}
-	vnids := &vnidReconciler{
-		client: writer, live: mgr.GetAPIReader(), log: options.Logger,
-		report: newReporter(nameVNIDs, recorder, stands.told), told: stands.told, random: options.Random,
-	}
-	if err := vnids.setUp(mgr, stands); err != nil {
-		return fmt.Errorf("set up the controller of VNIDs: %w", err)
-	}
-	firewalls := &firewallReconciler{client: writer, events: recorder, log: options.Logger, told: stands.told}
-	if err := firewalls.setUp(mgr, stands); err != nil {
-		return fmt.Errorf("set up the controller of egress firewalls: %w", err)
-	}
-	everywhere := &realisedReconciler{client: writer, told: stands.told, now: time.Now, rests: defaultRests()}
-	if err := everywhere.setUp(mgr, stands); err != nil {
-		return fmt.Errorf("set up the controller of what is realised: %w", err)
-	}
-	egressIPs := &egressReconciler{client: writer, log: options.Logger, report: newReporter(nameEgressIPs, recorder, stands.told), told: stands.told}
-	if err := egressIPs.setUp(mgr, stands); err != nil {
-		return fmt.Errorf("set up the controller of egress addresses: %w", err)
-	}
-	return nil
 }
 
 // Rates of requests to the API server, which has its own say in it (priority and fairness). With client-go's default, 5 a
@@ -183,8 +154,12 @@ func newManager(options Options) (manager.Manager, error) {
 		options.Config.QPS, options.Config.Burst = requestRate, requestBurst
 	}
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), networkv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts(), scheme)); err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
+	}
+	cached, err := shared.Cached(parts(), scheme)
+	if err != nil {
+		return nil, err
 	}
 	renew, retry, always := options.LeaseDuration*2/3, options.LeaseDuration*2/15, true
 	mgr, err := manager.New(options.Config, manager.Options{
@@ -203,31 +178,11 @@ func newManager(options Options) (manager.Manager, error) {
 		Cache: cache.Options{
 			SyncPeriod:       &options.Resync,
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: trimNode}},
+			ByObject:         cached,
 		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the API server: %w", err)
 	}
 	return mgr, nil
-}
-
-// trimNode keeps of a cached Node what is used: nodes are many and large.
-func trimNode(obj any) (any, error) {
-	node, ok := obj.(*corev1.Node)
-	if !ok {
-		return obj, nil
-	}
-	trimmed := &corev1.Node{TypeMeta: node.TypeMeta, Status: corev1.NodeStatus{Addresses: node.Status.Addresses}}
-	trimmed.Name, trimmed.UID, trimmed.ResourceVersion = node.Name, node.UID, node.ResourceVersion
-	trimmed.CreationTimestamp = node.CreationTimestamp
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady { // without the time of its heartbeat
-			trimmed.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
-		}
-	}
-	if capacity, there := node.Annotations[annotationEgressConfig]; there {
-		trimmed.Annotations = map[string]string{annotationEgressConfig: capacity}
-	}
-	return trimmed, nil
 }

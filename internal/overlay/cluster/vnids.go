@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -12,28 +12,29 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/cluster"
+	clusterplan "weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
 // vnidReconciler keeps NetNamespaces as plan.VNIDs says.
 type vnidReconciler struct {
 	client client.Client
 	live   client.Reader // the API server itself
-	report *reporter
+	report *cluster.Reporter
 	log    *slog.Logger
 	told   *metrics.Controller
 	random *rand.Rand
 }
 
-func (v *vnidReconciler) setUp(mgr manager.Manager, stands *standing) error {
-	c, err := controller.NewTyped(nameVNIDs, mgr, controllerOptions(&timed{nameVNIDs, v.told, v}))
+func (v *vnidReconciler) setUp(tools cluster.Tools) error {
+	c, err := controller.NewTyped(nameVNIDs, tools.Manager, cluster.Options(nameVNIDs, v.told, v))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -41,18 +42,18 @@ func (v *vnidReconciler) setUp(mgr manager.Manager, stands *standing) error {
 		return e.ObjectOld.UID != e.ObjectNew.UID
 	}}
 	return errors.Join(
-		c.Watch(stands.reading("namespaces",
-			source.TypedKind(mgr.GetCache(), &corev1.Namespace{}, enqueue[*corev1.Namespace](), comesOrGoes))),
-		c.Watch(stands.reading("netnamespaces",
-			source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace]()))),
-		c.Watch(stands.reading("clusternetworks",
-			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
+		c.Watch(tools.Reading("namespaces",
+			source.TypedKind(tools.Manager.GetCache(), &corev1.Namespace{}, cluster.Enqueue[*corev1.Namespace](), comesOrGoes))),
+		c.Watch(tools.Reading("netnamespaces",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.NetNamespace{}, cluster.Enqueue[*networkv1.NetNamespace]()))),
+		c.Watch(tools.Reading("clusternetworks",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.ClusterNetwork{}, cluster.Enqueue[*networkv1.ClusterNetwork]()))),
 	)
 }
 
 // Reconcile makes a plan from the cache. If it gives something out or deletes something, it is made again from what the
 // API server itself says, and then carried out.
-func (v *vnidReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, v.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
 		return reconcile.Result{}, err
@@ -66,7 +67,7 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ everything) (reconcile
 		return reconcile.Result{}, nil
 	}
 	if !config.Mode.HasVNIDs() {
-		v.report.tell(nil, actionAssignVNID)
+		v.report.Tell(nil, actionAssignVNID)
 		return reconcile.Result{}, nil
 	}
 	state.Mode = config.Mode
@@ -80,12 +81,12 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ everything) (reconcile
 		}
 		confirmed := result.Delete
 		result = plan.VNIDs(state, v.random)
-		result.Delete = within(result.Delete, confirmed)
+		result.Delete = cluster.Within(result.Delete, confirmed)
 	}
-	for _, p := range v.report.tell(result.Problems, actionAssignVNID) {
+	for _, p := range v.report.Tell(result.Problems, actionAssignVNID) {
 		v.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
-	return settle(write(ctx, v.client, v.log, result.Writes, nil), v.updateStatus(ctx, state.NetNamespaces, result))
+	return cluster.Settle(cluster.Write(ctx, v.client, v.log, result.Writes, nil), v.updateStatus(ctx, state.NetNamespaces, result))
 }
 
 func (v *vnidReconciler) cached(ctx context.Context) (plan.VNIDState, error) {
@@ -103,7 +104,7 @@ func (v *vnidReconciler) cached(ctx context.Context) (plan.VNIDState, error) {
 
 func (v *vnidReconciler) liveNetNamespaces(ctx context.Context) ([]networkv1.NetNamespace, error) {
 	var all []networkv1.NetNamespace
-	err := pages(ctx, v.live, func() *networkv1.NetNamespaceList { return &networkv1.NetNamespaceList{} },
+	err := cluster.Pages(ctx, v.live, func() *networkv1.NetNamespaceList { return &networkv1.NetNamespaceList{} },
 		func(l *networkv1.NetNamespaceList) { all = append(all, l.Items...) })
 	return all, err
 }
@@ -114,7 +115,7 @@ func (v *vnidReconciler) confirmNamespaces(
 ) ([]plan.Namespace, error) {
 	for _, nn := range deletions {
 		var ns corev1.Namespace
-		found, err := exists(ctx, v.live, &ns, nn.Name)
+		found, err := cluster.Exists(ctx, v.live, &ns, nn.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -139,7 +140,7 @@ func (v *vnidReconciler) updateStatus(ctx context.Context, all []networkv1.NetNa
 	var errs []error
 	for i := range all {
 		nn := &all[i]
-		problems := about(result.Problems, plan.KindNetNamespace, nn.Name)
+		problems := clusterplan.About(result.Problems, plan.KindNetNamespace, nn.Name)
 		if written[nn.Name] || settledValidity(nn.Status.Conditions, problems) {
 			continue
 		}

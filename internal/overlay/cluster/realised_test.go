@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/cluster"
 )
 
 // stand is a realisedReconciler upon objects in memory, and a clock.
@@ -91,7 +92,7 @@ func (s *stand) say(node string, version uint64, exception string) {
 // round reconciles, and wants so many writes by then, to be asked again after that time, and the condition to say that.
 func (s *stand) round(what string, writes int, again time.Duration, says string) {
 	s.t.Helper()
-	result, err := s.r.Reconcile(s.t.Context(), everything{})
+	result, err := s.r.Reconcile(s.t.Context(), cluster.Everything{})
 	got := ""
 	if c := meta.FindStatusCondition(s.policy().Status.Conditions, networkv1.ConditionRealised); c != nil {
 		got = string(c.Status) + " " + c.Reason + ": " + c.Message

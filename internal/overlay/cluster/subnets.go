@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -12,23 +12,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/cluster"
+	clusterplan "weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/clusternetwork"
-	"weft.dev/weft/internal/controller/plan"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
 // subnetReconciler keeps HostSubnets as plan.Subnets says, and the status of the ClusterNetwork.
 type subnetReconciler struct {
 	client client.Client
 	live   client.Reader // the API server itself
-	report *reporter
+	report *cluster.Reporter
 	log    *slog.Logger
 	told   *metrics.Controller
 
@@ -36,8 +37,8 @@ type subnetReconciler struct {
 	alloc *ipam.NodeSubnets
 }
 
-func (s *subnetReconciler) setUp(mgr manager.Manager, stands *standing) error {
-	c, err := controller.NewTyped(nameSubnets, mgr, controllerOptions(&timed{nameSubnets, s.told, s}))
+func (s *subnetReconciler) setUp(tools cluster.Tools) error {
+	c, err := controller.NewTyped(nameSubnets, tools.Manager, cluster.Options(nameSubnets, s.told, s))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -46,17 +47,17 @@ func (s *subnetReconciler) setUp(mgr manager.Manager, stands *standing) error {
 		return nodeValue(e.ObjectOld) != nodeValue(e.ObjectNew)
 	}}
 	return errors.Join(
-		c.Watch(stands.reading("nodes", source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), addressed))),
-		c.Watch(stands.reading("hostsubnets",
-			source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet](), foundElsewhere()))),
-		c.Watch(stands.reading("clusternetworks",
-			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
+		c.Watch(tools.Reading("nodes", source.TypedKind(tools.Manager.GetCache(), &corev1.Node{}, cluster.Enqueue[*corev1.Node](), addressed))),
+		c.Watch(tools.Reading("hostsubnets",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.HostSubnet{}, cluster.Enqueue[*networkv1.HostSubnet](), foundElsewhere()))),
+		c.Watch(tools.Reading("clusternetworks",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.ClusterNetwork{}, cluster.Enqueue[*networkv1.ClusterNetwork]()))),
 	)
 }
 
 // Reconcile makes a plan from the cache. If it gives something out or deletes something, it is made again from what the
 // API server itself says, and then carried out.
-func (s *subnetReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	network, config, invalid := readNetwork(ctx, s.client)
 	if invalid != nil && network == nil {
 		return reconcile.Result{}, invalid
@@ -82,17 +83,17 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 		confirmed := result.Delete
 		alloc = s.alloc
 		result = plan.Subnets(state, alloc)
-		result.Delete = within(result.Delete, confirmed)
+		result.Delete = cluster.Within(result.Delete, confirmed)
 	}
 	s.count(state, alloc)
-	for _, p := range s.report.tell(s.problems(network, invalid, result.Problems), actionAssignSubnet) {
+	for _, p := range s.report.Tell(s.problems(network, invalid, result.Problems), actionAssignSubnet) {
 		s.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	if network == nil {
 		s.log.InfoContext(ctx, "waiting for the ClusterNetwork", "name", networkv1.ClusterNetworkDefault)
 	}
-	return settle(
-		write(ctx, s.client, s.log, result.Writes, s.report.subnets(state.HostSubnets, result)),
+	return cluster.Settle(
+		cluster.Write(ctx, s.client, s.log, result.Writes, subnetEvents(s.report, state.HostSubnets, result)),
 		s.updateNetworkStatus(ctx, network, invalid, result.Problems),
 		s.updateHostSubnetStatus(ctx, state.HostSubnets, result),
 	)
@@ -161,7 +162,7 @@ func (s *subnetReconciler) cached(ctx context.Context, config *clusternetwork.Co
 
 func (s *subnetReconciler) liveHostSubnets(ctx context.Context) ([]networkv1.HostSubnet, error) {
 	var all []networkv1.HostSubnet
-	err := pages(ctx, s.live, func() *networkv1.HostSubnetList { return &networkv1.HostSubnetList{} },
+	err := cluster.Pages(ctx, s.live, func() *networkv1.HostSubnetList { return &networkv1.HostSubnetList{} },
 		func(l *networkv1.HostSubnetList) { all = append(all, l.Items...) })
 	return all, err
 }
@@ -171,7 +172,7 @@ func (s *subnetReconciler) liveHostSubnets(ctx context.Context) ([]networkv1.Hos
 func (s *subnetReconciler) confirmNodes(ctx context.Context, nodes []plan.Node, deletions []*networkv1.HostSubnet) ([]plan.Node, error) {
 	for _, hs := range deletions {
 		var node corev1.Node
-		found, err := exists(ctx, s.live, &node, hs.Name)
+		found, err := cluster.Exists(ctx, s.live, &node, hs.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -201,16 +202,16 @@ func (s *subnetReconciler) updateNetworkStatus(
 	if network == nil {
 		return nil
 	}
-	valid := condition{networkv1.ConditionValid, networkv1.ReasonValid, "", true}
-	ready := condition{networkv1.ConditionReady, networkv1.ReasonAllocated, "every node has a subnet", true}
+	valid := condition(networkv1.ConditionValid, networkv1.ReasonValid, "", true)
+	ready := condition(networkv1.ConditionReady, networkv1.ReasonAllocated, "every node has a subnet", true)
 	if invalid != nil {
-		valid = condition{networkv1.ConditionValid, networkv1.ReasonInvalid, invalid.Error(), false}
-		ready = condition{networkv1.ConditionReady, networkv1.ReasonInvalid, "no subnet is given out until the ClusterNetwork is valid", false}
+		valid = condition(networkv1.ConditionValid, networkv1.ReasonInvalid, invalid.Error(), false)
+		ready = condition(networkv1.ConditionReady, networkv1.ReasonInvalid, "no subnet is given out until the ClusterNetwork is valid", false)
 	} else if reason, summary := worst(problems); reason != "" {
-		ready = condition{networkv1.ConditionReady, reason, summary, false}
+		ready = condition(networkv1.ConditionReady, reason, summary, false)
 	}
 	network = network.DeepCopy()
-	if !setConditions(&network.Status.Conditions, network.Generation, valid, ready) {
+	if !cluster.SetConditions(&network.Status.Conditions, network.Generation, valid, ready) {
 		return nil
 	}
 	if err := s.client.Status().Update(ctx, network); err != nil {
@@ -223,7 +224,7 @@ func (s *subnetReconciler) updateNetworkStatus(
 func worst(problems []plan.Problem) (reason, summary string) {
 	for _, reason := range []string{networkv1.ReasonConflict, networkv1.ReasonExhausted, networkv1.ReasonIncomplete} {
 		if slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Reason == reason }) {
-			return reason, plan.Summary(problems)
+			return reason, clusterplan.Summary(problems)
 		}
 	}
 	return "", ""
@@ -239,7 +240,7 @@ func (s *subnetReconciler) updateHostSubnetStatus(ctx context.Context, all []net
 	var errs []error
 	for i := range all {
 		hs := &all[i]
-		problems := about(result.Problems, plan.KindHostSubnet, hs.Name)
+		problems := clusterplan.About(result.Problems, plan.KindHostSubnet, hs.Name)
 		if written[hs.Name] || settledValidity(hs.Status.Conditions, problems) {
 			continue
 		}

@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -11,14 +11,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
 // firewallReconciler says on EgressNetworkPolicies whether they can be used, as plan.Firewalls judges. The agents judge by
@@ -30,8 +30,8 @@ type firewallReconciler struct {
 	told   *metrics.Controller
 }
 
-func (f *firewallReconciler) setUp(mgr manager.Manager, stands *standing) error {
-	c, err := controller.NewTyped(nameFirewalls, mgr, controllerOptions(&timed{nameFirewalls, f.told, f}))
+func (f *firewallReconciler) setUp(tools cluster.Tools) error {
+	c, err := controller.NewTyped(nameFirewalls, tools.Manager, cluster.Options(nameFirewalls, f.told, f))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -42,17 +42,17 @@ func (f *firewallReconciler) setUp(mgr manager.Manager, stands *standing) error 
 		return e.ObjectOld.NetID != e.ObjectNew.NetID
 	}}
 	return errors.Join(
-		c.Watch(stands.reading("egressnetworkpolicies",
-			source.TypedKind(mgr.GetCache(), &networkv1.EgressNetworkPolicy{}, enqueue[*networkv1.EgressNetworkPolicy](), specChanges))),
-		c.Watch(stands.reading("netnamespaces",
-			source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace](), numberChanges))),
-		c.Watch(stands.reading("clusternetworks",
-			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
+		c.Watch(tools.Reading("egressnetworkpolicies",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.EgressNetworkPolicy{}, cluster.Enqueue[*networkv1.EgressNetworkPolicy](), specChanges))),
+		c.Watch(tools.Reading("netnamespaces",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.NetNamespace{}, cluster.Enqueue[*networkv1.NetNamespace](), numberChanges))),
+		c.Watch(tools.Reading("clusternetworks",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.ClusterNetwork{}, cluster.Enqueue[*networkv1.ClusterNetwork]()))),
 	)
 }
 
 // Reconcile judges all policies, and writes what their status does not say yet.
-func (f *firewallReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+func (f *firewallReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, f.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
 		return reconcile.Result{}, err
@@ -74,14 +74,14 @@ func (f *firewallReconciler) Reconcile(ctx context.Context, _ everything) (recon
 		errs = append(errs, f.tell(ctx, found))
 	}
 	f.told.Problems(nameFirewalls, reasons)
-	return settle(errs...)
+	return cluster.Settle(errs...)
 }
 
 // tell writes a policy's condition if it says otherwise, and sends an event when it begins to say that something is wrong.
 func (f *firewallReconciler) tell(ctx context.Context, found plan.FirewallFinding) error {
 	p := found.Policy
 	valid := found.Reason == networkv1.ReasonValid
-	if !setConditions(&p.Status.Conditions, p.Generation, condition{networkv1.ConditionValid, found.Reason, found.Message, valid}) {
+	if !cluster.SetConditions(&p.Status.Conditions, p.Generation, condition(networkv1.ConditionValid, found.Reason, found.Message, valid)) {
 		return nil
 	}
 	if err := f.client.Status().Update(ctx, p); err != nil {
@@ -93,6 +93,6 @@ func (f *firewallReconciler) tell(ctx context.Context, found plan.FirewallFindin
 	f.log.WarnContext(ctx, "problem", "message", found.Message, "kind", "EgressNetworkPolicy", "namespace", p.Namespace, "name", p.Name, "reason", found.Reason)
 	f.events.Eventf(&corev1.ObjectReference{
 		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: p.Namespace, Name: p.Name, UID: p.UID,
-	}, nil, corev1.EventTypeWarning, found.Reason, actionJudgeFirewall, "%s", noted(found.Message))
+	}, nil, corev1.EventTypeWarning, found.Reason, actionJudgeFirewall, "%s", cluster.Note(found.Message))
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/ipam"
 )
@@ -49,7 +50,7 @@ func Subnets(state SubnetState, alloc *ipam.NodeSubnets) SubnetPlan {
 		hostSubnets[state.HostSubnets[i].Name] = &state.HostSubnets[i]
 	}
 	nodes := make(map[string]bool, len(state.Nodes))
-	for _, node := range byAge(state.Nodes, func(n Node) (time.Time, string) { return n.Created, n.Name }) {
+	for _, node := range plan.ByAge(state.Nodes, func(n Node) (time.Time, string) { return n.Created, n.Name }) {
 		nodes[node.Name] = true
 		p.node(node, hostSubnets[node.Name])
 	}
@@ -66,7 +67,7 @@ func hostSubnetsByAge(items []networkv1.HostSubnet) []*networkv1.HostSubnet {
 	for i := range items {
 		pointers[i] = &items[i]
 	}
-	return byAge(pointers, func(hs *networkv1.HostSubnet) (time.Time, string) { return hs.CreationTimestamp.Time, hs.Name })
+	return plan.ByAge(pointers, func(hs *networkv1.HostSubnet) (time.Time, string) { return hs.CreationTimestamp.Time, hs.Name })
 }
 
 type subnetPlanner struct {
@@ -76,12 +77,12 @@ type subnetPlanner struct {
 }
 
 func (p *subnetPlanner) problem(about Object, reason, format string, args ...any) {
-	p.plan.Problems = append(p.plan.Problems, Problem{about, reason, fmt.Sprintf(format, args...)})
+	p.plan.Problems = append(p.plan.Problems, Problem{Object: about, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
-func aboutNode(n Node) Object { return Object{KindNode, n.Name, n.UID} }
+func aboutNode(n Node) Object { return about(KindNode, n.Name, n.UID) }
 
-func aboutHostSubnet(hs *networkv1.HostSubnet) Object { return Object{KindHostSubnet, hs.Name, hs.UID} }
+func aboutHostSubnet(hs *networkv1.HostSubnet) Object { return about(KindHostSubnet, hs.Name, hs.UID) }
 
 // markUsed tells the allocator what is used, and reports subnets that overlap or that lie outside the network.
 func (p *subnetPlanner) markUsed() {

@@ -8,7 +8,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
-	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
 // What is said of each policy, by mode: what it depends on, and what it does.

@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -21,16 +21,9 @@ import (
 	"weft.dev/weft/internal/metrics"
 )
 
-// Names of the controllers in logs and metrics.
-const (
-	nameSubnets   = "subnets"
-	nameVNIDs     = "vnids"
-	nameFirewalls = "egressfirewalls"
-)
-
-// standing is how a replica stands, for probes and scrapes.
-type standing struct {
-	told *metrics.Controller
+// Readiness is what a replica reports to probes.
+type Readiness struct {
+	metrics *metrics.Controller
 
 	mu sync.Mutex
 	// elects says that the replica takes part in the election, leads that it was chosen.
@@ -41,16 +34,19 @@ type standing struct {
 	away error
 }
 
-// server returns what answers probes and scrapes.
-func (s *standing) server() *health.Server {
-	server := &health.Server{Metrics: s.told.Handler()}
+// NewReadiness returns the readiness of a replica that has not started.
+func NewReadiness(told *metrics.Controller) *Readiness { return &Readiness{metrics: told} }
+
+// Server returns what answers probes and scrapes.
+func (s *Readiness) Server() *health.Server {
+	server := &health.Server{Metrics: s.metrics.Handler()}
 	server.Add(health.Check{Name: "leader-election", Run: s.election}, health.Check{Name: "caches", Run: s.caches})
 	server.Warn(health.Check{Name: "api-server", Run: s.apiServer})
 	return server
 }
 
 // election returns nil once the replica leads or waits for its turn.
-func (s *standing) election() error {
+func (s *Readiness) election() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.elects {
@@ -60,7 +56,7 @@ func (s *standing) election() error {
 }
 
 // caches returns nil when all objects have been read. A replica that does not lead reads none.
-func (s *standing) caches() error {
+func (s *Readiness) caches() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leads && len(s.unread) > 0 {
@@ -71,14 +67,14 @@ func (s *standing) caches() error {
 
 // apiServer returns nil when the API server answers. A leader renews its lease, and the others ask for it, every few
 // seconds, so that nothing has to be asked here.
-func (s *standing) apiServer() error {
+func (s *Readiness) apiServer() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.away
 }
 
-// follow keeps the standing up to date with the manager.
-func (s *standing) follow(mgr manager.Manager) error {
+// Follow keeps the readiness up to date with the manager.
+func (s *Readiness) Follow(mgr manager.Manager) error {
 	elects := func(ctx context.Context) error {
 		s.mu.Lock()
 		s.elects = true
@@ -95,11 +91,11 @@ func (s *standing) follow(mgr manager.Manager) error {
 	return errors.Join(mgr.Add(onEveryReplica(elects)), mgr.Add(manager.RunnableFunc(leads)))
 }
 
-func (s *standing) lead(leads bool) {
+func (s *Readiness) lead(leads bool) {
 	s.mu.Lock()
 	s.leads = leads
 	s.mu.Unlock()
-	s.told.Lead(leads)
+	s.metrics.Lead(leads)
 }
 
 // onEveryReplica is what runs whether the replica leads or not.
@@ -111,14 +107,14 @@ func (f onEveryReplica) Start(ctx context.Context) error { return f(ctx) }
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (onEveryReplica) NeedLeaderElection() bool { return false }
 
-// wrap returns the configuration of a client whose requests say whether the API server answers.
-func (s *standing) wrap(config *rest.Config) *rest.Config {
+// Wrap returns the configuration of a client whose requests report whether the API server answers.
+func (s *Readiness) Wrap(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &listener{s, next} })
 	return config
 }
 
-func (s *standing) answered(err error) {
+func (s *Readiness) answered(err error) {
 	if errors.Is(err, context.Canceled) {
 		return // it was not waited for
 	}
@@ -132,34 +128,34 @@ func (s *standing) answered(err error) {
 
 // listener is a RoundTripper that tells whether requests are answered.
 type listener struct {
-	standing *standing
-	next     http.RoundTripper
+	readiness *Readiness
+	next      http.RoundTripper
 }
 
 // RoundTrip implements http.RoundTripper.
 func (l *listener) RoundTrip(request *http.Request) (*http.Response, error) {
 	answer, err := l.next.RoundTrip(request)
-	l.standing.answered(err)
+	l.readiness.answered(err)
 	return answer, err
 }
 
 // WrappedRoundTripper lets client-go find the transport below.
 func (l *listener) WrappedRoundTripper() http.RoundTripper { return l.next }
 
-// reading returns a source that counts as unread until its objects of that kind have been read.
-func (s *standing) reading(kind string, from source.TypedSyncingSource[everything]) source.TypedSource[everything] {
+// Reading returns a source that counts as unread until its objects of that kind have been read.
+func (s *Readiness) Reading(kind string, from source.TypedSyncingSource[Everything]) source.TypedSource[Everything] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unread = append(s.unread, kind)
-	return &readSource{TypedSyncingSource: from, kind: kind, standing: s}
+	return &readSource{TypedSyncingSource: from, kind: kind, readiness: s}
 }
 
 // readSource is a source that tells when it was read.
 type readSource struct {
-	source.TypedSyncingSource[everything]
+	source.TypedSyncingSource[Everything]
 
-	kind     string
-	standing *standing
+	kind      string
+	readiness *Readiness
 }
 
 // WaitForSync implements source.TypedSyncingSource.
@@ -167,30 +163,30 @@ func (r *readSource) WaitForSync(ctx context.Context) error {
 	if err := r.TypedSyncingSource.WaitForSync(ctx); err != nil {
 		return err
 	}
-	r.standing.mu.Lock()
-	defer r.standing.mu.Unlock()
-	if at := slices.Index(r.standing.unread, r.kind); at >= 0 {
-		r.standing.unread = slices.Delete(r.standing.unread, at, at+1)
+	r.readiness.mu.Lock()
+	defer r.readiness.mu.Unlock()
+	if at := slices.Index(r.readiness.unread, r.kind); at >= 0 {
+		r.readiness.unread = slices.Delete(r.readiness.unread, at, at+1)
 	}
 	return nil
 }
 
-// timed is a reconciler whose rounds are told.
+// timed is a reconciler whose rounds are counted.
 type timed struct {
 	name string
 	told *metrics.Controller
-	reconcile.TypedReconciler[everything]
+	reconcile.TypedReconciler[Everything]
 }
 
 // Reconcile implements reconcile.TypedReconciler.
-func (t *timed) Reconcile(ctx context.Context, request everything) (reconcile.Result, error) {
+func (t *timed) Reconcile(ctx context.Context, request Everything) (reconcile.Result, error) {
 	begin := time.Now()
 	result, err := t.TypedReconciler.Reconcile(ctx, request)
 	t.told.Reconciled(t.name, time.Since(begin), err)
 	return result, err
 }
 
-// counted is a client whose writes are told.
+// counted is a client whose writes are counted.
 type counted struct {
 	client.Client
 
@@ -230,7 +226,7 @@ func tell(told *metrics.Controller, verb string, err error) error {
 	switch {
 	case err == nil:
 		told.Wrote(verb, "ok")
-	case raced(err):
+	case Raced(err):
 		told.Wrote(verb, "conflict")
 	default:
 		told.Wrote(verb, "error")
@@ -238,7 +234,7 @@ func tell(told *metrics.Controller, verb string, err error) error {
 	return err
 }
 
-// raced reports whether an object was not written because it changed, came or went meanwhile.
-func raced(err error) bool {
+// Raced reports whether an object was not written because it changed, came or went meanwhile.
+func Raced(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }

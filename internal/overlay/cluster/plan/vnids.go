@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/ipam"
 )
@@ -61,12 +62,12 @@ func VNIDs(state VNIDState, random *rand.Rand) VNIDPlan {
 	for _, ns := range state.Namespaces {
 		namespaces[ns.Name] = ns
 	}
-	for _, nn := range byAge(netNamespaces, func(nn *networkv1.NetNamespace) (time.Time, string) {
+	for _, nn := range plan.ByAge(netNamespaces, func(nn *networkv1.NetNamespace) (time.Time, string) {
 		return nn.CreationTimestamp.Time, nn.Name
 	}) {
 		p.existing(nn, namespaces[nn.Name])
 	}
-	for _, ns := range byAge(state.Namespaces, func(ns Namespace) (time.Time, string) { return ns.Created, ns.Name }) {
+	for _, ns := range plan.ByAge(state.Namespaces, func(ns Namespace) (time.Time, string) { return ns.Created, ns.Name }) {
 		if !existing[ns.Name] {
 			p.create(ns)
 		}
@@ -84,7 +85,7 @@ type vnidPlanner struct {
 }
 
 func (p *vnidPlanner) problem(about Object, reason, format string, args ...any) {
-	p.plan.Problems = append(p.plan.Problems, Problem{about, reason, fmt.Sprintf(format, args...)})
+	p.plan.Problems = append(p.plan.Problems, Problem{Object: about, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
 func (p *vnidPlanner) create(ns Namespace) {
@@ -92,7 +93,7 @@ func (p *vnidPlanner) create(ns Namespace) {
 	if ns.Name != networkv1.NamespaceDefault {
 		var err error
 		if id, err = p.free.Allocate(); err != nil {
-			p.problem(Object{KindNamespace, ns.Name, ns.UID}, networkv1.ReasonExhausted, "no VNID for namespace %s: %v: remove namespaces, or join some", ns.Name, err)
+			p.problem(about(KindNamespace, ns.Name, ns.UID), networkv1.ReasonExhausted, "no VNID for namespace %s: %v: remove namespaces, or join some", ns.Name, err)
 			return
 		}
 	}
@@ -119,7 +120,7 @@ func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
 		return // made by hand, ahead of its Namespace
 	}
 	if nn.NetName != nn.Name || nn.NetID > networkv1.VNIDMax {
-		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, networkv1.ReasonInvalid,
+		p.problem(about(KindNetNamespace, nn.Name, nn.UID), networkv1.ReasonInvalid,
 			"NetNamespace %q: netname must equal metadata.name, and netid be 0 to %d: delete it, a new one is made", nn.Name, networkv1.VNIDMax)
 		return
 	}
@@ -137,7 +138,7 @@ func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
 		p.plan.Update = append(p.plan.Update, want)
 	}
 	if p.mode == clusternetwork.ModeNetworkPolicy && want.NetID != networkv1.VNIDGlobal && p.holders[want.NetID] > 1 {
-		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, networkv1.ReasonConflict,
+		p.problem(about(KindNetNamespace, nn.Name, nn.UID), networkv1.ReasonConflict,
 			"netid %d of NetNamespace %s is also another's, and policies cannot tell them apart: delete all but one of them, new ones are made", want.NetID, nn.Name)
 	}
 }
@@ -148,7 +149,7 @@ var errLater = errors.New("rests on a change that is being made")
 // change does what the annotation asks for, and removes it in the same update. One that cannot be done yet stays.
 func (p *vnidPlanner) change(nn *networkv1.NetNamespace, request string) {
 	if p.mode != clusternetwork.ModeMultitenant {
-		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, networkv1.ReasonInvalid,
+		p.problem(about(KindNetNamespace, nn.Name, nn.UID), networkv1.ReasonInvalid,
 			"annotation %s removed: VNIDs change only with plugin %s", networkv1.AnnotationChangeNetwork, networkv1.PluginMultitenant)
 		delete(nn.Annotations, networkv1.AnnotationChangeNetwork)
 		return
@@ -162,7 +163,7 @@ func (p *vnidPlanner) change(nn *networkv1.NetNamespace, request string) {
 		if errors.Is(err, ipam.ErrExhausted) {
 			reason = networkv1.ReasonExhausted
 		}
-		p.problem(Object{KindNetNamespace, nn.Name, nn.UID}, reason, "annotation %s: %.80q cannot be done: %v", networkv1.AnnotationChangeNetwork, request, err)
+		p.problem(about(KindNetNamespace, nn.Name, nn.UID), reason, "annotation %s: %.80q cannot be done: %v", networkv1.AnnotationChangeNetwork, request, err)
 		return
 	}
 	nn.NetID = id

@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/controller/plan"
 	"weft.dev/weft/internal/liveness"
+	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
 // A controller that has just begun gives no node addresses that has not answered it, as one that died with the controller before

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	clusterplan "weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/ipam"
 )
@@ -265,7 +266,7 @@ func TestProblemsNameWhatToDo(t *testing.T) {
 		t.Errorf("%+v", plan.Problems)
 	}
 	many := slices.Repeat(plan.Problems, 13)
-	if got := Summary(many); strings.Count(got, want) != 10 || !strings.HasSuffix(got, "; and 3 more") {
+	if got := clusterplan.Summary(many); strings.Count(got, want) != 10 || !strings.HasSuffix(got, "; and 3 more") {
 		t.Errorf("summary: %s", got)
 	}
 }

@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -11,19 +11,17 @@ import (
 	"unicode/utf8"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/metrics"
 )
 
 // synced is a source whose objects have been read, or not.
 type synced struct {
-	source.TypedSource[everything]
+	source.TypedSource[Everything]
 	err error
 }
 
@@ -36,26 +34,26 @@ func asked(handler http.Handler, path string) (int, string) {
 }
 
 func TestReadiness(t *testing.T) {
-	s := &standing{told: metrics.NewController("v1")}
+	s := NewReadiness(metrics.NewController("v1"))
 	expect := func(code int, want string) {
 		t.Helper()
-		if got, body := asked(s.server().Handler(), "/readyz"); got != code || body != want {
+		if got, body := asked(s.Server().Handler(), "/readyz"); got != code || body != want {
 			t.Errorf("%d %q, want %d %q", got, body, code, want)
 		}
-		if got, _ := asked(s.server().Handler(), "/healthz"); got != http.StatusOK {
+		if got, _ := asked(s.Server().Handler(), "/healthz"); got != http.StatusOK {
 			t.Errorf("it does not live: %d", got)
 		}
 	}
-	nodes := s.reading("nodes", &synced{})
-	broken := s.reading("hostsubnets", &synced{err: errors.New("no such kind")})
-	networks := s.reading("clusternetworks", &synced{})
-	s.reading("clusternetworks", &synced{}) // by another controller
+	nodes := s.Reading("nodes", &synced{})
+	broken := s.Reading("hostsubnets", &synced{err: errors.New("no such kind")})
+	networks := s.Reading("clusternetworks", &synced{})
+	s.Reading("clusternetworks", &synced{}) // by another controller
 	expect(503, "[-]leader-election: the replica does not take part in the election yet\n[+]caches\n")
 	s.elects = true
 	expect(200, "[+]leader-election\n[+]caches\n") // it waits, and reads nothing
 	s.lead(true)
 	expect(503, "[+]leader-election\n[-]caches: not read yet: clusternetworks, hostsubnets, nodes\n")
-	for _, read := range []source.TypedSource[everything]{nodes, networks} {
+	for _, read := range []source.TypedSource[Everything]{nodes, networks} {
 		if err := read.(*readSource).WaitForSync(t.Context()); err != nil { //nolint:forcetypeassert // it is made here
 			t.Error(err)
 		}
@@ -106,13 +104,13 @@ func sent(recorder *events.FakeRecorder) []string {
 
 func TestReporterTellsOnceWhileItLasts(t *testing.T) {
 	recorder, told := events.NewFakeRecorder(16), metrics.NewController("v1")
-	r := newReporter(nameSubnets, recorder, told)
+	r := NewReporter("subnets", "network.openshift.io/v1", recorder, told)
 	problem := func(name, message string) plan.Problem {
-		return plan.Problem{Object: plan.Object{Kind: plan.KindNode, Name: name}, Reason: networkv1.ReasonExhausted, Message: message}
+		return plan.Problem{Object: plan.Object{Kind: "Node", Name: name}, Reason: "Exhausted", Message: message}
 	}
 	expect := func(count, lasting int, problems ...plan.Problem) {
 		t.Helper()
-		r.tell(problems, actionAssignSubnet)
+		r.Tell(problems, "AssignSubnet")
 		if got := sent(recorder); len(got) != count {
 			t.Errorf("events %q, want %d", got, count)
 		}
@@ -131,34 +129,11 @@ func TestReporterTellsOnceWhileItLasts(t *testing.T) {
 	expect(1, 1, a) // it is back
 }
 
-func TestSubnetsAreTold(t *testing.T) {
-	recorder := events.NewFakeRecorder(16)
-	r := newReporter(nameSubnets, recorder, metrics.NewController("v1"))
-	hs := func(name, subnet string) networkv1.HostSubnet {
-		return networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Subnet: subnet}
-	}
-	result := plan.SubnetPlan{Because: map[string]string{"gone": "its Node is gone", "bare": "its Node is gone"}}
-	done := r.subnets([]networkv1.HostSubnet{hs("moved", "10.128.0.0/23"), hs("f5", ""), hs("gone", "10.129.0.0/23"), hs("bare", "")}, result)
-	for _, written := range []networkv1.HostSubnet{
-		hs("moved", "10.128.0.0/23"), hs("f5", "10.130.0.0/23"), hs("new", "10.131.0.0/23"), hs("gone", "10.129.0.0/23"), hs("bare", ""),
-	} {
-		done(&written)
-	}
-	want := []string{
-		"Normal SubnetGiven subnet 10.130.0.0/23 is given to f5",
-		"Normal SubnetGiven subnet 10.131.0.0/23 is given to new",
-		"Normal SubnetFreed subnet 10.129.0.0/23 is free again: its Node is gone",
-	}
-	if got := sent(recorder); strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("events %q, want %q", got, want)
-	}
-}
-
 func TestNotesFitIntoEvents(t *testing.T) {
-	if got := noted("short"); got != "short" {
+	if got := Note("short"); got != "short" {
 		t.Error(got)
 	}
-	if got := noted(strings.Repeat("ä", 600)); len(got) > 1024 || !utf8.ValidString(got) || !strings.HasSuffix(got, "ä...") {
+	if got := Note(strings.Repeat("ä", 600)); len(got) > 1024 || !utf8.ValidString(got) || !strings.HasSuffix(got, "ä...") {
 		t.Errorf("%d bytes: %q", len(got), got)
 	}
 }

@@ -42,7 +42,7 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 	for i := range s.NetNamespaces {
 		nn := &s.NetNamespaces[i]
 		namespaces = append(namespaces, egressip.Namespace{Name: nn.Name, VNID: nn.NetID, IPs: clusternetwork.WantedEgressIPs(nn)})
-		uids[Object{Kind: KindNetNamespace, Name: nn.Name}] = Object{KindNetNamespace, nn.Name, nn.UID}
+		uids[Object{Kind: KindNetNamespace, Name: nn.Name}] = about(KindNetNamespace, nn.Name, nn.UID)
 	}
 	nodes := make([]egressip.Node, 0, len(s.HostSubnets))
 	for i := range s.HostSubnets {
@@ -53,7 +53,7 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 			Limited: limited, Capacity: capacity, Offline: s.Offline[hs.Name], Unproven: s.Unproven[hs.Name],
 			Refused: clusternetwork.RefusedEgressIPs(hs),
 		})
-		uids[Object{Kind: KindHostSubnet, Name: hs.Name}] = Object{KindHostSubnet, hs.Name, hs.UID}
+		uids[Object{Kind: KindHostSubnet, Name: hs.Name}] = about(KindHostSubnet, hs.Name, hs.UID)
 	}
 	assigned := egressip.Assign(namespaces, nodes)
 	result := EgressIPPlan{Again: assigned.Again}
@@ -70,7 +70,7 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 	}
 	judged := egressip.NewPlan(namespaces, nodes)
 	for _, p := range unassigned(judged.Problems, &assigned) {
-		result.Problems = append(result.Problems, Problem{uids[Object{Kind: p.Kind, Name: p.Name}], p.Reason, p.Message})
+		result.Problems = append(result.Problems, Problem{Object: uids[Object{Kind: p.Kind, Name: p.Name}], Reason: p.Reason, Message: p.Message})
 	}
 	result.InUse = inUse(judged)
 	return result

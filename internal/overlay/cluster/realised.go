@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -18,12 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/realised"
 )
@@ -65,8 +65,8 @@ type followed struct {
 	since, wrote time.Time
 }
 
-func (r *realisedReconciler) setUp(mgr manager.Manager, stands *standing) error {
-	c, err := controller.NewTyped(nameRealised, mgr, controllerOptions(&timed{nameRealised, r.told, r}))
+func (r *realisedReconciler) setUp(tools cluster.Tools) error {
+	c, err := controller.NewTyped(nameRealised, tools.Manager, cluster.Options(nameRealised, r.told, r))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -80,13 +80,13 @@ func (r *realisedReconciler) setUp(mgr manager.Manager, stands *standing) error 
 		return realised.Ready(e.ObjectOld) != realised.Ready(e.ObjectNew)
 	}}
 	return errors.Join(
-		c.Watch(stands.reading("egressnetworkpolicies",
-			source.TypedKind(mgr.GetCache(), &networkv1.EgressNetworkPolicy{}, enqueueAfter[*networkv1.EgressNetworkPolicy](r.rests.gather), policies))),
-		c.Watch(stands.reading("hostsubnets",
-			source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueueAfter[*networkv1.HostSubnet](r.rests.gather), hosts))),
-		c.Watch(stands.reading("nodes", source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueueAfter[*corev1.Node](r.rests.gather), nodes))),
-		c.Watch(stands.reading("clusternetworks",
-			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueueAfter[*networkv1.ClusterNetwork](r.rests.gather)))),
+		c.Watch(tools.Reading("egressnetworkpolicies",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.EgressNetworkPolicy{}, enqueueAfter[*networkv1.EgressNetworkPolicy](r.rests.gather), policies))),
+		c.Watch(tools.Reading("hostsubnets",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.HostSubnet{}, enqueueAfter[*networkv1.HostSubnet](r.rests.gather), hosts))),
+		c.Watch(tools.Reading("nodes", source.TypedKind(tools.Manager.GetCache(), &corev1.Node{}, enqueueAfter[*corev1.Node](r.rests.gather), nodes))),
+		c.Watch(tools.Reading("clusternetworks",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.ClusterNetwork{}, enqueueAfter[*networkv1.ClusterNetwork](r.rests.gather)))),
 	)
 }
 
@@ -112,23 +112,25 @@ func says(hs *networkv1.HostSubnet) any {
 }
 
 // enqueueAfter asks for a plan in a while, whatever the object is: with all that changes until then.
-func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler[T, everything] {
-	add := func(queue workqueue.TypedRateLimitingInterface[everything]) { queue.AddAfter(everything{}, rest) }
-	return handler.TypedFuncs[T, everything]{
-		CreateFunc: func(_ context.Context, _ event.TypedCreateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler[T, cluster.Everything] {
+	add := func(queue workqueue.TypedRateLimitingInterface[cluster.Everything]) {
+		queue.AddAfter(cluster.Everything{}, rest)
+	}
+	return handler.TypedFuncs[T, cluster.Everything]{
+		CreateFunc: func(_ context.Context, _ event.TypedCreateEvent[T], q workqueue.TypedRateLimitingInterface[cluster.Everything]) {
 			add(q)
 		},
-		UpdateFunc: func(_ context.Context, _ event.TypedUpdateEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+		UpdateFunc: func(_ context.Context, _ event.TypedUpdateEvent[T], q workqueue.TypedRateLimitingInterface[cluster.Everything]) {
 			add(q)
 		},
-		DeleteFunc: func(_ context.Context, _ event.TypedDeleteEvent[T], q workqueue.TypedRateLimitingInterface[everything]) {
+		DeleteFunc: func(_ context.Context, _ event.TypedDeleteEvent[T], q workqueue.TypedRateLimitingInterface[cluster.Everything]) {
 			add(q)
 		},
 	}
 }
 
 // Reconcile judges all policies, and writes what their status does not say yet and is due.
-func (r *realisedReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+func (r *realisedReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, r.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
 		return reconcile.Result{}, err
@@ -163,7 +165,7 @@ func (r *realisedReconciler) Reconcile(ctx context.Context, _ everything) (recon
 		}
 	}
 	r.known = known
-	result, err := settle(errs...)
+	result, err := cluster.Settle(errs...)
 	if err == nil && next > 0 && (result.RequeueAfter == 0 || next < result.RequeueAfter) {
 		result.RequeueAfter = next
 	}
@@ -206,14 +208,14 @@ func (r *realisedReconciler) count(p *networkv1.EgressNetworkPolicy, f *followed
 func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetworkPolicy, f *followed, count realised.Count) (time.Duration, error) {
 	now := r.now()
 	failing := slices.ContainsFunc(count.Not, func(n realised.Node) bool { return n.Failing })
-	want := condition{networkv1.ConditionRealised, networkv1.ReasonRealised, count.Summary(), true}
+	want := condition(networkv1.ConditionRealised, networkv1.ReasonRealised, count.Summary(), true)
 	switch {
 	case failing:
-		want.reason, want.holds = networkv1.ReasonNotRealised, false
+		want.Reason, want.Holds = networkv1.ReasonNotRealised, false
 	case !count.All():
-		want.reason, want.holds = networkv1.ReasonBehind, false
+		want.Reason, want.Holds = networkv1.ReasonBehind, false
 	}
-	if want.holds || failing {
+	if want.Holds || failing {
 		f.since = time.Time{}
 	} else if f.since.IsZero() {
 		f.since = now
@@ -221,7 +223,7 @@ func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetwor
 	has := meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised)
 	asked := networkv1.EgressNetworkPolicyAsked{Generation: p.Generation, Version: strconv.FormatUint(f.version, 10)}
 	conditions := slices.Clone(p.Status.Conditions)
-	if !setConditions(&conditions, p.Generation, want) && asked == p.Status.Asked {
+	if !cluster.SetConditions(&conditions, p.Generation, want) && asked == p.Status.Asked {
 		return 0, nil
 	}
 	if rest := r.rest(f, has, want, p.Generation, now); rest > 0 {
@@ -237,14 +239,14 @@ func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetwor
 }
 
 // rest returns how long to wait until a condition is written in place of the one that it has.
-func (r *realisedReconciler) rest(f *followed, has *metav1.Condition, want condition, generation int64, now time.Time) time.Duration {
+func (r *realisedReconciler) rest(f *followed, has *metav1.Condition, want cluster.Condition, generation int64, now time.Time) time.Duration {
 	fresh := has == nil || has.ObservedGeneration != generation
 	switch {
-	case want.reason == networkv1.ReasonBehind && fresh:
+	case want.Reason == networkv1.ReasonBehind && fresh:
 		return f.since.Add(r.rests.fresh).Sub(now)
-	case want.reason == networkv1.ReasonBehind && has.Status == metav1.ConditionTrue:
+	case want.Reason == networkv1.ReasonBehind && has.Status == metav1.ConditionTrue:
 		return f.since.Add(r.rests.behind).Sub(now)
-	case !fresh && has.Reason == want.reason:
+	case !fresh && has.Reason == want.Reason:
 		return f.wrote.Add(r.rests.words).Sub(now)
 	}
 	return 0

@@ -1,4 +1,4 @@
-package controller
+package cluster
 
 import (
 	"context"
@@ -21,9 +21,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/controller/plan"
+	"weft.dev/weft/internal/cluster"
+	clusterplan "weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/liveness"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/overlay/cluster/plan"
 	"weft.dev/weft/internal/realised"
 )
 
@@ -39,7 +41,7 @@ const (
 // egressReconciler keeps the egressIPs of HostSubnets with ranges, and what is told of all, as plan.EgressIPs says.
 type egressReconciler struct {
 	client client.Client
-	report *reporter
+	report *cluster.Reporter
 	log    *slog.Logger
 	told   *metrics.Controller
 	// alive tells which nodes with ranges do not answer any more.
@@ -47,8 +49,8 @@ type egressReconciler struct {
 	changed chan event.TypedGenericEvent[*networkv1.HostSubnet]
 }
 
-func (r *egressReconciler) setUp(mgr manager.Manager, stands *standing) error {
-	c, err := controller.NewTyped(nameEgressIPs, mgr, controllerOptions(&timed{nameEgressIPs, r.told, r}))
+func (r *egressReconciler) setUp(tools cluster.Tools) error {
+	c, err := controller.NewTyped(nameEgressIPs, tools.Manager, cluster.Options(nameEgressIPs, r.told, r))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -63,21 +65,21 @@ func (r *egressReconciler) setUp(mgr manager.Manager, stands *standing) error {
 		return realised.Ready(e.ObjectOld) != realised.Ready(e.ObjectNew) || e.ObjectOld.Annotations[annotationEgressConfig] != e.ObjectNew.Annotations[annotationEgressConfig]
 	}}
 	return errors.Join(
-		mgr.Add(manager.RunnableFunc(r.alive.Run)),
-		c.Watch(source.TypedChannel(r.changed, enqueue[*networkv1.HostSubnet]())),
-		c.Watch(stands.reading("nodes", source.TypedKind(mgr.GetCache(), &corev1.Node{}, enqueue[*corev1.Node](), ready))),
-		c.Watch(stands.reading("hostsubnets",
-			source.TypedKind(mgr.GetCache(), &networkv1.HostSubnet{}, enqueue[*networkv1.HostSubnet](), foundElsewhere()))),
-		c.Watch(stands.reading("netnamespaces",
-			source.TypedKind(mgr.GetCache(), &networkv1.NetNamespace{}, enqueue[*networkv1.NetNamespace]()))),
-		c.Watch(stands.reading("clusternetworks",
-			source.TypedKind(mgr.GetCache(), &networkv1.ClusterNetwork{}, enqueue[*networkv1.ClusterNetwork]()))),
+		tools.Manager.Add(manager.RunnableFunc(r.alive.Run)),
+		c.Watch(source.TypedChannel(r.changed, cluster.Enqueue[*networkv1.HostSubnet]())),
+		c.Watch(tools.Reading("nodes", source.TypedKind(tools.Manager.GetCache(), &corev1.Node{}, cluster.Enqueue[*corev1.Node](), ready))),
+		c.Watch(tools.Reading("hostsubnets",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.HostSubnet{}, cluster.Enqueue[*networkv1.HostSubnet](), foundElsewhere()))),
+		c.Watch(tools.Reading("netnamespaces",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.NetNamespace{}, cluster.Enqueue[*networkv1.NetNamespace]()))),
+		c.Watch(tools.Reading("clusternetworks",
+			source.TypedKind(tools.Manager.GetCache(), &networkv1.ClusterNetwork{}, cluster.Enqueue[*networkv1.ClusterNetwork]()))),
 	)
 }
 
 // Reconcile makes a plan from the cache and carries it out. Should the cache be behind, the API server refuses what is written, and
 // the next plan is made from what it has then.
-func (r *egressReconciler) Reconcile(ctx context.Context, _ everything) (reconcile.Result, error) {
+func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, r.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
 		return reconcile.Result{}, err
@@ -86,7 +88,7 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 		return reconcile.Result{}, nil
 	}
 	if !config.Mode.HasVNIDs() { // namespaces are not told apart
-		r.report.tell(nil, actionAssignEgressIP)
+		r.report.Tell(nil, actionAssignEgressIP)
 		r.alive.Watch(nil)
 		return reconcile.Result{}, nil
 	}
@@ -98,12 +100,12 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ everything) (reconci
 		return reconcile.Result{}, nil
 	}
 	result := plan.EgressIPs(state)
-	for _, p := range r.report.tell(append(problems, result.Problems...), actionAssignEgressIP) {
+	for _, p := range r.report.Tell(append(problems, result.Problems...), actionAssignEgressIP) {
 		r.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
-	settled, err := settle(write(ctx, r.client, r.log, result.Writes, nil), r.updateStatus(ctx, state.NetNamespaces, &result))
+	settled, err := cluster.Settle(cluster.Write(ctx, r.client, r.log, result.Writes, nil), r.updateStatus(ctx, state.NetNamespaces, &result))
 	if err == nil && result.Again && settled.RequeueAfter == 0 {
-		settled.RequeueAfter = again // what was taken off comes back as an event, and usually before
+		settled.RequeueAfter = cluster.Again // what was taken off comes back as an event, and usually before
 	}
 	return settled, err
 }
@@ -206,7 +208,7 @@ func (r *egressReconciler) updateStatus(ctx context.Context, all []networkv1.Net
 		nn = nn.DeepCopy()
 		var changed bool
 		if wants {
-			changed = setConditions(&nn.Status.Conditions, nn.Generation, egressCondition(used, about(result.Problems, plan.KindNetNamespace, nn.Name)))
+			changed = cluster.SetConditions(&nn.Status.Conditions, nn.Generation, egressCondition(used, clusterplan.About(result.Problems, plan.KindNetNamespace, nn.Name)))
 		} else {
 			changed = meta.RemoveStatusCondition(&nn.Status.Conditions, networkv1.ConditionEgressIPsInUse)
 		}
@@ -221,16 +223,16 @@ func (r *egressReconciler) updateStatus(ctx context.Context, all []networkv1.Net
 }
 
 // egressCondition is what is told of a NetNamespace that wants egress addresses.
-func egressCondition(used string, problems []plan.Problem) condition {
-	c := condition{networkv1.ConditionEgressIPsInUse, networkv1.ReasonInUse, used, true}
+func egressCondition(used string, problems []plan.Problem) cluster.Condition {
+	c := condition(networkv1.ConditionEgressIPsInUse, networkv1.ReasonInUse, used, true)
 	if used == "" {
-		c = condition{networkv1.ConditionEgressIPsInUse, networkv1.ReasonEgressIPUnassigned, "nothing leaves the cluster from this namespace", false}
+		c = condition(networkv1.ConditionEgressIPsInUse, networkv1.ReasonEgressIPUnassigned, "nothing leaves the cluster from this namespace", false)
 	}
 	if len(problems) > 0 {
-		c.holds, c.reason = false, problems[0].Reason
-		c.message = plan.Summary(problems)
+		c.Holds, c.Reason = false, problems[0].Reason
+		c.Message = clusterplan.Summary(problems)
 		if used != "" {
-			c.message = "in use: " + used + "; " + c.message
+			c.Message = "in use: " + used + "; " + c.Message
 		}
 	}
 	return c

@@ -1,0 +1,62 @@
+package controller
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"weft.dev/weft/deploy"
+)
+
+// The chart gives the controller what its parts use, and nothing more.
+func TestRightsAreWhatPartsUse(t *testing.T) {
+	want := map[string][]string{
+		// Any part may report about objects, and read what nodes report.
+		"events.k8s.io/events":          {"create", "patch"},
+		"network.weft.dev/nodenetworks": {"get", "list", "watch"},
+	}
+	for _, part := range parts() {
+		for _, object := range part.Objects {
+			key := object.Group + "/" + object.Resource
+			want[key] = append(want[key], object.Verbs...)
+		}
+	}
+	all, err := deploy.Objects()
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string][]string{}
+	for _, object := range all {
+		if object.GetKind() != "ClusterRole" || object.GetName() != "weft-controller" {
+			continue
+		}
+		var role rbacv1.ClusterRole
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range role.Rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					have[group+"/"+resource] = append(have[group+"/"+resource], rule.Verbs...)
+				}
+			}
+		}
+	}
+	sorted := func(verbs []string) string {
+		return strings.Join(slices.Compact(slices.Sorted(slices.Values(verbs))), " ")
+	}
+	for resource := range maps.Keys(want) {
+		if sorted(have[resource]) != sorted(want[resource]) {
+			t.Errorf("%s: the chart allows %q, parts use %q", resource, sorted(have[resource]), sorted(want[resource]))
+		}
+	}
+	for resource := range have {
+		if want[resource] == nil {
+			t.Errorf("%s: the chart allows %q, no part uses it", resource, sorted(have[resource]))
+		}
+	}
+}
