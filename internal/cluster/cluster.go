@@ -43,8 +43,8 @@ type Object struct {
 	Verbs []string
 	// Kind is an empty object of the resource. Nil: the cache keeps it whole, or it is not cached.
 	Kind client.Object
-	// Keep removes what no part needs from an object before it is cached. Nil: all of it is kept. Of a kind that several parts
-	// cache, an object is kept whole unless one of them has a Keep; two with a Keep are an error.
+	// Keep removes from an object what no part needs, before it is cached. Nil: this part asks for nothing to be removed. For a kind
+	// that several parts cache only one may have it, and it has to keep what the others need.
 	Keep cache.TransformFunc
 	// Label and Field select the objects that are cached. Nil: all.
 	Label labels.Selector
@@ -113,11 +113,7 @@ func AddToScheme(parts []Part, scheme *runtime.Scheme) error {
 
 // Cached returns what the cache keeps of the parts' objects: the union of what they select.
 func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.ByObject, error) {
-	type kept struct {
-		object Object
-		part   string
-	}
-	byKind := map[string]kept{}
+	byKind := map[string]cached{}
 	for _, part := range parts {
 		for _, object := range part.Objects {
 			if object.Kind == nil {
@@ -128,30 +124,43 @@ func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.B
 				return nil, fmt.Errorf("network %s: resource %s: %w", part.Name, object.Resource, err)
 			}
 			kind := kinds[0].String()
-			before, there := byKind[kind]
-			if !there {
-				byKind[kind] = kept{object, part.Name}
-				continue
+			now := cached{object, part.Name}
+			if before, there := byKind[kind]; there {
+				if now, err = before.join(now); err != nil {
+					return nil, fmt.Errorf("%s: %w", kind, err)
+				}
 			}
-			if before.object.Keep != nil && object.Keep != nil {
-				return nil, fmt.Errorf("networks %s and %s: each says what to keep of %s: one function must serve both", before.part, part.Name, kind)
-			}
-			if before.object.Keep != nil {
-				object.Keep = before.object.Keep
-			}
-			if selector(before.object.Label) != selector(object.Label) || fieldSelector(before.object.Field) != fieldSelector(object.Field) {
-				object.Label, object.Field = nil, nil // one of them needs more than the other selects
-			}
-			byKind[kind] = kept{object, part.Name}
+			byKind[kind] = now
 		}
 	}
-	cached := map[client.Object]ctrlcache.ByObject{}
-	for _, k := range byKind {
-		if k.object.Keep != nil || k.object.Label != nil || k.object.Field != nil {
-			cached[k.object.Kind] = ctrlcache.ByObject{Transform: k.object.Keep, Label: k.object.Label, Field: k.object.Field}
+	options := map[client.Object]ctrlcache.ByObject{}
+	for _, c := range byKind {
+		if c.object.Keep != nil || c.object.Label != nil || c.object.Field != nil {
+			options[c.object.Kind] = ctrlcache.ByObject{Transform: c.object.Keep, Label: c.object.Label, Field: c.object.Field}
 		}
 	}
-	return cached, nil
+	return options, nil
+}
+
+// cached is what a part caches of a kind.
+type cached struct {
+	object Object
+	part   string
+}
+
+// join returns what serves both.
+func (c cached) join(other cached) (cached, error) {
+	if c.object.Keep != nil && other.object.Keep != nil {
+		return cached{}, fmt.Errorf("networks %s and %s each have a Keep for it: one function must serve both", c.part, other.part)
+	}
+	joined := other
+	if c.object.Keep != nil {
+		joined.object.Keep = c.object.Keep
+	}
+	if selector(c.object.Label) != selector(other.object.Label) || fieldSelector(c.object.Field) != fieldSelector(other.object.Field) {
+		joined.object.Label, joined.object.Field = nil, nil // one of them needs more than the other selects
+	}
+	return joined, nil
 }
 
 func selector(s labels.Selector) string {

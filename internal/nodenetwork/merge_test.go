@@ -36,23 +36,28 @@ func TestMerge(t *testing.T) {
 	}{
 		"first": {nil, section("vpc", ready("True", 0, "a")), all, []weftv1.NodeNetworkSection{section("vpc", ready("True", 100, "a"))}},
 		"other words": {
-			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "a"))}, section("vpc", ready("True", 0, "b")), all,
+			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "a"))},
+			section("vpc", ready("True", 0, "b")), all,
 			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "b"))},
 		},
 		"another status": {
-			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "a"))}, section("vpc", ready("False", 0, "a")), all,
+			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "a"))},
+			section("vpc", ready("False", 0, "a")), all,
 			[]weftv1.NodeNetworkSection{section("vpc", ready("False", 100, "a"))},
 		},
 		"a time that is given": {
-			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "a"))}, section("vpc", ready("True", 9, "a")), all,
+			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 7, "a"))},
+			section("vpc", ready("True", 9, "a")), all,
 			[]weftv1.NodeNetworkSection{section("vpc", ready("True", 9, "a"))},
 		},
 		"others stay, in order": {
-			[]weftv1.NodeNetworkSection{section("overlay"), section("zebra")}, section("vpc"), all,
+			[]weftv1.NodeNetworkSection{section("overlay"), section("zebra")},
+			section("vpc"), all,
 			[]weftv1.NodeNetworkSection{section("overlay"), section("vpc"), section("zebra")},
 		},
 		"networks that the node has no more": {
-			[]weftv1.NodeNetworkSection{section("overlay"), section("zebra")}, section("vpc"), func(name string) bool { return name == "overlay" },
+			[]weftv1.NodeNetworkSection{section("overlay"), section("zebra")},
+			section("vpc"), func(name string) bool { return name == "overlay" },
 			[]weftv1.NodeNetworkSection{section("overlay"), section("vpc")},
 		},
 	} {

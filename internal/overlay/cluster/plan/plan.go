@@ -17,11 +17,13 @@ import (
 	"weft.dev/weft/internal/cluster/plan"
 )
 
-// Writes, Object and Problem are those of every part of the controller.
 type (
+	// Writes are changes to objects of one kind.
 	Writes[T any] = plan.Writes[T]
-	Object        = plan.Object
-	Problem       = plan.Problem
+	// Object names an object.
+	Object = plan.Object
+	// Problem is what an administrator has to correct.
+	Problem = plan.Problem
 )
 
 // Kinds of objects that problems are about.
