@@ -1,0 +1,566 @@
+// Package lifecycle serves the container runtime's requests for all networks of a node: it is the one cni.Handler. ADD goes to the
+// network where placement puts the pod; CHECK, DEL and GC go to the network that the attachment's record names, and to no other.
+//
+// It keeps the locks and the records. A record is written before the first side effect of an ADD and removed after the last of its DEL;
+// an ADD that is repeated gets the same answer; one that fails is undone; what is detached is removed in the background, in batches.
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/timing"
+)
+
+const (
+	// undoTimeout bounds the undoing of an ADD that failed. What is left then is removed in the background.
+	undoTimeout = 10 * time.Second
+	// closeTimeout bounds how long a DEL waits for a network to stop the pod's traffic.
+	closeTimeout = 3 * time.Second
+)
+
+// Steps of a request, as metrics and traces name them.
+const (
+	stepPlace   = "place"
+	stepPlan    = "plan"
+	stepRecord  = "record"
+	stepConnect = "connect"
+)
+
+// Options of a Handler.
+type Options struct {
+	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
+	BootID string
+	// Place returns the network of the pod of an ADD. Required.
+	Place func(ctx context.Context, req *cni.Request) (placement.Decision, error)
+	// Default returns the name of the default network, empty when there is none: its state is that of STATUS. Required.
+	Default func() string
+	// Waiting returns what the agent waits for while no network is there. Required.
+	Waiting func() string
+	// Log gets what no request waits for. Default: discarded.
+	Log *slog.Logger
+}
+
+// Handler is the one cni.Handler of a node. Networks come and go with Serve, ServeWhole and their stop functions.
+type Handler struct {
+	store  *attach.Store
+	opts   Options
+	locks  attach.Keyed[attach.Key]
+	reaper *reaper
+
+	// mu guards what follows. It is not held across calls of a network.
+	mu       sync.Mutex
+	networks map[string]*served
+	// closing are the attachments whose DEL is under way or done.
+	closing map[attach.Key]bool
+}
+
+// served is a network that requests go to: either network or whole.
+type served struct {
+	name    string
+	network network.Network
+	// handedOver is closed once the network can remove.
+	handedOver <-chan struct{}
+	whole      cni.Handler
+}
+
+var _ cni.Handler = (*Handler)(nil)
+
+// New returns a handler of the attachments in store. Run has to run for what is detached to be removed.
+func New(store *attach.Store, opts Options) *Handler {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	h := &Handler{store: store, opts: opts, networks: map[string]*served{}, closing: map[attach.Key]bool{}}
+	h.reaper = newReaper(h)
+	return h
+}
+
+// Run removes what is detached, until ctx ends.
+func (h *Handler) Run(ctx context.Context) error { return h.reaper.run(ctx) }
+
+// Serve lets requests for the network's attachments through to it, until stop is called. What an earlier life of the agent or an earlier
+// boot left unfinished is removed once handedOver is closed.
+func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct{}) (stop func()) {
+	s := &served{name: name, network: n, handedOver: handedOver}
+	for _, rec := range h.store.List() {
+		if network.KindOf(rec.Network) == name && !h.complete(&rec) {
+			h.reaper.add(rec.Key())
+		}
+	}
+	stopped := make(chan struct{})
+	go func() {
+		select {
+		case <-handedOver:
+			h.reaper.wakeUp()
+		case <-stopped:
+		}
+	}()
+	leave := h.serve(s)
+	return sync.OnceFunc(func() {
+		leave()
+		close(stopped)
+	})
+}
+
+// ServeWhole lets requests through to a network that keeps locks and records by itself.
+func (h *Handler) ServeWhole(name string, whole cni.Handler) (stop func()) {
+	return h.serve(&served{name: name, whole: whole})
+}
+
+func (h *Handler) serve(s *served) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.networks[s.name] = s
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.networks[s.name] == s {
+			delete(h.networks, s.name)
+		}
+	}
+}
+
+// complete reports whether a record is of an attachment that a restart keeps.
+func (h *Handler) complete(rec *attach.Record) bool {
+	return rec.State == attach.Attached && rec.BootID == h.opts.BootID
+}
+
+// of returns the network of that name, with a CNI error of the code where requests cannot reach it.
+func (h *Handler) of(name string, code cni.Code) (*served, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s := h.networks[name]; s != nil {
+		return s, nil
+	}
+	if len(h.networks) == 0 {
+		return nil, cni.Errorf(code, "the node's network is not ready: %s: try again later", h.opts.Waiting())
+	}
+	return nil, cni.Errorf(code, "network %s is not running on this node: %s: try again later", name, h.opts.Waiting())
+}
+
+// lock takes the attachment's lock. unlock frees it and then wakes the reaper.
+func (h *Handler) lock(ctx context.Context, key attach.Key) (unlock func(), err error) {
+	free, err := h.locks.Lock(ctx, key)
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
+	}
+	return func() {
+		free()
+		h.reaper.wakeUp()
+	}, nil
+}
+
+// Add attaches a pod's interface. It implements cni.Handler.
+func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
+	if err := h.any(); err != nil {
+		return nil, err
+	}
+	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
+	unlock, err := h.lock(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	rec, err := h.store.Get(key)
+	if err != nil && !errors.Is(err, attach.ErrNotFound) {
+		return nil, cni.Errorf(cni.CodeIO, "%w", err)
+	}
+	have := err == nil
+	if have && h.complete(&rec) && rec.Netns == req.Netns { // the runtime did not get the answer
+		return h.again(ctx, req, rec)
+	}
+	placed, place := timing.Start(ctx, stepPlace)
+	at, err := h.opts.Place(placed, req)
+	place(err)
+	if err != nil {
+		return nil, err
+	}
+	if at.Refuse != "" {
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s is not attached: %s", req.Args.PodNamespace, req.Args.PodName, at.Refuse)
+	}
+	s, err := h.of(at.Network, cni.CodeTryAgainLater)
+	if err != nil {
+		return nil, err
+	}
+	if have || h.reaper.waits(key) {
+		if err := h.clear(ctx, key, s); err != nil {
+			return nil, err
+		}
+	}
+	if s.whole != nil {
+		return s.whole.Add(ctx, req)
+	}
+	return h.attach(ctx, s, req, at)
+}
+
+// again answers an ADD of an attachment that is there, after making sure of it.
+func (h *Handler) again(ctx context.Context, req *cni.Request, rec attach.Record) (*types100.Result, error) {
+	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	if err != nil {
+		return nil, err
+	}
+	if s.whole != nil {
+		return s.whole.Add(ctx, req)
+	}
+	if err := ready(s); err != nil {
+		return nil, err
+	}
+	return h.connect(ctx, s, &rec)
+}
+
+// clear removes what an unfinished attachment of the same key left, before a network gets a new one.
+func (h *Handler) clear(ctx context.Context, key attach.Key, next *served) error {
+	rec, err := h.record(key)
+	if err != nil {
+		return err
+	}
+	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	switch {
+	case err != nil:
+		return err
+	case s == next && s.whole != nil:
+		return nil // it does so itself
+	case s.whole != nil:
+		if err := s.whole.Del(ctx, &cni.Request{Command: cni.CommandDel, ContainerID: key.ContainerID, IfName: key.IfName}); err != nil {
+			return err
+		}
+		if _, err := h.store.Get(key); !errors.Is(err, attach.ErrNotFound) {
+			return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: it is being removed from network %s: try again later", key, s.name)
+		}
+		return nil
+	}
+	if err := h.remove(ctx, s, rec); err != nil {
+		h.giveUp(ctx, key)
+		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: removing what a former one left: %w", key, err)
+	}
+	return nil
+}
+
+// record returns the attachment's record, or what the reaper has of one without.
+func (h *Handler) record(key attach.Key) (attach.Record, error) {
+	rec, err := h.store.Get(key)
+	if errors.Is(err, attach.ErrNotFound) {
+		if stray, waits := h.reaper.stray(key); waits {
+			return stray, nil
+		}
+	}
+	if err != nil {
+		return rec, cni.Errorf(cni.CodeIO, "%w", err)
+	}
+	return rec, nil
+}
+
+// attach plans, records and connects. A plan that turned out to be unusable is made once more.
+func (h *Handler) attach(ctx context.Context, s *served, req *cni.Request, at placement.Decision) (*types100.Result, error) {
+	if err := ready(s); err != nil {
+		return nil, err
+	}
+	for attempt := 0; ; attempt++ {
+		rec, err := h.plan(ctx, s, req, at)
+		if err != nil {
+			return nil, err
+		}
+		h.forget(rec.Key())
+		result, err := h.connect(ctx, s, &rec)
+		if !errors.Is(err, network.ErrPlanAgain) {
+			return result, err
+		}
+		if ctx.Err() != nil || attempt > 0 {
+			h.undo(ctx, s, rec)
+			return nil, err
+		}
+		h.opts.Log.Warn("planning an attachment again", "attachment", rec.Key().String(), "error", err)
+	}
+}
+
+// plan has the network choose, and records the choice before any side effect. Another ADD may claim the same in between: then the
+// network chooses again, and ends with an error of its own when all is taken.
+func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at placement.Decision) (attach.Record, error) {
+	for {
+		planned, done := timing.Start(ctx, stepPlan)
+		rec, err := s.network.Plan(planned, req, at, h.store.InUse())
+		done(err)
+		if err != nil {
+			return rec, codeOf(err)
+		}
+		if network.KindOf(rec.Network) != s.name {
+			return rec, cni.Errorf(cni.CodeInternal, "network %s planned a record of network %q", s.name, rec.Network)
+		}
+		rec.ContainerID, rec.IfName, rec.Netns = req.ContainerID, req.IfName, req.Netns
+		rec.PodNamespace, rec.PodName, rec.PodUID = req.Args.PodNamespace, req.Args.PodName, req.Args.PodUID
+		rec.BootID, rec.State, rec.Created = h.opts.BootID, attach.Planned, time.Now().UTC()
+		err = h.put(ctx, &rec)
+		var conflict *attach.ConflictError
+		switch {
+		case err == nil:
+			return rec, nil
+		case errors.As(err, &conflict) && ctx.Err() == nil:
+		default:
+			return rec, putError(err)
+		}
+	}
+}
+
+// putError gives the failure of writing a record the code that runtimes act on.
+func putError(err error) error {
+	var taken *attach.HostPortError
+	if errors.As(err, &taken) {
+		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
+	}
+	return cni.Errorf(cni.CodeIO, "%w", err)
+}
+
+func (h *Handler) put(ctx context.Context, rec *attach.Record) error {
+	ctx, done := timing.Start(ctx, stepRecord)
+	err := h.store.Put(ctx, *rec)
+	done(err)
+	return err
+}
+
+// connect makes what the record says, and undoes it all if any of it fails.
+func (h *Handler) connect(ctx context.Context, s *served, rec *attach.Record) (*types100.Result, error) {
+	connecting, done := timing.Start(ctx, stepConnect)
+	result, err := s.network.Connect(connecting, rec)
+	done(err)
+	if errors.Is(err, network.ErrPlanAgain) {
+		return nil, codeOf(err)
+	}
+	if err == nil && rec.State != attach.Attached {
+		rec.State = attach.Attached
+		if err = h.put(ctx, rec); err != nil {
+			err = putError(err)
+		}
+	}
+	if err != nil {
+		h.undo(ctx, s, *rec)
+		return nil, codeOf(fmt.Errorf("pod %s/%s: %w", rec.PodNamespace, rec.PodName, err))
+	}
+	return result, nil
+}
+
+// undo removes what an ADD that failed has left. It works also when the ADD failed because its context ended.
+func (h *Handler) undo(ctx context.Context, s *served, rec attach.Record) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	h.markClosing(rec.Key())
+	if err := h.remove(ctx, s, rec); err != nil {
+		h.opts.Log.Warn("undoing an ADD that failed, going on in the background", "attachment", rec.Key().String(), "error", err)
+		h.giveUp(ctx, rec.Key())
+	}
+}
+
+// remove removes an attachment at once, and its record last. The caller holds its lock.
+func (h *Handler) remove(ctx context.Context, s *served, rec attach.Record) error {
+	key := rec.Key()
+	closed := s.network.Close(ctx, rec)
+	if err := s.network.Remove(ctx, []attach.Record{rec})[key]; err != nil {
+		return errors.Join(err, closed)
+	}
+	if err := h.store.Delete(ctx, key); err != nil {
+		return err
+	}
+	h.forget(key)
+	return nil
+}
+
+// giveUp leaves an attachment to the reaper, and has its record say so: a restart does not take it for attached.
+func (h *Handler) giveUp(ctx context.Context, key attach.Key) {
+	h.reaper.add(key)
+	rec, err := h.store.Get(key)
+	if err != nil || rec.State == attach.Closing {
+		return
+	}
+	rec.State = attach.Closing
+	if err := h.store.Put(context.WithoutCancel(ctx), rec); err != nil {
+		h.opts.Log.Error("marking an attachment as closing", "attachment", key.String(), "error", err)
+	}
+}
+
+// Del detaches a pod's interface: its traffic ends before the answer, the rest is removed in the background. It succeeds when there is
+// nothing. It implements cni.Handler.
+func (h *Handler) Del(ctx context.Context, req *cni.Request) error {
+	if err := h.any(); err != nil {
+		return err
+	}
+	return h.detach(ctx, attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})
+}
+
+func (h *Handler) detach(ctx context.Context, key attach.Key) error {
+	unlock, err := h.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, err := h.store.Get(key)
+	if errors.Is(err, attach.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return cni.Errorf(cni.CodeIO, "%w", err)
+	}
+	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	if err != nil {
+		return err
+	}
+	if s.whole != nil {
+		return s.whole.Del(ctx, &cni.Request{Command: cni.CommandDel, ContainerID: key.ContainerID, IfName: key.IfName})
+	}
+	h.markClosing(key)
+	closing, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	if err := s.network.Close(closing, rec); err != nil {
+		h.opts.Log.Warn("closing an attachment, going on in the background", "attachment", key.String(), "error", err)
+	}
+	if rec.State != attach.Closing {
+		rec.State = attach.Closing
+		if err := h.put(ctx, &rec); err != nil {
+			return h.detachNow(ctx, s, rec, err)
+		}
+	}
+	h.reaper.add(key)
+	return nil
+}
+
+// detachNow detaches what cannot be marked as closing, which is why, before the answer: on a full disk no record can be written, but one
+// can be removed. An agent that ended after an earlier answer would open the attachment again.
+func (h *Handler) detachNow(ctx context.Context, s *served, rec attach.Record, why error) error {
+	if !isClosed(s.handedOver) {
+		return cni.Errorf(cni.CodeIO, "%w", why)
+	}
+	if err := h.remove(ctx, s, rec); err != nil {
+		return cni.Errorf(cni.CodeIO, "%w; %w", why, err)
+	}
+	return nil
+}
+
+// GC detaches what the runtime does not know any more, of all networks. It implements cni.Handler.
+func (h *Handler) GC(ctx context.Context, req *cni.Request) error {
+	if err := h.any(); err != nil {
+		return err
+	}
+	valid := map[attach.Key]bool{}
+	for _, a := range req.NetConf.ValidAttachments {
+		valid[attach.Key{ContainerID: a.ContainerID, IfName: a.IfName}] = true
+	}
+	var errs []error
+	for _, rec := range h.store.List() {
+		if !valid[rec.Key()] {
+			errs = append(errs, h.detach(ctx, rec.Key()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Status reports whether the default network can serve ADD: a node whose pods can be attached stays ready while another network of it
+// is not. Without a default network it reports whether any can. It implements cni.Handler.
+func (h *Handler) Status(ctx context.Context, req *cni.Request) error {
+	if err := h.any(); err != nil {
+		err.Code = cni.CodeNotAvailable
+		return err
+	}
+	if name := h.opts.Default(); name != "" {
+		s, err := h.of(name, cni.CodeNotAvailable)
+		if err != nil {
+			return err
+		}
+		return status(ctx, s, req)
+	}
+	var errs []error
+	for _, s := range h.all() {
+		err := status(ctx, s, req)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return cni.Errorf(cni.CodeNotAvailable, "%w", errors.Join(errs...))
+}
+
+// Problems returns why networks other than the default one cannot serve ADD, by their names.
+func (h *Handler) Problems(ctx context.Context) map[string]error {
+	problems := map[string]error{}
+	for _, s := range h.all() {
+		if s.name == h.opts.Default() {
+			continue
+		}
+		if err := status(ctx, s, &cni.Request{Command: cni.CommandStatus}); err != nil {
+			problems[s.name] = err
+		}
+	}
+	return problems
+}
+
+func status(ctx context.Context, s *served, req *cni.Request) error {
+	if s.whole != nil {
+		return s.whole.Status(ctx, req)
+	}
+	if err := s.network.Ready(); err != nil {
+		return cni.Errorf(cni.CodeNotAvailable, "network %s: %w", s.name, err)
+	}
+	return nil
+}
+
+func ready(s *served) error {
+	if err := s.network.Ready(); err != nil {
+		return cni.Errorf(cni.CodeTryAgainLater, "network %s is not ready: %w: try again later", s.name, err)
+	}
+	return nil
+}
+
+// any returns an error while no network is there.
+func (h *Handler) any() *cni.Error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.networks) > 0 {
+		return nil
+	}
+	return cni.Errorf(cni.CodeTryAgainLater, "the node's network is not ready: %s: try again later", h.opts.Waiting())
+}
+
+// all returns the networks, ordered by name.
+func (h *Handler) all() []*served {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := make([]*served, 0, len(h.networks))
+	for _, s := range h.networks {
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b *served) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+func (h *Handler) markClosing(key attach.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closing[key] = true
+}
+
+// forget takes a key back from the reaper: what was to be removed is gone, or is a new attachment.
+func (h *Handler) forget(key attach.Key) {
+	h.reaper.forget(key)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.closing, key)
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,500 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"go.uber.org/goleak"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/lifecycle"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/placement"
+)
+
+const (
+	boot     = "boot-2"
+	patience = 20 * time.Second
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// kernel is what networks have made on a node; it outlives them, as a kernel does.
+type kernel struct {
+	mu   sync.Mutex
+	made map[attach.Key]string // the network
+	open map[attach.Key]bool
+}
+
+func newKernel() *kernel { return &kernel{made: map[attach.Key]string{}, open: map[attach.Key]bool{}} }
+
+func (k *kernel) has(key attach.Key) (network string, open bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.made[key], k.open[key]
+}
+
+// memory is a network in memory.
+type memory struct {
+	name   string
+	kernel *kernel
+
+	mu sync.Mutex
+	// notReady, and what the next calls fail with, by method; a failed Connect has made what it makes.
+	notReady error
+	fail     map[string][]error
+	calls    []string
+	// before is called in Plan, before it chooses.
+	chosen func()
+}
+
+func (m *memory) call(method string, key attach.Key) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.calls = append(m.calls, method+" "+key.ContainerID)
+	if errs := m.fail[method]; len(errs) > 0 {
+		m.fail[method] = errs[1:]
+		return errs[0]
+	}
+	return nil
+}
+
+func (m *memory) Plan(_ context.Context, _ *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := 2; i < 10; i++ {
+		address := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
+		claim := "address " + m.name + " " + address.String()
+		if _, taken := inUse.Claims[claim]; taken {
+			continue
+		}
+		if m.chosen != nil {
+			chosen := m.chosen
+			m.chosen = nil
+			chosen()
+		}
+		return attach.Record{
+			Network: m.name + "." + at.Part, Claims: []string{claim}, Addresses: []netip.Prefix{netip.PrefixFrom(address, 24)},
+		}, nil
+	}
+	return attach.Record{}, errors.New("no address is free")
+}
+
+func (m *memory) Connect(_ context.Context, rec *attach.Record) (*types100.Result, error) {
+	m.kernel.mu.Lock()
+	m.kernel.made[rec.Key()], m.kernel.open[rec.Key()] = m.name, true
+	m.kernel.mu.Unlock()
+	if err := m.call("connect", rec.Key()); err != nil {
+		return nil, err
+	}
+	return &types100.Result{Interfaces: []*types100.Interface{{Name: rec.IfName, Mac: rec.Addresses[0].String()}}}, nil
+}
+
+func (m *memory) Close(_ context.Context, rec attach.Record) error {
+	m.kernel.mu.Lock()
+	delete(m.kernel.open, rec.Key())
+	m.kernel.mu.Unlock()
+	return m.call("close", rec.Key())
+}
+
+func (m *memory) Remove(_ context.Context, recs []attach.Record) map[attach.Key]error {
+	failed := map[attach.Key]error{}
+	for _, rec := range recs {
+		if err := m.call("remove", rec.Key()); err != nil {
+			failed[rec.Key()] = err
+			continue
+		}
+		m.kernel.mu.Lock()
+		if made := m.kernel.made[rec.Key()]; made != m.name && made != "" {
+			failed[rec.Key()] = fmt.Errorf("it is of network %s", made)
+		}
+		delete(m.kernel.made, rec.Key())
+		m.kernel.mu.Unlock()
+	}
+	return failed
+}
+
+func (m *memory) Check(_ context.Context, rec attach.Record) error { return m.call("check", rec.Key()) }
+
+func (m *memory) Ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.notReady
+}
+
+// rig is a node with networks "red" and "blue".
+type rig struct {
+	*lifecycle.Handler
+	t      *testing.T
+	dir    string
+	store  *attach.Store
+	kernel *kernel
+	red    *memory
+	blue   *memory
+	// handed lets the networks remove.
+	handed chan struct{}
+	stop   func()
+	// placed is where pods go, by name; else red.
+	placed map[string]placement.Decision
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, dir: filepath.Join(t.TempDir(), "attachments"), kernel: newKernel(), placed: map[string]placement.Decision{}}
+	r.start()
+	close(r.handed)
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	var err error
+	if r.store, err = attach.Open(r.dir); err != nil {
+		r.t.Fatal(err)
+	}
+	r.handed = make(chan struct{})
+	r.red, r.blue = &memory{name: "red", kernel: r.kernel, fail: map[string][]error{}}, &memory{name: "blue", kernel: r.kernel, fail: map[string][]error{}}
+	r.Handler = lifecycle.New(r.store, lifecycle.Options{
+		BootID: boot, Default: func() string { return "red" }, Waiting: func() string { return "waiting for the moon" },
+		Place: func(_ context.Context, req *cni.Request) (placement.Decision, error) {
+			if d, placed := r.placed[req.Args.PodName]; placed {
+				return d, nil
+			}
+			return placement.Decision{Network: "red"}, nil
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = r.Run(ctx)
+	}()
+	stopRed, stopBlue := r.Serve("red", r.red, r.handed), r.Serve("blue", r.blue, r.handed)
+	r.stop = func() {
+		cancel()
+		<-done
+		stopRed()
+		stopBlue()
+		if err := r.store.Close(); err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+func (r *rig) restart() {
+	r.t.Helper()
+	r.stop()
+	r.start()
+}
+
+func request(command cni.Command, container string) *cni.Request {
+	return &cni.Request{
+		Command: command, ContainerID: container, IfName: "eth0", Netns: "/run/netns/" + container,
+		Args: cni.Args{PodNamespace: "shop", PodName: container}, NetConf: &cni.NetConf{},
+	}
+}
+
+func key(container string) attach.Key { return attach.Key{ContainerID: container, IfName: "eth0"} }
+
+func (r *rig) add(container string) *types100.Result {
+	r.t.Helper()
+	result, err := r.Add(r.t.Context(), request(cni.CommandAdd, container))
+	if err != nil {
+		r.t.Fatalf("ADD of %s: %v", container, err)
+	}
+	return result
+}
+
+func (r *rig) del(container string) {
+	r.t.Helper()
+	if err := r.Del(r.t.Context(), request(cni.CommandDel, container)); err != nil {
+		r.t.Fatalf("DEL of %s: %v", container, err)
+	}
+}
+
+// gone waits until nothing is left of an attachment.
+func (r *rig) gone(container string) {
+	r.t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		_, err := r.store.Get(key(container))
+		made, _ := r.kernel.has(key(container))
+		if errors.Is(err, attach.ErrNotFound) && made == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%s is still there: record %v, made by %q", container, err, made)
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-r.t.Context().Done():
+		}
+	}
+}
+
+func (r *rig) want(container, network string, open bool) {
+	r.t.Helper()
+	if made, isOpen := r.kernel.has(key(container)); made != network || isOpen != open {
+		r.t.Errorf("%s: made by %q, open %t; want %q, %t", container, made, isOpen, network, open)
+	}
+}
+
+func wantCode(t *testing.T, err error, code cni.Code, part string) {
+	t.Helper()
+	var own *cni.Error
+	if !errors.As(err, &own) || own.Code != code || !strings.Contains(err.Error(), part) {
+		t.Errorf("error %v, want code %d and %q", err, code, part)
+	}
+}
+
+// TestByPlacementThenByRecord: ADD goes where placement says; a pod that is placed elsewhere afterwards stays where its record says.
+func TestByPlacementThenByRecord(t *testing.T) {
+	r := newRig(t)
+	r.placed["b"] = placement.Decision{Network: "blue", Part: "x"}
+	r.add("a")
+	first := r.add("b")
+	r.want("a", "red", true)
+	r.want("b", "blue", true)
+	if rec, err := r.store.Get(key("b")); err != nil || rec.Network != "blue.x" || rec.State != attach.Attached || rec.PodName != "b" || rec.BootID != boot {
+		t.Errorf("record %+v, %v", rec, err)
+	}
+	delete(r.placed, "b")
+	if again := r.add("b"); !slices.EqualFunc(again.Interfaces, first.Interfaces, func(a, b *types100.Interface) bool { return *a == *b }) {
+		t.Errorf("a repeated ADD: %v, then %v", first.Interfaces, again.Interfaces)
+	}
+	r.want("b", "blue", true)
+	if err := r.Check(t.Context(), request(cni.CommandCheck, "b")); err != nil || !slices.Contains(r.blue.calls, "check b") {
+		t.Errorf("CHECK: %v, calls %v", err, r.blue.calls)
+	}
+	r.del("b")
+	r.gone("b")
+	r.want("a", "red", true)
+	if slices.ContainsFunc(r.red.calls, func(call string) bool { return strings.HasSuffix(call, " b") }) {
+		t.Errorf("the other network was called: %v", r.red.calls)
+	}
+	r.del("b") // there is nothing
+	wantCode(t, r.Check(t.Context(), request(cni.CommandCheck, "b")), cni.CodeUnknownContainer, "does not have it")
+}
+
+func TestRefusedInWords(t *testing.T) {
+	r := newRig(t)
+	r.placed["a"] = placement.Decision{Network: "blue", Refuse: "Subnet blue does not exist"}
+	r.placed["b"] = placement.Decision{Network: "green"}
+	_, err := r.Add(t.Context(), request(cni.CommandAdd, "a"))
+	wantCode(t, err, cni.CodeTryAgainLater, "pod shop/a is not attached: Subnet blue does not exist")
+	_, err = r.Add(t.Context(), request(cni.CommandAdd, "b"))
+	wantCode(t, err, cni.CodeTryAgainLater, "network green is not running")
+	r.blue.notReady = errors.New("its database is away")
+	r.placed["c"] = placement.Decision{Network: "blue"}
+	_, err = r.Add(t.Context(), request(cni.CommandAdd, "c"))
+	wantCode(t, err, cni.CodeTryAgainLater, "its database is away")
+	if list := r.store.List(); len(list) != 0 || len(r.kernel.made) != 0 {
+		t.Errorf("left: %v, %v", list, r.kernel.made)
+	}
+}
+
+// TestConflictPlansAgain: a claim that another ADD takes between choice and record is chosen anew.
+func TestConflictPlansAgain(t *testing.T) {
+	r := newRig(t)
+	r.red.chosen = func() {
+		rec := attach.Record{
+			Network: "red.", ContainerID: "other", IfName: "eth0", Netns: "/run/netns/other", BootID: boot, State: attach.Attached,
+			Created: time.Now(), Claims: []string{"address red 10.0.0.2"},
+		}
+		if err := r.store.Put(t.Context(), rec); err != nil {
+			t.Error(err)
+		}
+	}
+	r.add("a")
+	if rec, err := r.store.Get(key("a")); err != nil || rec.Addresses[0].Addr().String() != "10.0.0.3" {
+		t.Errorf("record %+v, %v", rec, err)
+	}
+}
+
+// TestFailedAddIsUndone: of an ADD that failed nothing stays, at once or, where removing fails as well, soon.
+func TestFailedAddIsUndone(t *testing.T) {
+	r := newRig(t)
+	broken := errors.New("the kernel refuses")
+	r.red.fail["connect"] = []error{broken}
+	if _, err := r.Add(t.Context(), request(cni.CommandAdd, "a")); !errors.Is(err, broken) {
+		t.Fatalf("ADD: %v", err)
+	}
+	r.want("a", "", false)
+	if _, err := r.store.Get(key("a")); !errors.Is(err, attach.ErrNotFound) {
+		t.Errorf("record: %v", err)
+	}
+	r.red.fail["connect"], r.red.fail["remove"] = []error{broken}, []error{broken, broken}
+	if _, err := r.Add(t.Context(), request(cni.CommandAdd, "b")); !errors.Is(err, broken) {
+		t.Fatalf("ADD: %v", err)
+	}
+	r.gone("b")
+	r.add("a")
+	r.add("b")
+}
+
+func TestPlanAgain(t *testing.T) {
+	r := newRig(t)
+	unusable := fmt.Errorf("port 3: %w", network.ErrPlanAgain)
+	r.red.fail["connect"] = []error{unusable}
+	r.add("a")
+	r.red.fail["connect"] = []error{unusable, unusable}
+	if _, err := r.Add(t.Context(), request(cni.CommandAdd, "b")); !errors.Is(err, network.ErrPlanAgain) {
+		t.Fatalf("ADD: %v", err)
+	}
+	r.gone("b")
+	r.want("a", "red", true)
+}
+
+// TestCollect: GC detaches what the runtime does not know, of all networks.
+func TestCollect(t *testing.T) {
+	r := newRig(t)
+	r.placed["b"], r.placed["d"] = placement.Decision{Network: "blue"}, placement.Decision{Network: "blue"}
+	for _, container := range []string{"a", "b", "c", "d"} {
+		r.add(container)
+	}
+	req := request(cni.CommandGC, "")
+	req.NetConf.ValidAttachments = append(req.NetConf.ValidAttachments, cni.Attachment{ContainerID: "c", IfName: "eth0"}, cni.Attachment{ContainerID: "d", IfName: "eth0"})
+	if err := r.GC(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	r.gone("a")
+	r.gone("b")
+	r.want("c", "red", true)
+	r.want("d", "blue", true)
+}
+
+// TestStatus: it is the default network's; others' problems are listed.
+func TestStatus(t *testing.T) {
+	r := newRig(t)
+	status := func() error { return r.Status(t.Context(), request(cni.CommandStatus, "")) }
+	if err := status(); err != nil || len(r.Problems(t.Context())) != 0 {
+		t.Fatalf("STATUS: %v, problems %v", err, r.Problems(t.Context()))
+	}
+	r.blue.notReady = errors.New("its database is away")
+	if err := status(); err != nil || r.Problems(t.Context())["blue"] == nil {
+		t.Errorf("STATUS while another network is not ready: %v, problems %v", err, r.Problems(t.Context()))
+	}
+	r.red.notReady = errors.New("no subnet yet")
+	wantCode(t, status(), cni.CodeNotAvailable, "network red: no subnet yet")
+}
+
+// TestRestart: what was attached stays and is known to its network; what was under way is removed, not before the network has handed over.
+func TestRestart(t *testing.T) {
+	r := newRig(t)
+	r.placed["b"], r.placed["d"] = placement.Decision{Network: "blue"}, placement.Decision{Network: "blue"}
+	for _, container := range []string{"a", "b", "c", "d"} {
+		r.add(container)
+	}
+	for container, state := range map[string]attach.State{"c": attach.Planned, "d": attach.Closing} {
+		rec, err := r.store.Get(key(container))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec.State = state
+		if err := r.store.Put(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.restart()
+	for name, want := range map[string]string{"red": "a", "blue": "b"} {
+		if have := r.Records(name).Attached(); len(have) != 1 || have[0].ContainerID != want {
+			t.Errorf("%s has %v", name, have)
+		}
+	}
+	r.del("b")
+	r.want("b", "blue", false) // closed, and not removed yet
+	if have := r.Records("blue").Attached(); len(have) != 0 {
+		t.Errorf("a closed attachment is taken for attached: %v", have)
+	}
+	if slices.ContainsFunc(append(r.red.calls, r.blue.calls...), func(call string) bool { return strings.HasPrefix(call, "remove") }) {
+		t.Errorf("removed before the networks handed over: %v %v", r.red.calls, r.blue.calls)
+	}
+	close(r.handed)
+	for _, container := range []string{"b", "c", "d"} {
+		r.gone(container)
+	}
+	r.want("a", "red", true)
+}
+
+// TestRecords: a network writes records of its own attachments, and has what it finds without a record removed.
+func TestRecords(t *testing.T) {
+	r := newRig(t)
+	r.add("a")
+	rec, err := r.store.Get(key("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Records("blue").Put(t.Context(), rec); err == nil {
+		t.Error("blue wrote a record of red's")
+	}
+	rec.Network = "blue."
+	if err := r.Records("blue").Put(t.Context(), rec); err == nil {
+		t.Error("blue took an attachment of red's over")
+	}
+	r.kernel.mu.Lock()
+	r.kernel.made[key("stray")] = "blue"
+	r.kernel.mu.Unlock()
+	r.Records("blue").Reap(attach.Record{Network: "blue", ContainerID: "stray", IfName: "eth0"})
+	r.gone("stray")
+}
+
+// TestConcurrent: requests for one attachment follow one another, and in the end nothing is left.
+func TestConcurrent(t *testing.T) {
+	r := newRig(t)
+	r.placed["b"] = placement.Decision{Network: "blue"}
+	var group sync.WaitGroup
+	for range 8 {
+		for _, container := range []string{"a", "b", "c"} {
+			group.Go(func() {
+				for range 20 {
+					_, _ = r.Add(t.Context(), request(cni.CommandAdd, container))
+					_ = r.Del(t.Context(), request(cni.CommandDel, container))
+				}
+			})
+		}
+	}
+	group.Wait()
+	for _, container := range []string{"a", "b", "c"} {
+		r.del(container)
+		r.gone(container)
+	}
+	if !maps.Equal(r.kernel.open, map[attach.Key]bool{}) || len(r.store.InUse().Claims) != 0 {
+		t.Errorf("left: %v, %v", r.kernel.open, r.store.InUse().Claims)
+	}
+}
+
+func TestNothingIsServedYet(t *testing.T) {
+	store, err := attach.Open(filepath.Join(t.TempDir(), "attachments"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	h := lifecycle.New(store, lifecycle.Options{
+		BootID: boot, Default: func() string { return "" }, Waiting: func() string { return "waiting for the moon" },
+		Place: func(context.Context, *cni.Request) (placement.Decision, error) { return placement.Decision{Network: "red"}, nil },
+	})
+	for command, call := range map[cni.Command]func() error{
+		cni.CommandAdd:    func() error { _, err := h.Add(t.Context(), request(cni.CommandAdd, "a")); return err },
+		cni.CommandDel:    func() error { return h.Del(t.Context(), request(cni.CommandDel, "a")) },
+		cni.CommandCheck:  func() error { return h.Check(t.Context(), request(cni.CommandCheck, "a")) },
+		cni.CommandStatus: func() error { return h.Status(t.Context(), request(cni.CommandStatus, "")) },
+		cni.CommandGC:     func() error { return h.GC(t.Context(), request(cni.CommandGC, "")) },
+	} {
+		code := cni.CodeTryAgainLater
+		if command == cni.CommandStatus {
+			code = cni.CodeNotAvailable
+		}
+		wantCode(t, call(), code, "waiting for the moon")
+	}
+}

@@ -1,0 +1,59 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/network"
+)
+
+// records are the attachments of one network.
+type records struct {
+	handler *Handler
+	name    string
+}
+
+// Records returns the attachments of the network of that name.
+func (h *Handler) Records(name string) network.Records { return &records{handler: h, name: name} }
+
+// Present reports whether there are attachments of the network of that name, complete or not.
+func (h *Handler) Present(name string) bool {
+	return slices.ContainsFunc(h.store.List(), func(rec attach.Record) bool { return network.KindOf(rec.Network) == name })
+}
+
+// Attached implements network.Records.
+func (r *records) Attached() []attach.Record {
+	h := r.handler
+	all := h.store.List()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.DeleteFunc(all, func(rec attach.Record) bool {
+		return network.KindOf(rec.Network) != r.name || !h.complete(&rec) || h.closing[rec.Key()]
+	})
+}
+
+// Put implements network.Records.
+func (r *records) Put(ctx context.Context, rec attach.Record) error {
+	h := r.handler
+	if network.KindOf(rec.Network) != r.name {
+		return fmt.Errorf("attachment %s: network %s cannot write a record of network %q", rec.Key(), r.name, rec.Network)
+	}
+	if have, err := h.store.Get(rec.Key()); err == nil && network.KindOf(have.Network) != r.name {
+		return fmt.Errorf("attachment %s: it is of network %s already", rec.Key(), have.Network)
+	}
+	h.mu.Lock()
+	closing := h.closing[rec.Key()]
+	h.mu.Unlock()
+	if closing {
+		return fmt.Errorf("attachment %s: it is being removed", rec.Key())
+	}
+	return h.store.Put(ctx, rec)
+}
+
+// Reap implements network.Records.
+func (r *records) Reap(rec attach.Record) {
+	r.handler.reaper.addStray(rec)
+	r.handler.reaper.wakeUp()
+}
