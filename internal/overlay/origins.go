@@ -32,6 +32,9 @@ type Origin struct {
 func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
 	pods, addresses := map[reconcile.Owner]policy.Key{}, map[netip.Addr]policy.Key{}
 	for _, rec := range n.store.List() {
+		if rec.Network != NetworkName {
+			continue
+		}
 		pods[owner(rec.Key())] = podKey(&rec)
 		if rec.State != attach.Closing {
 			for _, address := range rec.Addresses {

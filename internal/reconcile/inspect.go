@@ -153,7 +153,7 @@ func (l *Loop[K, V]) compare(actual map[K]V) Inspection[K, V] {
 		union[key] = value
 	}
 	found := Inspection[K, V]{Desired: len(union), Programmed: len(actual)}
-	change := Diff(union, actual)
+	change := l.without(Diff(union, actual))
 	for key, want := range change.Set {
 		d := Difference[K, V]{Key: key, Want: want, Wanted: true}
 		d.Have, d.Held = actual[key]

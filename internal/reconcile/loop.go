@@ -30,6 +30,9 @@ type Options[K comparable, V any] struct {
 	Seal func(Hash) (K, V)
 	// Observe, if not nil, is told of each commit, and of each reading that failed. It must not block.
 	Observe func(Event)
+	// Keep, if not nil, reports whether an item that was read back, and that no fragment has named, stays for now: what wants it has not
+	// handed over its state yet. After Keep may return something else, Resync has it asked again. It must not block.
+	Keep func(K, V) bool
 	// Settled, if not nil, is called when Status may have changed: at the end of each pass. It must not block.
 	Settled func()
 }
@@ -325,7 +328,7 @@ func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 	first := l.actual == nil
 	if actual != nil {
 		l.actual, l.unreadable = actual, nil
-		all := Diff(l.desired.union(), actual)
+		all := l.without(Diff(l.desired.union(), actual))
 		r.drift = l.strays(all)
 		r.change = all
 		if first {
@@ -339,6 +342,14 @@ func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 	r.since, l.since = l.since, time.Time{}
 	l.seal(&r)
 	return r
+}
+
+// without returns a change without the removal of what is kept. The caller holds mu.
+func (l *Loop[K, V]) without(all Change[K, V]) Change[K, V] {
+	if l.opts.Keep != nil {
+		maps.DeleteFunc(all.Delete, func(key K, have V) bool { return len(l.leaving[key]) == 0 && l.opts.Keep(key, have) })
+	}
+	return all
 }
 
 // strays counts the differences that no pending change explains.
