@@ -84,6 +84,9 @@ type policies struct {
 	index   *policy.Index
 	pods    map[policy.Key]*PolicyPod
 	objects map[policy.Key]struct{}
+	// byNode are the pods by the names of their nodes, and ranges what the HostSubnets of other nodes say of their addresses.
+	byNode map[string]map[policy.Key]struct{}
+	ranges map[string][]netip.Prefix
 	// attached are the node's open ports, by pod.
 	attached map[policy.Key]map[attach.Key]attach.Record
 	// lent says that index and pods are another's to change, for as long: attachments are fed when they are back.
@@ -112,6 +115,7 @@ func newPolicies(node string) policies {
 		node: node, index: policy.New(node), pods: map[policy.Key]*PolicyPod{}, objects: map[policy.Key]struct{}{},
 		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, told: make(chan struct{}),
 		handed: map[reconcile.Owner]struct{}{}, shown: map[attach.Key]openness{}, doubts: map[policy.Key]*doubt{},
+		byNode: map[string]map[policy.Key]struct{}{},
 	}
 }
 
@@ -165,11 +169,7 @@ func (x *policies) update(change PolicyChange) {
 	}
 	x.narrow(false)
 	for key, pod := range change.Pods {
-		if pod == nil {
-			delete(x.pods, key)
-		} else {
-			x.pods[key] = pod
-		}
+		x.remember(key, pod)
 		x.feed(key)
 		x.narrow(pod.gone())
 	}
@@ -199,11 +199,12 @@ func (x *policies) reset() {
 		x.stale[key] = struct{}{}
 	}
 	fresh := newPolicies(x.node)
-	x.index, x.pods, x.objects, x.doubts = fresh.index, fresh.pods, fresh.objects, fresh.doubts
+	x.index, x.pods, x.byNode, x.objects, x.doubts = fresh.index, fresh.pods, fresh.byNode, fresh.objects, fresh.doubts
 	x.setNodes(x.nodes)
 }
 
-// feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and only those.
+// feed tells the index of a pod as it is: a pod of this node has the addresses that this node gave it, and a pod of another node those of
+// its status that lie in that node's HostSubnet.
 func (x *policies) feed(key policy.Key) {
 	if x.lent {
 		return
@@ -226,12 +227,11 @@ func (x *policies) feed(key policy.Key) {
 	if len(own) > 0 {
 		pod.Node = x.node
 	}
-	switch {
-	case pod.Node == x.node:
+	if pod.Node == x.node {
 		x.stale[key] = struct{}{}
 		pod.Addresses = slices.SortedFunc(maps.Keys(own), netip.Addr.Compare)
-	case x.rules != nil:
-		pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), x.rules.Subnet().Contains)
+	} else {
+		pod.Addresses = x.placed(&pod)
 	}
 	x.follow(x.index.SetPod(pod))
 }
@@ -285,13 +285,16 @@ func (x *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openf
 	}
 	if !s.policies() {
 		x.setNodes(nil)
+		x.ranges = nil
 		if len(x.pods)+len(x.objects) > 0 {
 			x.reset()
 		}
 		return fragments
 	}
 	if x.rules == nil { // the subnet is another: all else compiles beside
-		x.compile(s.view.Local.Subnet)
+		x.compile(&s.view)
+	} else {
+		x.place(podRanges(s.view.Remotes))
 	}
 	x.setNodes(nodesOf(&s.view.Local, s.view.Remotes))
 	x.rules.Refresh()

@@ -2,7 +2,6 @@ package overlay
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -46,7 +45,7 @@ func (n *Network) indexAll(change PolicyChange) *policies {
 
 // takeOver takes over what was indexed beside. The attachments are fed again; nodes are not known before rules are compiled.
 func (x *policies) takeOver(beside *policies) {
-	x.index, x.pods, x.objects, x.doubts = beside.index, beside.pods, beside.objects, beside.doubts
+	x.index, x.pods, x.byNode, x.objects, x.doubts = beside.index, beside.pods, beside.byNode, beside.objects, beside.doubts
 	x.feedAttached()
 	close(x.told)
 	x.told = make(chan struct{})
@@ -60,14 +59,15 @@ func (x *policies) feedAttached() {
 	}
 }
 
-// compile compiles the rules for a subnet of pods.
-func (x *policies) compile(subnet netip.Prefix) {
-	x.rules = pipeline.NewConjunctions(subnet)
-	// In order, so that conjunctions get the same ids in each life.
-	x.rules.Apply(policy.Effect{Policies: slices.SortedFunc(maps.Keys(x.objects), compareKeys)}, x.index)
-	for _, key := range slices.SortedFunc(maps.Keys(x.pods), compareKeys) { // those of other nodes have no address in this node's subnet
+// compile compiles the rules for a view. The index gets the pods' addresses first: which of them count depends on the HostSubnets.
+func (x *policies) compile(view *View) {
+	x.ranges = podRanges(view.Remotes)
+	for _, key := range slices.SortedFunc(maps.Keys(x.pods), compareKeys) {
 		x.feed(key)
 	}
+	x.rules = pipeline.NewConjunctions(view.Local.Subnet)
+	// In order, so that conjunctions get the same ids in each life.
+	x.rules.Apply(policy.Effect{Policies: slices.SortedFunc(maps.Keys(x.objects), compareKeys)}, x.index)
 }
 
 // compileRules compiles the rules for settings that are about to come, unless they are compiled, or not asked for. Meanwhile
@@ -91,10 +91,10 @@ func (n *Network) compileRules(s *settings) {
 		beside.attached[key] = maps.Clone(records)
 	}
 	n.opening.Unlock()
-	beside.compile(s.view.Local.Subnet)
+	beside.compile(&s.view)
 	n.opening.Lock()
 	defer n.opening.Unlock()
-	x.lent, x.rules = false, beside.rules
+	x.lent, x.rules, x.ranges = false, beside.rules, beside.ranges
 	for key := range beside.attached { // of those that went meanwhile, the index knows addresses
 		if _, still := x.attached[key]; !still {
 			x.feed(key)

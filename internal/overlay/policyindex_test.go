@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -23,10 +24,17 @@ func everything(t *testing.T, elsewhere int, here ...string) PolicyChange {
 	for i := range elsewhere {
 		key := policy.Key{Namespace: "default", Name: fmt.Sprint("client-", i)}
 		pod := policy.Pod{Key: key, Labels: map[string]string{"app": "client"}, Node: "b"}
-		pod.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, 128, byte(2 + i/250), byte(1 + i%250)})}
+		pod.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, 128, byte(16 + i/250), byte(1 + i%250)})}
 		all.Pods[key] = &PolicyPod{Pod: pod, UIDs: []string{key.Name}}
 	}
 	return all
+}
+
+// crowdedView is policyView with room on node b for the pods of everything.
+func crowdedView() View {
+	view := policyView()
+	view.Remotes = []clusternetwork.HostSubnet{subnet("b", "192.0.2.2", "10.128.16.0/20")}
+	return view
 }
 
 // Pods that come and go while all objects are indexed, and rules compiled, are as if they had come before or after.
@@ -56,7 +64,7 @@ func TestAttachingWhileAllIsIndexed(t *testing.T) {
 			}
 		})
 		l.policies(t, all)
-		l.update(t, policyView())
+		l.update(t, crowdedView())
 		group.Wait()
 		l.settled(t)
 		for _, name := range names {
@@ -68,13 +76,13 @@ func TestAttachingWhileAllIsIndexed(t *testing.T) {
 				t.Errorf("the port of %s is %s, want %s", name, got, want)
 			}
 		}
-		if n := l.named(t, netip.MustParseAddr("10.128.9.250")); n != 1 {
+		if n := l.named(t, netip.MustParseAddr("10.128.23.250")); n != 1 {
 			t.Errorf("%d flows name a client of another node, want 1", n)
 		}
 		// Who begins anew, with the pods that there are, has the same.
 		l.policies(t, PolicyChange{})
 		before := l.node.flows.String()
-		next := l.restartWith(t, all, policyView())
+		next := l.restartWith(t, all, crowdedView())
 		if after := l.node.flows.String(); after != before {
 			t.Errorf("one that begins anew has other flows")
 		}

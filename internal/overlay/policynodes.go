@@ -52,6 +52,7 @@ func (n *Network) followNodes(s *settings, remotes []clusternetwork.HostSubnet) 
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	n.policies.setNodes(nodesOf(&s.view.Local, remotes))
+	n.policies.place(podRanges(remotes))
 	n.policies.narrow(false)
 	n.policies.later = n.handOver() || n.policies.later
 }

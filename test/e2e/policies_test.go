@@ -321,6 +321,40 @@ func TestPolicyEgress(t *testing.T) {
 		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], tellPort), true})
 }
 
+// A pod object whose status names the address of another node's pod lets that pod through no policy.
+func TestPolicyRemoteStatus(t *testing.T) {
+	s := newPolicyScene(t, "status")
+	ghost := map[string]string{"app": "ghost"}
+	s.policy(t, "status", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(ghost)}},
+	}))
+	s.reach(t, "no pod has the label", map[uint16][3]bool{tellPort: {}})
+	pods := s.client.CoreV1().Pods("default")
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "status-ghost", Labels: ghost}, Spec: corev1.PodSpec{
+		NodeName: "former", Containers: []corev1.Container{{Name: "c", Image: "none"}},
+	}}
+	made, err := pods.Create(t.Context(), object, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pods.Delete(context.Background(), made.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+			t.Error(err)
+		}
+	})
+	ip := s.stranger.IPs[0].String()
+	made.Status.Phase, made.Status.PodIP, made.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
+	if _, err := pods.UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// The agent receives changes of pods in order: once it knows this one, it knows the status.
+	patch := []byte(`{"metadata":{"labels":{"app":"ghost"}}}`)
+	if _, err := pods.Patch(t.Context(), s.far.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.reach(t, "a pod with the label, and a status that names the stranger", map[uint16][3]bool{tellPort: {false, true, false}})
+}
+
 // talk begins a connection to the server, which ends with the test.
 func (s *policyScene) talk(t *testing.T, from *lab.Pod, network string) *traffic.Talk {
 	t.Helper()
