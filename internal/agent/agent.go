@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +78,10 @@ type Options struct {
 	// Datapath is the switch's: DatapathAuto (the kernel's where the module is there), DatapathSystem or
 	// DatapathNetdev. Default DatapathAuto.
 	Datapath string
+	// MetadataAddresses are addresses of clouds' metadata services, of which pods reach port 53 only. Default: none, nothing is closed.
+	MetadataAddresses []netip.Addr
+	// ClosedNodePorts are TCP ports of nodes, and of hosts outside, that are closed to pods. Default: none.
+	ClosedNodePorts []uint16
 	// ProcSys is where the sysctls can be written, for a process whose own /proc/sys is read-only. Default /proc/sys.
 	ProcSys string
 	// HealthAddress is where /healthz, /readyz and /metrics are served. Empty: nowhere.
@@ -134,6 +140,14 @@ func (o *Options) validate() error {
 	case o.SparePorts < 0 || o.SparePorts > maxSparePorts:
 		return fmt.Errorf("spare ports %d: it is a number from 0 to %d", o.SparePorts, maxSparePorts)
 	}
+	for _, addr := range o.MetadataAddresses {
+		if !addr.Is4() || addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast() {
+			return fmt.Errorf("metadata address %s: it is an IPv4 address of one host, such as 169.254.169.254", addr)
+		}
+	}
+	if slices.Contains(o.ClosedNodePorts, 0) {
+		return errors.New("closed node port 0: it is a number from 1 to 65535")
+	}
 	switch o.Datapath {
 	case DatapathAuto, DatapathSystem, DatapathNetdev:
 		return nil
@@ -191,7 +205,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.events, err = newRecorder(ctx, a.clients, &a.opts, a.metrics); err != nil {
 		return err
 	}
-	if a.objects, err = newObjects(a.opts.Config, opts.Node, opts.Log); err != nil {
+	if a.objects, err = newObjects(&a.opts); err != nil {
 		return err
 	}
 	a.objects.egressFirewalls.resolve(&a.opts, a.events)

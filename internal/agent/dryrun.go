@@ -30,7 +30,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	defer cancel()
 	a := &agent{opts: opts, gate: newGate(), metrics: metrics.NewAgent(opts.Version), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
 	var err error
-	if a.objects, err = newObjects(opts.Config, opts.Node, opts.Log); err != nil {
+	if a.objects, err = newObjects(&opts); err != nil {
 		return admin.Diff{}, err
 	}
 	a.objects.egressFirewalls.resolve(&opts, nil)

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,6 +51,8 @@ type objects struct {
 	multicast *multicast
 	// ports are those of the tunnels, and what nodes tell of them.
 	ports *tunnelPorts
+	// closed is what the agent's options close to pods.
+	closed overlay.Closed
 	// marks say how far objects are in effect, mode in which mode of the network: "" while it is none, or on its way to another.
 	marks *marks
 	mode  atomic.Value
@@ -61,7 +62,8 @@ type objects struct {
 	since time.Time
 }
 
-func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, error) {
+func newObjects(opts *Options) (*objects, error) {
+	node, log := opts.Node, opts.Log
 	scheme := runtime.NewScheme()
 	if err := errors.Join(networkv1.AddToScheme(scheme), corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("scheme: %w", err)
@@ -84,7 +86,7 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	}
 	marks := newMarks()
 	marks.node = node
-	store, err := cache.New(config, cache.Options{
+	store, err := cache.New(opts.Config, cache.Options{
 		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip,
 		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
 	})
@@ -94,7 +96,8 @@ func newObjects(config *rest.Config, node string, log *slog.Logger) (*objects, e
 	o := &objects{
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
 		services: newServices(store, node), policies: newPolicies(store, log, marks.of(realised.NetworkPolicy)), marks: marks,
-		ports: &tunnelPorts{node: node, log: log, after: time.AfterFunc},
+		ports:  &tunnelPorts{node: node, log: log, after: time.AfterFunc},
+		closed: overlay.Closed{Metadata: opts.MetadataAddresses, TCPPorts: opts.ClosedNodePorts},
 	}
 	o.ports.signal = o.signal
 	vnids := &netNamespaces{cache: store, marks: marks}
@@ -222,7 +225,7 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	if err := o.cache.List(ctx, &subnets); err != nil {
 		return overlay.View{}, fmt.Errorf("HostSubnets: %w", err)
 	}
-	view := overlay.View{Cluster: config, Tunnels: o.ports.place(config.VXLANPort, subnets.Items)}
+	view := overlay.View{Cluster: config, Closed: o.closed, Tunnels: o.ports.place(config.VXLANPort, subnets.Items)}
 	found := false
 	for i := range subnets.Items {
 		object := &subnets.Items[i]

@@ -17,6 +17,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := agent.Options{Version: environment.Version}
 	var dry dryRunFlags
 	var sampling float64
+	var closed closedFlags
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the network of this node",
@@ -35,6 +36,9 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 				return err
 			}
 			if opts.Config, err = common.config(); err != nil {
+				return err
+			}
+			if err := closed.parse(&opts); err != nil {
 				return err
 			}
 			if dry.run {
@@ -64,6 +68,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
 	flags.Float64Var(&sampling, "trace-sampling", 0, "part of the runtime's requests that are traced, 0 to 1; traces go by OTLP over HTTP to $OTEL_EXPORTER_OTLP_ENDPOINT")
 	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to whoever can connect")
+	closed.register(cmd)
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
 	return cmd
 }

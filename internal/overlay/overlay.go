@@ -44,8 +44,18 @@ type View struct {
 	Local clusternetwork.HostSubnet
 	// Node is what the node itself is like.
 	Node Node
+	// Closed is what is closed to pods outside their network.
+	Closed Closed
 	// Remotes are all other hosts' HostSubnets. Two may briefly share an address or a name.
 	Remotes []clusternetwork.HostSubnet
+}
+
+// Closed is what is closed to the pods of a node outside their network. The zero value closes nothing.
+type Closed struct {
+	// Metadata are addresses of clouds' metadata services, where pods reach port 53 and nothing else.
+	Metadata []netip.Addr
+	// TCPPorts are TCP ports at which pods reach no node, and nothing else outside their network.
+	TCPPorts []uint16
 }
 
 // Node is what the overlay has to know of the machine.

@@ -50,6 +50,10 @@ type Config struct {
 	VXLANPort uint16
 	// ClosedPorts are further UDP ports that pods can't send to: other nodes' tunnels may be there.
 	ClosedPorts []uint16
+	// Metadata are addresses of clouds' metadata services: pods reach port 53 there and nothing else.
+	Metadata []netip.Addr
+	// ClosedTCP are TCP ports at which pods reach nothing outside the pods' network, and not the node.
+	ClosedTCP []uint16
 	// MTU is tun0's, in bytes: the pods'.
 	MTU int
 	// RouteMTU is the MTU of the routes to pods and Services; 0 is the interface's. It differs while the MTU is migrated.

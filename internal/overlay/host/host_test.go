@@ -26,6 +26,8 @@ func sample() *host.Config {
 		Gateway:         netip.MustParseAddr("10.128.0.1"),
 		GatewayMAC:      net.HardwareAddr{0x0a, 0x58, 10, 128, 0, 1},
 		NodeIP:          netip.MustParseAddr("192.0.2.1"),
+		Metadata:        []netip.Addr{netip.MustParseAddr("169.254.169.254")},
+		ClosedTCP:       []uint16{22623, 22624},
 		MTU:             1450,
 		Datapath:        ovsdb.DatapathNetdev,
 		RejectMAC:       net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1},

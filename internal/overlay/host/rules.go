@@ -3,6 +3,7 @@ package host
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/nft"
 )
@@ -55,6 +56,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	}
 	c.tunnel(f)
 	c.reject(f)
+	c.guard(f)
 	c.egress(f)
 	c.forward(f)
 	c.masquerade(f)
@@ -96,6 +98,26 @@ func (c *Config) reject(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "refuse", Hook: nft.HookPrerouting, Priority: priorityFilter},
 		from+" meta l4proto tcp reject with tcp reset",
 		from+" reject")
+}
+
+// guard rejects what pods send to metadata services, and to the ports of nodes that are closed to them. The flows do so too, except where the
+// host translates (a Service that it serves, a node port at an address that the switch does not know) and where fragments hide the port.
+func (c *Config) guard(f fragment) {
+	const begins = "tcp flags & (syn | ack) == syn"
+	var all, forwarded, input []string
+	for _, addr := range c.Metadata {
+		to := fmt.Sprintf(`iifname "%s" ip daddr %s`, Tun, addr)
+		all = append(all, to+" meta l4proto { tcp, udp } th dport != 53 reject", to+" meta l4proto != { tcp, udp } reject")
+	}
+	for _, port := range c.ClosedTCP {
+		forwarded = append(forwarded, fmt.Sprintf(`iifname "%s" ip daddr != @%s tcp dport %d %s reject with tcp reset`, Tun, podsSet, port, begins))
+		input = append(input, fmt.Sprintf(`iifname "%s" tcp dport %d %s reject with tcp reset`, Tun, port, begins))
+	}
+	if len(all)+len(input) == 0 {
+		return
+	}
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-forward", Hook: nft.HookForward, Priority: priorityFilter}, append(slices.Clone(all), forwarded...)...)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-input", Hook: nft.HookInput, Priority: priorityFilter}, append(slices.Clone(all), input...)...)
 }
 
 // forward drops what must not leave although the host would forward it: packets of no connection, which nothing would

@@ -46,6 +46,10 @@ type Config struct {
 	VXLANPort uint16
 	// ClosedPorts are further UDP ports that are closed to pods: other nodes' tunnels may be there.
 	ClosedPorts []uint16
+	// Metadata are addresses of clouds' metadata services: pods reach port 53 there and nothing else.
+	Metadata []netip.Addr
+	// ClosedTCP are TCP ports at which pods reach nothing outside the pods' network, and not the gateway.
+	ClosedTCP []uint16
 	// Conntrack serves Services in the switch, and sends through the connection tracker what they need: Service, Nodes and
 	// Targets return flows. A flat network without Services in the switch needs no tracking.
 	Conntrack bool
@@ -80,6 +84,10 @@ func (c *Config) Validate() error {
 	check(canonical4(c.LocalSubnet) && c.inCluster(c.LocalSubnet), "local subnet %s is not within a cluster network", c.LocalSubnet)
 	check(c.LocalSubnet.Contains(c.Gateway), "gateway %s is not within the local subnet %s", c.Gateway, c.LocalSubnet)
 	check(c.NodeIP.Is4() && !c.LocalSubnet.Contains(c.NodeIP), "node address %s is no IPv4 address outside the local subnet", c.NodeIP)
+	for _, addr := range c.Metadata {
+		check(addr.Is4() && !c.inCluster(host(addr)) && !c.ServiceNetwork.Contains(addr), "metadata address %s is no IPv4 address outside the pods' and the Services' network", addr)
+	}
+	check(!slices.Contains(c.ClosedTCP, 0), "closed TCP ports: 0 is no port")
 	check(c.GatewayMAC == nil || unicastMAC(c.GatewayMAC), "gateway MAC %s is no unicast address", c.GatewayMAC)
 	return errors.Join(errs...)
 }

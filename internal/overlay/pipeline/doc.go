@@ -25,6 +25,8 @@
 //     pods free to use the port among themselves. A masqueraded packet would reach a node from a known node's address.
 //     A fragment need not show its port (never, unless the switch's fragments are set to nx-match): fragments pass, and the
 //     host, which reassembles before it translates, has the same rule (package host).
+//   - Metadata services and the ports of ignition files are closed to pods in the same places, and for the same reason in package host: what the
+//     host translates and what comes in fragments is seen there only. A rejected packet gets to the host with RejectMAC as its source.
 //   - A Service is a flow for new connections and a group whose buckets translate. What makes the connection known is the
 //     translation, so before the verdicts of later tables: those are passed on each packet that is no reply, and a
 //     connection that they do not let through stays new.

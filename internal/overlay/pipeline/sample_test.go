@@ -39,6 +39,8 @@ func sample(conntrack bool) *pipeline.Config {
 		LocalSubnet:     netip.MustParsePrefix("10.128.0.0/23"),
 		Gateway:         netip.MustParseAddr("10.128.0.1"),
 		NodeIP:          netip.MustParseAddr("192.0.2.1"),
+		Metadata:        addrs("169.254.169.254"),
+		ClosedTCP:       []uint16{22623, 22624},
 		Conntrack:       conntrack,
 		SCTP:            true,
 		KeepApart:       true,

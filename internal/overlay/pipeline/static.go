@@ -116,6 +116,7 @@ func (p *program) route() {
 	c := p.config
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
 	p.closeTunnels(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", openflow.IPDst(host(c.Gateway)))
+	p.closePorts(TableRoute, gateway+priorityForbid, openflow.IPDst(host(c.Gateway)))
 	p.add(TableRoute, gateway, "ARP for the gateway", match(openflow.ARP(), openflow.ARPTPA(host(c.Gateway))), openflow.Output(PortTun))
 	p.output(TableRoute, gateway, "to the gateway", match(openflow.IPDst(host(c.Gateway))), c.toHost()...)
 	p.add(TableRoute, local, "ARP for local pods", match(openflow.ARP(), openflow.ARPTPA(c.LocalSubnet)), openflow.GotoTable(TableARPLocal))
@@ -165,6 +166,8 @@ func (p *program) leave() {
 	c := p.config
 	p.closeTunnels(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
 		openflow.EthType(openflow.EthTypeIPv4))
+	p.closePorts(TableExternal, priorityForbid, openflow.EthType(openflow.EthTypeIPv4))
+	p.closeMetadata()
 	p.askNode()
 	p.add(TableExternal, priorityDefault, "no exception", nil, openflow.GotoTable(TableEgressFirewall))
 	p.firewallStatic()

@@ -1,0 +1,27 @@
+package pipeline
+
+import "weft.dev/weft/internal/openflow"
+
+// tcpAck is the flag of a TCP packet that acknowledges (RFC 9293, 3.1). The first packet of a connection has tcpSyn and not tcpAck.
+const tcpAck = 0x010
+
+// closePorts rejects TCP connections of pods to the closed ports (Config.ClosedTCP). Only a connection's first packet is rejected: a client
+// outside may have such a port as its own, and gets its answers.
+func (p *program) closePorts(table uint8, priority uint16, on ...openflow.MatchField) {
+	for _, port := range p.config.ClosedTCP {
+		p.add(table, priority, "a TCP port of nodes that is closed to pods: the host rejects",
+			append(match(on...), openflow.TCPDst(port), openflow.TCPFlags(tcpSyn, tcpSyn|tcpAck)), p.config.toReject()...)
+	}
+}
+
+// closeMetadata rejects what pods send to metadata services, but for questions to their name servers. A fragment that shows no port is rejected.
+func (p *program) closeMetadata() {
+	const closed, names = 310, 320
+	for _, addr := range p.config.Metadata {
+		to := openflow.IPDst(host(addr))
+		for _, port := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {
+			p.add(TableExternal, names, "the name server of the metadata service", match(to, port), openflow.GotoTable(TableEgressFirewall))
+		}
+		p.add(TableExternal, closed, "the metadata service is closed to pods: the host rejects", match(to), p.config.toReject()...)
+	}
+}

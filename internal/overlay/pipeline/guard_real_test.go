@@ -1,0 +1,52 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/overlay/pipeline"
+)
+
+// Pods reach neither the metadata service, but for its name server, nor the ports that serve ignition files, in every mode: directly, at the
+// gateway, and as the endpoint of a Service. The host gets such a packet only to reject it.
+func TestPodsReachNoNodeSecrets(t *testing.T) {
+	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
+		c := sample(true)
+		c.Mode = mode
+		sw := startWith(t, allFlows(c), 2)
+		const (
+			pod = "in_port=3,dl_src=0a:58:0a:80:00:05,dl_dst=0a:58:0a:80:00:01,nw_src=10.128.0.5,"
+			far = "in_port=1,tun_src=192.0.2.2,tun_dst=192.0.2.1,tun_id=0,dl_src=0a:58:0a:81:00:05,dl_dst=0a:58:0a:80:00:01,nw_src=10.129.0.5,"
+		)
+		for flow, reaches := range map[string]bool{
+			"tcp," + pod + "nw_dst=169.254.169.254,tcp_dst=80,tcp_flags=syn":              false,
+			"tcp," + pod + "nw_dst=169.254.169.254,tcp_dst=80,tcp_flags=ack":              false,
+			"udp," + pod + "nw_dst=169.254.169.254,udp_dst=80":                            false,
+			"icmp," + pod + "nw_dst=169.254.169.254,icmp_type=8":                          false,
+			"udp," + pod + "nw_dst=169.254.169.254,nw_frag=later":                         false,
+			"udp," + pod + "nw_dst=169.254.169.254,udp_dst=53":                            true,
+			"tcp," + pod + "nw_dst=169.254.169.254,tcp_dst=53,tcp_flags=syn":              true,
+			"tcp," + pod + "nw_dst=169.254.169.253,tcp_dst=80,tcp_flags=syn":              true,
+			"tcp," + pod + "nw_dst=192.0.2.1,tcp_dst=22623,tcp_flags=syn":                 false,
+			"tcp," + pod + "nw_dst=192.0.2.2,tcp_dst=22624,tcp_flags=syn":                 false,
+			"tcp," + pod + "nw_dst=192.0.2.2,tcp_dst=22625,tcp_flags=syn":                 true,
+			"tcp," + pod + "nw_dst=192.0.2.2,tcp_dst=22623,tcp_flags=0x0c2":               false, // SYN with ECN
+			"tcp," + pod + "nw_dst=198.51.100.1,tcp_src=80,tcp_dst=22623,tcp_flags=0x012": true,  // answers a client outside
+			"tcp," + pod + "nw_dst=10.128.0.1,tcp_dst=22623,tcp_flags=syn":                false,
+			"tcp," + pod + "nw_dst=10.128.0.1,tcp_dst=80,tcp_flags=syn":                   true,
+			"tcp," + far + "nw_dst=10.128.0.1,tcp_dst=22623,tcp_flags=syn":                false,
+		} {
+			o := sw.trace(t, flow, "--ct-next", "trk,new", "--ct-next", "trk,new")
+			rejected := strings.Contains(o.text, "0a:58:00:00:00:01->eth_src")
+			if got := slices.Contains(o.outputs, "2") && !rejected; got != reaches {
+				t.Errorf("%s: %s: reaches the host: %t, want %t: %s", mode, flow, got, reaches, o.tables)
+			}
+			if !reaches && !rejected {
+				t.Errorf("%s: %s: is not rejected: %s", mode, flow, o.tables)
+			}
+		}
+	}
+}
