@@ -88,10 +88,10 @@ type SubnetSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	RouteTable string `json:"routeTable,omitempty"`
-	// private closes the subnet to packets from other subnets, except those of allowSubnets.
+	// private closes the subnet: packets pass within it, and between it and the ranges of allowSubnets, and no others.
 	// +optional
 	Private bool `json:"private,omitempty"`
-	// allowSubnets are ranges that reach a private subnet.
+	// allowSubnets are ranges that a private subnet exchanges packets with.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1024

@@ -1,0 +1,291 @@
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"weft.dev/weft/internal/ovsdb/session"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Commit makes the change in one transaction, whose first operation is the fence. Columns that are as desired already are not
+// written; if nothing is to be written, nothing is.
+//
+// A row that cannot be written fails alone, with a *[RowError] in a reconcile.PartialError; the others are committed. With
+// ErrDeposed nothing was written, and nothing will be until the next Lead.
+func (e *Engine) Commit(ctx context.Context, change Change) error {
+	e.commit.Lock()
+	defer e.commit.Unlock()
+	if e.term == 0 {
+		return ErrNotLeading
+	}
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	failed := map[Key]error{}
+	change.Set = maps.Clone(change.Set)
+	for key, row := range change.Set {
+		if err := row.Validate(key); err != nil {
+			failed[key] = &RowError{key, err}
+			delete(change.Set, key)
+		}
+	}
+	err := e.keeper.Do(ctx, func(s *session.Session) error { return e.run(ctx, s, change, failed) })
+	if err != nil {
+		return fmt.Errorf("commit %d and remove %d northbound rows: %w", len(change.Set), len(change.Delete), err)
+	}
+	if len(failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: failed}
+	}
+	return nil
+}
+
+// run makes the change over one connection. Each round leaves out the rows that the one before found to fail.
+func (e *Engine) run(ctx context.Context, s *session.Session, change Change, failed map[Key]error) error {
+	for {
+		v, err := current(ctx, s)
+		if err != nil {
+			return err
+		}
+		if term, there := v.term(); !there {
+			// The database is a new one: the term goes first, as at the start.
+			if err := lead(ctx, s, e.term); err != nil {
+				return err
+			}
+			continue
+		} else if term != e.term {
+			return fmt.Errorf("%w: with term %d, this one has %d", ErrDeposed, term, e.term)
+		}
+		p := newPlan(v, change)
+		for key, err := range p.failed {
+			failed[key] = &RowError{key, err}
+			delete(change.Set, key)
+		}
+		if len(p.failed) > 0 {
+			continue // a child of what failed may fail as well
+		}
+		refused, err := e.transact(ctx, s, v, p)
+		if refused == nil {
+			return err
+		}
+		failed[*refused] = &RowError{*refused, err}
+		delete(change.Set, *refused)
+	}
+}
+
+// transact writes the plan. A row that the server refuses is returned with the reason.
+func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *plan) (*Key, error) {
+	if len(p.ops) == 0 {
+		return nil, nil
+	}
+	guard, err := fence(v.global, e.term)
+	if err != nil {
+		return nil, err
+	}
+	ops := append([]ovsdb.Operation{guard}, p.ops...)
+	results, err := s.Transact(ctx, ops...)
+	if err != nil {
+		return nil, err
+	}
+	err = session.Check(ops, results)
+	if err == nil {
+		after, err := current(ctx, s)
+		if err == nil {
+			e.known = after.sources()
+		}
+		return nil, err
+	}
+	var refused *session.OperationError
+	switch {
+	case isFenced(err):
+		return nil, fmt.Errorf("%w: %w", ErrDeposed, err)
+	case errors.As(err, &refused) && refused.Index > 0 && refused.Index <= len(p.keys) && p.sets[p.keys[refused.Index-1]]:
+		return &p.keys[refused.Index-1], err
+	default:
+		return nil, err
+	}
+}
+
+// plan is the operations that a change takes.
+type plan struct {
+	view   *view
+	change Change
+	ops    []ovsdb.Operation
+	keys   []Key // of each operation
+	sets   map[Key]bool
+	failed map[Key]error
+}
+
+func newPlan(v *view, change Change) *plan {
+	p := &plan{view: v, change: change, sets: map[Key]bool{}, failed: map[Key]error{}}
+	for _, table := range tables() {
+		for _, key := range keysOf(change.Set, table) {
+			p.sets[key] = true
+			if err := p.set(key, change.Set[key]); err != nil {
+				p.failed[key] = err
+			}
+		}
+	}
+	for _, table := range slices.Backward(tables()) {
+		for _, key := range keysOf(change.Delete, table) {
+			p.remove(key)
+		}
+	}
+	return p
+}
+
+func keysOf(rows map[Key]Row, table Table) []Key {
+	var keys []Key
+	for key := range rows {
+		if key.Table == table {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, Key.Compare)
+	return keys
+}
+
+func (p *plan) add(key Key, ops ...ovsdb.Operation) {
+	for _, op := range ops {
+		p.ops, p.keys = append(p.ops, op), append(p.keys, key)
+	}
+}
+
+// set inserts or updates a row, and the reference of its parent.
+func (p *plan) set(key Key, want Row) error {
+	if err := p.checkParent(want.Parent); err != nil {
+		return err
+	}
+	have, there := p.view.row(key)
+	columns, err := encode(key.Table, want, have)
+	if err != nil {
+		return err
+	}
+	where := byUUID(key.UUID)
+	switch {
+	case !there:
+		ids, err := ovsdb.NewOvsMap(map[string]string{OwnerKey: want.Owner})
+		if err != nil {
+			return fmt.Errorf("encode the owner: %w", err)
+		}
+		columns["external_ids"] = ids
+		p.add(key, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: string(key.Table), UUID: key.UUID, Row: columns})
+	case len(columns) > 0:
+		p.add(key, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: string(key.Table), Where: where, Row: columns})
+	}
+	if there && have.Owner != want.Owner {
+		p.add(key, replaceID(string(key.Table), where, OwnerKey, want.Owner)...)
+	}
+	if have.Parent == want.Parent {
+		return nil
+	}
+	if have.Parent != (Key{}) {
+		p.reference(key, have.Parent, ovsdb.MutateOperationDelete)
+	}
+	p.reference(key, want.Parent, ovsdb.MutateOperationInsert)
+	return nil
+}
+
+// checkParent returns an error unless the parent is there after the change.
+func (p *plan) checkParent(parent Key) error {
+	if parent == (Key{}) {
+		return nil
+	}
+	_, there := p.view.rows[parent]
+	_, comes := p.change.Set[parent]
+	_, goes := p.change.Delete[parent]
+	if comes || there && !goes {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrNoParent, parent)
+}
+
+func (p *plan) remove(key Key) {
+	row, there := p.view.row(key)
+	if !there || row.Owner == "" {
+		return
+	}
+	if _, goes := p.change.Delete[row.Parent]; row.Parent != (Key{}) && !goes {
+		p.reference(key, row.Parent, ovsdb.MutateOperationDelete)
+	}
+	p.add(key, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: string(key.Table), Where: byUUID(key.UUID)})
+}
+
+// reference adds the row to, or removes it from, its parent's set.
+func (p *plan) reference(key, parent Key, mutator ovsdb.Mutator) {
+	c, ok := schema(key.Table)
+	if !ok || parent == (Key{}) {
+		return
+	}
+	p.add(key, ovsdb.Operation{
+		Op: ovsdb.OperationMutate, Table: string(parent.Table), Where: byUUID(parent.UUID),
+		Mutations: []ovsdb.Mutation{{
+			Column: c.column, Mutator: mutator, Value: ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: key.UUID}}},
+		}},
+	})
+}
+
+// encode returns the columns in which want differs from have.
+func encode(table Table, want, have Row) (ovsdb.Row, error) {
+	c, _ := schema(table)
+	row := ovsdb.Row{}
+	for _, column := range c.text {
+		if want.Text[column] != have.Text[column] {
+			row[column] = want.Text[column]
+		}
+	}
+	for _, column := range c.optional {
+		if value := want.Text[column]; value != have.Text[column] {
+			row[column] = setOf(slices.DeleteFunc([]string{value}, func(s string) bool { return s == "" }))
+		}
+	}
+	for _, column := range c.number {
+		if want.Number[column] != have.Number[column] {
+			row[column] = want.Number[column]
+		}
+	}
+	for _, column := range c.set {
+		if value := want.sets()[column]; !slices.Equal(value, have.sets()[column]) {
+			row[column] = setOf(value)
+		}
+	}
+	for _, column := range c.dict {
+		value := want.Map[column]
+		if maps.Equal(value, have.Map[column]) {
+			continue
+		}
+		dict, err := ovsdb.NewOvsMap(value)
+		if err != nil {
+			return nil, fmt.Errorf("encode column %s: %w", column, err)
+		}
+		row[column] = dict
+	}
+	return row, nil
+}
+
+func setOf(values []string) ovsdb.OvsSet {
+	set := ovsdb.OvsSet{GoSet: []any{}}
+	for _, value := range values {
+		set.GoSet = append(set.GoSet, value)
+	}
+	return set
+}
+
+func byUUID(uuid string) []ovsdb.Condition {
+	return []ovsdb.Condition{{Column: "_uuid", Function: ovsdb.ConditionEqual, Value: ovsdb.UUID{GoUUID: uuid}}}
+}
+
+// replaceID returns the operations that set one key of external_ids and leave the others.
+func replaceID(table string, where []ovsdb.Condition, key, value string) []ovsdb.Operation {
+	return []ovsdb.Operation{{
+		Op: ovsdb.OperationMutate, Table: table, Where: where,
+		Mutations: []ovsdb.Mutation{
+			{Column: "external_ids", Mutator: ovsdb.MutateOperationDelete, Value: ovsdb.OvsSet{GoSet: []any{key}}},
+			{Column: "external_ids", Mutator: ovsdb.MutateOperationInsert, Value: ovsdb.OvsMap{GoMap: map[any]any{key: value}}},
+		},
+	}}
+}

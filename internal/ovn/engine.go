@@ -1,0 +1,244 @@
+package ovn
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"weft.dev/weft/internal/ovsdb/session"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Change is a change of the northbound database.
+type Change = reconcile.Change[Key, Row]
+
+// TermKey is the key in external_ids of NB_Global that holds the leader's term.
+const TermKey = "weft.dev/term"
+
+// commitTimeout bounds a commit whose context has no deadline.
+const commitTimeout = time.Minute
+
+// Config is how the engine reaches the database.
+type Config struct {
+	// Endpoints are those of the northbound database: unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT. Of a cluster's servers the
+	// leader is used.
+	Endpoints []string
+	// TLS is for ssl: endpoints.
+	TLS *tls.Config
+	// Logger logs when the connection is lost and when it is back. Nil means silence.
+	Logger *slog.Logger
+	// Changed is called when rows may differ from what this engine wrote, and when there is a new connection: the loop should
+	// read everything again. It must not block. Nil means no calls.
+	Changed func()
+}
+
+// Engine programs the northbound database. It is safe for concurrent use.
+type Engine struct {
+	config Config
+	keeper *session.Keeper
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+	dirty  chan struct{}
+
+	// commit is held while a change is made, so that the watch for drift does not take it for another's.
+	commit sync.Mutex
+	term   uint64
+	known  map[Key]any
+}
+
+var _ reconcile.Engine[Key, Row] = (*Engine)(nil)
+
+// Open returns an engine that connects, and connects again whenever the connection is lost. The caller must Close it.
+func Open(ctx context.Context, config Config) (*Engine, error) {
+	if config.Changed == nil {
+		config.Changed = func() {}
+	}
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	e := &Engine{config: config, cancel: cancel, dirty: make(chan struct{}, 1)}
+	keeper, err := session.Keep(ctx, session.Config{
+		Database: databaseName, Tables: models(), Endpoints: config.Endpoints, TLS: config.TLS, LeaderOnly: true, Logger: config.Logger,
+		Changed: func(table string) {
+			if table != globalTable {
+				e.signal()
+			}
+		},
+		Connected: func(again bool) {
+			if again {
+				config.Changed()
+			}
+		},
+	})
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("northbound database: %w", err)
+	}
+	e.keeper = keeper
+	e.group.Go(func() { e.watch(running) })
+	return e, nil
+}
+
+// Close ends the connection. It changes nothing in the database.
+func (e *Engine) Close() {
+	e.cancel()
+	e.group.Wait()
+	e.keeper.Close()
+}
+
+func (e *Engine) signal() {
+	select {
+	case e.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// watch reports rows that others have changed.
+func (e *Engine) watch(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.dirty:
+		}
+		if e.drifted() {
+			e.config.Changed()
+		}
+	}
+}
+
+// drifted compares the copy with what the engine knows. A row that was replaced since is another pointer.
+func (e *Engine) drifted() bool {
+	e.commit.Lock()
+	defer e.commit.Unlock()
+	s := e.keeper.Current()
+	if s == nil || e.known == nil {
+		return false
+	}
+	now := newView(s).sources()
+	different := len(now) != len(e.known)
+	for key, row := range now {
+		different = different || e.known[key] != row
+	}
+	if different {
+		e.known = now
+	}
+	return different
+}
+
+// Read returns all rows that have an owner, as the database has them at the time of the call.
+func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
+	e.commit.Lock()
+	defer e.commit.Unlock()
+	var rows map[Key]Row
+	err := e.keeper.Do(ctx, func(s *session.Session) error {
+		v, err := current(ctx, s)
+		if err == nil {
+			e.known, rows = v.sources(), v.own()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the northbound database: %w", err)
+	}
+	return rows, nil
+}
+
+// current returns a view that has everything committed before the call.
+func current(ctx context.Context, s *session.Session) (*view, error) {
+	if err := s.Sync(ctx); err != nil {
+		return nil, err
+	}
+	return newView(s), nil
+}
+
+// Lead makes the term that of this engine's transactions. It fails with ErrDeposed when the database has a later one.
+func (e *Engine) Lead(ctx context.Context, term uint64) error {
+	e.commit.Lock()
+	defer e.commit.Unlock()
+	err := e.keeper.Do(ctx, func(s *session.Session) error { return lead(ctx, s, term) })
+	if err != nil {
+		return fmt.Errorf("lead the northbound database with term %d: %w", term, err)
+	}
+	e.term = term
+	return nil
+}
+
+// lead writes the term. The wait makes it fail, and try again, when another wrote meanwhile.
+func lead(ctx context.Context, s *session.Session, term uint64) error {
+	for {
+		v, err := current(ctx, s)
+		if err != nil {
+			return err
+		}
+		if v.global == nil {
+			results, err := s.Transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: globalTable, Row: ovsdb.Row{"nb_cfg": 0}})
+			if err != nil {
+				return err
+			}
+			_ = results // another may have made the row meanwhile; the next view has one in either case
+			continue
+		}
+		have, there := v.term()
+		switch {
+		case there && have > term:
+			return fmt.Errorf("%w: with term %d", ErrDeposed, have)
+		case there && have == term:
+			return nil
+		}
+		ids, err := ovsdb.NewOvsMap(v.global.ExternalIDs)
+		if err != nil {
+			return fmt.Errorf("encode external_ids: %w", err)
+		}
+		where := byUUID(v.global.UUID)
+		ops := []ovsdb.Operation{
+			{
+				Op: ovsdb.OperationWait, Table: globalTable, Where: where, Columns: []string{"external_ids"},
+				Until: string(ovsdb.WaitConditionEqual), Rows: []ovsdb.Row{{"external_ids": ids}}, Timeout: new(int),
+			},
+		}
+		ops = append(ops, replaceID(globalTable, where, TermKey, strconv.FormatUint(term, 10))...)
+		results, err := s.Transact(ctx, ops...)
+		if err != nil {
+			return err
+		}
+		if err := session.Check(ops, results); err != nil && !isFenced(err) {
+			return err
+		}
+	}
+}
+
+// term returns the leader's term in the database.
+func (v *view) term() (uint64, bool) {
+	if v.global == nil {
+		return 0, false
+	}
+	term, err := strconv.ParseUint(v.global.ExternalIDs[TermKey], 10, 64)
+	return term, err == nil
+}
+
+// isFenced reports whether the first operation, the wait, did not hold.
+func isFenced(err error) bool {
+	var refused *session.OperationError
+	return errors.As(err, &refused) && refused.Index == 0 && refused.Operation.Op == ovsdb.OperationWait
+}
+
+// fence returns the operation that makes a transaction fail unless the term is in the database.
+func fence(global *globalRow, term uint64) (ovsdb.Operation, error) {
+	entry, err := ovsdb.NewOvsMap(map[string]string{TermKey: strconv.FormatUint(term, 10)})
+	if err != nil {
+		return ovsdb.Operation{}, fmt.Errorf("encode the term: %w", err)
+	}
+	// The wait selects the row by the term and compares a column that is always the same for it: its own UUID.
+	uuid := ovsdb.UUID{GoUUID: global.UUID}
+	return ovsdb.Operation{
+		Op: ovsdb.OperationWait, Table: globalTable, Timeout: new(int),
+		Where: []ovsdb.Condition{{Column: "external_ids", Function: ovsdb.ConditionIncludes, Value: entry}},
+		Until: string(ovsdb.WaitConditionEqual), Columns: []string{"_uuid"}, Rows: []ovsdb.Row{{"_uuid": uuid}},
+	}, nil
+}

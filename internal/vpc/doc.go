@@ -1,0 +1,5 @@
+// Package vpc is the roof over the network of VPCs: private networks of Kube-OVN's users, on OVN.
+//
+// Its rooms: objects (API objects to typed values), northbound (the compiler of OVN's northbound rows), gateway (the compiler
+// of NAT gateways).
+package vpc

@@ -1,0 +1,155 @@
+//go:build real
+
+package northbound_test
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/ovn/ovntest"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/vpc/northbound"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// lab is a site with an engine on its northbound database.
+type lab struct {
+	*ovntest.Site
+	engine *ovn.Engine
+}
+
+func newLab(t *testing.T, chassis int) *lab {
+	t.Helper()
+	l := &lab{Site: ovntest.NewSite(t, chassis)}
+	var err error
+	if l.engine, err = ovn.Open(t.Context(), ovn.Config{Endpoints: []string{l.NB()}}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.engine.Close)
+	if err := l.engine.Lead(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// apply makes the database what the cluster compiles to.
+func (l *lab) apply(ctx context.Context, t *testing.T, c *cluster) {
+	t.Helper()
+	have, err := l.engine.Read(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.engine.Commit(ctx, reconcile.Diff(c.compile(t), have)); err != nil {
+		t.Fatal(err)
+	}
+	l.Nbctl("--wait=hv", "--timeout=20", "sync")
+}
+
+func (l *lab) pod(t *testing.T, chassis int, subnet *objects.Subnet, addr string) *ovntest.Pod {
+	t.Helper()
+	a := netip.MustParseAddr(addr)
+	p := l.Chassis[chassis].AddPod(t, northbound.PortName(subnet.Name, a), northbound.MAC(a),
+		netip.PrefixFrom(a, subnet.Prefix.Bits()).String(), subnet.Gateway.String())
+	l.Chassis[chassis].Installed(t, p)
+	return p
+}
+
+// answers reports with which TTL the address answers, so that a test sees by which pod: each has a TTL of its own.
+func reachesTTL(p *ovntest.Pod, to, ttl string) bool {
+	out, err := ovntest.Try(p.NetNS, "ping", "-n", "-c", "1", "-W", "1", to)
+	return err == nil && strings.Contains(out, "ttl="+ttl)
+}
+
+func setTTL(t *testing.T, p *ovntest.Pod, ttl string) {
+	t.Helper()
+	ovntest.Run(t, p.NetNS, "sysctl", "-qw", "net.ipv4.ip_default_ttl="+ttl)
+}
+
+// Two VPCs on two nodes have the same addresses; each pod reaches its own, and nothing of the other.
+func TestVPCs(t *testing.T) {
+	l := newLab(t, 2)
+	c := &cluster{
+		vpcs: []objects.VPC{{Meta: meta("Vpc", "vpc1")}, {Meta: meta("Vpc", "vpc2")}},
+		subnets: []objects.Subnet{
+			subnet("s11", "vpc1", "10.0.1.0/24"), subnet("s12", "vpc1", "10.0.2.0/24"),
+			subnet("s21", "vpc2", "10.0.1.0/24"), subnet("s23", "vpc2", "10.0.3.0/24"),
+		},
+		ports: map[string][]string{"s11": {"10.0.1.11", "10.0.1.12"}, "s12": {"10.0.2.13"}, "s21": {"10.0.1.11", "10.0.1.12"}, "s23": {"10.0.3.13"}},
+	}
+	l.apply(t.Context(), t, c)
+	s11, s12, s21, s23 := &c.subnets[0], &c.subnets[1], &c.subnets[2], &c.subnets[3]
+	a1, a2, a3 := l.pod(t, 0, s11, "10.0.1.11"), l.pod(t, 1, s11, "10.0.1.12"), l.pod(t, 1, s12, "10.0.2.13")
+	b1, b2, b3 := l.pod(t, 0, s21, "10.0.1.11"), l.pod(t, 1, s21, "10.0.1.12"), l.pod(t, 0, s23, "10.0.3.13")
+	setTTL(t, a2, "101")
+	setTTL(t, b2, "102")
+	a1.Reaches("10.0.1.12")
+	b1.Reaches("10.0.1.12")
+	a1.Reaches("10.0.2.13")
+	b1.Reaches("10.0.3.13")
+	if !reachesTTL(a1, "10.0.1.12", "101") || !reachesTTL(b1, "10.0.1.12", "102") {
+		t.Error("an address of one VPC is answered by a pod of the other")
+	}
+	if a1.Ping("10.0.3.13", "") || b1.Ping("10.0.2.13", "") {
+		t.Error("a pod of one VPC reaches a subnet of the other")
+	}
+	_, _ = a3, b3
+
+	t.Run("spoofed", func(t *testing.T) {
+		a1.IP("addr", "add", "10.0.1.99/32", "dev", "eth0")
+		defer a1.IP("addr", "del", "10.0.1.99/32", "dev", "eth0")
+		a2.IP("neigh", "replace", "10.0.1.99", "lladdr", northbound.MAC(netip.MustParseAddr("10.0.1.11")), "dev", "eth0")
+		if a1.Ping("10.0.1.12", "10.0.1.99") {
+			t.Error("a packet with a source that is not the pod's arrives")
+		}
+	})
+	t.Run("peering", func(t *testing.T) {
+		c.vpcs[0].Peerings = []objects.Peering{{Remote: "vpc2", Local: netip.MustParsePrefix("169.254.0.1/30")}}
+		c.vpcs[0].Routes = []objects.Route{{Prefix: netip.MustParsePrefix("10.0.3.0/24"), NextHop: netip.MustParseAddr("169.254.0.2")}}
+		l.apply(t.Context(), t, c)
+		if got := c.problems["vpc1"].Error(); !strings.Contains(got, "does not declare the peering") {
+			t.Errorf("problems: %s", got)
+		}
+		if a3.Ping("10.0.3.13", "") {
+			t.Error("a peering that one side declares connects")
+		}
+		c.vpcs[1].Peerings = []objects.Peering{{Remote: "vpc1", Local: netip.MustParsePrefix("169.254.0.2/30")}}
+		c.vpcs[1].Routes = []objects.Route{{Prefix: netip.MustParsePrefix("10.0.2.0/24"), NextHop: netip.MustParseAddr("169.254.0.1")}}
+		l.apply(t.Context(), t, c)
+		a3.Reaches("10.0.3.13")
+		if b2.Ping("10.0.2.99", "") {
+			t.Error("an address without a pod answers")
+		}
+	})
+	t.Run("private", func(t *testing.T) {
+		s12.Private = true
+		l.apply(t.Context(), t, c)
+		if a1.Ping("10.0.2.13", "") || a3.Ping("10.0.1.11", "") {
+			t.Error("packets pass between a private subnet and another one")
+		}
+		s12.Allow = []netip.Prefix{s11.Prefix}
+		l.apply(t.Context(), t, c)
+		a1.Reaches("10.0.2.13")
+		a3.Reaches("10.0.1.11")
+		s12.Private, s12.Allow = false, nil
+	})
+	t.Run("restart", func(t *testing.T) {
+		l.apply(t.Context(), t, c)
+		for _, program := range []string{ovntest.Northd, ovntest.Southbound, ovntest.Northbound} {
+			l.Stop(program)
+			l.Start(program)
+		}
+		l.Chassis[0].StopController()
+		l.Chassis[0].StartController(t)
+		a1.Reaches("10.0.1.12")
+		have, err := l.engine.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if change := reconcile.Diff(c.compile(t), have); len(change.Delete) > 0 || len(change.Set) != 0 {
+			t.Errorf("after a restart %d rows are to be written, %d removed", len(change.Set), len(change.Delete))
+		}
+	})
+}

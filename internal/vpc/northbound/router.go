@@ -1,0 +1,287 @@
+package northbound
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go4.org/netipx"
+
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// Priorities of policies.
+const (
+	sourcePriority = 1
+	userPriority   = 2 // added to a user's priority
+)
+
+// Network is a VPC with what its router depends on.
+type Network struct {
+	VPC objects.VPC
+	// Subnets are the VPC's, in any order.
+	Subnets []objects.Subnet
+	// Remotes are the VPCs that the VPC names in its peerings and that exist, by name.
+	Remotes map[string]objects.VPC
+}
+
+// Result is what a VPC compiles to.
+type Result struct {
+	Rows Rows
+	// Peers are the VPCs with which there is a peering, sorted.
+	Peers []string
+	// Problems concern fields of the Vpc that other objects make useless.
+	Problems objects.Problems
+	// Shadowed are the fields of routes without effect, in the object's order.
+	Shadowed []string
+}
+
+// Router compiles a VPC: its router, ports to peers, routes and policies.
+func Router(n *Network) Result {
+	c := &compiler{Network: n, result: Result{Rows: Rows{}}, owner: n.VPC.Owner(), key: RouterKey(n.VPC.UID)}
+	options := map[string]string{"always_learn_from_arp_request": "false", "mac_binding_age_threshold": "300"}
+	if n.VPC.TunnelKey != 0 {
+		options["requested-tnl-key"] = strconv.Itoa(n.VPC.TunnelKey)
+	}
+	c.result.Rows[c.key] = ovn.Row{
+		Owner: c.owner, Text: map[string]string{"name": n.VPC.Name}, Map: map[string]map[string]string{"options": options},
+	}
+	c.peerings()
+	c.routes()
+	for _, policy := range n.VPC.Policies {
+		hops := texts(policy.NextHops)
+		name := fmt.Sprintf("user/%d/%s/%s/%s", policy.Priority, policy.Action, policy.Match, strings.Join(hops, ","))
+		c.policy(name, policy.Priority+userPriority, policy.Match, string(policy.Action), hops)
+	}
+	return c.result
+}
+
+type compiler struct {
+	*Network
+	result Result
+	owner  string
+	key    ovn.Key
+	// links are the ranges of the router's ports to peers.
+	links []netip.Prefix
+}
+
+func (c *compiler) problem(field, format string, args ...any) {
+	c.result.Problems = append(c.result.Problems, objects.Problem{Field: field, Text: fmt.Sprintf(format, args...)})
+}
+
+// peerings makes this side's port of every peering that the other VPC declares as well.
+func (c *compiler) peerings() {
+	for i, peering := range c.VPC.Peerings {
+		field := fmt.Sprintf("spec.vpcPeerings[%d]", i)
+		remote, there := c.Remotes[peering.Remote]
+		if !there {
+			c.problem(field+".remoteVpc", "there is no Vpc %s", peering.Remote)
+			continue
+		}
+		at := slices.IndexFunc(remote.Peerings, func(p objects.Peering) bool { return p.Remote == c.VPC.Name })
+		if at < 0 {
+			c.problem(field+".remoteVpc", "the Vpc %s does not declare the peering; add {remoteVpc: %s, localConnectIP: ...} to it", peering.Remote, c.VPC.Name)
+			continue
+		}
+		other := remote.Peerings[at].Local
+		if other.Addr() == peering.Local.Addr() || other.Masked() != peering.Local.Masked() {
+			c.problem(field+".localConnectIP", "%s and %s of the Vpc %s are not two addresses of one range", peering.Local, other, peering.Remote)
+			continue
+		}
+		if taken := c.overlap(peering.Local); taken != "" {
+			c.problem(field+".localConnectIP", "%s overlaps %s", peering.Local, taken)
+			continue
+		}
+		c.links = append(c.links, peering.Local.Masked())
+		c.result.Peers = append(c.result.Peers, peering.Remote)
+		c.result.Rows[ovn.UUID(ovn.RouterPort, c.VPC.UID, "peer", remote.UID)] = ovn.Row{
+			Owner: c.owner, Parent: c.key,
+			Text: map[string]string{
+				"name": peerPortName(c.VPC.Name, peering.Remote), "peer": peerPortName(peering.Remote, c.VPC.Name), "mac": MAC(peering.Local.Addr()),
+			},
+			Set: map[string][]string{"networks": {peering.Local.String()}},
+		}
+	}
+	slices.Sort(c.result.Peers)
+}
+
+// overlap returns what of the router's a link would overlap, empty if nothing.
+func (c *compiler) overlap(link netip.Prefix) string {
+	for i := range c.Subnets {
+		if c.Subnets[i].Prefix.Overlaps(link) {
+			return "the Subnet " + c.Subnets[i].Name
+		}
+	}
+	if slices.ContainsFunc(c.links, link.Overlaps) {
+		return "another peering"
+	}
+	return ""
+}
+
+// routes makes the static routes of each table.
+func (c *compiler) routes() {
+	connected := slices.Clone(c.links)
+	for i := range c.Subnets {
+		connected = append(connected, c.Subnets[i].Prefix)
+	}
+	sources := map[string][]objects.Route{}
+	known := map[string][]netip.Prefix{}
+	for _, route := range c.VPC.Routes {
+		if !slices.ContainsFunc(connected, func(p netip.Prefix) bool { return p.Contains(route.NextHop) }) {
+			c.problem(route.Field+".nextHopIP", "%s is in no subnet of the VPC and in no peering; the route has no effect", route.NextHop)
+			continue
+		}
+		if route.Source {
+			sources[route.Table] = append(sources[route.Table], route)
+			continue
+		}
+		known[route.Table] = append(known[route.Table], route.Prefix)
+		c.route(route)
+	}
+	base := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	for table, routes := range sources {
+		if slices.Contains(known[table], base) {
+			continue
+		}
+		c.sourceRoutes(table, routes, append(known[table], connected...))
+	}
+	for _, route := range c.VPC.Routes {
+		if route.Source && slices.Contains(known[route.Table], base) {
+			c.result.Shadowed = append(c.result.Shadowed, route.Field)
+		}
+	}
+}
+
+func (c *compiler) route(route objects.Route) {
+	key := ovn.UUID(ovn.Route, c.VPC.UID, route.Table, route.Prefix.String(), route.NextHop.String())
+	c.result.Rows[key] = ovn.Row{
+		Owner: c.owner, Parent: c.key,
+		Text: map[string]string{
+			"route_table": route.Table, "ip_prefix": route.Prefix.String(), "nexthop": route.NextHop.String(), "policy": "dst-ip",
+		},
+	}
+}
+
+// sourceRoutes makes the policies of a table's routes by source. known are the prefixes that the table knows by destination.
+func (c *compiler) sourceRoutes(table string, routes []objects.Route, known []netip.Prefix) {
+	ports := c.portsOf(table)
+	if len(ports) == 0 {
+		return // no packet uses the table
+	}
+	hops := map[netip.Prefix][]netip.Addr{}
+	for _, route := range routes {
+		if !slices.Contains(hops[route.Prefix], route.NextHop) {
+			hops[route.Prefix] = append(hops[route.Prefix], route.NextHop)
+		}
+	}
+	prefixes := sortedPrefixes(hops)
+	// The default route only brings packets to the policies; its next hop is the first one, so that it does not change with
+	// the order of the object's list.
+	c.route(objects.Route{Table: table, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), NextHop: slices.MinFunc(hops[prefixes[0]], netip.Addr.Compare)})
+	unknown := complement(known)
+	inports := quoted(ports)
+	for _, prefix := range prefixes {
+		if own := without(prefix, prefixes); own != "" {
+			match := fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", inports, own, unknown)
+			addresses := texts(hops[prefix])
+			c.policy("source/"+table+"/"+prefix.String(), sourcePriority, match, "reroute", addresses)
+		}
+	}
+	if rest := complement(prefixes); rest != "{}" {
+		match := fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", inports, rest, unknown)
+		c.policy("source/"+table+"/rest", sourcePriority, match, "drop", nil)
+	}
+}
+
+// portsOf returns the names of the router's ports whose packets use the table, sorted.
+func (c *compiler) portsOf(table string) []string {
+	var ports []string
+	for i := range c.Subnets {
+		if c.Subnets[i].RouteTable == table {
+			ports = append(ports, routerPortName(c.VPC.Name, c.Subnets[i].Name))
+		}
+	}
+	if table == "" {
+		for _, peer := range c.result.Peers {
+			ports = append(ports, peerPortName(c.VPC.Name, peer))
+		}
+	}
+	slices.Sort(ports)
+	return ports
+}
+
+func (c *compiler) policy(name string, priority int, match, action string, hops []string) {
+	c.result.Rows[ovn.UUID(ovn.Policy, c.VPC.UID, name)] = ovn.Row{
+		Owner: c.owner, Parent: c.key,
+		Text:   map[string]string{"match": match, "action": action},
+		Number: map[string]int{"priority": priority},
+		Set:    map[string][]string{"nexthops": hops},
+	}
+}
+
+func sortedPrefixes(hops map[netip.Prefix][]netip.Addr) []netip.Prefix {
+	prefixes := make([]netip.Prefix, 0, len(hops))
+	for prefix := range hops {
+		prefixes = append(prefixes, prefix)
+	}
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return prefixes
+}
+
+// complement returns, as a set of OVN's language, the addresses that are in none of the prefixes.
+func complement(prefixes []netip.Prefix) string {
+	var b netipx.IPSetBuilder
+	b.AddPrefix(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	for _, prefix := range prefixes {
+		b.RemovePrefix(prefix)
+	}
+	return setOf(&b)
+}
+
+// without returns, as a set, the addresses of the prefix that are in none of the longer ones. It is empty where there are none.
+func without(prefix netip.Prefix, others []netip.Prefix) string {
+	var b netipx.IPSetBuilder
+	b.AddPrefix(prefix)
+	for _, other := range others {
+		if other.Bits() > prefix.Bits() {
+			b.RemovePrefix(other)
+		}
+	}
+	if set := setOf(&b); set != "{}" {
+		return set
+	}
+	return ""
+}
+
+func setOf(b *netipx.IPSetBuilder) string {
+	set, err := b.IPSet()
+	if err != nil {
+		return "{}" // only prefixes that are not valid make an error, and parsed ones are
+	}
+	words := make([]string, 0, len(set.Prefixes()))
+	for _, prefix := range set.Prefixes() {
+		words = append(words, prefix.String())
+	}
+	return "{" + strings.Join(words, ", ") + "}"
+}
+
+// quoted returns names as a set of OVN's language. Names of Kubernetes objects have no character that needs an escape.
+func quoted(names []string) string {
+	words := make([]string, 0, len(names))
+	for _, name := range names {
+		words = append(words, strconv.Quote(name))
+	}
+	return "{" + strings.Join(words, ", ") + "}"
+}
+
+func texts(addrs []netip.Addr) []string {
+	words := make([]string, 0, len(addrs))
+	for _, addr := range addrs {
+		words = append(words, addr.String())
+	}
+	slices.Sort(words)
+	return words
+}

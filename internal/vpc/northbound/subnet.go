@@ -1,0 +1,141 @@
+package northbound
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// Priorities of a subnet's own ACLs, as in Kube-OVN.
+const (
+	aclPrivateDrop  = 1000
+	aclPrivateAllow = 1001
+	aclEastWest     = 1900
+)
+
+// Rows are rows by their keys.
+type Rows map[ovn.Key]ovn.Row
+
+// Switch compiles a subnet: its switch, the port pair to the VPC's router, and its ACLs.
+func Switch(subnet *objects.Subnet, vpc objects.Meta) Rows {
+	rows, owner := Rows{}, subnet.Owner()
+	key := SwitchKey(subnet.UID)
+	config := map[string]string{}
+	if subnet.TunnelKey != 0 {
+		config["requested-tnl-key"] = strconv.Itoa(subnet.TunnelKey)
+	}
+	rows[key] = ovn.Row{
+		Owner: owner, Text: map[string]string{"name": subnet.Name},
+		Map: map[string]map[string]string{"other_config": config},
+	}
+	options := map[string]string{}
+	if subnet.RouteTable != "" {
+		options["route_table"] = subnet.RouteTable
+	}
+	port := routerPortName(vpc.Name, subnet.Name)
+	rows[ovn.UUID(ovn.RouterPort, subnet.UID, vpc.UID)] = ovn.Row{
+		Owner: owner, Parent: RouterKey(vpc.UID),
+		Text: map[string]string{"name": port, "mac": MAC(subnet.Gateway)},
+		Set:  map[string][]string{"networks": {netip.PrefixFrom(subnet.Gateway, subnet.Prefix.Bits()).String()}},
+		Map:  map[string]map[string]string{"options": options},
+	}
+	rows[ovn.UUID(ovn.SwitchPort, subnet.UID, "router", vpc.UID)] = ovn.Row{
+		Owner: owner, Parent: key,
+		Text: map[string]string{"name": switchRouterPortName(subnet.Name, vpc.Name), "type": "router"},
+		Set:  map[string][]string{"addresses": {"router"}},
+		Map:  map[string]map[string]string{"options": {"router-port": port}},
+	}
+	for name, acl := range acls(subnet) {
+		rows[ovn.UUID(ovn.ACL, subnet.UID, name)] = acl.row(owner, key)
+	}
+	return rows
+}
+
+// acl is a rule before it is a row.
+type acl struct {
+	direction, match, action string
+	priority                 int
+}
+
+func (a acl) row(owner string, parent ovn.Key) ovn.Row {
+	return ovn.Row{
+		Owner: owner, Parent: parent,
+		Text:   map[string]string{"direction": a.direction, "match": a.match, "action": a.action},
+		Number: map[string]int{"priority": a.priority},
+	}
+}
+
+const (
+	fromPort = "from-lport"
+	toPort   = "to-lport"
+)
+
+// acls returns the subnet's rules, by a name that says what each is for. A user's rule is named by its content, so that rules
+// that change their place stay the same rows.
+//
+// Rules of direction to-lport see packets to the router's port as well, so a private subnet is closed in both directions.
+//
+// Rules that allow are stateful (allow-related): without one, OVN judges each packet by itself, and a drop takes the replies to
+// connections of the subnet's own pods as well.
+func acls(subnet *objects.Subnet) map[string]acl {
+	rules := map[string]acl{}
+	own := subnet.Prefix
+	if subnet.Private {
+		within := fmt.Sprintf("ip4.src == %s && ip4.dst == %s", own, own)
+		rules["private/drop"] = acl{toPort, "ip", "drop", aclPrivateDrop}
+		rules["private/own"] = acl{toPort, within, "allow-related", aclPrivateAllow}
+		for _, other := range subnet.Allow {
+			pair := fmt.Sprintf("(ip4.src == %s && ip4.dst == %s) || (ip4.src == %s && ip4.dst == %s)", other, own, own, other)
+			rules["private/allow/"+other.String()] = acl{toPort, pair, "allow-related", aclPrivateAllow}
+		}
+	}
+	if subnet.EastWest {
+		within := fmt.Sprintf("ip4.src == %s && ip4.dst == %s", own, own)
+		rules["east-west/from"] = acl{fromPort, within, "allow-related", aclEastWest}
+		rules["east-west/to"] = acl{toPort, within, "allow-related", aclEastWest}
+	}
+	for _, rule := range subnet.ACLs {
+		direction := fromPort
+		if rule.Ingress {
+			direction = toPort
+		}
+		name := fmt.Sprintf("user/%s/%d/%s/%s", direction, rule.Priority, rule.Action, rule.Match)
+		rules[name] = acl{direction, rule.Match, rule.Action, rule.Priority}
+	}
+	return rules
+}
+
+// Port is an address of a subnet that an interface may have.
+type Port struct {
+	// Owner is the object that the port is for; empty: the subnet, for ports that are ready before their pods.
+	Owner string
+	Addr  netip.Addr
+	// MAC is the interface's; empty: the one that belongs to the address.
+	MAC string
+	// Gateway says that the interface is a NAT gateway's, which sends packets with other addresses than its own.
+	Gateway bool
+}
+
+// SwitchPort compiles a logical port of the subnet.
+func SwitchPort(subnet *objects.Subnet, port Port) (ovn.Key, ovn.Row) {
+	owner, mac := port.Owner, port.MAC
+	if owner == "" {
+		owner = subnet.Owner()
+	}
+	if mac == "" {
+		mac = MAC(port.Addr)
+	}
+	addresses := []string{mac + " " + port.Addr.String()}
+	row := ovn.Row{
+		Owner: owner, Parent: SwitchKey(subnet.UID),
+		Text: map[string]string{"name": PortName(subnet.Name, port.Addr)},
+		Set:  map[string][]string{"addresses": addresses},
+	}
+	if !port.Gateway {
+		row.Set["port_security"] = addresses
+	}
+	return ovn.UUID(ovn.SwitchPort, subnet.UID, port.Addr.String()), row
+}

@@ -1,0 +1,171 @@
+package objects
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+)
+
+func TestCheckMatch(t *testing.T) {
+	for _, good := range []string{
+		"ip4.src == 10.0.1.0/24", "ip4.src == 10.0.1.5 && tcp.dst == 80", "ip4.src == {10.0.1.0/24, 10.0.2.5} && !tcp",
+		"(ip4 && tcp) || (udp.dst == {53, 5353})", "tcp.flags == 0x2/0x12", "1", "0", "!(ip4.dst != 10.0.0.0/8)",
+		`inport == "net1.10.0.1.5"`, "eth.src == 0a:58:0a:00:01:05", "ip.ttl < 5", "ip6.src == fd00::/64", "!ct.est && ct.new",
+		"((ip4))",
+	} {
+		if err := CheckMatch(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for bad, want := range map[string]string{
+		"":                             "empty",
+		" ":                            "empty",
+		"ip4)":                         "not expected",
+		"ip4) || (1":                   "not expected",
+		"(ip4":                         "not closed",
+		"ip4 && tcp || udp":            "parentheses",
+		"ip4.src == 10.0.1.5/24":       "not a value",
+		"ip4.src == 10.0.1.300":        "not a value",
+		"ip4.src == fd00::1":           "not a value",
+		"ip4.src < 10.0.0.0":           "== and !=",
+		"tcp.dst == 65536":             "not a value",
+		"tcp.dst == 080":               "not a value",
+		"tcp.dst == {80":               "separated by commas",
+		"tcp.dst == {}":                "not a value",
+		"tcp.flags == 0x3/0x1":         "not a value",
+		"tcp.dst":                      "needs a comparison",
+		"reg0 == 1":                    "not a field",
+		"ip4.src == $as":               "not expected",
+		"inport == @pg":                "not expected",
+		`is_chassis_resident("x")`:     "not a field",
+		`inport == "a\"`:               "not a value",
+		`inport == "a`:                 "not a value",
+		"ip4\nip6":                     "not allowed",
+		"ip4; drop":                    "not expected",
+		"! 1":                          "! needs",
+		"ip4 &&":                       "ends",
+		strings.Repeat("(", 50) + "1":  "deep",
+		strings.Repeat("ip4 ", 2000):   "at most",
+		"ip4.src == ::ffff:10.0.0.0/8": "not a value",
+	} {
+		if err := CheckMatch(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want an error with %q", bad, err, want)
+		}
+	}
+}
+
+func FuzzCheckMatch(f *testing.F) {
+	f.Add(`ip4.src == {10.0.1.0/24, 10.0.2.5} && (tcp.dst == 80 || inport == "x")`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if CheckMatch(text) != nil {
+			return
+		}
+		// northd puts the text of an ACL between parentheses: an accepted match closes what it opens, and nothing else.
+		if err := CheckMatch("(" + text + ") && ip4"); err != nil && len(text) < maxMatch-8 && !strings.Contains(err.Error(), "deep") {
+			t.Errorf("%q is accepted alone, and not in parentheses: %v", text, err)
+		}
+	})
+}
+
+func TestParseVPC(t *testing.T) {
+	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "u"}, Spec: kubeovn.VpcSpec{
+		EnableBfd: true,
+		StaticRoutes: []kubeovn.StaticRoute{
+			{CIDR: "0.0.0.0/0", NextHopIP: "10.0.1.254"},
+			{CIDR: "10.0.9.7", NextHopIP: "10.0.1.3", Policy: "policySrc"},
+			{CIDR: "10.0.9.7/33", NextHopIP: "10.0.1.3"},
+			{CIDR: "10.0.0.0/8", NextHopIP: "gateway\n\x00"},
+			{CIDR: "fd00::/64", NextHopIP: "10.0.1.3", RouteTable: "a b"},
+		},
+		PolicyRoutes: []kubeovn.PolicyRoute{
+			{Priority: 10, Match: "ip4", Action: "reroute", NextHopIP: "10.0.1.3, 10.0.1.4"},
+			{Priority: 20, Match: "ip4) || (1", Action: "allow"},
+			{Priority: 40000, Match: "ip4", Action: "drop"},
+			{Priority: 30, Match: "ip4", Action: "reroute"},
+		},
+		VpcPeerings: []kubeovn.VpcPeering{
+			{RemoteVpc: "v", LocalConnectIP: "169.254.0.1/30"},
+			{RemoteVpc: "w", LocalConnectIP: "169.254.0.0/30"},
+			{RemoteVpc: "x", LocalConnectIP: "169.254.0.1/30"},
+			{RemoteVpc: "x", LocalConnectIP: "169.254.1.1/30"},
+		},
+	}}
+	got, problems := ParseVPC(vpc)
+	if len(got.Routes) != 2 || !got.Routes[1].Source || got.Routes[1].Prefix.String() != "10.0.9.7/32" {
+		t.Errorf("routes: %+v", got.Routes)
+	}
+	if len(got.Policies) != 4 || len(got.Policies[0].NextHops) != 2 {
+		t.Fatalf("policies: %+v", got.Policies)
+	}
+	for i, priority := range map[int]int{1: 20, 2: maxPolicyPriority, 3: 30} {
+		if p := got.Policies[i]; p.Action != Drop || p.Match != matchAll || p.Priority != priority {
+			t.Errorf("invalid policy %d does not drop: %+v", i, p)
+		}
+	}
+	if len(got.Peerings) != 1 || got.Peerings[0].Remote != "x" {
+		t.Errorf("peerings: %+v", got.Peerings)
+	}
+	if len(got.Unsupported) != 1 || got.Unsupported[0] != "spec.enableBfd" {
+		t.Errorf("unsupported: %v", got.Unsupported)
+	}
+	for _, want := range []string{
+		"spec.staticRoutes[2].cidr", `spec.staticRoutes[3].nextHopIP: "gateway\n\x00"`, "spec.staticRoutes[4].cidr", "spec.staticRoutes[4].routeTable",
+		"spec.policyRoutes[1].match", "spec.policyRoutes[2].priority", "spec.policyRoutes[3].nextHopIP",
+		"spec.vpcPeerings[0].remoteVpc", "spec.vpcPeerings[1].localConnectIP",
+	} {
+		if !strings.Contains(problems.Error(), want) {
+			t.Errorf("no problem with %s in: %s", want, problems.Error())
+		}
+	}
+	if last := problems[len(problems)-1]; last.Field != "spec.vpcPeerings[3].remoteVpc" {
+		t.Errorf("last problem: %v", last)
+	}
+}
+
+func TestParseSubnet(t *testing.T) {
+	base := kubeovn.SubnetSpec{Vpc: "v", CIDRBlock: "10.0.1.0/24"}
+	for name, test := range map[string]struct {
+		change func(*kubeovn.SubnetSpec)
+		want   string // part of the problems; empty: none
+		ok     bool
+	}{
+		"plain":                {func(*kubeovn.SubnetSpec) {}, "", true},
+		"host bits":            {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "10.0.1.77/24" }, "", true},
+		"default VPC":          {func(s *kubeovn.SubnetSpec) { s.Vpc = "" }, "name a Vpc", false},
+		"ovn-cluster":          {func(s *kubeovn.SubnetSpec) { s.Vpc = "ovn-cluster" }, "pods without a Subnet are on the overlay", false},
+		"gateway outside":      {func(s *kubeovn.SubnetSpec) { s.Gateway = "10.0.2.1" }, "spec.gateway: 10.0.2.1 is no address for a host in 10.0.1.0/24", false},
+		"gateway is broadcast": {func(s *kubeovn.SubnetSpec) { s.Gateway = "10.0.1.255" }, "spec.gateway", false},
+		"loopback":             {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "127.0.0.0/24" }, "spec.cidrBlock", false},
+		"too long":             {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "10.0.0.0/31" }, "/30", false},
+		"IPv6":                 {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "fd00::/64" }, "spec.cidrBlock", false},
+		"two families":         {func(s *kubeovn.SubnetSpec) { s.CIDRBlock, s.Gateway = "fd00::/64,10.0.1.0/24", "fd00::1,10.0.1.2" }, "", true},
+		"reversed exclude":     {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9..10.0.1.2"} }, "spec.excludeIps[0]", false},
+		"exclude of a name":    {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9", "x..y"} }, "spec.excludeIps[1]", false},
+		"table":                {func(s *kubeovn.SubnetSpec) { s.RouteTable = `a" || 1` }, "spec.routeTable", false},
+		"small MTU":            {func(s *kubeovn.SubnetSpec) { s.Mtu = 68 }, "spec.mtu", true},
+		"external":             {func(s *kubeovn.SubnetSpec) { s.Provider, s.Vpc = "ext.kube-system", "" }, "", true},
+		"hostile ACL": {func(s *kubeovn.SubnetSpec) {
+			s.Acls = []kubeovn.ACL{{Direction: "to-lport", Priority: 7, Match: "1) || (1", Action: "drop"}}
+		}, "spec.acls[0].match", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := base
+			test.change(&spec)
+			got, problems, ok := ParseSubnet(&kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: spec})
+			if ok != test.ok || (len(problems) > 0) != (test.want != "") || !strings.Contains(problems.Error(), test.want) {
+				t.Errorf("ok %v, problems %q", ok, problems.Error())
+			}
+			if ok && got.Prefix.String() != "10.0.1.0/24" {
+				t.Errorf("prefix %s", got.Prefix)
+			}
+			for _, acl := range got.ACLs {
+				if acl.Match != matchAll || acl.Action != "drop" || acl.Priority != 7 || !acl.Ingress {
+					t.Errorf("hostile rule: %+v", acl)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,264 @@
+package objects
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+)
+
+// minMTU is the least MTU of an IPv4 interface that any host must take (RFC 791).
+const minMTU = 576
+
+// Subnet is a Subnet.
+type Subnet struct {
+	Meta
+	// VPC is the name of the Vpc; empty for the pool of a NetworkAttachmentDefinition.
+	VPC string
+	// Definition is the NetworkAttachmentDefinition whose pool this is, as "<name>.<namespace>"; empty for a switch of a VPC.
+	Definition string
+	// Prefix is the range, Gateway the router's address in it.
+	Prefix  netip.Prefix
+	Gateway netip.Addr
+	// Excludes are addresses that only those get who ask for them. They are sorted and do not overlap.
+	Excludes []netipx.IPRange
+	// Namespaces and Selectors bind namespaces to the subnet.
+	Namespaces []string
+	Selectors  []labels.Selector
+	// MTU is that of the pods' interfaces; 0: the default.
+	MTU int
+	// RouteTable is that of the router's port; empty: the main one.
+	RouteTable string
+	// Private, Allow, EastWest and ACLs are the rules of the switch.
+	Private  bool
+	Allow    []netip.Prefix
+	EastWest bool
+	ACLs     []ACL
+	// TunnelKey is the datapath's key; 0: OVN chooses.
+	TunnelKey int
+	// Unsupported names the fields that are set and not served.
+	Unsupported []string
+}
+
+// ACL is a rule of a subnet's switch.
+type ACL struct {
+	// Ingress says that the rule is about packets to the subnet's pods; else it is about packets from them.
+	Ingress  bool
+	Priority int
+	// Match is an expression of OVN's language that was checked.
+	Match  string
+	Action string
+}
+
+// ParseSubnet reads a Subnet. ok is false when there is nothing to use of it; otherwise the problems are those of fields
+// that were left out, or read as drops.
+func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) {
+	spec := &subnet.Spec
+	s = Subnet{
+		Meta: Meta{Kind: "Subnet", Name: subnet.Name, UID: string(subnet.UID)}, VPC: spec.Vpc,
+		Namespaces: slices.Clone(spec.Namespaces), RouteTable: spec.RouteTable,
+		Private: spec.Private, EastWest: spec.AllowEWTraffic, TunnelKey: subnet.Status.TunnelKey, Unsupported: unsupportedSubnet(spec),
+	}
+	switch {
+	case spec.Provider != "" && spec.Provider != kubeovn.ProviderOVN:
+		s.Definition, s.VPC = strings.TrimSuffix(spec.Provider, "."+kubeovn.ProviderOVN), ""
+	case spec.Vpc == "" || spec.Vpc == kubeovn.DefaultVpc:
+		problems.add("spec.vpc", "is Kube-OVN's default VPC, whose place the overlay takes; name a Vpc; pods without a Subnet are on the overlay")
+		return s, problems, false
+	}
+	if ok = problems.addressing(&s, spec); !ok {
+		return s, problems, false
+	}
+	if !validTable(spec.RouteTable) {
+		problems.add("spec.routeTable", "%s is not a name of a route table; use letters, digits, '-', '_' and '.'", quote(spec.RouteTable))
+		return s, problems, false
+	}
+	problems.binding(&s, spec)
+	for i, text := range spec.AllowSubnets {
+		if prefix, ok := problems.prefix4(fmt.Sprintf("spec.allowSubnets[%d]", i), text, "10.0.2.0/24"); ok {
+			s.Allow = append(s.Allow, prefix)
+		}
+	}
+	for i, acl := range spec.Acls {
+		s.ACLs = append(s.ACLs, problems.acl(fmt.Sprintf("spec.acls[%d]", i), acl))
+	}
+	return s, problems, true
+}
+
+// addressing reads the range and what is in it. False: the subnet cannot be used.
+func (p *Problems) addressing(s *Subnet, spec *kubeovn.SubnetSpec) bool {
+	block := firstIPv4(spec.CIDRBlock)
+	prefix, err := netip.ParsePrefix(block)
+	switch {
+	case err != nil || !prefix.Addr().Is4():
+		p.add("spec.cidrBlock", "%s is not an IPv4 range; write one such as 10.0.1.0/24", quote(spec.CIDRBlock))
+		return false
+	case prefix.Bits() < 8 || prefix.Bits() > 30:
+		p.add("spec.cidrBlock", "%s has no length between /8 and /30", quote(block))
+		return false
+	}
+	s.Prefix = prefix.Masked()
+	if isReserved(s.Prefix) {
+		p.add("spec.cidrBlock", "%s overlaps addresses that no network may use (0.0.0.0/8, 127.0.0.0/8, 224.0.0.0/3); write one such as 10.0.1.0/24", quote(block))
+		return false
+	}
+	s.Gateway = s.Prefix.Addr().Next()
+	if spec.Gateway != "" {
+		gateway, ok := p.addr4("spec.gateway", firstIPv4(spec.Gateway), s.Gateway.String())
+		if !ok {
+			return false
+		}
+		if !usable(s.Prefix, gateway) {
+			p.add("spec.gateway", "%s is no address for a host in %s; write one such as %s", gateway, s.Prefix, s.Gateway)
+			return false
+		}
+		s.Gateway = gateway
+	}
+	if mtu := int(spec.Mtu); mtu != 0 {
+		if mtu < minMTU || mtu > 65535 {
+			p.add("spec.mtu", "%d is not between %d and 65535; the default is used", mtu, minMTU)
+		} else {
+			s.MTU = mtu
+		}
+	}
+	return p.excludes(s, spec.ExcludeIps)
+}
+
+func (p *Problems) excludes(s *Subnet, texts []string) bool {
+	var set netipx.IPSetBuilder
+	ok := true
+	for i, text := range texts {
+		field := fmt.Sprintf("spec.excludeIps[%d]", i)
+		first, last, isRange := strings.Cut(text, "..")
+		if !isRange {
+			last = first
+		}
+		if strings.Contains(text, ":") {
+			continue // the IPv6 side of a subnet of two families, which is not served
+		}
+		from, fromOK := p.addr4(field, first, "10.0.1.10..10.0.1.20")
+		to, toOK := p.addr4(field, last, "10.0.1.10..10.0.1.20")
+		if !fromOK || !toOK {
+			ok = false
+			continue
+		}
+		if to.Less(from) {
+			p.add(field, "%s ends before it begins; write the lower address first", quote(text))
+			ok = false
+			continue
+		}
+		set.AddRange(netipx.IPRangeFrom(from, to))
+	}
+	built, err := set.IPSet()
+	if err != nil {
+		p.add("spec.excludeIps", "%v", err)
+		return false
+	}
+	s.Excludes = built.Ranges()
+	return ok
+}
+
+func (p *Problems) binding(s *Subnet, spec *kubeovn.SubnetSpec) {
+	for i := range spec.NamespaceSelectors {
+		selector, err := metav1.LabelSelectorAsSelector(&spec.NamespaceSelectors[i])
+		if err != nil {
+			p.add(fmt.Sprintf("spec.namespaceSelectors[%d]", i), "%v", err)
+			continue
+		}
+		s.Selectors = append(s.Selectors, selector)
+	}
+}
+
+// acl reads a rule. One that cannot be read drops at its priority, in its direction, or in both where that is unknown too.
+func (p *Problems) acl(field string, acl kubeovn.ACL) ACL {
+	known := len(*p)
+	r := ACL{Ingress: acl.Direction == "to-lport", Priority: acl.Priority, Match: acl.Match, Action: acl.Action}
+	if acl.Direction != "to-lport" && acl.Direction != "from-lport" {
+		p.add(field+".direction", "%s is neither from-lport nor to-lport", quote(acl.Direction))
+		r.Ingress = true
+	}
+	if acl.Priority < 0 || acl.Priority > 32767 {
+		p.add(field+".priority", "%d is not between 0 and 32767", acl.Priority)
+		r.Priority = min(max(acl.Priority, 0), 32767)
+	}
+	if err := CheckMatch(acl.Match); err != nil {
+		p.add(field+".match", "%s: %v; all packets of this direction are dropped at this priority until it is corrected", quote(acl.Match), err)
+	}
+	if !slices.Contains([]string{"allow", "allow-related", "allow-stateless", "drop", "reject"}, acl.Action) {
+		p.add(field+".action", "%s is not allow, allow-related, allow-stateless, drop or reject", quote(acl.Action))
+	}
+	if len(*p) > known {
+		r.Match, r.Action = matchAll, "drop"
+	}
+	return r
+}
+
+// unsupportedSubnet returns the fields that are set and not served. Those of which nothing depends in a VPC (disableGatewayCheck
+// and the like) are not among them.
+func unsupportedSubnet(spec *kubeovn.SubnetSpec) []string {
+	var fields []string
+	for field, set := range map[string]bool{
+		"default":                 spec.Default,
+		"vlan":                    spec.Vlan != "",
+		"logicalGateway":          spec.LogicalGateway,
+		"vips":                    len(spec.Vips) > 0,
+		"gatewayType":             spec.GatewayType == "centralized",
+		"gatewayNode":             spec.GatewayNode != "",
+		"gatewayNodeSelectors":    len(spec.GatewayNodeSelectors) > 0,
+		"enableEcmp":              spec.EnableEcmp,
+		"natOutgoing":             spec.NatOutgoing,
+		"natOutgoingPolicyRules":  len(spec.NatOutgoingPolicyRules) > 0,
+		"externalEgressGateway":   spec.ExternalEgressGateway != "",
+		"policyRoutingPriority":   spec.PolicyRoutingPriority != 0,
+		"policyRoutingTableID":    spec.PolicyRoutingTableID != 0,
+		"enableLb":                spec.EnableLb != nil && *spec.EnableLb,
+		"enableExternalLBAddress": spec.EnableExternalLBAddress,
+		"enableDHCP":              spec.EnableDHCP,
+		"dhcpV4Options":           spec.DHCPv4Options != "",
+		"dhcpV6Options":           spec.DHCPv6Options != "",
+		"enableIPv6RA":            spec.EnableIPv6RA,
+		"ipv6RAConfigs":           spec.IPv6RAConfigs != "",
+		"u2oInterconnection":      spec.U2OInterconnection,
+		"u2oInterconnectionIP":    spec.U2OInterconnectionIP != "",
+		"u2oFeatures":             spec.U2OFeatures != nil,
+		"enableMulticastSnoop":    spec.EnableMulticastSnoop,
+		"nodeNetwork":             spec.NodeNetwork != "",
+		"cidrBlock (IPv6)":        strings.Contains(spec.CIDRBlock, ":"),
+		"protocol":                spec.Protocol == "IPv6" || spec.Protocol == "Dual",
+	} {
+		if set {
+			fields = append(fields, "spec."+field)
+		}
+	}
+	slices.Sort(fields)
+	return fields
+}
+
+// firstIPv4 returns the IPv4 side of "a,b", or the text itself.
+func firstIPv4(text string) string {
+	for word := range strings.SplitSeq(text, ",") {
+		if word = strings.TrimSpace(word); !strings.Contains(word, ":") {
+			return word
+		}
+	}
+	return text
+}
+
+// usable reports whether a host may have the address: it is in the range, and neither its first nor its last address.
+func usable(prefix netip.Prefix, addr netip.Addr) bool {
+	return prefix.Contains(addr) && addr != prefix.Addr() && addr != netipx.PrefixLastIP(prefix)
+}
+
+// isReserved reports whether the range overlaps addresses that hosts treat specially.
+func isReserved(prefix netip.Prefix) bool {
+	return slices.ContainsFunc([]netip.Prefix{
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{}), 8), netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8),
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 3),
+	}, prefix.Overlaps)
+}
