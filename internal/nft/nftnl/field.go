@@ -1,0 +1,211 @@
+package nftnl
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// Field is what a match looks at in a packet.
+type Field uint8
+
+// The fields, in the words of nft(8). An address field matches packets of its family only, an ARP field ARP only. A port is
+// looked at in any transport header, so a rule or set has L4Proto beside it.
+const (
+	IPSource Field = iota + 1
+	IPDestination
+	IP6Source
+	IP6Destination
+	L4Proto
+	SourcePort
+	DestinationPort
+	InDevice
+	OutDevice
+	Mark
+	ConntrackState
+	EtherSource
+	EtherDestination
+	EtherType
+	ARPSender
+	ARPSenderMAC
+)
+
+// Bits of ConntrackState (nf_conntrack_common.h, NF_CT_STATE_BIT).
+const (
+	StateInvalid     = 1 << 0
+	StateEstablished = 1 << 1
+	StateRelated     = 1 << 2
+	StateNew         = 1 << 3
+)
+
+// Ethernet types that a field implies, and their nfproto numbers.
+const (
+	etherIPv4 = 0x0800
+	etherIPv6 = 0x86dd
+	etherARP  = 0x0806
+	nfIPv4    = 2
+	nfIPv6    = 10
+)
+
+// fieldInfo describes a field: its name, size, type in a set, and how it is loaded.
+type fieldInfo struct {
+	name     string
+	size     int
+	datatype nftables.SetDatatype
+	// ether is the ethernet type that the field implies, 0 if none.
+	ether uint16
+	// load returns the expression that loads the field into a register.
+	load func(register uint32) expr.Any
+	// native says that the kernel has the value in the host's byte order.
+	native bool
+}
+
+func payload(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
+	return func(register uint32) expr.Any {
+		return &expr.Payload{OperationType: expr.PayloadLoad, DestRegister: register, Base: base, Offset: offset, Len: length}
+	}
+}
+
+func meta(key expr.MetaKey) func(uint32) expr.Any {
+	return func(register uint32) expr.Any { return &expr.Meta{Key: key, Register: register} }
+}
+
+// info returns the description of a field. Offsets are those of RFC 791, RFC 8200, RFC 826 and RFC 9293.
+func (f Field) info() fieldInfo {
+	switch f {
+	case IPSource:
+		return fieldInfo{"ip saddr", 4, nftables.TypeIPAddr, etherIPv4, payload(expr.PayloadBaseNetworkHeader, 12, 4), false}
+	case IPDestination:
+		return fieldInfo{"ip daddr", 4, nftables.TypeIPAddr, etherIPv4, payload(expr.PayloadBaseNetworkHeader, 16, 4), false}
+	case IP6Source:
+		return fieldInfo{"ip6 saddr", 16, nftables.TypeIP6Addr, etherIPv6, payload(expr.PayloadBaseNetworkHeader, 8, 16), false}
+	case IP6Destination:
+		return fieldInfo{"ip6 daddr", 16, nftables.TypeIP6Addr, etherIPv6, payload(expr.PayloadBaseNetworkHeader, 24, 16), false}
+	case L4Proto:
+		return fieldInfo{"meta l4proto", 1, nftables.TypeInetProto, 0, meta(expr.MetaKeyL4PROTO), false}
+	case SourcePort:
+		return fieldInfo{"th sport", 2, nftables.TypeInetService, 0, payload(expr.PayloadBaseTransportHeader, 0, 2), false}
+	case DestinationPort:
+		return fieldInfo{"th dport", 2, nftables.TypeInetService, 0, payload(expr.PayloadBaseTransportHeader, 2, 2), false}
+	case InDevice:
+		return fieldInfo{"iifname", 16, nftables.TypeIFName, 0, meta(expr.MetaKeyIIFNAME), true}
+	case OutDevice:
+		return fieldInfo{"oifname", 16, nftables.TypeIFName, 0, meta(expr.MetaKeyOIFNAME), true}
+	case Mark:
+		return fieldInfo{"meta mark", 4, nftables.TypeMark, 0, meta(expr.MetaKeyMARK), true}
+	case ConntrackState:
+		load := func(register uint32) expr.Any { return &expr.Ct{Key: expr.CtKeySTATE, Register: register} }
+		return fieldInfo{"ct state", 4, nftables.TypeCTState, 0, load, true}
+	case EtherSource:
+		return fieldInfo{"ether saddr", 6, nftables.TypeEtherAddr, 0, payload(expr.PayloadBaseLLHeader, 6, 6), false}
+	case EtherDestination:
+		return fieldInfo{"ether daddr", 6, nftables.TypeEtherAddr, 0, payload(expr.PayloadBaseLLHeader, 0, 6), false}
+	case EtherType:
+		return fieldInfo{"meta protocol", 2, nftables.TypeEtherType, 0, meta(expr.MetaKeyPROTOCOL), false}
+	case ARPSender:
+		return fieldInfo{"arp saddr ip", 4, nftables.TypeIPAddr, etherARP, payload(expr.PayloadBaseNetworkHeader, 14, 4), false}
+	case ARPSenderMAC:
+		return fieldInfo{"arp saddr ether", 6, nftables.TypeEtherAddr, etherARP, payload(expr.PayloadBaseNetworkHeader, 8, 6), false}
+	default:
+		return fieldInfo{}
+	}
+}
+
+// String returns the field in the words of nft(8).
+func (f Field) String() string {
+	if name := f.info().name; name != "" {
+		return name
+	}
+	return fmt.Sprintf("field(%d)", uint8(f))
+}
+
+// ranges reports whether intervals of the field are in the order of its bytes.
+func (f Field) ranges() bool { return f.info().size > 0 && !f.info().native }
+
+// Value is a value, or an interval of values, of a field. It is comparable.
+type Value struct {
+	// From and To are the first and the last value, in the bytes that the kernel has. They are equal for a single value.
+	From, To string
+}
+
+func single(data []byte) Value { return Value{From: string(data), To: string(data)} }
+
+// Addr is an IPv4 or IPv6 address.
+func Addr(address netip.Addr) Value { return single(address.Unmap().AsSlice()) }
+
+// Prefix is all addresses of a prefix.
+func Prefix(prefix netip.Prefix) Value {
+	from := prefix.Masked().Addr().AsSlice()
+	to := append([]byte(nil), from...)
+	for bit := prefix.Bits(); bit < 8*len(to); bit++ {
+		to[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return Value{From: string(from), To: string(to)}
+}
+
+// AddrRange is all addresses from one to another.
+func AddrRange(from, to netip.Addr) Value { return Value{From: Addr(from).From, To: Addr(to).From} }
+
+// Proto is the number of a transport protocol.
+func Proto(number uint8) Value { return single([]byte{number}) }
+
+// Port is a port, or the number of an ethernet type.
+func Port(number uint16) Value { return single(binary.BigEndian.AppendUint16(nil, number)) }
+
+// PortRange is all ports from one to another.
+func PortRange(from, to uint16) Value { return Value{From: Port(from).From, To: Port(to).From} }
+
+// Name is the name of a device.
+func Name(device string) Value {
+	data := make([]byte, 16)
+	copy(data, device)
+	return single(data)
+}
+
+// Bits is a packet mark or a conntrack state.
+func Bits(value uint32) Value { return single(binary.NativeEndian.AppendUint32(nil, value)) }
+
+// MAC is an ethernet address.
+func MAC(address net.HardwareAddr) Value { return single(address) }
+
+// contains reports whether a single value is in the interval.
+func (v Value) contains(one string) bool {
+	return v.From <= one && one <= v.To && len(v.From) == len(one)
+}
+
+// text returns the value in the words of nft(8).
+func (f Field) text(v Value) string {
+	if v.From != v.To {
+		return f.textOf(v.From) + "-" + f.textOf(v.To)
+	}
+	return f.textOf(v.From)
+}
+
+func (f Field) textOf(data string) string {
+	if len(data) != f.info().size {
+		return fmt.Sprintf("%x", data)
+	}
+	switch f {
+	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender:
+		address, _ := netip.AddrFromSlice([]byte(data))
+		return address.String()
+	case L4Proto:
+		return strconv.Itoa(int(data[0]))
+	case SourcePort, DestinationPort:
+		return strconv.Itoa(int(binary.BigEndian.Uint16([]byte(data))))
+	case InDevice, OutDevice:
+		return strings.TrimRight(data, "\x00")
+	case Mark, ConntrackState:
+		return fmt.Sprintf("%#x", binary.NativeEndian.Uint32([]byte(data)))
+	case EtherSource, EtherDestination, ARPSenderMAC:
+		return net.HardwareAddr(data).String()
+	default:
+		return fmt.Sprintf("%#x", data)
+	}
+}
