@@ -66,7 +66,7 @@ func Veth(t testing.TB, one ns.NetNS, device string, other ns.NetNS, peer string
 	for _, netns := range []ns.NetNS{one, other} {
 		Run(t, netns, "ip", "link", "set", "lo", "up")
 	}
-	Run(t, one, "ip", "link", "add", "name", device, "type", "veth", "peer", "name", peer, "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), other.Fd()))
+	Run(t, one, "ip", "link", "add", "name", device, "type", "veth", "peer", "name", peer, "netns", procPath(other))
 	for netns, name := range map[ns.NetNS]string{one: device, other: peer} {
 		Run(t, netns, "ethtool", "-K", name, "tx", "off", "tso", "off", "gso", "off")
 		Run(t, netns, "ip", "link", "set", name, "up")
@@ -117,11 +117,23 @@ type Pod struct {
 	t testing.TB
 }
 
+// NewPod makes a namespace without a device.
+func NewPod(t testing.TB) *Pod {
+	t.Helper()
+	return &Pod{NetNS: ovstest.NewNetNS(t), t: t}
+}
+
+// ProcPath is the namespace's path for other processes.
+func (p *Pod) ProcPath() string { return procPath(p.NetNS) }
+
+func procPath(netns ns.NetNS) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), netns.Fd()) }
+
 // AddPod makes a pod whose interface is the logical port. The address has the subnet's length.
 func (c *Chassis) AddPod(t testing.TB, port, mac, address, gateway string) *Pod {
 	t.Helper()
 	c.ports++
-	p := &Pod{NetNS: ovstest.NewNetNS(t), Device: fmt.Sprintf("v%d", c.ports), t: t}
+	p := NewPod(t)
+	p.Device = fmt.Sprintf("v%d", c.ports)
 	Veth(t, p.NetNS, "eth0", c.NetNS, p.Device)
 	p.IP("link", "set", "eth0", "address", mac, "mtu", "1400")
 	p.IP("addr", "add", address, "dev", "eth0")

@@ -1,0 +1,199 @@
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+)
+
+var (
+	// ErrTaken is wrapped by the error of an address that is in use.
+	ErrTaken = errors.New("address is in use")
+	// ErrOutside is wrapped by the error of an address that no host of the subnet can have.
+	ErrOutside = errors.New("address is not one for a host of the subnet")
+)
+
+// SubnetPool is the addresses of one IPv4 subnet of a VPC, and who has them. It is rebuilt from the objects that hold addresses
+// before anything is given out (Use), and says what status says: counts and ranges come from the same sets.
+//
+// Next gives addresses in order, each after the last, so that a released address comes again only after a lap. Excluded addresses
+// are given to those only who ask for them; they count neither as available nor as in use.
+type SubnetPool struct {
+	prefix   netip.Prefix
+	gateway  netip.Addr
+	excluded *netipx.IPSet // the gateway, the first and last address, and what the user excludes
+	size     int64         // addresses that Next may give
+	used     map[netip.Addr]string
+	counted  int64 // used addresses that are not excluded
+	last     netip.Addr
+}
+
+// NewSubnetPool returns the pool of a subnet with a length between /8 and /30.
+func NewSubnetPool(prefix netip.Prefix, gateway netip.Addr, excludes []netipx.IPRange) (*SubnetPool, error) {
+	if !prefix.Addr().Is4() || prefix != prefix.Masked() || prefix.Bits() < 8 || prefix.Bits() > 30 {
+		return nil, fmt.Errorf("subnet %s: not an IPv4 range in canonical form between /8 and /30", prefix)
+	}
+	var b, rest netipx.IPSetBuilder
+	for _, r := range excludes {
+		b.AddRange(r)
+	}
+	b.Add(gateway)
+	b.Add(prefix.Addr())
+	b.Add(netipx.PrefixLastIP(prefix))
+	excluded, err := b.IPSet()
+	if err != nil {
+		return nil, fmt.Errorf("subnet %s: excluded addresses: %w", prefix, err)
+	}
+	rest.AddPrefix(prefix)
+	rest.RemoveSet(excluded)
+	free, err := rest.IPSet()
+	if err != nil {
+		return nil, fmt.Errorf("subnet %s: free addresses: %w", prefix, err)
+	}
+	return &SubnetPool{
+		prefix: prefix, gateway: gateway, excluded: excluded, size: count(free), used: map[netip.Addr]string{}, last: prefix.Addr(),
+	}, nil
+}
+
+// Use records that the owner has the address. It fails with ErrTaken when another owner has it, and with ErrOutside for addresses
+// that no host can have: the gateway's, the first and the last of the range, and all others than the range's.
+func (p *SubnetPool) Use(addr netip.Addr, owner string) error {
+	switch holder, taken := p.used[addr]; {
+	case taken && holder == owner:
+		return nil
+	case taken:
+		return fmt.Errorf("%w: %s by %s", ErrTaken, addr, holder)
+	case addr == p.gateway:
+		return fmt.Errorf("%w: %s is the gateway of %s", ErrOutside, addr, p.prefix)
+	case !p.prefix.Contains(addr) || addr == p.prefix.Addr() || addr == netipx.PrefixLastIP(p.prefix):
+		return fmt.Errorf("%w: %s is no host's in %s", ErrOutside, addr, p.prefix)
+	}
+	p.used[addr] = owner
+	if !p.excluded.Contains(addr) {
+		p.counted++
+	}
+	return nil
+}
+
+// Release forgets that the owner has the address. An address that another has, or nobody, stays as it is.
+func (p *SubnetPool) Release(addr netip.Addr, owner string) {
+	if p.used[addr] != owner || owner == "" {
+		return
+	}
+	delete(p.used, addr)
+	if !p.excluded.Contains(addr) {
+		p.counted--
+	}
+}
+
+// Owner returns who has the address, empty if nobody does.
+func (p *SubnetPool) Owner(addr netip.Addr) string { return p.used[addr] }
+
+// Resume makes the next address the one after the given one. An address outside the subnet changes nothing.
+func (p *SubnetPool) Resume(last netip.Addr) {
+	if p.prefix.Contains(last) {
+		p.last = last
+	}
+}
+
+// Next gives the owner the next free address. It fails with ErrExhausted.
+func (p *SubnetPool) Next(owner string) (netip.Addr, error) {
+	addr, err := p.Peek()
+	if err != nil {
+		return addr, err
+	}
+	p.last = addr
+	return addr, p.Use(addr, owner)
+}
+
+// Peek returns the address that Next would give.
+func (p *SubnetPool) Peek() (netip.Addr, error) {
+	if p.Available() <= 0 {
+		return netip.Addr{}, fmt.Errorf("%w: all %d addresses of subnet %s are used", ErrExhausted, p.size, p.prefix)
+	}
+	for addr := p.after(p.last); ; addr = p.after(addr) {
+		if r, excluded := p.excludedRange(addr); excluded {
+			addr = r.To()
+			continue
+		}
+		if _, taken := p.used[addr]; !taken {
+			return addr, nil
+		}
+	}
+}
+
+// after returns the next address of the subnet, the first one after the last.
+func (p *SubnetPool) after(addr netip.Addr) netip.Addr {
+	if next := addr.Next(); p.prefix.Contains(next) {
+		return next
+	}
+	return p.prefix.Addr()
+}
+
+// excludedRange returns the range of excluded addresses that holds the address.
+func (p *SubnetPool) excludedRange(addr netip.Addr) (netipx.IPRange, bool) {
+	ranges := p.excluded.Ranges()
+	at, found := slices.BinarySearchFunc(ranges, addr, func(r netipx.IPRange, a netip.Addr) int {
+		switch {
+		case r.To().Less(a):
+			return -1
+		case a.Less(r.From()):
+			return 1
+		default:
+			return 0
+		}
+	})
+	if !found {
+		return netipx.IPRange{}, false
+	}
+	return ranges[at], true
+}
+
+// Available counts the addresses that Next can still give.
+func (p *SubnetPool) Available() int64 { return p.size - p.counted }
+
+// Using counts the addresses in use, without excluded ones.
+func (p *SubnetPool) Using() int64 { return p.counted }
+
+// Ranges returns the available and the used addresses as status lists them: "10.0.1.2-10.0.1.9,10.0.1.11".
+func (p *SubnetPool) Ranges() (available, using string) {
+	var free, used netipx.IPSetBuilder
+	free.AddPrefix(p.prefix)
+	free.RemoveSet(p.excluded)
+	for addr := range p.used {
+		free.Remove(addr)
+		if !p.excluded.Contains(addr) {
+			used.Add(addr)
+		}
+	}
+	return rangeText(&free), rangeText(&used)
+}
+
+func rangeText(b *netipx.IPSetBuilder) string {
+	set, err := b.IPSet()
+	if err != nil {
+		return "" // valid prefixes and addresses make no error
+	}
+	var words []string
+	for _, r := range set.Ranges() {
+		if r.From() == r.To() {
+			words = append(words, r.From().String())
+		} else {
+			words = append(words, r.From().String()+"-"+r.To().String())
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+// count returns the number of IPv4 addresses in a set.
+func count(set *netipx.IPSet) int64 {
+	var n int64
+	for _, prefix := range set.Prefixes() {
+		n += int64(1) << (32 - prefix.Bits())
+	}
+	return n
+}

@@ -1,0 +1,372 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// Names in the gateway's namespace.
+const (
+	// Inside is the device in the VPC, Outside the one in the external network.
+	Inside  = "eth0"
+	Outside = "net1"
+	// Table is the nftables table, of family ip.
+	Table = "weft_gateway"
+)
+
+// Input is a gateway with everything that its state depends on.
+type Input struct {
+	Gateway objects.Gateway
+	// Own is the gateway's own address in the external subnet; the zero value: none.
+	Own netip.Addr
+	// VPC is the gateway's, Subnet the one that it is in, Subnets all of the VPC's, External the external one.
+	VPC      objects.VPC
+	Subnet   objects.Subnet
+	Subnets  []objects.Subnet
+	External objects.Subnet
+	// EIPs are the gateway's that have an address. The rules are those of any EIP; others than of these EIPs are left out.
+	EIPs  []objects.EIP
+	SNATs []objects.SNAT
+	DNATs []objects.DNAT
+	FIPs  []objects.FIP
+}
+
+// Route is a route of the gateway.
+type Route struct {
+	Dst     netip.Prefix
+	Gateway netip.Addr // the zero value: directly connected
+	Device  string
+}
+
+// State is the complete state of a gateway's namespace.
+type State struct {
+	// Addresses are those of Outside. The gateway's own has the length of the external subnet.
+	Addresses []netip.Prefix
+	Routes    []Route
+	// Sysctls are values by their path under /proc/sys, with slashes.
+	Sysctls map[string]string
+	Items   map[nft.Key]nft.Item
+}
+
+// Result is what a gateway compiles to.
+type Result struct {
+	State State
+	// Problems are those of rules that are not in the state, by their owner (objects.Meta.Owner).
+	Problems map[string]objects.Problem
+	// Unmatched are the owners of SNAT rules whose prefix overlaps no subnet of the VPC.
+	Unmatched []string
+	// Uses are what uses each EIP, by its name: "fip", "snat", "dnat", sorted.
+	Uses map[string][]string
+}
+
+// Compile returns the gateway's state.
+func Compile(in *Input) Result {
+	c := &compiler{Input: in, addresses: map[string]netip.Addr{}, result: Result{
+		Problems: map[string]objects.Problem{}, Uses: map[string][]string{},
+		State: State{Items: map[nft.Key]nft.Item{}, Sysctls: sysctls()},
+	}}
+	for i := range in.EIPs {
+		if eip := &in.EIPs[i]; eip.Addr.IsValid() {
+			c.addresses[eip.Name] = eip.Addr
+		}
+	}
+	c.net1()
+	c.routes()
+	c.table()
+	c.translations()
+	for _, uses := range c.result.Uses {
+		slices.Sort(uses)
+	}
+	slices.Sort(c.result.Unmatched)
+	return c.result
+}
+
+// sysctls returns those of a gateway. Paths are symmetric, so a strict reverse path filter drops only spoofed packets.
+// arp_ignore and arp_announce keep each device to its own addresses.
+func sysctls() map[string]string {
+	values := map[string]string{"net/ipv4/ip_forward": "1", "net/ipv4/conf/all/send_redirects": "0"}
+	for _, device := range []string{Inside, Outside} {
+		for name, value := range map[string]string{
+			"arp_ignore": "1", "arp_announce": "2", "rp_filter": "1", "accept_redirects": "0", "send_redirects": "0", "accept_source_route": "0",
+		} {
+			values["net/ipv4/conf/"+device+"/"+name] = value
+		}
+	}
+	return values
+}
+
+type compiler struct {
+	*Input
+	addresses map[string]netip.Addr // of EIPs, by name
+	result    Result
+}
+
+func (c *compiler) net1() {
+	if c.Own.IsValid() {
+		c.result.State.Addresses = append(c.result.State.Addresses, netip.PrefixFrom(c.Own, c.External.Prefix.Bits()))
+	}
+	eips := slices.SortedFunc(maps.Values(c.addresses), netip.Addr.Compare)
+	for _, addr := range slices.Compact(eips) {
+		c.result.State.Addresses = append(c.result.State.Addresses, netip.PrefixFrom(addr, 32))
+	}
+}
+
+// routes returns the VPC's prefixes by eth0, and everything else by net1. A route of the VPC whose next hop is the gateway itself
+// leads to the outside.
+func (c *compiler) routes() {
+	inside := map[netip.Prefix]struct{}{}
+	for i := range c.Subnets {
+		inside[c.Subnets[i].Prefix] = struct{}{}
+	}
+	for _, route := range c.VPC.Routes {
+		if !route.Source && route.Prefix.Bits() > 0 && route.NextHop != c.Gateway.LanIP {
+			inside[route.Prefix] = struct{}{}
+		}
+	}
+	for _, peering := range c.VPC.Peerings {
+		inside[peering.Local.Masked()] = struct{}{}
+	}
+	delete(inside, c.Subnet.Prefix) // eth0 has it by its address
+	routes := []Route{
+		{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: c.External.Gateway, Device: Outside},
+		{Dst: c.External.Prefix, Device: Outside},
+	}
+	for prefix := range inside {
+		if prefix != c.External.Prefix {
+			routes = append(routes, Route{Dst: prefix, Gateway: c.Subnet.Gateway, Device: Inside})
+		}
+	}
+	slices.SortFunc(routes, func(a, b Route) int { return a.Dst.Compare(b.Dst) })
+	c.result.State.Routes = routes
+}
+
+// Names of maps and sets. "snat" and "dnat" are words of nft's language.
+const (
+	floatingIn  = "floating_in"
+	floatingOut = "floating_out"
+	ports       = "port_forwards"
+	sources     = "sources"
+	outside     = "outside_addresses"
+)
+
+func (c *compiler) add(items ...nft.Item) {
+	for _, item := range items {
+		c.result.State.Items[item.Key()] = item
+	}
+}
+
+func (c *compiler) chain(chain nft.Chain, rules ...string) {
+	chain.Family, chain.Table = nft.FamilyIPv4, Table
+	list := &nft.ChainRules{Family: nft.FamilyIPv4, Table: Table, Chain: chain.Name}
+	for _, rule := range rules {
+		list.Rules = append(list.Rules, nft.Rule{Text: rule, Owner: c.comment(c.Gateway.Meta)})
+	}
+	c.add(&chain, list)
+}
+
+// table makes the chains, which are the same for every gateway: rules are elements of maps.
+func (c *compiler) table() {
+	c.add(
+		&nft.Table{Family: nft.FamilyIPv4, Name: Table},
+		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: floatingIn, Type: "ipv4_addr", Value: "ipv4_addr"},
+		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: floatingOut, Type: "ipv4_addr", Value: "ipv4_addr"},
+		&nft.Map{
+			Family: nft.FamilyIPv4, Table: Table, Name: ports, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service",
+		},
+		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: sources, Type: "ipv4_addr", Value: "ipv4_addr", Flags: []nft.SetFlag{nft.FlagInterval}},
+		&nft.Set{Family: nft.FamilyIPv4, Table: Table, Name: outside, Type: "ipv4_addr"},
+	)
+	for _, prefix := range c.result.State.Addresses {
+		c.element(outside, c.Gateway.Meta, []string{prefix.Addr().String()})
+	}
+	c.chain(nft.Chain{Name: "prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: -100},
+		"dnat to ip daddr map @"+floatingIn,
+		"dnat ip to ip daddr . meta l4proto . th dport map @"+ports)
+	c.chain(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop},
+		"ct state invalid,untracked counter drop",
+		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes
+		`iifname "net1" oifname "eth0" ct status dnat accept`,
+		`iifname "net1" oifname "eth0" ct state established,related accept`,
+		`iifname "eth0" oifname "net1" accept`,
+		`iifname "eth0" oifname "eth0" ct status dnat accept`,
+		"counter drop")
+	c.chain(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: 100},
+		`iifname "eth0" oifname "eth0" ct status dnat masquerade`,
+		`oifname "net1" snat to ip saddr map @`+floatingOut,
+		`oifname "net1" snat to ip saddr map @`+sources+" fully-random")
+	c.chain(nft.Chain{Name: "guard", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: 300},
+		`oifname "net1" ip saddr != @`+outside+" counter drop")
+}
+
+// comment names an owner in at most 120 bytes.
+func (c *compiler) comment(meta objects.Meta) string {
+	const most = 120
+	text := meta.Kind + "/" + meta.Name
+	return text[:min(len(text), most)]
+}
+
+func (c *compiler) element(set string, owner objects.Meta, match []string, value ...string) {
+	c.add(&nft.Element{Family: nft.FamilyIPv4, Table: Table, Set: set, Match: match, Value: value, Owner: c.comment(owner)})
+}
+
+// rule is any of the three kinds, while it is judged.
+type rule struct {
+	objects.Age
+	eip   string
+	use   string // "fip", "snat" or "dnat"
+	claim []string
+	make  func(address netip.Addr)
+}
+
+// translations makes the elements of all rules, the oldest first.
+func (c *compiler) translations() {
+	var snats []objects.SNAT
+	rules := c.rules(&snats)
+	slices.SortFunc(rules, func(a, b rule) int { return a.Compare(b.Age) })
+	claimed := map[string]objects.Meta{}
+	for _, r := range rules {
+		address, there := c.addresses[r.eip]
+		if !there {
+			continue
+		}
+		if holder, text := conflict(r, claimed); text != "" {
+			c.result.Problems[r.Owner()] = objects.Problem{Field: "spec", Text: fmt.Sprintf(text, holder.Kind, holder.Name)}
+			continue
+		}
+		for _, claim := range r.claim {
+			claimed[claim] = r.Meta
+		}
+		if r.use == "dnat" {
+			claimed["forwards "+r.eip] = r.Meta
+		}
+		if !slices.Contains(c.result.Uses[r.eip], r.use) {
+			c.result.Uses[r.eip] = append(c.result.Uses[r.eip], r.use)
+		}
+		r.make(address)
+	}
+	c.sources(snats)
+}
+
+// conflict returns who holds what the rule claims, and a text for it; empty: nothing is held.
+func conflict(r rule, claimed map[string]objects.Meta) (holder objects.Meta, text string) {
+	for _, claim := range r.claim {
+		if holder, held := claimed[claim]; held {
+			return holder, "the older %s %s has the same " + strings.SplitN(claim, " ", 2)[0] + "; change or delete one of the two"
+		}
+	}
+	if r.use == "fip" {
+		if holder, held := claimed["forwards "+r.eip]; held {
+			return holder, "the older %s %s forwards a port of the EIP, and a floating IP needs the whole EIP; use another EIP"
+		}
+	}
+	if r.use == "dnat" {
+		if holder, held := claimed["eip "+r.eip]; held {
+			return holder, "the older %s %s makes the EIP a floating IP; use another EIP"
+		}
+	}
+	return objects.Meta{}, ""
+}
+
+func (c *compiler) rules(snats *[]objects.SNAT) []rule {
+	var rules []rule
+	for _, fip := range c.FIPs {
+		rules = append(rules, rule{
+			Age: fip.Age, eip: fip.EIP, use: "fip", claim: []string{"eip " + fip.EIP, "internalIp " + fip.Internal.String()},
+			make: func(address netip.Addr) {
+				c.element(floatingIn, fip.Meta, []string{address.String()}, fip.Internal.String())
+				c.element(floatingOut, fip.Meta, []string{fip.Internal.String()}, address.String())
+			},
+		})
+	}
+	for _, dnat := range c.DNATs {
+		port := fmt.Sprint(dnat.Port)
+		rules = append(rules, rule{
+			Age: dnat.Age, eip: dnat.EIP, use: "dnat", claim: []string{"externalPort " + dnat.EIP + " " + dnat.Protocol + " " + port},
+			make: func(address netip.Addr) {
+				c.element(ports, dnat.Meta, []string{address.String(), dnat.Protocol, port},
+					dnat.Internal.Addr().String(), fmt.Sprint(dnat.Internal.Port()))
+			},
+		})
+	}
+	for _, snat := range c.SNATs {
+		rules = append(rules, rule{
+			Age: snat.Age, eip: snat.EIP, use: "snat", claim: []string{"internalCIDR " + snat.Prefix.String()},
+			make: func(netip.Addr) { *snats = append(*snats, snat) },
+		})
+	}
+	return rules
+}
+
+// sources makes the elements of SNAT rules. The intervals of a map exclude each other, so each rule's prefix is made without the
+// longer ones in it.
+func (c *compiler) sources(snats []objects.SNAT) {
+	for _, snat := range snats {
+		if !slices.ContainsFunc(c.Subnets, func(s objects.Subnet) bool { return s.Prefix.Overlaps(snat.Prefix) }) {
+			c.result.Unmatched = append(c.result.Unmatched, snat.Owner())
+		}
+		var b netipx.IPSetBuilder
+		b.AddPrefix(snat.Prefix)
+		for _, other := range snats {
+			if other.Prefix.Bits() > snat.Prefix.Bits() {
+				b.RemovePrefix(other.Prefix)
+			}
+		}
+		set, err := b.IPSet()
+		if err != nil {
+			continue // only prefixes that are not valid make an error, and parsed ones are
+		}
+		for _, piece := range set.Prefixes() {
+			text := piece.String()
+			if piece.IsSingleIP() {
+				text = piece.Addr().String()
+			}
+			c.element(sources, snat.Meta, []string{text}, c.addresses[snat.EIP].String())
+		}
+	}
+}
+
+// Hash returns a digest of the state: equal states have equal hashes, wherever they were compiled.
+func (s *State) Hash() string {
+	lines := make([]string, 0, len(s.Items)+len(s.Addresses)+len(s.Routes)+len(s.Sysctls))
+	for _, item := range s.Items {
+		line := "nft " + item.String()
+		if rules, ok := item.(*nft.ChainRules); ok {
+			line = "nft " + rules.Key().String() + " " + rules.Digest()
+		}
+		lines = append(lines, line)
+	}
+	for _, addr := range s.Addresses {
+		lines = append(lines, "address "+addr.String())
+	}
+	for _, route := range s.Routes {
+		lines = append(lines, fmt.Sprintf("route %s via %s dev %s", route.Dst, route.Gateway, route.Device))
+	}
+	for name, value := range s.Sysctls {
+		lines = append(lines, "sysctl "+name+"="+value)
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Links returns the items of engine link for the namespace at the path.
+func (s *State) Links(netns, owner string) map[link.Key]link.Item {
+	items := map[link.Key]link.Item{}
+	add := func(item link.Item) { items[item.Key()] = item }
+	add(&link.Device{Netns: netns, Name: Outside, Owner: owner, Up: true, Addresses: s.Addresses, NoPrefixRoute: true})
+	for _, route := range s.Routes {
+		add(&link.Route{Netns: netns, Dst: route.Dst, Gateway: route.Gateway, Device: route.Device})
+	}
+	return items
+}
