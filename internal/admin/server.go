@@ -47,7 +47,7 @@ type failure struct {
 }
 
 // Listen makes the socket at path, for root only.
-func Listen(path string, uid uint32) (net.Listener, error) {
+func Listen(path string, uid uint32) (*rootsocket.Listener, error) {
 	return rootsocket.Listen(path, uid, func(reason error) []byte {
 		body, err := json.Marshal(failure{"the agent's admin socket: " + reason.Error()})
 		if err != nil {

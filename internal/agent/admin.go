@@ -5,7 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"time"
@@ -29,11 +30,7 @@ type running struct {
 }
 
 // serveAdmin answers operators until ctx ends.
-func (a *agent) serveAdmin(ctx context.Context) error {
-	listener, err := admin.Listen(filepath.Join(a.opts.RunDir, "admin", "admin.sock"), 0)
-	if err != nil {
-		return err
-	}
+func (a *agent) serveAdmin(ctx context.Context, listener net.Listener) error {
 	server := &admin.Server{
 		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Owners: a.owners, Level: a.opts.LogLevel, Logger: a.opts.Log,
 	}
@@ -77,6 +74,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}
+	s.Engines = withClosed(s.Engines, r.network.Closed())
 	s.Realised, s.RealisedKnown = a.objects.realised(r.network, s.Engines)
 	a.namePods(func(name func(owner string) string) {
 		for i := range s.Engines {
@@ -86,6 +84,35 @@ func (a *agent) state(ctx context.Context) admin.State {
 		}
 	})
 	return s
+}
+
+// withClosed adds ports that are closed to what the switch's flows lack.
+func withClosed(all []admin.Engine, closed map[reconcile.Owner]error) []admin.Engine {
+	for i := range all {
+		if all[i].Name != nameFlows || len(closed) == 0 {
+			continue
+		}
+		all[i].InStep = false
+		for _, owner := range slices.Sorted(maps.Keys(closed)) {
+			all[i].Failures = append(all[i].Failures, admin.Failure{Owner: string(owner), Message: closed[owner].Error()})
+		}
+	}
+	return all
+}
+
+// diffClosed adds them to what the switch's flows are compared with.
+func diffClosed(diff *admin.Diff, closed map[reconcile.Owner]error) {
+	for i := range diff.Engines {
+		if diff.Engines[i].Name != nameFlows || len(closed) == 0 {
+			continue
+		}
+		diff.InStep = false
+		for _, owner := range slices.Sorted(maps.Keys(closed)) {
+			diff.Engines[i].Differences = append(diff.Engines[i].Differences, admin.Difference{
+				Owner: string(owner), Change: admin.Missing, Item: "flows of the pod's port", Why: closed[owner].Error(),
+			})
+		}
+	}
 }
 
 // namePods calls each with what returns an attachment's pod: nobody knows pods by their containers.
@@ -118,7 +145,10 @@ func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	if r == nil {
 		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", *a.gate.waiting.Load())
 	}
-	return a.compare(ctx, r.engines), nil
+	diff := a.compare(ctx, r.engines)
+	diffClosed(&diff, r.network.Closed())
+	a.nameDifferences(&diff)
+	return diff, nil
 }
 
 // compare reads back engines.
@@ -129,6 +159,12 @@ func (a *agent) compare(ctx context.Context, e *engines) admin.Diff {
 		diff.InStep = diff.InStep && d.Error == "" && len(d.Differences) == 0
 		diff.Engines = append(diff.Engines, d)
 	}
+	a.nameDifferences(&diff)
+	return diff
+}
+
+// nameDifferences adds the pods' names.
+func (a *agent) nameDifferences(diff *admin.Diff) {
 	a.namePods(func(name func(owner string) string) {
 		for i := range diff.Engines {
 			for k := range diff.Engines[i].Differences {
@@ -136,7 +172,6 @@ func (a *agent) compare(ctx context.Context, e *engines) admin.Diff {
 			}
 		}
 	})
-	return diff
 }
 
 // observed is an engine as it is told of.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni/cniserver"
@@ -173,6 +174,10 @@ type agent struct {
 	// refused is why the node is not in step with the objects, "" when it is.
 	refused atomic.Value
 	status  *statusWriter
+	// configured is set once the runtime's configuration has been written.
+	configured atomic.Bool
+	// kept reports what of the node itself is not as it is to be (keeper).
+	kept func() error
 	// dry says that nothing is changed (DryRun).
 	dry bool
 	// toldWarning is the host firewall's warning in the node's condition.
@@ -233,6 +238,12 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	adminListener, err := admin.Listen(filepath.Join(a.opts.RunDir, "admin", "admin.sock"), 0)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	keeper := a.keeper(listener, adminListener)
+	a.kept = keeper.State
 	engineCtx, stopEngines := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopEngines()
 	serving, serveCtx := errgroup.WithContext(ctx)
@@ -244,7 +255,8 @@ func (a *agent) run(ctx context.Context) error {
 	})
 	serving.Go(func() error { return a.serveHealth(serveCtx) })
 	serving.Go(func() error { return a.serveMetrics(serveCtx) })
-	serving.Go(func() error { return a.serveAdmin(serveCtx) })
+	serving.Go(func() error { return a.serveAdmin(serveCtx, adminListener) })
+	serving.Go(func() error { return keepNode(serveCtx, keeper) })
 	serving.Go(func() error { return a.status.run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
 	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
@@ -286,6 +298,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 			a.objects.egressIPs.populate()
 		},
 		Privileged:      a.privileged,
+		Closed:          a.events.closed,
 		Reserved:        reservedPorts(a.opts.HealthAddress),
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
@@ -405,6 +418,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
 		return err
 	}
+	a.configured.Store(true)
 	if err := a.tellReady(ctx, warning); err != nil {
 		return err
 	}

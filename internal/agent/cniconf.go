@@ -45,9 +45,22 @@ type pluginConf struct {
 	Capabilities map[string]bool `json:"capabilities,omitempty"`
 }
 
+// confMode is the mode of the runtime's configuration.
+const confMode os.FileMode = 0o644
+
 // writeConf writes the runtime's configuration, atomically and only if it is not there already. It is what tells the
 // node that pods may come, so it is written last.
 func writeConf(dir, socket, records, ports string) error {
+	path := filepath.Join(dir, CNIConfName)
+	data, err := confData(socket, records, ports)
+	if err != nil || isThere(path, data, confMode) {
+		return err
+	}
+	return writeAtomically(path, data, confMode)
+}
+
+// confData is the content of the runtime's configuration.
+func confData(socket, records, ports string) ([]byte, error) {
 	plugin := pluginConf{Type: pluginType, Ports: ports, Capabilities: map[string]bool{"portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true}}
 	if socket != cni.DefaultSocket {
 		plugin.Socket = socket
@@ -57,15 +70,9 @@ func writeConf(dir, socket, records, ports string) error {
 	}
 	data, err := json.MarshalIndent(conflist{CNIVersion: confVersion, Name: "weft", Plugins: []pluginConf{plugin}}, "", "  ")
 	if err != nil {
-		return fmt.Errorf("CNI configuration: %w", err)
+		return nil, fmt.Errorf("CNI configuration: %w", err)
 	}
-	path := filepath.Join(dir, CNIConfName)
-	data = append(data, '\n')
-	const mode = 0o644
-	if isThere(path, data, mode) {
-		return nil
-	}
-	return writeAtomically(path, data, mode)
+	return append(data, '\n'), nil
 }
 
 // isThere reports whether path is a file, and no link to one, with that content and mode.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
@@ -29,6 +30,7 @@ const (
 	reasonAttachFailed = "AttachFailed"
 	reasonExhausted    = "PodAddressesExhausted"
 	reasonDrift        = "DriftRepaired"
+	reasonClosed       = "PortClosed"
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
 	reasonName         = "NameNotResolved"
@@ -178,6 +180,15 @@ func (r *recorder) request(req *cni.Request, err error) {
 	if errors.Is(err, ipam.ErrExhausted) {
 		r.Node(reasonExhausted, "Attach", note)
 	}
+}
+
+// closed tells on a pod that its port is closed.
+func (r *recorder) closed(rec attach.Record, why error) {
+	if r == nil || rec.PodName == "" {
+		return
+	}
+	pod := Object{Kind: "Pod", APIVersion: "v1", Namespace: rec.PodNamespace, Name: rec.PodName, UID: rec.PodUID}
+	r.warn(pod, reasonClosed, "Program", r.node+": "+strings.ReplaceAll(why.Error(), rec.Key().Owner()+": ", ""))
 }
 
 // isWait reports whether an error says no more than that the node is not ready yet: its condition says why.

@@ -38,6 +38,7 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 	a.health.Add(
 		health.Check{Name: "network", Run: network.Ready},
 		health.Check{Name: "engines", Run: e.failures},
+		health.Check{Name: "node", Run: a.kept},
 	)
 	a.health.Warn(
 		health.Check{Name: "host-firewall", Run: e.firewall.state},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -24,14 +25,22 @@ func prepareSysctls(root string) error {
 			return fmt.Errorf("mounting %s at %s, to set sysctls: %w", from, to, err)
 		}
 	}
+	_, err := setSysctls()
+	return err
+}
+
+// setSysctls sets what the node needs as a whole, and returns the names of those that were otherwise.
+func setSysctls() (put string, err error) {
+	var names []string
 	for _, s := range host.Sysctls() {
 		path := filepath.Join(procSys, s.Path)
 		if have, err := os.ReadFile(path); err == nil && string(bytes.TrimSpace(have)) == s.Value {
 			continue
 		}
 		if err := os.WriteFile(path, []byte(s.Value), 0); err != nil {
-			return fmt.Errorf("setting a sysctl to %s: %w", s.Value, err)
+			return "", fmt.Errorf("setting a sysctl to %s: %w", s.Value, err)
 		}
+		names = append(names, strings.ReplaceAll(s.Path, "/", "."))
 	}
-	return nil
+	return strings.Join(names, ", "), nil
 }

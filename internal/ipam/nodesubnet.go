@@ -206,6 +206,19 @@ func (s *NodeSubnets) Allocate() (netip.Prefix, error) {
 		ErrExhausted, len(s.ranges), s.used.len())
 }
 
+// Take hands out a subnet that was handed out before, if it is free and still one of those to hand out. Where the ranges go on does not
+// change.
+func (s *NodeSubnets) Take(subnet netip.Prefix) bool {
+	whole := slices.ContainsFunc(s.ranges, func(c *cursor) bool {
+		return c.Prefix.Contains(subnet.Addr()) && c.subnetBits() == subnet.Bits() && subnet == subnet.Masked()
+	})
+	if !whole || len(s.used.overlapping(subnet)) > 0 {
+		return false
+	}
+	s.used.add(subnet)
+	return true
+}
+
 func (s *NodeSubnets) allocateFrom(c *cursor) (netip.Prefix, bool) {
 	if c.full {
 		return netip.Prefix{}, false

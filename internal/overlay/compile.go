@@ -121,12 +121,37 @@ func (n *Network) setPods(s *settings) {
 	maps.Copy(flows, n.multicast.adapt(s, n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
-			n.opts.Log.Error("a pod's port stays closed", "error", err)
+			n.opts.Log.Error("a pod's port stays closed", "attachment", key.String(), "error", err)
+			if n.opts.Closed != nil {
+				n.opts.Closed(rec, closedError(err))
+			}
 		}
 		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), n.podRows(&rec)
 	}
 	n.engines.Rows.Set(rows)
 	n.engines.Flows.Set(flows)
+}
+
+// closedError says what closes a pod's port, and what opens it.
+func closedError(err error) error {
+	return fmt.Errorf("the port is closed, and the pod reaches nothing: %w: delete the pod, or give the node its former subnet again", err)
+}
+
+// Closed returns the attachments whose ports are closed although they are attached, and why.
+func (n *Network) Closed() map[reconcile.Owner]error {
+	s := n.settings.Load()
+	if s == nil {
+		return nil
+	}
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	closed := map[reconcile.Owner]error{}
+	for key, rec := range n.live {
+		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+			closed[owner(key)] = closedError(err)
+		}
+	}
+	return closed
 }
 
 // closePods withdraws the flows of all pods, and waits until they are gone.

@@ -126,6 +126,8 @@ type Options struct {
 	TenantsRealised func()
 	// Inhabited is told when Network.Inhabited may return others. It must not wait. Nil: nobody is told.
 	Inhabited func()
+	// Closed is called with an attachment whose port is closed although it is attached, and with the reason. It must not wait. Nil: nothing is.
+	Closed func(rec attach.Record, why error)
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)

@@ -373,3 +373,29 @@ func TestAnyOrder(t *testing.T) {
 		}
 	})
 }
+
+// A pod that the node's subnet does not have any more is closed, which is reported for as long as it is so.
+func TestClosedPortIsReported(t *testing.T) {
+	l := start(t)
+	req := l.request("s1")
+	l.add(t, req)
+	if closed := l.Closed(); len(closed) != 0 {
+		t.Errorf("closed: %v", closed)
+	}
+	told := map[string]string{}
+	l.opts.Closed = func(rec attach.Record, why error) { told[rec.PodName] = why.Error() }
+	moved := sample()
+	moved.Local = subnet("a", "192.0.2.1", "10.128.8.0/23")
+	l.update(t, moved)
+	rec := l.record(t, req)
+	for _, words := range []string{"10.128.0.2", "10.128.8.0/23", "delete the pod"} {
+		if why := l.Closed()[owner(rec.Key())]; why == nil || !strings.Contains(why.Error(), words) || !strings.Contains(told["pod-s1"], words) {
+			t.Errorf("closed %v, told %q: without %q", why, told, words)
+		}
+	}
+	l.update(t, sample())
+	if closed := l.Closed(); len(closed) != 0 {
+		t.Errorf("open again, and closed: %v", closed)
+	}
+	l.whole(t, req)
+}

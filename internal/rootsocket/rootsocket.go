@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,11 +23,16 @@ const refusalTimeout = 100 * time.Millisecond
 
 // Listener is a unix socket that takes connections of one user only.
 type Listener struct {
-	*net.UnixListener
-
-	dir     *os.File
+	path    string
 	uid     uint32
 	refusal Refusal
+
+	mu     sync.Mutex
+	socket *net.UnixListener
+	// made is the socket's file, and dir the folder that it is in.
+	made   os.FileInfo
+	dir    *os.File
+	closed bool
 }
 
 // Refusal returns the body, JSON, that a peer is answered who may not connect.
@@ -51,40 +57,107 @@ func Listen(path string, uid uint32, refusal Refusal) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	socket, err := bind(path)
-	if err != nil {
+	l := &Listener{path: path, dir: dir, uid: uid, refusal: refusal}
+	if l.socket, l.made, err = bind(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), dir.Close())
 	}
-	return &Listener{UnixListener: socket, dir: dir, uid: uid, refusal: refusal}, nil
+	return l, nil
 }
 
-func bind(path string) (*net.UnixListener, error) {
+// Renew makes the socket again if its file or its folder has been removed or replaced, and reports whether it did. Connections that are
+// open stay, and Accept goes on with the new socket.
+func (l *Listener) Renew() (renewed bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.stands() {
+		return false, nil
+	}
+	dir := l.dir
+	if !isAt(l.dir, filepath.Dir(l.path)) {
+		if dir, err = rootdir.Open(filepath.Dir(l.path)); err != nil {
+			return false, fmt.Errorf("socket %s: %w", l.path, err)
+		}
+	}
+	socket, made, err := bind(l.path)
+	if err != nil {
+		if dir != l.dir {
+			err = errors.Join(err, dir.Close())
+		}
+		return false, fmt.Errorf("socket %s: %w", l.path, err)
+	}
+	former := l.socket
+	if dir != l.dir {
+		err = l.dir.Close()
+	}
+	l.socket, l.made, l.dir = socket, made, dir
+	return true, errors.Join(err, former.Close())
+}
+
+// stands reports whether the socket's file is where it was made. The caller holds mu.
+func (l *Listener) stands() bool {
+	info, err := os.Lstat(l.path)
+	return err == nil && os.SameFile(info, l.made) && isAt(l.dir, filepath.Dir(l.path))
+}
+
+// isAt reports whether an open folder is the one at path.
+func isAt(dir *os.File, path string) bool {
+	have, err := dir.Stat()
+	there, missing := os.Lstat(path)
+	return err == nil && missing == nil && os.SameFile(have, there)
+}
+
+// Addr returns the address of the socket.
+func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+// current returns the socket that connections come by now, nil once the listener is closed.
+func (l *Listener) current() *net.UnixListener {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	return l.socket
+}
+
+func bind(path string) (*net.UnixListener, os.FileInfo, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Mode()&os.ModeSocket == 0:
-		return nil, errors.New("something that is no socket is in its place")
+		return nil, nil, errors.New("something that is no socket is in its place")
 	case err == nil:
 		if err := os.Remove(path); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	case !errors.Is(err, os.ErrNotExist):
-		return nil, err
+		return nil, nil, err
 	}
 	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, socket.Close())
+	socket.SetUnlinkOnClose(false) // by then another socket may be at path
+	err = os.Chmod(path, 0o600)
+	if err == nil {
+		info, err = os.Lstat(path)
 	}
-	return socket, nil
+	if err != nil {
+		return nil, nil, errors.Join(err, socket.Close())
+	}
+	return socket, info, nil
 }
 
 // Accept returns the next connection of the user that is allowed. Others are told so and cut off before a byte of
 // theirs is read.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
-		conn, err := l.AcceptUnix()
+		socket := l.current()
+		if socket == nil {
+			return nil, fmt.Errorf("socket %s: %w", l.path, net.ErrClosed)
+		}
+		conn, err := socket.AcceptUnix()
+		if err != nil && errors.Is(err, net.ErrClosed) && l.current() != socket {
+			continue // it was made again, or the listener is closed
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -101,7 +174,17 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 // Close removes the socket and gives the directory up.
 func (l *Listener) Close() error {
-	return errors.Join(l.UnixListener.Close(), l.dir.Close())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return fmt.Errorf("socket %s: %w", l.path, net.ErrClosed)
+	}
+	l.closed = true
+	var err error
+	if l.stands() {
+		err = os.Remove(l.path)
+	}
+	return errors.Join(err, l.socket.Close(), l.dir.Close())
 }
 
 // peerUID asks the kernel who is at the other end (SO_PEERCRED of unix(7)): the effective uid at connect time.

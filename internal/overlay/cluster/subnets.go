@@ -35,6 +35,30 @@ type subnetReconciler struct {
 
 	// alloc is where each range goes on. It begins anew with each leader, as OpenShift SDN's does.
 	alloc *ipam.NodeSubnets
+	// former are the subnets that this leader has seen hosts have, by name.
+	former formerSubnets
+}
+
+// formerMost bounds how many subnets of hosts that are gone are kept.
+const formerMost = 10000
+
+// formerSubnets are the subnets that hosts had last, by name.
+type formerSubnets map[string]netip.Prefix
+
+// see notes the subnets of all hosts. Those of hosts that are gone stay, until another host has them.
+func (f formerSubnets) see(all []networkv1.HostSubnet) {
+	taken := make(map[netip.Prefix]string, len(all))
+	for i := range all {
+		if subnet, err := clusternetwork.ParsePrefix(all[i].Subnet); err == nil {
+			f[all[i].Name], taken[subnet] = subnet, all[i].Name
+		}
+	}
+	for name, subnet := range f {
+		holder, held := taken[subnet]
+		if held && holder != name || !held && len(f) > len(taken)+formerMost {
+			delete(f, name)
+		}
+	}
 }
 
 func (s *subnetReconciler) setUp(tools cluster.Tools) error {
@@ -71,6 +95,11 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	if s.former == nil {
+		s.former = formerSubnets{}
+	}
+	s.former.see(state.HostSubnets)
+	state.Former = s.former
 	alloc := s.trial()
 	result := plan.Subnets(state, alloc)
 	if result.Assigns || len(result.Delete) > 0 {

@@ -24,6 +24,8 @@ type SubnetState struct {
 	Config *clusternetwork.Config
 	// Nodes are all Nodes.
 	Nodes []Node
+	// Former are the subnets that hosts had last, by name: a host that returns gets it again while it is free, since its pods may still run.
+	Former map[string]netip.Prefix
 	// HostSubnets are all HostSubnets; they are not changed.
 	HostSubnets []networkv1.HostSubnet
 }
@@ -237,11 +239,15 @@ func (p *subnetPlanner) assign(hs *networkv1.HostSubnet, about Object) bool {
 	return ok
 }
 
-// allocate takes the next subnet for an object. Without a network it waits in silence: the ClusterNetwork says
+// allocate takes the object's former subnet, or else the next one. Without a network it waits in silence: the ClusterNetwork says
 // what is wrong.
 func (p *subnetPlanner) allocate(about Object) (string, bool) {
 	if p.state.Config == nil {
 		return "", false
+	}
+	if former, had := p.state.Former[about.Name]; had && p.alloc.Take(former) {
+		p.plan.Assigns = true
+		return former.String(), true
 	}
 	subnet, err := p.alloc.Allocate()
 	if err != nil {

@@ -239,7 +239,7 @@ func TestSubnets(t *testing.T) {
 			for i := range before {
 				before[i] = *before[i].DeepCopy()
 			}
-			got := Subnets(SubnetState{test.config, test.nodes, test.hostSubnets}, allocator(t, test.config))
+			got := Subnets(SubnetState{Config: test.config, Nodes: test.nodes, HostSubnets: test.hostSubnets}, allocator(t, test.config))
 			if diff := cmp.Diff(test.want, got.show()); diff != "" {
 				t.Errorf("plan (-want +got):\n%s", diff)
 			}
@@ -258,9 +258,34 @@ func TestSubnets(t *testing.T) {
 	}
 }
 
+// A host that returns has its former subnet again while it is free; otherwise, and for all others, the order is as ever.
+func TestReturningHostHasItsSubnet(t *testing.T) {
+	config := usual()
+	alloc := allocator(t, config)
+	former := map[string]netip.Prefix{
+		"back": netip.MustParsePrefix("10.129.0.0/23"), "late": netip.MustParsePrefix("10.128.0.0/23"),
+		"resized": netip.MustParsePrefix("10.130.0.0/24"), "elsewhere": netip.MustParsePrefix("10.1.0.0/23"),
+	}
+	plan := Subnets(SubnetState{
+		Config: config, Former: former,
+		Nodes: []Node{
+			node("back", "u1", "192.0.2.1"), node("elsewhere", "u2", "192.0.2.2"), node("held", "u3", "192.0.2.3"),
+			node("late", "u4", "192.0.2.4"), node("resized", "u5", "192.0.2.5"),
+		},
+		HostSubnets: []networkv1.HostSubnet{hs("held", "192.0.2.3", "10.128.0.0/23", uidKey, "u3")},
+	}, alloc)
+	want := []string{
+		"create back 192.0.2.1 10.129.0.0/23 node-uid=u1", "create elsewhere 192.0.2.2 10.130.0.0/23 node-uid=u2",
+		"create late 192.0.2.4 10.131.0.0/23 node-uid=u4", "create resized 192.0.2.5 10.128.2.0/23 node-uid=u5",
+	}
+	if got := plan.show(); !slices.Equal(got, want) || !plan.Assigns {
+		t.Errorf("plan\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestProblemsNameWhatToDo(t *testing.T) {
 	alloc := allocator(t, usual())
-	plan := Subnets(SubnetState{usual(), []Node{node("c", "uc", "10.129.0.7")}, nil}, alloc)
+	plan := Subnets(SubnetState{Config: usual(), Nodes: []Node{node("c", "uc", "10.129.0.7")}}, alloc)
 	want := "node c: checked against the network: address 10.129.0.7 of the node lies in the cluster network 10.128.0.0/14: use other addresses for nodes, or another cluster network"
 	if len(plan.Problems) != 1 || plan.Problems[0].Message != want || plan.Problems[0].UID != "uc" {
 		t.Errorf("%+v", plan.Problems)
@@ -281,7 +306,7 @@ func TestSubnetsConverge(t *testing.T) {
 		name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"})
 		uid := 0
 		round := func(fails func() bool) bool {
-			result := Subnets(SubnetState{config, slices.Collect(maps.Values(nodes)), slices.Collect(maps.Values(stored))}, alloc)
+			result := Subnets(SubnetState{Config: config, Nodes: slices.Collect(maps.Values(nodes)), HostSubnets: slices.Collect(maps.Values(stored))}, alloc)
 			for _, o := range result.Delete {
 				if !fails() {
 					delete(stored, o.Name)

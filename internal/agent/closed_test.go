@@ -1,0 +1,30 @@
+package agent
+
+import (
+	"errors"
+	"testing"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/reconcile"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A port that is closed is a failure of the flows: the condition EnginesInStep and weft diff show it.
+func TestClosedPortIsAFailure(t *testing.T) {
+	closed := map[reconcile.Owner]error{"attachment/c1/eth0": errors.New("the port is closed")}
+	state := admin.State{Ready: true, Engines: withClosed([]admin.Engine{{Name: nameRules, InStep: true}, {Name: nameFlows, InStep: true}}, closed)}
+	if c := inStepCondition(&state); c.Status != metav1.ConditionFalse || c.Reason != networkv1.ReasonFailing ||
+		c.Message != "not programmed: openflow: attachment/c1/eth0: the port is closed" {
+		t.Errorf("condition %+v", c)
+	}
+	diff := admin.Diff{InStep: true, Engines: []admin.EngineDiff{{Name: nameRules}, {Name: nameFlows}}}
+	diffClosed(&diff, closed)
+	if diff.InStep || len(diff.Engines[0].Differences) != 0 || len(diff.Engines[1].Differences) != 1 || diff.Engines[1].Differences[0].Why != "the port is closed" {
+		t.Errorf("diff %+v", diff)
+	}
+	if whole := withClosed([]admin.Engine{{Name: nameFlows, InStep: true}}, nil); !whole[0].InStep {
+		t.Error("with no port closed the flows are not in step")
+	}
+}

@@ -1,0 +1,66 @@
+package agent
+
+import (
+	"context"
+	"path/filepath"
+
+	"weft.dev/weft/internal/keep"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/rootsocket"
+)
+
+// keeper keeps what of the node no engine holds: its sysctls, the agent's sockets, and once pods are served the runtime's configuration.
+func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
+	conf := filepath.Join(a.opts.CNIConfDir, CNIConfName)
+	k := &keep.Keeper{
+		Things: []keep.Thing{
+			{Name: "sysctls", Restore: setSysctls},
+			{Name: "CNI configuration", Path: conf, Restore: func() (string, error) {
+				if !a.configured.Load() {
+					return "", nil
+				}
+				ports := PortsNamespace(a.opts.RunDir)
+				data, err := confData(a.socket, a.records, ports)
+				if err != nil || isThere(conf, data, confMode) {
+					return "", err
+				}
+				return conf, writeAtomically(conf, data, confMode)
+			}},
+		},
+		Told: a.tellKept,
+	}
+	for _, socket := range sockets {
+		path := socket.Addr().String()
+		k.Things = append(k.Things, keep.Thing{Name: "socket " + path, Path: path, Restore: func() (string, error) {
+			renewed, err := socket.Renew()
+			if !renewed {
+				return "", err
+			}
+			return path, err
+		}})
+	}
+	return k
+}
+
+// tellKept reports what another program changed and was put back, or could not be.
+func (a *agent) tellKept(thing keep.Thing, put string, err error) {
+	if err != nil {
+		a.opts.Log.Error("a part of the node was changed and cannot be put back, trying again", "part", thing.Name, "error", err)
+		a.events.Node(reasonDrift, "Restore", thing.Name+": changed by another program, and it cannot be put back: "+err.Error())
+		return
+	}
+	a.opts.Log.Warn("a part of the node was changed by another program, it is put back", "part", thing.Name, "what", put)
+	a.events.Node(reasonDrift, "Restore", thing.Name+": changed or removed by another program; put back: "+put)
+}
+
+// keepNode keeps them until ctx ends. The kernel reports changes of forwarding; files report theirs by inotify.
+func keepNode(ctx context.Context, k *keep.Keeper) error {
+	wake := make(chan struct{}, 1)
+	forwarding, err := link.WatchForwarding(ctx, func() { wakeUp(wake) })
+	if err != nil {
+		return err
+	}
+	err = k.Run(ctx, wake)
+	<-forwarding
+	return err
+}

@@ -1,0 +1,81 @@
+//go:build real
+
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/cni/cniserver"
+	"weft.dev/weft/internal/keep"
+	"weft.dev/weft/internal/link/nstest"
+)
+
+// What another program changes of the node's sysctls, of the runtime's configuration and of the agent's socket comes back, and is
+// told; before pods are served there is no configuration.
+func TestNodeIsKept(t *testing.T) {
+	dir := t.TempDir()
+	a := &agent{opts: Options{CNIConfDir: dir, RunDir: filepath.Join(dir, "run"), Log: slog.New(slog.DiscardHandler)}, socket: filepath.Join(dir, "run", "cni", "cni.sock")}
+	listener, err := cniserver.Listen(a.socket, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // of a test
+	told := make(chan string, 16)
+	k := a.keeper(listener)
+	k.Told = func(thing keep.Thing, put string, err error) {
+		if err != nil {
+			t.Error(err)
+		}
+		told <- thing.Name + ": " + put
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	keeping, stop := context.WithCancel(ctx)
+	home, done := nstest.New(t), make(chan struct{})
+	go func() {
+		defer close(done)
+		nstest.Do(t, home, func() error { return keepNode(keeping, k) })
+	}()
+
+	conf := filepath.Join(dir, CNIConfName)
+	if err := writeConf(dir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
+		t.Fatal(err)
+	}
+	a.configured.Store(true)
+	<-told // the sysctls of a new namespace
+	for name, damage := range map[string]func() error{
+		"sysctls: net.ipv4.ip_forward": func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) },
+		"CNI configuration: " + conf:   func() error { return os.Remove(conf) },
+		"socket " + a.socket + ": ":    func() error { return os.Remove(a.socket) },
+	} {
+		nstest.Do(t, home, damage)
+		select {
+		case got := <-told:
+			if !strings.HasPrefix(got, name) {
+				t.Errorf("told %q, want %q", got, name)
+			}
+		case <-ctx.Done():
+			t.Fatalf("%s: not told", name)
+		}
+		if err := k.State(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(conf); err != nil {
+		t.Error(err)
+	}
+	if conn, err := new(net.Dialer).DialContext(ctx, "unix", a.socket); err != nil {
+		t.Error(err)
+	} else {
+		_ = conn.Close()
+	}
+	stop()
+	<-done
+}
