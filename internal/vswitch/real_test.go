@@ -117,6 +117,74 @@ func TestDatabaseAfterAnotherLife(t *testing.T) {
 	}
 }
 
+// A database that is empty, damaged or another program's is set aside and made anew, and served. A schema that cannot be read is no reason
+// to set anything aside.
+func TestDamagedDatabase(t *testing.T) {
+	other := `{"name": "Other", "version": "1.0.0", "tables": {"T": {"columns": {"c": {"type": "string"}}}}}`
+	for name, damage := range map[string]func(t *testing.T, path string){
+		"empty": func(t *testing.T, path string) { write(t, path, "") },
+		"zeros": func(t *testing.T, path string) { write(t, path, strings.Repeat("\x00", 4096)) },
+		"text":  func(t *testing.T, path string) { write(t, path, "no database") },
+		"schema cut short": func(t *testing.T, path string) {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, path, string(data[:200]))
+		},
+		"another program's": func(t *testing.T, path string) {
+			schema := path + ".ovsschema"
+			write(t, schema, other)
+			if _, err := run(t.Context(), "ovsdb-tool", "create", path+".other", schema); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(path+".other", path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(t).withDefaults()
+			var told []string
+			o.Tell = func(message string) { told = append(told, message) }
+			if _, err := Database(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			damage(t, o.Database)
+			broken := o
+			broken.Schema += "-missing"
+			if _, err := Database(t.Context(), broken); err == nil && name != "empty" || len(told) > 0 && name != "empty" {
+				t.Errorf("without a schema: %v, told %q", err, told)
+			}
+			if name == "empty" { // it was set aside, and no new one could be made
+				damage(t, o.Database)
+				told = nil
+			}
+			server, err := Database(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer start(t, server)()
+			if err := await(t.Context(), o.socket()); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := run(t.Context(), "ovs-vsctl", "--db=unix:"+o.socket(), "--no-wait", "--timeout=10", "add-br", "br0"); err != nil {
+				t.Errorf("%s: %v", out, err)
+			}
+			if aside, err := filepath.Glob(o.Database + ".damaged*"); err != nil || len(aside) == 0 || len(told) != 1 || !strings.Contains(told[0], o.Database+".damaged") {
+				t.Errorf("set aside %q, told %q, %v", aside, told, err)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestSwitchNeedsANode(t *testing.T) {
 	if _, err := Switch(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "node name") {
 		t.Errorf("%v", err)

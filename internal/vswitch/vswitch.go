@@ -30,6 +30,8 @@ type Options struct {
 	Database string
 	// Schema is what it is made of. Default DefaultSchema.
 	Schema string
+	// Tell is called when a database was set aside. Nil: nothing is.
+	Tell func(message string)
 	// Node is the name of the node, which the database tells as system-id and hostname. Only Switch needs it.
 	Node string
 }
@@ -66,10 +68,59 @@ func Database(ctx context.Context, o Options) (Daemon, error) {
 	return o.daemon("ovsdb-server", o.Database, "--remote=punix:"+o.socket())
 }
 
-// prepare makes the database when it is missing, atomically, and converts it when it has another schema.
+// damage returns why a file is no database of Open vSwitch's, nil if it is one; err says that this cannot be found out. Whatever is wrong
+// behind the schema, ovsdb-server leaves out by itself.
+func damage(ctx context.Context, o Options) (why, err error) {
+	data, err := os.ReadFile(o.Database)
+	if err != nil {
+		return nil, fmt.Errorf("the switch's database: %w", err)
+	}
+	if len(data) == 0 {
+		return errors.New("it is empty"), nil
+	}
+	want, err := run(ctx, "ovsdb-tool", "schema-name", o.Schema) // without a program or a schema, the database is not to blame
+	if err != nil {
+		return nil, err
+	}
+	have, why := run(ctx, "ovsdb-tool", "db-name", o.Database)
+	if why == nil && have != want {
+		why = fmt.Errorf("it is a database of %s", have)
+	}
+	return why, ctx.Err()
+}
+
+// setAside moves a damaged database to a name that is free, for inspection. The agent makes its contents anew.
+func setAside(o Options, why error) error {
+	aside := o.Database + ".damaged"
+	for n := 1; ; n++ {
+		if _, err := os.Lstat(aside); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		aside = fmt.Sprintf("%s.damaged.%d", o.Database, n)
+	}
+	if err := os.Rename(o.Database, aside); err != nil {
+		return fmt.Errorf("the switch's database is damaged (%w), and cannot be set aside: %w", why, err)
+	}
+	if o.Tell != nil {
+		o.Tell(fmt.Sprintf("the switch's database %s was damaged and is set aside as %s; a new one is made, and the agent programs the pods' ports again: %v",
+			o.Database, aside, why))
+	}
+	return nil
+}
+
+// prepare makes the database when it is missing or damaged, atomically, and converts it when it has another schema.
 func prepare(ctx context.Context, o Options) error {
 	if err := os.MkdirAll(filepath.Dir(o.Database), 0o755); err != nil {
 		return fmt.Errorf("the switch's database: %w", err)
+	}
+	if _, err := os.Stat(o.Database); err == nil {
+		why, err := damage(ctx, o)
+		if err == nil && why != nil {
+			err = setAside(o, why)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if _, err := os.Stat(o.Database); errors.Is(err, os.ErrNotExist) {
 		fresh := o.Database + ".new"

@@ -263,7 +263,7 @@ func TestReturningHostHasItsSubnet(t *testing.T) {
 	config := usual()
 	alloc := allocator(t, config)
 	former := map[string]netip.Prefix{
-		"back": netip.MustParsePrefix("10.129.0.0/23"), "late": netip.MustParsePrefix("10.128.0.0/23"),
+		"back": netip.MustParsePrefix("10.131.0.0/23"), "late": netip.MustParsePrefix("10.128.0.0/23"),
 		"resized": netip.MustParsePrefix("10.130.0.0/24"), "elsewhere": netip.MustParsePrefix("10.1.0.0/23"),
 	}
 	plan := Subnets(SubnetState{
@@ -275,8 +275,8 @@ func TestReturningHostHasItsSubnet(t *testing.T) {
 		HostSubnets: []networkv1.HostSubnet{hs("held", "192.0.2.3", "10.128.0.0/23", uidKey, "u3")},
 	}, alloc)
 	want := []string{
-		"create back 192.0.2.1 10.129.0.0/23 node-uid=u1", "create elsewhere 192.0.2.2 10.130.0.0/23 node-uid=u2",
-		"create late 192.0.2.4 10.131.0.0/23 node-uid=u4", "create resized 192.0.2.5 10.128.2.0/23 node-uid=u5",
+		"create back 192.0.2.1 10.131.0.0/23 node-uid=u1", "create elsewhere 192.0.2.2 10.129.0.0/23 node-uid=u2",
+		"create late 192.0.2.4 10.130.0.0/23 node-uid=u4", "create resized 192.0.2.5 10.128.2.0/23 node-uid=u5",
 	}
 	if got := plan.show(); !slices.Equal(got, want) || !plan.Assigns {
 		t.Errorf("plan\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
