@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
 // Cluster asks one cluster.
@@ -26,17 +27,18 @@ type Cluster struct {
 	mapper    meta.RESTMapper
 	reader    client.Client
 	clock     *serverClock
+	sections  []Section
 }
 
-// New returns a Cluster. Nothing is asked yet. The namespace is the installation's.
-func New(config *rest.Config, namespace string) (*Cluster, error) {
-	c := &Cluster{config: rest.CopyConfig(config), namespace: namespace, scheme: runtime.NewScheme(), clock: &serverClock{}}
+// New returns a Cluster. Nothing is asked yet. The namespace is the installation's. Networks besides the overlay have a section each.
+func New(config *rest.Config, namespace string, sections ...Section) (*Cluster, error) {
+	c := &Cluster{config: rest.CopyConfig(config), namespace: namespace, scheme: runtime.NewScheme(), clock: &serverClock{}, sections: sections}
 	c.config.Wrap(c.clock.wrap)
-	if err := errors.Join(clientgoscheme.AddToScheme(c.scheme), networkv1.AddToScheme(c.scheme)); err != nil {
+	err := errors.Join(clientgoscheme.AddToScheme(c.scheme), networkv1.AddToScheme(c.scheme), weftv1.AddToScheme(c.scheme), addToScheme(sections, c.scheme))
+	if err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
 	}
-	c.mapper = mapper()
-	var err error
+	c.mapper = mapper(sections)
 	if c.reader, err = client.New(c.config, client.Options{Scheme: c.scheme, Mapper: c.mapper}); err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
@@ -44,7 +46,7 @@ func New(config *rest.Config, namespace string) (*Cluster, error) {
 }
 
 // mapper knows what is read: asking the API server would fail where a kind is not defined, which is for the report to say.
-func mapper() meta.RESTMapper {
+func mapper(sections []Section) meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	add := func(version schema.GroupVersion, scope meta.RESTScope, kinds ...string) {
 		for _, kind := range kinds {
@@ -57,12 +59,22 @@ func mapper() meta.RESTMapper {
 	add(appsv1.SchemeGroupVersion, meta.RESTScopeNamespace, "DaemonSet", "Deployment")
 	add(coordinationv1.SchemeGroupVersion, meta.RESTScopeNamespace, "Lease")
 	add(definitionsVersion(), meta.RESTScopeRoot, "CustomResourceDefinition")
+	add(weftv1.GroupVersion(), meta.RESTScopeRoot, "NodeNetwork")
+	for _, section := range sections {
+		for _, kind := range section.Kinds {
+			scope := meta.RESTScopeRoot
+			if kind.Namespaced {
+				scope = meta.RESTScopeNamespace
+			}
+			add(kind.Version, scope, kind.Name)
+		}
+	}
 	return m
 }
 
 // Report reads the objects once.
 func (c *Cluster) Report(ctx context.Context) (Report, error) {
-	facts, err := Collect(ctx, c.reader, c.namespace)
+	facts, err := Collect(ctx, c.reader, c.namespace, c.sections...)
 	if err != nil {
 		return Report{}, err
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
 // Names of what an installation runs.
@@ -42,6 +43,10 @@ type Facts struct {
 	AgentPods   []corev1.Pod
 	Controller  *appsv1.Deployment
 	Lease       *coordinationv1.Lease
+	// NodeNetworks are what agents report of their nodes' networks.
+	NodeNetworks []weftv1.NodeNetwork
+	// Sections are what was read of the networks besides the overlay, of those that are configured.
+	Sections []Collected
 }
 
 // Unreadable is a question that the API server did not answer.
@@ -58,7 +63,7 @@ type collector struct {
 }
 
 // Collect reads the facts. What cannot be read is part of them; an error means that nothing can be.
-func Collect(ctx context.Context, reader client.Reader, namespace string) (*Facts, error) {
+func Collect(ctx context.Context, reader client.Reader, namespace string, sections ...Section) (*Facts, error) {
 	c := &collector{reader: reader, facts: &Facts{Namespace: namespace}}
 	if err := c.nodes(ctx); err != nil {
 		return nil, err
@@ -84,6 +89,15 @@ func Collect(ctx context.Context, reader client.Reader, namespace string) (*Fact
 	var lease coordinationv1.Lease
 	if c.get(ctx, "Lease", client.ObjectKey{Namespace: namespace, Name: controllerName}, &lease) {
 		c.facts.Lease = &lease
+	}
+	from := &Reader{reader: reader, facts: c.facts}
+	var nodeNetworks weftv1.NodeNetworkList
+	from.List(ctx, "NodeNetwork", &nodeNetworks)
+	c.facts.NodeNetworks = nodeNetworks.Items
+	for _, section := range sections {
+		if collected := section.Collect(ctx, from); collected != nil {
+			c.facts.Sections = append(c.facts.Sections, Collected{Section: section, Facts: collected})
+		}
 	}
 	return c.facts, ctx.Err()
 }

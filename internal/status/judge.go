@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/clusternetwork"
 )
 
@@ -28,10 +29,10 @@ func Judge(facts *Facts) Report {
 	}}
 	j.access()
 	j.network()
+	j.sections()
 	j.controller()
 	j.agents()
 	j.nodes()
-	j.tunnels()
 	j.versions()
 	j.report.OK = len(j.report.Problems) == 0
 	return j.report
@@ -70,6 +71,9 @@ func (j *judgement) network() {
 		return
 	}
 	network := j.facts.Network
+	if j.elsewhere() {
+		return
+	}
 	if network == nil {
 		j.problem(object, "create it: it says which addresses pods have (deploy/examples/quickstart.yaml has one)", "there is none")
 		return
@@ -96,30 +100,6 @@ func (j *judgement) network() {
 			told.Valid, told.Message = false, c.Message
 		}
 		j.problem(object, "do what the message says; the events on the objects that it names say more", "%s", c.Message)
-	}
-}
-
-// tunnels says which nodes keep a change of the tunnels' port.
-func (j *judgement) tunnels() {
-	told := j.report.Network
-	if told == nil || !told.Valid {
-		return
-	}
-	moving := false
-	var nodes []string
-	for i := range j.facts.HostSubnets {
-		hs := &j.facts.HostSubnets[i]
-		ports, node := clusternetwork.ToldPorts(hs)
-		moving = moving || len(ports) > 0 && int(ports[0]) != told.VXLANPort
-		if node && !slices.Contains(ports, uint16(told.VXLANPort)) { //nolint:gosec // 1 to 65535
-			nodes = append(nodes, hs.Name)
-		}
-	}
-	if moving && len(nodes) > 0 {
-		const most = 10
-		j.warn("clusternetwork/"+networkv1.ClusterNetworkDefault, "let their agents run; of a machine whose pods will never run again, delete the Node",
-			"vxlanPort is %d, and tunnels stay at their port until these nodes have closed the new one to their pods: %s",
-			told.VXLANPort, clusternetwork.FirstNames(nodes, most))
 	}
 }
 
@@ -212,7 +192,8 @@ func (j *judgement) node(node *corev1.Node) {
 	before := len(j.report.Problems)
 	at := slices.IndexFunc(j.facts.HostSubnets, func(hs networkv1.HostSubnet) bool { return hs.Name == node.Name })
 	defer func() {
-		told.Ready = len(j.report.Problems) == before && at >= 0
+		j.nodeSections(node.Name)
+		told.Ready = len(j.report.Problems) == before && (at >= 0 || j.elsewhere() && j.nodeNetworkReady(node.Name))
 		j.report.Nodes = append(j.report.Nodes, told)
 	}()
 	if at >= 0 {
@@ -225,19 +206,40 @@ func (j *judgement) node(node *corev1.Node) {
 	case !told.KubernetesReady:
 		j.problem(object, "kubectl describe node "+node.Name+": look at the condition Ready and the kubelet's log",
 			"Kubernetes does not find it ready: %s", conditionMessage(node, corev1.NodeReady))
+	case at < 0 && j.elsewhere():
+		j.agentAlone(object, pod, told.Agent)
 	case !j.known("HostSubnet"), at < 0 && (j.report.Network == nil || !j.report.Network.Valid): // told already
 	case at < 0:
 		j.problem(object, "give the Node an InternalIP (the kubelet's --node-ip); look at the controller's log, and at the ClusterNetwork",
 			"it has no HostSubnet, and so no addresses for pods")
 	case told.Subnet == "":
 		j.problem(object, "look at the ClusterNetwork's conditions", "its HostSubnet has no subnet yet")
-	case told.Agent == agentMissing:
-		j.problem(object, "kubectl -n "+j.facts.Namespace+" describe ds/"+agentName+": does a taint or a selector keep it away?",
-			"no agent runs there: its pods go on, and none is added")
-	case told.Agent == agentNotReady:
-		j.problem(object, "kubectl -n "+j.facts.Namespace+" logs "+pod.Name, "its agent is not ready: %s", agentTrouble(pod, &j.facts.HostSubnets[at]))
+	case told.Agent == agentMissing, told.Agent == agentNotReady:
+		j.agentProblem(object, pod, &j.facts.HostSubnets[at])
 	default:
 		j.conditions(object, pod, &j.facts.HostSubnets[at])
+	}
+}
+
+// agentProblem says what is wrong with a node's agent.
+func (j *judgement) agentProblem(object string, pod *corev1.Pod, hs *networkv1.HostSubnet) {
+	if pod == nil {
+		j.problem(object, "kubectl -n "+j.facts.Namespace+" describe ds/"+agentName+": does a taint or a selector keep it away?",
+			"no agent runs there: its pods go on, and none is added")
+		return
+	}
+	j.problem(object, "kubectl -n "+j.facts.Namespace+" logs "+pod.Name, "its agent is not ready: %s", agentTrouble(pod, hs))
+}
+
+// agentAlone judges the agent of a node that the overlay does not serve.
+func (j *judgement) agentAlone(object string, pod *corev1.Pod, agent string) {
+	if agent == agentMissing || agent == agentNotReady {
+		j.agentProblem(object, pod, &networkv1.HostSubnet{})
+		return
+	}
+	name := strings.TrimPrefix(object, "node/")
+	if !slices.ContainsFunc(j.facts.NodeNetworks, func(n weftv1.NodeNetwork) bool { return n.Name == name && len(n.Status.Networks) > 0 }) {
+		j.problem(object, "the agent's log on that node", "its agent has not reported yet: it is starting, or of a release that does not report")
 	}
 }
 

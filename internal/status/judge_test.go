@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -14,9 +15,17 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/status"
 )
 
@@ -102,6 +111,73 @@ func set(hs *networkv1.HostSubnet, c metav1.Condition) {
 	hs.Status.Conditions = append(hs.Status.Conditions, c)
 }
 
+// vpcs is a section of a network whose facts are how many VPCs there are.
+func vpcs() status.Section {
+	return status.Section{Name: "vpc", Judge: func(collected any, all *status.Facts) status.SectionReport {
+		count, _ := collected.(int)
+		said := status.SectionReport{Line: fmt.Sprintf("%d VPCs on %d nodes", count, len(all.Nodes)), Facts: map[string]int{"vpcs": count}}
+		if count == 0 {
+			said.Warnings = []status.Finding{{Object: objectVPC, What: "no Vpc is used", Next: "create one"}}
+		}
+		return said
+	}}
+}
+
+const objectVPC = "vpcs.kubeovn.io"
+
+func section(name string, conditions ...metav1.Condition) weftv1.NodeNetworkSection {
+	return weftv1.NodeNetworkSection{Name: name, Conditions: conditions}
+}
+
+func reports(node string, sections ...weftv1.NodeNetworkSection) weftv1.NodeNetwork {
+	return weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: weftv1.NodeNetworkStatus{Networks: sections}}
+}
+
+// A section is collected where its network is configured; a kind that is not defined is no problem, one that may not be read is.
+func TestCollectSections(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), networkv1.AddToScheme(scheme), weftv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-flannel", Name: "kube-flannel-cfg"}},
+		&weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+	).WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+		switch list.(type) {
+		case *corev1.ServiceList:
+			return &meta.NoKindMatchError{}
+		case *corev1.SecretList:
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("no right"))
+		}
+		return c.List(ctx, list, options...)
+	}}).Build()
+	reading := func(kind string, into client.ObjectList) status.Section {
+		return status.Section{Name: kind, Collect: func(ctx context.Context, from *status.Reader) any {
+			if !from.List(ctx, kind, into) {
+				return nil
+			}
+			return 1
+		}}
+	}
+	configured := status.Section{Name: "flannel", Collect: func(ctx context.Context, from *status.Reader) any {
+		var config corev1.ConfigMap
+		if !from.Get(ctx, "ConfigMap", client.ObjectKey{Namespace: "kube-flannel", Name: "kube-flannel-cfg"}, &config) {
+			return nil
+		}
+		return &config
+	}}
+	facts, err := status.Collect(t.Context(), objects, "weft", reading("Service", &corev1.ServiceList{}), reading("Secret", &corev1.SecretList{}), configured)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(facts.Sections) != 1 || facts.Sections[0].Section.Name != "flannel" || len(facts.NodeNetworks) != 1 {
+		t.Errorf("sections %v, NodeNetworks %v", facts.Sections, facts.NodeNetworks)
+	}
+	if len(facts.Undefined) != 0 || len(facts.Unreadable) != 1 || facts.Unreadable[0].What != "Secret" {
+		t.Errorf("undefined %v, unreadable %v", facts.Undefined, facts.Unreadable)
+	}
+}
+
 // TestReports: what people read, for a cluster in each state that they meet.
 func TestReports(t *testing.T) {
 	for name, change := range map[string]func(*status.Facts){
@@ -153,14 +229,22 @@ func TestReports(t *testing.T) {
 		"firewall": func(f *status.Facts) {
 			set(&f.HostSubnets[0], condition(networkv1.ConditionUnobstructed, false, "host firewall: ip filter FORWARD drops what comes in by tun0"))
 		},
-		"tunnels-wait": func(f *status.Facts) {
-			f.Network.VXLANPort = new(uint32(4790))
-			f.HostSubnets[0].Status.VXLANPorts = []int32{4789, 4790}
-			f.HostSubnets[1].Annotations = map[string]string{networkv1.AnnotationNodeUID: "u"} // it has told nothing
-			for i := range 12 {
-				f.HostSubnets = append(f.HostSubnets, subnet(fmt.Sprintf("m%02d", i), "10.130.0.0/23"))
-				f.HostSubnets[2+i].Status.VXLANPorts = []int32{4789}
+		"another-network-beside": func(f *status.Facts) {
+			f.Sections = []status.Collected{{Section: vpcs(), Facts: 3}}
+			f.NodeNetworks = []weftv1.NodeNetwork{
+				reports("n1", section("overlay", condition("Ready", false, "the HostSubnet says this better")), section("vpc", condition("Ready", true, ""))),
+				reports("n2", section("vpc", condition("Ready", false, "ovn-controller does not answer"), condition("InStep", true, ""))),
 			}
+		},
+		"another-network-alone": func(f *status.Facts) {
+			f.Network, f.HostSubnets = nil, nil
+			f.Sections = []status.Collected{{Section: vpcs(), Facts: 0}}
+			f.NodeNetworks = []weftv1.NodeNetwork{reports("n1", section("vpc", condition("Ready", true, "")))}
+		},
+		"another-network-agents": func(f *status.Facts) {
+			f.Network, f.HostSubnets = nil, nil
+			f.Sections = []status.Collected{{Section: vpcs(), Facts: 3}}
+			f.AgentPods = []corev1.Pod{agentPod("n2", false)}
 		},
 		"many-nodes": func(f *status.Facts) {
 			for i := range 100 {

@@ -16,6 +16,8 @@ type Report struct {
 	Warnings []Finding `json:"warnings"`
 	// Network is the ClusterNetwork named default, null where there is none.
 	Network *Network `json:"network"`
+	// Networks are the networks besides the overlay, of those that are configured.
+	Networks []NetworkReport `json:"networks,omitempty"`
 	// Controller is the cluster's side.
 	Controller Controller `json:"controller"`
 	// Agents counts the agents' pods, null where no DaemonSet runs them.
@@ -49,6 +51,16 @@ type Network struct {
 	// VXLANPort is the tunnels' UDP port. MTU is the pods' in bytes; 0: each node's interface less the tunnel's 50.
 	VXLANPort int `json:"vxlanPort,omitempty"`
 	MTU       int `json:"mtu,omitempty"`
+}
+
+// NetworkReport is what a network besides the overlay says.
+type NetworkReport struct {
+	// Name is the network's.
+	Name string `json:"name"`
+	// Line says in one line what it is.
+	Line string `json:"line"`
+	// Facts are the same for programs.
+	Facts any `json:"facts,omitempty"`
 }
 
 // Range is a range of pods' addresses.

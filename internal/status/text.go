@@ -31,7 +31,12 @@ func (r *Report) Text(w io.Writer) error {
 func (r *Report) head(out *strings.Builder) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) } // a Builder takes everything
-	row("Network", r.networkLine())
+	if r.Network != nil || len(r.Networks) == 0 {
+		row("Network", r.networkLine())
+	}
+	for _, n := range r.Networks {
+		row("Network "+n.Name, n.Line)
+	}
 	row("Controller", r.controllerLine())
 	if r.Agents != nil {
 		row("Agents", fmt.Sprintf("%d of %d ready", r.Agents.Ready, r.Agents.Wanted))

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
 // definitionsVersion is the API of CustomResourceDefinitions.
@@ -30,13 +31,12 @@ func (c *Cluster) watch(ctx context.Context, changed chan struct{}) error {
 	definitions := &metav1.PartialObjectMetadata{}
 	definitions.SetGroupVersionKind(definitionsVersion().WithKind("CustomResourceDefinition"))
 	ended := make(chan error, 1)
-	go func() { ended <- c.watchKinds(ctx, ownDefinition, []chan struct{}{defined, changed}, definitions) }()
+	go func() { ended <- c.watchKinds(ctx, c.ownDefinition, []chan struct{}{defined, changed}, definitions) }()
 	for {
 		watching, again := context.WithCancel(ctx)
 		objects := make(chan error, 1)
 		go func() {
-			objects <- c.watchKinds(watching, matters, []chan struct{}{changed}, &corev1.Node{}, &corev1.Pod{}, &appsv1.DaemonSet{},
-				&appsv1.Deployment{}, &coordinationv1.Lease{}, &networkv1.ClusterNetwork{}, &networkv1.HostSubnet{})
+			objects <- c.watchKinds(watching, matters, []chan struct{}{changed}, c.kinds()...)
 		}()
 		select {
 		case <-defined:
@@ -52,6 +52,20 @@ func (c *Cluster) watch(ctx context.Context, changed chan struct{}) error {
 			return err
 		}
 	}
+}
+
+// kinds are what a report is made of.
+func (c *Cluster) kinds() []client.Object {
+	kinds := []client.Object{
+		&corev1.Node{}, &corev1.Pod{}, &appsv1.DaemonSet{}, &appsv1.Deployment{}, &coordinationv1.Lease{},
+		&networkv1.ClusterNetwork{}, &networkv1.HostSubnet{}, &weftv1.NodeNetwork{},
+	}
+	for _, section := range c.sections {
+		for _, kind := range section.Kinds {
+			kinds = append(kinds, kind.Object)
+		}
+	}
+	return kinds
 }
 
 // watchKinds watches kinds of objects until ctx ends, and signals those changes that matter.
@@ -107,10 +121,10 @@ func matters(old, now any) bool {
 }
 
 // ownDefinition leaves out the definitions of others. That of an object which is gone may be unknown.
-func ownDefinition(old, now any) bool {
+func (c *Cluster) ownDefinition(old, now any) bool {
 	for _, object := range []any{old, now} {
 		if named, ok := object.(client.Object); ok {
-			return strings.HasSuffix(named.GetName(), "."+networkv1.GroupName)
+			return strings.HasSuffix(named.GetName(), "."+networkv1.GroupName) || c.owned(named.GetName())
 		}
 	}
 	return true
