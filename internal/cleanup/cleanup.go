@@ -7,13 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -21,10 +18,6 @@ import (
 	"weft.dev/weft/internal/cni/portspace"
 	"weft.dev/weft/internal/cni/rootdir"
 	"weft.dev/weft/internal/link"
-	"weft.dev/weft/internal/nft"
-	"weft.dev/weft/internal/overlay/host"
-	"weft.dev/weft/internal/ovsdb"
-	"weft.dev/weft/internal/reconcile"
 )
 
 // Options say where things are on the node. None has a default but Root.
@@ -45,6 +38,28 @@ type Options struct {
 	Ports string
 	// Tell is called with each thing that was taken away.
 	Tell func(what string)
+	// Parts are the networks'.
+	Parts []Part
+}
+
+// Part is what a network has on a node beside what all networks share: the runtime's configuration, pods' links, folders.
+type Part struct {
+	// Name is the network's.
+	Name string
+	// Run removes it. It is called while no agent runs, whatever networks the node had: what is not there is no error. It finds its own
+	// by marks, without records and without the API server, and reports what it removes by Options.Tell.
+	Run func(ctx context.Context, o Options) error
+}
+
+// parts removes what the networks have.
+func (o Options) parts(ctx context.Context) error {
+	var errs []error
+	for _, part := range o.Parts {
+		if err := part.Run(ctx, o); err != nil {
+			errs = append(errs, fmt.Errorf("network %s: %w", part.Name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // ErrAgentRuns says that it is too early.
@@ -61,10 +76,10 @@ func Run(ctx context.Context, o Options) error {
 	if info, err := os.Stat(o.Root); err != nil || !info.IsDir() {
 		return fmt.Errorf("root %s: no directory, so nothing was looked at: name where the node's file system is mounted", o.Root)
 	}
-	if agentRuns(ctx, o.at(o.Socket)) {
+	if agentRuns(ctx, o.At(o.Socket)) {
 		return ErrAgentRuns
 	}
-	lock, err := rootdir.Lock(o.at(o.Records))
+	lock, err := rootdir.Lock(o.At(o.Records))
 	switch {
 	case err == nil:
 		defer lock.Close() //nolint:errcheck // nothing was written
@@ -74,18 +89,17 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("whether an agent runs is unknown: %w", err)
 	}
 	return errors.Join(
-		o.remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first: no pod comes any more
+		o.Remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first: no pod comes any more
 		o.pods(ctx),
-		o.rows(ctx),
-		o.rules(ctx),
-		o.addresses(ctx),
-		o.remove(o.Plugin),
+		o.parts(ctx),
+		o.Remove(o.Plugin),
 		o.leftovers(filepath.Dir(o.Plugin)), o.leftovers(o.CNIConfDir),
 		o.ports(),
-		o.remove(o.StateDir), o.remove(o.RunDir))
+		o.Remove(o.StateDir), o.Remove(o.RunDir))
 }
 
-func (o Options) at(path string) string { return filepath.Join(o.Root, path) }
+// At returns where a path of the node is.
+func (o Options) At(path string) string { return filepath.Join(o.Root, path) }
 
 func agentRuns(ctx context.Context, socket string) bool {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -96,12 +110,12 @@ func agentRuns(ctx context.Context, socket string) bool {
 	return true
 }
 
-// remove removes a file, or a folder and all in it.
-func (o Options) remove(path string) error {
-	if _, err := os.Lstat(o.at(path)); errors.Is(err, fs.ErrNotExist) {
+// Remove removes a file of the node, or a folder and all in it, and reports it. One that is not there is no error.
+func (o Options) Remove(path string) error {
+	if _, err := os.Lstat(o.At(path)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := os.RemoveAll(o.at(path)); err != nil && !o.isEmptyMount(path, err) {
+	if err := os.RemoveAll(o.At(path)); err != nil && !o.isEmptyMount(path, err) {
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
 	o.Tell("file " + path)
@@ -111,10 +125,10 @@ func (o Options) remove(path string) error {
 // isEmptyMount reports whether all that stays after a failed removal is a mount point, which is the administrator's.
 func (o Options) isEmptyMount(path string, err error) bool {
 	var at *fs.PathError
-	if !errors.As(err, &at) || !errors.Is(err, unix.EBUSY) || filepath.Clean(at.Path) != o.at(path) {
+	if !errors.As(err, &at) || !errors.Is(err, unix.EBUSY) || filepath.Clean(at.Path) != o.At(path) {
 		return false
 	}
-	left, err := os.ReadDir(o.at(path))
+	left, err := os.ReadDir(o.At(path))
 	return err == nil && len(left) == 0
 }
 
@@ -123,10 +137,10 @@ func (o Options) ports() error {
 	if o.Ports == "" {
 		return nil
 	}
-	if _, err := os.Lstat(o.at(o.Ports)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(o.At(o.Ports)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := portspace.Remove(o.at(o.Ports)); err != nil {
+	if err := portspace.Remove(o.At(o.Ports)); err != nil {
 		return err
 	}
 	o.Tell("namespace " + o.Ports)
@@ -135,10 +149,10 @@ func (o Options) ports() error {
 
 // leftovers removes the beginnings of files that a killed agent was about to put in place.
 func (o Options) leftovers(dir string) error {
-	found, err := filepath.Glob(filepath.Join(o.at(dir), ".weft-*"))
+	found, err := filepath.Glob(filepath.Join(o.At(dir), ".weft-*"))
 	var errs []error
 	for _, path := range found {
-		errs = append(errs, o.remove(filepath.Join(dir, filepath.Base(path))))
+		errs = append(errs, o.Remove(filepath.Join(dir, filepath.Base(path))))
 	}
 	return errors.Join(append(errs, err)...)
 }
@@ -184,101 +198,4 @@ func podLinks() ([]string, error) {
 		}
 	}
 	return names, nil
-}
-
-// switchWait bounds the wait for the switch's database.
-const switchWait = 10 * time.Second
-
-// rows removes the bridge and everything on it from the switch's database, and with it its flows and the host's interface.
-func (o Options) rows(ctx context.Context) error {
-	socket := filepath.Join(o.OVSRunDir, "db.sock")
-	if _, err := os.Lstat(o.at(socket)); errors.Is(err, fs.ErrNotExist) {
-		return o.noSwitch(socket)
-	}
-	opening, cancel := context.WithTimeout(ctx, switchWait)
-	defer cancel()
-	engine, err := ovsdb.Open(opening, ovsdb.Config{Endpoint: "unix:" + o.at(socket), Bridges: []string{host.Bridge}})
-	if err != nil {
-		return fmt.Errorf("start Open vSwitch, and run this again: its database does not answer at %s: %w", socket, err)
-	}
-	defer engine.Close()
-	have, err := engine.Read(ctx)
-	if err != nil || len(have) == 0 {
-		return err
-	}
-	if err := engine.Commit(ctx, reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: have}); err != nil {
-		return err
-	}
-	tell(o, have)
-	return nil
-}
-
-// noSwitch is well where there is no trace of the bridge: the node never had a switch, or has none any more.
-func (o Options) noSwitch(socket string) error {
-	for _, name := range []string{host.Bridge, host.Tun} {
-		if _, err := netlink.LinkByName(name); err == nil {
-			return fmt.Errorf("start Open vSwitch, and run this again: %s is there, and no database at %s", name, socket)
-		}
-	}
-	return nil
-}
-
-// rules removes Weft's tables, the administrator's chain in them included, and its rules in others' chains.
-func (o Options) rules(ctx context.Context) error {
-	engine, err := nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: true})
-	if err != nil {
-		return err
-	}
-	defer engine.Close()
-	have, err := engine.Read(ctx)
-	if err != nil || len(have) == 0 {
-		return err
-	}
-	if err := engine.Commit(ctx, reconcile.Change[nft.Key, nft.Item]{Delete: have}); err != nil {
-		return err
-	}
-	tables := map[nft.Key]nft.Item{}
-	for key, item := range have {
-		if _, foreign := item.(*nft.ForeignJump); foreign || key.Kind == nft.KindTable {
-			tables[key] = item
-		}
-	}
-	tell(o, tables)
-	return nil
-}
-
-// addresses removes egress addresses from the node's own interface.
-func (o Options) addresses(ctx context.Context) error {
-	engine, err := link.NewEngine(link.Options{})
-	if err != nil {
-		return err
-	}
-	defer engine.Close()
-	have, err := engine.Read(ctx)
-	if err != nil {
-		return err
-	}
-	maps.DeleteFunc(have, func(key link.Key, _ link.Item) bool { return key.Kind != link.KindAddress })
-	if len(have) == 0 {
-		return nil
-	}
-	if err := engine.Commit(ctx, reconcile.Change[link.Key, link.Item]{Delete: have}); err != nil {
-		return err
-	}
-	tell(o, have)
-	return nil
-}
-
-func tell[K interface {
-	comparable
-	fmt.Stringer
-}, V any](o Options, gone map[K]V) {
-	words := make([]string, 0, len(gone))
-	for key := range gone {
-		words = append(words, key.String())
-	}
-	slices.Sort(words)
-	for _, word := range words {
-		o.Tell(word)
-	}
 }

@@ -1,8 +1,9 @@
 //go:build real
 
-package cleanup
+package cleanup_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -16,22 +17,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cleanup"
 	"weft.dev/weft/internal/cni/portspace"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/clean"
 )
 
 // options are those of a node of the test's own: a root, and a network namespace for as long as the test runs.
-func options(t *testing.T) (o Options, told *[]string) {
+func options(t *testing.T) (o cleanup.Options, told *[]string) {
 	t.Helper()
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
 	told = &[]string{}
-	o = Options{
+	o = cleanup.Options{
 		Root: t.TempDir(), OVSRunDir: "/run/openvswitch", StateDir: "/var/lib/weft", RunDir: "/run/weft", CNIConfDir: "/etc/cni/net.d",
 		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock", Records: "/var/lib/weft/attachments", Ports: "/run/weft/cni/ports",
-		Tell: func(what string) { *told = append(*told, what) },
+		Parts: []cleanup.Part{clean.Part()}, Tell: func(what string) { *told = append(*told, what) },
 	}
 	for _, file := range []string{
 		"etc/cni/net.d/10-weft.conflist", "etc/cni/net.d/20-other.conflist", "etc/cni/net.d/.weft-1", "opt/cni/bin/weft",
@@ -45,14 +48,14 @@ func options(t *testing.T) (o Options, told *[]string) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(o.at(o.Ports)), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(o.At(o.Ports)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := portspace.Ensure(o.at(o.Ports)); err != nil {
+	if err := portspace.Ensure(o.At(o.Ports)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := portspace.Remove(o.at(o.Ports)); err != nil {
+		if err := portspace.Remove(o.At(o.Ports)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -62,7 +65,7 @@ func options(t *testing.T) (o Options, told *[]string) {
 // Weft's files go and others' stay; a second run finds nothing to do.
 func TestFiles(t *testing.T) {
 	o, told := options(t)
-	if err := Run(t.Context(), o); err != nil {
+	if err := cleanup.Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
@@ -79,7 +82,7 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	*told = nil
-	if err := Run(t.Context(), o); err != nil || len(*told) > 0 {
+	if err := cleanup.Run(t.Context(), o); err != nil || len(*told) > 0 {
 		t.Errorf("a second run: %v, removed %q", err, *told)
 	}
 }
@@ -87,15 +90,15 @@ func TestFiles(t *testing.T) {
 // While an agent runs, nothing is touched: it would put everything back.
 func TestRefusesWhileAnAgentRuns(t *testing.T) {
 	o, told := options(t)
-	if err := os.MkdirAll(filepath.Dir(o.at(o.Socket)), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(o.At(o.Socket)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", o.at(o.Socket))
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", o.At(o.Socket))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = listener.Close() }()
-	if err := Run(t.Context(), o); !errors.Is(err, ErrAgentRuns) || len(*told) > 0 {
+	if err := cleanup.Run(t.Context(), o); !errors.Is(err, cleanup.ErrAgentRuns) || len(*told) > 0 {
 		t.Errorf("%v, removed %q", err, *told)
 	}
 }
@@ -103,17 +106,17 @@ func TestRefusesWhileAnAgentRuns(t *testing.T) {
 // An agent whose socket's file is gone still runs: it holds its records. Once it ends, the node can be cleaned.
 func TestRefusesWhileRecordsAreLocked(t *testing.T) {
 	o, told := options(t)
-	store, err := attach.Open(o.at(o.Records))
+	store, err := attach.Open(o.At(o.Records))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Run(t.Context(), o); !errors.Is(err, ErrAgentRuns) || len(*told) > 0 {
+	if err := cleanup.Run(t.Context(), o); !errors.Is(err, cleanup.ErrAgentRuns) || len(*told) > 0 {
 		t.Errorf("%v, removed %q", err, *told)
 	}
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := Run(t.Context(), o); err != nil {
+	if err := cleanup.Run(t.Context(), o); err != nil {
 		t.Error(err)
 	}
 }
@@ -122,7 +125,7 @@ func TestRefusesWhileRecordsAreLocked(t *testing.T) {
 func TestRootThatDoesNotExist(t *testing.T) {
 	o, told := options(t)
 	o.Root = filepath.Join(o.Root, "nope")
-	if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), o.Root) || len(*told) > 0 {
+	if err := cleanup.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), o.Root) || len(*told) > 0 {
 		t.Errorf("%v, removed %q", err, *told)
 	}
 }
@@ -130,14 +133,25 @@ func TestRootThatDoesNotExist(t *testing.T) {
 // A database that does not answer is an error that says what to do, and keeps nothing else from being removed.
 func TestSwitchDoesNotAnswer(t *testing.T) {
 	o, told := options(t)
-	if err := os.MkdirAll(o.at(o.OVSRunDir), 0o755); err != nil {
+	if err := os.MkdirAll(o.At(o.OVSRunDir), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(o.at(o.OVSRunDir), "db.sock"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(o.At(o.OVSRunDir), "db.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Run(t.Context(), o); err == nil || !slices.Contains(*told, "file /var/lib/weft") {
+	beside := false
+	o.Parts = append(o.Parts, cleanup.Part{Name: "beside", Run: func(context.Context, cleanup.Options) error {
+		beside = true
+		return errors.New("in use")
+	}})
+	err := cleanup.Run(t.Context(), o)
+	if err == nil || !slices.Contains(*told, "file /var/lib/weft") || !beside {
 		t.Errorf("%v, removed %q", err, *told)
+	}
+	for _, network := range []string{"network overlay: start Open vSwitch", "network beside: in use"} {
+		if err == nil || !strings.Contains(err.Error(), network) {
+			t.Errorf("%v does not say %q", err, network)
+		}
 	}
 }
 
@@ -158,7 +172,7 @@ func TestAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Run(t.Context(), o); err != nil {
+	if err := cleanup.Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Contains(*told, "address 192.0.2.100 dev uplink") {

@@ -82,7 +82,7 @@ func runStatus(cmd *cobra.Command, common *commonFlags, opts *statusOptions) (bo
 	if _, _, err := common.logger(cmd.ErrOrStderr()); err != nil {
 		return false, err
 	}
-	cluster, err := status.New(config, opts.namespace)
+	cluster, err := status.New(config, opts.namespace, sections()...)
 	if err != nil {
 		return false, err
 	}

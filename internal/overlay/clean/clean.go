@@ -1,0 +1,127 @@
+// Package clean is the overlay's part of taking Weft off a node: the bridge and all on it, Weft's nftables, and egress addresses.
+package clean
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/cleanup"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Part returns the overlay's part.
+func Part() cleanup.Part {
+	return cleanup.Part{Name: "overlay", Run: func(ctx context.Context, o cleanup.Options) error {
+		return errors.Join(rows(ctx, o), rules(ctx, o), addresses(ctx, o))
+	}}
+}
+
+// switchWait bounds the wait for the switch's database.
+const switchWait = 10 * time.Second
+
+// rows removes the bridge and everything on it from the switch's database, and with it its flows and the host's interface.
+func rows(ctx context.Context, o cleanup.Options) error {
+	socket := filepath.Join(o.OVSRunDir, "db.sock")
+	if _, err := os.Lstat(o.At(socket)); errors.Is(err, fs.ErrNotExist) {
+		return noSwitch(socket)
+	}
+	opening, cancel := context.WithTimeout(ctx, switchWait)
+	defer cancel()
+	engine, err := ovsdb.Open(opening, ovsdb.Config{Endpoint: "unix:" + o.At(socket), Bridges: []string{host.Bridge}})
+	if err != nil {
+		return fmt.Errorf("start Open vSwitch, and run this again: its database does not answer at %s: %w", socket, err)
+	}
+	defer engine.Close()
+	have, err := engine.Read(ctx)
+	if err != nil || len(have) == 0 {
+		return err
+	}
+	if err := engine.Commit(ctx, reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: have}); err != nil {
+		return err
+	}
+	tell(o, have)
+	return nil
+}
+
+// noSwitch is well where there is no trace of the bridge: the node never had a switch, or has none any more.
+func noSwitch(socket string) error {
+	for _, name := range []string{host.Bridge, host.Tun} {
+		if _, err := netlink.LinkByName(name); err == nil {
+			return fmt.Errorf("start Open vSwitch, and run this again: %s is there, and no database at %s", name, socket)
+		}
+	}
+	return nil
+}
+
+// rules removes Weft's tables, the administrator's chain in them included, and its rules in others' chains.
+func rules(ctx context.Context, o cleanup.Options) error {
+	engine, err := nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: true})
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+	have, err := engine.Read(ctx)
+	if err != nil || len(have) == 0 {
+		return err
+	}
+	if err := engine.Commit(ctx, reconcile.Change[nft.Key, nft.Item]{Delete: have}); err != nil {
+		return err
+	}
+	tables := map[nft.Key]nft.Item{}
+	for key, item := range have {
+		if _, foreign := item.(*nft.ForeignJump); foreign || key.Kind == nft.KindTable {
+			tables[key] = item
+		}
+	}
+	tell(o, tables)
+	return nil
+}
+
+// addresses removes egress addresses from the node's own interface.
+func addresses(ctx context.Context, o cleanup.Options) error {
+	engine, err := link.NewEngine(link.Options{})
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+	have, err := engine.Read(ctx)
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(have, func(key link.Key, _ link.Item) bool { return key.Kind != link.KindAddress })
+	if len(have) == 0 {
+		return nil
+	}
+	if err := engine.Commit(ctx, reconcile.Change[link.Key, link.Item]{Delete: have}); err != nil {
+		return err
+	}
+	tell(o, have)
+	return nil
+}
+
+func tell[K interface {
+	comparable
+	fmt.Stringer
+}, V any](o cleanup.Options, gone map[K]V) {
+	words := make([]string, 0, len(gone))
+	for key := range gone {
+		words = append(words, key.String())
+	}
+	slices.Sort(words)
+	for _, word := range words {
+		o.Tell(word)
+	}
+}
