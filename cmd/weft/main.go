@@ -20,7 +20,7 @@ func main() {
 	defer stop()
 	environment := cli.Environment{
 		Node: os.Getenv("NODE_NAME"), Kubeconfig: os.Getenv("KUBECONFIG"), Version: version, Program: filepath.Base(os.Args[0]),
-		Getenv: os.Getenv,
+		UID: os.Geteuid(), Getenv: os.Getenv,
 	}
 	if err := cli.Weft(environment).ExecuteContext(ctx); err != nil {
 		if err.Error() != "" { // it is told already

@@ -31,6 +31,9 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf --dry-run",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := dry.check(cmd); err != nil {
+				return err
+			}
 			var err error
 			if opts.Log, opts.LogLevel, err = common.logger(cmd.ErrOrStderr()); err != nil {
 				return err

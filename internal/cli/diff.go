@@ -43,7 +43,6 @@ func diffCommand() *cobra.Command {
 		},
 	}
 	flags.register(cmd)
-	cmd.SetFlagErrorFunc(unknown)
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "format: text, json or yaml")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the agent has to answer")
 	return cmd

@@ -28,6 +28,16 @@ func (f *dryRunFlags) register(cmd *cobra.Command) {
 	flags.DurationVar(&f.timeout, "timeout", time.Minute, "how long --dry-run waits for switch and API server")
 }
 
+// check refuses flags of the dry run where an agent would start.
+func (f *dryRunFlags) check(cmd *cobra.Command) error {
+	for _, flag := range []string{"output", "timeout"} {
+		if !f.run && cmd.Flags().Changed(flag) {
+			return &exitError{code: exitUnknown, err: fmt.Errorf("--%s is for --dry-run: add --dry-run to compare, or leave --%[1]s out to start the agent", flag)}
+		}
+	}
+	return nil
+}
+
 // tell prints what a start with the options would change. Its error carries the program's exit code.
 func (f *dryRunFlags) tell(cmd *cobra.Command, opts agent.Options) error {
 	if err := checkFormat(f.output); err != nil {

@@ -30,7 +30,7 @@ type flowsOptions struct {
 	kubectl   string
 }
 
-func flowsCommand(common *commonFlags) *cobra.Command {
+func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 	var opts flowsOptions
 	cmd := &cobra.Command{
 		Use:   "flows",
@@ -62,8 +62,8 @@ func flowsCommand(common *commonFlags) *cobra.Command {
 			return opts.run(ctx, cmd)
 		},
 	}
+	asRoot(uid, func() bool { return opts.node != "" }, cmd)
 	opts.admin.register(cmd)
-	cmd.SetFlagErrorFunc(unknown)
 	set := cmd.Flags()
 	set.StringVar(&opts.runDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
 	set.StringVar(&opts.filter.Pod, "pod", "", "flows of a pod, NAMESPACE/NAME")

@@ -35,7 +35,13 @@ func logLevelCommand() *cobra.Command {
 			"  # Log everything on one node of a cluster, and go back\n" +
 			"  kubectl -n weft exec weft-agent-x7k2p -- /weft log-level debug\n" +
 			"  kubectl -n weft exec weft-agent-x7k2p -- /weft log-level info",
-		Args:      cobra.MaximumNArgs(1),
+		Args: cobra.MatchAll(cobra.MaximumNArgs(1), func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			_, err := admin.ParseLevel(args[0])
+			return err
+		}),
 		ValidArgs: []string{"debug", "info", "warn", "error"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), answerTimeout)

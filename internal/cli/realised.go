@@ -51,7 +51,6 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.SetFlagErrorFunc(unknown)
 	flags := cmd.Flags()
 	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")
 	flags.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")

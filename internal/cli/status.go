@@ -61,7 +61,6 @@ func statusCommand(common *commonFlags) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.SetFlagErrorFunc(unknown)
 	flags := cmd.Flags()
 	flags.StringVarP(&opts.namespace, "namespace", "n", status.DefaultNamespace, "namespace that Weft is installed in")
 	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")

@@ -33,7 +33,7 @@ func tenantCommand(common *commonFlags) *cobra.Command {
 			"pod.network.openshift.io/multitenant.change-network of the namespaces' NetNamespaces, and waits until the controller\n" +
 			"has made it and it is in effect on all nodes.\n\n" +
 			"It needs to read ClusterNetworks, HostSubnets and NetNamespaces, to patch NetNamespaces, and, with a selector, to list\n" +
-			"namespaces. It ends with 0 when the change is in effect, else with 1.",
+			"namespaces. It ends with 0 when the change is in effect, with 2 when it is asked for wrongly, else with 1.",
 		Example: "  # b and c become one network with a\n  weft tenant join --to a b c\n\n" +
 			"  # Each is one of its own again\n  weft tenant isolate b c\n\n" +
 			"  # All reach it, as the cluster's DNS has to be reached\n  weft tenant global kube-system",
@@ -61,7 +61,7 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 	cmd := &cobra.Command{
 		Use:     use + " [NAMESPACE...]",
 		Short:   short,
-		Long:    short + ". Give their names, or --selector.\n\nIt ends with 0 when the change is in effect, else with 1.",
+		Long:    short + ". Give their names, or --selector.\n\nIt ends with 0 when the change is in effect, with 2 when it is asked for wrongly, else with 1.",
 		Example: example,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if cmd.Name() == "join" && opts.to == "" {

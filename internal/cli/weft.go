@@ -25,6 +25,8 @@ type Environment struct {
 	Version string
 	// Program is the name that the program was called by: as kubectl-weft it is a plugin of kubectl.
 	Program string
+	// UID is the id of the user that runs the program; 0 is root.
+	UID int
 	// Getenv is asked for the standard variables of OpenTelemetry when requests are traced. Default: none is set.
 	Getenv func(string) string
 }
@@ -42,9 +44,13 @@ func Weft(environment Environment) *cobra.Command {
 	}
 	common := &commonFlags{kubeconfig: environment.Kubeconfig, environment: environment.Kubeconfig}
 	common.register(root)
-	root.AddCommand(agentCommand(common, environment), controllerCommand(common, environment), installPluginCommand(),
-		openvswitchCommand(environment.Node), cleanupCommand(), statusCommand(common), tenantCommand(common), diffCommand(),
-		flowsCommand(common), realisedCommand(common), logLevelCommand())
+	agents, plugin, ovs, clean, diff, level := agentCommand(common, environment), installPluginCommand(), openvswitchCommand(environment.Node),
+		cleanupCommand(), diffCommand(), logLevelCommand()
+	asRoot(environment.UID, nil, agents, plugin, clean, diff, level)
+	asRoot(environment.UID, nil, ovs.Commands()...)
+	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, clean, statusCommand(common), tenantCommand(common), diff,
+		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand())
+	strict(root)
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}

@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// strict makes all commands below root alike in what they refuse: arguments and flags that they do not take, and durations that are not
+// more than nothing, end them with exitUnknown.
+func strict(root *cobra.Command) {
+	root.SetFlagErrorFunc(unknown)
+	root.PersistentFlags().VisitAll(refuseNoTime)
+	if root.HasSubCommands() && !root.Runnable() {
+		root.Args = knownCommand
+		root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	} else if check := root.Args; check != nil {
+		root.Args = func(cmd *cobra.Command, args []string) error {
+			err := check(cmd, args)
+			if exit := (*exitError)(nil); err == nil || errors.As(err, &exit) {
+				return err
+			}
+			return &exitError{code: exitUnknown, err: fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+		}
+	}
+	root.Flags().VisitAll(refuseNoTime)
+	for _, cmd := range root.Commands() {
+		strict(cmd)
+	}
+}
+
+// knownCommand refuses a word that is none of a command's commands, and names those that are nearly it.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("unknown command %q for %q: see %[2]s --help", args[0], cmd.CommandPath())
+	if cmd.SuggestionsMinimumDistance <= 0 {
+		cmd.SuggestionsMinimumDistance = 2 // cobra's own default
+	}
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("unknown command %q for %q: did you mean %s?", args[0], cmd.CommandPath(), strings.Join(near, " or "))
+	}
+	return &exitError{code: exitUnknown, err: err}
+}
+
+// refuseNoTime has a flag of a duration refuse 0 and less.
+func refuseNoTime(flag *pflag.Flag) {
+	if _, wrapped := flag.Value.(*someTime); !wrapped && flag.Value.Type() == "duration" {
+		flag.Value = &someTime{flag.Value}
+	}
+}
+
+// someTime is a duration of more than 0.
+type someTime struct{ pflag.Value }
+
+// Set implements pflag.Value.
+func (s *someTime) Set(text string) error {
+	if d, err := time.ParseDuration(text); err == nil && d <= 0 {
+		return errors.New("it has to be more than 0, such as 30s")
+	}
+	return s.Value.Set(text) //nolint:wrapcheck // pflag names flag and value
+}
+
+// asRoot has a command refuse every user but root, in one sentence. unless, if not nil, says when the command needs no root.
+func asRoot(uid int, unless func() bool, commands ...*cobra.Command) {
+	for _, cmd := range commands {
+		run := cmd.RunE
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if uid != 0 && (unless == nil || !unless()) {
+				return &exitError{code: exitUnknown, err: fmt.Errorf("%s needs root: run it with sudo on the node, or in the agent's pod (kubectl exec)", cmd.CommandPath())}
+			}
+			return run(cmd, args)
+		}
+	}
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the program's release", Args: cobra.NoArgs,
+		Long:    "Prints the program's release. The releases that run in a cluster are in weft status.",
+		Example: "  weft version",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s version %s\n", cmd.Root().Name(), cmd.Root().Version)
+			return err
+		},
+	}
+}
