@@ -4,6 +4,7 @@ package crds
 
 import (
 	"context"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -336,5 +337,26 @@ func clusterNetworkChanges(ctx context.Context, t *testing.T, c client.Client) {
 	grown.SetResourceVersion(obj.GetResourceVersion())
 	if err := c.Update(ctx, grown); err != nil {
 		t.Error(err)
+	}
+	port := func(value any) error {
+		changed := grown.DeepCopy()
+		if value == nil {
+			delete(changed.Object, "vxlanPort")
+		} else {
+			changed.Object["vxlanPort"] = value
+		}
+		if err := c.Update(ctx, changed); err != nil {
+			return err
+		}
+		grown = changed
+		return nil
+	}
+	if err := errors.Join(port(int64(4789)), port(nil)); err != nil {
+		t.Errorf("the default port, written and left out: %v", err)
+	}
+	for _, another := range []int64{4790, 1} {
+		if err := port(another); err == nil || !strings.Contains(err.Error(), "vxlanPort cannot change") || !strings.Contains(err.Error(), "weft cleanup") {
+			t.Errorf("port %d: %v, want a refusal that says what to do", another, err)
+		}
 	}
 }

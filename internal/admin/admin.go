@@ -51,7 +51,7 @@ type State struct {
 	// VNIDsVersion is the resourceVersion of the last change of a NetNamespace's netid that is in effect, where pods are
 	// isolated by VNID.
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
-	// VXLANPorts are the UDP ports at which the node's tunnels are, first, or are about to be.
+	// VXLANPorts has the UDP port of the node's tunnels, once there is one.
 	VXLANPorts []uint16 `json:"vxlanPorts,omitempty"`
 	// Realised says, by kind, which objects of the API server are in effect, as far as it is Known: an agent that starts does not know.
 	Realised      []Realised `json:"realised,omitempty"`

@@ -69,7 +69,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	if version := r.network.TenantsRealised(); version > 0 {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
-	s.VXLANPorts = a.objects.ports.tells()
+	s.VXLANPorts = a.objects.port.reported()
 	s.RefusedEgressIPs = a.objects.egressIPs.refusals()
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -393,7 +394,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			delay, told = firstFollowRetry, ""
 			a.metrics.Synced(time.Since(seen))
 		}
-		a.refused.Store(told)
+		a.refused.Store(cmp.Or(told, a.objects.port.refusal()))
 		a.status.changed()
 		select {
 		case <-ctx.Done():
@@ -440,7 +441,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
 		return view, err
 	}
-	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Tunnels.Port)); err != nil {
+	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
 		return view, err
 	}
 	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
@@ -459,7 +460,6 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if err := a.updateNetwork(ctx, network, view); err != nil {
 		return view, err
 	}
-	a.objects.ports.program(view.Tunnels, view.Cluster.VXLANPort)
 	a.objects.entered(view.Cluster.Mode)
 	if view.Cluster.Mode == clusternetwork.ModeMultitenant {
 		return view, nil

@@ -354,7 +354,7 @@ func TestView(t *testing.T) {
 			var log bytes.Buffer
 			o := &objects{
 				cache: cached{from: fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.objects...).Build()},
-				node:  "own", log: slog.New(slog.NewTextHandler(&log, nil)), changed: make(chan struct{}, 1), ports: &tunnelPorts{node: "own", log: slog.New(slog.DiscardHandler)},
+				node:  "own", log: slog.New(slog.NewTextHandler(&log, nil)), changed: make(chan struct{}, 1), port: &tunnelPort{log: slog.New(slog.DiscardHandler)},
 			}
 			view, err := o.view(t.Context())
 			if (err != nil) != (c.words != "") || err != nil && !strings.Contains(err.Error(), c.words) {

@@ -56,7 +56,7 @@ func (m *marks) strip(object any) (any, error) {
 		}
 	}
 	if hs, ok := object.(*networkv1.HostSubnet); ok && hs.Name != m.node { // what other agents found is many times the rest
-		hs.Status = networkv1.HostSubnetStatus{VXLANPorts: hs.Status.VXLANPorts}
+		hs.Status = networkv1.HostSubnetStatus{RefusedEgressIPs: hs.Status.RefusedEgressIPs}
 	}
 	return strip(object)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 	"sync"
 	"testing"
@@ -186,4 +187,18 @@ func TestFailuresAreExceptions(t *testing.T) {
 	marks[0].Done(errors.New("not programmed"))
 	want("one fails", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Version: "19", Reason: "not programmed", Exceptions: exceptions})
 	want("the engine is away", realised.NetworkPolicy, admin.Realised{Kind: "NetworkPolicy", Reason: "the switch is away", Exceptions: map[string]string{"shop/web": "openflow: no"}})
+}
+
+// Of another node's status only what this node acts on is kept.
+func TestStatusOfOthersIsStripped(t *testing.T) {
+	m := newMarks()
+	m.node = "own"
+	refused := []networkv1.HostSubnetRefusedEgressIP{{IP: "192.0.2.102", Reason: "it is taken"}}
+	status := networkv1.HostSubnetStatus{Attachments: 7, VXLANPorts: []int32{4789}, RefusedEgressIPs: refused}
+	for name, want := range map[string]networkv1.HostSubnetStatus{"other": {RefusedEgressIPs: refused}, "own": status} {
+		hs := networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: status}
+		if _, err := m.strip(&hs); err != nil || !reflect.DeepEqual(hs.Status, want) {
+			t.Errorf("%s: %+v, %v; want %+v", name, hs.Status, err, want)
+		}
+	}
 }

@@ -356,8 +356,7 @@ const (
 	numbersDiffer
 	// marksDiffer: nothing but numbers, and how far objects are realised.
 	marksDiffer
-	// exceptionsDiffer: which objects are not realised, or why, or the tunnels' ports, which all nodes change at once; and nothing
-	// else that is told soon.
+	// exceptionsDiffer: which objects are not realised, or why; and nothing else that is told soon.
 	exceptionsDiffer
 	urgent
 )
@@ -371,7 +370,7 @@ func compareStatus(have, want *networkv1.HostSubnetStatus) difference {
 	}
 	a, b := withoutNumbers(mine), withoutNumbers(want)
 	if !equality.Semantic.DeepEqual(a, b) {
-		a.Realised, b.Realised, a.VXLANPorts, b.VXLANPorts = nil, nil, nil, nil
+		a.Realised, b.Realised = nil, nil
 		if equality.Semantic.DeepEqual(a, b) {
 			return exceptionsDiffer
 		}
@@ -409,7 +408,6 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 		state: a.state, log: a.opts.Log, now: time.Now, wake: make(chan struct{}, 1),
 		subnet: a.objects.ownSubnet, nodes: a.objects.hosts,
 		apply: func(ctx context.Context, object *networkv1.HostSubnet) error {
-			object.Status.VXLANPorts = a.objects.ports.write(object.Status.VXLANPorts)
 			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 			if err != nil {
 				return fmt.Errorf("HostSubnet %s: %w", object.Name, err)
@@ -418,12 +416,11 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 				delete(content, field)
 			}
 			delete(content["metadata"].(map[string]any), "creationTimestamp") //nolint:forcetypeassert // ObjectMeta is always one
-			taken, err := resource.ApplyStatus(ctx, object.Name, &unstructured.Unstructured{Object: content},
+			_, err = resource.ApplyStatus(ctx, object.Name, &unstructured.Unstructured{Object: content},
 				metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 			if err != nil {
 				return fmt.Errorf("status of HostSubnet %s: %w", object.Name, err)
 			}
-			a.objects.ports.wrote(taken.GetResourceVersion())
 			return nil
 		},
 	}, nil

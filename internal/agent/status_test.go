@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -115,23 +114,6 @@ func TestStatusIsWrittenAgainAfterAFailure(t *testing.T) {
 	}
 	if b.writes != 2 {
 		t.Errorf("%d writes, want 2", b.writes)
-	}
-}
-
-// The tunnels' ports change on all nodes at once: each writes them in its turn.
-func TestStatusTellsPortsInTurn(t *testing.T) {
-	const nodes = 1000
-	b, state, clock, w := newBoard()
-	w.nodes = func(context.Context) int { return nodes }
-	w.look(t.Context())
-	*clock = clock.Add(time.Hour)
-	state.VXLANPorts = []uint16{4789, 4790}
-	if wait, again := w.look(t.Context()); b.writes != 1 || !again || wait != turnOf("n1", nodes) {
-		t.Errorf("%d writes, again %v in %s", b.writes, again, wait)
-	}
-	*clock = clock.Add(turnOf("n1", nodes))
-	if w.look(t.Context()); b.writes != 2 || !slices.Equal(b.object.Status.VXLANPorts, []int32{4789, 4790}) {
-		t.Errorf("%d writes, %v", b.writes, b.object.Status.VXLANPorts)
 	}
 }
 

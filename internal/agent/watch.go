@@ -49,10 +49,10 @@ type objects struct {
 	egressIPs       *egressIPs
 	// multicast is watched beside, in the modes that have VNIDs.
 	multicast *multicast
-	// ports are those of the tunnels, and what nodes tell of them.
-	ports *tunnelPorts
 	// closed is what the agent's options close to pods.
 	closed overlay.Closed
+	// port is the tunnels'.
+	port *tunnelPort
 	// marks say how far objects are in effect, mode in which mode of the network: "" while it is none, or on its way to another.
 	marks *marks
 	mode  atomic.Value
@@ -96,10 +96,9 @@ func newObjects(opts *Options) (*objects, error) {
 	o := &objects{
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
 		services: newServices(store, node), policies: newPolicies(store, log, marks.of(realised.NetworkPolicy)), marks: marks,
-		ports:  &tunnelPorts{node: node, log: log, after: time.AfterFunc},
+		port:   &tunnelPort{log: log},
 		closed: overlay.Closed{Metadata: opts.MetadataAddresses, TCPPorts: opts.ClosedNodePorts},
 	}
-	o.ports.signal = o.signal
 	vnids := &netNamespaces{cache: store, marks: marks}
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
@@ -158,7 +157,6 @@ func (o *objects) run(ctx context.Context) error {
 					o.signal()
 				} else if host, ok := now.(*networkv1.HostSubnet); ok {
 					before := old.(*networkv1.HostSubnet) //nolint:forcetypeassert // of one kind
-					o.ports.updated(before, host)
 					if !slices.Equal(before.Status.RefusedEgressIPs, host.Status.RefusedEgressIPs) {
 						o.egressIPs.signal()
 					}
@@ -225,7 +223,7 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	if err := o.cache.List(ctx, &subnets); err != nil {
 		return overlay.View{}, fmt.Errorf("HostSubnets: %w", err)
 	}
-	view := overlay.View{Cluster: config, Closed: o.closed, Tunnels: o.ports.place(config.VXLANPort, subnets.Items)}
+	view := overlay.View{Cluster: config, Closed: o.closed}
 	found := false
 	for i := range subnets.Items {
 		object := &subnets.Items[i]
@@ -238,6 +236,7 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 			return overlay.View{}, fmt.Errorf("HostSubnet %s: it has no subnet yet; the controller gives it one", object.Name)
 		case own:
 			view.Local, found = subnet, true
+			view.Cluster.VXLANPort = o.port.settle(config.VXLANPort, object)
 		case err != nil:
 			o.log.Error("leaving out a remote host whose HostSubnet cannot be used", "hostsubnet", object.Name, "error", err)
 		case subnet.Subnet.IsValid():

@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,8 +38,9 @@ const NetworkName = "overlay"
 type View struct {
 	// Cluster is the ClusterNetwork named default.
 	Cluster clusternetwork.Config
-	// Tunnels are the ports of this node's tunnels, and what is closed to its pods.
-	Tunnels clusternetwork.TunnelPorts
+	// ClosedPorts are UDP ports that are closed to pods besides that of the cluster's tunnels, in ascending order: where tunnels of
+	// other networks are.
+	ClosedPorts []uint16
 	// Local is this node's HostSubnet.
 	Local clusternetwork.HostSubnet
 	// Node is what the node itself is like.
@@ -265,15 +266,15 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		}
 		n.egress.forget.begin()
 		n.tellProblems()
-		// Flows that were committed may be others than those of the life before, those that close ports too while tunnels move.
-		n.purgeDue(next.judges() || len(view.Tunnels.Closed) > 1)
+		// Flows that were committed may be others than those of the life before, those that close ports too.
+		n.purgeDue(next.judges() || len(view.ClosedPorts) > 0)
 		return n.purge(ctx)
 	}
 	was := n.settings.Load()
 	if !n.incomplete && was.view.equalButRemotes(view) {
 		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purge(ctx))
 	}
-	n.purgeDue(was.judges() || next.judges() || !reflect.DeepEqual(was.view.Tunnels, next.view.Tunnels))
+	n.purgeDue(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
 	n.incomplete = true
 	if err := n.refresh(ctx, was, next); err != nil {
 		return err

@@ -156,7 +156,7 @@ func TestServicesSurviveARestart(t *testing.T) {
 	}
 	// The network changes: what is left is still there.
 	view := sample()
-	view.Tunnels.Port = 4790
+	view.Cluster.VXLANPort = 4790
 	next.update(t, view)
 	if len(next.held(t, dns)) == 0 || groups(t, next) != 1 {
 		t.Errorf("after a change of the cluster network:\n%s", next.node.state(t))

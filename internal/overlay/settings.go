@@ -65,14 +65,15 @@ func newSettings(view View) (*settings, error) {
 	s := &settings{view: view, mtu: mtu}
 	s.pipeline = pipeline.Config{
 		Mode: mode, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
-		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Tunnels.Port,
-		ClosedPorts: view.Tunnels.Closed, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts,
+		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
+		ClosedPorts: view.ClosedPorts, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts,
 		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem, KeepApart: view.Node.Datapath == ovsdb.DatapathSystem,
 	}
 	s.host = host.Config{
 		ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork, LocalSubnet: view.Local.Subnet,
 		Gateway: pool.Gateway(), GatewayMAC: pipeline.PodMAC(pool.Gateway()), NodeIP: view.Local.HostIP,
-		VXLANPort: view.Tunnels.Port, ClosedPorts: view.Tunnels.Closed, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts, MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
+		VXLANPort: view.Cluster.VXLANPort, ClosedPorts: view.ClosedPorts, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts,
+		MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
 	}
 	if s.policies() {
 		s.host.Outside = pipeline.OutsideSource()

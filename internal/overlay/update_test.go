@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/overlay/host"
@@ -38,7 +37,8 @@ func TestUpdate(t *testing.T) {
 		"remote with a VNID":   func(v *View) { v.Remotes[0].VNID = 77 },
 		"mtu":                  func(v *View) { v.Cluster.MTU = 1400 },
 		"interface's mtu":      func(v *View) { v.Node.MTU = 9000 },
-		"port":                 func(v *View) { v.Tunnels = clusternetwork.TunnelPorts{Port: 4790, Closed: []uint16{4789, 4790}} },
+		"port":                 func(v *View) { v.Cluster.VXLANPort = 4790 },
+		"closed ports":         func(v *View) { v.ClosedPorts = []uint16{6081} },
 		"own address":          func(v *View) { v.Local.HostIP = netip.MustParseAddr("192.0.2.77") },
 		"service network":      func(v *View) { v.Cluster.ServiceNetwork = netip.MustParsePrefix("172.31.0.0/16") },
 		"own subnet":           func(v *View) { v.Local.Subnet = netip.MustParsePrefix("10.128.8.0/23") },
@@ -183,7 +183,7 @@ func TestUpdateThatFails(t *testing.T) {
 			l := start(t)
 			l.add(t, l.request("s1"))
 			gone := sample()
-			gone.Remotes, gone.Cluster.MTU, gone.Tunnels.Port = gone.Remotes[:1], 1400, 4790
+			gone.Remotes, gone.Cluster.MTU, gone.Cluster.VXLANPort = gone.Remotes[:1], 1400, 4790
 			engine(l.node).fail(errBroken)
 			if err := l.Update(t.Context(), gone); err == nil {
 				t.Fatal("no error")

@@ -20,8 +20,6 @@ type fault struct {
 	spares scope
 	// opens says that whoever does it opens the network by it: what is heard until it is put back is no hole of Weft's.
 	opens bool
-	// ordinary is a class of hostile frames that are like any others while it lasts: only pods must not hear them.
-	ordinary string
 	// kills are the programs that it ends; others must not end.
 	kills []string
 	// do brings it about, and ends what such a fault ends by itself: a disk that has room again, an API server that is
@@ -114,10 +112,8 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 			return err
 		}
 		r.Back = time.Since(begun)
-		if f.opens || f.ordinary != "" {
-			if heard := s.siege.heardBut(f.ordinary); len(heard) > 0 && !f.opens {
-				r.breached(heard)
-			} else if len(heard) > 0 {
+		if f.opens {
+			if heard := s.siege.heard(); len(heard) > 0 {
 				r.Note += fmt.Sprintf("; %d packets heard until it was put back", len(heard))
 			}
 		}

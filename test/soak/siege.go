@@ -164,21 +164,14 @@ func (g *siege) attack(ctx context.Context) {
 }
 
 // heard returns what the ears have heard since the last time that was not honest, in words.
-func (g *siege) heard() []string { return g.heardBut("") }
-
-// heardBut is heard without what nodes and the outside heard of a class of hostile frames: pods must hear nothing.
-func (g *siege) heardBut(class string) []string {
+func (g *siege) heard() []string {
 	var found []string
 	for name, ear := range g.ears {
 		for _, frame := range ear.Take() {
 			if bytes.Contains(frame, []byte("honest-")) {
 				continue
 			}
-			f := g.frameOf(frame)
-			if f != nil && f.Class == class && !victim(name) {
-				continue
-			}
-			if text := describe(name, frame, f); text != "" {
+			if text := describe(name, frame, g.frameOf(frame)); text != "" {
 				found = append(found, text)
 			}
 		}

@@ -17,6 +17,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !isCIDR(self.network) || !has(self.hostsubnetlength) || cidr(self.network).prefixLength() + self.hostsubnetlength <= 32",message="hostsubnetlength does not fit: it is at most 32 minus the prefix length of network"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterNetworks) || !isCIDR(self.serviceNetwork) || self.clusterNetworks.all(c, !isCIDR(c.CIDR) || !(cidr(c.CIDR).containsCIDR(self.serviceNetwork) || cidr(self.serviceNetwork).containsCIDR(c.CIDR)))",message="serviceNetwork must not overlap a range of clusterNetworks"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !isCIDR(self.network) || !isCIDR(self.serviceNetwork) || !(cidr(self.network).containsCIDR(self.serviceNetwork) || cidr(self.serviceNetwork).containsCIDR(self.network))",message="serviceNetwork must not overlap network"
+// +kubebuilder:validation:XValidation:rule="(has(self.vxlanPort) ? self.vxlanPort : 4789) == (has(oldSelf.vxlanPort) ? oldSelf.vxlanPort : 4789)",message="vxlanPort cannot change (without one it is 4789): for another port, remove Weft from all nodes (weft cleanup), delete the ClusterNetwork and the HostSubnets, and install it again"
 type ClusterNetwork struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name must be "default" for the network to be used.
@@ -60,7 +61,8 @@ type ClusterNetwork struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !isCIDR(a.CIDR) || self.exists_one(b, isCIDR(b.CIDR) && (cidr(a.CIDR).containsCIDR(b.CIDR) || cidr(b.CIDR).containsCIDR(a.CIDR))))",message="the ranges must not overlap each other"
 	ClusterNetworks []ClusterNetworkEntry `json:"clusterNetworks,omitempty"`
 
-	// vxlanPort is the UDP port of the tunnels between nodes. Default 4789. All nodes use the same.
+	// vxlanPort is the UDP port of the tunnels between nodes. Default 4789. All nodes use the same, and it cannot change: for another
+	// port, remove Weft from all nodes, delete the ClusterNetwork and the HostSubnets, and install it again.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535

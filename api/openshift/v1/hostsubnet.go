@@ -104,8 +104,7 @@ type HostSubnetStatus struct {
 	// +kubebuilder:validation:MaxLength=20
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
 
-	// vxlanPorts are the UDP ports at which the node's tunnels are, first, or are about to be: that of the ClusterNetwork, while
-	// it is another. A node closes to its pods all ports that any node names, and its tunnels move once all name the new one.
+	// vxlanPorts has the UDP port of the node's tunnels: one entry. Earlier releases wrote two while tunnels moved to another port.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2

@@ -48,7 +48,7 @@ type Config struct {
 	NodeIP netip.Addr
 	// VXLANPort is the UDP port of the tunnels. 0 is 4789 (RFC 7348).
 	VXLANPort uint16
-	// ClosedPorts are further UDP ports that pods can't send to: other nodes' tunnels may be there.
+	// ClosedPorts are further UDP ports that pods can't send to: tunnels of other networks are there.
 	ClosedPorts []uint16
 	// Metadata are addresses of clouds' metadata services: pods reach port 53 there and nothing else.
 	Metadata []netip.Addr

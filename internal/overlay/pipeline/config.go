@@ -44,7 +44,7 @@ type Config struct {
 	NodeIP netip.Addr
 	// VXLANPort is the UDP port of the tunnels, which is closed to pods; 0 is DefaultVXLANPort.
 	VXLANPort uint16
-	// ClosedPorts are further UDP ports that are closed to pods: other nodes' tunnels may be there.
+	// ClosedPorts are further UDP ports that are closed to pods: tunnels of other networks are there.
 	ClosedPorts []uint16
 	// Metadata are addresses of clouds' metadata services: pods reach port 53 there and nothing else.
 	Metadata []netip.Addr

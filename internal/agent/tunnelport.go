@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+)
+
+// tunnelPort is the UDP port of the node's tunnels. It is fixed once the node has a HostSubnet: a packet that a pod sends to a port at
+// which another node's tunnels are would arrive there from a known node's address, so that all nodes use one port, and close that one
+// to their pods. The API server refuses a change of vxlanPort; this holds for a ClusterNetwork that was deleted and created with
+// another one.
+type tunnelPort struct {
+	log *slog.Logger
+
+	mu sync.Mutex
+	// port is the one in effect with the HostSubnet of that UID; 0: none yet.
+	port uint16
+	uid  types.UID
+	// refused is the message of a change that is not followed; "": there is none.
+	refused string
+}
+
+// settle returns the port in effect: that of this agent, else what an earlier agent of the node reported, else the ClusterNetwork's.
+func (p *tunnelPort) settle(wanted uint16, own *networkv1.HostSubnet) uint16 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.port == 0 || p.uid != own.UID {
+		p.port, p.uid = wanted, own.UID
+		if reported := own.Status.VXLANPorts; len(reported) > 0 && reported[0] > 0 && reported[0] <= 65535 {
+			p.port = uint16(reported[0])
+		}
+	}
+	before := p.refused
+	p.refused = ""
+	if wanted != p.port {
+		p.refused = fmt.Sprintf("ClusterNetwork %s: vxlanPort: %d is refused, tunnels stay at port %d: set it to %d again; "+
+			"for another port, remove Weft from all nodes (weft cleanup), delete the ClusterNetwork and the HostSubnets, and install it again",
+			networkv1.ClusterNetworkDefault, wanted, p.port, p.port)
+	}
+	if p.refused != "" && p.refused != before {
+		p.log.Error("a change of the tunnels' port is refused", "vxlan_port", wanted, "in_effect", p.port)
+	}
+	return p.port
+}
+
+// reported returns what the node's HostSubnet reports: the port in effect, nil before there is one.
+func (p *tunnelPort) reported() []uint16 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.port == 0 {
+		return nil
+	}
+	return []uint16{p.port}
+}
+
+// refusal returns the message of a change that is not followed, "" for none.
+func (p *tunnelPort) refusal() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refused
+}
+
+func portNumbers(ports []uint16) []int32 {
+	var numbers []int32
+	for _, port := range ports {
+		numbers = append(numbers, int32(port))
+	}
+	return numbers
+}
