@@ -194,7 +194,7 @@ func TestPodsAreTheBudget(t *testing.T) {
 		"weft-controller/controller":    "",
 	}
 	paths := map[string]string{
-		"weft-agent":       "/etc/cni/net.d /opt/cni/bin /proc/sys/net /run/netns /run/openvswitch /run/weft /var/lib/weft",
+		"weft-agent":       "/etc/cni/net.d /opt/cni/bin /proc/sys/net /run/netns /run/openvswitch /run/weft /var/lib/cni /var/lib/weft",
 		"weft-openvswitch": "/dev/net/tun /run/openvswitch /var/lib/weft/openvswitch",
 		"weft-controller":  "",
 	}

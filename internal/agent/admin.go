@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
@@ -74,7 +76,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	for _, e := range r.engines.all() {
 		s.Engines = append(s.Engines, e.state())
 	}
-	s.Engines = withClosed(s.Engines, r.network.Closed())
+	s.Engines = withClosed(s.Engines, a.closed(r.network))
 	s.Realised, s.RealisedKnown = a.objects.realised(r.network, s.Engines)
 	a.namePods(func(name func(owner string) string) {
 		for i := range s.Engines {
@@ -84,6 +86,35 @@ func (a *agent) state(ctx context.Context) admin.State {
 		}
 	})
 	return s
+}
+
+// closed returns what closes ports of this node: attachments that the node's subnet does not have any more, and records of this boot that
+// cannot be read, which are named by their files.
+func (a *agent) closed(network *overlay.Network) map[reconcile.Owner]error {
+	closed := network.Closed()
+	if closed == nil {
+		return nil
+	}
+	var boot time.Time
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		boot = time.Now().Add(-time.Duration(info.Uptime) * time.Second)
+	}
+	maps.Copy(closed, brokenRecords(a.store.Broken(), boot))
+	return closed
+}
+
+// brokenRecords returns what records that cannot be read mean, by their files' names, but for those of before the node's boot.
+func brokenRecords(all []attach.Broken, boot time.Time) map[reconcile.Owner]error {
+	broken := map[reconcile.Owner]error{}
+	for _, b := range all {
+		if b.Modified.Before(boot) {
+			continue
+		}
+		broken[reconcile.Owner("record/"+filepath.Base(b.Path))] = fmt.Errorf(
+			"attachment record %s cannot be read, and its pod's port is closed: %w: delete the pod that reaches nothing on this node, or the file if there is none", b.Path, b.Err)
+	}
+	return broken
 }
 
 // withClosed adds ports that are closed to what the switch's flows lack.
@@ -146,7 +177,7 @@ func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", *a.gate.waiting.Load())
 	}
 	diff := a.compare(ctx, r.engines)
-	diffClosed(&diff, r.network.Closed())
+	diffClosed(&diff, a.closed(r.network))
 	a.nameDifferences(&diff)
 	return diff, nil
 }

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
@@ -77,6 +79,8 @@ type Options struct {
 	// ResolvConf names the name servers that resolve the names in EgressNetworkPolicies. It is read whenever they are asked.
 	// Default DefaultResolvConf.
 	ResolvConf string
+	// RuntimeCache is where the container runtime keeps the results of ADD. Default cni.DefaultCache.
+	RuntimeCache string
 	// Datapath is the switch's: DatapathAuto (the kernel's where the module is there), DatapathSystem or
 	// DatapathNetdev. Default DatapathAuto.
 	Datapath string
@@ -109,6 +113,7 @@ func (o Options) withDefaults() Options {
 	for value, fallback := range map[*string]string{
 		&o.OVSRunDir: DefaultOVSRunDir, &o.StateDir: DefaultStateDir, &o.RunDir: DefaultRunDir,
 		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: procSys, &o.ResolvConf: DefaultResolvConf,
+		&o.RuntimeCache: cni.DefaultCache,
 	} {
 		if *value == "" {
 			*value = fallback
@@ -300,6 +305,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 		},
 		Privileged:      a.privileged,
 		Closed:          a.events.closed,
+		RuntimeCache:    a.opts.RuntimeCache,
 		Reserved:        reservedPorts(a.opts.HealthAddress),
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
@@ -428,6 +434,11 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 		return nil
 	}
 	*serving = true
+	for owner, why := range a.closed(network) {
+		if strings.HasPrefix(string(owner), "record/") {
+			a.events.Node(reasonRecord, "Attach", why.Error())
+		}
+	}
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil
 }

@@ -2,10 +2,13 @@ package agent
 
 import (
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/reconcile"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,5 +29,21 @@ func TestClosedPortIsAFailure(t *testing.T) {
 	}
 	if whole := withClosed([]admin.Engine{{Name: nameFlows, InStep: true}}, nil); !whole[0].InStep {
 		t.Error("with no port closed the flows are not in step")
+	}
+}
+
+// A record of this boot that cannot be read is a failure that names the file and what to do; one of an earlier boot stands for nothing.
+func TestBrokenRecordIsAFailure(t *testing.T) {
+	boot := time.Unix(1000, 0)
+	broken := brokenRecords([]attach.Broken{
+		{Path: "/r/broken/a.json", Err: errors.New("cut short"), Modified: boot.Add(time.Second)},
+		{Path: "/r/broken/b.json", Err: errors.New("cut short"), Modified: boot.Add(-time.Second)},
+	}, boot)
+	state := admin.State{Ready: true, Engines: withClosed([]admin.Engine{{Name: nameFlows, InStep: true}}, broken)}
+	c := inStepCondition(&state)
+	for _, words := range []string{"record/a.json", "/r/broken/a.json cannot be read", "cut short", "delete the pod"} {
+		if c.Status != metav1.ConditionFalse || len(broken) != 1 || !strings.Contains(c.Message, words) {
+			t.Errorf("condition %+v: without %q", c, words)
+		}
 	}
 }

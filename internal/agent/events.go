@@ -31,6 +31,7 @@ const (
 	reasonExhausted    = "PodAddressesExhausted"
 	reasonDrift        = "DriftRepaired"
 	reasonClosed       = "PortClosed"
+	reasonRecord       = "AttachmentRecordBroken"
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
 	reasonName         = "NameNotResolved"

@@ -10,7 +10,9 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"weft.dev/weft/internal/cni"
@@ -183,6 +185,9 @@ func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 	for _, entry := range entries {
 		name := entry.Name()
 		key, known := named[name]
+		if !known && slices.ContainsFunc(s.broken, func(b Broken) bool { return strings.HasPrefix(filepath.Base(b.Path), name) }) {
+			continue // its record may be rebuilt
+		}
 		if !known {
 			if err := ignoreMissing(remove(name)); err != nil {
 				s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("it is of no attachment, and stays: %w", err)})

@@ -11,11 +11,13 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/rootdir"
@@ -66,6 +68,15 @@ type Broken struct {
 	Path string
 	// Err says what is wrong with it.
 	Err error
+	// Modified is when it was written last: before the node's boot it stands for nothing that exists.
+	Modified time.Time
+}
+
+// Is reports whether the file was the record of an attachment, by its name.
+func (b Broken) Is(key Key) bool {
+	name := fileName(key)
+	rest, ok := strings.CutPrefix(filepath.Base(b.Path), name)
+	return ok && (rest == "" || rest[0] == '.')
 }
 
 // Store keeps records in a directory. Its methods may be called concurrently; those about one attachment follow
@@ -121,7 +132,56 @@ func Open(dir string) (*Store, error) {
 func (s *Store) Close() error { return s.close() }
 
 // Broken returns the files that are no records: those that Open has set aside, and those that were so before.
-func (s *Store) Broken() []Broken { return slices.Clone(s.broken) }
+func (s *Store) Broken() []Broken {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.broken)
+}
+
+// Rebuild writes a record in place of one that is broken, with what stands beside the records for it, and removes the broken file. check
+// has the last word on the whole record. It returns ErrNotFound where no broken file is the attachment's.
+func (s *Store) Rebuild(ctx context.Context, rec Record, check func(Record) error) error {
+	key := rec.Key()
+	if !slices.ContainsFunc(s.Broken(), func(b Broken) bool { return b.Is(key) }) {
+		return fmt.Errorf("attachment %s: %w", key, ErrNotFound)
+	}
+	if data, err := s.extra.disk.read(fileName(key)); err == nil {
+		extra, err := parseExtra(data, key)
+		if err != nil {
+			return fmt.Errorf("beside the record of attachment %s: %w", key, err)
+		}
+		s.extra.set(key, extra)
+		extra.give(&rec)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("beside the record of attachment %s: %w", key, err)
+	}
+	err := check(rec)
+	if err == nil {
+		err = s.Put(ctx, rec)
+	}
+	if err != nil {
+		return err
+	}
+	return s.RemoveBroken(key)
+}
+
+// RemoveBroken removes the files that were set aside of an attachment that is gone, or has a record again.
+func (s *Store) RemoveBroken(key Key) error {
+	var errs []error
+	for _, b := range s.Broken() {
+		if !b.Is(key) {
+			continue
+		}
+		if err := ignoreMissing(s.disk.remove(brokenDir + "/" + filepath.Base(b.Path))); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		s.mu.Lock()
+		s.broken = slices.DeleteFunc(s.broken, func(other Broken) bool { return other.Path == b.Path })
+		s.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
 
 func (s *Store) load(root *os.Root) error {
 	if err := root.Mkdir(brokenDir, rootdir.Mode); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -148,10 +208,14 @@ func (s *Store) loadBroken(root *os.Root) error {
 		return err
 	}
 	for _, entry := range entries {
-		s.broken = append(s.broken, Broken{
+		broken := Broken{
 			Path: s.path + "/" + brokenDir + "/" + entry.Name(),
 			Err:  errors.New("set aside by an earlier start"),
-		})
+		}
+		if info, err := entry.Info(); err == nil {
+			broken.Modified = info.ModTime()
+		}
+		s.broken = append(s.broken, broken)
 	}
 	return nil
 }
@@ -211,7 +275,11 @@ func (s *Store) setAside(name string, reason error) error {
 	if err := s.disk.rename(name, aside); err != nil {
 		return fmt.Errorf("%w; it cannot be set aside: %w", reason, err)
 	}
-	s.broken = append(s.broken, Broken{Path: s.path + "/" + aside, Err: reason})
+	broken := Broken{Path: s.path + "/" + aside, Err: reason}
+	if info, err := os.Lstat(broken.Path); err == nil {
+		broken.Modified = info.ModTime()
+	}
+	s.broken = append(s.broken, broken)
 	return nil
 }
 

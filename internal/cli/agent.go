@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/tracing"
 )
 
@@ -63,6 +64,8 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
 	flags.StringVar(&opts.StateDir, "state-dir", agent.DefaultStateDir, "directory of the attachment records")
 	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
+	flags.StringVar(&opts.RuntimeCache, "runtime-cache-dir", cni.DefaultCache,
+		"directory where the container runtime keeps the results of ADD, for attachment records that cannot be read")
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.IntVar(&opts.SparePorts, "spare-ports", agent.DefaultSparePorts, "how many ports of the switch stand ready for pods, whose interfaces are then of type macvlan; 0: none, and pods get veth interfaces")
 	flags.StringVar(&opts.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "the name servers that resolve names in EgressNetworkPolicies; read again whenever they are asked")

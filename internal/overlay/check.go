@@ -39,7 +39,7 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
+	err = errors.Join(
 		plan.Compare(&rec, prev),
 		inPod(n.checkPair(ctx, &rec, pair)),
 		inPod(n.checkMacvlan(ctx, &rec)),
@@ -48,6 +48,10 @@ func (n *Network) Check(ctx context.Context, req *cni.Request) error {
 		n.engines.Flows.Failure(owner(key)),
 		n.engines.Rules.Failure(owner(key)),
 	)
+	if err != nil {
+		return fmt.Errorf("pod %s/%s, interface %s with MTU %d: %w", rec.PodNamespace, rec.PodName, rec.IfName, rec.MTU, err)
+	}
+	return nil
 }
 
 // previous returns what the runtime says that Add's result was; nil where it does not say.

@@ -3,6 +3,7 @@ package overlay
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -209,7 +210,7 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
 	}
 	if n.pool == nil {
-		if err := n.takeOver(ctx); err != nil {
+		if err := errors.Join(n.rebuildRecords(ctx, s), n.takeOver(ctx)); err != nil {
 			return err
 		}
 	}

@@ -38,6 +38,9 @@ func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	defer unlock()
 	rec, err := n.store.Get(key)
 	if errors.Is(err, attach.ErrNotFound) {
+		if err := n.store.RemoveBroken(key); err != nil {
+			return cni.Errorf(cni.CodeIO, "attachment %s: %w", key, err)
+		}
 		return nil
 	}
 	if err != nil {

@@ -129,6 +129,8 @@ type Options struct {
 	Inhabited func()
 	// Closed is called with an attachment whose port is closed although it is attached, and with the reason. It must not wait. Nil: nothing is.
 	Closed func(rec attach.Record, why error)
+	// RuntimeCache is where the container runtime keeps the results of ADD, of which records are rebuilt that cannot be read. Empty: none is.
+	RuntimeCache string
 	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
 	// not wait. Nil: nobody is told.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)

@@ -177,6 +177,7 @@ type node struct {
 	rules *nft.Fake
 	pods  *breakablePods
 	dir   string
+	cache string
 	// spare is how many ports its agents keep ready.
 	spare int
 	// tracked notes what the switch was to forget.
@@ -263,7 +264,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods, Shapers: n.pods,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
+	l := &life{Network: New(engines, store, Options{BootID: boot, RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
 	l.standing.rest = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
