@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -20,11 +19,12 @@ import (
 // setOrder is the order in which kinds are set; they are deleted in the reverse.
 //
 //nolint:gochecknoglobals // a constant table
-var setOrder = []Kind{KindVeth, KindDevice, KindAddress, KindNeighbour, KindRoute, KindRule}
+var setOrder = []Kind{KindVeth, KindBridge, KindDevice, KindBridgePort, KindAddress, KindNeighbour, KindRoute, KindRule}
 
 // step is one item to be set or deleted.
 type step struct {
 	item   Item
+	name   string // the item's key in words
 	remove bool
 	before Item // what stood there when the commit began; nil when nothing did
 	// found is what a device that was not in care was like before it was touched; its Owner is the whole alias.
@@ -39,8 +39,11 @@ func (s *step) String() string {
 	return verb + s.item.Key().String()
 }
 
-// Commit implements reconcile.Engine. When a step fails, those before it are undone in reverse order; the error is that of the step
-// when that succeeded, else a *RollbackError.
+// Commit implements reconcile.Engine. It works from the change and from what is known of the last Read and Commit.
+//
+// A change of nothing but addresses, neighbours and routes fails by key: the others are in effect, and the error is a
+// *reconcile.PartialError. A change of a device, a bridge or a rule is made as a whole: when a step fails, those before it
+// are undone in reverse order; the error is that of the step when that succeeded, else a *RollbackError.
 func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	if change.Empty() {
 		return nil
@@ -52,28 +55,110 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		e.enterCare(item)
 	}
 	// What is not in care yet is not read: it stands before as somebody else's.
-	before, err := e.Read(ctx)
-	if err != nil {
-		return err
+	if e.known == nil {
+		if _, err := e.Read(ctx); err != nil {
+			return err
+		}
 	}
 	for key := range change.Set {
 		e.take(key)
 	}
+	before, whole := e.known, !onlyEntries(change)
 	steps := plannedSteps(change, before)
-	for i, s := range steps {
-		err := ctx.Err()
-		if err == nil {
-			err = e.perform(s)
-		}
-		if err != nil {
-			// The caller's context may be why all this is undone, so its end does not count there.
-			return e.undo(context.WithoutCancel(ctx), steps[:i+1], before, fmt.Errorf("%s: %w", s, err))
+	failed := map[Key]error{}
+	for done := 0; done < len(steps); {
+		count, errs := e.performSome(ctx, steps[done:])
+		done += count
+		for s, err := range errs {
+			err = fmt.Errorf("%s: %w", s, err)
+			if whole {
+				// The caller's context may be why all this is undone, so its end does not count there.
+				return e.undo(context.WithoutCancel(ctx), steps[:done], before, err)
+			}
+			failed[s.item.Key()] = err
 		}
 	}
-	for key := range change.Delete {
-		e.release(key)
+	e.learn(change, failed)
+	if len(failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: failed}
 	}
 	return nil
+}
+
+// onlyEntries reports whether each step of a change is one request of its own.
+func onlyEntries(change reconcile.Change[Key, Item]) bool {
+	for _, items := range []map[Key]Item{change.Set, change.Delete} {
+		for key := range items {
+			if key.Kind != KindAddress && key.Kind != KindNeighbour && key.Kind != KindRoute {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// learn notes what a commit has done.
+func (e *Engine) learn(change reconcile.Change[Key, Item], failed map[Key]error) {
+	for key := range change.Delete {
+		if failed[key] == nil {
+			e.release(key)
+			delete(e.known, key)
+		}
+	}
+	for key, item := range change.Set {
+		if failed[key] == nil {
+			e.known[key] = item
+		}
+	}
+}
+
+// performSome does the first steps, of one namespace and either all of entries or all of others, and returns how many it has
+// tried. Others end at the first that fails.
+func (e *Engine) performSome(ctx context.Context, steps []*step) (int, map[*step]error) {
+	errs := map[*step]error{}
+	if err := ctx.Err(); err != nil {
+		for _, s := range steps {
+			errs[s] = err
+		}
+		return len(steps), errs
+	}
+	first := steps[0]
+	count := 1
+	for count < len(steps) && steps[count].item.Key().Netns == first.item.Key().Netns && steps[count].pipelined() == first.pipelined() {
+		count++
+	}
+	run, tried := steps[:count], 0
+	err := e.in(first.item.Key().Netns, func(in *session) error {
+		if first.pipelined() {
+			tried = count
+			return in.commitEntries(run, errs)
+		}
+		for _, s := range run {
+			tried++
+			errs[s] = in.perform(s)
+			if errs[s] != nil {
+				break
+			}
+		}
+		return nil
+	})
+	if err != nil { // of the namespace or the socket
+		for _, s := range run {
+			errs[s] = err
+		}
+		tried = count
+	}
+	for s, err := range errs {
+		if err == nil || s.forgives(err) {
+			delete(errs, s)
+		}
+	}
+	return tried, errs
+}
+
+// forgives reports whether a step is done although it failed: what is to be deleted is gone with its device or namespace.
+func (s *step) forgives(err error) bool {
+	return s.remove && (errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNoDevice))
 }
 
 // plannedSteps orders a change: additions by kind, then removals the other way round; within a kind by key.
@@ -83,14 +168,14 @@ func plannedSteps(change reconcile.Change[Key, Item], before map[Key]Item) []*st
 		from := len(steps)
 		for key, item := range items {
 			if key.Kind == kind {
-				steps = append(steps, &step{item: item, remove: remove, before: before[key]})
+				steps = append(steps, &step{item: item, name: key.String(), remove: remove, before: before[key]})
 			}
 		}
 		slices.SortFunc(steps[from:], func(a, b *step) int {
 			if c := cmp.Compare(rank(a.item), rank(b.item)); c != 0 {
 				return c
 			}
-			return strings.Compare(a.item.Key().String(), b.item.Key().String())
+			return strings.Compare(a.name, b.name)
 		})
 		if remove {
 			slices.Reverse(steps[from:])
@@ -116,6 +201,7 @@ func rank(item Item) int {
 // undo takes steps back, the last first. The last one failed, perhaps in the middle.
 func (e *Engine) undo(ctx context.Context, steps []*step, before map[Key]Item, cause error) error {
 	var failures []error
+	defer func() { e.known = nil }() // the next commit reads what has come of it
 	for _, s := range slices.Backward(steps) {
 		back := &step{item: s.before, before: s.item}
 		switch {
@@ -150,34 +236,44 @@ func (e *Engine) undo(ctx context.Context, steps []*step, before map[Key]Item, c
 
 // perform does one step. Deleting what is not there, or in a namespace that is not there, is done already.
 func (e *Engine) perform(s *step) error {
-	err := e.in(s.item.Key().Netns, func(in *session) error {
-		switch item := s.item.(type) {
-		case *Veth:
-			return in.commitVeth(item, s)
-		case *Device:
-			return in.commitDevice(item, s)
-		case *Address:
-			return in.commitAddress(item, s.remove)
-		case *Neighbour:
-			return in.commitNeighbour(item, s.remove)
-		case *Route:
-			return in.commitRoute(item, s)
-		case *Rule:
-			return in.commitRule(item, s)
-		default:
-			return fmt.Errorf("unknown item %T", s.item)
-		}
-	})
-	if s.remove && (errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNoDevice)) {
+	err := e.in(s.item.Key().Netns, func(in *session) error { return in.perform(s) })
+	if s.forgives(err) {
 		return nil
 	}
 	return err
+}
+
+// perform does one step.
+func (s *session) perform(what *step) error {
+	switch item := what.item.(type) {
+	case *Veth:
+		return s.commitVeth(item, what)
+	case *Bridge:
+		return s.commitBridge(item, what)
+	case *Device:
+		return s.commitDevice(item, what)
+	case *BridgePort:
+		return s.commitBridgePort(item, what.remove)
+	case *Address:
+		return s.commitAddress(item, what.remove)
+	case *Neighbour, *Route:
+		errs := map[*step]error{}
+		return errors.Join(s.commitEntries([]*step{what}, errs), errs[what])
+	case *Rule:
+		return s.commitRule(item, what)
+	default:
+		return fmt.Errorf("unknown item %T", what.item)
+	}
 }
 
 func validate(item Item) error {
 	switch item := item.(type) {
 	case *Veth:
 		return errors.Join(ValidateName(item.Name), ValidateName(item.PeerName))
+	case *Bridge:
+		return ValidateName(item.Name)
+	case *BridgePort:
+		return errors.Join(ValidateName(item.Bridge), ValidateName(item.Device))
 	case *Device:
 		if len(item.Owner) > ownerMax {
 			return fmt.Errorf("owner is longer than %d bytes", ownerMax)
@@ -211,13 +307,18 @@ func (s *session) find(name string) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	if errors.Is(answers[0].err, unix.ENODEV) {
+	return answers[0].device(name)
+}
+
+// device returns the link that was asked for, or ErrNoDevice.
+func (a *answer) device(name string) (netlink.Link, error) {
+	if errors.Is(a.err, unix.ENODEV) {
 		return nil, fmt.Errorf("%s: %w", name, ErrNoDevice)
 	}
-	if answers[0].err != nil {
-		return nil, fmt.Errorf("looking at %s: %w", name, answers[0].err)
+	if a.err != nil {
+		return nil, fmt.Errorf("looking at %s: %w", name, a.err)
 	}
-	return answers[0].link, nil
+	return a.link, nil
 }
 
 // one makes one request and forgives the given errors.
@@ -388,52 +489,6 @@ func (s *session) abandon(index int, have *Device) error {
 	}
 	list.add("removing its alias", setLink(index, aliasAttr("")))
 	return list.run(s.conn)
-}
-
-func (s *session) commitNeighbour(item *Neighbour, remove bool) error {
-	link, err := s.find(item.Device)
-	if err != nil {
-		return err
-	}
-	entry := &netlink.Neigh{
-		LinkIndex: link.Attrs().Index, IP: net.IP(item.Address.AsSlice()), HardwareAddr: item.MAC, State: netlink.NUD_PERMANENT,
-		Family: family(item.Address),
-	}
-	if !remove {
-		return s.handle.NeighSet(entry)
-	}
-	if err := s.handle.NeighDel(entry); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
-}
-
-func (s *session) commitRoute(route *Route, what *step) error {
-	index := 0
-	if route.Device != "" && !route.Blackhole {
-		link, err := s.find(route.Device)
-		if err != nil {
-			return err
-		}
-		index = link.Attrs().Index
-	}
-	if what.remove {
-		return s.one(deleteRoute(*route, index), unix.ESRCH)
-	}
-	if old, ok := what.before.(*Route); ok && old.normalised().Blackhole != route.Blackhole && route.Dst.Addr().Is6() {
-		// IPv6 cannot replace one type by the other.
-		if err := s.one(deleteRoute(*old, 0), unix.ESRCH); err != nil {
-			return err
-		}
-	}
-	if what.before != nil {
-		return s.one(setRoute(*route, index))
-	}
-	err := s.one(addRoute(*route, index))
-	if errors.Is(err, unix.EEXIST) {
-		return s.takeRoute(route, index)
-	}
-	return err
 }
 
 // takeRoute is for a route that exists and is not in care. The kernel's own for an address's prefix is replaced, and one that a

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -30,6 +31,7 @@ type conn struct {
 	// turn is taken for each datagram, where several sockets' users take turns.
 	turn *turn
 	fd   int
+	port uint32 // the socket's address, which the kernel's events have of what it caused
 	seq  uint32
 	buf  []byte
 }
@@ -50,7 +52,13 @@ func dial() (*conn, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("opening a netlink socket: %w", err)
 	}
-	return &conn{fd: fd, buf: make([]byte, receiveSize)}, nil
+	c := &conn{fd: fd, buf: make([]byte, receiveSize)}
+	if own, err := unix.Getsockname(fd); err == nil {
+		if address, ok := own.(*unix.SockaddrNetlink); ok {
+			c.port = address.Pid
+		}
+	}
+	return c, nil
 }
 
 func (c *conn) close() { unix.Close(c.fd) }
@@ -75,6 +83,7 @@ func (t *turn) do(f func() error) error {
 type answer struct {
 	err  error
 	link netlink.Link // of a request for a link
+	raw  []byte       // its attributes
 }
 
 // do sends the requests and returns their answers in order. The error is about the socket, not about a request.
@@ -155,6 +164,7 @@ func (c *conn) receive(first uint32, answers []answer) (int, error) {
 			if err != nil {
 				return acknowledged, fmt.Errorf("reading a link from netlink: %w", err)
 			}
+			answers[index].raw = slices.Clone(message.Data[unix.SizeofIfInfomsg:])
 		}
 	}
 	return acknowledged, nil

@@ -24,10 +24,14 @@ type Options struct {
 	Devices []Key
 }
 
-// Engine programs links, addresses, routes, neighbours and rules by netlink. The methods of reconcile.Engine are not
+// Engine programs links, bridges, addresses, routes, neighbours and rules by netlink. The methods of reconcile.Engine are not
 // called concurrently; Watch runs beside them.
 type Engine struct {
 	home *namespace
+	// conn is the socket for what the engine changes in its own namespace; Watch leaves out what it caused.
+	conn *conn
+	// known is what is programmed after the last Read or Commit, nil before the first.
+	known map[Key]Item
 
 	mutex      sync.Mutex
 	namespaces map[string]bool
@@ -44,6 +48,14 @@ func NewEngine(options Options) (*Engine, error) {
 		return nil, fmt.Errorf("link engine: %w", err)
 	}
 	e := &Engine{home: home, namespaces: map[string]bool{"": true}, devices: map[Key]bool{}}
+	err = onThread(home, func() (err error) {
+		e.conn, err = dial()
+		return err
+	})
+	if err != nil {
+		home.close()
+		return nil, fmt.Errorf("link engine: %w", err)
+	}
 	for _, path := range options.Namespaces {
 		e.namespaces[path] = true
 	}
@@ -54,7 +66,10 @@ func NewEngine(options Options) (*Engine, error) {
 }
 
 // Close releases what the engine holds open. Nothing programmed is changed.
-func (e *Engine) Close() { e.home.close() }
+func (e *Engine) Close() {
+	e.conn.close()
+	e.home.close()
+}
 
 // Attend has Watch tell also of one device that is not in care: it is never touched. The one before is let go.
 func (e *Engine) Attend(device string) {
@@ -74,8 +89,10 @@ func (e *Engine) take(key Key) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	e.namespaces[key.Netns] = true
-	if key.Kind == KindDevice || key.Kind == KindVeth {
+	switch key.Kind {
+	case KindDevice, KindVeth, KindBridge, KindBridgePort:
 		e.devices[key] = true
+	case KindAddress, KindNeighbour, KindRoute, KindRule:
 	}
 }
 
@@ -122,6 +139,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 			return nil, fmt.Errorf("reading links: %w", err)
 		}
 	}
+	e.known = maps.Clone(state)
 	return state, nil
 }
 
@@ -145,12 +163,14 @@ func (e *Engine) in(path string, work func(*session) error) error {
 		where = opened
 	}
 	return onThread(where, func() error {
-		s := &session{engine: e, path: path}
+		s := &session{engine: e, path: path, conn: e.conn}
 		var err error
-		if s.conn, err = dial(); err != nil {
-			return err
+		if path != "" {
+			if s.conn, err = dial(); err != nil {
+				return err
+			}
+			defer s.conn.close()
 		}
-		defer s.conn.close()
 		if s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return fmt.Errorf("opening a netlink socket: %w", err)
 		}
@@ -184,6 +204,9 @@ func (s *session) read(state map[Key]Item) error {
 		if link.Type() == "veth" && s.engine.inCare(veth) {
 			state[veth] = s.veth(link)
 		}
+	}
+	if err := s.readBridges(links, state); err != nil {
+		return err
 	}
 	routes, err := readRoutes(s.handle, names)
 	if err != nil {

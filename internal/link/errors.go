@@ -15,6 +15,8 @@ var (
 	ErrNoDevice = errors.New("device does not exist")
 	// ErrForeign says that something that is not Weft's stands where Weft wants to put its own.
 	ErrForeign = errors.New("exists and is not Weft's")
+	// ErrUnsupported says that the running kernel lacks what an item needs.
+	ErrUnsupported = errors.New("not supported by this kernel")
 	// ErrName says that a device's name is not one the kernel takes safely.
 	ErrName = errors.New("invalid device name")
 )

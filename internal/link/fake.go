@@ -2,6 +2,7 @@ package link
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -91,12 +92,20 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 	defer f.mutex.Unlock()
 	// Everything happens to copies, which take the place of the originals when all has gone well.
 	next := &Fake{namespaces: f.namespaces, devices: maps.Clone(f.devices), state: maps.Clone(f.state)}
+	failed := map[Key]error{}
 	for _, s := range plannedSteps(change, f.state) {
 		if err := next.perform(s); err != nil {
-			return fmt.Errorf("%s: %w", s, err)
+			err = fmt.Errorf("%s: %w", s, err)
+			if !onlyEntries(change) {
+				return err
+			}
+			failed[s.item.Key()] = err
 		}
 	}
 	f.devices, f.state, f.commits = next.devices, next.state, f.commits+1
+	if len(failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: failed}
+	}
 	return nil
 }
 
@@ -104,8 +113,11 @@ func (f *Fake) perform(s *step) error {
 	key := s.item.Key()
 	if s.remove {
 		delete(f.state, key)
-		if key.Kind == KindVeth {
-			f.removeVeth(s.item.(*Veth))
+		switch item := s.item.(type) {
+		case *Veth:
+			f.removeVeth(item)
+		case *Bridge:
+			removeDevice(f.devices, f.state, item.Netns, item.Name)
 		}
 		return nil
 	}
@@ -123,6 +135,10 @@ func (f *Fake) check(s *step) error {
 	switch item := s.item.(type) {
 	case *Veth:
 		return f.addVeth(item, s)
+	case *Bridge:
+		return f.addBridge(item, s)
+	case *BridgePort:
+		return errors.Join(f.exists(item.Netns, item.Bridge), f.exists(item.Netns, item.Device))
 	case *Device:
 		return f.exists(item.Netns, item.Name)
 	case *Address:
@@ -169,6 +185,15 @@ func (f *Fake) addVeth(item *Veth, s *step) error {
 	return nil
 }
 
+func (f *Fake) addBridge(item *Bridge, s *step) error {
+	key := Key{item.Netns, KindDevice, item.Name}
+	if f.devices[key] && s.before == nil && !item.Adopt {
+		return fmt.Errorf("%s: %w", item.Name, ErrForeign)
+	}
+	f.devices[key] = true
+	return nil
+}
+
 func (f *Fake) removeVeth(item *Veth) {
 	removeDevice(f.devices, f.state, item.Netns, item.Name)
 	removeDevice(f.devices, f.state, item.PeerNetns, item.PeerName)
@@ -187,7 +212,9 @@ func removeDevice(devices map[Key]bool, state map[Key]Item, netns, name string) 
 			return item.Device == name
 		case *Neighbour:
 			return item.Device == name
-		case *Device, *Veth:
+		case *BridgePort:
+			return item.Device == name || item.Bridge == name
+		case *Device, *Veth, *Bridge:
 			return key.Name == name
 		}
 		return false

@@ -27,12 +27,14 @@ type Kind string
 
 // The kinds of items.
 const (
-	KindVeth      Kind = "veth"
-	KindDevice    Kind = "device"
-	KindAddress   Kind = "address"
-	KindNeighbour Kind = "neighbour"
-	KindRoute     Kind = "route"
-	KindRule      Kind = "rule"
+	KindVeth       Kind = "veth"
+	KindBridge     Kind = "bridge"
+	KindDevice     Kind = "device"
+	KindBridgePort Kind = "bridge-port"
+	KindAddress    Kind = "address"
+	KindNeighbour  Kind = "neighbour"
+	KindRoute      Kind = "route"
+	KindRule       Kind = "rule"
 )
 
 // Key names an item within everything the engine holds.
@@ -52,7 +54,7 @@ func (k Key) String() string {
 	return string(k.Kind) + " " + k.Name + " in " + k.Netns
 }
 
-// Item is one of *Veth, *Device, *Address, *Neighbour, *Route, *Rule. Items are values: they are not changed once handed
+// Item is one of *Veth, *Bridge, *Device, *BridgePort, *Address, *Neighbour, *Route, *Rule. Items are values: they are not changed once handed
 // over.
 type Item interface {
 	// Key is what the item stands under.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -39,7 +40,8 @@ const watchBuffer = 4 << 20
 
 // Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace, and of the pods' host
 // ends there, and of other devices' IPv4 addresses, until ctx ends; then
-// the channel is closed. Changes that the engine itself makes are among them: a reader compares, and finds nothing to do. The first
+// the channel is closed. Routes and neighbours that the engine itself has changed are left out. Its changes of links, addresses
+// and rules are among them: a reader compares, and finds nothing to do. The first
 // value, with All set, says that watching has begun. When the kernel dropped events (ENOBUFS), All is reported. Slow readers lose
 // detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
 func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
@@ -154,9 +156,23 @@ func (w *watcher) events(datagram []byte) {
 		return
 	}
 	for i := range messages {
+		if w.own(&messages[i].Header) {
+			continue
+		}
 		if drift, ok := w.event(&messages[i]); ok {
 			w.tell(drift)
 		}
+	}
+}
+
+// own reports whether the engine has made the change. The kernel notes the sender for routes and neighbours, and no other
+// socket of the namespace can have the port of one that is open.
+func (w *watcher) own(header *syscall.NlMsghdr) bool {
+	switch header.Type {
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		return w.engine != nil && w.engine.conn != nil && header.Pid != 0 && header.Pid == w.engine.conn.port
+	default:
+		return false
 	}
 }
 
@@ -241,7 +257,9 @@ func wellFormed(attrs []byte) bool {
 
 func (w *watcher) about(index int, kind Kind) (Drift, bool) {
 	name := w.names[index]
-	care := w.engine.inCare(Key{Kind: KindDevice, Name: name}) || w.engine.inCare(Key{Kind: KindVeth, Name: name})
+	care := slices.ContainsFunc([]Kind{KindDevice, KindVeth, KindBridge, KindBridgePort}, func(kind Kind) bool {
+		return w.engine.inCare(Key{Kind: kind, Name: name})
+	})
 	attended := kind == KindDevice && w.engine.attends(name)
 	return Drift{Device: name, Kind: kind, Attended: attended}, name != "" && (care || attended)
 }

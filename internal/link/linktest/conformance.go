@@ -76,6 +76,9 @@ func Run(t *testing.T, make func(t *testing.T) Subject) {
 	t.Run("device re-created", func(t *testing.T) { recreated(t, make(t)) })
 	t.Run("namespace vanished", func(t *testing.T) { vanished(t, make(t)) })
 	t.Run("drift", func(t *testing.T) { drift(t, make(t)) })
+	t.Run("bridges", func(t *testing.T) { bridges(t, make(t)) })
+	t.Run("entries fail alone", func(t *testing.T) { entries(t, make(t)) })
+	t.Run("any sequence", func(t *testing.T) { sequences(t, make(t)) })
 }
 
 func converge(t *testing.T, engine reconcile.Engine[link.Key, link.Item], desired map[link.Key]link.Item) {
