@@ -112,19 +112,31 @@ func (p *SubnetPool) Next(owner string) (netip.Addr, error) {
 
 // Peek returns the address that Next would give.
 func (p *SubnetPool) Peek() (netip.Addr, error) {
-	if p.Available() <= 0 {
+	ahead := p.Ahead(1)
+	if len(ahead) == 0 {
 		return netip.Addr{}, fmt.Errorf("%w: all %d addresses of subnet %s are used", ErrExhausted, p.size, p.prefix)
 	}
-	for addr := p.after(p.last); ; addr = p.after(addr) {
+	return ahead[0], nil
+}
+
+// Ahead returns the addresses that the next n calls of Next would give; fewer when fewer are free.
+func (p *SubnetPool) Ahead(n int) []netip.Addr {
+	var ahead []netip.Addr
+	n = min(n, int(p.Available()))
+	for addr := p.after(p.last); len(ahead) < n; addr = p.after(addr) {
 		if r, excluded := p.excludedRange(addr); excluded {
 			addr = r.To()
 			continue
 		}
 		if _, taken := p.used[addr]; !taken {
-			return addr, nil
+			ahead = append(ahead, addr)
 		}
 	}
+	return ahead
 }
+
+// Last returns the address that Next gave last, or that Resume set.
+func (p *SubnetPool) Last() netip.Addr { return p.last }
 
 // after returns the next address of the subnet, the first one after the last.
 func (p *SubnetPool) after(addr netip.Addr) netip.Addr {

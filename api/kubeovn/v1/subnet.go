@@ -286,6 +286,10 @@ type SubnetStatus struct {
 	// u2oInterconnectionIP is empty.
 	// +optional
 	U2OInterconnectionIP string `json:"u2oInterconnectionIP"`
+	// lastIP is the address that was given out last. The next one is searched from there, so that a released address comes again
+	// only after a lap.
+	// +optional
+	LastIP string `json:"lastIP,omitempty"`
 	// tunnelKey is the datapath's tunnel key, which stays the same when the databases are rebuilt.
 	// +optional
 	TunnelKey int `json:"tunnelKey,omitempty"`

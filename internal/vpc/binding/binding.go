@@ -1,0 +1,122 @@
+// Package binding says which Subnets a pod is bound to. It is pure; the agent and the controller share it, so that both decide alike,
+// from objects as the API server has them.
+//
+// In this order: the annotation ovn.kubernetes.io/logical_switch of the pod; that of its namespace, a list of which the first Subnet
+// with room is used; the oldest Subnet whose namespaces or namespaceSelectors name the namespace. A pod that is bound to what cannot
+// be served is refused with the reason, and never gets another network.
+package binding
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// Network is the name of the network of VPCs in placement.
+const Network = "vpc"
+
+// Subnet is a Subnet as pods are bound to it.
+type Subnet struct {
+	objects.Subnet
+	Age objects.Age
+	// Broken is why pods cannot be in the subnet, in words; empty when they can.
+	Broken string
+	// Permitted are the namespaces of the Vpc; empty: all.
+	Permitted []string
+}
+
+// permits reports whether the namespace may use the subnet: by the Subnet's own lists, else by the Vpc's, else every one may.
+func (s *Subnet) permits(namespace placement.Namespace) bool {
+	if len(s.Namespaces) > 0 || len(s.Selectors) > 0 {
+		return s.names(namespace)
+	}
+	return len(s.Permitted) == 0 || slices.Contains(s.Permitted, namespace.Name)
+}
+
+// names reports whether the Subnet's own lists name the namespace.
+func (s *Subnet) names(namespace placement.Namespace) bool {
+	return slices.Contains(s.Namespaces, namespace.Name) ||
+		slices.ContainsFunc(s.Selectors, func(l labels.Selector) bool { return l.Matches(labels.Set(namespace.Labels)) })
+}
+
+// Subnets are all Subnets by name.
+type Subnets map[string]*Subnet
+
+// Bound is what a pod is bound to.
+type Bound struct {
+	// Level, Reason and Refuse are placement's.
+	Level          placement.Level
+	Reason, Refuse string
+	// Names are the Subnets that the pod may be in, the first with room. Empty when the pod is refused.
+	Names []string
+}
+
+// Of returns what the pod is bound to; ok is false when nothing binds it.
+func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
+	if name := strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]); name != "" {
+		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %q", kubeovn.AnnotationLogicalSwitch, name)}
+		s.choose(&b, namespace, name)
+		return b, true
+	}
+	if list := strings.TrimSpace(namespace.Annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
+		b = Bound{
+			Level:  placement.ByNamespace,
+			Reason: fmt.Sprintf("annotation %s of namespace %s is %q", kubeovn.AnnotationLogicalSwitch, namespace.Name, list),
+		}
+		for name := range strings.SplitSeq(list, ",") {
+			s.choose(&b, namespace, strings.TrimSpace(name))
+		}
+		if len(b.Names) > 0 {
+			b.Refuse = ""
+		}
+		return b, true
+	}
+	var oldest *Subnet
+	for _, subnet := range s {
+		if subnet.Definition == "" && subnet.names(namespace) && (oldest == nil || subnet.Age.Compare(oldest.Age) < 0) {
+			oldest = subnet
+		}
+	}
+	if oldest == nil {
+		return Bound{}, false
+	}
+	b = Bound{Level: placement.ByNamespace, Reason: fmt.Sprintf("Subnet %s names namespace %s", oldest.Name, namespace.Name)}
+	s.choose(&b, namespace, oldest.Name)
+	return b, true
+}
+
+// choose adds a Subnet to those that the pod may be in, or says why it may not.
+func (s Subnets) choose(b *Bound, namespace placement.Namespace, name string) {
+	subnet, there := s[name]
+	switch {
+	case !there:
+		b.Refuse = fmt.Sprintf("Subnet %.64q does not exist", name)
+	case subnet.Definition != "":
+		b.Refuse = fmt.Sprintf("Subnet %s is the address pool of NetworkAttachmentDefinition %s and no network for pods", name, subnet.Definition)
+	case subnet.Broken != "":
+		b.Refuse = fmt.Sprintf("Subnet %s cannot be used: %s", name, subnet.Broken)
+	case !subnet.permits(namespace):
+		b.Refuse = fmt.Sprintf("namespace %s may not use Subnet %s; add it to the namespaces of the Subnet, or of its Vpc", namespace.Name, name)
+	case !slices.Contains(b.Names, name):
+		b.Names = append(b.Names, name)
+	}
+}
+
+// Bind is the placement.Binder of VPCs.
+func (s Subnets) Bind(pod placement.Pod, namespace placement.Namespace) []placement.Binding {
+	b, ok := s.Of(pod, namespace)
+	if !ok {
+		return nil
+	}
+	binding := placement.Binding{Level: b.Level, Network: Network, Reason: b.Reason, Refuse: b.Refuse}
+	if len(b.Names) == 1 {
+		binding.Part = b.Names[0]
+	}
+	return []placement.Binding{binding}
+}

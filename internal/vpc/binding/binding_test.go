@@ -1,0 +1,79 @@
+package binding_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+func subnet(name string, second int, change func(*binding.Subnet)) *binding.Subnet {
+	meta := objects.Meta{Kind: "Subnet", Name: name, UID: name}
+	s := &binding.Subnet{Subnet: objects.Subnet{Meta: meta, VPC: "v"}, Age: objects.Age{Meta: meta, Created: time.Unix(int64(second), 0)}}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+func TestOf(t *testing.T) {
+	all := binding.Subnets{}
+	for _, s := range []*binding.Subnet{
+		subnet("open", 1, nil),
+		subnet("shop", 2, func(s *binding.Subnet) { s.Namespaces = []string{"shop"} }),
+		subnet("older-shop", 1, func(s *binding.Subnet) { s.Namespaces = []string{"shop"} }),
+		subnet("labelled", 1, func(s *binding.Subnet) {
+			s.Selectors = []labels.Selector{labels.SelectorFromSet(labels.Set{"team": "a"})}
+		}),
+		subnet("of-vpc", 1, func(s *binding.Subnet) { s.Permitted = []string{"bank"} }),
+		subnet("broken", 1, func(s *binding.Subnet) { s.Broken, s.Namespaces = "spec.cidrBlock: is bad", []string{"unlucky"} }),
+		subnet("pool", 1, func(s *binding.Subnet) { s.Definition, s.Namespaces = "a.kube-system", []string{"other"} }),
+	} {
+		all[s.Name] = s
+	}
+	const key = "ovn.kubernetes.io/logical_switch"
+	for name, test := range map[string]struct {
+		pod, space string // annotations
+		namespace  string
+		labels     map[string]string
+		names      []string
+		refuse     string
+		unbound    bool
+	}{
+		"nothing binds":            {namespace: "default", unbound: true},
+		"annotation":               {pod: "open", namespace: "default", names: []string{"open"}},
+		"annotation beats list":    {pod: "open", namespace: "shop", names: []string{"open"}},
+		"oldest list":              {namespace: "shop", names: []string{"older-shop"}},
+		"selector":                 {namespace: "x", labels: map[string]string{"team": "a"}, names: []string{"labelled"}},
+		"namespace annotation":     {space: "open, none,shop", namespace: "shop", names: []string{"open", "shop"}},
+		"no such Subnet":           {pod: "none", namespace: "shop", refuse: "does not exist"},
+		"hostile name":             {pod: "a\n\"b", namespace: "shop", refuse: `Subnet "a\n\"b" does not exist`},
+		"another's Subnet":         {pod: "shop", namespace: "default", refuse: "namespace default may not use Subnet shop"},
+		"not one of the Vpc's":     {pod: "of-vpc", namespace: "default", refuse: "may not use"},
+		"one of the Vpc's":         {pod: "of-vpc", namespace: "bank", names: []string{"of-vpc"}},
+		"broken":                   {namespace: "unlucky", refuse: "spec.cidrBlock"},
+		"pool of a NAD":            {pod: "pool", namespace: "other", refuse: "no network for pods"},
+		"a pool binds no namspace": {namespace: "other", unbound: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := placement.Pod{Namespace: test.namespace, Name: "p", Annotations: map[string]string{key: test.pod}}
+			space := placement.Namespace{Name: test.namespace, Annotations: map[string]string{key: test.space}, Labels: test.labels}
+			b, ok := all.Of(pod, space)
+			if ok == test.unbound || !slices.Equal(b.Names, test.names) || (b.Refuse == "") != (test.refuse == "") || !strings.Contains(b.Refuse, test.refuse) {
+				t.Errorf("%v: %+v", ok, b)
+			}
+			decision := placement.Decide(pod, space, placement.Cluster{
+				Default: "overlay", Known: []string{"overlay", binding.Network}, Binders: []placement.Binder{all.Bind},
+			})
+			if (decision.Network == "overlay") != test.unbound || (decision.Refuse != "") != (test.refuse != "") {
+				t.Errorf("placed: %+v", decision)
+			}
+		})
+	}
+}

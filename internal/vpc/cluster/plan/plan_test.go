@@ -1,0 +1,384 @@
+package plan_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/vpc/cluster/plan"
+)
+
+// fataler is what *testing.T and *rapid.T have in common.
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// world is an API server's objects and a northbound database, on which plans are carried out.
+type world struct {
+	vpcs     map[string]*kubeovn.Vpc
+	subnets  map[string]*kubeovn.Subnet
+	gateways map[string]*kubeovn.VpcNatGateway
+	ips      map[string]*kubeovn.IP
+	pods     map[string]*corev1.Pod
+	spaces   map[string]*corev1.Namespace
+	database *ovn.Database
+	engine   *ovn.Fake
+	waiting  map[string]string
+}
+
+func newWorld(t fataler) *world {
+	w := &world{
+		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, gateways: map[string]*kubeovn.VpcNatGateway{},
+		ips: map[string]*kubeovn.IP{}, pods: map[string]*corev1.Pod{}, spaces: map[string]*corev1.Namespace{}, database: ovn.NewDatabase(),
+	}
+	w.engine = ovn.NewFake(w.database)
+	if err := w.engine.Lead(context.Background(), 1); err != nil {
+		t.Fatalf("%v", err)
+	}
+	return w
+}
+
+func values[T any](m map[string]*T) []T {
+	out := make([]T, 0, len(m))
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, *m[key])
+	}
+	return out
+}
+
+func (w *world) objects() *plan.Objects {
+	return &plan.Objects{
+		Vpcs: values(w.vpcs), Subnets: values(w.subnets), Gateways: values(w.gateways), IPs: values(w.ips), Pods: values(w.pods),
+		Namespaces: values(w.spaces), Now: metav1.NewTime(time.Unix(1000, 0)),
+	}
+}
+
+// step carries out one plan, rows first, and reports whether it wrote anything.
+func (w *world) step(t fataler) bool {
+	t.Helper()
+	p := plan.Compile(w.objects())
+	have, err := w.engine.Read(context.Background())
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	change := reconcile.Diff(p.Rows, have)
+	if err := w.engine.Commit(context.Background(), change); err != nil {
+		t.Fatalf("%v", err)
+	}
+	w.waiting = p.Waiting
+	for _, ip := range p.Delete {
+		delete(w.ips, ip.Name)
+	}
+	for _, ip := range p.Create {
+		if w.ips[ip.Name] != nil {
+			t.Fatalf("IP %s is there", ip.Name)
+		}
+		w.ips[ip.Name] = ip
+	}
+	for _, v := range p.Vpcs {
+		w.vpcs[v.Name].Finalizers = v.Finalizers
+	}
+	for _, s := range p.Subnets {
+		w.subnets[s.Name].Finalizers = s.Finalizers
+	}
+	for _, v := range p.VpcStatus {
+		w.vpcs[v.Name].Status = v.Status
+	}
+	for _, s := range p.SubnetStatus {
+		w.subnets[s.Name].Status = s.Status
+	}
+	maps.DeleteFunc(w.vpcs, func(_ string, v *kubeovn.Vpc) bool { return v.DeletionTimestamp != nil && len(v.Finalizers) == 0 })
+	maps.DeleteFunc(w.subnets, func(_ string, s *kubeovn.Subnet) bool { return s.DeletionTimestamp != nil && len(s.Finalizers) == 0 })
+	return !change.Empty() || len(p.Delete)+len(p.Create)+len(p.Vpcs)+len(p.Subnets)+len(p.VpcStatus)+len(p.SubnetStatus) > 0
+}
+
+// settle carries out plans until one writes nothing.
+func (w *world) settle(t fataler) {
+	t.Helper()
+	for range 10 {
+		if !w.step(t) {
+			w.check(t)
+			return
+		}
+	}
+	t.Fatalf("plans go on without end")
+}
+
+// check holds what must hold in every state.
+func (w *world) check(t fataler) {
+	t.Helper()
+	taken := map[string]string{}
+	using := map[string]int64{}
+	rows := w.database.Rows()
+	names := map[string]ovn.Row{}
+	for key, row := range rows {
+		if key.Table == ovn.SwitchPort {
+			names[row.Text["name"]] = row
+		}
+	}
+	for name, ip := range w.ips {
+		at := ip.Spec.SubnetUID + " " + ip.Spec.V4IPAddress
+		if other := taken[at]; other != "" {
+			t.Fatalf("%s and %s have %s", name, other, at)
+		}
+		taken[at] = name
+		using[ip.Spec.Subnet]++
+		if row, there := names[ip.Spec.LogicalPort]; !there || row.Set["addresses"][0] != ip.Spec.MacAddress+" "+ip.Spec.V4IPAddress {
+			t.Fatalf("IP %s (%s %s) has no port, or another one: %v", name, ip.Spec.MacAddress, ip.Spec.V4IPAddress, row)
+		}
+	}
+	for name, s := range w.subnets {
+		for _, g := range w.gateways {
+			if g.Spec.Subnet == name {
+				using[name]++
+			}
+		}
+		ready := meta.IsStatusConditionTrue(s.Status.Conditions, kubeovn.ConditionReady)
+		if ready && (s.Status.V4UsingIPs != using[name] || s.Status.V4UsingIPs+s.Status.V4AvailableIPs != 253) {
+			t.Fatalf("Subnet %s: %d in use, want %d; %d available", name, s.Status.V4UsingIPs, using[name], s.Status.V4AvailableIPs)
+		}
+	}
+}
+
+func created(name string, second int) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(time.Unix(int64(second), 0))}
+}
+
+func (w *world) vpc(name string, second int, spec kubeovn.VpcSpec) {
+	w.vpcs[name] = &kubeovn.Vpc{ObjectMeta: created(name, second), Spec: spec}
+}
+
+func (w *world) subnet(name string, second int, vpc, cidr string) *kubeovn.Subnet {
+	s := &kubeovn.Subnet{ObjectMeta: created(name, second), Spec: kubeovn.SubnetSpec{Vpc: vpc, CIDRBlock: cidr}}
+	w.subnets[name] = s
+	return s
+}
+
+func (w *world) pod(name, subnet, ip string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: created(name, 50), Spec: corev1.PodSpec{NodeName: "node1"}}
+	p.Namespace = "ns1"
+	p.Annotations = map[string]string{kubeovn.AnnotationLogicalSwitch: subnet, kubeovn.AnnotationIPAddress: ip}
+	w.pods[name] = p
+	return p
+}
+
+// ports returns the rows as text, without tunnel keys, which depend on the order in which things came.
+func (w *world) ports() string {
+	var lines []string
+	for key, row := range w.database.Rows() {
+		delete(row.Map["options"], "requested-tnl-key")
+		delete(row.Map["other_config"], "requested-tnl-key")
+		lines = append(lines, key.String()+" "+row.String())
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// Objects may come in any order, with plans between them or not, and be deleted in any order: the state is the same in the end, and
+// nothing is left.
+func TestOrders(t *testing.T) {
+	build := func(w *world) []func() {
+		peering := func(remote, local string) []kubeovn.VpcPeering {
+			return []kubeovn.VpcPeering{{RemoteVpc: remote, LocalConnectIP: local}}
+		}
+		return []func(){
+			func() { w.vpc("v1", 1, kubeovn.VpcSpec{VpcPeerings: peering("v2", "169.254.0.1/30")}) },
+			func() { w.vpc("v2", 2, kubeovn.VpcSpec{VpcPeerings: peering("v1", "169.254.0.2/30")}) },
+			func() { w.subnet("s1", 3, "v1", "10.0.1.0/24") },
+			func() { w.subnet("s2", 4, "v2", "10.0.1.0/24") },
+			func() { w.subnet("overlaps", 5, "v1", "10.0.0.0/16") },
+			func() { w.subnet("default", 6, "", "10.9.0.0/24") },
+			func() { w.pod("p1", "s1", "10.0.1.77") },
+			func() { w.pod("p2", "s2", "10.0.1.77") },
+			func() { w.pod("p3", "none", "10.0.1.78") },
+			func() {
+				w.gateways["gw"] = &kubeovn.VpcNatGateway{ObjectMeta: created("gw", 7), Spec: kubeovn.VpcNatGatewaySpec{Vpc: "v1", Subnet: "s1", LanIP: "10.0.1.254"}}
+			},
+		}
+	}
+	first := newWorld(t)
+	for _, make := range build(first) {
+		make()
+	}
+	first.settle(t)
+	want := first.ports()
+	if !strings.Contains(want, "v1/peer/v2") || !strings.Contains(want, "s2/10.0.1.77") || strings.Contains(want, "overlaps") {
+		t.Fatalf("rows:\n%s", want)
+	}
+	rapid.Check(t, func(r *rapid.T) {
+		w := newWorld(r)
+		for _, make := range rapid.Permutation(build(w)).Draw(r, "creations") {
+			make()
+			if rapid.Bool().Draw(r, "plan") {
+				w.step(r)
+			}
+		}
+		w.settle(r)
+		if have := w.ports(); have != want {
+			r.Fatalf("another order gives other rows:\n%s\nwant:\n%s", have, want)
+		}
+		now := metav1.NewTime(time.Unix(2000, 0))
+		var deletions []func()
+		for _, v := range w.vpcs {
+			deletions = append(deletions, func() { v.DeletionTimestamp = &now })
+		}
+		for _, s := range w.subnets {
+			deletions = append(deletions, func() { s.DeletionTimestamp = &now })
+		}
+		for name := range w.pods {
+			deletions = append(deletions, func() { delete(w.pods, name) })
+		}
+		deletions = append(deletions, func() { delete(w.gateways, "gw") })
+		slices.SortFunc(deletions, func(func(), func()) int { return 0 })
+		for _, remove := range rapid.Permutation(deletions).Draw(r, "deletions") {
+			remove()
+			if rapid.Bool().Draw(r, "plan") {
+				w.step(r)
+			}
+		}
+		w.settle(r)
+		if left := len(w.database.Rows()) + len(w.vpcs) + len(w.subnets) + len(w.ips); left != 0 {
+			r.Fatalf("%d objects and rows are left: %v %v %v", left, w.vpcs, w.subnets, w.ips)
+		}
+	})
+}
+
+// Pods come and go at random; addresses are unique, and counts are right after every step.
+func TestChurn(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := newWorld(r)
+		w.vpc("v", 1, kubeovn.VpcSpec{})
+		w.subnet("s", 2, "v", "10.0.1.0/24")
+		w.settle(r)
+		for i := range rapid.IntRange(1, 30).Draw(r, "steps") {
+			name := fmt.Sprint("p", rapid.IntRange(0, 9).Draw(r, "pod"))
+			if rapid.Bool().Draw(r, "comes") {
+				w.pod(name, "s", rapid.SampledFrom([]string{"", "", "10.0.1.5", "10.0.1.6", "10.0.1.1", "nonsense"}).Draw(r, "address")).UID = types.UID(fmt.Sprint(i))
+			} else {
+				delete(w.pods, name)
+			}
+			w.step(r)
+		}
+		w.settle(r)
+		for name, pod := range w.pods {
+			_, has := w.ips[plan.IPName(pod.Namespace, name)]
+			_, waits := w.waiting["ns1/"+name]
+			if has == waits {
+				r.Fatalf("pod %s: has an address %v, waits for one %v", name, has, waits)
+			}
+		}
+	})
+}
+
+// A released address comes again after a lap only, and a pod that takes a ready port changes no row but the one port that gets ready.
+func TestLapAndReadyPorts(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	w.subnet("s", 2, "v", "10.0.1.0/24")
+	w.settle(t)
+	before := w.database.Rows()
+	w.pod("a", "s", "")
+	w.settle(t)
+	change := reconcile.Diff(w.database.Rows(), before)
+	if len(change.Set) != 1 || len(change.Delete) != 0 { // the ninth port
+		t.Errorf("a pod sets %d rows and removes %d", len(change.Set), len(change.Delete))
+	}
+	first := w.ips["a.ns1"].Spec.V4IPAddress
+	delete(w.pods, "a")
+	w.settle(t)
+	w.pod("b", "s", "").UID = "other"
+	w.settle(t)
+	if second := w.ips["b.ns1"].Spec.V4IPAddress; first != "10.0.1.2" || second != "10.0.1.3" {
+		t.Errorf("%s, then %s", first, second)
+	}
+}
+
+// A pod of the same name with another UID gets an address of its own only once the former pod's is free.
+func TestPodOfTheSameName(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	w.subnet("s", 2, "v", "10.0.1.0/24")
+	w.pod("a", "s", "10.0.1.9")
+	w.settle(t)
+	w.pod("a", "s", "10.0.1.9").UID = "new"
+	w.step(t)
+	if len(w.ips) != 0 || w.waiting["ns1/a"] == "" {
+		t.Errorf("%v, %v", w.ips, w.waiting)
+	}
+	w.settle(t)
+	if w.ips["a.ns1"].Spec.PodUID != "new" {
+		t.Errorf("%+v", w.ips["a.ns1"])
+	}
+}
+
+// Mistakes are in conditions and reasons that name the field, and the others go on.
+func TestProblems(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{EnableBfd: true, VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: "v", LocalConnectIP: "169.254.0.1/30"}}})
+	w.vpc("ovn-cluster", 1, kubeovn.VpcSpec{})
+	w.subnet("good", 2, "v", "10.0.1.0/24")
+	w.subnet("overlaps", 3, "v", "10.0.1.128/25")
+	w.subnet("orphan", 3, "none", "10.0.1.0/24")
+	w.subnet("default", 3, "", "10.0.3.0/24")
+	w.subnet("outside", 3, "v", "10.0.4.0/24").Spec.Gateway = "10.0.5.1"
+	w.pod("ok", "good", "")
+	w.pod("taken", "good", "10.0.1.1")
+	w.pod("bad", "good", "10.0.1.999")
+	w.pod("mac", "good", "").Annotations[kubeovn.AnnotationMACAddress] = "01:00:5e:00:00:01"
+	w.pod("late", "default", "")
+	pool := w.pod("pool-1", "good", "")
+	pool.OwnerReferences = []metav1.OwnerReference{{Kind: "StatefulSet", Name: "pool", Controller: new(bool)}}
+	*pool.OwnerReferences[0].Controller = true
+	pool.Annotations[kubeovn.AnnotationIPPool] = "10.0.1.40, 10.0.1.41"
+	w.settle(t)
+	for name, want := range map[string]string{
+		"overlaps": "Conflict: spec.cidrBlock: 10.0.1.128/25 overlaps 10.0.1.0/24 of the older Subnet good",
+		"orphan":   "Missing: spec.vpc: there is no Vpc", "default": "DefaultVpc: spec.vpc", "outside": "Invalid: spec.gateway", "good": "Ready: ",
+	} {
+		if c := meta.FindStatusCondition(w.subnets[name].Status.Conditions, "Ready"); c == nil || !strings.HasPrefix(c.Reason+": "+c.Message, want) {
+			t.Errorf("Subnet %s: %+v, want %s", name, c, want)
+		}
+	}
+	for name, want := range map[string]string{"v": "Invalid: spec.vpcPeerings[0].remoteVpc", "ovn-cluster": "DefaultVpc: metadata.name"} {
+		if c := meta.FindStatusCondition(w.vpcs[name].Status.Conditions, "Ready"); c == nil || !strings.HasPrefix(c.Reason+": "+c.Message, want) {
+			t.Errorf("Vpc %s: %+v", name, c)
+		}
+	}
+	if c := meta.FindStatusCondition(w.vpcs["v"].Status.Conditions, "Supported"); c == nil || !strings.Contains(c.Message, "spec.enableBfd") {
+		t.Errorf("Supported: %+v", c)
+	}
+	for pod, want := range map[string]string{"taken": "gateway", "bad": "not an address", "mac": "not a MAC address", "late": "name a Vpc"} {
+		if !strings.Contains(w.waiting["ns1/"+pod], want) {
+			t.Errorf("pod %s waits because %q, want %q", pod, w.waiting["ns1/"+pod], want)
+		}
+	}
+	if w.ips["ok.ns1"] == nil || w.ips["pool-1.ns1"].Spec.V4IPAddress != "10.0.1.41" {
+		t.Errorf("addresses: %v", w.ips)
+	}
+	if _, err := netip.ParseAddr(w.subnets["good"].Status.LastIP); err != nil {
+		t.Error(err)
+	}
+}
+
+// Names of IP objects differ, and are no longer than a name may be.
+func TestIPName(t *testing.T) {
+	long := strings.Repeat("a", 250)
+	if a, b := plan.IPName("ns1", long), plan.IPName("ns2", long); a == b || len(a) > 253 || plan.IPName("ns", "pod") != "pod.ns" {
+		t.Errorf("%s, %s", a, b)
+	}
+}

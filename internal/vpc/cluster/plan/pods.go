@@ -1,0 +1,239 @@
+package plan
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/vpc/northbound"
+)
+
+// maxName is the longest name of an object (RFC 1123 subdomain).
+const maxName = 253
+
+// IPName returns the name of the IP object of a pod.
+func IPName(namespace, pod string) string {
+	name := pod + "." + namespace
+	if len(name) <= maxName {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	digest := hex.EncodeToString(sum[:8])
+	return strings.TrimRight(name[:maxName-len(digest)-1], ".-") + "-" + digest
+}
+
+// pools takes over what objects say is in use: gateways' lanIp, and the IP objects of pods that are there. IP objects of others are
+// deleted, and their addresses are free with the next plan.
+func (c *compiler) pools() {
+	pods := map[string]*corev1.Pod{}
+	for i := range c.Pods {
+		pods[string(c.Pods[i].UID)] = &c.Pods[i]
+	}
+	kept := make([]*kubeovn.IP, 0, len(c.IPs))
+	for i := range c.IPs {
+		kept = append(kept, &c.IPs[i])
+	}
+	slices.SortFunc(kept, func(a, b *kubeovn.IP) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	for _, ip := range kept {
+		s := c.byUID[ip.Spec.SubnetUID]
+		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
+		if s != nil && s.pool != nil && err == nil && s.pool.Use(addr, ip.Name) == nil {
+			s.holders++
+			s.macs[ip.Spec.MacAddress] = ip.Name
+		}
+		pod := pods[ip.Spec.PodUID]
+		if pod == nil || ended(pod) || IPName(pod.Namespace, pod.Name) != ip.Name {
+			c.plan.Delete = append(c.plan.Delete, ip)
+			continue
+		}
+		c.ips[ip.Name] = ip
+	}
+	for i := range c.Gateways {
+		gateway := &c.Gateways[i]
+		s := c.byName[gateway.Spec.Subnet]
+		addr, err := netip.ParseAddr(gateway.Spec.LanIP)
+		if s != nil && s.pool != nil && err == nil && gateway.DeletionTimestamp == nil && s.pool.Use(addr, "VpcNatGateway/"+gateway.Name) == nil {
+			s.holders++
+		}
+	}
+}
+
+// ended reports whether the pod's containers are over for good, so that its address is free.
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// pods gives an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of them is given away.
+func (c *compiler) pods() {
+	namespaces := map[string]placement.Namespace{}
+	for i := range c.Namespaces {
+		n := &c.Namespaces[i]
+		namespaces[n.Name] = placement.Namespace{Name: n.Name, Annotations: n.Annotations, Labels: n.Labels}
+	}
+	var waiting []*corev1.Pod
+	for i := range c.Pods {
+		pod := &c.Pods[i]
+		_, has := c.ips[IPName(pod.Namespace, pod.Name)]
+		if !has && pod.Spec.NodeName != "" && !pod.Spec.HostNetwork && !ended(pod) && pod.DeletionTimestamp == nil {
+			waiting = append(waiting, pod)
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, pod := range waiting {
+		at := placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}
+		bound, ok := c.plan.Bindings.Of(at, namespaces[pod.Namespace])
+		if !ok {
+			continue
+		}
+		key, why := pod.Namespace+"/"+pod.Name, bound.Refuse
+		for _, name := range bound.Names {
+			err := c.attach(pod, c.byName[name])
+			if why = ""; err == nil {
+				break
+			}
+			why = err.Error()
+		}
+		if why != "" {
+			c.plan.Waiting[key] = why
+		}
+	}
+}
+
+// rank is 0 for pods that ask for an address.
+func rank(pod *corev1.Pod) int {
+	if pod.Annotations[kubeovn.AnnotationIPAddress] != "" || pod.Annotations[kubeovn.AnnotationIPPool] != "" {
+		return 0
+	}
+	return 1
+}
+
+// attach gives the pod an address of the subnet, and makes its IP object.
+func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
+	if !s.exists || s.object.DeletionTimestamp != nil {
+		return fmt.Errorf("subnet %s is not in effect, or is being deleted", s.value.Name)
+	}
+	name := IPName(pod.Namespace, pod.Name)
+	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return ip.Name == name }) {
+		return errors.New("the address of a former pod of this name is not free yet")
+	}
+	last := s.pool.Last()
+	addr, err := address(pod, s, name)
+	if err != nil {
+		return err
+	}
+	mac, err := macOf(pod, s, addr, name)
+	if err != nil {
+		s.pool.Release(addr, name)
+		s.pool.Resume(last) // the address was not given out
+		return err
+	}
+	s.macs[mac] = name
+	s.holders++
+	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: kubeovn.IPSpec{
+		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
+		Subnet: s.value.Name, SubnetUID: s.value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
+		LogicalPort: northbound.PortName(s.value.Name, addr), Gateway: s.value.Gateway.String(), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
+	}}
+	c.ips[name] = ip
+	c.plan.Create = append(c.plan.Create, ip)
+	return nil
+}
+
+// address takes the address that the pod asks for, or the next one.
+func address(pod *corev1.Pod, s *subnet, owner string) (netip.Addr, error) {
+	if text := pod.Annotations[kubeovn.AnnotationIPAddress]; text != "" {
+		return fixed(s, owner, kubeovn.AnnotationIPAddress, text)
+	}
+	list := pod.Annotations[kubeovn.AnnotationIPPool]
+	if list == "" {
+		addr, err := s.pool.Next(owner)
+		if err != nil {
+			return addr, fmt.Errorf("%w; add a Subnet, or delete pods", err)
+		}
+		return addr, nil
+	}
+	words := strings.Split(list, ",")
+	if ordinal, ok := ordinalOf(pod); ok {
+		if ordinal >= len(words) {
+			return netip.Addr{}, fmt.Errorf("annotation %s has %d addresses, and none for ordinal %d", kubeovn.AnnotationIPPool, len(words), ordinal)
+		}
+		return fixed(s, owner, kubeovn.AnnotationIPPool, words[ordinal])
+	}
+	var errs []error
+	for _, word := range words {
+		addr, err := fixed(s, owner, kubeovn.AnnotationIPPool, word)
+		if err == nil {
+			return addr, nil
+		}
+		errs = append(errs, err)
+	}
+	return netip.Addr{}, errors.Join(errs...)
+}
+
+func fixed(s *subnet, owner, annotation, text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(strings.TrimSpace(text))
+	if err != nil {
+		return addr, fmt.Errorf("annotation %s: %.64q is not an address; write one of %s", annotation, text, s.value.Prefix)
+	}
+	if err := s.pool.Use(addr, owner); err != nil {
+		if errors.Is(err, ipam.ErrOutside) {
+			return addr, fmt.Errorf("annotation %s: %w; write another address of the Subnet %s", annotation, err, s.value.Name)
+		}
+		return addr, fmt.Errorf("annotation %s: %w", annotation, err)
+	}
+	return addr, nil
+}
+
+// ordinalOf returns the ordinal of a StatefulSet's pod.
+func ordinalOf(pod *corev1.Pod) (int, bool) {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil || owner.Kind != "StatefulSet" {
+		return 0, false
+	}
+	text, ok := strings.CutPrefix(pod.Name, owner.Name+"-")
+	if !ok {
+		return 0, false
+	}
+	ordinal, err := strconv.Atoi(text)
+	return ordinal, err == nil && ordinal >= 0
+}
+
+// macOf returns the MAC address that the pod asks for, or the one that belongs to its address.
+func macOf(pod *corev1.Pod, s *subnet, addr netip.Addr, owner string) (string, error) {
+	text := pod.Annotations[kubeovn.AnnotationMACAddress]
+	if text == "" {
+		mac := northbound.MAC(addr)
+		if holder := s.macs[mac]; holder != "" && holder != owner {
+			return "", fmt.Errorf("the MAC address %s is in use by %s", mac, holder)
+		}
+		return mac, nil
+	}
+	mac, err := net.ParseMAC(text)
+	switch {
+	case err != nil || len(mac) != 6 || mac[0]&1 == 1 || mac.String() == "00:00:00:00:00:00":
+		return "", fmt.Errorf("annotation %s: %.32q is not a MAC address of one host; write one such as 0a:58:0a:00:01:05", kubeovn.AnnotationMACAddress, text)
+	case mac.String() == northbound.MAC(s.value.Gateway):
+		return "", fmt.Errorf("annotation %s: %s is the gateway's MAC address", kubeovn.AnnotationMACAddress, mac)
+	case s.macs[mac.String()] != "":
+		return "", fmt.Errorf("annotation %s: %s is in use by %s", kubeovn.AnnotationMACAddress, mac, s.macs[mac.String()])
+	}
+	return mac.String(), nil
+}
