@@ -33,6 +33,9 @@ type Environment struct {
 
 // Weft returns the command weft with all its commands.
 func Weft(environment Environment) *cobra.Command {
+	if environment.Program == kubestackProgram {
+		return kubestackCommand(environment)
+	}
 	root := &cobra.Command{
 		Use:   "weft",
 		Short: "A network for Kubernetes on Open vSwitch",
@@ -46,10 +49,11 @@ func Weft(environment Environment) *cobra.Command {
 	common.register(root)
 	agents, plugin, ovs, clean, diff, level := agentCommand(common, environment), installPluginCommand(), openvswitchCommand(environment.Node),
 		cleanupCommand(), diffCommand(), logLevelCommand()
-	asRoot(environment.UID, nil, agents, plugin, clean, diff, level)
+	provider := providerCommand(common)
+	asRoot(environment.UID, nil, agents, plugin, clean, diff, level, provider)
 	asRoot(environment.UID, nil, ovs.Commands()...)
 	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, clean, statusCommand(common), tenantCommand(common), diff,
-		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand())
+		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand(), provider)
 	strict(root)
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}

@@ -1,0 +1,5 @@
+// Package kubestack holds the messages and services of KubeStack's gRPC interface, generated from kubestack.proto. Package
+// internal/neutron/provider serves them.
+package kubestack
+
+//go:generate protoc --plugin=../../bin/protoc-gen-go --plugin=../../bin/protoc-gen-go-grpc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative kubestack.proto

@@ -1,0 +1,174 @@
+// Package cloud makes, changes and removes what Weft has in OpenStack: networks with their subnets, routers and security
+// groups, ports and load balancers.
+//
+// Every call may be repeated. A call looks for what is there, makes what is missing, and removes what it made when a later
+// step fails. Objects that Weft made carry a mark in their description, which the creating request sets; look-ups by name
+// stay within a project.
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
+	"github.com/gophercloud/gophercloud/v2/pagination"
+
+	"weft.dev/weft/internal/neutron/conf"
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// Cloud is what Weft does in one OpenStack. Its methods may be called concurrently, for different objects.
+type Cloud struct {
+	client *openstack.Client
+	config Config
+}
+
+// Config says how objects are made.
+type Config struct {
+	// Cluster marks what this installation of Weft made; two installations on one OpenStack need different ones.
+	Cluster string
+	// ExternalNetwork is where routers and floating IPs lead; "" for none.
+	ExternalNetwork string
+	// LoadBalancer is that section of kubestack.conf.
+	LoadBalancer conf.LoadBalancer
+}
+
+// New uses a client.
+func New(client *openstack.Client, config Config) *Cloud { return &Cloud{client: client, config: config} }
+
+// Errors that callers tell apart.
+var (
+	ErrNotFound = errors.New("not found in OpenStack")
+	ErrMultiple = errors.New("several objects in OpenStack have this name")
+)
+
+// markPrefix begins the description of every object that Weft made.
+const markPrefix = "weft "
+
+// mark is the description of an object that is made for owner.
+func (c *Cloud) mark(owner string) string { return markPrefix + c.config.Cluster + " " + owner }
+
+// ours reports whether a description is this installation's mark.
+func (c *Cloud) ours(description string) bool {
+	return strings.HasPrefix(description, markPrefix+c.config.Cluster+" ")
+}
+
+// list reads a list to its end. An empty list has pages that hold nothing, and is no error.
+func list[T any](ctx context.Context, pager pagination.Pager, extract func(pagination.Page) ([]T, error)) ([]T, error) {
+	pages, err := pager.AllPages(ctx)
+	if err != nil {
+		return nil, openstack.Explain(err)
+	}
+	return extract(pages)
+}
+
+// only gives the one element of a list, or nil of an empty one.
+func only[T any](what string, found []T, err error) (*T, error) {
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("look for %s: %w", what, err)
+	case len(found) > 1:
+		return nil, fmt.Errorf("%s: %w (%d)", what, ErrMultiple, len(found))
+	case len(found) == 1:
+		return &found[0], nil
+	}
+	return nil, nil
+}
+
+// makeOnce makes what look does not find. When the outcome of the creation is unknown, it looks again before it fails, so
+// that nothing is made twice. made says whether this call made it.
+func makeOnce[T any](
+	ctx context.Context, what string, look func(context.Context) (*T, error), create func(context.Context) (*T, error),
+) (object *T, made bool, err error) {
+	if object, err = look(ctx); err != nil || object != nil {
+		return object, false, err
+	}
+	object, err = create(ctx)
+	if err == nil {
+		return object, true, nil
+	}
+	if openstack.Unknown(err) && ctx.Err() == nil {
+		if found, lookErr := look(ctx); lookErr == nil && found != nil {
+			return found, true, nil
+		}
+	}
+	return nil, false, fmt.Errorf("create %s: %w", what, openstack.Explain(err))
+}
+
+// undo collects how to remove what a call made, and removes it in reverse order.
+type undo []func(context.Context) error
+
+// undoLimit bounds the roll-back, which goes on when the caller's context has ended.
+const undoLimit = time.Minute
+
+func (u *undo) add(made bool, step func(context.Context) error) {
+	if made {
+		*u = append(*u, step)
+	}
+}
+
+func (u undo) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	var errs []error
+	for i := len(u) - 1; i >= 0; i-- {
+		errs = append(errs, u[i](ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// gone takes it for success that an object is not there any more.
+func gone(what string, err error) error {
+	if err == nil || openstack.NotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("delete %s: %w", what, openstack.Explain(err))
+}
+
+// Project finds a project by its id or its name.
+func (c *Cloud) Project(ctx context.Context, idOrName string) (id string, err error) {
+	if idOrName == "" {
+		return "", fmt.Errorf("project with an empty name: %w", ErrNotFound)
+	}
+	p, err := projects.Get(ctx, c.client.Identity, idOrName).Extract()
+	if err == nil && p.ID == idOrName {
+		return p.ID, nil
+	}
+	if err != nil && !openstack.NotFound(err) {
+		return "", fmt.Errorf("look for project %q: %w", idOrName, openstack.Explain(err))
+	}
+	found, err := list(ctx, projects.List(c.client.Identity, projects.ListOpts{Name: idOrName}), projects.ExtractProjects)
+	one, err := only(fmt.Sprintf("project %q", idOrName), found, err)
+	if err != nil {
+		return "", err
+	}
+	if one == nil {
+		return "", fmt.Errorf("project %q: %w", idOrName, ErrNotFound)
+	}
+	return one.ID, nil
+}
+
+// await asks until done reports true, at growing intervals; for what OpenStack does after it has answered.
+func await(ctx context.Context, what string, done func(context.Context) (bool, error)) error {
+	const first, last = 100 * time.Millisecond, 2 * time.Second
+	for interval := first; ; interval = min(interval*3/2, last) {
+		ok, err := done(ctx)
+		if err != nil || ok {
+			return err
+		}
+		timer := time.NewTimer(interval)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("wait for %s: %w", what, ctx.Err())
+		case <-timer.C:
+		}
+	}
+}
+
+// yes is a pointer to true, which gophercloud takes for options.
+func yes() *bool { return gophercloud.Enabled }

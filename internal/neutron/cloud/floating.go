@@ -1,0 +1,78 @@
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// Errors of floating IPs.
+var (
+	ErrNoExternal = errors.New("a floating IP needs ext-net-id in kubestack.conf")
+	ErrTaken      = errors.New("the floating IP is another port's")
+)
+
+// ensureFloating leads a floating IP to a load balancer's virtual address. One that is there and free is used; else it is
+// made.
+func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) error {
+	if c.config.ExternalNetwork == "" {
+		return ErrNoExternal
+	}
+	what := "floating IP " + want.FloatingIP.String()
+	held, _, err := makeOnce(ctx, what,
+		func(ctx context.Context) (*floatingips.FloatingIP, error) {
+			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{
+				FloatingIP: want.FloatingIP.String(), FloatingNetworkID: c.config.ExternalNetwork,
+			}), floatingips.ExtractFloatingIPs)
+			return only(what, found, err)
+		},
+		func(ctx context.Context) (*floatingips.FloatingIP, error) {
+			return floatingips.Create(ctx, c.client.Network, floatingips.CreateOpts{
+				Description: c.mark(want.Owner), FloatingNetworkID: c.config.ExternalNetwork, FloatingIP: want.FloatingIP.String(),
+				PortID: port, ProjectID: want.Project,
+			}).Extract()
+		})
+	if err != nil {
+		return err
+	}
+	switch held.PortID {
+	case port:
+		return nil
+	case "":
+	default:
+		return fmt.Errorf("%s: %w, %s", what, ErrTaken, held.PortID)
+	}
+	if held.ProjectID != want.Project {
+		return fmt.Errorf("%s: %w: it is of project %s", what, ErrTaken, held.ProjectID)
+	}
+	if err := floatingips.Update(ctx, c.client.Network, held.ID, floatingips.UpdateOpts{PortID: &port}).Err; err != nil {
+		return fmt.Errorf("lead %s to port %s: %w", what, port, openstack.Explain(err))
+	}
+	return nil
+}
+
+// releaseFloating deletes the floating IPs of a port that Weft made, and takes the others off the port.
+func (c *Cloud) releaseFloating(ctx context.Context, port string) error {
+	if port == "" {
+		return nil
+	}
+	found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
+	if err != nil {
+		return fmt.Errorf("list the floating IPs of port %s: %w", port, err)
+	}
+	for _, f := range found {
+		if c.ours(f.Description) {
+			err = gone("floating IP "+f.FloatingIP, floatingips.Delete(ctx, c.client.Network, f.ID).ExtractErr())
+		} else if err = floatingips.Update(ctx, c.client.Network, f.ID, floatingips.UpdateOpts{PortID: new(string)}).Err; err != nil {
+			err = fmt.Errorf("take floating IP %s off port %s: %w", f.FloatingIP, port, openstack.Explain(err))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,326 @@
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/mtu"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// Network is a network as it is wanted: with subnets and a router of the network's name.
+type Network struct {
+	Owner   string // the object that it is made for; part of the mark
+	Name    string // of network and router
+	Project string // its id
+	Subnets []Subnet
+}
+
+// Subnet is a subnet as it is wanted.
+type Subnet struct {
+	Name    string
+	CIDR    netip.Prefix
+	Gateway netip.Addr // zero: the first address
+	DNS     []netip.Addr
+	Routes  []Route
+}
+
+// Route is what a subnet's pods are told of.
+type Route struct {
+	Destination netip.Prefix
+	NextHop     netip.Addr
+}
+
+// HeldNetwork is a network as Neutron has it.
+type HeldNetwork struct {
+	networks.Network
+	mtu.NetworkMTUExt
+
+	Held []subnets.Subnet
+}
+
+// FindNetwork looks a network up by id, or else by name; project "" means any. It returns ErrNotFound and ErrMultiple.
+func (c *Cloud) FindNetwork(ctx context.Context, project, name, id string) (*HeldNetwork, error) {
+	what := fmt.Sprintf("network %q", name+id)
+	one, err := c.lookNetwork(ctx, what, networks.ListOpts{ID: id, Name: ifElse(id == "", name, ""), ProjectID: project})
+	if err != nil {
+		return nil, err
+	}
+	if one == nil {
+		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
+	}
+	found, err := list(ctx, subnets.List(c.client.Network, subnets.ListOpts{NetworkID: one.ID}), subnets.ExtractSubnets)
+	if err != nil {
+		return nil, fmt.Errorf("list the subnets of %s: %w", what, err)
+	}
+	one.Held = found
+	return one, nil
+}
+
+func ifElse(condition bool, yes, no string) string {
+	if condition {
+		return yes
+	}
+	return no
+}
+
+func (c *Cloud) lookNetwork(ctx context.Context, what string, by networks.ListOpts) (*HeldNetwork, error) {
+	pages, err := networks.List(c.client.Network, by).AllPages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for %s: %w", what, openstack.Explain(err))
+	}
+	var found []HeldNetwork
+	err = networks.ExtractNetworksInto(pages, &found)
+	return only(what, found, err)
+}
+
+// EnsureNetwork makes what is missing of a network, and brings what may change (name servers, routes) up to date. When it
+// fails, what it made is removed.
+func (c *Cloud) EnsureNetwork(ctx context.Context, want Network) (held *HeldNetwork, err error) {
+	var made undo
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, made.run(ctx))
+		}
+	}()
+	id, err := c.ensureNetwork(ctx, want, &made)
+	if err != nil {
+		return nil, err
+	}
+	router, err := c.ensureRouter(ctx, want, &made)
+	if err != nil {
+		return nil, err
+	}
+	for _, subnet := range want.Subnets {
+		if err := c.ensureSubnet(ctx, want, subnet, place{network: id, router: router}, &made); err != nil {
+			return nil, err
+		}
+	}
+	return c.FindNetwork(ctx, "", "", id)
+}
+
+func (c *Cloud) ensureNetwork(ctx context.Context, want Network, made *undo) (string, error) {
+	what := fmt.Sprintf("network %q", want.Name)
+	held, fresh, err := makeOnce(ctx, what,
+		func(ctx context.Context) (*HeldNetwork, error) {
+			return c.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner)})
+		},
+		func(ctx context.Context) (*HeldNetwork, error) {
+			n, err := networks.Create(ctx, c.client.Network, networks.CreateOpts{
+				Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner), AdminStateUp: yes(),
+			}).Extract()
+			if err != nil {
+				return nil, err
+			}
+			return &HeldNetwork{Network: *n}, nil
+		})
+	if err != nil {
+		return "", err
+	}
+	made.add(fresh, func(ctx context.Context) error {
+		return gone(what, networks.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+	})
+	return held.ID, nil
+}
+
+func (c *Cloud) ensureRouter(ctx context.Context, want Network, made *undo) (string, error) {
+	what := fmt.Sprintf("router %q", want.Name)
+	opts := routers.CreateOpts{Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner), AdminStateUp: yes()}
+	if c.config.ExternalNetwork != "" {
+		opts.GatewayInfo = &routers.GatewayInfo{NetworkID: c.config.ExternalNetwork}
+	}
+	held, fresh, err := makeOnce(ctx, what,
+		func(ctx context.Context) (*routers.Router, error) {
+			found, err := list(ctx, routers.List(c.client.Network, routers.ListOpts{
+				Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner),
+			}), routers.ExtractRouters)
+			return only(what, found, err)
+		},
+		func(ctx context.Context) (*routers.Router, error) {
+			return routers.Create(ctx, c.client.Network, opts).Extract()
+		})
+	if err != nil {
+		return "", err
+	}
+	made.add(fresh, func(ctx context.Context) error {
+		return gone(what, routers.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+	})
+	return held.ID, nil
+}
+
+// place is where a subnet belongs.
+type place struct{ network, router string }
+
+// ErrFixed is returned when an object exists with other values of fields that cannot change.
+var ErrFixed = errors.New("cannot change: delete the network and make it anew")
+
+func (c *Cloud) ensureSubnet(ctx context.Context, want Network, s Subnet, at place, made *undo) error {
+	what := fmt.Sprintf("subnet %q", s.Name)
+	held, fresh, err := makeOnce(ctx, what,
+		func(ctx context.Context) (*subnets.Subnet, error) {
+			found, err := list(ctx, subnets.List(c.client.Network, subnets.ListOpts{NetworkID: at.network, Name: s.Name}), subnets.ExtractSubnets)
+			return only(what, found, err)
+		},
+		func(ctx context.Context) (*subnets.Subnet, error) {
+			return subnets.Create(ctx, c.client.Network, c.subnetOptions(want, s, at.network)).Extract()
+		})
+	if err != nil {
+		return err
+	}
+	made.add(fresh, func(ctx context.Context) error {
+		return gone(what, subnets.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+	})
+	if !fresh {
+		if err := c.updateSubnet(ctx, what, s, held); err != nil {
+			return err
+		}
+	}
+	return c.ensureInterface(ctx, what, at.router, held, made)
+}
+
+func (c *Cloud) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
+	version := gophercloud.IPv4
+	if s.CIDR.Addr().Is6() {
+		version = gophercloud.IPv6
+	}
+	opts := subnets.CreateOpts{
+		NetworkID: network, Name: s.Name, ProjectID: want.Project, Description: c.mark(want.Owner),
+		CIDR: s.CIDR.String(), IPVersion: version, EnableDHCP: yes(), DNSNameservers: texts(s.DNS), HostRoutes: hostRoutes(s.Routes),
+	}
+	if s.Gateway.IsValid() {
+		gateway := s.Gateway.String()
+		opts.GatewayIP = &gateway
+	}
+	return opts
+}
+
+func texts(addrs []netip.Addr) []string {
+	out := make([]string, 0, len(addrs))
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+func hostRoutes(routes []Route) []subnets.HostRoute {
+	out := make([]subnets.HostRoute, 0, len(routes))
+	for _, r := range routes {
+		out = append(out, subnets.HostRoute{DestinationCIDR: r.Destination.String(), NextHop: r.NextHop.String()})
+	}
+	return out
+}
+
+func (c *Cloud) updateSubnet(ctx context.Context, what string, want Subnet, held *subnets.Subnet) error {
+	if held.CIDR != want.CIDR.String() {
+		return fmt.Errorf("%s: cidr is %s, %s is wanted: %w", what, held.CIDR, want.CIDR, ErrFixed)
+	}
+	if want.Gateway.IsValid() && held.GatewayIP != want.Gateway.String() {
+		return fmt.Errorf("%s: gateway is %q, %s is wanted: %w", what, held.GatewayIP, want.Gateway, ErrFixed)
+	}
+	dns, routes := texts(want.DNS), hostRoutes(want.Routes)
+	if slices.Equal(dns, held.DNSNameservers) && slices.Equal(routes, held.HostRoutes) {
+		return nil
+	}
+	err := subnets.Update(ctx, c.client.Network, held.ID, subnets.UpdateOpts{DNSNameservers: &dns, HostRoutes: &routes}).Err
+	if err != nil {
+		return fmt.Errorf("update %s: %w", what, openstack.Explain(err))
+	}
+	return nil
+}
+
+func (c *Cloud) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, made *undo) error {
+	has := func(ctx context.Context) (bool, error) {
+		found, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{NetworkID: s.NetworkID, DeviceID: router}), ports.ExtractPorts)
+		for _, p := range found {
+			if slices.ContainsFunc(p.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == s.ID }) {
+				return true, err
+			}
+		}
+		return false, err
+	}
+	if there, err := has(ctx); err != nil || there {
+		return err
+	}
+	_, err := routers.AddInterface(ctx, c.client.Network, router, routers.AddInterfaceOpts{SubnetID: s.ID}).Extract()
+	if err != nil {
+		if there, lookErr := has(ctx); lookErr != nil || !there {
+			return fmt.Errorf("connect %s to its router: %w", what, openstack.Explain(err))
+		}
+	}
+	made.add(true, func(ctx context.Context) error { return c.disconnect(ctx, router, s.ID) })
+	return nil
+}
+
+func (c *Cloud) disconnect(ctx context.Context, router, subnet string) error {
+	_, err := routers.RemoveInterface(ctx, c.client.Network, router, routers.RemoveInterfaceOpts{SubnetID: subnet}).Extract()
+	return gone("router interface of subnet "+subnet, err)
+}
+
+// routerInterfaces are device owners of ports that connect a subnet to a router.
+func routerInterfaces() []string {
+	return []string{"network:router_interface", "network:ha_router_replicated_interface", "network:router_interface_distributed"}
+}
+
+// RemoveNetwork removes a network with all its ports, subnets and the routers that only it uses. What is not there any more
+// is no error.
+func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
+	found, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{NetworkID: held.ID}), ports.ExtractPorts)
+	if err != nil {
+		return fmt.Errorf("list the ports of network %q: %w", held.Name, err)
+	}
+	connected := map[string]bool{}
+	var errs []error
+	for _, p := range found {
+		if !slices.Contains(routerInterfaces(), p.DeviceOwner) {
+			if p.DeviceOwner != "network:distributed" && p.DeviceOwner != "network:dhcp" { // Neutron's own go with the network
+				errs = append(errs, c.RemovePort(ctx, p.ID))
+			}
+			continue
+		}
+		connected[p.DeviceID] = true
+		for _, ip := range p.FixedIPs {
+			errs = append(errs, c.disconnect(ctx, p.DeviceID, ip.SubnetID))
+		}
+	}
+	for _, s := range held.Held {
+		errs = append(errs, gone("subnet "+s.Name, subnets.Delete(ctx, c.client.Network, s.ID).ExtractErr()))
+	}
+	errs = append(errs, c.removeRouters(ctx, held, connected))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return gone("network "+held.Name, networks.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+}
+
+// removeRouters removes routers of the network's name and project that nothing is connected to any more.
+func (c *Cloud) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
+	found, err := list(ctx, routers.List(c.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
+	if err != nil {
+		return fmt.Errorf("list the routers of network %q: %w", held.Name, err)
+	}
+	for _, r := range found {
+		if !connected[r.ID] && (len(found) > 1 || !c.ours(r.Description)) {
+			continue // somebody's router that has the same name
+		}
+		rest, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{DeviceID: r.ID, DeviceOwner: routerInterfaces()[0]}), ports.ExtractPorts)
+		if err != nil {
+			return fmt.Errorf("list what router %q connects: %w", r.Name, err)
+		}
+		if len(rest) > 0 {
+			continue
+		}
+		if err := gone("router "+r.Name, routers.Delete(ctx, c.client.Network, r.ID).ExtractErr()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

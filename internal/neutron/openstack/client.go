@@ -1,0 +1,142 @@
+// Package openstack is Weft's one client of OpenStack: it authenticates, renews tokens one at a time, bounds how many calls
+// are under way and how long each takes, and repeats what may be repeated.
+//
+// GET, HEAD and DELETE are repeated after failures of the connection and of the server, and every call after 429 Too Many
+// Requests. A POST whose outcome is unknown is not: package cloud looks for what it made first.
+package openstack
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
+
+	"weft.dev/weft/internal/neutron/conf"
+)
+
+// Client reaches the services of one OpenStack. Its methods and fields may be used concurrently.
+type Client struct {
+	Identity     *gophercloud.ServiceClient
+	Network      *gophercloud.ServiceClient
+	LoadBalancer *gophercloud.ServiceClient // nil where the catalogue has no load-balancer service
+	// ProjectID is the project that the credentials are for.
+	ProjectID string
+}
+
+// Options of a Client. The zero value is usable.
+type Options struct {
+	// Transport carries the requests. Default: a transport of its own, with the environment's proxy and ca-file's certificates.
+	Transport http.RoundTripper
+}
+
+// New authenticates and reads the catalogue.
+func New(ctx context.Context, g conf.Global, opts Options) (*Client, error) {
+	transport := opts.Transport
+	if transport == nil {
+		var err error
+		if transport, err = ownTransport(g.CAFile); err != nil {
+			return nil, err
+		}
+	}
+	provider, err := openstack.NewClient(g.AuthURL)
+	if err != nil {
+		return nil, fmt.Errorf("reach Keystone at %s: %w", g.AuthURL, err)
+	}
+	provider.HTTPClient = http.Client{Transport: newPatient(transport)}
+	provider.UserAgent.Prepend("weft")
+	if err := openstack.Authenticate(ctx, provider, options(g)); err != nil {
+		return nil, fmt.Errorf("authenticate at Keystone, %s: %w", g.AuthURL, Explain(err))
+	}
+	return services(provider, g)
+}
+
+func services(provider *gophercloud.ProviderClient, g conf.Global) (*Client, error) {
+	endpoint := gophercloud.EndpointOpts{Region: g.Region}
+	c := &Client{}
+	var err error
+	if c.Identity, err = openstack.NewIdentityV3(provider, endpoint); err != nil {
+		return nil, fmt.Errorf("find Keystone in its catalogue, region %q: %w", g.Region, err)
+	}
+	if c.Network, err = openstack.NewNetworkV2(provider, endpoint); err != nil {
+		return nil, fmt.Errorf("find Neutron in Keystone's catalogue, region %q: %w", g.Region, err)
+	}
+	c.LoadBalancer, err = openstack.NewLoadBalancerV2(provider, endpoint)
+	if _, none := errors.AsType[*gophercloud.ErrEndpointNotFound](err); err != nil && !none {
+		return nil, fmt.Errorf("find Octavia in Keystone's catalogue, region %q: %w", g.Region, err)
+	}
+	c.ProjectID = project(provider)
+	return c, nil
+}
+
+// project is the one that the token is for; "" where the token names none.
+func project(provider *gophercloud.ProviderClient) string {
+	result, ok := provider.GetAuthResult().(tokens.CreateResult)
+	if !ok {
+		return ""
+	}
+	p, err := result.ExtractProject()
+	if err != nil || p == nil {
+		return ""
+	}
+	return p.ID
+}
+
+// options translates kubestack.conf. A token cannot be renewed: with token-id, calls fail once it has expired.
+func options(g conf.Global) gophercloud.AuthOptions {
+	o := gophercloud.AuthOptions{
+		IdentityEndpoint: g.AuthURL, Username: g.Username, UserID: g.UserID, Password: string(g.Password), TokenID: string(g.TokenID),
+		TenantID: g.TenantID, TenantName: g.TenantName, DomainID: g.DomainID, DomainName: g.DomainName,
+		ApplicationCredentialID: g.ApplicationCredentialID, ApplicationCredentialSecret: string(g.ApplicationCredentialSecret),
+		AllowReauth: g.TokenID == "",
+	}
+	if g.ApplicationCredentialID != "" { // it implies user and project
+		o.TenantID, o.TenantName, o.DomainID, o.DomainName = "", "", "", ""
+		return o
+	}
+	if g.UserID != "" { // Keystone refuses a domain beside an id, and a project's name needs one
+		if g.TenantName != "" && g.TenantID == "" {
+			o.Scope = &gophercloud.AuthScope{ProjectName: g.TenantName, DomainID: g.DomainID, DomainName: g.DomainName}
+			if g.DomainID == "" && g.DomainName == "" {
+				o.Scope.DomainName = defaultDomain
+			}
+		}
+		o.DomainID, o.DomainName = "", ""
+		return o
+	}
+	if o.DomainID == "" && o.DomainName == "" && g.TokenID == "" {
+		o.DomainName = defaultDomain
+	}
+	return o
+}
+
+// defaultDomain is where Keystone's bootstrap puts users and projects.
+const defaultDomain = "Default"
+
+func ownTransport(caFile string) (http.RoundTripper, error) {
+	t, ok := http.DefaultTransport.(*http.Transport)
+	if !ok {
+		return nil, errors.New("the default HTTP transport has been replaced")
+	}
+	t = t.Clone()
+	t.MaxIdleConnsPerHost = atOnce
+	if caFile == "" {
+		return t, nil
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificates of ca-file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("ca-file %s holds no PEM certificate", caFile)
+	}
+	t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return t, nil
+}

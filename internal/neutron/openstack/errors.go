@@ -1,0 +1,102 @@
+package openstack
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/gophercloud/gophercloud/v2"
+)
+
+// Error is an answer of OpenStack that refuses a request.
+type Error struct {
+	Status int    // of HTTP
+	Type   string // Neutron's name of the error, such as IpAddressAlreadyAllocated; "" from other services
+	Words  string // what the service says, in one line of at most 500 bytes
+}
+
+// Error gives the service's words.
+func (e *Error) Error() string {
+	if e.Type != "" {
+		return fmt.Sprintf("OpenStack answers %d %s: %s", e.Status, e.Type, e.Words)
+	}
+	return fmt.Sprintf("OpenStack answers %d: %s", e.Status, e.Words)
+}
+
+// Explain replaces gophercloud's error of an unexpected status by an Error. The request's address and body are left out:
+// bodies of requests hold secrets. Other errors stay as they are.
+func Explain(err error) error {
+	if refused, ok := errors.AsType[gophercloud.ErrUnexpectedResponseCode](err); ok {
+		kind, words := said(refused.Body)
+		if words == "" {
+			words = http.StatusText(refused.Actual)
+		}
+		return &Error{Status: refused.Actual, Type: kind, Words: words}
+	}
+	return err
+}
+
+// maxWords bounds in bytes what is taken over from an answer.
+const maxWords = 500
+
+// said finds the message in an answer's body: Neutron's, Octavia's or Keystone's form, or plain text.
+func said(body []byte) (kind, words string) {
+	var form struct {
+		NeutronError json.RawMessage `json:"NeutronError"`
+		Fault        string          `json:"faultstring"`
+		Keystone     struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(body, &form); err == nil {
+		words = form.Fault + form.Keystone.Message
+		var detailed struct{ Type, Message string }
+		if json.Unmarshal(form.NeutronError, &detailed) == nil {
+			kind, words = detailed.Type, detailed.Message
+		} else {
+			var plain string
+			if json.Unmarshal(form.NeutronError, &plain) == nil {
+				words = plain
+			}
+		}
+	} else {
+		words = string(body)
+	}
+	return line(kind), line(words)
+}
+
+// line makes one line of printable text of what a server says.
+func line(text string) string {
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r <= ' ' || r == 0x7f || r == 0xfffd }), " ")
+	if len(text) > maxWords {
+		text = strings.ToValidUTF8(text[:maxWords], "") + "..."
+	}
+	return text
+}
+
+// Is reports whether an error is an answer with that HTTP status. It looks at gophercloud's errors as well.
+func Is(err error, status int) bool {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Status == status
+	}
+	return gophercloud.ResponseCodeIs(err, status)
+}
+
+// NotFound reports whether an error says that the object does not exist.
+func NotFound(err error) bool { return Is(err, http.StatusNotFound) }
+
+// Unknown reports whether the outcome of a request is unknown: the connection failed, or the server did.
+func Unknown(err error) bool {
+	if err == nil {
+		return false
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Status >= http.StatusInternalServerError
+	}
+	if refused, ok := errors.AsType[gophercloud.ErrUnexpectedResponseCode](err); ok {
+		return refused.Actual >= http.StatusInternalServerError
+	}
+	return true
+}

@@ -1,0 +1,230 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"weft.dev/weft/api/kubestack"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/plug"
+)
+
+type pods struct {
+	kubestack.UnimplementedPodsServer
+	Options
+
+	records *records
+	locks   *attach.Keyed[string]
+}
+
+// podRequest is what the three requests about pods have in common.
+type podRequest interface {
+	GetPodName() string
+	GetNamespace() string
+	GetContainerRuntime() string
+	GetPodInfraContainerID() string
+	GetNetwork() *kubestack.Network
+}
+
+func key(req podRequest) string { return req.GetNamespace() + "_" + req.GetPodName() }
+
+func check(req podRequest) error {
+	if !name.MatchString(req.GetPodName()) {
+		return fmt.Errorf("podName: %.64q is not the name of a pod", req.GetPodName())
+	}
+	if !name.MatchString(req.GetNamespace()) {
+		return fmt.Errorf("namespace: %.64q is not the name of a namespace", req.GetNamespace())
+	}
+	if req.GetNetwork() == nil {
+		return errors.New("network is missing")
+	}
+	if req.GetNetwork().GetUid() == "" && req.GetNetwork().GetName() == "" {
+		return errors.New("network.uid and network.name are empty: give one")
+	}
+	return nil
+}
+
+// portName is KubeStack's.
+func portName(req podRequest, network string) string {
+	return "kube_" + req.GetPodName() + "_" + req.GetNamespace() + "_" + network
+}
+
+// SetupPod makes the pod's port, connects the pod, and answers once Neutron says that the port is ACTIVE.
+func (p *pods) SetupPod(ctx context.Context, req *kubestack.SetupPodRequest) (*kubestack.CommonResponse, error) {
+	err := check(req)
+	if err == nil {
+		err = p.locked(ctx, key(req), func() error { return p.setup(ctx, req) })
+	}
+	return &kubestack.CommonResponse{Error: words(err)}, nil
+}
+
+func (p *pods) locked(ctx context.Context, key string, do func() error) error {
+	unlock, err := p.locks.Lock(ctx, key)
+	if err != nil {
+		return fmt.Errorf("another call for pod %s is under way: %w", key, err)
+	}
+	defer unlock()
+	return do()
+}
+
+func (p *pods) setup(ctx context.Context, req podRequest) error {
+	space, err := p.space(ctx, req)
+	if err != nil {
+		return err
+	}
+	network, err := p.Cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
+	if err != nil {
+		return err
+	}
+	group, err := p.Cloud.EnsureGroup(ctx, network.ProjectID)
+	if err != nil {
+		return err
+	}
+	held, err := p.Cloud.EnsurePort(ctx, cloud.Port{
+		Owner: "provider/" + key(req), Name: portName(req, network.ID), Project: network.ProjectID, Network: network.ID,
+		Host: p.Host, DeviceID: deviceID(req), Groups: []string{group},
+	})
+	if err != nil {
+		return err
+	}
+	if err := p.connect(ctx, req, network, held, space); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+		defer cancel()
+		return errors.Join(err, p.undo(ctx, req, held.ID))
+	}
+	return nil
+}
+
+// deviceID ties a port to its sandbox.
+func deviceID(req podRequest) string {
+	if id := req.GetPodInfraContainerID(); id != "" {
+		return id[:min(len(id), 64)]
+	}
+	return key(req)
+}
+
+func (p *pods) space(ctx context.Context, req podRequest) (string, error) {
+	switch req.GetContainerRuntime() {
+	case runtimeHyper:
+		return "", nil
+	case runtimeDocker, "":
+		return p.Sandboxes.NetNS(ctx, req.GetContainerRuntime(), req.GetPodInfraContainerID())
+	}
+	return "", fmt.Errorf("containerRuntime: %.32q is unknown: use %s, %s, or leave it empty for a CRI runtime",
+		req.GetContainerRuntime(), runtimeDocker, runtimeHyper)
+}
+
+func (p *pods) connect(ctx context.Context, req podRequest, network *cloud.HeldNetwork, held *cloud.HeldPort, space string) error {
+	port, err := portOf(network, held)
+	if err != nil {
+		return err
+	}
+	rec := record{PortID: held.ID, Runtime: req.GetContainerRuntime(), Sandbox: req.GetPodInfraContainerID()}
+	if err := p.records.put(key(req), rec); err != nil {
+		return err
+	}
+	if err := p.Plugin.Setup(ctx, plug.Pod{Name: req.GetPodName(), Namespace: req.GetNamespace(), Port: port, NetNS: space}); err != nil {
+		return fmt.Errorf("connect pod %s/%s: %w", req.GetNamespace(), req.GetPodName(), err)
+	}
+	if req.GetContainerRuntime() == runtimeHyper {
+		if err := writeHyperSpec(p.PodSpecs, req, port, network); err != nil {
+			return err
+		}
+	}
+	return p.Cloud.AwaitActive(ctx, held.ID)
+}
+
+// portOf checks what Neutron says of a port before anything is made of it.
+func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error) {
+	mac, err := net.ParseMAC(held.MACAddress)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
+		return plug.Port{}, fmt.Errorf("port %s: Neutron gives the MAC address %.32q, which no interface can have", held.ID, held.MACAddress)
+	}
+	out := plug.Port{ID: held.ID, MAC: mac, MTU: network.MTU}
+	for _, ip := range held.FixedIPs {
+		for _, s := range network.Held {
+			if s.ID != ip.SubnetID {
+				continue
+			}
+			addr, err := netip.ParseAddr(ip.IPAddress)
+			cidr, cidrErr := netip.ParsePrefix(s.CIDR)
+			if err != nil || cidrErr != nil || !cidr.Contains(addr) {
+				return plug.Port{}, fmt.Errorf("port %s: Neutron gives the address %.64q of subnet %.64q", held.ID, ip.IPAddress, s.CIDR)
+			}
+			out.Addrs = append(out.Addrs, netip.PrefixFrom(addr, cidr.Bits()))
+			if gateway, err := netip.ParseAddr(s.GatewayIP); err == nil && !out.Gateway.IsValid() {
+				out.Gateway = gateway
+			}
+		}
+	}
+	if len(out.Addrs) == 0 {
+		return plug.Port{}, fmt.Errorf("port %s: Neutron gives no address: the network needs a subnet with free ones", held.ID)
+	}
+	return out, nil
+}
+
+// undo removes the pod's devices, port and record, in this order: what fails can be tried again.
+func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
+	if err := p.Plugin.Teardown(ctx, portID); err != nil {
+		return err
+	}
+	if err := p.Cloud.RemovePort(ctx, portID); err != nil {
+		return err
+	}
+	return p.records.drop(key(req))
+}
+
+// TeardownPod removes a pod's port and the host's devices, also when one of the two is gone already.
+func (p *pods) TeardownPod(ctx context.Context, req *kubestack.TeardownPodRequest) (*kubestack.CommonResponse, error) {
+	err := check(req)
+	if err == nil {
+		err = p.locked(ctx, key(req), func() error { return p.teardown(ctx, req) })
+	}
+	return &kubestack.CommonResponse{Error: words(err)}, nil
+}
+
+func (p *pods) teardown(ctx context.Context, req podRequest) error {
+	rec, err := p.records.get(key(req))
+	if err != nil {
+		return err
+	}
+	if rec != nil {
+		if asked := req.GetPodInfraContainerID(); asked != "" && rec.Sandbox != "" && asked != rec.Sandbox {
+			return nil
+		}
+		return p.undo(ctx, req, rec.PortID)
+	}
+	held, err := p.port(ctx, req)
+	if err != nil || held == nil {
+		return err
+	}
+	return p.undo(ctx, req, held.ID)
+}
+
+// port finds a pod's port in OpenStack; nil where there is none.
+func (p *pods) port(ctx context.Context, req podRequest) (*cloud.HeldPort, error) {
+	network, err := p.Cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
+	if errors.Is(err, cloud.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p.Cloud.FindPort(ctx, network.ID, portName(req, network.ID))
+}
+
+// PodStatus gives the first address of a pod's port, and none where there is no port.
+func (p *pods) PodStatus(ctx context.Context, req *kubestack.PodStatusRequest) (*kubestack.PodStatusResponse, error) {
+	if err := check(req); err != nil {
+		return &kubestack.PodStatusResponse{Error: text(err)}, nil
+	}
+	held, err := p.port(ctx, req)
+	if err != nil || held == nil || len(held.FixedIPs) == 0 {
+		return &kubestack.PodStatusResponse{Error: words(err)}, nil
+	}
+	return &kubestack.PodStatusResponse{Ip: held.FixedIPs[0].IPAddress}, nil
+}

@@ -1,0 +1,131 @@
+// Package provider serves KubeStack's gRPC interface: networks and load balancers in OpenStack, and pods on them, for
+// clients that KubeStack has. It needs neither Kubernetes' API nor Weft's agent.
+//
+// A call that fails for a reason of the matter answers gRPC's OK with the reason in the field error, as KubeStack does.
+package provider
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/api/kubestack"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/plug"
+)
+
+// Options of a Server.
+type Options struct {
+	Cloud  *cloud.Cloud
+	Plugin plug.Plugin
+	// Host is the node's name in Neutron: external_ids:hostname of its Open vSwitch.
+	Host string
+	// Records is the folder of what is known of pods.
+	Records string
+	// Sandboxes finds the network namespaces of pods.
+	Sandboxes Sandboxes
+	// PodSpecs is the folder of HyperContainer's pod specifications; default /var/lib/kubelet/hyper.
+	PodSpecs string
+	Log      *slog.Logger
+}
+
+// Sandboxes finds the network namespace of a pod by its container runtime and sandbox.
+type Sandboxes interface {
+	NetNS(ctx context.Context, runtime, sandbox string) (path string, err error)
+}
+
+// Limits of every call.
+const (
+	callLimit  = 4 * time.Minute
+	maxMessage = 1 << 20 // bytes
+)
+
+// Register adds KubeStack's three services to a gRPC server.
+func Register(s *grpc.Server, opts Options) error {
+	if opts.PodSpecs == "" {
+		opts.PodSpecs = "/var/lib/kubelet/hyper"
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	records, err := openRecords(opts.Records)
+	if err != nil {
+		return err
+	}
+	kubestack.RegisterNetworksServer(s, &networks{cloud: opts.Cloud})
+	kubestack.RegisterLoadBalancersServer(s, &balancers{cloud: opts.Cloud})
+	kubestack.RegisterPodsServer(s, &pods{Options: opts, records: records, locks: &attach.Keyed[string]{}})
+	return nil
+}
+
+// NewServer makes a gRPC server with the limits that every call has.
+func NewServer(log *slog.Logger, more ...grpc.ServerOption) *grpc.Server {
+	return grpc.NewServer(append([]grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(64), grpc.ConnectionTimeout(20 * time.Second),
+		grpc.UnaryInterceptor(guard(log)),
+	}, more...)...)
+}
+
+// guard bounds every call in time, logs those that fail, and keeps a panic from ending the others' calls.
+func guard(log *slog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (answer any, err error) {
+		ctx, cancel := context.WithTimeout(ctx, callLimit)
+		defer cancel()
+		begin := time.Now()
+		defer func() {
+			if reason := recover(); reason != nil {
+				log.Error("call panicked", "method", info.FullMethod, "reason", reason)
+				answer, err = nil, status.Error(codes.Internal, "internal error")
+			}
+		}()
+		answer, err = next(ctx, req)
+		if failed, ok := answer.(interface{ GetError() string }); ok && failed.GetError() != "" {
+			log.Warn("call failed", "method", info.FullMethod, "error", failed.GetError(), "seconds", time.Since(begin).Seconds())
+		} else {
+			log.Info("call served", "method", info.FullMethod, "seconds", time.Since(begin).Seconds())
+		}
+		return answer, err
+	}
+}
+
+// text is an error as the field error has it.
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// KubeStack's words, which clients compare.
+const (
+	saidNotFound = "NotFound"
+	saidMultiple = "MultipleResults"
+)
+
+// words is an error in KubeStack's words, where it has some.
+func words(err error) string {
+	switch {
+	case errors.Is(err, cloud.ErrNotFound):
+		return saidNotFound
+	case errors.Is(err, cloud.ErrMultiple):
+		return saidMultiple
+	}
+	return text(err)
+}
+
+// need returns an error that names the first empty field.
+func need(fields ...[2]string) error {
+	for _, f := range fields {
+		if f[1] == "" {
+			return fmt.Errorf("%s is empty", f[0])
+		}
+	}
+	return nil
+}
