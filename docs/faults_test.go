@@ -25,6 +25,15 @@ func TestFaultsHaveTests(t *testing.T) {
 	}
 }
 
+// The table of KubeStack's faults is in order, and names tests that exist.
+func TestKubeStackFaultsHaveTests(t *testing.T) {
+	const first, last = 31, 42
+	rows := tableOfTests(t, "## What KubeStack and stackube got wrong")
+	if len(rows) == 0 || !slices.IsSorted(rows) || rows[0] < first || rows[len(rows)-1] > last {
+		t.Errorf("rows %v: they are not in order from %d to %d", rows, first, last)
+	}
+}
+
 // The table of what an attack found is in order, and names tests that exist.
 func TestAttacksHaveTests(t *testing.T) {
 	const last = 26

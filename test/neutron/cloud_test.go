@@ -11,6 +11,7 @@ import (
 
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/groups"
 
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/conf"
@@ -147,6 +148,24 @@ func TestSameNameInTwoProjects(t *testing.T) {
 	}
 	for _, n := range nets {
 		if err := c.RemoveNetwork(ctx, n); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// removeGroups removes what Neutron keeps of a project: its security groups.
+func removeGroups(ctx context.Context, t *testing.T, client *openstack.Client, project string) {
+	t.Helper()
+	pages, err := groups.List(client.Network, groups.ListOpts{ProjectID: project}).AllPages(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := groups.ExtractGroups(pages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range found {
+		if err := groups.Delete(ctx, client.Network, g.ID).ExtractErr(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -64,7 +64,7 @@ type HeldListener struct {
 // Errors of load balancers.
 var (
 	ErrNoOctavia = errors.New("the catalogue of Keystone has no load-balancer service")
-	ErrBalancer  = errors.New("Octavia reports provisioning_status ERROR")
+	ErrBalancer  = errors.New("provisioning_status is ERROR in Octavia")
 )
 
 // FindBalancer looks a load balancer up by name, with all that is below it; project "" means any. It returns ErrNotFound

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,7 +39,9 @@ type Config struct {
 }
 
 // New uses a client.
-func New(client *openstack.Client, config Config) *Cloud { return &Cloud{client: client, config: config} }
+func New(client *openstack.Client, config Config) *Cloud {
+	return &Cloud{client: client, config: config}
+}
 
 // Errors that callers tell apart.
 var (
@@ -115,8 +118,8 @@ func (u undo) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
 	var errs []error
-	for i := len(u) - 1; i >= 0; i-- {
-		errs = append(errs, u[i](ctx))
+	for _, step := range slices.Backward(u) {
+		errs = append(errs, step(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -31,7 +31,7 @@ type HeldPort struct {
 }
 
 // ErrBinding is returned for a port that Neutron could not bind to its host.
-var ErrBinding = errors.New("Neutron could not bind the port to its host: check that the host's agent or chassis is registered under this name")
+var ErrBinding = errors.New("binding to its host failed in Neutron: check that the host's agent or chassis is registered under this name")
 
 // FindPort looks a port up by name within a network; nil where there is none.
 func (c *Cloud) FindPort(ctx context.Context, network, name string) (*HeldPort, error) {
@@ -100,6 +100,22 @@ func (c *Cloud) AwaitActive(ctx context.Context, id string) error {
 		}
 		return p.Status == "ACTIVE", nil
 	})
+}
+
+// RemovePortOf removes a port that is bound to a host. A port that has moved to another host stays; one that is not there is
+// no error.
+func (c *Cloud) RemovePortOf(ctx context.Context, id, host string) error {
+	held := &HeldPort{}
+	err := ports.Get(ctx, c.client.Network, id).ExtractInto(held)
+	switch {
+	case openstack.NotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("ask for port %s: %w", id, openstack.Explain(err))
+	case held.HostID != host:
+		return nil
+	}
+	return c.RemovePort(ctx, id)
 }
 
 // RemovePort removes a port; one that is not there is no error.

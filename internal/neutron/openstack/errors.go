@@ -50,19 +50,16 @@ func said(body []byte) (kind, words string) {
 			Message string `json:"message"`
 		} `json:"error"`
 	}
-	if err := json.Unmarshal(body, &form); err == nil {
-		words = form.Fault + form.Keystone.Message
-		var detailed struct{ Type, Message string }
-		if json.Unmarshal(form.NeutronError, &detailed) == nil {
-			kind, words = detailed.Type, detailed.Message
-		} else {
-			var plain string
-			if json.Unmarshal(form.NeutronError, &plain) == nil {
-				words = plain
-			}
-		}
-	} else {
-		words = string(body)
+	if json.Unmarshal(body, &form) != nil {
+		return "", line(string(body))
+	}
+	words = form.Fault + form.Keystone.Message
+	var detailed struct{ Type, Message string }
+	var plain string
+	if json.Unmarshal(form.NeutronError, &detailed) == nil {
+		kind, words = detailed.Type, detailed.Message
+	} else if json.Unmarshal(form.NeutronError, &plain) == nil {
+		words = plain
 	}
 	return line(kind), line(words)
 }

@@ -167,12 +167,13 @@ func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error)
 	return out, nil
 }
 
-// undo removes the pod's devices, port and record, in this order: what fails can be tried again.
+// undo removes the pod's devices, port and record, in this order: what fails can be tried again. The port stays when it is
+// bound to another host by now, because the pod has moved.
 func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
 	if err := p.Plugin.Teardown(ctx, portID); err != nil {
 		return err
 	}
-	if err := p.Cloud.RemovePort(ctx, portID); err != nil {
+	if err := p.Cloud.RemovePortOf(ctx, portID, p.Host); err != nil {
 		return err
 	}
 	return p.records.drop(key(req))

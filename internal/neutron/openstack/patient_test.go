@@ -1,0 +1,152 @@
+package openstack
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gophercloud/gophercloud/v2"
+)
+
+// answers serves the given answers in order, and the last one ever after.
+func answers(t *testing.T, all ...http.HandlerFunc) (url string, asked *atomic.Int32) {
+	t.Helper()
+	asked = &atomic.Int32{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := int(asked.Add(1))
+		all[min(n, len(all))-1](w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL, asked
+}
+
+func status(code int, header ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		for i := 0; i+1 < len(header); i += 2 {
+			w.Header().Set(header[i], header[i+1])
+		}
+		w.WriteHeader(code)
+	}
+}
+
+// cut ends the connection in the midst of an answer's head.
+func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+
+func TestWhatIsRepeated(t *testing.T) {
+	for _, c := range []struct {
+		name, method string
+		first        http.HandlerFunc
+		asked        int32
+		code         int // 0: an error
+	}{
+		{"GET after 503", http.MethodGet, status(503), 2, 200},
+		{"DELETE after 500", http.MethodDelete, status(500), 2, 200},
+		{"GET after a lost connection", http.MethodGet, cut, 2, 200},
+		{"GET after 501 is final", http.MethodGet, status(501), 1, 501},
+		{"GET after 404 is final", http.MethodGet, status(404), 1, 404},
+		{"POST after 503: what it made is looked for first", http.MethodPost, status(503), 1, 503},
+		{"POST after a lost connection", http.MethodPost, cut, 1, 0},
+		{"PUT after 500", http.MethodPut, status(500), 1, 500},
+		{"POST after 429: it was not processed", http.MethodPost, status(429, "Retry-After", "1"), 2, 200},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			url, asked := answers(t, c.first, status(200))
+			p := newPatient(http.DefaultTransport)
+			var waited time.Duration
+			p.pause = func(_ context.Context, d time.Duration) error { waited = d; return nil }
+			req, err := http.NewRequestWithContext(t.Context(), c.method, url, strings.NewReader(`{"port":{}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := (&http.Client{Transport: p}).Do(req)
+			got := 0
+			if err == nil {
+				got = res.StatusCode
+				_ = res.Body.Close()
+			}
+			if got != c.code || asked.Load() != c.asked {
+				t.Errorf("answer %d (%v) after %d requests, want %d after %d", got, err, asked.Load(), c.code, c.asked)
+			}
+			if strings.Contains(c.name, "429") && waited != time.Second {
+				t.Errorf("waited %s, Retry-After says 1 s", waited)
+			}
+		})
+	}
+}
+
+func TestRepeatingEnds(t *testing.T) {
+	url, asked := answers(t, status(503, "Retry-After", "999999"))
+	p := newPatient(http.DefaultTransport)
+	p.pause = func(_ context.Context, d time.Duration) error {
+		if d > longest {
+			t.Errorf("waits %s, at most %s is wanted", d, longest)
+		}
+		return nil
+	}
+	res, err := (&http.Client{Transport: p}).Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = res.Body.Close()
+	if asked.Load() != tries {
+		t.Errorf("%d requests, want %d", asked.Load(), tries)
+	}
+}
+
+// The slots of calls come back, whatever happens to an answer.
+func TestSlotsComeBack(t *testing.T) {
+	url, _ := answers(t, status(404))
+	p := newPatient(http.DefaultTransport)
+	for range 3 * atOnce {
+		res, err := (&http.Client{Transport: p}).Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		_ = res.Body.Close()
+	}
+	if n := len(p.slots); n != 0 {
+		t.Errorf("%d slots are taken by nothing", n)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"NeutronError": {"type": "IpAddressAlreadyAllocated", "message": "in use", "detail": ""}}`: "OpenStack answers 409 IpAddressAlreadyAllocated: in use",
+		`{"faultcode": "Server", "faultstring": "no\nsuch\u0000 thing"}`:                             "OpenStack answers 409: no such thing",
+		`{"error": {"code": 409, "message": "twice", "title": "Conflict"}}`:                          "OpenStack answers 409: twice",
+		`{"NeutronError": "plain"}`:       "OpenStack answers 409: plain",
+		``:                                "OpenStack answers 409: Conflict",
+		"<html>\n<b>proxy</b>":            "OpenStack answers 409: <html> <b>proxy</b>",
+		`{"NeutronError": [1, {"a": 2}]}`: "OpenStack answers 409: Conflict",
+	} {
+		err := Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 409, Body: []byte(body)})
+		if err.Error() != want {
+			t.Errorf("%s: %q, want %q", body, err, want)
+		}
+		if !Is(err, 409) || Unknown(err) {
+			t.Errorf("%s: status is lost", body)
+		}
+	}
+	if !Unknown(errors.New("connection reset")) || Unknown(nil) {
+		t.Error("a lost connection leaves the outcome unknown, success does not")
+	}
+}
+
+func FuzzExplain(f *testing.F) {
+	f.Add([]byte(`{"NeutronError": {"type": "A", "message": "b"}}`))
+	f.Add([]byte("\xff\n"))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		text := Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 500, Body: body}).Error()
+		if strings.ContainsAny(text, "\n\r\x00") || len(text) > 3*maxWords {
+			t.Errorf("%q", text)
+		}
+	})
+}
