@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -129,5 +131,38 @@ func TestAnEngineTellsWhyItCannotConnect(t *testing.T) {
 	defer cancel()
 	if _, err := engine.Read(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("reading without a connection: %v", err)
+	}
+}
+
+// A switch that starts is connected to when it makes its socket, however long the pause between attempts is by then.
+func TestAnEngineConnectsWhenTheSocketIsMade(t *testing.T) {
+	dir, err := os.MkdirTemp("", "wtof") // a unix socket's path has room for 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "br0.mgmt")
+	engine := openflow.NewEngine(openflow.Config{Address: path, RetryMin: time.Hour, RetryMax: time.Hour})
+	inBackground(t, engine.Run)
+	if event, err := engine.Next(t.Context()); err != nil || event.Lost == nil {
+		t.Fatalf("%+v, %v", event, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "other"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := openflow.NewFake()
+	inBackground(t, func(ctx context.Context) error { return fake.Serve(ctx, l) })
+	limited, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for connected := false; !connected; {
+		event, err := engine.Next(limited)
+		if err != nil {
+			t.Fatalf("not connected: %v", err)
+		}
+		connected = event.Connected
 	}
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 
 	"weft.dev/weft/internal/reconcile"
 )
@@ -85,35 +88,77 @@ func NewEngine(config Config) *Engine {
 }
 
 // Run keeps a connection until ctx ends, whose cause it returns. What keeps it from connecting is told by Next as Lost.
+//
+// A switch that starts makes its socket anew, which ends the pause: all its traffic waits for the flows that come by this connection.
 func (e *Engine) Run(ctx context.Context) error {
 	pause := e.config.RetryMin
 	for {
-		err := e.session(ctx)
+		made, stop := socketMade(e.config.Address) // before the attempt, so that none is missed
+		err := e.session(ctx, stop)
 		if ctx.Err() != nil {
+			stop()
 			return context.Cause(ctx)
 		}
 		if errors.Is(err, ErrClosed) { // there was a connection
 			pause = e.config.RetryMin
 		}
 		e.feed.post(Event{Lost: err})
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-timer.C:
+		if e.rest(ctx, made, pause) {
+			pause = min(listenPause, e.config.RetryMin)
+		} else {
+			pause = min(2*pause, e.config.RetryMax)
 		}
-		pause = min(2*pause, e.config.RetryMax)
+		stop()
 	}
 }
 
-// session connects and stays until the connection breaks.
-func (e *Engine) session(ctx context.Context) error {
+// rest waits for the pause, or until the switch's socket is made, and reports whether it was.
+func (e *Engine) rest(ctx context.Context, made <-chan fsnotify.Event, pause time.Duration) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case event, ok := <-made:
+			if !ok { // there was a connection
+				made = nil
+			} else if event.Name == e.config.Address && event.Has(fsnotify.Create) {
+				return true
+			}
+		case <-timer.C:
+			return false
+		}
+	}
+}
+
+// listenPause is the first pause after the socket was made: a switch listens at it a moment later.
+const listenPause = 5 * time.Millisecond
+
+// socketMade reports what is made in the folder of a switch's socket. Without inotify, or for another address, it reports nothing.
+func socketMade(address string) (made <-chan fsnotify.Event, stop func()) {
+	if !filepath.IsAbs(address) {
+		return nil, func() {}
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, func() {}
+	}
+	if err := watcher.Add(filepath.Dir(address)); err != nil {
+		_ = watcher.Close() // it watches nothing
+		return nil, func() {}
+	}
+	return watcher.Events, sync.OnceFunc(func() { _ = watcher.Close() })
+}
+
+// session connects and stays until the connection breaks. It calls connected once there is one.
+func (e *Engine) session(ctx context.Context, connected func()) error {
 	conn, err := Dial(ctx, e.config.Address, Options{KeepAlive: e.config.KeepAlive, OnAsync: e.onAsync})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
+	connected()
 	// The monitors come before the dump that Connected brings about, so that nothing happens unseen in between.
 	if err := conn.Monitor(ctx, 1); err != nil {
 		return err

@@ -305,5 +305,5 @@ func (b Bench) comparePaths(ctx context.Context, rows []measure.Row, ours, peer 
 		}
 		paths = append(paths, p)
 	}
-	return b.compare(ctx, rows, paths[0].send, paths[1].send)
+	return b.compareSending(ctx, rows, paths[0], paths[1])
 }
