@@ -36,6 +36,9 @@ func Weft(environment Environment) *cobra.Command {
 	if environment.Program == kubestackProgram {
 		return kubestackCommand(environment)
 	}
+	if environment.Program == flanneldProgram {
+		return alone(environment)
+	}
 	root := &cobra.Command{
 		Use:   "weft",
 		Short: "A network for Kubernetes on Open vSwitch",
@@ -53,12 +56,19 @@ func Weft(environment Environment) *cobra.Command {
 	asRoot(environment.UID, nil, agents, plugin, clean, diff, level, provider)
 	asRoot(environment.UID, nil, ovs.Commands()...)
 	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, clean, statusCommand(common), tenantCommand(common), diff,
-		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand(), provider)
+		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand(), provider, flanneldCommand(common, environment))
 	strict(root)
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}
 	return root
+}
+
+// alone returns flannel's daemon as a program of its own.
+func alone(environment Environment) *cobra.Command {
+	cmd := flanneldCommand(&commonFlags{logLevel: "info", logFormat: "text"}, environment)
+	cmd.Use, cmd.SilenceUsage, cmd.SilenceErrors = flanneldProgram+" [flags]", true, true
+	return cmd
 }
 
 // pluginProgram is the name by which kubectl finds the program as its plugin.

@@ -41,17 +41,26 @@ const (
 func Main(stdout io.Writer, origin cni.Origin) int {
 	p := &plugin{stdout: stdout, origin: origin}
 	info := version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
-	failure := skel.PluginMainFuncsWithError(skel.CNIFuncs{
+	failure := skel.PluginMainFuncsWithError(p.funcs(), info, "weft-cni: the CNI plugin of Weft; container runtimes execute it")
+	if failure == nil {
+		return 0
+	}
+	return p.fail(failure)
+}
+
+// Funcs returns what has the agent serve each verb, for a program that serves some requests itself. ADD prints its result to stdout.
+func Funcs(stdout io.Writer, origin cni.Origin) skel.CNIFuncs {
+	return (&plugin{stdout: stdout, origin: origin}).funcs()
+}
+
+func (p *plugin) funcs() skel.CNIFuncs {
+	return skel.CNIFuncs{
 		Add:    p.add,
 		Del:    p.del,
 		Check:  func(args *skel.CmdArgs) error { return p.forward(cni.CommandCheck, args) },
 		GC:     func(args *skel.CmdArgs) error { return p.forward(cni.CommandGC, args) },
 		Status: p.status,
-	}, info, "weft-cni: the CNI plugin of Weft; container runtimes execute it")
-	if failure == nil {
-		return 0
 	}
-	return p.fail(failure)
 }
 
 // plugin is one execution.

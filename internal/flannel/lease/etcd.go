@@ -124,3 +124,21 @@ func FromEtcd(key, value string, families Families) (Lease, error) {
 	}
 	return l, errors.Join(errs...)
 }
+
+// PublicIPs returns the addresses in the value of an etcd key, whatever else is wrong with it: by them a node finds its own.
+func PublicIPs(value string) [2]netip.Addr {
+	var v etcdValue
+	if json.Unmarshal([]byte(value), &v) != nil {
+		return [2]netip.Addr{}
+	}
+	var out [2]netip.Addr
+	if addr, err := checkPublicIP(v.PublicIP, true); err == nil {
+		out[0] = addr
+	}
+	if v.PublicIPv6 != nil {
+		if addr, err := checkPublicIP(*v.PublicIPv6, false); err == nil {
+			out[1] = addr
+		}
+	}
+	return out
+}

@@ -1,0 +1,275 @@
+// Package daemon is `weft flanneld`: it keeps one node's lease, connects the node with the others by what their leases say, and
+// tells the plugin the node's subnet.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/internal/flannel/fabric"
+	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/flannel/lease"
+	"weft.dev/weft/internal/flannel/netconf"
+	"weft.dev/weft/internal/flannel/subnetenv"
+	"weft.dev/weft/internal/flannel/uplink"
+	"weft.dev/weft/internal/link/whole"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Store keeps the leases of all nodes.
+type Store interface {
+	// Config returns the network configuration, once there is a valid one.
+	Config(ctx context.Context) (netconf.Config, error)
+	// Public returns the addresses that the administrator has this node advertise; invalid where there is none.
+	Public(ctx context.Context) ([2]netip.Addr, error)
+	// Former returns the lease that this node has from before.
+	Former(ctx context.Context, l lease.Lease) (lease.Lease, error)
+	// Acquire returns the lease with this node's subnets.
+	Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
+	// Run reports other nodes' leases until ctx ends. The first update has them all.
+	Run(ctx context.Context, own lease.Lease, report func(lease.Update)) error
+	Publisher
+}
+
+// Publisher tells others of this node.
+type Publisher interface {
+	// Publish tells other nodes the lease, once its devices exist.
+	Publish(ctx context.Context, l lease.Lease) error
+	// Up says that pods of this node can be reached.
+	Up(ctx context.Context) error
+}
+
+// Options of a Daemon.
+type Options struct {
+	Flags *netconf.Flags
+	Store Store
+	Log   *slog.Logger
+}
+
+// Daemon is one node's.
+type Daemon struct {
+	options Options
+	ready   atomic.Pointer[string] // why it is not ready; nil once it is
+	links   *reconcile.Loop[whole.Key, whole.Item]
+	rules   *reconcile.Loop[nft.Key, nft.Item]
+	engine  *whole.Engine
+	nft     *nft.Engine
+	started bool
+
+	mu      sync.Mutex
+	present *presence
+}
+
+// presence is what the daemon has in its engine for leases.
+type presence struct {
+	config   netconf.Config
+	uplink   uplink.Options
+	view     *fabric.View
+	own      lease.Own
+	claims   map[string]lease.Claim
+	accepted map[string]lease.Lease
+	refused  map[string]string
+	known    chan struct{} // closed with the first complete update
+	restart  chan error
+}
+
+// New returns a daemon.
+func New(options Options) *Daemon {
+	d := &Daemon{options: options}
+	d.wait("starting")
+	return d
+}
+
+func (d *Daemon) wait(reason string) { d.ready.Store(&reason) }
+
+// Ready returns nil once pods of this node can be reached, or why not.
+func (d *Daemon) Ready() error {
+	if reason := d.ready.Load(); reason != nil {
+		return errors.New(*reason)
+	}
+	return nil
+}
+
+// checkPeriod is how often everything is read back though no event says that something changed.
+const checkPeriod = 10 * time.Second
+
+// settle is how long the daemon waits after an event for more of them.
+const settle = 100 * time.Millisecond
+
+// Run serves until ctx ends. What is programmed then stays.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for {
+		err := d.generation(ctx, &running)
+		var again *restartError
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // asked to end
+		}
+		if !errors.As(err, &again) {
+			return err
+		}
+		d.options.Log.Info("starting anew", "reason", again.reason)
+	}
+}
+
+// restartError ends a generation for another.
+type restartError struct{ reason error }
+
+func (e *restartError) Error() string { return "starting anew: " + e.reason.Error() }
+
+// generation serves one network configuration and one lease.
+func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error {
+	life := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p, err := d.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	// The engines live as long as the daemon, longer than the generation that opens them.
+	if err := d.open(life, running, p.config); err != nil {
+		return err
+	}
+	former := d.begin(p)
+	failed := make(chan error, 1)
+	running.Go(func() {
+		if err := d.options.Store.Run(ctx, p.own.Lease, func(update lease.Update) { d.report(p, update) }); err != nil && ctx.Err() == nil {
+			failed <- err
+		}
+	})
+	d.wait("waiting for the leases of other nodes")
+	select {
+	case <-p.known:
+	case err := <-failed:
+		return err
+	case err := <-p.restart:
+		return &restartError{err}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	d.forget(p, former)
+	if err := d.establish(ctx, p); err != nil {
+		return err
+	}
+	d.ready.Store(nil)
+	d.options.Log.Info("ready", "subnet", p.own.Lease.Subnet, "subnet_ipv6", p.own.Lease.Subnet6, "backend", p.config.Backend.Type(), "interface", p.view.Uplink.Name)
+	return d.follow(ctx, p, failed)
+}
+
+// prepare finds out what the node is to have.
+func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
+	store := d.options.Store
+	d.wait("waiting for the network configuration")
+	config, err := store.Config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if config.BackendDefaulted {
+		d.options.Log.Info("the network configuration has no Backend: vxlan is used")
+	}
+	view, options, err := d.view(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	d.wait("waiting for a subnet of this node")
+	former, err := store.Former(ctx, view.Lease())
+	if err != nil {
+		return nil, err
+	}
+	if err := chooseMACs(view, former); err != nil {
+		return nil, err
+	}
+	own, err := store.Acquire(ctx, view.Lease())
+	if err != nil {
+		return nil, err
+	}
+	return &presence{
+		config: config, uplink: options, view: view, own: lease.Own{Lease: own, Network: config.Network, Network6: config.IPv6Network},
+		known: make(chan struct{}), restart: make(chan error, 1),
+	}, nil
+}
+
+// ownOwner is the owner of the node's own fragment, peerOwner starts those of others'.
+const (
+	ownOwner  reconcile.Owner = "node"
+	peerOwner reconcile.Owner = "lease/"
+)
+
+// open starts the engines, in the first generation.
+func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netconf.Config) error {
+	if d.started {
+		return nil
+	}
+	var ranges []netip.Prefix
+	for _, network := range []netip.Prefix{config.Network, config.IPv6Network} {
+		if network.IsValid() {
+			ranges = append(ranges, network)
+		}
+	}
+	var err error
+	if d.engine, err = whole.NewEngine(whole.Options{Owns: fabric.Owns, Ranges: ranges, Log: d.options.Log}); err != nil {
+		return err
+	}
+	if d.nft, err = nft.NewEngine(nft.Options{Tables: host.Tables()}); err != nil {
+		d.engine.Close()
+		return err
+	}
+	d.started = true
+	d.links = reconcile.NewLoop(d.engine, reconcile.Options[whole.Key, whole.Item]{Name: "links", Log: d.options.Log})
+	d.rules = reconcile.NewLoop(d.nft, reconcile.Options[nft.Key, nft.Item]{Name: "nftables", Log: d.options.Log})
+	running.Go(func() {
+		defer d.engine.Close()
+		_ = d.links.Run(ctx)
+	})
+	running.Go(func() {
+		defer d.nft.Close()
+		_ = d.rules.Run(ctx)
+	})
+	return nil
+}
+
+// establish brings all into effect, tells the other nodes, and then the plugin and the cluster.
+func (d *Daemon) establish(ctx context.Context, p *presence) error {
+	own, config := p.own.Lease, p.config
+	d.wait("programming the node's devices")
+	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
+		return fmt.Errorf("program the node's devices: %w", err)
+	}
+	d.wait("publishing the lease")
+	if err := d.options.Store.Publish(ctx, own); err != nil {
+		return fmt.Errorf("publish the lease: %w", err)
+	}
+	flags := d.options.Flags
+	rules := host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Forward: flags.Forward}
+	rules.Families[0] = host.Family{Network: config.Network, Subnet: own.Subnet}
+	rules.Families[1] = host.Family{Network: config.IPv6Network, Subnet: own.Subnet6}
+	d.wait("programming the node's rules")
+	if err := d.rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: rules.Rules()}); err != nil {
+		return fmt.Errorf("program the node's rules: %w", err)
+	}
+	env := subnetenv.Env{Subnet: own.Subnet, Subnet6: own.Subnet6, MTU: p.view.MTU(), IPMasq: flags.Masq}
+	if own.Subnet.IsValid() {
+		env.Networks = []netip.Prefix{config.Network}
+	}
+	if own.Subnet6.IsValid() {
+		env.Networks6 = []netip.Prefix{config.IPv6Network}
+	}
+	if err := subnetenv.Write(flags.SubnetFile, &env); err != nil {
+		return err
+	}
+	d.wait("setting the node's condition")
+	if err := d.options.Store.Up(ctx); err != nil {
+		return fmt.Errorf("set the node's condition: %w", err)
+	}
+	return nil
+}

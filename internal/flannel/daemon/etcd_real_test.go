@@ -1,0 +1,227 @@
+//go:build real
+
+package daemon_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/flannel/flanneltest"
+)
+
+const configKey, subnetsPrefix = "/coreos.com/network/config", "/coreos.com/network/subnets/"
+
+// programs are what the nodes run.
+func programs(t *testing.T) (weft, flanneld string) {
+	t.Helper()
+	if weft = os.Getenv("WEFT_BINARY"); weft == "" {
+		weft = flanneltest.Weft(t, "weft")
+	}
+	return weft, flanneltest.Flanneld(t)
+}
+
+func startWeft(n *flanneltest.Node, weft string, etcd *flanneltest.Etcd, args ...string) *flanneltest.Process {
+	return n.Start(nil, append([]string{weft, "flanneld", "--etcd-endpoints=" + etcd.Endpoint, "--subnet-file=" + n.SubnetFile(), "--iface=eth0", "--ip-masq", "--v=2"}, args...)...)
+}
+
+func startFlanneld(n *flanneltest.Node, flanneld string, etcd *flanneltest.Etcd, args ...string) *flanneltest.Process {
+	return n.Start(nil, append([]string{flanneld, "--etcd-endpoints=" + etcd.Endpoint, "--subnet-file=" + n.SubnetFile(), "--iface=eth0", "--ip-masq"}, args...)...)
+}
+
+// TestMixedNodes: pods of a node with Weft's daemon and of one with flanneld reach each other, through restarts of either; a
+// third node's lease that appears, moves or goes while Weft's is away is followed after its start.
+func TestMixedNodes(t *testing.T) {
+	weft, flanneld := programs(t)
+	for _, backend := range []string{`{"Type":"vxlan"}`, `{"Type":"host-gw"}`, `{"Type":"vxlan","VNI":7,"Port":4789,"DirectRouting":true}`} {
+		t.Run(backend, func(t *testing.T) {
+			u := flanneltest.NewUnderlay(t)
+			etcd := u.Etcd()
+			etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":`+backend+`}`)
+			n1, n2 := u.Node(), u.Node()
+			ours, theirs := startWeft(n1, weft, etcd), startFlanneld(n2, flanneld, etcd)
+			p1, p2 := n1.Pod(), n2.Pod()
+			p1.Reach(t, p2.Address)
+			p2.Reach(t, p1.Address)
+			before, subnet := entries(n1), n1.Subnet("FLANNEL_SUBNET")
+			ours.Stop()
+			p2.Reach(t, p1.Address)
+			ours = startWeft(n1, weft, etcd)
+			p1.Reach(t, p2.Address)
+			if after := entries(n1); after != before || n1.Subnet("FLANNEL_SUBNET") != subnet {
+				t.Errorf("after a restart\n%s\nbefore\n%s", after, before)
+			}
+			theirs.Kill()
+			startFlanneld(n2, flanneld, etcd)
+			p1.Reach(t, p2.Address)
+			p2.Reach(t, p1.Address)
+
+			peer := subnetsPrefix + "10.5.200.0-24"
+			etcd.Put(peer, value(t, etcd, n2, "192.0.2.200", "02:00:00:00:00:c8"))
+			has(t, n1, "10.5.200.0/24", true)
+			ours.Kill()
+			etcd.Delete(peer)
+			etcd.Put(subnetsPrefix+"10.5.201.0-24", value(t, etcd, n2, "192.0.2.201", "02:00:00:00:00:c9"))
+			startWeft(n1, weft, etcd)
+			has(t, n1, "10.5.201.0/24", true)
+			has(t, n1, "10.5.200.0/24", false) // flanneld leaves it
+			if strings.Contains(entries(n1), ":c8") {
+				t.Errorf("left of a node that went meanwhile:\n%s", entries(n1))
+			}
+			p1.Reach(t, p2.Address)
+		})
+	}
+}
+
+// value is another node's, with the backend data of n's own.
+func value(t *testing.T, etcd *flanneltest.Etcd, n *flanneltest.Node, public, mac string) string {
+	t.Helper()
+	for _, kv := range etcd.List(subnetsPrefix) {
+		if !strings.Contains(kv.Value, n.Address()+`"`) {
+			continue
+		}
+		text := strings.Replace(kv.Value, n.Address()+`"`, public+`"`, 1)
+		if _, after, ok := strings.Cut(text, `"VtepMAC":"`); ok {
+			text = strings.Replace(text, after[:17], mac, 1)
+		}
+		return text
+	}
+	t.Fatalf("no lease of %s", n.Address())
+	return ""
+}
+
+// entries are what a node has of its peers.
+func entries(n *flanneltest.Node) string {
+	out := n.IP("route show proto 87")
+	for _, device := range []string{"flannel.1", "flannel.7"} {
+		if _, err := n.Run("ip", "link", "show", device); err == nil {
+			out += n.IP("neigh show dev "+device+" nud permanent") + n.IP("link show "+device)
+			fdb, _ := n.Run("bridge", "fdb", "show", "dev", device)
+			out += fdb
+		}
+	}
+	return out
+}
+
+func has(t *testing.T, n *flanneltest.Node, subnet string, want bool) {
+	t.Helper()
+	flanneltest.Eventually(t, fmt.Sprintf("route to %s: %t", subnet, want), func() error {
+		if got := n.IP("route show " + subnet); (got != "") != want {
+			return fmt.Errorf("routes: %q", got)
+		}
+		return nil
+	})
+}
+
+// TestRepairs: what is changed by hand is put back, the device with its entries too, and the own lease is taken again.
+func TestRepairs(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	startWeft(n1, weft, etcd)
+	startFlanneld(n2, flanneld, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Reach(t, p2.Address)
+	want := entries(n1)
+	for _, change := range []string{
+		"link del flannel.1", "link set flannel.1 down", "neigh flush dev flannel.1 nud permanent", "route flush proto 87", "link set flannel.1 mtu 1300",
+	} {
+		n1.IP(change)
+		flanneltest.Eventually(t, change+" is repaired", func() error {
+			if got := withoutIndex(entries(n1)); got != withoutIndex(want) {
+				return fmt.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+			return nil
+		})
+		p1.Reach(t, p2.Address)
+	}
+	rules := func() string {
+		out, err := n1.Run("nft", "list", "table", "ip", "weft-flannel")
+		if err != nil {
+			return err.Error()
+		}
+		return out
+	}
+	whole := rules()
+	if _, err := n1.Run("nft", "flush", "chain", "ip", "weft-flannel", "postrouting"); err != nil {
+		t.Fatal(err)
+	}
+	flanneltest.Eventually(t, "rules are repaired", func() error {
+		if got := rules(); strings.Count(got, "masquerade") != strings.Count(whole, "masquerade") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	for _, kv := range etcd.List(subnetsPrefix) {
+		if strings.Contains(kv.Value, n1.Address()+`"`) {
+			etcd.Delete(kv.Key)
+		}
+	}
+	flanneltest.Eventually(t, "own lease is taken again", func() error {
+		for _, kv := range etcd.List(subnetsPrefix) {
+			if strings.Contains(kv.Value, n1.Address()+`"`) && kv.Lease != "" && kv.Lease != "0" {
+				return nil
+			}
+		}
+		return errors.New("no lease")
+	})
+	p1.Reach(t, p2.Address)
+}
+
+func withoutIndex(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if before, after, ok := strings.Cut(line, ": flannel"); ok && strings.Trim(before, "0123456789") == "" {
+			line = "flannel" + after
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "")
+}
+
+// TestReservation: a key without an etcd lease stays one through the owner's start (flanneld gives it one), and hostile leases
+// change nothing.
+func TestReservation(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	n1 := u.Node()
+	reserved := subnetsPrefix + "10.5.77.0-24"
+	etcd.Put(reserved, `{"PublicIP":"`+n1.Address()+`"}`)
+	p := startWeft(n1, weft, etcd)
+	if subnet := n1.Subnet("FLANNEL_SUBNET"); subnet != "10.5.77.1/24" {
+		t.Errorf("subnet %s", subnet)
+	}
+	for _, kv := range etcd.List(reserved) {
+		if kv.Lease != "" && kv.Lease != "0" {
+			t.Errorf("the reservation got a lease: %+v", kv)
+		}
+	}
+	etcd.Put(subnetsPrefix+"10.5.80.0-24", `{"PublicIP":"192.0.2.80","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:50"}}`)
+	has(t, n1, "10.5.80.0/24", true)
+	before := entries(n1)
+	for key, hostile := range map[string]string{
+		"10.5.80.0-25": `{"PublicIP":"192.0.2.81","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:51"}}`,
+		"10.5.81.0-24": `{"PublicIP":"192.0.2.81","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:50"}}`,
+		"10.5.82.0-24": `{"PublicIP":"0.0.0.0","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:52"}}`,
+		"10.5.83.0-24": `{"PublicIP":"192.0.2.83","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"01:00:5e:00:00:52"}}`,
+		"10.9.0.0-24":  `{"PublicIP":"192.0.2.84","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:54"}}`,
+		"nonsense":     `{`,
+	} {
+		etcd.Put(subnetsPrefix+key, hostile)
+		flanneltest.Eventually(t, key+" is told", func() error {
+			if !strings.Contains(p.Log(), "lease="+key) && !strings.Contains(p.Log(), `lease="`+key) {
+				return errors.New(p.Log())
+			}
+			return nil
+		})
+	}
+	if after := entries(n1); after != before {
+		t.Errorf("hostile leases changed\n%s\nto\n%s", before, after)
+	}
+}

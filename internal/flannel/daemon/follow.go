@@ -1,0 +1,79 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft.dev/weft/internal/nft"
+)
+
+// follow repairs what others change, until ctx ends or the node has to begin anew.
+func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) error {
+	changes, err := d.engine.Watch(ctx)
+	if err != nil {
+		return err
+	}
+	drifts, err := d.nft.Monitor(ctx)
+	if err != nil {
+		return err
+	}
+	d.links.Resync() // what changed before the watch began
+	check := time.NewTicker(checkPeriod)
+	defer check.Stop()
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-failed:
+			return err
+		case err := <-p.restart:
+			return &restartError{err}
+		case _, open := <-changes:
+			if !open {
+				return &restartError{errors.New("events of links ended")}
+			}
+			if settled == nil {
+				settled = time.After(settle)
+			}
+		case drift, open := <-drifts:
+			if err := d.drifted(drift, open); err != nil {
+				return err
+			}
+		case <-settled:
+			settled = nil
+			d.links.Resync()
+			if err := d.moved(p); err != nil {
+				return &restartError{err}
+			}
+		case <-check.C:
+			d.links.Resync()
+			d.rules.Resync()
+		}
+	}
+}
+
+// drifted repairs the rules where a drift is about them.
+func (d *Daemon) drifted(drift nft.Drift, open bool) error {
+	if !open || drift.Err != nil {
+		return &restartError{fmt.Errorf("events of nftables ended: %w", errors.Join(drift.Err))}
+	}
+	if drift.All || drift.InCare {
+		d.rules.Resync()
+	}
+	return nil
+}
+
+// moved reports whether the node has another uplink than the one in use.
+func (d *Daemon) moved(p *presence) error {
+	now, err := look(p.config, p.uplink)
+	if err != nil {
+		return nil //nolint:nilerr // there is none at the moment; entries stay as they are until there is
+	}
+	if now.Uplink != p.view.Uplink {
+		return fmt.Errorf("the interface to other nodes changed from %+v to %+v", p.view.Uplink, now.Uplink)
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+package daemon
+
+import (
+	"maps"
+	"slices"
+
+	"weft.dev/weft/internal/flannel/fabric"
+	"weft.dev/weft/internal/flannel/lease"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// begin makes a generation the present one, and returns the leases that the one before it had in the engine.
+func (d *Daemon) begin(p *presence) map[string]lease.Lease {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var former map[string]lease.Lease
+	if d.present != nil {
+		former = d.present.accepted
+	}
+	d.present = p
+	return former
+}
+
+// report takes an update of the store: the leases that changed by it are compiled and handed to the engine.
+func (d *Daemon) report(p *presence, update lease.Update) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.present != p { // a former generation's store
+		return
+	}
+	if update.Restart != nil {
+		select {
+		case p.restart <- update.Restart:
+		default: // one is under way
+		}
+	}
+	first := p.claims == nil
+	if first && !update.All {
+		return
+	}
+	if update.All {
+		p.claims = maps.Clone(update.Set)
+	} else {
+		maps.Copy(p.claims, update.Set)
+	}
+	for _, name := range update.Delete {
+		delete(p.claims, name)
+	}
+	accepted, refused := lease.Judge(p.claims, p.own)
+	problems := d.apply(p, accepted)
+	maps.Copy(problems, refused)
+	maps.Copy(problems, update.Problems)
+	d.tell(p, problems, update)
+	if first {
+		close(p.known)
+	}
+}
+
+// apply hands the fragments of leases that changed to the engine.
+func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]error {
+	fragments, problems := map[reconcile.Owner]fabric.Fragment{}, map[string]error{}
+	for name, l := range accepted {
+		if before, ok := p.accepted[name]; ok && before == l {
+			continue
+		}
+		fragment, err := p.view.Peer(l)
+		if err != nil {
+			problems[name] = err
+		}
+		fragments[peerOwner+reconcile.Owner(name)] = fragment
+	}
+	for name := range p.accepted {
+		if _, ok := accepted[name]; !ok {
+			fragments[peerOwner+reconcile.Owner(name)] = fabric.Fragment{}
+		}
+	}
+	p.accepted = accepted
+	if len(fragments) > 0 {
+		d.links.Set(fragments)
+	}
+	return problems
+}
+
+// tell logs what is wrong with leases, once for each.
+func (d *Daemon) tell(p *presence, problems map[string]error, update lease.Update) {
+	if p.refused == nil {
+		p.refused = map[string]string{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(problems)) {
+		if text := problems[name].Error(); p.refused[name] != text {
+			p.refused[name] = text
+			d.options.Log.Warn("lease not used", "lease", name, "error", problems[name])
+		}
+	}
+	for name := range update.Set {
+		if problems[name] == nil {
+			delete(p.refused, name)
+		}
+	}
+	for _, name := range update.Delete {
+		delete(p.refused, name)
+	}
+}
+
+// forget withdraws the fragments of a former generation's leases that are gone by now.
+func (d *Daemon) forget(p *presence, former map[string]lease.Lease) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fragments := map[reconcile.Owner]fabric.Fragment{}
+	for name := range former {
+		if _, ok := p.accepted[name]; !ok {
+			fragments[peerOwner+reconcile.Owner(name)] = fabric.Fragment{}
+		}
+	}
+	if len(fragments) > 0 {
+		d.links.Set(fragments)
+	}
+}

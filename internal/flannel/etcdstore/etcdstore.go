@@ -1,0 +1,406 @@
+// Package etcdstore keeps flannel's leases in etcd (version 3): each node takes a subnet by creating its key, and holds it by an
+// etcd lease that it keeps alive. A key without an etcd lease is a reservation and stays one.
+package etcdstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"weft.dev/weft/internal/flannel/lease"
+	"weft.dev/weft/internal/flannel/netconf"
+)
+
+const (
+	// ttl of a lease, in seconds: flannel's.
+	ttl = 24 * 60 * 60
+	// dialTimeout bounds the first connection, requestTimeout a request.
+	dialTimeout    = 5 * time.Second
+	requestTimeout = 10 * time.Second
+	retry          = time.Second
+	// acquireTries bounds how often a subnet is chosen anew because another node took it first.
+	acquireTries = 30
+)
+
+// Options of a Store.
+type Options struct {
+	Flags netconf.EtcdFlags
+	// Former and Former6 are the node's subnets from before, as subnet.env has them: taken again if they are free.
+	Former, Former6 netip.Prefix
+	Log             *slog.Logger
+}
+
+// Store is the lease store in etcd.
+type Store struct {
+	options Options
+	client  *clientv3.Client
+	config  netconf.Config
+	// own is what Acquire took.
+	own holding
+	// configRevision is the revision of the configuration that is in use; configSeen is up to which it was looked for a newer one.
+	configRevision, configSeen int64
+}
+
+// holding is the node's own key.
+type holding struct {
+	key   string
+	lease clientv3.LeaseID // 0: a reservation
+}
+
+// New returns a store. It connects when it is used.
+func New(options Options) (*Store, error) {
+	f := options.Flags
+	config := clientv3.Config{
+		Endpoints: f.Endpoints, Username: f.Username, Password: f.Password, DialTimeout: dialTimeout, Logger: zap.NewNop(),
+		DialKeepAliveTime: dialTimeout, DialKeepAliveTimeout: dialTimeout,
+	}
+	if f.CAFile != "" || f.CertFile != "" {
+		secure, err := tlsConfig(f)
+		if err != nil {
+			return nil, err
+		}
+		config.TLS = secure
+	}
+	client, err := clientv3.New(config)
+	if err != nil {
+		return nil, fmt.Errorf("--etcd-endpoints=%s: %w", strings.Join(f.Endpoints, ","), err)
+	}
+	return &Store{options: options, client: client}, nil
+}
+
+func tlsConfig(f netconf.EtcdFlags) (*tls.Config, error) {
+	out := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f.CAFile != "" {
+		pem, err := os.ReadFile(f.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("--etcd-cafile: %w", err)
+		}
+		if out.RootCAs = x509.NewCertPool(); !out.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--etcd-cafile=%s: no certificate in PEM form in it", f.CAFile)
+		}
+	}
+	if f.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("--etcd-certfile=%s, --etcd-keyfile=%s: %w", f.CertFile, f.KeyFile, err)
+		}
+		out.Certificates = []tls.Certificate{pair}
+	}
+	return out, nil
+}
+
+// Close ends the connection. The node keeps its lease until that runs out.
+func (s *Store) Close() error { return s.client.Close() }
+
+func (s *Store) configKey() string { return path.Join(s.options.Flags.Prefix, "config") }
+
+func (s *Store) subnetsPrefix() string { return path.Join(s.options.Flags.Prefix, "subnets") + "/" }
+
+// again runs f until it succeeds. What goes wrong is logged once.
+func (s *Store) again(ctx context.Context, what string, f func(ctx context.Context) error) error {
+	last := ""
+	for {
+		bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+		err := f(bounded)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", what, errors.Join(ctx.Err(), err))
+		}
+		if err.Error() != last {
+			last = err.Error()
+			s.options.Log.Warn("etcd request failed; trying again", "request", what, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+}
+
+// Config returns the network configuration, once etcd has a valid one.
+func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
+	err := s.again(ctx, "read "+s.configKey(), func(ctx context.Context) error {
+		answer, err := s.client.Get(ctx, s.configKey())
+		if err != nil {
+			return err
+		}
+		if len(answer.Kvs) == 0 {
+			return fmt.Errorf("key %s does not exist: put the network configuration there (etcdctl put %[1]s '{\"Network\":\"10.5.0.0/16\",\"Backend\":{\"Type\":\"vxlan\"}}')", s.configKey())
+		}
+		config, err := netconf.Parse(answer.Kvs[0].Value)
+		if err == nil {
+			config, err = config.Etcd()
+		}
+		if err != nil {
+			return fmt.Errorf("value of %s: %w", s.configKey(), err)
+		}
+		s.config, s.configRevision, s.configSeen = config, answer.Kvs[0].ModRevision, answer.Header.Revision
+		return nil
+	})
+	return s.config, err
+}
+
+func (s *Store) families() lease.Families {
+	return lease.Families{V4: s.config.EnableIPv4, V6: s.config.EnableIPv6}
+}
+
+// record is a lease as etcd has it.
+type record struct {
+	key      string // without the prefix
+	lease    lease.Lease
+	subnets  [2]netip.Prefix
+	public   [2]netip.Addr
+	etcd     clientv3.LeaseID
+	created  int64
+	modified int64
+	problem  error
+}
+
+// list returns all leases, and the revision that the answer is of.
+func (s *Store) list(ctx context.Context) ([]record, int64, error) {
+	answer, err := s.client.Get(ctx, s.subnetsPrefix(), clientv3.WithPrefix())
+	if err != nil {
+		return nil, 0, err
+	}
+	out := make([]record, 0, len(answer.Kvs))
+	for _, kv := range answer.Kvs {
+		out = append(out, s.record(string(kv.Key), string(kv.Value), clientv3.LeaseID(kv.Lease), kv.CreateRevision))
+		out[len(out)-1].modified = kv.ModRevision
+	}
+	return out, answer.Header.Revision, nil
+}
+
+func (s *Store) record(key, value string, id clientv3.LeaseID, created int64) record {
+	r := record{key: strings.TrimPrefix(key, s.subnetsPrefix()), etcd: id, created: created, public: lease.PublicIPs(value)}
+	var err error
+	if r.subnets[0], r.subnets[1], err = lease.ParseKey(r.key); err != nil {
+		r.problem = err
+		return r
+	}
+	r.lease, r.problem = lease.FromEtcd(r.key, value, s.families())
+	return r
+}
+
+// Public implements the daemon's store: etcd has no word of the administrator for a node.
+func (s *Store) Public(context.Context) ([2]netip.Addr, error) { return [2]netip.Addr{}, nil }
+
+// Former returns the lease that etcd has under one of the public addresses of l.
+func (s *Store) Former(ctx context.Context, l lease.Lease) (lease.Lease, error) {
+	var out lease.Lease
+	err := s.again(ctx, "list leases", func(ctx context.Context) error {
+		records, _, err := s.list(ctx)
+		if err != nil {
+			return err
+		}
+		if r, ok := mine(records, l); ok {
+			out = r.lease
+		}
+		return nil
+	})
+	return out, err
+}
+
+// mine returns the record of the node: by its public address, of whichever family.
+func mine(records []record, l lease.Lease) (record, bool) {
+	for _, r := range records {
+		if (l.PublicIP.IsValid() && r.public[0] == l.PublicIP) || (l.PublicIP6.IsValid() && r.public[1] == l.PublicIP6) {
+			return r, true
+		}
+	}
+	return record{}, false
+}
+
+// errTaken is returned when another node was faster.
+var errTaken = errors.New("another node took the subnet")
+
+// Acquire takes subnets for the node: those that it has, those from before, or free ones.
+func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
+	tries := 0
+	err := s.again(ctx, "acquire a lease", func(ctx context.Context) error {
+		for ; tries < acquireTries; tries++ {
+			taken, err := s.acquire(ctx, l)
+			if err == nil {
+				l = taken
+				return nil
+			}
+			if !errors.Is(err, errTaken) {
+				return err
+			}
+		}
+		tries = 0
+		return errTaken
+	})
+	return l, err
+}
+
+func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
+	records, _, err := s.list(ctx)
+	if err != nil {
+		return lease.Lease{}, err
+	}
+	if r, ok := mine(records, l); ok {
+		if s.fits(r.subnets) {
+			l.Subnet, l.Subnet6 = r.subnets[0], r.subnets[1]
+			return l, s.put(ctx, l, &r)
+		}
+		s.options.Log.Info("own lease does not fit the network configuration; it is given up", "key", r.key)
+		if _, err := s.client.Delete(ctx, s.subnetsPrefix()+r.key); err != nil {
+			return lease.Lease{}, err
+		}
+	}
+	subnets, err := s.choose(records)
+	if err != nil {
+		return lease.Lease{}, err
+	}
+	l.Subnet, l.Subnet6 = subnets[0], subnets[1]
+	return l, s.put(ctx, l, nil)
+}
+
+// fits reports whether subnets are ones that the configuration gives out.
+func (s *Store) fits(subnets [2]netip.Prefix) bool {
+	for i, f := range s.pools() {
+		if f.wanted != subnets[i].IsValid() {
+			return false
+		}
+		if f.wanted && (subnets[i].Bits() != f.Len || subnets[i].Addr().Less(f.Min) || f.Max.Less(subnets[i].Addr())) {
+			return false
+		}
+	}
+	return true
+}
+
+type pool struct {
+	netconf.Subnets
+	wanted bool
+	former netip.Prefix
+}
+
+func (s *Store) pools() [2]pool {
+	return [2]pool{
+		{s.config.Subnets4, s.config.EnableIPv4, s.options.Former},
+		{s.config.Subnets6, s.config.EnableIPv6, s.options.Former6},
+	}
+}
+
+// choose returns free subnets: the node's former ones, or random ones.
+func (s *Store) choose(records []record) ([2]netip.Prefix, error) {
+	var former, out [2]netip.Prefix
+	free := func(subnet netip.Prefix) bool {
+		for _, r := range records {
+			if r.subnets[0].Overlaps(subnet) || r.subnets[1].Overlaps(subnet) {
+				return false
+			}
+		}
+		return true
+	}
+	usable := true
+	for i, p := range s.pools() {
+		if p.wanted {
+			former[i] = p.former
+			usable = usable && p.former.IsValid() && free(p.former)
+		}
+	}
+	if usable && s.fits(former) {
+		return former, nil
+	}
+	for i, p := range s.pools() {
+		if !p.wanted {
+			continue
+		}
+		subnet, err := p.pick(free)
+		if err != nil {
+			return out, err
+		}
+		out[i] = subnet
+	}
+	return out, nil
+}
+
+// candidates bounds from how many free subnets one is drawn, as in flannel.
+const candidates = 100
+
+// pick draws one of the first free subnets between Min and Max.
+func (p *pool) pick(free func(netip.Prefix) bool) (netip.Prefix, error) {
+	var found []netip.Prefix
+	for addr := p.Min; addr.IsValid() && !p.Max.Less(addr) && len(found) < candidates; {
+		subnet := netip.PrefixFrom(addr, p.Len)
+		if free(subnet) {
+			found = append(found, subnet)
+		}
+		addr = next(subnet)
+	}
+	if len(found) == 0 {
+		return netip.Prefix{}, fmt.Errorf("all subnets from %s to %s are taken: enlarge Network, or delete leases of nodes that are gone", p.Min, p.Max)
+	}
+	return found[rand.IntN(len(found))], nil //nolint:gosec // which subnet a node has is no secret
+}
+
+// next returns the first address after a range; invalid after the last.
+func next(subnet netip.Prefix) netip.Addr {
+	raw := subnet.Addr().AsSlice()
+	for i, carry := (subnet.Bits()-1)/8, byte(1)<<(7-(subnet.Bits()-1)%8); i >= 0; i, carry = i-1, 1 {
+		before := raw[i]
+		if raw[i] += carry; raw[i] > before {
+			addr, _ := netip.AddrFromSlice(raw)
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// put writes the node's key. With r, it is the node's already: a reservation keeps that it has no etcd lease. Without, it is created.
+func (s *Store) put(ctx context.Context, l lease.Lease, r *record) error {
+	name := lease.FormatKey(l.Subnet, l.Subnet6)
+	key := s.subnetsPrefix() + name
+	id, granted := clientv3.LeaseID(0), false
+	condition := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
+	if r != nil {
+		id, condition = r.etcd, clientv3.Compare(clientv3.ModRevision(key), "=", r.modified)
+		if id != 0 {
+			if left, err := s.client.TimeToLive(ctx, id); err != nil || left.TTL <= 0 {
+				id, granted = 0, true
+			}
+		}
+	}
+	if r == nil || granted {
+		grant, err := s.client.Grant(ctx, ttl)
+		if err != nil {
+			return err
+		}
+		id, granted = grant.ID, true
+	}
+	answer, err := s.client.Txn(ctx).If(condition).Then(clientv3.OpPut(key, lease.FormatValue(&l), clientv3.WithLease(id))).Commit()
+	if err == nil && !answer.Succeeded {
+		err = errTaken
+	}
+	if err != nil {
+		if granted {
+			_, revokeErr := s.client.Revoke(ctx, id)
+			err = errors.Join(err, revokeErr)
+		}
+		return err
+	}
+	s.own = holding{key: key, lease: id}
+	return nil
+}
+
+// Publish implements the daemon's store: Acquire has written the lease.
+func (s *Store) Publish(context.Context, lease.Lease) error { return nil }
+
+// Up implements the daemon's store: etcd has no place for it.
+func (s *Store) Up(context.Context) error { return nil }

@@ -1,0 +1,152 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"weft.dev/weft/internal/flannel/lease"
+)
+
+// Run keeps the node's lease alive and reports the leases of other nodes until ctx ends, or until the node has to begin anew.
+func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Update)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var alive <-chan *clientv3.LeaseKeepAliveResponse
+	if s.own.lease != 0 {
+		var err error
+		if alive, err = s.client.KeepAlive(ctx, s.own.lease); err != nil {
+			return fmt.Errorf("keep the lease %s alive: %w", s.own.key, err)
+		}
+	}
+	configs := s.client.Watch(clientv3.WithRequireLeader(ctx), s.configKey(), clientv3.WithRev(s.configSeen+1))
+	for {
+		var revision int64
+		err := s.again(ctx, "list leases", func(ctx context.Context) error {
+			records, at, err := s.list(ctx)
+			if err != nil {
+				return err
+			}
+			revision = at
+			return s.all(records, report)
+		})
+		if err != nil {
+			return err
+		}
+		watch := s.client.Watch(clientv3.WithRequireLeader(ctx), s.subnetsPrefix(), clientv3.WithPrefix(), clientv3.WithRev(revision+1))
+		if err := s.follow(ctx, events{alive, configs, watch}, report); !errors.Is(err, errRelist) {
+			return err
+		}
+		configs = s.client.Watch(clientv3.WithRequireLeader(ctx), s.configKey(), clientv3.WithRev(s.configSeen+1))
+	}
+}
+
+// errRelist is returned when a watch ended, such as after a compaction: everything is listed anew.
+var errRelist = errors.New("the watch ended")
+
+func (s *Store) all(records []record, report func(lease.Update)) error {
+	update := lease.Update{All: true, Set: map[string]lease.Claim{}, Problems: map[string]error{}}
+	held := false
+	for _, r := range records {
+		if s.subnetsPrefix()+r.key == s.own.key {
+			held = true
+			continue
+		}
+		add(&update, r)
+	}
+	report(update)
+	if !held {
+		report(lease.Update{Restart: errLost})
+	}
+	return nil
+}
+
+// errLost is why a node begins anew.
+var errLost = errors.New("own lease is gone from etcd")
+
+func add(update *lease.Update, r record) {
+	update.Set[r.key] = lease.Claim{Since: r.created, Lease: r.lease}
+	if r.problem != nil {
+		update.Problems[r.key] = r.problem
+	}
+}
+
+type events struct {
+	alive          <-chan *clientv3.LeaseKeepAliveResponse
+	configs, watch clientv3.WatchChan
+}
+
+func (s *Store) follow(ctx context.Context, e events, report func(lease.Update)) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case _, ok := <-e.alive:
+			if !ok {
+				report(lease.Update{Restart: errLost}) // without effect where ctx ended it
+				e.alive = nil
+			}
+		case answer, ok := <-e.configs:
+			if !ok || answer.Err() != nil {
+				return s.configAgain(ctx, report)
+			}
+			if len(answer.Events) > 0 {
+				report(lease.Update{Restart: errors.New("the network configuration in etcd changed")})
+			}
+		case answer, ok := <-e.watch:
+			if !ok || answer.Err() != nil {
+				s.options.Log.Debug("watch of leases ended; listing them anew", "error", answer.Err())
+				return errRelist
+			}
+			s.deltas(answer, report)
+		}
+	}
+}
+
+// configAgain compares the configuration after its watch ended.
+func (s *Store) configAgain(ctx context.Context, report func(lease.Update)) error {
+	err := s.again(ctx, "read "+s.configKey(), func(ctx context.Context) error {
+		answer, err := s.client.Get(ctx, s.configKey())
+		if err != nil {
+			return err
+		}
+		s.configSeen = answer.Header.Revision
+		if len(answer.Kvs) > 0 && answer.Kvs[0].ModRevision != s.configRevision {
+			report(lease.Update{Restart: errors.New("the network configuration in etcd changed")})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return errRelist
+}
+
+func (s *Store) deltas(answer clientv3.WatchResponse, report func(lease.Update)) {
+	update := lease.Update{Set: map[string]lease.Claim{}, Problems: map[string]error{}}
+	gone := map[string]bool{}
+	for _, event := range answer.Events {
+		key := string(event.Kv.Key)
+		name := strings.TrimPrefix(key, s.subnetsPrefix())
+		switch {
+		case key == s.own.key && event.Type == clientv3.EventTypeDelete:
+			update.Restart = errLost
+		case key == s.own.key:
+		case event.Type == clientv3.EventTypeDelete:
+			delete(update.Set, name)
+			delete(update.Problems, name)
+			gone[name] = true
+		default:
+			delete(gone, name)
+			delete(update.Problems, name)
+			add(&update, s.record(key, string(event.Kv.Value), clientv3.LeaseID(event.Kv.Lease), event.Kv.CreateRevision))
+		}
+	}
+	for name := range gone {
+		update.Delete = append(update.Delete, name)
+	}
+	report(update)
+}

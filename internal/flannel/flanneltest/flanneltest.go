@@ -1,0 +1,374 @@
+// Package flanneltest builds small flannel networks for tests: nodes that are network namespaces on one underlay, with real
+// flanneld, Weft's, and pods. It needs root.
+package flanneltest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The versions of the real programs.
+const (
+	FlanneldVersion = "v0.28.9"
+	PluginVersion   = "v0.9.1"
+)
+
+// cache is where the real programs are kept, beside those of the laboratory.
+const cache = "/var/cache/weft-lab/flannel"
+
+// Flanneld returns the path of the real flanneld, which it builds on first use.
+func Flanneld(t testing.TB) string {
+	t.Helper()
+	return build(t, "flanneld-"+FlanneldVersion, "flanneld", "github.com/flannel-io/flannel", "CGO_ENABLED=1")
+}
+
+// Plugin returns the path of the real CNI plugin of flannel, which it builds on first use.
+func Plugin(t testing.TB) string {
+	t.Helper()
+	return build(t, "flannel-plugin-"+PluginVersion, "flannelcni", "github.com/containernetworking/plugins/plugins/meta/flannel", "CGO_ENABLED=0")
+}
+
+// Weft builds one of the project's programs for the test.
+func Weft(t testing.TB, program string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), program)
+	run(t, root(t), "", "go", "build", "-o", out, "./cmd/"+program)
+	return out
+}
+
+func root(t testing.TB) string {
+	t.Helper()
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "../../..")
+}
+
+func build(t testing.TB, name, module, pkg, env string) string {
+	t.Helper()
+	path := filepath.Join(cache, name)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	partial := fmt.Sprintf("%s.%d", path, os.Getpid())
+	run(t, filepath.Join(root(t), "lab", module), env, "go", "build", "-o", partial, pkg)
+	if err := os.Rename(partial, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func run(t testing.TB, dir, env string, argv ...string) string {
+	t.Helper()
+	out, err := try(t.Context(), dir, env, argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func try(ctx context.Context, dir, env string, argv ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = dir
+	if env != "" {
+		cmd.Env = append(os.Environ(), env)
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// Underlay is the network between nodes: a namespace with a bridge at 192.0.2.254, where etcd and the like run.
+type Underlay struct {
+	t     *testing.T
+	tag   string
+	Space *Space
+	nodes int
+}
+
+// tags is how many underlays' names there are.
+const tags = 1_000_000
+
+// Space is a network namespace.
+type Space struct {
+	t    *testing.T
+	Name string
+}
+
+// NewUnderlay makes an underlay of its own.
+func NewUnderlay(t *testing.T) *Underlay {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	u := &Underlay{t: t, tag: "wf" + strconv.Itoa(rand.IntN(tags))}
+	u.Space = u.space("hub")
+	u.Space.IP("link add br0 type bridge")
+	u.Space.IP("addr add 192.0.2.254/24 dev br0")
+	u.Space.IP("-6 addr add 2001:db8::fe/64 dev br0 nodad")
+	u.Space.IP("link set br0 up")
+	return u
+}
+
+func (u *Underlay) space(name string) *Space {
+	u.t.Helper()
+	s := &Space{u.t, u.tag + "-" + name}
+	run(u.t, "", "", "ip", "netns", "add", s.Name)
+	u.t.Cleanup(func() {
+		if _, err := try(context.Background(), "", "", "ip", "netns", "del", s.Name); err != nil {
+			u.t.Error(err)
+		}
+	})
+	s.IP("link set lo up")
+	return s
+}
+
+// IP runs ip(8) in the namespace.
+func (s *Space) IP(args string) string {
+	s.t.Helper()
+	return run(s.t, "", "", append([]string{"ip", "-n", s.Name}, strings.Fields(args)...)...)
+}
+
+// Run runs a command in the namespace.
+func (s *Space) Run(argv ...string) (string, error) {
+	return try(s.t.Context(), "", "", append(s.argv(), argv...)...)
+}
+
+func (s *Space) argv() []string { return []string{"nsenter", "--net=/var/run/netns/" + s.Name} }
+
+// Path is the namespace's file.
+func (s *Space) Path() string { return "/var/run/netns/" + s.Name }
+
+// Node is a node: a namespace with eth0 on the underlay, and a folder.
+type Node struct {
+	*Space
+	u *Underlay
+	// Number is the last byte of its addresses, from 1.
+	Number int
+	Dir    string
+	pods   int
+}
+
+// Node adds a node.
+func (u *Underlay) Node() *Node {
+	u.t.Helper()
+	u.nodes++
+	n := &Node{u: u, Number: u.nodes, Dir: u.t.TempDir(), Space: u.space("n" + strconv.Itoa(u.nodes))}
+	n.IP(fmt.Sprintf("link add eth0 type veth peer name v%d netns %s", n.Number, u.Space.Name))
+	u.Space.IP(fmt.Sprintf("link set v%d master br0 up", n.Number))
+	n.IP(fmt.Sprintf("addr add %s/24 dev eth0", n.Address()))
+	n.IP(fmt.Sprintf("-6 addr add 2001:db8::%d/64 dev eth0 nodad", n.Number))
+	n.IP("link set eth0 up")
+	n.IP("route add default via 192.0.2.254")
+	n.IP("-6 route add default via 2001:db8::fe")
+	for _, setting := range []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"} {
+		if _, err := n.Run("sysctl", "-qw", setting); err != nil {
+			u.t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// Address is the node's address.
+func (n *Node) Address() string { return fmt.Sprintf("192.0.2.%d", n.Number) }
+
+// SubnetFile is the node's subnet.env.
+func (n *Node) SubnetFile() string { return filepath.Join(n.Dir, "subnet.env") }
+
+// Process is a running program.
+type Process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	log  *buffer
+	done chan struct{}
+	err  error
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// Start starts a program in the namespace, to the end of the test at most. Its output is shown when the test fails.
+func (s *Space) Start(env []string, argv ...string) *Process {
+	s.t.Helper()
+	argv = append(s.argv(), argv...)
+	p := &Process{t: s.t, cmd: exec.Command(argv[0], argv[1:]...), log: &buffer{}, done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	name := filepath.Base(argv[2])
+	s.t.Cleanup(func() {
+		p.Kill()
+		if s.t.Failed() {
+			s.t.Logf("%s in %s:\n%s", name, s.Name, p.log)
+		}
+	})
+	return p
+}
+
+// Kill ends the program at once.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.done
+}
+
+// Stop asks the program to end, and waits for it.
+func (p *Process) Stop() {
+	p.t.Helper()
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		p.t.Fatal("the program does not end")
+	}
+}
+
+// Ended reports whether the program has ended, and with what.
+func (p *Process) Ended() (bool, error) {
+	select {
+	case <-p.done:
+		return true, p.err
+	default:
+		return false, nil
+	}
+}
+
+// Log is what the program has printed.
+func (p *Process) Log() string { return p.log.String() }
+
+// patience bounds every wait.
+const patience = 60 * time.Second
+
+// Eventually waits until check returns nil.
+func Eventually(t *testing.T, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+// Subnet returns the value of a key in the node's subnet.env, once it is there.
+func (n *Node) Subnet(key string) string {
+	n.u.t.Helper()
+	var value string
+	Eventually(n.u.t, "subnet.env of "+n.Name, func() error {
+		text, err := os.ReadFile(n.SubnetFile())
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(text)) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), key+"="); ok {
+				value = v
+				return nil
+			}
+		}
+		return errors.New("no " + key)
+	})
+	return value
+}
+
+// Pod is a namespace with eth0 on the node's bridge cni0.
+type Pod struct {
+	*Space
+	Address string
+}
+
+// Pod adds a pod to the node by hand, with an address of its subnet and the MTU of subnet.env.
+func (n *Node) Pod() *Pod {
+	t := n.u.t
+	t.Helper()
+	gateway, network, err := net.ParseCIDR(n.Subnet("FLANNEL_SUBNET"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ones, _ := network.Mask.Size()
+	n.pods++
+	mtu := n.Subnet("FLANNEL_MTU")
+	address := gateway.To4()
+	p := &Pod{Space: n.u.space(fmt.Sprintf("n%dp%d", n.Number, n.pods)), Address: fmt.Sprintf("%d.%d.%d.%d", address[0], address[1], address[2], address[3]+byte(n.pods))}
+	if n.pods == 1 {
+		n.IP("link add cni0 type bridge")
+		n.IP(fmt.Sprintf("addr add %s/%d dev cni0", gateway, ones))
+		n.IP("link set cni0 up")
+	}
+	n.IP(fmt.Sprintf("link add pod%d type veth peer name eth0 netns %s", n.pods, p.Name))
+	n.IP(fmt.Sprintf("link set pod%d mtu %s master cni0 up", n.pods, mtu))
+	p.IP(fmt.Sprintf("addr add %s/%d dev eth0", p.Address, ones))
+	p.IP("link set eth0 mtu " + mtu + " up")
+	p.IP("route add default via " + gateway.String())
+	return p
+}
+
+// Reach holds one pod to reaching another, with small packets and the largest ones that fit.
+func (p *Pod) Reach(t *testing.T, address string) {
+	t.Helper()
+	Eventually(t, p.Name+" reaches "+address, func() error {
+		_, err := p.Run("ping", "-c1", "-W1", address)
+		return err
+	})
+	mtu := strings.Fields(p.IP("-o link show eth0"))
+	for i, word := range mtu {
+		if word != "mtu" {
+			continue
+		}
+		size, err := strconv.Atoi(mtu[i+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		const headers = 28 // IPv4 and ICMP
+		if _, err := p.Run("ping", "-c3", "-i0.2", "-W2", "-Mdo", "-s", strconv.Itoa(size-headers), address); err != nil {
+			t.Errorf("packets of %d bytes: %v", size, err)
+		}
+	}
+}
+
+// Sandbox adds a namespace without an interface, for a CNI plugin.
+func (n *Node) Sandbox(name string) *Space {
+	n.u.t.Helper()
+	return n.u.space(fmt.Sprintf("n%d-%s", n.Number, name))
+}

@@ -1,0 +1,97 @@
+// Package host compiles flannel's rules of a node: masquerading of what leaves the network, and acceptance of what is forwarded from
+// or to it. Packets fare as with flannel's iptables rules. It is pure.
+package host
+
+import (
+	"fmt"
+	"net/netip"
+
+	"weft.dev/weft/internal/nft"
+)
+
+// table is the name of Weft's tables, one for IPv4 and one for IPv6.
+const table = "weft-flannel"
+
+// Priorities of the base chains (enum nf_ip_hook_priorities of the kernel's netfilter_ipv4.h).
+const (
+	priorityFilter = 0
+	prioritySNAT   = 100
+)
+
+// owner is the comment of all rules.
+const owner = "flannel"
+
+// Tables returns the tables in care.
+func Tables() []nft.Table {
+	return []nft.Table{{Family: nft.FamilyIPv4, Name: table}, {Family: nft.FamilyIPv6, Name: table}}
+}
+
+// Family is what the rules of one family depend on.
+type Family struct {
+	// Network is the range of all pods, Subnet that of this node's. Both are invalid where the network lacks the family.
+	Network, Subnet netip.Prefix
+}
+
+// Config is what the rules depend on.
+type Config struct {
+	Families [2]Family // IPv4, IPv6
+	// Masquerade translates what leaves the network to the node's address (--ip-masq), to a random port unless SequentialPorts.
+	Masquerade, SequentialPorts bool
+	// Forward accepts what is forwarded from or to the network (--iptables-forward-rules).
+	Forward bool
+}
+
+// Rules returns the tables with their chains and rules.
+func (c *Config) Rules() map[nft.Key]nft.Item {
+	out := map[nft.Key]nft.Item{}
+	for i, f := range c.Families {
+		family, l3, multicast := nft.FamilyIPv4, "ip", "224.0.0.0/4"
+		if i == 1 {
+			family, l3, multicast = nft.FamilyIPv6, "ip6", "ff00::/8"
+		}
+		if !f.Network.IsValid() || !f.Subnet.IsValid() {
+			continue
+		}
+		t := &nft.Table{Family: family, Name: table}
+		out[t.Key()] = t
+		add := func(chain nft.Chain, texts []string) {
+			chain.Family, chain.Table = family, table
+			rules := &nft.ChainRules{Family: family, Table: table, Chain: chain.Name}
+			for _, text := range texts {
+				rules.Rules = append(rules.Rules, nft.Rule{Text: text, Owner: owner})
+			}
+			out[chain.Key()], out[rules.Key()] = &chain, rules
+		}
+		if c.Masquerade {
+			add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
+				c.masquerade(l3, f, multicast))
+		}
+		if c.Forward {
+			add(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: priorityFilter}, []string{
+				fmt.Sprintf("%s saddr %s accept", l3, f.Network),
+				fmt.Sprintf("%s daddr %s accept", l3, f.Network),
+			})
+		}
+	}
+	return out
+}
+
+// kubeProxyMark is the bit of a packet's mark by which kube-proxy asks for masquerading; its own rule then does it.
+const kubeProxyMark = 1 << 14
+
+func (c *Config) masquerade(l3 string, f Family, multicast string) []string {
+	verdict := "masquerade fully-random"
+	if c.SequentialPorts {
+		verdict = "masquerade"
+	}
+	return []string{
+		fmt.Sprintf("meta mark & %#x == %#x return", kubeProxyMark, kubeProxyMark),
+		fmt.Sprintf("%s saddr %s %s daddr %s return", l3, f.Subnet, l3, f.Network),
+		fmt.Sprintf("%s saddr %s %s daddr %s return", l3, f.Network, l3, f.Subnet),
+		// From outside to this node's own pods, which see the sender's address.
+		fmt.Sprintf("%s saddr != %s %s daddr %s return", l3, f.Network, l3, f.Subnet),
+		fmt.Sprintf("%s saddr %s %s daddr != %s %s", l3, f.Network, l3, multicast, verdict),
+		// From outside through this node to another node's pod: the answer must come back here.
+		fmt.Sprintf("%s saddr != %s %s daddr %s %s", l3, f.Network, l3, f.Network, verdict),
+	}
+}

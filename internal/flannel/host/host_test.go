@@ -1,0 +1,61 @@
+package host_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/nft"
+)
+
+func TestRules(t *testing.T) {
+	c := host.Config{Families: [2]host.Family{
+		{Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24")},
+		{Network: netip.MustParsePrefix("2001:db8::/48"), Subnet: netip.MustParsePrefix("2001:db8:0:1::/64")},
+	}, Masquerade: true, Forward: true}
+	want := `ip forward: ip saddr 10.5.0.0/16 accept
+ip forward: ip daddr 10.5.0.0/16 accept
+ip postrouting: meta mark & 0x4000 == 0x4000 return
+ip postrouting: ip saddr 10.5.1.0/24 ip daddr 10.5.0.0/16 return
+ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
+ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
+ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
+ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
+ip6 forward: ip6 saddr 2001:db8::/48 accept
+ip6 forward: ip6 daddr 2001:db8::/48 accept
+ip6 postrouting: meta mark & 0x4000 == 0x4000 return
+ip6 postrouting: ip6 saddr 2001:db8:0:1::/64 ip6 daddr 2001:db8::/48 return
+ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
+ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
+ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-random
+ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random`
+	if got := text(c.Rules()); got != want {
+		t.Errorf("got\n%s", got)
+	}
+	c = host.Config{Families: [2]host.Family{c.Families[0]}}
+	if got := text(c.Rules()); got != "" || len(c.Rules()) != 1 {
+		t.Errorf("neither asked for: %s", got)
+	}
+}
+
+func text(items map[nft.Key]nft.Item) string {
+	var lists []*nft.ChainRules
+	for _, item := range items {
+		if list, ok := item.(*nft.ChainRules); ok {
+			lists = append(lists, list)
+		}
+	}
+	slices.SortFunc(lists, func(a, b *nft.ChainRules) int {
+		return strings.Compare(string(a.Family)+" "+a.Chain, string(b.Family)+" "+b.Chain)
+	})
+	var lines []string
+	for _, list := range lists {
+		for _, rule := range list.Rules {
+			lines = append(lines, fmt.Sprintf("%s %s: %s", list.Family, list.Chain, rule.Text))
+		}
+	}
+	return strings.Join(lines, "\n")
+}

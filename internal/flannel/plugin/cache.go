@@ -1,0 +1,135 @@
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"weft.dev/weft/internal/flannel/delegate"
+)
+
+// cache is the file that keeps what was passed on for one attachment.
+//
+// flannel's own plugin names the file after the container alone, so that a second interface's takes the place of the first's. Here
+// the name has the interface as well, behind an @, which a container's name cannot have. The file of eth0 is called as flannel's:
+// either plugin removes what the other has made.
+type cache struct {
+	dir, container, ifName, network string
+}
+
+// usual is the interface whose file is called as flannel's.
+const usual = "eth0"
+
+func cacheOf(conf *delegate.Config, args *skel.CmdArgs) cache {
+	return cache{conf.DataDir, args.ContainerID, args.IfName, conf.Name}
+}
+
+func (c cache) path() string {
+	if c.ifName == usual {
+		return c.legacy()
+	}
+	return filepath.Join(c.dir, c.container+"@"+c.ifName)
+}
+
+func (c cache) legacy() string { return filepath.Join(c.dir, c.container) }
+
+// write keeps the configuration: it is on the disk before the delegate does anything.
+func (c cache) write(config []byte) error {
+	const dirMode = 0o700
+	if err := os.MkdirAll(c.dir, dirMode); err != nil {
+		return err
+	}
+	temporary, err := os.CreateTemp(c.dir, ".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = temporary.Write(config)
+	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err == nil {
+		err = os.Rename(temporary.Name(), c.path())
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temporary.Name()))
+	}
+	return nil
+}
+
+// read returns the configuration and the delegate's type; fs.ErrNotExist when there is none.
+func (c cache) read() (config []byte, kind string, err error) {
+	config, err = os.ReadFile(c.path())
+	if errors.Is(err, fs.ErrNotExist) && c.ifName != usual {
+		return c.readLegacy()
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	_, kind, err = identify(c.path(), config)
+	return config, kind, err
+}
+
+// readLegacy returns what flannel's plugin kept for the container, when it is of this network.
+func (c cache) readLegacy() ([]byte, string, error) {
+	config, err := os.ReadFile(c.legacy())
+	if err != nil {
+		return nil, "", err
+	}
+	network, kind, err := identify(c.legacy(), config)
+	if err == nil && network != c.network {
+		err = fs.ErrNotExist
+	}
+	return config, kind, err
+}
+
+func identify(path string, config []byte) (network, kind string, err error) {
+	var t struct{ Name, Type string }
+	if err := json.Unmarshal(config, &t); err != nil {
+		return "", "", fmt.Errorf("%s: not a delegate's configuration: %w", path, err)
+	}
+	if t.Type == "" || strings.ContainsAny(t.Type, `/\`) {
+		return "", "", fmt.Errorf("%s: type %q is not the name of a plugin", path, t.Type)
+	}
+	return t.Name, t.Type, nil
+}
+
+// remove forgets the configuration. A file that stays costs a DEL that finds nothing.
+func (c cache) remove() {
+	if os.Remove(c.path()) != nil && c.ifName != usual {
+		_ = os.Remove(c.legacy())
+	}
+}
+
+// caches returns what is kept for a network, by attachment.
+func caches(conf *delegate.Config) (map[delegate.Attachment]cache, error) {
+	entries, err := os.ReadDir(conf.DataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := map[delegate.Attachment]cache{}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), ".") || !entry.Type().IsRegular() {
+			continue
+		}
+		container, ifName, named := strings.Cut(entry.Name(), "@")
+		if !named {
+			ifName = usual
+		}
+		c := cache{conf.DataDir, container, ifName, conf.Name}
+		config, err := os.ReadFile(c.path())
+		if err != nil {
+			continue // removed meanwhile
+		}
+		if network, _, err := identify(c.path(), config); err != nil || network != conf.Name {
+			continue
+		}
+		out[delegate.Attachment{ContainerID: container, IfName: ifName}] = c
+	}
+	return out, nil
+}

@@ -1,0 +1,263 @@
+//go:build real
+
+package plugin_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/flannel/flanneltest"
+)
+
+const subnetEnv = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.9.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+
+// delegates is where Debian has the plugins that are delegated to.
+const delegates = "/usr/lib/cni"
+
+// rig is a node on which plugins are executed.
+type rig struct {
+	t    *testing.T
+	node *flanneltest.Node
+	path string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t, flanneltest.NewUnderlay(t).Node(), delegates}
+	r.env(subnetEnv)
+	return r
+}
+
+func (r *rig) env(text string) {
+	r.t.Helper()
+	if err := os.WriteFile(r.node.SubnetFile(), []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// conf returns a configuration with the node's folders. more is fields with a comma at the end.
+func (r *rig) conf(more string) string {
+	return fmt.Sprintf(`{"name":"cbr0","type":"flannel",%s"subnetFile":%q,"dataDir":%q,"records":%q,"ipam":{"dataDir":%q}}`, more, r.node.SubnetFile(),
+		r.caches(), filepath.Join(r.node.Dir, "no-records"), r.addresses())
+}
+
+func (r *rig) caches() string    { return filepath.Join(r.node.Dir, "flannel") }
+func (r *rig) addresses() string { return filepath.Join(r.node.Dir, "networks") }
+
+// do executes a plugin.
+func (r *rig) do(program, command, container, ifName, netns, conf string) (string, error) {
+	r.t.Helper()
+	path := filepath.Join(r.t.TempDir(), "stdin")
+	if err := os.WriteFile(path, []byte(conf), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	return r.node.Run("env", "CNI_COMMAND="+command, "CNI_CONTAINERID="+container, "CNI_IFNAME="+ifName, "CNI_NETNS="+netns, "CNI_PATH="+r.path,
+		"sh", "-c", program+` < "$0" 2>/dev/null || { code=$?; exit $code; }`, path)
+}
+
+func (r *rig) must(program, command, container, ifName, netns, conf string) string {
+	r.t.Helper()
+	out, err := r.do(program, command, container, ifName, netns, conf)
+	if err != nil {
+		r.t.Fatalf("%s: %v", command, err)
+	}
+	return out
+}
+
+// held are the addresses that host-local has given out, and files the plugin's caches.
+func (r *rig) held() []string  { return list(r.t, filepath.Join(r.addresses(), "cbr0"), "10.") }
+func (r *rig) files() []string { return list(r.t, r.caches(), "") }
+
+func list(t *testing.T, dir, prefix string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), prefix) {
+			out = append(out, entry.Name())
+		}
+	}
+	return out
+}
+
+func binary(t *testing.T) string {
+	t.Helper()
+	if path := os.Getenv("WEFT_FLANNEL_BINARY"); path != "" {
+		return path
+	}
+	return flanneltest.Weft(t, "weft-flannel")
+}
+
+const kube = `"cniVersion":"0.3.1","delegate":{"hairpinMode":true,"isDefaultGateway":true},`
+
+// TestLikeFlannel: the result, the addresses and what is left are those of flannel's own plugin, and either removes what the other
+// made.
+func TestLikeFlannel(t *testing.T) {
+	ours, theirs := binary(t), flanneltest.Plugin(t)
+	for _, more := range []string{kube, ``, `"cniVersion":"0.4.0","delegate":{"type":"ptp"},`} {
+		r := newRig(t)
+		var results []string
+		for i, program := range []string{theirs, ours} {
+			space := r.node.Sandbox(fmt.Sprint("s", i))
+			container := fmt.Sprintf("c%d", i)
+			out := r.must(program, "ADD", container, "eth0", space.Path(), r.conf(more))
+			results = append(results, neutral(out))
+			if mtu := space.IP("link show eth0"); !strings.Contains(mtu, "mtu 1450") {
+				t.Errorf("%s", mtu)
+			}
+		}
+		if results[0] != results[1] {
+			t.Errorf("%s: flannel's plugin\n%s\nweft-flannel\n%s", more, results[0], results[1])
+		}
+		r.must(ours, "DEL", "c0", "eth0", "", r.conf(more))
+		r.must(theirs, "DEL", "c1", "eth0", "", r.conf(more))
+		if len(r.held())+len(r.files()) > 0 {
+			t.Errorf("left: %v %v", r.held(), r.files())
+		}
+	}
+}
+
+// neutral masks what differs between two pods.
+func neutral(result string) string {
+	for pattern, mask := range map[string]string{
+		`([0-9a-f]{2}:){5}[0-9a-f]{2}`: "MAC", `veth[0-9a-f]+`: "VETH", `10\.5\.9\.\d+/`: "ADDRESS/", `/var/run/netns/[^"]*`: "NETNS",
+	} {
+		result = regexp.MustCompile(pattern).ReplaceAllString(result, mask)
+	}
+	var v any
+	if err := json.Unmarshal([]byte(result), &v); err != nil {
+		return result
+	}
+	out, _ := json.Marshal(v)
+	return string(out)
+}
+
+// TestTwoInterfaces: both of a container's interfaces are removed; flannel's plugin forgets the first and leaks its address.
+func TestTwoInterfaces(t *testing.T) {
+	ours, r := binary(t), newRig(t)
+	space := r.node.Sandbox("s")
+	for _, ifName := range []string{"eth0", "net1"} {
+		r.must(ours, "ADD", "c", ifName, space.Path(), r.conf(kube))
+	}
+	if len(r.held()) != 2 || len(r.files()) != 2 {
+		t.Errorf("%v %v", r.held(), r.files())
+	}
+	for range 2 { // the second finds nothing, and succeeds
+		for _, ifName := range []string{"net1", "eth0"} {
+			r.must(ours, "DEL", "c", ifName, space.Path(), r.conf(kube))
+		}
+	}
+	if len(r.held())+len(r.files()) > 0 {
+		t.Errorf("left: %v %v", r.held(), r.files())
+	}
+}
+
+// TestFailedDelIsTriedAgain: a DEL that the delegate failed leaves what the next one needs; flannel's plugin leaks the address.
+func TestFailedDelIsTriedAgain(t *testing.T) {
+	ours, r := binary(t), newRig(t)
+	space := r.node.Sandbox("s")
+	r.must(ours, "ADD", "c", "eth0", space.Path(), r.conf(kube))
+	r.path = filepath.Join(r.node.Dir, "empty")
+	if out, err := r.do(ours, "DEL", "c", "eth0", space.Path(), r.conf(kube)); err == nil {
+		t.Errorf("DEL without a delegate succeeded: %s", out)
+	}
+	r.path = delegates
+	if err := os.Remove(r.node.SubnetFile()); err != nil { // DEL does not need it
+		t.Fatal(err)
+	}
+	r.must(ours, "DEL", "c", "eth0", "", r.conf(kube))
+	if len(r.held())+len(r.files()) > 0 {
+		t.Errorf("left: %v %v", r.held(), r.files())
+	}
+}
+
+// TestCheck has the delegate look: what is missing in the pod is found.
+func TestCheck(t *testing.T) {
+	ours, r := binary(t), newRig(t)
+	space := r.node.Sandbox("s")
+	const version = `"cniVersion":"0.4.0",`
+	result := r.must(ours, "ADD", "c", "eth0", space.Path(), r.conf(version))
+	conf := r.conf(version + `"prevResult":` + result + `,`)
+	r.must(ours, "CHECK", "c", "eth0", space.Path(), conf)
+	space.IP("addr flush dev eth0")
+	if out, err := r.do(ours, "CHECK", "c", "eth0", space.Path(), conf); err == nil {
+		t.Errorf("a pod without its address is well: %s", out)
+	}
+	if _, err := r.do(ours, "CHECK", "other", "eth0", space.Path(), conf); err == nil || !strings.Contains(err.Error(), `"code":3`) {
+		t.Errorf("a container that is not known: %v", err)
+	}
+	r.must(ours, "DEL", "c", "eth0", space.Path(), conf)
+}
+
+// TestGC removes what the runtime does not list, and nothing when it lists nothing at all.
+func TestGC(t *testing.T) {
+	ours, r := binary(t), newRig(t)
+	for _, container := range []string{"kept", "gone"} {
+		r.must(ours, "ADD", container, "eth0", r.node.Sandbox(container).Path(), r.conf(`"cniVersion":"1.0.0",`))
+	}
+	r.must(ours, "GC", "", "", "", r.conf(`"cniVersion":"1.1.0",`))
+	if len(r.files()) != 2 || len(r.held()) != 2 {
+		t.Errorf("without a list: %v %v", r.files(), r.held())
+	}
+	r.must(ours, "GC", "", "", "", r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[{"containerID":"kept","ifname":"eth0"}],`))
+	if files := r.files(); len(files) != 1 || files[0] != "kept" || len(r.held()) != 1 {
+		t.Errorf("with a list: %v %v", files, r.held())
+	}
+	r.must(ours, "GC", "", "", "", r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[],`))
+	if len(r.files())+len(r.held()) > 0 {
+		t.Errorf("with an empty list: %v %v", r.files(), r.held())
+	}
+}
+
+// TestNotReady: without a subnet, ADD is to be tried again and STATUS says that the node cannot serve.
+func TestNotReady(t *testing.T) {
+	ours, r := binary(t), newRig(t)
+	r.must(ours, "STATUS", "", "", "", r.conf(`"cniVersion":"1.1.0",`))
+	for _, c := range []struct{ env, command, version, want string }{
+		{"", "STATUS", "1.1.0", `"code":50`},
+		{"", "ADD", "1.0.0", `"code":11`},
+		{"FLANNEL_MTU=1450\n", "ADD", "1.0.0", "missing FLANNEL_NETWORK or FLANNEL_IPV6_NETWORK"},
+		{"FLANNEL_MTU\n", "STATUS", "1.1.0", "FLANNEL_MTU=VALUE is expected"},
+	} {
+		if c.env == "" {
+			if err := os.Remove(r.node.SubnetFile()); err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+		} else {
+			r.env(c.env)
+		}
+		out, err := r.do(ours, c.command, "c", "eth0", r.node.Path(), r.conf(`"cniVersion":"`+c.version+`",`))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s with %q: %s, %v; want %s", c.command, c.env, out, err, c.want)
+		}
+	}
+	if len(r.files()) > 0 {
+		t.Errorf("left: %v", r.files())
+	}
+}
+
+// TestAgentIsAsked: on a node with Weft's records, an ADD waits for the agent and executes no delegate.
+func TestAgentIsAsked(t *testing.T) {
+	ours, r := binary(t), newRig(t)
+	records := filepath.Join(r.node.Dir, "no-records")
+	if err := os.Mkdir(records, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	conf := r.conf(`"cniVersion":"1.0.0","socket":"` + filepath.Join(r.node.Dir, "cni.sock") + `",`)
+	space := r.node.Sandbox("s")
+	if _, err := r.do(ours, "ADD", "c", "eth0", space.Path(), conf); err == nil || !strings.Contains(err.Error(), `"code":11`) {
+		t.Errorf("ADD without the agent: %v", err)
+	}
+	if len(r.held())+len(r.files()) > 0 {
+		t.Errorf("delegated: %v %v", r.held(), r.files())
+	}
+	r.must(ours, "DEL", "c", "eth0", "", conf)
+}

@@ -1,0 +1,257 @@
+package whole
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Options of an Engine.
+type Options struct {
+	// Owns reports whether a VXLAN device of that name is in the engine's care, also when it is not desired. Nil: none is.
+	Owns func(name string) bool
+	// Ranges are those into which routes through gateways, and blackholes, are in care: with Weft's protocol and with
+	// that of ip(8) and flannel (boot).
+	Ranges []netip.Prefix
+	// Log gets what is worth knowing and no error. Default: discarded.
+	Log *slog.Logger
+}
+
+// Engine programs the network namespace that NewEngine was called in. The methods of reconcile.Engine are not called
+// concurrently; Watch runs beside them.
+type Engine struct {
+	options Options
+	handle  *netlink.Handle
+	socket  *nl.SocketHandle
+
+	mu sync.Mutex
+	// known is what was read or committed last: what a device that is made anew needs again.
+	known map[Key]Item
+	// names are the devices by index, as they were last listed.
+	names map[int]string
+}
+
+// NewEngine returns an engine.
+func NewEngine(options Options) (*Engine, error) {
+	if options.Owns == nil {
+		options.Owns = func(string) bool { return false }
+	}
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	if err := unix.SetNonblock(socket.GetFd(), false); err != nil {
+		options.Log.Debug("netlink socket stays non-blocking", "error", err)
+	}
+	return &Engine{options: options, handle: handle, socket: &nl.SocketHandle{Socket: socket}, known: map[Key]Item{}}, nil
+}
+
+// Close closes the engine's sockets. What is programmed stays.
+func (e *Engine) Close() {
+	e.handle.Close()
+	e.socket.Close()
+}
+
+// step is one request of a commit.
+type step struct {
+	key Key
+	do  func() error
+}
+
+// Commit implements reconcile.Engine. Keys that failed are in a *reconcile.PartialError; everything else is in effect.
+func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+	devices, err := e.indexes()
+	if err != nil {
+		return fmt.Errorf("%w: %w", reconcile.ErrUnavailable, err)
+	}
+	change = e.complete(change)
+	e.remember(change, nil) // first, so that Watch takes the events of it for what they are
+	c := &commit{engine: e, indexes: devices, failed: map[Key]error{}}
+	for _, kind := range []Kind{KindVXLAN, KindNeighbour, KindFDB, KindRoute} {
+		for _, item := range ordered(change.Set, kind) {
+			c.run(ctx, step{item.Key(), func() error { return c.set(item) }})
+		}
+	}
+	for _, kind := range []Kind{KindRoute, KindFDB, KindNeighbour, KindVXLAN} {
+		for _, item := range ordered(change.Delete, kind) {
+			c.run(ctx, step{item.Key(), func() error { return c.remove(item) }})
+		}
+	}
+	e.remember(change, c.failed)
+	if len(c.failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: c.failed}
+	}
+	return nil
+}
+
+// complete adds what is on the devices that the change sets: the kernel removes it with a device, neighbours with a MAC address, and
+// routes with the last address or while the device is down.
+func (e *Engine) complete(change reconcile.Change[Key, Item]) reconcile.Change[Key, Item] {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	renewed := map[string]bool{}
+	for key, item := range change.Set {
+		want, isDevice := item.(*VXLAN)
+		have, known := e.known[key].(*VXLAN)
+		if isDevice && (!known || !want.Equal(have)) {
+			renewed[want.Name] = true
+		}
+	}
+	if len(renewed) == 0 {
+		return change
+	}
+	out := reconcile.Change[Key, Item]{Set: map[Key]Item{}, Delete: change.Delete}
+	for key, item := range e.known {
+		_, deleted := change.Delete[key]
+		if key.Kind != KindVXLAN && renewed[deviceOf(item)] && !deleted {
+			out.Set[key] = item
+		}
+	}
+	maps.Copy(out.Set, change.Set)
+	return out
+}
+
+func (e *Engine) remember(change reconcile.Change[Key, Item], failed map[Key]error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for key, item := range change.Set {
+		if failed[key] != nil {
+			delete(e.known, key)
+		} else {
+			e.known[key] = item
+		}
+	}
+	for key, item := range change.Delete {
+		if failed[key] != nil {
+			e.known[key] = item
+		} else {
+			delete(e.known, key)
+		}
+	}
+}
+
+// ordered returns the items of a kind in the order of their keys, so that the same change makes the same requests.
+func ordered(items map[Key]Item, kind Kind) []Item {
+	var out []Item
+	for key, item := range items {
+		if key.Kind == kind {
+			out = append(out, item)
+		}
+	}
+	slices.SortFunc(out, func(a, b Item) int {
+		return slices.Compare([]string{a.Key().Device, a.Key().Name}, []string{b.Key().Device, b.Key().Name})
+	})
+	return out
+}
+
+// commit is one commit under way.
+type commit struct {
+	engine  *Engine
+	indexes map[string]int
+	failed  map[Key]error
+}
+
+func (c *commit) run(ctx context.Context, s step) {
+	err := ctx.Err()
+	if err == nil {
+		err = s.do()
+	}
+	if err != nil {
+		c.failed[s.key] = fmt.Errorf("%s: %w", s.key, err)
+	}
+}
+
+// ErrNoDevice is the error for an entry whose device does not exist.
+var ErrNoDevice = errors.New("device does not exist")
+
+func (c *commit) index(device string) (int, error) {
+	index, ok := c.indexes[device]
+	if !ok {
+		return 0, fmt.Errorf("%s: %w", device, ErrNoDevice)
+	}
+	return index, nil
+}
+
+func (c *commit) set(item Item) error {
+	if device, ok := item.(*VXLAN); ok {
+		return c.setVXLAN(device)
+	}
+	return c.entry(item, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+}
+
+func (c *commit) remove(item Item) error {
+	if device, ok := item.(*VXLAN); ok {
+		return c.removeVXLAN(device.Name)
+	}
+	err := c.entry(item, 0)
+	for _, gone := range []error{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.EADDRNOTAVAIL, ErrNoDevice} {
+		if errors.Is(err, gone) {
+			return nil
+		}
+	}
+	return err
+}
+
+// entry sets an entry, or deletes it when flags is 0.
+func (c *commit) entry(item Item, flags int) error {
+	index := 0
+	if device := deviceOf(item); device != "" {
+		var err error
+		if index, err = c.index(device); err != nil {
+			return err
+		}
+	}
+	var request *nl.NetlinkRequest
+	switch item := item.(type) {
+	case *Neighbour:
+		request = neighbourRequest(item, index, flags)
+	case *FDB:
+		request = fdbRequest(item, index, flags)
+	case *Route:
+		request = routeRequest(item, index, flags)
+	default:
+		return fmt.Errorf("%T is not an item of this engine", item)
+	}
+	return c.engine.execute(request)
+}
+
+func (e *Engine) execute(request *nl.NetlinkRequest) error {
+	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: e.socket}
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+func (e *Engine) indexes() (map[string]int, error) {
+	links, err := e.links()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]int, len(links))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.names = make(map[int]string, len(links))
+	for _, link := range links {
+		out[link.Attrs().Name] = link.Attrs().Index
+		e.names[link.Attrs().Index] = link.Attrs().Name
+	}
+	return out, nil
+}

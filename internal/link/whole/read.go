@@ -1,0 +1,184 @@
+package whole
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// dumpTries bounds how often an interrupted dump is repeated.
+const dumpTries = 5
+
+// dump repeats a listing that the kernel interrupted because something changed meanwhile.
+func dump[T any](list func() ([]T, error)) ([]T, error) {
+	var out []T
+	var err error
+	for range dumpTries {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
+func (e *Engine) links() ([]netlink.Link, error) {
+	links, err := dump(e.handle.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return links, nil
+}
+
+// Read implements reconcile.Engine.
+func (e *Engine) Read(context.Context) (map[Key]Item, error) {
+	out, err := e.read()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", reconcile.ErrUnavailable, err)
+	}
+	e.mu.Lock()
+	e.known = maps.Clone(out)
+	e.mu.Unlock()
+	return out, nil
+}
+
+func (e *Engine) read() (map[Key]Item, error) {
+	links, err := e.links()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(links))
+	for _, link := range links {
+		names[link.Attrs().Index] = link.Attrs().Name
+	}
+	out, mine := map[Key]Item{}, map[int]string{}
+	for _, link := range links {
+		vxlan, ok := link.(*netlink.Vxlan)
+		if !ok || !e.options.Owns(vxlan.Name) {
+			continue
+		}
+		device, err := e.device(vxlan, names)
+		if err != nil {
+			return nil, err
+		}
+		out[device.Key()] = device
+		mine[vxlan.Index] = vxlan.Name
+		if err := e.readEntries(vxlan, out); err != nil {
+			return nil, err
+		}
+	}
+	return out, e.readRoutes(names, mine, out)
+}
+
+// device returns a device as an item. One that is down equals none that is desired.
+func (e *Engine) device(vxlan *netlink.Vxlan, names map[int]string) (*VXLAN, error) {
+	local, _ := netip.AddrFromSlice(vxlan.SrcAddr)
+	d := &VXLAN{
+		Name: vxlan.Name, VNI: uint32(vxlan.VxlanId), Port: uint16(vxlan.Port), Underlay: names[vxlan.VtepDevIndex], Local: local.Unmap(),
+		MTU: vxlan.MTU, GBP: vxlan.GBP, Learning: vxlan.Learning,
+	}
+	copy(d.MAC[:], vxlan.HardwareAddr)
+	addresses, err := dump(func() ([]netlink.Addr, error) { return e.handle.AddrList(vxlan, family(d.Local)) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of %s: %w", vxlan.Name, err)
+	}
+	for i := range addresses {
+		p := prefixOf(addresses[i].IPNet)
+		if p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if d.Address.IsValid() { // one too many
+			d.Address = netip.Prefix{}
+			break
+		}
+		d.Address = p
+	}
+	if vxlan.Flags&net.FlagUp == 0 {
+		d.MTU = 0
+	}
+	return d, nil
+}
+
+func (e *Engine) readEntries(vxlan *netlink.Vxlan, out map[Key]Item) error {
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		neighbours, err := dump(func() ([]netlink.Neigh, error) { return e.handle.NeighList(vxlan.Index, f) })
+		if err != nil {
+			return fmt.Errorf("list neighbours of %s: %w", vxlan.Name, err)
+		}
+		for i := range neighbours {
+			n := &neighbours[i]
+			addr, ok := netip.AddrFromSlice(n.IP)
+			if !ok || n.State&netlink.NUD_PERMANENT == 0 || n.LinkIndex != vxlan.Index || len(n.HardwareAddr) != len(MAC{}) {
+				continue
+			}
+			item := &Neighbour{vxlan.Name, addr.Unmap(), MAC(n.HardwareAddr)}
+			out[item.Key()] = item
+		}
+	}
+	entries, err := dump(func() ([]netlink.Neigh, error) { return e.handle.NeighList(vxlan.Index, unix.AF_BRIDGE) })
+	if err != nil {
+		return fmt.Errorf("list forwarding entries of %s: %w", vxlan.Name, err)
+	}
+	for i := range entries {
+		n := &entries[i]
+		remote, ok := netip.AddrFromSlice(n.IP)
+		if !ok || n.State&netlink.NUD_PERMANENT == 0 || n.LinkIndex != vxlan.Index || len(n.HardwareAddr) != len(MAC{}) {
+			continue
+		}
+		item := &FDB{vxlan.Name, MAC(n.HardwareAddr), remote.Unmap()}
+		out[item.Key()] = item
+	}
+	return nil
+}
+
+// ipv6Metric is the kernel's default metric of IPv6 routes (IP6_RT_PRIO_USER).
+const ipv6Metric = 1024
+
+func (e *Engine) readRoutes(names, mine map[int]string, out map[Key]Item) error {
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		filter := &netlink.Route{Table: unix.RT_TABLE_MAIN}
+		routes, err := dump(func() ([]netlink.Route, error) { return e.handle.RouteListFiltered(f, filter, netlink.RT_FILTER_TABLE) })
+		if err != nil {
+			return fmt.Errorf("list routes: %w", err)
+		}
+		for i := range routes {
+			if item, ok := e.route(&routes[i], names, mine); ok {
+				out[item.Key()] = item
+			}
+		}
+	}
+	return nil
+}
+
+// route returns a route as an item, and whether it is in care.
+func (e *Engine) route(r *netlink.Route, names, mine map[int]string) (*Route, bool) {
+	dst := prefixOf(r.Dst)
+	own := r.Protocol == Protocol || r.Protocol == unix.RTPROT_BOOT
+	if !dst.IsValid() || !own || (r.Priority != 0 && (dst.Addr().Is4() || r.Priority != ipv6Metric)) || len(r.MultiPath) > 0 {
+		return nil, false
+	}
+	if _, isMine := mine[r.LinkIndex]; !isMine && (!e.inRanges(dst) || (len(r.Gw) == 0 && r.Type != unix.RTN_BLACKHOLE)) {
+		return nil, false
+	}
+	if r.Type == unix.RTN_BLACKHOLE {
+		return &Route{Dst: dst, Blackhole: true}, true
+	}
+	gateway, _ := netip.AddrFromSlice(r.Gw)
+	return &Route{Dst: dst, Gateway: gateway.Unmap(), Device: names[r.LinkIndex], OnLink: r.Flags&int(netlink.FLAG_ONLINK) != 0}, true
+}
+
+func (e *Engine) inRanges(dst netip.Prefix) bool {
+	for _, r := range e.options.Ranges {
+		if r.Contains(dst.Addr()) && r.Bits() <= dst.Bits() {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,185 @@
+package whole
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Protocol is Weft's number in the kernel's table of routing protocols, as in package link.
+const Protocol = 87
+
+// Kind says what an item is.
+type Kind string
+
+// The kinds of items.
+const (
+	KindVXLAN     Kind = "vxlan"
+	KindNeighbour Kind = "neighbour"
+	KindFDB       Kind = "fdb"
+	KindRoute     Kind = "route"
+)
+
+// Key names an item. Keys are comparable.
+type Key struct {
+	Kind Kind
+	// Device is the device's name; empty for a route, which is known by its destination alone.
+	Device string
+	// Name is the neighbour's address, the FDB entry's MAC address or the route's destination; empty for a device.
+	Name string
+}
+
+// String returns the key as it is in errors.
+func (k Key) String() string {
+	return strings.Join(strings.Fields(fmt.Sprintf("%s %s %s", k.Kind, k.Device, k.Name)), " ")
+}
+
+// Item is one of *VXLAN, *Neighbour, *FDB, *Route. Items are values: they are not changed once handed over.
+type Item interface {
+	Key() Key
+	// Equal reports whether programming other in place of this item would change nothing.
+	Equal(other Item) bool
+	// String is the item in the words of ip(8) and bridge(8).
+	String() string
+}
+
+// MAC is an Ethernet address as a comparable value.
+type MAC [6]byte
+
+// String returns the address as six pairs of digits.
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// DefaultPort is the UDP port of a VXLAN device whose Port is 0: the kernel's own default.
+const DefaultPort = 8472
+
+// VXLAN is a VXLAN device that is up.
+type VXLAN struct {
+	Name string
+	VNI  uint32
+	Port uint16
+	// Underlay is the device that tunnel packets leave by, Local their source address.
+	Underlay string
+	Local    netip.Addr
+	MTU      int
+	MAC      MAC
+	// GBP and Learning are the device's flags of that name.
+	GBP, Learning bool
+	// Address is the device's only address of its family, link-local ones aside.
+	Address netip.Prefix
+}
+
+// Key implements Item.
+func (v *VXLAN) Key() Key { return Key{KindVXLAN, v.Name, ""} }
+
+// sameTunnel reports whether the two differ at most in what can be changed on a device that exists.
+func (v *VXLAN) sameTunnel(o *VXLAN) bool {
+	return v.VNI == o.VNI && v.port() == o.port() && v.Underlay == o.Underlay && v.Local == o.Local && v.GBP == o.GBP && v.Learning == o.Learning
+}
+
+func (v *VXLAN) port() uint16 {
+	if v.Port == 0 {
+		return DefaultPort
+	}
+	return v.Port
+}
+
+// Equal implements Item.
+func (v *VXLAN) Equal(other Item) bool {
+	o, ok := other.(*VXLAN)
+	return ok && v.Name == o.Name && v.sameTunnel(o) && v.MTU == o.MTU && v.MAC == o.MAC && v.Address == o.Address
+}
+
+// String implements Item.
+func (v *VXLAN) String() string {
+	words := fmt.Sprintf("vxlan %s id %d dev %s local %s dstport %d mtu %d address %s inet %s", v.Name, v.VNI, v.Underlay, v.Local, v.port(),
+		v.MTU, v.MAC, v.Address)
+	if v.GBP {
+		words += " gbp"
+	}
+	if v.Learning {
+		words += " learning"
+	}
+	return words
+}
+
+// Neighbour is a permanent neighbour entry.
+type Neighbour struct {
+	Device  string
+	Address netip.Addr
+	MAC     MAC
+}
+
+// Key implements Item.
+func (n *Neighbour) Key() Key { return Key{KindNeighbour, n.Device, n.Address.String()} }
+
+// Equal implements Item.
+func (n *Neighbour) Equal(other Item) bool {
+	o, ok := other.(*Neighbour)
+	return ok && *n == *o
+}
+
+// String implements Item.
+func (n *Neighbour) String() string {
+	return fmt.Sprintf("neighbour %s dev %s lladdr %s", n.Address, n.Device, n.MAC)
+}
+
+// FDB is a permanent forwarding entry: frames to MAC leave through the tunnel to Remote.
+type FDB struct {
+	Device string
+	MAC    MAC
+	Remote netip.Addr
+}
+
+// Key implements Item.
+func (f *FDB) Key() Key { return Key{KindFDB, f.Device, f.MAC.String()} }
+
+// Equal implements Item.
+func (f *FDB) Equal(other Item) bool {
+	o, ok := other.(*FDB)
+	return ok && *f == *o
+}
+
+// String implements Item.
+func (f *FDB) String() string { return fmt.Sprintf("fdb %s dev %s dst %s", f.MAC, f.Device, f.Remote) }
+
+// Route is a route of the main table with the default metric: through a gateway, or one that discards.
+type Route struct {
+	Dst     netip.Prefix
+	Gateway netip.Addr
+	Device  string
+	// OnLink takes the gateway for reachable on the device though no route says so.
+	OnLink bool
+	// Blackhole discards; Gateway and Device are then empty.
+	Blackhole bool
+}
+
+// Key implements Item.
+func (r *Route) Key() Key { return Key{KindRoute, "", r.Dst.String()} }
+
+// Equal implements Item.
+func (r *Route) Equal(other Item) bool {
+	o, ok := other.(*Route)
+	return ok && *r == *o
+}
+
+// String implements Item.
+func (r *Route) String() string {
+	if r.Blackhole {
+		return "route blackhole " + r.Dst.String()
+	}
+	words := fmt.Sprintf("route %s via %s dev %s", r.Dst, r.Gateway, r.Device)
+	if r.OnLink {
+		words += " onlink"
+	}
+	return words
+}
+
+// deviceOf returns the device that an item is on, or is.
+func deviceOf(item Item) string {
+	if r, ok := item.(*Route); ok {
+		return r.Device
+	}
+	return item.Key().Device
+}

@@ -1,0 +1,135 @@
+package whole
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// watchBuffer is the socket's receive buffer in bytes: room for thousands of events.
+const watchBuffer = 4 << 20
+
+// poll bounds how long the watcher stays in a read after its context has ended.
+const poll = time.Second
+
+// Watch reports on the channel that another program may have changed something in care, or that a link has changed, until ctx
+// ends; then the channel is closed. One value stands for any number of changes. The engine's own requests are not
+// reported.
+func (e *Engine) Watch(ctx context.Context) (<-chan struct{}, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to rtnetlink: %w", err)
+	}
+	own, err := e.socket.Socket.GetPid()
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("read the netlink socket's port: %w", err)
+	}
+	// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, which is reported.
+	_ = unix.SetsockoptInt(socket.GetFd(), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
+	out := make(chan struct{}, 1)
+	w := &watcher{engine: e, own: own, out: out}
+	var once sync.Once
+	stop := context.AfterFunc(ctx, func() { once.Do(socket.Close) })
+	go func() {
+		defer close(out)
+		defer once.Do(socket.Close)
+		defer stop()
+		w.run(ctx, socket)
+	}()
+	return out, nil
+}
+
+type watcher struct {
+	engine *Engine
+	own    uint32
+	out    chan struct{}
+}
+
+func (w *watcher) run(ctx context.Context, socket *nl.NetlinkSocket) {
+	_ = socket.SetReceiveTimeout(&unix.Timeval{Sec: int64(poll / time.Second)})
+	for ctx.Err() == nil {
+		messages, _, err := socket.Receive()
+		switch {
+		case err == nil:
+			if w.foreign(messages) {
+				w.report()
+			}
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ENOBUFS):
+			w.report()
+		default:
+			return
+		}
+	}
+}
+
+func (w *watcher) report() {
+	select {
+	case w.out <- struct{}{}:
+	default:
+	}
+}
+
+// foreign reports whether one of the messages may be about something in care and comes from another program.
+func (w *watcher) foreign(messages []syscall.NetlinkMessage) bool {
+	for i := range messages {
+		message := &messages[i]
+		if message.Header.Pid == w.own && w.own != 0 {
+			continue
+		}
+		data := message.Data
+		switch message.Header.Type {
+		case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+			if w.neighbour(message) {
+				return true
+			}
+		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+			// rtm_protocol is byte 5.
+			if len(data) >= unix.SizeofRtMsg && (data[5] == Protocol || data[5] == unix.RTPROT_BOOT) {
+				return true
+			}
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// neighbour reports whether a neighbour or forwarding entry changed that is, or was, permanent.
+func (w *watcher) neighbour(message *syscall.NetlinkMessage) bool {
+	if len(message.Data) < unix.SizeofNdMsg {
+		return false
+	}
+	n, err := netlink.NeighDeserialize(message.Data)
+	if err != nil {
+		return true
+	}
+	if n.Family != unix.AF_BRIDGE {
+		// Dynamic neighbours come and go all the time. A deleted entry's state says nothing.
+		return message.Header.Type == unix.RTM_DELNEIGH || n.State&netlink.NUD_PERMANENT != 0
+	}
+	// A VXLAN device's events do not say which program they come from (vxlan_fdb_notify), so they are compared with what is known.
+	w.engine.mu.Lock()
+	defer w.engine.mu.Unlock()
+	name, ok := w.engine.names[n.LinkIndex]
+	if !ok || len(n.HardwareAddr) != len(MAC{}) {
+		return false
+	}
+	remote, _ := netip.AddrFromSlice(n.IP)
+	item := &FDB{name, MAC(n.HardwareAddr), remote.Unmap()}
+	known, present := w.engine.known[item.Key()]
+	if message.Header.Type == unix.RTM_DELNEIGH {
+		return present && known.Equal(item)
+	}
+	return n.State&netlink.NUD_PERMANENT != 0 && (!present || !known.Equal(item))
+}
