@@ -47,7 +47,10 @@ func (a *agent) state(ctx context.Context) admin.State {
 	s := admin.State{Node: a.opts.Node, Version: a.opts.Version, Kernel: kernelRelease(), Attachments: len(a.store.List())}
 	r := a.running.Load()
 	if r == nil {
-		s.Waiting = *a.gate.waiting.Load()
+		if err := a.networks.ready(); err != nil {
+			s.Waiting = err.Error()
+		}
+		s.Ready = s.Waiting == ""
 		return s
 	}
 	s.Ready = true
@@ -174,7 +177,7 @@ func kernelRelease() string {
 func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	r := a.running.Load()
 	if r == nil {
-		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", *a.gate.waiting.Load())
+		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", a.waiting.get())
 	}
 	diff := a.compare(ctx, r.engines)
 	diffClosed(&diff, a.closed(r.network))

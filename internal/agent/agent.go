@@ -23,11 +23,13 @@ import (
 
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/policy"
@@ -98,6 +100,8 @@ type Options struct {
 	Profiling bool
 	// Verify is how often everything is read back. Default DefaultVerify.
 	Verify time.Duration
+	// Networks are the networks that the node may serve beside the overlay. Default: Kinds().
+	Networks []network.Kind
 	// Log is where the agent logs. Default: nowhere.
 	Log *slog.Logger
 	// Traces makes the spans of the runtime's requests. Default: none are made.
@@ -118,6 +122,9 @@ func (o Options) withDefaults() Options {
 		if *value == "" {
 			*value = fallback
 		}
+	}
+	if o.Networks == nil {
+		o.Networks = Kinds()
 	}
 	if o.Verify == 0 {
 		o.Verify = DefaultVerify
@@ -168,13 +175,21 @@ type agent struct {
 	clients kubernetes.Interface
 	objects *objects
 	store   *attach.Store
-	gate    *gate
-	health  *health.Server
-	metrics *metrics.Agent
-	kube    *kube
-	events  *recorder
-	socket  string
-	records string
+	waiting *waiting
+	// handler serves the container runtime, and networks are those that it serves it with.
+	handler  *lifecycle.Handler
+	networks *networks
+	places   *places
+	bootID   string
+	// engines are the node's, once they are open, and run until engineCtx ends.
+	engines   atomic.Pointer[engines]
+	engineCtx context.Context //nolint:containedctx // the life of the engines, which networks that come later join
+	health    *health.Server
+	metrics   *metrics.Agent
+	kube      *kube
+	events    *recorder
+	socket    string
+	records   string
 	// running is set once the engines are open.
 	running atomic.Pointer[running]
 	// refused is why the node is not in step with the objects, "" when it is.
@@ -200,7 +215,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	a := &agent{
-		opts: opts, gate: newGate(), metrics: metrics.NewAgent(opts.Version),
+		opts: opts, waiting: newWaiting(), metrics: metrics.NewAgent(opts.Version),
 		socket: Socket(opts.RunDir), records: Records(opts.StateDir),
 	}
 	a.health = &health.Server{Profiling: opts.Profiling, Metrics: a.metrics.Handler()}
@@ -234,7 +249,37 @@ func Run(ctx context.Context, opts Options) error {
 		opts.Log.Error("a file among the attachment records cannot be used: nothing is opened for what it says",
 			"path", broken.Path, "error", broken.Err)
 	}
+	if err := a.serveRuntime(); err != nil {
+		return errors.Join(err, a.store.Close())
+	}
 	return errors.Join(a.run(ctx), a.store.Close())
+}
+
+// serveRuntime makes what serves the container runtime's requests: until a network is there, they are to be tried again.
+func (a *agent) serveRuntime() error {
+	var err error
+	if a.bootID, err = attach.ReadBootID(); err != nil {
+		return err
+	}
+	if a.networks, err = newNetworks(a); err != nil {
+		return err
+	}
+	place := placeOnOverlay
+	if len(a.opts.Networks) > 0 {
+		if a.places, err = newPlaces(a.opts.Config, a.opts.Node); err != nil {
+			return err
+		}
+		a.places.cluster = a.networks.cluster
+		place = a.places.place
+	}
+	a.handler = lifecycle.New(a.store, lifecycle.Options{
+		BootID: a.bootID, Place: place, Log: a.opts.Log, Waiting: a.waiting.get, Removed: a.networks.removed,
+		Default: func() (string, error) {
+			name, _ := a.networks.standard()
+			return name, a.networks.decided()
+		},
+	})
+	return nil
 }
 
 // run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests under way still find
@@ -248,6 +293,10 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	opened, err := a.newEngines()
+	if err != nil {
+		return errors.Join(err, listener.Close(), adminListener.Close())
+	}
 	keeper := a.keeper(listener, adminListener)
 	a.kept = keeper.State
 	engineCtx, stopEngines := context.WithCancel(context.WithoutCancel(ctx))
@@ -256,7 +305,7 @@ func (a *agent) run(ctx context.Context) error {
 	engines, engineGroupCtx := errgroup.WithContext(engineCtx)
 
 	serving.Go(func() error {
-		server := &cniserver.Server{Handler: a.gate, Logger: a.opts.Log, Observe: a.observe}
+		server := &cniserver.Server{Handler: a.handler, Logger: a.opts.Log, Observe: a.observe}
 		return server.Serve(serveCtx, listener)
 	})
 	serving.Go(func() error { return a.serveHealth(serveCtx) })
@@ -266,7 +315,15 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.status.run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
 	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
-	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, engines) })
+	a.engineCtx = engineGroupCtx
+	opened.run(engineGroupCtx, engines)
+	a.engines.Store(opened)
+	engines.Go(func() error { return a.handler.Run(engineGroupCtx) })
+	if a.places != nil {
+		serving.Go(func() error { return a.places.run(serveCtx) })
+	}
+	serving.Go(func() error { return a.networks.run(serveCtx, engineGroupCtx, opened, engines) })
+	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, engines) })
 	serving.Go(func() error { // a failed engine ends the agent
 		select {
 		case <-engineGroupCtx.Done():
@@ -284,20 +341,22 @@ func (a *agent) run(ctx context.Context) error {
 	return err
 }
 
-// serveNetwork brings the node up, keeps it in step with the objects, and reports.
-func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Group) error {
-	a.gate.wait("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
-	bootID, err := attach.ReadBootID()
-	if err != nil {
-		return err
+// serveNetwork brings the overlay up once it is present, keeps it in step with the objects, and reports.
+func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *errgroup.Group) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-a.networks.overlay:
 	}
-	e, err := a.openEngines(ctx)
-	if err != nil {
+	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
+	if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitch(engineCtx, group) }); err != nil {
 		return ignoreEnd(ctx, err)
 	}
-	e.run(engineCtx, group)
+	if len(e.cares) == 1 {
+		e.handovers.Done(overlay.NetworkName) // each loop starts with all of its state
+	}
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
+		BootID: a.bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		PolicyProblems: func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
 		Inhabited: func() {
 			a.objects.egressFirewalls.signal()
@@ -310,7 +369,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, group *errgroup.Gro
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
-	a.gate.open(network)
+	a.handler.ServeWhole(overlay.NetworkName, network)
 	a.running.Store(&running{network: network, engines: e})
 	group.Go(func() error { return network.Run(engineCtx) })
 	e.looked.Store(network)
@@ -417,17 +476,20 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if err != nil {
 		return err
 	}
+	e.handovers.Done(overlay.NetworkName)
 	e.tunnels.set(view.Remotes)
 	warning := e.firewall.warning()
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
-	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
-		return err
-	}
-	a.configured.Store(true)
-	if err := a.tellReady(ctx, warning); err != nil {
-		return err
+	if standard, _ := a.networks.standard(); standard == overlay.NetworkName {
+		if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
+			return err
+		}
+		a.configured.Store(true)
+		if err := a.tellReady(ctx, warning); err != nil {
+			return err
+		}
 	}
 	a.toldWarning = warning
 	if *serving {
@@ -439,6 +501,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 			a.events.Node(reasonRecord, "Attach", why.Error())
 		}
 	}
+	wakeUp(a.networks.changed)
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil
 }

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -197,43 +196,6 @@ func only(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// answering is a handler that answers every command with the same error.
-type answering struct{ err error }
-
-func (a answering) Add(context.Context, *cni.Request) (*types100.Result, error) {
-	return &types100.Result{}, a.err
-}
-func (a answering) Del(context.Context, *cni.Request) error    { return a.err }
-func (a answering) Check(context.Context, *cni.Request) error  { return a.err }
-func (a answering) Status(context.Context, *cni.Request) error { return a.err }
-func (a answering) GC(context.Context, *cni.Request) error     { return a.err }
-
-func TestGate(t *testing.T) {
-	through := errors.New("it came through")
-	g := newGate()
-	for command, c := range map[string]struct {
-		call func() error
-		code cni.Code
-	}{
-		"ADD":    {func() error { _, err := g.Add(t.Context(), &cni.Request{}); return err }, cni.CodeTryAgainLater},
-		"DEL":    {func() error { return g.Del(t.Context(), &cni.Request{}) }, cni.CodeTryAgainLater},
-		"CHECK":  {func() error { return g.Check(t.Context(), &cni.Request{}) }, cni.CodeTryAgainLater},
-		"STATUS": {func() error { return g.Status(t.Context(), &cni.Request{}) }, cni.CodeNotAvailable},
-		"GC":     {func() error { return g.GC(t.Context(), &cni.Request{}) }, cni.CodeTryAgainLater},
-	} {
-		g.handler.Store(nil)
-		g.wait("waiting for the moon")
-		var own *cni.Error
-		if err := c.call(); !errors.As(err, &own) || own.Code != c.code || !strings.Contains(own.Msg, "waiting for the moon") {
-			t.Errorf("%s while closed: %v", command, err)
-		}
-		g.open(answering{through})
-		if err := c.call(); !errors.Is(err, through) {
-			t.Errorf("%s while open: %v", command, err)
-		}
-	}
-}
-
 func TestReport(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue},
@@ -309,7 +271,7 @@ func (c cached) List(ctx context.Context, list client.ObjectList, opts ...client
 	return c.from.List(ctx, list, opts...)
 }
 
-func network(change func(*networkv1.ClusterNetwork)) *networkv1.ClusterNetwork {
+func clusterNetwork(change func(*networkv1.ClusterNetwork)) *networkv1.ClusterNetwork {
 	n := &networkv1.ClusterNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "default"}, ServiceNetwork: "172.30.0.0/16", PluginName: "redhat/openshift-ovs-subnet",
 		ClusterNetworks: []networkv1.ClusterNetworkEntry{{CIDR: "10.128.0.0/14", HostSubnetLength: 9}},
@@ -335,16 +297,16 @@ func TestView(t *testing.T) {
 		log     string
 		remotes int
 	}{
-		"all well":             {objects: []client.Object{network(asIs), own, good}, remotes: 1},
-		"alone":                {objects: []client.Object{network(asIs), own}},
+		"all well":             {objects: []client.Object{clusterNetwork(asIs), own, good}, remotes: 1},
+		"alone":                {objects: []client.Object{clusterNetwork(asIs), own}},
 		"no network":           {objects: []client.Object{own, good}, words: "ClusterNetwork default (create it"},
-		"another network":      {objects: []client.Object{network(func(n *networkv1.ClusterNetwork) { n.Name = "other" }), own}, words: "create it"},
-		"network of nonsense":  {objects: []client.Object{network(func(n *networkv1.ClusterNetwork) { n.ServiceNetwork = "x" }), own}, words: "serviceNetwork"},
-		"no host subnet":       {objects: []client.Object{network(asIs), good}, words: "HostSubnet own: not there yet"},
-		"own is nonsense":      {objects: []client.Object{network(asIs), hostSubnet("own", "x", "10.128.0.0/23"), good}, words: "hostIP"},
-		"own has none yet":     {objects: []client.Object{network(asIs), waiting, good}, words: "no subnet yet"},
-		"a remote is nonsense": {objects: []client.Object{network(asIs), own, good, hostSubnet("bad", "192.0.2.3", "10.128.4.1/23")}, remotes: 1, log: "hostsubnet=bad"},
-		"a remote waits":       {objects: []client.Object{network(asIs), own, good, waitingRemote}, remotes: 1},
+		"another network":      {objects: []client.Object{clusterNetwork(func(n *networkv1.ClusterNetwork) { n.Name = "other" }), own}, words: "create it"},
+		"network of nonsense":  {objects: []client.Object{clusterNetwork(func(n *networkv1.ClusterNetwork) { n.ServiceNetwork = "x" }), own}, words: "serviceNetwork"},
+		"no host subnet":       {objects: []client.Object{clusterNetwork(asIs), good}, words: "HostSubnet own: not there yet"},
+		"own is nonsense":      {objects: []client.Object{clusterNetwork(asIs), hostSubnet("own", "x", "10.128.0.0/23"), good}, words: "hostIP"},
+		"own has none yet":     {objects: []client.Object{clusterNetwork(asIs), waiting, good}, words: "no subnet yet"},
+		"a remote is nonsense": {objects: []client.Object{clusterNetwork(asIs), own, good, hostSubnet("bad", "192.0.2.3", "10.128.4.1/23")}, remotes: 1, log: "hostsubnet=bad"},
+		"a remote waits":       {objects: []client.Object{clusterNetwork(asIs), own, good, waitingRemote}, remotes: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scheme := runtime.NewScheme()

@@ -13,7 +13,6 @@ import (
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -28,7 +27,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &agent{opts: opts, gate: newGate(), metrics: metrics.NewAgent(opts.Version), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
+	a := &agent{opts: opts, waiting: newWaiting(), metrics: metrics.NewAgent(opts.Version), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
 	var err error
 	if a.objects, err = newObjects(&opts); err != nil {
 		return admin.Diff{}, err
@@ -53,12 +52,20 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	if err != nil {
 		return admin.Diff{}, err
 	}
-	e, err := a.openEngines(ctx)
+	e, err := a.newEngines()
 	if err != nil {
 		return admin.Diff{}, err
 	}
 	defer e.close()
 	e.runLoops(ctx, group)
+	if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitchLoops(ctx, group) }); err != nil {
+		return admin.Diff{}, err
+	}
+	for name := range e.cares {
+		if name == overlay.NetworkName || !hasRecords(a.store, name) {
+			e.handovers.Done(name) // what others left stays, as a start that waits for them would have it
+		}
+	}
 	engines := e.overlay()
 	engines.Connections, engines.Datapath, engines.Uplink, engines.Kernel = forgetsNothing{}, nil, nil, nil
 	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
@@ -108,18 +115,18 @@ func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reco
 
 // flowEngine returns the engine of the flow loop. In a dry run on a node that has no bridge yet there is nothing to connect to,
 // and there are no flows.
-func (e *engines) flowEngine(ctx context.Context) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
+func (e *engines) flowEngine(ctx context.Context, bridge string, engine *openflow.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
 	if !e.dry {
-		return e.flows, nil
+		return engine, nil
 	}
 	rows, err := e.rows.Read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if _, there := rows[ovsdb.BridgeKey(host.Bridge)]; !there {
+	if _, there := rows[ovsdb.BridgeKey(bridge)]; !there {
 		return noFlows{}, nil
 	}
-	return reconcile.DryRun[openflow.Key, openflow.Entry](e.flows), nil
+	return reconcile.DryRun[openflow.Key, openflow.Entry](engine), nil
 }
 
 // noFlows is a switch without a bridge.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,10 +20,10 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
-	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -61,62 +63,121 @@ type engines struct {
 	// dry says that engines are read and not written.
 	dry  bool
 	told *metrics.Agent
+	// handovers know what is kept of networks that have not handed over their state, and cares what each cares for.
+	handovers *node.Handovers
+	cares     map[string]node.Care
+
+	// opening serialises openSwitch; switched is set once Open vSwitch is open, and everything of it with it: rows, flows, datapath,
+	// bridges and their loops.
+	opening  sync.Mutex
+	switched atomic.Bool
+	bridges  map[string]*node.Flows
+	// watchers are told of changes of devices.
+	watchers watchers
 }
 
-// openEngines connects to the switch and the kernel. It waits for the switch's database as long as ctx allows.
-func (a *agent) openEngines(ctx context.Context) (*engines, error) {
-	rows, err := ovsdb.Open(ctx, ovsdb.Config{
-		Endpoint: "unix:" + filepath.Join(a.opts.OVSRunDir, "db.sock"), Bridges: []string{host.Bridge}, Logger: a.opts.Log,
-	})
-	if err != nil {
-		return nil, err
+// newEngines opens the kernel's engines. Nothing is read or changed before they run and their loops start.
+func (a *agent) newEngines() (*engines, error) {
+	e := &engines{
+		verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal,
+		dry: a.dry, told: a.metrics, cares: a.cares(),
 	}
-	e := &engines{rows: rows, verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal, dry: a.dry}
-	if err := e.open(ctx, a.opts, a.metrics, a.events); err != nil {
-		rows.Close()
+	e.handovers = node.NewHandovers(e.cares)
+	if err := e.openKernel(a.opts, a.events); err != nil {
+		e.close()
 		return nil, err
 	}
 	e.firewall.changed = a.objects.signal
 	return e, nil
 }
 
-func (e *engines) open(ctx context.Context, opts Options, told *metrics.Agent, tell *recorder) error {
-	e.told = told
-	observe := func(event reconcile.Event) {
-		told.Commit(event)
+// observe returns what is called for each commit.
+func (e *engines) observe(tell *recorder) func(reconcile.Event) {
+	return func(event reconcile.Event) {
+		e.told.Commit(event)
 		tell.drift(event)
 	}
+}
+
+// care is the union of what all networks care for.
+func (e *engines) care() node.Care { return node.Union(slices.Collect(maps.Values(e.cares))...) }
+
+func (e *engines) openKernel(opts Options, tell *recorder) error {
+	care, observe := e.care(), e.observe(tell)
 	var err error
-	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
-		return err
-	}
-	if e.links, err = link.NewEngine(link.Options{Devices: host.Devices()}); err != nil {
+	if e.links, err = link.NewEngine(link.Options{Devices: care.Devices}); err != nil {
 		return err
 	}
 	if e.pods, err = link.NewPods(); err != nil {
 		return err
 	}
-	if e.rules, err = nft.NewEngine(nft.Options{Tables: host.Tables(), Unmanaged: host.Unmanaged(), Foreign: true}); err != nil {
+	if e.rules, err = nft.NewEngine(nft.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Foreign: true}); err != nil {
 		return err
 	}
-	e.flows = openflow.NewEngine(openflow.Config{
-		Address: filepath.Join(opts.OVSRunDir, host.Bridge+".mgmt"), Last: pipeline.IsNote, OnBundle: told.Bundle,
-	})
-	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
-	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: observe, Settled: e.settled})
-	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: observe, Settled: e.settled})
-	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: observe, Settled: e.rulesSettled})
+	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: observe, Settled: e.settled, Keep: e.handovers.KeepLink})
+	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: observe, Settled: e.rulesSettled, Keep: e.handovers.KeepRule})
 	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
-	flows, err := e.flowEngine(ctx)
+	e.handovers.OnChange(e.linkLoop.Resync)
+	e.handovers.OnChange(e.ruleLoop.Resync)
+	return nil
+}
+
+// openSwitch connects to Open vSwitch, unless that is done, and runs what keeps it in step in the group until engineCtx ends. It waits
+// for the switch's database as long as ctx allows.
+func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) error {
+	e.opening.Lock()
+	defer e.opening.Unlock()
+	if e.switched.Load() {
+		return nil
+	}
+	var names []string
+	for _, bridge := range e.care().Bridges {
+		names = append(names, bridge.Name)
+	}
+	rows, err := ovsdb.Open(ctx, ovsdb.Config{
+		Endpoint: "unix:" + filepath.Join(a.opts.OVSRunDir, "db.sock"), Bridges: names, Logger: a.opts.Log,
+	})
 	if err != nil {
 		return err
 	}
-	e.flowLoop = reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-		Name: nameFlows, Log: opts.Log, Observe: observe, Settled: e.settled,
-		Encode: openflow.Encode,
-		Seal:   pipeline.Note,
-	})
+	e.rows = rows
+	if err := e.openBridges(ctx, a.opts, a.events); err != nil {
+		rows.Close()
+		return err
+	}
+	e.handovers.OnChange(e.rowLoop.Resync)
+	e.switched.Store(true)
+	run(e)
+	return nil
+}
+
+func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder) error {
+	observe := e.observe(tell)
+	var err error
+	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
+		return err
+	}
+	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: observe, Settled: e.settled, Keep: e.handovers.KeepRow})
+	e.bridges = map[string]*node.Flows{}
+	for _, bridge := range e.care().Bridges {
+		engine := openflow.NewEngine(openflow.Config{
+			Address: filepath.Join(opts.OVSRunDir, bridge.Name+".mgmt"), Last: bridge.IsNote, OnBundle: e.told.Bundle,
+		})
+		flows, err := e.flowEngine(ctx, bridge.Name, engine)
+		if err != nil {
+			return err
+		}
+		name := nameFlows
+		if bridge.Name != host.Bridge {
+			name += " " + bridge.Name
+		}
+		e.bridges[bridge.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
+			Name: name, Log: opts.Log, Observe: observe, Settled: e.settled, Encode: openflow.Encode, Seal: bridge.Note,
+		})}
+	}
+	e.flows, e.flowLoop = e.bridges[host.Bridge].Engine, e.bridges[host.Bridge].Loop
+	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
 	return nil
 }
 
@@ -152,38 +213,59 @@ func (e *engines) overlay() overlay.Engines {
 	return engines
 }
 
-// run runs engines and loops in the group until ctx ends, and has everything read again that somebody else changed.
+// run runs the kernel's engines and loops in the group until ctx ends, and has everything read again that others changed.
 func (e *engines) run(ctx context.Context, group *errgroup.Group) {
 	e.runLoops(ctx, group)
-	group.Go(func() error { return e.followRows(ctx) })
-	group.Go(func() error { return e.followFlows(ctx) })
 	group.Go(func() error { return e.followLinks(ctx) })
 	group.Go(func() error { return e.followRules(ctx) })
 	group.Go(func() error { return e.verifyNowAndThen(ctx) })
-	if e.datapath == ovsdb.DatapathNetdev {
-		group.Go(func() error { return e.tunnels.run(ctx) })
-	}
 	group.Go(func() error {
 		<-ctx.Done()
+		e.opening.Lock()
+		defer e.opening.Unlock()
 		e.close()
 		return nil
 	})
 }
 
-// runLoops runs the loops, and the connection that they need, in the group until ctx ends.
+// runLoops runs the loops of the kernel's engines in the group until ctx ends.
 func (e *engines) runLoops(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error { return e.rowLoop.Run(ctx) })
 	group.Go(func() error { return e.linkLoop.Run(ctx) })
 	group.Go(func() error { return e.ruleLoop.Run(ctx) })
-	group.Go(func() error { return e.flowLoop.Run(ctx) })
-	group.Go(func() error { return ignoreEnd(ctx, e.flows.Run(ctx)) })
+}
+
+// runSwitch is run for Open vSwitch.
+func (e *engines) runSwitch(ctx context.Context, group *errgroup.Group) {
+	e.runSwitchLoops(ctx, group)
+	group.Go(func() error { return e.followRows(ctx) })
+	for _, bridge := range e.bridges {
+		group.Go(func() error { return e.followFlows(ctx, bridge) })
+	}
+	if e.datapath == ovsdb.DatapathNetdev {
+		group.Go(func() error { return e.tunnels.run(ctx) })
+	}
+}
+
+// runSwitchLoops runs the loops of Open vSwitch, and the connections that they need, in the group until ctx ends.
+func (e *engines) runSwitchLoops(ctx context.Context, group *errgroup.Group) {
+	group.Go(func() error { return e.rowLoop.Run(ctx) })
+	for _, bridge := range e.bridges {
+		group.Go(func() error { return bridge.Loop.Run(ctx) })
+		group.Go(func() error { return ignoreEnd(ctx, bridge.Engine.Run(ctx)) })
+	}
 }
 
 // close releases what the engines hold open. Nothing programmed is changed.
 func (e *engines) close() {
-	e.rows.Close()
-	e.pods.Close()
-	e.links.Close()
+	if e.switched.Load() {
+		e.rows.Close()
+	}
+	if e.pods != nil {
+		e.pods.Close()
+	}
+	if e.links != nil {
+		e.links.Close()
+	}
 }
 
 // followRows reads everything again that may have gone with the switch's daemon: the daemon makes the links of internal
@@ -204,16 +286,18 @@ func (e *engines) followRows(ctx context.Context) error {
 			if event.Kind == ovsdb.EventSwitchRestarted {
 				e.told.Connected("switch")
 				e.linkLoop.Resync()
-				e.flowLoop.Resync()
+				for _, bridge := range e.bridges {
+					bridge.Loop.Resync()
+				}
 				e.tunnels.again()
 			}
 		}
 	}
 }
 
-func (e *engines) followFlows(ctx context.Context) error {
+func (e *engines) followFlows(ctx context.Context, bridge *node.Flows) error {
 	for {
-		event, err := e.flows.Next(ctx)
+		event, err := bridge.Engine.Next(ctx)
 		if err != nil {
 			return ignoreEnd(ctx, err)
 		}
@@ -221,7 +305,7 @@ func (e *engines) followFlows(ctx context.Context) error {
 			e.told.Connected("openflow")
 		}
 		if event.Connected || event.Unclear || len(event.Drift) > 0 {
-			e.flowLoop.Resync()
+			bridge.Loop.Resync()
 		}
 	}
 }
@@ -235,6 +319,7 @@ func (e *engines) followLinks(ctx context.Context) error {
 		if changed.Err != nil {
 			return changed.Err // an agent that hears nothing ends, and begins anew
 		}
+		e.watchers.tell(changed)
 		network := e.looked.Load()
 		switch {
 		case changed.End != nil && network != nil:
@@ -273,10 +358,14 @@ func (e *engines) verifyNowAndThen(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			e.rowLoop.Resync()
 			e.linkLoop.Resync()
 			e.ruleLoop.Resync()
-			e.flowLoop.Resync()
+			if e.switched.Load() {
+				e.rowLoop.Resync()
+				for _, bridge := range e.bridges {
+					bridge.Loop.Resync()
+				}
+			}
 			if network := e.looked.Load(); network != nil {
 				network.CheckHostEnds()
 			}
@@ -320,10 +409,14 @@ func (e *engines) failures() error {
 			errs = append(errs, fmt.Errorf("%s: %s: %w", engine, owner, err))
 		}
 	}
-	collect(nameRows, e.rowLoop.Failures())
 	collect(nameLinks, e.linkLoop.Failures())
 	collect(nameRules, e.ruleLoop.Failures())
-	collect(nameFlows, e.flowLoop.Failures())
+	if e.switched.Load() {
+		collect(nameRows, e.rowLoop.Failures())
+		for _, bridge := range e.bridges {
+			collect(nameFlows, bridge.Loop.Failures())
+		}
+	}
 	return errors.Join(errs...)
 }
 

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -59,7 +60,9 @@ type firewall struct {
 	looking sync.Mutex
 
 	// mu guards what follows.
-	mu       sync.Mutex
+	mu sync.Mutex
+	// needs are the passages of each network, and passages those of all.
+	needs    map[string][]nft.Passage
 	passages []nft.Passage
 	survey   *nft.Survey
 	jumps    map[nft.Key]nft.Item
@@ -77,9 +80,22 @@ func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *
 // need sets what has to pass, and opens it. It is called before the loop starts: rules of a former life stay in place then.
 // A look that fails is tried again, and what is open stays open until one succeeds; an error says that nothing is known of that.
 func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
+	return f.pass(ctx, overlay.NetworkName, passages)
+}
+
+// pass is need for any network: what others need stays open.
+func (f *firewall) pass(ctx context.Context, network string, passages []nft.Passage) error {
 	f.mu.Lock()
-	same := slices.Equal(f.passages, passages) && f.survey != nil
-	f.passages = passages
+	if f.needs == nil {
+		f.needs = map[string][]nft.Passage{}
+	}
+	f.needs[network] = passages
+	var all []nft.Passage
+	for _, name := range slices.Sorted(maps.Keys(f.needs)) {
+		all = append(all, f.needs[name]...)
+	}
+	same := slices.Equal(f.passages, all) && f.survey != nil
+	f.passages = all
 	f.mu.Unlock()
 	if same {
 		return nil

@@ -32,12 +32,12 @@ func inside(t *testing.T, netns, input, name string, args ...string) string {
 	return string(out)
 }
 
-// node is a namespace that forwards between tun0, with a pod behind it, and eth0, with the world behind it.
-type node struct{ host, pod, world string }
+// forwarder is a namespace that forwards between tun0, with a pod behind it, and eth0, with the world behind it.
+type forwarder struct{ host, pod, world string }
 
-func newNode(t *testing.T) *node {
+func newNode(t *testing.T) *forwarder {
 	t.Helper()
-	n := &node{nstest.New(t), nstest.New(t), nstest.New(t)}
+	n := &forwarder{nstest.New(t), nstest.New(t), nstest.New(t)}
 	n.cable(t, n.pod, "tun0", "10.128.0.1/23", "10.128.0.2/23")
 	n.cable(t, n.world, "eth0", "192.0.2.1/24", "192.0.2.2/24")
 	inside(t, n.host, "1", "tee", "/proc/sys/net/ipv4/ip_forward")
@@ -47,7 +47,7 @@ func newNode(t *testing.T) *node {
 }
 
 // cable connects the host to another namespace, where the device is eth0.
-func (n *node) cable(t *testing.T, other, device, address, peer string) {
+func (n *forwarder) cable(t *testing.T, other, device, address, peer string) {
 	t.Helper()
 	inside(t, n.host, "", "ip", "link", "add", device, "type", "veth", "peer", "name", "wtpeer")
 	nstest.Do(t, other, func() error {
@@ -64,7 +64,7 @@ func (n *node) cable(t *testing.T, other, device, address, peer string) {
 }
 
 // dial reports whether the pod reaches a port of the world.
-func (n *node) dial(t *testing.T, address string, patience time.Duration) bool {
+func (n *forwarder) dial(t *testing.T, address string, patience time.Duration) bool {
 	t.Helper()
 	reached := false
 	nstest.Do(t, n.pod, func() error {
@@ -78,7 +78,7 @@ func (n *node) dial(t *testing.T, address string, patience time.Duration) bool {
 	return reached
 }
 
-func (n *node) serve(t *testing.T, address string) {
+func (n *forwarder) serve(t *testing.T, address string) {
 	t.Helper()
 	nstest.Do(t, n.world, func() error {
 		listener, err := net.Listen("tcp4", address)
@@ -158,7 +158,7 @@ func TestRealFirewall(t *testing.T) {
 }
 
 // storm does to other chains what kube-proxy does, a hundred times, and holds that nobody looks.
-func (n *node) storm(t *testing.T, counted *counting) {
+func (n *forwarder) storm(t *testing.T, counted *counting) {
 	t.Helper()
 	inside(t, n.host, "add table ip kube-proxy\nadd chain ip kube-proxy filter-forward { type filter hook forward priority -110; }\n"+
 		"add rule ip kube-proxy filter-forward ct state invalid drop\nadd chain ip kube-proxy service-x\n"+

@@ -35,15 +35,9 @@ func (a *agent) serveMetrics(ctx context.Context) error {
 
 // watch has probes and scrapes look at the network and its engines from now on.
 func (a *agent) watch(network *overlay.Network, e *engines) {
-	a.health.Add(
-		health.Check{Name: "network", Run: network.Ready},
-		health.Check{Name: "engines", Run: e.failures},
-		health.Check{Name: "node", Run: a.kept},
-	)
-	a.health.Warn(
-		health.Check{Name: "host-firewall", Run: e.firewall.state},
-		health.Check{Name: "api-server", Run: a.kube.state},
-	)
+	if len(a.opts.Networks) == 0 {
+		a.watchNode(e, network.Ready)
+	}
 	a.metrics.Watch(func() metrics.State {
 		used, all := network.Addresses()
 		state := metrics.State{
@@ -55,6 +49,19 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 		}
 		return state
 	})
+}
+
+// watchNode has probes look at the node's engines, and at the network that ready is of.
+func (a *agent) watchNode(e *engines, ready func() error) {
+	a.health.Add(
+		health.Check{Name: "network", Run: ready},
+		health.Check{Name: "engines", Run: e.failures},
+		health.Check{Name: "node", Run: a.kept},
+	)
+	a.health.Warn(
+		health.Check{Name: "host-firewall", Run: e.firewall.state},
+		health.Check{Name: "api-server", Run: a.kube.state},
+	)
 }
 
 // standing returns the loops' figures, with the flows by table.

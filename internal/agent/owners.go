@@ -13,7 +13,7 @@ import (
 func (a *agent) owners(first string) (admin.Owners, error) {
 	r := a.running.Load()
 	if r == nil {
-		return admin.Owners{}, fmt.Errorf("the agent does not know yet what the cluster wants: %s", *a.gate.waiting.Load())
+		return admin.Owners{}, fmt.Errorf("the agent does not know yet what the cluster wants: %s", a.waiting.get())
 	}
 	if err := r.network.Ready(); err != nil {
 		return admin.Owners{}, fmt.Errorf("the agent does not know yet what the cluster wants: %w", err)

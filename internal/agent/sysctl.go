@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/node"
 )
 
 // procSys is where the kernel's settings are; a container's own is read-only.
@@ -30,15 +30,18 @@ func prepareSysctls(root string) error {
 }
 
 // setSysctls sets what the node needs as a whole, and returns the names of those that were otherwise.
-func setSysctls() (put string, err error) {
+func setSysctls() (put string, err error) { return setAll(overlayCare().Sysctls) }
+
+// setAll sets sysctls, and returns the names of those that were otherwise.
+func setAll(sysctls []node.Sysctl) (put string, err error) {
 	var names []string
-	for _, s := range host.Sysctls() {
+	for _, s := range sysctls {
 		path := filepath.Join(procSys, s.Path)
 		if have, err := os.ReadFile(path); err == nil && string(bytes.TrimSpace(have)) == s.Value {
 			continue
 		}
 		if err := os.WriteFile(path, []byte(s.Value), 0); err != nil {
-			return "", fmt.Errorf("setting a sysctl to %s: %w", s.Value, err)
+			return "", fmt.Errorf("setting sysctl %s to %s: %w", s.Path, s.Value, err)
 		}
 		names = append(names, strings.ReplaceAll(s.Path, "/", "."))
 	}

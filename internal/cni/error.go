@@ -45,6 +45,9 @@ const (
 	CodeProtocol Code = 102
 	// CodePanic: the agent's handler of this request panicked. The agent goes on; its log has the stack.
 	CodePanic Code = 103
+	// CodeRefused: the pod is bound to a network, or to a part of one, that cannot be served. The message says what binds it, and what
+	// is missing.
+	CodeRefused Code = 104
 )
 
 // ErrAgentAway is in the chain of the errors that Client.Do returns when nobody listens on the socket: the

@@ -72,8 +72,8 @@ type Kind struct {
 	Care node.Care
 	// Scheme adds the API groups that the network reads. Nil: those of Kubernetes are enough.
 	Scheme func(*runtime.Scheme) error
-	// Objects are the kinds that the network reads by Deps.Objects, with what of each is kept. A kind that several networks read is
-	// watched once, as widely as any of them needs.
+	// Objects are the kinds that the network reads, those of Presence and Bindings among them. Each network has watches of its own: one
+	// that waits for a kind that the API server does not serve holds up no other. Only kinds that are asked for are watched.
 	Objects []Object
 	// CNI is the network's conflist; the default network's is written.
 	CNI Conflist
@@ -97,8 +97,9 @@ type Object struct {
 	// Kind is an empty object of the kind, and By how it is watched: selectors, namespaces. Zero: all of them.
 	Kind client.Object
 	By   ctrlcache.ByObject
-	// Strip removes what the network does not read from the object; nil keeps all of it. What several networks keep is the union only
-	// if they share one Strip: a kind with different ones is kept whole.
+	// Namespaced says that its objects are in namespaces.
+	Namespaced bool
+	// Strip removes what the network does not read from the object; nil keeps all of it.
 	Strip cache.TransformFunc
 }
 
@@ -122,7 +123,7 @@ type Records interface {
 type Deps struct {
 	Log     *slog.Logger
 	Records Records
-	// Objects are Kind.Objects as watched, and API is the API server itself: for writes, and for what is read too rarely to be watched.
+	// Objects are Kind.Objects as watched, running; API is the API server itself: for writes, and for what is read too rarely to be watched.
 	Objects ctrlcache.Cache
 	API     client.Client
 	// Events reports what concerns a user of the object.

@@ -91,4 +91,3 @@ func (h *Handovers) KeepRow(key ovsdb.Key, row ovsdb.Row) bool {
 		return slices.ContainsFunc(c.Bridges, func(b Bridge) bool { return b.Name == bridge })
 	}) || h.Waiting() && !slices.Contains(h.bridges, bridge)
 }
-

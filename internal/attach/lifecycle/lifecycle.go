@@ -45,10 +45,13 @@ type Options struct {
 	BootID string
 	// Place returns the network of the pod of an ADD. Required.
 	Place func(ctx context.Context, req *cni.Request) (placement.Decision, error)
-	// Default returns the name of the default network, empty when there is none: its state is that of STATUS. Required.
-	Default func() string
+	// Default returns the name of the default network, empty when there is none, or why it is not known yet: its state is that of STATUS.
+	// Required.
+	Default func() (string, error)
 	// Waiting returns what the agent waits for while no network is there. Required.
 	Waiting func() string
+	// Removed is called when the record of an attachment of a network has been removed. It does not wait. Nil: not called.
+	Removed func(network string)
 	// Log gets what no request waits for. Default: discarded.
 	Log *slog.Logger
 }
@@ -82,6 +85,9 @@ var _ cni.Handler = (*Handler)(nil)
 func New(store *attach.Store, opts Options) *Handler {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Removed == nil {
+		opts.Removed = func(string) {}
 	}
 	h := &Handler{store: store, opts: opts, networks: map[string]*served{}, closing: map[attach.Key]bool{}}
 	h.reaper = newReaper(h)
@@ -189,7 +195,7 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		return nil, err
 	}
 	if at.Refuse != "" {
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s is not attached: %s", req.Args.PodNamespace, req.Args.PodName, at.Refuse)
+		return nil, cni.Errorf(cni.CodeRefused, "pod %s/%s is not attached: %s", req.Args.PodNamespace, req.Args.PodName, at.Refuse)
 	}
 	s, err := h.of(at.Network, cni.CodeTryAgainLater)
 	if err != nil {
@@ -316,8 +322,7 @@ func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at plac
 
 // putError gives the failure of writing a record the code that runtimes act on.
 func putError(err error) error {
-	var taken *attach.HostPortError
-	if errors.As(err, &taken) {
+	if _, taken := errors.AsType[*attach.HostPortError](err); taken {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
 	return cni.Errorf(cni.CodeIO, "%w", err)
@@ -373,6 +378,7 @@ func (h *Handler) remove(ctx context.Context, s *served, rec attach.Record) erro
 		return err
 	}
 	h.forget(key)
+	h.opts.Removed(s.name)
 	return nil
 }
 
@@ -471,7 +477,11 @@ func (h *Handler) Status(ctx context.Context, req *cni.Request) error {
 		err.Code = cni.CodeNotAvailable
 		return err
 	}
-	if name := h.opts.Default(); name != "" {
+	name, err := h.opts.Default()
+	if err != nil {
+		return cni.Errorf(cni.CodeNotAvailable, "%w", err)
+	}
+	if name != "" {
 		s, err := h.of(name, cni.CodeNotAvailable)
 		if err != nil {
 			return err
@@ -492,8 +502,9 @@ func (h *Handler) Status(ctx context.Context, req *cni.Request) error {
 // Problems returns why networks other than the default one cannot serve ADD, by their names.
 func (h *Handler) Problems(ctx context.Context) map[string]error {
 	problems := map[string]error{}
+	standard, _ := h.opts.Default()
 	for _, s := range h.all() {
-		if s.name == h.opts.Default() {
+		if s.name == standard {
 			continue
 		}
 		if err := status(ctx, s, &cni.Request{Command: cni.CommandStatus}); err != nil {

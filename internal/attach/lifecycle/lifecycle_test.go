@@ -166,7 +166,7 @@ func (r *rig) start() {
 	r.handed = make(chan struct{})
 	r.red, r.blue = &memory{name: "red", kernel: r.kernel, fail: map[string][]error{}}, &memory{name: "blue", kernel: r.kernel, fail: map[string][]error{}}
 	r.Handler = lifecycle.New(r.store, lifecycle.Options{
-		BootID: boot, Default: func() string { return "red" }, Waiting: func() string { return "waiting for the moon" },
+		BootID: boot, Default: func() (string, error) { return "red", nil }, Waiting: func() string { return "waiting for the moon" },
 		Place: func(_ context.Context, req *cni.Request) (placement.Decision, error) {
 			if d, placed := r.placed[req.Args.PodName]; placed {
 				return d, nil
@@ -292,7 +292,7 @@ func TestRefusedInWords(t *testing.T) {
 	r.placed["a"] = placement.Decision{Network: "blue", Refuse: "Subnet blue does not exist"}
 	r.placed["b"] = placement.Decision{Network: "green"}
 	_, err := r.Add(t.Context(), request(cni.CommandAdd, "a"))
-	wantCode(t, err, cni.CodeTryAgainLater, "pod shop/a is not attached: Subnet blue does not exist")
+	wantCode(t, err, cni.CodeRefused, "pod shop/a is not attached: Subnet blue does not exist")
 	_, err = r.Add(t.Context(), request(cni.CommandAdd, "b"))
 	wantCode(t, err, cni.CodeTryAgainLater, "network green is not running")
 	r.blue.notReady = errors.New("its database is away")
@@ -481,8 +481,10 @@ func TestNothingIsServedYet(t *testing.T) {
 	}
 	defer func() { _ = store.Close() }()
 	h := lifecycle.New(store, lifecycle.Options{
-		BootID: boot, Default: func() string { return "" }, Waiting: func() string { return "waiting for the moon" },
-		Place: func(context.Context, *cni.Request) (placement.Decision, error) { return placement.Decision{Network: "red"}, nil },
+		BootID: boot, Default: func() (string, error) { return "", nil }, Waiting: func() string { return "waiting for the moon" },
+		Place: func(context.Context, *cni.Request) (placement.Decision, error) {
+			return placement.Decision{Network: "red"}, nil
+		},
 	})
 	for command, call := range map[cni.Command]func() error{
 		cni.CommandAdd:    func() error { _, err := h.Add(t.Context(), request(cni.CommandAdd, "a")); return err },

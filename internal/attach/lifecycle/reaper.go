@@ -197,6 +197,7 @@ func (r *reaper) remove(ctx context.Context, b *batch) (left bool) {
 			continue
 		}
 		h.forget(key)
+		h.opts.Removed(b.served.name)
 	}
 	return left
 }

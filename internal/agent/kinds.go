@@ -1,0 +1,34 @@
+package agent
+
+import (
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+)
+
+// Kinds are the networks that an agent serves beside the overlay, in the order in which they become the cluster's default when no object
+// says which one is.
+func Kinds() []network.Kind { return nil }
+
+// overlayCare is what of the node is the overlay's.
+func overlayCare() node.Care {
+	care := node.Care{
+		Tables: host.Tables(), Unmanaged: host.Unmanaged(), Devices: host.Devices(),
+		Bridges: []node.Bridge{{Name: host.Bridge, Note: pipeline.Note, IsNote: pipeline.IsNote}},
+	}
+	for _, s := range host.Sysctls() {
+		care.Sysctls = append(care.Sysctls, node.Sysctl{Path: s.Path, Value: s.Value})
+	}
+	return care
+}
+
+// cares are what the networks care for, by name.
+func (a *agent) cares() map[string]node.Care {
+	cares := map[string]node.Care{overlay.NetworkName: overlayCare()}
+	for i := range a.opts.Networks {
+		cares[a.opts.Networks[i].Name] = a.opts.Networks[i].Care
+	}
+	return cares
+}

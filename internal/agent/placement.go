@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/placement"
+)
+
+// places returns the networks of pods, from the API server's objects: this node's pods and all namespaces are watched, and what is asked
+// for before its watch has it is read. Nothing that the runtime passes decides but the pod's name.
+type places struct {
+	cache cache.Cache
+	live  client.Reader
+	// cluster returns what is known of the networks, and how many serve this node.
+	cluster func(ctx context.Context) (c placement.Cluster, serving int, err error)
+}
+
+func newPlaces(config *rest.Config, node string) (*places, error) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("scheme: %w", err)
+	}
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{corev1.SchemeGroupVersion})
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	store, err := cache.New(config, cache.Options{
+		Scheme: scheme, Mapper: mapper, DefaultTransform: keepMetadata,
+		ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", node)}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching the API server: %w", err)
+	}
+	live, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	return &places{cache: store, live: live}, nil
+}
+
+// keepMetadata leaves of an object what placement reads.
+func keepMetadata(object any) (any, error) {
+	switch o := object.(type) {
+	case *corev1.Pod:
+		o.ManagedFields, o.Spec, o.Status = nil, corev1.PodSpec{}, corev1.PodStatus{}
+	case *corev1.Namespace:
+		o.ManagedFields, o.Spec, o.Status = nil, corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
+	}
+	return object, nil
+}
+
+// run watches until ctx ends.
+func (p *places) run(ctx context.Context) error {
+	for _, kind := range []client.Object{&corev1.Pod{}, &corev1.Namespace{}} {
+		if _, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false)); err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+	}
+	return p.cache.Start(ctx)
+}
+
+// place returns the network of the pod of an ADD.
+func (p *places) place(ctx context.Context, req *cni.Request) (placement.Decision, error) {
+	cluster, serving, err := p.cluster(ctx)
+	if err != nil {
+		return placement.Decision{}, cni.Errorf(cni.CodeTryAgainLater, "placing pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
+	}
+	if req.Args.PodNamespace == "" || req.Args.PodName == "" { // a runtime that is not Kubernetes'
+		return placement.Decide(placement.Pod{}, placement.Namespace{}, cluster), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, podTimeout)
+	defer cancel()
+	var pod corev1.Pod
+	var namespace corev1.Namespace
+	err = errors.Join(p.pod(ctx, req.Args, &pod), p.get(ctx, client.ObjectKey{Name: req.Args.PodNamespace}, &namespace))
+	if err != nil && serving > 1 {
+		return placement.Decision{}, cni.Errorf(cni.CodeTryAgainLater, "placing pod %s/%s: %w: try again later", req.Args.PodNamespace, req.Args.PodName, err)
+	}
+	// While one network serves this node, a pod that the API server does not have, or that cannot be asked for, is placed by what is
+	// known: a static pod starts while the API server is away.
+	return placement.Decide(
+		placement.Pod{Namespace: req.Args.PodNamespace, Name: req.Args.PodName, Annotations: pod.Annotations},
+		placement.Namespace{Name: req.Args.PodNamespace, Annotations: namespace.Annotations, Labels: namespace.Labels}, cluster), nil
+}
+
+// pod reads the pod that the runtime means: a pod of the same name with another UID is a former or a later one.
+func (p *places) pod(ctx context.Context, args cni.Args, pod *corev1.Pod) error {
+	key := client.ObjectKey{Namespace: args.PodNamespace, Name: args.PodName}
+	if err := p.cache.Get(ctx, key, pod); err == nil && isPod(pod, args.PodUID) {
+		return nil
+	}
+	*pod = corev1.Pod{}
+	if err := p.live.Get(ctx, key, pod); err != nil {
+		return fmt.Errorf("API server: %w", err)
+	}
+	if !isPod(pod, args.PodUID) {
+		uid := pod.UID
+		*pod = corev1.Pod{}
+		return fmt.Errorf("API server: the pod of that name is another one, %s", uid)
+	}
+	return nil
+}
+
+// isPod reports whether a pod has the UID that a runtime passed; a kubelet's own pod has another one at the API server.
+func isPod(pod *corev1.Pod, uid string) bool {
+	return uid == "" || string(pod.UID) == uid || pod.Annotations[corev1.MirrorPodAnnotationKey] == uid
+}
+
+// get reads an object from the watch, or from the API server where the watch does not have it yet.
+func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Object) error {
+	err := p.cache.Get(ctx, key, object)
+	if err == nil {
+		return nil
+	}
+	if notYet := new(cache.ErrCacheNotStarted); !apierrors.IsNotFound(err) && !errors.As(err, &notYet) {
+		return err
+	}
+	if err := p.live.Get(ctx, key, object); err != nil {
+		return fmt.Errorf("API server: %w", err)
+	}
+	return nil
+}
+
+// placeOnOverlay is place on a node that serves no other kind of network.
+func placeOnOverlay(context.Context, *cni.Request) (placement.Decision, error) {
+	return placement.Decision{Network: overlay.NetworkName, Reason: "it is the only network"}, nil
+}

@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"slices"
+	"sync"
+
+	"weft.dev/weft/internal/link"
+)
+
+// watchers are told of changes of devices.
+type watchers struct {
+	mu   sync.Mutex
+	told []*func(link.Drift)
+}
+
+// add has told called until stop is.
+func (w *watchers) add(told func(link.Drift)) (stop func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = append(w.told, &told)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.told = slices.DeleteFunc(w.told, func(f *func(link.Drift)) bool { return f == &told })
+	}
+}
+
+func (w *watchers) tell(drift link.Drift) {
+	w.mu.Lock()
+	all := slices.Clone(w.told)
+	w.mu.Unlock()
+	for _, told := range all {
+		(*told)(drift)
+	}
+}
