@@ -1,0 +1,265 @@
+// Package cluster is the part of the controller for VPCs: it writes the northbound database, gives pods their addresses (IP objects),
+// and reports on Vpc and Subnet what is in effect. What to write is decided by package plan.
+//
+// The order of writing is that of trust: rows first, objects second. A controller that was deposed cannot write rows (package ovn,
+// fence), and so gives out no address. An address whose row could not be written is not given out.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	ctrlreconcile "sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/cluster"
+	clusterplan "weft.dev/weft/internal/cluster/plan"
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/vpc/cluster/plan"
+)
+
+// name is the controller's in logs and metrics.
+const name = "vpc"
+
+// Northbound is the engine of the northbound database.
+type Northbound interface {
+	reconcile.Engine[ovn.Key, ovn.Row]
+	// Lead makes the term that of the engine's transactions.
+	Lead(ctx context.Context, term uint64) error
+}
+
+// Options say what the part works with.
+type Options struct {
+	// Northbound is the engine. It is used once the replica leads.
+	Northbound Northbound
+	// Drift is signalled when the database may be other than the engine left it. Nil: never.
+	Drift <-chan struct{}
+	// Term returns the term of the replica's leadership: a later leader has a higher one.
+	Term func(ctx context.Context, live client.Reader) (uint64, error)
+}
+
+// Part returns the part of the controller for VPCs.
+func Part(options Options) cluster.Part {
+	read, write := []string{"get", "list", "watch"}, []string{"get", "list", "watch", "update"}
+	const group = kubeovn.GroupName
+	return cluster.Part{
+		Name:    name,
+		Schemes: []func(*runtime.Scheme) error{kubeovn.AddToScheme},
+		Objects: []cluster.Object{
+			{Group: group, Resource: "vpcs", Verbs: write, Kind: &kubeovn.Vpc{}},
+			{Group: group, Resource: "subnets", Verbs: write, Kind: &kubeovn.Subnet{}},
+			{Group: group, Resource: "vpc-nat-gateways", Verbs: read, Kind: &kubeovn.VpcNatGateway{}},
+			{Group: group, Resource: "ips", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &kubeovn.IP{}},
+			{Group: group, Resource: "vpcs/status", Verbs: []string{"update"}},
+			{Group: group, Resource: "subnets/status", Verbs: []string{"update"}},
+			{Resource: "pods", Verbs: read, Kind: &corev1.Pod{}, Keep: trimPod},
+			{Resource: "namespaces", Verbs: read, Kind: &corev1.Namespace{}},
+		},
+		SetUp: func(tools cluster.Tools) error { return setUp(tools, options) },
+	}
+}
+
+// trimPod keeps of a cached Pod what a plan reads: pods are many and large.
+func trimPod(obj any) (any, error) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	trimmed := &corev1.Pod{TypeMeta: pod.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID, ResourceVersion: pod.ResourceVersion, Labels: pod.Labels,
+		CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp, OwnerReferences: pod.OwnerReferences,
+		Annotations: maps.Clone(pod.Annotations),
+	}}
+	maps.DeleteFunc(trimmed.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, "ovn.kubernetes.io/") })
+	trimmed.Spec.NodeName, trimmed.Spec.HostNetwork, trimmed.Status.Phase = pod.Spec.NodeName, pod.Spec.HostNetwork, pod.Status.Phase
+	return trimmed, nil
+}
+
+func setUp(tools cluster.Tools, options Options) error {
+	r := &reconciler{
+		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{},
+		loop: reconcile.NewLoop(reconcile.Engine[ovn.Key, ovn.Row](options.Northbound), reconcile.Options[ovn.Key, ovn.Row]{Name: "northbound", Log: tools.Log}),
+	}
+	if err := tools.Manager.Add(leading(r.run)); err != nil {
+		return fmt.Errorf("add the loop of the northbound database: %w", err)
+	}
+	c, err := controller.NewTyped(name, tools.Manager, cluster.Options(name, tools.Metrics, r))
+	if err != nil {
+		return fmt.Errorf("make the controller %s: %w", name, err)
+	}
+	return errors.Join(
+		watch[*kubeovn.Vpc](tools, c, "vpcs", &kubeovn.Vpc{}),
+		watch[*kubeovn.Subnet](tools, c, "subnets", &kubeovn.Subnet{}),
+		watch[*kubeovn.VpcNatGateway](tools, c, "vpc-nat-gateways", &kubeovn.VpcNatGateway{}),
+		watch[*kubeovn.IP](tools, c, "ips", &kubeovn.IP{}),
+		watch[*corev1.Pod](tools, c, "pods", &corev1.Pod{}),
+		watch[*corev1.Namespace](tools, c, "namespaces", &corev1.Namespace{}),
+	)
+}
+
+func watch[T client.Object](tools cluster.Tools, c controller.TypedController[cluster.Everything], kind string, object T) error {
+	return c.Watch(tools.Reading(kind, source.TypedKind(tools.Manager.GetCache(), object, cluster.Enqueue[T]())))
+}
+
+// leading is what runs while the replica leads.
+type leading func(context.Context) error
+
+// Start implements manager.Runnable.
+func (l leading) Start(ctx context.Context) error { return l(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (leading) NeedLeaderElection() bool { return true }
+
+type reconciler struct {
+	tools   cluster.Tools
+	options Options
+	log     *slog.Logger
+	loop    *reconcile.Loop[ovn.Key, ovn.Row]
+
+	leads    bool
+	owners   map[reconcile.Owner]struct{} // with rows, in the last plan
+	reported map[string]string            // why pods wait, as their events say
+}
+
+// run keeps the northbound database in step while the replica leads.
+func (r *reconciler) run(ctx context.Context) error {
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-r.options.Drift:
+				r.loop.Resync()
+			}
+		}
+	}()
+	return r.loop.Run(ctx)
+}
+
+// Reconcile implements reconcile.TypedReconciler.
+func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlreconcile.Result, error) {
+	if err := r.lead(ctx); err != nil {
+		return cluster.Settle(err)
+	}
+	objects, err := r.read(ctx, r.tools.Client)
+	if err != nil {
+		return cluster.Settle(err)
+	}
+	p := plan.Compile(objects)
+	if p.Assigns() || len(p.Delete)+len(p.Vpcs)+len(p.Subnets) > 0 {
+		if objects, err = r.read(ctx, &confirming{r.tools.Client, r.tools.Live}); err != nil {
+			return cluster.Settle(err)
+		}
+		p = plan.Compile(objects)
+	}
+	if err := r.program(ctx, p); err != nil {
+		return cluster.Settle(err)
+	}
+	r.report(p)
+	return cluster.Settle(r.write(ctx, p)...)
+}
+
+// lead takes the northbound database, once.
+func (r *reconciler) lead(ctx context.Context) error {
+	if r.leads {
+		return nil
+	}
+	term, err := r.options.Term(ctx, r.tools.Live)
+	if err != nil {
+		return fmt.Errorf("read the term of this replica's leadership: %w", err)
+	}
+	if err := r.options.Northbound.Lead(ctx, term); err != nil {
+		return err //nolint:wrapcheck // the engine says what failed
+	}
+	r.leads = true
+	return nil
+}
+
+// program brings the plan's rows into effect, and takes from the plan what depends on rows that could not be written. An error
+// means that nothing is known, or that another replica leads.
+func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
+	fragments := map[reconcile.Owner]map[ovn.Key]ovn.Row{}
+	for owner := range r.owners {
+		fragments[owner] = nil
+	}
+	owners := map[reconcile.Owner]struct{}{}
+	for key, row := range p.Rows {
+		owner := reconcile.Owner(row.Owner)
+		owners[owner] = struct{}{}
+		if fragments[owner] == nil {
+			fragments[owner] = map[ovn.Key]ovn.Row{}
+		}
+		fragments[owner][key] = row
+	}
+	started := r.owners != nil
+	r.owners = owners
+	bring := r.loop.Apply
+	if !started {
+		bring = r.loop.Start
+	}
+	err := bring(ctx, fragments)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, ovn.ErrDeposed) || errors.Is(err, reconcile.ErrUnavailable) || ctx.Err() != nil {
+		return fmt.Errorf("northbound database: %w", err)
+	}
+	failed := r.loop.Failures()
+	if _, all := failed[reconcile.Unreadable]; all || len(failed) == 0 {
+		return fmt.Errorf("northbound database: %w", err)
+	}
+	for owner, err := range failed {
+		r.log.WarnContext(ctx, "rows could not be written", "owner", string(owner), "error", err)
+	}
+	fails := func(kind, name, uid string) bool {
+		_, found := failed[reconcile.Owner(kind+"/"+name+"/"+uid)]
+		return found
+	}
+	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool { return fails("Subnet", ip.Spec.Subnet, ip.Spec.SubnetUID) })
+	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool { return fails("Vpc", v.Name, string(v.UID)) })
+	p.Subnets = slices.DeleteFunc(p.Subnets, func(s *kubeovn.Subnet) bool { return fails("Subnet", s.Name, string(s.UID)) })
+	return nil
+}
+
+// write writes the plan's objects.
+func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
+	errs := []error{
+		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.IP]{Create: p.Create, Delete: p.Delete}, nil),
+		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.Vpc]{Update: p.Vpcs}, nil),
+		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.Subnet]{Update: p.Subnets}, nil),
+	}
+	for _, v := range p.VpcStatus {
+		errs = append(errs, r.tools.Client.Status().Update(ctx, v))
+	}
+	for _, s := range p.SubnetStatus {
+		errs = append(errs, r.tools.Client.Status().Update(ctx, s))
+	}
+	return errs
+}
+
+// report sends an event for each pod that waits for an address, when the reason is a new one.
+func (r *reconciler) report(p *plan.Plan) {
+	maps.DeleteFunc(r.reported, func(pod, _ string) bool { return p.Waiting[pod] == "" })
+	for pod, why := range p.Waiting {
+		if r.reported[pod] == why {
+			continue
+		}
+		r.reported[pod] = why
+		namespace, podName, _ := strings.Cut(pod, "/")
+		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: podName}}
+		object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+		r.tools.Events.Eventf(object, nil, corev1.EventTypeWarning, "NoAddress", "Address", "%s", cluster.Note(why))
+	}
+}

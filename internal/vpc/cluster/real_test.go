@@ -1,0 +1,211 @@
+//go:build real
+
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/deploy/crds"
+	"weft.dev/weft/internal/apiservertest"
+	shared "weft.dev/weft/internal/cluster"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/ovn/ovntest"
+	"weft.dev/weft/internal/vpc/cluster"
+)
+
+var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
+		server = s
+		all, err := crds.All()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), all)
+	}))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start runs a controller with the part for VPCs alone, until the test or stop ends it.
+func start(t *testing.T, central *ovntest.Central, term uint64) (stop func()) {
+	t.Helper()
+	drift := make(chan struct{}, 1)
+	engine, err := ovn.Open(t.Context(), ovn.Config{Endpoints: []string{central.NB()}, Changed: func() {
+		select {
+		case drift <- struct{}{}:
+		default:
+		}
+	}})
+	must(t, err)
+	parts := []shared.Part{cluster.Part(cluster.Options{
+		Northbound: engine, Drift: drift, Term: func(context.Context, client.Reader) (uint64, error) { return term, nil },
+	})}
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts, scheme)))
+	cached, err := shared.Cached(parts, scheme)
+	must(t, err)
+	always := true
+	mgr, err := manager.New(server.Config(), manager.Options{
+		Scheme: scheme, Cache: cache.Options{ByObject: cached}, HealthProbeBindAddress: "0", Metrics: metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: &always},
+	})
+	must(t, err)
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	tools := shared.NewTools(mgr, shared.NewReadiness(metrics.NewController("test")), log, rand.New(rand.NewPCG(1, 1)))
+	must(t, shared.SetUp(parts, tools))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			engine.Close()
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// From objects of users to rows, addresses and conditions, at a real API server and a real northbound database; a restart writes
+// nothing, and after the last deletion nothing is left.
+func TestController(t *testing.T) {
+	central := ovntest.New(t, nil)
+	central.Start(ovntest.Northbound)
+	outer := t // what outlives a subtest
+	stop := start(outer, central, 1)
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	ctx := t.Context()
+	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns1"}}))
+	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns1", Name: "default"}}))
+	pod := func(name, subnet string) *corev1.Pod {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns1", Name: name, Annotations: map[string]string{kubeovn.AnnotationLogicalSwitch: subnet}},
+			Spec:       corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}
+		must(t, c.Create(ctx, p))
+		return p
+	}
+	// The subnet and the pods come before their VPC.
+	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "net1"}, Spec: kubeovn.SubnetSpec{Vpc: "test-vpc-1", CIDRBlock: "10.0.1.0/24", Namespaces: []string{"ns1"}}}
+	must(t, c.Create(ctx, subnet))
+	first, lost := pod("vpc1-pod", "net1"), pod("lost", "none")
+	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: "test-vpc-1"}, Spec: kubeovn.VpcSpec{
+		StaticRoutes: []kubeovn.StaticRoute{{CIDR: "0.0.0.0/0", NextHopIP: "10.0.1.254", Policy: "policyDst"}},
+	}}
+	must(t, c.Create(ctx, vpc))
+	ip := &kubeovn.IP{}
+	ovntest.Eventually(t, "the pod has an address", func() bool {
+		return c.Get(ctx, client.ObjectKey{Name: "vpc1-pod.ns1"}, ip) == nil
+	})
+	if ip.Spec.V4IPAddress != "10.0.1.2" || ip.Spec.PodUID != string(first.UID) || ip.Spec.LogicalPort != "net1/10.0.1.2" {
+		t.Errorf("IP: %+v", ip.Spec)
+	}
+	if got := central.Nbctl("lsp-get-addresses", "net1/10.0.1.2"); got != "0a:58:0a:00:01:02 10.0.1.2" {
+		t.Errorf("port: %s", got)
+	}
+	ovntest.Eventually(t, "conditions and counts", func() bool {
+		must(t, c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet))
+		must(t, c.Get(ctx, client.ObjectKeyFromObject(vpc), vpc))
+		return meta.IsStatusConditionTrue(subnet.Status.Conditions, "Ready") && meta.IsStatusConditionTrue(vpc.Status.Conditions, "Ready") &&
+			subnet.Status.V4UsingIPs == 1 && subnet.Status.V4UsingIPRange == "10.0.1.2" && vpc.Status.Standby
+	})
+	if got := central.Nbctl("lr-route-list", "test-vpc-1"); !strings.Contains(got, "0.0.0.0/0") {
+		t.Errorf("routes: %s", got)
+	}
+	ovntest.Eventually(t, "an event for the pod without a Subnet", func() bool {
+		var events corev1.EventList
+		must(t, c.List(ctx, &events, client.InNamespace("ns1")))
+		for _, e := range events.Items {
+			if e.InvolvedObject.Name == "lost" && strings.Contains(e.Message, `Subnet "none" does not exist`) {
+				return true
+			}
+		}
+		return false
+	})
+
+	t.Run("restart", func(t *testing.T) {
+		stop()
+		versions := func() string { // a row's version changes with every write
+			return ovntest.Run(t, nil, "ovsdb-client", "transact", central.NB(), `["OVN_Northbound",
+				{"op":"select","table":"Logical_Router","where":[],"columns":["_version"]},
+				{"op":"select","table":"Logical_Router_Port","where":[],"columns":["_version"]},
+				{"op":"select","table":"Logical_Switch_Port","where":[["name","==","net1/10.0.1.2"]],"columns":["_version"]}]`)
+		}
+		before := versions()
+		stop = start(outer, central, 2)
+		ovntest.Eventually(t, "the new term", func() bool { return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), `"2"`) })
+		second := pod("second", "net1") // once this pod has an address, a whole plan was carried out
+		ovntest.Eventually(t, "the second pod has an address", func() bool { return c.Get(ctx, client.ObjectKey{Name: "second.ns1"}, ip) == nil })
+		if ip.Spec.V4IPAddress != "10.0.1.3" {
+			t.Errorf("the second address: %s", ip.Spec.V4IPAddress)
+		}
+		must(t, c.Delete(ctx, second, client.GracePeriodSeconds(0)))
+		ovntest.Eventually(t, "the address is free", func() bool {
+			must(t, c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet))
+			return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "second.ns1"}, ip)) && subnet.Status.V4UsingIPs == 1
+		})
+		if after := versions(); after != before {
+			t.Errorf("rows were of versions %s, are of %s", before, after)
+		}
+	})
+	t.Run("drift", func(t *testing.T) {
+		central.Nbctl("set", "Logical_Switch", "net1", "other_config:requested-tnl-key=4000")
+		central.Nbctl("lsp-del", "net1/10.0.1.2")
+		ovntest.Eventually(t, "rows are put back", func() bool {
+			return !strings.Contains(central.Nbctl("get", "Logical_Switch", "net1", "other_config"), "4000") &&
+				strings.Contains(central.Nbctl("--bare", "--columns=name", "list", "Logical_Switch_Port"), "net1/10.0.1.2")
+		})
+	})
+	t.Run("deletion", func(t *testing.T) {
+		must(t, c.Delete(ctx, vpc))
+		must(t, c.Delete(ctx, subnet))
+		ovntest.Eventually(t, "the condition says what is in use", func() bool {
+			must(t, c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet))
+			ready := meta.FindStatusCondition(subnet.Status.Conditions, "Ready")
+			return ready != nil && ready.Reason == kubeovn.ReasonInUse && strings.Contains(ready.Message, "10.0.1.2")
+		})
+		for _, p := range []*corev1.Pod{first, lost} {
+			must(t, c.Delete(ctx, p, client.GracePeriodSeconds(0)))
+		}
+		ovntest.Eventually(t, "everything is gone", func() bool {
+			return apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(vpc), vpc)) &&
+				apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet)) &&
+				central.Nbctl("list", "Logical_Router")+central.Nbctl("list", "Logical_Switch") == ""
+		})
+	})
+}
