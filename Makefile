@@ -15,8 +15,8 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
-build: ## build weft, weft-cni and weft-lab into bin/
-	@GO=$(GO); for program in weft weft-cni weft-lab; do \
+build: ## build weft, weft-cni, weft-flannel and weft-lab into bin/
+	@GO=$(GO); for program in weft weft-cni weft-flannel weft-lab; do \
 	  CGO_ENABLED=0 $$GO build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
 
 image: build ## write Weft's image as an OCI archive, out/weft-image.tar; needs nft and Open vSwitch

@@ -225,3 +225,64 @@ func TestReservation(t *testing.T) {
 		t.Errorf("hostile leases changed\n%s\nto\n%s", before, after)
 	}
 }
+
+// TestMasquerade: in each direction the source address is the one that flannel's iptables rules leave.
+func TestMasquerade(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	startWeft(n1, weft, etcd)
+	startFlanneld(n2, flanneld, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Reach(t, p2.Address)
+	u.Space.IP("route add 10.5.0.0/16 via " + n1.Address()) // outside, which sends all through n1
+	tunnel := strings.TrimSuffix(n1.Subnet("FLANNEL_SUBNET"), "1/24") + "0"
+	for _, c := range []struct {
+		name          string
+		from, to      *flanneltest.Space
+		address, want string
+	}{
+		{"pod to outside", p1.Space, u.Space, "192.0.2.254", n1.Address()},
+		{"pod to pod", p1.Space, p2.Space, p2.Address, p1.Address},
+		{"outside to this node's pod", u.Space, p1.Space, p1.Address, "192.0.2.254"},
+		{"outside through this node to another's pod", u.Space, p2.Space, p2.Address, tunnel}, // flanneld's nftables rules miss it
+		{"this node to its pod", n1.Space, p1.Space, p1.Address, strings.TrimSuffix(n1.Subnet("FLANNEL_SUBNET"), "/24")},
+	} {
+		if got := flanneltest.Source(t, c.from, c.to, c.address); got != c.want {
+			t.Errorf("%s: the source is %s, want %s", c.name, got, c.want)
+		}
+	}
+	if _, err := n1.Run("nft", "insert", "rule", "ip", "weft-flannel", "postrouting", "return"); err != nil {
+		t.Fatal(err)
+	}
+	flanneltest.Eventually(t, "a rule put first is removed", func() error {
+		out, err := n1.Run("nft", "list", "chain", "ip", "weft-flannel", "postrouting")
+		if err == nil && strings.Contains(out, "\t\treturn") {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// TestIPv6Only: two nodes get two subnets; with flanneld the second takes the first's.
+func TestIPv6Only(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	startWeft(n1, weft, etcd)
+	first := n1.Subnet("FLANNEL_IPV6_SUBNET")
+	startWeft(n2, weft, etcd)
+	second := n2.Subnet("FLANNEL_IPV6_SUBNET")
+	if first == second {
+		t.Fatalf("both have %s", first)
+	}
+	network := strings.TrimSuffix(second, "1/64")
+	flanneltest.Eventually(t, "the tunnel", func() error {
+		_, err := n1.Run("ping", "-6", "-c1", "-W1", network)
+		return err
+	})
+}

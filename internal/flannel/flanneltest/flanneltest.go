@@ -344,13 +344,19 @@ func (n *Node) Pod() *Pod {
 	return p
 }
 
-// Reach holds one pod to reaching another, with small packets and the largest ones that fit.
-func (p *Pod) Reach(t *testing.T, address string) {
+// Ping holds one pod to reaching another.
+func (p *Pod) Ping(t *testing.T, address string) {
 	t.Helper()
 	Eventually(t, p.Name+" reaches "+address, func() error {
 		_, err := p.Run("ping", "-c1", "-W1", address)
 		return err
 	})
+}
+
+// Reach holds one pod to reaching another, with small packets and the largest ones that its interface takes.
+func (p *Pod) Reach(t *testing.T, address string) {
+	t.Helper()
+	p.Ping(t, address)
 	mtu := strings.Fields(p.IP("-o link show eth0"))
 	for i, word := range mtu {
 		if word != "mtu" {

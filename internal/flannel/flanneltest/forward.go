@@ -4,6 +4,8 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"testing"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
@@ -47,12 +49,17 @@ func relay(near net.Conn, target string) {
 }
 
 // listenIn opens a listener in another namespace.
-func listenIn(path, address string) (net.Listener, error) {
-	type opened struct {
-		listener net.Listener
-		err      error
-	}
-	out := make(chan opened, 1)
+func listenIn(path, address string) (listener net.Listener, err error) {
+	inside := within(path, func() error {
+		listener, err = net.Listen("tcp", address) //nolint:noctx // opens at once
+		return err
+	})
+	return listener, inside
+}
+
+// within calls f in another namespace. What f opens stays there.
+func within(path string, f func() error) error {
+	out := make(chan error, 1)
 	go func() { // the thread changes its namespace and ends with the goroutine
 		runtime.LockOSThread()
 		handle, err := netns.GetFromPath(path)
@@ -60,13 +67,51 @@ func listenIn(path, address string) (net.Listener, error) {
 			err = netns.Set(handle)
 			_ = handle.Close()
 		}
-		if err != nil {
-			out <- opened{nil, err}
-			return
+		if err == nil {
+			err = f()
 		}
-		listener, err := net.Listen("tcp", address) //nolint:noctx // opens at once
-		out <- opened{listener, err}
+		out <- err
 	}()
-	o := <-out
-	return o.listener, o.err
+	return <-out
+}
+
+// sourcePort is where Source listens.
+const sourcePort = "9999"
+
+// Source sends a packet from one namespace to an address of another, and returns the source address that it arrives with.
+func Source(t *testing.T, from, to *Space, address string) string {
+	t.Helper()
+	var receiver net.PacketConn
+	var sender net.Conn
+	target := net.JoinHostPort(address, sourcePort)
+	if err := within(to.Path(), func() (err error) {
+		receiver, err = net.ListenPacket("udp", ":"+sourcePort) //nolint:noctx // opens at once
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = receiver.Close() }()
+	if err := within(from.Path(), func() (err error) {
+		sender, err = net.Dial("udp", target) //nolint:noctx // opens at once
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	var source string
+	Eventually(t, "packet from "+from.Name+" to "+target, func() error {
+		if _, err := sender.Write([]byte("?")); err != nil {
+			return err
+		}
+		if err := receiver.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+			return err
+		}
+		_, sent, err := receiver.ReadFrom(make([]byte, 1))
+		if err != nil {
+			return err
+		}
+		source, _, err = net.SplitHostPort(sent.String())
+		return err
+	})
+	return source
 }
