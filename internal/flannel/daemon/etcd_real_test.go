@@ -266,6 +266,49 @@ func TestMasquerade(t *testing.T) {
 	})
 }
 
+// TestTakeover: a node goes from flanneld to Weft's daemon and back under 500 packets a second each way, and no packet is lost: the
+// device is the same one throughout.
+func TestTakeover(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	theirs := startFlanneld(n1, flanneld, etcd)
+	startFlanneld(n2, flanneld, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Reach(t, p2.Address)
+	before, subnet := entries(n1), n1.Subnet("FLANNEL_SUBNET")
+	control := p1.Stream(p2.Address)
+	control.Stop(t)
+
+	there, back := p1.Stream(p2.Address), p2.Stream(p1.Address)
+	theirs.Stop()
+	ours := startWeft(n1, weft, etcd)
+	flanneltest.Eventually(t, "Weft's daemon is ready", func() error {
+		if !strings.Contains(ours.Log(), "msg=ready") {
+			return errors.New(ours.Log())
+		}
+		return nil
+	})
+	if after := entries(n1); after != before || n1.Subnet("FLANNEL_SUBNET") != subnet {
+		t.Errorf("after the takeover\n%s\nbefore\n%s", after, before)
+	}
+	if tables, err := n1.Run("nft", "list", "tables"); err != nil || strings.Contains(tables, "flannel-ipv4") {
+		t.Errorf("flanneld's rules are left: %s %v", tables, err)
+	}
+	ours.Stop()
+	if err := os.Remove(n1.SubnetFile()); err != nil {
+		t.Fatal(err)
+	}
+	startFlanneld(n1, flanneld, etcd)
+	if n1.Subnet("FLANNEL_SUBNET") != subnet || entries(n1) != before {
+		t.Errorf("after the return\n%s\nbefore\n%s", entries(n1), before)
+	}
+	there.Stop(t)
+	back.Stop(t)
+}
+
 // TestIPv6Only: two nodes get two subnets; with flanneld the second takes the first's.
 func TestIPv6Only(t *testing.T) {
 	weft, _ := programs(t)
@@ -284,5 +327,46 @@ func TestIPv6Only(t *testing.T) {
 	flanneltest.Eventually(t, "the tunnel", func() error {
 		_, err := n1.Run("ping", "-6", "-c1", "-W1", network)
 		return err
+	})
+}
+
+// TestCompaction: what changed while etcd was away, and of which it has no history any more, is in effect once it is back.
+func TestCompaction(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	n1 := u.Node()
+	p := startWeft(n1, weft, etcd)
+	data := func(n int) string {
+		return fmt.Sprintf(`{"PublicIP":"192.0.2.%d","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:01:%02d"}}`, n, n)
+	}
+	etcd.Put(subnetsPrefix+"10.5.80.0-24", data(80))
+	etcd.Put(subnetsPrefix+"10.5.81.0-24", data(81))
+	has(t, n1, "10.5.80.0/24", true)
+	has(t, n1, "10.5.81.0/24", true)
+	etcd.Away(func() {
+		etcd.Delete(subnetsPrefix + "10.5.80.0-24")
+		etcd.Put(subnetsPrefix+"10.5.81.0-24", data(91)) // the same subnet with other attributes: flanneld misses it
+		etcd.Put(subnetsPrefix+"10.5.82.0-24", data(82))
+	})
+	has(t, n1, "10.5.82.0/24", true)
+	has(t, n1, "10.5.80.0/24", false)
+	flanneltest.Eventually(t, "the lease's new address", func() error {
+		out, err := n1.Run("bridge", "fdb", "show", "dev", "flannel.1")
+		if err == nil && (!strings.Contains(out, "dst 192.0.2.91") || strings.Contains(out, "dst 192.0.2.81")) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	if ended, err := p.Ended(); ended {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`) // takes effect at once, and the device goes
+	flanneltest.Eventually(t, "the change of the backend", func() error {
+		if _, err := n1.Run("ip", "link", "show", "flannel.1"); err == nil {
+			return errors.New("flannel.1 is there")
+		}
+		return nil
 	})
 }

@@ -8,21 +8,48 @@ import (
 
 // Etcd is an etcd on the underlay.
 type Etcd struct {
-	u        *Underlay
+	u *Underlay
+	// Endpoint is what nodes are told.
 	Endpoint string
+	present  string
+	dir      string
+	process  *Process
 }
 
 // Etcd starts etcd on the underlay.
 func (u *Underlay) Etcd() *Etcd {
 	u.t.Helper()
-	const local, peers = "http://192.0.2.254:2379", "http://192.0.2.254:2380"
-	u.Space.Start(nil, "etcd", "--data-dir", u.t.TempDir(), "--listen-client-urls", local, "--advertise-client-urls", local,
+	const usual = 2379
+	e := &Etcd{u: u, dir: u.t.TempDir(), Endpoint: "http://192.0.2.254:2379"}
+	e.start(usual)
+	return e
+}
+
+// start starts the server at a port; its data stay.
+func (e *Etcd) start(port int) {
+	e.u.t.Helper()
+	const peers = "http://192.0.2.254:2380"
+	e.present = fmt.Sprintf("http://192.0.2.254:%d", port)
+	e.process = e.u.Space.Start(nil, "etcd", "--data-dir", e.dir, "--listen-client-urls", e.present, "--advertise-client-urls", e.present,
 		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
-	Eventually(u.t, "etcd answers", func() error {
-		_, err := u.Space.Run("curl", "-sf", local+"/health")
+	Eventually(e.u.t, "etcd answers", func() error {
+		_, err := e.u.Space.Run("curl", "-sf", e.present+"/health")
 		return err
 	})
-	return &Etcd{u, local}
+}
+
+// Away has do change the data while nodes do not reach etcd, and compacts the history of it.
+func (e *Etcd) Away(do func()) {
+	e.u.t.Helper()
+	const usual, other = 2379, 12379
+	e.process.Stop()
+	e.start(other)
+	do()
+	var answer struct{ Header struct{ Revision string } }
+	e.ask("range", map[string]string{"key": encode("x")}, &answer)
+	e.ask("compaction", map[string]string{"revision": answer.Header.Revision}, &struct{}{})
+	e.process.Stop()
+	e.start(usual)
 }
 
 // ask uses etcd's JSON gateway.
@@ -32,7 +59,7 @@ func (e *Etcd) ask(path string, request, answer any) {
 	if err != nil {
 		e.u.t.Fatal(err)
 	}
-	out, err := e.u.Space.Run("curl", "-sf", "-d", string(body), e.Endpoint+"/v3/kv/"+path)
+	out, err := e.u.Space.Run("curl", "-sf", "-d", string(body), e.present+"/v3/kv/"+path)
 	if err != nil {
 		e.u.t.Fatal(err)
 	}

@@ -378,3 +378,35 @@ func (n *Node) Sandbox(name string) *Space {
 	n.u.t.Helper()
 	return n.u.space(fmt.Sprintf("n%d-%s", n.Number, name))
 }
+
+// Stream is a flow of packets, 500 a second, that are answered.
+type Stream struct {
+	p    *Process
+	from string
+}
+
+// Stream starts a flow to an address.
+func (p *Pod) Stream(address string) *Stream {
+	p.t.Helper()
+	s := &Stream{p.Start(nil, "ping", "-q", "-i", "0.002", address), p.Name}
+	return s
+}
+
+// Stop ends the flow after some hundred packets at least, and fails the test if one was lost.
+func (s *Stream) Stop(t *testing.T) {
+	t.Helper()
+	<-time.After(time.Second) // the control, and what comes after the last change, need packets
+	_ = s.p.cmd.Process.Signal(syscall.SIGINT)
+	<-s.p.done
+	log := s.p.Log()
+	var sent, received int
+	for line := range strings.Lines(log) {
+		if _, err := fmt.Sscanf(line, "%d packets transmitted, %d received", &sent, &received); err == nil {
+			break
+		}
+	}
+	// The last packet may be on its way when the flow ends.
+	if sent < 100 || sent-received > 1 {
+		t.Errorf("%s: %d of %d packets answered:\n%s", s.from, received, sent, log)
+	}
+}

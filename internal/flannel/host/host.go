@@ -21,9 +21,14 @@ const (
 // owner is the comment of all rules.
 const owner = "flannel"
 
-// Tables returns the tables in care.
+// Tables returns the tables in care: Weft's, and those that flanneld leaves behind, which are never desired and so removed.
 func Tables() []nft.Table {
-	return []nft.Table{{Family: nft.FamilyIPv4, Name: table}, {Family: nft.FamilyIPv6, Name: table}}
+	return []nft.Table{
+		{Family: nft.FamilyIPv4, Name: table},
+		{Family: nft.FamilyIPv6, Name: table},
+		{Family: nft.FamilyIPv4, Name: "flannel-ipv4"},
+		{Family: nft.FamilyIPv6, Name: "flannel-ipv6"},
+	}
 }
 
 // Family is what the rules of one family depend on.
