@@ -1,0 +1,322 @@
+package nftables
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/internal/nft/nftnl"
+	"weft.dev/weft/internal/policy"
+)
+
+// Config has what the chains depend on.
+type Config struct {
+	// Bridge is the name of the bridge that the pods are ports of.
+	Bridge string
+	// Priority is that of the first base chain; the second has one more.
+	Priority int
+}
+
+// Items are a fragment of the table.
+type Items = map[nftnl.Key]nftnl.Item
+
+// Names of the static chains, maps and sets. Maps and sets have the number of the address family appended.
+const (
+	chainEgress  = "egress"
+	chainInput   = "egress-input"
+	chainIngress = "ingress"
+	mapEgress    = "from"
+	mapIngress   = "to"
+	setSelf      = "self"
+)
+
+// family is an address family with its fields.
+type family struct {
+	suffix              string
+	source, destination nftnl.Field
+}
+
+func families() [2]family {
+	return [2]family{
+		{"4", nftnl.IPSource, nftnl.IPDestination},
+		{"6", nftnl.IP6Source, nftnl.IP6Destination},
+	}
+}
+
+func familyOf(address netip.Addr) family {
+	if address.Unmap().Is4() {
+		return families()[0]
+	}
+	return families()[1]
+}
+
+// Static compiles what is there without any policy.
+func Static(config Config) Items {
+	bridge := nftnl.Name(config.Bridge)
+	items := []nftnl.Item{
+		&nftnl.Chain{Name: chainEgress, Hook: nftnl.HookForward, Priority: config.Priority},
+		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
+		&nftnl.Chain{Name: chainIngress, Hook: nftnl.HookForward, Priority: config.Priority + 1},
+	}
+	for _, f := range families() {
+		items = append(items,
+			&nftnl.Set{Name: mapEgress + f.suffix, Fields: []nftnl.Field{f.source}, Verdicts: true},
+			&nftnl.Set{Name: mapIngress + f.suffix, Fields: []nftnl.Field{f.destination}, Verdicts: true},
+			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
+		)
+	}
+	for _, chain := range []string{chainEgress, chainInput} {
+		items = append(items, &nftnl.Rules{Chain: chain, Rules: judged(policy.Egress, nftnl.Is(nftnl.InDevice, bridge))})
+	}
+	items = append(items, &nftnl.Rules{Chain: chainIngress, Rules: judged(policy.Ingress, nftnl.Is(nftnl.OutDevice, bridge))})
+	return nftnl.Items(items...)
+}
+
+// judged returns the rules of a base chain for packets of the bridge.
+func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
+	established := nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)
+	rules := []nftnl.Rule{
+		{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()},
+		{Matches: []nftnl.Match{established}, Verdict: nftnl.Accept()},
+	}
+	for _, f := range families() {
+		rules = append(rules, nftnl.Rule{
+			Matches: []nftnl.Match{nftnl.In(setSelf+f.suffix, f.source, f.destination)}, Verdict: nftnl.Accept(),
+		})
+	}
+	for _, f := range families() {
+		rule := nftnl.Rule{Map: mapEgress + f.suffix, MapFields: []nftnl.Field{f.source}}
+		if direction == policy.Ingress {
+			rule = nftnl.Rule{Map: mapIngress + f.suffix, MapFields: []nftnl.Field{f.destination}}
+		}
+		rules = append(rules, rule)
+	}
+	return append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop(), Owner: "no pod with this address is attached"})
+}
+
+// hashed returns a name that is the same for the same text on every node.
+func hashed(prefix, text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return prefix + "-" + hex.EncodeToString(sum[:10])
+}
+
+func policyChain(key policy.Key, direction policy.Direction) string {
+	return hashed("policy-"+direction.String(), key.String())
+}
+
+func setName(name policy.SetName, f family) string { return hashed("set"+f.suffix, string(name)) }
+
+// Pod compiles an attached pod of the node. A pod that the index does not know has no items, and so is closed.
+func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
+	isolation, known := index.Isolation(key)
+	if !known {
+		return Items{}
+	}
+	policies := index.Policies(key)
+	var items []nftnl.Item
+	for _, address := range addresses {
+		f, value := familyOf(address), nftnl.Addr(address)
+		items = append(items, &nftnl.Element{Set: setSelf + f.suffix, Match: []nftnl.Value{value, value}})
+	}
+	for _, side := range []struct {
+		direction policy.Direction
+		isolates  bool
+		verdicts  string
+	}{{policy.Egress, isolation.Egress, mapEgress}, {policy.Ingress, isolation.Ingress, mapIngress}} {
+		verdict := nftnl.Accept()
+		if side.isolates {
+			chain, made := combination(policies, side.direction)
+			verdict = nftnl.Goto(chain)
+			items = append(items, made...)
+		}
+		for _, address := range addresses {
+			items = append(items, &nftnl.Element{
+				Set: side.verdicts + familyOf(address).suffix, Match: []nftnl.Value{nftnl.Addr(address)}, Verdict: verdict,
+			})
+		}
+	}
+	return nftnl.Items(items...)
+}
+
+// combination compiles the chain for pods with these policies.
+func combination(policies []policy.Key, direction policy.Direction) (string, []nftnl.Item) {
+	names := make([]string, len(policies))
+	rules := make([]nftnl.Rule, 0, len(policies)+1)
+	for i, key := range policies {
+		names[i] = key.String()
+		rules = append(rules, nftnl.Rule{Verdict: nftnl.Jump(policyChain(key, direction))})
+	}
+	chain := hashed("pods-"+direction.String(), strings.Join(names, " "))
+	rules = append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop()})
+	return chain, []nftnl.Item{&nftnl.Chain{Name: chain}, &nftnl.Rules{Chain: chain, Rules: rules}}
+}
+
+// Set compiles a set of pods that a rule names. It has one set for each address family, also without addresses.
+func Set(name policy.SetName, addresses []netip.Addr) Items {
+	var items []nftnl.Item
+	for _, f := range families() {
+		items = append(items, &nftnl.Set{Name: setName(name, f), Fields: []nftnl.Field{f.source}})
+	}
+	for _, address := range addresses {
+		items = append(items, &nftnl.Element{Set: setName(name, familyOf(address)), Match: []nftnl.Value{nftnl.Addr(address)}})
+	}
+	return nftnl.Items(items...)
+}
+
+// Sets returns the names of the sets that the rules of a policy refer to: each needs a [Set].
+func Sets(rules []policy.Rule) []policy.SetName {
+	var names []policy.SetName
+	for i := range rules {
+		names = append(names, rules[i].PeerSets...)
+		if named(&rules[i]) {
+			names = append(names, rules[i].Subjects)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// named reports whether the rule is for those pods only that have a certain number for a named port: its name ends with the
+// number. All others are for all pods that lead to the policy's chain.
+func named(rule *policy.Rule) bool {
+	return rule.Direction == policy.Ingress && strings.Contains(string(rule.Name), "=")
+}
+
+// Policy compiles the rules of a policy. Both of its chains are there in any case, because pods' chains jump to them.
+func Policy(key policy.Key, rules []policy.Rule) Items {
+	items := nftnl.Items(
+		&nftnl.Chain{Name: policyChain(key, policy.Egress)},
+		&nftnl.Chain{Name: policyChain(key, policy.Ingress)},
+	)
+	compiled := map[policy.Direction][]nftnl.Rule{}
+	for i := range rules {
+		made, own := compileRule(&rules[i])
+		compiled[rules[i].Direction] = append(compiled[rules[i].Direction], made...)
+		for _, item := range own {
+			items[item.Key()] = item
+		}
+	}
+	for direction, list := range compiled {
+		if len(list) > 0 {
+			item := &nftnl.Rules{Chain: policyChain(key, direction), Rules: list}
+			items[item.Key()] = item
+		}
+	}
+	return items
+}
+
+// compileRule returns the nftables rules of a rule, and the sets that are its own: of its address blocks and services.
+func compileRule(rule *policy.Rule) (rules []nftnl.Rule, items []nftnl.Item) {
+	services, items := compileServices(rule)
+	add := func(matches ...nftnl.Match) {
+		owner := string(rule.Name)
+		if len(owner) > ownerMax {
+			owner = owner[:ownerMax]
+		}
+		rules = append(rules, nftnl.Rule{Matches: slices.Concat(matches, services), Verdict: nftnl.Accept(), Owner: owner})
+	}
+	for _, f := range families() {
+		peer, subject := f.source, f.destination
+		if rule.Direction == policy.Egress {
+			peer, subject = subject, peer
+		}
+		var subjects []nftnl.Match
+		if named(rule) {
+			subjects = []nftnl.Match{nftnl.In(setName(rule.Subjects, f), subject)}
+		}
+		if rule.AnyPeer && (len(subjects) > 0 || f.suffix == "4") { // without addresses one rule is for both families
+			add(subjects...)
+		}
+		for _, name := range rule.PeerSets {
+			add(append(subjects, nftnl.In(setName(name, f), peer))...)
+		}
+		if blocks := ofFamily(rule.PeerBlocks, f); len(blocks) > 0 {
+			set := hashed("blocks"+f.suffix, string(rule.Name))
+			items = append(items, &nftnl.Set{Name: set, Fields: []nftnl.Field{f.source}, Interval: true})
+			for _, block := range blocks {
+				items = append(items, &nftnl.Element{Set: set, Match: []nftnl.Value{nftnl.Prefix(block)}})
+			}
+			add(append(subjects, nftnl.In(set, peer))...)
+		}
+	}
+	return rules, items
+}
+
+// ownerMax is the most bytes of a rule's comment.
+const ownerMax = 120
+
+// ofFamily returns the prefixes of a family, without those that are in others: intervals of a set must not overlap.
+func ofFamily(prefixes []netip.Prefix, f family) []netip.Prefix {
+	var own []netip.Prefix
+	for _, prefix := range prefixes {
+		if familyOf(prefix.Addr()) == f {
+			own = append(own, prefix.Masked())
+		}
+	}
+	slices.SortFunc(own, func(a, b netip.Prefix) int { return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr())) })
+	var kept []netip.Prefix
+	for _, prefix := range own {
+		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Contains(prefix.Addr()) }) {
+			kept = append(kept, prefix)
+		}
+	}
+	return kept
+}
+
+// ports is an interval of ports of a protocol.
+type ports struct {
+	protocol    policy.Protocol
+	first, last uint16
+}
+
+// merged returns the services as intervals that neither overlap nor touch.
+func merged(services []policy.Service) []ports {
+	list := make([]ports, len(services))
+	for i, s := range services {
+		list[i] = ports{s.Protocol, s.Port & s.Mask, s.Port&s.Mask | ^s.Mask}
+	}
+	slices.SortFunc(list, func(a, b ports) int {
+		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.first, b.first), cmp.Compare(a.last, b.last))
+	})
+	var out []ports
+	for _, p := range list {
+		if n := len(out) - 1; n >= 0 && out[n].protocol == p.protocol && int(p.first) <= int(out[n].last)+1 {
+			out[n].last = max(out[n].last, p.last)
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// compileServices returns the matches for a rule's services: one interval is matched in the rule, several by a set.
+func compileServices(rule *policy.Rule) ([]nftnl.Match, []nftnl.Item) {
+	if rule.AnyService {
+		return nil, nil
+	}
+	list := merged(rule.Services)
+	if len(list) == 1 {
+		matches := []nftnl.Match{nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(list[0].protocol)))}
+		if list[0].first != 0 || list[0].last != ^uint16(0) {
+			matches = append(matches, nftnl.Is(nftnl.DestinationPort, nftnl.PortRange(list[0].first, list[0].last)))
+		}
+		return matches, nil
+	}
+	texts := make([]string, len(list))
+	for i, p := range list {
+		texts[i] = fmt.Sprint(p)
+	}
+	set := hashed("services", string(rule.Name)+strings.Join(texts, " "))
+	fields := []nftnl.Field{nftnl.L4Proto, nftnl.DestinationPort}
+	items := []nftnl.Item{&nftnl.Set{Name: set, Fields: fields, Interval: true}}
+	for _, p := range list {
+		items = append(items, &nftnl.Element{
+			Set: set, Match: []nftnl.Value{nftnl.Proto(uint8(p.protocol)), nftnl.PortRange(p.first, p.last)},
+		})
+	}
+	return []nftnl.Match{nftnl.In(set, fields...)}, items
+}
