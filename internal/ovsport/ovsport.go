@@ -1,0 +1,328 @@
+// Package ovsport puts pods' interfaces on an integration bridge that another program programs: ovn-controller, or an agent of
+// OpenStack. It writes one row for each interface, which names the logical port (external_ids:iface-id), and waits until that
+// program reports that the port's flows are installed (external_ids:ovn-installed, ovn-controller(8)).
+//
+// Rows are the package's own by a mark in their external_ids. Rows of others are neither changed nor removed.
+package ovsport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"weft.dev/weft/internal/ovsdb/session"
+)
+
+// Keys in external_ids of Port (the mark) and Interface.
+const (
+	// OwnerKey names the object that a row is for.
+	OwnerKey = "weft.dev/owner"
+	// IfaceIDKey names the logical port.
+	IfaceIDKey = "iface-id"
+	// InstalledKey is "true" once ovn-controller has installed the port's flows.
+	InstalledKey = "ovn-installed"
+)
+
+var (
+	// ErrForeign is wrapped when a row of the device's name is another program's.
+	ErrForeign = errors.New("the switch has a port of this name that is not Weft's; remove it")
+	// ErrNoBridge is wrapped when the integration bridge does not exist.
+	ErrNoBridge = errors.New("the integration bridge does not exist; does its controller run on this node?")
+	// ErrNotInstalled is wrapped when the flows of a port were not reported in time.
+	ErrNotInstalled = errors.New("the flows of the logical port are not installed")
+)
+
+// Config says which switch and bridge.
+type Config struct {
+	// Endpoint is the switch's database: unix:PATH.
+	Endpoint string
+	// Bridge is the integration bridge, such as br-int.
+	Bridge string
+	// Logger logs when the connection is lost and when it is back. Nil means silence.
+	Logger *slog.Logger
+}
+
+// Port is an interface on the bridge.
+type Port struct {
+	// Device is the host's end of the pod's interface.
+	Device string
+	// IfaceID is the name of the logical port.
+	IfaceID string
+	// Owner names the object that the port is for.
+	Owner string
+}
+
+type bridgeRow struct {
+	UUID  string   `ovsdb:"_uuid"`
+	Name  string   `ovsdb:"name"`
+	Ports []string `ovsdb:"ports"`
+}
+
+type portRow struct {
+	UUID        string            `ovsdb:"_uuid"`
+	Name        string            `ovsdb:"name"`
+	Interfaces  []string          `ovsdb:"interfaces"`
+	ExternalIDs map[string]string `ovsdb:"external_ids"`
+}
+
+type interfaceRow struct {
+	UUID        string            `ovsdb:"_uuid"`
+	Name        string            `ovsdb:"name"`
+	Error       *string           `ovsdb:"error"`
+	ExternalIDs map[string]string `ovsdb:"external_ids"`
+}
+
+const (
+	database       = "Open_vSwitch"
+	bridgeTable    = "Bridge"
+	portTable      = "Port"
+	interfaceTable = "Interface"
+)
+
+// Ports are the interfaces on one integration bridge. It is safe for concurrent use.
+type Ports struct {
+	config Config
+	keeper *session.Keeper
+}
+
+// Open returns Ports that connect, and connect again whenever the connection is lost. The caller must Close them.
+func Open(ctx context.Context, config Config) (*Ports, error) {
+	keeper, err := session.Keep(ctx, session.Config{
+		Database: database, Endpoints: []string{config.Endpoint}, Logger: config.Logger,
+		Tables: map[string]model.Model{bridgeTable: &bridgeRow{}, portTable: &portRow{}, interfaceTable: &interfaceRow{}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("database of the switch: %w", err)
+	}
+	return &Ports{config, keeper}, nil
+}
+
+// Close ends the connection. It changes nothing on the switch.
+func (p *Ports) Close() { p.keeper.Close() }
+
+// Attach puts the interface on the bridge, and returns once its flows are installed. It may be called again with the same port. When
+// ctx ends before, the row stays, and the error wraps ErrNotInstalled.
+func (p *Ports) Attach(ctx context.Context, port Port) error {
+	err := p.keeper.Do(ctx, func(s *session.Session) error {
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+		ops, err := p.attach(s, port)
+		if err != nil {
+			return err
+		}
+		if err := transact(ctx, s, ops); err != nil {
+			return err
+		}
+		return installed(ctx, s, port)
+	})
+	if err != nil {
+		return fmt.Errorf("port %s of %s for logical port %q: %w", port.Device, p.config.Bridge, port.IfaceID, err)
+	}
+	return nil
+}
+
+// attach returns the operations that make the row, or change what it says; none when it is as it should be.
+func (p *Ports) attach(s *session.Session, port Port) ([]ovsdb.Operation, error) {
+	bridge, err := p.bridge(s)
+	if err != nil {
+		return nil, err
+	}
+	row, iface := find(s, port.Device)
+	if row == nil {
+		return create(bridge, port), nil
+	}
+	switch {
+	case row.ExternalIDs[OwnerKey] == "" || !slices.Contains(bridge.Ports, row.UUID):
+		return nil, ErrForeign
+	case iface == nil:
+		return nil, fmt.Errorf("%w: it has no interface", ErrForeign)
+	}
+	var ops []ovsdb.Operation
+	if row.ExternalIDs[OwnerKey] != port.Owner {
+		ops = append(ops, setIDs(portTable, row.UUID, map[string]string{OwnerKey: port.Owner}))
+	}
+	if iface.ExternalIDs[IfaceIDKey] != port.IfaceID {
+		// What was installed was another logical port.
+		op := setIDs(interfaceTable, iface.UUID, map[string]string{IfaceIDKey: port.IfaceID})
+		op.Mutations[0].Value = ovsdb.OvsSet{GoSet: []any{IfaceIDKey, InstalledKey}}
+		ops = append(ops, op)
+	}
+	return ops, nil
+}
+
+func (p *Ports) bridge(s *session.Session) (*bridgeRow, error) {
+	for _, row := range session.Rows[bridgeRow](s, bridgeTable) {
+		if row.Name == p.config.Bridge {
+			return row, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNoBridge, p.config.Bridge)
+}
+
+// find returns the rows of a device, nil if there are none.
+func find(s *session.Session, device string) (*portRow, *interfaceRow) {
+	for _, row := range session.Rows[portRow](s, portTable) {
+		if row.Name != device {
+			continue
+		}
+		interfaces := session.Rows[interfaceRow](s, interfaceTable)
+		for _, uuid := range row.Interfaces {
+			if iface := interfaces[uuid]; iface != nil {
+				return row, iface
+			}
+		}
+		return row, nil
+	}
+	return nil, nil
+}
+
+func create(bridge *bridgeRow, port Port) []ovsdb.Operation {
+	dict := func(key, value string) ovsdb.OvsMap { return ovsdb.OvsMap{GoMap: map[any]any{key: value}} }
+	named := func(name string) ovsdb.OvsSet { return ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: name}}} }
+	return []ovsdb.Operation{
+		{
+			Op: ovsdb.OperationInsert, Table: interfaceTable, UUIDName: "iface",
+			Row: ovsdb.Row{"name": port.Device, "external_ids": dict(IfaceIDKey, port.IfaceID)},
+		},
+		{
+			Op: ovsdb.OperationInsert, Table: portTable, UUIDName: "port",
+			Row: ovsdb.Row{"name": port.Device, "interfaces": named("iface"), "external_ids": dict(OwnerKey, port.Owner)},
+		},
+		{
+			Op: ovsdb.OperationMutate, Table: bridgeTable, Where: byUUID(bridge.UUID),
+			Mutations: []ovsdb.Mutation{{Column: "ports", Mutator: ovsdb.MutateOperationInsert, Value: named("port")}},
+		},
+	}
+}
+
+func byUUID(uuid string) []ovsdb.Condition {
+	return []ovsdb.Condition{{Column: "_uuid", Function: ovsdb.ConditionEqual, Value: ovsdb.UUID{GoUUID: uuid}}}
+}
+
+// setIDs sets keys of external_ids and leaves the others.
+func setIDs(table, uuid string, ids map[string]string) ovsdb.Operation {
+	keys, values := ovsdb.OvsSet{GoSet: []any{}}, ovsdb.OvsMap{GoMap: map[any]any{}}
+	for key, value := range ids {
+		keys.GoSet = append(keys.GoSet, key)
+		values.GoMap[key] = value
+	}
+	return ovsdb.Operation{
+		Op: ovsdb.OperationMutate, Table: table, Where: byUUID(uuid),
+		Mutations: []ovsdb.Mutation{
+			{Column: "external_ids", Mutator: ovsdb.MutateOperationDelete, Value: keys},
+			{Column: "external_ids", Mutator: ovsdb.MutateOperationInsert, Value: values},
+		},
+	}
+}
+
+// transact writes the operations, if there are any, and asks ovs-vswitchd to take them up.
+func transact(ctx context.Context, s *session.Session, ops []ovsdb.Operation) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	ops = append(ops, ovsdb.Operation{
+		Op: ovsdb.OperationMutate, Table: database, // its one row
+		Where:     []ovsdb.Condition{{Column: "next_cfg", Function: ovsdb.ConditionGreaterThanOrEqual, Value: 0}},
+		Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}},
+	})
+	results, err := s.Transact(ctx, ops...)
+	if err != nil {
+		return err //nolint:wrapcheck // the callers say which port
+	}
+	return session.Check(ops, results) //nolint:wrapcheck // the callers say which port
+}
+
+// installed waits until the port's flows are there.
+func installed(ctx context.Context, s *session.Session, port Port) error {
+	var failure error
+	err := s.Await(ctx, func() bool {
+		_, iface := find(s, port.Device)
+		if iface == nil {
+			return false
+		}
+		if iface.Error != nil && *iface.Error != "" {
+			failure = fmt.Errorf("%w: the switch says: %s", ErrNotInstalled, *iface.Error)
+		} else {
+			failure = nil
+		}
+		return iface.ExternalIDs[IfaceIDKey] == port.IfaceID && iface.ExternalIDs[InstalledKey] == "true"
+	})
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, session.ErrLost):
+		return err //nolint:wrapcheck // the keeper calls again
+	case failure != nil:
+		return failure
+	default:
+		return fmt.Errorf("%w: no chassis reports it (%w)", ErrNotInstalled, err)
+	}
+}
+
+// Detach removes the interfaces from the bridge in one transaction. Those that are not there, or not Weft's, are left out.
+func (p *Ports) Detach(ctx context.Context, devices ...string) error {
+	err := p.keeper.Do(ctx, func(s *session.Session) error {
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+		bridge, err := p.bridge(s)
+		if errors.Is(err, ErrNoBridge) {
+			return nil
+		}
+		gone := ovsdb.OvsSet{GoSet: []any{}}
+		for _, device := range devices {
+			row, _ := find(s, device)
+			if row != nil && row.ExternalIDs[OwnerKey] != "" && slices.Contains(bridge.Ports, row.UUID) {
+				gone.GoSet = append(gone.GoSet, ovsdb.UUID{GoUUID: row.UUID})
+			}
+		}
+		if len(gone.GoSet) == 0 {
+			return nil
+		}
+		return transact(ctx, s, []ovsdb.Operation{{ // ports and interfaces without a bridge go by themselves
+			Op: ovsdb.OperationMutate, Table: bridgeTable, Where: byUUID(bridge.UUID),
+			Mutations: []ovsdb.Mutation{{Column: "ports", Mutator: ovsdb.MutateOperationDelete, Value: gone}},
+		}})
+	})
+	if err != nil {
+		return fmt.Errorf("remove %d ports from %s: %w", len(devices), p.config.Bridge, err)
+	}
+	return nil
+}
+
+// List returns Weft's interfaces on the bridge by their devices.
+func (p *Ports) List(ctx context.Context) (map[string]Port, error) {
+	ports := map[string]Port{}
+	err := p.keeper.Do(ctx, func(s *session.Session) error {
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+		maps.DeleteFunc(ports, func(string, Port) bool { return true })
+		bridge, err := p.bridge(s)
+		if err != nil {
+			return err
+		}
+		for uuid, row := range session.Rows[portRow](s, portTable) {
+			if row.ExternalIDs[OwnerKey] == "" || !slices.Contains(bridge.Ports, uuid) {
+				continue
+			}
+			port := Port{Device: row.Name, Owner: row.ExternalIDs[OwnerKey]}
+			if _, iface := find(s, row.Name); iface != nil {
+				port.IfaceID = iface.ExternalIDs[IfaceIDKey]
+			}
+			ports[row.Name] = port
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the ports of %s: %w", p.config.Bridge, err)
+	}
+	return ports, nil
+}
