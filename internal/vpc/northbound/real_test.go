@@ -4,6 +4,7 @@ package northbound_test
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -152,4 +153,70 @@ func TestVPCs(t *testing.T) {
 			t.Errorf("after a restart %d rows are to be written, %d removed", len(change.Set), len(change.Delete))
 		}
 	})
+}
+
+// Routes by source take what no prefix by destination knows, each source by its longest prefix, and nothing of connected subnets; a
+// user's policy decides before them.
+func TestSourceRoutePackets(t *testing.T) {
+	l := newLab(t, 1)
+	c := &cluster{
+		vpcs: []objects.VPC{{Meta: meta("Vpc", "v"), Routes: []objects.Route{
+			route("", "src", "10.0.1.0/28", "10.0.1.254"), route("", "src", "10.0.1.12/32", "10.0.1.253"),
+		}}},
+		subnets: []objects.Subnet{subnet("s1", "v", "10.0.1.0/24"), subnet("s2", "v", "10.0.2.0/24")},
+		ports:   map[string][]string{"s1": {"10.0.1.11", "10.0.1.12", "10.0.1.77"}, "s2": {"10.0.2.13"}},
+	}
+	gateways := []string{"10.0.1.253", "10.0.1.254"}
+	l.apply(t.Context(), t, c)
+	change := ovn.Change{Set: map[ovn.Key]ovn.Row{}}
+	for _, gateway := range gateways {
+		key, row := northbound.SwitchPort(&c.subnets[0], northbound.Port{Addr: netip.MustParseAddr(gateway), Gateway: true})
+		change.Set[key] = row
+	}
+	if err := l.engine.Commit(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+	for i, gateway := range gateways { // each answers for 8.8.8.8, with a TTL that tells which one did
+		p := l.pod(t, 0, &c.subnets[0], gateway)
+		p.IP("addr", "add", "8.8.8.8/32", "dev", "lo")
+		setTTL(t, p, []string{"153", "154"}[i])
+	}
+	a, b, other, far := l.pod(t, 0, &c.subnets[0], "10.0.1.11"), l.pod(t, 0, &c.subnets[0], "10.0.1.12"),
+		l.pod(t, 0, &c.subnets[0], "10.0.1.77"), l.pod(t, 0, &c.subnets[1], "10.0.2.13")
+	setTTL(t, far, "200")
+	l.Nbctl("--wait=hv", "--timeout=20", "sync")
+	b.Reaches("10.0.2.13")
+	for _, test := range []struct {
+		name    string
+		from    *ovntest.Pod
+		to, ttl string
+	}{
+		{"the range's next hop", a, "8.8.8.8", "154"},
+		{"the longer prefix's next hop", b, "8.8.8.8", "153"},
+		{"a connected subnet, in spite of the /32", b, "10.0.2.13", "199"},
+	} {
+		if !reachesTTL(test.from, test.to, test.ttl) {
+			t.Errorf("%s: %s is not reached with TTL %s", test.name, test.to, test.ttl)
+		}
+	}
+	if other.Ping("8.8.8.8", "") || far.Ping("8.8.8.8", "") {
+		t.Error("a source without a route reaches the outside")
+	}
+	c.vpcs[0].Policies = []objects.Policy{{
+		Priority: 0, Match: "ip4.src == 10.0.1.11 && ip4.dst == 8.8.8.0/24", Action: objects.Reroute, NextHops: []netip.Addr{netip.MustParseAddr("10.0.1.253")},
+	}}
+	c.ports["s1"] = append(c.ports["s1"], gateways...)
+	rows := c.compile(t)
+	maps.Copy(rows, change.Set)
+	have, err := l.engine.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.engine.Commit(t.Context(), reconcile.Diff(rows, have)); err != nil {
+		t.Fatal(err)
+	}
+	l.Nbctl("--wait=hv", "--timeout=20", "sync")
+	if !reachesTTL(a, "8.8.8.8", "153") {
+		t.Error("a policy of priority 0 does not decide")
+	}
 }
