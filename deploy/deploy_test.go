@@ -110,7 +110,8 @@ func TestRightsAreTheBudget(t *testing.T) {
 		"weft-controller": {
 			"/nodes": read, "/namespaces": read,
 			"network.weft.dev/nodenetworks":                               read,
-			"network.openshift.io/clusternetworks":                        read,
+			"network.openshift.io/clusternetworks":                        append([]string{"create"}, read...),
+			"networking.k8s.io/servicecidrs":                              {"get"},
 			"network.openshift.io/hostsubnets":                            append([]string{"create", "delete", "update"}, read...),
 			"network.openshift.io/netnamespaces":                          append([]string{"create", "delete", "update"}, read...),
 			"network.openshift.io/clusternetworks/status":                 {"update"},

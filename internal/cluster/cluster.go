@@ -6,9 +6,11 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -31,6 +33,9 @@ type Part struct {
 	Schemes []func(*runtime.Scheme) error
 	// Objects are what the part reads and writes at the API server: the chart's rights, and what the cache keeps, follow from them.
 	Objects []Object
+	// Configured reports whether the cluster is configured for the network, by what the API server itself has. Nil: the network is never
+	// the one of all pods, so that the others do not ask.
+	Configured func(ctx context.Context, live client.Reader) (bool, error)
 	// SetUp adds the part's controllers to the manager. It starts nothing.
 	SetUp func(Tools) error
 }
@@ -69,6 +74,27 @@ type Tools struct {
 	Random *rand.Rand
 	// Readiness knows which objects have been read.
 	Readiness *Readiness
+	// Defaults says that a part may create the object that configures its network where no network is configured.
+	Defaults bool
+
+	others []Part
+}
+
+// Elsewhere reports whether the cluster is configured for another network than the part's own.
+func (t Tools) Elsewhere(ctx context.Context) (bool, error) {
+	for _, part := range t.others {
+		if part.Configured == nil {
+			continue
+		}
+		configured, err := part.Configured(ctx, t.Live)
+		if err != nil {
+			return false, fmt.Errorf("whether network %s is configured: %w", part.Name, err)
+		}
+		if configured {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // NewTools returns the tools of a manager's parts.
@@ -91,7 +117,8 @@ func (t Tools) Reading(kind string, from source.TypedSyncingSource[Everything]) 
 
 // SetUp sets up all parts.
 func SetUp(parts []Part, tools Tools) error {
-	for _, part := range parts {
+	for i, part := range parts {
+		tools.others = slices.Delete(slices.Clone(parts), i, i+1)
 		if err := part.SetUp(tools); err != nil {
 			return fmt.Errorf("set up the controller of network %s: %w", part.Name, err)
 		}

@@ -65,6 +65,8 @@ type Options struct {
 	Version string
 	// Resync is how often everything is looked at again without a reason. Zero: 10 min, 10 % more or less.
 	Resync time.Duration
+	// Defaults has a ClusterNetwork created where no network is configured and no node has a subnet.
+	Defaults bool
 	// Random chooses among free VNIDs. Nil: seeded by the system.
 	Random *rand.Rand
 	// Logger receives what the controller, and controller-runtime below it, have to say; the latter's is the whole
@@ -115,7 +117,9 @@ func Run(ctx context.Context, options Options) error {
 	if err := ready.Follow(mgr); err != nil {
 		return fmt.Errorf("follow the election: %w", err)
 	}
-	if err := shared.SetUp(parts(), shared.NewTools(mgr, ready, options.Logger, options.Random)); err != nil {
+	tools := shared.NewTools(mgr, ready, options.Logger, options.Random)
+	tools.Defaults = options.Defaults
+	if err := shared.SetUp(parts(), tools); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -41,7 +41,8 @@ func Part() cluster.Part {
 		Objects: []cluster.Object{
 			{Resource: "nodes", Verbs: read, Kind: &corev1.Node{}, Keep: trimNode},
 			{Resource: "namespaces", Verbs: read, Kind: &corev1.Namespace{}},
-			{Group: group, Resource: "clusternetworks", Verbs: read, Kind: &networkv1.ClusterNetwork{}},
+			{Group: group, Resource: "clusternetworks", Verbs: append([]string{"create"}, read...), Kind: &networkv1.ClusterNetwork{}},
+			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get"}},
 			{Group: group, Resource: "egressnetworkpolicies", Verbs: read, Kind: &networkv1.EgressNetworkPolicy{}},
 			{Group: group, Resource: "hostsubnets", Verbs: write, Kind: &networkv1.HostSubnet{}},
 			{Group: group, Resource: "netnamespaces", Verbs: write, Kind: &networkv1.NetNamespace{}},
@@ -50,8 +51,14 @@ func Part() cluster.Part {
 			{Group: group, Resource: "netnamespaces/status", Verbs: status},
 			{Group: group, Resource: "egressnetworkpolicies/status", Verbs: status},
 		},
-		SetUp: setUp,
+		Configured: configured,
+		SetUp:      setUp,
 	}
+}
+
+// configured reports whether there is a ClusterNetwork.
+func configured(ctx context.Context, live client.Reader) (bool, error) {
+	return cluster.Exists(ctx, live, &networkv1.ClusterNetwork{}, networkv1.ClusterNetworkDefault)
 }
 
 // setUp adds the overlay's controllers.
@@ -59,6 +66,9 @@ func setUp(tools cluster.Tools) error {
 	version := networkv1.GroupVersion().String()
 	subnets := &subnetReconciler{
 		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameSubnets, version), told: tools.Metrics,
+	}
+	if tools.Defaults {
+		subnets.elsewhere = tools.Elsewhere
 	}
 	vnids := &vnidReconciler{
 		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameVNIDs, version), told: tools.Metrics, random: tools.Random,

@@ -32,6 +32,8 @@ type subnetReconciler struct {
 	report *cluster.Reporter
 	log    *slog.Logger
 	told   *metrics.Controller
+	// elsewhere reports whether another network is configured. Nil: no ClusterNetwork is created.
+	elsewhere func(context.Context) (bool, error)
 
 	// alloc is where each range goes on. It begins anew with each leader, as OpenShift SDN's does.
 	alloc *ipam.NodeSubnets
@@ -115,6 +117,13 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 		result.Delete = cluster.Within(result.Delete, confirmed)
 	}
 	s.count(state, alloc)
+	if network == nil && s.elsewhere != nil && len(state.HostSubnets) == 0 {
+		missing, err := s.createNetwork(ctx, state.Nodes)
+		if err != nil {
+			return cluster.Settle(err)
+		}
+		result.Problems = append(result.Problems, missing...)
+	}
 	for _, p := range s.report.Tell(s.problems(network, invalid, result.Problems), actionAssignSubnet) {
 		s.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
