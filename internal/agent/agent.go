@@ -30,6 +30,7 @@ import (
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/nodenetwork"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/policy"
@@ -195,6 +196,8 @@ type agent struct {
 	// refused is why the node is not in step with the objects, "" when it is.
 	refused atomic.Value
 	status  *statusWriter
+	// nodeNetwork reports the networks of this node.
+	nodeNetwork *nodenetwork.Writer
 	// configured is set once the runtime's configuration has been written.
 	configured atomic.Bool
 	// kept reports what of the node itself is not as it is to be (keeper).
@@ -236,6 +239,9 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	a.objects.egressFirewalls.resolve(&a.opts, a.events)
 	a.objects.egressIPs.refused = a.events.HostSubnet
+	if a.nodeNetwork, err = nodenetwork.New(nodenetwork.Options{Config: a.opts.Config, Node: opts.Node, Log: opts.Log}); err != nil {
+		return err
+	}
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}
@@ -313,6 +319,7 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.serveAdmin(serveCtx, adminListener) })
 	serving.Go(func() error { return keepNode(serveCtx, keeper) })
 	serving.Go(func() error { return a.status.run(serveCtx) })
+	serving.Go(func() error { return a.nodeNetwork.Run(serveCtx) })
 	serving.Go(func() error { return a.objects.run(serveCtx) })
 	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
 	a.engineCtx = engineGroupCtx
@@ -457,7 +464,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			retry, delay = timer.C, min(2*delay, lastFollowRetry)
 		} else {
 			delay, told = firstFollowRetry, ""
-			a.metrics.Synced(time.Since(seen))
+			a.metrics.Synced(overlay.NetworkName, time.Since(seen))
 		}
 		a.refused.Store(cmp.Or(told, a.objects.port.refusal()))
 		a.status.changed()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -40,12 +41,15 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 	}
 	a.metrics.Watch(func() metrics.State {
 		used, all := network.Addresses()
-		state := metrics.State{
-			Ready: network.Ready() == nil, Engines: e.standing(), AddressesInUse: used, Addresses: all,
-			Attachments: map[string]int{string(attach.Planned): 0, string(attach.Attached): 0, string(attach.Closing): 0},
+		own := metrics.Network{
+			Ready: network.Ready() == nil, AddressesInUse: used, Addresses: all, Flows: e.flowLoop.Programmed(tableOf), Attachments: noAttachments(),
 		}
+		state := metrics.State{Engines: e.standing(), Networks: map[string]metrics.Network{overlay.NetworkName: own}}
 		for _, record := range a.store.List() {
-			state.Attachments[string(record.State)]++
+			if _, known := state.Networks[record.Network]; !known {
+				state.Networks[record.Network] = metrics.Network{Attachments: noAttachments()}
+			}
+			state.Networks[record.Network].Attachments[string(record.State)]++
 		}
 		return state
 	})
@@ -64,13 +68,18 @@ func (a *agent) watchNode(e *engines, ready func() error) {
 	)
 }
 
-// standing returns the loops' figures, with the flows by table.
+// noAttachments counts none in each state.
+func noAttachments() map[string]int {
+	return map[string]int{string(attach.Planned): 0, string(attach.Attached): 0, string(attach.Closing): 0}
+}
+
+// standing returns the loops' figures.
 func (e *engines) standing() map[string]metrics.Engine {
 	return map[string]metrics.Engine{
-		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)},
-		nameLinks: {Status: e.linkLoop.Status(), Programmed: e.linkLoop.Programmed(one)},
-		nameRules: {Status: e.ruleLoop.Status(), Programmed: e.ruleLoop.Programmed(one)},
-		nameFlows: {Status: e.flowLoop.Status(), Programmed: e.flowLoop.Programmed(tableOf)},
+		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)[""]},
+		nameLinks: {Status: e.linkLoop.Status(), Programmed: e.linkLoop.Programmed(one)[""]},
+		nameRules: {Status: e.ruleLoop.Status(), Programmed: e.ruleLoop.Programmed(one)[""]},
+		nameFlows: {Status: e.flowLoop.Status(), Programmed: e.flowLoop.Programmed(one)[""]},
 	}
 }
 
@@ -93,16 +102,59 @@ func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin
 	begin := time.Now()
 	command := string(req.Command)
 	ctx, traced := a.traceRequest(ctx, req, origin)
-	ctx = timing.With(ctx, func(step string, took time.Duration) { a.metrics.Step(command, step, took) })
+	steps := &requestSteps{}
+	ctx = timing.With(ctx, steps.took)
+	network := a.networkOf(req)
 	return ctx, func(err error) {
 		var code cni.Code
 		if failure := cni.AsError(err); failure != nil {
 			code = failure.Code
 		}
-		a.metrics.Request(command, uint(code), time.Since(begin))
+		if network == metrics.NoNetwork {
+			network = a.networkOf(req)
+		}
+		for _, s := range steps.all() {
+			a.metrics.Step(network, command, s.name, s.took)
+		}
+		a.metrics.Request(network, command, uint(code), time.Since(begin))
 		traced(err)
 		a.events.request(req, err)
 	}
+}
+
+// networkOf returns the network of the attachment that a request is about, as its record has it.
+func (a *agent) networkOf(req *cni.Request) string {
+	if a.store == nil {
+		return metrics.NoNetwork
+	}
+	record, err := a.store.Get(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})
+	if err != nil || record.Network == "" {
+		return metrics.NoNetwork
+	}
+	return record.Network
+}
+
+// requestSteps are the steps of a request. They are counted at its end: which network it is for is not known from the beginning.
+type requestSteps struct {
+	mu    sync.Mutex
+	steps []requestStep
+}
+
+type requestStep struct {
+	name string
+	took time.Duration
+}
+
+func (r *requestSteps) took(name string, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.steps = append(r.steps, requestStep{name, took})
+}
+
+func (r *requestSteps) all() []requestStep {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.steps)
 }
 
 // errAway is what is told while the API server is away.

@@ -12,8 +12,10 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/client-go/rest"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/timing"
 )
 
 // A watch counts while it is open, whoever ends it, and requests by what came back.
@@ -85,8 +87,38 @@ func TestRequestsAreMeasured(t *testing.T) {
 		_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, cni.Origin{})
 		done(outcome)
 	}
-	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD"} 1`,
-		`weft_cni_request_duration_seconds_count{code="11",command="ADD"} 1`, `weft_cni_request_duration_seconds_count{code="100",command="ADD"} 1`)
+	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="none"} 1`,
+		`weft_cni_request_duration_seconds_count{code="11",command="ADD",network="none"} 1`, `weft_cni_request_duration_seconds_count{code="100",command="ADD",network="none"} 1`)
+}
+
+// A request counts for the network of its attachment's record, which an ADD makes and a DEL removes.
+func TestRequestsCountForTheirNetwork(t *testing.T) {
+	store, err := attach.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: noop.NewTracerProvider()}, store: store}
+	record := attach.Record{
+		Network: "overlay", ContainerID: "c1", IfName: "eth0", Netns: "/run/netns/a", BootID: "b", State: attach.Planned, Created: time.Unix(1, 0),
+	}
+	request := func(command cni.Command, during func() error) {
+		t.Helper()
+		ctx, done := a.observe(t.Context(), &cni.Request{Command: command, ContainerID: "c1", IfName: "eth0"}, cni.Origin{})
+		_, end := timing.Start(ctx, "test")
+		end(nil)
+		if err := during(); err != nil {
+			t.Fatal(err)
+		}
+		done(nil)
+	}
+	request(cni.CommandAdd, func() error { return store.Put(t.Context(), record) })
+	request(cni.CommandDel, func() error { return store.Delete(t.Context(), record.Key()) })
+	request(cni.CommandDel, func() error { return nil })
+	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="overlay"} 1`,
+		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="overlay"} 1`,
+		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="none"} 1`,
+		`weft_cni_step_duration_seconds_count{command="ADD",network="overlay",step="test"} 1`)
 }
 
 // A change counts from when the first of those was seen that are not programmed.

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/admin"
 )
 
@@ -61,6 +62,8 @@ type statusWriter struct {
 	log    *slog.Logger
 	now    func() time.Time
 	wake   chan struct{}
+	// report reports the overlay in the node's NodeNetwork.
+	report func(weftv1.NodeNetworkSection)
 	// nodes counts who hears of each write.
 	nodes func(context.Context) int
 	// written is when it was last tried to write; before that, begun is when there was first something to write. soon is when that
@@ -115,6 +118,7 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	}
 	if difference == alike {
 		w.behind = time.Time{}
+		w.report(overlaySection(&state))
 		return 0, false
 	}
 	rest, turn := w.rest(ctx, difference, have.Name, now)
@@ -133,6 +137,7 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 		return left, true
 	}
 	w.written, w.behind = now, time.Time{}
+	w.report(overlaySection(&state))
 	switch difference {
 	case marksDiffer:
 		w.spent = append(w.spent, now)
@@ -192,6 +197,19 @@ func turnOf(node string, nodes int) time.Duration {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(node)) // it never fails
 	return markGather + time.Millisecond*time.Duration(spread(nodes).Milliseconds()*int64(hash.Sum32())>>32)
+}
+
+// overlaySection returns what the node's NodeNetwork says of the overlay; its HostSubnet says more.
+func overlaySection(state *admin.State) weftv1.NodeNetworkSection {
+	ready, step := readyCondition(state), inStepCondition(state)
+	step.Type = weftv1.NetworkInStep
+	section := weftv1.NodeNetworkSection{Name: weftv1.NetworkOverlay, Conditions: []metav1.Condition{ready, step}, Facts: map[string]string{}}
+	for name, value := range map[string]string{"weft": state.Version, "openVSwitch": state.OpenVSwitch, "kernel": state.Kernel, "datapath": state.Datapath} {
+		if value != "" {
+			section.Facts[name] = bounded(value, maxException)
+		}
+	}
+	return section
 }
 
 // stopped says that nobody keeps the status true any more.
@@ -406,7 +424,7 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 	resource := clients.Resource(networkv1.GroupVersion().WithResource("hostsubnets"))
 	return &statusWriter{
 		state: a.state, log: a.opts.Log, now: time.Now, wake: make(chan struct{}, 1),
-		subnet: a.objects.ownSubnet, nodes: a.objects.hosts,
+		subnet: a.objects.ownSubnet, nodes: a.objects.hosts, report: a.nodeNetwork.Set,
 		apply: func(ctx context.Context, object *networkv1.HostSubnet) error {
 			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 			if err != nil {

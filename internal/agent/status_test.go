@@ -14,11 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/admin"
 )
 
 // board is a HostSubnet in memory whose status is written.
 type board struct {
+	section weftv1.NodeNetworkSection
+
 	object networkv1.HostSubnet
 	writes int
 	fail   error
@@ -55,6 +58,7 @@ func newBoard() (*board, *admin.State, *time.Time, *statusWriter) {
 		state:  func(context.Context) admin.State { return *state },
 		subnet: func(context.Context) (*networkv1.HostSubnet, error) { return b.object.DeepCopy(), nil },
 		nodes:  func(context.Context) int { return 2 },
+		report: func(s weftv1.NodeNetworkSection) { b.section = s },
 		apply:  b.apply, log: slog.New(slog.DiscardHandler), now: func() time.Time { return clock }, wake: make(chan struct{}, 1),
 	}
 }
@@ -115,6 +119,35 @@ func TestStatusIsWrittenAgainAfterAFailure(t *testing.T) {
 	if b.writes != 2 {
 		t.Errorf("%d writes, want 2", b.writes)
 	}
+}
+
+// The node's NodeNetwork says of the overlay what its HostSubnet says, and nothing of an agent that has just begun.
+func TestStatusIsReportedAsASection(t *testing.T) {
+	b, state, clock, w := newBoard()
+	state.Ready, state.Waiting = false, "waiting for the API server"
+	if w.look(t.Context()); b.section.Name != "" {
+		t.Errorf("of a start: %+v", b.section)
+	}
+	expect := func(ready, step metav1.ConditionStatus) {
+		t.Helper()
+		w.look(t.Context())
+		*clock = clock.Add(time.Hour)
+		w.look(t.Context())
+		has := func(kind string) metav1.ConditionStatus {
+			if c := meta.FindStatusCondition(b.section.Conditions, kind); c != nil {
+				return c.Status
+			}
+			return ""
+		}
+		if b.section.Name != weftv1.NetworkOverlay || has(weftv1.NetworkReady) != ready || has(weftv1.NetworkInStep) != step || b.section.Facts["weft"] != "v1" {
+			t.Errorf("%+v, want Ready %s and InStep %s", b.section, ready, step)
+		}
+	}
+	expect(metav1.ConditionFalse, metav1.ConditionTrue)
+	state.Ready, state.Waiting = true, ""
+	expect(metav1.ConditionTrue, metav1.ConditionTrue)
+	state.Refused = "no"
+	expect(metav1.ConditionTrue, metav1.ConditionFalse)
 }
 
 // TestStatusOfAStartIsOneWrite: what an agent waits for as it starts is told only if it has to wait.

@@ -39,7 +39,7 @@ func TestRequestIsTraced(t *testing.T) {
 	if !spans["weft-cni ADD"].StartTime.Equal(started) || spans["ADD"].Status.Code != codes.Error || spans["link"].Status.Code == codes.Error {
 		t.Errorf("spans %v", spans)
 	}
-	scrape(t, a.metrics, `weft_cni_step_duration_seconds_count{command="ADD",step="link"} 1`)
+	scrape(t, a.metrics, `weft_cni_step_duration_seconds_count{command="ADD",network="none",step="link"} 1`)
 }
 
 // Nothing that a plugin says keeps a request from being served, or makes a trace of nonsense.

@@ -60,7 +60,7 @@ type Object struct {
 type Tools struct {
 	// Manager starts controllers once the replica leads, and has the cache.
 	Manager manager.Manager
-	// Client reads from the cache, and counts its writes.
+	// Client reads from the cache, and counts its writes for the network.
 	Client client.Client
 	// Live reads from the API server itself.
 	Live client.Reader
@@ -68,7 +68,7 @@ type Tools struct {
 	Events events.EventRecorder
 	// Log is where the part logs.
 	Log *slog.Logger
-	// Metrics are the controller's.
+	// Metrics are the controller's, for the network.
 	Metrics *metrics.Controller
 	// Random chooses where any choice is right.
 	Random *rand.Rand
@@ -117,8 +117,11 @@ func (t Tools) Reading(kind string, from source.TypedSyncingSource[Everything]) 
 
 // SetUp sets up all parts.
 func SetUp(parts []Part, tools Tools) error {
+	all := tools.Metrics
 	for i, part := range parts {
 		tools.others = slices.Delete(slices.Clone(parts), i, i+1)
+		tools.Metrics = all.For(part.Name)
+		tools.Client = &counted{tools.Manager.GetClient(), tools.Metrics}
 		if err := part.SetUp(tools); err != nil {
 			return fmt.Errorf("set up the controller of network %s: %w", part.Name, err)
 		}

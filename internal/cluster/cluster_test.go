@@ -72,7 +72,7 @@ func TestReadiness(t *testing.T) {
 }
 
 func TestWritesAreTold(t *testing.T) {
-	told := metrics.NewController("v1")
+	told := metrics.NewController("v1").For("vpc")
 	resource := schema.GroupResource{Resource: "hostsubnets"}
 	for _, err := range []error{
 		nil, errors.New("refused"), apierrors.NewConflict(resource, "a", nil), apierrors.NewNotFound(resource, "a"),
@@ -83,7 +83,7 @@ func TestWritesAreTold(t *testing.T) {
 		}
 	}
 	_, page := asked(told.Handler(), "/metrics")
-	for _, want := range []string{`{result="ok",verb="update"} 1`, `{result="error",verb="update"} 2`, `{result="conflict",verb="update"} 3`} {
+	for _, want := range []string{`{network="vpc",result="ok",verb="update"} 1`, `{network="vpc",result="error",verb="update"} 2`, `{network="vpc",result="conflict",verb="update"} 3`} {
 		if !strings.Contains(page, "weft_controller_writes_total"+want) {
 			t.Errorf("no %s", want)
 		}
@@ -115,7 +115,7 @@ func TestReporterTellsOnceWhileItLasts(t *testing.T) {
 			t.Errorf("events %q, want %d", got, count)
 		}
 		_, page := asked(told.Handler(), "/metrics")
-		want := fmt.Sprintf(`weft_controller_problems{controller="subnets",reason="Exhausted"} %d`, lasting)
+		want := fmt.Sprintf(`weft_controller_problems{controller="subnets",network="none",reason="Exhausted"} %d`, lasting)
 		if has := strings.Contains(page, want); has != (lasting > 0) && strings.Contains(page, "weft_controller_problems{") {
 			t.Errorf("no %s", want)
 		}

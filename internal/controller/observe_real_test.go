@@ -101,13 +101,13 @@ func TestMetricsAndHealth(t *testing.T) {
 		"weft_controller_host_subnets 1",
 		"weft_controller_free_subnets 3",
 		fmt.Sprintf("weft_controller_vnids %d", len(all.Items)),
-		`weft_controller_problems{controller="subnets",reason="Incomplete"} 1`,
-		fmt.Sprintf(`weft_controller_writes_total{result="ok",verb="create"} %d`, 1+len(all.Items)),
-		`weft_controller_writes_total{result="ok",verb="delete"} 0`,
-		`weft_controller_reconcile_duration_seconds_count{controller="subnets",result="ok"} `,
-		`weft_controller_reconcile_duration_seconds_count{controller="vnids",result="ok"} `,
+		`weft_controller_problems{controller="subnets",network="overlay",reason="Incomplete"} 1`,
+		fmt.Sprintf(`weft_controller_writes_total{network="overlay",result="ok",verb="create"} %d`, 1+len(all.Items)),
+		`weft_controller_writes_total{network="overlay",result="ok",verb="delete"} 0`,
+		`weft_controller_reconcile_duration_seconds_count{controller="subnets",network="overlay",result="ok"} `,
+		`weft_controller_reconcile_duration_seconds_count{controller="vnids",network="overlay",result="ok"} `,
 	)
-	if strings.Contains(page, `weft_controller_writes_total{result="ok",verb="status"} 0`) {
+	if strings.Contains(page, `weft_controller_writes_total{network="overlay",result="ok",verb="status"} 0`) {
 		t.Error("the ClusterNetwork's status was written, and is not counted")
 	}
 
@@ -123,7 +123,7 @@ func TestMetricsAndHealth(t *testing.T) {
 	c.awaitPage("http://"+scraped+"/readyz", 404)
 	c.must(c.Delete(t.Context(), bad))
 	c.awaitPage(url+"/metrics", 200, "weft_controller_host_subnets 2", "weft_controller_free_subnets 2",
-		`weft_controller_writes_total{result="ok",verb="delete"} 1`)
+		`weft_controller_writes_total{network="overlay",result="ok",verb="delete"} 1`)
 
 	c.start(func(o *Options) { o.HealthAddress = waiting })
 	c.awaitPage("http://"+waiting+"/readyz", 200, "[+]leader-election", "[+]caches")

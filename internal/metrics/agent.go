@@ -33,13 +33,14 @@ func NewAgent(version string) *Agent {
 	r := newRegistry(version)
 	m := &Agent{Registry: r}
 	m.cni = r.histogram("weft_cni_request_duration_seconds",
-		"Time of a container runtime's request, by command (ADD, DEL, CHECK, STATUS, GC) and CNI error code; code 0 is success.", 0.001, "command", "code")
+		"Time of a container runtime's request, by network, command (ADD, DEL, CHECK, STATUS, GC) and CNI error code; code 0 is success. "+
+			"network is none where the request is about no attachment: STATUS, GC, and what is refused or removed before there was one.", 0.001, "network", "command", "code")
 	m.step = r.histogram("weft_cni_step_duration_seconds",
-		"Time of one step of a container runtime's request. Steps of a request may run side by side.", 0.0001, "command", "step")
+		"Time of one step of a container runtime's request, by the request's network. Steps of a request may run side by side.", 0.0001, "network", "command", "step")
 	m.latency = r.histogram("weft_engine_latency_seconds",
 		"Time from when a change was asked of an engine until it was in effect; of a commit that served several requests, the longest.", 0.0005, "engine")
 	m.objects = r.histogram("weft_sync_latency_seconds",
-		"Time from when the agent saw a change of the network's objects until the node was in step with it.", 0.001)
+		"Time from when the agent saw a change of a network's objects until the node was in step with it.", 0.001, "network")
 	m.commit = r.histogram("weft_engine_commit_duration_seconds",
 		"Time of a commit that succeeded: a bundle of flows, a transaction of Open vSwitch's database or of nftables, a change of links.", 0.0005, "engine")
 	m.commitErrors = r.counter("weft_engine_commit_errors_total", "Commits that failed, wholly or for some of their items.", "engine")
@@ -58,15 +59,15 @@ func NewAgent(version string) *Agent {
 	watches := r.gauge("weft_kube_watches", "Watches of the API server that are open. Fewer than usual: the API server is away, and changes wait.")
 	m.kubeWatches = watches.WithLabelValues()
 	m.describe = agentState{
-		ready:       r.state("weft_ready", "1 when pods can be attached."),
+		ready:       r.state("weft_ready", "1 when pods can be attached to the network.", "network"),
 		desired:     r.state("weft_engine_desired", "Items that an engine is to hold.", "engine"),
 		programmed:  r.state("weft_engine_programmed", "Items that an engine holds, as far as is known.", "engine"),
 		failures:    r.state("weft_engine_failures", "Owners (attachments, hosts, Services, ...) whose state is not in effect.", "engine"),
 		inStep:      r.state("weft_engine_in_step", "1 when all that an engine is to hold was committed, and nothing failed or waits. What others change counts from when it is seen.", "engine"),
-		flows:       r.state("weft_openflow_flows", "Flows in the switch, by table; table groups counts the groups.", "table"),
-		attachments: r.state("weft_attachments", "Pods' interfaces recorded on the node, by state.", "state"),
-		addresses:   r.state("weft_addresses_in_use", "Pod addresses of the node's subnet that are taken."),
-		capacity:    r.state("weft_addresses", "Pod addresses that the node's subnet has."),
+		flows:       r.state("weft_openflow_flows", "Flows in the switch, by network and table; table groups counts the groups.", "network", "table"),
+		attachments: r.state("weft_attachments", "Pods' interfaces recorded on the node, by network and state.", "network", "state"),
+		addresses:   r.state("weft_addresses_in_use", "Pod addresses of the network on the node that are taken.", "network"),
+		capacity:    r.state("weft_addresses", "Pod addresses that the network has on the node.", "network"),
 	}
 	m.preset()
 	return m
@@ -90,18 +91,20 @@ func (m *Agent) preset() {
 	for _, result := range []string{"sent", "dropped"} {
 		m.events.WithLabelValues(result)
 	}
-	m.objects.WithLabelValues()
 	m.flowMods.WithLabelValues()
 }
 
-// Request tells of a container runtime's request. Code is 0 for success.
-func (m *Agent) Request(command string, code uint, took time.Duration) {
-	m.cni.WithLabelValues(command, strconv.FormatUint(uint64(code), 10)).Observe(took.Seconds())
+// NoNetwork is the value of the label network where there is none.
+const NoNetwork = "none"
+
+// Request counts a container runtime's request. Code is 0 for success.
+func (m *Agent) Request(network, command string, code uint, took time.Duration) {
+	m.cni.WithLabelValues(network, command, strconv.FormatUint(uint64(code), 10)).Observe(took.Seconds())
 }
 
-// Step tells of a step of a request.
-func (m *Agent) Step(command, step string, took time.Duration) {
-	m.step.WithLabelValues(command, step).Observe(took.Seconds())
+// Step counts a step of a request.
+func (m *Agent) Step(network, command, step string, took time.Duration) {
+	m.step.WithLabelValues(network, command, step).Observe(took.Seconds())
 }
 
 // Commit is told what loops do; it is their Options.Observe.
@@ -136,8 +139,10 @@ func (m *Agent) Bundle(mods int, err error) {
 // Connected tells of a connection: "openflow", "ovsdb", or "switch" for a daemon that started anew.
 func (m *Agent) Connected(to string) { m.reconnects.WithLabelValues(to).Inc() }
 
-// Synced tells how long it took to bring the node in step with a change of objects.
-func (m *Agent) Synced(took time.Duration) { m.objects.WithLabelValues().Observe(took.Seconds()) }
+// Synced counts a change of a network's objects that the node is in step with, and how long that took.
+func (m *Agent) Synced(network string, took time.Duration) {
+	m.objects.WithLabelValues(network).Observe(took.Seconds())
+}
 
 // Event tells whether an event about an object was sent.
 func (m *Agent) Event(sent bool) {
@@ -163,20 +168,28 @@ func (m *Agent) KubeWatches(change int) { m.kubeWatches.Add(float64(change)) }
 // Engine is how a loop stands.
 type Engine struct {
 	reconcile.Status
-	// Programmed counts what the engine holds, by class; openflow's classes are its tables.
-	Programmed map[string]int
+	// Programmed counts what the engine holds.
+	Programmed int
 }
 
 // State is what is looked up at each scrape.
 type State struct {
-	// Ready tells that pods can be attached.
-	Ready bool
 	// Engines are the loops' figures, by name.
 	Engines map[string]Engine
+	// Networks are the node's networks, by name.
+	Networks map[string]Network
+}
+
+// Network is what is looked up of a network.
+type Network struct {
+	// Ready says that pods can be attached.
+	Ready bool
 	// Attachments counts the records by state.
 	Attachments map[string]int
-	// AddressesInUse and Addresses count the addresses of the node's subnet.
+	// AddressesInUse and Addresses count the network's addresses on the node. Addresses is 0 where it has none of its own.
 	AddressesInUse, Addresses uint64
+	// Flows counts the network's flows by table, and its groups as "groups".
+	Flows map[string]int
 }
 
 // Watch has each scrape look up what state returns. It is called at most once.
@@ -186,25 +199,23 @@ func (m *Agent) Watch(state func() State) {
 		descriptions: []*prometheus.Desc{d.ready, d.desired, d.programmed, d.failures, d.inStep, d.flows, d.attachments, d.addresses, d.capacity},
 		collect: func(set func(*prometheus.Desc, float64, ...string)) {
 			s := state()
-			set(d.ready, one(s.Ready))
 			for engine, stats := range s.Engines {
-				programmed := 0
-				for _, n := range stats.Programmed {
-					programmed += n
-				}
 				set(d.desired, float64(stats.Items), engine)
-				set(d.programmed, float64(programmed), engine)
+				set(d.programmed, float64(stats.Programmed), engine)
 				set(d.failures, float64(len(stats.Failures)), engine)
 				set(d.inStep, one(stats.InStep()), engine)
 			}
-			for table, flows := range s.Engines["openflow"].Programmed {
-				set(d.flows, float64(flows), table)
+			for name, network := range s.Networks {
+				set(d.ready, one(network.Ready), name)
+				for table, flows := range network.Flows {
+					set(d.flows, float64(flows), name, table)
+				}
+				for state, n := range network.Attachments {
+					set(d.attachments, float64(n), name, state)
+				}
+				set(d.addresses, float64(network.AddressesInUse), name)
+				set(d.capacity, float64(network.Addresses), name)
 			}
-			for state, n := range s.Attachments {
-				set(d.attachments, float64(n), state)
-			}
-			set(d.addresses, float64(s.AddressesInUse))
-			set(d.capacity, float64(s.Addresses))
 		},
 	})
 }

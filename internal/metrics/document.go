@@ -45,7 +45,7 @@ const reading = `
 
 | question | ask |
 |---|---|
-| Do pods get their network? | ` + "`histogram_quantile(0.99, sum by (le) (rate(weft_cni_request_duration_seconds_bucket{command=\"ADD\"}[5m])))`" + `; with ` + "`code!=\"0\"`" + ` for what fails (11: try again later) |
+| Do pods get their network? | ` + "`histogram_quantile(0.99, sum by (network, le) (rate(weft_cni_request_duration_seconds_bucket{command=\"ADD\"}[5m])))`" + `; with ` + "`code!=\"0\"`" + ` for what fails (11: try again later) |
 | Does a node lag behind? | ` + "`weft_engine_in_step == 0`" + ` for minutes; ` + "`weft_engine_failures > 0`" + ` |
 | Does somebody else change the node? | ` + "`increase(weft_engine_drift_total[1h]) > 0`" + `; after a restart of the switch, all its flows count as missing |
 | Are addresses running out? | ` + "`weft_addresses_in_use / weft_addresses > 0.9`; `weft_controller_free_subnets < 5`" + ` |

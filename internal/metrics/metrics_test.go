@@ -38,16 +38,16 @@ func TestDocument(t *testing.T) {
 // full returns metrics with a value in every series that there can be.
 func full() (*Agent, *Controller) {
 	agent := NewAgent("v1")
-	agent.Request("ADD", 0, 14*time.Millisecond)
-	agent.Request("ADD", 11, time.Second)
-	agent.Step("ADD", "link", time.Millisecond)
+	agent.Request("overlay", "ADD", 0, 14*time.Millisecond)
+	agent.Request("overlay", "ADD", 11, time.Second)
+	agent.Step("overlay", "ADD", "link", time.Millisecond)
 	agent.Commit(reconcile.Event{Engine: "openflow", Set: 3, Deleted: 1, Took: time.Millisecond, Waited: 2 * time.Millisecond, Drift: reconcile.Drift{Altered: 2}})
 	agent.Commit(reconcile.Event{Engine: "nft", Set: 3, Err: errors.New("refused")})
 	agent.Commit(reconcile.Event{Engine: "nft", Read: true, Err: errors.New("gone")})
 	agent.Bundle(4, nil)
 	agent.Bundle(4, errors.New("refused"))
 	agent.Connected("openflow")
-	agent.Synced(time.Second)
+	agent.Synced("overlay", time.Second)
 	agent.Event(true)
 	agent.Event(false)
 	agent.KubeRequest("GET", 200)
@@ -55,14 +55,17 @@ func full() (*Agent, *Controller) {
 	agent.KubeWatches(2)
 	agent.Watch(func() State {
 		return State{
-			Ready: true, AddressesInUse: 2, Addresses: 509, Attachments: map[string]int{"attached": 2},
 			Engines: map[string]Engine{"openflow": {
 				Status:     reconcile.Status{Started: true, Items: 5, Failures: map[reconcile.Owner]error{"a": errors.New("refused")}},
-				Programmed: map[string]int{"pod": 3, "groups": 1},
+				Programmed: 4,
 			}},
+			Networks: map[string]Network{
+				"overlay": {Ready: true, AddressesInUse: 2, Addresses: 509, Attachments: map[string]int{"attached": 2}, Flows: map[string]int{"pod": 3, "groups": 1}},
+				"vpc":     {Attachments: map[string]int{"attached": 1}},
+			},
 		}
 	})
-	controller := NewController("v1")
+	controller := NewController("v1").For("overlay")
 	controller.Lead(true)
 	controller.Reconciled("subnets", time.Millisecond, nil)
 	controller.Wrote("create", "ok")
@@ -111,11 +114,11 @@ func TestConventions(t *testing.T) {
 func TestValues(t *testing.T) {
 	agent, controller := full()
 	expect(t, agent.Handler(),
-		`weft_cni_request_duration_seconds_count{code="0",command="ADD"} 1`,
-		`weft_cni_request_duration_seconds_bucket{code="0",command="ADD",le="0.016"} 1`,
-		`weft_cni_request_duration_seconds_bucket{code="0",command="ADD",le="0.008"} 0`,
-		`weft_cni_request_duration_seconds_count{code="11",command="ADD"} 1`,
-		`weft_cni_step_duration_seconds_count{command="ADD",step="link"} 1`,
+		`weft_cni_request_duration_seconds_count{code="0",command="ADD",network="overlay"} 1`,
+		`weft_cni_request_duration_seconds_bucket{code="0",command="ADD",network="overlay",le="0.016"} 1`,
+		`weft_cni_request_duration_seconds_bucket{code="0",command="ADD",network="overlay",le="0.008"} 0`,
+		`weft_cni_request_duration_seconds_count{code="11",command="ADD",network="overlay"} 1`,
+		`weft_cni_step_duration_seconds_count{command="ADD",network="overlay",step="link"} 1`,
 		`weft_engine_changes_total{change="set",engine="openflow"} 3`,
 		`weft_engine_drift_total{engine="openflow",kind="altered"} 2`,
 		`weft_engine_drift_total{engine="link",kind="stray"} 0`,
@@ -124,29 +127,31 @@ func TestValues(t *testing.T) {
 		`weft_engine_latency_seconds_count{engine="openflow"} 1`,
 		`weft_openflow_bundles_total{result="error"} 1`,
 		`weft_openflow_flow_mods_total 4`,
-		`weft_openflow_flows{table="pod"} 3`,
-		`weft_openflow_flows{table="groups"} 1`,
+		`weft_openflow_flows{network="overlay",table="pod"} 3`,
+		`weft_openflow_flows{network="overlay",table="groups"} 1`,
 		`weft_engine_programmed{engine="openflow"} 4`,
 		`weft_engine_in_step{engine="openflow"} 0`,
 		`weft_events_total{result="dropped"} 1`,
 		`weft_kube_requests_total{method="GET",status="error"} 1`,
 		`weft_kube_watches 2`,
-		`weft_addresses 509`,
-		`weft_attachments{state="attached"} 2`,
-		`weft_ready 1`,
+		`weft_addresses{network="overlay"} 509`,
+		`weft_attachments{network="overlay",state="attached"} 2`,
+		`weft_attachments{network="vpc",state="attached"} 1`,
+		`weft_ready{network="overlay"} 1`,
+		`weft_ready{network="vpc"} 0`,
 	)
 	expect(t, controller.Handler(),
 		`weft_controller_leader 1`,
-		`weft_controller_problems{controller="subnets",reason="Exhausted"} 1`,
+		`weft_controller_problems{controller="subnets",network="overlay",reason="Exhausted"} 1`,
 		`weft_controller_free_subnets 509`,
-		`weft_controller_writes_total{result="ok",verb="create"} 1`,
+		`weft_controller_writes_total{network="overlay",result="ok",verb="create"} 1`,
 	)
 }
 
 // A replica that waits says so, and nothing of what it does not know: an alert on too few subnets is not for it.
 func TestReplicaThatWaits(t *testing.T) {
-	controller := NewController("v1")
-	expect(t, controller.Handler(), `weft_controller_leader 0`, `weft_controller_writes_total{result="error",verb="create"} 0`)
+	controller := NewController("v1").For("overlay")
+	expect(t, controller.Handler(), `weft_controller_leader 0`, `weft_controller_writes_total{network="overlay",result="error",verb="create"} 0`)
 	families, err := controller.Gatherer().Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -47,14 +47,14 @@ func TestMetrics(t *testing.T) {
 		return samples
 	}
 	const (
-		adds     = `weft_cni_request_duration_seconds_count{code="0",command="ADD"}`
-		dels     = `weft_cni_request_duration_seconds_count{code="0",command="DEL"}`
-		attached = `weft_attachments{state="attached"}`
-		inUse    = `weft_addresses_in_use`
+		adds     = `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="overlay"}`
+		dels     = `weft_cni_request_duration_seconds_count{code="0",command="DEL",network="overlay"}`
+		attached = `weft_attachments{network="overlay",state="attached"}`
+		inUse    = `weft_addresses_in_use{network="overlay"}`
 		inStep   = `weft_engine_in_step{engine="openflow"}`
 		missing  = `weft_engine_drift_total{engine="openflow",kind="missing"}`
 		stray    = `weft_engine_drift_total{engine="openflow",kind="stray"}`
-		podFlows = `weft_openflow_flows{table="pod"}`
+		podFlows = `weft_openflow_flows{network="overlay",table="pod"}`
 	)
 	await(t, "what earlier tests had is taken away", func(ctx context.Context) error {
 		now, err := scrape(ctx, n)
@@ -77,7 +77,7 @@ func TestMetrics(t *testing.T) {
 	await(t, "everything in step", func(ctx context.Context) error { // the database tells of the port after the switch has
 		now, err := scrape(ctx, n)
 		for _, name := range []string{
-			`weft_ready`, `weft_engine_in_step{engine="link"}`, `weft_engine_in_step{engine="nft"}`, `weft_engine_in_step{engine="ovsdb"}`, inStep,
+			`weft_ready{network="overlay"}`, `weft_engine_in_step{engine="link"}`, `weft_engine_in_step{engine="nft"}`, `weft_engine_in_step{engine="ovsdb"}`, inStep,
 		} {
 			if err == nil && now[name] != 1 {
 				err = fmt.Errorf("%s: %v", name, now[name])
@@ -85,8 +85,8 @@ func TestMetrics(t *testing.T) {
 		}
 		return err
 	})
-	if after[`weft_kube_watches`] < 2 || after[`weft_addresses`] < 100 || after[`weft_sync_latency_seconds_count`] < 1 {
-		t.Errorf("watches %v, addresses %v, syncs %v", after[`weft_kube_watches`], after[`weft_addresses`], after[`weft_sync_latency_seconds_count`])
+	if after[`weft_kube_watches`] < 2 || after[`weft_addresses{network="overlay"}`] < 100 || after[`weft_sync_latency_seconds_count{network="overlay"}`] < 1 {
+		t.Errorf("watches %v, addresses %v, syncs %v", after[`weft_kube_watches`], after[`weft_addresses{network="overlay"}`], after[`weft_sync_latency_seconds_count{network="overlay"}`])
 	}
 	delPod(t, pod)
 	if now := get(); now[dels] <= after[dels] {
