@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -46,10 +48,11 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 		}
 		state := metrics.State{Engines: e.standing(), Networks: map[string]metrics.Network{overlay.NetworkName: own}}
 		for _, record := range a.store.List() {
-			if _, known := state.Networks[record.Network]; !known {
-				state.Networks[record.Network] = metrics.Network{Attachments: noAttachments()}
+			kind := nameOf(&record)
+			if _, known := state.Networks[kind]; !known {
+				state.Networks[kind] = metrics.Network{Attachments: noAttachments()}
 			}
-			state.Networks[record.Network].Attachments[string(record.State)]++
+			state.Networks[kind].Attachments[string(record.State)]++
 		}
 		return state
 	})
@@ -128,10 +131,15 @@ func (a *agent) networkOf(req *cni.Request) string {
 		return metrics.NoNetwork
 	}
 	record, err := a.store.Get(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})
-	if err != nil || record.Network == "" {
+	if err != nil {
 		return metrics.NoNetwork
 	}
-	return record.Network
+	return nameOf(&record)
+}
+
+// nameOf returns the value of the label network for a record: the kind of its network. There is one network of some kinds for each object.
+func nameOf(record *attach.Record) string {
+	return cmp.Or(network.KindOf(record.Network), metrics.NoNetwork)
 }
 
 // requestSteps are the steps of a request. They are counted at its end: which network it is for is not known from the beginning.

@@ -100,7 +100,7 @@ func TestRequestsCountForTheirNetwork(t *testing.T) {
 	t.Cleanup(func() { _ = store.Close() })
 	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: noop.NewTracerProvider()}, store: store}
 	record := attach.Record{
-		Network: "overlay", ContainerID: "c1", IfName: "eth0", Netns: "/run/netns/a", BootID: "b", State: attach.Planned, Created: time.Unix(1, 0),
+		Network: "vpc.0f3c", ContainerID: "c1", IfName: "eth0", Netns: "/run/netns/a", BootID: "b", State: attach.Planned, Created: time.Unix(1, 0),
 	}
 	request := func(command cni.Command, during func() error) {
 		t.Helper()
@@ -115,10 +115,10 @@ func TestRequestsCountForTheirNetwork(t *testing.T) {
 	request(cni.CommandAdd, func() error { return store.Put(t.Context(), record) })
 	request(cni.CommandDel, func() error { return store.Delete(t.Context(), record.Key()) })
 	request(cni.CommandDel, func() error { return nil })
-	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="overlay"} 1`,
-		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="overlay"} 1`,
+	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="vpc"} 1`,
+		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="vpc"} 1`,
 		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="none"} 1`,
-		`weft_cni_step_duration_seconds_count{command="ADD",network="overlay",step="test"} 1`)
+		`weft_cni_step_duration_seconds_count{command="ADD",network="vpc",step="test"} 1`)
 }
 
 // A change counts from when the first of those was seen that are not programmed.

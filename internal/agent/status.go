@@ -212,6 +212,14 @@ func overlaySection(state *admin.State) weftv1.NodeNetworkSection {
 	return section
 }
 
+// reportOf returns what replaces a network's own section, and no other.
+func (a *agent) reportOf(name string) func(weftv1.NodeNetworkSection) {
+	return func(section weftv1.NodeNetworkSection) {
+		section.Name = name
+		a.nodeNetwork.Set(section)
+	}
+}
+
 // stopped says that nobody keeps the status true any more.
 func (w *statusWriter) stopped(ctx context.Context) {
 	have, err := w.subnet(ctx)

@@ -14,6 +14,7 @@ import (
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/node"
@@ -130,6 +131,8 @@ type Deps struct {
 	Events Events
 	// Changed is called when Ready may return something else. It does not wait.
 	Changed func()
+	// Report replaces the network's section of the node's NodeNetwork, whose name is the Kind's. It does not wait.
+	Report func(weftv1.NodeNetworkSection)
 }
 
 // Events reports events of objects; equal ones in a row are counted.
