@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -88,14 +89,7 @@ func (n *Network) forgetEgress(ctx context.Context) error {
 
 // inheritEgress notes the addresses that a former life translated to, and this one does not, or for another VNID: whose connections these
 // are, nobody knows any more. It is for the time before the first rules are programmed.
-func (n *Network) inheritEgress(ctx context.Context, s *settings) error {
-	if n.engines.Uplink == nil {
-		return nil
-	}
-	have, err := n.engines.Rules.Read(ctx)
-	if err != nil {
-		return named("node rules", err)
-	}
+func (n *Network) inheritEgress(s *settings, have map[nft.Key]nft.Item) {
 	now := map[netip.Addr]string{}
 	for _, rules := range n.egressChange(s, true).rules {
 		maps.Copy(now, host.Translated(rules))
@@ -105,5 +99,13 @@ func (n *Network) inheritEgress(ctx context.Context, s *settings) error {
 			n.egress.forget.note(address)
 		}
 	}
-	return nil
+}
+
+// formerRules returns the node's rules as a former life of the agent left them, where that matters.
+func (n *Network) formerRules(ctx context.Context) (map[nft.Key]nft.Item, error) {
+	if n.engines.Uplink == nil {
+		return nil, nil
+	}
+	have, err := n.engines.Rules.Read(ctx)
+	return have, named("node rules", err)
 }

@@ -290,16 +290,22 @@ func (n *Network) Update(ctx context.Context, view View) error {
 // start programs everything for the first time in this process's life. Rules come before ports: what closes the way
 // around the userspace datapath has to stand before there is a way. Flows come last: a port without flows is closed.
 func (n *Network) start(ctx context.Context, s *settings) error {
-	if err := n.resume(ctx, s); err != nil {
+	// Side by side: the one waits for the kernel's links, the other for nft.
+	var former map[nft.Key]nft.Item
+	var both errgroup.Group
+	both.Go(func() error { return n.resume(ctx, s) })
+	both.Go(func() (err error) {
+		former, err = n.formerRules(ctx)
+		return err
+	})
+	if err := both.Wait(); err != nil {
 		return err
 	}
 	n.compileRules(s)
 	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
-	if err := n.inheritEgress(ctx, s); err != nil {
-		return err
-	}
+	n.inheritEgress(s, former)
 	n.setHostPorts()
 	n.setEgress(s)
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
