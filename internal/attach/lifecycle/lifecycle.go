@@ -411,7 +411,10 @@ func (h *Handler) detach(ctx context.Context, key attach.Key) error {
 	}
 	defer unlock()
 	rec, err := h.store.Get(key)
-	if errors.Is(err, attach.ErrNotFound) {
+	if errors.Is(err, attach.ErrNotFound) { // or it cannot be read: what it stands for goes with the sandbox
+		if err := h.store.RemoveBroken(key); err != nil {
+			return cni.Errorf(cni.CodeIO, "attachment %s: %w", key, err)
+		}
 		return nil
 	}
 	if err != nil {

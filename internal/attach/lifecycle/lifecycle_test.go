@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -498,5 +499,27 @@ func TestNothingIsServedYet(t *testing.T) {
 			code = cni.CodeNotAvailable
 		}
 		wantCode(t, call(), code, "waiting for the moon")
+	}
+}
+
+// A record that cannot be read is kept until its attachment is deleted, and removed then.
+func TestDelRemovesABrokenRecord(t *testing.T) {
+	r := newRig(t)
+	r.add("a")
+	names, err := filepath.Glob(filepath.Join(r.dir, "*.json"))
+	if err != nil || len(names) != 1 {
+		t.Fatal(names, err)
+	}
+	if err := os.WriteFile(names[0], []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	close(r.handed)
+	if broken := r.store.Broken(); len(broken) != 1 {
+		t.Fatalf("broken: %v", broken)
+	}
+	r.del("a")
+	if broken := r.store.Broken(); len(broken) != 0 {
+		t.Errorf("after DEL: %v", broken)
 	}
 }
