@@ -1,0 +1,51 @@
+// Package house compares the code with ARCHITECTURE.md: which room imports which.
+package house
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const module = "weft.dev/weft/"
+
+// Imports returns what each package in a folder of the module at root imports of the module, without tests. Names are those of folders.
+func Imports(root, folder string) (map[string][]string, error) {
+	imports := map[string][]string{}
+	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && entry.Name() == "testdata":
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return fmt.Errorf("imports: %w", err)
+		}
+		pkg, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		all := imports[pkg]
+		for _, spec := range file.Imports {
+			name, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return fmt.Errorf("imports of %s: %w", path, err)
+			}
+			if own, ours := strings.CutPrefix(name, module); ours && !slices.Contains(all, own) {
+				all = append(all, own)
+			}
+		}
+		imports[pkg] = all
+		return nil
+	})
+	return imports, err
+}
