@@ -3,11 +3,21 @@
 package daemon_test
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
+	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
@@ -369,4 +379,63 @@ func TestCompaction(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestTLS: an etcd that wants a client certificate and a user is used with both, and without them the log says why not.
+func TestTLS(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	files := certificates(t)
+	const user, password = "root", "secret"
+	etcd := u.EtcdTLS(files, user, password)
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	etcd.EnableAuth()
+	n1, n2 := u.Node(), u.Node()
+	tls := []string{"--etcd-cafile=" + files.CA, "--etcd-certfile=" + files.Cert, "--etcd-keyfile=" + files.Key}
+	startWeft(n1, weft, etcd, append(tls, "--etcd-username="+user, "--etcd-password="+password)...)
+	if subnet := n1.Subnet("FLANNEL_SUBNET"); !strings.HasPrefix(subnet, "10.5.") {
+		t.Errorf("subnet %s", subnet)
+	}
+	refused := startWeft(n2, weft, etcd, tls...)
+	flanneltest.Eventually(t, "the refusal is told", func() error {
+		if !strings.Contains(refused.Log(), "etcdserver: ") {
+			return errors.New(refused.Log())
+		}
+		return nil
+	})
+	if strings.Contains(refused.Log(), password) {
+		t.Error("the log has the password")
+	}
+}
+
+// certificates makes an authority, and a certificate by it for 192.0.2.254 that serves both ends.
+func certificates(t *testing.T) flanneltest.Certificates {
+	t.Helper()
+	dir := t.TempDir()
+	files := flanneltest.Certificates{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{Organization: []string{"test"}}, NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 254)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	raw, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, block := range map[string]*pem.Block{
+		files.CA: {Type: "CERTIFICATE", Bytes: raw}, files.Cert: {Type: "CERTIFICATE", Bytes: raw}, files.Key: {Type: "EC PRIVATE KEY", Bytes: private},
+	} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
 }

@@ -14,7 +14,11 @@ type Etcd struct {
 	present  string
 	dir      string
 	process  *Process
+	secure   Certificates
 }
+
+// Certificates are files for TLS; empty: none.
+type Certificates struct{ CA, Cert, Key string }
 
 // Etcd starts etcd on the underlay.
 func (u *Underlay) Etcd() *Etcd {
@@ -23,6 +27,40 @@ func (u *Underlay) Etcd() *Etcd {
 	e := &Etcd{u: u, dir: u.t.TempDir(), Endpoint: "http://192.0.2.254:2379"}
 	e.start(usual)
 	return e
+}
+
+// EtcdTLS starts an etcd that takes connections with client certificates and a user only; the certificates are for 192.0.2.254, and
+// of clients.
+func (u *Underlay) EtcdTLS(files Certificates, user, password string) *Etcd {
+	u.t.Helper()
+	e := &Etcd{u: u, dir: u.t.TempDir(), Endpoint: "https://192.0.2.254:2379", present: "https://192.0.2.254:2379", secure: files}
+	const peers = "http://192.0.2.254:2380"
+	e.process = u.Space.Start(nil, "etcd", "--data-dir", e.dir, "--listen-client-urls", e.present, "--advertise-client-urls", e.present,
+		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers,
+		"--trusted-ca-file", files.CA, "--cert-file", files.Cert, "--key-file", files.Key, "--client-cert-auth")
+	Eventually(u.t, "etcd answers", func() error {
+		_, err := u.Space.Run(e.curl("/health")...)
+		return err
+	})
+	e.post("/v3/auth/user/add", map[string]string{"name": user, "password": password}, &struct{}{})
+	e.post("/v3/auth/role/add", map[string]string{"name": "root"}, &struct{}{})
+	e.post("/v3/auth/user/grant", map[string]string{"user": user, "role": "root"}, &struct{}{})
+	return e
+}
+
+// EnableAuth refuses requests without a user from now on. Etcd's user root must exist.
+func (e *Etcd) EnableAuth() {
+	e.u.t.Helper()
+	e.post("/v3/auth/enable", struct{}{}, &struct{}{})
+}
+
+// curl returns the command for a request.
+func (e *Etcd) curl(path string, args ...string) []string {
+	argv := []string{"curl", "-sS", "--fail-with-body"}
+	if e.secure.CA != "" {
+		argv = append(argv, "--cacert", e.secure.CA, "--cert", e.secure.Cert, "--key", e.secure.Key)
+	}
+	return append(append(argv, args...), e.present+path)
 }
 
 // start starts the server at a port; its data stay.
@@ -52,14 +90,20 @@ func (e *Etcd) Away(do func()) {
 	e.start(usual)
 }
 
-// ask uses etcd's JSON gateway.
+// ask is a request about keys.
 func (e *Etcd) ask(path string, request, answer any) {
+	e.u.t.Helper()
+	e.post("/v3/kv/"+path, request, answer)
+}
+
+// post uses etcd's JSON gateway.
+func (e *Etcd) post(path string, request, answer any) {
 	e.u.t.Helper()
 	body, err := json.Marshal(request)
 	if err != nil {
 		e.u.t.Fatal(err)
 	}
-	out, err := e.u.Space.Run("curl", "-sf", "-d", string(body), e.present+"/v3/kv/"+path)
+	out, err := e.u.Space.Run(e.curl(path, "-d", string(body))...)
 	if err != nil {
 		e.u.t.Fatal(err)
 	}
