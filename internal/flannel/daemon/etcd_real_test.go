@@ -24,13 +24,16 @@ import (
 
 const configKey, subnetsPrefix = "/coreos.com/network/config", "/coreos.com/network/subnets/"
 
+var binary string //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	os.Exit(flanneltest.Main(m, func(bin string) { binary = filepath.Join(bin, "weft") }, "weft"))
+}
+
 // programs are what the nodes run.
 func programs(t *testing.T) (weft, flanneld string) {
 	t.Helper()
-	if weft = os.Getenv("WEFT_BINARY"); weft == "" {
-		weft = flanneltest.Weft(t, "weft")
-	}
-	return weft, flanneltest.Flanneld(t)
+	return binary, flanneltest.Flanneld(t)
 }
 
 func startWeft(n *flanneltest.Node, weft string, etcd *flanneltest.Etcd, args ...string) *flanneltest.Process {

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,18 +41,39 @@ func Plugin(t testing.TB) string {
 	return build(t, "flannel-plugin-"+PluginVersion, "flannelcni", "github.com/containernetworking/plugins/plugins/meta/flannel", "CGO_ENABLED=0")
 }
 
-// Weft builds one of the project's programs for the test.
-func Weft(t testing.TB, program string) string {
-	t.Helper()
-	out := filepath.Join(t.TempDir(), program)
-	run(t, root(t), "", "go", "build", "-o", out, "./cmd/"+program)
-	return out
+// Main builds Weft's programs into a folder of their own, gives it to use, and runs the tests. It returns what TestMain exits with.
+func Main(m *testing.M, use func(bin string), programs ...string) int {
+	bin, err := os.MkdirTemp("", "weft-flannel-")
+	if err == nil {
+		defer os.RemoveAll(bin) //nolint:errcheck // a temporary folder
+		err = Build(bin, programs...)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "build Weft's programs:", err)
+		return 1
+	}
+	use(bin)
+	return m.Run()
 }
 
-func root(t testing.TB) string {
-	t.Helper()
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "../../..")
+// Build builds Weft's programs into a folder.
+func Build(bin string, programs ...string) error {
+	for _, program := range programs {
+		if _, err := try(context.Background(), sources(), "", "go", "build", "-o", filepath.Join(bin, program), "./cmd/"+program); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sources is the folder of the module: go test runs a test in its package's folder.
+func sources() string {
+	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	return "." // go build then says that there is no module
 }
 
 func build(t testing.TB, name, module, pkg, env string) string {
@@ -66,7 +86,7 @@ func build(t testing.TB, name, module, pkg, env string) string {
 		t.Fatal(err)
 	}
 	partial := fmt.Sprintf("%s.%d", path, os.Getpid())
-	run(t, filepath.Join(root(t), "lab", module), env, "go", "build", "-o", partial, pkg)
+	run(t, filepath.Join(sources(), "lab", module), env, "go", "build", "-o", partial, pkg)
 	if err := os.Rename(partial, path); err != nil {
 		t.Fatal(err)
 	}

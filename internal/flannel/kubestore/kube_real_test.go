@@ -23,13 +23,33 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+var (
+	server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+	binary string                //nolint:gochecknoglobals // set once, by TestMain
+)
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
+	code := apiservertest.Main(m, func(s *apiservertest.Server) error {
 		server = s
-		return nil
-	}))
+		bin, err := os.MkdirTemp("", "weft-flannel-")
+		if err != nil {
+			return err
+		}
+		binary = filepath.Join(bin, "weft")
+		return flanneltest.Build(bin, "weft")
+	})
+	if binary != "" {
+		code = max(code, removed(filepath.Dir(binary)))
+	}
+	os.Exit(code)
+}
+
+func removed(dir string) int {
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }
 
 const (
@@ -54,10 +74,7 @@ func newCluster(t *testing.T, config string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{Underlay: flanneltest.NewUnderlay(t), t: t, client: client, weft: os.Getenv("WEFT_BINARY")}
-	if c.weft == "" {
-		c.weft = flanneltest.Weft(t, "weft")
-	}
+	c := &cluster{Underlay: flanneltest.NewUnderlay(t), t: t, client: client, weft: binary}
 	address, err := url.Parse(rest.Host)
 	if err != nil {
 		t.Fatal(err)

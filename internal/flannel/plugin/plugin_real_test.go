@@ -88,12 +88,10 @@ func list(t *testing.T, dir, prefix string) []string {
 	return out
 }
 
-func binary(t *testing.T) string {
-	t.Helper()
-	if path := os.Getenv("WEFT_FLANNEL_BINARY"); path != "" {
-		return path
-	}
-	return flanneltest.Weft(t, "weft-flannel")
+var program string //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	os.Exit(flanneltest.Main(m, func(bin string) { program = filepath.Join(bin, "weft-flannel") }, "weft-flannel"))
 }
 
 const kube = `"cniVersion":"0.3.1","delegate":{"hairpinMode":true,"isDefaultGateway":true},`
@@ -101,7 +99,7 @@ const kube = `"cniVersion":"0.3.1","delegate":{"hairpinMode":true,"isDefaultGate
 // TestLikeFlannel: the result, the addresses and what is left are those of flannel's own plugin, and either removes what the other
 // made.
 func TestLikeFlannel(t *testing.T) {
-	ours, theirs := binary(t), flanneltest.Plugin(t)
+	ours, theirs := program, flanneltest.Plugin(t)
 	for _, more := range []string{kube, ``, `"cniVersion":"0.4.0","delegate":{"type":"ptp"},`} {
 		r := newRig(t)
 		var results []string
@@ -142,7 +140,7 @@ func neutral(result string) string {
 
 // TestTwoInterfaces: both of a container's interfaces are removed; flannel's plugin forgets the first and leaks its address.
 func TestTwoInterfaces(t *testing.T) {
-	ours, r := binary(t), newRig(t)
+	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
 	for _, ifName := range []string{"eth0", "net1"} {
 		r.must(ours, "ADD", "c", ifName, space.Path(), r.conf(kube))
@@ -162,7 +160,7 @@ func TestTwoInterfaces(t *testing.T) {
 
 // TestFailedDelIsTriedAgain: a DEL that the delegate failed leaves what the next one needs; flannel's plugin leaks the address.
 func TestFailedDelIsTriedAgain(t *testing.T) {
-	ours, r := binary(t), newRig(t)
+	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
 	r.must(ours, "ADD", "c", "eth0", space.Path(), r.conf(kube))
 	r.path = filepath.Join(r.node.Dir, "empty")
@@ -181,7 +179,7 @@ func TestFailedDelIsTriedAgain(t *testing.T) {
 
 // TestCheck has the delegate look: what is missing in the pod is found.
 func TestCheck(t *testing.T) {
-	ours, r := binary(t), newRig(t)
+	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
 	const version = `"cniVersion":"0.4.0",`
 	result := r.must(ours, "ADD", "c", "eth0", space.Path(), r.conf(version))
@@ -199,7 +197,7 @@ func TestCheck(t *testing.T) {
 
 // TestGC removes what the runtime does not list, and nothing when it lists nothing at all.
 func TestGC(t *testing.T) {
-	ours, r := binary(t), newRig(t)
+	ours, r := program, newRig(t)
 	for _, container := range []string{"kept", "gone"} {
 		r.must(ours, "ADD", container, "eth0", r.node.Sandbox(container).Path(), r.conf(`"cniVersion":"1.0.0",`))
 	}
@@ -219,7 +217,7 @@ func TestGC(t *testing.T) {
 
 // TestNotReady: without a subnet, ADD is to be tried again and STATUS says that the node cannot serve.
 func TestNotReady(t *testing.T) {
-	ours, r := binary(t), newRig(t)
+	ours, r := program, newRig(t)
 	r.must(ours, "STATUS", "", "", "", r.conf(`"cniVersion":"1.1.0",`))
 	for _, c := range []struct{ env, command, version, want string }{
 		{"", "STATUS", "1.1.0", `"code":50`},
@@ -246,7 +244,7 @@ func TestNotReady(t *testing.T) {
 
 // TestAgentIsAsked: on a node with Weft's records, an ADD waits for the agent and executes no delegate.
 func TestAgentIsAsked(t *testing.T) {
-	ours, r := binary(t), newRig(t)
+	ours, r := program, newRig(t)
 	records := filepath.Join(r.node.Dir, "no-records")
 	if err := os.Mkdir(records, 0o700); err != nil {
 		t.Fatal(err)
