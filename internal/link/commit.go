@@ -103,11 +103,13 @@ func (e *Engine) learn(change reconcile.Change[Key, Item], failed map[Key]error)
 		if failed[key] == nil {
 			e.release(key)
 			delete(e.known, key)
+			e.noteNeighbour(key, false)
 		}
 	}
 	for key, item := range change.Set {
 		if failed[key] == nil {
 			e.known[key] = item
+			e.noteNeighbour(key, true)
 		}
 	}
 }

@@ -35,7 +35,8 @@ type Engine struct {
 
 	mutex      sync.Mutex
 	namespaces map[string]bool
-	devices    map[Key]bool // of KindDevice and KindVeth
+	devices    map[Key]bool    // of KindDevice and KindVeth
+	neighbours map[string]bool // in the own namespace, by the names of their keys
 	attended   string
 }
 
@@ -96,6 +97,40 @@ func (e *Engine) take(key Key) {
 	}
 }
 
+// noteNeighbours lets Watch know the neighbours that are programmed: by the time of an event the kernel calls one that was
+// deleted failed, as it calls any that does not answer.
+func (e *Engine) noteNeighbours() {
+	neighbours := map[string]bool{}
+	for key := range e.known {
+		if key.Kind == KindNeighbour && key.Netns == "" {
+			neighbours[key.Name] = true
+		}
+	}
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.neighbours = neighbours
+}
+
+// noteNeighbour notes one neighbour that was set or deleted.
+func (e *Engine) noteNeighbour(key Key, set bool) {
+	if key.Kind != KindNeighbour || key.Netns != "" {
+		return
+	}
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	if set {
+		e.neighbours[key.Name] = true
+	} else {
+		delete(e.neighbours, key.Name)
+	}
+}
+
+func (e *Engine) hasNeighbour(key Key) bool {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return e.neighbours[key.Name]
+}
+
 // enterCare puts the namespaces of an item into care.
 func (e *Engine) enterCare(item Item) {
 	e.mutex.Lock()
@@ -140,6 +175,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 		}
 	}
 	e.known = maps.Clone(state)
+	e.noteNeighbours()
 	return state, nil
 }
 

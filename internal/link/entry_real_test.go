@@ -76,6 +76,10 @@ func TestRealOwnEntries(t *testing.T) {
 	nstest.Do(t, home, func() error { return forget(&link.Route{Dst: netip.MustParsePrefix("10.1.0.0/16")}) })
 	for drift := next(); drift.Kind != link.KindRoute; drift = next() {
 	}
+	neighbour := &link.Neighbour{Device: linktest.Device, Address: netip.MustParseAddr("10.128.0.9")}
+	nstest.Do(t, home, func() error { return forget(neighbour) })
+	for drift := next(); drift.Kind != link.KindNeighbour; drift = next() {
+	}
 	cancel()
 	for range drifts { // until it is closed
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"slices"
 	"syscall"
@@ -198,11 +199,14 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 		if len(data) < unix.SizeofNdMsg {
 			return Drift{}, false
 		}
+		index := int(nl.NativeEndian().Uint32(data[4:8]))
 		state := uint16(data[8]) | uint16(data[9])<<8
-		if state&netlink.NUD_PERMANENT == 0 {
+		// A deletion has two messages: one of an entry that has failed, with the sender, and one of its removal, without.
+		lost := message.Header.Type == unix.RTM_NEWNEIGH && w.lostNeighbour(index, data[unix.SizeofNdMsg:])
+		if state&netlink.NUD_PERMANENT == 0 && !lost {
 			return Drift{}, false
 		}
-		return w.about(int(nl.NativeEndian().Uint32(data[4:8])), KindNeighbour)
+		return w.about(index, KindNeighbour)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		// rtm_protocol is the sixth byte of struct rtmsg.
 		return Drift{Kind: KindRoute}, len(data) >= unix.SizeofRtMsg && data[5] == Protocol
@@ -210,6 +214,15 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 		return Drift{Kind: KindRule}, true
 	}
 	return Drift{}, false
+}
+
+// lostNeighbour reports whether a message about an entry that is not permanent is about one that the engine has programmed.
+func (w *watcher) lostNeighbour(index int, attributes []byte) bool {
+	if !wellFormed(attributes) {
+		return false
+	}
+	address, ok := netip.AddrFromSlice(byType(attributes)[netlink.NDA_DST])
+	return ok && w.engine.hasNeighbour((&Neighbour{Device: w.names[index], Address: address}).Key())
 }
 
 func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
