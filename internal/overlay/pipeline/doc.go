@@ -53,4 +53,5 @@
 //     the cluster.
 //   - With NetworkPolicies, all that pods of the node send and get meets the tracker, isolated or not: who began a connection has to be known
 //     by the time that a policy isolates one of its ends.
+//   - With NetworkPolicies, a pod's ICMP errors are checked at its own node, by the port that they come in by and the connection that they quote (icmp.go).
 package pipeline

@@ -104,6 +104,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	}
 	if p.config.policies() {
 		p.itself(pod, addr)
+		p.errorsOf(&pod, addr, p.config.toLocal(pod, mac))
 	}
 }
 

@@ -69,6 +69,7 @@ func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}
 // policyStatic adds what policies need whatever they are, but for what delivers.
 func (p *program) policyStatic() {
 	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
+	p.errorsStatic()
 	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
 }
 

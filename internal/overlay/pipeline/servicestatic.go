@@ -75,7 +75,7 @@ func (p *program) services() {
 	c := p.config
 	track, ipv4 := c.track(), openflow.EthType(openflow.EthTypeIPv4)
 	for _, port := range []uint32{PortVXLAN, PortTun} {
-		p.add(TableState, priorityStray+1, "ICMP about a connection that was never looked at", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
+		p.add(TableState, priorityStrayIn, "ICMP about a connection that was never looked at", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
 	}
 	p.add(TableState, priorityStray, "ICMP about a connection that was never looked at", stray(), openflow.GotoTable(TableEgressPolicy))
 	p.drop(TableState, priorityInvalid, "packets that fit no connection", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
@@ -102,7 +102,7 @@ func (p *program) trackServices() {
 	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
 	p.hostsOwn(priorityGateway+1, priorityGateway)
 	p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
-	for _, kind := range []uint8{icmpUnreachable, icmpExceeded, icmpParameter} {
+	for _, kind := range icmpErrors() {
 		p.add(TableState, priorityErrors, "an ICMP error to a pod, perhaps about a connection that was translated",
 			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)
 	}

@@ -22,7 +22,13 @@ import (
 // byPolicies is a node with two pods in the mode with NetworkPolicies, that none isolates.
 func byPolicies(t *testing.T) *serviceNode {
 	t.Helper()
-	n := startNode(t, 2)
+	return byPoliciesOf(t, 2)
+}
+
+// byPoliciesOf is byPolicies with so many pods.
+func byPoliciesOf(t *testing.T, pods int) *serviceNode {
+	t.Helper()
+	n := startNode(t, pods)
 	n.config.Mode = pipeline.ModeNetworkPolicy
 	n.flows = n.config.Static()
 	for _, p := range n.pods {

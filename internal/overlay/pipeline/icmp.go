@@ -1,0 +1,69 @@
+package pipeline
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+)
+
+// Where policies judge, an ICMP error passes as part of the connection that it quotes (judge). The tracker does not look at its sender. So a
+// pod's errors are checked at the pod's own node, by the port that they come in by: they quote a connection of the pod, or are dropped. The
+// pod is an end of a connection if its address is the connection's source or destination, or the endpoint that a Service on this node
+// translated to, which the connection's label has. What comes from outside, by the tunnel and from the host, passes: routers send errors.
+
+// Priorities in table 21 of ICMP errors that were looked at.
+const (
+	priorityStrayIn    = 243 // of no connection, by the tunnel and from the host
+	priorityStrayHost  = 242 // of no connection that the tracker sees, to the host, which has its own
+	priorityStrayError = 241 // of no connection, to pods
+	priorityOwnError   = 238 // of a connection of the pod
+	priorityErrorIn    = 237 // by the tunnel and from the host
+	priorityAnyError   = 236 // of others' connections
+)
+
+// icmpErrors are the types of ICMP errors that a pod may send.
+func icmpErrors() []uint8 { return []uint8{icmpUnreachable, icmpExceeded, icmpParameter} }
+
+// quoting is an ICMP error that was looked at and quotes a known connection.
+func quoting(on ...openflow.MatchField) conditions {
+	const icmp = 1
+	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.IPProto(icmp), openflow.CTState(openflow.CTTrk|openflow.CTRel, openflow.CTInv)), on...)
+}
+
+// errorsStatic drops the ICMP errors of pods that no pod's own flows admit.
+func (p *program) errorsStatic() {
+	c := p.config
+	for _, kind := range icmpErrors() {
+		lost := match(openflow.ICMPType(kind), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0))
+		p.add(TableState, priorityStrayHost, "an ICMP error of a pod to the host, which knows its own connections",
+			append(lost, openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+		for _, network := range c.ClusterNetworks {
+			p.drop(TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(lost[:len(lost):len(lost)], openflow.IPDst(network)))
+		}
+	}
+	for _, port := range []uint32{PortVXLAN, PortTun} {
+		p.add(TableState, priorityErrorIn, "an ICMP error from a router, from the host, or from a pod whose node checked it",
+			quoting(openflow.InPort(port)), openflow.GotoTable(TableRoute))
+	}
+	p.drop(TableState, priorityAnyError, "an ICMP error of a pod about a connection that is not its own", quoting())
+}
+
+// errorsOf admits a pod's ICMP errors about its own connections.
+func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []openflow.Action) {
+	const translated = 110
+	port, at := openflow.InPort(pod.OFPort), host(addr)
+	for _, end := range []openflow.MatchField{openflow.CTNwSrc(at), openflow.CTNwDst(at), endpointLabel(addr)} {
+		p.add(TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), openflow.GotoTable(TableEgressPolicy))
+	}
+	label := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone(), Exec: openflow.Actions{openflow.SetField(endpointLabel(addr))}})
+	p.add(TableLocal, translated, "a new connection to a Service, to the pod: note that the pod is its endpoint",
+		match(openflow.IPDst(at), openflow.CTState(openflow.CTTrk|openflow.CTNew|openflow.CTDNAT, openflow.CTRel)),
+		append([]openflow.Action{label}, deliver...)...)
+}
+
+// endpointLabel is the part of a connection's label that has the address of the endpoint on this node that a Service translated to.
+func endpointLabel(addr netip.Addr) openflow.MatchField {
+	const bits = 0xffffffff
+	return openflow.CTLabelMasked([2]uint64{0, uint64(binary.BigEndian.Uint32(addr.AsSlice()))}, [2]uint64{0, bits})
+}
