@@ -24,7 +24,6 @@ import (
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
-	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
@@ -542,14 +541,10 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 		return view, err
 	}
 	a.objects.entered(view.Cluster.Mode)
-	if view.Cluster.Mode == clusternetwork.ModeMultitenant {
+	if view.Guarded() { // the modes with VNIDs
 		return view, nil
 	}
-	// Not before pods are isolated otherwise. The modes with VNIDs are those with egress firewalls.
-	if err := a.objects.tenants.end(ctx); err != nil || view.Guarded() {
-		return view, err
-	}
-	return view, errors.Join(a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network), a.objects.multicast.end(ctx))
+	return view, errors.Join(a.objects.tenants.end(ctx), a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network), a.objects.multicast.end(ctx))
 }
 
 // tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/realised"
 )
 
-// A node that is to isolate pods waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
+// A node that enters a mode with VNIDs waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
 // each namespace when the mode changes. Then it goes on, and pods without one are closed.
 const (
 	// missingPatience is how long no other VNID may have come.
@@ -31,7 +31,7 @@ const (
 // errUnread says that NetNamespaces are not known yet.
 var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or does not let this agent read them")
 
-// tenants tells which namespaces' VNIDs changed. NetNamespaces are watched only while pods are isolated by them.
+// tenants tells which namespaces' VNIDs changed. NetNamespaces are watched in the modes that have VNIDs.
 type tenants struct {
 	*follower
 	cache cache.Cache
@@ -54,9 +54,9 @@ func newTenants(store cache.Cache, vnids *netNamespaces, log *slog.Logger, chang
 	return &tenants{follower: newFollower(vnids, changed), cache: store, log: log, known: map[string]uint32{}}
 }
 
-// prepare tells the network of all VNIDs before it isolates pods by them. An error says what is waited for.
+// prepare tells the network of all VNIDs before packets carry them. An error says what is waited for.
 func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode clusternetwork.Mode) error {
-	if mode != clusternetwork.ModeMultitenant {
+	if !mode.HasVNIDs() {
 		return nil
 	}
 	t.await(true)
@@ -191,7 +191,7 @@ func versionOf(nn *networkv1.NetNamespace) uint64 {
 // complete returns an error while pods that the node has would be closed for want of a VNID, and it can be hoped that they
 // get one.
 func (t *tenants) complete(network *overlay.Network, now time.Time) error {
-	if network.Isolating() {
+	if network.HasVNIDs() {
 		return nil
 	}
 	t.stepping.Lock()
@@ -212,10 +212,10 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 		patience = startPatience
 	}
 	if now.Sub(t.missing) < patience {
-		return fmt.Errorf("waiting for the VNIDs of namespaces %s before pods are isolated by them: the controller gives each a NetNamespace", text)
+		return fmt.Errorf("waiting for the VNIDs of namespaces %s before packets carry them: the controller gives each a NetNamespace", text)
 	}
 	t.missing = time.Time{}
-	t.log.Error("isolating pods although namespaces of some have no VNID: those pods are closed until the controller gives them one", "namespaces", text)
+	t.log.Error("pods stay closed: their namespaces have no VNID until the controller gives them one", "namespaces", text)
 	return nil
 }
 

@@ -203,7 +203,7 @@ func (s *settings) part(rec *attach.Record) part {
 		return part{}
 	}
 	vnids, sends := []uint32{own.VNID}, own.VNID
-	if s.isolates() {
+	if s.hasVNIDs() {
 		var has bool
 		if vnids, sends, has = s.tenants.of(rec.PodNamespace); !has {
 			return part{}

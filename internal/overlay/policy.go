@@ -313,10 +313,11 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 	if !known {
 		return nil
 	}
-	p := pod(rec)
-	p.Isolation, p.Firewall, p.Egress = isolation, s.firewallOf(rec), s.egress.groups[rec.PodNamespace]
-	takes := s.part(rec)
-	p.Multicast, p.VNID = takes.sends, takes.from
+	p, open := s.pod(rec)
+	if !open {
+		return nil
+	}
+	p.Isolation = isolation
 	return s.pipeline.Pod(p)
 }
 

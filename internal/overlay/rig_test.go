@@ -308,6 +308,11 @@ func (l *life) restart(t *testing.T) *life {
 
 func (l *life) update(t tb, view View) {
 	t.Helper()
+	if _, _, has := l.tenants.of("default"); view.ByPolicies() && !has {
+		if err := l.UpdateTenants(context.Background(), TenantChange{VNIDs: map[string]uint32{"default": 0}}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := l.Update(context.Background(), view); err != nil {
 		t.Fatal(err)
 	}

@@ -80,9 +80,9 @@ func (n *Network) UpdateTenants(ctx context.Context, change TenantChange) error 
 	n.updating.Lock()
 	defer n.updating.Unlock()
 	was := n.settings.Load()
-	isolating := n.started && was.isolates()
-	n.tenants.take(&change, isolating, time.Now())
-	if !isolating {
+	carried := n.started && was.hasVNIDs()
+	n.tenants.take(&change, carried, time.Now())
+	if !carried {
 		return nil
 	}
 	return n.retenant(ctx, was)
@@ -90,6 +90,9 @@ func (n *Network) UpdateTenants(ctx context.Context, change TenantChange) error 
 
 // isolates reports whether pods are isolated by VNIDs.
 func (s *settings) isolates() bool { return s.pipeline.Mode == pipeline.ModeMultitenant }
+
+// hasVNIDs reports whether packets carry their senders' VNIDs: pods of a namespace without one are closed.
+func (s *settings) hasVNIDs() bool { return s.isolates() || s.policies() }
 
 // retenant programs the pods of the namespaces that are pending: all in one change. The caller holds updating.
 func (n *Network) retenant(ctx context.Context, s *settings) error {
@@ -100,7 +103,7 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 	flows, touched := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}, map[uint32]struct{}{}
 	for key, rec := range n.live {
 		if _, affected := names[rec.PodNamespace]; affected {
-			flows[owner(key)] = again.podFlows(&rec)
+			flows[owner(key)] = n.podFlows(&again, &rec)
 			n.multicast.place(&again, &rec, touched)
 		}
 	}
@@ -112,12 +115,12 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 		return fmt.Errorf("projects: %w", err)
 	}
 	n.tenants.settle(names)
-	n.purgeDue(true)
+	n.purgeDue(len(flows) > 0)
 	return n.purge(ctx)
 }
 
-// take takes a change over. Who has a VNID already moves, if pods are isolated by it.
-func (t *tenants) take(change *TenantChange, isolating bool, now time.Time) {
+// take takes a change over. A namespace that has a VNID already moves, if packets carry it.
+func (t *tenants) take(change *TenantChange, carried bool, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, name := range change.Gone {
@@ -130,7 +133,7 @@ func (t *tenants) take(change *TenantChange, isolating bool, now time.Time) {
 	for name, vnid := range change.VNIDs {
 		have := t.known[name]
 		switch {
-		case have == nil || !isolating:
+		case have == nil || !carried:
 			t.known[name] = &tenant{vnid: vnid, sends: vnid}
 			delete(t.moving, name)
 			close(t.told)
@@ -210,11 +213,10 @@ func (t *tenants) realise() {
 	}
 }
 
-// TenantsRealised returns the version of the last change of VNIDs that is wholly in effect; 0 if pods are not isolated by
-// them.
+// TenantsRealised returns the version of the last change of VNIDs that is wholly in effect; 0 in a mode without VNIDs.
 func (n *Network) TenantsRealised() uint64 {
 	s := n.settings.Load()
-	if s == nil || !s.isolates() {
+	if s == nil || !s.hasVNIDs() {
 		return 0
 	}
 	n.tenants.mu.RLock()
@@ -285,7 +287,7 @@ func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
 	something, next := t.advance(time.Now())
 	s := n.settings.Load()
 	switch {
-	case !s.isolates():
+	case !s.hasVNIDs():
 		t.settle(t.due())
 		return next, nil
 	case !something:
@@ -299,7 +301,7 @@ func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	p := pod(rec)
 	p.Firewall = s.firewallOf(rec)
 	p.Egress = s.egress.groups[rec.PodNamespace]
-	if !s.isolates() {
+	if !s.hasVNIDs() {
 		return p, true
 	}
 	p.Multicast = s.part(rec).sends
@@ -315,7 +317,7 @@ func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 
 // awaitVNID waits until a pod's namespace has a VNID: without one its port would stay closed.
 func (n *Network) awaitVNID(ctx context.Context, s *settings, namespace string) error {
-	if !s.isolates() {
+	if !s.hasVNIDs() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, vnidPatience)
@@ -332,7 +334,7 @@ func (n *Network) awaitVNID(ctx context.Context, s *settings, namespace string) 
 		case <-told:
 		case <-ctx.Done():
 			return cni.Errorf(cni.CodeTryAgainLater,
-				"namespace %q has no VNID yet, and pods are isolated by it: the controller gives it one, in the NetNamespace of that name: try again later", namespace)
+				"namespace %q has no VNID yet, which its packets carry: the controller gives it one, in the NetNamespace of that name: try again later", namespace)
 		}
 	}
 }
@@ -351,8 +353,8 @@ func (n *Network) WithoutVNID() []string {
 	return slices.Compact(names)
 }
 
-// Isolating reports whether the network isolates pods by VNIDs now.
-func (n *Network) Isolating() bool {
+// HasVNIDs reports whether packets carry VNIDs now.
+func (n *Network) HasVNIDs() bool {
 	s := n.settings.Load()
-	return s != nil && s.isolates()
+	return s != nil && s.hasVNIDs()
 }

@@ -276,11 +276,11 @@ func TestModeChange(t *testing.T) {
 		t.Errorf("without a VNID: %v", names)
 	}
 	l.tenancy(t, vnids("a", 10, "b", 20))
-	if l.node.state(t) != flat || l.Isolating() || len(l.WithoutVNID()) > 0 {
+	if l.node.state(t) != flat || l.HasVNIDs() || len(l.WithoutVNID()) > 0 {
 		t.Error("in a flat network VNIDs make a difference")
 	}
 	l.update(t, isolated())
-	if got := l.tells(t, a) + ", " + l.tells(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.Isolating() {
+	if got := l.tells(t, a) + ", " + l.tells(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.HasVNIDs() {
 		t.Error(got)
 	}
 	if want, have := fresh(t, t.TempDir(), isolated(), l.store.List(), vnids("a", 10, "b", 20)), l.node.state(t); want != have {
@@ -416,4 +416,38 @@ func TestModeChangeOrder(t *testing.T) {
 			t.Errorf("to %s: tunnels by commit %d, pods by %d, all by %d", view.Cluster.Mode, remotes, pods, all)
 		}
 	}
+}
+
+// With NetworkPolicies, pods' packets carry the VNIDs of their namespaces, a pod of a namespace without one is closed, and a namespace that gets
+// another VNID sends with it.
+func TestPoliciesCarryVNIDs(t *testing.T) {
+	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
+	change := func(vnids map[string]uint32, gone ...string) {
+		t.Helper()
+		if err := l.UpdateTenants(t.Context(), TenantChange{VNIDs: vnids, Gone: gone}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(map[string]uint32{"default": 77})
+	eventually(t, "the namespace has moved", func() bool { return !l.TenantsPending() })
+	req := l.request("one")
+	l.add(t, req)
+	sends := func() string {
+		flows := strings.Join(l.held(t, owner(keyOf(req))), "\n")
+		for _, vnid := range []string{"0", "0x4d", "0x4e"} {
+			if strings.Contains(flows, "set_field:"+vnid+"->reg0") {
+				return vnid
+			}
+		}
+		return ""
+	}
+	if got := sends(); got != "0x4d" {
+		t.Errorf("the pod sends with VNID %q, want 0x4d", got)
+	}
+	change(nil, "default")
+	if got := l.opens(t, req); got != "closed" {
+		t.Errorf("without a VNID the port is %s", got)
+	}
+	change(map[string]uint32{"default": 78})
+	eventually(t, "the namespace has its VNID", func() bool { return sends() == "0x4e" })
 }

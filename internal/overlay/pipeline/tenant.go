@@ -12,9 +12,13 @@ const ModeMultitenant Mode = "multitenant"
 // isolates reports whether packets are judged by VNIDs.
 func (c *Config) isolates() bool { return c.Mode == ModeMultitenant }
 
-// sourceOf sets the source VNID of what a pod sends: that of everybody in a flat network is 0.
+// hasVNIDs reports whether packets carry the VNIDs of their senders: with NetworkPolicies too, where other implementations of the network
+// judge by them. A flat network carries 0.
+func (c *Config) hasVNIDs() bool { return c.isolates() || c.policies() }
+
+// sourceOf returns the source VNID of what a pod sends: in a flat network 0.
 func (c *Config) sourceOf(pod *Pod) uint32 {
-	if c.isolates() {
+	if c.hasVNIDs() {
 		return pod.VNID
 	}
 	return 0
@@ -24,7 +28,7 @@ func (c *Config) sourceOf(pod *Pod) uint32 {
 // it is 0, whatever the VNI.
 func (c *Config) sourceFromTunnel() openflow.Action {
 	const last = 31
-	if c.isolates() {
+	if c.hasVNIDs() {
 		return openflow.Move(openflow.Bits(openflow.FieldTunID, 0, last), openflow.RegBits(RegSource, 0, last))
 	}
 	return source(0)
