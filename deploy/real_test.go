@@ -145,6 +145,7 @@ func TestAgentWritesItsOwnNodeOnly(t *testing.T) {
 	}
 	t.Run("NodeNetwork", func(t *testing.T) { ownNodeNetworkOnly(t, admin, mine) })
 	t.Run("HostSubnet", func(t *testing.T) { ownHostSubnetOnly(t, admin, mine) })
+	t.Run("every field of Node", func(t *testing.T) { everyNodeField(t, admin, mine) })
 	t.Run("NodeNetwork/all rights", func(t *testing.T) { ownNodeNetworkWithAllRights(t, mine) })
 }
 
