@@ -54,6 +54,8 @@ type tenants struct {
 	latest, realised uint64
 	// pending are namespaces whose pods may not have their flows yet.
 	pending map[string]struct{}
+	// purge says that flows of pods which packets have met are others: what was told before a mode with VNIDs began is in its first flows.
+	purge bool
 }
 
 // tenant is one namespace.
@@ -114,8 +116,7 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 		n.tenants.wakeUp()
 		return fmt.Errorf("projects: %w", err)
 	}
-	n.tenants.settle(names)
-	n.purgeDue(len(flows) > 0)
+	n.purgeDue(n.tenants.settle(names))
 	return n.purge(ctx)
 }
 
@@ -146,6 +147,7 @@ func (t *tenants) take(change *TenantChange, carried bool, now time.Time) {
 		}
 		t.pending[name] = struct{}{}
 	}
+	t.purge = t.purge || carried && len(t.pending) > 0
 	t.latest = max(t.latest, change.Version)
 	t.wakeUp()
 }
@@ -174,7 +176,7 @@ func (t *tenants) advance(now time.Time) (something bool, next time.Time) {
 	for name, p := range t.moving {
 		if !p.due.After(now) {
 			p.advance(now.Add(t.step))
-			t.pending[name] = struct{}{}
+			t.pending[name], t.purge = struct{}{}, true
 		}
 		if p.due.IsZero() {
 			delete(t.moving, name)
@@ -192,14 +194,16 @@ func (t *tenants) due() map[string]struct{} {
 	return maps.Clone(t.pending)
 }
 
-// settle takes note of what is programmed.
-func (t *tenants) settle(names map[string]struct{}) {
+// settle takes note of what is programmed, and reports whether the datapath is to be purged for it.
+func (t *tenants) settle(names map[string]struct{}) (purge bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name := range names {
 		delete(t.pending, name)
 	}
 	t.realise()
+	purge, t.purge = t.purge, false
+	return purge
 }
 
 // realise tells the latest version if nothing is left to do. The caller holds mu.
