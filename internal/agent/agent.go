@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nodenetwork"
@@ -241,6 +242,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.nodeNetwork, err = nodenetwork.New(nodenetwork.Options{Config: a.opts.Config, Node: opts.Node, Log: opts.Log}); err != nil {
 		return err
 	}
+	a.objects.egressIPs.probes.probe, a.objects.egressIPs.probes.holds = link.Stranger, link.HoldsAddress
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}

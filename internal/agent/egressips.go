@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,8 +34,10 @@ type egressIPs struct {
 	alive *liveness.Watcher
 	// refused is told of an address that this node is to hold and cannot, and why, by its HostSubnet's UID and version.
 	refused func(uid types.UID, version string, address netip.Addr, note string)
-	// others returns the node's addresses that are no egress addresses.
-	others func() (map[netip.Addr]struct{}, error)
+	// others returns the node's addresses that are no egress addresses, and gateways the next hops of its routes.
+	others, gateways func() (map[netip.Addr]struct{}, error)
+	// probes keep the node from taking an address that a host outside the cluster has.
+	probes *egressProbes
 
 	// stepping serialises step, and guards what follows.
 	stepping sync.Mutex
@@ -63,17 +66,20 @@ type site struct {
 	// node is the node's own address, and network the range that it has on its interface.
 	node    netip.Addr
 	network netip.Prefix
-	// others are the node's addresses that are no egress addresses: who else made them has a use for them.
-	others map[netip.Addr]struct{}
+	// uplink is that interface.
+	uplink string
+	// others are the node's addresses that are no egress addresses: who else made them has a use for them. gateways are its routes' next hops.
+	others, gateways map[netip.Addr]struct{}
 }
 
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
 		follower: newFollower(vnids, changed), cache: store, node: node, inhabited: make(chan struct{}, 1),
-		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, known: map[string]egressip.Namespace{},
+		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, gateways: link.Gateways, known: map[string]egressip.Namespace{},
 		tell: func() {},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
+	e.probes = &egressProbes{changed: e.signal, after: time.AfterFunc, verdicts: map[netip.Addr]*egressVerdict{}}
 	return e
 }
 
@@ -87,7 +93,7 @@ func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view 
 		return nil
 	}
 	e.stepping.Lock()
-	e.site = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network}
+	e.site = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network, uplink: view.Node.Uplink}
 	e.stepping.Unlock()
 	e.await(true)
 	if err := e.begin(ctx); err != nil {
@@ -147,7 +153,11 @@ func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty
 	if err != nil {
 		return fmt.Errorf("the node's addresses: %w", err)
 	}
-	e.site.others = others
+	gateways, err := e.gateways()
+	if err != nil {
+		return fmt.Errorf("the node's gateways: %w", err)
+	}
+	e.site.others, e.site.gateways = others, gateways
 	all := e.ways(subnets.Items)
 	e.alive.Watch(e.asked(network.Inhabited()))
 	if err := network.UpdateEgressIPs(ctx, all); err != nil {
@@ -236,7 +246,11 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	for vnid, way := range plan.Ways {
 		here, others := e.split(way.Holders, peers)
 		if here.IsValid() {
-			all.Ways[vnid] = overlay.EgressWay{Address: here}
+			held := overlay.EgressWay{} // nothing leaves while it is not known whether a stranger has the address
+			if free, _ := e.probes.free(e.site.uplink, here, hostAddresses(peers)); free {
+				held.Address = here
+			}
+			all.Ways[vnid] = held
 			continue
 		}
 		if len(others) > 1 { // of one there is no choice
@@ -266,6 +280,8 @@ func (e *egressIPs) refusedBy(object *networkv1.HostSubnet, peers map[string]pee
 	}
 	listed, ranges := clusternetwork.HostedEgressIPs(object), clusternetwork.EgressCIDRs(object)
 	e.cannot, e.unfit = map[netip.Addr]string{}, map[netip.Addr]string{}
+	kept := map[netip.Addr]struct{}{}
+	defer func() { e.probes.keep(kept) }()
 	for _, ns := range e.known {
 		for _, address := range ns.IPs {
 			lists := slices.Contains(listed, address)
@@ -273,6 +289,10 @@ func (e *egressIPs) refusedBy(object *networkv1.HostSubnet, peers map[string]pee
 				continue
 			}
 			err := e.site.check(address, peers)
+			if err == nil && lists {
+				kept[address] = struct{}{}
+				_, err = e.probes.free(e.site.uplink, address, hostAddresses(peers))
+			}
 			if err == nil {
 				continue
 			}
@@ -345,10 +365,25 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 		return fmt.Errorf("egressIPs: %s is the node's own address: choose one that nobody has", address)
 	case taken:
 		return fmt.Errorf("egressIPs: %s is an address of the node already, for something else: choose one that nobody has, or remove it from the node", address)
+	case isIn(s.gateways, address):
+		return fmt.Errorf("egressIPs: %s is the gateway of the node's routes: announced here, it would take over the way out of every node; choose one that nobody has", address)
+	case s.network.Contains(address) && edge(s.network, address):
+		return fmt.Errorf("egressIPs: %s is the network or the broadcast address of %s: choose one between them", address, s.network)
 	case !s.network.Contains(address):
 		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address: answers would not come here; give it to a node whose network it is in", address, s.network)
 	}
 	return nil
+}
+
+func isIn(set map[netip.Addr]struct{}, address netip.Addr) bool {
+	_, in := set[address]
+	return in
+}
+
+// edge reports whether an address is the first or the last of a network that has room for hosts between them.
+func edge(network netip.Prefix, address netip.Addr) bool {
+	const point = 31 // RFC 3021: both are hosts'
+	return network.Bits() < point && (address == network.Masked().Addr() || !network.Contains(address.Next()))
 }
 
 // answering gives each node a share, and the share of one that does not answer to one that does: so the connections of the

@@ -28,7 +28,10 @@ func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet
 func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressIPs {
 	e := newEgressIPs(nil, nil, "n1", func() {})
 	vip := netip.MustParseAddr("192.0.2.50")
-	e.site = site{mode, netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24"), map[netip.Addr]struct{}{vip: {}}}
+	e.site = site{
+		mode: mode, node: netip.MustParseAddr("192.0.2.1"), network: netip.MustParsePrefix("192.0.2.0/24"), uplink: "eth0",
+		others: map[netip.Addr]struct{}{vip: {}}, gateways: map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.254"): {}},
+	}
 	for _, ns := range namespaces {
 		e.known[ns.Name] = ns
 	}

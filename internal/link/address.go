@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -101,6 +102,15 @@ func OtherAddresses() (map[netip.Addr]struct{}, error) {
 		}
 	}
 	return others, nil
+}
+
+// HoldsAddress reports whether this network namespace has an address as an [Address] item. An address that cannot be looked up is taken for
+// none.
+func HoldsAddress(address netip.Addr) bool {
+	list, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	return err == nil && slices.ContainsFunc(list, func(have netlink.Addr) bool {
+		return have.Label == AddressLabel && toPrefix(have.IPNet).Addr() == address
+	})
 }
 
 // isItem reports whether a message about an address is about an [Address].

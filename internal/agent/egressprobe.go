@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// strangerAgain is when an address that a stranger has is probed again: no event tells that the stranger gives it up.
+const strangerAgain = time.Minute
+
+// egressProbes keep this node from taking an egress address that a host outside the cluster has: an address is probed before the node holds it.
+type egressProbes struct {
+	// probe returns the MAC address of the host that has an address, nil if no host has it, or one of the nodes. Nil: nothing is probed.
+	probe func(device string, address netip.Addr, nodes []netip.Addr) (net.HardwareAddr, error)
+	// holds reports whether the node has an egress address already: after a restart it is not given up for a probe.
+	holds func(address netip.Addr) bool
+	// changed is called when a verdict is new. It must not wait.
+	changed func()
+	// after is time.AfterFunc.
+	after func(time.Duration, func()) *time.Timer
+
+	mu       sync.Mutex
+	verdicts map[netip.Addr]*egressVerdict
+}
+
+// egressVerdict is what is known of an address. Until it is known, nothing leaves by the address.
+type egressVerdict struct {
+	known    bool
+	stranger net.HardwareAddr
+	err      error
+}
+
+// free reports whether this node may hold an address. An error says why it may not; neither: that is not known yet, and changed will be called.
+func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Addr) (bool, error) {
+	if p.probe == nil {
+		return true, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.verdicts[address]
+	if v == nil {
+		v = &egressVerdict{known: p.holds(address)}
+		p.verdicts[address] = v
+		if !v.known {
+			go p.look(v, device, address, nodes)
+		}
+	}
+	switch {
+	case v.err != nil:
+		return false, fmt.Errorf("egressIPs: %s could not be probed: %w", address, v.err)
+	case v.stranger != nil:
+		return false, fmt.Errorf("egressIPs: %s is held by a host that is no node, with the MAC address %s: choose one that nobody has", address, v.stranger)
+	}
+	return v.known, nil
+}
+
+// look probes an address. While a stranger has it, it is probed again and again, until the address is forgotten.
+func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr, nodes []netip.Addr) {
+	stranger, err := p.probe(device, address, nodes)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.verdicts[address] != v {
+		return
+	}
+	v.known, v.stranger, v.err = true, stranger, err
+	if stranger != nil || err != nil {
+		p.after(strangerAgain, func() { p.look(v, device, address, nodes) })
+	}
+	p.changed()
+}
+
+// keep forgets the verdicts of all addresses but these: one that comes back is probed anew.
+func (p *egressProbes) keep(addresses map[netip.Addr]struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.verdicts, func(address netip.Addr, _ *egressVerdict) bool {
+		_, kept := addresses[address]
+		return !kept
+	})
+}
+
+// hostAddresses are the addresses of the nodes of peers, in order.
+func hostAddresses(peers map[string]peer) []netip.Addr {
+	var addresses []netip.Addr
+	for _, at := range peers {
+		addresses = append(addresses, at.node)
+	}
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	return addresses
+}
