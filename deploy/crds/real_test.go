@@ -122,6 +122,8 @@ vxlanPort: 4789
 		{"range inside service", clusterNetwork("serviceNetwork: 10.0.0.0/8, clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), "serviceNetwork must not overlap"},
 		{"old network inside service", clusterNetwork("serviceNetwork: 10.0.0.0/8, network: 10.128.0.0/14, hostsubnetlength: 9"), "serviceNetwork must not overlap network"},
 		{"service not canonical", clusterNetwork("serviceNetwork: 172.30.1.0/16, clusterNetworks: [{CIDR: 10.128.0.0/14, hostSubnetLength: 9}]"), notCanonical},
+		{"network alone beside clusterNetworks", clusterNetwork(goodNetworks + ", network: 10.128.0.0/14"), "both or neither"},
+		{"length alone beside clusterNetworks", clusterNetwork(goodNetworks + ", hostsubnetlength: 9"), "both or neither"},
 		{"network differs", clusterNetwork(goodNetworks + ", network: 10.124.0.0/14"), "network must be left out or equal"},
 		{"hostsubnetlength differs", clusterNetwork(goodNetworks + ", hostsubnetlength: 8"), "hostsubnetlength must be left out or equal"},
 		{"port 0", clusterNetwork(goodNetworks + ", vxlanPort: 0"), "greater than or equal to 1"},
@@ -208,6 +210,7 @@ spec:
 `, ""},
 		{"no rules", egress(""), ""},
 		{"final dot", egress("{type: Allow, to: {dnsName: www.example.com.}}"), ""},
+		{"CIDR with bits right of the prefix", egress("{type: Deny, to: {cidrSelector: 198.51.100.7/24}}"), ""},
 		{"0.0.0.0/32", egress("{type: Deny, to: {cidrSelector: 0.0.0.0/32}}"), ""},
 
 		{"AllowX", egress("{type: AllowX, to: {cidrSelector: 0.0.0.0/0}}"), "Unsupported value"},
@@ -216,8 +219,8 @@ spec:
 		{"no peer", egress("{type: Deny}"), "to: Required"},
 		{"empty peer", egress("{type: Deny, to: {}}"), "exactly one of"},
 		{"two peers", egress("{type: Deny, to: {cidrSelector: 1.2.3.0/24, dnsName: example.com}}"), "exactly one of"},
-		{"CIDR not canonical", egress("{type: Deny, to: {cidrSelector: 1.2.3.4/24}}"), notCanonical},
-		{"CIDR leading zero", egress("{type: Deny, to: {cidrSelector: 1.2.03.0/24}}"), notCanonical},
+		{"CIDR leading zero", egress("{type: Deny, to: {cidrSelector: 1.2.03.0/24}}"), "must be an IPv4 range"},
+		{"CIDR of IPv6", egress("{type: Deny, to: {cidrSelector: 'fd00::/8'}}"), "must be an IPv4 range"},
 		{"wildcard", egress("{type: Deny, to: {dnsName: '*.example.com'}}"), "should match"},
 		{"no spec", "{$, kind: EgressNetworkPolicy, metadata: {name: fw, namespace: default}}", "spec: Required"},
 	}

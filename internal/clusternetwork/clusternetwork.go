@@ -90,6 +90,12 @@ func (p *parser) ranges(obj *networkv1.ClusterNetwork) []ipam.Range {
 		p.errs = append(p.errs, field.Invalid(length, obj.HostSubnetLength,
 			fmt.Sprintf("leave it out, or set it to clusterNetworks[0].hostSubnetLength, %d", first.HostSubnetLength)))
 	}
+	switch {
+	case obj.Network != "" && obj.HostSubnetLength == 0:
+		p.errs = append(p.errs, field.Required(length, "set it to clusterNetworks[0].hostSubnetLength, or leave network out as well"))
+	case obj.Network == "" && obj.HostSubnetLength != 0:
+		p.errs = append(p.errs, field.Required(network, "set it to clusterNetworks[0].CIDR, or leave hostsubnetlength out as well"))
+	}
 	ranges := make([]ipam.Range, len(obj.ClusterNetworks))
 	for i, entry := range obj.ClusterNetworks {
 		ranges[i] = ipam.Range{

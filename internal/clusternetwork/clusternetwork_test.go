@@ -70,6 +70,18 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// OpenShift SDN refused a ClusterNetwork with one of the old fields and not the other.
+func TestParseHalfOfTheOldForm(t *testing.T) {
+	for want, change := range map[string]func(*networkv1.ClusterNetwork){
+		"hostsubnetlength: Required": func(o *networkv1.ClusterNetwork) { o.Network = "10.128.0.0/14" },
+		"network: Required":          func(o *networkv1.ClusterNetwork) { o.HostSubnetLength = 9 },
+	} {
+		if _, err := Parse(object(change)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 func TestParseSaysEverything(t *testing.T) {
 	_, err := Parse(object(func(o *networkv1.ClusterNetwork) {
 		o.Network, o.HostSubnetLength = "10.0.0.0/8", 8

@@ -48,6 +48,8 @@ type Policy struct {
 	Rules []Rule
 	// Err is why it cannot be used: its namespace is closed then.
 	Err error
+	// Warnings say what of it is taken otherwise than it is written; a few, of many.
+	Warnings []string
 }
 
 // MaxRules is the most rules that a policy may have. It is the API's bound as well.
@@ -71,6 +73,9 @@ func FromObject(o *networkv1.EgressNetworkPolicy) Policy {
 			continue
 		}
 		p.Rules = append(p.Rules, rule)
+		if text := o.Spec.Egress[i].To.CIDRSelector; notCanonical(text) && len(p.Warnings) < maxErrors {
+			p.Warnings = append(p.Warnings, fmt.Sprintf("spec.egress[%d].to.cidrSelector: %s has bits set right of the prefix, and is taken as %s", i, text, rule.CIDR))
+		}
 	}
 	if more := len(errs) - maxErrors; more > 0 {
 		errs = append(errs[:maxErrors:maxErrors], fmt.Errorf("and %d more", more))
@@ -110,18 +115,22 @@ func within(field string, err error) error {
 	return fmt.Errorf("%s: %w", field, err)
 }
 
-// parseCIDR parses a range. 0.0.0.0/32 is read as 0.0.0.0/0: what some once wrote for all addresses still means them.
+// notCanonical reports whether a range has bits set right of its prefix.
+func notCanonical(text string) bool {
+	prefix, err := netip.ParsePrefix(text)
+	return err == nil && prefix != prefix.Masked()
+}
+
+// parseCIDR parses a range. Bits right of the prefix are ignored, as OpenShift SDN did. 0.0.0.0/32 is read as 0.0.0.0/0: what some once wrote for all addresses still means them.
 func parseCIDR(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil || !prefix.Addr().Is4():
 		return netip.Prefix{}, fmt.Errorf("%.40q is no IPv4 range such as 192.0.2.0/24", text)
-	case prefix != prefix.Masked():
-		return netip.Prefix{}, fmt.Errorf("%s has bits set right of the prefix: write %s", text, prefix.Masked())
 	case prefix == netip.PrefixFrom(netip.IPv4Unspecified(), prefix.Addr().BitLen()):
 		return everything(), nil
 	}
-	return prefix, nil
+	return prefix.Masked(), nil
 }
 
 // Bounds of names (RFC 1035, 2.3.4), without the last dot.

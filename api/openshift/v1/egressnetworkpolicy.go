@@ -59,10 +59,10 @@ type EgressNetworkPolicyRule struct {
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.cidrSelector) && size(self.cidrSelector) > 0) != (has(self.dnsName) && size(self.dnsName) > 0)",message="exactly one of cidrSelector and dnsName must be set"
 type EgressNetworkPolicyPeer struct {
-	// cidrSelector is the range of destination addresses. 0.0.0.0/32 is read as 0.0.0.0/0, as OpenShift does.
+	// cidrSelector is the range of destination addresses. Bits right of the prefix are ignored: 198.51.100.7/24 is 198.51.100.0/24. 0.0.0.0/32 is read as 0.0.0.0/0, as OpenShift does.
 	// +optional
 	// +kubebuilder:validation:MaxLength=18
-	// +kubebuilder:validation:XValidation:rule="self == '' || (isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).masked() == cidr(self))",message="must be an IPv4 range in canonical form, such as 192.0.2.0/24: no leading zeros, no bits set right of the prefix"
+	// +kubebuilder:validation:XValidation:rule="self == '' || (isCIDR(self) && cidr(self).ip().family() == 4)",message="must be an IPv4 range, such as 192.0.2.0/24, without leading zeros"
 	CIDRSelector string `json:"cidrSelector,omitempty"`
 
 	// dnsName is a name that stands for the addresses it resolves to. Wildcards are not possible, and no search list is applied.

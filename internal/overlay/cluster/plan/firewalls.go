@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
@@ -32,8 +33,11 @@ type FirewallFinding struct {
 // Firewalls judges all policies, in their order.
 func Firewalls(state FirewallState) []FirewallFinding {
 	x := egressfirewall.NewIndex()
+	warnings := make([][]string, len(state.Policies))
 	for i := range state.Policies {
-		x.SetPolicy(egressfirewall.FromObject(&state.Policies[i]))
+		parsed := egressfirewall.FromObject(&state.Policies[i])
+		x.SetPolicy(parsed)
+		warnings[i] = parsed.Warnings
 	}
 	for i := range state.NetNamespaces {
 		x.SetVNID(state.NetNamespaces[i].Name, state.NetNamespaces[i].NetID)
@@ -57,6 +61,9 @@ func Firewalls(state FirewallState) []FirewallFinding {
 			found.Reason, found.Message = networkv1.ReasonConflict, why
 		case slices.ContainsFunc(p.Spec.Egress, func(r networkv1.EgressNetworkPolicyRule) bool { return r.To.DNSName != "" }):
 			found.Message = "what its names stand for is each node's to find: events say what a node cannot resolve, or has no room for"
+		}
+		if found.Reason == networkv1.ReasonValid && len(warnings[i]) > 0 {
+			found.Message = strings.Join(slices.DeleteFunc(append(slices.Clone(warnings[i]), found.Message), func(s string) bool { return s == "" }), "; ")
 		}
 		findings = append(findings, found)
 	}
