@@ -7,11 +7,16 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// WantedEgressIPs returns the egress addresses that a NetNamespace wants. The API server refuses what is no address; should it
-// have let some through, it is left out, and where nothing remains an address stands for it that no node hosts: a namespace that wants
-// egress addresses must not leave by its nodes'.
+// WantedEgressIPs returns the egress addresses that a NetNamespace wants, also those that no node can have, such as 127.0.0.1. The API server
+// refuses what is no address; should it have let some through, it is left out, and where nothing remains 0.0.0.0 replaces it: a
+// namespace that wants egress addresses must not leave by its nodes'.
 func WantedEgressIPs(nn *networkv1.NetNamespace) []netip.Addr {
-	addresses := egressAddresses(nn.EgressIPs)
+	var addresses []netip.Addr
+	for _, text := range nn.EgressIPs {
+		if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() {
+			addresses = append(addresses, addr)
+		}
+	}
 	if len(addresses) == 0 && len(nn.EgressIPs) > 0 {
 		return []netip.Addr{netip.IPv4Unspecified()}
 	}

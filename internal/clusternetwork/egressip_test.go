@@ -18,7 +18,8 @@ func TestEgressIPs(t *testing.T) {
 		{nil, nil, nil},
 		{[]string{"192.0.2.9"}, []netip.Addr{good}, []netip.Addr{good}},
 		{[]string{"fd00::1", "192.0.2.9", "192.0.2.09"}, []netip.Addr{good}, []netip.Addr{good}},
-		{[]string{"nonsense", "", "127.0.0.1"}, []netip.Addr{netip.IPv4Unspecified()}, nil},
+		{[]string{"nonsense", "", "127.0.0.1"}, []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil},
+		{[]string{"nonsense", ""}, []netip.Addr{netip.IPv4Unspecified()}, nil},
 	} {
 		if got := WantedEgressIPs(&networkv1.NetNamespace{EgressIPs: test.texts}); !slices.Equal(got, test.wants) {
 			t.Errorf("%v: wants %v, not %v", test.texts, got, test.wants)

@@ -193,6 +193,8 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 		}
 		listed := c.nodes[ip]
 		switch {
+		case !ip.IsGlobalUnicast():
+			tell(ReasonUnassigned, "%s is no address that a node can have: give an IPv4 address of the nodes' network", ip)
 		case len(c.vnids[ip]) > 1:
 			contested = true
 			tell(ReasonConflict, "%s is wanted by %s as well: an address is for one project; until it is, nothing leaves any of them", ip, c.others(p, ip))

@@ -104,7 +104,7 @@ func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error)
 	})
 	for _, other := range taken[max(0, at-1):min(at+1, len(taken))] {
 		if other.Subnet.Overlaps(r.Subnet) {
-			return taken, fmt.Errorf("HostSubnet %s: subnet %s overlaps %s of HostSubnet %s", r.UID, r.Subnet, other.Subnet, other.UID)
+			return taken, fmt.Errorf("HostSubnet %s: subnet %s overlaps %s of HostSubnet %s", r.Name, r.Subnet, other.Subnet, other.Name)
 		}
 	}
 	return slices.Insert(taken, at, r), nil

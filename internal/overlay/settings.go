@@ -173,7 +173,7 @@ func (s *settings) rules() map[reconcile.Owner]map[nft.Key]nft.Item {
 
 // remote returns what the flows have to know of a remote host.
 func remote(subnet *clusternetwork.HostSubnet) pipeline.Remote {
-	return pipeline.Remote{UID: string(subnet.UID), NodeIP: subnet.HostIP, Subnet: subnet.Subnet, FixedVNID: subnet.VNID}
+	return pipeline.Remote{UID: string(subnet.UID), Name: subnet.Host, NodeIP: subnet.HostIP, Subnet: subnet.Subnet, FixedVNID: subnet.VNID}
 }
 
 // pod returns what the flows have to know of an attachment.

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +14,8 @@ import (
 type Remote struct {
 	// UID is the HostSubnet's. Two objects may briefly name the same host or have the same address.
 	UID string
+	// Name is the HostSubnet's, for errors. Default: its UID.
+	Name string
 	// NodeIP is where its tunnels end.
 	NodeIP netip.Addr
 	// Subnet is the range of its pods and its gateway.
@@ -27,21 +30,23 @@ const vnidMax = 1<<24 - 1
 // Owner names the HostSubnet as the origin of the flows.
 func (r Remote) Owner() reconcile.Owner { return reconcile.Owner("hostsubnet/" + r.UID) }
 
+func (r Remote) name() string { return cmp.Or(r.Name, r.UID) }
+
 // CheckRemote returns an error that says why Remote would return no flows.
 func (c *Config) CheckRemote(r Remote) error {
 	switch {
 	case !r.NodeIP.Is4() || r.NodeIP.IsLoopback() || r.NodeIP.IsMulticast() || r.NodeIP.IsUnspecified():
-		return fmt.Errorf("HostSubnet %s: host address %s is no usable IPv4 address", r.UID, r.NodeIP)
+		return fmt.Errorf("HostSubnet %s: host address %s is no usable IPv4 address", r.name(), r.NodeIP)
 	case r.NodeIP == c.NodeIP:
-		return fmt.Errorf("HostSubnet %s: host address %s is this node's own", r.UID, r.NodeIP)
+		return fmt.Errorf("HostSubnet %s: host address %s is this node's own", r.name(), r.NodeIP)
 	case c.inCluster(host(r.NodeIP)) || c.ServiceNetwork.Contains(r.NodeIP):
-		return fmt.Errorf("HostSubnet %s: host address %s is within the pods' or the Services' network", r.UID, r.NodeIP)
+		return fmt.Errorf("HostSubnet %s: host address %s is within the pods' or the Services' network", r.name(), r.NodeIP)
 	case !canonical4(r.Subnet) || !c.inCluster(r.Subnet):
-		return fmt.Errorf("HostSubnet %s: subnet %s is not within a cluster network", r.UID, r.Subnet)
+		return fmt.Errorf("HostSubnet %s: subnet %s is not within a cluster network", r.name(), r.Subnet)
 	case r.Subnet.Overlaps(c.LocalSubnet):
-		return fmt.Errorf("HostSubnet %s: subnet %s overlaps this node's own, %s", r.UID, r.Subnet, c.LocalSubnet)
+		return fmt.Errorf("HostSubnet %s: subnet %s overlaps this node's own, %s", r.name(), r.Subnet, c.LocalSubnet)
 	case r.FixedVNID > vnidMax:
-		return fmt.Errorf("HostSubnet %s: VNID %d is over %d", r.UID, r.FixedVNID, vnidMax)
+		return fmt.Errorf("HostSubnet %s: VNID %d is over %d", r.name(), r.FixedVNID, vnidMax)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/cluster/plan"
@@ -182,6 +183,8 @@ func (p *vnidPlanner) requested(nn *networkv1.NetNamespace, request string) (uin
 		return nn.NetID, nil
 	case request == networkv1.ChangeIsolate:
 		return p.free.Allocate() //nolint:wrapcheck // says everything
+	case join && len(validation.IsDNS1123Label(target)) > 0:
+		return 0, fmt.Errorf("%.64q is no namespace's name: write %s<namespace>", target, networkv1.ChangeJoinPrefix)
 	case join && p.moved[target]:
 		return 0, errLater
 	case join:

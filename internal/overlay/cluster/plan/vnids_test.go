@@ -217,6 +217,22 @@ func TestVNIDs(t *testing.T) {
 }
 
 // Applied one after the other, plans come to rest.
+// A request to join what can be no namespace is wrong at once; one that may come later is waited for.
+func TestJoinSaysWhatIsWrong(t *testing.T) {
+	for request, want := range map[string]string{
+		"join:ta:tb": `"ta:tb" is no namespace's name`,
+		"join:":      `"" is no namespace's name`,
+		"join:later": `it is joined when there is`,
+	} {
+		got := VNIDs(VNIDState{
+			Mode: clusternetwork.ModeMultitenant, Namespaces: []Namespace{ns("a")}, NetNamespaces: []networkv1.NetNamespace{nn("a", 12, request)},
+		}, rand.New(rand.NewPCG(1, 2)))
+		if len(got.Problems) != 1 || !strings.Contains(got.Problems[0].Message, want) {
+			t.Errorf("%s: %v, want %s", request, got.Problems, want)
+		}
+	}
+}
+
 func TestVNIDsConverge(t *testing.T) {
 	state := VNIDState{Mode: clusternetwork.ModeMultitenant}
 	for i := range 50 {

@@ -1,0 +1,36 @@
+package overlay
+
+import (
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/clusternetwork"
+)
+
+// What is wrong with a remote host names its object, and not the object's UID.
+func TestRemoteHostsAreNamed(t *testing.T) {
+	l := start(t)
+	view := sample()
+	view.Remotes = append(view.Remotes, subnet("overlaps", "192.0.2.9", "10.128.2.0/24"), subnet("own", "192.0.2.1", "10.128.6.0/23"))
+	s, err := newSettings(view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.updating.Lock()
+	defer l.updating.Unlock()
+	l.usable(s, []clusternetwork.HostSubnet(view.Remotes))
+	for uid, want := range map[string]string{
+		"uid-overlaps": "HostSubnet overlaps: subnet 10.128.2.0/24 overlaps 10.128.2.0/23 of HostSubnet b",
+		"uid-own":      "HostSubnet own: host address 192.0.2.1 is this node's own",
+	} {
+		found := ""
+		for owner, why := range l.leftOut {
+			if strings.HasSuffix(string(owner), uid) {
+				found = why
+			}
+		}
+		if found != want {
+			t.Errorf("%q, want %q", found, want)
+		}
+	}
+}
