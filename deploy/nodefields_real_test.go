@@ -67,11 +67,11 @@ func everyNodeField(t *testing.T, admin, mine client.Client) {
 
 // fill sets a value, and all that it holds, to something other than zero.
 func fill(v reflect.Value) {
-	if quantity, ok := v.Addr().Interface().(*resource.Quantity); ok {
+	if quantity, ok := reflect.TypeAssert[*resource.Quantity](v.Addr()); ok {
 		*quantity = resource.MustParse("7")
 		return
 	}
-	if _, ok := v.Addr().Interface().(json.Marshaler); ok && v.Kind() == reflect.Struct { // a time
+	if _, ok := reflect.TypeAssert[json.Marshaler](v.Addr()); ok && v.Kind() == reflect.Struct { // a time
 		v.Set(reflect.ValueOf(metav1.Now()))
 		return
 	}

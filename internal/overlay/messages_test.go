@@ -3,8 +3,6 @@ package overlay
 import (
 	"strings"
 	"testing"
-
-	"weft.dev/weft/internal/clusternetwork"
 )
 
 // What is wrong with a remote host names its object, and not the object's UID.
@@ -18,7 +16,7 @@ func TestRemoteHostsAreNamed(t *testing.T) {
 	}
 	l.updating.Lock()
 	defer l.updating.Unlock()
-	l.usable(s, []clusternetwork.HostSubnet(view.Remotes))
+	l.usable(s, view.Remotes)
 	for uid, want := range map[string]string{
 		"uid-overlaps": "HostSubnet overlaps: subnet 10.128.2.0/24 overlaps 10.128.2.0/23 of HostSubnet b",
 		"uid-own":      "HostSubnet own: host address 192.0.2.1 is this node's own",

@@ -84,7 +84,7 @@ func TestBadRemoteIsTold(t *testing.T) {
 	l.update(t, view)
 	view.Remotes = append(view.Remotes, subnet("d", "192.0.2.4", "10.128.6.0/23"))
 	l.update(t, view)
-	if got := strings.Count(log.String(), "uid-bad"); got != 1 {
+	if got := strings.Count(log.String(), "HostSubnet bad:"); got != 1 {
 		t.Errorf("told %d times:\n%s", got, log.String())
 	}
 	if !strings.Contains(n.flows.String(), "192.0.2.4") || strings.Contains(n.state(t), "192.0.2.5") {

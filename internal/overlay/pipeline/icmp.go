@@ -3,6 +3,7 @@ package pipeline
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/openflow"
 )
@@ -37,9 +38,9 @@ func (p *program) errorsStatic() {
 	for _, kind := range icmpErrors() {
 		lost := match(openflow.ICMPType(kind), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0))
 		p.add(TableState, priorityStrayHost, "an ICMP error of a pod to the host, which knows its own connections",
-			append(lost, openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+			append(slices.Clip(lost), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
 		for _, network := range c.ClusterNetworks {
-			p.drop(TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(lost[:len(lost):len(lost)], openflow.IPDst(network)))
+			p.drop(TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(slices.Clip(lost), openflow.IPDst(network)))
 		}
 	}
 	for _, port := range []uint32{PortVXLAN, PortTun} {
