@@ -1,0 +1,75 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	netkind "weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/placement"
+)
+
+// decidedKind is a network of which it is known whether it is present.
+func decidedKind(name string, presence netkind.Presence) *kind {
+	return &kind{Kind: netkind.Kind{Name: name}, presence: presence, known: true, why: "it is not running"}
+}
+
+// TestDefaultNetwork: the network whose object says so, else the overlay, else the first that needs no binding.
+func TestDefaultNetwork(t *testing.T) {
+	const (
+		absent = iota
+		present
+		chosen
+	)
+	presence := func(state int, cluster bool) netkind.Presence {
+		return netkind.Presence{Present: state != absent, Default: state == chosen, Cluster: cluster, Why: "its object"}
+	}
+	for name, c := range map[string]struct {
+		overlay, flat, bound int
+		want                 string
+	}{
+		"nothing":                     {absent, absent, absent, ""},
+		"the overlay":                 {present, absent, absent, "overlay"},
+		"the overlay before others":   {present, present, present, "overlay"},
+		"the only one":                {absent, present, absent, "flat"},
+		"one that needs a binding":    {absent, absent, present, ""},
+		"its object says so":          {present, chosen, present, "flat"},
+		"also of one that is bound":   {present, present, chosen, "bound"},
+		"the overlay's object and it": {chosen, chosen, absent, "overlay"},
+	} {
+		n := &networks{
+			home: presence(c.overlay, true), known: true,
+			kinds: []*kind{decidedKind("flat", presence(c.flat, true)), decidedKind("bound", presence(c.bound, false))},
+		}
+		if have, reason := n.standard(); have != c.want || (reason == "") != (c.want == "") {
+			t.Errorf("%s: %q (%s), want %q", name, have, reason, c.want)
+		}
+	}
+}
+
+// TestNothingIsPlacedBeforeAllIsKnown: while it is not known of one network whether it is present, no pod is placed; afterwards what is
+// absent is refused with the reason.
+func TestNothingIsPlacedBeforeAllIsKnown(t *testing.T) {
+	flat := decidedKind("flat", netkind.Presence{Why: "there is no ConfigMap"})
+	flat.why = "there is no ConfigMap"
+	n := &networks{home: netkind.Presence{Present: true, Cluster: true}, kinds: []*kind{flat}}
+	if _, _, err := n.cluster(t.Context()); err == nil {
+		t.Error("pods are placed before the overlay's objects are read")
+	}
+	n.known, flat.known = true, false
+	if _, _, err := n.cluster(t.Context()); err == nil {
+		t.Error("pods are placed before a network's objects are read")
+	}
+	flat.known = true
+	cluster, serving, err := n.cluster(t.Context())
+	if err != nil || serving != 1 {
+		t.Fatalf("%d serve, %v", serving, err)
+	}
+	pod := placement.Pod{Namespace: "shop", Name: "web", Annotations: map[string]string{placement.AnnotationNetwork: "flat"}}
+	if d := placement.Decide(pod, placement.Namespace{Name: "shop"}, cluster); !strings.Contains(d.Refuse, "there is no ConfigMap") {
+		t.Errorf("decision %+v", d)
+	}
+	flat.presence.Present = true
+	if err := n.problems(); err == nil || !strings.Contains(err.Error(), "flat") {
+		t.Errorf("problems: %v", err)
+	}
+}
