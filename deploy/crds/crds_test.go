@@ -16,8 +16,9 @@ func TestAll(t *testing.T) {
 		kinds[crd.Spec.Group] = append(kinds[crd.Spec.Group], crd.Spec.Names.Kind)
 	}
 	for group, want := range map[string][]string{
-		"network.openshift.io": {"ClusterNetwork", "EgressNetworkPolicy", "HostSubnet", "NetNamespace"},
-		"network.weft.dev":     {"NodeNetwork"},
+		"network.openshift.io":   {"ClusterNetwork", "EgressNetworkPolicy", "HostSubnet", "NetNamespace"},
+		"network.weft.dev":       {"NodeNetwork"},
+		"stackube.kubernetes.io": {"Network", "Tenant"},
 		"kubeovn.io": {
 			"IP", "IptablesDnatRule", "IptablesEIP", "IptablesFIPRule", "IptablesSnatRule", "QoSPolicy", "Subnet", "Vpc", "VpcNatGateway",
 		},

@@ -12,6 +12,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/groups"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
 
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/conf"
@@ -126,6 +127,27 @@ func TestNetworkRollBack(t *testing.T) {
 	}
 	t.Log(err)
 	nothingLeft(ctx, t, client, c, id)
+}
+
+// A network of the wanted name that Weft did not make is neither changed nor doubled.
+func TestForeignNetwork(t *testing.T) {
+	ctx, client := connect(t)
+	c := cloud.New(client, cloud.Config{Cluster: "test-foreign"})
+	want := wanted(project(ctx, t, client, "weft-test-not-ours"))
+	made, err := networks.Create(ctx, client.Network, networks.CreateOpts{Name: want.Name, ProjectID: want.Project}).Extract()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.EnsureNetwork(ctx, want); !errors.Is(err, cloud.ErrForeign) {
+		t.Errorf("error %v, want one that says whose the network is not", err)
+	}
+	held, err := c.FindNetwork(ctx, want.Project, want.Name, "")
+	if err != nil || held.ID != made.ID || len(held.Held) > 0 {
+		t.Errorf("OpenStack has %+v: %v", held, err)
+	}
+	if err := networks.Delete(ctx, client.Network, made.ID).ExtractErr(); err != nil {
+		t.Error(err)
+	}
 }
 
 // Two projects have networks of one name and one range; look-ups without a project say that there are several.

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/deploy/crds"
+	"weft.dev/weft/internal/apiservertest"
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
@@ -27,6 +29,7 @@ var cloudFor struct {
 	nodes []*openstack.Node
 	wire  *openstack.Wire
 	group *process.Group
+	api   *apiservertest.Server
 }
 
 // serveFor and attachTo let an engineer run tests again and again on one OpenStack.
@@ -52,7 +55,7 @@ func run(m *testing.M) int {
 			fmt.Fprintln(os.Stderr, "attach to OpenStack:", err)
 			return 1
 		}
-		return m.Run()
+		return withAPI(m)
 	}
 	dir, err := os.MkdirTemp("", "weft-os")
 	if err != nil {
@@ -60,6 +63,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
+	defer forget(filepath.Base(dir))
 	group := process.NewGroup(filepath.Join(dir, "log"), filepath.Join(dir, "pid"))
 	defer group.Stop(10*time.Second, func(string) bool { return true })
 	cloudFor.group = group
@@ -79,7 +83,30 @@ func run(m *testing.M) int {
 		<-waited.Done()
 		return 0
 	}
-	return m.Run()
+	return withAPI(m)
+}
+
+// forget removes the names of namespaces that have ended.
+func forget(base string) {
+	names, err := filepath.Glob(filepath.Join(ground.NetnsDir, base+"*"))
+	if err != nil {
+		return
+	}
+	for _, name := range names {
+		_ = os.Remove(name)
+	}
+}
+
+// withAPI runs the tests beside a real API server.
+func withAPI(m *testing.M) int {
+	return apiservertest.Main(m, func(s *apiservertest.Server) error {
+		cloudFor.api = s
+		all, err := crds.All()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), all)
+	})
 }
 
 // attach finds what another run started, by the pid files of the namespaces' holders.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
@@ -73,6 +74,19 @@ func ifElse(condition bool, yes, no string) string {
 	return no
 }
 
+// FindOwn looks up the network that Weft made for an owner, in any project. It returns ErrNotFound and ErrMultiple.
+func (c *Cloud) FindOwn(ctx context.Context, owner, name string) (*HeldNetwork, error) {
+	what := fmt.Sprintf("network %q of %s", name, owner)
+	one, err := c.lookNetwork(ctx, what, networks.ListOpts{Name: name, Description: c.mark(owner)})
+	if err != nil {
+		return nil, err
+	}
+	if one == nil {
+		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
+	}
+	return c.FindNetwork(ctx, "", "", one.ID)
+}
+
 func (c *Cloud) lookNetwork(ctx context.Context, what string, by networks.ListOpts) (*HeldNetwork, error) {
 	pages, err := networks.List(c.client.Network, by).AllPages(ctx)
 	if err != nil {
@@ -112,7 +126,11 @@ func (c *Cloud) ensureNetwork(ctx context.Context, want Network, made *undo) (st
 	what := fmt.Sprintf("network %q", want.Name)
 	held, fresh, err := makeOnce(ctx, what,
 		func(ctx context.Context) (*HeldNetwork, error) {
-			return c.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner)})
+			held, err := c.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
+			if err == nil && held != nil && held.Description != c.mark(want.Owner) {
+				return nil, fmt.Errorf("%s of project %s: %w", what, want.Project, ErrForeign)
+			}
+			return held, err
 		},
 		func(ctx context.Context) (*HeldNetwork, error) {
 			n, err := networks.Create(ctx, c.client.Network, networks.CreateOpts{
@@ -270,6 +288,9 @@ func routerInterfaces() []string {
 	return []string{"network:router_interface", "network:ha_router_replicated_interface", "network:router_interface_distributed"}
 }
 
+// isNetworks reports whether a port is Neutron's own: a router's, or one that serves DHCP or metadata.
+func isNetworks(deviceOwner string) bool { return strings.HasPrefix(deviceOwner, "network:") }
+
 // RemoveNetwork removes a network with all its ports, subnets and the routers that only it uses. What is not there any more
 // is no error.
 func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
@@ -281,7 +302,7 @@ func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	var errs []error
 	for _, p := range found {
 		if !slices.Contains(routerInterfaces(), p.DeviceOwner) {
-			if p.DeviceOwner != "network:distributed" && p.DeviceOwner != "network:dhcp" { // Neutron's own go with the network
+			if !isNetworks(p.DeviceOwner) { // Neutron's own go with the network
 				errs = append(errs, c.RemovePort(ctx, p.ID))
 			}
 			continue

@@ -126,6 +126,20 @@ func (c *Cloud) RemovePort(ctx context.Context, id string) error {
 // DefaultGroup is the security group of a project's pods.
 const DefaultGroup = "kube-securitygroup-default"
 
+// removeGroups removes the security groups of a project that is deleted: Neutron makes one with the first port.
+func (c *Cloud) removeGroups(ctx context.Context, project string) error {
+	found, err := list(ctx, groups.List(c.client.Network, groups.ListOpts{ProjectID: project}), groups.ExtractGroups)
+	if err != nil {
+		return fmt.Errorf("list the security groups of project %s: %w", project, err)
+	}
+	for _, g := range found {
+		if err := gone("security group "+g.Name, groups.Delete(ctx, c.client.Network, g.ID).ExtractErr()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // EnsureGroup makes a project's security group that lets everything in and out, IPv4, as KubeStack's did. Rules of a group
 // that has some for incoming traffic stay as they are.
 func (c *Cloud) EnsureGroup(ctx context.Context, project string) (string, error) {

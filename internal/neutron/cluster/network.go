@@ -1,0 +1,198 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/objects"
+)
+
+// Finalizer keeps an object until OpenStack has nothing of it any more.
+const Finalizer = "network.weft.dev/openstack"
+
+// reread is how often OpenStack is read again for an object in step: Neutron has no events.
+const reread = 5 * time.Minute
+
+// networkReconciler keeps OpenStack in step with Networks.
+type networkReconciler struct {
+	client   client.Client
+	cloud    *cloud.Cloud
+	reserved objects.Reserved
+	own      string // the project of kubestack.conf's credentials, for namespaces without a Tenant
+	log      *slog.Logger
+}
+
+// outcome is what a status says.
+type outcome struct {
+	state, reason, message, id string
+	mtu                        int
+}
+
+// Reconcile brings one Network into step.
+func (r *networkReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var n stackubev1.Network
+	if err := r.client.Get(ctx, req.NamespacedName, &n); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !n.DeletionTimestamp.IsZero() {
+		return r.remove(ctx, &n)
+	}
+	if controllerutil.AddFinalizer(&n, Finalizer) {
+		if err := r.client.Update(ctx, &n); err != nil {
+			return ctrl.Result{}, fmt.Errorf("add the finalizer to network %s: %w", req.NamespacedName, err)
+		}
+	}
+	done, err := r.ensure(ctx, &n)
+	if tellErr := r.tell(ctx, &n, done); tellErr != nil {
+		return ctrl.Result{}, tellErr
+	}
+	if err != nil {
+		r.log.Warn("network not in step", "network", req.String(), "error", err)
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: reread}, nil
+}
+
+// ensure makes what is missing. The error is nil where trying again does not help: the outcome then says what to change.
+func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (outcome, error) {
+	project, err := r.project(ctx, n)
+	if err != nil {
+		return outcome{state: stackubev1.StatePending, reason: "NoProject", message: err.Error()}, err
+	}
+	if n.Spec.NetworkID != "" {
+		return r.adopt(ctx, n, project)
+	}
+	want, invalid := objects.Compile(n, project, r.reserved)
+	if invalid != nil {
+		wrong := outcome{state: stackubev1.StateFailed, reason: "Invalid", message: invalid.Error()}
+		return wrong, nil //nolint:nilerr // trying again does not help: the object has to change
+	}
+	held, err := r.cloud.EnsureNetwork(ctx, want)
+	if errors.Is(err, cloud.ErrFixed) || errors.Is(err, cloud.ErrForeign) {
+		return outcome{state: stackubev1.StateFailed, reason: "Conflict", message: err.Error()}, err
+	}
+	if err != nil {
+		return outcome{state: stackubev1.StateFailed, reason: "OpenStack", message: err.Error()}, err
+	}
+	return active(held), nil
+}
+
+func active(held *cloud.HeldNetwork) outcome {
+	return outcome{state: stackubev1.StateActive, reason: "InStep", id: held.ID, mtu: held.MTU}
+}
+
+// adopt uses a network that is there: one of the project, or a shared one.
+func (r *networkReconciler) adopt(ctx context.Context, n *stackubev1.Network, project string) (outcome, error) {
+	held, err := r.cloud.FindNetwork(ctx, "", "", n.Spec.NetworkID)
+	if err != nil {
+		return outcome{state: stackubev1.StateFailed, reason: "OpenStack", message: "spec.networkID: " + err.Error()}, err
+	}
+	if held.ProjectID != project && !held.Shared {
+		return outcome{state: stackubev1.StateFailed, reason: "Invalid", message: "spec.networkID: network " + n.Spec.NetworkID +
+			" is neither of the tenant's project nor shared: give one that is"}, nil
+	}
+	return active(held), nil
+}
+
+// errTenant says that a namespace's Tenant has no project yet.
+var errTenant = errors.New("the Tenant of this namespace has no project yet")
+
+// project is that of the Tenant named like the namespace; without a Tenant, that of kubestack.conf's credentials.
+func (r *networkReconciler) project(ctx context.Context, n *stackubev1.Network) (string, error) {
+	var t stackubev1.Tenant
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: objects.TenantNamespace, Name: n.Namespace}, &t)
+	switch {
+	case apierrors.IsNotFound(err):
+		return r.own, nil
+	case err != nil:
+		return "", fmt.Errorf("read the Tenant of namespace %s: %w", n.Namespace, err)
+	case t.Status.ProjectID == "":
+		return "", fmt.Errorf("%w: see its status", errTenant)
+	}
+	return t.Status.ProjectID, nil
+}
+
+// remove removes a network that Weft made, once no pod and no machine is on it.
+func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(n, Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	waits, err := r.removeHeld(ctx, n)
+	if waits != "" || err != nil {
+		if err != nil {
+			waits = err.Error()
+		}
+		told := r.tell(ctx, n, outcome{
+			state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: n.Status.NetworkID, mtu: int(n.Status.MTU),
+		})
+		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, told)
+	}
+	controllerutil.RemoveFinalizer(n, Finalizer)
+	if err := client.IgnoreNotFound(r.client.Update(ctx, n)); err != nil {
+		return ctrl.Result{}, fmt.Errorf("remove the finalizer of network %s/%s: %w", n.Namespace, n.Name, err)
+	}
+	return ctrl.Result{}, nil
+}
+
+// removeHeld says what the deletion waits for, if anything.
+func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Network) (waits string, err error) {
+	if n.Spec.NetworkID != "" {
+		return "", nil
+	}
+	held, err := r.cloud.FindOwn(ctx, objects.Owner(n), objects.NetworkName(n.Namespace, n.Name))
+	if errors.Is(err, cloud.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	others, err := r.cloud.ForeignPorts(ctx, held.ID)
+	if err != nil {
+		return "", err
+	}
+	if others > 0 {
+		return fmt.Sprintf("%d ports of others are on the network: remove them in OpenStack", others), nil
+	}
+	return "", r.cloud.RemoveNetwork(ctx, held)
+}
+
+// tell writes a status that differs.
+func (r *networkReconciler) tell(ctx context.Context, n *stackubev1.Network, o outcome) error {
+	status := n.Status.DeepCopy()
+	status.State, status.Message = o.state, o.message
+	if o.id != "" {
+		status.NetworkID, status.MTU = o.id, int32(o.mtu) //nolint:gosec // an MTU
+	}
+	changed := meta.SetStatusCondition(&status.Conditions, condition(n.Generation, o))
+	changed = changed || n.Status.State != status.State || n.Status.Message != status.Message
+	if !changed && n.Status.NetworkID == status.NetworkID && n.Status.MTU == status.MTU {
+		return nil
+	}
+	n.Status = *status
+	if err := client.IgnoreNotFound(r.client.Status().Update(ctx, n)); err != nil {
+		return fmt.Errorf("write the status of network %s/%s: %w", n.Namespace, n.Name, err)
+	}
+	return nil
+}
+
+func condition(generation int64, o outcome) metav1.Condition {
+	status := metav1.ConditionFalse
+	if o.state == stackubev1.StateActive {
+		status = metav1.ConditionTrue
+	}
+	return metav1.Condition{
+		Type: stackubev1.ConditionReady, Status: status, Reason: o.reason, Message: o.message, ObservedGeneration: generation,
+	}
+}

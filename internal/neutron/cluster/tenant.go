@@ -1,0 +1,220 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/conf"
+	"weft.dev/weft/internal/neutron/objects"
+	"weft.dev/weft/internal/placement"
+)
+
+// ofTenant is the annotation of Namespaces and Networks that were made for a Tenant: its UID.
+const ofTenant = "network.weft.dev/tenant-uid"
+
+// tenantReconciler keeps projects, users, Namespaces and Networks in step with Tenants.
+type tenantReconciler struct {
+	client  client.Client
+	cloud   *cloud.Cloud
+	network stackubev1.NetworkSpec // of the Network that each tenant gets
+	log     *slog.Logger
+}
+
+func owner(t *stackubev1.Tenant) string { return "tenant/" + string(t.UID) }
+
+// Reconcile brings one Tenant into step.
+func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var t stackubev1.Tenant
+	if err := r.client.Get(ctx, req.NamespacedName, &t); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !t.DeletionTimestamp.IsZero() {
+		return r.remove(ctx, &t)
+	}
+	if t.Namespace != objects.TenantNamespace {
+		return ctrl.Result{}, r.tell(ctx, &t, outcome{
+			state: stackubev1.StateFailed, reason: "Invalid",
+			message: "metadata.namespace: Tenants are served in namespace " + objects.TenantNamespace + " only",
+		})
+	}
+	if controllerutil.AddFinalizer(&t, Finalizer) {
+		if err := r.client.Update(ctx, &t); err != nil {
+			return ctrl.Result{}, fmt.Errorf("add the finalizer to tenant %s: %w", t.Name, err)
+		}
+	}
+	project, err := r.ensure(ctx, &t)
+	if tellErr := r.tell(ctx, &t, outcomeOf(project, err)); tellErr != nil {
+		return ctrl.Result{}, tellErr
+	}
+	if err != nil {
+		r.log.Warn("tenant not in step", "tenant", t.Name, "error", err)
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: reread}, nil
+}
+
+func outcomeOf(project string, err error) outcome {
+	switch {
+	case err == nil:
+		return outcome{state: stackubev1.StateActive, reason: "InStep", id: project}
+	case errors.Is(err, cloud.ErrForeign), errors.Is(err, errOthers):
+		return outcome{state: stackubev1.StateFailed, reason: "Taken", message: err.Error(), id: project}
+	}
+	return outcome{state: stackubev1.StateFailed, reason: "OpenStack", message: err.Error(), id: project}
+}
+
+// ensure makes what is missing; the project's id is returned as soon as it is known.
+func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (project string, err error) {
+	if t.Spec.TenantID != "" {
+		project, err = r.cloud.Project(ctx, t.Spec.TenantID)
+	} else {
+		project, err = r.cloud.EnsureProject(ctx, owner(t), t.Name)
+		if errors.Is(err, cloud.ErrForeign) {
+			err = fmt.Errorf("%w: give its id in spec.tenantID to use it", err)
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	ready := meta.FindStatusCondition(t.Status.Conditions, stackubev1.ConditionReady)
+	err = r.cloud.EnsureUser(ctx, cloud.User{
+		Owner: owner(t), Name: t.Spec.UserName, Password: conf.Secret(t.Spec.Password), Project: project,
+		NewPassword: ready == nil || ready.Status != metav1.ConditionTrue || ready.ObservedGeneration != t.Generation,
+	})
+	if err != nil {
+		return project, err
+	}
+	if err := r.ensureNamespace(ctx, t); err != nil {
+		return project, err
+	}
+	return project, r.ensureNetwork(ctx, t)
+}
+
+var errOthers = errors.New("is there and was not made for this Tenant")
+
+// ensureNamespace makes the tenant's Namespace. Its annotation keeps its pods from any other network from the start.
+func (r *tenantReconciler) ensureNamespace(ctx context.Context, t *stackubev1.Tenant) error {
+	ns := &corev1.Namespace{}
+	err := r.client.Get(ctx, client.ObjectKey{Name: t.Name}, ns)
+	switch {
+	case err == nil && ns.Annotations[ofTenant] != string(t.UID):
+		return fmt.Errorf("namespace %s %w: choose another name for the Tenant", t.Name, errOthers)
+	case err == nil:
+		return nil
+	case !apierrors.IsNotFound(err):
+		return fmt.Errorf("read namespace %s: %w", t.Name, err)
+	}
+	ns = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: t.Name, Annotations: map[string]string{
+		ofTenant: string(t.UID), placement.AnnotationNetwork: "neutron/" + t.Name,
+	}}}
+	if err := r.client.Create(ctx, ns); err != nil {
+		return fmt.Errorf("create namespace %s: %w", t.Name, err)
+	}
+	return nil
+}
+
+// ensureNetwork makes the Network that stackube makes of each namespace, unless there is one of its name.
+func (r *tenantReconciler) ensureNetwork(ctx context.Context, t *stackubev1.Tenant) error {
+	n := &stackubev1.Network{
+		ObjectMeta: metav1.ObjectMeta{Namespace: t.Name, Name: t.Name, Annotations: map[string]string{ofTenant: string(t.UID)}},
+		Spec:       r.network,
+	}
+	err := r.client.Get(ctx, client.ObjectKeyFromObject(n), &stackubev1.Network{})
+	if err == nil {
+		return nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read network %s/%s: %w", t.Name, t.Name, err)
+	}
+	if err := r.client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create network %s/%s: %w", t.Name, t.Name, err)
+	}
+	return nil
+}
+
+// remove deletes in order: the Namespace with its Networks, then user and project.
+func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(t, Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	waits, err := r.removeBelow(ctx, t)
+	if err == nil && waits == "" {
+		err = r.cloud.RemoveTenant(ctx, owner(t), t.Spec.UserName, t.Name)
+	}
+	if err != nil {
+		waits = err.Error()
+	}
+	if waits != "" {
+		told := r.tell(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: t.Status.ProjectID})
+		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, told)
+	}
+	controllerutil.RemoveFinalizer(t, Finalizer)
+	if err := client.IgnoreNotFound(r.client.Update(ctx, t)); err != nil {
+		return ctrl.Result{}, fmt.Errorf("remove the finalizer of tenant %s: %w", t.Name, err)
+	}
+	return ctrl.Result{}, nil
+}
+
+// removeBelow says what the deletion waits for, if anything.
+func (r *tenantReconciler) removeBelow(ctx context.Context, t *stackubev1.Tenant) (waits string, err error) {
+	ns := &corev1.Namespace{}
+	err = r.client.Get(ctx, client.ObjectKey{Name: t.Name}, ns)
+	if apierrors.IsNotFound(err) || err == nil && ns.Annotations[ofTenant] != string(t.UID) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read namespace %s: %w", t.Name, err)
+	}
+	if ns.DeletionTimestamp.IsZero() {
+		if err := client.IgnoreNotFound(r.client.Delete(ctx, ns)); err != nil {
+			return "", fmt.Errorf("delete namespace %s: %w", t.Name, err)
+		}
+	}
+	var networks stackubev1.NetworkList
+	if err := r.client.List(ctx, &networks, client.InNamespace(t.Name)); err != nil {
+		return "", fmt.Errorf("list the networks of namespace %s: %w", t.Name, err)
+	}
+	for i := range networks.Items {
+		n := &networks.Items[i]
+		if !n.DeletionTimestamp.IsZero() {
+			continue
+		}
+		if err := client.IgnoreNotFound(r.client.Delete(ctx, n)); err != nil {
+			return "", fmt.Errorf("delete network %s/%s: %w", n.Namespace, n.Name, err)
+		}
+	}
+	if len(networks.Items) > 0 {
+		waits = fmt.Sprintf("%d networks of namespace %s are being deleted", len(networks.Items), t.Name)
+	}
+	return waits, nil
+}
+
+// tell writes a status that differs.
+func (r *tenantReconciler) tell(ctx context.Context, t *stackubev1.Tenant, o outcome) error {
+	status := t.Status.DeepCopy()
+	status.State, status.Message = o.state, o.message
+	if o.id != "" {
+		status.ProjectID = o.id
+	}
+	changed := meta.SetStatusCondition(&status.Conditions, condition(t.Generation, o))
+	if !changed && t.Status.State == status.State && t.Status.Message == status.Message && t.Status.ProjectID == status.ProjectID {
+		return nil
+	}
+	t.Status = *status
+	if err := client.IgnoreNotFound(r.client.Status().Update(ctx, t)); err != nil {
+		return fmt.Errorf("write the status of tenant %s: %w", t.Name, err)
+	}
+	return nil
+}

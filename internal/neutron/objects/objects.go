@@ -1,0 +1,79 @@
+// Package objects compiles stackube's objects to what OpenStack should hold. It is pure: it calls nothing and reads no clock.
+package objects
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/cloud"
+)
+
+// TenantNamespace is where Tenants are, as in stackube.
+const TenantNamespace = "default"
+
+// Reserved are ranges that a tenant's network must not overlap, with what each is.
+type Reserved map[string][]netip.Prefix
+
+// NetworkName is stackube's name of a network and its router in OpenStack.
+func NetworkName(namespace, name string) string { return "kube-" + namespace + "-" + name }
+
+// Owner is what the marks of a network's objects in OpenStack name.
+func Owner(n *stackubev1.Network) string { return "network/" + string(n.UID) }
+
+// Compile returns the network that a Network of a project asks for. The error names each wrong field; a Network with networkID
+// compiles to nothing and must not be passed.
+func Compile(n *stackubev1.Network, project string, reserved Reserved) (cloud.Network, error) {
+	name := NetworkName(n.Namespace, n.Name)
+	var errs []error
+	cidr, err := netip.ParsePrefix(n.Spec.CIDR)
+	switch {
+	case err != nil || !cidr.Addr().Is4() || cidr.Masked() != cidr:
+		errs = append(errs, fmt.Errorf("spec.cidr: %q is not an IPv4 range whose host bits are zero, such as 10.244.0.0/16", n.Spec.CIDR))
+	default:
+		errs = append(errs, overlap(cidr, reserved))
+	}
+	subnet := cloud.Subnet{Name: name + "-subnet", CIDR: cidr}
+	if g := n.Spec.Gateway; g != "" && errs[0] == nil {
+		if subnet.Gateway, err = gateway(g, cidr); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for i, text := range n.Spec.DNSServers {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || addr.Zone() != "" {
+			errs = append(errs, fmt.Errorf("spec.dnsServers[%d]: %q is not an address", i, text))
+			continue
+		}
+		subnet.DNS = append(subnet.DNS, addr)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return cloud.Network{}, err
+	}
+	return cloud.Network{Owner: Owner(n), Name: name, Project: project, Subnets: []cloud.Subnet{subnet}}, nil
+}
+
+func overlap(cidr netip.Prefix, reserved Reserved) error {
+	var errs []error
+	for what, ranges := range reserved {
+		for _, r := range ranges {
+			if r.Overlaps(cidr) {
+				errs = append(errs, fmt.Errorf("spec.cidr: %s overlaps %s, %s: choose another range", cidr, what, r))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// gateway checks that an address can be a router's: in the range, and neither its first nor its last address.
+func gateway(text string, cidr netip.Prefix) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil || !cidr.Contains(addr) {
+		return netip.Addr{}, fmt.Errorf("spec.gateway: %q is not an address in %s", text, cidr)
+	}
+	if addr == cidr.Addr() || !cidr.Contains(addr.Next()) {
+		return netip.Addr{}, fmt.Errorf("spec.gateway: %s is the network's or the broadcast address of %s", addr, cidr)
+	}
+	return addr, nil
+}

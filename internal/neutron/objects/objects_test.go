@@ -1,0 +1,96 @@
+package objects
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/cloud"
+)
+
+func network(spec stackubev1.NetworkSpec) *stackubev1.Network {
+	return &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "web", UID: "u1"}, Spec: spec}
+}
+
+func reserved() Reserved {
+	return Reserved{
+		"the cluster's pods": {netip.MustParsePrefix("10.128.0.0/14")},
+		"the Services":       {netip.MustParsePrefix("172.30.0.0/16")},
+		"the nodes":          {netip.MustParsePrefix("192.0.2.0/24")},
+	}
+}
+
+func TestCompile(t *testing.T) {
+	got, err := Compile(network(stackubev1.NetworkSpec{CIDR: "10.244.0.0/16", Gateway: "10.244.0.1", DNSServers: []string{"192.0.2.53"}}), "p", reserved())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := cloud.Network{Owner: "network/u1", Name: "kube-red-web", Project: "p", Subnets: []cloud.Subnet{{
+		Name: "kube-red-web-subnet", CIDR: netip.MustParsePrefix("10.244.0.0/16"), Gateway: netip.MustParseAddr("10.244.0.1"),
+		DNS: []netip.Addr{netip.MustParseAddr("192.0.2.53")},
+	}}}
+	same := cmp.Options{cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
+	if diff := cmp.Diff(want, got, same); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestErrorsNameTheField(t *testing.T) {
+	for _, c := range []struct {
+		spec stackubev1.NetworkSpec
+		want []string
+	}{
+		{stackubev1.NetworkSpec{}, []string{"spec.cidr"}},
+		{stackubev1.NetworkSpec{CIDR: "10.244.0.1/16"}, []string{"spec.cidr"}},
+		{stackubev1.NetworkSpec{CIDR: "fd00::/64"}, []string{"spec.cidr"}},
+		{stackubev1.NetworkSpec{CIDR: "10.128.5.0/24"}, []string{"spec.cidr", "the cluster's pods"}},
+		{stackubev1.NetworkSpec{CIDR: "172.16.0.0/12"}, []string{"spec.cidr", "the Services"}},
+		{stackubev1.NetworkSpec{CIDR: "192.0.2.128/25"}, []string{"spec.cidr", "the nodes"}},
+		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", Gateway: "10.244.1.1"}, []string{"spec.gateway", "10.244.1.1"}},
+		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", Gateway: "10.244.0.0"}, []string{"spec.gateway"}},
+		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", Gateway: "10.244.0.255"}, []string{"spec.gateway"}},
+		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", DNSServers: []string{"192.0.2.1", "dns"}}, []string{"spec.dnsServers[1]"}},
+	} {
+		_, err := Compile(network(c.spec), "p", reserved())
+		if err == nil {
+			t.Errorf("%+v is accepted", c.spec)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%+v: error %q does not name %s", c.spec, err, want)
+			}
+		}
+	}
+}
+
+// What is accepted overlaps nothing reserved and has its gateway in it; whatever the strings are, nothing panics.
+func TestAcceptedNetworksAreSafe(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		addr := netip.AddrFrom4([4]byte{byte(rapid.SampledFrom([]int{10, 172, 192}).Draw(t, "a")), rapid.Byte().Draw(t, "b"), rapid.Byte().Draw(t, "c"), 0})
+		spec := stackubev1.NetworkSpec{
+			CIDR:    rapid.OneOf(rapid.String(), rapid.Just(netip.PrefixFrom(addr, rapid.IntRange(0, 32).Draw(t, "bits")).String())).Draw(t, "cidr"),
+			Gateway: rapid.OneOf(rapid.String(), rapid.Just(""), rapid.Just(addr.Next().String())).Draw(t, "gateway"),
+		}
+		got, err := Compile(network(spec), "p", reserved())
+		if err != nil {
+			return
+		}
+		subnet := got.Subnets[0]
+		if subnet.Gateway.IsValid() && !subnet.CIDR.Contains(subnet.Gateway) {
+			t.Fatalf("gateway %s is outside of %s", subnet.Gateway, subnet.CIDR)
+		}
+		for what, ranges := range reserved() {
+			for _, r := range ranges {
+				if subnet.CIDR.Contains(r.Addr()) || r.Contains(subnet.CIDR.Addr()) {
+					t.Fatalf("%s overlaps %s", subnet.CIDR, what)
+				}
+			}
+		}
+	})
+}
