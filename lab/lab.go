@@ -113,8 +113,15 @@ var packages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a c
 }
 
 var kubeletPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
-	{"containerd", "containerd"}, {"ctr", "containerd"}, {"runc", "runc"}, {"busybox", "busybox-static"},
-	{"curl", "curl"}, {"wget", "wget"}, {"nc.openbsd", "netcat-openbsd"}, {"dig", "bind9-dnsutils"}, {"nslookup", "bind9-dnsutils"},
+	{"containerd", "containerd"},
+	{"ctr", "containerd"},
+	{"runc", "runc"},
+	{"busybox", "busybox-static"},
+	{"curl", "curl"},
+	{"wget", "wget"},
+	{"nc.openbsd", "netcat-openbsd"},
+	{"dig", "bind9-dnsutils"},
+	{"nslookup", "bind9-dnsutils"},
 }
 
 // CheckMachine tells which programs are missing, and which packages hold them.

@@ -48,8 +48,10 @@ func kubeOVN() []manifest {
 		{"ACL of another direction", subnet("cidrBlock: 10.0.1.0/24, acls: [{direction: in, match: ip4, action: drop}]"), "from-lport"},
 		{"gateway", api + "kind: VpcNatGateway, metadata: {name: gw1}, spec: {vpc: v, subnet: s, lanIp: 10.0.1.254, externalSubnets: [x], " +
 			"selector: ['kubernetes.io/hostname: node1'], tolerations: [{operator: Exists}]}}", ""},
-		{"gateway whose lanIp is a range", api + "kind: VpcNatGateway, metadata: {name: gw1}, spec: {vpc: v, subnet: s, lanIp: 10.0.1.0/24}}",
-			"must be an address of the subnet"},
+		{
+			"gateway whose lanIp is a range", api + "kind: VpcNatGateway, metadata: {name: gw1}, spec: {vpc: v, subnet: s, lanIp: 10.0.1.0/24}}",
+			"must be an address of the subnet",
+		},
 		{"EIP", eip("v4ip: 192.168.100.230"), ""},
 		{"EIP without an address", eip("externalSubnet: x"), ""},
 		{"EIP that is a name", eip("v4ip: any"), "must be an IPv4 address"},

@@ -246,11 +246,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	for vnid, way := range plan.Ways {
 		here, others := e.split(way.Holders, peers)
 		if here.IsValid() {
-			held := overlay.EgressWay{} // nothing leaves while it is not known whether a stranger has the address
-			if free, _ := e.probes.free(e.site.uplink, here, hostAddresses(peers)); free {
-				held.Address = here
-			}
-			all.Ways[vnid] = held
+			all.Ways[vnid] = e.hold(here, peers)
 			continue
 		}
 		if len(others) > 1 { // of one there is no choice
@@ -270,6 +266,14 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		}
 	}
 	return all
+}
+
+// hold returns the way out by an address of this node's. Nothing leaves by it until a probe has shown that no stranger has the address.
+func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) overlay.EgressWay {
+	if free, _ := e.probes.free(e.site.uplink, address, hostAddresses(peers)); !free {
+		return overlay.EgressWay{}
+	}
+	return overlay.EgressWay{Address: address}
 }
 
 // refusedBy returns the egress addresses that a node cannot hold: as its status says, and of this node as it is now. Of this node it

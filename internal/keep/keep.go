@@ -84,8 +84,8 @@ func (k *Keeper) Run(ctx context.Context, wake <-chan struct{}) error {
 			due = true
 		case event := <-events:
 			due = due || k.concerns(event.Name)
-		case <-overflows:
-			due = true
+		case err := <-overflows:
+			due = due || err != nil
 		case <-resting:
 			resting = nil
 		}

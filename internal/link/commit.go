@@ -135,13 +135,7 @@ func (e *Engine) performSome(ctx context.Context, steps []*step) (int, map[*step
 			tried = count
 			return in.commitEntries(run, errs)
 		}
-		for _, s := range run {
-			tried++
-			errs[s] = in.perform(s)
-			if errs[s] != nil {
-				break
-			}
-		}
+		tried = in.performEach(run, errs)
 		return nil
 	})
 	if err != nil { // of the namespace or the socket
@@ -243,6 +237,16 @@ func (e *Engine) perform(s *step) error {
 		return nil
 	}
 	return err
+}
+
+// performEach carries out steps one after the other until one fails, and returns how many it tried.
+func (s *session) performEach(steps []*step, errs map[*step]error) int {
+	for i, what := range steps {
+		if errs[what] = s.perform(what); errs[what] != nil {
+			return i + 1
+		}
+	}
+	return len(steps)
 }
 
 // perform does one step.

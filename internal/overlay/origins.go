@@ -30,18 +30,7 @@ type Origin struct {
 // Origins returns what the flows of owners come from, in their order. Of policies, each names a few; first is one of them
 // wherever flows come from it.
 func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
-	pods, addresses := map[reconcile.Owner]policy.Key{}, map[netip.Addr]policy.Key{}
-	for _, rec := range n.store.List() {
-		if rec.Network != NetworkName {
-			continue
-		}
-		pods[owner(rec.Key())] = podKey(&rec)
-		if rec.State != attach.Closing {
-			for _, address := range rec.Addresses {
-				addresses[address.Addr()] = podKey(&rec)
-			}
-		}
-	}
+	pods, addresses := n.attachedPods()
 	n.opening.Lock()
 	var judged map[reconcile.Owner]pipeline.PolicyOrigin
 	if n.policies.rules != nil {
@@ -66,6 +55,24 @@ func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
 		origins = append(origins, origin)
 	}
 	return origins
+}
+
+// attachedPods returns the pods of this network's attachments, by owner, and by address those of attachments that are not closing.
+func (n *Network) attachedPods() (owners map[reconcile.Owner]policy.Key, addresses map[netip.Addr]policy.Key) {
+	owners, addresses = map[reconcile.Owner]policy.Key{}, map[netip.Addr]policy.Key{}
+	for _, rec := range n.store.List() {
+		if rec.Network != NetworkName {
+			continue
+		}
+		owners[owner(rec.Key())] = podKey(&rec)
+		if rec.State == attach.Closing {
+			continue
+		}
+		for _, address := range rec.Addresses {
+			addresses[address.Addr()] = podKey(&rec)
+		}
+	}
+	return owners, addresses
 }
 
 // objects returns the objects of owners that are neither pods nor policies.

@@ -135,8 +135,7 @@ func orErr(err error, serve func(*skel.CmdArgs) error, args *skel.CmdArgs) error
 
 // wrap says what failed, and keeps the delegate's code.
 func wrap(what string, err error) error {
-	var failure *types.Error
-	if errors.As(err, &failure) {
+	if failure, is := errors.AsType[*types.Error](err); is {
 		return types.NewError(failure.Code, what+": "+failure.Msg, failure.Details)
 	}
 	return types.NewError(types.ErrInternal, what+": "+err.Error(), "")

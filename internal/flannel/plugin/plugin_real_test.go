@@ -49,22 +49,25 @@ func (r *rig) conf(more string) string {
 func (r *rig) caches() string    { return filepath.Join(r.node.Dir, "flannel") }
 func (r *rig) addresses() string { return filepath.Join(r.node.Dir, "networks") }
 
+// call is one execution of a plugin.
+type call struct{ program, command, container, ifName, netns string }
+
 // do executes a plugin.
-func (r *rig) do(program, command, container, ifName, netns, conf string) (string, error) {
+func (r *rig) do(c call, conf string) (string, error) {
 	r.t.Helper()
 	path := filepath.Join(r.t.TempDir(), "stdin")
 	if err := os.WriteFile(path, []byte(conf), 0o600); err != nil {
 		r.t.Fatal(err)
 	}
-	return r.node.Run("env", "CNI_COMMAND="+command, "CNI_CONTAINERID="+container, "CNI_IFNAME="+ifName, "CNI_NETNS="+netns, "CNI_PATH="+r.path,
-		"sh", "-c", program+` < "$0" 2>/dev/null || { code=$?; exit $code; }`, path)
+	return r.node.Run("env", "CNI_COMMAND="+c.command, "CNI_CONTAINERID="+c.container, "CNI_IFNAME="+c.ifName, "CNI_NETNS="+c.netns, "CNI_PATH="+r.path,
+		"sh", "-c", c.program+` < "$0" 2>/dev/null || { code=$?; exit $code; }`, path)
 }
 
-func (r *rig) must(program, command, container, ifName, netns, conf string) string {
+func (r *rig) must(c call, conf string) string {
 	r.t.Helper()
-	out, err := r.do(program, command, container, ifName, netns, conf)
+	out, err := r.do(c, conf)
 	if err != nil {
-		r.t.Fatalf("%s: %v", command, err)
+		r.t.Fatalf("%s: %v", c.command, err)
 	}
 	return out
 }
@@ -106,7 +109,7 @@ func TestLikeFlannel(t *testing.T) {
 		for i, program := range []string{theirs, ours} {
 			space := r.node.Sandbox(fmt.Sprint("s", i))
 			container := fmt.Sprintf("c%d", i)
-			out := r.must(program, "ADD", container, "eth0", space.Path(), r.conf(more))
+			out := r.must(call{program, "ADD", container, "eth0", space.Path()}, r.conf(more))
 			results = append(results, neutral(out))
 			if mtu := space.IP("link show eth0"); !strings.Contains(mtu, "mtu 1450") {
 				t.Errorf("%s", mtu)
@@ -115,8 +118,8 @@ func TestLikeFlannel(t *testing.T) {
 		if results[0] != results[1] {
 			t.Errorf("%s: flannel's plugin\n%s\nweft-flannel\n%s", more, results[0], results[1])
 		}
-		r.must(ours, "DEL", "c0", "eth0", "", r.conf(more))
-		r.must(theirs, "DEL", "c1", "eth0", "", r.conf(more))
+		r.must(call{ours, "DEL", "c0", "eth0", ""}, r.conf(more))
+		r.must(call{theirs, "DEL", "c1", "eth0", ""}, r.conf(more))
 		if len(r.held())+len(r.files()) > 0 {
 			t.Errorf("left: %v %v", r.held(), r.files())
 		}
@@ -143,14 +146,14 @@ func TestTwoInterfaces(t *testing.T) {
 	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
 	for _, ifName := range []string{"eth0", "net1"} {
-		r.must(ours, "ADD", "c", ifName, space.Path(), r.conf(kube))
+		r.must(call{ours, "ADD", "c", ifName, space.Path()}, r.conf(kube))
 	}
 	if len(r.held()) != 2 || len(r.files()) != 2 {
 		t.Errorf("%v %v", r.held(), r.files())
 	}
 	for range 2 { // the second finds nothing, and succeeds
 		for _, ifName := range []string{"net1", "eth0"} {
-			r.must(ours, "DEL", "c", ifName, space.Path(), r.conf(kube))
+			r.must(call{ours, "DEL", "c", ifName, space.Path()}, r.conf(kube))
 		}
 	}
 	if len(r.held())+len(r.files()) > 0 {
@@ -162,16 +165,16 @@ func TestTwoInterfaces(t *testing.T) {
 func TestFailedDelIsTriedAgain(t *testing.T) {
 	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
-	r.must(ours, "ADD", "c", "eth0", space.Path(), r.conf(kube))
+	r.must(call{ours, "ADD", "c", "eth0", space.Path()}, r.conf(kube))
 	r.path = filepath.Join(r.node.Dir, "empty")
-	if out, err := r.do(ours, "DEL", "c", "eth0", space.Path(), r.conf(kube)); err == nil {
+	if out, err := r.do(call{ours, "DEL", "c", "eth0", space.Path()}, r.conf(kube)); err == nil {
 		t.Errorf("DEL without a delegate succeeded: %s", out)
 	}
 	r.path = delegates
 	if err := os.Remove(r.node.SubnetFile()); err != nil { // DEL does not need it
 		t.Fatal(err)
 	}
-	r.must(ours, "DEL", "c", "eth0", "", r.conf(kube))
+	r.must(call{ours, "DEL", "c", "eth0", ""}, r.conf(kube))
 	if len(r.held())+len(r.files()) > 0 {
 		t.Errorf("left: %v %v", r.held(), r.files())
 	}
@@ -182,34 +185,34 @@ func TestCheck(t *testing.T) {
 	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
 	const version = `"cniVersion":"0.4.0",`
-	result := r.must(ours, "ADD", "c", "eth0", space.Path(), r.conf(version))
+	result := r.must(call{ours, "ADD", "c", "eth0", space.Path()}, r.conf(version))
 	conf := r.conf(version + `"prevResult":` + result + `,`)
-	r.must(ours, "CHECK", "c", "eth0", space.Path(), conf)
+	r.must(call{ours, "CHECK", "c", "eth0", space.Path()}, conf)
 	space.IP("addr flush dev eth0")
-	if out, err := r.do(ours, "CHECK", "c", "eth0", space.Path(), conf); err == nil {
+	if out, err := r.do(call{ours, "CHECK", "c", "eth0", space.Path()}, conf); err == nil {
 		t.Errorf("a pod without its address is well: %s", out)
 	}
-	if _, err := r.do(ours, "CHECK", "other", "eth0", space.Path(), conf); err == nil || !strings.Contains(err.Error(), `"code":3`) {
+	if _, err := r.do(call{ours, "CHECK", "other", "eth0", space.Path()}, conf); err == nil || !strings.Contains(err.Error(), `"code":3`) {
 		t.Errorf("a container that is not known: %v", err)
 	}
-	r.must(ours, "DEL", "c", "eth0", space.Path(), conf)
+	r.must(call{ours, "DEL", "c", "eth0", space.Path()}, conf)
 }
 
 // TestGC removes what the runtime does not list, and nothing when it lists nothing at all.
 func TestGC(t *testing.T) {
 	ours, r := program, newRig(t)
 	for _, container := range []string{"kept", "gone"} {
-		r.must(ours, "ADD", container, "eth0", r.node.Sandbox(container).Path(), r.conf(`"cniVersion":"1.0.0",`))
+		r.must(call{ours, "ADD", container, "eth0", r.node.Sandbox(container).Path()}, r.conf(`"cniVersion":"1.0.0",`))
 	}
-	r.must(ours, "GC", "", "", "", r.conf(`"cniVersion":"1.1.0",`))
+	r.must(call{ours, "GC", "", "", ""}, r.conf(`"cniVersion":"1.1.0",`))
 	if len(r.files()) != 2 || len(r.held()) != 2 {
 		t.Errorf("without a list: %v %v", r.files(), r.held())
 	}
-	r.must(ours, "GC", "", "", "", r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[{"containerID":"kept","ifname":"eth0"}],`))
+	r.must(call{ours, "GC", "", "", ""}, r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[{"containerID":"kept","ifname":"eth0"}],`))
 	if files := r.files(); len(files) != 1 || files[0] != "kept" || len(r.held()) != 1 {
 		t.Errorf("with a list: %v %v", files, r.held())
 	}
-	r.must(ours, "GC", "", "", "", r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[],`))
+	r.must(call{ours, "GC", "", "", ""}, r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[],`))
 	if len(r.files())+len(r.held()) > 0 {
 		t.Errorf("with an empty list: %v %v", r.files(), r.held())
 	}
@@ -218,7 +221,7 @@ func TestGC(t *testing.T) {
 // TestNotReady: without a subnet, ADD is to be tried again and STATUS says that the node cannot serve.
 func TestNotReady(t *testing.T) {
 	ours, r := program, newRig(t)
-	r.must(ours, "STATUS", "", "", "", r.conf(`"cniVersion":"1.1.0",`))
+	r.must(call{ours, "STATUS", "", "", ""}, r.conf(`"cniVersion":"1.1.0",`))
 	for _, c := range []struct{ env, command, version, want string }{
 		{"", "STATUS", "1.1.0", `"code":50`},
 		{"", "ADD", "1.0.0", `"code":11`},
@@ -232,7 +235,7 @@ func TestNotReady(t *testing.T) {
 		} else {
 			r.env(c.env)
 		}
-		out, err := r.do(ours, c.command, "c", "eth0", r.node.Path(), r.conf(`"cniVersion":"`+c.version+`",`))
+		out, err := r.do(call{ours, c.command, "c", "eth0", r.node.Path()}, r.conf(`"cniVersion":"`+c.version+`",`))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s with %q: %s, %v; want %s", c.command, c.env, out, err, c.want)
 		}
@@ -251,11 +254,11 @@ func TestAgentIsAsked(t *testing.T) {
 	}
 	conf := r.conf(`"cniVersion":"1.0.0","socket":"` + filepath.Join(r.node.Dir, "cni.sock") + `",`)
 	space := r.node.Sandbox("s")
-	if _, err := r.do(ours, "ADD", "c", "eth0", space.Path(), conf); err == nil || !strings.Contains(err.Error(), `"code":11`) {
+	if _, err := r.do(call{ours, "ADD", "c", "eth0", space.Path()}, conf); err == nil || !strings.Contains(err.Error(), `"code":11`) {
 		t.Errorf("ADD without the agent: %v", err)
 	}
 	if len(r.held())+len(r.files()) > 0 {
 		t.Errorf("delegated: %v %v", r.held(), r.files())
 	}
-	r.must(ours, "DEL", "c", "eth0", "", conf)
+	r.must(call{ours, "DEL", "c", "eth0", ""}, conf)
 }
