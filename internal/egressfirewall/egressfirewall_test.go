@@ -22,9 +22,11 @@ var (
 		"0.0.0.0/0", "0.0.0.0/32", "10.0.0.0/8", "192.0.2.0/24", "192.0.2.0/25", "192.0.2.128/25", "192.0.2.7/32", "192.0.2.200/32",
 		"198.51.100.0/24", "128.0.0.0/1", "203.0.113.4/30", "203.0.113.5/32",
 	}
-	badCIDRs = []string{"192.0.2.1/24", "::/0", "192.0.2.0", "00.0.0.0/0", "192.0.2.0/33", "x"}
-	names    = []string{"one.example", "Two.Example.", "three.example", "four.example"}
-	badNames = []string{"*.example", "under_score.example"}
+	// looseCIDRs have bits set right of the prefix.
+	looseCIDRs = []string{"192.0.2.1/24", "203.0.113.6/30"}
+	badCIDRs   = []string{"::/0", "192.0.2.0", "00.0.0.0/0", "192.0.2.0/33", "x"}
+	names      = []string{"one.example", "Two.Example.", "three.example", "four.example"}
+	badNames   = []string{"*.example", "under_score.example"}
 	// targets are inside and beside all ranges.
 	targets = []string{
 		"10.1.2.3", "192.0.2.0", "192.0.2.7", "192.0.2.8", "192.0.2.127", "192.0.2.128", "192.0.2.200", "192.0.2.255", "192.0.3.0",
@@ -34,7 +36,7 @@ var (
 
 func drawRule(r *rapid.T, bad bool) networkv1.EgressNetworkPolicyRule {
 	rule := networkv1.EgressNetworkPolicyRule{Type: rapid.SampledFrom([]networkv1.EgressNetworkPolicyRuleType{"Allow", "Deny"}).Draw(r, "type")}
-	cidr, name := rapid.SampledFrom(cidrs), rapid.SampledFrom(names)
+	cidr, name := rapid.SampledFrom(slices.Concat(cidrs, looseCIDRs)), rapid.SampledFrom(names)
 	if bad {
 		switch rapid.IntRange(0, 3).Draw(r, "wrong") {
 		case 0:

@@ -83,5 +83,5 @@ func usable(rule *networkv1.EgressNetworkPolicyRule) bool {
 		return !strings.ContainsAny(rule.To.DNSName, "*_ ")
 	}
 	prefix, err := netip.ParsePrefix(rule.To.CIDRSelector)
-	return err == nil && prefix.Addr().Is4() && prefix.Masked() == prefix
+	return err == nil && prefix.Addr().Is4()
 }
