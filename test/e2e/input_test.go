@@ -152,8 +152,8 @@ func TestGarbageOnSocket(t *testing.T) {
 	}
 }
 
-// A record that a power cut left half written is set aside and told; its pod's port closes, since nobody knows any more
-// whose it is; the others go on; and DEL cleans up.
+// A record that a power cut left half written is rebuilt from the result that the container runtime keeps of the ADD. Without that result it is
+// set aside and logged, and the pod's port closes, since its owner is no longer known; other pods are not affected, and DEL removes what is left.
 func TestHalfWrittenRecord(t *testing.T) {
 	c := cluster(t)
 	n := c.Node(1)
@@ -167,12 +167,26 @@ func TestHalfWrittenRecord(t *testing.T) {
 	victim := addPod(t, c, "n1", "half-victim")
 	echo(t, victim.Netns, victim.IPs[0])
 	ping(t, tr.far.Netns, victim.IPs[0])
-	path, raw := recordOf(t, victim)
-	if err := os.WriteFile(path, raw[:len(raw)/2], 0o600); err != nil {
-		t.Fatal(err)
+	_, logged := halveRecord(t, c, victim)
+	await(t, "the record rebuilt from the runtime's result", func(context.Context) error {
+		if said := logOf(t, c, "n1/weft-agent")[logged:]; !strings.Contains(said, "was rebuilt") {
+			return fmt.Errorf("the agent logged:\n%s", said)
+		}
+		return nil
+	})
+	ping(t, tr.far.Netns, victim.IPs[0])
+	await(t, "CNI CHECK of the pod", victim.Check)
+	tr.reaches(t, c)
+	if err := watch.Check(t.Context(), []*lab.Pod{victim}); err != nil {
+		t.Error(err)
 	}
-	logged := len(logOf(t, c, "n1/weft-agent"))
-	kill(t, c, "n1/weft-agent", syscall.SIGKILL)
+
+	for _, result := range runtimeResults(t, victim) {
+		if err := os.Remove(result); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path, logged := halveRecord(t, c, victim)
 	await(t, "the pod's port closed", func(context.Context) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -211,6 +225,28 @@ func TestHalfWrittenRecord(t *testing.T) {
 		}
 		return have.More(before)
 	})
+}
+
+// halveRecord cuts the record of a pod on n1 in half and kills the agent. It returns the record's file, and how much the agent had logged.
+func halveRecord(t *testing.T, c *lab.Cluster, p *lab.Pod) (path string, logged int) {
+	t.Helper()
+	path, raw := recordOf(t, p)
+	if err := os.WriteFile(path, raw[:len(raw)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	logged = len(logOf(t, c, "n1/weft-agent"))
+	kill(t, c, "n1/weft-agent", syscall.SIGKILL)
+	return path, logged
+}
+
+// runtimeResults returns the files in which the container runtime keeps the result of a pod's ADD.
+func runtimeResults(t *testing.T, p *lab.Pod) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(p.Node.Dir, "root/var/lib/cni/results/*-"+p.Sandbox.ID+"-*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("results of pod %s: %v, %v", p.Name, files, err)
+	}
+	return files
 }
 
 // recordOf returns the file of a pod's attachment, and what it holds.

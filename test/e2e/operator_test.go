@@ -251,7 +251,7 @@ func TestLogLevelAtRunTime(t *testing.T) {
 			t.Errorf("log-level %s: %+v", step.args, a)
 		}
 	}
-	if a := ask(t.Context(), t, n.Enter(o.weft, "log-level", "loud")...); a.code != 1 || !strings.Contains(a.err, "debug, info, warn, error") {
+	if a := ask(t.Context(), t, n.Enter(o.weft, "log-level", "loud")...); a.code != 2 || !strings.Contains(a.err, "debug, info, warn, error") {
 		t.Errorf("log-level loud: %+v", a)
 	}
 }
