@@ -56,6 +56,7 @@ func TestRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	conn := <-first // one that is not accepted yet goes with the former socket
 	if renewed, err := l.Renew(); err != nil || renewed {
 		t.Errorf("nothing was done to it: %v, %v", renewed, err)
 	}
@@ -85,7 +86,6 @@ func TestRenew(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
 	}
-	conn := <-first
 	if _, err := conn.Write([]byte("still")); err != nil {
 		t.Error(err)
 	}
