@@ -45,7 +45,7 @@ func TestNodesGetSubnets(t *testing.T) {
 
 	c.must(c.Delete(t.Context(), a)) // made again at once, with another UID
 	a = c.node("a", "192.0.2.12")
-	hs = c.awaitSubnet("a", "192.0.2.12", "10.130.0.0/23")
+	hs = c.awaitSubnet("a", "192.0.2.12", "10.128.0.0/23") // its pods go on with their addresses
 	if hs.Annotations[networkv1.AnnotationNodeUID] != string(a.UID) {
 		t.Errorf("annotations %v", hs.Annotations)
 	}
@@ -53,12 +53,12 @@ func TestNodesGetSubnets(t *testing.T) {
 	c.must(c.Delete(t.Context(), a))
 	c.awaitGone(&hs)
 	c.node("d", "192.0.2.4")
-	c.awaitSubnet("d", "192.0.2.4", "10.131.0.0/23") // no rewind
+	c.awaitSubnet("d", "192.0.2.4", "10.130.0.0/23") // no rewind
 
 	b, err := c.hostSubnet("b") // deleted by hand: made again
 	c.must(err)
 	c.must(c.Delete(t.Context(), &b))
-	c.awaitSubnet("b", "192.0.2.2", "10.128.2.0/23")
+	c.awaitSubnet("b", "192.0.2.2", "10.129.0.0/23")
 }
 
 func TestHostsWithoutNode(t *testing.T) {
@@ -143,7 +143,7 @@ func TestBadClusterNetworkWaits(t *testing.T) {
 	}
 	c.must(c.Create(t.Context(), network))
 	c.withoutRules(func() {
-		network.ClusterNetworks[0].CIDR, network.Network = "10.1.0.1/30", ""
+		network.ClusterNetworks[0].CIDR, network.Network, network.HostSubnetLength = "10.1.0.1/30", "", 0
 		c.must(c.Update(t.Context(), network))
 	})
 	r := c.start(nil)
@@ -155,7 +155,6 @@ func TestBadClusterNetworkWaits(t *testing.T) {
 	}
 	c.must(c.Get(t.Context(), client.ObjectKeyFromObject(network), network))
 	network.ClusterNetworks[0] = usualRange()
-	network.HostSubnetLength = 0
 	c.must(c.Update(t.Context(), network))
 	c.awaitSubnet("a", "192.0.2.1", "10.128.0.0/23")
 	c.awaitCondition(networkv1.ConditionValid, networkv1.ReasonValid)
