@@ -361,16 +361,16 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 	_, taken := s.others[address]
 	for name, at := range peers {
 		if at.node == address && at.node != s.node {
-			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose one that nobody has", address, name)
+			return fmt.Errorf("egressIPs: %s is the address of node %s itself: choose an unused address", address, name)
 		}
 	}
 	switch {
 	case address == s.node:
-		return fmt.Errorf("egressIPs: %s is the node's own address: choose one that nobody has", address)
+		return fmt.Errorf("egressIPs: %s is the node's own address: choose an unused address", address)
 	case taken:
-		return fmt.Errorf("egressIPs: %s is an address of the node already, for something else: choose one that nobody has, or remove it from the node", address)
+		return fmt.Errorf("egressIPs: %s is an address of the node already, for something else: choose an unused address, or remove it from the node", address)
 	case isIn(s.gateways, address):
-		return fmt.Errorf("egressIPs: %s is the gateway of the node's routes: announced here, it would take over the way out of every node; choose one that nobody has", address)
+		return fmt.Errorf("egressIPs: %s is the gateway of the node's routes: announced here, it would take over the way out of every node; choose an unused address", address)
 	case s.network.Contains(address) && edge(s.network, address):
 		return fmt.Errorf("egressIPs: %s is the network or the broadcast address of %s: choose one between them", address, s.network)
 	case !s.network.Contains(address):

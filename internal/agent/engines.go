@@ -72,7 +72,7 @@ type engines struct {
 	opening  sync.Mutex
 	switched atomic.Bool
 	bridges  map[string]*node.Flows
-	// watchers are told of changes of devices.
+	// watchers are notified when devices change.
 	watchers watchers
 }
 

@@ -382,7 +382,7 @@ const (
 	numbersDiffer
 	// marksDiffer: nothing but numbers, and how far objects are realised.
 	marksDiffer
-	// exceptionsDiffer: which objects are not realised, or why; and nothing else that is told soon.
+	// exceptionsDiffer: which objects are not realised, or why. Nothing else is reported at once.
 	exceptionsDiffer
 	urgent
 )

@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// watchers are told of changes of devices.
+// watchers are notified when devices change.
 type watchers struct {
 	mu   sync.Mutex
 	told []*func(link.Drift)
