@@ -17,7 +17,7 @@ func TestAll(t *testing.T) {
 	}
 	for group, want := range map[string][]string{
 		"network.openshift.io":   {"ClusterNetwork", "EgressNetworkPolicy", "HostSubnet", "NetNamespace"},
-		"network.weft.dev":       {"NodeNetwork"},
+		"network.weft.dev":       {"NeutronPort", "NodeNetwork"},
 		"stackube.kubernetes.io": {"Network", "Tenant"},
 		"kubeovn.io": {
 			"IP", "IptablesDnatRule", "IptablesEIP", "IptablesFIPRule", "IptablesSnatRule", "QoSPolicy", "Subnet", "Vpc", "VpcNatGateway",

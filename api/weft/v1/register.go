@@ -15,6 +15,7 @@ func GroupVersion() schema.GroupVersion { return schema.GroupVersion{Group: Grou
 // AddToScheme registers the kinds of this package. It never fails; scheme builders expect the error.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion(),
+		&NeutronPort{}, &NeutronPortList{},
 		&NodeNetwork{}, &NodeNetworkList{},
 	)
 	metav1.AddToGroupVersion(scheme, GroupVersion())
