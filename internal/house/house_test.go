@@ -3,6 +3,7 @@ package house
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -132,5 +133,26 @@ func TestRoofs(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestLinkerDropsMethods checks that `make build` and the labs build weft without html/template, whose calls by name make the linker keep
+// every exported method: 20 MB of program, of which each agent has some 15 MB in memory.
+func TestLinkerDropsMethods(t *testing.T) {
+	for _, file := range []string{"../../Makefile", "../../lab/programs/programs.go"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), "grpcnotrace") {
+			t.Errorf("%s builds without the tag grpcnotrace", file)
+		}
+	}
+	out, err := exec.Command("go", "list", "-tags", "grpcnotrace", "-deps", "../../cmd/weft").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(strings.Fields(string(out)), "html/template") {
+		t.Error("cmd/weft imports html/template: find the way with `go mod why -m` or `go list -deps`, and avoid it")
 	}
 }

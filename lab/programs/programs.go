@@ -16,7 +16,7 @@ func All() []string { return []string{"weft", "weft-cni", "weft-lab"} }
 
 // Build puts the named programs of the source tree at root into dir.
 func Build(ctx context.Context, root, dir string, names ...string) error {
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir + "/"}
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir + "/"}
 	for _, name := range names {
 		args = append(args, "./cmd/"+name)
 	}

@@ -59,7 +59,7 @@ func Main(m *testing.M, use func(bin string), programs ...string) int {
 // Build builds Weft's programs into a folder.
 func Build(bin string, programs ...string) error {
 	for _, program := range programs {
-		if _, err := try(context.Background(), sources(), "", "go", "build", "-o", filepath.Join(bin, program), "./cmd/"+program); err != nil {
+		if _, err := try(context.Background(), sources(), "", "go", "build", "-tags", "grpcnotrace", "-o", filepath.Join(bin, program), "./cmd/"+program); err != nil {
 			return err
 		}
 	}
