@@ -21,6 +21,7 @@ type Cluster struct {
 	Kubeconfig string     // the administrator's, for use on the machine
 	HostIP     netip.Addr // the machine's own address on the link to the lab
 	Outside    Outside
+	External   Outside    // with Config.VPC: the host in the outside network of NAT gateways
 	ControlIP  netip.Addr // of the API server on the underlay
 	Datapath   plan.Datapath
 
@@ -28,7 +29,7 @@ type Cluster struct {
 	nodes []Node
 }
 
-// Outside is the namespace beyond the router: it knows the way to the nodes' addresses and to nothing of the cluster's.
+// Outside is a namespace beyond the router: it knows the way to the nodes' addresses and to nothing of the cluster's.
 type Outside struct {
 	Netns string     // path of the network namespace
 	IP    netip.Addr // 198.51.100.10
@@ -71,6 +72,9 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 	c := &Cluster{
 		Config: st.Config, Kubeconfig: st.Kubeconfig, HostIP: hostIP, ControlIP: l.ControlIP, Datapath: st.Datapath, lab: l,
 		Outside: Outside{Netns: st.OutsideNS, IP: l.OutsideIP, URL: st.Outside},
+	}
+	if st.Config.VPC {
+		c.External = Outside{Netns: st.ExternalNS, IP: l.ExternalIP, URL: st.External}
 	}
 	for i, n := range st.Nodes {
 		c.nodes = append(c.nodes, Node{
@@ -127,18 +131,18 @@ func (c *Cluster) Crashed(ctx context.Context) error {
 // Down takes the lab down.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Name(), nil) }
 
-// Enter gives the command that runs argv on a node, or in one of the lab's own namespaces: control, outside, underlay.
+// Enter gives the command that runs argv on a node, or in one of the lab's own namespaces: control, outside, underlay, external.
 func Enter(st report.Status, where string, argv []string) ([]string, error) {
 	for _, n := range st.Nodes {
 		if n.Name == where && n.Holder != 0 {
 			return ground.Space{Name: n.Space, Pid: n.Holder}.Enter(argv...), nil
 		}
 	}
-	own := map[string]string{"control": st.ControlNS, "outside": st.OutsideNS, "underlay": st.UnderlayNS}
+	own := map[string]string{"control": st.ControlNS, "outside": st.OutsideNS, "underlay": st.UnderlayNS, "external": st.ExternalNS}
 	if path := own[where]; path != "" {
 		return append([]string{"nsenter", "--net=" + path, "--"}, argv...), nil
 	}
-	return nil, fmt.Errorf("lab %s has no node %q: it has n1 to n%d, and control, outside, underlay", st.Name, where, len(st.Nodes))
+	return nil, fmt.Errorf("lab %s has no node %q: it has n1 to n%d, and control, outside, underlay, external (with --vpc)", st.Name, where, len(st.Nodes))
 }
 
 // KubernetesBin is the folder with the lab's kubectl, or "".

@@ -124,11 +124,21 @@ var kubeletPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals
 	{"nslookup", "bind9-dnsutils"},
 }
 
+// vpcPackages are for Config.VPC: OVN's programs run as processes or go into Weft's image.
+var vpcPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
+	{"ovn-northd", "ovn-central"},
+	{"ovn-nbctl", "ovn-common"},
+	{"ovn-controller", "ovn-host"},
+}
+
 // CheckMachine tells which programs are missing, and which packages hold them.
 func CheckMachine(cfg Config) error {
 	want := packages
 	if cfg.Runtime == plan.RuntimeKubelet {
 		want = append(append(want[:0:0], want...), kubeletPackages...)
+	}
+	if cfg.VPC {
+		want = append(want[:len(want):len(want)], vpcPackages...)
 	}
 	var programs, pkgs []string
 	for _, w := range want {

@@ -61,6 +61,9 @@ type Config struct {
 	// userspace datapath the nodes' addresses are then on no bridge, so that there are no tunnels: pods reach those of
 	// their own node.
 	NoSwitch bool `json:"noSwitch"`
+	// VPC adds OVN, an outside network for NAT gateways with a host in it, and a link into it on every node. With RuntimeKubelet OVN runs in
+	// pods of Weft's manifest, with RuntimeCNI as plain processes.
+	VPC bool `json:"vpc"`
 	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
 	WeftBin string `json:"weftBin"`
 	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
@@ -120,6 +123,9 @@ func (c Config) check() error {
 	if c.Runtime != RuntimeCNI && c.Runtime != RuntimeKubelet {
 		return fmt.Errorf("runtime %q: use %s or %s", c.Runtime, RuntimeCNI, RuntimeKubelet)
 	}
+	if c.VPC && c.NoSwitch {
+		return errors.New("VPCs need tunnels, and nodes without a switch of their own have none: leave one of the two out")
+	}
 	if c.NoSwitch && c.Runtime != RuntimeKubelet {
 		return fmt.Errorf("nodes without a switch of their own get one in pods: use runtime %s", RuntimeKubelet)
 	}
@@ -145,6 +151,10 @@ type Lab struct {
 	OutsideGW  netip.Addr
 	OutsideIP  netip.Addr
 
+	ExternalNet netip.Prefix // with VPC: the outside network that the nodes' second links are in
+	ExternalGW  netip.Addr
+	ExternalIP  netip.Addr // of the host in it
+
 	ClusterCIDR  netip.Prefix
 	ServiceCIDR  netip.Prefix
 	APIServiceIP netip.Addr // the Service default/kubernetes
@@ -164,6 +174,8 @@ func New(c Config) Lab {
 		ControlIP:  netip.MustParseAddr("172.31.0.250"),
 		OutsideNet: netip.MustParsePrefix("198.51.100.0/24"), OutsideGW: netip.MustParseAddr("198.51.100.1"),
 		OutsideIP:   netip.MustParseAddr("198.51.100.10"),
+		ExternalNet: netip.MustParsePrefix("192.168.100.0/24"), ExternalGW: netip.MustParseAddr("192.168.100.1"),
+		ExternalIP:  netip.MustParseAddr("192.168.100.10"),
 		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"),
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
 		APIPort: 6443, OutsidePort: 8080,

@@ -68,6 +68,8 @@ type Status struct {
 	OutsideNS  string           `json:"outsideNetns"`
 	ControlNS  string           `json:"controlNetns"`
 	UnderlayNS string           `json:"underlayNetns"`
+	External   string           `json:"external,omitempty"` // with VPC: URL of the reporter in the outside network of gateways
+	ExternalNS string           `json:"externalNetns,omitempty"`
 	Nodes      []Node           `json:"nodes"`
 	Programs   []process.Status `json:"programs"`
 	LogDir     string           `json:"logDir"`

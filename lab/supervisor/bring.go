@@ -22,6 +22,7 @@ const (
 	partUnderlay = "ul"  // the bridge that connects everything, and the router
 	partControl  = "cp"  // the control plane
 	partOutside  = "out" // what is beyond the router
+	partExternal = "ext" // with VPCs: a host in the outside network of their gateways
 	uplink       = "eth0"
 )
 
@@ -90,6 +91,9 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 		func(ctx context.Context) error { return s.newSpace(ctx, partControl, ground.Hold{}) },
 		func(ctx context.Context) error { return s.newSpace(ctx, partOutside, ground.Hold{}) },
 	}
+	if s.lab.VPC {
+		parts = append(parts, func(ctx context.Context) error { return s.newSpace(ctx, partExternal, ground.Hold{}) })
+	}
 	for _, n := range s.lab.AllNodes() {
 		parts = append(parts, func(ctx context.Context) error {
 			return s.newSpace(ctx, n.Name, ground.Hold{RunDir: n.RunDir, Binds: n.Binds(), Forward: true})
@@ -98,7 +102,10 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 	if err := together(ctx, parts...); err != nil {
 		return err
 	}
-	return s.connect()
+	if err := s.connect(); err != nil || !s.lab.VPC {
+		return err
+	}
+	return s.connectExternal()
 }
 
 func (s *Supervisor) newSpace(ctx context.Context, part string, h ground.Hold) error {
@@ -157,6 +164,9 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 		return s.group.Start(ctx, process.Program{Name: "reporter", Argv: s.space(partOutside).Enter(
 			s.self, "reporter", netip.AddrPortFrom(s.lab.OutsideIP, uint16(s.lab.OutsidePort)).String())})
 	}}
+	if s.lab.VPC {
+		parts = append(parts, s.bringExternal)
+	}
 	for _, n := range s.lab.AllNodes() {
 		if s.lab.NoSwitch {
 			parts = append(parts, func(ctx context.Context) error {
@@ -280,6 +290,11 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 		if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=120s", "-f", crds); err != nil {
 			return err
 		}
+		if s.lab.VPC {
+			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, "third-party")); err != nil {
+				return err
+			}
+		}
 		_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
 		return err
 	})
@@ -300,6 +315,11 @@ func (s *Supervisor) bringPods(ctx context.Context) error {
 	}
 	if s.lab.KubeProxy {
 		if err := s.step("kube-proxy", func() error { return s.bringProxies(ctx) }); err != nil {
+			return err
+		}
+	}
+	if s.lab.VPC {
+		if err := s.step("OVN", func() error { return s.bringOVN(ctx) }); err != nil {
 			return err
 		}
 	}

@@ -78,6 +78,9 @@ func (s *Supervisor) status() report.Status {
 		Supervisor: os.Getpid(), Programs: s.group.List(), LogDir: l.Path("log"),
 		OutsideNS: s.netPath("out"), ControlNS: s.netPath("cp"), UnderlayNS: s.netPath("ul"),
 	}
+	if l.VPC {
+		st.ExternalNS, st.External = s.netPath(partExternal), fmt.Sprintf("http://%s:%d/", l.ExternalIP, l.OutsidePort)
+	}
 	if s.failed != nil {
 		st.Error = s.failed.Error()
 	}

@@ -78,7 +78,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 	}
 	err := s.group.Start(ctx, process.Program{
 		Name: "weft-controller",
-		Argv: s.space(partControl).Enter(weft, "controller", "--kubeconfig="+kubeconfig, "--namespace=kube-system"),
+		Argv: s.space(partControl).Enter(append([]string{weft, "controller", "--kubeconfig=" + kubeconfig, "--namespace=kube-system"}, s.vpcController()...)...),
 	})
 	if err != nil {
 		return err
@@ -91,8 +91,11 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
-				Argv: s.space(n.Name).Enter(weft, "agent", "--kubeconfig="+kubeconfig, "--node-name="+n.Name, "--datapath="+string(s.lab.Datapath), "--profiling", "--resolv-conf="+resolvConf),
-				Env:  []string{"NODE_NAME=" + n.Name}, Eager: true,
+				Argv: s.space(n.Name).Enter(append([]string{
+					weft, "agent", "--kubeconfig=" + kubeconfig, "--node-name=" + n.Name, "--datapath=" + string(s.lab.Datapath), "--profiling",
+					"--resolv-conf=" + resolvConf,
+				}, s.vpcAgent()...)...),
+				Env: []string{"NODE_NAME=" + n.Name}, Eager: true,
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },
 			})

@@ -15,7 +15,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: chart CHART MANIFEST")
 		os.Exit(2)
 	}
-	log.SetOutput(io.Discard) // Helm tells of the link to deploy/crds, which is meant
+	log.SetOutput(io.Discard) // Helm reports the links to folders, which are meant
 	if err := write(os.Args[1], os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
 		os.Exit(1)

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,10 +14,11 @@ import (
 	"weft.dev/weft/lab/ovsnode"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/stack/ovn"
 )
 
 // Integration is the bridge that Neutron's ports are on.
-const Integration = "br-int"
+const Integration = ovn.Integration
 
 // external is the bridge behind PhysicalNetwork on each node.
 const external = "br-ex"
@@ -128,45 +127,15 @@ type ChassisConfig struct {
 
 // Chassis lets OVN control a node's switch, and waits until OVN has its bridge.
 func Chassis(ctx context.Context, c ChassisConfig) error {
-	set := []string{
-		"ovs-vsctl", "--timeout=60",
+	prepare := []string{
 		"--", "--may-exist", "add-br", Integration, "--", "set", "Bridge", Integration, "datapath_type=netdev", "fail_mode=secure",
 		"--", "--may-exist", "add-br", external, "--", "set", "Bridge", external, "datapath_type=netdev",
 	}
 	if c.Uplink != "" {
-		set = append(set, "--", "--may-exist", "add-port", external, c.Uplink)
+		prepare = append(prepare, "--", "--may-exist", "add-port", external, c.Uplink)
 	}
-	set = append(set, "--", "set", "Open_vSwitch", ".",
-		"external_ids:ovn-remote="+c.SB, "external_ids:ovn-encap-type=geneve", "external_ids:ovn-encap-ip="+c.Node.IP.String(),
-		"external_ids:ovn-bridge-datapath-type=netdev", "external_ids:ovn-bridge-mappings="+PhysicalNetwork+":"+external,
-		"external_ids:ovn-cms-options=enable-chassis-as-gw", "external_ids:ovn-monitor-all=true")
-	if _, err := c.Group.Run(ctx, "", c.Space.Enter(set...)...); err != nil {
-		return err
-	}
-	if _, err := c.Group.Run(ctx, "", c.Space.Enter("mkdir", "-p", "/run/ovn")...); err != nil { // its control socket's folder
-		return err
-	}
-	if err := c.Group.Start(ctx, process.Program{
-		Name: c.Node.Name + "/ovn-controller",
-		Argv: c.Space.Enter("ovn-controller", "unix:/run/openvswitch/db.sock", "--pidfile=/run/openvswitch/ovn-controller.pid", "-vconsole:warn"),
-	}); err != nil {
-		return err
-	}
-	return c.registered(ctx)
-}
-
-// registered waits until the chassis is in the southbound database: Neutron binds no port to a host before.
-func (c ChassisConfig) registered(ctx context.Context) error {
-	for {
-		out, err := c.Group.Run(ctx, "", "ovn-sbctl", "--db="+c.SB, "--no-leader-only", "--bare", "--columns=name", "find", "chassis",
-			"name="+c.Node.Name)
-		if err == nil && strings.TrimSpace(out) != "" {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("chassis %s does not register: %w", c.Node.Name, ctx.Err())
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+	return ovn.Chassis{
+		Group: c.Group, Space: c.Space, Node: c.Node, Remote: c.SB, SB: c.SB, Datapath: plan.DatapathNetdev, Prepare: prepare,
+		Settings: []string{"ovn-bridge-mappings=" + PhysicalNetwork + ":" + external, "ovn-cms-options=enable-chassis-as-gw"},
+	}.Start(ctx)
 }

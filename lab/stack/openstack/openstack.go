@@ -86,7 +86,7 @@ func (s *Stack) Start(ctx context.Context) error {
 	if err := s.Group.Start(ctx, s.mariadb()); err != nil {
 		return err
 	}
-	if err := s.central(ctx); err != nil {
+	if err := s.central().Start(ctx); err != nil {
 		return err
 	}
 	all, below := errgroup.WithContext(ctx)

@@ -3,14 +3,13 @@ package openstack
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
 	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/stack/ovn"
 )
 
 // python is Debian's: another python3 in PATH would lack the packages' modules.
@@ -49,45 +48,9 @@ func (s *Stack) sql(ctx context.Context, statement string) error {
 	return err
 }
 
-// central starts OVN's databases and northd.
-func (s *Stack) central(ctx context.Context) error {
-	for _, db := range []string{"nb", "sb"} {
-		file := filepath.Join(s.Dir, "ovn"+db+".db")
-		if _, err := os.Stat(file); err != nil {
-			if _, err := s.Group.Run(ctx, "", "ovsdb-tool", "create", file, "/usr/share/ovn/ovn-"+db+".ovsschema"); err != nil {
-				return err
-			}
-		}
-		if err := s.Group.Start(ctx, process.Program{
-			Name: s.name("ovsdb-" + db),
-			Argv: s.Space.Enter("ovsdb-server", file, "--remote=punix:"+s.sock(db), "--unixctl="+filepath.Join(s.Dir, "run", db+".ctl"),
-				"--no-chdir", "-vconsole:warn"),
-			Ready: dialable(s.sock(db)),
-		}); err != nil {
-			return err
-		}
-	}
-	if _, err := s.Group.Run(ctx, "", "ovn-nbctl", "--db="+s.NB(), "--no-leader-only", "init"); err != nil {
-		return err
-	}
-	if _, err := s.Group.Run(ctx, "", "ovn-sbctl", "--db="+s.SB(), "--no-leader-only", "init"); err != nil {
-		return err
-	}
-	return s.Group.Start(ctx, process.Program{
-		Name: s.name("ovn-northd"),
-		Argv: s.Space.Enter("ovn-northd", "--ovnnb-db="+s.NB(), "--ovnsb-db="+s.SB(),
-			"--unixctl="+filepath.Join(s.Dir, "run", "northd.ctl"), "-vconsole:warn"),
-	})
-}
-
-func dialable(path string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		c, err := new(net.Dialer).DialContext(ctx, "unix", path)
-		if err != nil {
-			return fmt.Errorf("reach %s: %w", path, err)
-		}
-		return c.Close()
-	}
+// central is OVN's databases and northd.
+func (s *Stack) central() *ovn.Central {
+	return &ovn.Central{Space: s.Space, Group: s.Group, Dir: s.Dir, Run: filepath.Join(s.Dir, "run"), Prefix: s.Prefix}
 }
 
 func (s *Stack) keystone() process.Program {

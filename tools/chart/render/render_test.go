@@ -28,7 +28,7 @@ func TestManifestIsGenerated(t *testing.T) {
 	}
 }
 
-// Helm installs the same definitions as kubectl does, and nothing else from their folder.
+// Helm installs the same definitions as kubectl does, those of others too, and nothing else from their folder.
 func TestDefinitions(t *testing.T) {
 	c, err := Load(chartDir)
 	if err != nil {
@@ -38,6 +38,11 @@ func TestDefinitions(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d definitions: %v", len(files), err)
 	}
+	others, err := filepath.Glob("../../../deploy/third-party/*.yaml")
+	if err != nil || len(others) == 0 {
+		t.Fatalf("%d definitions of others: %v", len(others), err)
+	}
+	files = append(files, others...)
 	have := map[string][]byte{}
 	for _, crd := range c.CRDObjects() {
 		have[filepath.Base(crd.Filename)] = crd.File.Data

@@ -1,0 +1,101 @@
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/stack/ovn"
+)
+
+// externalLink is the nodes' link into the outside network of NAT gateways, by the name that the example manifests have.
+const externalLink = "ens37"
+
+// externalBridge connects the outside network in the underlay's namespace, which routes for it.
+const externalBridge = "ext0"
+
+// southboundPort is the southbound database's usual port.
+const southboundPort = 6642
+
+// connectExternal makes the outside network: its gateway is the lab's router, a host is in it, and every node has a link into it, without
+// an address. The lab's outside has a route back.
+func (s *Supervisor) connectExternal() error {
+	l := s.lab
+	ul, ext, out := s.space(partUnderlay), s.space(partExternal), s.space(partOutside)
+	bits := l.ExternalNet.Bits()
+	if err := ul.Bridge(externalBridge, netip.PrefixFrom(l.ExternalGW, bits), l.MTU); err != nil {
+		return err
+	}
+	err := ground.Connect(l.MTU,
+		ground.End{Space: &ul, Name: partExternal, Bridge: externalBridge},
+		ground.End{Space: &ext, Name: uplink, Addr: netip.PrefixFrom(l.ExternalIP, bits)})
+	if err != nil {
+		return err
+	}
+	if err := ext.Route(netip.Prefix{}, l.ExternalGW); err != nil {
+		return err
+	}
+	if err := out.Route(l.ExternalNet, l.OutsideGW); err != nil {
+		return err
+	}
+	for _, n := range l.AllNodes() {
+		sp := s.space(n.Name)
+		err := ground.Connect(l.MTU,
+			ground.End{Space: &ul, Name: fmt.Sprintf("ext%d", n.Index), Bridge: externalBridge}, ground.End{Space: &sp, Name: externalLink})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bringExternal starts what answers on the host in the outside network.
+func (s *Supervisor) bringExternal(ctx context.Context) error {
+	at := netip.AddrPortFrom(s.lab.ExternalIP, uint16(s.lab.OutsidePort))
+	return s.group.Start(ctx, process.Program{
+		Name: "external/reporter", Argv: s.space(partExternal).Enter(s.self, "reporter", at.String()),
+	})
+}
+
+func (s *Supervisor) central() *ovn.Central {
+	return &ovn.Central{
+		Space: s.space(partControl), Group: s.group, Dir: s.lab.Path("ovn"), Run: s.lab.RunPath("ovn"), Prefix: "ovn",
+		Remote: fmt.Sprintf("ptcp:%d:%s", southboundPort, s.lab.ControlIP),
+	}
+}
+
+// bringOVN starts OVN's databases and northd in the control plane's namespace, and makes every node a chassis.
+func (s *Supervisor) bringOVN(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	central := s.central()
+	if err := central.Start(ctx); err != nil {
+		return err
+	}
+	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
+	for _, n := range s.lab.AllNodes() {
+		parts = append(parts, ovn.Chassis{
+			Group: s.group, Space: s.space(n.Name), Node: n, SB: central.SB(), Datapath: s.datapath,
+			Remote: fmt.Sprintf("tcp:%s:%d", s.lab.ControlIP, southboundPort),
+		}.Start)
+	}
+	return together(ctx, parts...)
+}
+
+// vpcController returns what a controller's command line has for VPCs.
+func (s *Supervisor) vpcController() []string {
+	if !s.lab.VPC {
+		return nil
+	}
+	return []string{"--ovn-northbound=" + s.central().NB()}
+}
+
+// vpcAgent returns what an agent's command line has for VPCs.
+func (s *Supervisor) vpcAgent() []string {
+	if !s.lab.VPC {
+		return nil
+	}
+	return []string{"--vpc"}
+}
