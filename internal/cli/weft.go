@@ -27,7 +27,7 @@ type Environment struct {
 	Program string
 	// UID is the id of the user that runs the program; 0 is root.
 	UID int
-	// Getenv is asked for the standard variables of OpenTelemetry when requests are traced. Default: none is set.
+	// Getenv reads GOGC, flanneld's variables and, when requests are traced, those of OpenTelemetry. Default: none is set.
 	Getenv func(string) string
 }
 
