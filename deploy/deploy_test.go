@@ -105,6 +105,7 @@ func TestRightsAreTheBudget(t *testing.T) {
 			"/namespaces":                                read,
 			"networking.k8s.io/networkpolicies":          read,
 			"/nodes/status":                              {"patch"},
+			"/events":                                    {"create"},
 			"events.k8s.io/events":                       {"create", "patch"},
 		},
 		"weft-controller": {

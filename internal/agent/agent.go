@@ -393,6 +393,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	following, followCtx := errgroup.WithContext(ctx)
 	following.Go(func() error { return a.follow(followCtx, network, e) })
 	following.Go(func() error { return a.followServices(followCtx, network) })
+	following.Go(func() error { return a.wakeServices(followCtx) })
 	following.Go(func() error { return a.followPolicies(followCtx, network) })
 	following.Go(func() error { return a.followTenants(followCtx, network) })
 	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })

@@ -142,7 +142,7 @@ func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) 
 		return err
 	}
 	e.rows = rows
-	if err := e.openBridges(ctx, a.opts, a.events); err != nil {
+	if err := e.openBridges(ctx, a.opts, a.events, a.objects.services.idling.packet); err != nil {
 		rows.Close()
 		return err
 	}
@@ -152,7 +152,7 @@ func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) 
 	return nil
 }
 
-func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder) error {
+func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder, onPacket func(*openflow.PacketIn)) error {
 	observe := e.observe(tell)
 	var err error
 	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
@@ -162,7 +162,7 @@ func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder)
 	e.bridges = map[string]*node.Flows{}
 	for _, bridge := range e.care().Bridges {
 		engine := openflow.NewEngine(openflow.Config{
-			Address: filepath.Join(opts.OVSRunDir, bridge.Name+".mgmt"), Last: bridge.IsNote, OnBundle: e.told.Bundle,
+			Address: filepath.Join(opts.OVSRunDir, bridge.Name+".mgmt"), Last: bridge.IsNote, OnBundle: e.told.Bundle, OnPacket: onPacket,
 		})
 		flows, err := e.flowEngine(ctx, bridge.Name, engine)
 		if err != nil {

@@ -37,6 +37,7 @@ const (
 	reasonName         = "NameNotResolved"
 	reasonFirewallSize = "TooManyAddresses"
 	reasonEgressIP     = "EgressIPNotHeld"
+	reasonNeedPods     = "NeedPods"
 )
 
 // Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for

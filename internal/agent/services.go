@@ -44,6 +44,7 @@ type services struct {
 	nodes bool
 
 	// What follows is used by step only.
+	idling  *idling
 	place   service.Place
 	known   map[types.NamespacedName]struct{}
 	started bool
@@ -51,7 +52,7 @@ type services struct {
 
 func newServices(store cache.Cache, node string) *services {
 	return &services{
-		cache: store, node: node, wake: make(chan struct{}, 1), nodes: true,
+		cache: store, node: node, wake: make(chan struct{}, 1), nodes: true, idling: newIdling(),
 		dirty: map[types.NamespacedName]struct{}{}, known: map[types.NamespacedName]struct{}{},
 	}
 }
@@ -188,6 +189,7 @@ func (s *services) compile(ctx context.Context, name types.NamespacedName) (over
 	err := s.cache.Get(ctx, name, &object)
 	if apierrors.IsNotFound(err) {
 		delete(s.known, name)
+		s.idling.gone(name)
 		return overlay.Service{}, nil
 	}
 	if err != nil {
@@ -196,8 +198,10 @@ func (s *services) compile(ctx context.Context, name types.NamespacedName) (over
 	s.known[name] = struct{}{}
 	svc, virtual := service.FromService(&object)
 	if !virtual {
+		s.idling.gone(name)
 		return overlay.Service{}, nil
 	}
+	svc.Waking = s.awaits(&object)
 	var list discoveryv1.EndpointSliceList
 	err = s.cache.List(ctx, &list, client.InNamespace(name.Namespace), client.MatchingFields{indexService: name.Name}, client.UnsafeDisableDeepCopy)
 	if err != nil {
@@ -209,7 +213,21 @@ func (s *services) compile(ctx context.Context, name types.NamespacedName) (over
 			found = append(found, slice)
 		}
 	}
-	return overlay.Service{Addresses: service.Compile(svc, found, s.place), Created: object.CreationTimestamp.Time}, nil
+	addresses := service.Compile(svc, found, s.place)
+	if slices.ContainsFunc(addresses, func(v service.VirtualAddress) bool { return v.Verdict == service.Forward }) {
+		s.idling.served(name)
+	}
+	return overlay.Service{Addresses: addresses, Created: object.CreationTimestamp.Time}, nil
+}
+
+// awaits reports whether a Service's clients wait for its pods after it was idled. The Service is compiled again when they no longer do.
+func (s *services) awaits(object *corev1.Service) bool {
+	waking, begins := s.idling.note(object, time.Now())
+	if begins > 0 {
+		name := client.ObjectKeyFromObject(object)
+		time.AfterFunc(begins, func() { s.note(func() { s.dirty[name] = struct{}{} }) })
+	}
+	return waking
 }
 
 // nodeFacts returns where this node is, and where node ports are reached.

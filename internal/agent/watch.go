@@ -25,6 +25,7 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/realised"
+	"weft.dev/weft/internal/service"
 )
 
 // defaultClusterNetwork is the name of the one ClusterNetwork that counts.
@@ -127,7 +128,7 @@ func strip(object any) (any, error) {
 	case *networkv1.EgressNetworkPolicy:
 		o.Annotations, o.Status = nil, networkv1.EgressNetworkPolicyStatus{}
 	case *corev1.Service:
-		o.Annotations = nil
+		stripService(o)
 	case *corev1.Pod:
 		stripPod(o)
 	case *corev1.Namespace:
@@ -141,6 +142,15 @@ func strip(object any) (any, error) {
 		}
 	}
 	return object, nil
+}
+
+// stripService leaves of a Service's annotations only when it was idled.
+func stripService(o *corev1.Service) {
+	at, idled := o.Annotations[service.AnnotationIdled]
+	o.Annotations = nil
+	if idled {
+		o.Annotations = map[string]string{service.AnnotationIdled: at}
+	}
 }
 
 // run watches until ctx ends.

@@ -34,6 +34,9 @@ type Config struct {
 	Last func(Key) bool
 	// OnBundle, if not nil, is told of each bundle: how many changes, and what it ended with.
 	OnBundle func(mods int, err error)
+	// OnPacket, if not nil, is called with each packet that a flow sends to the controller. The connection's reader calls it: it
+	// must not block.
+	OnPacket func(*PacketIn)
 	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive.
 	KeepAlive time.Duration
 	// ConnectWait is how long Read and Commit wait for a connection that is not there; 0: 1 s.
@@ -307,6 +310,10 @@ func (e *Engine) onAsync(event any) {
 	case *PortStatus:
 		if event.Reason == PortAdded {
 			e.ports.tell(event.Port.Name, event.Port.Number)
+		}
+	case *PacketIn:
+		if e.config.OnPacket != nil {
+			e.config.OnPacket(event)
 		}
 	}
 }

@@ -154,15 +154,16 @@ func (c *Conn) Monitor(ctx context.Context, id uint32) error {
 
 // MonitorRest asks for reports of what flow monitors do not tell of: of group changes that others make, which then come to
 // OnAsync as *GroupsChanged (forwarded requests; OpenFlow 1.5.1, 7.3.13 and 7.4.6), and of ports that are added, as
-// *PortStatus. Nothing else comes with them.
+// *PortStatus. Packets that a flow's controller action sends come as *PacketIn. Nothing else comes with them.
 func (c *Conn) MonitorRest(ctx context.Context) error {
 	// Properties of ofp_async_config_prop_type: of the pairs, the odd one is for connections that are no slave's.
 	const packetIn, portStatus, flowRemoved, roleStatus, tableStatus, requestForward = 1, 3, 5, 7, 9, 11
 	const groupMod = 1 << 0 // OFPRFR_GROUP_MOD
 	var b []byte
-	for _, kind := range []uint16{packetIn, flowRemoved, roleStatus, tableStatus} {
+	for _, kind := range []uint16{flowRemoved, roleStatus, tableStatus} {
 		b = appendProperty(b, kind, []byte{0, 0, 0, 0})
 	}
+	b = appendProperty(b, packetIn, []byte{0, 0, 0, 1 << ReasonAction})
 	b = appendProperty(b, portStatus, []byte{0, 0, 0, 1 << PortAdded})
 	b = appendProperty(b, requestForward, []byte{0, 0, 0, groupMod})
 	// A connection to a bridge's own socket is told of nothing before it has set a length for packets (Open vSwitch,

@@ -39,10 +39,10 @@ func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 		internal.Local, internal.Endpoints = true, b.local
 	}
 	if len(internal.Endpoints) == 0 {
-		internal.Verdict = b.none()
+		internal.Verdict = b.none(s)
 	}
 	if len(external.Endpoints) == 0 {
-		external.Verdict = b.none()
+		external.Verdict = b.none(s)
 	}
 	var list []VirtualAddress
 	add := func(v VirtualAddress, kind Kind, ips ...netip.Addr) {
@@ -56,7 +56,7 @@ func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 	}
 	add(external, KindExternalIP, s.ExternalIPs...)
 	balanced := external
-	if balanced.Verdict == Forward { // who is told that there is nobody need not be known
+	if balanced.Verdict == Forward || balanced.Verdict == Wake { // who is told that there is nobody need not be known
 		balanced.SourceRanges = s.SourceRanges
 	}
 	add(balanced, KindLoadBalancer, s.LoadBalancerIPs...)
@@ -78,11 +78,17 @@ type choice struct {
 }
 
 // none is the verdict where no endpoint is left.
-func (c *choice) none() Verdict {
-	if c.any {
+func (c *choice) none(s *Service) Verdict {
+	switch {
+	case c.any:
 		return Drop
+	case s.Idled:
+		return Wake
+	case s.Waking:
+		return Drop
+	default:
+		return Reject
 	}
-	return Reject
 }
 
 // hinted is an endpoint with the hints for whom it is.

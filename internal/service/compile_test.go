@@ -66,7 +66,7 @@ func lines(list []service.VirtualAddress) []string {
 				where = "this node"
 			}
 		}
-		line := fmt.Sprintf("%s %s:%d %s", v.Protocol, where, v.Port, [...]string{"to", "reject", "drop"}[v.Verdict])
+		line := fmt.Sprintf("%s %s:%d %s", v.Protocol, where, v.Port, [...]string{"to", "reject", "drop", "wake"}[v.Verdict])
 		for _, e := range v.Endpoints {
 			line += " " + strings.TrimPrefix(e.Addr.String(), "10.0.0.")
 		}
@@ -100,6 +100,12 @@ func TestCompile(t *testing.T) {
 		{"serving and terminating, if none is ready", web(nil), []service.Slice{slice("a", "2:n", "3:s", "4:t")}, []string{"TCP 172.30.0.10:80 to 3:8080"}},
 		{"none that answers", web(nil), []service.Slice{slice("a", "2:n", "4:t")}, []string{"TCP 172.30.0.10:80 reject"}},
 		{"no slices", web(nil), nil, []string{"TCP 172.30.0.10:80 reject"}},
+		{"idled", web(func(s *service.Service) { s.Idled = true; external(s) }), []service.Slice{slice("a", "2:n")}, []string{
+			"TCP 172.30.0.10:80 wake", "TCP 192.0.2.50:80 wake", "TCP 192.0.2.60:80 wake from [10.9.0.0/16]", "TCP node:30080 wake",
+		}},
+		{"idled, and has endpoints", web(func(s *service.Service) { s.Idled = true }), []service.Slice{slice("a", "1")}, []string{"TCP 172.30.0.10:80 to 1:8080"}},
+		{"idled, with an endpoint elsewhere", web(func(s *service.Service) { s.Idled, s.InternalLocal = true, true }), []service.Slice{slice("a", "1@there")}, []string{"TCP 172.30.0.10:80 drop"}},
+		{"idled before, and its pods are awaited", web(func(s *service.Service) { s.Waking = true }), []service.Slice{slice("a", "2:n")}, []string{"TCP 172.30.0.10:80 drop"}},
 		{"several slices, each endpoint once, sorted", web(nil), []service.Slice{slice("b", "3", "1"), slice("a", "1:n", "2")}, []string{"TCP 172.30.0.10:80 to 1:8080 2:8080 3:8080"}},
 		{
 			"slices of others", web(nil),

@@ -10,6 +10,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
+// AnnotationIdled is the annotation by which `oc idle` marks a Service as idled, with the time as its value.
+const AnnotationIdled = "idling.alpha.openshift.io/idled-at"
+
 // FromService returns what counts of a Service, and whether it has virtual addresses at all: a headless one and one
 // that is another name (ExternalName) have none. What cannot be used of an object is left out: the API server lets
 // nothing such in, and other users of the same object must not suffer.
@@ -26,6 +29,7 @@ func FromService(obj *corev1.Service) (Service, bool) {
 		SourceRanges:  ranges(obj.Spec.LoadBalancerSourceRanges),
 		Affinity:      affinity(&obj.Spec),
 	}
+	_, s.Idled = obj.Annotations[AnnotationIdled]
 	for _, text := range append([]string{obj.Spec.ClusterIP}, obj.Spec.ClusterIPs...) {
 		if ip, ok := address(text); ok {
 			s.ClusterIP = ip

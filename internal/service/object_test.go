@@ -26,7 +26,7 @@ func parse[T any](t testing.TB, text string) *T {
 var byValue = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}, netip.AddrPort{})
 
 func TestFromService(t *testing.T) {
-	got, ok := service.FromService(parse[corev1.Service](t, `{"metadata":{"namespace":"ns","name":"web"},"spec":{
+	got, ok := service.FromService(parse[corev1.Service](t, `{"metadata":{"namespace":"ns","name":"web","annotations":{"idling.alpha.openshift.io/idled-at":"2026-01-02T03:04:05Z"}},"spec":{
 		"type":"LoadBalancer","clusterIP":"fd00::1","clusterIPs":["fd00::1","172.30.0.10"],"externalIPs":["192.0.2.50","::1","127.0.0.1","192.0.2.50"],
 		"internalTrafficPolicy":"Local","externalTrafficPolicy":"Local","loadBalancerSourceRanges":[" 10.9.1.0/16 ","fd00::/8"],"sessionAffinity":"ClientIP",
 		"sessionAffinityConfig":{"clientIP":{"timeoutSeconds":30}},
@@ -36,7 +36,7 @@ func TestFromService(t *testing.T) {
 		Namespace: "ns", Name: "web", ClusterIP: netip.MustParseAddr("172.30.0.10"), ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.50")},
 		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.60"), netip.MustParseAddr("192.0.2.62")},
 		SourceRanges:    []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")},
-		InternalLocal:   true, ExternalLocal: true, Affinity: 30 * time.Second,
+		InternalLocal:   true, ExternalLocal: true, Affinity: 30 * time.Second, Idled: true,
 		Ports: []service.Port{{Name: "http", Protocol: service.TCP, Number: 80, NodePort: 30080}, {Name: "dns", Protocol: service.UDP, Number: 53}},
 	}
 	if diff := cmp.Diff(want, got, byValue); diff != "" || !ok {

@@ -50,6 +50,10 @@ type Service struct {
 	// Affinity keeps a client with its endpoint until it has made no new connection for so long; 0: no affinity.
 	Affinity time.Duration
 	Ports    []Port
+	// Idled says that the Service's pods were scaled to none until a client comes (`oc idle`).
+	Idled bool
+	// Waking says that the pods of a Service that was idled were asked for, and are awaited.
+	Waking bool
 }
 
 // Owner names the Service as the origin of what is compiled from it.
@@ -123,6 +127,8 @@ const (
 	Reject
 	// Drop: there is none on this node, and the policy wants no other. It is no answer that the Service is down.
 	Drop
+	// Wake: the Service is idled and has no endpoint anywhere; the packet is reported, and the client sends it again.
+	Wake
 )
 
 // VirtualAddress is where a Service is reached by pods of this node.

@@ -114,6 +114,11 @@ func NewTalk(ctx context.Context, path, network string, to netip.AddrPort) (*Tal
 	return newTalk(ctx, path, network, to, net.Dialer{})
 }
 
+// NewPatientTalk connects to what may answer late: a TCP client sends its first packet again and again for as long as wait.
+func NewPatientTalk(ctx context.Context, path, network string, to netip.AddrPort, wait time.Duration) (*Talk, error) {
+	return newTalk(ctx, path, network, to, net.Dialer{Timeout: wait})
+}
+
 // NewTalkFrom connects from a port, which other connections may have as well.
 func NewTalkFrom(ctx context.Context, path, network string, port uint16, to netip.AddrPort) (*Talk, error) {
 	from := net.Dialer{Control: func(_, _ string, socket syscall.RawConn) error {
@@ -133,6 +138,9 @@ func newTalk(ctx context.Context, path, network string, to netip.AddrPort, from 
 	talk := &Talk{}
 	err := in(path, func() (err error) {
 		timeout := askWait
+		if from.Timeout > 0 {
+			timeout = from.Timeout
+		}
 		if deadline, ok := ctx.Deadline(); ok {
 			timeout = min(timeout, time.Until(deadline))
 		}

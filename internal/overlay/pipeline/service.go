@@ -178,15 +178,19 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 	}
 	switch v.Verdict {
 	case service.Drop:
-		b.drop(TableService, priority, "no endpoint on this node, and the policy is Local", on)
+		b.drop(TableService, priority, "no endpoint on this node and the policy is Local, or the pods of an idled Service are awaited", on)
 		return
 	case service.Reject:
 		b.reject(v, on, priority)
 		return
 	default:
 	}
-	purpose := v.Protocol.String() + " port " + strconv.Itoa(int(v.Port)) + ": a new connection picks an endpoint"
-	actions := b.choose(v)
+	purpose, actions := v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": ", []openflow.Action(nil)
+	if v.Verdict == service.Wake {
+		purpose, actions = purpose+"the Service is idled: a new connection is reported to the agent", wake(v, priority)
+	} else {
+		purpose, actions = purpose+"a new connection picks an endpoint", b.choose(v)
+	}
 	if len(v.SourceRanges) == 0 {
 		b.add(TableService, priority, purpose, on, actions...)
 		return
@@ -196,6 +200,45 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 	}
 	b.drop(TableService, priority, "a client that is in none of the source ranges", on)
 }
+
+// wakeRest is how long the switch drops the packets to an address of an idled Service after it reported one. Linux sends the first packet
+// of a TCP connection again after 1, 3, 7 and 15 seconds (tcp_syn_retries in tcp(7)): so if a report is lost, the same client causes another.
+const wakeRest = 10 * time.Second
+
+// wakeBytes is how much of a packet is reported: its headers. The flow's cookie names the Service.
+const wakeBytes = 64
+
+// wake reports a new connection to an idled Service, and drops the packet: the client sends it again until an endpoint answers. The switch
+// learns to drop what follows, so that it reports an address once in wakeRest, however many packets come. The learned flow goes with the
+// one that learned it, when the Service gets an endpoint.
+func wake(v *service.VirtualAddress, priority uint16) []openflow.Action {
+	const above = 20 // over priorityVIPSources as well
+	state := func(bit uint16, value uint64) openflow.LearnField {
+		return openflow.LearnMatchValue(openflow.Bits(openflow.FieldCTState, bit, bit), value)
+	}
+	_, to := ports(v.Protocol, v.Port)
+	port, address := openflow.Whole(to.Field()), openflow.Whole(openflow.FieldIPv4Dst)
+	return []openflow.Action{
+		openflow.Learn(openflow.LearnSpec{
+			Table: TableService, Priority: priority + above, DeleteLearned: true,
+			Cookie: Cookie("affinity/" + v.Owner + "/idled"), HardTimeout: uint16(wakeRest.Seconds()),
+			Fields: []openflow.LearnField{
+				openflow.LearnMatchValue(openflow.Whole(openflow.FieldEthType), uint64(openflow.EthTypeIPv4)),
+				openflow.LearnMatchValue(openflow.Whole(openflow.FieldIPProto), uint64(v.Protocol)),
+				openflow.LearnMatch(address, address), openflow.LearnMatch(port, port),
+				state(ctNew, 1), state(ctTracked, 1), state(ctDNAT, 0),
+			},
+		}),
+		openflow.Controller(openflow.ControllerAction{Reason: openflow.ReasonAction, MaxLen: wakeBytes}),
+	}
+}
+
+// Bits of ct_state (ovs-fields(7)).
+const (
+	ctNew     = 0
+	ctTracked = 5
+	ctDNAT    = 7
+)
 
 // reject sends a new connection to the host to be rejected: the switch makes no packets. A node port needs no flow: the
 // node whose address it is answers.

@@ -59,6 +59,9 @@ func sampleServices() []service.VirtualAddress {
 		with(vip("sticky", "172.30.0.12", service.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080"), func(v *service.VirtualAddress) { v.Affinity = 3 * time.Second }),
 		vip("none", "172.30.0.13", service.TCP, 80),
 		with(vip("elsewhere", "172.30.0.14", service.TCP, 80), func(v *service.VirtualAddress) { v.Verdict = service.Drop }),
+		with(vip("asleep", "172.30.0.15", service.TCP, 80), func(v *service.VirtualAddress) { v.Verdict = service.Wake }),
+		with(vip("asleep", "172.30.0.15", service.UDP, 53), func(v *service.VirtualAddress) { v.Verdict = service.Wake }),
+		with(vip("asleep", "172.30.0.15", service.TCP, 30082), func(v *service.VirtualAddress) { nodePort(v); v.Verdict = service.Wake }),
 	}
 }
 

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/service"
+)
+
+const (
+	// wakingTime is how long clients of a Service that is idled no more wait for its first endpoint; then they are rejected. OpenShift
+	// SDN's proxy kept a connection for as long.
+	wakingTime = 120 * time.Second
+	// needPodsRest is how long a node does not repeat NeedPods for one idling of a Service.
+	needPodsRest = 10 * time.Second
+	// needPodsRate and needPodsBurst bound the events NeedPods of a node. What is beyond is asked for again with the next packet.
+	needPodsRate  = rate.Limit(10)
+	needPodsBurst = 50
+	// needPodsTimeout bounds one request to the API server.
+	needPodsTimeout = 10 * time.Second
+)
+
+// idling keeps which Services are idled, and asks for their pods when the switch reports a client.
+type idling struct {
+	limit *rate.Limiter
+	asked chan idledService
+
+	mu sync.Mutex
+	// idled are the Services that are idled, by the cookie of their flows.
+	idled map[uint64]*idledService
+	// waking are the Services that were idled, until when their clients wait for endpoints.
+	waking map[types.NamespacedName]time.Time
+}
+
+// idledService is a Service that is idled.
+type idledService struct {
+	name types.NamespacedName
+	uid  types.UID
+	// at is the annotation's value.
+	at string
+	// told is when the pods were asked for last.
+	told time.Time
+}
+
+func newIdling() *idling {
+	return &idling{
+		limit: rate.NewLimiter(needPodsRate, needPodsBurst), asked: make(chan idledService, needPodsBurst),
+		idled: map[uint64]*idledService{}, waking: map[types.NamespacedName]time.Time{},
+	}
+}
+
+func idlingCookie(name types.NamespacedName) uint64 {
+	return pipeline.Cookie(service.Owner(name.Namespace, name.Name))
+}
+
+// note takes a Service's state over. It reports whether the Service's clients wait for endpoints although it is not idled any more, and for how
+// long they still do if that began now.
+func (d *idling) note(object *corev1.Service, now time.Time) (waking bool, begins time.Duration) {
+	name := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}
+	cookie := idlingCookie(name)
+	at, idled := object.Annotations[service.AnnotationIdled]
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.idled[cookie]
+	switch {
+	case idled:
+		delete(d.waking, name)
+		if was == nil || was.uid != object.UID || was.at != at {
+			d.idled[cookie] = &idledService{name: name, uid: object.UID, at: at}
+		}
+		return false, 0
+	case was != nil && was.uid == object.UID:
+		d.waking[name], begins = now.Add(wakingTime), wakingTime
+	}
+	delete(d.idled, cookie)
+	until, waking := d.waking[name]
+	if waking && !now.Before(until) {
+		delete(d.waking, name)
+		return false, 0
+	}
+	return waking, begins
+}
+
+// served ends the waiting for a Service that has endpoints, or is gone.
+func (d *idling) served(name types.NamespacedName) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.waking, name)
+}
+
+// gone forgets a Service.
+func (d *idling) gone(name types.NamespacedName) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.waking, name)
+	delete(d.idled, idlingCookie(name))
+}
+
+// packet is called with each packet that the switch reports. It does not block.
+func (d *idling) packet(in *openflow.PacketIn) {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.idled[in.Cookie]
+	if s == nil || !s.told.IsZero() && now.Sub(s.told) < needPodsRest || !d.limit.Allow() {
+		return
+	}
+	select {
+	case d.asked <- *s:
+		s.told = now
+	default:
+	}
+}
+
+// wakeServices makes the event NeedPods on each idled Service that the switch reports a client of.
+func (a *agent) wakeServices(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case s := <-a.objects.services.idling.asked:
+			if err := a.needPods(ctx, s); err != nil {
+				a.opts.Log.Warn("event NeedPods not written; the next packet to the idled Service causes another", "service", s.name.String(), "error", err)
+			}
+		}
+	}
+}
+
+// needPods writes the event to which controllers of idled Services react. They watch core/v1 events by their reason, and compare lastTimestamp
+// with the annotation's time. (client-go's recorder of events.k8s.io/v1 leaves that field empty.)
+func (a *agent) needPods(ctx context.Context, s idledService) error {
+	ctx, cancel := context.WithTimeout(ctx, needPodsTimeout)
+	defer cancel()
+	_, err := a.clients.CoreV1().Events(s.name.Namespace).Create(ctx, needPodsEvent(s, a.opts.Node, time.Now()), metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("event NeedPods on Service %s: %w", s.name, err)
+	}
+	return nil
+}
+
+func needPodsEvent(s idledService, node string, now time.Time) *corev1.Event {
+	const longest = 253 // of an object's name
+	number := "." + strconv.FormatInt(now.UnixNano(), 16)
+	name := s.name.Name + "." + node
+	if len(name) > longest-len(number) {
+		name = strings.TrimRight(name[:longest-len(number)], ".-")
+	}
+	return &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.name.Namespace, Name: name + number},
+		InvolvedObject: corev1.ObjectReference{
+			Kind: "Service", APIVersion: "v1", Namespace: s.name.Namespace, Name: s.name.Name, UID: s.uid,
+		},
+		Reason: reasonNeedPods, Message: node + ": a client connects to the Service, which is idled since " + s.at, Type: corev1.EventTypeNormal,
+		Source: corev1.EventSource{Component: "weft-agent", Host: node}, Count: 1,
+		FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
+	}
+}

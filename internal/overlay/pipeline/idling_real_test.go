@@ -1,0 +1,149 @@
+//go:build real
+
+package pipeline_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/service"
+)
+
+// A client of an idled Service is reported, however many packets it sends, about once; it is neither refused nor answered until the first
+// endpoint comes, and then by that, from the packets that it sends again.
+func TestIdledServiceWaits(t *testing.T) {
+	n := startNode(t, 2)
+	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
+	n.serve(n.pods["b"].space, "b", "udp", ":5353")
+	reports := n.reports()
+	asleep := func(protocol service.Protocol, port uint16, kind service.Kind) service.VirtualAddress {
+		v := vip("asleep", "172.30.0.15", protocol, port)
+		v.Verdict, v.Kind = service.Wake, kind
+		if kind == service.KindNodePort {
+			v.IP = netip.Addr{}
+		}
+		return v
+	}
+	idled := []service.VirtualAddress{
+		asleep(service.TCP, 80, service.KindClusterIP), asleep(service.UDP, 53, service.KindClusterIP), asleep(service.TCP, 30080, service.KindNodePort),
+	}
+	n.apply(idled...)
+	n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5") // what is no Service's is not reported
+	type answer struct {
+		text string
+		err  error
+	}
+	answers := map[string]chan answer{"172.30.0.15:80": make(chan answer, 1), "192.0.2.1:30080": make(chan answer, 1)}
+	for to, ch := range answers {
+		go func() {
+			text, err := n.askLong("a", to)
+			ch <- answer{text, err}
+		}()
+	}
+	cookie := pipeline.Cookie(service.Owner("ns", "asleep"))
+	for range answers {
+		if in := await(t, reports); in.Cookie != cookie {
+			t.Errorf("reported with the cookie %#x, want the Service's %#x", in.Cookie, cookie)
+		}
+	}
+	conn, err := n.dial("a", "udp", "172.30.0.15:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := conn.Write([]byte("hello\n")); err != nil {
+		t.Fatal(err)
+	}
+	if in := await(t, reports); in.Cookie != cookie {
+		t.Errorf("UDP: reported with the cookie %#x, want the Service's %#x", in.Cookie, cookie)
+	}
+	learned := func() int { return strings.Count(n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=25"), "actions=drop") }
+	eventually(t, "the switch has learned to drop what follows", func() bool { return learned() == len(idled) })
+	n.AppCtl("revalidator/wait")
+	n.AppCtl("revalidator/wait") // a round that was under way may be past the flow
+	for len(reports) > 0 {       // packets that came before the datapath had taken note
+		<-reports
+	}
+	for range 50 {
+		if _, err := conn.Write([]byte("hello\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Rules of the datapath serve the packets in their order: the answer of another connection says that the fifty are through.
+	n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5")
+	if len(reports) > 1 { // one if the ten seconds were over
+		t.Errorf("%d packets more were reported", len(reports))
+	}
+	after := []service.VirtualAddress{
+		vip("asleep", "172.30.0.15", service.TCP, 80, "10.128.0.6:8080"), vip("asleep", "172.30.0.15", service.UDP, 53, "10.128.0.6:5353"),
+		vip("asleep", "172.30.0.15", service.TCP, 30080, "10.128.0.6:8080"),
+	}
+	after[2].Kind, after[2].IP = service.KindNodePort, netip.Addr{}
+	n.apply(after...)
+	if left := learned(); left > 0 {
+		t.Errorf("%d flows that were learned stay", left)
+	}
+	for to, ch := range answers {
+		if got := <-ch; got.err != nil || got.text != "b sees 10.128.0.5" {
+			t.Errorf("%s: %q, %v", to, got.text, got.err)
+		}
+	}
+	n.flush(idled, after)
+	if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
+		t.Errorf("UDP: %q, %v", got, err)
+	}
+}
+
+// askLong asks by TCP as long as a client that waits for an idled Service.
+func (n *serviceNode) askLong(pod, to string) (string, error) {
+	var conn net.Conn
+	err := n.pods[pod].space.Do(func(ns.NetNS) (err error) {
+		conn, err = (&net.Dialer{Timeout: time.Minute}).Dial("tcp4", to)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	return say(conn)
+}
+
+// reports connects another engine to the switch, and returns what the switch reports to it.
+func (n *serviceNode) reports() chan *openflow.PacketIn {
+	n.t.Helper()
+	reports := make(chan *openflow.PacketIn, 1000)
+	engine := openflow.NewEngine(openflow.Config{Address: n.Mgmt(n.bridge), OnPacket: func(in *openflow.PacketIn) { reports <- in }})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- engine.Run(ctx) }()
+	n.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			n.t.Errorf("the engine ended with %v", err)
+		}
+	})
+	if _, err := engine.Conn(n.t.Context()); err != nil {
+		n.t.Fatal(err)
+	}
+	return reports
+}
+
+func await(t *testing.T, reports <-chan *openflow.PacketIn) *openflow.PacketIn {
+	t.Helper()
+	select {
+	case in := <-reports:
+		return in
+	case <-time.After(time.Minute):
+		t.Fatal("nothing was reported")
+		return nil
+	}
+}
