@@ -158,7 +158,7 @@ func (e *egressFirewalls) enter(ctx context.Context) error {
 			return fmt.Errorf("watching the API server: %w", err)
 		}
 	}
-	waiting, cancel := context.WithTimeout(ctx, policySync)
+	waiting, cancel := context.WithTimeout(ctx, watchSync)
 	defer cancel()
 	if !toolscache.WaitForCacheSync(waiting.Done(), e.synced...) {
 		return errors.New("waiting for the API server to tell of all EgressNetworkPolicies and NetNamespaces")

@@ -26,6 +26,7 @@ import (
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -146,7 +147,7 @@ func TestEventsOfPolicies(t *testing.T) {
 	told := &sinkOfEvents{}
 	r := quiet()
 	r.sink = told
-	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: newPolicies(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil, nil)}}
+	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: follow.New(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil)}}
 	problems := []error{errors.New("spec.ingress[0]: nonsense"), errors.New("spec.egress[0]: nonsense")}
 	for _, name := range []string{"web", "web", "gone"} {
 		a.tellPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)

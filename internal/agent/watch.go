@@ -24,6 +24,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/service"
 )
@@ -41,7 +42,7 @@ type objects struct {
 	// services are watched beside: a Service's event is work for that Service only.
 	services *services
 	// policies are watched in one mode only.
-	policies *policies
+	policies *follow.Follower
 	// tenants are watched beside, and only in the mode that has them.
 	tenants *tenants
 	// egressFirewalls and egressIPs are what leaves the cluster: EgressNetworkPolicies, and addresses that NetNamespaces want. Both
@@ -96,7 +97,7 @@ func newObjects(opts *Options) (*objects, error) {
 	}
 	o := &objects{
 		cache: store, node: node, log: log, changed: make(chan struct{}, 1),
-		services: newServices(store, node), policies: newPolicies(store, log, marks.of(realised.NetworkPolicy)), marks: marks,
+		services: newServices(store, node), policies: follow.New(store, policyMark{marks.of(realised.NetworkPolicy)}), marks: marks,
 		port:   &tunnelPort{log: log},
 		closed: overlay.Closed{Metadata: opts.MetadataAddresses, TCPPorts: opts.ClosedNodePorts},
 	}
@@ -130,11 +131,11 @@ func strip(object any) (any, error) {
 	case *corev1.Service:
 		stripService(o)
 	case *corev1.Pod:
-		stripPod(o)
+		follow.StripPod(o)
 	case *corev1.Namespace:
 		o.Annotations, o.Spec, o.Status = nil, corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
 	case *networkingv1.NetworkPolicy:
-		stripPolicy(o)
+		follow.StripPolicy(o)
 	case *discoveryv1.EndpointSlice:
 		o.Annotations = nil
 		for i := range o.Endpoints {

@@ -117,7 +117,7 @@ func (n *Network) setPods(s *settings) {
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
 	// All together with the pods, which carry the numbers of their firewalls, and say whether they are isolated: without what policies allow,
 	// those that are would get nothing.
-	flows := n.policies.adapt(s)
+	flows := n.adaptPolicies(s)
 	maps.Copy(flows, n.firewalls.adapt(s, n.live))
 	maps.Copy(flows, n.multicast.adapt(s, n.live))
 	for key, rec := range n.live {
@@ -163,7 +163,7 @@ func (n *Network) closePods(ctx context.Context) error {
 		closed[owner(key)] = nil
 	}
 	n.engines.Flows.Set(closed)
-	clear(n.policies.shown)
+	n.enforcer.Hide(slices.Collect(maps.Keys(n.live))...)
 	n.opening.Unlock()
 	return named("closing pods before the mode changes", n.engines.Flows.Apply(ctx, closed))
 }
@@ -176,7 +176,7 @@ func (n *Network) open(rec attach.Record) {
 		n.inhabit(rec.PodNamespace, 1)
 	}
 	n.live[rec.Key()] = rec
-	n.policies.attach(&rec)
+	n.enforcer.Attach(&rec)
 	n.joinMulticast(&rec)
 }
 
@@ -187,15 +187,14 @@ func (n *Network) shut(keys ...attach.Key) {
 	for _, key := range keys {
 		if rec, live := n.live[key]; live {
 			delete(n.live, key)
-			n.policies.detach(&rec)
-			delete(n.policies.shown, key)
+			n.enforcer.Detach(&rec)
 			n.inhabit(rec.PodNamespace, -1)
 		}
 	}
 	n.leaveMulticast(keys...)
-	n.handOver()
-	n.policies.narrow(true)
-	n.purgeSoon()
+	n.enforcer.HandOver()
+	n.enforcer.Narrow(true)
+	n.purges.Wake()
 }
 
 // resume sets the allocators to go on after the last record. The first time, it takes the records over: those that are
@@ -254,7 +253,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 		case rec.Network != NetworkName:
 		case rec.State == attach.Attached && rec.BootID == n.opts.BootID:
 			n.live[rec.Key()] = rec
-			n.policies.attach(&rec)
+			n.enforcer.Attach(&rec)
 		default:
 			n.reaper.add(rec.Key())
 		}

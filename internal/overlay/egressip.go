@@ -254,8 +254,8 @@ func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) erro
 	n.engines.Flows.Set(change.flows)
 	n.opening.Unlock()
 	err = errors.Join(err, named("flows", n.engines.Flows.Apply(ctx, nil)))
-	n.purgeDue(change.leads) // what left by a way that is closed leaves by it no more
-	err = errors.Join(err, n.purge(ctx),
+	n.purges.Due(change.leads) // what left by a way that is closed leaves by it no more
+	err = errors.Join(err, n.purges.Flush(ctx),
 		named("node rules", n.engines.Rules.Apply(ctx, change.rules)), named("node links", n.engines.Links.Apply(ctx, change.links)))
 	for o := range change.flows {
 		err = errors.Join(err, named("flows of "+string(o), n.engines.Flows.Failure(o)))

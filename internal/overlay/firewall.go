@@ -105,15 +105,17 @@ func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) er
 func (n *Network) settleFirewalls(ctx context.Context) error {
 	f := n.firewalls
 	if len(f.pending) > 0 {
-		if err := n.applied(ctx, maps.Keys(f.pending)); err != nil {
+		if err := settled(ctx, n.engines.Flows, maps.Keys(f.pending)); err != nil {
 			return named("egress firewalls", err)
 		}
 		clear(f.pending)
-		n.purgeLater()
-		n.purgeDue(f.narrowed)
+		n.opening.Lock()
+		n.purges.Later()
+		n.opening.Unlock()
+		n.purges.Due(f.narrowed)
 		f.narrowed = false
 	}
-	return n.purge(ctx)
+	return n.purges.Flush(ctx)
 }
 
 // take takes a change over, and returns the namespaces whose pods carry another number, and whether any lets something out no more.

@@ -114,13 +114,13 @@ func (n *Network) UpdateMulticast(ctx context.Context, change MulticastChange) e
 func (n *Network) settleMulticast(ctx context.Context) error {
 	m := n.multicast
 	if len(m.pending) > 0 {
-		if err := n.applied(ctx, maps.Keys(m.pending)); err != nil {
+		if err := settled(ctx, n.engines.Flows, maps.Keys(m.pending)); err != nil {
 			return named("multicast", err)
 		}
 		clear(m.pending)
-		n.purgeDue(true)
+		n.purges.Due(true)
 	}
-	return n.purge(ctx)
+	return n.purges.Flush(ctx)
 }
 
 // take takes a change over, and reports whether it is one.
@@ -342,7 +342,9 @@ func (n *Network) leaveMulticast(keys ...attach.Key) {
 		}
 		delete(n.multicast.here, key)
 	}
-	n.policies.later = n.policies.later || len(touched) > 0
+	if len(touched) > 0 {
+		n.purges.Later()
+	}
 	n.setMulticast(s, touched)
 }
 

@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -33,8 +34,8 @@ func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
 	pods, addresses := n.attachedPods()
 	n.opening.Lock()
 	var judged map[reconcile.Owner]pipeline.PolicyOrigin
-	if n.policies.rules != nil {
-		judged = n.policies.rules.Origins(mostPolicies, first)
+	if rules := n.conjunctions(); rules != nil {
+		judged = rules.Origins(mostPolicies, first)
 	}
 	n.opening.Unlock()
 	origins := make([]Origin, 0, len(owners))
@@ -64,12 +65,12 @@ func (n *Network) attachedPods() (owners map[reconcile.Owner]policy.Key, address
 		if rec.Network != NetworkName {
 			continue
 		}
-		owners[owner(rec.Key())] = podKey(&rec)
+		owners[owner(rec.Key())] = enforcer.PodOf(&rec)
 		if rec.State == attach.Closing {
 			continue
 		}
 		for _, address := range rec.Addresses {
-			addresses[address.Addr()] = podKey(&rec)
+			addresses[address.Addr()] = enforcer.PodOf(&rec)
 		}
 	}
 	return owners, addresses

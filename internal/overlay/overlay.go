@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -184,19 +185,16 @@ type Network struct {
 	// crossing tells that pods are closed on the way from one mode that isolates to another.
 	crossing bool
 
-	// indexing serialises what changes the policies' index but for attachments. It is held across long work, and taken before opening.
-	indexing sync.Mutex
 	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
 	// that none is handed over after the attachment is out of live and its fragment withdrawn.
 	opening sync.Mutex
-	// policies are what is known of NetworkPolicies; opening guards them as well.
-	policies policies
+	// enforcer has what NetworkPolicies mean for the pods of this node, and purges the datapath; opening guards both as well.
+	enforcer *enforcer.Enforcer
+	purges   *enforcer.Revocations
 	// live are the attachments whose ports are open, or being opened.
 	live map[attach.Key]attach.Record
 	// running is closed when the engines are started.
 	running chan struct{}
-	// soon tells that the datapath is to be purged soon.
-	soon chan struct{}
 
 	// picking guards the cursors of the allocators; it is not held across I/O.
 	picking sync.Mutex
@@ -215,13 +213,14 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 		opts.PurgeRest = DefaultPurgeRest
 	}
 	n := &Network{
-		engines: engines, store: store, opts: opts, running: make(chan struct{}), soon: make(chan struct{}, 1),
+		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
-		services: newServices(), policies: newPolicies(opts.Node), egress: newEgressIPs(),
+		services: newServices(), egress: newEgressIPs(),
 	}
 	if opts.MoveStep == 0 {
 		opts.MoveStep = DefaultMoveStep
 	}
+	n.enforcer = newEnforcer(n)
 	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
 	n.standing = newStanding(n)
@@ -241,7 +240,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.ends.run(ctx) })
 	group.Go(func() error { return n.standing.run(ctx) })
 	group.Go(func() error { return n.tenants.run(ctx) })
-	group.Go(func() error { return n.keepPurged(ctx) })
+	group.Go(func() error { return n.purges.Run(ctx) })
 	group.Go(func() error { return n.announceEgress(ctx) })
 	group.Go(func() error { return n.forgetEgress(ctx) })
 	return group.Wait()
@@ -267,24 +266,24 @@ func (n *Network) Update(ctx context.Context, view View) error {
 			return err
 		}
 		n.egress.forget.begin()
-		n.tellProblems()
+		n.enforcer.ReportProblems()
 		// Flows that were committed may be others than those of the life before, those that close ports too.
-		n.purgeDue(next.judges() || len(view.ClosedPorts) > 0)
-		return n.purge(ctx)
+		n.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
+		return n.purges.Flush(ctx)
 	}
 	was := n.settings.Load()
 	if !n.incomplete && was.view.equalButRemotes(view) {
-		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purge(ctx))
+		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purges.Flush(ctx))
 	}
-	n.purgeDue(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
+	n.purges.Due(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
 	n.incomplete = true
 	if err := n.refresh(ctx, was, next); err != nil {
 		return err
 	}
 	n.incomplete = false
 	n.egress.forget.begin()
-	n.tellProblems()
-	return n.purge(ctx)
+	n.enforcer.ReportProblems()
+	return n.purges.Flush(ctx)
 }
 
 // start programs everything for the first time in this process's life. Rules come before ports: what closes the way
@@ -301,7 +300,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := both.Wait(); err != nil {
 		return err
 	}
-	n.compileRules(s)
+	if s.policies() {
+		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
+	}
 	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
@@ -325,9 +326,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
-	n.settings.Store(s)
+	n.follow(s)
 	n.opening.Lock()
-	n.handOver() // of policies, what came meanwhile
+	n.enforcer.HandOver() // of policies, what came meanwhile
 	n.opening.Unlock()
 	n.started = true
 	close(n.running)
@@ -340,7 +341,9 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
 	}
-	n.compileRules(s)
+	if s.policies() {
+		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
+	}
 	// Between two modes that isolate, each lets through what only the other would stop: pods are closed on the way.
 	n.crossing = n.crossing || was.judges() && s.judges() && was.pipeline.Mode != s.pipeline.Mode
 	if n.crossing {
@@ -348,8 +351,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 			return err
 		}
 	}
-	// From here on ADDs use the new settings. Those under way finish with the old ones, and look again when they have.
-	n.settings.Store(s)
+	n.follow(s)
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
 	n.setEgress(s)

@@ -31,19 +31,6 @@ func nodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubn
 	return nodes
 }
 
-// setNodes tells the index of the nodes, as far as they are others than it knows.
-func (x *policies) setNodes(nodes map[policy.Key][]netip.Addr) {
-	for key := range x.nodes {
-		if _, still := nodes[key]; !still {
-			x.follow(x.index.DeletePod(key))
-		}
-	}
-	for key, addresses := range nodes {
-		x.follow(x.index.SetPod(policy.Pod{Key: key, Addresses: addresses, IsNode: true}))
-	}
-	x.nodes = nodes
-}
-
 // followNodes brings policies in step with the nodes that there are, where nothing else of the network changes.
 func (n *Network) followNodes(s *settings, remotes []clusternetwork.HostSubnet) {
 	if !s.policies() {
@@ -51,8 +38,10 @@ func (n *Network) followNodes(s *settings, remotes []clusternetwork.HostSubnet) 
 	}
 	n.opening.Lock()
 	defer n.opening.Unlock()
-	n.policies.setNodes(nodesOf(&s.view.Local, remotes))
-	n.policies.place(podRanges(remotes))
-	n.policies.narrow(false)
-	n.policies.later = n.handOver() || n.policies.later
+	n.enforcer.SetNodes(nodesOf(&s.view.Local, remotes))
+	n.enforcer.Place(podRanges(remotes))
+	n.enforcer.Narrow(false)
+	if n.enforcer.HandOver() {
+		n.purges.Later()
+	}
 }

@@ -87,15 +87,19 @@ func TestPolicyProblems(t *testing.T) {
 	l.policies(t, change("web", sctp, nil))
 	heard.want(t, "SCTP on the userspace datapath", "SCTP")
 	l.opening.Lock()
-	for _, d := range l.Network.policies.doubts {
-		d.told = false
-	}
-	if due := l.Network.policies.untold(true); len(due) > 0 {
+	l.Network.enforcer.TracksSCTP(true)
+	l.opening.Unlock()
+	if due := l.PolicyProblems(); len(due) > 0 {
 		t.Errorf("on a datapath that tracks SCTP, told is %v", due)
 	}
+	l.opening.Lock()
+	l.Network.enforcer.TracksSCTP(false)
 	l.opening.Unlock()
+	if due := l.PolicyProblems(); len(due) != 1 {
+		t.Errorf("on a datapath that does not track SCTP, told is %v", due)
+	}
 	l.policies(t, without("", "deny"))
-	if len(l.Network.policies.doubts) > 0 {
-		t.Errorf("without policies, there is left %v", l.Network.policies.doubts)
+	if due := l.PolicyProblems(); len(due) > 0 {
+		t.Errorf("without policies, there is left %v", due)
 	}
 }

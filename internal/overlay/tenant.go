@@ -112,12 +112,12 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 	n.multicast.compile(&again, touched, flows)
 	n.engines.Flows.Set(flows)
 	n.opening.Unlock()
-	if err := n.applied(ctx, maps.Keys(flows)); err != nil {
+	if err := settled(ctx, n.engines.Flows, maps.Keys(flows)); err != nil {
 		n.tenants.wakeUp()
 		return fmt.Errorf("projects: %w", err)
 	}
-	n.purgeDue(n.tenants.settle(names))
-	return n.purge(ctx)
+	n.purges.Due(n.tenants.settle(names))
+	return n.purges.Flush(ctx)
 }
 
 // take takes a change over. A namespace that has a VNID already moves, if packets carry it.

@@ -1,0 +1,82 @@
+package enforcer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/policy"
+)
+
+// isolationTimeout bounds how long an ADD waits for the labels of its pod. The API server had the pod before the runtime did.
+const isolationTimeout = 20 * time.Second
+
+// HandOver hands over what changed, all in one change, and reports whether anything was handed over. What was handed over before and is
+// unchanged is not handed over again. The caller holds the lock.
+func (e *Enforcer) HandOver() bool {
+	if !e.enforcing || e.compiler == nil {
+		return false
+	}
+	var attachments []Attachment
+	for key := range e.stale {
+		for at, rec := range e.attached[key] {
+			was, shown := e.shown[at]
+			now := e.decide(&rec)
+			if shown && was == now {
+				continue
+			}
+			if now.narrower(was) {
+				e.revoked.note(e.pods[key].gone())
+			}
+			e.shown[at] = now
+			attachments = append(attachments, Attachment{Record: rec, Decision: now})
+		}
+	}
+	e.stale = map[policy.Key]struct{}{}
+	owners := e.compiler.Commit(e.index, attachments)
+	for _, o := range owners {
+		e.revoked.handed[o] = struct{}{}
+	}
+	return len(owners) > 0
+}
+
+// Narrow notes whether something that was allowed is no longer allowed, since it was last called. gone says that the reason is a pod that
+// is gone: no program sends from its address any more, so there is no hurry.
+func (x *state) Narrow(gone bool) {
+	if x.compiler != nil && x.compiler.Narrowed() {
+		x.revoked.note(gone)
+	}
+}
+
+// Await returns once the isolation of an attachment's pod is known and the pod's fragment is handed over, together with the rules that
+// name its address. It takes the lock.
+func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
+	waiting, cancel := context.WithTimeout(ctx, isolationTimeout)
+	defer cancel()
+	for {
+		e.lock.Lock()
+		known := e.decide(rec).Known
+		told := e.told
+		e.stale[PodOf(rec)] = struct{}{}
+		e.Hide(rec.Key()) // this ADD may have handed over another fragment itself, of earlier settings
+		e.HandOver()
+		e.Narrow(true)
+		e.revoked.wake()
+		e.lock.Unlock()
+		if known {
+			return nil
+		}
+		select {
+		case <-told:
+		case <-waiting.Done():
+			if errors.Is(ctx.Err(), context.Canceled) { // the request was given up, or another part of the ADD has failed
+				return fmt.Errorf("waiting for the pod's labels: %w", ctx.Err())
+			}
+			return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s (UID %s) has not been received from the API server, or has ended: without its labels its isolation is not known: try again later",
+				rec.PodNamespace, rec.PodName, rec.PodUID)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"weft.dev/weft/internal/policy"
+)
+
+// doubt is why a policy may not be enforced as it says.
+type doubt struct {
+	problems []error
+	// sctp says that the policy names SCTP.
+	sctp bool
+	// told says that it was reported since the policy changed.
+	told bool
+}
+
+var errSCTP = errors.New("it names SCTP, but this node's datapath tracks no SCTP ports: all associations between two addresses count as one connection, and its replies pass at every port")
+
+// mostProblems is how many problems of a policy are reported: it may be wrong in thousands of places.
+const mostProblems = 3
+
+// doubt notes why a policy that changed may not be enforced as it says; wrong is why it is invalid. A nil policy is gone.
+func (x *state) doubt(key policy.Key, object *policy.Policy, wrong error) {
+	delete(x.doubts, key)
+	if object == nil {
+		return
+	}
+	d := &doubt{}
+	if wrong != nil {
+		d.problems = append(d.problems, wrong)
+	}
+	for direction := range object.Sides {
+		for i := range object.Sides[direction].Allows {
+			allow := &object.Sides[direction].Allows[i]
+			named := func(n policy.NamedPort) bool { return n.Protocol == policy.SCTP }
+			offered := func(s policy.Service) bool { return s.Protocol == policy.SCTP }
+			d.sctp = d.sctp || slices.ContainsFunc(allow.Named, named) || slices.ContainsFunc(allow.Services, offered)
+			if len(allow.Peers) == 0 && len(allow.Blocks) > 0 && !slices.ContainsFunc(allow.Blocks, x.families.has) {
+				d.problems = append(d.problems, fmt.Errorf("spec.%s[%d]: all its ipBlocks are of %s, which the network does not have: it allows nothing",
+					policy.Direction(direction), i, familyName(allow.Blocks[0])))
+			}
+		}
+	}
+	if d.sctp || len(d.problems) > 0 {
+		x.doubts[key] = d
+	}
+}
+
+func (f Families) has(block netip.Prefix) bool {
+	if block.Addr().Is4() {
+		return f.IPv4
+	}
+	return f.IPv6
+}
+
+func familyName(block netip.Prefix) string {
+	if block.Addr().Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// all returns the problems of a policy; sctp says that the engine tracks the ports of SCTP.
+func (d *doubt) all(sctp bool) []error {
+	if d.sctp && !sctp {
+		return append(slices.Clip(d.problems), errSCTP)
+	}
+	return d.problems
+}
+
+// unreported returns the problems of policies that isolate pods of this node and were not reported, and notes that they were.
+func (x *state) unreported(sctp bool) map[policy.Key][]error {
+	due := map[policy.Key][]error{}
+	for key, d := range x.doubts {
+		if problems := d.all(sctp); !d.told && len(problems) > 0 && x.isolatesHere(key) {
+			d.told = true
+			due[key] = problems
+		}
+	}
+	return due
+}
+
+// isolatesHere reports whether a policy isolates a pod of this node.
+func (x *state) isolatesHere(key policy.Key) bool {
+	for pod := range x.attached {
+		if pod.Namespace == key.Namespace && slices.Contains(x.index.Policies(pod), key) {
+			return true
+		}
+	}
+	return false
+}
+
+// TracksSCTP sets whether the engine tracks the ports of SCTP. The caller holds the lock.
+func (e *Enforcer) TracksSCTP(does bool) { e.sctp = does }
+
+// Problems returns what policies that isolate pods of this node say that is not enforced here; nil while nothing is enforced. It takes the
+// lock.
+func (e *Enforcer) Problems() map[policy.Key]error {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	if !e.enforcing {
+		return nil
+	}
+	found := map[policy.Key]error{}
+	if len(e.doubts) == 0 {
+		return found
+	}
+	for pod := range e.attached {
+		for _, key := range e.index.Policies(pod) {
+			d := e.doubts[key]
+			if d == nil || found[key] != nil {
+				continue
+			}
+			if problems := d.all(e.sctp); len(problems) > 0 {
+				found[key] = errors.Join(problems[:min(len(problems), mostProblems)]...)
+			}
+		}
+	}
+	return found
+}
+
+// ReportProblems reports the problems of policies that isolate pods of this node, once for each change of a policy. It takes the lock.
+func (e *Enforcer) ReportProblems() {
+	e.lock.Lock()
+	report := e.opts.Problems != nil && e.enforcing
+	var due map[policy.Key][]error
+	if report {
+		due = e.unreported(e.sctp)
+	}
+	e.lock.Unlock()
+	for _, key := range slices.SortedFunc(maps.Keys(due), compareKeys) {
+		e.opts.Problems(key, due[key])
+	}
+}

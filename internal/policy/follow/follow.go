@@ -1,0 +1,362 @@
+// Package follow follows the objects that NetworkPolicies depend on, in one network's watches, and hands their changes to the network: all
+// of them first, then what changed. It watches only while the network isolates by policies: a large cluster has many pods, and each agent
+// receives all of them.
+package follow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/enforcer"
+)
+
+// Mark notes how far NetworkPolicies are in effect.
+type Mark interface {
+	// Begin and End are called when the watches begin and end.
+	Begin()
+	End()
+	// Saw is called for each notification of a watch; concerns says that the change is one of the next Take.
+	Saw(notified any, concerns bool)
+	// Take is called when a step takes all changes so far, and Done when they are in effect, or failed.
+	Take()
+	Done(err error)
+}
+
+type noMark struct{}
+
+func (noMark) Begin()        {}
+func (noMark) End()          {}
+func (noMark) Saw(any, bool) {}
+func (noMark) Take()         {}
+func (noMark) Done(error)    {}
+
+// Follower follows NetworkPolicies, pods and namespaces. New returns one.
+type Follower struct {
+	cache cache.Cache
+	wake  chan struct{}
+	mark  Mark
+
+	// mu guards what changed.
+	mu    sync.Mutex
+	dirty policyNames
+
+	// stepping serialises the steps, and guards what follows.
+	stepping sync.Mutex
+	// synced report whether each watch has all objects; empty while nothing is watched.
+	synced []toolscache.InformerSynced
+	// known says that the network was handed all objects.
+	known bool
+}
+
+// policyNames are objects by name.
+type policyNames struct {
+	policies, pods map[policy.Key]struct{}
+	namespaces     map[string]struct{}
+}
+
+func newPolicyNames() policyNames {
+	return policyNames{policies: map[policy.Key]struct{}{}, pods: map[policy.Key]struct{}{}, namespaces: map[string]struct{}{}}
+}
+
+// New returns a Follower of the objects in a cache. Nothing is watched before Enter. A nil mark is not needed.
+func New(store cache.Cache, mark Mark) *Follower {
+	if mark == nil {
+		mark = noMark{}
+	}
+	return &Follower{cache: store, wake: make(chan struct{}, 1), mark: mark, dirty: newPolicyNames()}
+}
+
+// Wake returns a channel that has a value when a Step is due.
+func (p *Follower) Wake() <-chan struct{} { return p.wake }
+
+// Kinds returns what is watched.
+func Kinds() []client.Object {
+	return []client.Object{&networkingv1.NetworkPolicy{}, &corev1.Pod{}, &corev1.Namespace{}}
+}
+
+// syncTimeout bounds how long Enter waits for the watches.
+const syncTimeout = 10 * time.Second
+
+// Enter watches the objects and waits until all are known. It may be called again.
+func (p *Follower) Enter(ctx context.Context) error {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	if len(p.synced) == 0 {
+		if err := p.watch(ctx); err != nil {
+			return err
+		}
+	}
+	waiting, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	if !toolscache.WaitForCacheSync(waiting.Done(), p.synced...) {
+		return errors.New("waiting for the API server to list all NetworkPolicies, pods and namespaces")
+	}
+	return nil
+}
+
+func (p *Follower) watch(ctx context.Context) error {
+	var synced []toolscache.InformerSynced
+	p.mark.Begin()
+	for _, kind := range Kinds() {
+		informer, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		registered, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: p.note, DeleteFunc: p.note,
+			UpdateFunc: func(before, after any) {
+				if !samePolicyObject(before, after) {
+					p.note(after)
+				} else {
+					p.passed(after)
+				}
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		synced = append(synced, registered.HasSynced)
+	}
+	p.synced = synced
+	return nil
+}
+
+// Leave ends the watches. The network has discarded the objects.
+func (p *Follower) Leave(ctx context.Context) error {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	if len(p.synced) == 0 {
+		return nil
+	}
+	p.synced, p.known = nil, false
+	p.take()
+	p.mark.End()
+	var errs []error
+	for _, kind := range Kinds() {
+		errs = append(errs, p.cache.RemoveInformer(ctx, kind))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("ending watches of the API server: %w", err)
+	}
+	return nil
+}
+
+// Forget has the next Step hand over all objects: the network is about to discard them.
+func (p *Follower) Forget() {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	p.known = false
+}
+
+// samePolicyObject reports whether two states of an object differ in nothing that counts: pods are written often.
+func samePolicyObject(before, after any) bool {
+	switch a := before.(type) {
+	case *corev1.Pod:
+		b, ok := after.(*corev1.Pod)
+		return ok && reflect.DeepEqual(policyPod(a), policyPod(b))
+	case *corev1.Namespace:
+		b, ok := after.(*corev1.Namespace)
+		return ok && maps.Equal(a.Labels, b.Labels)
+	case *networkingv1.NetworkPolicy:
+		b, ok := after.(*networkingv1.NetworkPolicy)
+		return ok && a.UID == b.UID && reflect.DeepEqual(a.Spec, b.Spec) &&
+			a.Annotations[policy.AnnotationEstablished] == b.Annotations[policy.AnnotationEstablished]
+	}
+	return false
+}
+
+func (p *Follower) note(object any) {
+	p.mu.Lock()
+	switch o := lastState(object).(type) {
+	case *corev1.Pod:
+		p.dirty.pods[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+	case *corev1.Namespace:
+		p.dirty.namespaces[o.Name] = struct{}{}
+	case *networkingv1.NetworkPolicy:
+		p.dirty.policies[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
+		p.mark.Saw(object, true)
+	}
+	p.mu.Unlock()
+	p.Signal()
+}
+
+// Signal has a Step due.
+func (p *Follower) Signal() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // one is due
+	}
+}
+
+// lastState returns the object of a notification: of one whose end was missed, the last known state.
+func lastState(notified any) any {
+	if at, gone := notified.(toolscache.DeletedFinalStateUnknown); gone {
+		return at.Obj
+	}
+	return notified
+}
+
+// passed notes a change in which nothing counts.
+func (p *Follower) passed(object any) {
+	if _, ok := object.(*networkingv1.NetworkPolicy); ok {
+		p.mark.Saw(object, false)
+	}
+}
+
+func (p *Follower) take() policyNames {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark.Take()
+	dirty := p.dirty
+	p.dirty = newPolicyNames()
+	return dirty
+}
+
+func (p *Follower) putBack(names policyNames) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.Copy(p.dirty.policies, names.policies)
+	maps.Copy(p.dirty.pods, names.pods)
+	maps.Copy(p.dirty.namespaces, names.namespaces)
+}
+
+// Step hands over what changed since the last Step, the first time all objects. While nothing is watched it does nothing; nor before all
+// objects were handed over, unless all is set: the caller knows from Enter that the watches have them.
+func (p *Follower) Step(ctx context.Context, update func(context.Context, enforcer.Change) error, all bool) error {
+	p.stepping.Lock()
+	defer p.stepping.Unlock()
+	if len(p.synced) == 0 || !p.known && !all {
+		return nil
+	}
+	names := p.take()
+	change, err := p.change(ctx, names)
+	if err != nil {
+		p.putBack(names)
+		p.mark.Done(err)
+		return err
+	}
+	change.Reset = !p.known
+	p.known = true
+	err = update(ctx, change)
+	p.mark.Done(err)
+	return err
+}
+
+// change reads what changed.
+func (p *Follower) change(ctx context.Context, names policyNames) (enforcer.Change, error) {
+	change := enforcer.Change{
+		Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*enforcer.Pod{}, Namespaces: map[string]*policy.Namespace{},
+		Problems: map[policy.Key]error{},
+	}
+	for key := range names.policies {
+		var object networkingv1.NetworkPolicy
+		there, err := p.get(ctx, key, &object)
+		if err != nil {
+			return change, err
+		}
+		change.Policies[key] = nil
+		if there {
+			compiled, wrong := policy.FromNetworkPolicy(&object)
+			change.Policies[key], change.Problems[key] = &compiled, wrong
+		}
+	}
+	for key := range names.pods {
+		var object corev1.Pod
+		there, err := p.get(ctx, key, &object)
+		if err != nil {
+			return change, err
+		}
+		change.Pods[key] = nil
+		if there {
+			pod := policyPod(&object)
+			change.Pods[key] = &pod
+		}
+	}
+	for name := range names.namespaces {
+		var object corev1.Namespace
+		there, err := p.get(ctx, policy.Key{Name: name}, &object)
+		if err != nil {
+			return change, err
+		}
+		change.Namespaces[name] = nil
+		if there {
+			namespace := policy.FromNamespace(&object)
+			change.Namespaces[name] = &namespace
+		}
+	}
+	return change, nil
+}
+
+func (p *Follower) get(ctx context.Context, key policy.Key, into client.Object) (there bool, err error) {
+	err = p.cache.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, into, client.UnsafeDisableDeepCopy)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading %T %s: %w", into, key, err)
+	}
+	return true, nil
+}
+
+// policyPod returns what policies depend on of a pod.
+func policyPod(object *corev1.Pod) enforcer.Pod {
+	pod := enforcer.Pod{Pod: policy.FromPod(object), UIDs: []string{string(object.UID)}}
+	if mirrored := object.Annotations[corev1.MirrorPodAnnotationKey]; mirrored != "" {
+		pod.UIDs = append(pod.UIDs, mirrored)
+	}
+	return pod
+}
+
+// StripPolicy removes from a NetworkPolicy what does not count.
+func StripPolicy(o *networkingv1.NetworkPolicy) {
+	established, says := o.Annotations[policy.AnnotationEstablished]
+	o.Annotations = nil
+	if says {
+		o.Annotations = map[string]string{policy.AnnotationEstablished: established}
+	}
+}
+
+// StripPod removes from a pod what policies do not depend on.
+func StripPod(o *corev1.Pod) {
+	mirrored, mirrors := o.Annotations[corev1.MirrorPodAnnotationKey]
+	o.Annotations, o.OwnerReferences, o.Finalizers = nil, nil, nil
+	if mirrors {
+		o.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: mirrored}
+	}
+	named := func(list []corev1.Container) []corev1.Container {
+		var out []corev1.Container
+		for i := range list {
+			if len(list[i].Ports) > 0 {
+				out = append(out, corev1.Container{Ports: list[i].Ports})
+			}
+		}
+		return out
+	}
+	o.Spec = corev1.PodSpec{
+		NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Containers: named(o.Spec.Containers), InitContainers: named(o.Spec.InitContainers),
+	}
+	o.Status = corev1.PodStatus{Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
+}
+
+// Policy returns a NetworkPolicy as watched, nil if there is none.
+func (p *Follower) Policy(ctx context.Context, key policy.Key) *networkingv1.NetworkPolicy {
+	var object networkingv1.NetworkPolicy
+	// The cache has it: nothing is waited for.
+	if there, err := p.get(ctx, key, &object); !there || err != nil {
+		return nil
+	}
+	return &object
+}
