@@ -11,12 +11,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-//go:embed *.yaml
+//go:embed *.yaml neutron/*.yaml
 var manifests embed.FS
 
-// All returns the definitions in the order of their file names.
-func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	names, err := fs.Glob(manifests, "*.yaml")
+// All returns the definitions that every installation has, in the order of their file names.
+func All() ([]*apiextensionsv1.CustomResourceDefinition, error) { return read("*.yaml") }
+
+// Neutron returns the definitions of stackube's objects, which are installed together with OpenStack's networks.
+func Neutron() ([]*apiextensionsv1.CustomResourceDefinition, error) { return read("neutron/*.yaml") }
+
+func read(pattern string) ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	names, err := fs.Glob(manifests, pattern)
 	if err != nil {
 		return nil, fmt.Errorf("list the definitions: %w", err)
 	}

@@ -11,7 +11,17 @@ func TestAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	neutron, err := Neutron()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, crd := range neutron {
+		if crd.Spec.Group != "stackube.kubernetes.io" {
+			t.Errorf("%s is installed with OpenStack's networks only", crd.Name)
+		}
+	}
 	kinds := map[string][]string{}
+	all = append(all, neutron...)
 	for _, crd := range all {
 		kinds[crd.Spec.Group] = append(kinds[crd.Spec.Group], crd.Spec.Names.Kind)
 	}

@@ -25,7 +25,11 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return err
 		}
-		return s.InstallCRDs(context.Background(), all)
+		neutron, err := Neutron()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), append(all, neutron...))
 	}))
 }
 

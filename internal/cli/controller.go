@@ -1,17 +1,24 @@
 package cli
 
 import (
+	"fmt"
+	"net/netip"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"weft.dev/weft/internal/controller"
+	neutroncluster "weft.dev/weft/internal/neutron/cluster"
 )
 
 func controllerCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := controller.Options{Version: environment.Version}
+	neutron := neutronFlags{}
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Run the cluster's side: subnets for nodes, VNIDs for namespaces",
+		Short: "Run the cluster's side: subnets for nodes, VNIDs for namespaces, networks in OpenStack",
 		Long: "Gives nodes their subnets and namespaces their VNIDs, and says on the ClusterNetwork what is wrong with it.\n" +
+			"With --neutron-config it keeps an OpenStack in step with stackube's Tenants and Networks.\n" +
 			"Several may run: one works at a time, chosen by a lease.",
 		Example: "  weft controller --kubeconfig /etc/kubernetes/admin.conf",
 		Args:    cobra.NoArgs,
@@ -23,6 +30,9 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 			if opts.Config, err = common.config(); err != nil {
 				return err
 			}
+			if opts.Neutron, err = neutron.options(); err != nil {
+				return err
+			}
 			return controller.Run(cmd.Context(), opts)
 		},
 	}
@@ -32,5 +42,36 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 	flags.BoolVar(&opts.Defaults, "default-cluster-network", false,
 		"create the ClusterNetwork default (pods 10.128.0.0/14, a /23 for each node) where no network is configured; the chart sets it")
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
+	neutron.register(flags)
 	return cmd
+}
+
+// neutronFlags are the flags of OpenStack's networks. Ranges are stackube's, with stackube's defaults.
+type neutronFlags struct{ config, cluster, userCIDR, userGateway string }
+
+func (f *neutronFlags) register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.config, "neutron-config", "", "path of kubestack.conf; serves stackube's Tenants and Networks in that OpenStack; empty: not served")
+	flags.StringVar(&f.cluster, "neutron-cluster", neutroncluster.DefaultCluster,
+		"name of this cluster in OpenStack's descriptions; clusters that share an OpenStack need different names")
+	flags.StringVar(&f.userCIDR, "neutron-user-cidr", "10.244.0.0/16", "range of the Network that each Tenant gets; must not overlap nodes, pods or Services")
+	flags.StringVar(&f.userGateway, "neutron-user-gateway", "", "router's address in --neutron-user-cidr; empty: the first")
+}
+
+// options returns nil where no OpenStack is configured.
+func (f *neutronFlags) options() (*neutroncluster.Options, error) {
+	if f.config == "" {
+		return nil, nil //nolint:nilnil // there is none, and that is no error
+	}
+	opts := &neutroncluster.Options{Config: f.config, Cluster: f.cluster}
+	var err error
+	if opts.UserCIDR, err = netip.ParsePrefix(f.userCIDR); err != nil || !opts.UserCIDR.Addr().Is4() || opts.UserCIDR != opts.UserCIDR.Masked() {
+		return nil, fmt.Errorf("--neutron-user-cidr: %q is not an IPv4 range whose host bits are zero, such as 10.244.0.0/16", f.userCIDR)
+	}
+	opts.UserGateway = opts.UserCIDR.Addr().Next()
+	if f.userGateway != "" {
+		if opts.UserGateway, err = netip.ParseAddr(f.userGateway); err != nil || !opts.UserCIDR.Contains(opts.UserGateway) {
+			return nil, fmt.Errorf("--neutron-user-gateway: %q is not an address in %s", f.userGateway, opts.UserCIDR)
+		}
+	}
+	return opts, nil
 }

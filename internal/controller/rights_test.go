@@ -2,48 +2,63 @@ package controller
 
 import (
 	"maps"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"weft.dev/weft/deploy"
+	shared "weft.dev/weft/internal/cluster"
+	neutroncluster "weft.dev/weft/internal/neutron/cluster"
 )
 
 // The chart gives the controller what its parts use, and nothing more.
 func TestRightsAreWhatPartsUse(t *testing.T) {
+	base := granted(t, manifestRules(t))
+	checkRights(t, base, parts(Options{}))
+
+	text, err := os.ReadFile("../../deploy/chart/templates/neutron-rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	directives := regexp.MustCompile(`(?m)^.*\{\{.*\n`)
+	all, err := deploy.Parse(directives.ReplaceAll(text, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, verbs := range granted(t, all) {
+		base[key] = append(base[key], verbs...)
+	}
+	checkRights(t, base, parts(Options{Neutron: &neutroncluster.Options{}}))
+}
+
+// manifestRules are the objects of the manifest.
+func manifestRules(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	all, err := deploy.Objects()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// checkRights compares the rights of the controller with what parts use.
+func checkRights(t *testing.T, have map[string][]string, parts []shared.Part) {
+	t.Helper()
 	want := map[string][]string{
 		// Any part may report about objects, and read what nodes report.
 		"events.k8s.io/events":          {"create", "patch"},
 		"network.weft.dev/nodenetworks": {"get", "list", "watch"},
 	}
-	for _, part := range parts() {
+	for _, part := range parts {
 		for _, object := range part.Objects {
 			key := object.Group + "/" + object.Resource
 			want[key] = append(want[key], object.Verbs...)
-		}
-	}
-	all, err := deploy.Objects()
-	if err != nil {
-		t.Fatal(err)
-	}
-	have := map[string][]string{}
-	for _, object := range all {
-		if object.GetKind() != "ClusterRole" || object.GetName() != "weft-controller" {
-			continue
-		}
-		var role rbacv1.ClusterRole
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role); err != nil {
-			t.Fatal(err)
-		}
-		for _, rule := range role.Rules {
-			for _, group := range rule.APIGroups {
-				for _, resource := range rule.Resources {
-					have[group+"/"+resource] = append(have[group+"/"+resource], rule.Verbs...)
-				}
-			}
 		}
 	}
 	sorted := func(verbs []string) string {
@@ -59,4 +74,27 @@ func TestRightsAreWhatPartsUse(t *testing.T) {
 			t.Errorf("%s: the chart allows %q, no part uses it", resource, sorted(have[resource]))
 		}
 	}
+}
+
+// granted are the verbs that the controller's ClusterRoles among objects give, by "group/resource".
+func granted(t *testing.T, objects []*unstructured.Unstructured) map[string][]string {
+	t.Helper()
+	have := map[string][]string{}
+	for _, object := range objects {
+		if object.GetKind() != "ClusterRole" || !strings.HasPrefix(object.GetName(), "weft-controller") {
+			continue
+		}
+		var role rbacv1.ClusterRole
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range role.Rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					have[group+"/"+resource] = append(have[group+"/"+resource], rule.Verbs...)
+				}
+			}
+		}
+	}
+	return have
 }

@@ -4,7 +4,7 @@
 // Of several replicas one works at a time, chosen by a lease. In a cluster that is as it should be nothing is written.
 //
 // At the API server it needs what its parts say (cluster.Part.Objects; a test compares that with
-// deploy/chart/templates/controller-rbac.yaml), and besides:
+// deploy/chart/templates/controller-rbac.yaml, and neutron-rbac.yaml), and besides:
 //
 //	events (events.k8s.io)                  create, patch       in "default" of cluster-scoped objects, of others in theirs
 //	leases, events in its own namespace     leader election
@@ -33,6 +33,7 @@ import (
 	shared "weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
+	neutroncluster "weft.dev/weft/internal/neutron/cluster"
 	overlaycluster "weft.dev/weft/internal/overlay/cluster"
 )
 
@@ -67,6 +68,8 @@ type Options struct {
 	Resync time.Duration
 	// Defaults has a ClusterNetwork created where no network is configured and no node has a subnet.
 	Defaults bool
+	// Neutron configures OpenStack's networks. Nil: the cluster has none.
+	Neutron *neutroncluster.Options
 	// Random chooses among free VNIDs. Nil: seeded by the system.
 	Random *rand.Rand
 	// Logger receives what the controller, and controller-runtime below it, have to say; the latter's is the whole
@@ -119,7 +122,7 @@ func Run(ctx context.Context, options Options) error {
 	}
 	tools := shared.NewTools(mgr, ready, options.Logger, options.Random)
 	tools.Defaults = options.Defaults
-	if err := shared.SetUp(parts(), tools); err != nil {
+	if err := shared.SetUp(parts(options), tools); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -139,10 +142,14 @@ func Run(ctx context.Context, options Options) error {
 }
 
 // parts are the networks' parts of the controller: a network adds its own by one line.
-func parts() []shared.Part {
-	return []shared.Part{
+func parts(options Options) []shared.Part {
+	all := []shared.Part{
 		overlaycluster.Part(),
 	}
+	if options.Neutron != nil {
+		all = append(all, neutronPart(*options.Neutron))
+	}
+	return all
 }
 
 // Rates of requests to the API server, which has its own say in it (priority and fairness). With client-go's default, 5 a
@@ -158,10 +165,10 @@ func newManager(options Options) (manager.Manager, error) {
 		options.Config.QPS, options.Config.Burst = requestRate, requestBurst
 	}
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts(), scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts(options), scheme)); err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
 	}
-	cached, err := shared.Cached(parts(), scheme)
+	cached, err := shared.Cached(parts(options), scheme)
 	if err != nil {
 		return nil, err
 	}

@@ -105,7 +105,11 @@ func withAPI(m *testing.M) int {
 		if err != nil {
 			return err
 		}
-		return s.InstallCRDs(context.Background(), all)
+		neutron, err := crds.Neutron()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), append(all, neutron...))
 	})
 }
 

@@ -7,14 +7,17 @@ import (
 	"log/slog"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/objects"
 )
@@ -28,11 +31,18 @@ const reread = 5 * time.Minute
 // networkReconciler keeps OpenStack in step with Networks.
 type networkReconciler struct {
 	client   client.Client
-	cloud    *cloud.Cloud
-	reserved objects.Reserved
-	own      string // the project of kubestack.conf's credentials, for namespaces without a Tenant
+	cloud    *connection
+	reserved *reservedReader
+	events   events.EventRecorder
 	log      *slog.Logger
 }
+
+// Reasons of conditions and events.
+const (
+	reasonInStep    = "InStep"
+	reasonInvalid   = "Invalid"
+	reasonOpenStack = "OpenStack"
+)
 
 // outcome is what a status says.
 type outcome struct {
@@ -47,60 +57,85 @@ func (r *networkReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !n.DeletionTimestamp.IsZero() {
-		return r.remove(ctx, &n)
+		return settle(r.remove(ctx, &n))
 	}
 	if controllerutil.AddFinalizer(&n, Finalizer) {
 		if err := r.client.Update(ctx, &n); err != nil {
-			return ctrl.Result{}, fmt.Errorf("add the finalizer to network %s: %w", req.NamespacedName, err)
+			return cluster.Settle(fmt.Errorf("add the finalizer to network %s: %w", req.NamespacedName, err))
 		}
 	}
 	done, err := r.ensure(ctx, &n)
-	if tellErr := r.tell(ctx, &n, done); tellErr != nil {
-		return ctrl.Result{}, tellErr
-	}
 	if err != nil {
-		r.log.Warn("network not in step", "network", req.String(), "error", err)
-		return ctrl.Result{}, err
+		r.log.WarnContext(ctx, "network not in step", "network", req.String(), "error", err)
+	}
+	if result, err := cluster.Settle(err, r.tell(ctx, &n, done)); err != nil || result.RequeueAfter > 0 {
+		return result, err
 	}
 	return ctrl.Result{RequeueAfter: reread}, nil
 }
 
 // ensure makes what is missing. The error is nil where trying again does not help: the outcome then says what to change.
 func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (outcome, error) {
-	project, err := r.project(ctx, n)
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return outcome{state: stackubev1.StatePending, reason: reasonOpenStack, message: err.Error()}, err
+	}
+	done, err := r.ensureAt(ctx, os, n)
+	r.cloud.failed(os, err)
+	return done, err
+}
+
+func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stackubev1.Network) (outcome, error) {
+	project, err := r.project(ctx, os, n)
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: "NoProject", message: err.Error()}, err
 	}
-	if n.Spec.NetworkID != "" {
-		return r.adopt(ctx, n, project)
+	done, err := r.ensureNetwork(ctx, os, n, project)
+	if err != nil || done.state != stackubev1.StateActive {
+		return done, err
 	}
-	want, invalid := objects.Compile(n, project, r.reserved)
+	if _, err := os.group(ctx, project); err != nil {
+		done.state, done.reason, done.message = stackubev1.StateFailed, reasonOpenStack, err.Error()
+		return done, err
+	}
+	return done, nil
+}
+
+func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
+	if n.Spec.NetworkID != "" {
+		return adopt(ctx, os, n, project)
+	}
+	reserved, err := r.reserved.read(ctx)
+	if err != nil {
+		return outcome{state: stackubev1.StatePending, reason: "NoRanges", message: err.Error()}, err
+	}
+	want, invalid := objects.Compile(n, project, reserved)
 	if invalid != nil {
-		wrong := outcome{state: stackubev1.StateFailed, reason: "Invalid", message: invalid.Error()}
+		wrong := outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: invalid.Error()}
 		return wrong, nil //nolint:nilerr // trying again does not help: the object has to change
 	}
-	held, err := r.cloud.EnsureNetwork(ctx, want)
+	held, err := os.EnsureNetwork(ctx, want)
 	if errors.Is(err, cloud.ErrFixed) || errors.Is(err, cloud.ErrForeign) {
 		return outcome{state: stackubev1.StateFailed, reason: "Conflict", message: err.Error()}, err
 	}
 	if err != nil {
-		return outcome{state: stackubev1.StateFailed, reason: "OpenStack", message: err.Error()}, err
+		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error()}, err
 	}
 	return active(held), nil
 }
 
 func active(held *cloud.HeldNetwork) outcome {
-	return outcome{state: stackubev1.StateActive, reason: "InStep", id: held.ID, mtu: held.MTU}
+	return outcome{state: stackubev1.StateActive, reason: reasonInStep, id: held.ID, mtu: held.MTU}
 }
 
 // adopt uses a network that is there: one of the project, or a shared one.
-func (r *networkReconciler) adopt(ctx context.Context, n *stackubev1.Network, project string) (outcome, error) {
-	held, err := r.cloud.FindNetwork(ctx, "", "", n.Spec.NetworkID)
+func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
+	held, err := os.FindNetwork(ctx, "", "", n.Spec.NetworkID)
 	if err != nil {
-		return outcome{state: stackubev1.StateFailed, reason: "OpenStack", message: "spec.networkID: " + err.Error()}, err
+		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}, err
 	}
 	if held.ProjectID != project && !held.Shared {
-		return outcome{state: stackubev1.StateFailed, reason: "Invalid", message: "spec.networkID: network " + n.Spec.NetworkID +
+		return outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: "spec.networkID: network " + n.Spec.NetworkID +
 			" is neither of the tenant's project nor shared: give one that is"}, nil
 	}
 	return active(held), nil
@@ -110,12 +145,12 @@ func (r *networkReconciler) adopt(ctx context.Context, n *stackubev1.Network, pr
 var errTenant = errors.New("the Tenant of this namespace has no project yet")
 
 // project is that of the Tenant named like the namespace; without a Tenant, that of kubestack.conf's credentials.
-func (r *networkReconciler) project(ctx context.Context, n *stackubev1.Network) (string, error) {
+func (r *networkReconciler) project(ctx context.Context, os *session, n *stackubev1.Network) (string, error) {
 	var t stackubev1.Tenant
 	err := r.client.Get(ctx, client.ObjectKey{Namespace: objects.TenantNamespace, Name: n.Namespace}, &t)
 	switch {
 	case apierrors.IsNotFound(err):
-		return r.own, nil
+		return os.project, nil
 	case err != nil:
 		return "", fmt.Errorf("read the Tenant of namespace %s: %w", n.Namespace, err)
 	case t.Status.ProjectID == "":
@@ -151,21 +186,26 @@ func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Networ
 	if n.Spec.NetworkID != "" {
 		return "", nil
 	}
-	held, err := r.cloud.FindOwn(ctx, objects.Owner(n), objects.NetworkName(n.Namespace, n.Name))
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { r.cloud.failed(os, err) }()
+	held, err := os.FindOwn(ctx, objects.Owner(n), objects.NetworkName(n.Namespace, n.Name))
 	if errors.Is(err, cloud.ErrNotFound) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	others, err := r.cloud.ForeignPorts(ctx, held.ID)
+	others, err := os.ForeignPorts(ctx, held.ID)
 	if err != nil {
 		return "", err
 	}
 	if others > 0 {
 		return fmt.Sprintf("%d ports of others are on the network: remove them in OpenStack", others), nil
 	}
-	return "", r.cloud.RemoveNetwork(ctx, held)
+	return "", os.RemoveNetwork(ctx, held)
 }
 
 // tell writes a status that differs.
@@ -184,7 +224,17 @@ func (r *networkReconciler) tell(ctx context.Context, n *stackubev1.Network, o o
 	if err := client.IgnoreNotFound(r.client.Status().Update(ctx, n)); err != nil {
 		return fmt.Errorf("write the status of network %s/%s: %w", n.Namespace, n.Name, err)
 	}
+	sendEvent(r.events, n, o)
 	return nil
+}
+
+// sendEvent reports a status that has changed.
+func sendEvent(recorder events.EventRecorder, about client.Object, o outcome) {
+	kind, note := corev1.EventTypeWarning, o.message
+	if o.state == stackubev1.StateActive {
+		kind, note = corev1.EventTypeNormal, "OpenStack has what the object asks for"
+	}
+	recorder.Eventf(about, nil, kind, o.reason, "KeepInStep", "%s", cluster.Note(note))
 }
 
 func condition(generation int64, o outcome) metav1.Condition {

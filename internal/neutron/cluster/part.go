@@ -5,33 +5,43 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/cluster"
-	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
 // Options of the part.
 type Options struct {
-	Cloud *cloud.Cloud
-	// Reserved are ranges that Networks must not overlap.
-	Reserved objects.Reserved
-	// Project is the id of the project for Networks of namespaces without a Tenant.
-	Project string
+	// Config is the path of kubestack.conf. It is read when OpenStack is first needed, and again once OpenStack refuses its credentials.
+	Config string
+	// Cluster marks what this cluster makes in OpenStack: clusters on one OpenStack need different names. Empty: DefaultCluster.
+	Cluster string
+	// Reserved reads ranges of the cluster's other networks, by what they are. Nil: there are none.
+	Reserved func(context.Context, client.Reader) (map[string][]netip.Prefix, error)
 	// UserCIDR and UserGateway are of the Network that each tenant gets. Default: stackube's, 10.244.0.0/16 and 10.244.0.1.
 	UserCIDR    netip.Prefix
 	UserGateway netip.Addr
+	// Transport carries requests to OpenStack. Nil: one of its own, with the environment's proxy.
+	Transport http.RoundTripper
 }
+
+// DefaultCluster is the mark of a cluster that is given no name.
+const DefaultCluster = "kubernetes"
 
 // removeAgain is how often a deletion looks whether it may go on.
 const removeAgain = 2 * time.Second
@@ -44,6 +54,8 @@ func Part(opts Options) cluster.Part {
 		Name:    "neutron",
 		Schemes: []func(*runtime.Scheme) error{stackubev1.AddToScheme},
 		Objects: []cluster.Object{
+			{Resource: "nodes", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Node{}},
+			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get"}},
 			{Resource: "namespaces", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &corev1.Namespace{}},
 			{Group: group, Resource: "networks", Verbs: keep, Kind: &stackubev1.Network{}},
 			{Group: group, Resource: "networks/status", Verbs: []string{"update"}},
@@ -55,6 +67,9 @@ func Part(opts Options) cluster.Part {
 }
 
 func setUp(tools cluster.Tools, opts Options) error {
+	if opts.Cluster == "" {
+		opts.Cluster = DefaultCluster
+	}
 	if !opts.UserCIDR.IsValid() {
 		opts.UserCIDR, opts.UserGateway = netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.244.0.1")
 	}
@@ -62,26 +77,64 @@ func setUp(tools cluster.Tools, opts Options) error {
 	if opts.UserGateway.IsValid() {
 		spec.Gateway = opts.UserGateway.String()
 	}
-	networks := &networkReconciler{client: tools.Client, cloud: opts.Cloud, reserved: opts.Reserved, own: opts.Project, log: tools.Log}
-	tenants := &tenantReconciler{client: tools.Client, cloud: opts.Cloud, network: spec, log: tools.Log}
+	if err := installed(tools.Manager.GetRESTMapper()); err != nil {
+		return err
+	}
+	os := &connection{path: opts.Config, cluster: opts.Cluster, transport: opts.Transport, log: tools.Log}
+	reserved := &reservedReader{cached: tools.Client, live: tools.Live, more: opts.Reserved}
+	networks := &networkReconciler{client: tools.Client, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log}
+	tenants := &tenantReconciler{client: tools.Client, cloud: os, events: tools.Events, network: spec, log: tools.Log}
 	err := ctrl.NewControllerManagedBy(tools.Manager).Named("neutron-networks").For(&stackubev1.Network{}).
-		Watches(&stackubev1.Tenant{}, handler.EnqueueRequestsFromMapFunc(networks.ofTenant)).Complete(networks)
+		Watches(&stackubev1.Tenant{}, handler.EnqueueRequestsFromMapFunc(networks.ofTenant)).
+		WithOptions(controllerOptions()).Complete(networks)
 	if err != nil {
 		return fmt.Errorf("set up the controller of Networks: %w", err)
 	}
 	err = ctrl.NewControllerManagedBy(tools.Manager).Named("neutron-tenants").For(&stackubev1.Tenant{}).
-		Watches(&stackubev1.Network{}, handler.EnqueueRequestsFromMapFunc(tenantOf)).Complete(tenants)
+		Watches(&stackubev1.Network{}, handler.EnqueueRequestsFromMapFunc(tenantOf)).
+		WithOptions(controllerOptions()).Complete(tenants)
 	if err != nil {
 		return fmt.Errorf("set up the controller of Tenants: %w", err)
 	}
 	return nil
 }
 
+// installed reports whether the API server has stackube's kinds. Without them the whole controller would end after two minutes.
+func installed(mapper meta.RESTMapper) error {
+	for _, kind := range []string{"Network", "Tenant"} {
+		_, err := mapper.RESTMapping(schema.GroupKind{Group: stackubev1.GroupName, Kind: kind}, stackubev1.GroupVersion().Version)
+		if meta.IsNoMatchError(err) {
+			return fmt.Errorf("the definition of %s in %s is not installed: kubectl apply --server-side -f deploy/crds/neutron", kind, stackubev1.GroupName)
+		}
+		if err != nil {
+			return fmt.Errorf("look for the definition of %s in %s: %w", kind, stackubev1.GroupName, err)
+		}
+	}
+	return nil
+}
+
+// controllerOptions have several objects served at once, since most of the time is OpenStack's, and a failed one again within a minute.
+func controllerOptions() controller.Options {
+	return controller.Options{
+		MaxConcurrentReconciles: 4,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](cluster.Again, time.Minute),
+	}
+}
+
+// settle takes conflicts with other writers for no error.
+func settle(result ctrl.Result, err error) (ctrl.Result, error) {
+	settled, err := cluster.Settle(err)
+	if err != nil || settled.RequeueAfter > 0 {
+		return settled, err
+	}
+	return result, nil
+}
+
 // ofTenant lists the Networks that a Tenant's project matters to.
 func (r *networkReconciler) ofTenant(ctx context.Context, t client.Object) []reconcile.Request {
 	var list stackubev1.NetworkList
 	if err := r.client.List(ctx, &list, client.InNamespace(t.GetName())); err != nil {
-		r.log.Warn("networks of a tenant not listed", "tenant", t.GetName(), "error", err)
+		r.log.WarnContext(ctx, "networks of a tenant not listed", "tenant", t.GetName(), "error", err)
 		return nil
 	}
 	requests := make([]reconcile.Request, 0, len(list.Items))

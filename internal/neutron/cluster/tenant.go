@@ -10,11 +10,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/objects"
@@ -27,7 +29,8 @@ const ofTenant = "network.weft.dev/tenant-uid"
 // tenantReconciler keeps projects, users, Namespaces and Networks in step with Tenants.
 type tenantReconciler struct {
 	client  client.Client
-	cloud   *cloud.Cloud
+	cloud   *connection
+	events  events.EventRecorder
 	network stackubev1.NetworkSpec // of the Network that each tenant gets
 	log     *slog.Logger
 }
@@ -41,26 +44,25 @@ func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !t.DeletionTimestamp.IsZero() {
-		return r.remove(ctx, &t)
+		return settle(r.remove(ctx, &t))
 	}
 	if t.Namespace != objects.TenantNamespace {
-		return ctrl.Result{}, r.tell(ctx, &t, outcome{
-			state: stackubev1.StateFailed, reason: "Invalid",
+		return cluster.Settle(r.tell(ctx, &t, outcome{
+			state: stackubev1.StateFailed, reason: reasonInvalid,
 			message: "metadata.namespace: Tenants are served in namespace " + objects.TenantNamespace + " only",
-		})
+		}))
 	}
 	if controllerutil.AddFinalizer(&t, Finalizer) {
 		if err := r.client.Update(ctx, &t); err != nil {
-			return ctrl.Result{}, fmt.Errorf("add the finalizer to tenant %s: %w", t.Name, err)
+			return cluster.Settle(fmt.Errorf("add the finalizer to tenant %s: %w", t.Name, err))
 		}
 	}
 	project, err := r.ensure(ctx, &t)
-	if tellErr := r.tell(ctx, &t, outcomeOf(project, err)); tellErr != nil {
-		return ctrl.Result{}, tellErr
-	}
 	if err != nil {
-		r.log.Warn("tenant not in step", "tenant", t.Name, "error", err)
-		return ctrl.Result{}, err
+		r.log.WarnContext(ctx, "tenant not in step", "tenant", t.Name, "error", err)
+	}
+	if result, err := cluster.Settle(err, r.tell(ctx, &t, outcomeOf(project, err))); err != nil || result.RequeueAfter > 0 {
+		return result, err
 	}
 	return ctrl.Result{RequeueAfter: reread}, nil
 }
@@ -68,19 +70,24 @@ func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 func outcomeOf(project string, err error) outcome {
 	switch {
 	case err == nil:
-		return outcome{state: stackubev1.StateActive, reason: "InStep", id: project}
+		return outcome{state: stackubev1.StateActive, reason: reasonInStep, id: project}
 	case errors.Is(err, cloud.ErrForeign), errors.Is(err, errOthers):
 		return outcome{state: stackubev1.StateFailed, reason: "Taken", message: err.Error(), id: project}
 	}
-	return outcome{state: stackubev1.StateFailed, reason: "OpenStack", message: err.Error(), id: project}
+	return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error(), id: project}
 }
 
 // ensure makes what is missing; the project's id is returned as soon as it is known.
 func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (project string, err error) {
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { r.cloud.failed(os, err) }()
 	if t.Spec.TenantID != "" {
-		project, err = r.cloud.Project(ctx, t.Spec.TenantID)
+		project, err = os.Project(ctx, t.Spec.TenantID)
 	} else {
-		project, err = r.cloud.EnsureProject(ctx, owner(t), t.Name)
+		project, err = os.EnsureProject(ctx, owner(t), t.Name)
 		if errors.Is(err, cloud.ErrForeign) {
 			err = fmt.Errorf("%w: give its id in spec.tenantID to use it", err)
 		}
@@ -89,7 +96,7 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (pr
 		return "", err
 	}
 	ready := meta.FindStatusCondition(t.Status.Conditions, stackubev1.ConditionReady)
-	err = r.cloud.EnsureUser(ctx, cloud.User{
+	err = os.EnsureUser(ctx, cloud.User{
 		Owner: owner(t), Name: t.Spec.UserName, Password: conf.Secret(t.Spec.Password), Project: project,
 		NewPassword: ready == nil || ready.Status != metav1.ConditionTrue || ready.ObservedGeneration != t.Generation,
 	})
@@ -151,7 +158,7 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 	}
 	waits, err := r.removeBelow(ctx, t)
 	if err == nil && waits == "" {
-		err = r.cloud.RemoveTenant(ctx, owner(t), t.Spec.UserName, t.Name)
+		err = r.removeHeld(ctx, t)
 	}
 	if err != nil {
 		waits = err.Error()
@@ -165,6 +172,17 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 		return ctrl.Result{}, fmt.Errorf("remove the finalizer of tenant %s: %w", t.Name, err)
 	}
 	return ctrl.Result{}, nil
+}
+
+// removeHeld removes the tenant's user, and its project where Weft made that.
+func (r *tenantReconciler) removeHeld(ctx context.Context, t *stackubev1.Tenant) error {
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return err
+	}
+	err = os.RemoveTenant(ctx, owner(t), t.Spec.UserName, t.Name)
+	r.cloud.failed(os, err)
+	return err
 }
 
 // removeBelow says what the deletion waits for, if anything.
@@ -216,5 +234,6 @@ func (r *tenantReconciler) tell(ctx context.Context, t *stackubev1.Tenant, o out
 	if err := client.IgnoreNotFound(r.client.Status().Update(ctx, t)); err != nil {
 		return fmt.Errorf("write the status of tenant %s: %w", t.Name, err)
 	}
+	sendEvent(r.events, t, o)
 	return nil
 }

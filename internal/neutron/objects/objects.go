@@ -4,7 +4,9 @@ package objects
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/neutron/cloud"
@@ -54,13 +56,13 @@ func Compile(n *stackubev1.Network, project string, reserved Reserved) (cloud.Ne
 	return cloud.Network{Owner: Owner(n), Name: name, Project: project, Subnets: []cloud.Subnet{subnet}}, nil
 }
 
+// overlap names one range of each kind, in a fixed order: the same objects give the same words.
 func overlap(cidr netip.Prefix, reserved Reserved) error {
 	var errs []error
-	for what, ranges := range reserved {
-		for _, r := range ranges {
-			if r.Overlaps(cidr) {
-				errs = append(errs, fmt.Errorf("spec.cidr: %s overlaps %s, %s: choose another range", cidr, what, r))
-			}
+	for _, what := range slices.Sorted(maps.Keys(reserved)) {
+		at := slices.IndexFunc(reserved[what], cidr.Overlaps)
+		if at >= 0 {
+			errs = append(errs, fmt.Errorf("spec.cidr: %s overlaps %s, %s: choose another range", cidr, what, reserved[what][at]))
 		}
 	}
 	return errors.Join(errs...)

@@ -35,6 +35,9 @@ func Explain(err error) error {
 		}
 		return &Error{Status: refused.Actual, Type: kind, Words: words}
 	}
+	if renewal, ok := errors.AsType[*gophercloud.ErrUnableToReauthenticate](err); ok {
+		return fmt.Errorf("get a new token from Keystone: %w", Explain(renewal.ErrReauth))
+	}
 	return err
 }
 
@@ -83,6 +86,9 @@ func Is(err error, status int) bool {
 
 // NotFound reports whether an error says that the object does not exist.
 func NotFound(err error) bool { return Is(err, http.StatusNotFound) }
+
+// Unauthorized reports whether OpenStack refuses the credentials, not only a token that has expired.
+func Unauthorized(err error) bool { return Is(err, http.StatusUnauthorized) }
 
 // Unknown reports whether the outcome of a request is unknown: the connection failed, or the server did.
 func Unknown(err error) bool {

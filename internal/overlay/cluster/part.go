@@ -95,6 +95,7 @@ func trimNode(obj any) (any, error) {
 	trimmed := &corev1.Node{TypeMeta: node.TypeMeta, Status: corev1.NodeStatus{Addresses: node.Status.Addresses}}
 	trimmed.Name, trimmed.UID, trimmed.ResourceVersion = node.Name, node.UID, node.ResourceVersion
 	trimmed.CreationTimestamp = node.CreationTimestamp
+	trimmed.Spec.PodCIDRs = node.Spec.PodCIDRs // no tenant's network may overlap them
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady { // without the time of its heartbeat
 			trimmed.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}

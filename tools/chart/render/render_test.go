@@ -109,9 +109,48 @@ func TestValues(t *testing.T) {
 		"binDir":     {"cni": map[string]any{"binDir": "opt/cni/bin"}},
 		"pullPolicy": {"image": map[string]any{"pullPolicy": "sometimes"}},
 		"replicas":   {"controller": map[string]any{"replicas": 0}},
+		"userCIDR":   {"neutron": map[string]any{"userCIDR": "everywhere"}},
 	} {
 		if _, err := Files(chartDir, values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want an error that names %s", values, err, want)
 		}
+	}
+}
+
+// OpenStack's networks come with one value. The credentials are a file of the controller's alone, and the definitions are not installed with
+// the chart.
+func TestNeutron(t *testing.T) {
+	files, err := Files(chartDir, map[string]any{"neutron": map[string]any{"enabled": true, "secret": "os", "cluster": "blue"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"--neutron-config=/etc/weft/neutron/kubestack.conf\n", "--neutron-cluster=blue\n", "--neutron-user-cidr=10.244.0.0/16\n",
+		"{name: neutron, mountPath: /etc/weft/neutron, readOnly: true}\n", "secret: {secretName: os,", "fsGroup: 65532",
+	} {
+		if !strings.Contains(files["controller.yaml"], want) {
+			t.Errorf("%q is not in controller.yaml:\n%s", want, files["controller.yaml"])
+		}
+	}
+	for name, text := range files {
+		if name != "controller.yaml" && strings.Contains(text, "secretName: os") {
+			t.Errorf("%s mounts OpenStack's credentials", name)
+		}
+		if strings.Contains(text, "resources: [secrets") || strings.Contains(text, ", secrets") {
+			t.Errorf("%s reads Secrets", name)
+		}
+		if name != "neutron-rbac.yaml" && strings.Contains(text, "tenants") {
+			t.Errorf("%s reads Tenants", name)
+		}
+	}
+	if files["neutron-rbac.yaml"] == "" {
+		t.Error("the controller has no rights on Tenants and Networks")
+	}
+	without, err := Files(chartDir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if without["neutron-rbac.yaml"] != "" || strings.Contains(without["controller.yaml"], "neutron") {
+		t.Error("OpenStack's networks are in the chart's default")
 	}
 }

@@ -1,0 +1,91 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sync/singleflight"
+
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/conf"
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// session is an OpenStack that the controller has authenticated at.
+type session struct {
+	*cloud.Cloud
+
+	project string // the id of the credentials' project
+	groups  singleflight.Group
+}
+
+// group returns the security group of a project's pods. Networks of one project ask together: Neutron would make two groups of one name.
+func (s *session) group(ctx context.Context, project string) (string, error) {
+	id, err, _ := s.groups.Do(project, func() (any, error) { return s.EnsureGroup(ctx, project) })
+	text, _ := id.(string)
+	return text, err
+}
+
+// connection authenticates when OpenStack is first needed, so that a controller starts without OpenStack. After a failed
+// authentication it reads kubestack.conf again: a changed password needs no restart.
+type connection struct {
+	path      string
+	cluster   string
+	transport http.RoundTripper
+	log       *slog.Logger
+	held      atomic.Pointer[session]
+}
+
+// get returns the session, or why there is none.
+func (c *connection) get(ctx context.Context) (*session, error) {
+	if held := c.held.Load(); held != nil {
+		return held, nil
+	}
+	opened, err := c.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Another controller may have authenticated meanwhile; one token is enough.
+	if !c.held.CompareAndSwap(nil, opened) {
+		if held := c.held.Load(); held != nil {
+			return held, nil
+		}
+	}
+	return opened, nil
+}
+
+func (c *connection) open(ctx context.Context) (*session, error) {
+	text, err := os.ReadFile(c.path)
+	if err != nil {
+		return nil, fmt.Errorf("read OpenStack's configuration: %w", err)
+	}
+	config, notes, err := conf.Parse(string(text))
+	if err != nil {
+		return nil, err
+	}
+	for _, note := range notes {
+		c.log.WarnContext(ctx, "configuration read differently", "file", c.path, "note", note)
+	}
+	client, err := openstack.New(ctx, config.Global, openstack.Options{Transport: c.transport})
+	if err != nil {
+		return nil, err
+	}
+	c.log.InfoContext(ctx, "authenticated at OpenStack", "project", client.ProjectID)
+	return &session{
+		Cloud: cloud.New(client, cloud.Config{
+			Cluster: c.cluster, ExternalNetwork: config.Global.ExtNetID, LoadBalancer: config.LoadBalancer,
+		}),
+		project: client.ProjectID,
+	}, nil
+}
+
+// failed ends a session whose credentials OpenStack refuses; the next call reads the configuration again.
+func (c *connection) failed(used *session, err error) {
+	if used != nil && openstack.Unauthorized(err) {
+		c.held.CompareAndSwap(used, nil)
+	}
+}
