@@ -22,14 +22,13 @@ func TestTunnels(t *testing.T) {
 		{"wireguard, a tunnel for each family", six, `{"Type":"wireguard","ListenPort":51900,"ListenPortV6":51901,"PSK":"AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=","PersistentKeepaliveInterval":25}`, "flannel-wg"},
 		{"wireguard, one tunnel over IPv6", six, `{"Type":"wireguard","Mode":"ipv6"}`, "flannel-wg"},
 		{"wireguard, auto", six, `{"Type":"wireguard","Mode":"auto"}`, "flannel-wg"},
-		{"wireguard, IPv6 alone", `"EnableIPv4":false,` + six, `{"Type":"wireguard"}`, "flannel-wg-v6"},
 		{"ipip", "", `{"Type":"ipip"}`, "flannel.ipip"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			u := flanneltest.NewUnderlay(t)
 			etcd := u.Etcd()
 			etcd.Put(configKey, `{"Network":"10.5.0.0/16",`+c.families+`"EnableNFTables":true,"Backend":`+c.backend+`}`)
-			n := &tunnels{t: t, etcd: etcd, ours: u.Node(), theirs: u.Node(), v4: !strings.Contains(c.families, `"EnableIPv4":false`), v6: c.families != ""}
+			n := &tunnels{t: t, etcd: etcd, ours: u.Node(), theirs: u.Node(), v6: c.families != ""}
 			start := func() *flanneltest.Process {
 				return n.ours.Start([]string{"WIREGUARD_KEY_FILE=" + filepath.Join(n.ours.Dir, "wgkey")}, weft, "flanneld", "--etcd-endpoints="+etcd.Endpoint,
 					"--subnet-file="+n.ours.SubnetFile(), "--iface=eth0", "--ip-masq", "--v=2")
@@ -83,20 +82,18 @@ type tunnels struct {
 	t            *testing.T
 	etcd         *flanneltest.Etcd
 	ours, theirs *flanneltest.Node
-	v4, v6       bool
+	v6           bool
 	pods         [2]*flanneltest.Pod
 }
 
 // reach holds pods, and the nodes' tunnel addresses in IPv6, to reaching each other.
 func (n *tunnels) reach() {
 	n.t.Helper()
-	if n.v4 {
-		if n.pods[0] == nil {
-			n.pods = [2]*flanneltest.Pod{n.ours.Pod(), n.theirs.Pod()}
-		}
-		n.pods[0].Reach(n.t, n.pods[1].Address)
-		n.pods[1].Reach(n.t, n.pods[0].Address)
+	if n.pods[0] == nil {
+		n.pods = [2]*flanneltest.Pod{n.ours.Pod(), n.theirs.Pod()}
 	}
+	n.pods[0].Reach(n.t, n.pods[1].Address)
+	n.pods[1].Reach(n.t, n.pods[0].Address)
 	if !n.v6 {
 		return
 	}
