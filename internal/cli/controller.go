@@ -14,6 +14,7 @@ import (
 func controllerCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := controller.Options{Version: environment.Version}
 	neutron := neutronFlags{}
+	var northbound ovnFlags
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Run the cluster's side: subnets for nodes, VNIDs for namespaces, networks in OpenStack",
@@ -33,6 +34,9 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 			if opts.Neutron, err = neutron.options(); err != nil {
 				return err
 			}
+			if opts.Northbound, err = northbound.config(); err != nil {
+				return err
+			}
 			return controller.Run(cmd.Context(), opts)
 		},
 	}
@@ -43,6 +47,7 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 		"create the ClusterNetwork default (pods 10.128.0.0/14, a /23 for each node) where no network is configured; the chart sets it")
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
 	neutron.register(flags)
+	northbound.register(cmd)
 	return cmd
 }
 

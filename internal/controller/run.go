@@ -35,6 +35,8 @@ import (
 	"weft.dev/weft/internal/metrics"
 	neutroncluster "weft.dev/weft/internal/neutron/cluster"
 	overlaycluster "weft.dev/weft/internal/overlay/cluster"
+	"weft.dev/weft/internal/ovn"
+	vpccluster "weft.dev/weft/internal/vpc/cluster"
 )
 
 // Defaults of Options.
@@ -72,6 +74,9 @@ type Options struct {
 	Neutron *neutroncluster.Options
 	// Random chooses among free VNIDs. Nil: seeded by the system.
 	Random *rand.Rand
+	// Northbound is how the part for VPCs reaches OVN's northbound database. Without endpoints there is no such part.
+	Northbound ovn.Config
+	vpcs       *vpccluster.Options // nil: VPCs are not served
 	// Logger receives what the controller, and controller-runtime below it, have to say; the latter's is the whole
 	// program's. Nil: slog.Default().
 	Logger *slog.Logger
@@ -113,6 +118,11 @@ func Run(ctx context.Context, options Options) error {
 	told := metrics.NewController(options.Version)
 	ready := shared.NewReadiness(told)
 	options.Config = ready.Wrap(options.Config)
+	closeVPCs, err := openVPCs(ctx, &options)
+	if err != nil {
+		return err
+	}
+	defer closeVPCs()
 	mgr, err := newManager(options)
 	if err != nil {
 		return err
@@ -148,6 +158,9 @@ func parts(options Options) []shared.Part {
 	}
 	if options.Neutron != nil {
 		all = append(all, neutronPart(*options.Neutron))
+	}
+	if options.vpcs != nil {
+		all = append(all, vpccluster.Part(*options.vpcs))
 	}
 	return all
 }

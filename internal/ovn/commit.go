@@ -35,6 +35,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 		}
 	}
 	err := e.keeper.Do(ctx, func(s *session.Session) error { return e.run(ctx, s, change, failed) })
+	e.setFailed(err != nil)
 	if err != nil {
 		return fmt.Errorf("commit %d and remove %d northbound rows: %w", len(change.Set), len(change.Delete), err)
 	}

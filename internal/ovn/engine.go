@@ -22,6 +22,10 @@ type Change = reconcile.Change[Key, Row]
 // TermKey is the key in external_ids of NB_Global that holds the leader's term.
 const TermKey = "weft.dev/term"
 
+// CompleteKey is the key in external_ids of NB_Global that holds the term of the leader that last brought the whole database in step.
+// Whoever serves the database's content to nodes waits until it is there: a new database has none.
+const CompleteKey = "weft.dev/complete"
+
 // commitTimeout bounds a commit whose context has no deadline.
 const commitTimeout = time.Minute
 
@@ -51,6 +55,15 @@ type Engine struct {
 	commit sync.Mutex
 	term   uint64
 	known  map[Key]any
+
+	// marks guards the sessions below: the one that was read last, and that which Settled found in step. failed says that the last commit
+	// did.
+	marks  sync.Mutex
+	read   *session.Session
+	whole  *session.Session
+	failed bool
+	// settled wakes what writes CompleteKey.
+	settled chan struct{}
 }
 
 var _ reconcile.Engine[Key, Row] = (*Engine)(nil)
@@ -61,7 +74,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 		config.Changed = func() {}
 	}
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	e := &Engine{config: config, cancel: cancel, dirty: make(chan struct{}, 1)}
+	e := &Engine{config: config, cancel: cancel, dirty: make(chan struct{}, 1), settled: make(chan struct{}, 1)}
 	keeper, err := session.Keep(ctx, session.Config{
 		Database: databaseName, Tables: models(), Endpoints: config.Endpoints, TLS: config.TLS, LeaderOnly: true, Logger: config.Logger,
 		Changed: func(table string) {
@@ -81,6 +94,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 	}
 	e.keeper = keeper
 	e.group.Go(func() { e.watch(running) })
+	e.group.Go(func() { e.mark(running) })
 	return e, nil
 }
 
@@ -140,10 +154,12 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 		v, err := current(ctx, s)
 		if err == nil {
 			e.known, rows = v.sources(), v.own()
+			e.setRead(s)
 		}
 		return err
 	})
 	if err != nil {
+		e.setRead(nil)
 		return nil, fmt.Errorf("read the northbound database: %w", err)
 	}
 	return rows, nil
@@ -241,4 +257,71 @@ func fence(global *globalRow, term uint64) (ovsdb.Operation, error) {
 		Where: []ovsdb.Condition{{Column: "external_ids", Function: ovsdb.ConditionIncludes, Value: entry}},
 		Until: string(ovsdb.WaitConditionEqual), Columns: []string{"_uuid"}, Rows: []ovsdb.Row{{"_uuid": uuid}},
 	}, nil
+}
+
+func (e *Engine) setRead(s *session.Session) {
+	e.marks.Lock()
+	defer e.marks.Unlock()
+	e.read, e.failed = s, false
+}
+
+func (e *Engine) setFailed(failed bool) {
+	e.marks.Lock()
+	defer e.marks.Unlock()
+	e.failed = failed
+}
+
+// Settled tells the engine that the loop has made a pass. When that brought what was read in step, the database is marked as complete
+// (CompleteKey). It does not wait.
+func (e *Engine) Settled() {
+	e.marks.Lock()
+	defer e.marks.Unlock()
+	if e.read == nil || e.failed || e.whole == e.read {
+		return
+	}
+	e.whole = e.read
+	select {
+	case e.settled <- struct{}{}:
+	default:
+	}
+}
+
+// mark writes CompleteKey when Settled says so. A write that fails is left: the connection is lost, and the next one is settled anew.
+func (e *Engine) mark(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.settled:
+		}
+		if err := e.complete(ctx); err != nil && ctx.Err() == nil && e.config.Logger != nil {
+			e.config.Logger.Warn("the northbound database could not be marked as complete", "error", err)
+		}
+	}
+}
+
+// complete writes CompleteKey over the connection that was settled.
+func (e *Engine) complete(ctx context.Context) error {
+	e.commit.Lock()
+	defer e.commit.Unlock()
+	e.marks.Lock()
+	s := e.whole
+	e.marks.Unlock()
+	v, err := current(ctx, s)
+	if err != nil {
+		return err
+	}
+	if v.global == nil || v.global.ExternalIDs[CompleteKey] == strconv.FormatUint(e.term, 10) {
+		return nil
+	}
+	guard, err := fence(v.global, e.term)
+	if err != nil {
+		return err
+	}
+	ops := append([]ovsdb.Operation{guard}, replaceID(globalTable, byUUID(v.global.UUID), CompleteKey, strconv.FormatUint(e.term, 10))...)
+	results, err := s.Transact(ctx, ops...)
+	if err != nil {
+		return fmt.Errorf("write NB_Global: %w", err)
+	}
+	return session.Check(ops, results) //nolint:wrapcheck // it names the operation
 }

@@ -38,6 +38,8 @@ type Northbound interface {
 	reconcile.Engine[ovn.Key, ovn.Row]
 	// Lead makes the term that of the engine's transactions.
 	Lead(ctx context.Context, term uint64) error
+	// Settled tells the engine that the loop has made a pass. It does not wait.
+	Settled()
 }
 
 // Options say what the part works with.
@@ -90,7 +92,9 @@ func trimPod(obj any) (any, error) {
 func setUp(tools cluster.Tools, options Options) error {
 	r := &reconciler{
 		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{},
-		loop: reconcile.NewLoop(reconcile.Engine[ovn.Key, ovn.Row](options.Northbound), reconcile.Options[ovn.Key, ovn.Row]{Name: "northbound", Log: tools.Log}),
+		loop: reconcile.NewLoop(reconcile.Engine[ovn.Key, ovn.Row](options.Northbound), reconcile.Options[ovn.Key, ovn.Row]{
+			Name: "northbound", Log: tools.Log, Settled: options.Northbound.Settled,
+		}),
 	}
 	if err := tools.Manager.Add(leading(r.run)); err != nil {
 		return fmt.Errorf("add the loop of the northbound database: %w", err)

@@ -158,6 +158,10 @@ func TestController(t *testing.T) {
 		return false
 	})
 
+	ovntest.Eventually(t, "the mark of a complete database", func() bool {
+		return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), ovn.CompleteKey)
+	})
+
 	t.Run("restart", func(t *testing.T) {
 		stop()
 		versions := func() string { // a row's version changes with every write
@@ -190,6 +194,17 @@ func TestController(t *testing.T) {
 			return !strings.Contains(central.Nbctl("get", "Logical_Switch", "net1", "other_config"), "4000") &&
 				strings.Contains(central.Nbctl("--bare", "--columns=name", "list", "Logical_Switch_Port"), "net1/10.0.1.2")
 		})
+	})
+	t.Run("replaced database", func(t *testing.T) {
+		central.Stop(ovntest.Northbound)
+		central.Wipe(ovntest.Northbound)
+		central.Start(ovntest.Northbound)
+		ovntest.Eventually(t, "the mark, and then all rows", func() bool {
+			return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), ovn.CompleteKey)
+		})
+		if got := central.Nbctl("lsp-get-addresses", "net1/10.0.1.2"); got != "0a:58:0a:00:01:02 10.0.1.2" {
+			t.Errorf("port: %s", got)
+		}
 	})
 	t.Run("deletion", func(t *testing.T) {
 		must(t, c.Delete(ctx, vpc))

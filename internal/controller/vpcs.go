@@ -1,0 +1,33 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+
+	"weft.dev/weft/internal/ovn"
+	vpccluster "weft.dev/weft/internal/vpc/cluster"
+)
+
+// openVPCs opens what the part for VPCs works with, where they are served, and returns what closes it.
+func openVPCs(ctx context.Context, options *Options) (closeVPCs func(), err error) {
+	if len(options.Northbound.Endpoints) == 0 {
+		return func() {}, nil
+	}
+	drift := make(chan struct{}, 1)
+	config := options.Northbound
+	config.Logger = options.Logger
+	config.Changed = func() {
+		select {
+		case drift <- struct{}{}:
+		default:
+		}
+	}
+	engine, err := ovn.Open(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("VPCs: %w", err)
+	}
+	options.vpcs = &vpccluster.Options{
+		Northbound: engine, Drift: drift, Term: vpccluster.LeaseTerm(options.LeaseNamespace, options.LeaseName),
+	}
+	return engine.Close, nil
+}
