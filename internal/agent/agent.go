@@ -101,7 +101,9 @@ type Options struct {
 	Profiling bool
 	// Verify is how often everything is read back. Default DefaultVerify.
 	Verify time.Duration
-	// Networks are the networks that the node may serve beside the overlay. Default: Kinds().
+	// VPC says that the node serves VPCs.
+	VPC bool
+	// Networks are the networks that the node may serve beside the overlay. Default: Kinds.
 	Networks []network.Kind
 	// Log is where the agent logs. Default: nowhere.
 	Log *slog.Logger
@@ -125,7 +127,7 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	if o.Networks == nil {
-		o.Networks = Kinds()
+		o.Networks = Kinds(&o)
 	}
 	if o.Verify == 0 {
 		o.Verify = DefaultVerify

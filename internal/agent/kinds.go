@@ -1,16 +1,25 @@
 package agent
 
 import (
+	"path/filepath"
+
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
+	vpcnode "weft.dev/weft/internal/vpc/node"
 )
 
 // Kinds are the networks that an agent serves beside the overlay, in the order in which they become the cluster's default when no object
 // says which one is.
-func Kinds() []network.Kind { return nil }
+func Kinds(opts *Options) []network.Kind {
+	var kinds []network.Kind
+	if opts.VPC {
+		kinds = append(kinds, vpcnode.Kind(vpcnode.Options{Node: opts.Node, Database: "unix:" + filepath.Join(opts.OVSRunDir, "db.sock")}))
+	}
+	return kinds
+}
 
 // overlayCare is what of the node is the overlay's.
 func overlayCare() node.Care {

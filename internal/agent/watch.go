@@ -53,6 +53,8 @@ type objects struct {
 	multicast *multicast
 	// closed is what the agent's options close to pods.
 	closed overlay.Closed
+	// closedPorts are UDP ports of other networks' tunnels.
+	closedPorts []uint16
 	// port is the tunnels'.
 	port *tunnelPort
 	// marks say how far objects are in effect, mode in which mode of the network: "" while it is none, or on its way to another.
@@ -101,6 +103,10 @@ func newObjects(opts *Options) (*objects, error) {
 		port:   &tunnelPort{log: log},
 		closed: overlay.Closed{Metadata: opts.MetadataAddresses, TCPPorts: opts.ClosedNodePorts},
 	}
+	for i := range opts.Networks {
+		o.closedPorts = append(o.closedPorts, opts.Networks[i].ClosedPorts...)
+	}
+	slices.Sort(o.closedPorts)
 	vnids := &netNamespaces{cache: store, marks: marks}
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)
@@ -234,7 +240,7 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	if err := o.cache.List(ctx, &subnets); err != nil {
 		return overlay.View{}, fmt.Errorf("HostSubnets: %w", err)
 	}
-	view := overlay.View{Cluster: config, Closed: o.closed}
+	view := overlay.View{Cluster: config, Closed: o.closed, ClosedPorts: o.closedPorts}
 	found := false
 	for i := range subnets.Items {
 		object := &subnets.Items[i]

@@ -71,6 +71,8 @@ type Kind struct {
 	Bindings []client.Object
 	// Care is what of the node's state is the network's own.
 	Care node.Care
+	// ClosedPorts are UDP ports of the network's tunnels, which the other networks close to their pods before the node has a tunnel.
+	ClosedPorts []uint16
 	// Scheme adds the API groups that the network reads. Nil: those of Kubernetes are enough.
 	Scheme func(*runtime.Scheme) error
 	// Objects are the kinds that the network reads, those of Presence and Bindings among them. Each network has watches of its own: one

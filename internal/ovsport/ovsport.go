@@ -19,6 +19,9 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
+// Netdev is the type of the userspace datapath (Bridge.datapath_type).
+const Netdev = "netdev"
+
 // Keys in external_ids of Port (the mark) and Interface.
 const (
 	// OwnerKey names the object that a row is for.
@@ -46,6 +49,8 @@ type Config struct {
 	Bridge string
 	// Logger logs when the connection is lost and when it is back. Nil means silence.
 	Logger *slog.Logger
+	// Changed is called when ports of the switch have changed, and when there is a new connection. It must not block. Nil means no calls.
+	Changed func()
 }
 
 // Port is an interface on the bridge.
@@ -59,9 +64,10 @@ type Port struct {
 }
 
 type bridgeRow struct {
-	UUID  string   `ovsdb:"_uuid"`
-	Name  string   `ovsdb:"name"`
-	Ports []string `ovsdb:"ports"`
+	UUID         string   `ovsdb:"_uuid"`
+	Name         string   `ovsdb:"name"`
+	DatapathType string   `ovsdb:"datapath_type"`
+	Ports        []string `ovsdb:"ports"`
 }
 
 type portRow struct {
@@ -93,8 +99,13 @@ type Ports struct {
 
 // Open returns Ports that connect, and connect again whenever the connection is lost. The caller must Close them.
 func Open(ctx context.Context, config Config) (*Ports, error) {
+	if config.Changed == nil {
+		config.Changed = func() {}
+	}
 	keeper, err := session.Keep(ctx, session.Config{
-		Database: database, Endpoints: []string{config.Endpoint}, Logger: config.Logger,
+		Changed:   func(string) { config.Changed() },
+		Connected: func(bool) { config.Changed() },
+		Database:  database, Endpoints: []string{config.Endpoint}, Logger: config.Logger,
 		Tables: map[string]model.Model{bridgeTable: &bridgeRow{}, portTable: &portRow{}, interfaceTable: &interfaceRow{}},
 	})
 	if err != nil {
@@ -126,6 +137,51 @@ func (p *Ports) Attach(ctx context.Context, port Port) error {
 		return fmt.Errorf("port %s of %s for logical port %q: %w", port.Device, p.config.Bridge, port.IfaceID, err)
 	}
 	return nil
+}
+
+// Put makes the rows of the interfaces as they should be, and does not wait for their flows. One that is another program's does not keep
+// the others from being made.
+func (p *Ports) Put(ctx context.Context, ports ...Port) error {
+	var refused []error
+	err := p.keeper.Do(ctx, func(s *session.Session) error {
+		refused = nil
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+		for _, port := range ports {
+			ops, err := p.attach(s, port)
+			if err == nil {
+				err = transact(ctx, s, ops)
+			}
+			if errors.Is(err, session.ErrLost) || errors.Is(err, ErrNoBridge) {
+				return err
+			}
+			if err != nil {
+				refused = append(refused, fmt.Errorf("port %s for logical port %q: %w", port.Device, port.IfaceID, err))
+			}
+		}
+		return nil
+	})
+	if err = errors.Join(append(refused, err)...); err != nil {
+		return fmt.Errorf("ports of %s: %w", p.config.Bridge, err)
+	}
+	return nil
+}
+
+// Datapath returns the type of the bridge's datapath.
+func (p *Ports) Datapath(ctx context.Context) (string, error) {
+	var datapath string
+	err := p.keeper.Do(ctx, func(s *session.Session) error {
+		bridge, err := p.bridge(s)
+		if err == nil {
+			datapath = bridge.DatapathType
+		}
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("datapath of %s: %w", p.config.Bridge, err)
+	}
+	return datapath, nil
 }
 
 // attach returns the operations that make the row, or change what it says; none when it is as it should be.

@@ -106,6 +106,7 @@ type QoSPolicyBandwidthLimitRule struct {
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=ips,singular=ip,scope=Cluster,shortName=ip
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="V4IP",type=string,JSONPath=`.spec.v4IpAddress`
 // +kubebuilder:printcolumn:name="V6IP",type=string,JSONPath=`.spec.v6IpAddress`
 // +kubebuilder:printcolumn:name="Mac",type=string,JSONPath=`.spec.macAddress`
@@ -187,6 +188,10 @@ type IPSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	LogicalPort string `json:"logicalPort,omitempty"`
+	// cidr is the range of the Subnet, whose length the pod's address has.
+	// +optional
+	// +kubebuilder:validation:MaxLength=18
+	CIDR string `json:"cidr,omitempty"`
 	// gateway is the gateway of the pod's default route.
 	// +optional
 	// +kubebuilder:validation:MaxLength=39

@@ -1,4 +1,4 @@
-// Package node is the part of the agent for VPCs. So far it attaches pods; nothing is wired to it yet.
+// Package node is the part of the agent for VPCs: it attaches pods, and keeps their interfaces on OVN's integration bridge.
 //
 // The controller decides the pod's address and logical port, and records them in an IP object. The agent takes them for the pod of that
 // very UID, makes the pod's interface, and puts the host's end on OVN's integration bridge. An ADD is answered once ovn-controller
@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -21,8 +22,16 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/ovsport"
+	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/binding"
 )
+
+// addressTimeout bounds how long an ADD waits for the pod's address. The runtime calls again.
+const addressTimeout = 30 * time.Second
+
+// podGroup is the device group of host ends: their frames are for the switch alone, and rules keep them from the kernel (guard). All of
+// Weft's networks use this one.
+const podGroup = 77
 
 // hostPrefix is the prefix of the names of host ends. A hash of the attachment follows, so that the name does not depend on the address.
 const hostPrefix = "wv"
@@ -43,7 +52,7 @@ type Address struct {
 
 // Addresses know what the controller gave pods.
 type Addresses interface {
-	// Of returns the address of the pod with the UID. It waits for the pod's IP object until ctx ends.
+	// Of returns the address of the pod with the UID; "" is that of the pod as it is now. It waits for the pod's IP object until ctx ends.
 	Of(ctx context.Context, namespace, pod, uid string) (Address, error)
 }
 
@@ -52,6 +61,10 @@ type Ports interface {
 	Attach(ctx context.Context, port ovsport.Port) error
 	Detach(ctx context.Context, devices ...string) error
 	List(ctx context.Context) (map[string]ovsport.Port, error)
+	// Put makes rows as they should be, and waits for nothing.
+	Put(ctx context.Context, ports ...ovsport.Port) error
+	// Datapath returns the type of the bridge's datapath.
+	Datapath(ctx context.Context) (string, error)
 }
 
 // Config says what an Attacher works with.
@@ -61,22 +74,26 @@ type Config struct {
 	Ports     Ports
 	// MTU is that of pods whose Subnet says nothing.
 	MTU int
-	// TxOffloadOff turns transmit offloads off, as Open vSwitch's userspace datapath needs.
-	TxOffloadOff bool
 }
 
-// Attacher attaches pods to VPCs. Its methods are network.Network's.
+// Attacher attaches pods to VPCs.
 type Attacher struct{ config Config }
 
 // NewAttacher returns an Attacher.
 func NewAttacher(config Config) *Attacher { return &Attacher{config} }
 
-// Plan takes the address that the controller gave the pod.
-func (a *Attacher) Plan(ctx context.Context, req *cni.Request, uid string) (attach.Record, error) {
+// Plan takes the address that the controller gave the pod. It waits for it as long as the request may take.
+func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
 	namespace, pod := req.Args.PodNamespace, req.Args.PodName
-	address, err := a.config.Addresses.Of(ctx, namespace, pod, uid)
+	waiting, cancel := context.WithTimeout(ctx, addressTimeout)
+	defer cancel()
+	address, err := a.config.Addresses.Of(waiting, namespace, pod, req.Args.PodUID)
 	if err != nil {
 		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s has no address in a Subnet yet: %v; see the pod's events", namespace, pod, err)
+	}
+	if at.Part != "" && at.Part != address.Subnet {
+		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s is bound to Subnet %s, and has an address of Subnet %s: delete the pod",
+			namespace, pod, at.Part, address.Subnet)
 	}
 	kept, err := json.Marshal(details{Port: address.Port, Subnet: address.Subnet})
 	if err != nil {
@@ -93,12 +110,16 @@ func (a *Attacher) Plan(ctx context.Context, req *cni.Request, uid string) (atta
 	if rec.MTU == 0 {
 		rec.MTU = a.config.MTU
 	}
+	if holder, taken := inUse.Claims[rec.Claims[0]]; taken {
+		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: attachment %s, which is being removed, still has the address %s",
+			namespace, pod, holder, address.Prefix.Addr())
+	}
 	return rec, nil
 }
 
 // Connect makes the interface and its port, and returns once the port's flows are installed.
 func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
-	pair, port, err := a.desired(rec)
+	pair, port, err := a.desired(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -116,12 +137,16 @@ func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.R
 }
 
 // desired returns the interface and the port that the record says.
-func (a *Attacher) desired(rec *attach.Record) (link.Pair, ovsport.Port, error) {
-	name, err := portOf(rec)
+func (a *Attacher) desired(ctx context.Context, rec *attach.Record) (link.Pair, ovsport.Port, error) {
+	port, err := portOf(rec)
 	if err != nil {
 		return link.Pair{}, ovsport.Port{}, err
 	}
-	pair, err := plan.Pair(rec, &plan.Settings{TxOffloadOff: a.config.TxOffloadOff})
+	datapath, err := a.config.Ports.Datapath(ctx)
+	if err != nil {
+		return link.Pair{}, ovsport.Port{}, cni.Errorf(cni.CodeTryAgainLater, "%v", err)
+	}
+	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: podGroup, TxOffloadOff: datapath == ovsport.Netdev})
 	if err != nil {
 		return link.Pair{}, ovsport.Port{}, err //nolint:wrapcheck // it names the attachment
 	}
@@ -129,7 +154,7 @@ func (a *Attacher) desired(rec *attach.Record) (link.Pair, ovsport.Port, error) 
 	for _, gateway := range rec.Gateway {
 		pair.PodRoutes = append(pair.PodRoutes, link.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: gateway})
 	}
-	return pair, ovsport.Port{Device: rec.HostInterface, IfaceID: name, Owner: rec.Key().Owner()}, nil
+	return pair, port, nil
 }
 
 // Close removes the interface, and with it the pod's traffic.
@@ -155,7 +180,7 @@ func (a *Attacher) Remove(ctx context.Context, recs []attach.Record) map[attach.
 
 // Check compares what the node has with the record.
 func (a *Attacher) Check(ctx context.Context, rec attach.Record) error {
-	pair, port, err := a.desired(&rec)
+	pair, port, err := a.desired(ctx, &rec)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/ovsport"
 )
 
 // details are what an attachment's record keeps for VPCs.
@@ -14,14 +15,14 @@ type details struct {
 	Subnet string `json:"subnet"`
 }
 
-// portOf returns the logical port of an attachment.
-func portOf(rec *attach.Record) (string, error) {
+// portOf returns the port of an attachment on the integration bridge.
+func portOf(rec *attach.Record) (ovsport.Port, error) {
 	var d details
 	if err := json.Unmarshal(rec.Details, &d); err != nil {
-		return "", fmt.Errorf("attachment %s: its record's details cannot be read: %w", rec.Key(), err)
+		return ovsport.Port{}, fmt.Errorf("attachment %s: its record's details cannot be read: %w", rec.Key(), err)
 	}
 	if d.Port == "" {
-		return "", fmt.Errorf("attachment %s: its record names no logical port", rec.Key())
+		return ovsport.Port{}, fmt.Errorf("attachment %s: its record names no logical port", rec.Key())
 	}
-	return d.Port, nil
+	return ovsport.Port{Device: rec.HostInterface, IfaceID: d.Port, Owner: rec.Key().Owner()}, nil
 }

@@ -18,10 +18,17 @@ import (
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/ovsport"
+	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/node"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
+
+func podRequest(name, netns string) *cni.Request {
+	return &cni.Request{
+		ContainerID: "sandbox-" + name, IfName: "eth0", Netns: netns, Args: cni.Args{PodNamespace: "ns1", PodName: name, PodUID: "uid-" + name},
+	}
+}
 
 // given are addresses by "<namespace>/<pod>/<uid>".
 type given map[string]node.Address
@@ -76,12 +83,12 @@ func TestAttacher(t *testing.T) {
 			return err
 		}))
 		t.Cleanup(links.Close)
-		attachers = append(attachers, node.NewAttacher(node.Config{Addresses: addresses, Links: links, Ports: ports, MTU: 1400, TxOffloadOff: true}))
+		attachers = append(attachers, node.NewAttacher(node.Config{Addresses: addresses, Links: links, Ports: ports, MTU: 1400}))
 	}
 	add := func(a *node.Attacher, name string) (*ovntest.Pod, attach.Record) {
 		pod := ovntest.NewPod(t)
-		req := &cni.Request{ContainerID: "sandbox-" + name, IfName: "eth0", Netns: pod.ProcPath(), Args: cni.Args{PodNamespace: "ns1", PodName: name}}
-		rec, err := a.Plan(t.Context(), req, "uid-"+name)
+		req := podRequest(name, pod.ProcPath())
+		rec, err := a.Plan(t.Context(), req, placement.Decision{}, attach.InUse{})
 		must(t, err)
 		rec.ContainerID, rec.IfName, rec.Netns = req.ContainerID, req.IfName, req.Netns
 		for range 2 { // again with the same record
@@ -99,8 +106,19 @@ func TestAttacher(t *testing.T) {
 	a.Reaches("10.0.1.6")
 	a.Reaches("10.0.1.1")
 	must(t, attachers[0].Check(t.Context(), recA))
-	if _, err := attachers[0].Plan(t.Context(), &cni.Request{Args: cni.Args{PodNamespace: "ns1", PodName: "a"}}, "another"); cni.AsError(err).Code != cni.CodeTryAgainLater {
-		t.Errorf("a pod of another UID: %v", err)
+	for what, c := range map[string]struct {
+		uid   string
+		at    placement.Decision
+		inUse attach.InUse
+	}{
+		"a pod of another UID": {uid: "another"},
+		"another Subnet":       {uid: "uid-a", at: placement.Decision{Part: "other"}},
+		"an address in use":    {uid: "uid-a", inUse: attach.InUse{Claims: map[string]attach.Key{recA.Claims[0]: recB.Key()}}},
+	} {
+		req := &cni.Request{Args: cni.Args{PodNamespace: "ns1", PodName: "a", PodUID: c.uid}}
+		if _, err := attachers[0].Plan(t.Context(), req, c.at, c.inUse); cni.AsError(err) == nil || cni.AsError(err).Code != cni.CodeTryAgainLater {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 	site.Chassis[0].VSCtl("remove", "interface", recA.HostInterface, "external_ids", "iface-id")
 	if attachers[0].Check(t.Context(), recA) == nil {

@@ -98,10 +98,7 @@ type compiler struct {
 
 // Compile makes the plan.
 func Compile(o *Objects) *Plan {
-	c := &compiler{
-		Objects: o, plan: &Plan{Rows: northbound.Rows{}, Waiting: map[string]string{}, Bindings: binding.Subnets{}},
-		vpcs: map[string]*vpc{}, byName: map[string]*subnet{}, byUID: map[string]*subnet{}, ips: map[string]*kubeovn.IP{}, usedKeys: map[int]bool{},
-	}
+	c := newCompiler(o)
 	c.parseVPCs()
 	c.parseSubnets()
 	c.admitSubnets()
@@ -112,6 +109,22 @@ func Compile(o *Objects) *Plan {
 	c.rows()
 	c.statuses()
 	return c.plan
+}
+
+// Bindings returns the Subnets as pods are bound to them.
+func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet) binding.Subnets {
+	c := newCompiler(&Objects{Vpcs: vpcs, Subnets: subnets})
+	c.parseVPCs()
+	c.parseSubnets()
+	c.admitSubnets()
+	return c.plan.Bindings
+}
+
+func newCompiler(o *Objects) *compiler {
+	return &compiler{
+		Objects: o, plan: &Plan{Rows: northbound.Rows{}, Waiting: map[string]string{}, Bindings: binding.Subnets{}},
+		vpcs: map[string]*vpc{}, byName: map[string]*subnet{}, byUID: map[string]*subnet{}, ips: map[string]*kubeovn.IP{}, usedKeys: map[int]bool{},
+	}
 }
 
 func (c *compiler) parseVPCs() {

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/cluster/plan"
+	"weft.dev/weft/internal/vpc/objects"
 )
 
 // fataler is what *testing.T and *rapid.T have in common.
@@ -276,7 +277,7 @@ func TestChurn(t *testing.T) {
 		}
 		w.settle(r)
 		for name, pod := range w.pods {
-			_, has := w.ips[plan.IPName(pod.Namespace, name)]
+			_, has := w.ips[objects.IPName(pod.Namespace, name)]
 			_, waits := w.waiting["ns1/"+name]
 			if has == waits {
 				r.Fatalf("pod %s: has an address %v, waits for one %v", name, has, waits)
@@ -378,7 +379,7 @@ func TestProblems(t *testing.T) {
 // Names of IP objects differ, and are no longer than a name may be.
 func TestIPName(t *testing.T) {
 	long := strings.Repeat("a", 250)
-	if a, b := plan.IPName("ns1", long), plan.IPName("ns2", long); a == b || len(a) > 253 || plan.IPName("ns", "pod") != "pod.ns" {
+	if a, b := objects.IPName("ns1", long), objects.IPName("ns2", long); a == b || len(a) > 253 || objects.IPName("ns", "pod") != "pod.ns" {
 		t.Errorf("%s, %s", a, b)
 	}
 }

@@ -2,8 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -19,21 +17,8 @@ import (
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/northbound"
+	"weft.dev/weft/internal/vpc/objects"
 )
-
-// maxName is the longest name of an object (RFC 1123 subdomain).
-const maxName = 253
-
-// IPName returns the name of the IP object of a pod.
-func IPName(namespace, pod string) string {
-	name := pod + "." + namespace
-	if len(name) <= maxName {
-		return name
-	}
-	sum := sha256.Sum256([]byte(name))
-	digest := hex.EncodeToString(sum[:8])
-	return strings.TrimRight(name[:maxName-len(digest)-1], ".-") + "-" + digest
-}
 
 // pools takes over what objects say is in use: gateways' lanIp, and the IP objects of pods that are there. IP objects of others are
 // deleted, and their addresses are free with the next plan.
@@ -57,7 +42,7 @@ func (c *compiler) pools() {
 			s.macs[ip.Spec.MacAddress] = ip.Name
 		}
 		pod := pods[ip.Spec.PodUID]
-		if pod == nil || ended(pod) || IPName(pod.Namespace, pod.Name) != ip.Name {
+		if pod == nil || ended(pod) || objects.IPName(pod.Namespace, pod.Name) != ip.Name {
 			c.plan.Delete = append(c.plan.Delete, ip)
 			continue
 		}
@@ -88,7 +73,7 @@ func (c *compiler) pods() {
 	var waiting []*corev1.Pod
 	for i := range c.Pods {
 		pod := &c.Pods[i]
-		_, has := c.ips[IPName(pod.Namespace, pod.Name)]
+		_, has := c.ips[objects.IPName(pod.Namespace, pod.Name)]
 		if !has && pod.Spec.NodeName != "" && !pod.Spec.HostNetwork && !ended(pod) && pod.DeletionTimestamp == nil {
 			waiting = append(waiting, pod)
 		}
@@ -130,7 +115,7 @@ func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	if !s.exists || s.object.DeletionTimestamp != nil {
 		return fmt.Errorf("subnet %s is not in effect, or is being deleted", s.value.Name)
 	}
-	name := IPName(pod.Namespace, pod.Name)
+	name := objects.IPName(pod.Namespace, pod.Name)
 	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return ip.Name == name }) {
 		return errors.New("the address of a former pod of this name is not free yet")
 	}
@@ -150,7 +135,7 @@ func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: kubeovn.IPSpec{
 		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
 		Subnet: s.value.Name, SubnetUID: s.value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
-		LogicalPort: northbound.PortName(s.value.Name, addr), Gateway: s.value.Gateway.String(), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
+		LogicalPort: northbound.PortName(s.value.Name, addr), CIDR: s.value.Prefix.String(), Gateway: s.value.Gateway.String(), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
 	}}
 	c.ips[name] = ip
 	c.plan.Create = append(c.plan.Create, ip)

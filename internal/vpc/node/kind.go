@@ -1,0 +1,50 @@
+package node
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/vpc/binding"
+)
+
+// Bridge is OVN's integration bridge. ovn-controller makes it.
+const Bridge = "br-int"
+
+// GenevePort is the UDP port of OVN's tunnels. It is closed to pods of other networks: a packet that is masqueraded comes from a chassis.
+const GenevePort = 6081
+
+// Options say what the Kind works with.
+type Options struct {
+	// Node is the name of this node's Node object.
+	Node string
+	// Database is Open vSwitch's: unix:PATH.
+	Database string
+	// Addresses know what the controller gave pods. Nil: IP objects, which are watched.
+	Addresses Addresses
+}
+
+// Kind returns the network as the agent's wiring knows it.
+func Kind(options Options) network.Kind {
+	here := ctrlcache.ByObject{Field: fields.OneTermEqualSelector("spec.nodeName", options.Node)}
+	b := &bindings{}
+	return network.Kind{
+		Name: binding.Network, Present: present, Presence: []client.Object{&kubeovn.Vpc{}},
+		Bind: b.bind, Bindings: []client.Object{&kubeovn.Vpc{}, &kubeovn.Subnet{}},
+		Care: Care(), Scheme: kubeovn.AddToScheme, ClosedPorts: []uint16{GenevePort},
+		Objects: []network.Object{
+			{Kind: &kubeovn.Vpc{}}, {Kind: &kubeovn.Subnet{}}, {Kind: &kubeovn.IP{}, By: here},
+			{Kind: &corev1.Pod{}, Namespaced: true},
+		},
+		New: func(_ context.Context, n *node.Node, deps network.Deps) (network.Network, network.Runner, error) {
+			made := New(n, deps, options)
+			return made, made, nil
+		},
+	}
+}
