@@ -1,4 +1,4 @@
-// Package deploy holds the manifest that users install Weft with. It is rendered from the chart in deploy/chart (make
+// Package deploy holds the manifests that users install Weft with. They are rendered from the chart in deploy/chart (make
 // generate).
 package deploy
 
@@ -14,11 +14,17 @@ import (
 //go:embed weft.yaml
 var manifest []byte
 
+//go:embed weft-vpc.yaml
+var vpcManifest []byte
+
 // Image is the name that the manifest has for Weft's image.
 const Image = "weft.local/weft:dev"
 
 // Objects returns the manifest's objects in the order in which they are applied.
 func Objects() ([]*unstructured.Unstructured, error) { return Parse(manifest) }
+
+// VPCObjects returns the objects of the manifest with VPCs, in the order in which they are applied.
+func VPCObjects() ([]*unstructured.Unstructured, error) { return Parse(vpcManifest) }
 
 // Parse returns the objects of a manifest in their order.
 func Parse(text []byte) ([]*unstructured.Unstructured, error) {

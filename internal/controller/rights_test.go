@@ -15,10 +15,17 @@ import (
 	"weft.dev/weft/deploy"
 	shared "weft.dev/weft/internal/cluster"
 	neutroncluster "weft.dev/weft/internal/neutron/cluster"
+	vpccluster "weft.dev/weft/internal/vpc/cluster"
 )
 
 // The chart gives the controller what its parts use, and nothing more.
 func TestRightsAreWhatPartsUse(t *testing.T) {
+	withVPCs, err := deploy.VPCObjects()
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkRights(t, granted(t, withVPCs), parts(Options{vpcs: &vpccluster.Options{}}))
+
 	base := granted(t, manifestRules(t))
 	checkRights(t, base, parts(Options{}))
 
@@ -81,7 +88,8 @@ func granted(t *testing.T, objects []*unstructured.Unstructured) map[string][]st
 	t.Helper()
 	have := map[string][]string{}
 	for _, object := range objects {
-		if object.GetKind() != "ClusterRole" || !strings.HasPrefix(object.GetName(), "weft-controller") {
+		own := object.GetNamespace() == "weft" // the lease and its events are no part's
+		if !strings.HasSuffix(object.GetKind(), "Role") || own || !strings.HasPrefix(object.GetName(), "weft-controller") {
 			continue
 		}
 		var role rbacv1.ClusterRole

@@ -1,4 +1,4 @@
-// Command chart renders Weft's Helm chart into the one manifest that kubectl applies, deploy/weft.yaml.
+// Command chart renders Weft's Helm chart into the manifests that kubectl applies, deploy/weft*.yaml.
 package main
 
 import (
@@ -6,13 +6,14 @@ import (
 	"io"
 	"log"
 	"os"
+	"path/filepath"
 
 	"weft.dev/weft/tools/chart/render"
 )
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: chart CHART MANIFEST")
+		fmt.Fprintln(os.Stderr, "usage: chart CHART DIRECTORY")
 		os.Exit(2)
 	}
 	log.SetOutput(io.Discard) // Helm reports the links to folders, which are meant
@@ -22,10 +23,15 @@ func main() {
 	}
 }
 
-func write(chart, manifest string) error {
-	text, err := render.Manifest(chart)
-	if err != nil {
-		return err
+func write(chart, dir string) error {
+	for _, variant := range render.Variants() {
+		text, err := render.Manifest(chart, variant)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, variant.File), text, 0o644); err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(manifest, text, 0o644)
+	return nil
 }

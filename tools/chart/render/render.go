@@ -4,6 +4,7 @@ package render
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -17,20 +18,39 @@ import (
 // Namespace is where the manifest installs Weft.
 const Namespace = "weft"
 
-const head = `# Weft, as the chart in deploy/chart renders it with its default values: make generate. Do not change it here.
+const head = `# Weft, as the chart in deploy/chart renders it with %s: make generate. Do not change it here.
 # Apply deploy/crds first; docs/install.md says how, and how to name an image of your own.
 `
 
-// order is that of the templates in the manifest: what others need comes first.
-var order = []string{"namespace.yaml", "admission.yaml", "agent-rbac.yaml", "controller-rbac.yaml"} //nolint:gochecknoglobals // a constant table
+// Variant is a manifest in deploy.
+type Variant struct {
+	// File is its name, and With says in words which values it is rendered with.
+	File, With string
+	// Values are over the chart's.
+	Values map[string]any
+}
 
-// Manifest renders the chart in a folder with its default values, namespace and all.
-func Manifest(dir string) ([]byte, error) {
-	files, err := Files(dir, map[string]any{"createNamespace": true})
+// Variants returns the manifests in deploy.
+func Variants() []Variant {
+	enabled := map[string]any{"enabled": true}
+	return []Variant{
+		{File: "weft.yaml", With: "its default values"},
+		{File: "weft-vpc.yaml", With: "vpc.enabled", Values: map[string]any{"vpc": enabled}},
+	}
+}
+
+// order is that of the templates in the manifest: what others need comes first.
+var order = []string{"namespace.yaml", "admission.yaml", "agent-rbac.yaml", "controller-rbac.yaml", "vpc-rbac.yaml"} //nolint:gochecknoglobals // a constant table
+
+// Manifest renders the chart in a folder, namespace and all.
+func Manifest(dir string, variant Variant) ([]byte, error) {
+	values := map[string]any{"createNamespace": true}
+	maps.Copy(values, variant.Values)
+	files, err := Files(dir, values)
 	if err != nil {
 		return nil, err
 	}
-	out := bytes.NewBufferString(head)
+	out := bytes.NewBufferString(fmt.Sprintf(head, variant.With))
 	for _, name := range sorted(files) {
 		for _, document := range documents(files[name]) {
 			fmt.Fprintf(out, "---\n%s\n", document)

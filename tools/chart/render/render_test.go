@@ -13,18 +13,20 @@ const (
 	crdDir   = "../../../deploy/crds"
 )
 
-// The manifest in the tree is what the chart renders.
-func TestManifestIsGenerated(t *testing.T) {
-	want, err := Manifest(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	have, err := os.ReadFile("../../../deploy/weft.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(have, want) {
-		t.Error("deploy/weft.yaml is not what deploy/chart renders: run make generate")
+// The manifests in the tree are what the chart renders.
+func TestManifestsAreGenerated(t *testing.T) {
+	for _, variant := range Variants() {
+		want, err := Manifest(chartDir, variant)
+		if err != nil {
+			t.Fatal(err)
+		}
+		have, err := os.ReadFile(filepath.Join("../../../deploy", variant.File))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(have, want) {
+			t.Errorf("deploy/%s is not what deploy/chart renders: run make generate", variant.File)
+		}
 	}
 }
 
