@@ -36,6 +36,8 @@ type Config struct {
 	Endpoints []string
 	// TLS is for ssl: endpoints.
 	TLS *tls.Config
+	// Locate returns endpoints and TLS before each attempt to connect, in place of Endpoints and TLS. Nil: they stay.
+	Locate func(context.Context) ([]string, *tls.Config, error)
 	// Logger logs when the connection is lost and when it is back. Nil means silence.
 	Logger *slog.Logger
 	// Changed is called when rows may differ from what this engine wrote, and when there is a new connection: the loop should
@@ -76,7 +78,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Engine{config: config, cancel: cancel, dirty: make(chan struct{}, 1), settled: make(chan struct{}, 1)}
 	keeper, err := session.Keep(ctx, session.Config{
-		Database: databaseName, Tables: models(), Endpoints: config.Endpoints, TLS: config.TLS, LeaderOnly: true, Logger: config.Logger,
+		Database: databaseName, Tables: models(), Endpoints: config.Endpoints, TLS: config.TLS, Locate: config.Locate, LeaderOnly: true, Logger: config.Logger,
 		Changed: func(table string) {
 			if table != globalTable {
 				e.signal()

@@ -62,7 +62,7 @@ func Database(ctx context.Context, o Options) (Daemon, error) {
 	if answers(ctx, o.socket()) == nil {
 		return Daemon{}, fmt.Errorf("%s: %w", o.socket(), ErrOther)
 	}
-	if err := prepare(ctx, o); err != nil {
+	if _, err := Prepare(ctx, o); err != nil {
 		return Daemon{}, err
 	}
 	return o.daemon("ovsdb-server", o.Database, "--remote=punix:"+o.socket())
@@ -73,7 +73,7 @@ func Database(ctx context.Context, o Options) (Daemon, error) {
 func damage(ctx context.Context, o Options) (why, err error) {
 	data, err := os.ReadFile(o.Database)
 	if err != nil {
-		return nil, fmt.Errorf("the switch's database: %w", err)
+		return nil, fmt.Errorf("database: %w", err)
 	}
 	if len(data) == 0 {
 		return errors.New("it is empty"), nil
@@ -99,19 +99,20 @@ func setAside(o Options, why error) error {
 		aside = fmt.Sprintf("%s.damaged.%d", o.Database, n)
 	}
 	if err := os.Rename(o.Database, aside); err != nil {
-		return fmt.Errorf("the switch's database is damaged (%w), and cannot be set aside: %w", why, err)
+		return fmt.Errorf("the database %s is damaged (%w), and cannot be set aside: %w", o.Database, why, err)
 	}
 	if o.Tell != nil {
-		o.Tell(fmt.Sprintf("the switch's database %s was damaged and is set aside as %s; a new one is made, and the agent programs the pods' ports again: %v",
+		o.Tell(fmt.Sprintf("the database %s was damaged and is set aside as %s; a new one is made, and Weft programs its contents again: %v",
 			o.Database, aside, why))
 	}
 	return nil
 }
 
-// prepare makes the database when it is missing or damaged, atomically, and converts it when it has another schema.
-func prepare(ctx context.Context, o Options) error {
+// Prepare makes a database of OVSDB when it is missing or damaged, atomically, and converts it when it has another schema. fresh says that it
+// was made.
+func Prepare(ctx context.Context, o Options) (fresh bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(o.Database), 0o755); err != nil {
-		return fmt.Errorf("the switch's database: %w", err)
+		return false, fmt.Errorf("database: %w", err)
 	}
 	if _, err := os.Stat(o.Database); err == nil {
 		why, err := damage(ctx, o)
@@ -119,30 +120,34 @@ func prepare(ctx context.Context, o Options) error {
 			err = setAside(o, why)
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
 	if _, err := os.Stat(o.Database); errors.Is(err, os.ErrNotExist) {
-		fresh := o.Database + ".new"
-		if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("the switch's database: %w", err)
-		}
-		if _, err := run(ctx, "ovsdb-tool", "create", fresh, o.Schema); err != nil {
-			return err
-		}
-		if err := os.Rename(fresh, o.Database); err != nil {
-			return fmt.Errorf("the switch's database: %w", err)
-		}
-		return nil
+		return true, create(ctx, o)
 	} else if err != nil {
-		return fmt.Errorf("the switch's database: %w", err)
+		return false, fmt.Errorf("database: %w", err)
 	}
 	needs, err := run(ctx, "ovsdb-tool", "needs-conversion", o.Database, o.Schema)
 	if err != nil || needs != "yes" {
-		return err
+		return false, err
 	}
 	_, err = run(ctx, "ovsdb-tool", "convert", o.Database, o.Schema)
-	return err
+	return false, err
+}
+
+func create(ctx context.Context, o Options) error {
+	fresh := o.Database + ".new"
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("database: %w", err)
+	}
+	if _, err := run(ctx, "ovsdb-tool", "create", fresh, o.Schema); err != nil {
+		return err
+	}
+	if err := os.Rename(fresh, o.Database); err != nil {
+		return fmt.Errorf("database: %w", err)
+	}
+	return nil
 }
 
 // Switch waits for the database, tells it whose it is, and returns the switch's daemon.
@@ -181,7 +186,7 @@ func (o Options) daemon(name string, args ...string) (Daemon, error) {
 func answers(ctx context.Context, socket string) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return fmt.Errorf("the switch's database: %w", err)
+		return fmt.Errorf("database: %w", err)
 	}
 	return conn.Close()
 }

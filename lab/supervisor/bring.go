@@ -287,7 +287,7 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 		if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", crds); err != nil {
 			return err
 		}
-		if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=120s", "-f", crds); err != nil {
+		if _, err := s.kubectl(ctx, "", "wait", "--recursive=false", "--for=condition=Established", "--timeout=120s", "-f", crds); err != nil {
 			return err
 		}
 		if s.lab.VPC {

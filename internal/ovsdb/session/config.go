@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
@@ -31,6 +32,8 @@ type Config struct {
 	Endpoints []string
 	// TLS is for ssl: endpoints.
 	TLS *tls.Config
+	// Locate returns endpoints and TLS before each attempt, in place of Endpoints and TLS, for servers that move. Nil: they stay.
+	Locate func(context.Context) ([]string, *tls.Config, error)
 	// LeaderOnly accepts only the leader of a clustered database.
 	LeaderOnly bool
 	// ProbeInterval is the time between probes of an idle connection and the time limit of an answer. 0 means
@@ -71,7 +74,7 @@ func (c Config) validate() error {
 	if c.Database == "" || len(c.Tables) == 0 {
 		return fmt.Errorf("%w: a database and at least one table are needed", ErrInvalid)
 	}
-	if len(c.Endpoints) == 0 {
+	if c.Locate == nil && len(c.Endpoints) == 0 {
 		return fmt.Errorf("%w: no endpoint for database %s", ErrInvalid, c.Database)
 	}
 	for _, endpoint := range c.Endpoints {

@@ -141,9 +141,10 @@ func (k *Keeper) redial(ctx context.Context) *Session {
 	pause := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
 	for {
-		var errs []error
-		for _, endpoint := range k.config.Endpoints {
-			s, err := k.open(ctx, endpoint)
+		config, err := k.config.located(ctx)
+		errs := []error{err}
+		for _, endpoint := range config.Endpoints {
+			s, err := config.open(ctx, endpoint)
 			if err == nil {
 				k.set(s, nil)
 				return s
@@ -157,18 +158,39 @@ func (k *Keeper) redial(ctx context.Context) *Session {
 	}
 }
 
+// located returns the configuration with the endpoints as they are now.
+func (c Config) located(ctx context.Context) (Config, error) {
+	if c.Locate == nil {
+		return c, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	var err error
+	if c.Endpoints, c.TLS, err = c.Locate(ctx); err != nil {
+		c.Endpoints = nil
+		return c, fmt.Errorf("find database %s: %w", c.Database, err)
+	}
+	for _, endpoint := range c.Endpoints {
+		if err := c.validEndpoint(endpoint); err != nil {
+			c.Endpoints = nil
+			return c, err
+		}
+	}
+	return c, nil
+}
+
 // open returns a session whose copy is complete.
-func (k *Keeper) open(ctx context.Context, endpoint string) (*Session, error) {
+func (c Config) open(ctx context.Context, endpoint string) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	var leader *Session
-	if k.config.LeaderOnly {
+	if c.LeaderOnly {
 		var err error
-		if leader, err = watchLeader(ctx, k.config, endpoint); err != nil {
+		if leader, err = watchLeader(ctx, c, endpoint); err != nil {
 			return nil, err
 		}
 	}
-	s, err := dial(ctx, k.config, endpoint)
+	s, err := dial(ctx, c, endpoint)
 	if err != nil {
 		if leader != nil {
 			leader.close()

@@ -1,0 +1,246 @@
+package ovnd
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"weft.dev/weft/internal/vswitch"
+)
+
+// Defaults of Options.
+const (
+	// DefaultRunDir has the sockets of the databases and of northd, which the containers of a pod share.
+	DefaultRunDir = "/run/ovn"
+	// DefaultStateDir has the databases and their keys, on the host.
+	DefaultStateDir = "/var/lib/ovn"
+	// DefaultSchemaDir has OVN's schemas.
+	DefaultSchemaDir = "/usr/share/ovn"
+	// DefaultNodeDir has a node's keys.
+	DefaultNodeDir = "/var/lib/weft/ovn"
+)
+
+// The usual ports of the databases.
+const (
+	NorthboundPort = 6641
+	SouthboundPort = 6642
+)
+
+// A Database is one of OVN's two.
+type Database string
+
+// The databases, as OVN's schemas name them.
+const (
+	NorthboundDB Database = "nb"
+	SouthboundDB Database = "sb"
+)
+
+// Options say where things are. Zero values are the defaults.
+type Options struct {
+	// RunDir, StateDir and SchemaDir are those of the databases.
+	RunDir, StateDir, SchemaDir string
+	// Address is the node's, where the databases are served.
+	Address netip.Addr
+	// NorthboundPort and SouthboundPort are the databases'. 0: the usual ones.
+	NorthboundPort, SouthboundPort uint16
+	// NodeDir has the keys of a node's ovn-controller, OVSRunDir the sockets of its Open vSwitch, and Node is the node's name.
+	NodeDir, OVSRunDir, Node string
+	// Report is called when a database was set aside. Nil: nothing is.
+	Report func(message string)
+}
+
+func (o Options) withDefaults() Options {
+	for value, fallback := range map[*string]string{
+		&o.RunDir: DefaultRunDir, &o.StateDir: DefaultStateDir, &o.SchemaDir: DefaultSchemaDir, &o.NodeDir: DefaultNodeDir,
+		&o.OVSRunDir: vswitch.DefaultRunDir,
+	} {
+		if *value == "" {
+			*value = fallback
+		}
+	}
+	o.NorthboundPort, o.SouthboundPort = cmp.Or(o.NorthboundPort, NorthboundPort), cmp.Or(o.SouthboundPort, SouthboundPort)
+	return o
+}
+
+func (o Options) run(name string) string { return filepath.Join(o.RunDir, name) }
+
+func (o Options) socket(db Database) string { return o.run(string(db) + ".sock") }
+
+func (o Options) control(db Database) string { return o.run(string(db) + ".ctl") }
+
+// clients is the file of the certificates that a database's server trusts.
+func (o Options) clients(db Database) string { return o.run(string(db) + "-clients.pem") }
+
+func (o Options) file(db Database) string { return filepath.Join(o.StateDir, "ovn"+string(db)+".db") }
+
+var errAddress = errors.New("no address: pass the node's, where the databases are served")
+
+// Prepare makes the databases' keys, and lists of trusted certificates that have nothing but their own.
+func Prepare(o Options, now time.Time) error {
+	o = o.withDefaults()
+	keys, err := KeysIn(o.StateDir, serverName, now)
+	if err != nil {
+		return err
+	}
+	return errors.Join(replace(o.clients(NorthboundDB), keys.Certificate, 0o644), replace(o.clients(SouthboundDB), keys.Certificate, 0o644))
+}
+
+// Serve prepares a database and returns its server. The northbound one is served to controllers; the southbound one to nodes once the gate is
+// open.
+func Serve(ctx context.Context, db Database, o Options) (vswitch.Daemon, error) {
+	o = o.withDefaults()
+	if !o.Address.IsValid() {
+		return vswitch.Daemon{}, errAddress
+	}
+	fresh, err := vswitch.Prepare(ctx, vswitch.Options{
+		Database: o.file(db), Schema: filepath.Join(o.SchemaDir, "ovn-"+string(db)+".ovsschema"), Tell: o.Report,
+	})
+	if err != nil {
+		return vswitch.Daemon{}, err
+	}
+	args := []string{
+		o.file(db), "--remote=punix:" + o.socket(db), "--unixctl=" + o.control(db),
+		"--private-key=" + filepath.Join(o.StateDir, KeyFile), "--certificate=" + filepath.Join(o.StateDir, CertificateFile),
+		"--ca-cert=" + o.clients(db),
+	}
+	if db == NorthboundDB {
+		args = append(args, fmt.Sprintf("--remote=pssl:%d:%s", o.NorthboundPort, o.Address))
+		if fresh {
+			// northd removes from the southbound database what a new northbound one does not have.
+			if err := o.closeGate(ctx); err != nil {
+				return vswitch.Daemon{}, err
+			}
+		}
+	}
+	return o.daemon("ovsdb-server", args...)
+}
+
+// Northd waits for both databases and returns northd.
+func Northd(ctx context.Context, o Options) (vswitch.Daemon, error) {
+	o = o.withDefaults()
+	for _, db := range []Database{NorthboundDB, SouthboundDB} {
+		if err := await(ctx, func() error { return answers(ctx, o.socket(db)) }); err != nil {
+			return vswitch.Daemon{}, err
+		}
+	}
+	return o.daemon("ovn-northd", "--ovnnb-db=unix:"+o.socket(NorthboundDB), "--ovnsb-db=unix:"+o.socket(SouthboundDB), "--unixctl="+o.run("northd.ctl"))
+}
+
+var errNode = errors.New("no node name: pass the name of this node's Node object")
+
+// Controller waits for the node's keys and switch, and returns ovn-controller.
+func Controller(ctx context.Context, o Options) (vswitch.Daemon, error) {
+	o = o.withDefaults()
+	if o.Node == "" {
+		return vswitch.Daemon{}, errNode
+	}
+	at := func(name string) string { return filepath.Join(o.NodeDir, name) }
+	for _, name := range []string{KeyFile, CertificateFile, ServerFile} {
+		err := await(ctx, func() error {
+			_, err := os.Stat(at(name))
+			return err //nolint:wrapcheck // it names the file
+		})
+		if err != nil {
+			return vswitch.Daemon{}, err
+		}
+	}
+	socket := filepath.Join(o.OVSRunDir, "db.sock")
+	if err := await(ctx, func() error { return answers(ctx, socket) }); err != nil {
+		return vswitch.Daemon{}, err
+	}
+	return o.daemon("ovn-controller", "-n", o.Node, "unix:"+socket, "--pidfile="+o.run("ovn-controller.pid"),
+		"--private-key="+at(KeyFile), "--certificate="+at(CertificateFile), "--ca-cert="+at(ServerFile))
+}
+
+// daemon returns a daemon that logs to its standard error only.
+func (o Options) daemon(name string, args ...string) (vswitch.Daemon, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return vswitch.Daemon{}, fmt.Errorf("find OVN: %w (apt-get install ovn-central ovn-host)", err)
+	}
+	argv := append([]string{path}, args...)
+	return vswitch.Daemon{
+		Argv: append(argv, "-vconsole:info", "-vsyslog:off", "-vfile:off"),
+		Env:  []string{"PATH=" + filepath.Dir(path), "OVS_RUNDIR=" + o.OVSRunDir, "OVN_RUNDIR=" + o.RunDir, "OVN_DBDIR=" + o.StateDir},
+	}, nil
+}
+
+// nodesRemote is the remote by which the southbound database is served to nodes: as its own table Connection says, with the role of
+// ovn-controller.
+const nodesRemote = "db:OVN_Southbound,SB_Global,connections"
+
+// closeGate takes the southbound database away from the nodes. A server that does not run serves none.
+func (o Options) closeGate(ctx context.Context) error {
+	if answers(ctx, o.control(SouthboundDB)) != nil {
+		return nil
+	}
+	remotes, err := o.appctl(ctx, "ovsdb-server/list-remotes")
+	if err != nil || !strings.Contains(remotes, nodesRemote) {
+		return err
+	}
+	_, err = o.appctl(ctx, "ovsdb-server/remove-remote", nodesRemote)
+	return err
+}
+
+// openGate serves the southbound database to the nodes.
+func (o Options) openGate(ctx context.Context) error {
+	remotes, err := o.appctl(ctx, "ovsdb-server/list-remotes")
+	if err != nil || strings.Contains(remotes, nodesRemote) {
+		return err
+	}
+	_, err = o.appctl(ctx, "ovsdb-server/add-remote", nodesRemote)
+	return err
+}
+
+func (o Options) appctl(ctx context.Context, args ...string) (string, error) {
+	return run(ctx, append([]string{"ovs-appctl", "--timeout=10", "-t", o.control(SouthboundDB)}, args...)...)
+}
+
+func run(ctx context.Context, argv ...string) (string, error) {
+	var out, complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the programs of OVN and Open vSwitch
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(complaint.String()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+func answers(ctx context.Context, socket string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("OVN: %w", err)
+	}
+	return conn.Close()
+}
+
+// await repeats an attempt until it succeeds.
+func await(ctx context.Context, attempt func() error) error {
+	retry := time.NewTicker(100 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		err := attempt()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-retry.C:
+		}
+	}
+}
+
+// endpoint is where a database is served on a node.
+func endpoint(address netip.Addr, port uint16) string {
+	return "ssl:" + netip.AddrPortFrom(address, port).String()
+}

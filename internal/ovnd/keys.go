@@ -1,0 +1,171 @@
+package ovnd
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Names of the files in a folder of keys.
+const (
+	KeyFile         = "key.pem"
+	CertificateFile = "cert.pem"
+	// ServerFile is the certificate of the databases, on a node.
+	ServerFile = "server.pem"
+)
+
+// serverName is the common name and DNS name of the databases' certificate.
+const serverName = "weft-ovn"
+
+// Certificates are valid for ten years, and replaced when half of that has gone.
+const (
+	validity = 10 * 365 * 24 * time.Hour
+	renewal  = validity / 2
+)
+
+// Keys are a private key and its self-signed certificate.
+type Keys struct {
+	// Certificate and Key are PEM.
+	Certificate, Key []byte
+}
+
+// NewKeys returns new keys. The certificate is valid for a client and for a server of the name, and cannot sign others.
+func NewKeys(name string, now time.Time) (Keys, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Keys{}, fmt.Errorf("make a key for %s: %w", name, err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return Keys{}, fmt.Errorf("make a certificate for %s: %w", name, err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity), // clocks of nodes differ
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return Keys{}, fmt.Errorf("make a certificate for %s: %w", name, err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return Keys{}, fmt.Errorf("encode the key of %s: %w", name, err)
+	}
+	return Keys{
+		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}, nil
+}
+
+// KeysIn returns the keys in a folder. Keys that are missing, unreadable, of another name or old are replaced.
+func KeysIn(dir, name string, now time.Time) (Keys, error) {
+	certificate, err := os.ReadFile(filepath.Join(dir, CertificateFile))
+	key, keyErr := os.ReadFile(filepath.Join(dir, KeyFile))
+	if err := errors.Join(err, keyErr); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Keys{}, fmt.Errorf("keys for OVN: %w", err)
+	}
+	keys := Keys{Certificate: certificate, Key: key}
+	if keys.serve(name, now) {
+		return keys, nil
+	}
+	if keys, err = NewKeys(name, now); err != nil {
+		return Keys{}, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return Keys{}, fmt.Errorf("keys for OVN: %w", err)
+	}
+	// A crash between the two leaves a certificate of another key, which the next start replaces.
+	if err := errors.Join(
+		replace(filepath.Join(dir, KeyFile), keys.Key, 0o600),
+		replace(filepath.Join(dir, CertificateFile), keys.Certificate, 0o644)); err != nil {
+		return Keys{}, err
+	}
+	return keys, nil
+}
+
+// serve reports whether the keys belong together, are the name's and are not old.
+func (k Keys) serve(name string, now time.Time) bool {
+	pair, err := tls.X509KeyPair(k.Certificate, k.Key)
+	if err != nil {
+		return false
+	}
+	certificate, err := x509.ParseCertificate(pair.Certificate[0])
+	return err == nil && certificate.Subject.CommonName == name && now.Add(renewal).Before(certificate.NotAfter) && now.After(certificate.NotBefore)
+}
+
+// Errors of certificates that are shown.
+var (
+	errCertificate = errors.New("not one certificate in PEM")
+	errAuthority   = errors.New("the certificate is an authority's")
+	errName        = errors.New("the certificate is another's")
+)
+
+// checkShown checks a certificate that a client shows: the name is that of its only object, and it cannot sign others.
+func checkShown(text []byte, name string) error {
+	block, rest := pem.Decode(text)
+	if block == nil || block.Type != "CERTIFICATE" || len(rest) != 0 {
+		return fmt.Errorf("certificate of %s: %w", name, errCertificate)
+	}
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("certificate of %s: %w", name, err)
+	}
+	if certificate.IsCA || !certificate.BasicConstraintsValid {
+		return fmt.Errorf("certificate of %s: %w", name, errAuthority)
+	}
+	if certificate.Subject.CommonName != name {
+		return fmt.Errorf("certificate of %s: %w: its common name is %.64q", name, errName, certificate.Subject.CommonName)
+	}
+	return nil
+}
+
+// clientTLS returns how a client with the keys reaches the databases that show the certificate.
+func clientTLS(keys Keys, server []byte) (*tls.Config, error) {
+	pair, err := tls.X509KeyPair(keys.Certificate, keys.Key)
+	if err != nil {
+		return nil, fmt.Errorf("keys for OVN: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(server) {
+		return nil, fmt.Errorf("certificate of OVN's databases: %w", errCertificate)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS12}, nil
+}
+
+// replace writes a file in one step.
+func replace(path string, data []byte, mode os.FileMode) error {
+	fresh, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = fresh.Write(data)
+	if err := errors.Join(err, fresh.Chmod(mode), fresh.Sync(), fresh.Close()); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(fresh.Name()))
+	}
+	if err := os.Rename(fresh.Name(), path); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(fresh.Name()))
+	}
+	return nil
+}
+
+// replaceIfChanged writes a file in one step, unless it has the data.
+func replaceIfChanged(path string, data []byte) error {
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
+		return nil
+	}
+	return replace(path, data, 0o644)
+}

@@ -1,0 +1,359 @@
+//go:build real
+
+package ovnd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
+
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/deploy/crds"
+	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/ovsdb/session"
+	"weft.dev/weft/internal/vswitch"
+)
+
+var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
+		server = s
+		all, err := crds.All()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), all)
+	}))
+}
+
+const namespace = "ovnd"
+
+// stage is OVN's central part as the pod weft-ovn-0 runs it, with an API server.
+type stage struct {
+	t       *testing.T
+	options Options
+	config  *rest.Config
+	api     kubernetes.Interface
+	objects client.Client
+	procs   map[string]*exec.Cmd
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "wtovnd") // not t.TempDir: a unix socket's path has room for 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{t: t, config: server.Config(), procs: map[string]*exec.Cmd{}, options: Options{
+		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Address: netip.MustParseAddr("127.0.0.1"),
+		NorthboundPort: freePort(t), SouthboundPort: freePort(t),
+	}}
+	t.Cleanup(func() {
+		for name := range s.procs {
+			s.stop(name)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	if err := os.MkdirAll(s.options.RunDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if s.api, err = kubernetes.NewForConfig(s.config); err != nil {
+		t.Fatal(err)
+	}
+	if s.objects, err = client.New(s.config, client.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := weftv1.AddToScheme(s.objects.Scheme()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{ConfigMap, ClientsConfigMap} {
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := s.api.CoreV1().ConfigMaps(namespace).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Prepare(s.options, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return netip.MustParseAddrPort(l.Addr().String()).Port()
+}
+
+// start becomes one of the daemons, as a container does.
+func (s *stage) start(name string, daemon vswitch.Daemon, err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(daemon.Argv[0], daemon.Argv[1:]...)
+	cmd.Env = daemon.Env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.procs[name] = cmd
+}
+
+func (s *stage) serve(db Database) {
+	s.t.Helper()
+	daemon, err := Serve(s.t.Context(), db, s.options)
+	s.start(string(db), daemon, err)
+	eventually(s.t, "the database is served", func() error { return answers(s.t.Context(), s.options.socket(db)) })
+}
+
+// stop kills a program, which has no chance to tidy up.
+func (s *stage) stop(name string) {
+	if cmd := s.procs[name]; cmd != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		delete(s.procs, name)
+	}
+}
+
+func (s *stage) published(key string) string {
+	s.t.Helper()
+	m, err := s.api.CoreV1().ConfigMaps(namespace).Get(s.t.Context(), ConfigMap, metav1.GetOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return m.Data[key]
+}
+
+// show creates the NodeNetwork of a node with a certificate.
+func (s *stage) show(node string, certificate []byte) {
+	s.t.Helper()
+	object := &weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	if err := s.objects.Create(s.t.Context(), object); err != nil {
+		s.t.Fatal(err)
+	}
+	object.Status.Networks = []weftv1.NodeNetworkSection{{Name: weftv1.NetworkVPC, VPC: &weftv1.VPCNode{Chassis: node, Certificate: string(certificate)}}}
+	if err := s.objects.Status().Update(s.t.Context(), object); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// southbound runs ovn-sbctl as a node does, with keys.
+func (s *stage) southbound(keys Keys, args ...string) (string, error) {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	for name, text := range map[string][]byte{KeyFile: keys.Key, CertificateFile: keys.Certificate, ServerFile: []byte(s.published(certificateKey))} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	at := func(name string) string { return filepath.Join(dir, name) }
+	return run(s.t.Context(), append([]string{
+		"ovn-sbctl", "--db=" + endpoint(s.options.Address, s.options.SouthboundPort), "--no-leader-only", "--timeout=3",
+		"--private-key=" + at(KeyFile), "--certificate=" + at(CertificateFile), "--ca-cert=" + at(ServerFile),
+	}, args...)...)
+}
+
+func eventually(t *testing.T, what string, attempt func() error) {
+	t.Helper()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for end := time.Now().Add(time.Minute); ; <-ticker.C {
+		err := attempt()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not in time: %s: %v", what, err)
+		}
+	}
+}
+
+var errNotYet = errors.New("not yet")
+
+// closed fails unless nobody can connect to the southbound database's port.
+func (s *stage) closed() error {
+	conn, err := net.Dial("tcp4", netip.AddrPortFrom(s.options.Address, s.options.SouthboundPort).String())
+	if err != nil {
+		return nil
+	}
+	_ = conn.Close()
+	return errors.New("the southbound database is served")
+}
+
+// complete marks the northbound database as the controller does, over TLS.
+func (s *stage) complete(keeper *session.Keeper, term string) {
+	s.t.Helper()
+	eventually(s.t, "the controller marks the northbound database", func() error {
+		ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Second)
+		defer cancel()
+		return keeper.Do(ctx, func(db *session.Session) error {
+			var where []ovsdb.Condition
+			for uuid := range session.Rows[globalRow](db, "NB_Global") {
+				where = append(where, ovsdb.Condition{Column: "_uuid", Function: ovsdb.ConditionEqual, Value: ovsdb.UUID{GoUUID: uuid}})
+			}
+			if len(where) == 0 {
+				return errNotYet // northd makes the row
+			}
+			ops := []ovsdb.Operation{{
+				Op: ovsdb.OperationMutate, Table: "NB_Global", Where: where,
+				Mutations: []ovsdb.Mutation{{Column: "external_ids", Mutator: ovsdb.MutateOperationInsert, Value: ovsdb.OvsMap{GoMap: map[any]any{CompleteKey: term}}}},
+			}}
+			results, err := db.Transact(ctx, ops...)
+			if err == nil {
+				err = session.Check(ops, results)
+			}
+			return err
+		})
+	})
+}
+
+// TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections there are, the role what nodes may
+// write, and the gate is open only while the databases are complete.
+func TestCentral(t *testing.T) {
+	s := newStage(t)
+	s.serve(NorthboundDB)
+	s.serve(SouthboundDB)
+	daemon, err := Northd(t.Context(), s.options)
+	s.start("northd", daemon, err)
+
+	var log bytes.Buffer
+	guard, err := NewGuard(GuardOptions{Options: s.options, Config: s.config, Namespace: namespace, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- guard.Run(running) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	}()
+
+	controller, err := NewNorthbound(s.config, namespace, "host-1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	keeper, err := session.Keep(t.Context(), session.Config{
+		Database: "OVN_Northbound", Tables: map[string]model.Model{"NB_Global": &globalRow{}}, Locate: controller.Locate, LeaderOnly: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keeper.Close()
+	eventually(t, "the controller reaches the northbound database", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		return keeper.Do(ctx, func(*session.Session) error { return nil })
+	})
+	if at := s.published(southboundKey); at != "" || s.closed() != nil {
+		t.Fatalf("the southbound database is served before it is complete: %q", at)
+	}
+
+	node, err := NewKeys("n1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.show("n1", node.Certificate)
+	other, err := NewKeys("n2", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.show("n3", other.Certificate) // in another's name
+	s.complete(keeper, "1")
+	eventually(t, "the node reaches the southbound database", func() error {
+		_, err := s.southbound(node, "list", "Chassis")
+		return err
+	})
+	if want := endpoint(s.options.Address, s.options.SouthboundPort); s.published(southboundKey) != want {
+		eventually(t, "the address is published", func() error {
+			if have := s.published(southboundKey); have != want {
+				return fmt.Errorf("published %q, want %q", have, want)
+			}
+			return nil
+		})
+	}
+	stranger, err := NewKeys("n1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, keys := range map[string]Keys{
+		"a stranger of a node's name": stranger, "a certificate that a node has signed": forge(t, node, "n2"),
+		"a certificate in another's name": other,
+	} {
+		if out, err := s.southbound(keys, "list", "Chassis"); err == nil {
+			t.Errorf("%s reaches the southbound database: %s", name, out)
+		}
+	}
+	if _, err := s.southbound(node, "--may-exist", "chassis-add", "n1", "geneve", "192.0.2.1"); err != nil {
+		t.Errorf("a node cannot register its own chassis: %v", err)
+	}
+	for name, args := range map[string][]string{
+		"another's chassis": {"chassis-add", "n9", "geneve", "192.0.2.9"},
+		"a logical flow":    {"create", "Logical_Flow", "pipeline=ingress", "table_id=0", "priority=1", "match=1", "actions=drop"},
+		"a connection":      {"del-connection"},
+	} {
+		if out, err := s.southbound(node, args...); err == nil || !strings.Contains(err.Error(), "permission") {
+			t.Errorf("a node writes %s: %s %v", name, out, err)
+		}
+	}
+
+	t.Run("the southbound server restarts", func(t *testing.T) {
+		s.stop(string(SouthboundDB))
+		s.serve(SouthboundDB)
+		eventually(t, "the node reaches the southbound database", func() error {
+			_, err := s.southbound(node, "list", "Chassis")
+			return err
+		})
+	})
+	t.Run("the northbound database is replaced by an empty one", func(t *testing.T) {
+		s.stop(string(NorthboundDB))
+		if err := os.Remove(s.options.file(NorthboundDB)); err != nil {
+			t.Fatal(err)
+		}
+		s.serve(NorthboundDB)
+		if err := s.closed(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the guard sees the new database", func() error { return answers(t.Context(), s.options.socket(NorthboundDB)) })
+		s.complete(keeper, "2")
+		eventually(t, "the node reaches the southbound database", func() error {
+			_, err := s.southbound(node, "list", "Chassis")
+			return err
+		})
+	})
+}
