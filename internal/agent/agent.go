@@ -105,6 +105,8 @@ type Options struct {
 	VPC bool
 	// Networks are the networks that the node may serve beside the overlay. Default: Kinds.
 	Networks []network.Kind
+	// Neutron lets the node serve pods on Neutron networks. Default: it does not, and does not watch their objects.
+	Neutron bool
 	// Log is where the agent logs. Default: nowhere.
 	Log *slog.Logger
 	// Traces makes the spans of the runtime's requests. Default: none are made.

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 
 	"weft.dev/weft/internal/network"
+	neutron "weft.dev/weft/internal/neutron/node"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
@@ -17,6 +18,9 @@ func Kinds(opts *Options) []network.Kind {
 	var kinds []network.Kind
 	if opts.VPC {
 		kinds = append(kinds, vpcnode.Kind(vpcnode.Options{Node: opts.Node, Database: "unix:" + filepath.Join(opts.OVSRunDir, "db.sock")}))
+	}
+	if opts.Neutron {
+		kinds = append(kinds, neutron.Kind(opts.Node))
 	}
 	return kinds
 }

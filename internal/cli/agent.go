@@ -78,6 +78,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.IntVar(&opts.SparePorts, "spare-ports", agent.DefaultSparePorts, "how many ports of the switch stand ready for pods, whose interfaces are then of type macvlan; 0: none, and pods get veth interfaces")
 	flags.StringVar(&opts.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "the name servers that resolve names in EgressNetworkPolicies; read again whenever they are asked")
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
+	flags.BoolVar(&opts.Neutron, "neutron", false, "serve pods on Neutron networks (Networks of stackube.kubernetes.io); needs br-int and its program on the node, and the controller's --neutron-config")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
 	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
 	flags.Float64Var(&sampling, "trace-sampling", 0, "part of the runtime's requests that are traced, 0 to 1; traces go by OTLP over HTTP to $OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -32,7 +32,7 @@ func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error
 	names := slices.SortedFunc(maps.Keys(claims), func(a, b string) int {
 		return cmp.Or(cmp.Compare(claims[a].Since, claims[b].Since), cmp.Compare(a, b))
 	})
-	j := judge{own: own, identities: map[any]string{}}
+	j := judge{own: own}
 	for i, network := range []netip.Prefix{own.Network, own.Network6} {
 		v4 := i == 0
 		j.families[i] = newTaken()
@@ -45,7 +45,7 @@ func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error
 		f := own.Lease.family(v4)
 		if f.subnet.IsValid() {
 			j.families[i].lengths[f.subnet.Bits()] = struct{}{}
-			j.add(i, f, "this node")
+			j.families[i].add(f, "this node")
 		}
 		j.networks[i] = network
 	}
@@ -63,17 +63,9 @@ func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error
 }
 
 type judge struct {
-	own        Own
-	networks   [2]netip.Prefix
-	families   [2]taken
-	identities map[any]string
-}
-
-func (j *judge) add(i int, f family, name string) {
-	j.families[i].add(f, name)
-	if identity := identity(f.data, i); identity != nil {
-		j.identities[identity] = name
-	}
+	own      Own
+	networks [2]netip.Prefix
+	families [2]taken
 }
 
 func (j *judge) claim(name string, l Lease) (Lease, error) {
@@ -83,17 +75,17 @@ func (j *judge) claim(name string, l Lease) (Lease, error) {
 		if !f.subnet.IsValid() {
 			continue
 		}
-		if err := j.family(name, i, f); err != nil {
+		if err := j.family(i, f); err != nil {
 			errs = append(errs, err)
 			l.setFamily(v4, family{})
 			continue
 		}
-		j.add(i, f, name)
+		j.families[i].add(f, name)
 	}
 	return l, errors.Join(errs...)
 }
 
-func (j *judge) family(name string, i int, f family) error {
+func (j *judge) family(i int, f family) error {
 	network, t := j.networks[i], &j.families[i]
 	own := j.own.Lease.family(i == 0)
 	switch {
@@ -107,8 +99,8 @@ func (j *judge) family(name string, i int, f family) error {
 	if holder, conflict := t.overlaps(f.subnet); conflict {
 		return fmt.Errorf("subnet %s overlaps that of %s", f.subnet, holder)
 	}
-	if identity := identity(f.data, i); identity != nil {
-		if holder, ok := j.identities[identity]; ok && holder != name {
+	if identity := identity(f.data); identity != nil {
+		if holder, ok := t.identities[identity]; ok {
 			return fmt.Errorf("%s of subnet %s is that of %s", describe(f.data), f.subnet, holder)
 		}
 	}
@@ -117,13 +109,14 @@ func (j *judge) family(name string, i int, f family) error {
 
 // taken is what the claims admitted so far hold in one family.
 type taken struct {
-	lengths map[int]struct{} // the prefix lengths of all claims
-	subnets map[netip.Prefix]string
-	covers  map[netip.Prefix]string // shorter prefixes that hold a subnet
+	lengths    map[int]struct{} // the prefix lengths of all claims
+	subnets    map[netip.Prefix]string
+	covers     map[netip.Prefix]string // shorter prefixes that hold a subnet
+	identities map[any]string
 }
 
 func newTaken() taken {
-	return taken{map[int]struct{}{}, map[netip.Prefix]string{}, map[netip.Prefix]string{}}
+	return taken{map[int]struct{}{}, map[netip.Prefix]string{}, map[netip.Prefix]string{}, map[any]string{}}
 }
 
 func (t *taken) add(f family, name string) {
@@ -132,6 +125,9 @@ func (t *taken) add(f family, name string) {
 		if length < f.subnet.Bits() {
 			t.covers[netip.PrefixFrom(f.subnet.Addr(), length).Masked()] = name
 		}
+	}
+	if identity := identity(f.data); identity != nil {
+		t.identities[identity] = name
 	}
 }
 
@@ -149,18 +145,11 @@ func (t *taken) overlaps(subnet netip.Prefix) (string, bool) {
 	return "", false
 }
 
-// vtep is the MAC address of the VXLAN device of a family.
-type vtep struct {
-	family int
-	mac    MAC
-}
-
-// identity is what tells nodes apart on the tunnel; nil where the backend has none. One WireGuard device may serve both families,
-// so a public key counts for both.
-func identity(d Data, family int) any {
+// identity is what tells nodes apart on the tunnel; nil where the backend has none.
+func identity(d Data) any {
 	switch d := d.(type) {
 	case VXLAN:
-		return vtep{family, d.MAC}
+		return d.MAC
 	case WireGuard:
 		return d.PublicKey
 	}

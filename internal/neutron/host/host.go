@@ -1,0 +1,192 @@
+// Package host compiles what a node has beside flows for Neutron networks: br-n, its patch ports to br-int, the host's interface,
+// routes, and nftables rules. It opens no socket.
+package host
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+const (
+	// Device is the host's interface on br-n.
+	Device = "weft-n0"
+	// IntegrationBridge is the bridge that OVN, or Neutron's agent, programs.
+	IntegrationBridge = "br-int"
+	// PodGroup is the device group of pods' host veths. A userspace datapath reads a veth by a packet socket, and the kernel receives
+	// each frame as well: frames of this group are dropped before the kernel processes them.
+	PodGroup uint32 = 77
+
+	table      = "weft-neutron"
+	uuidDigits = 12
+	patchNear  = "wn" // on br-n
+	patchFar   = "wi" // on br-int
+)
+
+// Slots number the ports of a node. All numbers that a port needs follow from its slot.
+const (
+	// FirstZone is the first conntrack zone; OVN gives zones from 1 on, and the overlay has its own.
+	FirstZone = 57344
+	// Slots is how many ports a node can have: zones end at 65279.
+	Slots = 65279 - FirstZone + 1
+
+	firstPort = 10
+)
+
+// Slot is the number of a port on this node, from 0.
+type Slot int
+
+// Valid reports whether there is such a slot.
+func (s Slot) Valid() bool { return s >= 0 && s < Slots }
+
+// Zone returns the conntrack zone.
+func (s Slot) Zone() uint16 { return uint16(FirstZone + int(s)) } //nolint:gosec // Valid
+
+// Patch returns the OpenFlow port of the patch port on br-n.
+func (s Slot) Patch() uint32 { return uint32(firstPort + 2*int(s)) } //nolint:gosec // Valid
+
+// Pod returns the OpenFlow port of the pod's veth.
+func (s Slot) Pod() uint32 { return s.Patch() + 1 }
+
+// SlotOf returns the slot of a patch port on br-n, by its name and OpenFlow port. Another port has none.
+func SlotOf(row ovsdb.Row) (digits string, slot Slot, ok bool) {
+	port, is := row.(*ovsdb.Port)
+	if !is || port.Bridge != pipeline.Bridge {
+		return "", 0, false
+	}
+	digits, ok = strings.CutPrefix(port.Name, patchNear)
+	slot = Slot((int(port.OFPort) - firstPort) / 2)
+	return digits, slot, ok && len(digits) == uuidDigits && slot.Valid() && slot.Patch() == uint32(port.OFPort)
+}
+
+// Digits returns the part of a port's UUID that is in the names of its patch ports: its first 12 digits.
+func Digits(uuid string) string {
+	digits := strings.ReplaceAll(uuid, "-", "")
+	return digits[:min(uuidDigits, len(digits))]
+}
+
+// Tables are the network's tables of nftables.
+func Tables() []nft.Table {
+	return []nft.Table{{Family: nft.FamilyInet, Name: table}, {Family: nft.FamilyARP, Name: table}}
+}
+
+// Devices are the devices that the network configures and the switch makes.
+func Devices() []link.Key { return []link.Key{{Kind: link.KindDevice, Name: Device}} }
+
+func rowsOf(rows ...ovsdb.Row) map[ovsdb.Key]ovsdb.Row {
+	fragment := map[ovsdb.Key]ovsdb.Row{}
+	for _, row := range rows {
+		fragment[row.Key()] = row
+	}
+	return fragment
+}
+
+// Rows returns br-n with the host's interface. Without flows the bridge forwards nothing.
+func Rows(datapath string) map[ovsdb.Key]ovsdb.Row {
+	ids := map[string]string{ovsdb.OwnerID: string(pipeline.Owner)}
+	return rowsOf(
+		&ovsdb.Bridge{
+			Name: pipeline.Bridge, DatapathType: datapath, FailMode: "secure", ExternalIDs: ids,
+			Protocols: []string{"OpenFlow13", "OpenFlow14", "OpenFlow15"},
+			// A controller's hidden flows would be in effect beside the pipeline.
+			OtherConfig: map[string]string{"disable-in-band": "true"},
+		},
+		&ovsdb.Port{
+			Bridge: pipeline.Bridge, Name: Device, Type: ovsdb.TypeInternal, OFPort: uint16(pipeline.HostPort), ExternalIDs: ids,
+			MAC: pipeline.HostMAC().String(),
+		},
+	)
+}
+
+// PortRows returns the patch ports that join br-n to a port of Neutron. The end on br-int has what OVN and Neutron's agent bind by.
+func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, slot Slot) map[ovsdb.Key]ovsdb.Row {
+	near, far := patchNear+Digits(uuid), patchFar+Digits(uuid)
+	return rowsOf(
+		&ovsdb.Port{
+			Bridge: pipeline.Bridge, Name: near, Type: ovsdb.TypePatch, OFPort: uint16(slot.Patch()), //nolint:gosec // Valid
+			Options: map[string]string{"peer": far}, ExternalIDs: map[string]string{ovsdb.OwnerID: string(owner)},
+		},
+		&ovsdb.Port{
+			Bridge: IntegrationBridge, Name: far, Type: ovsdb.TypePatch, Options: map[string]string{"peer": near},
+			ExternalIDs: map[string]string{
+				ovsdb.OwnerID: string(owner), "iface-id": uuid, "attached-mac": mac.String(), "vm-id": uuid, "iface-status": "active",
+			},
+		},
+	)
+}
+
+// PodRows returns the port of a pod's host veth.
+func PodRows(owner reconcile.Owner, veth string, slot Slot) map[ovsdb.Key]ovsdb.Row {
+	return rowsOf(&ovsdb.Port{
+		Bridge: pipeline.Bridge, Name: veth, OFPort: uint16(slot.Pod()), //nolint:gosec // Valid
+		ExternalIDs: map[string]string{ovsdb.OwnerID: string(owner)},
+	})
+}
+
+// Links returns the host's interface.
+func Links() map[link.Key]link.Item {
+	device := &link.Device{
+		Name: Device, Owner: string(pipeline.Owner), MAC: pipeline.HostMAC(), Up: true,
+		Addresses: []netip.Prefix{netip.PrefixFrom(pipeline.HostAddress(), pipeline.HostAddress().BitLen())}, NoPrefixRoute: true,
+		Sysctls: link.Sysctls{DisableIPv6: link.On, ProxyARP: link.Off, SendRedirects: link.Off},
+	}
+	return map[link.Key]link.Item{device.Key(): device}
+}
+
+// Routes returns the routes by which the host reaches a pod.
+func Routes(addresses []netip.Prefix) map[link.Key]link.Item {
+	fragment := map[link.Key]link.Item{}
+	for _, p := range addresses {
+		if p.Addr().Is4() {
+			r := &link.Route{Dst: netip.PrefixFrom(p.Addr(), p.Addr().BitLen()), Device: Device, Source: pipeline.HostAddress(), Scope: link.ScopeLink}
+			fragment[r.Key()] = r
+		}
+	}
+	return fragment
+}
+
+// Priorities of the base chains (enum nf_ip_hook_priorities of the kernel's netfilter_ipv4.h).
+const (
+	priorityClose  = -450 // before defragmentation and connection tracking
+	priorityFilter = 0
+)
+
+// Rules returns the node's rules. They must be in effect before the first port of a userspace datapath.
+//
+// A host that forwards would send what other pods address to a pod's /32 route by the host's interface, and masquerade it to
+// HostAddress, which the flows pass: nothing is forwarded there. What comes from there opens no connection, whatever the flows pass.
+func Rules() map[nft.Key]nft.Item {
+	fragment := map[nft.Key]nft.Item{}
+	add := func(items ...nft.Item) {
+		for _, item := range items {
+			fragment[item.Key()] = item
+		}
+	}
+	for _, t := range Tables() {
+		add(&t)
+	}
+	chain := func(c nft.Chain, rules ...string) {
+		c.Table, c.Type = table, nft.TypeFilter
+		list := &nft.ChainRules{Family: c.Family, Table: table, Chain: c.Name}
+		for _, text := range rules {
+			list.Rules = append(list.Rules, nft.Rule{Text: text, Owner: string(pipeline.Owner)})
+		}
+		add(&c, list)
+	}
+	closed := fmt.Sprintf("iifgroup %d drop", PodGroup)
+	chain(nft.Chain{Family: nft.FamilyInet, Name: "close", Hook: nft.HookPrerouting, Priority: priorityClose}, closed,
+		fmt.Sprintf(`iifname "%s" ip daddr 127.0.0.0/8 drop`, Device))
+	chain(nft.Chain{Family: nft.FamilyARP, Name: "close", Hook: nft.HookInput, Priority: priorityFilter}, closed)
+	chain(nft.Chain{Family: nft.FamilyInet, Name: "input", Hook: nft.HookInput, Priority: priorityFilter},
+		fmt.Sprintf(`iifname "%s" ct state invalid,new drop`, Device))
+	chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
+		fmt.Sprintf(`oifname "%s" drop`, Device), fmt.Sprintf(`iifname "%s" drop`, Device))
+	return fragment
+}

@@ -1,0 +1,95 @@
+// Package node is the part of the agent for Neutron networks. A pod is attached to a port that the controller created ahead (NeutronPort),
+// and that this node has already plugged into br-int: ADD claims one and opens flows, and waits neither for OpenStack nor for the API server.
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/pipeline"
+	noderoom "weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/placement"
+)
+
+// Name is the network's.
+const Name = "neutron"
+
+// Kind returns the network as wiring has it, for the node of that name.
+func Kind(node string) network.Kind {
+	return network.Kind{
+		Name:    Name,
+		Present: present, Presence: []client.Object{&stackubev1.Network{}},
+		Bind: bind, Bindings: []client.Object{&stackubev1.Network{}},
+		Care: noderoom.Care{
+			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge}},
+		},
+		Scheme: func(scheme *runtime.Scheme) error {
+			if err := stackubev1.AddToScheme(scheme); err != nil {
+				return fmt.Errorf("stackube's kinds: %w", err)
+			}
+			return weftv1.AddToScheme(scheme) //nolint:wrapcheck // never fails
+		},
+		Objects: []network.Object{
+			{Kind: &stackubev1.Network{}, Namespaced: true},
+			{Kind: &weftv1.NeutronPort{}, By: ctrlcache.ByObject{Field: fields.OneTermEqualSelector(weftv1.NeutronPortNodeField, node)}},
+		},
+		New: func(ctx context.Context, n *noderoom.Node, deps network.Deps) (network.Network, network.Runner, error) {
+			made, err := New(ctx, n, deps)
+			return made, made, err
+		},
+	}
+}
+
+// present reports the network as soon as there is a Network of stackube.
+func present(ctx context.Context, objects client.Reader) (network.Presence, error) {
+	var list stackubev1.NetworkList
+	if err := objects.List(ctx, &list); err != nil {
+		return network.Presence{}, fmt.Errorf("list Networks of %s: %w", stackubev1.GroupName, err)
+	}
+	if len(list.Items) == 0 {
+		return network.Presence{Why: "there is no Network of " + stackubev1.GroupName}, nil
+	}
+	first := &list.Items[0]
+	return network.Presence{Present: true, Why: fmt.Sprintf("Network %s/%s", first.Namespace, first.Name)}, nil
+}
+
+// bind puts the pods of a namespace on the Network of its name, as stackube does.
+func bind(ctx context.Context, objects client.Reader) (placement.Binder, error) {
+	var list stackubev1.NetworkList
+	if err := objects.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list Networks of %s: %w", stackubev1.GroupName, err)
+	}
+	own := map[string]bool{}
+	for i := range list.Items {
+		if n := &list.Items[i]; n.Namespace == n.Name {
+			own[n.Name] = true
+		}
+	}
+	return func(_ placement.Pod, namespace placement.Namespace) []placement.Binding {
+		if !own[namespace.Name] {
+			return nil
+		}
+		return []placement.Binding{{
+			Level: placement.ByNamespace, Network: Name, Part: namespace.Name,
+			Reason: fmt.Sprintf("Network %s/%s has the namespace's name", namespace.Name, namespace.Name),
+		}}
+	}, nil
+}
+
+func addrs(prefixes []netip.Prefix) []netip.Addr {
+	list := make([]netip.Addr, 0, len(prefixes))
+	for _, p := range prefixes {
+		list = append(list, p.Addr())
+	}
+	return list
+}

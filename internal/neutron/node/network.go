@@ -1,0 +1,455 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/reconcile"
+)
+
+const (
+	// defaultRest is how long a port is free of pods before the next: peers forget connections and neighbours of the former.
+	defaultRest = 60 * time.Second
+	// portPatience bounds how long an ADD waits for a free port. Runtimes ask again.
+	portPatience = 30 * time.Second
+)
+
+// Network is the network on one node. It implements network.Network and network.Runner.
+type Network struct {
+	node    *node.Node
+	vswitch *node.Switch
+	deps    network.Deps
+	ports   *ports
+	handed  chan struct{}
+
+	// mu keeps what the loops are handed over in the order of Connect and Close.
+	mu   sync.Mutex
+	shut map[attach.Key]bool
+}
+
+var (
+	_ network.Network = (*Network)(nil)
+	_ network.Runner  = (*Network)(nil)
+)
+
+// New returns the network. It waits for Open vSwitch's database; nothing is changed before Run.
+func New(ctx context.Context, n *node.Node, deps network.Deps) (*Network, error) {
+	return newNetwork(ctx, n, deps, defaultRest)
+}
+
+func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.Duration) (*Network, error) {
+	vswitch, err := n.Switch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Network{
+		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), shut: map[attach.Key]bool{},
+		ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
+	}, nil
+}
+
+// Run implements network.Runner.
+func (n *Network) Run(ctx context.Context) error {
+	if err := n.start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the end of ctx is why
+		}
+		return err
+	}
+	close(n.handed)
+	n.deps.Changed()
+	n.ports.run(ctx)
+	return nil
+}
+
+// start restores what attached pods have, and hands over the complete first state.
+func (n *Network) start(ctx context.Context) error {
+	left, err := n.vswitch.Rows.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("ports of a former life: %w", err)
+	}
+	if err := n.ports.recover(left, n.restore()); err != nil {
+		n.deps.Log.Error("attachments that cannot be restored", "error", err)
+	}
+	if err := n.watch(ctx); err != nil {
+		return err
+	}
+	own := pipeline.Owner
+	if err := n.node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{own: host.Rules()}); err != nil {
+		return fmt.Errorf("rules: %w", err)
+	}
+	if err := n.vswitch.Rows.Start(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{own: host.Rows(n.vswitch.Datapath)}); err != nil {
+		return fmt.Errorf("bridge %s: %w", pipeline.Bridge, err)
+	}
+	if err := n.node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{own: host.Links()}); err != nil {
+		return fmt.Errorf("interface %s: %w", host.Device, err)
+	}
+	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{own: pipeline.Fragment(pipeline.Static())}
+	if err := n.flows().Loop.Start(ctx, flows); err != nil {
+		return fmt.Errorf("flows of %s: %w", pipeline.Bridge, err)
+	}
+	if err := n.ports.pass(ctx); err != nil {
+		n.deps.Log.Warn("ports of Neutron", "error", err)
+		n.ports.wakeUp()
+	}
+	return ctx.Err() //nolint:wrapcheck // the caller looks at ctx
+}
+
+// restore sets the fragments of attached pods that have not been closed, and returns their records.
+func (n *Network) restore() []attach.Record {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var kept []attach.Record
+	for _, rec := range n.deps.Records.Attached() {
+		if n.shut[rec.Key()] {
+			continue
+		}
+		pod, d, err := podOf(&rec)
+		if err != nil {
+			n.deps.Log.Error("an attachment cannot be restored", "error", err)
+			continue
+		}
+		owner := ownerOf(&rec)
+		n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
+		n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
+		n.flows().Loop.Set(map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner: pipeline.Fragment(pipeline.PodRules(pod))})
+		kept = append(kept, rec)
+	}
+	return kept
+}
+
+// watch has the ports compared whenever a NeutronPort changes, and waits until all are known.
+func (n *Network) watch(ctx context.Context) error {
+	for _, kind := range []client.Object{&weftv1.NeutronPort{}, &stackubev1.Network{}} {
+		informer, err := n.deps.Objects.GetInformer(ctx, kind, ctrlcache.BlockUntilSynced(true))
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", kind, err)
+		}
+		if _, is := kind.(*weftv1.NeutronPort); !is {
+			continue
+		}
+		wake := func(any) { n.ports.wakeUp() }
+		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: wake, UpdateFunc: func(_, _ any) { n.ports.wakeUp() }, DeleteFunc: wake,
+		})
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", kind, err)
+		}
+		go func() {
+			<-ctx.Done()
+			_ = informer.RemoveEventHandler(registration) // the informer may have ended
+		}()
+	}
+	return nil
+}
+
+func (n *Network) flows() *node.Flows { return n.vswitch.Bridges[pipeline.Bridge] }
+
+// HandedOver implements network.Runner.
+func (n *Network) HandedOver() <-chan struct{} { return n.handed }
+
+// Ready implements network.Network.
+func (n *Network) Ready() error {
+	select {
+	case <-n.handed:
+		return nil
+	default:
+		return fmt.Errorf("bridge %s is not complete yet; is the Open vSwitch daemon running?", pipeline.Bridge)
+	}
+}
+
+func portClaim(uuid string) string { return "neutronport " + uuid }
+
+func addressClaim(p netip.Prefix) string { return "neutron address " + p.Addr().String() }
+
+// Plan implements network.Network: it chooses a port that is ready, and waits for one if there is none.
+func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
+	if err := unserved(req); err != nil {
+		return attach.Record{}, err
+	}
+	object, err := n.networkOf(ctx, req.Args.PodNamespace, at.Part)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	claimed := func(uuid string, s *spec) bool {
+		if _, taken := inUse.Claims[portClaim(uuid)]; taken {
+			return true
+		}
+		for _, p := range s.addresses {
+			if _, taken := inUse.Claims[addressClaim(p)]; taken {
+				return true
+			}
+		}
+		return false
+	}
+	waiting, cancel := context.WithTimeout(ctx, portPatience)
+	defer cancel()
+	for {
+		chosen, next, changed := n.ports.choose(string(object.UID), claimed)
+		if chosen != nil {
+			return n.record(req, at, chosen)
+		}
+		var rested <-chan time.Time
+		if next > 0 {
+			rested = time.After(next)
+		}
+		select {
+		case <-changed:
+		case <-rested:
+		case <-waiting.Done():
+			return attach.Record{}, n.noPort(ctx, object)
+		}
+	}
+}
+
+// networkOf returns the Network of a pod.
+func (n *Network) networkOf(ctx context.Context, namespace, name string) (*stackubev1.Network, error) {
+	if name == "" {
+		return nil, cni.Errorf(cni.CodeRefused, "no Network named %q is in namespace %q; name one with annotation %s: %s/NAME", namespace, namespace, placement.AnnotationNetwork, Name)
+	}
+	var object stackubev1.Network
+	err := n.deps.Objects.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &object)
+	if apierrors.IsNotFound(err) {
+		return nil, cni.Errorf(cni.CodeRefused, "there is no Network %s in namespace %s; create it, or change annotation %s", name, namespace, placement.AnnotationNetwork)
+	}
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "Network %s/%s: %w", namespace, name, err)
+	}
+	if !object.DeletionTimestamp.IsZero() {
+		return nil, cni.Errorf(cni.CodeRefused, "Network %s/%s is being deleted", namespace, name)
+	}
+	return &object, nil
+}
+
+// noPort says why no port is free, in the words of the Network.
+func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error {
+	var now stackubev1.Network
+	if err := n.deps.Objects.Get(context.WithoutCancel(ctx), client.ObjectKeyFromObject(object), &now); err == nil {
+		object = &now
+	}
+	all, inactive := n.ports.count(string(object.UID))
+	words := fmt.Sprintf("no port of Network %s/%s is free on this node (it has %d, %d of them not ACTIVE)", object.Namespace, object.Name, all, inactive)
+	if object.Status.State != "" && object.Status.State != stackubev1.StateActive || object.Status.Message != "" {
+		words += fmt.Sprintf("; the Network is %s: %s", object.Status.State, object.Status.Message)
+	}
+	return cni.Errorf(cni.CodeTryAgainLater, "%s", words)
+}
+
+func (n *Network) record(req *cni.Request, at placement.Decision, chosen *choice) (attach.Record, error) {
+	kept, err := json.Marshal(details{
+		Port: chosen.uuid, Slot: chosen.slot, Network: at.Part, Routes: chosen.spec.routes, DNS: chosen.spec.dns,
+	})
+	if err != nil {
+		return attach.Record{}, fmt.Errorf("details of the attachment's record: %w", err)
+	}
+	rec := attach.Record{
+		Network: Name, Addresses: chosen.spec.addresses, Gateway: chosen.spec.gateways, MAC: chosen.spec.mac.String(), MTU: chosen.spec.mtu,
+		HostInterface: vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}),
+		Claims:        []string{portClaim(chosen.uuid)}, Details: kept,
+	}
+	for _, p := range chosen.spec.addresses {
+		rec.Claims = append(rec.Claims, addressClaim(p))
+	}
+	return rec, nil
+}
+
+// Connect implements network.Network.
+func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
+	pod, d, err := podOf(rec)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := n.pair(rec, &d)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.ports.hold(rec, &d); err != nil {
+		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
+	}
+	n.mu.Lock()
+	delete(n.shut, rec.Key())
+	n.mu.Unlock()
+	if rec.State != attach.Attached {
+		// A connection of the zone's former pod would be this one's.
+		if err := n.flows().Engine.FlushCT(ctx, openflow.CTFlush{Zone: &pod.Zone}); err != nil {
+			return nil, fmt.Errorf("conntrack zone %d of port %s: %w", pod.Zone, d.Port, err)
+		}
+	}
+	created, err := n.node.Pods.Create(ctx, pair)
+	if err != nil {
+		return nil, fmt.Errorf("interface of %s: %w", rec.Key(), err)
+	}
+	owner := ownerOf(rec)
+	if err := n.vswitch.Rows.Apply(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)}); err != nil {
+		return nil, fmt.Errorf("port of %s: %w", rec.Key(), err)
+	}
+	if err := n.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)}); err != nil {
+		return nil, fmt.Errorf("route to %s: %w", rec.Key(), err)
+	}
+	if err := n.flows().Loop.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner: pipeline.Fragment(pipeline.PodRules(pod))}); err != nil {
+		return nil, fmt.Errorf("flows of %s: %w", rec.Key(), err)
+	}
+	return result(rec, &d, pair.PodRoutes, created.HostMAC), nil
+}
+
+// podOf returns what the flows need of an attachment.
+func podOf(rec *attach.Record) (*pipeline.Pod, details, error) {
+	d, err := detailsOf(rec)
+	if err != nil {
+		return nil, d, err
+	}
+	mac, err := net.ParseMAC(rec.MAC)
+	if err != nil {
+		return nil, d, fmt.Errorf("attachment %s: %w", rec.Key(), err)
+	}
+	return &pipeline.Pod{
+		Owner: ownerOf(rec), OFPort: d.Slot.Pod(), Patch: d.Slot.Patch(), Zone: d.Slot.Zone(), MAC: mac, Addresses: addrs(rec.Addresses),
+	}, d, nil
+}
+
+// pair returns the pod's interface.
+func (n *Network) pair(rec *attach.Record, d *details) (link.Pair, error) {
+	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: host.PodGroup, TxOffloadOff: n.vswitch.Datapath == ovsdb.DatapathNetdev})
+	if err != nil {
+		return link.Pair{}, err //nolint:wrapcheck // it names the attachment
+	}
+	pair.PodRoutes = routesOf(rec, d)
+	return pair, nil
+}
+
+// routesOf returns the pod's routes: to the host, those of the subnets, and by the gateways.
+func routesOf(rec *attach.Record, d *details) []link.Route {
+	var routes []link.Route
+	near := func(hop netip.Addr) bool {
+		for _, p := range rec.Addresses {
+			if p.Contains(hop) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, p := range rec.Addresses {
+		if p.Addr().Is4() {
+			routes = append(routes, link.Route{Dst: netip.PrefixFrom(pipeline.HostAddress(), 32), Scope: link.ScopeLink})
+			break
+		}
+	}
+	for _, r := range d.Routes {
+		routes = append(routes, link.Route{Dst: r.Destination, Gateway: r.NextHop})
+	}
+	if rec.Secondary {
+		return routes
+	}
+	for _, gateway := range rec.Gateway {
+		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if gateway.Is6() {
+			all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		routes = append(routes, link.Route{Dst: all, Gateway: gateway, OnLink: !near(gateway)})
+	}
+	return routes
+}
+
+// result is the answer to an ADD.
+func result(rec *attach.Record, d *details, routes []link.Route, hostMAC net.HardwareAddr) *types100.Result {
+	answer := plan.Result(rec, &plan.Settings{}, hostMAC)
+	answer.Routes = nil
+	for _, r := range routes {
+		route := &types.Route{Dst: net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}}
+		if r.Gateway.IsValid() {
+			route.GW = r.Gateway.AsSlice()
+		}
+		answer.Routes = append(answer.Routes, route)
+	}
+	answer.DNS.Nameservers = d.DNS
+	return answer
+}
+
+// Close implements network.Network: without its interface the pod sends and receives nothing.
+func (n *Network) Close(ctx context.Context, rec attach.Record) error {
+	n.mu.Lock()
+	n.shut[rec.Key()] = true
+	n.mu.Unlock()
+	owner := ownerOf(&rec)
+	n.flows().Loop.Set(map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner: nil})
+	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
+	return n.node.Pods.Delete(ctx, rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
+}
+
+// Remove implements network.Network.
+func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
+	var veths []string
+	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
+	links := map[reconcile.Owner]map[link.Key]link.Item{}
+	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
+	for i := range recs {
+		owner := ownerOf(&recs[i])
+		veths = append(veths, recs[i].HostInterface)
+		rows[owner], links[owner], flows[owner] = nil, nil, nil
+	}
+	err := errors.Join(
+		n.flows().Loop.Apply(ctx, flows), n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows), n.node.Links.Apply(ctx, links),
+	)
+	failed := map[attach.Key]error{}
+	if err != nil {
+		for i := range recs {
+			failed[recs[i].Key()] = err
+		}
+		return failed
+	}
+	n.ports.release(recs)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range recs {
+		delete(n.shut, recs[i].Key())
+	}
+	return failed
+}
+
+// Check implements network.Network.
+func (n *Network) Check(ctx context.Context, rec attach.Record) error {
+	d, err := detailsOf(&rec)
+	if err != nil {
+		return err
+	}
+	pair, err := n.pair(&rec, &d)
+	if err != nil {
+		return err
+	}
+	owner, port := ownerOf(&rec), reconcile.Owner(portOwner+d.Port)
+	return errors.Join(n.node.Pods.Check(ctx, pair), n.node.Links.Failure(owner), n.flows().Loop.Failure(owner),
+		n.vswitch.Rows.Failure(owner), n.vswitch.Rows.Failure(port))
+}
+
+func ownerOf(rec *attach.Record) reconcile.Owner { return reconcile.Owner(rec.Key().Owner()) }

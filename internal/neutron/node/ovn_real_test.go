@@ -1,0 +1,275 @@
+//go:build real
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/lifecycle"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ovn/ovntest"
+	"weft.dev/weft/internal/placement"
+)
+
+// site is a cluster's nodes on a real OVN, whose rows are made by hand.
+type site struct {
+	*ovntest.Site
+	t     *testing.T
+	nodes []*served
+}
+
+// served is a node with an agent's part for this network.
+type served struct {
+	machine
+	*Network
+	handler *lifecycle.Handler
+	chassis *ovntest.Chassis
+}
+
+// newSite starts the nodes, each with the ports that it has then.
+func newSite(t *testing.T, nodes int) *site {
+	t.Helper()
+	return &site{Site: ovntest.NewSite(t, nodes), t: t}
+}
+
+// serve starts the network on all nodes.
+func (s *site) serve() {
+	s.t.Helper()
+	boot, err := attach.ReadBootID()
+	must(s.t, err)
+	for _, c := range s.Chassis {
+		n := &served{machine: machine{Switch: c.Switch, name: c.Name, boot: boot}, chassis: c}
+		store, err := attach.Open(filepath.Join(s.t.TempDir(), "attachments"))
+		must(s.t, err)
+		n.handler = lifecycle.New(store, lifecycle.Options{
+			BootID: boot, Default: func() (string, error) { return Name, nil }, Waiting: func() string { return "the test" },
+			Place: func(_ context.Context, req *cni.Request) (placement.Decision, error) {
+				return placement.Decision{Network: Name, Part: req.Args.PodNamespace}, nil
+			},
+		})
+		ctx, cancel := context.WithCancel(context.Background())
+		n.Network = n.life(ctx, s.t, n.handler.Records(Name))
+		leave := n.handler.Serve(Name, n.Network, n.HandedOver())
+		var group sync.WaitGroup
+		group.Go(func() { _ = n.handler.Run(ctx) })
+		group.Go(func() {
+			if err := n.Run(ctx); err != nil {
+				s.t.Errorf("Run: %v", err)
+			}
+		})
+		s.t.Cleanup(func() {
+			cancel()
+			group.Wait()
+			leave()
+			_ = store.Close()
+		})
+		s.nodes = append(s.nodes, n)
+	}
+	for _, n := range s.nodes {
+		eventually(s.t, n.name+" is ready", n.Ready)
+	}
+}
+
+// network makes a tenant's network, in Kubernetes and in OVN.
+func (s *site) network(name string) *stackubev1.Network {
+	s.t.Helper()
+	s.Nbctl("ls-add", name)
+	return tenant(s.t, name)
+}
+
+// port makes a port on a node, in OVN with port security and in Kubernetes.
+func (s *site) port(n *stackubev1.Network, node, tag, number int) portOf {
+	s.t.Helper()
+	p := portOf{network: n, node: s.Chassis[node].Name, tag: tag, number: number}
+	s.Nbctl("lsp-add", n.Name, p.uuid(), "--", "lsp-set-addresses", p.uuid(), p.mac()+" "+p.address(),
+		"--", "lsp-set-port-security", p.uuid(), p.mac()+" "+p.address())
+	p.create(s.t)
+	return p
+}
+
+func (n *served) request(command cni.Command, namespace, name, netns string) *cni.Request {
+	return &cni.Request{
+		Command: command, ContainerID: "sandbox-" + namespace + "-" + name, IfName: "eth0", Netns: netns,
+		Args: cni.Args{PodNamespace: namespace, PodName: name, PodUID: "uid-" + name}, NetConf: &cni.NetConf{},
+	}
+}
+
+// add attaches a pod, and returns it with its address.
+func (n *served) add(t *testing.T, namespace, name string) (*ovntest.Pod, string) {
+	t.Helper()
+	pod := ovntest.NewPod(t)
+	result, err := n.handler.Add(t.Context(), n.request(cni.CommandAdd, namespace, name, pod.ProcPath()))
+	must(t, err)
+	pod.Device = name
+	return pod, result.IPs[0].Address.IP.String()
+}
+
+func (n *served) del(t *testing.T, namespace, name string) {
+	t.Helper()
+	must(t, n.handler.Del(t.Context(), n.request(cni.CommandDel, namespace, name, "")))
+}
+
+// pings reports whether the node itself reaches an address.
+func (n *served) pings(address string) error {
+	out, err := ovntest.Try(n.NetNS, "ping", "-n", "-q", "-c", "1", "-W", "1", address)
+	if err != nil {
+		return fmt.Errorf("%w: %s\n%s", err, out, n.flowsOf())
+	}
+	return nil
+}
+
+// Pods of two tenants with equal addresses, on two nodes, over real OVN: within a tenant they reach each other on the same node and across
+// nodes, across tenants nothing passes, and each node reaches its pods.
+func TestTenantsOnOVN(t *testing.T) {
+	s := newSite(t, 2)
+	blue, red := s.network("blue"), s.network("red")
+	for node := range 2 {
+		// The addresses of both tenants are equal, but on different nodes: node 1 has 1 and 2 of blue and 3 and 4 of red.
+		for number := range 2 {
+			s.port(blue, node, 1, 1+2*node+number)
+			s.port(red, node, 2, 1+2*(1-node)+number)
+		}
+	}
+	s.serve()
+	type attached struct {
+		*ovntest.Pod
+		address, tenant string
+		node            *served
+	}
+	var pods []attached
+	for i, n := range s.nodes {
+		for _, tenant := range []string{"blue", "red"} {
+			for k := range 2 {
+				pod, address := n.add(t, tenant, fmt.Sprintf("%s-%d-%d", tenant, i, k))
+				pods = append(pods, attached{pod, address, tenant, n})
+			}
+		}
+	}
+	for _, a := range pods {
+		must(t, a.node.pings(a.address))
+	}
+	for _, a := range pods {
+		for _, b := range pods {
+			if a.tenant == b.tenant && a.address != b.address {
+				a.Reaches(b.address)
+			}
+		}
+	}
+	// Red's pods on the first node go: red's others do not reach their addresses any more, although pods of blue have the same.
+	for k := range 2 {
+		s.nodes[0].del(t, "red", fmt.Sprintf("red-0-%d", k))
+	}
+	for _, gone := range pods {
+		if gone.tenant != "red" || gone.node != s.nodes[0] {
+			continue
+		}
+		if err := gone.node.pings(gone.address); err == nil {
+			t.Errorf("%s answers on %s after its pod is gone", gone.address, gone.node.name)
+		}
+		for _, a := range pods {
+			switch {
+			case a.node == gone.node && a.tenant == "red":
+			case a.tenant == "red" && a.Ping(gone.address, ""):
+				t.Errorf("%s reaches %s, which only another tenant has", a.Device, gone.address)
+			case a.tenant == "blue" && a.address != gone.address:
+				a.Reaches(gone.address)
+			}
+		}
+	}
+	eventually(t, "the ports without pods are reported as free", func() error {
+		var list weftv1.NeutronPortList
+		must(t, api(t).List(t.Context(), &list))
+		for _, p := range list.Items {
+			busy := p.Spec.Network.Name == "blue" || p.Spec.Node != s.nodes[0].name
+			if !p.Status.Plugged || busy != (p.Status.Pod != nil) || busy == (p.Status.ReleasedAt != nil) {
+				return fmt.Errorf("port %s of %s: %+v", p.Name, p.Spec.Network.Name, p.Status)
+			}
+		}
+		return nil
+	})
+}
+
+// A hostile pod that has Neutron's port security against it reaches neither the host nor another tenant: not by the host's address, not in
+// its name, not by another tenant's equal address on the same node.
+func TestHostilePod(t *testing.T) {
+	s := newSite(t, 1)
+	blue, red := s.network("blue"), s.network("red")
+	s.port(blue, 0, 1, 1)
+	s.port(red, 0, 2, 2)
+	s.serve()
+	n := s.nodes[0]
+	a, _ := n.add(t, "blue", "a")
+	b, victim := n.add(t, "red", "b")
+	must(t, n.pings(victim))
+	if a.Ping("169.254.0.3", "") {
+		t.Error("a pod reaches the host")
+	}
+	if a.Ping(victim, "") {
+		t.Error("a pod reaches another tenant's")
+	}
+	a.IP("addr", "add", "169.254.0.3/32", "dev", "eth0") // in the host's name
+	a.IP("route", "add", victim+"/32", "dev", "eth0")
+	a.IP("neigh", "replace", victim, "lladdr", "0a:58:a9:fe:00:04", "dev", "eth0")
+	if a.Ping(victim, "169.254.0.3") {
+		t.Error("a pod reaches another tenant's in the host's name")
+	}
+	a.IP("addr", "del", "169.254.0.3/32", "dev", "eth0")
+	a.IP("addr", "add", victim+"/32", "dev", "eth0") // in the victim's name to the host
+	if a.Ping("169.254.0.3", victim) {
+		t.Error("a pod reaches the host with another's address")
+	}
+	must(t, n.pings(victim)) // and the victim still answers
+	_ = b
+}
+
+// A port that its controller deletes is unplugged once its pod is gone, and not before.
+func TestDeletedPort(t *testing.T) {
+	s := newSite(t, 1)
+	blue := s.network("blue")
+	p := s.port(blue, 0, 1, 1)
+	c := api(t)
+	object := &weftv1.NeutronPort{}
+	must(t, c.Get(t.Context(), client.ObjectKey{Name: p.uuid()}, object))
+	object.Finalizers = []string{weftv1.NeutronPortFinalizer}
+	must(t, c.Update(t.Context(), object))
+	t.Cleanup(func() {
+		_ = c.Patch(context.Background(), object, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`)))
+	})
+	s.serve()
+	n := s.nodes[0]
+	_, address := n.add(t, "blue", "a")
+	must(t, c.Delete(t.Context(), object))
+	eventually(t, "the deletion is seen", func() error {
+		return c.Get(t.Context(), client.ObjectKeyFromObject(object), object)
+	})
+	must(t, n.pings(address))
+	if object.Status.Pod == nil || !object.Status.Plugged {
+		t.Errorf("status of a port with a pod: %+v", object.Status)
+	}
+	n.del(t, "blue", "a")
+	eventually(t, "the port is unplugged", func() error {
+		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+		if object.Status.Plugged || object.Status.Pod != nil {
+			return fmt.Errorf("status %+v", object.Status)
+		}
+		return nil
+	})
+	if ports := n.VSCtl("list-ports", "br-int"); strings.Contains(ports, "wi") {
+		t.Errorf("ports of br-int: %s", ports)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 1)
+	defer cancel()
+	if _, err := n.Plan(ctx, n.request(cni.CommandAdd, "blue", "b", ""), placement.Decision{Network: Name, Part: "blue"}, attach.InUse{}); cni.AsError(err).Code != cni.CodeTryAgainLater {
+		t.Errorf("ADD without a port: %v", err)
+	}
+}

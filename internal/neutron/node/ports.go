@@ -1,0 +1,482 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+const (
+	// portOwner starts the owners of plugged ports' rows.
+	portOwner = "neutron/port/"
+	// firstRetry and lastRetry are when a pass that failed is repeated.
+	firstRetry, lastRetry = time.Second, 30 * time.Second
+	// resend is when a status is written again that the watch has not shown.
+	resend = 10 * time.Second
+	// maxMessage bounds a NeutronPort's status.message, in bytes.
+	maxMessage = 1024
+)
+
+// errTwice is a port's problem whose names on the switch another port has.
+var errTwice = errors.New("another port of this node has the same first 12 digits: delete this port and create another")
+
+// port is a port of this node.
+type port struct {
+	uuid string
+	// object is the NeutronPort; nil: it is gone, and the port is kept for its pod.
+	object *weftv1.NeutronPort
+	spec   spec
+	// problem says why the port cannot be plugged; nil: it can.
+	problem error
+	slot    host.Slot
+	// mac is that of the rows.
+	mac net.HardwareAddr
+	// wanted says that the rows are desired, and plugged that they are in effect.
+	wanted, plugged bool
+	// holder is the attachment on the port, with its pod; nil: none.
+	holder *attach.Record
+	// used says that a pod was attached since the port was last plugged: it is unplugged and plugged again, which gives it a fresh
+	// conntrack zone and fresh flows on br-int.
+	used     bool
+	released time.Time
+	// sent is the status written last, and sentAt when.
+	sent   *weftv1.NeutronPortStatus
+	sentAt time.Time
+}
+
+func (p *port) owner() reconcile.Owner { return reconcile.Owner(portOwner + p.uuid) }
+
+// ports keep the node's NeutronPorts plugged, lend them to attachments, and report them.
+type ports struct {
+	node    string
+	rest    time.Duration
+	rows    *node.RowLoop
+	objects client.Reader
+	api     client.Client
+	wake    chan struct{}
+
+	mu  sync.Mutex
+	all map[string]*port
+	// slots has the port of each slot.
+	slots map[host.Slot]string
+	// former are the slots that a former life gave, by the digits of the port.
+	former map[string]host.Slot
+	// changed is closed and replaced when a port may have become free.
+	changed chan struct{}
+}
+
+func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects client.Reader, api client.Client) *ports {
+	return &ports{
+		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1),
+		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Slot{}, changed: make(chan struct{}),
+	}
+}
+
+func (ps *ports) wakeUp() {
+	select {
+	case ps.wake <- struct{}{}:
+	default:
+	}
+}
+
+// recover takes over what a former life left: the slots of plugged ports, and the ports of attached pods.
+func (ps *ports) recover(rows map[ovsdb.Key]ovsdb.Row, attached []attach.Record) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, row := range rows {
+		if digits, slot, ok := host.SlotOf(row); ok {
+			ps.former[digits] = slot
+		}
+	}
+	var errs []error
+	for i := range attached {
+		errs = append(errs, ps.restore(&attached[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// restore makes a port of an attachment that is complete.
+func (ps *ports) restore(rec *attach.Record) error {
+	d, err := detailsOf(rec)
+	if err != nil {
+		return err
+	}
+	mac, err := net.ParseMAC(rec.MAC)
+	if err != nil {
+		return fmt.Errorf("attachment %s: %w", rec.Key(), err)
+	}
+	p := &port{uuid: d.Port, slot: d.Slot, mac: mac, wanted: true, holder: rec, used: true}
+	if owner, taken := ps.slots[d.Slot]; taken {
+		return fmt.Errorf("attachment %s: slot %d of its port %s is that of port %s", rec.Key(), d.Slot, d.Port, owner)
+	}
+	ps.all[p.uuid], ps.slots[p.slot] = p, p.uuid
+	ps.rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): host.PortRows(p.owner(), p.uuid, p.mac, p.slot)})
+	return nil
+}
+
+// run keeps ports in step with the objects until ctx ends.
+func (ps *ports) run(ctx context.Context) {
+	delay := firstRetry
+	for {
+		err := ps.pass(ctx)
+		var retry <-chan time.Time
+		if err != nil {
+			retry = time.After(delay)
+			delay = min(2*delay, lastRetry)
+		} else {
+			delay = firstRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ps.wake:
+		case <-retry:
+		}
+	}
+}
+
+// pass compares all ports with their objects once: rows first, then what is reported.
+func (ps *ports) pass(ctx context.Context) error {
+	if err := ps.read(ctx); err != nil {
+		return err
+	}
+	return errors.Join(ps.unplug(ctx), ps.plug(ctx), ps.report(ctx))
+}
+
+// read takes over the objects, and decides which ports are to be plugged.
+func (ps *ports) read(ctx context.Context) error {
+	var list weftv1.NeutronPortList
+	if err := ps.objects.List(ctx, &list); err != nil {
+		return fmt.Errorf("list NeutronPorts: %w", err)
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	there := map[string]bool{}
+	for i := range list.Items {
+		object := &list.Items[i]
+		if object.Spec.Node != ps.node {
+			continue
+		}
+		there[object.Name] = true
+		ps.take(object)
+	}
+	for uuid, p := range ps.all {
+		if !there[uuid] {
+			p.object = nil
+			p.wanted = p.holder != nil
+		}
+	}
+	return nil
+}
+
+func (ps *ports) take(object *weftv1.NeutronPort) {
+	p := ps.all[object.Name]
+	if p == nil {
+		p = &port{uuid: object.Name, slot: -1}
+		// A pod of a former life, or of one that ended before its port was plugged again.
+		p.used = object.Status.Pod != nil
+		if at := object.Status.ReleasedAt; at != nil {
+			p.released = at.Time
+		}
+		ps.all[p.uuid] = p
+	}
+	p.object = object
+	p.spec, p.problem = parse(object)
+	if p.problem == nil && !p.slot.Valid() {
+		p.slot, p.problem = ps.assign(p.uuid)
+	}
+	if p.problem == nil && p.holder == nil {
+		p.mac = p.spec.mac
+	}
+	p.wanted = p.holder != nil || p.problem == nil && object.DeletionTimestamp.IsZero()
+}
+
+// assign gives a port a slot: that of a former life if it had one.
+func (ps *ports) assign(uuid string) (host.Slot, error) {
+	digits := host.Digits(uuid)
+	for other := range ps.all {
+		if other != uuid && host.Digits(other) == digits && ps.all[other].slot.Valid() {
+			return -1, errTwice
+		}
+	}
+	slot, had := ps.former[digits]
+	delete(ps.former, digits)
+	if _, taken := ps.slots[slot]; had && !taken {
+		ps.slots[slot] = uuid
+		return slot, nil
+	}
+	kept := slices.Collect(maps.Values(ps.former))
+	for slot = range host.Slots {
+		if _, taken := ps.slots[slot]; !taken && !slices.Contains(kept, slot) {
+			ps.slots[slot] = uuid
+			return slot, nil
+		}
+	}
+	return -1, fmt.Errorf("the node has %d ports already", host.Slots)
+}
+
+// unplug removes the rows of ports that are not wanted or have been used, and forgets those whose object is gone.
+func (ps *ports) unplug(ctx context.Context) error {
+	gone := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
+	var all []*port
+	ps.mu.Lock()
+	for _, p := range ps.all {
+		if p.holder == nil && (p.used || !p.wanted && (p.plugged || p.object == nil)) {
+			p.plugged = false
+			all = append(all, p)
+			gone[p.owner()] = nil
+		}
+	}
+	ps.mu.Unlock()
+	if len(gone) == 0 {
+		return nil
+	}
+	err := ps.rows.Apply(ctx, gone)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range all {
+		if ps.rows.Failure(p.owner()) != nil || ctx.Err() != nil {
+			p.plugged = true // as far as is known
+			continue
+		}
+		if p.used {
+			p.used, p.released = false, time.Now()
+		}
+		if p.object == nil {
+			delete(ps.all, p.uuid)
+			delete(ps.slots, p.slot)
+		}
+	}
+	return err //nolint:wrapcheck // it names the rows
+}
+
+// plug writes the rows of ports that are wanted, all in one transaction.
+func (ps *ports) plug(ctx context.Context) error {
+	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
+	var all []*port
+	ps.mu.Lock()
+	for _, p := range ps.all {
+		if p.wanted && !p.plugged && (p.holder != nil || !p.used) {
+			all = append(all, p)
+			rows[p.owner()] = host.PortRows(p.owner(), p.uuid, p.mac, p.slot)
+		}
+	}
+	ps.mu.Unlock()
+	if len(rows) == 0 {
+		return nil
+	}
+	err := ps.rows.Apply(ctx, rows)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range all {
+		p.plugged = ps.rows.Failure(p.owner()) == nil && ctx.Err() == nil
+	}
+	ps.tellChanged()
+	return err //nolint:wrapcheck // it names the rows
+}
+
+// tellChanged wakes those that wait for a free port. The caller holds mu.
+func (ps *ports) tellChanged() {
+	close(ps.changed)
+	ps.changed = make(chan struct{})
+}
+
+// report writes the status of ports that differs.
+func (ps *ports) report(ctx context.Context) error {
+	type writing struct {
+		object *weftv1.NeutronPort
+		status weftv1.NeutronPortStatus
+	}
+	var all []writing
+	ps.mu.Lock()
+	for _, p := range ps.all {
+		if p.object == nil {
+			continue
+		}
+		status := p.status(ps.rows)
+		if equalStatus(&status, &p.object.Status) {
+			p.sent = nil
+			continue
+		}
+		if p.sent != nil && equalStatus(&status, p.sent) && time.Since(p.sentAt) < resend {
+			continue // the watch is about to show it
+		}
+		p.sent, p.sentAt = &status, time.Now()
+		all = append(all, writing{p.object, status})
+	}
+	ps.tellChanged()
+	ps.mu.Unlock()
+	var errs []error
+	for _, w := range all {
+		if err := ps.write(ctx, w.object, &w.status); err != nil {
+			errs = append(errs, err)
+			ps.mu.Lock()
+			if p := ps.all[w.object.Name]; p != nil {
+				p.sent = nil
+			}
+			ps.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// write replaces the status. What it says is the agent's alone, so that no version is compared.
+func (ps *ports) write(ctx context.Context, object *weftv1.NeutronPort, status *weftv1.NeutronPortStatus) error {
+	fields := map[string]any{"plugged": nil, "pod": nil, "releasedAt": nil, "message": nil}
+	if status.Plugged {
+		fields["plugged"] = true
+	}
+	if status.Pod != nil {
+		fields["pod"] = map[string]any{"namespace": status.Pod.Namespace, "name": status.Pod.Name, "uid": status.Pod.UID}
+	}
+	if status.ReleasedAt != nil {
+		fields["releasedAt"] = status.ReleasedAt
+	}
+	if status.Message != "" {
+		fields["message"] = status.Message
+	}
+	data, err := json.Marshal(map[string]any{"status": fields})
+	if err != nil {
+		return fmt.Errorf("status of NeutronPort %s: %w", object.Name, err)
+	}
+	target := &weftv1.NeutronPort{ObjectMeta: metav1.ObjectMeta{Name: object.Name}}
+	err = ps.api.Status().Patch(ctx, target, client.RawPatch(types.MergePatchType, data))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("write the status of NeutronPort %s: %w", object.Name, err)
+	}
+	return nil
+}
+
+// status is what is to be reported of the port.
+func (p *port) status(rows *node.RowLoop) weftv1.NeutronPortStatus {
+	s := weftv1.NeutronPortStatus{Plugged: p.plugged || p.holder != nil || p.used}
+	problem := p.problem
+	if problem == nil && p.wanted {
+		problem = rows.Failure(p.owner())
+	}
+	if problem != nil {
+		s.Message = problem.Error()[:min(len(problem.Error()), maxMessage)]
+	}
+	if p.holder != nil {
+		s.Pod = &weftv1.NeutronPortPod{Namespace: p.holder.PodNamespace, Name: p.holder.PodName, UID: p.holder.PodUID}
+	} else if !p.released.IsZero() {
+		at := metav1.NewTime(p.released.Truncate(time.Second))
+		s.ReleasedAt = &at
+	}
+	return s
+}
+
+func equalStatus(a, b *weftv1.NeutronPortStatus) bool {
+	samePod := (a.Pod == nil) == (b.Pod == nil) && (a.Pod == nil || *a.Pod == *b.Pod)
+	sameTime := (a.ReleasedAt == nil) == (b.ReleasedAt == nil) && (a.ReleasedAt == nil || a.ReleasedAt.Equal(b.ReleasedAt))
+	return a.Plugged == b.Plugged && samePod && sameTime && a.Message == b.Message
+}
+
+// choice is a port that was chosen for an attachment.
+type choice struct {
+	uuid string
+	slot host.Slot
+	spec spec
+}
+
+// choose returns the free port of the network that has rested longest. Without one it returns when the next has rested (zero: unknown), and
+// a channel that is closed when that may have changed.
+func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool) (chosen *choice, next time.Duration, changed <-chan struct{}) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	var best *port
+	for _, p := range ps.all {
+		if !p.free(network) || claimed(p.uuid, &p.spec) {
+			continue
+		}
+		if left := ps.rest - time.Since(p.released); left > 0 && !p.released.IsZero() {
+			next = cmp.Or(min(next, left), left)
+			continue
+		}
+		if best == nil || p.released.Before(best.released) || p.released.Equal(best.released) && p.uuid < best.uuid {
+			best = p
+		}
+	}
+	if best == nil {
+		return nil, next, ps.changed
+	}
+	return &choice{best.uuid, best.slot, best.spec}, 0, nil
+}
+
+// free reports whether a pod of the network can be attached now, apart from the port's rest. The API server has to show the port as
+// plugged: the controller deletes a port in OpenStack that it finds unplugged.
+func (p *port) free(network string) bool {
+	return p.object != nil && p.object.Spec.Network.UID == network && p.object.DeletionTimestamp.IsZero() && p.object.Status.Plugged &&
+		p.plugged && p.object.Spec.Active && p.holder == nil && !p.used && p.problem == nil
+}
+
+// count returns how many ports of a network the node has, and how many of them are plugged and not active yet.
+func (ps *ports) count(network string) (all, inactive int) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range ps.all {
+		if p.object == nil || p.object.Spec.Network.UID != network {
+			continue
+		}
+		all++
+		if p.plugged && !p.object.Spec.Active {
+			inactive++
+		}
+	}
+	return all, inactive
+}
+
+// hold marks the port as the attachment's. It fails if the port is not there any more, or another attachment's.
+func (ps *ports) hold(rec *attach.Record, d *details) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.all[d.Port]
+	if p == nil || p.slot != d.Slot || p.holder == nil && (!p.plugged || p.used) {
+		return fmt.Errorf("port %s is not plugged on this node any more", d.Port)
+	}
+	if p.holder != nil && p.holder.Key() != rec.Key() {
+		return fmt.Errorf("port %s is that of attachment %s", d.Port, p.holder.Key())
+	}
+	if p.holder == nil && p.object != nil && !p.object.DeletionTimestamp.IsZero() {
+		return fmt.Errorf("port %s is being deleted", d.Port)
+	}
+	kept := *rec
+	p.holder, p.used = &kept, true
+	ps.wakeUp()
+	return nil
+}
+
+// release gives the ports of attachments back that are removed.
+func (ps *ports) release(recs []attach.Record) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for i := range recs {
+		d, err := detailsOf(&recs[i])
+		if err != nil {
+			continue // it has no port
+		}
+		// Without a holder the attachment is of a former life: what it left on the port is not known.
+		if p := ps.all[d.Port]; p != nil && (p.holder == nil || p.holder.Key() == recs[i].Key()) {
+			p.holder, p.used = nil, true
+		}
+	}
+	ps.wakeUp()
+}

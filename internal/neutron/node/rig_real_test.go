@@ -1,0 +1,223 @@
+//go:build real
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/deploy/crds"
+	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/nft"
+	noderoom "weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/ovstest"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// patience bounds every wait for a condition.
+const patience = 60 * time.Second
+
+var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
+		server = s
+		all, err := crds.All()
+		if err != nil {
+			return err
+		}
+		stackube, err := crds.Neutron()
+		if err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), append(all, stackube...))
+	}))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}
+
+// api is a client of the API server as an administrator has it.
+func api(t *testing.T) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), stackubev1.AddToScheme(scheme), weftv1.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	return c
+}
+
+// tenant makes a namespace with a Network of its name.
+func tenant(t *testing.T, name string) *stackubev1.Network {
+	t.Helper()
+	c := api(t)
+	must(t, client.IgnoreAlreadyExists(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})))
+	n := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: name}, Spec: stackubev1.NetworkSpec{CIDR: "10.244.0.0/16"}}
+	must(t, c.Create(t.Context(), n))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), n) })
+	return n
+}
+
+// portOf describes a NeutronPort: number makes its UUID and its address.
+type portOf struct {
+	network *stackubev1.Network
+	node    string
+	tag     int
+	number  int
+}
+
+func (p portOf) uuid() string {
+	return fmt.Sprintf("%08x-%04x-4000-8000-000000000000", p.number, p.tag)
+}
+
+func (p portOf) address() string { return fmt.Sprintf("10.244.%d.%d", p.number/200, 2+p.number%200) }
+
+func (p portOf) mac() string {
+	return fmt.Sprintf("0a:58:0a:f4:%02x:%02x", p.number/200, 2+p.number%200)
+}
+
+// create makes the object as the controller does; OpenStack's part is the caller's.
+func (p portOf) create(t *testing.T) *weftv1.NeutronPort {
+	t.Helper()
+	c := api(t)
+	object := &weftv1.NeutronPort{
+		ObjectMeta: metav1.ObjectMeta{Name: p.uuid()},
+		Spec: weftv1.NeutronPortSpec{
+			Network: weftv1.NeutronPortNetwork{Namespace: p.network.Namespace, Name: p.network.Name, UID: string(p.network.UID), ID: "id"},
+			Node:    p.node, MAC: p.mac(), MTU: 1400, Active: true,
+			Addresses: []weftv1.NeutronPortAddress{{Address: p.address() + "/16", Gateway: "10.244.0.1"}},
+		},
+	}
+	must(t, c.Create(t.Context(), object))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), object) })
+	return object
+}
+
+// machine is a node: its switch and its namespace outlive the agents on it.
+type machine struct {
+	*ovstest.Switch
+	name string
+	boot string
+}
+
+// life is what one life of an agent has on the machine: engines, loops, watches. All end with ctx.
+func (m *machine) life(ctx context.Context, t *testing.T, records network.Records) *Network {
+	t.Helper()
+	kind := Kind(m.name)
+	var links *link.Engine
+	var rules *nft.Engine
+	var pods *link.Pods
+	must(t, m.NetNS.Do(func(ns.NetNS) error {
+		var errs [3]error
+		links, errs[0] = link.NewEngine(link.Options{Devices: kind.Care.Devices})
+		rules, errs[1] = nft.NewEngine(nft.Options{Tables: kind.Care.Tables})
+		pods, errs[2] = link.NewPods()
+		return errors.Join(errs[:]...)
+	}))
+	rows, err := ovsdb.Open(ctx, ovsdb.Config{Endpoint: "unix:" + m.DBSock, Bridges: []string{pipeline.Bridge}})
+	must(t, err)
+	flows := openflow.NewEngine(openflow.Config{Address: m.Mgmt(pipeline.Bridge)})
+	vswitch := &noderoom.Switch{
+		Datapath: ovsdb.DatapathNetdev, Database: rows, Rows: reconcile.NewLoop(rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
+		Bridges: map[string]*noderoom.Flows{pipeline.Bridge: {
+			Engine: flows, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{Name: "openflow", Encode: openflow.Encode}),
+		}},
+	}
+	n := &noderoom.Node{
+		Name: m.name, BootID: m.boot, Pods: pods,
+		Links:  reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"}),
+		Rules:  reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
+		Switch: func(context.Context) (*noderoom.Switch, error) { return vswitch, nil },
+	}
+	objects := m.objects(t, &kind)
+	var group sync.WaitGroup
+	for _, run := range []func(context.Context) error{n.Links.Run, n.Rules.Run, vswitch.Rows.Run, vswitch.Bridges[pipeline.Bridge].Loop.Run, flows.Run, objects.Start} {
+		group.Go(func() { _ = run(ctx) })
+	}
+	group.Go(func() {
+		for { // as the agent does
+			event, err := flows.Next(ctx)
+			if err != nil {
+				return
+			}
+			if event.Connected || event.Unclear || len(event.Drift) > 0 {
+				vswitch.Bridges[pipeline.Bridge].Loop.Resync()
+			}
+		}
+	})
+	t.Cleanup(func() {
+		group.Wait()
+		rows.Close()
+		links.Close()
+		pods.Close()
+		rules.Close()
+	})
+	made, err := newNetwork(ctx, n, network.Deps{
+		Records: records, Objects: objects, API: api(t), Changed: func() {}, Report: func(weftv1.NodeNetworkSection) {},
+	}, 0)
+	must(t, err)
+	return made
+}
+
+// objects are the kind's as the agent watches them.
+func (m *machine) objects(t *testing.T, kind *network.Kind) ctrlcache.Cache {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	must(t, kind.Scheme(scheme))
+	by := map[client.Object]ctrlcache.ByObject{}
+	for _, o := range kind.Objects {
+		by[o.Kind] = o.By
+	}
+	objects, err := ctrlcache.New(server.Config(), ctrlcache.Options{Scheme: scheme, ByObject: by})
+	must(t, err)
+	return objects
+}
+
+// flowsOf returns the flows of br-n.
+func (m *machine) flowsOf() string { return m.OFCtl("dump-flows", pipeline.Bridge) }

@@ -1,0 +1,217 @@
+// Package pipeline compiles the flows of br-n, the bridge between the pods of Neutron networks and br-int. It opens no socket.
+//
+// A pod's port and the patch port that leads to its port on br-int are a pair: what comes in by one leaves by the other, and Neutron's
+// port security checks addresses there. Only packets from and to the host differ. The host reaches a pod at its address from HostAddress,
+// in connections that the host opens; a pod reaches the host by the answers in them, and by nothing else. Connections are tracked in a zone of
+// the pod's own, because pods of different tenants have equal addresses.
+package pipeline
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"net"
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Bridge is the bridge's name.
+const Bridge = "br-n"
+
+// HostPort is the OpenFlow port of the host's interface.
+const HostPort uint32 = 1
+
+// Owner owns what Static returns.
+const Owner reconcile.Owner = "neutron"
+
+// Tables of br-n. A packet that no flow matches is dropped.
+const (
+	// TableClassify finds the pod.
+	TableClassify uint8 = 0
+	// TableFromPod separates what a pod sends to the host from what it sends to its network.
+	TableFromPod uint8 = 10
+	// TableAnswer passes a pod's answers to the host.
+	TableAnswer uint8 = 11
+	// TableToPod drops what the network sends in the host's name.
+	TableToPod uint8 = 20
+	// TableFromHost finds the pod that the host sends to.
+	TableFromHost uint8 = 30
+)
+
+// Registers.
+const (
+	// RegZone is reg0: the pod's conntrack zone.
+	RegZone = 0
+	// RegOut is reg1: the port at the other side.
+	RegOut = 1
+	// RegTarget is reg2: the address that an ARP request asks for.
+	RegTarget = 2
+)
+
+// Priorities. Those of one table do not depend on another's.
+const (
+	prioritySpecial = 200
+	priorityGuard   = 150
+	priorityPod     = 100
+	priorityRest    = 0
+)
+
+// HostAddress is the host's address on br-n. It is the same on every node: no packet with it leaves br-n.
+func HostAddress() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 3}) }
+
+// HostMAC is the MAC address of the host's interface.
+func HostMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 169, 254, 0, 3} }
+
+// PodsMAC is the MAC address that the host is told for every pod. No interface has it; flows replace it by the pod's.
+func PodsMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 169, 254, 0, 4} }
+
+// Pod is a pod's port.
+type Pod struct {
+	// Owner is the attachment, "attachment/<container>/<interface>".
+	Owner reconcile.Owner
+	// OFPort is the pod's OpenFlow port, and Patch that of the patch port.
+	OFPort, Patch uint32
+	// Zone is the pod's conntrack zone.
+	Zone uint16
+	// MAC and Addresses are the port's in Neutron.
+	MAC       net.HardwareAddr
+	Addresses []netip.Addr
+}
+
+// Rule is a flow with its purpose, in one line.
+type Rule struct {
+	Flow    *openflow.Flow
+	Purpose string
+}
+
+// Fragment makes a fragment of rules.
+func Fragment(rules []Rule) map[openflow.Key]openflow.Entry {
+	fragment := make(map[openflow.Key]openflow.Entry, len(rules))
+	for _, r := range rules {
+		fragment[r.Flow.Key()] = r.Flow
+	}
+	return fragment
+}
+
+// Cookie returns the cookie of an owner's flows: the first 8 bytes of the owner's SHA-256. It is the same on every node.
+func Cookie(owner reconcile.Owner) uint64 {
+	sum := sha256.Sum256([]byte(owner))
+	return binary.BigEndian.Uint64(sum[:8])
+}
+
+type program struct {
+	cookie uint64
+	rules  []Rule
+}
+
+func (p *program) add(table uint8, priority uint16, purpose string, on []openflow.MatchField, actions ...openflow.Action) {
+	p.rules = append(p.rules, Rule{Purpose: purpose, Flow: &openflow.Flow{
+		Table: table, Priority: priority, Cookie: p.cookie, Match: openflow.NewMatch(on...), Actions: actions,
+	}})
+}
+
+func match(fields ...openflow.MatchField) []openflow.MatchField { return fields }
+
+func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
+
+func set(register int, value uint32) openflow.Action {
+	return openflow.SetField(openflow.Reg(register, value))
+}
+
+// ARP operations (RFC 826).
+const (
+	arpRequest = 1
+	arpReply   = 2
+)
+
+// reply makes an answer of an ARP request: addr is at mac. An invalid addr stands for the address that the request asks for.
+func reply(mac net.HardwareAddr, addr netip.Addr) []openflow.Action {
+	whole := openflow.Whole
+	actions := []openflow.Action{
+		openflow.Move(whole(openflow.FieldARPTPA), whole(openflow.FieldReg(RegTarget))),
+		openflow.Move(whole(openflow.FieldEthSrc), whole(openflow.FieldEthDst)), openflow.SetField(openflow.EthSrc(mac)),
+		openflow.SetField(openflow.ARPOp(arpReply)),
+		openflow.Move(whole(openflow.FieldARPSHA), whole(openflow.FieldARPTHA)), openflow.SetField(openflow.ARPSHA(mac)),
+		openflow.Move(whole(openflow.FieldARPSPA), whole(openflow.FieldARPTPA)),
+	}
+	if addr.IsValid() {
+		actions = append(actions, openflow.SetField(openflow.ARPSPA(single(addr))))
+	} else {
+		actions = append(actions, openflow.Move(whole(openflow.FieldReg(RegTarget)), whole(openflow.FieldARPSPA)))
+	}
+	return append(actions, openflow.InPortAction())
+}
+
+// Static returns the rules that do not depend on any pod.
+func Static() []Rule {
+	p := &program{cookie: Cookie(Owner)}
+	host := single(HostAddress())
+	ip := openflow.EthType(openflow.EthTypeIPv4)
+	p.add(TableClassify, prioritySpecial, "VLAN tags: Neutron's port has none", match(openflow.VLANAny()))
+	p.add(TableClassify, priorityPod, "from the host", match(openflow.InPort(HostPort)), openflow.GotoTable(TableFromHost))
+
+	p.add(TableFromPod, prioritySpecial, "a pod asks for the host's MAC address",
+		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPTPA(host)), reply(HostMAC(), HostAddress())...)
+	for _, r := range []struct {
+		purpose string
+		on      []openflow.MatchField
+	}{
+		{"other ARP about the host stays here", match(openflow.ARP(), openflow.ARPTPA(host))},
+		{"ARP in the host's name", match(openflow.ARP(), openflow.ARPSPA(host))},
+		{"to the host, and no answer to it", match(openflow.EthDst(HostMAC()))},
+		{"to the host's address by the network", match(ip, openflow.IPDst(host))},
+		{"in the host's name", match(ip, openflow.IPSrc(host))},
+	} {
+		p.add(TableFromPod, priorityGuard, r.purpose, r.on)
+	}
+	out := openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegOut)))
+	p.add(TableFromPod, priorityRest, "to the pod's network", match(), out)
+
+	p.add(TableAnswer, priorityPod, "an answer to the host",
+		match(ip, openflow.CTState(openflow.CTTrk|openflow.CTEst|openflow.CTRpl, openflow.CTInv)), openflow.Output(HostPort))
+	p.add(TableAnswer, priorityPod, "an ICMP error about a packet of the host",
+		match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel|openflow.CTRpl, openflow.CTInv)), openflow.Output(HostPort))
+
+	for _, r := range []struct {
+		purpose string
+		on      []openflow.MatchField
+	}{
+		{"ARP about the host from the network", match(openflow.ARP(), openflow.ARPSPA(host))},
+		{"ARP for the host from the network", match(openflow.ARP(), openflow.ARPTPA(host))},
+		{"from the network in the host's name", match(ip, openflow.IPSrc(host))},
+		{"from the network with the host's MAC address", match(openflow.EthSrc(HostMAC()))},
+	} {
+		p.add(TableToPod, priorityGuard, r.purpose, r.on)
+	}
+	p.add(TableToPod, priorityRest, "to the pod", match(), out)
+
+	p.add(TableFromHost, prioritySpecial, "the host asks for a pod's MAC address",
+		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPSPA(host)), reply(PodsMAC(), netip.Addr{})...)
+	return p.rules
+}
+
+// PodRules returns the rules that open a pod's port.
+func PodRules(pod *Pod) []Rule {
+	p := &program{cookie: Cookie(pod.Owner)}
+	zone := openflow.Whole(openflow.FieldReg(RegZone))
+	zone.Bits = 16
+	p.add(TableClassify, priorityPod, "from the pod", match(openflow.InPort(pod.OFPort)),
+		set(RegZone, uint32(pod.Zone)), set(RegOut, pod.Patch), openflow.GotoTable(TableFromPod))
+	p.add(TableClassify, priorityPod, "from the pod's network", match(openflow.InPort(pod.Patch)),
+		set(RegZone, uint32(pod.Zone)), set(RegOut, pod.OFPort), openflow.GotoTable(TableToPod))
+	host := single(HostAddress())
+	for _, addr := range pod.Addresses {
+		if !addr.Is4() {
+			continue
+		}
+		answer := TableAnswer
+		p.add(TableFromPod, prioritySpecial, "from the pod's own address to the host, if it is an answer",
+			match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.EthDst(HostMAC()), openflow.IPSrc(single(addr)), openflow.IPDst(host)),
+			openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &answer}))
+		p.add(TableFromHost, priorityPod, "from the host to the pod", match(openflow.IPSrc(host), openflow.IPDst(single(addr))),
+			openflow.SetField(openflow.EthDst(pod.MAC)),
+			openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+	}
+	return p.rules
+}
