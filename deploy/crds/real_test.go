@@ -6,10 +6,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -259,7 +263,89 @@ func TestValidation(t *testing.T) {
 	}
 	t.Run("HostSubnet/changes", func(t *testing.T) { hostSubnetChanges(ctx, t, c) })
 	t.Run("ClusterNetwork/changes", func(t *testing.T) { clusterNetworkChanges(ctx, t, c) })
+	t.Run("ClusterNetwork/stored before", func(t *testing.T) { clusterNetworkStoredBefore(ctx, t, c) })
 	t.Run("NodeNetwork/status", func(t *testing.T) { nodeNetworkStatus(ctx, t, c) })
+}
+
+// Of an object that was stored before the rule that it breaks, the status can be written, which says what is wrong with it.
+func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Client) {
+	all, err := All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
+		return crd.Spec.Names.Kind == "ClusterNetwork"
+	})
+	former := all[i].DeepCopy()
+	former.Spec.Versions[0].Schema.OpenAPIV3Schema.XValidations = nil
+	scheme := runtime.NewScheme()
+	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	definitions, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := func(crd *apiextensionsv1.CustomResourceDefinition) {
+		await(ctx, t, "installing the definition", func() error {
+			have := &apiextensionsv1.CustomResourceDefinition{}
+			if err := definitions.Get(ctx, client.ObjectKeyFromObject(crd), have); err != nil {
+				return err
+			}
+			have.Spec = *crd.Spec.DeepCopy()
+			return definitions.Update(ctx, have)
+		})
+	}
+	obj, fresh := object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9")), object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9"))
+	fresh.SetName("fresh")
+	install(former)
+	await(ctx, t, "the former definition", func() error { return c.Create(ctx, fresh.DeepCopy(), client.DryRunAll) })
+	create(ctx, t, c, obj)
+	install(all[i])
+	await(ctx, t, "the definition", func() error {
+		if err := c.Create(ctx, fresh.DeepCopy(), client.DryRunAll); err == nil {
+			return errors.New("a new object of the same fields is accepted")
+		}
+		return nil
+	})
+	obj.Object["status"] = map[string]any{"conditions": []any{map[string]any{
+		"type": "Valid", "status": "False", "reason": "Invalid", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z",
+	}}}
+	if err := c.Status().Update(ctx, obj); err != nil {
+		t.Errorf("writing the status: %v", err)
+	}
+	obj.Object["mtu"] = int64(1400)
+	if err := c.Update(ctx, obj); err != nil {
+		t.Errorf("changing another field: %v", err)
+	}
+	delete(obj.Object, "hostsubnetlength")
+	if err := c.Update(ctx, obj); err != nil {
+		t.Errorf("mending it: %v", err)
+	}
+	obj.Object["hostsubnetlength"] = int64(9)
+	if err := c.Update(ctx, obj); err == nil {
+		t.Error("once mended, it is taken as it was")
+	}
+}
+
+// await waits until something works.
+func await(ctx context.Context, t *testing.T, what string, try func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: %v", what, err)
+		case <-ticker.C:
+		}
+	}
 }
 
 // A NodeNetwork has a section for each network, and values are bounded.

@@ -267,7 +267,7 @@ func (v engineView[K, V]) diff(ctx context.Context) admin.EngineDiff {
 	d := admin.EngineDiff{Name: v.name}
 	found, err := v.loop.Inspect(ctx)
 	if errors.Is(err, reconcile.ErrNotStarted) {
-		d.Error = "nothing is programmed before the agent knows what the cluster wants: " + err.Error()
+		d.Error = "nothing is programmed before the agent has read the cluster's objects: " + err.Error()
 		return d
 	}
 	if err != nil {

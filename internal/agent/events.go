@@ -206,6 +206,6 @@ func (r *recorder) drift(event reconcile.Event) {
 	if event.Drift.Items() == 0 || event.Err != nil {
 		return
 	}
-	r.Node(reasonDrift, "Verify", event.Engine+": somebody else changed what Weft had programmed; it is put back. "+
-		"(A restart of the switch looks the same.) weft_engine_drift_total counts, the agent's log tells when")
+	r.Node(reasonDrift, "Verify", event.Engine+": what Weft had programmed was changed, and is restored: another program changed it, or the switch restarted. "+
+		"weft_engine_drift_total counts these changes; the agent's log has their times")
 }

@@ -13,10 +13,10 @@ import (
 func (a *agent) owners(first string) (admin.Owners, error) {
 	r := a.running.Load()
 	if r == nil {
-		return admin.Owners{}, fmt.Errorf("the agent does not know yet what the cluster wants: %s", a.waiting.get())
+		return admin.Owners{}, fmt.Errorf("the agent has not read all objects of the cluster yet: %s", a.waiting.get())
 	}
 	if err := r.network.Ready(); err != nil {
-		return admin.Owners{}, fmt.Errorf("the agent does not know yet what the cluster wants: %w", err)
+		return admin.Owners{}, fmt.Errorf("the agent has not read all objects of the cluster yet: %w", err)
 	}
 	var asked policy.Key
 	asked.Namespace, asked.Name, _ = strings.Cut(first, "/")

@@ -113,7 +113,7 @@ func NewPlan(namespaces []Namespace, nodes []Node) Plan {
 		for _, node := range listed {
 			plan.Problems = append(plan.Problems, Problem{
 				KindNode, node, ip, ReasonConflict,
-				fmt.Sprintf("egressIPs: %s is listed by nodes %s: list it at one, until then nobody uses it", ip, strings.Join(listed, ", ")),
+				fmt.Sprintf("egressIPs: %s is listed by nodes %s: no traffic uses it until only one of them lists it", ip, strings.Join(listed, ", ")),
 			})
 		}
 	}
@@ -197,11 +197,11 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 			tell(ReasonUnassigned, "%s is no address that a node can have: give an IPv4 address of the nodes' network", ip)
 		case len(c.vnids[ip]) > 1:
 			contested = true
-			tell(ReasonConflict, "%s is wanted by %s as well: an address is for one project; until it is, nothing leaves any of them", ip, c.others(p, ip))
+			tell(ReasonConflict, "%s is listed by %s as well: an address belongs to one project, and nothing leaves these projects until the others no longer list it", ip, c.others(p, ip))
 		case len(listed) == 0:
 			tell(ReasonUnassigned, "%s is hosted by no node: list it in egressIPs of a HostSubnet, or have it in egressCIDRs of one", ip)
 		case len(listed) > 1:
-			tell(ReasonConflict, "%s is listed by nodes %s: nobody uses it until one does", ip, strings.Join(listed, ", "))
+			tell(ReasonConflict, "%s is listed by nodes %s: no traffic uses it until only one of them lists it", ip, strings.Join(listed, ", "))
 		case c.refused[listed[0]][ip] != "":
 			tell(ReasonRefused, "%s is not used: node %s cannot hold it: %s", ip, listed[0], c.refused[listed[0]][ip])
 		default:

@@ -80,7 +80,7 @@ func TestPlan(t *testing.T) {
 			[]egressip.Namespace{ns("a", 10, 1, 2), ns("b", 11, 1)},
 			[]egressip.Node{node("n1", 1), node("n2", 2)},
 			map[uint32]holders{10: nil, 11: nil},
-			[]string{"NetNamespace a: EgressIPConflict: egressIPs: 192.0.2.1 is wanted by b as well", "NetNamespace b: EgressIPConflict: egressIPs: 192.0.2.1 is wanted by a as well"},
+			[]string{"NetNamespace a: EgressIPConflict: egressIPs: 192.0.2.1 is listed by b as well", "NetNamespace b: EgressIPConflict: egressIPs: 192.0.2.1 is listed by a as well"},
 		},
 		{
 			"listed by two nodes: the other one is used",

@@ -108,6 +108,6 @@ func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have
 		}
 		return true
 	}
-	n.opts.Log.Warn("put back what somebody else changed", "link", want.name, "was", have.String(), "is", want.shape.String())
+	n.opts.Log.Warn("restored what another program changed", "link", want.name, "was", have.String(), "is", want.shape.String())
 	return false
 }

@@ -155,7 +155,7 @@ func (e *ends) restore(ctx context.Context, name string, want wanted, have link.
 		}
 		return true
 	}
-	n.opts.Log.Warn("put back what somebody else changed", "link", name, "was", have.String(), "is", want.end.String())
+	n.opts.Log.Warn("restored what another program changed", "link", name, "was", have.String(), "is", want.end.String())
 	return false
 }
 

@@ -367,6 +367,8 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	n.crossing = false
 	n.setPods(s)
 	n.standing.configure(s)
+	// The switch sets the MTU and the MAC address of tun0 by its row: by then these are what the links want as well.
+	n.engines.Links.Set(s.links())
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
 	n.setServices(s)

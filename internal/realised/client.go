@@ -192,7 +192,7 @@ func (c *Client) explain(ctx context.Context, report *Report) {
 		isReady, known := ready[node.Name]
 		switch {
 		case node.Failing:
-			node.Next = "what the reason says; on that node: weft diff"
+			node.Next = "correct what the reason names; on that node: weft diff"
 		case err == nil && known && !isReady: // who may not list nodes is told the rest
 			node.Reason = NotReady(node.Reason)
 			node.Next = "kubectl describe node " + node.Name

@@ -535,7 +535,7 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 		}
 		l.opts.Log.Warn("commit failed, trying again", "engine", l.opts.Name, "items", len(failed), "error", first)
 	} else if r.drift.Items() > 0 {
-		l.opts.Log.Warn("put back what somebody else changed", "engine", l.opts.Name, "items", r.drift.Items())
+		l.opts.Log.Warn("restored what another program changed", "engine", l.opts.Name, "items", r.drift.Items())
 	}
 	return len(failed) > 0 || l.resync // a doubtful commit whose parts all succeeded is still to be read again
 }

@@ -290,7 +290,14 @@ func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.Hos
 		{networkv1.ConditionEnginesInStep, exec},
 	} {
 		if found := meta.FindStatusCondition(hs.Status.Conditions, c.kind); found != nil && found.Status != metav1.ConditionTrue {
-			j.problem(object, c.next, "%s", found.Message)
+			next := c.next
+			switch found.Reason { // what weft diff shows nothing of
+			case networkv1.ReasonRefused:
+				next = "correct the object that the message names; " + logs
+			case networkv1.ReasonNotServing:
+				next = logs
+			}
+			j.problem(object, next, "%s", found.Message)
 			if c.kind != networkv1.ConditionEnginesInStep {
 				return // it explains the rest
 			}

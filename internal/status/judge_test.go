@@ -211,6 +211,11 @@ func TestReports(t *testing.T) {
 			set(&f.HostSubnets[1], condition(networkv1.ConditionEnginesInStep, false, "not programmed: openflow: attachment/x/eth0: no room in the table"))
 			f.HostSubnets[1].Status.Engines[0] = networkv1.HostSubnetEngine{Name: "openflow", Items: 60, Failures: []string{"attachment/x/eth0: no room in the table"}}
 		},
+		"refused": func(f *status.Facts) {
+			c := condition(networkv1.ConditionEnginesInStep, false, "the node stays as it was: ClusterNetwork default: mtu 9000 and the tunnel's 50 bytes do not fit the MTU of eth0, 1500")
+			c.Reason = networkv1.ReasonRefused
+			set(&f.HostSubnets[1], c)
+		},
 		"node-lost": func(f *status.Facts) {
 			f.Nodes[0].Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting node status."}
 			f.AgentPods[1] = agentPod("n2", false)

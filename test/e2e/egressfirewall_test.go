@@ -215,7 +215,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	e.flatAgain(t)
 	s := newGuardScene(t, c)
 	s.policy(t, guardedOne, "default", "Deny "+s.hosts[0].String()+"/32")
-	s.standing(t, guardedOne, "default", networkv1.ReasonNoEffect, "a flat network has no egress firewalls")
+	s.standing(t, guardedOne, "default", networkv1.ReasonNoEffect, "egress firewalls need a network with VNIDs")
 	s.reach(t, "a flat network", 0, 1, 2, 3)
 
 	e.setMode(t, networkv1.PluginMultitenant)

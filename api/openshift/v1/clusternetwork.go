@@ -4,6 +4,9 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // ClusterNetwork describes the cluster's pod network. Only the object named "default" is used.
 //
+// Former releases took an object with only one of network and hostsubnetlength. The rule against that lets such an object stay, because the
+// API server judges by it also when the status is written, which says what is wrong.
+//
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=clusternetworks,scope=Cluster,categories=weft
 // +kubebuilder:subresource:status
@@ -14,7 +17,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:validation:XValidation:rule="(has(self.clusterNetworks) && size(self.clusterNetworks) > 0) || (has(self.network) && size(self.network) > 0 && has(self.hostsubnetlength))",message="clusterNetworks needs at least one range (or, in the old form, network and hostsubnetlength are set)"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || size(self.network) == 0 || !has(self.clusterNetworks) || size(self.clusterNetworks) == 0 || self.network == self.clusterNetworks[0].CIDR",message="network must be left out or equal clusterNetworks[0].CIDR"
 // +kubebuilder:validation:XValidation:rule="!has(self.hostsubnetlength) || !has(self.clusterNetworks) || size(self.clusterNetworks) == 0 || self.hostsubnetlength == self.clusterNetworks[0].hostSubnetLength",message="hostsubnetlength must be left out or equal clusterNetworks[0].hostSubnetLength"
-// +kubebuilder:validation:XValidation:rule="(has(self.network) && size(self.network) > 0) == has(self.hostsubnetlength)",message="network and hostsubnetlength are set both or neither"
+// +kubebuilder:validation:XValidation:rule="(has(self.network) && size(self.network) > 0) == has(self.hostsubnetlength) || (oldSelf.hasValue() && (has(oldSelf.value().network) && size(oldSelf.value().network) > 0) != has(oldSelf.value().hostsubnetlength))",optionalOldSelf=true,message="network and hostsubnetlength are set both or neither"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !isCIDR(self.network) || !has(self.hostsubnetlength) || cidr(self.network).prefixLength() + self.hostsubnetlength <= 32",message="hostsubnetlength does not fit: it is at most 32 minus the prefix length of network"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterNetworks) || !isCIDR(self.serviceNetwork) || self.clusterNetworks.all(c, !isCIDR(c.CIDR) || !(cidr(c.CIDR).containsCIDR(self.serviceNetwork) || cidr(self.serviceNetwork).containsCIDR(c.CIDR)))",message="serviceNetwork must not overlap a range of clusterNetworks"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !isCIDR(self.network) || !isCIDR(self.serviceNetwork) || !(cidr(self.network).containsCIDR(self.serviceNetwork) || cidr(self.serviceNetwork).containsCIDR(self.network))",message="serviceNetwork must not overlap network"

@@ -54,7 +54,7 @@ func Firewalls(state FirewallState) []FirewallFinding {
 			found.Reason, found.Message = networkv1.ReasonInvalid, why
 		case !state.Mode.HasVNIDs():
 			found.Reason = networkv1.ReasonNoEffect
-			found.Message = fmt.Sprintf("a flat network has no egress firewalls: they need the plugin %s or %s", networkv1.PluginMultitenant, networkv1.PluginNetworkPolicy)
+			found.Message = fmt.Sprintf("egress firewalls need a network with VNIDs: set pluginName of ClusterNetwork default to %s or %s", networkv1.PluginMultitenant, networkv1.PluginNetworkPolicy)
 		case standing == egressfirewall.Global:
 			found.Reason, found.Message = networkv1.ReasonNoEffect, why
 		case standing != egressfirewall.InEffect:

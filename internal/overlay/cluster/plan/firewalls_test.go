@@ -41,7 +41,7 @@ func TestFirewalls(t *testing.T) {
 		}
 		if mode == clusternetwork.ModeSubnet {
 			for name := range want {
-				want[name] = "NoEffect a flat network has no egress firewalls"
+				want[name] = "NoEffect egress firewalls need a network with VNIDs"
 			}
 			want["wrong/one"] = "Invalid spec.egress[1]"
 		}
