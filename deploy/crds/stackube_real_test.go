@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// stackube returns manifests of stackube.kubernetes.io/v1 as users of stackube write them, and with mistakes.
-func stackube() []manifest {
+// stackubeManifests returns manifests of stackube.kubernetes.io/v1 as users of stackube write them, and with mistakes.
+func stackubeManifests() []manifest {
 	const api = "{apiVersion: stackube.kubernetes.io/v1, "
 	network := func(spec string) string {
 		return api + "kind: Network, metadata: {name: net, namespace: default}, spec: {" + spec + "}}"
@@ -45,7 +45,7 @@ func TestStackube(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range stackube() {
+	for _, m := range stackubeManifests() {
 		t.Run(m.name, func(t *testing.T) {
 			err := c.Create(t.Context(), object(t, m.text), client.DryRunAll, client.FieldValidation("Strict"))
 			switch {

@@ -9,4 +9,4 @@
 // +groupName=stackube.kubernetes.io
 package v1
 
-//go:generate go tool -modfile=../../../tools/go.mod controller-gen object crd paths=. output:crd:artifacts:config=../../../deploy/crds/neutron
+//go:generate go tool -modfile=../../../tools/go.mod controller-gen object crd paths=. output:crd:artifacts:config=../../../deploy/stackube

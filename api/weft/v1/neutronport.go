@@ -145,7 +145,7 @@ type NeutronPortRoute struct {
 
 // NeutronPortStatus is a port on its node.
 type NeutronPortStatus struct {
-	// plugged says that the port is on the node's br-int. The controller deletes no port in OpenStack that is
+	// plugged says that the port is on the node's br-int, or is about to be. The controller deletes no port in OpenStack that is
 	// plugged, unless its node is gone.
 	// +optional
 	Plugged bool `json:"plugged,omitempty"`

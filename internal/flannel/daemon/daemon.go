@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/flannel/extension"
 	"weft.dev/weft/internal/flannel/fabric"
 	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/lease"
@@ -59,9 +61,12 @@ type Daemon struct {
 	ready   atomic.Pointer[string] // why it is not ready; nil once it is
 	links   *reconcile.Loop[whole.Key, whole.Item]
 	rules   *reconcile.Loop[nft.Key, nft.Item]
-	engine  *whole.Engine
-	nft     *nft.Engine
-	started bool
+	// commands are those of the extension backend.
+	commands *reconcile.Loop[extension.Key, extension.Item]
+	engine   *whole.Engine
+	nft      *nft.Engine
+	started  bool
+	ranges   []netip.Prefix // all networks so far
 
 	mu      sync.Mutex
 	present *presence
@@ -181,6 +186,9 @@ func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := d.identify(ctx, view); err != nil {
+		return nil, err
+	}
 	d.wait("waiting for a subnet of this node")
 	former, err := store.Former(ctx, view.Lease())
 	if err != nil {
@@ -207,19 +215,20 @@ const (
 
 // open starts the engines, in the first generation.
 func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netconf.Config) error {
-	if d.started {
-		return nil
-	}
-	var ranges []netip.Prefix
 	for _, network := range []netip.Prefix{config.Network, config.IPv6Network} {
-		if network.IsValid() {
-			ranges = append(ranges, network)
+		if network.IsValid() && !slices.Contains(d.ranges, network) {
+			d.ranges = append(d.ranges, network) // former ones stay: routes into them go
 		}
 	}
+	if d.started {
+		d.engine.SetRanges(d.ranges, others(config.Backend))
+		return nil
+	}
 	var err error
-	if d.engine, err = whole.NewEngine(whole.Options{Owns: fabric.Owns, Ranges: ranges, Log: d.options.Log}); err != nil {
+	if d.engine, err = whole.NewEngine(whole.Options{Owns: fabric.Owns, Log: d.options.Log}); err != nil {
 		return err
 	}
+	d.engine.SetRanges(d.ranges, others(config.Backend))
 	if d.nft, err = nft.NewEngine(nft.Options{Tables: host.Tables()}); err != nil {
 		d.engine.Close()
 		return err
@@ -227,6 +236,8 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 	d.started = true
 	d.links = reconcile.NewLoop(d.engine, reconcile.Options[whole.Key, whole.Item]{Name: "links", Log: d.options.Log})
 	d.rules = reconcile.NewLoop(d.nft, reconcile.Options[nft.Key, nft.Item]{Name: "nftables", Log: d.options.Log})
+	d.commands = reconcile.NewLoop(extension.NewEngine(d.options.Log), reconcile.Options[extension.Key, extension.Item]{Name: "commands", Log: d.options.Log})
+	running.Go(func() { _ = d.commands.Run(ctx) })
 	running.Go(func() {
 		defer d.engine.Close()
 		_ = d.links.Run(ctx)
@@ -238,12 +249,24 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 	return nil
 }
 
+// others reports whether other programs make the routes to other nodes' pods.
+func others(backend netconf.Backend) bool {
+	switch backend.(type) {
+	case netconf.Alloc, netconf.Extension:
+		return true
+	}
+	return false
+}
+
 // establish brings all into effect, tells the other nodes, and then the plugin and the cluster.
 func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	own, config := p.own.Lease, p.config
 	d.wait("programming the node's devices")
 	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
 		return fmt.Errorf("program the node's devices: %w", err)
+	}
+	if err := d.connected(ctx, p); err != nil {
+		return err
 	}
 	d.wait("publishing the lease")
 	if err := d.options.Store.Publish(ctx, own); err != nil {

@@ -4,8 +4,10 @@ import (
 	"maps"
 	"slices"
 
+	"weft.dev/weft/internal/flannel/extension"
 	"weft.dev/weft/internal/flannel/fabric"
 	"weft.dev/weft/internal/flannel/lease"
+	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -59,6 +61,8 @@ func (d *Daemon) report(p *presence, update lease.Update) {
 // apply hands the fragments of leases that changed to the engine.
 func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]error {
 	fragments, problems := map[reconcile.Owner]fabric.Fragment{}, map[string]error{}
+	commands := map[reconcile.Owner]map[extension.Key]extension.Item{}
+	script, _ := p.view.Backend.(netconf.Extension)
 	for name, l := range accepted {
 		if before, ok := p.accepted[name]; ok && before == l {
 			continue
@@ -67,18 +71,26 @@ func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]
 		if err != nil {
 			problems[name] = err
 		}
-		fragments[peerOwner+reconcile.Owner(name)] = fragment
+		owner := peerOwner + reconcile.Owner(name)
+		fragments[owner], commands[owner] = fragment, extension.Compile(script, l)
 	}
 	for name := range p.accepted {
 		if _, ok := accepted[name]; !ok {
-			fragments[peerOwner+reconcile.Owner(name)] = fabric.Fragment{}
+			owner := peerOwner + reconcile.Owner(name)
+			fragments[owner], commands[owner] = fabric.Fragment{}, nil
 		}
 	}
 	p.accepted = accepted
+	d.hand(fragments, commands)
+	return problems
+}
+
+// hand gives the engines the fragments of leases that changed.
+func (d *Daemon) hand(fragments map[reconcile.Owner]fabric.Fragment, commands map[reconcile.Owner]map[extension.Key]extension.Item) {
 	if len(fragments) > 0 {
 		d.links.Set(fragments)
+		d.commands.Set(commands)
 	}
-	return problems
 }
 
 // tell logs what is wrong with leases, once for each.
@@ -106,13 +118,12 @@ func (d *Daemon) tell(p *presence, problems map[string]error, update lease.Updat
 func (d *Daemon) forget(p *presence, former map[string]lease.Lease) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	fragments := map[reconcile.Owner]fabric.Fragment{}
+	fragments, commands := map[reconcile.Owner]fabric.Fragment{}, map[reconcile.Owner]map[extension.Key]extension.Item{}
 	for name := range former {
 		if _, ok := p.accepted[name]; !ok {
-			fragments[peerOwner+reconcile.Owner(name)] = fabric.Fragment{}
+			owner := peerOwner + reconcile.Owner(name)
+			fragments[owner], commands[owner] = fabric.Fragment{}, nil
 		}
 	}
-	if len(fragments) > 0 {
-		d.links.Set(fragments)
-	}
+	d.hand(fragments, commands)
 }

@@ -69,7 +69,9 @@ func look(config netconf.Config, options uplink.Options) (*fabric.View, error) {
 	if err != nil {
 		return nil, err
 	}
-	view := &fabric.View{Backend: config.Backend, Uplink: chosen, V4: config.EnableIPv4, V6: config.EnableIPv6}
+	view := &fabric.View{
+		Backend: config.Backend, Uplink: chosen, Network: config.Network, Network6: config.IPv6Network, V4: config.EnableIPv4, V6: config.EnableIPv6,
+	}
 	view.Links, err = linkRanges(chosen.Index)
 	return view, err
 }

@@ -23,6 +23,13 @@ type View struct {
 	Links []netip.Prefix
 	// MAC and MAC6 are the addresses of the VXLAN devices.
 	MAC, MAC6 lease.MAC
+	// Private and Public are the WireGuard devices' keys.
+	Private whole.Secret
+	Public  whole.PublicKey
+	// Output is what the extension backend's start command printed.
+	Output string
+	// Network and Network6 are the ranges of all pods.
+	Network, Network6 netip.Prefix
 	// V4 and V6 are the families of the network.
 	V4, V6 bool
 }
@@ -55,22 +62,26 @@ func Owns(name string) bool {
 	return name == wireguardDevice || name == wireguardDeviceSix || name == ipipDevice
 }
 
-// ErrBackend is returned for a backend that this package does not compile.
-var ErrBackend = errors.New("backend is not implemented")
+// ErrBackend is returned for a backend that does not serve the network as it is configured.
+var ErrBackend = errors.New("backend does not fit the network")
 
 // Check says why a view cannot be compiled.
 func (v *View) Check() error {
-	switch v.Backend.(type) {
-	case netconf.VXLAN, netconf.Alloc:
-		return nil
+	switch b := v.Backend.(type) {
 	case netconf.HostGW:
 		if (v.V4 && v.Uplink.Addr != v.Uplink.Public) || (v.V6 && v.Uplink.Addr6 != v.Uplink.Public6) {
 			return fmt.Errorf("backend host-gw: the public address must be the interface's own (%s on %s): leave out --public-ip", v.Uplink.Addr, v.Uplink.Name)
 		}
-		return nil
-	default:
-		return fmt.Errorf("%w: %s; use vxlan, host-gw or alloc", ErrBackend, v.Backend.Type())
+	case netconf.IPIP:
+		if v.V6 {
+			return fmt.Errorf("%w: ipip carries IPv4 only: set EnableIPv6 to false, or use vxlan or wireguard", ErrBackend)
+		}
+	case netconf.WireGuard:
+		if (b.Mode == netconf.ModeIPv4 && !v.V4) || (b.Mode == netconf.ModeIPv6 && !v.V6) {
+			return fmt.Errorf("%w: wireguard's Mode %q needs that family to be enabled: use Mode %q", ErrBackend, b.Mode, netconf.ModeSeparate)
+		}
 	}
+	return nil
 }
 
 // MTU is that of pods' interfaces.
@@ -116,13 +127,22 @@ func (v *View) Lease() lease.Lease {
 	if v.V6 {
 		l.PublicIP6 = v.Uplink.Public6
 	}
-	if b, ok := v.Backend.(netconf.VXLAN); ok {
-		if v.V4 {
-			l.Data = lease.VXLAN{VNI: b.VNI, MAC: v.MAC}
+	var data, data6 lease.Data
+	switch b := v.Backend.(type) {
+	case netconf.VXLAN:
+		data, data6 = lease.VXLAN{VNI: b.VNI, MAC: v.MAC}, lease.VXLAN{VNI: b.VNI, MAC: v.MAC6}
+	case netconf.WireGuard:
+		data, data6 = lease.WireGuard{PublicKey: v.Public, Port: b.ListenPort}, lease.WireGuard{PublicKey: v.Public, Port: port6(b)}
+	case netconf.Extension:
+		if v.Output != "" {
+			data = lease.Extension{Output: v.Output}
 		}
-		if v.V6 {
-			l.Data6 = lease.VXLAN{VNI: b.VNI, MAC: v.MAC6}
-		}
+	}
+	if v.V4 {
+		l.Data = data
+	}
+	if v.V6 {
+		l.Data6 = data6
 	}
 	return l
 }
@@ -130,22 +150,46 @@ func (v *View) Lease() lease.Lease {
 // Own returns the node's own fragment: its devices.
 func (v *View) Own(l lease.Lease) Fragment {
 	out := Fragment{}
-	b, ok := v.Backend.(netconf.VXLAN)
-	if !ok {
-		return out
+	switch b := v.Backend.(type) {
+	case netconf.VXLAN:
+		add(out, v.vxlanDevices(b, l)...)
+	case netconf.WireGuard:
+		add(out, v.wireguardDevices(b, l)...)
+	case netconf.IPIP:
+		if l.Subnet.IsValid() {
+			add(out, &whole.IPIP{Name: ipipDevice, Local: v.Uplink.Addr, MTU: v.MTU(), Address: first(l.Subnet)})
+		}
 	}
+	return out
+}
+
+func add(f Fragment, items ...whole.Item) {
+	for _, item := range items {
+		f[item.Key()] = item
+	}
+}
+
+// first returns the network address of a subnet alone, which is the address of a node's tunnel device.
+func first(subnet netip.Prefix) netip.Prefix {
+	if !subnet.IsValid() {
+		return netip.Prefix{}
+	}
+	return netip.PrefixFrom(subnet.Addr(), subnet.Addr().BitLen())
+}
+
+func (v *View) vxlanDevices(b netconf.VXLAN, l lease.Lease) []whole.Item {
 	names := Devices(b)
+	var out []whole.Item
 	add := func(name string, local netip.Addr, subnet netip.Prefix, mac lease.MAC, overhead int) {
 		if !subnet.IsValid() || !local.IsValid() {
 			return
 		}
-		device := &whole.VXLAN{
+		out = append(out, &whole.VXLAN{
 			Name: name, VNI: b.VNI, Port: b.Port, Underlay: v.Uplink.Name, Local: local, GBP: b.GBP, Learning: b.Learning,
 			// The kernel takes no MTU above the underlay's less the overhead.
 			MTU: min(outer(b.MTU, v.Uplink.MTU), v.Uplink.MTU) - overhead,
-			MAC: whole.MAC(mac), Address: netip.PrefixFrom(subnet.Addr(), subnet.Addr().BitLen()),
-		}
-		out[device.Key()] = device
+			MAC: whole.MAC(mac), Address: first(subnet),
+		})
 	}
 	add(names[0], v.Uplink.Addr, l.Subnet, v.MAC, vxlanOverhead4)
 	add(names[1], v.Uplink.Addr6, l.Subnet6, v.MAC6, vxlanOverhead6)
@@ -159,39 +203,47 @@ func (v *View) Peer(l lease.Lease) (Fragment, error) {
 	if l.Backend != want {
 		return out, fmt.Errorf("lease of %s has backend %q, this node has %q: no way between them", subnetText(l), l.Backend, want)
 	}
-	add := func(items ...whole.Item) {
-		for _, item := range items {
-			out[item.Key()] = item
-		}
+	if b, ok := v.Backend.(netconf.WireGuard); ok {
+		items, err := v.wireguardPeer(b, l)
+		add(out, items...)
+		return out, err
 	}
-	for _, f := range []struct {
-		wanted bool
-		subnet netip.Prefix
-		public netip.Addr
-		data   lease.Data
-		six    int
-	}{{v.V4, l.Subnet, l.PublicIP, l.Data, 0}, {v.V6, l.Subnet6, l.PublicIP6, l.Data6, 1}} {
-		if !f.wanted || !f.subnet.IsValid() || !f.public.IsValid() {
-			continue
-		}
-		direct := &whole.Route{Dst: f.subnet, Gateway: f.public, Device: v.Uplink.Name}
-		switch b := v.Backend.(type) {
-		case netconf.HostGW:
-			add(direct)
-		case netconf.VXLAN:
-			data, ok := f.data.(lease.VXLAN)
-			switch {
-			case b.DirectRouting && v.linked(f.public):
-				add(direct)
-			case ok:
-				device, gateway, mac := Devices(b)[f.six], f.subnet.Addr(), whole.MAC(data.MAC)
-				add(&whole.Neighbour{Device: device, Address: gateway, MAC: mac},
-					&whole.FDB{Device: device, MAC: mac, Remote: f.public},
-					&whole.Route{Dst: f.subnet, Gateway: gateway, Device: device, OnLink: true})
-			}
-		}
+	if v.V4 && l.Subnet.IsValid() && l.PublicIP.IsValid() {
+		add(out, v.way(l.Subnet, l.PublicIP, l.Data, 0)...)
+	}
+	if v.V6 && l.Subnet6.IsValid() && l.PublicIP6.IsValid() {
+		add(out, v.way(l.Subnet6, l.PublicIP6, l.Data6, 1)...)
 	}
 	return out, nil
+}
+
+// way returns what leads to a peer's subnet in one family.
+func (v *View) way(subnet netip.Prefix, public netip.Addr, data lease.Data, six int) []whole.Item {
+	direct := &whole.Route{Dst: subnet, Gateway: public, Device: v.Uplink.Name}
+	switch b := v.Backend.(type) {
+	case netconf.HostGW:
+		return []whole.Item{direct}
+	case netconf.IPIP:
+		if b.DirectRouting && v.linked(public) {
+			return []whole.Item{direct}
+		}
+		return []whole.Item{&whole.Route{Dst: subnet, Gateway: public, Device: ipipDevice, OnLink: true}}
+	case netconf.VXLAN:
+		if b.DirectRouting && v.linked(public) {
+			return []whole.Item{direct}
+		}
+		vtep, ok := data.(lease.VXLAN)
+		if !ok {
+			return nil
+		}
+		device, gateway, mac := Devices(b)[six], subnet.Addr(), whole.MAC(vtep.MAC)
+		return []whole.Item{
+			&whole.Neighbour{Device: device, Address: gateway, MAC: mac},
+			&whole.FDB{Device: device, MAC: mac, Remote: public},
+			&whole.Route{Dst: subnet, Gateway: gateway, Device: device, OnLink: true},
+		}
+	}
+	return nil
 }
 
 // linked reports whether an address is reached on the uplink without a gateway.

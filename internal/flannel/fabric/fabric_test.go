@@ -129,7 +129,12 @@ func TestCheck(t *testing.T) {
 	if err := v.Check(); err == nil || !strings.Contains(err.Error(), "leave out --public-ip") {
 		t.Error(err)
 	}
-	if err := view(netconf.WireGuard{}).Check(); err == nil {
-		t.Error("WireGuard is not compiled, and no error says so")
+	if err := view(netconf.IPIP{}).Check(); err == nil || !strings.Contains(err.Error(), "ipip carries IPv4 only") {
+		t.Error(err)
+	}
+	v = view(netconf.WireGuard{Mode: netconf.ModeIPv6})
+	v.V6 = false
+	if err := v.Check(); err == nil || !strings.Contains(err.Error(), `Mode "ipv6" needs that family`) {
+		t.Error(err)
 	}
 }

@@ -41,8 +41,15 @@ func Plugin(t testing.TB) string {
 	return build(t, "flannel-plugin-"+PluginVersion, "flannelcni", "github.com/containernetworking/plugins/plugins/meta/flannel", "CGO_ENABLED=0")
 }
 
+// binVariable names a folder that has Weft's programs already, as in the laboratory.
+const binVariable = "WEFT_LAB_BIN"
+
 // Main builds Weft's programs into a folder of their own, gives it to use, and runs the tests. It returns what TestMain exits with.
 func Main(m *testing.M, use func(bin string), programs ...string) int {
+	if bin := os.Getenv(binVariable); bin != "" {
+		use(bin)
+		return m.Run()
+	}
 	bin, err := os.MkdirTemp("", "weft-flannel-")
 	if err == nil {
 		defer os.RemoveAll(bin) //nolint:errcheck // a temporary folder

@@ -32,7 +32,7 @@ func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error
 	names := slices.SortedFunc(maps.Keys(claims), func(a, b string) int {
 		return cmp.Or(cmp.Compare(claims[a].Since, claims[b].Since), cmp.Compare(a, b))
 	})
-	j := judge{own: own}
+	j := judge{own: own, identities: map[any]string{}}
 	for i, network := range []netip.Prefix{own.Network, own.Network6} {
 		v4 := i == 0
 		j.families[i] = newTaken()
@@ -45,7 +45,7 @@ func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error
 		f := own.Lease.family(v4)
 		if f.subnet.IsValid() {
 			j.families[i].lengths[f.subnet.Bits()] = struct{}{}
-			j.families[i].add(f, "this node")
+			j.add(i, f, "this node")
 		}
 		j.networks[i] = network
 	}
@@ -63,9 +63,17 @@ func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error
 }
 
 type judge struct {
-	own      Own
-	networks [2]netip.Prefix
-	families [2]taken
+	own        Own
+	networks   [2]netip.Prefix
+	families   [2]taken
+	identities map[any]string
+}
+
+func (j *judge) add(i int, f family, name string) {
+	j.families[i].add(f, name)
+	if identity := identity(f.data, i); identity != nil {
+		j.identities[identity] = name
+	}
 }
 
 func (j *judge) claim(name string, l Lease) (Lease, error) {
@@ -75,17 +83,17 @@ func (j *judge) claim(name string, l Lease) (Lease, error) {
 		if !f.subnet.IsValid() {
 			continue
 		}
-		if err := j.family(i, f); err != nil {
+		if err := j.family(name, i, f); err != nil {
 			errs = append(errs, err)
 			l.setFamily(v4, family{})
 			continue
 		}
-		j.families[i].add(f, name)
+		j.add(i, f, name)
 	}
 	return l, errors.Join(errs...)
 }
 
-func (j *judge) family(i int, f family) error {
+func (j *judge) family(name string, i int, f family) error {
 	network, t := j.networks[i], &j.families[i]
 	own := j.own.Lease.family(i == 0)
 	switch {
@@ -99,8 +107,8 @@ func (j *judge) family(i int, f family) error {
 	if holder, conflict := t.overlaps(f.subnet); conflict {
 		return fmt.Errorf("subnet %s overlaps that of %s", f.subnet, holder)
 	}
-	if identity := identity(f.data); identity != nil {
-		if holder, ok := t.identities[identity]; ok {
+	if identity := identity(f.data, i); identity != nil {
+		if holder, ok := j.identities[identity]; ok && holder != name {
 			return fmt.Errorf("%s of subnet %s is that of %s", describe(f.data), f.subnet, holder)
 		}
 	}
@@ -109,14 +117,13 @@ func (j *judge) family(i int, f family) error {
 
 // taken is what the claims admitted so far hold in one family.
 type taken struct {
-	lengths    map[int]struct{} // the prefix lengths of all claims
-	subnets    map[netip.Prefix]string
-	covers     map[netip.Prefix]string // shorter prefixes that hold a subnet
-	identities map[any]string
+	lengths map[int]struct{} // the prefix lengths of all claims
+	subnets map[netip.Prefix]string
+	covers  map[netip.Prefix]string // shorter prefixes that hold a subnet
 }
 
 func newTaken() taken {
-	return taken{map[int]struct{}{}, map[netip.Prefix]string{}, map[netip.Prefix]string{}, map[any]string{}}
+	return taken{map[int]struct{}{}, map[netip.Prefix]string{}, map[netip.Prefix]string{}}
 }
 
 func (t *taken) add(f family, name string) {
@@ -125,9 +132,6 @@ func (t *taken) add(f family, name string) {
 		if length < f.subnet.Bits() {
 			t.covers[netip.PrefixFrom(f.subnet.Addr(), length).Masked()] = name
 		}
-	}
-	if identity := identity(f.data); identity != nil {
-		t.identities[identity] = name
 	}
 }
 
@@ -145,11 +149,18 @@ func (t *taken) overlaps(subnet netip.Prefix) (string, bool) {
 	return "", false
 }
 
-// identity is what tells nodes apart on the tunnel; nil where the backend has none.
-func identity(d Data) any {
+// vtep is the MAC address of the VXLAN device of a family.
+type vtep struct {
+	family int
+	mac    MAC
+}
+
+// identity is what tells nodes apart on the tunnel; nil where the backend has none. One WireGuard device may serve both families,
+// so a public key counts for both.
+func identity(d Data, family int) any {
 	switch d := d.(type) {
 	case VXLAN:
-		return d.MAC
+		return vtep{family, d.MAC}
 	case WireGuard:
 		return d.PublicKey
 	}

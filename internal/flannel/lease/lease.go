@@ -1,7 +1,7 @@
 // Package lease has flannel's leases as values: which subnets a node has, by which addresses other nodes reach it, and what
 // its backend says of it; and their texts, in a Node's annotations and in etcd.
 //
-// A lease comes from another node, which may be broken or hostile. The texts are parsed strictly, and [Book] admits a lease
+// A lease comes from another node, which may be broken or hostile. The texts are parsed strictly, and [Judge] admits a lease
 // only where it changes nothing of another node's.
 package lease
 

@@ -1,6 +1,7 @@
 package netconf
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,6 +18,8 @@ type Flags struct {
 	Iface IfaceFlags
 	// SubnetFile is where the daemon tells the node's subnet.
 	SubnetFile string
+	// WireGuardKeyFile has the private key of the WireGuard backend ($WIREGUARD_KEY_FILE).
+	WireGuardKeyFile string
 	// Masq, SequentialPorts and Forward say which rules the node gets (--ip-masq, --ip-masq-fully-random-disable,
 	// --iptables-forward-rules).
 	Masq, SequentialPorts, Forward bool
@@ -59,6 +62,12 @@ type IfaceFlags struct {
 	CanReach, Public, Public6 netip.Addr
 }
 
+// defaultKeyFile is where flanneld keeps its private key, and keyFileVariable names another place.
+const (
+	defaultKeyFile  = "/run/flannel/wgkey"
+	keyFileVariable = "WIREGUARD_KEY_FILE"
+)
+
 // EnvironmentPrefix starts the environment variables that stand in for flags: FLANNELD_IP_MASQ for --ip-masq.
 const EnvironmentPrefix = "FLANNELD_"
 
@@ -86,7 +95,7 @@ const (
 
 // ParseFlags parses a command line. Flags that it lacks are taken from the environment. usage gets the help text.
 func ParseFlags(args []string, getenv func(string) string, usage io.Writer) (*Flags, error) {
-	f := &Flags{}
+	f := &Flags{WireGuardKeyFile: cmp.Or(getenv(keyFileVariable), defaultKeyFile)}
 	set := flag.NewFlagSet("flanneld", flag.ContinueOnError)
 	set.SetOutput(usage)
 	f.define(set)

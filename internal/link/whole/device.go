@@ -12,49 +12,71 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setVXLAN makes a device, or changes the one that exists as far as that is possible, or replaces it.
-func (c *commit) setVXLAN(want *VXLAN) error {
-	underlay, err := c.index(want.Underlay)
-	if err != nil {
-		return err
+// setDevice makes a device, or changes the one that exists as far as that is possible, or replaces it.
+func (c *commit) setDevice(want device) error {
+	shape, underlay := want.shape(), 0
+	if shape.underlay != "" {
+		var err error
+		if underlay, err = c.index(shape.underlay); err != nil {
+			return err
+		}
 	}
 	link, err := c.usable(want, underlay)
 	if err != nil {
 		return err
 	}
 	if link == nil {
-		if err := c.engine.execute(newVXLANRequest(want, underlay)); err != nil {
-			return fmt.Errorf("create: %w%s", err, hint(err))
+		if err := c.engine.create(want, underlay); err != nil {
+			return fmt.Errorf("create: %w%s", err, hint(err, shape.kind))
 		}
-		if link, err = c.engine.handle.LinkByName(want.Name); err != nil {
+		if link, err = c.engine.handle.LinkByName(shape.name); err != nil {
 			return err
 		}
 	}
-	c.indexes[want.Name] = link.Attrs().Index
+	c.indexes[shape.name] = link.Attrs().Index
 	c.engine.mu.Lock()
-	c.engine.names[link.Attrs().Index] = want.Name
+	c.engine.names[link.Attrs().Index] = shape.name
 	c.engine.mu.Unlock()
-	return c.engine.adjust(link, want)
+	if w, ok := want.(*WireGuard); ok {
+		if err := c.engine.configure(w); err != nil {
+			return err
+		}
+	}
+	return c.engine.adjust(link, shape)
+}
+
+func (e *Engine) create(want device, underlay int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = want.shape().name
+	switch want := want.(type) {
+	case *VXLAN:
+		return e.execute(newVXLANRequest(want, underlay))
+	case *IPIP:
+		return e.handle.LinkAdd(&netlink.Iptun{LinkAttrs: attrs, Local: want.Local.AsSlice()})
+	case *WireGuard:
+		return e.handle.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
+	}
+	return fmt.Errorf("%T is not a device of this engine", want)
 }
 
 // usable returns the device that exists and can become what is wanted; nil where there is none. One that cannot is deleted.
-func (c *commit) usable(want *VXLAN, underlay int) (netlink.Link, error) {
-	link, err := c.engine.handle.LinkByName(want.Name)
+func (c *commit) usable(want device, underlay int) (netlink.Link, error) {
+	shape := want.shape()
+	link, err := c.engine.handle.LinkByName(shape.name)
 	if isGone(err) {
 		return nil, nil //nolint:nilnil // no device is a value
 	}
 	if err != nil {
 		return nil, err
 	}
-	have, ok := link.(*netlink.Vxlan)
-	if !ok {
-		return nil, fmt.Errorf("exists and is a %s device: remove or rename it (ip link del %s)", link.Type(), want.Name)
+	if link.Type() != shape.kind {
+		return nil, fmt.Errorf("exists and is a %s device: remove or rename it (ip link del %s)", link.Type(), shape.name)
 	}
-	current, err := c.engine.device(have, map[int]string{underlay: want.Underlay})
-	if err != nil || want.sameTunnel(current) {
+	current, err := c.engine.device(link, map[int]string{underlay: shape.underlay})
+	if err != nil || want.sameLink(current) {
 		return link, err
 	}
-	c.engine.options.Log.Info("VXLAN device replaced", "device", want.Name, "old", current.String(), "new", want.String())
+	c.engine.options.Log.Info("device replaced", "device", shape.name, "old", current.String(), "new", want.String())
 	if err := c.engine.handle.LinkDel(link); err != nil {
 		return nil, fmt.Errorf("delete the former device: %w", err)
 	}
@@ -62,9 +84,12 @@ func (c *commit) usable(want *VXLAN, underlay int) (netlink.Link, error) {
 }
 
 // hint says what to do about errors that the kernel has no words for.
-func hint(err error) string {
-	if errors.Is(err, unix.EEXIST) {
-		return " (another VXLAN device has this VNI and port: ip -d link show type vxlan)"
+func hint(err error, kind string) string {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return fmt.Sprintf(" (another %s device has these parameters: ip -d link show type %s)", kind, kind)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Sprintf(" (the kernel has no %s devices: load the module, modprobe %s, or choose another backend)", kind, kind)
 	}
 	return ""
 }
@@ -75,25 +100,27 @@ func isGone(err error) bool {
 }
 
 // adjust brings a device into the state that is wanted, as far as that needs no new device.
-func (e *Engine) adjust(link netlink.Link, want *VXLAN) error {
+func (e *Engine) adjust(link netlink.Link, want shape) error {
 	attrs := link.Attrs()
-	if string(attrs.HardwareAddr) != string(want.MAC[:]) {
-		if err := e.handle.LinkSetHardwareAddr(link, net.HardwareAddr(want.MAC[:])); err != nil {
+	if want.mac != (MAC{}) && string(attrs.HardwareAddr) != string(want.mac[:]) {
+		if err := e.handle.LinkSetHardwareAddr(link, net.HardwareAddr(want.mac[:])); err != nil {
 			return fmt.Errorf("set the MAC address: %w", err)
 		}
 	}
-	if attrs.MTU != want.MTU {
-		if err := e.handle.LinkSetMTU(link, want.MTU); err != nil {
+	if attrs.MTU != want.mtu {
+		if err := e.handle.LinkSetMTU(link, want.mtu); err != nil {
 			return fmt.Errorf("set the MTU: %w", err)
 		}
 	}
 	// Router advertisements that a peer sends through the tunnel must not configure the node. Without IPv6 there is no file.
-	acceptRA := "/proc/sys/net/ipv6/conf/" + want.Name + "/accept_ra"
+	acceptRA := "/proc/sys/net/ipv6/conf/" + want.name + "/accept_ra"
 	if err := os.WriteFile(acceptRA, []byte("0"), 0); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("ignore router advertisements: %w", err)
 	}
-	if err := e.setAddress(link, want.Address); err != nil {
-		return err
+	for _, address := range want.addresses {
+		if err := e.setAddress(link, address); err != nil {
+			return err
+		}
 	}
 	if attrs.Flags&net.FlagUp == 0 {
 		if err := e.handle.LinkSetUp(link); err != nil {
@@ -131,18 +158,18 @@ func (e *Engine) setAddress(link netlink.Link, want netip.Prefix) error {
 	return nil
 }
 
-func (c *commit) removeVXLAN(name string) error {
-	link, err := c.engine.handle.LinkByName(name)
+func (c *commit) removeDevice(former shape) error {
+	link, err := c.engine.handle.LinkByName(former.name)
 	if isGone(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if _, ok := link.(*netlink.Vxlan); !ok {
+	if link.Type() != former.kind {
 		return nil
 	}
-	delete(c.indexes, name)
+	delete(c.indexes, former.name)
 	return c.engine.handle.LinkDel(link)
 }
 

@@ -13,33 +13,48 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
 
 	"weft.dev/weft/internal/reconcile"
 )
 
 // Options of an Engine.
 type Options struct {
-	// Owns reports whether a VXLAN device of that name is in the engine's care, also when it is not desired. Nil: none is.
+	// Owns reports whether a VXLAN, IPIP or WireGuard device of that name is in the engine's care, also when it is not desired. Nil: none is.
 	Owns func(name string) bool
 	// Ranges are those into which routes through gateways, and blackholes, are in care: with Weft's protocol and with
-	// that of ip(8) and flannel (boot).
+	// that of ip(8) and flannel (boot). SetRanges changes them.
 	Ranges []netip.Prefix
 	// Log gets what is worth knowing and no error. Default: discarded.
 	Log *slog.Logger
 }
 
-// Engine programs the network namespace that NewEngine was called in. The methods of reconcile.Engine are not called
+// Engine programs the network namespace that NewEngine was called in; for WireGuard the goroutine that runs it must be in that
+// namespace too. The methods of reconcile.Engine are not called
 // concurrently; Watch runs beside them.
 type Engine struct {
 	options Options
 	handle  *netlink.Handle
 	socket  *nl.SocketHandle
+	wg      *wgctrl.Client // nil before the first WireGuard device
 
 	mu sync.Mutex
 	// known is what was read or committed last: what a device that is made anew needs again.
 	known map[Key]Item
 	// names are the devices by index, as they were last listed.
 	names map[int]string
+	// ranges are Options.Ranges or what SetRanges has put in their place; of routes into them, only those with Weft's protocol are
+	// in care when ownOnly is set.
+	ranges  []netip.Prefix
+	ownOnly bool
+}
+
+// SetRanges replaces Options.Ranges, from the next reading on. With ownOnly, other programs' routes through gateways are not in care:
+// something else than this engine connects nodes.
+func (e *Engine) SetRanges(ranges []netip.Prefix, ownOnly bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ranges, e.ownOnly = slices.Clone(ranges), ownOnly
 }
 
 // NewEngine returns an engine.
@@ -62,13 +77,16 @@ func NewEngine(options Options) (*Engine, error) {
 	if err := unix.SetNonblock(socket.GetFd(), false); err != nil {
 		options.Log.Debug("netlink socket stays non-blocking", "error", err)
 	}
-	return &Engine{options: options, handle: handle, socket: &nl.SocketHandle{Socket: socket}, known: map[Key]Item{}}, nil
+	return &Engine{options: options, handle: handle, socket: &nl.SocketHandle{Socket: socket}, known: map[Key]Item{}, ranges: options.Ranges}, nil
 }
 
 // Close closes the engine's sockets. What is programmed stays.
 func (e *Engine) Close() {
 	e.handle.Close()
 	e.socket.Close()
+	if e.wg != nil {
+		_ = e.wg.Close() // nothing was written that closing could lose
+	}
 }
 
 // step is one request of a commit.
@@ -86,12 +104,12 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	change = e.complete(change)
 	e.remember(change, nil) // first, so that Watch takes the events of it for what they are
 	c := &commit{engine: e, indexes: devices, failed: map[Key]error{}}
-	for _, kind := range []Kind{KindVXLAN, KindNeighbour, KindFDB, KindRoute} {
+	for _, kind := range []Kind{KindVXLAN, KindIPIP, KindWireGuard, KindPeer, KindNeighbour, KindFDB, KindRoute} {
 		for _, item := range ordered(change.Set, kind) {
 			c.run(ctx, step{item.Key(), func() error { return c.set(item) }})
 		}
 	}
-	for _, kind := range []Kind{KindRoute, KindFDB, KindNeighbour, KindVXLAN} {
+	for _, kind := range []Kind{KindRoute, KindFDB, KindNeighbour, KindPeer, KindWireGuard, KindIPIP, KindVXLAN} {
 		for _, item := range ordered(change.Delete, kind) {
 			c.run(ctx, step{item.Key(), func() error { return c.remove(item) }})
 		}
@@ -110,10 +128,10 @@ func (e *Engine) complete(change reconcile.Change[Key, Item]) reconcile.Change[K
 	defer e.mu.Unlock()
 	renewed := map[string]bool{}
 	for key, item := range change.Set {
-		want, isDevice := item.(*VXLAN)
-		have, known := e.known[key].(*VXLAN)
+		want, isDevice := item.(device)
+		have, known := e.known[key]
 		if isDevice && (!known || !want.Equal(have)) {
-			renewed[want.Name] = true
+			renewed[key.Device] = true
 		}
 	}
 	if len(renewed) == 0 {
@@ -122,7 +140,7 @@ func (e *Engine) complete(change reconcile.Change[Key, Item]) reconcile.Change[K
 	out := reconcile.Change[Key, Item]{Set: map[Key]Item{}, Delete: change.Delete}
 	for key, item := range e.known {
 		_, deleted := change.Delete[key]
-		if key.Kind != KindVXLAN && renewed[deviceOf(item)] && !deleted {
+		if _, isDevice := item.(device); !isDevice && renewed[deviceOf(item)] && !deleted {
 			out.Set[key] = item
 		}
 	}
@@ -192,15 +210,21 @@ func (c *commit) index(device string) (int, error) {
 }
 
 func (c *commit) set(item Item) error {
-	if device, ok := item.(*VXLAN); ok {
-		return c.setVXLAN(device)
+	switch item := item.(type) {
+	case device:
+		return c.setDevice(item)
+	case *Peer:
+		return c.engine.setPeer(item)
 	}
 	return c.entry(item, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
 
 func (c *commit) remove(item Item) error {
-	if device, ok := item.(*VXLAN); ok {
-		return c.removeVXLAN(device.Name)
+	switch item := item.(type) {
+	case device:
+		return c.removeDevice(item.shape())
+	case *Peer:
+		return c.engine.removePeer(item)
 	}
 	err := c.entry(item, 0)
 	for _, gone := range []error{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.EADDRNOTAVAIL, ErrNoDevice} {

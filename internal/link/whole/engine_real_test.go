@@ -183,6 +183,23 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestRanges: routes into ranges that are set later are in care, and with ownOnly only those with Weft's protocol.
+func TestRanges(t *testing.T) {
+	space(t)
+	e := engine(t)
+	ip(t, "route add 10.9.1.0/24 via 192.0.2.9 dev eth0")
+	ip(t, "route add 10.9.2.0/24 via 192.0.2.9 dev eth0 proto 87")
+	for _, c := range []struct {
+		ownOnly bool
+		want    int
+	}{{false, 2}, {true, 1}} {
+		e.SetRanges([]netip.Prefix{netip.MustParsePrefix("10.5.0.0/16"), netip.MustParsePrefix("10.9.0.0/16")}, c.ownOnly)
+		if got := read(t, e); len(got) != c.want {
+			t.Errorf("ownOnly %t: %v", c.ownOnly, got)
+		}
+	}
+}
+
 // TestOneFailureStopsNoOther: the key that cannot be programmed is named, and all others are in effect.
 func TestOneFailureStopsNoOther(t *testing.T) {
 	space(t)

@@ -60,50 +60,95 @@ func (e *Engine) read() (map[Key]Item, error) {
 	}
 	out, mine := map[Key]Item{}, map[int]string{}
 	for _, link := range links {
-		vxlan, ok := link.(*netlink.Vxlan)
-		if !ok || !e.options.Owns(vxlan.Name) {
+		name := link.Attrs().Name
+		if !e.options.Owns(name) {
 			continue
 		}
-		device, err := e.device(vxlan, names)
+		owned, err := e.readDevice(link, names, out)
 		if err != nil {
 			return nil, err
 		}
-		out[device.Key()] = device
-		mine[vxlan.Index] = vxlan.Name
-		if err := e.readEntries(vxlan, out); err != nil {
-			return nil, err
+		if owned {
+			mine[link.Attrs().Index] = name
 		}
 	}
 	return out, e.readRoutes(names, mine, out)
 }
 
-// device returns a device as an item. One that is down equals none that is desired.
-func (e *Engine) device(vxlan *netlink.Vxlan, names map[int]string) (*VXLAN, error) {
-	local, _ := netip.AddrFromSlice(vxlan.SrcAddr)
-	d := &VXLAN{
-		Name: vxlan.Name, VNI: uint32(vxlan.VxlanId), Port: uint16(vxlan.Port), Underlay: names[vxlan.VtepDevIndex], Local: local.Unmap(),
-		MTU: vxlan.MTU, GBP: vxlan.GBP, Learning: vxlan.Learning,
+// readDevice adds a device and what is on it to out, and reports whether it is of a kind that is in care.
+func (e *Engine) readDevice(link netlink.Link, names map[int]string, out map[Key]Item) (bool, error) {
+	switch link := link.(type) {
+	case *netlink.Wireguard:
+		return true, e.readWireGuard(link, out)
+	case *netlink.Vxlan, *netlink.Iptun:
+		device, err := e.device(link, names)
+		if err != nil {
+			return false, err
+		}
+		out[device.Key()] = device
+		if vxlan, ok := link.(*netlink.Vxlan); ok {
+			return true, e.readEntries(vxlan, out)
+		}
+		return true, nil
 	}
-	copy(d.MAC[:], vxlan.HardwareAddr)
-	addresses, err := dump(func() ([]netlink.Addr, error) { return e.handle.AddrList(vxlan, family(d.Local)) })
+	return false, nil
+}
+
+// device returns a device as an item, of a WireGuard device only its kind. One that is down equals none that is desired.
+func (e *Engine) device(link netlink.Link, names map[int]string) (device, error) {
+	switch link := link.(type) {
+	case *netlink.Vxlan:
+		local, _ := netip.AddrFromSlice(link.SrcAddr)
+		d := &VXLAN{
+			Name: link.Name, VNI: uint32(link.VxlanId), Port: uint16(link.Port), Underlay: names[link.VtepDevIndex], Local: local.Unmap(),
+			MTU: mtuIfUp(link), GBP: link.GBP, Learning: link.Learning,
+		}
+		copy(d.MAC[:], link.HardwareAddr)
+		var err error
+		d.Address, err = e.address(link, d.Local.Is4())
+		return d, err
+	case *netlink.Iptun:
+		local, _ := netip.AddrFromSlice(link.Local)
+		if remote, ok := netip.AddrFromSlice(link.Remote); ok && !remote.IsUnspecified() {
+			local = netip.Addr{} // for one peer only: no device that is desired
+		}
+		address, err := e.address(link, true)
+		return &IPIP{link.Name, local, mtuIfUp(link), address}, err
+	default:
+		return &WireGuard{Name: link.Attrs().Name}, nil
+	}
+}
+
+// mtuIfUp returns a device's MTU, and 0 for one that is down.
+func mtuIfUp(link netlink.Link) int {
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		return 0
+	}
+	return link.Attrs().MTU
+}
+
+// address returns a device's address of a family, link-local ones aside; an invalid one where there are none or several.
+func (e *Engine) address(link netlink.Link, v4 bool) (netip.Prefix, error) {
+	f := unix.AF_INET6
+	if v4 {
+		f = unix.AF_INET
+	}
+	addresses, err := dump(func() ([]netlink.Addr, error) { return e.handle.AddrList(link, f) })
 	if err != nil {
-		return nil, fmt.Errorf("list addresses of %s: %w", vxlan.Name, err)
+		return netip.Prefix{}, fmt.Errorf("list addresses of %s: %w", link.Attrs().Name, err)
 	}
+	var found netip.Prefix
 	for i := range addresses {
 		p := prefixOf(addresses[i].IPNet)
 		if p.Addr().IsLinkLocalUnicast() {
 			continue
 		}
-		if d.Address.IsValid() { // one too many
-			d.Address = netip.Prefix{}
-			break
+		if found.IsValid() {
+			return netip.Prefix{}, nil
 		}
-		d.Address = p
+		found = p
 	}
-	if vxlan.Flags&net.FlagUp == 0 {
-		d.MTU = 0
-	}
-	return d, nil
+	return found, nil
 }
 
 func (e *Engine) readEntries(vxlan *netlink.Vxlan, out map[Key]Item) error {
@@ -164,7 +209,7 @@ func (e *Engine) route(r *netlink.Route, names, mine map[int]string) (*Route, bo
 	if !dst.IsValid() || !own || (r.Priority != 0 && (dst.Addr().Is4() || r.Priority != ipv6Metric)) || len(r.MultiPath) > 0 {
 		return nil, false
 	}
-	if _, isMine := mine[r.LinkIndex]; !isMine && (!e.inRanges(dst) || (len(r.Gw) == 0 && r.Type != unix.RTN_BLACKHOLE)) {
+	if _, isMine := mine[r.LinkIndex]; !isMine && (!e.inRanges(dst, int(r.Protocol)) || (len(r.Gw) == 0 && r.Type != unix.RTN_BLACKHOLE)) {
 		return nil, false
 	}
 	if r.Type == unix.RTN_BLACKHOLE {
@@ -174,8 +219,13 @@ func (e *Engine) route(r *netlink.Route, names, mine map[int]string) (*Route, bo
 	return &Route{Dst: dst, Gateway: gateway.Unmap(), Device: names[r.LinkIndex], OnLink: r.Flags&int(netlink.FLAG_ONLINK) != 0}, true
 }
 
-func (e *Engine) inRanges(dst netip.Prefix) bool {
-	for _, r := range e.options.Ranges {
+func (e *Engine) inRanges(dst netip.Prefix, protocol int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ownOnly && protocol != Protocol {
+		return false
+	}
+	for _, r := range e.ranges {
 		if r.Contains(dst.Addr()) && r.Bits() <= dst.Bits() {
 			return true
 		}

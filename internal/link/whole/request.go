@@ -52,6 +52,9 @@ func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 	if r.Blackhole {
 		message.Type = unix.RTN_BLACKHOLE
 	}
+	if flags != 0 && !r.Gateway.IsValid() && !r.Blackhole {
+		message.Scope = unix.RT_SCOPE_LINK
+	}
 	if r.OnLink {
 		message.Flags |= unix.RTNH_F_ONLINK
 	}

@@ -15,6 +15,9 @@ type Kind string
 // The kinds of items.
 const (
 	KindVXLAN     Kind = "vxlan"
+	KindIPIP      Kind = "ipip"
+	KindWireGuard Kind = "wireguard"
+	KindPeer      Kind = "peer"
 	KindNeighbour Kind = "neighbour"
 	KindFDB       Kind = "fdb"
 	KindRoute     Kind = "route"
@@ -25,7 +28,8 @@ type Key struct {
 	Kind Kind
 	// Device is the device's name; empty for a route, which is known by its destination alone.
 	Device string
-	// Name is the neighbour's address, the FDB entry's MAC address or the route's destination; empty for a device.
+	// Name is the neighbour's address, the FDB entry's MAC address, the peer's public key or the route's destination; empty for a
+	// device.
 	Name string
 }
 
@@ -34,7 +38,7 @@ func (k Key) String() string {
 	return strings.Join(strings.Fields(fmt.Sprintf("%s %s %s", k.Kind, k.Device, k.Name)), " ")
 }
 
-// Item is one of *VXLAN, *Neighbour, *FDB, *Route. Items are values: they are not changed once handed over.
+// Item is one of *VXLAN, *IPIP, *WireGuard, *Peer, *Neighbour, *FDB, *Route. Items are values: they are not changed once handed over.
 type Item interface {
 	Key() Key
 	// Equal reports whether programming other in place of this item would change nothing.
@@ -144,9 +148,10 @@ func (f *FDB) Equal(other Item) bool {
 // String implements Item.
 func (f *FDB) String() string { return fmt.Sprintf("fdb %s dev %s dst %s", f.MAC, f.Device, f.Remote) }
 
-// Route is a route of the main table with the default metric: through a gateway, or one that discards.
+// Route is a route of the main table with the default metric: through a gateway, into a device, or one that discards.
 type Route struct {
-	Dst     netip.Prefix
+	Dst netip.Prefix
+	// Gateway is invalid where all of Dst is behind the device itself.
 	Gateway netip.Addr
 	Device  string
 	// OnLink takes the gateway for reachable on the device though no route says so.
@@ -168,6 +173,9 @@ func (r *Route) Equal(other Item) bool {
 func (r *Route) String() string {
 	if r.Blackhole {
 		return "route blackhole " + r.Dst.String()
+	}
+	if !r.Gateway.IsValid() {
+		return fmt.Sprintf("route %s dev %s", r.Dst, r.Device)
 	}
 	words := fmt.Sprintf("route %s via %s dev %s", r.Dst, r.Gateway, r.Device)
 	if r.OnLink {

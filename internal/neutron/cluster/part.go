@@ -104,7 +104,7 @@ func installed(mapper meta.RESTMapper) error {
 	for _, kind := range []string{"Network", "Tenant"} {
 		_, err := mapper.RESTMapping(schema.GroupKind{Group: stackubev1.GroupName, Kind: kind}, stackubev1.GroupVersion().Version)
 		if meta.IsNoMatchError(err) {
-			return fmt.Errorf("the definition of %s in %s is not installed: kubectl apply --server-side -f deploy/crds/neutron", kind, stackubev1.GroupName)
+			return fmt.Errorf("the definition of %s in %s is not installed: kubectl apply --server-side -f deploy/stackube", kind, stackubev1.GroupName)
 		}
 		if err != nil {
 			return fmt.Errorf("look for the definition of %s in %s: %w", kind, stackubev1.GroupName, err)
