@@ -106,7 +106,7 @@ func (c *flowCompiler) Apply(effect policy.Effect, index *policy.Index) {
 }
 
 // Commit implements enforcer.Compiler.
-func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment) []reconcile.Owner {
+func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment, _ []attach.Record) []reconcile.Owner {
 	s := c.network.settings.Load()
 	fragments := c.Changed(&s.pipeline)
 	for i := range attachments {

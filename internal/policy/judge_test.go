@@ -86,3 +86,24 @@ func (j *judge) some(d policy.Direction, subject, peer netip.Addr, p oracle.Pack
 }
 
 var numbers = map[corev1.Protocol]policy.Protocol{corev1.ProtocolTCP: policy.TCP, corev1.ProtocolUDP: policy.UDP, corev1.ProtocolSCTP: policy.SCTP, "ICMP": 1}
+
+// connects judges a packet by Index.Allows alone.
+func connects(x *policy.Index, w oracle.World, p oracle.Packet) bool {
+	c := policy.Connection{Source: p.Src, Destination: p.Dst, Protocol: numbers[p.Protocol], Port: p.Port}
+	side := func(d policy.Direction, subject netip.Addr) bool {
+		isolated := false
+		for _, obj := range w.Pods {
+			pod := policy.FromPod(obj)
+			isolation, known := x.Isolation(pod.Key)
+			if !known || !slices.Contains(pod.Addresses, subject) || d == policy.Ingress && !isolation.Ingress || d == policy.Egress && !isolation.Egress {
+				continue
+			}
+			isolated = true
+			if x.Allows(pod.Key, d, c) {
+				return true
+			}
+		}
+		return !isolated
+	}
+	return p.Src == p.Dst || side(policy.Egress, p.Src) && side(policy.Ingress, p.Dst)
+}

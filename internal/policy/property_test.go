@@ -219,7 +219,8 @@ func TestRulesAgainstOracle(t *testing.T) {
 	for judged < packets {
 		rapid.Check(t, func(r *rapid.T) {
 			w := drawWorld(r)
-			j := newJudge(index(t, w), w)
+			x := index(t, w)
+			j := newJudge(x, w)
 			from := addresses(w)
 			for _, src := range from {
 				for _, dst := range from {
@@ -231,6 +232,9 @@ func TestRulesAgainstOracle(t *testing.T) {
 						want := w.Allowed(p)
 						if got := j.allowed(p); got != want {
 							r.Fatalf("%+v: the rules say %t, the oracle %t\nrules: %+v\nsets: %v\nisolated: %v", p, got, want, j.rules, j.sets, j.isolated)
+						}
+						if got := connects(x, w, p); got != want {
+							r.Fatalf("%+v: Allows says %t, the oracle %t", p, got, want)
 						}
 						judged++
 						if want {

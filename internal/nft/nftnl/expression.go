@@ -68,8 +68,11 @@ func (p *program) match(m Match) {
 	case m.Set != "":
 		p.add(&expr.Lookup{SourceRegister: 1, SetName: m.Set, Invert: m.Inverted})
 	case m.Mask != 0:
-		zero := make([]byte, 4)
-		p.add(&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(m.Mask), Xor: zero})
+		zero, mask := make([]byte, 4), native(m.Mask)
+		if m.Fields[0] == TCPFlags {
+			zero, mask = make([]byte, 1), []byte{byte(m.Mask)}
+		}
+		p.add(&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(len(mask)), Mask: mask, Xor: zero}) //nolint:gosec // 1 or 4
 		if m.Inverted {
 			p.add(&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: zero})
 		} else {

@@ -202,7 +202,12 @@ func (f *Fake) apply(rule *Rule, packet Packet) Verdict {
 	return rule.Verdict
 }
 
-func (p Packet) bits(field Field) uint32 { return binary.NativeEndian.Uint32([]byte(p[field].From)) }
+func (p Packet) bits(field Field) uint32 {
+	if field == TCPFlags {
+		return uint32(p[field].From[0])
+	}
+	return binary.NativeEndian.Uint32([]byte(p[field].From))
+}
 
 func (f *Fake) holds(match Match, packet Packet) bool {
 	for _, field := range match.Fields {

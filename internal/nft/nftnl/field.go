@@ -34,7 +34,15 @@ const (
 	EtherType
 	ARPSender
 	ARPSenderMAC
+	// TCPFlags and ICMPType are the flags and the type in a header of TCP and of ICMP: a rule has L4Proto before them.
+	TCPFlags
+	ICMPType
+	// InGroup is the group of the device that the packet came in by; in family bridge, of the port.
+	InGroup
 )
+
+// SYN is the bit of TCPFlags that opens a connection.
+const SYN = 1 << 1
 
 // Bits of ConntrackState (nf_conntrack_common.h, NF_CT_STATE_BIT).
 const (
@@ -112,6 +120,12 @@ func (f Field) info() fieldInfo {
 		return fieldInfo{"arp saddr ip", 4, nftables.TypeIPAddr, etherARP, payload(expr.PayloadBaseNetworkHeader, 14, 4), false}
 	case ARPSenderMAC:
 		return fieldInfo{"arp saddr ether", 6, nftables.TypeEtherAddr, etherARP, payload(expr.PayloadBaseNetworkHeader, 8, 6), false}
+	case TCPFlags:
+		return fieldInfo{"tcp flags", 1, nftables.TypeTCPFlag, 0, payload(expr.PayloadBaseTransportHeader, 13, 1), false}
+	case ICMPType:
+		return fieldInfo{"icmp type", 1, nftables.TypeICMPType, 0, payload(expr.PayloadBaseTransportHeader, 0, 1), false}
+	case InGroup:
+		return fieldInfo{"iifgroup", 4, nftables.TypeDevGroup, 0, meta(expr.MetaKeyIIFGROUP), true}
 	default:
 		return fieldInfo{}
 	}
@@ -168,7 +182,10 @@ func Name(device string) Value {
 	return single(data)
 }
 
-// Bits is a packet mark or a conntrack state.
+// Byte is the flags of TCP or the type of ICMP.
+func Byte(number uint8) Value { return single([]byte{number}) }
+
+// Bits is a packet mark, a conntrack state or a device group.
 func Bits(value uint32) Value { return single(binary.NativeEndian.AppendUint32(nil, value)) }
 
 // MAC is an ethernet address.
@@ -195,13 +212,13 @@ func (f Field) textOf(data string) string {
 	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender:
 		address, _ := netip.AddrFromSlice([]byte(data))
 		return address.String()
-	case L4Proto:
+	case L4Proto, ICMPType, TCPFlags:
 		return strconv.Itoa(int(data[0]))
 	case SourcePort, DestinationPort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16([]byte(data))))
 	case InDevice, OutDevice:
 		return strings.TrimRight(data, "\x00")
-	case Mark, ConntrackState:
+	case Mark, ConntrackState, InGroup:
 		return fmt.Sprintf("%#x", binary.NativeEndian.Uint32([]byte(data)))
 	case EtherSource, EtherDestination, ARPSenderMAC:
 		return net.HardwareAddr(data).String()

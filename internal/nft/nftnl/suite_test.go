@@ -75,6 +75,10 @@ func sample() map[nftnl.Key]nftnl.Item {
 				nftnl.Is(nftnl.DestinationPort, nftnl.PortRange(1000, 2000)), nftnl.Not(nftnl.Is(nftnl.SourcePort, nftnl.Port(7))),
 			}, Verdict: nftnl.Accept()},
 			{Matches: []nftnl.Match{nftnl.In("plain", nftnl.IPSource, nftnl.DestinationPort)}, Verdict: nftnl.Return()},
+			{Matches: []nftnl.Match{
+				nftnl.Is(nftnl.L4Proto, nftnl.Proto(6)), nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
+			}, Verdict: nftnl.Drop()},
+			{Matches: []nftnl.Match{nftnl.Is(nftnl.L4Proto, nftnl.Proto(58)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(135))}, Verdict: nftnl.Accept()},
 			{Matches: []nftnl.Match{nftnl.Is(nftnl.EtherSource, nftnl.MAC(mac)), nftnl.Is(nftnl.EtherType, nftnl.Port(0x0800))}, Verdict: nftnl.Return()},
 		}},
 	)

@@ -282,7 +282,7 @@ func Is(field Field, value Value) Match { return Match{Fields: []Field{field}, V
 // In holds when the set has an element with the fields.
 func In(set string, fields ...Field) Match { return Match{Fields: fields, Set: set} }
 
-// AnyBit holds when at least one bit of the mask is set in Mark or ConntrackState.
+// AnyBit holds when at least one bit of the mask is set in Mark, ConntrackState or TCPFlags.
 func AnyBit(field Field, mask uint32) Match { return Match{Fields: []Field{field}, Mask: mask} }
 
 // Not inverts a match.
@@ -533,7 +533,7 @@ func (m Match) validate() error {
 	case len(m.Fields) != 1:
 		return invalid("%d fields without a set", len(m.Fields))
 	case m.Mask != 0:
-		if field := m.Fields[0]; field != Mark && field != ConntrackState {
+		if field := m.Fields[0]; field != Mark && field != ConntrackState && field != TCPFlags {
 			return invalid("bits of %s", field)
 		}
 	default:

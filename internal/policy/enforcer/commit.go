@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -36,7 +37,8 @@ func (e *Enforcer) HandOver() bool {
 		}
 	}
 	e.stale = map[policy.Key]struct{}{}
-	owners := e.compiler.Commit(e.index, attachments)
+	owners := e.compiler.Commit(e.index, attachments, e.closed)
+	e.closed = nil
 	for _, o := range owners {
 		e.revoked.handed[o] = struct{}{}
 	}
@@ -79,4 +81,40 @@ func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
 				rec.PodNamespace, rec.PodName, rec.PodUID)
 		}
 	}
+}
+
+// Open is Attach for a caller that does not hold the lock. Await or Commit hands the attachment's fragment over.
+func (e *Enforcer) Open(rec *attach.Record) {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	e.Attach(rec)
+}
+
+// Close detaches attachments and hands over what follows, without waiting. It takes the lock.
+func (e *Enforcer) Close(recs ...attach.Record) {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	for i := range recs {
+		e.Detach(&recs[i])
+	}
+	e.HandOver()
+	e.Narrow(true)
+	e.revoked.wake()
+}
+
+// Commit hands over what changed. It takes the lock.
+func (e *Enforcer) Commit() {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	e.HandOver()
+}
+
+// Begin has changes handed over from now on; nodes are the addresses of the nodes, as pods of the namespace that represents them. It takes
+// the lock.
+func (e *Enforcer) Begin(nodes map[policy.Key][]netip.Addr) {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	e.SetNodes(nodes)
+	e.Enforce(true)
+	e.HandOver()
 }

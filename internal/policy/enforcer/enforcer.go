@@ -38,11 +38,12 @@ type Compiler interface {
 	// Apply takes over the effect of one change of the index. The index is as it is right after that change.
 	Apply(effect policy.Effect, index *policy.Index)
 	// Commit hands over to the engine, in one change and without waiting, what changed since the last Commit, together with the
-	// fragments of attachments whose Decision changed. It returns the owners of what it handed over.
-	Commit(index *policy.Index, attachments []Attachment) []reconcile.Owner
+	// fragments of open attachments whose Decision changed. closed were detached since the last Commit. It returns the owners of
+	// what it handed over.
+	Commit(index *policy.Index, open []Attachment, closed []attach.Record) []reconcile.Owner
 	// Narrowed reports whether something that was allowed may no longer be allowed, since it was last called.
 	Narrowed() bool
-	// Clear gives up all that was compiled.
+	// Clear gives up all that was compiled from the index.
 	Clear()
 }
 
@@ -94,8 +95,9 @@ type Enforcer struct {
 	indexing sync.Mutex
 	// state is guarded by lock.
 	state
-	// enforcing says that changes are handed over.
+	// enforcing says that changes are handed over, and closed are attachments that were detached since.
 	enforcing bool
+	closed    []attach.Record
 	// sctp says that the engine tracks the ports of SCTP.
 	sctp bool
 }

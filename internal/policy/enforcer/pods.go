@@ -82,6 +82,9 @@ func (e *Enforcer) Detach(rec *attach.Record) {
 	}
 	e.feed(key)
 	delete(e.shown, rec.Key())
+	if e.enforcing && e.compiler != nil {
+		e.closed = append(e.closed, *rec)
+	}
 }
 
 // Attached returns the number of pods that have open attachments. It takes the lock.

@@ -17,9 +17,15 @@ import (
 type Config struct {
 	// Bridge is the name of the bridge that the pods are ports of.
 	Bridge string
-	// Priority is that of the first base chain; the second has one more.
+	// Group is the device group of the pods' ports, for [Guard].
+	Group uint32
+	// Priority is that of the chain for egress; the others have up to two less or more.
 	Priority int
 }
+
+// Judged is the bit of the mark of packets that both directions have allowed, while they are in the node. The guard of the bridge
+// drops packets between ports without it. It is none of the bits of kube-proxy (14, 15) and of Weft's overlay.
+const Judged = 1 << 27
 
 // Items are a fragment of the table.
 type Items = map[nftnl.Key]nftnl.Item
@@ -29,6 +35,11 @@ const (
 	chainEgress  = "egress"
 	chainInput   = "egress-input"
 	chainIngress = "ingress"
+	chainJudged  = "judged"
+	chainAnswers = "answers"
+	chainOutput  = "answers-output"
+	chainAsked   = "answers-to"
+	chainGuard   = "guard"
 	mapEgress    = "from"
 	mapIngress   = "to"
 	setSelf      = "self"
@@ -61,6 +72,16 @@ func Static(config Config) Items {
 		&nftnl.Chain{Name: chainEgress, Hook: nftnl.HookForward, Priority: config.Priority},
 		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
 		&nftnl.Chain{Name: chainIngress, Hook: nftnl.HookForward, Priority: config.Priority + 1},
+		&nftnl.Chain{Name: chainAnswers, Hook: nftnl.HookForward, Priority: config.Priority - 2},
+		&nftnl.Chain{Name: chainAsked, Hook: nftnl.HookForward, Priority: config.Priority - 1},
+		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: config.Priority},
+		&nftnl.Rules{Chain: chainAnswers, Rules: answers(policy.Ingress, nftnl.Is(nftnl.InDevice, bridge))},
+		&nftnl.Rules{Chain: chainAsked, Rules: answers(policy.Egress, nftnl.Is(nftnl.OutDevice, bridge))},
+		&nftnl.Rules{Chain: chainOutput, Rules: answers(policy.Egress, nftnl.Is(nftnl.OutDevice, bridge))},
+		&nftnl.Chain{Name: chainJudged, Hook: nftnl.HookForward, Priority: config.Priority + 2},
+		&nftnl.Rules{Chain: chainJudged, Rules: []nftnl.Rule{{
+			Matches: []nftnl.Match{nftnl.Is(nftnl.InDevice, bridge), nftnl.Is(nftnl.OutDevice, bridge)}, Mark: Judged, MarkMask: Judged,
+		}}},
 	}
 	for _, f := range families() {
 		items = append(items,
@@ -76,12 +97,70 @@ func Static(config Config) Items {
 	return nftnl.Items(items...)
 }
 
+// midstream matches TCP packets of connections that conntrack does not know and that do not open one.
+func midstream() []nftnl.Match {
+	return []nftnl.Match{
+		nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateNew), nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(policy.TCP))),
+		nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
+	}
+}
+
+// answers returns the rules of a base chain that treats such packets as answers: the chains of pods that are isolated for the direction in
+// which the connection may have begun drop them. Otherwise the answering side of a connection that was revoked would make it a
+// connection of its own.
+func answers(began policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
+	var rules []nftnl.Rule
+	for _, f := range families() {
+		rule := nftnl.Rule{Matches: append([]nftnl.Match{ofBridge}, midstream()...), Map: mapEgress + f.suffix, MapFields: []nftnl.Field{f.destination}}
+		if began == policy.Ingress {
+			rule.Map, rule.MapFields = mapIngress+f.suffix, []nftnl.Field{f.source}
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+// Priority of the guard: after br_netfilter (0, enum nf_br_hook_priorities of the kernel's netfilter_bridge.h), which takes packets
+// through the chains of family inet.
+const guardPriority = 200
+
+// Guard compiles a table of family bridge. It drops packets of IP from pods to other ports of the bridge that no chain has judged: what
+// would pass while net.bridge's nf_call_iptables is off for the bridge, or br_netfilter is not loaded.
+func Guard(config Config) Items {
+	const ipv4, ipv6 = 0x0800, 0x86dd
+	rules := []nftnl.Rule{
+		{Matches: []nftnl.Match{nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(config.Group)))}, Verdict: nftnl.Accept()},
+		{Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, Judged)}, Verdict: nftnl.Accept()},
+	}
+	for _, number := range []uint16{ipv4, ipv6} {
+		rules = append(rules, nftnl.Rule{
+			Matches: []nftnl.Match{nftnl.Is(nftnl.EtherType, nftnl.Port(number))}, Counter: true, Verdict: nftnl.Drop(), Owner: "not judged by policies",
+		})
+	}
+	return nftnl.Items(
+		&nftnl.Chain{Name: chainGuard, Hook: nftnl.HookForward, Priority: guardPriority},
+		&nftnl.Rules{Chain: chainGuard, Rules: rules},
+	)
+}
+
+// Types of ICMPv6 that resolve addresses (RFC 4861, 4.3 and 4.4), and the number of ICMPv6.
+const (
+	neighborSolicitation  = 135
+	neighborAdvertisement = 136
+	protocolICMPv6        = 58
+)
+
 // judged returns the rules of a base chain for packets of the bridge.
 func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
 	established := nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)
 	rules := []nftnl.Rule{
 		{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()},
 		{Matches: []nftnl.Match{established}, Verdict: nftnl.Accept()},
+	}
+	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} { // as ARP: the owner of an address is not secret
+		rules = append(rules, nftnl.Rule{Matches: []nftnl.Match{
+			nftnl.Is(nftnl.L4Proto, nftnl.Proto(protocolICMPv6)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(kind)),
+		}, Verdict: nftnl.Accept()})
 	}
 	for _, f := range families() {
 		rules = append(rules, nftnl.Rule{
@@ -145,7 +224,8 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 // combination compiles the chain for pods with these policies.
 func combination(policies []policy.Key, direction policy.Direction) (string, []nftnl.Item) {
 	names := make([]string, len(policies))
-	rules := make([]nftnl.Rule, 0, len(policies)+1)
+	rules := make([]nftnl.Rule, 0, len(policies)+2)
+	rules = append(rules, nftnl.Rule{Matches: midstream(), Counter: true, Verdict: nftnl.Drop(), Owner: "connection unknown or revoked"})
 	for i, key := range policies {
 		names[i] = key.String()
 		rules = append(rules, nftnl.Rule{Verdict: nftnl.Jump(policyChain(key, direction))})

@@ -1,0 +1,47 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Connection is a connection as policies see it: its source, and the destination once Services' addresses have been replaced.
+type Connection struct {
+	Source, Destination netip.Addr
+	// Protocol is the number in the IP header, and Port the destination's; 0 for protocols without ports.
+	Protocol Protocol
+	Port     uint16
+}
+
+// Allows reports whether the policies that isolate a pod in a direction allow a connection of which the pod is the source (Egress) or the
+// destination (Ingress). It is for single connections; compiled rules are for packets.
+func (x *Index) Allows(pod Key, d Direction, c Connection) bool {
+	isolation, known := x.Isolation(pod)
+	switch {
+	case !known:
+		return false
+	case c.Source == c.Destination, d == Ingress && !isolation.Ingress, d == Egress && !isolation.Egress:
+		return true
+	}
+	peer := c.Source
+	if d == Egress {
+		peer = c.Destination
+	}
+	return slices.ContainsFunc(x.Policies(pod), func(key Key) bool {
+		return slices.ContainsFunc(x.Rules(key), func(r Rule) bool {
+			return r.Direction == d && x.Has(r.Subjects, pod) && x.offers(&r, c) && x.names(&r, peer)
+		})
+	})
+}
+
+func (x *Index) offers(r *Rule, c Connection) bool {
+	return r.AnyService || slices.ContainsFunc(r.Services, func(s Service) bool { return s.Contains(c.Protocol, c.Port) })
+}
+
+func (x *Index) names(r *Rule, peer netip.Addr) bool {
+	return r.AnyPeer || slices.ContainsFunc(r.PeerBlocks, func(b netip.Prefix) bool { return b.Contains(peer) }) ||
+		slices.ContainsFunc(r.PeerSets, func(name SetName) bool {
+			v, named := x.views[name]
+			return named && x.hasAddress(v, peer)
+		})
+}

@@ -1,0 +1,44 @@
+package enforcer
+
+import (
+	"net/netip"
+
+	"weft.dev/weft/internal/policy"
+)
+
+// Revoked returns a function that reports whether an established connection is one that the policies of this node's pods allow no more, and
+// do not keep. Connections that the node itself began are not judged: the caller leaves them out. The function takes the lock.
+func (e *Enforcer) Revoked() func(c policy.Connection) bool {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	here := map[netip.Addr]policy.Key{}
+	for key, records := range e.attached {
+		for _, rec := range records {
+			for _, address := range rec.Addresses {
+				here[address.Addr()] = key
+			}
+		}
+	}
+	return func(c policy.Connection) bool {
+		source, fromHere := here[c.Source]
+		destination, toHere := here[c.Destination]
+		if !fromHere && !toHere || c.Source == c.Destination {
+			return false
+		}
+		e.lock.Lock()
+		defer e.lock.Unlock()
+		return fromHere && e.ends(source, policy.Egress, c) || toHere && e.ends(destination, policy.Ingress, c)
+	}
+}
+
+// ends reports whether the policies of one end neither allow a connection nor keep it.
+func (x *state) ends(pod policy.Key, d policy.Direction, c policy.Connection) bool {
+	if x.lent || x.index.Allows(pod, d, c) {
+		return false
+	}
+	isolation, _ := x.index.Isolation(pod)
+	if d == policy.Ingress {
+		return !isolation.KeepsIngress
+	}
+	return !isolation.KeepsEgress
+}

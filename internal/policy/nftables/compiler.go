@@ -1,0 +1,186 @@
+package nftables
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/nft/nftnl"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/enforcer"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// OwnerStatic owns what does not depend on policies.
+const OwnerStatic = reconcile.Owner("policies")
+
+// Table is the loop that keeps the table: a *reconcile.Loop[nftnl.Key, nftnl.Item].
+type Table interface {
+	Set(fragments map[reconcile.Owner]map[nftnl.Key]nftnl.Item)
+}
+
+// Compiler compiles policies for an enforcer.Enforcer with Options.PerPolicy. It keeps fragments of the policies that isolate a pod of the
+// node, and of the sets that their rules name; other policies cost nothing.
+type Compiler struct {
+	table    Table
+	pods     map[attach.Key][]policy.Key
+	policies map[policy.Key]*used
+	sets     map[policy.SetName]int
+
+	dirtyPolicies map[policy.Key]struct{}
+	dirtySets     map[policy.SetName]struct{}
+	narrowed      bool
+}
+
+// used is a policy that isolates pods of the node: how many attachments, and the sets that its rules name.
+type used struct {
+	by   int
+	sets []policy.SetName
+}
+
+var _ enforcer.Compiler = (*Compiler)(nil)
+
+// NewCompiler returns a Compiler for a table, to which the caller has set [Static].
+func NewCompiler(table Table) *Compiler {
+	return &Compiler{
+		table: table, pods: map[attach.Key][]policy.Key{}, policies: map[policy.Key]*used{}, sets: map[policy.SetName]int{},
+		dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
+	}
+}
+
+// Apply implements enforcer.Compiler.
+func (c *Compiler) Apply(effect policy.Effect, _ *policy.Index) {
+	for _, key := range effect.Policies {
+		if _, is := c.policies[key]; is {
+			c.dirtyPolicies[key] = struct{}{}
+			c.narrowed = true // the rules are not compared: looking through conntrack once more is cheaper
+		}
+	}
+	for i := range effect.Sets {
+		if name := effect.Sets[i].Set; c.sets[name] > 0 {
+			c.dirtySets[name] = struct{}{}
+			c.narrowed = c.narrowed || len(effect.Sets[i].Removed) > 0
+		}
+	}
+}
+
+// Narrowed implements enforcer.Compiler.
+func (c *Compiler) Narrowed() bool {
+	narrowed := c.narrowed
+	c.narrowed = false
+	return narrowed
+}
+
+// Clear implements enforcer.Compiler: all is compiled again of what the index has at the next Commit.
+func (c *Compiler) Clear() {
+	for key := range c.policies {
+		c.dirtyPolicies[key] = struct{}{}
+	}
+	for name := range c.sets {
+		c.dirtySets[name] = struct{}{}
+	}
+	c.narrowed = true
+}
+
+// Commit implements enforcer.Compiler.
+func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, closed []attach.Record) []reconcile.Owner {
+	fragments := map[reconcile.Owner]Items{}
+	for i := range closed {
+		fragments[podOwner(closed[i].Key())] = nil
+		c.use(closed[i].Key(), nil)
+	}
+	for i := range open {
+		rec := &open[i].Record
+		var policies []policy.Key
+		var items Items
+		if open[i].Known {
+			key := enforcer.PodOf(rec)
+			policies, items = index.Policies(key), Pod(index, key, addressesOf(rec))
+		}
+		fragments[podOwner(rec.Key())] = items
+		c.use(rec.Key(), policies)
+	}
+	for key := range c.dirtyPolicies {
+		fragments[policyOwner(key)] = c.compilePolicy(index, key)
+	}
+	for name := range c.dirtySets {
+		fragments[setOwner(name)] = nil
+		if c.sets[name] > 0 {
+			fragments[setOwner(name)] = Set(name, index.Addresses(name))
+		}
+	}
+	clear(c.dirtyPolicies)
+	clear(c.dirtySets)
+	if len(fragments) > 0 {
+		c.table.Set(fragments)
+	}
+	return slices.Collect(maps.Keys(fragments))
+}
+
+// use notes the policies that isolate the pod of an attachment.
+func (c *Compiler) use(key attach.Key, policies []policy.Key) {
+	for _, p := range policies {
+		if c.policies[p] == nil {
+			c.policies[p] = &used{}
+			c.dirtyPolicies[p] = struct{}{}
+		}
+		c.policies[p].by++
+	}
+	for _, p := range c.pods[key] {
+		if c.policies[p].by--; c.policies[p].by == 0 {
+			c.dirtyPolicies[p] = struct{}{}
+		}
+	}
+	delete(c.pods, key)
+	if len(policies) > 0 {
+		c.pods[key] = policies
+	}
+}
+
+// compilePolicy returns the fragment of a policy, nil if it isolates no pod of the node any more.
+func (c *Compiler) compilePolicy(index *policy.Index, key policy.Key) Items {
+	u := c.policies[key]
+	if u == nil {
+		return nil
+	}
+	was := u.sets
+	var items Items
+	u.sets = nil
+	if u.by > 0 {
+		rules := index.Rules(key)
+		items, u.sets = Policy(key, rules), Sets(rules)
+	} else {
+		delete(c.policies, key)
+	}
+	for _, name := range u.sets {
+		if c.sets[name]++; c.sets[name] == 1 {
+			c.dirtySets[name] = struct{}{}
+		}
+	}
+	for _, name := range was {
+		if c.sets[name]--; c.sets[name] == 0 {
+			delete(c.sets, name)
+			c.dirtySets[name] = struct{}{}
+		}
+	}
+	return items
+}
+
+func addressesOf(rec *attach.Record) []netip.Addr {
+	addresses := make([]netip.Addr, 0, len(rec.Addresses))
+	for _, address := range rec.Addresses {
+		addresses = append(addresses, address.Addr())
+	}
+	return addresses
+}
+
+func podOwner(key attach.Key) reconcile.Owner { return reconcile.Owner(key.Owner()) }
+
+func policyOwner(key policy.Key) reconcile.Owner {
+	return (&policy.Policy{Key: key}).Owner()
+}
+
+func setOwner(name policy.SetName) reconcile.Owner {
+	return reconcile.Owner("policyset/" + string(name))
+}
