@@ -95,7 +95,7 @@ func (c *Client) do(ctx context.Context, method, path string, body, into any) er
 		return refused(socket, answer.StatusCode, content)
 	}
 	if err := json.Unmarshal(content, into); err != nil {
-		return fmt.Errorf("what answers on %s is no agent of this release: %w", socket, err)
+		return fmt.Errorf("the program on %s is not an agent of this release: compare the versions with weft version: %w", socket, err)
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (c *Client) do(ctx context.Context, method, path string, body, into any) er
 func refused(socket string, status int, content []byte) error {
 	var said failure
 	if err := json.Unmarshal(content, &said); err != nil || said.Error == "" {
-		return fmt.Errorf("what answers on %s is no agent of this release (HTTP status %d)", socket, status)
+		return fmt.Errorf("the program on %s is not an agent of this release (HTTP status %d): compare the versions with weft version", socket, status)
 	}
 	return errors.New(said.Error)
 }
@@ -114,9 +114,9 @@ func explain(socket string, err error) error {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("no agent runs here (socket %s): run this on the node, or in its agent's pod: kubectl -n weft exec ds/weft-agent -- ...: %w", socket, err)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("only root may ask the agent (socket %s): %w", socket, err)
+		return fmt.Errorf("only root may use the agent's socket %s: run this as root: %w", socket, err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the agent did not answer in time (socket %s): it hangs, or is stopped; look at its log, and at its pod's events: %w", socket, err)
+		return fmt.Errorf("the agent did not answer in time (socket %s): read its log and its pod's events: %w", socket, err)
 	}
-	return fmt.Errorf("asking the agent (socket %s): %w", socket, err)
+	return fmt.Errorf("request to the agent (socket %s): %w", socket, err)
 }

@@ -96,7 +96,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /v1/log-level", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.level(), nil) })
 	mux.HandleFunc("PUT /v1/log-level", s.setLevel)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.refuse(w, http.StatusNotFound, fmt.Errorf("this agent does not serve %s %.64q: is it of another release than the program that asks?", r.Method, r.URL.Path))
+		s.refuse(w, http.StatusNotFound, fmt.Errorf("this agent does not serve %s %.64q: use the weft command of the agent's release", r.Method, r.URL.Path))
 	})
 	places := make(chan struct{}, maxConnections)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -115,7 +115,7 @@ func (s *Server) routes() http.Handler {
 // recover makes a panic one request's error.
 func (s *Server) recover(w http.ResponseWriter) {
 	if reason := recover(); reason != nil {
-		s.Logger.Error("an admin request panicked", "panic", reason, "stack", string(debug.Stack()))
+		s.Logger.Error("admin request panicked", "panic", reason, "stack", string(debug.Stack()))
 		s.refuse(w, http.StatusInternalServerError, fmt.Errorf("the agent failed on this request: %v", reason))
 	}
 }
@@ -149,7 +149,7 @@ func (s *Server) setLevel(w http.ResponseWriter, r *http.Request) {
 	}
 	if was := s.Level.Level(); was != level {
 		s.Level.Set(level)
-		s.Logger.Warn("the log level was changed", "from", LevelName(was), "to", LevelName(level))
+		s.Logger.Warn("log level changed", "from", LevelName(was), "to", LevelName(level))
 	}
 	s.answer(w, s.level(), nil)
 }
@@ -161,7 +161,7 @@ func (s *Server) answer(w http.ResponseWriter, value any, err error) {
 	}
 	body, err := json.Marshal(value)
 	if err != nil {
-		s.refuse(w, http.StatusInternalServerError, fmt.Errorf("the answer cannot be written as JSON: %w", err))
+		s.refuse(w, http.StatusInternalServerError, fmt.Errorf("encode the response as JSON: %w", err))
 		return
 	}
 	s.write(w, http.StatusOK, body)
@@ -179,6 +179,6 @@ func (s *Server) write(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	if _, err := w.Write(append(body, '\n')); err != nil {
-		s.Logger.Debug("an admin answer was not delivered", "error", err)
+		s.Logger.Debug("admin response not delivered", "error", err)
 	}
 }

@@ -177,7 +177,7 @@ func kernelRelease() string {
 func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	r := a.running.Load()
 	if r == nil {
-		return admin.Diff{}, fmt.Errorf("nothing is compared yet: %s", a.waiting.get())
+		return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", a.waiting.get())
 	}
 	diff := a.compare(ctx, r.engines)
 	diffClosed(&diff, a.closed(r.network))

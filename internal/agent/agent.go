@@ -161,7 +161,7 @@ func (o *Options) validate() error {
 	}
 	for _, addr := range o.MetadataAddresses {
 		if !addr.Is4() || addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast() {
-			return fmt.Errorf("metadata address %s: it is an IPv4 address of one host, such as 169.254.169.254", addr)
+			return fmt.Errorf("metadata address %s: it must be an IPv4 address, such as 169.254.169.254", addr)
 		}
 	}
 	if slices.Contains(o.ClosedNodePorts, 0) {
@@ -257,7 +257,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	for _, broken := range a.store.Broken() {
-		opts.Log.Error("a file among the attachment records cannot be used: nothing is opened for what it says",
+		opts.Log.Error("unreadable attachment record: nothing is opened for it",
 			"path", broken.Path, "error", broken.Err)
 	}
 	if err := a.serveRuntime(); err != nil {
@@ -559,7 +559,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 func (a *agent) tellNotReady(ctx context.Context, why error) bool {
 	err := reportNotReady(ctx, a.clients, a.opts.Node, why)
 	if err != nil && ctx.Err() == nil {
-		a.opts.Log.Warn("telling the cluster", "error", err)
+		a.opts.Log.Warn("reporting to the API server failed", "error", err)
 	}
 	return err == nil
 }

@@ -302,7 +302,7 @@ func TestView(t *testing.T) {
 		"no network":           {objects: []client.Object{own, good}, words: "ClusterNetwork default (create it"},
 		"another network":      {objects: []client.Object{clusterNetwork(func(n *networkv1.ClusterNetwork) { n.Name = "other" }), own}, words: "create it"},
 		"network of nonsense":  {objects: []client.Object{clusterNetwork(func(n *networkv1.ClusterNetwork) { n.ServiceNetwork = "x" }), own}, words: "serviceNetwork"},
-		"no host subnet":       {objects: []client.Object{clusterNetwork(asIs), good}, words: "HostSubnet own: not there yet"},
+		"no host subnet":       {objects: []client.Object{clusterNetwork(asIs), good}, words: "HostSubnet own: not found"},
 		"own is nonsense":      {objects: []client.Object{clusterNetwork(asIs), hostSubnet("own", "x", "10.128.0.0/23"), good}, words: "hostIP"},
 		"own has none yet":     {objects: []client.Object{clusterNetwork(asIs), waiting, good}, words: "no subnet yet"},
 		"a remote is nonsense": {objects: []client.Object{clusterNetwork(asIs), own, good, hostSubnet("bad", "192.0.2.3", "10.128.4.1/23")}, remotes: 1, log: "hostsubnet=bad"},

@@ -76,7 +76,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 		return admin.Diff{}, err
 	}
 	if err := a.dryProgram(ctx, network, e); err != nil {
-		return admin.Diff{}, fmt.Errorf("a start would stop here: %w", err)
+		return admin.Diff{}, fmt.Errorf("a start would fail here: %w", err)
 	}
 	return a.compare(ctx, e), nil
 }

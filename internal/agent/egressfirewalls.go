@@ -161,7 +161,7 @@ func (e *egressFirewalls) enter(ctx context.Context) error {
 	waiting, cancel := context.WithTimeout(ctx, watchSync)
 	defer cancel()
 	if !toolscache.WaitForCacheSync(waiting.Done(), e.synced...) {
-		return errors.New("waiting for the API server to tell of all EgressNetworkPolicies and NetNamespaces")
+		return errors.New("waiting for the API server to list all EgressNetworkPolicies and NetNamespaces")
 	}
 	return nil
 }
@@ -391,7 +391,7 @@ func (e *egressFirewalls) tellClosed(ctx context.Context, firewalls map[string]*
 		if firewall == nil || firewall.Closed == "" {
 			continue
 		}
-		e.log.Warn("nothing leaves a namespace", "namespace", namespace, "reason", firewall.Closed)
+		e.log.Warn("all traffic out of a namespace is dropped", "namespace", namespace, "reason", firewall.Closed)
 		if firewall.TooLarge {
 			e.tell(ctx, e.index.Policies(namespace), reasonFirewallSize, "nothing leaves the namespace: "+firewall.Closed)
 		}
@@ -426,7 +426,7 @@ func (e *egressFirewalls) learn(ctx context.Context, name string) {
 	if state.Known {
 		effect = "the addresses that it had stay in effect"
 	}
-	e.log.Warn("a name cannot be resolved", "name", name, "error", state.Err)
+	e.log.Warn("DNS name not resolved", "name", name, "error", state.Err)
 	e.tell(ctx, e.index.Users(name), reasonName, fmt.Sprintf("%v: %s", state.Err, effect))
 }
 

@@ -368,13 +368,13 @@ func (s *site) check(address netip.Addr, peers map[string]peer) error {
 	case address == s.node:
 		return fmt.Errorf("egressIPs: %s is the node's own address: choose an unused address", address)
 	case taken:
-		return fmt.Errorf("egressIPs: %s is an address of the node already, for something else: choose an unused address, or remove it from the node", address)
+		return fmt.Errorf("egressIPs: %s is already an address of the node for another purpose: choose an unused address, or remove it from the node", address)
 	case isIn(s.gateways, address):
-		return fmt.Errorf("egressIPs: %s is the gateway of the node's routes: announced here, it would take over the way out of every node; choose an unused address", address)
+		return fmt.Errorf("egressIPs: %s is the gateway of the node's routes, and announcing it would redirect the traffic of every node: choose an unused address", address)
 	case s.network.Contains(address) && edge(s.network, address):
-		return fmt.Errorf("egressIPs: %s is the network or the broadcast address of %s: choose one between them", address, s.network)
+		return fmt.Errorf("egressIPs: %s is the network or the broadcast address of %s: choose an address between them", address, s.network)
 	case !s.network.Contains(address):
-		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address: answers would not come here; give it to a node whose network it is in", address, s.network)
+		return fmt.Errorf("egressIPs: %s is not in %s, the network of the node's address, so replies would not reach the node: assign it to a node in its network", address, s.network)
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func TestEgressWays(t *testing.T) {
 			[]egressip.Namespace{wants("a", 10, "192.0.2.50")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50")},
 			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
-			"is an address of the node already",
+			"is already an address of the node",
 		},
 		{
 			"nor is another node's", clusternetwork.ModeMultitenant,

@@ -54,7 +54,7 @@ func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Add
 	case v.err != nil:
 		return false, fmt.Errorf("egressIPs: %s could not be probed: %w", address, v.err)
 	case v.stranger != nil:
-		return false, fmt.Errorf("egressIPs: %s is held by a host that is no node, with the MAC address %s: choose an unused address", address, v.stranger)
+		return false, fmt.Errorf("egressIPs: %s is in use by a host that is not a node, with the MAC address %s: choose an unused address", address, v.stranger)
 	}
 	return v.known, nil
 }

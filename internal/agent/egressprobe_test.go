@@ -65,7 +65,7 @@ func TestEgressIPsAreProbed(t *testing.T) {
 	holds("nothing is known", false, "")
 	answers <- net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	<-changed
-	holds("a stranger has it", false, "held by a host that is no node, with the MAC address 02:00:00:00:00:09")
+	holds("a stranger has it", false, "in use by a host that is not a node, with the MAC address 02:00:00:00:00:09")
 	go again()
 	answers <- nil
 	<-changed

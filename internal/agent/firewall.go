@@ -108,7 +108,7 @@ func (f *firewall) pass(ctx context.Context, network string, passages []nft.Pass
 	if err := f.keep(ctx); err != nil {
 		return errors.Join(why, err)
 	}
-	f.log.Warn("looking at others' chains failed, trying again", "error", why)
+	f.log.Warn("reading other programs' nftables chains failed, trying again", "error", why)
 	return nil
 }
 
@@ -146,7 +146,7 @@ func (f *firewall) look(ctx context.Context) error {
 	}
 	survey, err := f.engine.Survey(ctx, passages...)
 	if err != nil {
-		err = fmt.Errorf("host firewall: looking at others' chains: %w", err)
+		err = fmt.Errorf("host firewall: reading other programs' chains: %w", err)
 		f.mu.Lock()
 		f.unseen = err
 		f.mu.Unlock()
@@ -316,7 +316,7 @@ func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}
-	f.log.Warn("looking at others' chains failed, trying again", "error", err)
+	f.log.Warn("reading other programs' nftables chains failed, trying again", "error", err)
 	return time.After(f.retry)
 }
 

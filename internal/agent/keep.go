@@ -45,11 +45,11 @@ func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 // tellKept reports what another program changed and was put back, or could not be.
 func (a *agent) tellKept(thing keep.Thing, put string, err error) {
 	if err != nil {
-		a.opts.Log.Error("a part of the node was changed and cannot be put back, trying again", "part", thing.Name, "error", err)
+		a.opts.Log.Error("part of the node was changed and cannot be restored, trying again", "part", thing.Name, "error", err)
 		a.events.Node(reasonDrift, "Restore", thing.Name+": changed by another program, and it cannot be put back: "+err.Error())
 		return
 	}
-	a.opts.Log.Warn("a part of the node was changed by another program, it is put back", "part", thing.Name, "what", put)
+	a.opts.Log.Warn("part of the node was changed by another program, restored", "part", thing.Name, "what", put)
 	a.events.Node(reasonDrift, "Restore", thing.Name+": changed or removed by another program; put back: "+put)
 }
 

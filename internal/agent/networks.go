@@ -347,7 +347,7 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 		}
 		presence, err := n.look(ctx, k)
 		if err == nil && !presence.Present && !hasRecords(a.store, k.Name) {
-			a.opts.Log.Info("a network is not configured any more, and has no pods here", "network", k.Name)
+			a.opts.Log.Info("network is no longer configured, and has no pods on this node", "network", k.Name)
 			leave()
 			k.set(nil, cmp.Or(presence.Why, "it is not configured"))
 			stop()
@@ -374,7 +374,7 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 			return made, runner, err
 		}
 		k.set(nil, err.Error())
-		a.opts.Log.Warn("a network cannot start, trying again", "network", k.Name, "error", err)
+		a.opts.Log.Warn("network failed to start, trying again", "network", k.Name, "error", err)
 		select {
 		case <-ctx.Done():
 			return nil, nil, ctx.Err()
@@ -422,7 +422,7 @@ func (k *kind) state() (presence network.Presence, running bool, err error) {
 	case k.network == nil:
 		return k.presence, false, errors.New(k.why)
 	case k.known && !k.presence.Present:
-		return k.presence, true, fmt.Errorf("it is not configured any more (%s), and goes on for the pods that it has here", k.presence.Why)
+		return k.presence, true, fmt.Errorf("it is no longer configured (%s), and still serves the pods that it has on this node", k.presence.Why)
 	}
 	return k.presence, true, k.network.Ready()
 }
@@ -487,7 +487,7 @@ func (n *networks) decided() error {
 		known = known && k.decided()
 	}
 	if !known {
-		return errors.New("the API server has not said yet which networks are configured")
+		return errors.New("the API server has not reported yet which networks are configured")
 	}
 	return nil
 }

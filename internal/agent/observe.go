@@ -166,7 +166,7 @@ func (r *requestSteps) all() []requestStep {
 }
 
 // errAway is what is told while the API server is away.
-var errAway = errors.New("no watch of the API server is open: changes of the cluster's objects wait until it is back; pods go on")
+var errAway = errors.New("no watch of the API server is open: changes of objects wait until it is back; existing pods are unaffected")
 
 // kube watches what goes to the API server and what comes back.
 type kube struct {

@@ -28,7 +28,7 @@ const watchSync = 10 * time.Second
 func (a *agent) tellPolicyProblems(ctx context.Context, key policy.Key, problems []error) {
 	const most = 20 // an object may be wrong in thousands of places
 	for _, problem := range problems[:min(most, len(problems))] {
-		a.opts.Log.Warn("a NetworkPolicy is not realised as it says", "policy", key.String(), "error", problem)
+		a.opts.Log.Warn("NetworkPolicy not realised as written", "policy", key.String(), "error", problem)
 	}
 	if object := a.objects.policies.Policy(ctx, key); object != nil {
 		a.events.Policy(object, errors.Join(problems[:min(most, len(problems))]...).Error())

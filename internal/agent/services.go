@@ -269,10 +269,10 @@ func (a *agent) tellServiceWarnings(ctx context.Context, owner reconcile.Owner, 
 		a.objects.services.event(ctx, a.events, owner, warnings[0])
 	}
 	for _, err := range warnings[:min(most, len(warnings))] {
-		a.opts.Log.Warn("a Service is not served in the switch as it says", "service", name, "error", err)
+		a.opts.Log.Warn("Service not served in the switch as written", "service", name, "error", err)
 	}
 	if more := len(warnings) - most; more > 0 {
-		a.opts.Log.Warn("a Service is not served in the switch as it says, in more places", "service", name, "places", more)
+		a.opts.Log.Warn("Service not served in the switch as written, in several places", "service", name, "places", more)
 	}
 }
 

@@ -233,7 +233,7 @@ func (w *statusWriter) stopped(ctx context.Context) {
 	})
 	want.Conditions = agentConditions(want.Conditions)
 	if err := w.write(ctx, have, want); err != nil {
-		w.log.Debug("saying in the HostSubnet that the agent stops", "error", err) // its pod says so too
+		w.log.Debug("reporting in the HostSubnet that the agent stops failed", "error", err) // its pod says so too
 	}
 }
 

@@ -29,7 +29,7 @@ const (
 )
 
 // errUnread says that NetNamespaces are not known yet.
-var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or does not let this agent read them")
+var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or refuses this agent to read them")
 
 // tenants tells which namespaces' VNIDs changed. NetNamespaces are watched in the modes that have VNIDs.
 type tenants struct {
@@ -174,7 +174,7 @@ func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
 	if _, ok := vnidOf(nn); ok {
 		return true
 	}
-	t.log.Error("a NetNamespace cannot be used, and its pods are closed: netname must equal metadata.name, and netid be 0 to 16777215: delete it, a new one is made",
+	t.log.Error("invalid NetNamespace, its pods' ports are closed: netname must equal metadata.name, and netid must be 0 to 16777215: delete it, the controller creates a valid one",
 		"netnamespace", nn.Name, "netname", nn.NetName, "netid", nn.NetID)
 	return false
 }
@@ -212,10 +212,10 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 		patience = startPatience
 	}
 	if now.Sub(t.missing) < patience {
-		return fmt.Errorf("waiting for the VNIDs of namespaces %s before packets carry them: the controller gives each a NetNamespace", text)
+		return fmt.Errorf("waiting for the VNIDs of namespaces %s before packets carry them: the controller creates a NetNamespace for each", text)
 	}
 	t.missing = time.Time{}
-	t.log.Error("pods stay closed: their namespaces have no VNID until the controller gives them one", "namespaces", text)
+	t.log.Error("pods' ports stay closed: their namespaces have no VNID until the controller allocates one", "namespaces", text)
 	return nil
 }
 

@@ -43,7 +43,7 @@ func (p *tunnelPort) settle(wanted uint16, own *networkv1.HostSubnet) uint16 {
 			networkv1.ClusterNetworkDefault, wanted, p.port, p.port)
 	}
 	if p.refused != "" && p.refused != before {
-		p.log.Error("a change of the tunnels' port is refused", "vxlan_port", wanted, "in_effect", p.port)
+		p.log.Error("change of vxlanPort refused", "vxlan_port", wanted, "in_effect", p.port)
 	}
 	return p.port
 }

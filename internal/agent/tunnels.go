@@ -78,7 +78,7 @@ func (t *tunnels) run(ctx context.Context) error {
 		due := t.take()
 		if err := link.Resolve(due...); err != nil {
 			// The switch asks by itself as well, at the price of a packet.
-			t.log.Debug("finding the neighbours of tunnels, trying again", "error", err)
+			t.log.Debug("resolving the neighbours of tunnels failed, trying again", "error", err)
 			t.putBack(due)
 			retry = time.After(delay)
 		} else {

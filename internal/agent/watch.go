@@ -230,7 +230,7 @@ func (o *objects) synced(ctx context.Context) error {
 func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	var network networkv1.ClusterNetwork
 	if err := o.cache.Get(ctx, client.ObjectKey{Name: defaultClusterNetwork}, &network); err != nil {
-		return overlay.View{}, fmt.Errorf("ClusterNetwork %s (create it to say what the pods' addresses are): %w", defaultClusterNetwork, err)
+		return overlay.View{}, fmt.Errorf("ClusterNetwork %s (create it to define the pods' addresses): %w", defaultClusterNetwork, err)
 	}
 	config, err := clusternetwork.Parse(&network)
 	if err != nil {
@@ -250,18 +250,18 @@ func (o *objects) view(ctx context.Context) (overlay.View, error) {
 		case own && err != nil:
 			return overlay.View{}, err
 		case own && !subnet.Subnet.IsValid():
-			return overlay.View{}, fmt.Errorf("HostSubnet %s: it has no subnet yet; the controller gives it one", object.Name)
+			return overlay.View{}, fmt.Errorf("HostSubnet %s: it has no subnet yet; the controller allocates one", object.Name)
 		case own:
 			view.Local, found = subnet, true
 			view.Cluster.VXLANPort = o.port.settle(config.VXLANPort, object)
 		case err != nil:
-			o.log.Error("leaving out a remote host whose HostSubnet cannot be used", "hostsubnet", object.Name, "error", err)
+			o.log.Error("remote host left out: its HostSubnet is invalid", "hostsubnet", object.Name, "error", err)
 		case subnet.Subnet.IsValid():
 			view.Remotes = append(view.Remotes, subnet)
 		}
 	}
 	if !found {
-		return overlay.View{}, fmt.Errorf("HostSubnet %s: not there yet; the controller makes it once the Node has an InternalIP", o.node)
+		return overlay.View{}, fmt.Errorf("HostSubnet %s: not found; the controller creates it once the Node has an InternalIP", o.node)
 	}
 	return view, nil
 }

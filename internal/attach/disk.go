@@ -62,7 +62,7 @@ var errContent = errors.New("not an attachment record")
 
 // errVoid marks a file of nothing, or of zeros: what a loss of power leaves of a record that the device had not got yet. No
 // program's end does so. Its interface has gone with the power.
-var errVoid = errors.New("nothing is in it")
+var errVoid = errors.New("it is empty")
 
 // writeFile puts data under name in one step: whoever reads name finds what was there before, or all of data. What it leaves
 // behind when it fails is at most a temporary file that the next Open removes.

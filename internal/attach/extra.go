@@ -144,11 +144,11 @@ func (s *Store) openExtra() error {
 	dir := s.path + extraSuffix
 	lock, err := rootdir.Open(dir)
 	if err != nil {
-		return fmt.Errorf("what attachments have beside their records: %w", err)
+		return fmt.Errorf("extra files of attachments: %w", err)
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return errors.Join(fmt.Errorf("what attachments have beside their records: %w", err), lock.Close())
+		return errors.Join(fmt.Errorf("extra files of attachments: %w", err), lock.Close())
 	}
 	closeRecords := s.close
 	s.close = func() error { return errors.Join(root.Close(), lock.Close(), closeRecords()) }
@@ -164,7 +164,7 @@ func (s *Store) lookAtExtra() error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("what attachments have beside their records: %w", err)
+		return fmt.Errorf("extra files of attachments: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // nothing was written
 	return s.loadExtra(root, func(string) error { return nil })
@@ -180,7 +180,7 @@ func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 	}
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
-		return fmt.Errorf("what attachments have beside their records: %w", err)
+		return fmt.Errorf("extra files of attachments: %w", err)
 	}
 	for _, entry := range entries {
 		name := entry.Name()
@@ -190,7 +190,7 @@ func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 		}
 		if !known {
 			if err := ignoreMissing(remove(name)); err != nil {
-				s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("it is of no attachment, and stays: %w", err)})
+				s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("it belongs to no attachment, and is kept: %w", err)})
 			}
 			continue
 		}
@@ -203,10 +203,10 @@ func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 			extra, err = parseExtra(data, key)
 		}
 		if err != nil && !errors.Is(err, errContent) {
-			return fmt.Errorf("what attachments have beside their records: %s: %w", name, err)
+			return fmt.Errorf("extra files of attachments: %s: %w", name, err)
 		}
 		if err != nil {
-			s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("beside the record of attachment %s: %w", key, err)})
+			s.broken = append(s.broken, Broken{Path: s.path + extraSuffix + "/" + name, Err: fmt.Errorf("extra file of attachment %s: %w", key, err)})
 		}
 		s.extra.there[key] = extra
 		rec := s.records[key]
@@ -224,7 +224,7 @@ func parseExtra(data []byte, key Key) (extraFile, error) {
 		return extraFile{}, fmt.Errorf("%w: %w", errContent, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return extraFile{}, fmt.Errorf("%w: something follows the JSON object", errContent)
+		return extraFile{}, fmt.Errorf("%w: data after the JSON object", errContent)
 	}
 	is, valid := Key{file.ContainerID, file.IfName}, cni.ValidHostPorts(file.HostPorts) && file.Macvlan.valid() && file.Bandwidth.Valid()
 	valid = valid && validClaims(file.Claims) && validDetails(file.Details)

@@ -10,7 +10,7 @@ import (
 )
 
 // ErrLookOnly is returned by a Store of Look to who wants to change it.
-var ErrLookOnly = errors.New("these attachment records are only looked at")
+var ErrLookOnly = errors.New("these attachment records were opened for reading only")
 
 // Look returns a Store of the records in dir that nothing can be written to, and that leaves dir as it is: it takes no lock, and
 // may be used beside the agent that has it. Records that come or go meanwhile may be in it or not. A dir that does not

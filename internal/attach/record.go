@@ -144,7 +144,7 @@ func ParseRecord(data []byte) (Record, error) {
 		return Record{}, fmt.Errorf("attachment record: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return Record{}, errors.New("attachment record: something follows the JSON object")
+		return Record{}, errors.New("attachment record: data after the JSON object")
 	}
 	if err := rec.Validate(); err != nil {
 		return Record{}, err

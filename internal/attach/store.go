@@ -148,12 +148,12 @@ func (s *Store) Rebuild(ctx context.Context, rec Record, check func(Record) erro
 	if data, err := s.extra.disk.read(fileName(key)); err == nil {
 		extra, err := parseExtra(data, key)
 		if err != nil {
-			return fmt.Errorf("beside the record of attachment %s: %w", key, err)
+			return fmt.Errorf("extra file of attachment %s: %w", key, err)
 		}
 		s.extra.set(key, extra)
 		extra.give(&rec)
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("beside the record of attachment %s: %w", key, err)
+		return fmt.Errorf("extra file of attachment %s: %w", key, err)
 	}
 	err := check(rec)
 	if err == nil {

@@ -63,7 +63,7 @@ func (o Options) parts(ctx context.Context) error {
 }
 
 // ErrAgentRuns says that it is too early.
-var ErrAgentRuns = errors.New("an agent runs on this node, and would put everything back: delete the DaemonSet weft-agent first, or stop it")
+var ErrAgentRuns = errors.New("an agent runs on this node, and would restore everything: delete the DaemonSet weft-agent first, or stop the agent")
 
 // Run takes everything of Weft's off the node. Every part is tried, whatever became of the others; it may be run again.
 func Run(ctx context.Context, o Options) error {
@@ -74,7 +74,7 @@ func Run(ctx context.Context, o Options) error {
 		o.Tell = func(string) {}
 	}
 	if info, err := os.Stat(o.Root); err != nil || !info.IsDir() {
-		return fmt.Errorf("root %s: no directory, so nothing was looked at: name where the node's file system is mounted", o.Root)
+		return fmt.Errorf("root %s: not a directory, nothing was examined: give the folder where the node's file system is mounted", o.Root)
 	}
 	if agentRuns(ctx, o.At(o.Socket)) {
 		return ErrAgentRuns
@@ -86,7 +86,7 @@ func Run(ctx context.Context, o Options) error {
 	case errors.Is(err, rootdir.ErrInUse):
 		return ErrAgentRuns
 	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("whether an agent runs is unknown: %w", err)
+		return fmt.Errorf("finding out whether an agent runs: %w", err)
 	}
 	return errors.Join(
 		o.Remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first: no pod comes any more

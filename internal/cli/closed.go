@@ -32,7 +32,7 @@ func (f *closedFlags) parse(opts *agent.Options) error {
 	for _, text := range f.ports {
 		port, err := strconv.ParseUint(text, 10, portBits)
 		if err != nil || port == 0 {
-			return fmt.Errorf("--closed-node-ports: %q is no port: use numbers from 1 to 65535", text)
+			return fmt.Errorf("--closed-node-ports: %q is not a port: use numbers from 1 to 65535", text)
 		}
 		opts.ClosedNodePorts = append(opts.ClosedNodePorts, uint16(port))
 	}

@@ -45,7 +45,7 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 	flags.StringVar(&opts.HealthAddress, "health-address", controller.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
 	flags.BoolVar(&opts.Defaults, "default-cluster-network", false,
 		"create the ClusterNetwork default (pods 10.128.0.0/14, a /23 for each node) where no network is configured; the chart sets it")
-	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; whoever reaches it may read it; empty: none")
+	flags.StringVar(&opts.MetricsAddress, "metrics-address", "", "host:port of /metrics alone, besides --health-address; every client that reaches it can read it; empty: none")
 	neutron.register(flags)
 	northbound.register(cmd)
 	return cmd

@@ -20,14 +20,14 @@ func diffCommand() *cobra.Command {
 		Use:   "diff",
 		Short: "Compare what this node should have programmed with what it has",
 		Long: "Has the agent of this node read back flows, switch ports, links and rules, and prints what is missing, extra or\n" +
-			"different, by the object that it comes from. Nothing is changed. What somebody changes by hand is put back within\n" +
-			"milliseconds, so what is found is what cannot be programmed, with the reason. For what a start of the agent would\n" +
+			"different, by the object that it comes from. Nothing is changed. The agent reverts foreign changes within\n" +
+			"milliseconds, so a difference is what cannot be programmed, with the reason. For what a start of the agent would\n" +
 			"change, before an upgrade or while no agent runs: weft agent --dry-run.\n\n" +
 			"It needs root on the node, or in the agent's pod. It ends with 0 when nothing differs, 1 when something does, 2 when\n" +
 			"that is not known.",
 		Example: "  # On the node\n  weft diff\n\n" +
 			"  # In the agent's pod\n  kubectl -n weft exec weft-agent-x7k2p -- /weft diff\n\n" +
-			"  # Who is not programmed, and why\n  weft diff -o json | jq -r '.engines[].differences[]? | .owner + \": \" + .why'",
+			"  # The objects that are not programmed, and why\n  weft diff -o json | jq -r '.engines[].differences[]? | .owner + \": \" + .why'",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
@@ -105,7 +105,7 @@ func owners(out *strings.Builder, all []admin.Difference) {
 		if i == 0 || d.Owner != all[i-1].Owner {
 			owner := d.Owner
 			if owner == "" {
-				owner = "nobody's"
+				owner = "no owner"
 			}
 			if d.Pod != "" {
 				owner = "pod " + d.Pod + ", " + owner

@@ -23,7 +23,7 @@ func (f *dryRunFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.run, "dry-run", false,
 		"print what a start would change in flows, switch ports, links and rules, change nothing, and end:\n"+
 			"with 0 when nothing differs, 1 when something does, 2 when that is not known.\n"+
-			"It may be used beside the agent that runs on the node")
+			"It can be used while the agent runs on the node")
 	flags.StringVarP(&f.output, "output", "o", outputText, "format of --dry-run: text, json or yaml")
 	flags.DurationVar(&f.timeout, "timeout", time.Minute, "how long --dry-run waits for switch and API server")
 }
@@ -47,7 +47,7 @@ func (f *dryRunFlags) tell(cmd *cobra.Command, opts agent.Options) error {
 	defer cancel()
 	diff, err := agent.DryRun(ctx, opts)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("not known after %s: does Open vSwitch run, does the API server answer? %w", f.timeout, err)
+		err = fmt.Errorf("not known after %s: check that Open vSwitch runs and that the API server answers: %w", f.timeout, err)
 	}
 	if err != nil {
 		return &exitError{code: exitUnknown, err: err}

@@ -61,7 +61,7 @@ func flanneldCommand(common *commonFlags, environment Environment) *cobra.Comman
 				return err
 			}
 			for _, unused := range flags.Unused {
-				log.Info("flag without effect", "flag", unused)
+				log.Info("flag has no effect", "flag", unused)
 			}
 			store, err := flanneldStore(cmd.Context(), flags, getenv, log)
 			if err != nil {

@@ -41,13 +41,13 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 			"It reads the switch, and asks the node's agent whose the flows are. Without the agent it says so, and lists all the same, with\n" +
 			"the kinds of the owners. It needs root on the node, or in the agent's pod; with --node, kubectl and the right to execute\n" +
 			"in the agent's pod.\n\n" +
-			"It ends with 0 when every flow has an owner, 1 when one has none (somebody else put it there), 2 when that is not known, or\n" +
+			"It ends with 0 when every flow has an owner, 1 when one has none (another program added it), 2 when that is not known, or\n" +
 			"when nothing is as asked for.",
 		Example: "  # All flows of this node\n  weft flows\n\n" +
 			"  # What of the switch is there for a pod, and which policies name it, on a node of the cluster\n  weft flows --node n1 --pod web/api-7d4b9\n\n" +
 			"  # What a NetworkPolicy comes to on this node\n  weft flows --policy web/allow-api\n\n" +
 			"  # Who has how many flows, and where\n  weft flows --explain\n\n" +
-			"  # For scripts: the flows that nobody owns\n  weft flows -o json | jq '.flows[] | select(.owner == null)'",
+			"  # For scripts: the flows without an owner\n  weft flows -o json | jq '.flows[] | select(.owner == null)'",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := errors.Join(checkFormat(opts.output), opts.filter.Validate())
@@ -98,7 +98,7 @@ func (o *flowsOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	case report.OwnersUnknown != "":
 		return &exitError{code: exitUnknown}
 	case report.Unowned > 0:
-		return &exitError{code: exitDiffers, err: fmt.Errorf("%d of %d flows are nobody's: somebody else put them there", report.Unowned, report.Total)}
+		return &exitError{code: exitDiffers, err: fmt.Errorf("%d of %d flows have no owner: another program added them", report.Unowned, report.Total)}
 	}
 	return nil
 }

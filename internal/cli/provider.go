@@ -191,7 +191,7 @@ func (o *providerOptions) parseOld(out io.Writer, args []string) (version bool, 
 		return false, err
 	}
 	if flags.NArg() > 0 {
-		return false, fmt.Errorf("%q is no flag: flags begin with a dash", flags.Arg(0))
+		return false, fmt.Errorf("%q is not a flag: flags begin with a dash", flags.Arg(0))
 	}
 	o.uids = []uint{0}
 	return version, nil

@@ -8,7 +8,7 @@ import (
 // What cannot be asked for is no answer, and is refused in words that say what can.
 func TestRealisedFlags(t *testing.T) {
 	for words, args := range map[string][]string{
-		"give a kind and an object": {"networkpolicy"}, `"pod" is no kind`: {"pod", "shop/web"}, `--output "table"`: {"netnamespace", "shop", "-o", "table"},
+		"give a kind and an object": {"networkpolicy"}, `on kind "pod"`: {"pod", "shop/web"}, `--output "table"`: {"netnamespace", "shop", "-o", "table"},
 		"unknown flag: --all": {"netnamespace", "shop", "--all"},
 	} {
 		if out, code, err := weft(t, Environment{}, append([]string{"realised"}, args...)...); err == nil || code != exitUnknown || !strings.Contains(err.Error(), words) {

@@ -41,11 +41,11 @@ func statusCommand(common *commonFlags) *cobra.Command {
 	var opts statusOptions
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say how the cluster's network stands, what is wrong, and what to do",
-		Long: "Says on one screen how the cluster's network stands: controller, nodes, addresses, releases, whether all that is\n" +
+		Short: "Show the state of the cluster's network, its problems, and what to do",
+		Long: "Shows the state of the cluster's network on one screen: controller, nodes, addresses, releases, whether all that is\n" +
 			"desired is programmed, what is wrong and what to do next. It reads objects of the API server and changes nothing.\n\n" +
 			"It ends with 0 when all is well, 1 when something is wrong, 2 when the cluster cannot be asked.",
-		Example: "  # How does the network stand?\n  weft status\n\n" +
+		Example: "  # The state of the network\n  weft status\n\n" +
 			"  # After an installation or an upgrade: wait until all is well, five minutes at most\n  weft status --wait --timeout 5m\n\n" +
 			"  # For scripts: the problems, one a line\n  weft status -o json | jq -r '.problems[] | .object + \": \" + .what'\n\n" +
 			"  # As a plugin of kubectl: link the program into the path as kubectl-weft\n  kubectl weft status",
@@ -129,7 +129,7 @@ func printValue(w io.Writer, format string, value any) error {
 		text, err = yaml.JSONToYAML(text)
 	}
 	if err != nil {
-		return fmt.Errorf("writing the answer as %s: %w", format, err)
+		return fmt.Errorf("encode the response as %s: %w", format, err)
 	}
 	if format == outputJSON {
 		text = append(text, '\n')
@@ -148,7 +148,7 @@ func (f *commonFlags) operatorConfig(contextName string) (*rest.Config, error) {
 	overrides := &clientcmd.ConfigOverrides{CurrentContext: contextName}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("no way to a cluster; pass --kubeconfig, or set KUBECONFIG: %w", err)
+		return nil, fmt.Errorf("no cluster configured: pass --kubeconfig, or set KUBECONFIG: %w", err)
 	}
 	config.UserAgent = "weft-status"
 	return config, nil

@@ -45,7 +45,7 @@ func tenantCommand(common *commonFlags) *cobra.Command {
 				"  # All namespaces of a team\n  weft tenant join --to shop --selector team=shop",
 			func(o *tenantOptions) tenant.Request { return tenant.Join(o.to) }),
 		tenantAction(common, "isolate", "Make each namespace a network of its own",
-			"  # b leaves whom it was joined with, or is no longer global\n  weft tenant isolate b\n\n"+
+			"  # b leaves the project that it was joined with, or is no longer global\n  weft tenant isolate b\n\n"+
 				"  # For scripts: the VNID that it has then\n  weft tenant isolate b -o json | jq '.namespaces[0].netid'",
 			func(*tenantOptions) tenant.Request { return tenant.Isolate() }),
 		tenantAction(common, "global", "Let namespaces reach all others, and be reached by them",

@@ -48,7 +48,7 @@ func TestReadiness(t *testing.T) {
 	broken := s.Reading("hostsubnets", &synced{err: errors.New("no such kind")})
 	networks := s.Reading("clusternetworks", &synced{})
 	s.Reading("clusternetworks", &synced{}) // by another controller
-	expect(503, "[-]leader-election: the replica does not take part in the election yet\n[+]caches\n")
+	expect(503, "[-]leader-election: this replica has not joined the leader election yet\n[+]caches\n")
 	s.elects = true
 	expect(200, "[+]leader-election\n[+]caches\n") // it waits, and reads nothing
 	s.lead(true)
@@ -64,9 +64,9 @@ func TestReadiness(t *testing.T) {
 	expect(503, "[+]leader-election\n[-]caches: not read yet: clusternetworks, hostsubnets\n")
 	s.unread = nil
 	s.answered(errors.New("connection refused"))
-	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and what changes waits until it does: connection refused\n")
+	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and changes wait until it does: connection refused\n")
 	s.answered(fmt.Errorf("get: %w", context.Canceled)) // says nothing, neither way
-	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and what changes waits until it does: connection refused\n")
+	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and changes wait until it does: connection refused\n")
 	s.answered(nil)
 	expect(200, "[+]leader-election\n[+]caches\n")
 }

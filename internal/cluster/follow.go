@@ -135,7 +135,7 @@ func (f *follower) owned(ctx context.Context, owner client.Object) (bool, error)
 	}
 	found, ok := owner.DeepCopyObject().(client.Object)
 	if !ok {
-		return true, fmt.Errorf("%T is no object", owner)
+		return true, fmt.Errorf("%T is not an object", owner)
 	}
 	if err := f.tools.Live.Get(ctx, client.ObjectKeyFromObject(owner), found); err != nil {
 		if client.IgnoreNotFound(err) == nil {

@@ -50,7 +50,7 @@ func (s *Readiness) election() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.elects {
-		return errors.New("the replica does not take part in the election yet")
+		return errors.New("this replica has not joined the leader election yet")
 	}
 	return nil
 }
@@ -119,7 +119,7 @@ func (s *Readiness) answered(err error) {
 		return // it was not waited for
 	}
 	if err != nil {
-		err = fmt.Errorf("the API server does not answer, and what changes waits until it does: %w", err)
+		err = fmt.Errorf("the API server does not answer, and changes wait until it does: %w", err)
 	}
 	s.mu.Lock()
 	s.away = err

@@ -110,7 +110,7 @@ func TestParseSaysEverything(t *testing.T) {
 		`clusterNetworks[0].CIDR: Invalid value: "10.128.0.0/14": overlaps serviceNetwork, 10.129.0.0/16`,
 		`clusterNetworks[1].CIDR: Invalid value: "10.131.0.0/16": overlaps clusterNetworks[0].CIDR, 10.128.0.0/14`,
 		`clusterNetworks[1].hostSubnetLength: Invalid value: 17: must be 2 to 16`,
-		`clusterNetworks[2].CIDR: Invalid value: "10.1.2.0/16": has bits set right of its prefix: write 10.1.0.0/16`,
+		`clusterNetworks[2].CIDR: Invalid value: "10.1.2.0/16": has bits set after its prefix: write 10.1.0.0/16`,
 		`clusterNetworks[2].hostSubnetLength: Invalid value: 1: must be 2 to 16`,
 		`clusterNetworks[3].CIDR: Invalid value: "fd00::/48": must be an IPv4 range`,
 		`clusterNetworks[4].CIDR: Invalid value: "9999`,

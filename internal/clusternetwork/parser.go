@@ -68,7 +68,7 @@ func ParsePrefix(text string) (netip.Prefix, error) {
 	case err != nil || !prefix.Addr().Is4():
 		return netip.Prefix{}, errors.New("must be an IPv4 range, such as 10.128.0.0/14, without leading zeros")
 	case prefix != prefix.Masked():
-		return netip.Prefix{}, fmt.Errorf("has bits set right of its prefix: write %s", prefix.Masked())
+		return netip.Prefix{}, fmt.Errorf("has bits set after its prefix: write %s", prefix.Masked())
 	}
 	return prefix, nil
 }

@@ -74,7 +74,7 @@ func (a *Args) validate() error {
 		{"K8S_POD_INFRA_CONTAINER_ID", a.InfraContainerID, isContainerID},
 	} {
 		if arg.value != "" && !arg.valid(arg.value) {
-			return Errorf(CodeInvalidEnvironment, "CNI_ARGS: %s=%q is no valid name", arg.key, arg.value)
+			return Errorf(CodeInvalidEnvironment, "CNI_ARGS: %s=%q is not a valid name", arg.key, arg.value)
 		}
 	}
 	return nil

@@ -103,7 +103,7 @@ func readAnswer(socket string, req *Request, answer []byte) (*types100.Result, e
 	code, _, _ := strings.Cut(rest, " ")
 	status, err := strconv.Atoi(code)
 	if !complete || err != nil || !strings.HasPrefix(protocol, "HTTP/1.") {
-		return nil, transportError(socket, fmt.Errorf("no answer of HTTP: %.64q", first))
+		return nil, transportError(socket, fmt.Errorf("not an HTTP response: %.64q", first))
 	}
 	if want := lengthIn(headers); len(body) < want {
 		return nil, transportError(socket, fmt.Errorf("%d of %d bytes: %w", len(body), want, io.ErrUnexpectedEOF))
@@ -113,7 +113,7 @@ func readAnswer(socket string, req *Request, answer []byte) (*types100.Result, e
 	}
 	var response Response
 	if err := json.Unmarshal(body, &response); err != nil {
-		return nil, Errorf(CodeProtocol, "the answer on socket %s (HTTP status %d) is not a weft agent's: %w", socket, status, err)
+		return nil, Errorf(CodeProtocol, "the response on socket %s (HTTP status %d) is not from a weft agent: %w", socket, status, err)
 	}
 	switch {
 	case response.Error != nil:

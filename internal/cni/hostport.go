@@ -121,11 +121,11 @@ func (m PortMapping) parse(field string) (HostPort, error) {
 	address, err := netip.ParseAddr(m.HostIP)
 	switch {
 	case err != nil:
-		return port, Errorf(CodeInvalidConfig, "%s.hostIP: %.64q is no IP address", field, m.HostIP)
+		return port, Errorf(CodeInvalidConfig, "%s.hostIP: %.64q is not an IP address", field, m.HostIP)
 	case !address.Is4():
 		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: pods have IPv4 addresses only; leave it out, or name an IPv4 address of the node", field, address)
 	case address.IsLoopback() && address != netip.AddrFrom4([4]byte{127, 0, 0, 1}):
-		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: of the loopback range, host ports are at 127.0.0.1 only", field, address)
+		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: of the loopback range, only 127.0.0.1 can have host ports", field, address)
 	case !address.IsUnspecified():
 		port.Address = address
 	}

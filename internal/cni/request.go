@@ -95,7 +95,7 @@ func ParseRequest(data []byte) (*Request, error) {
 		return nil, Errorf(CodeDecode, "request of the plugin: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, Errorf(CodeDecode, "request of the plugin: something follows the JSON object")
+		return nil, Errorf(CodeDecode, "request of the plugin: data after the JSON object")
 	}
 	if err := req.Validate(); err != nil {
 		return nil, err

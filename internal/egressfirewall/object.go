@@ -126,7 +126,7 @@ func parseCIDR(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil || !prefix.Addr().Is4():
-		return netip.Prefix{}, fmt.Errorf("%.40q is no IPv4 range such as 192.0.2.0/24", text)
+		return netip.Prefix{}, fmt.Errorf("%.40q is not an IPv4 range such as 192.0.2.0/24", text)
 	case prefix == netip.PrefixFrom(netip.IPv4Unspecified(), prefix.Addr().BitLen()):
 		return everything(), nil
 	}

@@ -33,7 +33,7 @@ func TestByObject(t *testing.T) {
 		got = append(got, g.Object)
 	}
 	want := []string{
-		"NetworkPolicy web/a", "NetworkPolicy web/b", "further NetworkPolicies (ask for one by --policy)", "hostsubnet/1, which has gone", "nobody",
+		"NetworkPolicy web/a", "NetworkPolicy web/b", "further NetworkPolicies (ask for one by --policy)", "hostsubnet/1, which has gone", "no owner",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("objects %q, want %q", got, want)

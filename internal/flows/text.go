@@ -36,8 +36,8 @@ type Explanation struct {
 	Objects       []Group `json:"objects"`
 }
 
-// nobody is who has the flows that nobody has.
-const nobody = "nobody"
+// unowned stands for an owner in the table, for flows that have none.
+const unowned = "no owner"
 
 // ByObject groups a report's flows by the objects that they come from; a flow of several objects counts with each.
 func (r *Report) ByObject() Explanation {
@@ -62,17 +62,17 @@ func (r *Report) ByObject() Explanation {
 		}
 	}
 	e := Explanation{Node: r.Node, OwnersUnknown: r.OwnersUnknown, Total: r.Total, Unowned: r.Unowned, Objects: []Group{}}
-	for _, name := range slices.SortedFunc(maps.Keys(groups), lastNobody) {
+	for _, name := range slices.SortedFunc(maps.Keys(groups), unownedLast) {
 		slices.Sort(groups[name].Tables)
 		e.Objects = append(e.Objects, *groups[name])
 	}
 	return e
 }
 
-// lastNobody orders objects by kind and name, with what nobody has at the end.
-func lastNobody(a, b string) int {
+// unownedLast orders objects by kind and name, with the flows without an owner at the end.
+func unownedLast(a, b string) int {
 	last := func(name string) int {
-		if name == nobody {
+		if name == unowned {
 			return 1
 		}
 		return 0
@@ -97,7 +97,7 @@ func (f *Flow) names(unknown bool) []string {
 	case unknown && f.Kind != "":
 		return []string{kindWords(f.Kind) + " (which, only the agent knows)"}
 	}
-	return []string{nobody}
+	return []string{unowned}
 }
 
 // plural is many of a kind of policies.

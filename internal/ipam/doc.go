@@ -10,4 +10,4 @@ package ipam
 import "errors"
 
 // ErrExhausted is returned, wrapped in an error that says how much is in use, when nothing is left to hand out.
-var ErrExhausted = errors.New("nothing left to allocate")
+var ErrExhausted = errors.New("all values are in use")

@@ -22,7 +22,7 @@ func (r Range) Validate() error {
 		return errors.New("no range given")
 	}
 	if r.Prefix != r.Prefix.Masked() {
-		return fmt.Errorf("range %s has bits set right of its prefix: write %s", r.Prefix, r.Prefix.Masked())
+		return fmt.Errorf("range %s has bits set after its prefix: write %s", r.Prefix, r.Prefix.Masked())
 	}
 	if most := r.Prefix.Addr().BitLen() - r.Prefix.Bits(); r.HostBits < 1 || r.HostBits > most {
 		return fmt.Errorf("subnets with %d host bits do not fit in range %s: 1 to %d do", r.HostBits, r.Prefix, most)

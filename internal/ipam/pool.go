@@ -25,7 +25,7 @@ func NewPool(subnet netip.Prefix) (*Pool, error) {
 	}
 	hostBits := subnet.Addr().BitLen() - subnet.Bits()
 	if hostBits < 2 {
-		return nil, fmt.Errorf("pod subnet %s: no address left for pods beside network, gateway and broadcast", subnet)
+		return nil, fmt.Errorf("pod subnet %s: too small for pods: it has the network, gateway and broadcast addresses only", subnet)
 	}
 	end := lastAddr(subnet)
 	reserved := uint64(2)

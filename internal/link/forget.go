@@ -27,7 +27,7 @@ func ForgetTo(protocol uint8, ports ...netip.AddrPort) error {
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("forgetting the connections to ports %v of protocol %d: %w", ports, protocol, err)
+		return fmt.Errorf("conntrack flush of ports %v of protocol %d: %w", ports, protocol, err)
 	}
 	return nil
 }
@@ -40,7 +40,7 @@ func ForgetLedTo(addresses ...netip.Addr) error {
 	}
 	_, err := forget(ledTo(addresses), func(c *connection) bool { return c.by != c.to && slices.Contains(addresses, c.by) })
 	if err != nil {
-		return fmt.Errorf("forgetting the connections that are led to %v: %w", addresses, err)
+		return fmt.Errorf("conntrack flush of connections translated to %v: %w", addresses, err)
 	}
 	return nil
 }

@@ -135,7 +135,7 @@ func (p *Pods) inPod(ctx context.Context, m *Macvlan, work func(pod *namespace) 
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("macvlan %s upon %s in %s: %w", m.Name, m.Parent, m.Netns, err)
+		return fmt.Errorf("macvlan %s on %s in %s: %w", m.Name, m.Parent, m.Netns, err)
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 		case err != nil:
 			return fmt.Errorf("looking at it: %w", err)
 		case !m.isUpon(have, parent):
-			return &Difference{object, "is not a private macvlan upon " + m.Parent}
+			return &Difference{object, "is not a private macvlan on " + m.Parent}
 		case have.Attrs().Flags&net.FlagUp == 0:
 			return &Difference{object, "is down"}
 		}

@@ -458,7 +458,7 @@ func (p *Pair) validate() error {
 		return fmt.Errorf("owner %q is longer than %d bytes or has control characters", p.Owner, ownerMax)
 	}
 	if len(p.PodMAC) != 0 && (len(p.PodMAC) != 6 || p.PodMAC[0]&1 != 0) {
-		return fmt.Errorf("MAC %q is no unicast Ethernet address", p.PodMAC)
+		return fmt.Errorf("MAC %q is not a unicast Ethernet address", p.PodMAC)
 	}
 	for _, address := range p.PodAddresses {
 		if !address.IsValid() || address.Addr().Is4In6() {

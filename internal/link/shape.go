@@ -455,7 +455,7 @@ func (p *Pods) inPorts(ctx context.Context, path string, work func() error) erro
 }
 
 // errUnshaped says that a pod's traffic cannot be shaped.
-var errUnshaped = errors.New("only what passes a standing pair can be shaped")
+var errUnshaped = errors.New("bandwidth can be limited on pre-plugged ports only")
 
 func (u *upon) farEnd() *farEnd { return &farEnd{far: u.far, receiver: u.receiver, conn: u.farConn} }
 

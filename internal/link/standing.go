@@ -55,9 +55,9 @@ var _ StandingLinks = (*Pods)(nil)
 
 var (
 	// ErrOccupied says that an interface is upon a standing pair that should be free.
-	ErrOccupied = errors.New("another interface is upon the standing pair")
+	ErrOccupied = errors.New("another interface is on the pre-plugged port")
 	// ErrUnusable says that a pod cannot be put upon a standing pair, for a reason that is not the pod's.
-	ErrUnusable = errors.New("the standing pair cannot be used")
+	ErrUnusable = errors.New("the pre-plugged port is unusable")
 )
 
 // standingOwner begins the owners of standing pairs.
@@ -447,7 +447,7 @@ func (u *upon) adoptUpon(why error) error {
 	case errors.Is(why, unix.EINVAL) || errors.Is(why, unix.EBUSY):
 		return fmt.Errorf("%w: %s: %w (%w)", ErrUnusable, u.pair.HostName, ErrOccupied, why)
 	default:
-		return fmt.Errorf("%w: %s: making a macvlan upon it: %w", ErrUnusable, u.pair.HostName, why)
+		return fmt.Errorf("%w: %s: creating a macvlan on it: %w", ErrUnusable, u.pair.HostName, why)
 	}
 }
 

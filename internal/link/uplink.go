@@ -79,7 +79,7 @@ func ForgetTranslated(addresses ...netip.Addr) error {
 	}
 	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, translatedTo(addresses))
 	if err != nil {
-		return fmt.Errorf("forgetting the connections of %v: %w", addresses, err)
+		return fmt.Errorf("conntrack flush of %v: %w", addresses, err)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func NewAgent(version string) *Agent {
 	m.readErrors = r.counter("weft_engine_read_errors_total", "Times that an engine could not be read back.", "engine")
 	m.changes = r.counter("weft_engine_changes_total", "Items committed, by what was done with them (set, delete).", "engine", "change")
 	m.drift = r.counter("weft_engine_drift_total",
-		"Items that were found other than Weft had left them, and were to be put back, by what had become of them: missing, altered, or stray (nobody's).", "engine", "kind")
+		"Items that differed from what Weft had programmed, and were restored, by difference: missing, altered, or stray (without an owner).", "engine", "kind")
 	m.reconnects = r.counter("weft_engine_connections_total",
 		"Connections made: to the switch (openflow), to its database after the first (ovsdb); and restarts of the switch's daemon (switch).", "to")
 	m.bundles = r.counter("weft_openflow_bundles_total", "Bundles of flow changes sent to the switch, by result (ok, error).", "result")
@@ -55,7 +55,7 @@ func NewAgent(version string) *Agent {
 	m.events = r.counter("weft_events_total",
 		"Events about objects, by whether they were sent (sent) or left out because there were too many (dropped).", "result")
 	m.kubeRequests = r.counter("weft_kube_requests_total",
-		"Requests to the API server, by HTTP method and status; status error stands for no answer.", "method", "status")
+		"Requests to the API server, by HTTP method and status; status error means no response.", "method", "status")
 	watches := r.gauge("weft_kube_watches", "Watches of the API server that are open. Fewer than usual: the API server is away, and changes wait.")
 	m.kubeWatches = watches.WithLabelValues()
 	m.describe = agentState{

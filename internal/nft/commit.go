@@ -34,7 +34,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
 		if e.unmanaged.hides(key) {
-			return fmt.Errorf("setting %s: the chain's content is not the engine's", key)
+			return fmt.Errorf("setting %s: the chain's rules are not the engine's", key)
 		}
 		if key.Kind != KindForeignJump {
 			e.take(key.table())

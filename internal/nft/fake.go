@@ -109,7 +109,7 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
 		if f.unmanaged.hides(key) {
-			return fmt.Errorf("setting %s: the chain's content is not the engine's", key)
+			return fmt.Errorf("setting %s: the chain's rules are not the engine's", key)
 		}
 	}
 	f.mutex.Lock()

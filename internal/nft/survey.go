@@ -105,7 +105,7 @@ func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, erro
 	survey := &Survey{watched: map[Key]bool{}}
 	bases, counts, err := e.foreignChains(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("looking for what drops: %w", err)
+		return nil, fmt.Errorf("looking for dropping rules: %w", err)
 	}
 	listings := map[tableKey]*foreignListing{}
 	for _, base := range bases {
@@ -117,7 +117,7 @@ func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, erro
 				continue // it went meanwhile, and an event tells of it
 			}
 			if err != nil {
-				return nil, fmt.Errorf("looking for what drops: %w", err)
+				return nil, fmt.Errorf("looking for dropping rules: %w", err)
 			}
 			listings[key] = table
 		}

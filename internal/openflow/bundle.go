@@ -34,7 +34,7 @@ func (m Mod) message() (message, error) {
 		}
 		return groupMod(groupAddOrModify, e), nil
 	default:
-		return message{}, fmt.Errorf("no entry of a switch: %T", m.Entry)
+		return message{}, fmt.Errorf("not a switch entry: %T", m.Entry)
 	}
 }
 
@@ -48,7 +48,7 @@ func (m Mod) validate() error {
 	case *Group:
 		return e.Validate()
 	default:
-		return fmt.Errorf("no entry of a switch: %T", m.Entry)
+		return fmt.Errorf("not a switch entry: %T", m.Entry)
 	}
 }
 

@@ -72,7 +72,7 @@ func Dial(ctx context.Context, address string, options Options) (*Conn, error) {
 	c, err := newConn(ctx, nc, options)
 	if err != nil {
 		_ = nc.Close()
-		return nil, fmt.Errorf("greet the switch at %s: %w", address, err)
+		return nil, fmt.Errorf("OpenFlow hello with the switch at %s: %w", address, err)
 	}
 	return c, nil
 }

@@ -199,7 +199,7 @@ func applyMod(entries map[Key]Entry, mod Mod) ([]FlowUpdate, error) {
 		}
 		return nil, nil
 	default:
-		return nil, fmt.Errorf("no entry of a switch: %T", mod.Entry)
+		return nil, fmt.Errorf("not a switch entry: %T", mod.Entry)
 	}
 }
 

@@ -58,7 +58,7 @@ func (f feed) next(ctx context.Context) (Event, error) {
 		select {
 		case <-f.wake:
 		case <-ctx.Done():
-			return Event{}, fmt.Errorf("wait for the switch's news: %w", context.Cause(ctx))
+			return Event{}, fmt.Errorf("wait for events of the switch: %w", context.Cause(ctx))
 		}
 	}
 }

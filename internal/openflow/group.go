@@ -203,7 +203,7 @@ func (g *Group) Validate() error {
 	case g.ID == 0 || g.ID > maxGroupID:
 		return fmt.Errorf("group %d: numbers go from 1 to %d", g.ID, uint32(maxGroupID))
 	case g.Type > GroupFastFailover:
-		return fmt.Errorf("group %d: no type %d", g.ID, g.Type)
+		return fmt.Errorf("group %d: unknown type %d", g.ID, g.Type)
 	case g.Type == GroupIndirect && len(g.Buckets) != 1:
 		return fmt.Errorf("group %d: an indirect group has one bucket, not %d", g.ID, len(g.Buckets))
 	case g.Selection != nil && (g.Type != GroupSelect || len(g.Selection.Method) >= selectionNameLen):

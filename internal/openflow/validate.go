@@ -18,11 +18,11 @@ func (f *Flow) Validate() error {
 var (
 	errTable       = errors.New("tables go from 0 to 254")
 	errBackwards   = errors.New("goto_table leads to later tables only")
-	errConjunction = errors.New("conjunctions stand with nothing but notes")
+	errConjunction = errors.New("a conjunction can be combined with note actions only")
 	errClauses     = errors.New("a conjunction has 2 to 64 clauses, numbered from 1")
 	errSubfield    = errors.New("a range of bits is not within its field")
 	errSetField    = errors.New("set_field of no field, or of a value that the field cannot hold")
-	errNested      = errors.New("an instruction cannot stand within an action")
+	errNested      = errors.New("an instruction cannot be nested in an action")
 	errLearn       = errors.New("learn: a value is too large for its range")
 )
 

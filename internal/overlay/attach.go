@@ -29,7 +29,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 	unlock, err := n.locks.Lock(ctx, key)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is in progress: %w", key, err)
 	}
 	defer n.reaper.wakeUp() // once the lock is free
 	defer unlock()
@@ -50,7 +50,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	case err == nil, n.reaper.link(key) != "": // also a link without a record, which stands in the pod where the new one will
 		if err := n.remove(ctx, []attach.Key{key}); err != nil {
 			n.giveUp(ctx, key)
-			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: what is left of a former one cannot be removed: %w", key, err)
+			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: removing the remains of an earlier one: %w", key, err)
 		}
 		fallthrough
 	default:
@@ -64,7 +64,7 @@ func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		return result, err
 	}
 	// The port that stood ready was none. It is removed; the pod gets a port of its own.
-	n.opts.Log.Warn("a port that stood ready cannot serve, taking another", "port", rec.HostInterface, "attachment", key.String(), "error", err)
+	n.opts.Log.Warn("pre-plugged port unusable, taking another", "port", rec.HostInterface, "attachment", key.String(), "error", err)
 	if rec, err = n.record(ctx, s, req, false); err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, sta
 }
 
 // errNoneStands says that an attachment needs a port that stands, and none is free.
-var errNoneStands = errors.New("no port stands ready")
+var errNoneStands = errors.New("no pre-plugged port is free")
 
 // choose picks an address and a port number that no record has. A port that was made for the record stays its.
 func (n *Network) choose(s *settings, rec *attach.Record, standing bool) error {
@@ -385,7 +385,7 @@ func (n *Network) giveUp(ctx context.Context, key attach.Key) {
 	}
 	rec.State = attach.Closing
 	if err := n.store.Put(context.WithoutCancel(ctx), rec); err != nil {
-		n.opts.Log.Error("the record of an attachment that is given up still says attached", "attachment", key.String(), "error", err)
+		n.opts.Log.Error("attachment abandoned, but its record still has the state attached", "attachment", key.String(), "error", err)
 	}
 }
 

@@ -24,7 +24,7 @@ func (n *Network) bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 		return limits, fmt.Errorf("pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
 	}
 	if limits.Limited() && n.engines.Shapers == nil {
-		return limits, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s: this agent limits no bandwidth", req.Args.PodNamespace, req.Args.PodName)
+		return limits, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s: bandwidth limits need pre-plugged ports, and this agent has none: set --spare-ports", req.Args.PodNamespace, req.Args.PodName)
 	}
 	return limits, nil
 }
@@ -35,7 +35,7 @@ func (n *Network) standFor(ctx context.Context, rec *attach.Record) error {
 	number, err := n.standing.makeTaken(ctx)
 	if err != nil {
 		// In words alone: a missing namespace of ports is not to be taken for the pod's.
-		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth is limited, which takes a port with an end in %s: %s: try again later",
+		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth limit needs a port whose peer is in %s: %s: try again later",
 			rec.PodNamespace, rec.PodName, n.opts.Ports, err.Error())
 	}
 	rec.OFPort = number
@@ -55,7 +55,7 @@ func (e *ends) reshape(ctx context.Context) (left bool) {
 	have, err := n.engines.Shapers.Shapes(ctx, n.opts.Ports)
 	if err != nil {
 		if ctx.Err() == nil {
-			n.opts.Log.Warn("looking at how pods' traffic is shaped, trying again", "error", err)
+			n.opts.Log.Warn("reading pods' traffic shaping failed, trying again", "error", err)
 		}
 		return true
 	}
@@ -104,7 +104,7 @@ func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			n.opts.Log.Warn("shaping a pod's traffic again, trying again", "link", want.name, "error", err)
+			n.opts.Log.Warn("restoring a pod's traffic shaping failed, trying again", "link", want.name, "error", err)
 		}
 		return true
 	}

@@ -78,7 +78,7 @@ func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[rec
 		}
 		leftOut[r.Owner()] = err.Error()
 		if n.leftOut[r.Owner()] != err.Error() {
-			n.opts.Log.Error("a remote host is left out", "error", err)
+			n.opts.Log.Error("remote host left out", "error", err)
 		}
 	}
 	n.leftOut = leftOut
@@ -122,7 +122,7 @@ func (n *Network) setPods(s *settings) {
 	maps.Copy(flows, n.multicast.adapt(s, n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
-			n.opts.Log.Error("a pod's port stays closed", "attachment", key.String(), "error", err)
+			n.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", err)
 			if n.opts.Closed != nil {
 				n.opts.Closed(rec, closedError(err))
 			}
@@ -135,7 +135,7 @@ func (n *Network) setPods(s *settings) {
 
 // closedError says what closes a pod's port, and what opens it.
 func closedError(err error) error {
-	return fmt.Errorf("the port is closed, and the pod reaches nothing: %w: delete the pod, or give the node its former subnet again", err)
+	return fmt.Errorf("the port is closed, and the pod has no traffic: %w: delete the pod, or assign the node its former subnet again", err)
 }
 
 // Closed returns the attachments whose ports are closed although they are attached, and why.
@@ -266,7 +266,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 		case !ok && !recorded[name]: // of a version that made links ahead of their pods
 			stray = append(stray, name)
 		case ok && !known[o]:
-			n.opts.Log.Warn("a pod's link has no record, removing it", "link", name, "attachment", key.String())
+			n.opts.Log.Warn("pod link without a record, removing it", "link", name, "attachment", key.String())
 			n.reaper.addLink(key, name)
 		}
 	}

@@ -32,7 +32,7 @@ const closeTimeout = 3 * time.Second
 func (n *Network) detach(ctx context.Context, key attach.Key) error {
 	unlock, err := n.locks.Lock(ctx, key)
 	if err != nil {
-		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
+		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is in progress: %w", key, err)
 	}
 	defer n.reaper.wakeUp() // once the lock is free
 	defer unlock()
@@ -178,7 +178,7 @@ func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 		group.Go(func() error {
 			errs[i] = n.unplug(ctx, &recs[i], func() {})
 			if n.standing.hopeless(&recs[i], errs[i]) {
-				n.opts.Log.Warn("a port that stood ready is of no use any more, removing it", "port", recs[i].HostInterface, "error", errs[i])
+				n.opts.Log.Warn("pre-plugged port no longer usable, removing it", "port", recs[i].HostInterface, "error", errs[i])
 				errs[i] = nil
 			}
 			return nil
@@ -366,6 +366,6 @@ func (r *reaper) reap(ctx context.Context) (left bool) {
 
 func (r *reaper) tell(ctx context.Context, key attach.Key, err error) {
 	if ctx.Err() == nil {
-		r.network.opts.Log.Warn("removing a detached interface, trying again", "attachment", key.String(), "error", err)
+		r.network.opts.Log.Warn("removing a detached interface failed, trying again", "attachment", key.String(), "error", err)
 	}
 }

@@ -346,7 +346,7 @@ func (n *Network) announceEgress(ctx context.Context) error {
 		}
 		now = slices.DeleteFunc(now, func(address netip.Addr) bool { return !s.egress.held[address] }) // gone meanwhile
 		if err := n.engines.Uplink.Announce(s.view.Node.Uplink, now...); err != nil {
-			n.opts.Log.Warn("announcing egress addresses; neighbours find them when they ask next", "error", err)
+			n.opts.Log.Warn("announcing egress addresses failed; neighbours resolve them when their entries expire", "error", err)
 		}
 	}
 }

@@ -114,7 +114,7 @@ func (e *ends) check(ctx context.Context) (left bool) {
 	}
 	have, err := n.engines.HostEnds.HostEnds(ctx)
 	if err != nil {
-		n.opts.Log.Warn("looking at the pods' links, trying again", "error", err)
+		n.opts.Log.Warn("reading the pods' links failed, trying again", "error", err)
 		left = true
 	}
 	if err == nil {
@@ -151,7 +151,7 @@ func (e *ends) restore(ctx context.Context, name string, want wanted, have link.
 	}
 	if err := n.engines.HostEnds.Restore(ctx, name, want.end); err != nil {
 		if ctx.Err() == nil {
-			n.opts.Log.Warn("putting a pod's link back, trying again", "link", name, "error", err)
+			n.opts.Log.Warn("restoring a pod's link failed, trying again", "link", name, "error", err)
 		}
 		return true
 	}

@@ -78,7 +78,7 @@ func (n *Network) forgetEgress(ctx context.Context) error {
 			continue
 		}
 		if err := n.engines.Uplink.Forget(addresses...); err != nil {
-			n.opts.Log.Warn("connections go on by egress addresses that are no longer their project's here; trying again", "error", err)
+			n.opts.Log.Warn("conntrack flush of former egress addresses failed, trying again", "error", err)
 			n.egress.forget.note(addresses...)
 			again, delay = time.After(delay), min(2*delay, lastForgetRetry)
 			continue

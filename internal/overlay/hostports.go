@@ -106,7 +106,7 @@ func (n *Network) removeHostPorts(ctx context.Context, recs []attach.Record, gon
 		return nil
 	}
 	if err := n.engines.Kernel.ForgetTranslatedTo(pods...); err != nil {
-		n.opts.Log.Warn("connections to host ports of pods that go stay until they end", "error", err)
+		n.opts.Log.Warn("conntrack flush of host ports failed; their connections last until they end", "error", err)
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 	}
 	for _, port := range ports {
 		if i := slices.IndexFunc(n.opts.Reserved, func(r ReservedPort) bool { return r.Port.Overlaps(port) }); i >= 0 {
-			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s/%s cannot have host port %s: it is kept for %s; take another one",
+			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s/%s cannot have host port %s: it is reserved for %s; use another one",
 				req.Args.PodNamespace, req.Args.PodName, port, n.opts.Reserved[i].For)
 		}
 	}
@@ -144,7 +144,7 @@ func (n *Network) yield(ctx context.Context, s *settings, rec *attach.Record, er
 	if err != nil || !errors.Is(n.engines.Pods.Check(ctx, pair), link.ErrNoNamespace) {
 		return false
 	}
-	n.opts.Log.Info("a sandbox that is gone gives its host ports to its pod's next one", "attachment", taken.Holder.String(), "port", taken.Port.String())
+	n.opts.Log.Info("host ports of a deleted sandbox move to the pod's next sandbox", "attachment", taken.Holder.String(), "port", taken.Port.String())
 	return n.detach(ctx, taken.Holder) == nil
 }
 

@@ -181,7 +181,7 @@ func TestHostPortsRefused(t *testing.T) {
 		t.Errorf("ADD: %v", err)
 	}
 	_, err = l.Add(t.Context(), l.publish("s1", mapping(1), mapping(9)))
-	if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), "pod default/pod-s1 cannot have host port 9/udp: it is kept for somebody else") {
+	if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), "pod default/pod-s1 cannot have host port 9/udp: it is reserved for somebody else") {
 		t.Errorf("ADD of a port that is kept: %v", err)
 	}
 	l.nothingLeft(t, before)

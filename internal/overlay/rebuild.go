@@ -28,7 +28,7 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 	}
 	standing, err := n.engines.Standing.ListStanding(ctx, n.opts.Ports)
 	if err != nil {
-		return fmt.Errorf("ports that stand ready: %w", err)
+		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
 	for _, broken := range n.store.Broken() {
 		i := slices.IndexFunc(cached, func(c cni.Cached) bool { return broken.Is(attach.Key{ContainerID: c.ContainerID, IfName: c.IfName}) })
@@ -41,10 +41,10 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 			err = n.store.Rebuild(ctx, rec, func(rec attach.Record) error { return n.agrees(ctx, s, &rec, upon) })
 		}
 		if err != nil {
-			n.opts.Log.Error("an attachment record cannot be rebuilt", "path", broken.Path, "pod", cached[i].Args.PodNamespace+"/"+cached[i].Args.PodName, "error", err)
+			n.opts.Log.Error("attachment record cannot be rebuilt", "path", broken.Path, "pod", cached[i].Args.PodNamespace+"/"+cached[i].Args.PodName, "error", err)
 			continue
 		}
-		n.opts.Log.Warn("an attachment record that could not be read was rebuilt", "attachment", rec.Key().String(), "pod", rec.PodNamespace+"/"+rec.PodName)
+		n.opts.Log.Warn("unreadable attachment record rebuilt", "attachment", rec.Key().String(), "pod", rec.PodNamespace+"/"+rec.PodName)
 	}
 	return nil
 }
@@ -80,12 +80,12 @@ func (n *Network) recordOf(c *cni.Cached, s *settings, created time.Time) (attac
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
 		bits, _ := ip.Address.Mask.Size()
 		if !ok {
-			return rec, fmt.Errorf("the runtime's result has an address that is none: %s", ip.Address.String())
+			return rec, fmt.Errorf("the runtime's result has an invalid address: %s", ip.Address.String())
 		}
 		rec.Addresses = append(rec.Addresses, netip.PrefixFrom(addr.Unmap(), bits))
 	}
 	if len(rec.Addresses) == 0 || rec.MAC != plan.MAC(rec.Addresses).String() {
-		return rec, fmt.Errorf("the runtime's result has addresses %v and MAC %s, which are not of one attachment", rec.Addresses, rec.MAC)
+		return rec, fmt.Errorf("the runtime's result has addresses %v and MAC %s, which do not belong together", rec.Addresses, rec.MAC)
 	}
 	return rec, nil
 }

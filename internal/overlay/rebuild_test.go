@@ -101,7 +101,7 @@ func TestRecordIsNotRebuilt(t *testing.T) {
 		t.Errorf("broken: %v", broken)
 	}
 	if len(l.store.List()) != 0 {
-		t.Error("a record was rebuilt of what does not agree")
+		t.Error("a record unreadable attachment record rebuilt of what does not agree")
 	}
 	l.del(t, req)
 	if broken := l.store.Broken(); len(broken) != 0 {

@@ -223,7 +223,7 @@ func (s *standing) takeOver(ctx context.Context) error {
 	n := s.network
 	found, err := n.engines.Standing.ListStanding(ctx, n.opts.Ports)
 	if err != nil {
-		return fmt.Errorf("ports that stand ready: %w", err)
+		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
 	taken := map[uint32]int{}
 	for _, rec := range n.store.List() {
@@ -324,9 +324,9 @@ func (s *standing) tell(ctx context.Context, err error) {
 	switch {
 	case again || err == nil:
 	case errors.Is(err, link.ErrNoNamespace):
-		s.network.opts.Log.Info("no ports stand ready: the plugin makes their namespace with the next pod", "error", err)
+		s.network.opts.Log.Info("no pre-plugged ports: the plugin creates their namespace with the next pod", "error", err)
 	default:
-		s.network.opts.Log.Warn("keeping ports ready, trying again; pods get ports of their own meanwhile", "error", err)
+		s.network.opts.Log.Warn("pre-plugging ports failed, trying again; pods get ports of their own meanwhile", "error", err)
 	}
 }
 

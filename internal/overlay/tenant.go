@@ -338,7 +338,7 @@ func (n *Network) awaitVNID(ctx context.Context, s *settings, namespace string) 
 		case <-told:
 		case <-ctx.Done():
 			return cni.Errorf(cni.CodeTryAgainLater,
-				"namespace %q has no VNID yet, which its packets carry: the controller gives it one, in the NetNamespace of that name: try again later", namespace)
+				"namespace %q has no VNID yet: the controller allocates one, in the NetNamespace of that name: try again later", namespace)
 		}
 	}
 }

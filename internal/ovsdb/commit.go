@@ -17,7 +17,7 @@ import (
 const maxConflicts = 16
 
 // errConflict says that the database is no longer what the transaction was made for.
-var errConflict = errors.New("someone else changed the same rows")
+var errConflict = errors.New("another client changed the same rows")
 
 // Commit makes the change in one transaction and returns once ovs-vswitchd has applied it. Rows that are as desired
 // already are not written; if nothing is to be written, nothing is.
@@ -145,7 +145,7 @@ func (c *commit) run(ctx context.Context, s *session.Session) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%w, %d times over", errConflict, maxConflicts)
+	return fmt.Errorf("%w, after %d attempts", errConflict, maxConflicts)
 }
 
 // attempt makes one transaction of what is left to do, waits for the switch and hears its verdict.

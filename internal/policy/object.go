@@ -69,7 +69,7 @@ func FromNetworkPolicy(obj *networkingv1.NetworkPolicy) (Policy, error) {
 	case value == EstablishedKeep:
 		policy.Keeps = true
 	case set && value != EstablishedEnd:
-		return policy, fmt.Errorf("NetworkPolicy %s has connections end that are allowed no more: metadata.annotations[%s]: %q is neither %s nor %s",
+		return policy, fmt.Errorf("NetworkPolicy %s ends connections that are no longer allowed: metadata.annotations[%s]: %q is neither %s nor %s",
 			policy.Key, AnnotationEstablished, value, EstablishedKeep, EstablishedEnd)
 	}
 	return policy, nil
@@ -199,7 +199,7 @@ func (p *parser) block(block *networkingv1.IPBlock, path string) (*netipx.IPSet,
 			return nil, fmt.Errorf("%s: %w", field, err)
 		}
 		if !cidr.Contains(except.Addr()) || except.Bits() <= cidr.Bits() {
-			return nil, fmt.Errorf("%s: %s is no part of %s", field, except, cidr)
+			return nil, fmt.Errorf("%s: %s is not within %s", field, except, cidr)
 		}
 		if err := p.spend(1, field); err != nil {
 			return nil, err
@@ -217,7 +217,7 @@ func (p *parser) block(block *networkingv1.IPBlock, path string) (*netipx.IPSet,
 // prefix parses a CIDR as the API server does for this field: bits behind the mask do not count, leading zeros are
 // decimal, and IPv4 addresses written as IPv6 ones are IPv4.
 func prefix(text string) (netip.Prefix, error) {
-	wrong := fmt.Errorf("%q is no CIDR such as 192.0.2.0/24 or 2001:db8::/64", text)
+	wrong := fmt.Errorf("%q is not a CIDR such as 192.0.2.0/24 or 2001:db8::/64", text)
 	_, parsed, err := utilnet.ParseCIDRSloppy(text)
 	if err != nil {
 		return netip.Prefix{}, wrong
@@ -241,7 +241,7 @@ func port(obj *networkingv1.NetworkPolicyPort, path string, a *Allow, ranges *[]
 	}
 	proto, known := protocol(name)
 	if !known {
-		return fmt.Errorf("%s.protocol: %q is none of TCP, UDP, SCTP", path, name)
+		return fmt.Errorf("%s.protocol: %q is not one of TCP, UDP, SCTP", path, name)
 	}
 	switch {
 	case obj.Port == nil && obj.EndPort != nil:
@@ -254,7 +254,7 @@ func port(obj *networkingv1.NetworkPolicyPort, path string, a *Allow, ranges *[]
 			return fmt.Errorf("%s.endPort: a range begins with a number, not with the name %q", path, obj.Port.StrVal)
 		}
 		if wrong := validation.IsValidPortName(obj.Port.StrVal); len(wrong) > 0 {
-			return fmt.Errorf("%s.port: %q is no name of a port: %s", path, obj.Port.StrVal, wrong[0])
+			return fmt.Errorf("%s.port: %q is not a port name: %s", path, obj.Port.StrVal, wrong[0])
 		}
 		a.Named = append(a.Named, NamedPort{proto, obj.Port.StrVal})
 		return nil

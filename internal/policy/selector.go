@@ -126,7 +126,7 @@ func newRequirement(key string, op metav1.LabelSelectorOperator, values []string
 	}
 	is, ok := known[op]
 	if !ok {
-		return requirement{}, fmt.Errorf("operator %q is none of In, NotIn, Exists, DoesNotExist", op)
+		return requirement{}, fmt.Errorf("operator %q is not one of In, NotIn, Exists, DoesNotExist", op)
 	}
 	if _, err := labels.NewRequirement(key, is.checked, values); err != nil {
 		return requirement{}, err

@@ -80,7 +80,7 @@ func ParseKind(word string) (Kind, error) {
 			return kind, nil
 		}
 	}
-	return "", fmt.Errorf("%q is no kind of which nodes say whether it is realised: give networkpolicy, egressnetworkpolicy or netnamespace", word)
+	return "", fmt.Errorf("nodes do not report on kind %q: give networkpolicy, egressnetworkpolicy or netnamespace", word)
 }
 
 // explainTimeout bounds the question for Nodes, without which less is said.

@@ -112,7 +112,7 @@ func (c *Client) servers() (servers, error) {
 		}
 	}
 	if len(s.addresses) == 0 {
-		return s, fmt.Errorf("name servers: %s: no nameserver there is an address", c.ResolvConf)
+		return s, fmt.Errorf("name servers: %s: no nameserver line has an address", c.ResolvConf)
 	}
 	return s, nil
 }
@@ -243,13 +243,13 @@ func (s servers) exchangeWith(ctx context.Context, server, name string, kind uin
 	case err != nil:
 		return nil, err
 	case reply.Truncated:
-		return nil, errors.New("its answer is cut off over TCP as well")
+		return nil, errors.New("its answer is truncated over TCP as well")
 	case len(reply.Question) != 1 || reply.Question[0].Qtype != kind || !strings.EqualFold(reply.Question[0].Name, name):
 		return nil, errNoAnswer
 	case reply.Rcode != dns.RcodeSuccess && reply.Rcode != dns.RcodeNameError:
 		return nil, fmt.Errorf("it answers %s", dns.RcodeToString[reply.Rcode])
 	case lame(reply):
-		return nil, errors.New("it refers to other servers, and asks none itself")
+		return nil, errors.New("it only refers to other name servers")
 	}
 	return reply, nil
 }

@@ -213,7 +213,7 @@ func TestResolvConf(t *testing.T) {
 	s := serve(t)
 	s.has(t, "www.example. 60 IN A 192.0.2.7")
 	client := &resolver.Client{ResolvConf: resolvConf(t, "nameserver not-an-address"), Port: s.port(t)}
-	if got := lookup(t, client, "www.example."); !strings.Contains(got, "no nameserver there is an address") {
+	if got := lookup(t, client, "www.example."); !strings.Contains(got, "no nameserver line has an address") {
 		t.Errorf("got %s", got)
 	}
 	rewrite(t, client.ResolvConf, "") // the local machine's

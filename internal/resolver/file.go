@@ -47,7 +47,7 @@ func load(path string) (map[string][]netip.Addr, error) {
 func parse(raw []byte) (map[string][]netip.Addr, error) {
 	var k kept
 	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, fmt.Errorf("it is none of Weft's: %w", err)
+		return nil, fmt.Errorf("it was not written by Weft: %w", err)
 	}
 	if k.Version != fileVersion {
 		return nil, fmt.Errorf("it has version %d, and %d is read", k.Version, fileVersion)

@@ -212,7 +212,7 @@ func NewNames(opts Options) *Names {
 	n.answered.most, n.others.most = n.opts.Questions, max(1, n.opts.Questions/unproven)
 	var err error
 	if n.restored, err = load(n.opts.File); err != nil {
-		n.opts.Log.Warn("what names stood for is not known, they are resolved anew", "file", n.opts.File, "error", err)
+		n.opts.Log.Warn("DNS cache file unreadable: resolving all names again", "file", n.opts.File, "error", err)
 	}
 	return n
 }
@@ -447,6 +447,6 @@ func (n *Names) save() {
 	}
 	n.mu.Unlock()
 	if err := store(n.opts.File, known); err != nil {
-		n.opts.Log.Warn("what names stand for is not kept: after a restart they are resolved anew", "file", n.opts.File, "error", err)
+		n.opts.Log.Warn("DNS cache file not written: names are resolved again after a restart", "file", n.opts.File, "error", err)
 	}
 }

@@ -123,7 +123,7 @@ func bind(path string) (*net.UnixListener, os.FileInfo, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Mode()&os.ModeSocket == 0:
-		return nil, nil, errors.New("something that is no socket is in its place")
+		return nil, nil, errors.New("another kind of file is in its place")
 	case err == nil:
 		if err := os.Remove(path); err != nil {
 			return nil, nil, err

@@ -111,7 +111,7 @@ func (c *collector) nodes(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("asking the API server for its nodes: %w", err)
+		return fmt.Errorf("list Nodes: %w", err)
 	}
 	c.facts.Nodes = nodes.Items
 	return nil

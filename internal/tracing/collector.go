@@ -49,7 +49,7 @@ func collectorOf(getenv func(string) string) (collector, error) {
 	to := collector{timeout: defaultTimeout}
 	var err error
 	if name, value := get("PROTOCOL"); value != "" && value != "http/json" {
-		return to, fmt.Errorf("%s=%s: only http/json is spoken; collectors take it where they take http/protobuf (port 4318)", name, value)
+		return to, fmt.Errorf("%s=%s: only http/json is supported; collectors accept it where they accept http/protobuf (port 4318)", name, value)
 	}
 	if to.url, err = endpointOf(get("ENDPOINT")); err != nil {
 		return to, err
@@ -98,14 +98,14 @@ func headersOf(name, value string) (http.Header, error) {
 		key = strings.TrimSpace(key)
 		value, err := url.PathUnescape(strings.TrimSpace(escaped))
 		if !found || err != nil || !httpguts.ValidHeaderFieldName(key) || !httpguts.ValidHeaderFieldValue(value) {
-			return nil, fmt.Errorf("%s: the %d. header is not name=value, with other characters escaped (%%20)", name, i+1)
+			return nil, fmt.Errorf("%s: header %d is not name=value with other characters escaped (%%20)", name, i+1)
 		}
 		headers.Set(key, value)
 	}
 	return headers, nil
 }
 
-var errNoCertificate = errors.New("no certificate in PEM is in it")
+var errNoCertificate = errors.New("it has no PEM certificate")
 
 // trusting returns a configuration that takes the certificates in a file, in place of the system's, for authorities.
 func trusting(path string) (*tls.Config, error) {

@@ -182,9 +182,9 @@ func (e *exporter) tell(failed *failure) {
 	switch {
 	case failed == nil && e.told != "":
 		e.told = ""
-		e.log.Info("the collector takes spans again", "endpoint", e.to.url.Redacted())
+		e.log.Info("collector accepts spans again", "endpoint", e.to.url.Redacted())
 	case failed != nil && failed.kind != e.told:
 		e.told = failed.kind
-		e.log.Warn("the collector does not take spans as it should", "endpoint", e.to.url.Redacted(), "error", failed.err)
+		e.log.Warn("collector refuses spans", "endpoint", e.to.url.Redacted(), "error", failed.err)
 	}
 }

@@ -265,11 +265,11 @@ func TestEnvironmentIsChecked(t *testing.T) {
 	for variable, want := range map[string]string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4318":              "OTEL_EXPORTER_OTLP_ENDPOINT: it is",
 		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://u:secret@h:x/": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: it is",
-		"OTEL_EXPORTER_OTLP_HEADERS=a=b,secret":                   "OTEL_EXPORTER_OTLP_HEADERS: the 2. header",
-		"OTEL_EXPORTER_OTLP_TRACES_HEADERS=a=secret%0d%0ab":       "OTEL_EXPORTER_OTLP_TRACES_HEADERS: the 1. header",
+		"OTEL_EXPORTER_OTLP_HEADERS=a=b,secret":                   "OTEL_EXPORTER_OTLP_HEADERS: header 2",
+		"OTEL_EXPORTER_OTLP_TRACES_HEADERS=a=secret%0d%0ab":       "OTEL_EXPORTER_OTLP_TRACES_HEADERS: header 1",
 		"OTEL_EXPORTER_OTLP_TIMEOUT=10s":                          "OTEL_EXPORTER_OTLP_TIMEOUT=10s: it is a number of milliseconds",
 		"OTEL_EXPORTER_OTLP_PROTOCOL=grpc":                        "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: only http/json",
-		"OTEL_EXPORTER_OTLP_CERTIFICATE=/dev/null":                "OTEL_EXPORTER_OTLP_CERTIFICATE: /dev/null: no certificate",
+		"OTEL_EXPORTER_OTLP_CERTIFICATE=/dev/null":                "OTEL_EXPORTER_OTLP_CERTIFICATE: /dev/null: it has no PEM certificate",
 	} {
 		_, err := New(Config{Sampling: 1, Getenv: environment(variable)})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {

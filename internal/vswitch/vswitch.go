@@ -48,7 +48,7 @@ func (o Options) withDefaults() Options {
 func (o Options) socket() string { return filepath.Join(o.RunDir, "db.sock") }
 
 // ErrOther says that the node has a switch of its own.
-var ErrOther = errors.New("another Open vSwitch serves here: this node has its own, and needs none of Weft's (take the label away)")
+var ErrOther = errors.New("another Open vSwitch runs on this node: remove the node's label, so that Weft's does not run here")
 
 // Daemon is a program to become.
 type Daemon struct {

@@ -169,7 +169,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 	ping(t, tr.far.Netns, victim.IPs[0])
 	_, logged := halveRecord(t, c, victim)
 	await(t, "the record rebuilt from the runtime's result", func(context.Context) error {
-		if said := logOf(t, c, "n1/weft-agent")[logged:]; !strings.Contains(said, "was rebuilt") {
+		if said := logOf(t, c, "n1/weft-agent")[logged:]; !strings.Contains(said, "unreadable attachment record rebuilt") {
 			return fmt.Errorf("the agent logged:\n%s", said)
 		}
 		return nil

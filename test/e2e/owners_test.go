@@ -38,7 +38,7 @@ func owned(t *testing.T) map[string]int {
 	for _, n := range o.cluster.Nodes() {
 		a, report := flowsOf(t, o, n)
 		if a.code != 0 || report.Unowned != 0 || report.OwnersUnknown != "" || report.Total == 0 || len(report.Flows) != report.Total {
-			t.Errorf("%s: code %d, %s, %d of %d flows are nobody's", n.Name, a.code, a.err, report.Unowned, report.Total)
+			t.Errorf("%s: code %d, %s, %d of %d flows have no owner", n.Name, a.code, a.err, report.Unowned, report.Total)
 		}
 		for _, f := range report.Flows {
 			if len(f.Objects) == 0 {

@@ -23,7 +23,7 @@ func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 	rec, err := h.store.Get(key)
 	if errors.Is(err, attach.ErrNotFound) || err == nil && rec.State != attach.Attached {
-		return cni.Errorf(cni.CodeUnknownContainer, "attachment %s: the node does not have it", key)
+		return cni.Errorf(cni.CodeUnknownContainer, "attachment %s: it is not on this node", key)
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeIO, "%w", err)

@@ -161,7 +161,7 @@ func (h *Handler) of(name string, code cni.Code) (*served, error) {
 func (h *Handler) lock(ctx context.Context, key attach.Key) (unlock func(), err error) {
 	free, err := h.locks.Lock(ctx, key)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is under way: %w", key, err)
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is in progress: %w", key, err)
 	}
 	return func() {
 		free()
@@ -250,7 +250,7 @@ func (h *Handler) clear(ctx context.Context, key attach.Key, next *served) error
 	}
 	if err := h.remove(ctx, s, rec); err != nil {
 		h.giveUp(ctx, key)
-		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: removing what a former one left: %w", key, err)
+		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: removing the remains of an earlier one: %w", key, err)
 	}
 	return nil
 }

@@ -285,7 +285,7 @@ func TestByPlacementThenByRecord(t *testing.T) {
 		t.Errorf("the other network was called: %v", r.red.calls)
 	}
 	r.del("b") // there is nothing
-	wantCode(t, r.Check(t.Context(), request(cni.CommandCheck, "b")), cni.CodeUnknownContainer, "does not have it")
+	wantCode(t, r.Check(t.Context(), request(cni.CommandCheck, "b")), cni.CodeUnknownContainer, "is not on this node")
 }
 
 func TestRefusedInWords(t *testing.T) {

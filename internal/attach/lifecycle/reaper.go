@@ -161,7 +161,7 @@ func (r *reaper) reap(ctx context.Context) (left bool) {
 }
 
 // errLater says that an attachment waits for its network, which wakes the reaper.
-var errLater = errors.New("the network has not handed over its state")
+var errLater = errors.New("the network's first state is not complete")
 
 // target returns what is removed, and the network that does it.
 func (r *reaper) target(key attach.Key) (attach.Record, *served, error) {

@@ -41,7 +41,7 @@ func (r *records) Put(ctx context.Context, rec attach.Record) error {
 		return fmt.Errorf("attachment %s: network %s cannot write a record of network %q", rec.Key(), r.name, rec.Network)
 	}
 	if have, err := h.store.Get(rec.Key()); err == nil && network.KindOf(have.Network) != r.name {
-		return fmt.Errorf("attachment %s: it is of network %s already", rec.Key(), have.Network)
+		return fmt.Errorf("attachment %s: it already belongs to network %s", rec.Key(), have.Network)
 	}
 	h.mu.Lock()
 	closing := h.closing[rec.Key()]

@@ -218,7 +218,7 @@ func Result(rec *attach.Record, settings *Settings, hostMAC net.HardwareAddr) *t
 }
 
 // ErrDiffers is in the chain of what Compare returns.
-var ErrDiffers = errors.New("the attachment is not what the runtime was told")
+var ErrDiffers = errors.New("the attachment differs from the result given to the runtime")
 
 // Compare reports whether the attachment is still what prev, the result of its ADD, says: the pod's interface with
 // its hardware address, and its addresses. Interfaces and addresses that other plugins of a chain have added do not

@@ -107,7 +107,7 @@ func (s *Server) stop(ctx context.Context, httpServer *http.Server) {
 	grace, cancel := context.WithTimeout(ctx, s.Grace)
 	defer cancel()
 	if err := httpServer.Shutdown(grace); err != nil {
-		s.Logger.Warn("CNI requests are cut off: the agent stops", "grace", s.Grace)
+		s.Logger.Warn("CNI requests cancelled: the agent stops", "grace", s.Grace)
 		if err := httpServer.Close(); err != nil {
 			s.Logger.Debug("closing the CNI server", "error", err)
 		}

@@ -512,7 +512,7 @@ func TestClientStrangeAgent(t *testing.T) {
 	}{
 		"silence":   {"", cni.CodeTryAgainLater, "before it answered"},
 		"garbage":   {"SSH-2.0-OpenSSH_9.2\r\n", cni.CodeTryAgainLater, "before it answered"},
-		"no JSON":   {head + "hello", cni.CodeProtocol, "not a weft agent's"},
+		"no JSON":   {head + "hello", cni.CodeProtocol, "not from a weft agent"},
 		"no result": {head + "{}", cni.CodeProtocol, "no result"},
 		"status":    {strings.Replace(head, "200 OK", "502 Bad", 1) + "{}", cni.CodeProtocol, "502"},
 		"large":     {head + strings.Repeat(" ", cni.MaxBody+1), cni.CodeProtocol, "larger"},

@@ -81,7 +81,7 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 	}
 	answer, err := result.GetAsVersion(p.version)
 	if err != nil {
-		return specError(cni.Errorf(cni.CodeProtocol, "the weft agent's result cannot be told in version %s: %w", p.version, err))
+		return specError(cni.Errorf(cni.CodeProtocol, "the weft agent's result cannot be expressed in CNI version %s: %w", p.version, err))
 	}
 	if err := answer.PrintTo(p.stdout); err != nil {
 		return specError(cni.Errorf(cni.CodeIO, "printing the result: %w", err))

@@ -93,7 +93,7 @@ func TestAlone(t *testing.T) {
 	two := m.pod("alone-two", networktest.Name)
 	eventually(t, "a pod of a network that is gone", func() error {
 		_, err := m.do(cni.CommandAdd, "alone-two", two.Path())
-		if failure := cni.AsError(err); failure == nil || failure.Code != cni.CodeRefused || !strings.Contains(failure.Error(), "goes on for the pods") {
+		if failure := cni.AsError(err); failure == nil || failure.Code != cni.CodeRefused || !strings.Contains(failure.Error(), "still serves the pods") {
 			if err == nil {
 				_, err = m.do(cni.CommandDel, "alone-two", two.Path())
 			}

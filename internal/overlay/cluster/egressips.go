@@ -183,10 +183,10 @@ func egressCapacity(node *corev1.Node) (capacity int, limited bool, err error) {
 		} `json:"capacity"`
 	}
 	if err := json.Unmarshal([]byte(text), &config); err != nil {
-		return 0, false, fmt.Errorf("no list of interfaces in JSON: %w", err)
+		return 0, false, fmt.Errorf("not a JSON list of interfaces: %w", err)
 	}
 	if len(config) == 0 {
-		return 0, false, errors.New("it lists no interface")
+		return 0, false, errors.New("it has no interface")
 	}
 	for _, n := range []*int{config[0].Capacity.IP, config[0].Capacity.IPv4} {
 		if n != nil {

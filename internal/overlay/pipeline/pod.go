@@ -40,18 +40,18 @@ func (c *Config) CheckPod(pod Pod) error {
 	usable := 0
 	switch {
 	case pod.OFPort < FirstPodPort || pod.OFPort > 0xfeff: // the last that an interface can be given
-		return fmt.Errorf("%s: port %d is no pod's", pod.Owner, pod.OFPort)
+		return fmt.Errorf("%s: port %d is not a pod's port", pod.Owner, pod.OFPort)
 	case pod.VNID > vnidMax || slices.ContainsFunc(pod.Admits, func(vnid uint32) bool { return vnid > vnidMax }):
 		return fmt.Errorf("%s: VNID %d, or one of %d, is over %d", pod.Owner, pod.VNID, pod.Admits, vnidMax)
 	case pod.MAC != nil && !unicastMAC(pod.MAC):
-		return fmt.Errorf("%s: %s is no unicast MAC address", pod.Owner, pod.MAC)
+		return fmt.Errorf("%s: %s is not a unicast MAC address", pod.Owner, pod.MAC)
 	}
 	for _, addr := range pod.Addrs {
 		if !addr.Is4() {
 			continue
 		}
 		if !c.LocalSubnet.Contains(addr) || addr == c.Gateway {
-			return fmt.Errorf("%s: address %s is no pod's in the subnet %s", pod.Owner, addr, c.LocalSubnet)
+			return fmt.Errorf("%s: address %s is not a pod address of the subnet %s", pod.Owner, addr, c.LocalSubnet)
 		}
 		usable++
 	}

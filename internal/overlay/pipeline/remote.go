@@ -36,7 +36,7 @@ func (r Remote) name() string { return cmp.Or(r.Name, r.UID) }
 func (c *Config) CheckRemote(r Remote) error {
 	switch {
 	case !r.NodeIP.Is4() || r.NodeIP.IsLoopback() || r.NodeIP.IsMulticast() || r.NodeIP.IsUnspecified():
-		return fmt.Errorf("HostSubnet %s: host address %s is no usable IPv4 address", r.name(), r.NodeIP)
+		return fmt.Errorf("HostSubnet %s: host address %s is not a usable IPv4 address", r.name(), r.NodeIP)
 	case r.NodeIP == c.NodeIP:
 		return fmt.Errorf("HostSubnet %s: host address %s is this node's own", r.name(), r.NodeIP)
 	case c.inCluster(host(r.NodeIP)) || c.ServiceNetwork.Contains(r.NodeIP):

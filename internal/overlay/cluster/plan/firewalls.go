@@ -60,7 +60,7 @@ func Firewalls(state FirewallState) []FirewallFinding {
 		case standing != egressfirewall.InEffect:
 			found.Reason, found.Message = networkv1.ReasonConflict, why
 		case slices.ContainsFunc(p.Spec.Egress, func(r networkv1.EgressNetworkPolicyRule) bool { return r.To.DNSName != "" }):
-			found.Message = "what its names stand for is each node's to find: events say what a node cannot resolve, or has no room for"
+			found.Message = "each node resolves its names: events report names that a node cannot resolve or has no room for"
 		}
 		if found.Reason == networkv1.ReasonValid && len(warnings[i]) > 0 {
 			found.Message = strings.Join(slices.DeleteFunc(append(slices.Clone(warnings[i]), found.Message), func(s string) bool { return s == "" }), "; ")

@@ -35,8 +35,8 @@ func TestFirewalls(t *testing.T) {
 		want := map[string]string{
 			"alone/one": "Valid ", "two/one": "Conflict the namespace has 2 EgressNetworkPolicies", "two/two": "Conflict the namespace has 2",
 			"two/empty": "Valid ", "shares/one": "Conflict several namespaces have the VNID 12", "global/one": "NoEffect namespace global has VNID 0",
-			"wrong/one": "Invalid nothing leaves the namespace: spec.egress[1].to.cidrSelector: \"2001:db8::/32\" is no IPv4 range", "new/one": "Valid ",
-			"named/one": "Valid what its names stand for is each node's to find",
+			"wrong/one": "Invalid nothing leaves the namespace: spec.egress[1].to.cidrSelector: \"2001:db8::/32\" is not an IPv4 range", "new/one": "Valid ",
+			"named/one": "Valid each node resolves its names",
 			"loose/one": "Valid spec.egress[0].to.cidrSelector: 192.0.2.1/24 has bits set right of the prefix, and is taken as 192.0.2.0/24",
 		}
 		if mode == clusternetwork.ModeSubnet {

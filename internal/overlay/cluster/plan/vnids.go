@@ -145,7 +145,7 @@ func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
 }
 
 // errLater is returned for a request that rests on another one of the same plan.
-var errLater = errors.New("rests on a change that is being made")
+var errLater = errors.New("depends on a change in progress")
 
 // change does what the annotation asks for, and removes it in the same update. One that cannot be done yet stays.
 func (p *vnidPlanner) change(nn *networkv1.NetNamespace, request string) {
@@ -184,7 +184,7 @@ func (p *vnidPlanner) requested(nn *networkv1.NetNamespace, request string) (uin
 	case request == networkv1.ChangeIsolate:
 		return p.free.Allocate() //nolint:wrapcheck // says everything
 	case join && len(validation.IsDNS1123Label(target)) > 0:
-		return 0, fmt.Errorf("%.64q is no namespace's name: write %s<namespace>", target, networkv1.ChangeJoinPrefix)
+		return 0, fmt.Errorf("%.64q is not a namespace's name: write %s<namespace>", target, networkv1.ChangeJoinPrefix)
 	case join && p.moved[target]:
 		return 0, errLater
 	case join:

@@ -220,8 +220,8 @@ func TestVNIDs(t *testing.T) {
 // A request to join what can be no namespace is wrong at once; one that may come later is waited for.
 func TestJoinSaysWhatIsWrong(t *testing.T) {
 	for request, want := range map[string]string{
-		"join:ta:tb": `"ta:tb" is no namespace's name`,
-		"join:":      `"" is no namespace's name`,
+		"join:ta:tb": `"ta:tb" is not a namespace's name`,
+		"join:":      `"" is not a namespace's name`,
 		"join:later": `it is joined when there is`,
 	} {
 		got := VNIDs(VNIDState{

@@ -1,0 +1,106 @@
+package house
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// printers are the functions and methods that take a message, by name, with the index of the argument that it is.
+func printers() map[string][]int {
+	return map[string][]int{
+		"errors.New": {0}, "fmt.Errorf": {0}, "Errorf": {0, 1}, "Warn": {0}, "Info": {0}, "Error": {0}, "Debug": {0}, "warn": {1}, "fail": {1},
+	}
+}
+
+// Messages returns the texts of errors and log lines in a folder of the module at root, by package, each once and in order; without tests
+// and without what only tests use.
+func Messages(root, folder string) (map[string][]string, error) {
+	messages := map[string][]string{}
+	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == "testdata" || strings.HasSuffix(entry.Name(), "test")):
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return fmt.Errorf("messages: %w", err)
+		}
+		pkg, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			if call, ok := node.(*ast.CallExpr); ok {
+				messages[pkg] = append(messages[pkg], texts(call)...)
+			}
+			return true
+		})
+		return nil
+	})
+	for pkg, all := range messages {
+		slices.Sort(all)
+		messages[pkg] = slices.Compact(all)
+	}
+	return messages, err
+}
+
+// texts returns the messages among a call's arguments.
+func texts(call *ast.CallExpr) []string {
+	name := ""
+	switch fun := call.Fun.(type) {
+	case *ast.Ident:
+		name = fun.Name
+	case *ast.SelectorExpr:
+		name = fun.Sel.Name
+		if pkg, ok := fun.X.(*ast.Ident); ok && printers()[pkg.Name+"."+name] != nil {
+			name = pkg.Name + "." + name
+		}
+	}
+	var found []string
+	for _, index := range printers()[name] {
+		if index >= len(call.Args) {
+			continue
+		}
+		if text := constant(call.Args[index]); strings.Contains(text, " ") {
+			found = append(found, text)
+		}
+	}
+	return found
+}
+
+// constant returns the value of string literals joined by +; other operands count as %s.
+func constant(expr ast.Expr) string {
+	switch e := expr.(type) {
+	case *ast.BasicLit:
+		text, err := strconv.Unquote(e.Value)
+		if err != nil {
+			return ""
+		}
+		return text
+	case *ast.BinaryExpr:
+		left, right := constant(e.X), constant(e.Y)
+		if left == "" && right == "" {
+			return ""
+		}
+		return cmpOr(left) + cmpOr(right)
+	}
+	return ""
+}
+
+func cmpOr(text string) string {
+	if text == "" {
+		return "%s"
+	}
+	return text
+}
