@@ -14,6 +14,9 @@ import (
 //go:embed weft.yaml
 var manifest []byte
 
+//go:embed weft-flannel.yaml
+var flannelManifest []byte
+
 //go:embed weft-vpc.yaml
 var vpcManifest []byte
 
@@ -22,6 +25,9 @@ const Image = "weft.local/weft:dev"
 
 // Objects returns the manifest's objects in the order in which they are applied.
 func Objects() ([]*unstructured.Unstructured, error) { return Parse(manifest) }
+
+// FlannelObjects returns the objects of the manifest with the flannel network, in the order in which they are applied.
+func FlannelObjects() ([]*unstructured.Unstructured, error) { return Parse(flannelManifest) }
 
 // VPCObjects returns the objects of the manifest with VPCs, in the order in which they are applied.
 func VPCObjects() ([]*unstructured.Unstructured, error) { return Parse(vpcManifest) }

@@ -113,6 +113,7 @@ func TestRightsAreTheBudget(t *testing.T) {
 			"network.weft.dev/nodenetworks":                               read,
 			"network.openshift.io/clusternetworks":                        append([]string{"create"}, read...),
 			"networking.k8s.io/servicecidrs":                              {"get"},
+			"/configmaps" + "kube-flannel-cfg":                            {"get"},
 			"network.openshift.io/hostsubnets":                            append([]string{"create", "delete", "update"}, read...),
 			"network.openshift.io/netnamespaces":                          append([]string{"create", "delete", "update"}, read...),
 			"network.openshift.io/clusternetworks/status":                 {"update"},

@@ -26,6 +26,7 @@ import (
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/cniserver"
+	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
@@ -103,6 +104,8 @@ type Options struct {
 	Verify time.Duration
 	// VPC says that the node serves VPCs.
 	VPC bool
+	// Flannel are flanneld's flags. Nil: the node serves no flannel network.
+	Flannel *netconf.Flags
 	// Networks are the networks that the node may serve beside the overlay. Default: Kinds.
 	Networks []network.Kind
 	// Neutron lets the node serve pods on Neutron networks. Default: it does not, and does not watch their objects.

@@ -3,6 +3,8 @@ package agent
 import (
 	"path/filepath"
 
+	"weft.dev/weft/internal/cni"
+	flannel "weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
 	neutron "weft.dev/weft/internal/neutron/node"
 	"weft.dev/weft/internal/node"
@@ -12,17 +14,32 @@ import (
 	vpcnode "weft.dev/weft/internal/vpc/node"
 )
 
-// Kinds are the networks that an agent serves beside the overlay, in the order in which they become the cluster's default when no object
-// says which one is.
-func Kinds(opts *Options) []network.Kind {
+// Kinds are the networks that an agent with these options serves beside the overlay, in the order in which they become the cluster's
+// default when no object says which one is.
+func Kinds(o *Options) []network.Kind {
 	var kinds []network.Kind
-	if opts.VPC {
-		kinds = append(kinds, vpcnode.Kind(vpcnode.Options{Node: opts.Node, Database: "unix:" + filepath.Join(opts.OVSRunDir, "db.sock")}))
+	if o.Flannel != nil {
+		kinds = append(kinds, flannel.Kind(flannel.KindOptions{Node: o.Node, Flags: o.Flannel, Conflist: o.pluginKeys()}))
 	}
-	if opts.Neutron {
-		kinds = append(kinds, neutron.Kind(opts.Node))
+	if o.VPC {
+		kinds = append(kinds, vpcnode.Kind(vpcnode.Options{Node: o.Node, Database: "unix:" + filepath.Join(o.OVSRunDir, "db.sock")}))
+	}
+	if o.Neutron {
+		kinds = append(kinds, neutron.Kind(o.Node))
 	}
 	return kinds
+}
+
+// pluginKeys are the keys by which a plugin finds an agent that is not at the usual place.
+func (o *Options) pluginKeys() map[string]string {
+	keys := map[string]string{}
+	if socket := Socket(o.RunDir); socket != cni.DefaultSocket {
+		keys["socket"] = socket
+	}
+	if records := Records(o.StateDir); records != cni.DefaultRecords {
+		keys["records"] = records
+	}
+	return keys
 }
 
 // overlayCare is what of the node is the overlay's.

@@ -273,7 +273,11 @@ func (k *kind) served(ctx context.Context, object client.Object) error {
 	}
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
-	return k.api.List(ctx, list, client.Limit(1))
+	err = k.api.List(ctx, list, client.Limit(1))
+	if apierrors.IsForbidden(err) { // the agent may read some of them only, which are those that it watches
+		return nil
+	}
+	return err
 }
 
 // absent says that the network is not present, and why.
@@ -366,7 +370,7 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 			return nil, nil, err
 		}
 		made, runner, err := k.New(ctx, n.node(k, e, group), network.Deps{
-			Log: a.opts.Log.With("network", k.Name), Records: a.handler.Records(k.Name), Objects: k.objects, API: k.api,
+			Log: a.opts.Log.With("network", k.Name), Records: a.handler.Records(k.Name), Objects: k.objects, API: k.api, Config: a.opts.Config,
 			Events: objectEvents{recorder: a.events, node: a.opts.Node}, Changed: func() { wakeUp(n.changed) },
 			Report: a.reportOf(k.Name),
 		})

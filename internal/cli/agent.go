@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"runtime/debug"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/tracing"
 )
 
@@ -23,9 +26,10 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := agent.Options{Version: environment.Version}
 	var dry dryRunFlags
 	var sampling float64
+	var serveFlannel bool
 	var closed closedFlags
 	cmd := &cobra.Command{
-		Use:   "agent",
+		Use:   "agent [-- flags of flanneld]",
 		Short: "Run the network of this node",
 		Long: "Runs the network of this node: keeps Open vSwitch, nftables and the kernel in step with the cluster's\n" +
 			"objects, and serves the container runtime. It can be stopped and started at any time: pods go on without it.",
@@ -34,13 +38,18 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 			"  # In the userspace datapath, whatever the kernel has\n" +
 			"  weft agent --node-name worker-1 --datapath netdev\n\n" +
 			"  # Before an upgrade: what would the new release change on this node?\n" +
-			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf --dry-run",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf --dry-run\n\n" +
+			"  # On a node of a flannel network, by the interface eth1\n" +
+			"  weft agent --node-name worker-1 --flannel -- --iface=eth1 --ip-masq",
+		Args: afterDash,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := dry.check(cmd); err != nil {
 				return err
 			}
 			var err error
+			if opts.Flannel, err = flannelFlags(serveFlannel, args, environment, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
 			if opts.Log, opts.LogLevel, err = common.logger(cmd.ErrOrStderr()); err != nil {
 				return err
 			}
@@ -85,6 +94,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to every client that can connect")
 	closed.register(cmd)
 	flags.BoolVar(&opts.VPC, "vpc", false, "serve VPCs; ovn-controller runs on the node")
+	flags.BoolVar(&serveFlannel, "flannel", false, "serve the flannel network once ConfigMap kube-flannel-cfg is there; flags of flanneld follow after --")
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
 	return cmd
 }
@@ -123,4 +133,36 @@ func installPluginCommand() *cobra.Command {
 	cmd.Flags().StringVar(&from, "from", "/weft-cni", "the plugin's executable")
 	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin/weft", "where to put it")
 	return cmd
+}
+
+// afterDash accepts arguments behind -- only.
+func afterDash(cmd *cobra.Command, args []string) error {
+	if before := cmd.ArgsLenAtDash(); before > 0 || before < 0 && len(args) > 0 {
+		return unknown(nil, fmt.Errorf("argument %q: flags of flanneld follow after --", args[0]))
+	}
+	return nil
+}
+
+// flannelFlags returns flanneld's flags for an agent that serves flannel, else nil. Without any, they are --ip-masq.
+func flannelFlags(serve bool, args []string, environment Environment, usage io.Writer) (*netconf.Flags, error) {
+	switch {
+	case !serve && len(args) > 0:
+		return nil, unknown(nil, errors.New("flags after -- are flanneld's: give --flannel before them"))
+	case !serve:
+		return nil, nil //nolint:nilnil // no flags is how the agent is told not to serve flannel
+	case len(args) == 0:
+		return netconf.Defaults(), nil
+	}
+	getenv := environment.Getenv
+	if getenv == nil {
+		getenv = func(string) string { return "" }
+	}
+	flags, err := netconf.ParseFlags(append([]string{"--kube-subnet-mgr"}, args...), getenv, usage)
+	if err != nil {
+		return nil, unknown(nil, fmt.Errorf("flags of flanneld after --: %w", err))
+	}
+	if !flags.Kube.Enabled {
+		return nil, unknown(nil, errors.New("flags of flanneld after --: the agent keeps leases in Kubernetes; for etcd run `weft flanneld`"))
+	}
+	return flags, nil
 }

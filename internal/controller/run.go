@@ -31,6 +31,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	shared "weft.dev/weft/internal/cluster"
+	flannelcluster "weft.dev/weft/internal/flannel/cluster"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
 	neutroncluster "weft.dev/weft/internal/neutron/cluster"
@@ -155,6 +156,7 @@ func Run(ctx context.Context, options Options) error {
 func parts(options Options) []shared.Part {
 	all := []shared.Part{
 		overlaycluster.Part(),
+		flannelcluster.Part(),
 	}
 	if options.Neutron != nil {
 		all = append(all, neutronPart(*options.Neutron))

@@ -253,6 +253,9 @@ func setPromisc(index int, on bool) *nl.NetlinkRequest {
 
 func (s *session) commitBridgePort(port *BridgePort, remove bool) error {
 	device, err := s.find(port.Device)
+	if remove && errors.Is(err, ErrNoDevice) {
+		return nil // with the device the port is gone
+	}
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -129,6 +130,8 @@ type Deps struct {
 	// Objects are Kind.Objects as watched, running; API is the API server itself: for writes, and for what is read too rarely to be watched.
 	Objects ctrlcache.Cache
 	API     client.Client
+	// Config is the API server's, for clients of the network's own.
+	Config *rest.Config
 	// Events reports what concerns a user of the object.
 	Events Events
 	// Changed is called when Ready may return something else. It does not wait.

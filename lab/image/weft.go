@@ -35,9 +35,9 @@ var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant
 
 // Weft describes Weft's image: its programs, from a folder, and what they run, from this machine.
 func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
-	weft, plugin := filepath.Join(bin, "weft"), filepath.Join(bin, "weft-cni")
-	files := map[string]string{"/weft": weft, "/weft-cni": plugin}
-	programs := []string{weft, plugin}
+	weft, plugin, flannel := filepath.Join(bin, "weft"), filepath.Join(bin, "weft-cni"), filepath.Join(bin, "weft-flannel")
+	files := map[string]string{"/weft": weft, "/weft-cni": plugin, "/weft-flannel": flannel}
+	programs := []string{weft, plugin, flannel}
 	for _, b := range borrowed {
 		found, err := exec.LookPath(b.program)
 		if err != nil {

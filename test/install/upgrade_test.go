@@ -47,7 +47,7 @@ func TestUpgradeAndUninstall(t *testing.T) {
 	for _, n := range c.Nodes() {
 		traces[n.Name] = traceOf(ctx, t, n)
 	}
-	c.load(build(t, before, "weft", "weft-cni"), previousImage)
+	c.load(build(t, before, "weft", "weft-cni", "weft-flannel"), previousImage)
 	c.load(c.Config.WeftBin, thisImage)
 
 	c.apply(filepath.Join(before, "deploy/weft.yaml"), previousImage)

@@ -52,7 +52,18 @@ type Publisher interface {
 type Options struct {
 	Flags *netconf.Flags
 	Store Store
-	Log   *slog.Logger
+	// Established is called when a lease is in effect, again when the node has another one. Nil: not called.
+	Established func(State)
+	Log         *slog.Logger
+}
+
+// State is what pods of this node depend on.
+type State struct {
+	// Networks are the ranges of all pods, and Subnets those of this node's, IPv4 first; invalid where the network lacks the family.
+	Networks, Subnets [2]netip.Prefix
+	// MTU is that of pods' interfaces, and Masq says that the node masquerades what leaves the network.
+	MTU  int
+	Masq bool
 }
 
 // Daemon is one node's.
@@ -289,6 +300,12 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	}
 	if err := subnetenv.Write(flags.SubnetFile, &env); err != nil {
 		return err
+	}
+	if d.options.Established != nil {
+		d.options.Established(State{
+			Networks: [2]netip.Prefix{config.Network, config.IPv6Network}, Subnets: [2]netip.Prefix{own.Subnet, own.Subnet6},
+			MTU: p.view.MTU(), Masq: flags.Masq,
+		})
 	}
 	d.wait("setting the node's condition")
 	if err := d.options.Store.Up(ctx); err != nil {

@@ -107,7 +107,7 @@ func value(t *testing.T, etcd *flanneltest.Etcd, n *flanneltest.Node, public, ma
 
 // entries are what a node has of its peers.
 func entries(n *flanneltest.Node) string {
-	out := n.IP("route show proto 87")
+	out := n.IP("route show proto 88")
 	for _, device := range []string{"flannel.1", "flannel.7"} {
 		if _, err := n.Run("ip", "link", "show", device); err == nil {
 			out += n.IP("neigh show dev "+device+" nud permanent") + n.IP("link show "+device)
@@ -141,7 +141,7 @@ func TestRepairs(t *testing.T) {
 	p1.Reach(t, p2.Address)
 	want := entries(n1)
 	for _, change := range []string{
-		"link del flannel.1", "link set flannel.1 down", "neigh flush dev flannel.1 nud permanent", "route flush proto 87", "link set flannel.1 mtu 1300",
+		"link del flannel.1", "link set flannel.1 down", "neigh flush dev flannel.1 nud permanent", "route flush proto 88", "link set flannel.1 mtu 1300",
 	} {
 		n1.IP(change)
 		flanneltest.Eventually(t, change+" is repaired", func() error {

@@ -30,8 +30,10 @@ type Options struct {
 	Node string
 	// Keys are those of the annotations.
 	Keys lease.Keys
-	// ConfigPath is the file of the network configuration.
+	// ConfigPath is the file of the network configuration, and ReadConfig returns its content from elsewhere if it is not nil; ConfigPath
+	// is then its name in errors.
 	ConfigPath string
+	ReadConfig func(ctx context.Context) ([]byte, error)
 	// Condition has Up set the Node's condition.
 	Condition bool
 	Log       *slog.Logger
@@ -50,8 +52,12 @@ func New(options Options) *Store { return &Store{options: options} }
 const retry = 3 * time.Second
 
 // Config reads the network configuration. A bad one is an error: it is a file that the administrator corrects.
-func (s *Store) Config(context.Context) (netconf.Config, error) {
-	text, err := os.ReadFile(s.options.ConfigPath)
+func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
+	read := s.options.ReadConfig
+	if read == nil {
+		read = func(context.Context) ([]byte, error) { return os.ReadFile(s.options.ConfigPath) }
+	}
+	text, err := read(ctx)
 	if err != nil {
 		return netconf.Config{}, fmt.Errorf("read the network configuration: %w", err)
 	}

@@ -115,7 +115,7 @@ func TestState(t *testing.T) {
 	want := state(append(peer(2), device())...)
 	reach(t, e, want)
 	for _, c := range []struct{ got, want string }{
-		{ip(t, "route show 10.5.2.0/24"), "10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 87 onlink"},
+		{ip(t, "route show 10.5.2.0/24"), "10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 88 onlink"},
 		{ip(t, "neigh show dev flannel.1"), "10.5.2.0 lladdr 02:00:00:00:00:02 PERMANENT"},
 		{bridge(t, "fdb show dev flannel.1"), "02:00:00:00:00:02 dst 192.0.2.2 self permanent"},
 		{ip(t, "-d link show flannel.1"), "vxlan id 1 local 192.0.2.1 dev eth0 srcport 0 0 dstport 8472 nolearning"},

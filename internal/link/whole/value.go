@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Protocol is Weft's number in the kernel's table of routing protocols, as in package link.
-const Protocol = 87
+// Protocol is this engine's number in the kernel's table of routing protocols. It is not that of package link, whose engine removes the
+// routes with its own number that it has no item for: both engines run in one agent.
+const Protocol = 88
 
 // Kind says what an item is.
 type Kind string

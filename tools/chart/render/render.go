@@ -35,6 +35,7 @@ func Variants() []Variant {
 	enabled := map[string]any{"enabled": true}
 	return []Variant{
 		{File: "weft.yaml", With: "its default values"},
+		{File: "weft-flannel.yaml", With: "flannel.enabled, without Open vSwitch", Values: map[string]any{"flannel": enabled, "ovs": map[string]any{"enabled": false}}},
 		{File: "weft-vpc.yaml", With: "vpc.enabled", Values: map[string]any{"vpc": enabled}},
 	}
 }

@@ -1,0 +1,209 @@
+//go:build real
+
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/containernetworking/plugins/pkg/testutils"
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/node"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/network/networktest"
+	"weft.dev/weft/internal/nft"
+	machine "weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/reconcile"
+)
+
+const listenPort = 7001
+
+// fixed is a node's lease that is in effect at once.
+type fixed struct{ state daemon.State }
+
+func (f fixed) Run(ctx context.Context, established func(daemon.State)) error {
+	established(f.state)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (fixed) Ready() error { return nil }
+
+// open is a judge of a cluster without NetworkPolicies.
+type open struct{ handed chan struct{} }
+
+func newOpen() open {
+	o := open{make(chan struct{})}
+	close(o.handed)
+	return o
+}
+
+func (o open) Run(ctx context.Context) error         { <-ctx.Done(); return ctx.Err() }
+func (o open) HandedOver() <-chan struct{}           { return o.handed }
+func (open) Admit(context.Context, []node.Pod) error { return nil }
+func (open) Dismiss([]attach.Key)                    {}
+
+func dual() daemon.State {
+	return daemon.State{
+		Networks: [2]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")},
+		Subnets:  [2]netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd00:244:0:3::/64")},
+		MTU:      1430, Masq: true,
+	}
+}
+
+// space makes a network namespace that goes with the test.
+func space(t *testing.T) ns.NetNS {
+	t.Helper()
+	made, err := testutils.NewNS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = errors.Join(made.Close(), testutils.UnmountNS(made)) })
+	return made
+}
+
+// host is a node's namespace in which a port answers.
+func host(t *testing.T) ns.NetNS {
+	t.Helper()
+	made := space(t)
+	var listener net.Listener
+	err := made.Do(func(ns.NetNS) error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+		listener, err = net.Listen("tcp", fmt.Sprintf(":%d", listenPort))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	return made
+}
+
+// reaches reports whether a pod connects to an address of the node.
+func reaches(t *testing.T, netns string, to netip.Addr) error {
+	t.Helper()
+	pod, err := ns.GetNS(netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = pod.Close() }()
+	return pod.Do(func(ns.NetNS) error {
+		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, listenPort).String(), 2*time.Second)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
+
+// stage is a node, over which agents come and go.
+type stage struct {
+	space ns.NetNS
+	dir   string
+	boot  string
+	state daemon.State
+	conf  string
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	boot, err := attach.ReadBootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	return &stage{space: host(t), dir: dir, boot: boot, state: dual(), conf: fmt.Sprintf(
+		`{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","dataDir":%q,"ipam":{"dataDir":%q},`+
+			`"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, filepath.Join(dir, "flannel"), filepath.Join(dir, "networks"))}
+}
+
+// start returns the network of an agent that has just started, over the node's engines.
+func (s *stage) start(ctx context.Context, t *testing.T, records network.Records) (network.Network, network.Runner) {
+	t.Helper()
+	n := &machine.Node{Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
+	var links *link.Engine
+	var rules *nft.Engine
+	var pods *link.Pods
+	var made *node.Network
+	err := s.space.Do(func(ns.NetNS) error {
+		var errs [4]error
+		links, errs[0] = link.NewEngine(link.Options{})
+		rules, errs[1] = nft.NewEngine(nft.Options{Tables: node.Tables()})
+		pods, errs[2] = link.NewPods()
+		n.Pods = pods
+		n.Links = reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"})
+		n.Rules = reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
+		made, errs[3] = node.New(node.Options{
+			Node: n, Records: records, Leases: fixed{s.state}, Judge: newOpen(), Changed: func() {},
+			Conf: func(context.Context) ([]byte, error) { return []byte(s.conf), nil },
+		})
+		return errors.Join(errs[:]...)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{}, 2)
+	go func() { _ = n.Links.Run(ctx); done <- struct{}{} }()
+	go func() { _ = n.Rules.Run(ctx); done <- struct{}{} }()
+	t.Cleanup(func() {
+		<-done
+		<-done
+		links.Close()
+		pods.Close()
+		rules.Close()
+	})
+	return made, made
+}
+
+// TestConformance: the network passes the suite that every network passes, IPv4 and IPv6, in the kernel.
+func TestConformance(t *testing.T) {
+	networktest.RunConformance(t, func(t *testing.T) networktest.Subject {
+		s := newStage(t)
+		return networktest.Subject{
+			Name: node.Name, At: placement.Decision{Network: node.Name, Reason: "the test"}, BootID: s.boot, Start: s.start,
+			Netns: func(t *testing.T) string { return space(t).Path() },
+			Connected: func(t *testing.T, netns string, rec attach.Record, want bool) {
+				t.Helper()
+				for _, gw := range rec.Gateway {
+					if err := reaches(t, netns, gw); (err == nil) != want {
+						t.Errorf("the pod reaches %s of its node: %v, want %t", gw, err, want)
+					}
+				}
+				for _, address := range rec.Addresses {
+					_, err := os.Stat(filepath.Join(s.dir, "networks", "cbr0", address.Addr().String()))
+					if want && err != nil {
+						t.Errorf("host-local's file of %s: %v", address, err)
+					}
+				}
+			},
+		}
+	})
+}

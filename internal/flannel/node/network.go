@@ -1,0 +1,324 @@
+// Package node is the flannel network on one node of the agent: the node's lease and the way to other nodes as `weft flanneld` has them,
+// and pods that are ports of a bridge of the kernel, as the configuration's delegate says.
+//
+// A pod's packet passes, in this order: the table of the bridge family, where port, MAC and address must belong together (ARP too); the
+// judge, which enforces NetworkPolicies in the forward and input hooks; the bridge, the tunnel device or the uplink. A pod becomes a port
+// of the bridge once both tables have what concerns it; before, a device group keeps its packets from the node.
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/nft/nftnl"
+	machine "weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Name is the network's, in annotations, records, metrics and logs.
+const Name = "flannel"
+
+// owner is the owner of what is there without pods.
+const owner reconcile.Owner = "flannel"
+
+// Leases keep this node's lease, and the ways to other nodes.
+type Leases interface {
+	// Run calls established whenever a lease is in effect, until ctx ends.
+	Run(ctx context.Context, established func(daemon.State)) error
+	// Ready returns why there is no lease in effect yet.
+	Ready() error
+}
+
+// Options of a Network.
+type Options struct {
+	Node    *machine.Node
+	Records network.Records
+	// Conf returns cni-conf.json as it is now.
+	Conf   func(ctx context.Context) ([]byte, error)
+	Leases Leases
+	// Judge enforces NetworkPolicies.
+	Judge Judge
+	// Changed is called when Ready may return something else.
+	Changed func()
+}
+
+// Network is the network on this node. It implements network.Network and network.Runner.
+type Network struct {
+	opts   Options
+	engine *nftnl.Engine
+	ports  *portLoop
+	handed chan struct{}
+
+	// mu guards what follows. It is not held across I/O.
+	mu     sync.Mutex
+	bridge *bridge // nil before the first lease
+	why    error   // why there is no bridge
+	last   [2]netip.Addr
+	// shut are the attachments that were closed: what is attached again in their place is another life's.
+	shut map[attach.Key]bool
+}
+
+var (
+	_ network.Network = (*Network)(nil)
+	_ network.Runner  = (*Network)(nil)
+)
+
+// New returns the network in the network namespace that the caller is in. Nothing is changed before Run, which has to be called.
+func New(opts Options) (*Network, error) {
+	engine, err := nftnl.NewEngine(nftnl.Options{Family: nftnl.FamilyBridge, Table: portsTable})
+	if err != nil {
+		return nil, err
+	}
+	return &Network{
+		opts: opts, engine: engine, handed: make(chan struct{}), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		ports: reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
+	}, nil
+}
+
+// HandedOver implements network.Runner.
+func (n *Network) HandedOver() <-chan struct{} { return n.handed }
+
+// Ready implements network.Network.
+func (n *Network) Ready() error {
+	_, err := n.current()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-n.handed:
+		return nil
+	default:
+		return errors.New("its bridge and rules have not been programmed yet")
+	}
+}
+
+// current returns the bridge, or why there is none.
+func (n *Network) current() (*bridge, error) {
+	n.mu.Lock()
+	b, why := n.bridge, n.why
+	n.mu.Unlock()
+	switch {
+	case b != nil:
+		return b, nil
+	case why != nil:
+		return nil, why
+	}
+	if err := n.opts.Leases.Ready(); err != nil {
+		return nil, fmt.Errorf("no lease is in effect: %w", err)
+	}
+	return nil, errors.New("no lease is in effect yet")
+}
+
+// Plan implements network.Network.
+func (n *Network) Plan(_ context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
+	if at.Part != "" {
+		return attach.Record{}, cni.Errorf(cni.CodeRefused, "network %s has no parts: write %q instead of %q", Name, Name, Name+"/"+at.Part)
+	}
+	b, err := n.current()
+	if err != nil {
+		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "network %s: %w", Name, err)
+	}
+	asked, err := wishes(req, b)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	given, err := reserved(b)
+	if err != nil {
+		return attach.Record{}, cni.Errorf(cni.CodeIO, "network %s: %w", Name, err)
+	}
+	var addresses []netip.Prefix
+	for i, subnet := range b.Ranges {
+		addr := asked[i]
+		taken := func(a netip.Addr) bool {
+			_, used := inUse.Addresses[Name][a]
+			return used || given[a]
+		}
+		switch {
+		case addr.IsValid() && taken(addr):
+			return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "address %s, which the pod asks for, is another pod's", addr)
+		case !addr.IsValid():
+			if addr, err = n.pick(i, subnet, taken); err != nil {
+				return attach.Record{}, err
+			}
+		}
+		addresses = append(addresses, netip.PrefixFrom(addr, subnet.Bits()))
+	}
+	rec, err := newRecord(b, hostName(req), addresses, at.Reason)
+	if err != nil {
+		return rec, cni.Errorf(cni.CodeInternal, "network %s: %w", Name, err)
+	}
+	return rec, nil
+}
+
+// hostName returns the name of a host veth: the same for the same attachment.
+func hostName(req *cni.Request) string {
+	sum := sha256.Sum256([]byte(req.ContainerID + "/" + req.IfName))
+	return "wf" + hex.EncodeToString(sum[:6])
+}
+
+// pick returns the next free address after the last that was given out: one that has just become free rests for a while.
+func (n *Network) pick(i int, subnet netip.Prefix, taken func(netip.Addr) bool) (netip.Addr, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	first := gateway(subnet).Next()
+	from := first
+	if slot := n.last[i%len(n.last)]; subnet.Contains(slot) && slot.Compare(first) >= 0 {
+		from = slot.Next()
+	}
+	usable := func(a netip.Addr) bool {
+		return subnet.Contains(a) && (a.Is6() || subnet.Contains(a.Next())) // IPv4's last is the broadcast address
+	}
+	for range 2 { // to the end, and once more from the beginning
+		for addr := from; usable(addr); addr = addr.Next() {
+			if !taken(addr) {
+				n.last[i%len(n.last)] = addr
+				return addr, nil
+			}
+		}
+		from = first
+	}
+	return netip.Addr{}, cni.Errorf(cni.CodeTryAgainLater, "no address of this node's subnet %s is free: remove pods, or give nodes larger podCIDRs", subnet)
+}
+
+// wishes returns the addresses that the runtime asks for (capability ips), by range, and refuses what cannot be served.
+func wishes(req *cni.Request, b *bridge) ([]netip.Addr, error) {
+	asked := make([]netip.Addr, len(b.Ranges))
+	if req.NetConf == nil {
+		return asked, nil
+	}
+	if len(req.NetConf.RuntimeConfig.PortMappings) > 0 {
+		return nil, cni.Errorf(cni.CodeUnsupportedField, "runtimeConfig.portMappings: network %s leaves host ports to the plugin portmap: "+
+			"declare the capability portMappings there, in cni-conf.json", Name)
+	}
+	for _, text := range req.NetConf.RuntimeConfig.IPs {
+		addr, err := netip.ParseAddr(text)
+		if prefix, wrong := netip.ParsePrefix(text); wrong == nil {
+			addr, err = prefix.Addr(), nil
+		}
+		i := slices.IndexFunc(b.Ranges, func(r netip.Prefix) bool { return err == nil && r.Contains(addr) && addr.Compare(gateway(r)) > 0 })
+		if i < 0 || asked[i].IsValid() {
+			return nil, cni.Errorf(cni.CodeUnsupportedField, "runtimeConfig.ips: %q is not an address for a pod of this node's subnets %v, one of each", text, b.Ranges)
+		}
+		asked[i] = addr
+	}
+	return asked, nil
+}
+
+// Connect implements network.Network.
+func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
+	d, err := detailsOf(rec)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := d.pair(rec)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.write(rec); err != nil {
+		if errors.Is(err, errReserved) {
+			return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
+		}
+		return nil, cni.Errorf(cni.CodeIO, "files for flannel's plugins: %w", err)
+	}
+	n.mu.Lock()
+	delete(n.shut, rec.Key())
+	n.mu.Unlock()
+	var created link.Created
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		created, err = n.opts.Node.Pods.Create(groupCtx, pair)
+		return err
+	})
+	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
+	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []Pod{podOf(rec)}) })
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	// All that judges the pod is in effect: it joins the bridge.
+	err = n.opts.Node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{linkOwner(rec): d.port(rec)})
+	if errors.Is(err, unix.EXFULL) {
+		return nil, cni.Errorf(cni.CodeRefused, "bridge %s is full: the kernel's bridges have 1,023 ports", d.Bridge)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.result(rec, created.HostMAC), nil
+}
+
+func linkOwner(rec *attach.Record) reconcile.Owner { return reconcile.Owner(rec.Key().Owner()) }
+
+func (n *Network) portFragment(rec *attach.Record, fragment items) map[reconcile.Owner]map[nftnl.Key]nftnl.Item {
+	return map[reconcile.Owner]map[nftnl.Key]nftnl.Item{linkOwner(rec): fragment}
+}
+
+// Close implements network.Network: without its link the pod sends and receives nothing.
+func (n *Network) Close(ctx context.Context, rec attach.Record) error {
+	n.mu.Lock()
+	n.shut[rec.Key()] = true
+	n.mu.Unlock()
+	err := n.opts.Node.Pods.Delete(ctx, rec.HostInterface)
+	n.opts.Judge.Dismiss([]attach.Key{rec.Key()})
+	n.ports.Set(n.portFragment(&rec, nil))
+	n.opts.Node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{linkOwner(&rec): nil})
+	return err
+}
+
+// Remove implements network.Network.
+func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
+	failed := map[attach.Key]error{}
+	var names []string
+	var keys []attach.Key
+	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
+	for i := range recs {
+		names, keys = append(names, recs[i].HostInterface), append(keys, recs[i].Key())
+		links[linkOwner(&recs[i])], ports[linkOwner(&recs[i])] = nil, nil
+	}
+	n.opts.Judge.Dismiss(keys)
+	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports))
+	for i := range recs {
+		d, broken := detailsOf(&recs[i])
+		if broken == nil && err == nil {
+			broken = d.remove(&recs[i])
+		}
+		if wrong := errors.Join(err, broken); wrong != nil {
+			failed[recs[i].Key()] = wrong
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, key := range keys {
+		if failed[key] == nil {
+			delete(n.shut, key)
+		}
+	}
+	return failed
+}
+
+// Check implements network.Network.
+func (n *Network) Check(ctx context.Context, rec attach.Record) error {
+	d, err := detailsOf(&rec)
+	if err != nil {
+		return err
+	}
+	pair, err := d.pair(&rec)
+	if err != nil {
+		return err
+	}
+	return errors.Join(n.opts.Node.Pods.Check(ctx, pair), n.opts.Node.Links.Failure(linkOwner(&rec)), n.ports.Failure(linkOwner(&rec)))
+}

@@ -1,0 +1,146 @@
+package node
+
+import (
+	"net"
+	"net/netip"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/nftnl"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Names in nftables. The table of the bridge family checks at each port that port, MAC and address belong together; that of the inet family
+// drops what a pod's host veth receives while it is no port of the bridge.
+const (
+	portsTable = "weft-flannel-ports"
+	hostTable  = "weft-flannel"
+	setPorts   = "ports"
+	setPods4   = "pods4"
+	setPods6   = "pods6"
+	setARP     = "arp"
+
+	// hostGroup is the device group of pods' host veths, from the request that makes them.
+	hostGroup = 78
+	// Priorities of the base chains: before conntrack and NAT (NF_IP_PRI_RAW), and before the bridge's own NAT (NF_BR_PRI_FILTER_BRIDGED).
+	priorityRaw    = -300
+	priorityBridge = -200
+)
+
+// items are a fragment of the table of the bridge family.
+type items = map[nftnl.Key]nftnl.Item
+
+// portRules returns what the table of the bridge family has without pods. A device that is no pod's port passes.
+func portRules() items {
+	const chain = "prerouting"
+	pass := func(matches ...nftnl.Match) nftnl.Rule { return nftnl.Rule{Matches: matches, Verdict: nftnl.Accept()} }
+	ofPod4 := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.IPSource}
+	ofPod6 := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.IP6Source}
+	ofARP := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.ARPSenderMAC, nftnl.ARPSender}
+	return nftnl.Items(
+		&nftnl.Set{Name: setPorts, Fields: []nftnl.Field{nftnl.InDevice}},
+		&nftnl.Set{Name: setPods4, Fields: ofPod4},
+		&nftnl.Set{Name: setPods6, Fields: ofPod6},
+		&nftnl.Set{Name: setARP, Fields: ofARP},
+		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
+		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
+			pass(nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
+			fromRouter(routerAdvertisement),
+			fromRouter(redirect),
+			pass(nftnl.In(setPods4, ofPod4...)),
+			pass(nftnl.In(setPods6, ofPod6...)),
+			pass(nftnl.In(setARP, ofARP...)),
+			{Counter: true, Verdict: nftnl.Drop(), Owner: "not the MAC and address of the port"},
+		}},
+	)
+}
+
+// Types of ICMPv6 messages that only a router sends (RFC 4861).
+const (
+	routerAdvertisement = 134
+	redirect            = 137
+	icmpv6              = 58
+	etherIPv6           = 0x86dd
+)
+
+// fromRouter drops a type of ICMPv6 messages. Type and code are where other protocols have the source port.
+func fromRouter(kind uint16) nftnl.Rule {
+	return nftnl.Rule{
+		Matches: []nftnl.Match{
+			nftnl.Is(nftnl.EtherType, nftnl.Port(etherIPv6)), nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6)),
+			nftnl.Is(nftnl.SourcePort, nftnl.PortRange(kind<<8, kind<<8|0xff)),
+		},
+		Counter: true, Verdict: nftnl.Drop(), Owner: "a router's message",
+	}
+}
+
+// portItems returns a pod's items in that table.
+func portItems(rec *attach.Record) items {
+	mac, err := net.ParseMAC(rec.MAC)
+	if err != nil { // a record's MAC has been checked; without one nothing passes
+		return items{}
+	}
+	port, ether := nftnl.Name(rec.HostInterface), nftnl.MAC(mac)
+	list := []nftnl.Item{&nftnl.Element{Set: setPorts, Match: []nftnl.Value{port}}}
+	six := false
+	for _, address := range rec.Addresses {
+		addr := nftnl.Addr(address.Addr())
+		if address.Addr().Is4() {
+			list = append(list, &nftnl.Element{Set: setPods4, Match: []nftnl.Value{port, ether, addr}},
+				&nftnl.Element{Set: setARP, Match: []nftnl.Value{port, ether, ether, addr}})
+			continue
+		}
+		six = true
+		list = append(list, &nftnl.Element{Set: setPods6, Match: []nftnl.Value{port, ether, addr}})
+	}
+	if six { // neighbour discovery: from the link-local address, and of it before it is in use (RFC 4862, 5.4)
+		for _, addr := range []netip.Addr{linkLocal(mac), netip.IPv6Unspecified()} {
+			list = append(list, &nftnl.Element{Set: setPods6, Match: []nftnl.Value{port, ether, nftnl.Addr(addr)}})
+		}
+	}
+	return nftnl.Items(list...)
+}
+
+// linkLocal returns the address that the kernel gives an interface by its MAC (RFC 4291, appendix A).
+func linkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
+// Tables are the tables that the agent's loop keeps for the network.
+func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: hostTable}} }
+
+// hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
+// bridge is.
+func hostRules() map[nft.Key]nft.Item {
+	const chain = "prerouting"
+	out := map[nft.Key]nft.Item{}
+	for _, item := range []nft.Item{
+		&nft.Table{Family: nft.FamilyInet, Name: hostTable},
+		&nft.Chain{
+			Family: nft.FamilyInet, Table: hostTable, Name: chain, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw,
+		},
+		&nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: chain, Rules: []nft.Rule{
+			{Text: "iifgroup 78 drop", Owner: string(owner)},
+		}},
+	} {
+		out[item.Key()] = item
+	}
+	return out
+}
+
+// passages are the packets that others' rules have to let pass.
+func passages(b *bridge) []nft.Passage {
+	var out []nft.Passage
+	for _, r := range b.Ranges {
+		family := nft.FamilyIPv4
+		if r.Addr().Is6() {
+			family = nft.FamilyIPv6
+		}
+		out = append(out, nft.Passage{Family: family, Hook: nft.HookForward, InDevice: b.Name},
+			nft.Passage{Family: family, Hook: nft.HookForward, OutDevice: b.Name})
+	}
+	return out
+}
+
+// portLoop keeps the table of the bridge family.
+type portLoop = reconcile.Loop[nftnl.Key, nftnl.Item]

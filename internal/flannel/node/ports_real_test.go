@@ -1,0 +1,163 @@
+//go:build real
+
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/lifecycle"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/flannel/node"
+	"weft.dev/weft/internal/placement"
+)
+
+// serve runs an agent's handler over a stage until the test ends.
+func serve(t *testing.T, s *stage) *lifecycle.Handler {
+	t.Helper()
+	store, err := attach.Open(filepath.Join(s.dir, "attachments"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := lifecycle.New(store, lifecycle.Options{
+		BootID: s.boot, Default: func() (string, error) { return node.Name, nil }, Waiting: func() string { return "the test" },
+		Place: func(context.Context, *cni.Request) (placement.Decision, error) {
+			return placement.Decision{Network: node.Name}, nil
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	made, runner := s.start(ctx, t, h.Records(node.Name))
+	leave := h.Serve(node.Name, made, runner.HandedOver())
+	done := make(chan error, 2)
+	go func() { done <- h.Run(ctx) }()
+	go func() { done <- runner.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		<-done
+		leave()
+		_ = store.Close()
+	})
+	eventually(t, "the network is ready", made.Ready)
+	return h
+}
+
+func eventually(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}
+
+func add(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, ips ...string) (*types100.Result, error) {
+	t.Helper()
+	return h.Add(t.Context(), &cni.Request{
+		Command: cni.CommandAdd, ContainerID: name, IfName: "eth0", Netns: pod.Path(), Args: cni.Args{PodNamespace: "default", PodName: name},
+		NetConf: &cni.NetConf{RuntimeConfig: cni.RuntimeConfig{IPs: ips}},
+	})
+}
+
+// TestPortChecks: at its port a pod sends with its own MAC and addresses only, in ARP and neighbour discovery as well.
+func TestPortChecks(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	pod, other := space(t), space(t)
+	for name, at := range map[string]ns.NetNS{"pod": pod, "other": other} {
+		if _, err := add(t, h, name, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gateways := s.state.Subnets
+	own := func(when string, want bool) {
+		t.Helper()
+		for _, subnet := range gateways {
+			gw := subnet.Addr().Next()
+			err := reaches(t, pod.Path(), gw)
+			if (err == nil) != want {
+				t.Errorf("%s: the pod reaches %s: %v, want %t", when, gw, err, want)
+			}
+		}
+	}
+	own("at first", true)
+	inPod := func(do func(eth netlink.Link) error) {
+		t.Helper()
+		err := pod.Do(func(ns.NetNS) error {
+			eth, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return do(eth)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var mac net.HardwareAddr
+	inPod(func(eth netlink.Link) error {
+		mac = eth.Attrs().HardwareAddr
+		return netlink.LinkSetHardwareAddr(eth, net.HardwareAddr{2, 0, 0, 0, 0, 9})
+	})
+	own("with another MAC", false)
+	inPod(func(eth netlink.Link) error { return netlink.LinkSetHardwareAddr(eth, mac) })
+	own("with its MAC again", true)
+	// An address of the subnet that is nobody's: the node answers its ARP requests only if the port lets them pass.
+	inPod(func(eth netlink.Link) error {
+		stolen, err := netlink.ParseAddr("10.244.3.200/24")
+		return errors.Join(err, netlink.AddrAdd(eth, stolen))
+	})
+	err := pod.Do(func(ns.NetNS) error {
+		from := net.Dialer{Timeout: 2 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(10, 244, 3, 200)}}
+		conn, err := from.DialContext(t.Context(), "tcp", fmt.Sprintf("10.244.3.1:%d", listenPort))
+		if err == nil {
+			_ = conn.Close()
+			return errors.New("the node answers a pod with an address that is not its own")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAddressesAskedFor: capability ips gives a pod the address that it asks for, once, and host-local's files count.
+func TestAddressesAskedFor(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	result, err := add(t, h, "asks", space(t), "10.244.3.77/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := result.IPs[0].Address.String(); got != "10.244.3.77/24" {
+		t.Errorf("the pod has %s", got)
+	}
+	for text, code := range map[string]cni.Code{
+		"10.244.3.77": cni.CodeTryAgainLater, "10.244.4.1": cni.CodeUnsupportedField, "10.244.3.1": cni.CodeUnsupportedField, "x": cni.CodeUnsupportedField,
+	} {
+		_, err := add(t, h, "refused", space(t), text)
+		if failure := cni.AsError(err); failure == nil || failure.Code != code {
+			t.Errorf("ips %q: %v, want code %d", text, err, code)
+		}
+	}
+}

@@ -1,0 +1,201 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/nftnl"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Run implements network.Runner.
+func (n *Network) Run(ctx context.Context) error {
+	defer n.engine.Close()
+	group, ctx := errgroup.WithContext(ctx)
+	states := make(chan daemon.State, 1)
+	n.say(nil, nil)
+	group.Go(func() error { return n.ports.Run(ctx) })
+	group.Go(func() error { return n.opts.Judge.Run(ctx) })
+	group.Go(func() error { return n.watchPorts(ctx) })
+	group.Go(func() error {
+		return n.opts.Leases.Run(ctx, func(state daemon.State) {
+			select { // the last one counts
+			case <-states:
+			default:
+			}
+			states <- state
+		})
+	})
+	group.Go(func() error { return n.follow(ctx, states) })
+	err := group.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// say sets what Ready returns.
+func (n *Network) say(b *bridge, why error) {
+	n.mu.Lock()
+	n.bridge, n.why = b, why
+	n.mu.Unlock()
+	n.opts.Changed()
+}
+
+// watchPorts repairs the table of the bridge family when others change it.
+func (n *Network) watchPorts(ctx context.Context) error {
+	drifts, err := n.engine.Watch(ctx)
+	if err != nil {
+		return err
+	}
+	for drift := range drifts {
+		if drift.Err != nil {
+			return drift.Err
+		}
+		n.ports.Resync()
+	}
+	return ctx.Err()
+}
+
+// follow programs the node for each lease.
+func (n *Network) follow(ctx context.Context, states <-chan daemon.State) error {
+	started := false
+	for {
+		var state daemon.State
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case state = <-states:
+		}
+		b, err := n.read(ctx, &state)
+		if err != nil { // until the configuration is another one
+			n.say(nil, err)
+			continue
+		}
+		if !started {
+			select {
+			case <-n.opts.Judge.HandedOver():
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if err := n.establish(ctx, b, started); err != nil {
+			return err
+		}
+		if !started {
+			started = true
+			close(n.handed)
+		}
+		n.say(b, nil)
+	}
+}
+
+func (n *Network) read(ctx context.Context, state *daemon.State) (*bridge, error) {
+	text, err := n.opts.Conf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err := parseConf(text)
+	if err != nil {
+		return nil, err
+	}
+	return c.bridge(state)
+}
+
+// establish programs the bridge, the tables and, the first time, all attached pods.
+func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
+	var attached []attach.Record
+	if !again {
+		attached = n.opts.Records.Attached()
+	}
+	var pods []Pod
+	var keys []reconcile.Owner
+	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
+	for i := range attached {
+		rec := &attached[i]
+		d, err := detailsOf(rec)
+		if err != nil {
+			return err
+		}
+		pods, keys = append(pods, podOf(rec)), append(keys, linkOwner(rec))
+		links[linkOwner(rec)], ports[linkOwner(rec)] = d.port(rec), portItems(rec)
+	}
+	if err := n.opts.Judge.Admit(ctx, pods); err != nil {
+		return fmt.Errorf("have NetworkPolicies judge the pods: %w", err)
+	}
+	n.mu.Lock()
+	for i := range attached { // whose DEL came meanwhile
+		if n.shut[attached[i].Key()] {
+			delete(links, keys[i])
+			delete(ports, keys[i])
+		}
+	}
+	n.mu.Unlock()
+	ports[owner] = portRules()
+	if err := n.ports.Start(ctx, ports); err != nil {
+		return fmt.Errorf("program table bridge %s: %w", portsTable, err)
+	}
+	node := n.opts.Node
+	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules()}); err != nil {
+		return fmt.Errorf("program table inet %s: %w", hostTable, err)
+	}
+	links[owner] = n.bridgeItems(b)
+	if err := node.Links.Start(ctx, links); err != nil {
+		return fmt.Errorf("program bridge %s: %w", b.Name, err)
+	}
+	if node.Pass == nil {
+		return nil
+	}
+	return node.Pass(ctx, Name, passages(b))
+}
+
+// bridgeItems returns the bridge. It keeps the addresses of former subnets while pods of them run.
+func (n *Network) bridgeItems(b *bridge) map[link.Key]link.Item {
+	addresses := map[netip.Prefix]bool{}
+	for _, gw := range b.gateways() {
+		addresses[gw] = true
+	}
+	for _, rec := range n.opts.Records.Attached() {
+		d, err := detailsOf(&rec)
+		if err != nil || d.Bridge != b.Name {
+			continue
+		}
+		for _, gw := range rec.Gateway {
+			for _, address := range rec.Addresses {
+				if address.Contains(gw) {
+					addresses[netip.PrefixFrom(gw, address.Bits())] = true
+				}
+			}
+		}
+	}
+	list := slices.SortedFunc(maps.Keys(addresses), func(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) })
+	mac := plan.MAC(b.Ranges)
+	if gateways := b.gateways(); len(gateways) > 0 {
+		mac = plan.MAC(gateways)
+	}
+	if had, err := bridgeMAC(b.Name); err == nil && had != nil {
+		mac = had // pods have it among their neighbours
+	}
+	out := map[link.Key]link.Item{}
+	for _, item := range []link.Item{
+		&link.Bridge{Name: b.Name, Owner: Name, Adopt: true, NFCallIPTables: link.On, NFCallIP6Tables: link.On, Promisc: b.Promisc},
+		&link.Device{
+			Name: b.Name, Owner: Name, MTU: b.MTU, MAC: mac, Up: true, Addresses: list,
+			Sysctls: link.Sysctls{Forwarding4: link.On, AcceptRA: link.Off},
+		},
+	} {
+		out[item.Key()] = item
+	}
+	return out
+}
