@@ -39,6 +39,8 @@ type State struct {
 	Refused string `json:"refused,omitempty"`
 	// Warnings do not keep pods from being attached.
 	Warnings []string `json:"warnings,omitempty"`
+	// Leftovers are what OpenShift SDN left on the node, and what to do about it.
+	Leftovers []string `json:"leftovers,omitempty"`
 	// OpenVSwitch and Kernel are versions; Datapath is the bridge's type, system (the kernel's) or netdev (userspace).
 	OpenVSwitch string `json:"openVSwitch,omitempty"`
 	Kernel      string `json:"kernel,omitempty"`

@@ -63,6 +63,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	if err := r.engines.firewall.state(); err != nil {
 		s.Warnings = append(s.Warnings, "host firewall: "+err.Error())
 	}
+	s.Leftovers = a.leftoversOf(r.engines.firewall)
 	s.Datapath = r.engines.datapath
 	limited, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()

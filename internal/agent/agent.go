@@ -209,6 +209,8 @@ type agent struct {
 	configured atomic.Bool
 	// kept reports what of the node itself is not as it is to be (keeper).
 	kept func() error
+	// left are the leftovers of OpenShift SDN; nil before the agent runs.
+	left *leftovers
 	// dry says that nothing is changed (DryRun).
 	dry bool
 	// toldWarning is the host firewall's warning in the node's condition.
@@ -311,7 +313,9 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, listener.Close(), adminListener.Close())
 	}
+	a.left = &leftovers{dir: a.opts.CNIConfDir, changed: a.status.changed}
 	keeper := a.keeper(listener, adminListener)
+	keeper.Things = append(keeper.Things, a.left.thing())
 	a.kept = keeper.State
 	engineCtx, stopEngines := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopEngines()

@@ -67,6 +67,8 @@ type firewall struct {
 	survey   *nft.Survey
 	jumps    map[nft.Key]nft.Item
 	warnings []string
+	// rules is what leftoverRules found.
+	rules string
 	// unseen is why the last look failed; nil after one that did not.
 	unseen error
 	// told is the warning as it was when changed was called.
@@ -161,7 +163,13 @@ func (f *firewall) look(ctx context.Context) error {
 	f.mu.Lock()
 	told := slices.Equal(f.warnings, warnings)
 	f.survey, f.jumps, f.warnings, f.unseen = survey, jumps, warnings, nil
+	rules := leftoverRules(survey)
+	left := f.rules != rules
+	f.rules = rules
 	f.mu.Unlock()
+	if left {
+		f.changed()
+	}
 	if !told {
 		for _, warning := range warnings {
 			f.log.Warn("host firewall", "warning", warning)
@@ -242,6 +250,13 @@ func (f *firewall) blind() string {
 	}
 	return "legacy iptables is in use beside nftables, and its rules cannot be seen from here: " +
 		"look at iptables-legacy -S for what drops packets of tun0, or change to iptables-nft"
+}
+
+// leftover returns which rules OpenShift SDN left, in words; "" for none.
+func (f *firewall) leftover() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rules
 }
 
 // state returns nil when nothing of Weft's is kept from passing, else everything that is, in one error.

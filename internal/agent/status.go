@@ -367,8 +367,14 @@ func inStepCondition(state *admin.State) metav1.Condition {
 
 func unobstructedCondition(state *admin.State) metav1.Condition {
 	c := metav1.Condition{Type: networkv1.ConditionUnobstructed, Status: metav1.ConditionTrue, Reason: networkv1.ReasonOpen}
-	if len(state.Warnings) > 0 {
+	switch {
+	case len(state.Warnings) > 0:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, networkv1.ReasonObstructed, strings.Join(state.Warnings, "; ")
+		if len(state.Leftovers) > 0 {
+			c.Message += "; " + leftoversText(state.Leftovers)
+		}
+	case len(state.Leftovers) > 0:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, networkv1.ReasonLeftovers, leftoversText(state.Leftovers)
 	}
 	return c
 }

@@ -82,7 +82,13 @@ type Survey struct {
 	Drops []ForeignDrop
 	// watched are the chains that were looked at.
 	watched map[Key]bool
+	// rules counts the rules of the chains in tables that were listed whole.
+	rules map[Key]int
 }
+
+// Rules returns how many rules a chain of another program has. Tables with very many chains, and tables without a base chain, are not looked
+// into: their chains count as empty.
+func (s *Survey) Rules(chain Key) int { return s.rules[chain] }
 
 // Concerns reports whether a Survey of the same passages may turn out differently after a drift.
 func (s *Survey) Concerns(drift *Drift) bool {
@@ -102,7 +108,7 @@ const wholeTable = 1000
 // errs on the side of naming too much, as conditional: sets and verdict maps are not looked into. Rules of legacy iptables
 // (not iptables-nft) are not visible to nft and not in the answer. It may be called while the engine is used.
 func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
-	survey := &Survey{watched: map[Key]bool{}}
+	survey := &Survey{watched: map[Key]bool{}, rules: map[Key]int{}}
 	bases, counts, err := e.foreignChains(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("looking for dropping rules: %w", err)
@@ -120,6 +126,9 @@ func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, erro
 				return nil, fmt.Errorf("looking for dropping rules: %w", err)
 			}
 			listings[key] = table
+			for chain, rules := range table.rules {
+				survey.rules[Key{base.Family, base.Table, KindChain, chain}] = len(rules)
+			}
 		}
 		for _, passage := range passages {
 			if !table.meets(base, passage) {

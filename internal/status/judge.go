@@ -304,7 +304,11 @@ func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.Hos
 		}
 	}
 	if found := meta.FindStatusCondition(hs.Status.Conditions, networkv1.ConditionUnobstructed); found != nil && found.Status != metav1.ConditionTrue {
-		j.warn(object, "docs/operations.md, Host firewalls", "%s", found.Message)
+		next := "docs/operations.md, Host firewalls"
+		if found.Reason == networkv1.ReasonLeftovers {
+			next = "docs/operations.md, Coming from OpenShift SDN"
+		}
+		j.warn(object, next, "%s", found.Message)
 	}
 	if used := hs.Status.Addresses; used.Total > 0 && used.Used >= used.Total {
 		j.problem(object, "move pods to other nodes, or give the cluster larger node subnets (hostSubnetLength) for new nodes",

@@ -216,6 +216,11 @@ func TestReports(t *testing.T) {
 			c.Reason = networkv1.ReasonRefused
 			set(&f.HostSubnets[1], c)
 		},
+		"leftovers": func(f *status.Facts) {
+			c := condition(networkv1.ConditionUnobstructed, false, "left from OpenShift SDN: /etc/cni/net.d/80-openshift-network.conf: a CNI configuration of OpenShift SDN, which does not work without its daemon: remove it")
+			c.Reason = networkv1.ReasonLeftovers
+			set(&f.HostSubnets[1], c)
+		},
 		"node-lost": func(f *status.Facts) {
 			f.Nodes[0].Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting node status."}
 			f.AgentPods[1] = agentPod("n2", false)

@@ -162,4 +162,6 @@ const (
 	ReasonOpen = "Open"
 	// ReasonObstructed stands with ConditionUnobstructed False.
 	ReasonObstructed = "Obstructed"
+	// ReasonLeftovers stands with ConditionUnobstructed False where nothing is obstructed, but OpenShift SDN left something on the node.
+	ReasonLeftovers = "Leftovers"
 )

@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"weft.dev/weft/internal/keep"
+	"weft.dev/weft/internal/nft"
+)
+
+const (
+	// adminChain is iptables' chain in which administrators of OpenShift SDN had rules; iptables-nft has it in the table ip filter.
+	adminChain = "OPENSHIFT-ADMIN-OUTPUT-RULES"
+	// sdnType is the CNI plugin of OpenShift SDN.
+	sdnType = "openshift-sdn"
+	// confFiles and confBytes bound what is read of the runtime's configurations.
+	confFiles = 100
+	confBytes = 64 << 10
+)
+
+// leftovers are the configurations of OpenShift SDN among those of the container runtime.
+type leftovers struct {
+	dir string
+	// changed is called when there are others than before.
+	changed func()
+
+	mu    sync.Mutex
+	confs []string
+}
+
+// thing has the folder watched.
+func (l *leftovers) thing() keep.Thing {
+	return keep.Thing{Name: "leftovers of OpenShift SDN", Path: filepath.Join(l.dir, CNIConfName), Restore: l.look}
+}
+
+// look reads the runtime's configurations. It restores nothing.
+func (l *leftovers) look() (string, error) {
+	found := leftoverConfs(l.dir)
+	l.mu.Lock()
+	same := slices.Equal(l.confs, found)
+	l.confs = found
+	l.mu.Unlock()
+	if !same {
+		l.changed()
+	}
+	return "", nil
+}
+
+// all returns what there is, in words.
+func (l *leftovers) all() []string {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.confs)
+}
+
+// leftoverConfs returns which files of a folder of CNI configurations are OpenShift SDN's, and which are of a version of CNI that Weft's plugin
+// does not offer.
+func leftoverConfs(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // the keeper of Weft's own configuration says so
+	}
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
+		return e.Name() == CNIConfName || !e.Type().IsRegular() || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name()))
+	})
+	var found []string
+	for _, entry := range entries[:min(len(entries), confFiles)] {
+		path := filepath.Join(dir, entry.Name())
+		if why := leftoverConf(path); why != "" {
+			found = append(found, path+": "+why)
+		}
+	}
+	return found
+}
+
+func leftoverConf(path string) string {
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close() //nolint:errcheck // nothing was written
+	data, err := io.ReadAll(io.LimitReader(file, confBytes))
+	var conf struct {
+		CNIVersion string       `json:"cniVersion"`
+		Type       string       `json:"type"`
+		Plugins    []pluginConf `json:"plugins"`
+	}
+	if err != nil || json.Unmarshal(data, &conf) != nil {
+		return ""
+	}
+	if conf.Type == sdnType || slices.ContainsFunc(conf.Plugins, func(p pluginConf) bool { return p.Type == sdnType }) {
+		return "a CNI configuration of OpenShift SDN, which does not work without its daemon: remove it"
+	}
+	if conf.CNIVersion == "0.1.0" || conf.CNIVersion == "0.2.0" {
+		return "a CNI configuration of version " + conf.CNIVersion + ": remove it, or write it for 0.3.1 or later"
+	}
+	return ""
+}
+
+// leftoverRules returns what the chain of OpenShift SDN's administrators has, in words; "" if nothing.
+func leftoverRules(survey *nft.Survey) string {
+	n := survey.Rules(nft.Key{Family: nft.FamilyIPv4, Table: "filter", Kind: nft.KindChain, Name: adminChain})
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("iptables chain %s has rules (%d): Weft does not restore them when the node restarts; put them into chain admin of table inet weft, and remove the chain",
+		adminChain, n)
+}
+
+// leftoversOf returns what OpenShift SDN left on the node, in words.
+func (a *agent) leftoversOf(f *firewall) []string {
+	all := a.left.all()
+	if rules := f.leftover(); rules != "" {
+		all = append(all, rules)
+	}
+	return all
+}
+
+// leftoversText joins leftovers to one message.
+func leftoversText(all []string) string { return "left from OpenShift SDN: " + strings.Join(all, "; ") }

@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
+)
+
+// Configurations of OpenShift SDN, and of versions of CNI that Weft's plugin does not offer, are named; others are not.
+func TestLeftoverConfigurations(t *testing.T) {
+	dir := t.TempDir()
+	changes := 0
+	l := &leftovers{dir: dir, changed: func() { changes++ }}
+	look := func(want ...string) {
+		t.Helper()
+		if put, err := l.look(); put != "" || err != nil {
+			t.Errorf("look: %q, %v", put, err)
+		}
+		var got []string
+		for _, text := range l.all() {
+			name, _, _ := strings.Cut(text, ": ")
+			got = append(got, filepath.Base(name))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+	look()
+	for name, text := range map[string]string{
+		"80-openshift-network.conf": `{"cniVersion":"0.3.1","name":"openshift-sdn","type":"openshift-sdn"}`,
+		"81.conflist":               `{"cniVersion":"0.3.1","name":"x","plugins":[{"type":"tuning"},{"type":"openshift-sdn"}]}`,
+		"90-old.conf":               `{"cniVersion":"0.2.0","name":"old","type":"bridge"}`,
+		"91-fine.conf":              `{"cniVersion":"0.3.1","name":"fine","type":"bridge"}`,
+		"92-none.conf":              `{"name":"fine","type":"bridge"}`,
+		"93-broken.conf":            `{"type":`,
+		"94-backup.conf.bak":        `{"type":"openshift-sdn"}`,
+		CNIConfName:                 `{"cniVersion":"0.2.0"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "dir.conf"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	look("80-openshift-network.conf", "81.conflist", "90-old.conf")
+	look("80-openshift-network.conf", "81.conflist", "90-old.conf")
+	if changes != 1 {
+		t.Errorf("%d changes were reported, want 1", changes)
+	}
+	if err := os.Remove(filepath.Join(dir, "81.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	look("80-openshift-network.conf", "90-old.conf")
+	if changes != 2 {
+		t.Errorf("%d changes were reported, want 2", changes)
+	}
+}
+
+// The HostSubnet's condition has them, after what really obstructs.
+func TestLeftoversInTheCondition(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		state           admin.State
+		status          metav1.ConditionStatus
+		reason, message string
+	}{
+		{"nothing", admin.State{}, metav1.ConditionTrue, networkv1.ReasonOpen, ""},
+		{"leftovers", admin.State{Leftovers: []string{"a", "b"}}, metav1.ConditionFalse, networkv1.ReasonLeftovers, "left from OpenShift SDN: a; b"},
+		{"both", admin.State{Warnings: []string{"w"}, Leftovers: []string{"a"}}, metav1.ConditionFalse, networkv1.ReasonObstructed, "w; left from OpenShift SDN: a"},
+	} {
+		if got := unobstructedCondition(&c.state); got.Status != c.status || got.Reason != c.reason || got.Message != c.message {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+}
