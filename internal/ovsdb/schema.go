@@ -17,12 +17,13 @@ const (
 )
 
 type rootRow struct {
-	UUID          string   `ovsdb:"_uuid"`
-	Bridges       []string `ovsdb:"bridges"`
-	CurCfg        int      `ovsdb:"cur_cfg"`
-	NextCfg       int      `ovsdb:"next_cfg"`
-	DatapathTypes []string `ovsdb:"datapath_types"`
-	OVSVersion    *string  `ovsdb:"ovs_version"`
+	UUID          string            `ovsdb:"_uuid"`
+	Bridges       []string          `ovsdb:"bridges"`
+	CurCfg        int               `ovsdb:"cur_cfg"`
+	NextCfg       int               `ovsdb:"next_cfg"`
+	DatapathTypes []string          `ovsdb:"datapath_types"`
+	OVSVersion    *string           `ovsdb:"ovs_version"`
+	ExternalIDs   map[string]string `ovsdb:"external_ids"`
 }
 
 type bridgeRow struct {

@@ -156,12 +156,14 @@ func Routes(addresses []netip.Prefix) map[link.Key]link.Item {
 const (
 	priorityClose  = -450 // before defragmentation and connection tracking
 	priorityFilter = 0
+	prioritySNAT   = 101 // after kube-proxy's, which is at 100
 )
 
 // Rules returns the node's rules. They must be in effect before the first port of a userspace datapath.
 //
 // A host that forwards would send what other pods address to a pod's /32 route by the host's interface, and masquerade it to
-// HostAddress, which the flows pass: nothing is forwarded there. What comes from there opens no connection, whatever the flows pass.
+// HostAddress, which the flows pass: only answers are forwarded there. What comes from there opens connections to Services alone:
+// kube-proxy has translated them. They leave with the node's address, because nothing else has a route to the pod.
 func Rules() map[nft.Key]nft.Item {
 	fragment := map[nft.Key]nft.Item{}
 	add := func(items ...nft.Item) {
@@ -173,7 +175,10 @@ func Rules() map[nft.Key]nft.Item {
 		add(&t)
 	}
 	chain := func(c nft.Chain, rules ...string) {
-		c.Table, c.Type = table, nft.TypeFilter
+		c.Table = table
+		if c.Type == "" {
+			c.Type = nft.TypeFilter
+		}
 		list := &nft.ChainRules{Family: c.Family, Table: table, Chain: c.Name}
 		for _, text := range rules {
 			list.Rules = append(list.Rules, nft.Rule{Text: text, Owner: string(pipeline.Owner)})
@@ -185,8 +190,25 @@ func Rules() map[nft.Key]nft.Item {
 		fmt.Sprintf(`iifname "%s" ip daddr 127.0.0.0/8 drop`, Device))
 	chain(nft.Chain{Family: nft.FamilyARP, Name: "close", Hook: nft.HookInput, Priority: priorityFilter}, closed)
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "input", Hook: nft.HookInput, Priority: priorityFilter},
-		fmt.Sprintf(`iifname "%s" ct state invalid,new drop`, Device))
+		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Device),
+		fmt.Sprintf(`iifname "%s" ct state new ct status & dnat == 0 drop`, Device))
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
-		fmt.Sprintf(`oifname "%s" drop`, Device), fmt.Sprintf(`iifname "%s" drop`, Device))
+		fmt.Sprintf(`oifname "%s" ct direction original drop`, Device),
+		fmt.Sprintf(`oifname "%s" ct state invalid drop`, Device),
+		fmt.Sprintf(`iifname "%s" ct status & dnat == 0 drop`, Device))
+	chain(nft.Chain{Family: nft.FamilyInet, Name: "translate", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
+		fmt.Sprintf(`iifname "%s" masquerade`, Device))
 	return fragment
+}
+
+// Passages are what others' chains of nftables have to let pass: what the node sends to pods and their answers, and Services.
+func Passages() []nft.Passage {
+	var needed []nft.Passage
+	for _, hook := range []nft.Hook{nft.HookIngress, nft.HookPrerouting, nft.HookInput, nft.HookForward} {
+		needed = append(needed, nft.Passage{Family: nft.FamilyIPv4, Hook: hook, InDevice: Device})
+	}
+	for _, hook := range []nft.Hook{nft.HookForward, nft.HookOutput, nft.HookPostrouting} {
+		needed = append(needed, nft.Passage{Family: nft.FamilyIPv4, Hook: hook, OutDevice: Device})
+	}
+	return needed
 }

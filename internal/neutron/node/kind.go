@@ -4,9 +4,13 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -32,16 +36,23 @@ func Kind(node string) network.Kind {
 		Bind: bind, Bindings: []client.Object{&stackubev1.Network{}},
 		Care: noderoom.Care{
 			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge}},
+			// Services that the host serves are forwarded by it.
+			Sysctls: []noderoom.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}},
 		},
 		Scheme: func(scheme *runtime.Scheme) error {
 			if err := stackubev1.AddToScheme(scheme); err != nil {
 				return fmt.Errorf("stackube's kinds: %w", err)
 			}
-			return weftv1.AddToScheme(scheme) //nolint:wrapcheck // never fails
+			return errors.Join(weftv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme))
 		},
 		Objects: []network.Object{
 			{Kind: &stackubev1.Network{}, Namespaced: true},
 			{Kind: &weftv1.NeutronPort{}, By: ctrlcache.ByObject{Field: fields.OneTermEqualSelector(weftv1.NeutronPortNodeField, node)}},
+			{Kind: &corev1.Service{}, Namespaced: true},
+			{Kind: &discoveryv1.EndpointSlice{}, Namespaced: true},
+			{Kind: &networkingv1.NetworkPolicy{}, Namespaced: true},
+			{Kind: &corev1.Pod{}, Namespaced: true, Strip: stripPod},
+			{Kind: &corev1.Namespace{}},
 		},
 		New: func(ctx context.Context, n *noderoom.Node, deps network.Deps) (network.Network, network.Runner, error) {
 			made, err := New(ctx, n, deps)

@@ -50,9 +50,16 @@ type Network struct {
 	ports   *ports
 	handed  chan struct{}
 
+	wake chan struct{}
+
 	// mu keeps what the loops are handed over in the order of Connect and Close.
 	mu   sync.Mutex
 	shut map[attach.Key]bool
+	// attached are the attachments that are open, and served the networks that have flows.
+	attached map[attach.Key]attach.Record
+	served   map[scope]bool
+	// changed is closed and replaced when a pod's object changes.
+	changed chan struct{}
 }
 
 var (
@@ -73,10 +80,13 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Network{
-		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), shut: map[attach.Key]bool{},
+	made := &Network{
+		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), wake: make(chan struct{}, 1), shut: map[attach.Key]bool{},
+		attached: map[attach.Key]attach.Record{}, served: map[scope]bool{}, changed: make(chan struct{}),
 		ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
-	}, nil
+	}
+	made.ports.describe = made.describe
+	return made, nil
 }
 
 // Run implements network.Runner.
@@ -89,7 +99,10 @@ func (n *Network) Run(ctx context.Context) error {
 	}
 	close(n.handed)
 	n.deps.Changed()
+	var group sync.WaitGroup
+	group.Go(func() { n.follow(ctx) })
 	n.ports.run(ctx)
+	group.Wait()
 	return nil
 }
 
@@ -99,11 +112,20 @@ func (n *Network) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ports of a former life: %w", err)
 	}
+	if err := n.watch(ctx); err != nil {
+		return err
+	}
 	if err := n.ports.recover(left, n.restore()); err != nil {
 		n.deps.Log.Error("attachments that cannot be restored", "error", err)
 	}
-	if err := n.watch(ctx); err != nil {
+	if err := n.ports.read(ctx); err != nil {
 		return err
+	}
+	if err := n.compileAll(ctx); err != nil {
+		n.deps.Log.Warn("flows of Neutron networks", "error", err)
+	}
+	if err := n.node.Pass(ctx, Name, host.Passages()); err != nil {
+		return fmt.Errorf("rules of others: %w", err)
 	}
 	own := pipeline.Owner
 	if err := n.node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{own: host.Rules()}); err != nil {
@@ -115,7 +137,7 @@ func (n *Network) start(ctx context.Context) error {
 	if err := n.node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{own: host.Links()}); err != nil {
 		return fmt.Errorf("interface %s: %w", host.Device, err)
 	}
-	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{own: pipeline.Fragment(pipeline.Static())}
+	flows := fragments{own: pipeline.Fragment(pipeline.Static())}
 	if err := n.flows().Loop.Start(ctx, flows); err != nil {
 		return fmt.Errorf("flows of %s: %w", pipeline.Bridge, err)
 	}
@@ -135,7 +157,7 @@ func (n *Network) restore() []attach.Record {
 		if n.shut[rec.Key()] {
 			continue
 		}
-		pod, d, err := podOf(&rec)
+		_, d, err := podOf(&rec)
 		if err != nil {
 			n.deps.Log.Error("an attachment cannot be restored", "error", err)
 			continue
@@ -143,7 +165,7 @@ func (n *Network) restore() []attach.Record {
 		owner := ownerOf(&rec)
 		n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
 		n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
-		n.flows().Loop.Set(map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner: pipeline.Fragment(pipeline.PodRules(pod))})
+		n.attached[rec.Key()] = rec
 		kept = append(kept, rec)
 	}
 	return kept
@@ -151,17 +173,20 @@ func (n *Network) restore() []attach.Record {
 
 // watch has the ports compared whenever a NeutronPort changes, and waits until all are known.
 func (n *Network) watch(ctx context.Context) error {
-	for _, kind := range []client.Object{&weftv1.NeutronPort{}, &stackubev1.Network{}} {
+	handlers := map[client.Object]func(any){
+		&weftv1.NeutronPort{}: func(any) { n.ports.wakeUp() },
+		&stackubev1.Network{}: func(any) {},
+	}
+	for _, kind := range worldKinds() {
+		handlers[kind] = n.objectChanged
+	}
+	for kind, handle := range handlers {
 		informer, err := n.deps.Objects.GetInformer(ctx, kind, ctrlcache.BlockUntilSynced(true))
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", kind, err)
 		}
-		if _, is := kind.(*weftv1.NeutronPort); !is {
-			continue
-		}
-		wake := func(any) { n.ports.wakeUp() }
 		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: wake, UpdateFunc: func(_, _ any) { n.ports.wakeUp() }, DeleteFunc: wake,
+			AddFunc: handle, UpdateFunc: func(_, now any) { handle(now) }, DeleteFunc: handle,
 		})
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", kind, err)
@@ -317,8 +342,8 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err := n.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)}); err != nil {
 		return nil, fmt.Errorf("route to %s: %w", rec.Key(), err)
 	}
-	if err := n.flows().Loop.Apply(ctx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner: pipeline.Fragment(pipeline.PodRules(pod))}); err != nil {
-		return nil, fmt.Errorf("flows of %s: %w", rec.Key(), err)
+	if err := n.open(ctx, rec, &d); err != nil {
+		return nil, fmt.Errorf("attachment %s: %w", rec.Key(), err)
 	}
 	return result(rec, &d, pair.PodRoutes, created.HostMAC), nil
 }
@@ -398,11 +423,12 @@ func result(rec *attach.Record, d *details, routes []link.Route, hostMAC net.Har
 
 // Close implements network.Network: without its interface the pod sends and receives nothing.
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
+	owner := ownerOf(&rec)
 	n.mu.Lock()
 	n.shut[rec.Key()] = true
+	delete(n.attached, rec.Key())
+	n.flows().Loop.Set(fragments{owner: nil})
 	n.mu.Unlock()
-	owner := ownerOf(&rec)
-	n.flows().Loop.Set(map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner: nil})
 	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
 	return n.node.Pods.Delete(ctx, rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
 }
@@ -412,7 +438,12 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	var veths []string
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	links := map[reconcile.Owner]map[link.Key]link.Item{}
-	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
+	flows := fragments{}
+	n.mu.Lock()
+	for i := range recs {
+		delete(n.attached, recs[i].Key())
+	}
+	n.mu.Unlock()
 	for i := range recs {
 		owner := ownerOf(&recs[i])
 		veths = append(veths, recs[i].HostInterface)
@@ -429,6 +460,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		return failed
 	}
 	n.ports.release(recs)
+	n.wakeUp() // the Services of a network without pods go
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i := range recs {

@@ -30,7 +30,7 @@ type site struct {
 
 // served is a node with an agent's part for this network.
 type served struct {
-	machine
+	*machine
 	*Network
 	handler *lifecycle.Handler
 	chassis *ovntest.Chassis
@@ -48,7 +48,7 @@ func (s *site) serve() {
 	boot, err := attach.ReadBootID()
 	must(s.t, err)
 	for _, c := range s.Chassis {
-		n := &served{machine: machine{Switch: c.Switch, name: c.Name, boot: boot}, chassis: c}
+		n := &served{machine: &machine{Switch: c.Switch, name: c.Name, boot: boot}, chassis: c}
 		store, err := attach.Open(filepath.Join(s.t.TempDir(), "attachments"))
 		must(s.t, err)
 		n.handler = lifecycle.New(store, lifecycle.Options{
@@ -77,13 +77,19 @@ func (s *site) serve() {
 	}
 	for _, n := range s.nodes {
 		eventually(s.t, n.name+" is ready", n.Ready)
+		got := n.reported.Load()
+		if got == nil || got.Neutron.Hostname != n.name || got.Neutron.Datapath != "netdev" || len(got.Neutron.Problems) > 0 {
+			s.t.Errorf("the section of %s: %+v", n.name, got)
+		}
 	}
 }
 
 // network makes a tenant's network, in Kubernetes and in OVN.
 func (s *site) network(name string) *stackubev1.Network {
 	s.t.Helper()
-	s.Nbctl("ls-add", name)
+	s.Nbctl("ls-add", name, "--", "lr-add", name+"-r", "--", "lrp-add", name+"-r", name+"-rp", "fa:16:3e:00:00:01", "10.244.0.1/16",
+		"--", "lsp-add", name, name+"-sp", "--", "lsp-set-type", name+"-sp", "router", "--", "lsp-set-addresses", name+"-sp", "router",
+		"--", "lsp-set-options", name+"-sp", "router-port="+name+"-rp")
 	return tenant(s.t, name)
 }
 
@@ -107,8 +113,15 @@ func (n *served) request(command cni.Command, namespace, name, netns string) *cn
 // add attaches a pod, and returns it with its address.
 func (n *served) add(t *testing.T, namespace, name string) (*ovntest.Pod, string) {
 	t.Helper()
+	return n.addUID(t, namespace, name, "uid-"+name)
+}
+
+func (n *served) addUID(t *testing.T, namespace, name, uid string) (*ovntest.Pod, string) {
+	t.Helper()
 	pod := ovntest.NewPod(t)
-	result, err := n.handler.Add(t.Context(), n.request(cni.CommandAdd, namespace, name, pod.ProcPath()))
+	request := n.request(cni.CommandAdd, namespace, name, pod.ProcPath())
+	request.Args.PodUID = uid
+	result, err := n.handler.Add(t.Context(), request)
 	must(t, err)
 	pod.Device = name
 	return pod, result.IPs[0].Address.IP.String()

@@ -72,6 +72,8 @@ type ports struct {
 	objects client.Reader
 	api     client.Client
 	wake    chan struct{}
+	// describe reports the node. It is called by each pass.
+	describe func(ctx context.Context) error
 
 	mu  sync.Mutex
 	all map[string]*port
@@ -86,7 +88,8 @@ type ports struct {
 func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects client.Reader, api client.Client) *ports {
 	return &ports{
 		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1),
-		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Slot{}, changed: make(chan struct{}),
+		describe: func(context.Context) error { return nil },
+		all:      map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Slot{}, changed: make(chan struct{}),
 	}
 }
 
@@ -158,7 +161,7 @@ func (ps *ports) pass(ctx context.Context) error {
 	if err := ps.read(ctx); err != nil {
 		return err
 	}
-	return errors.Join(ps.unplug(ctx), ps.plug(ctx), ps.report(ctx))
+	return errors.Join(ps.describe(ctx), ps.unplug(ctx), ps.plug(ctx), ps.report(ctx))
 }
 
 // read takes over the objects, and decides which ports are to be plugged.
@@ -479,4 +482,38 @@ func (ps *ports) release(recs []attach.Record) {
 		}
 	}
 	ps.wakeUp()
+}
+
+// subnet returns what the ports of a network say of it.
+func (ps *ports) subnet(s scope) subnet {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	var found subnet
+	for _, p := range ps.all {
+		if p.object == nil || p.problem != nil || p.object.Spec.Network.Namespace != s.namespace || p.object.Spec.Network.Name != s.name {
+			continue
+		}
+		for i, a := range p.spec.addresses {
+			if prefix := a.Masked(); !slices.Contains(found.prefixes, prefix) {
+				found.prefixes = append(found.prefixes, prefix)
+			}
+			// The CRD has checked it.
+			if mac, err := net.ParseMAC(p.object.Spec.Addresses[i].GatewayMAC); err == nil && a.Addr().Is4() {
+				found.gatewayMAC = mac
+			}
+		}
+	}
+	return found
+}
+
+// counts returns how many ports the node has, and on how many of them pods are.
+func (ps *ports) counts() (all, used int) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range ps.all {
+		if p.holder != nil {
+			used++
+		}
+	}
+	return len(ps.all), used
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -144,6 +145,8 @@ type machine struct {
 	*ovstest.Switch
 	name string
 	boot string
+	// reported is the section of NodeNetwork.
+	reported atomic.Pointer[weftv1.NodeNetworkSection]
 }
 
 // life is what one life of an agent has on the machine: engines, loops, watches. All end with ctx.
@@ -174,6 +177,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 		Links:  reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules:  reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Switch: func(context.Context) (*noderoom.Switch, error) { return vswitch, nil },
+		Pass:   func(context.Context, string, []nft.Passage) error { return nil },
 	}
 	objects := m.objects(t, &kind)
 	var group sync.WaitGroup
@@ -199,7 +203,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 		rules.Close()
 	})
 	made, err := newNetwork(ctx, n, network.Deps{
-		Records: records, Objects: objects, API: api(t), Changed: func() {}, Report: func(weftv1.NodeNetworkSection) {},
+		Records: records, Objects: objects, API: api(t), Changed: func() {}, Report: func(s weftv1.NodeNetworkSection) { m.reported.Store(&s) },
 	}, 0)
 	must(t, err)
 	return made
@@ -209,7 +213,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 func (m *machine) objects(t *testing.T, kind *network.Kind) ctrlcache.Cache {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	must(t, kind.Scheme(scheme))
+	must(t, errors.Join(corev1.AddToScheme(scheme), kind.Scheme(scheme))) // as the agent does
 	by := map[client.Object]ctrlcache.ByObject{}
 	for _, o := range kind.Objects {
 		by[o.Kind] = o.By

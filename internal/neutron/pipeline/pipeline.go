@@ -33,10 +33,26 @@ const (
 	TableFromPod uint8 = 10
 	// TableAnswer passes a pod's answers to the host.
 	TableAnswer uint8 = 11
+	// TableService translates new connections to Services. It and all after it are for pods with tracked connections.
+	TableService uint8 = 12
+	// TableEgress judges what a pod sends in connections that it opens, by its NetworkPolicies.
+	TableEgress uint8 = 13
+	// TableHostService passes a pod's connections to Services that the host serves.
+	TableHostService uint8 = 14
+	// TableEndpoint addresses translated packets to their endpoint.
+	TableEndpoint uint8 = 15
 	// TableToPod drops what the network sends in the host's name.
 	TableToPod uint8 = 20
+	// TableState passes answers in a pod's connections.
+	TableState uint8 = 22
+	// TableIngress judges what a pod receives in connections that others open.
+	TableIngress uint8 = 23
+	// TableOut makes new connections known, and outputs.
+	TableOut uint8 = 25
 	// TableFromHost finds the pod that the host sends to.
 	TableFromHost uint8 = 30
+	// TableFromService passes what the host sends for a Service.
+	TableFromService uint8 = 31
 )
 
 // Registers.
@@ -47,13 +63,18 @@ const (
 	RegOut = 1
 	// RegTarget is reg2: the address that an ARP request asks for.
 	RegTarget = 2
+	// RegNetwork is reg3, and RegNetwork+1: the number of the pod's network.
+	RegNetwork = 3
 )
 
 // Priorities. Those of one table do not depend on another's.
 const (
 	prioritySpecial = 200
+	priorityHost    = 180
 	priorityGuard   = 150
+	priorityTracked = 120
 	priorityPod     = 100
+	priorityClosed  = 50
 	priorityRest    = 0
 )
 
@@ -77,6 +98,49 @@ type Pod struct {
 	// MAC and Addresses are the port's in Neutron.
 	MAC       net.HardwareAddr
 	Addresses []netip.Addr
+	// Network is the number of the pod's network.
+	Network uint64
+	// Tracked says that the pod's connections are tracked: its network has Services, or policies isolate it.
+	Tracked bool
+	// Ingress and Egress are what policies allow; nil: the pod is not isolated in that direction.
+	Ingress, Egress *Allowed
+}
+
+// Allowed is what policies allow an isolated pod in one direction. Without rules nothing passes but answers.
+type Allowed struct{ Rules []Allow }
+
+// Allow is connections with peers, at ports of the side that is connected to.
+type Allow struct {
+	// AnyPeer: every address. Otherwise those in Peers.
+	AnyPeer bool
+	Peers   []netip.Prefix
+	// AnyPort: every protocol and port. Otherwise those of Ports.
+	AnyPort bool
+	Ports   []Port
+}
+
+// Port is a protocol (TCP 6, UDP 17, SCTP 132) with ports: those that are Number in the bits of Mask; Mask 0 is all ports.
+type Port struct {
+	Protocol     uint8
+	Number, Mask uint16
+}
+
+// match returns the match of the destination port.
+func (p Port) match() []openflow.MatchField {
+	const tcp, udp, sctp = 6, 17, 132
+	fields := match(openflow.IPProto(p.Protocol))
+	if p.Mask == 0 {
+		return fields
+	}
+	switch p.Protocol {
+	case tcp:
+		return append(fields, openflow.TCPDstMasked(p.Number, p.Mask))
+	case udp:
+		return append(fields, openflow.UDPDstMasked(p.Number, p.Mask))
+	case sctp:
+		return append(fields, openflow.SCTPDstMasked(p.Number, p.Mask))
+	}
+	return fields
 }
 
 // Rule is a flow with its purpose, in one line.
@@ -173,6 +237,8 @@ func Static() []Rule {
 	p.add(TableAnswer, priorityPod, "an ICMP error about a packet of the host",
 		match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel|openflow.CTRpl, openflow.CTInv)), openflow.Output(HostPort))
 
+	p.tracked(out)
+
 	for _, r := range []struct {
 		purpose string
 		on      []openflow.MatchField
@@ -188,30 +254,38 @@ func Static() []Rule {
 
 	p.add(TableFromHost, prioritySpecial, "the host asks for a pod's MAC address",
 		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPSPA(host)), reply(PodsMAC(), netip.Addr{})...)
+	p.add(TableFromService, priorityPod, "the host's answer to a pod", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTEst|openflow.CTRpl, openflow.CTInv)), out)
+	p.add(TableFromService, priorityPod, "an ICMP error about a pod's packet", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel|openflow.CTRpl, openflow.CTInv)), out)
 	return p.rules
 }
 
-// PodRules returns the rules that open a pod's port.
-func PodRules(pod *Pod) []Rule {
-	p := &program{cookie: Cookie(pod.Owner)}
-	zone := openflow.Whole(openflow.FieldReg(RegZone))
-	zone.Bits = 16
-	p.add(TableClassify, priorityPod, "from the pod", match(openflow.InPort(pod.OFPort)),
-		set(RegZone, uint32(pod.Zone)), set(RegOut, pod.Patch), openflow.GotoTable(TableFromPod))
-	p.add(TableClassify, priorityPod, "from the pod's network", match(openflow.InPort(pod.Patch)),
-		set(RegZone, uint32(pod.Zone)), set(RegOut, pod.OFPort), openflow.GotoTable(TableToPod))
-	host := single(HostAddress())
-	for _, addr := range pod.Addresses {
-		if !addr.Is4() {
-			continue
-		}
-		answer := TableAnswer
-		p.add(TableFromPod, prioritySpecial, "from the pod's own address to the host, if it is an answer",
-			match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.EthDst(HostMAC()), openflow.IPSrc(single(addr)), openflow.IPDst(host)),
-			openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &answer}))
-		p.add(TableFromHost, priorityPod, "from the host to the pod", match(openflow.IPSrc(host), openflow.IPDst(single(addr))),
-			openflow.SetField(openflow.EthDst(pod.MAC)),
-			openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+// tracked adds the rules for tracked connections. Packets in the direction in which a connection was opened are judged each, so that a
+// policy that changes holds for established connections; answers pass.
+func (p *program) tracked(out openflow.Action) {
+	ip := openflow.EthType(openflow.EthTypeIPv4)
+	zone := zoneField()
+	fresh := match(ip, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTDNAT))
+	commit := openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone})
+	for _, t := range []struct{ states, judges, passes uint8 }{{TableService, TableEgress, TableEndpoint}, {TableState, TableIngress, TableOut}} {
+		p.add(t.states, prioritySpecial, "an answer", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTEst|openflow.CTRpl, openflow.CTInv)), openflow.GotoTable(t.passes))
+		p.add(t.states, prioritySpecial, "an ICMP error about a connection", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel, openflow.CTInv)), openflow.GotoTable(t.passes))
+		p.add(t.states, prioritySpecial, "of no connection that can be", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
+		p.add(t.states, priorityRest, "in the direction in which the connection is opened", match(ip), openflow.GotoTable(t.judges))
+		p.add(t.judges, priorityRest, "the pod is not isolated", match(ip), openflow.GotoTable(t.passes))
 	}
-	return p.rules
+	p.add(TableEndpoint, priorityRest, "not translated", match(ip), openflow.GotoTable(TableOut))
+	p.add(TableOut, priorityPod, "the connection is new", fresh, commit, out)
+	p.add(TableOut, priorityRest, "the connection is known", match(ip), out)
+}
+
+// zoneField is the pod's zone as ct takes it.
+func zoneField() openflow.Subfield {
+	const bits = 15
+	return openflow.RegBits(RegZone, 0, bits)
+}
+
+// words splits the number of a network for its two registers.
+func words(network uint64) (high, low uint32) {
+	const half = 32
+	return uint32(network >> half), uint32(network & (1<<half - 1)) //nolint:gosec // the halves
 }

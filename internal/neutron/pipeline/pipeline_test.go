@@ -7,12 +7,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/openflow"
 )
 
 var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // a flag of the test
@@ -25,7 +27,16 @@ func pod(number uint32) *pipeline.Pod {
 }
 
 func TestGolden(t *testing.T) {
-	for name, rules := range map[string][]pipeline.Rule{"static": pipeline.Static(), "pod": pipeline.PodRules(pod(3))} {
+	isolated := pod(4)
+	isolated.Tracked, isolated.Network = true, 0x1122334455667788
+	isolated.Egress = &pipeline.Allowed{}
+	isolated.Ingress = &pipeline.Allowed{Rules: []pipeline.Allow{
+		{Peers: []netip.Prefix{netip.MustParsePrefix("10.244.0.9/32"), netip.MustParsePrefix("fd00::/64")}, Ports: []pipeline.Port{{Protocol: 6, Number: 8080, Mask: 0xffff}, {Protocol: 17}}},
+		{AnyPeer: true, Ports: []pipeline.Port{{Protocol: 132, Number: 64, Mask: 0xffc0}}},
+	}}
+	for name, rules := range map[string][]pipeline.Rule{
+		"static": pipeline.Static(), "pod": pipeline.PodRules(pod(3)), "isolated": pipeline.PodRules(isolated),
+	} {
 		t.Run(name, func(t *testing.T) {
 			var text strings.Builder
 			for _, r := range rules {
@@ -34,19 +45,7 @@ func TestGolden(t *testing.T) {
 				}
 				fmt.Fprintf(&text, "# %s\n%s\n", r.Purpose, r.Flow)
 			}
-			path := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil { //nolint:gosec // a golden file
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), text.String()); diff != "" {
-				t.Errorf("flows differ (run with -update after a look):\n%s", diff)
-			}
+			golden(t, name, text.String())
 			if len(pipeline.Fragment(rules)) != len(rules) {
 				t.Error("two flows have the same table, priority and match")
 			}
@@ -66,7 +65,47 @@ func TestPodsShareNoFlow(t *testing.T) {
 			}
 		}
 	}
-	if shared != 1 {
-		t.Errorf("%d flows are shared, want the one from the host", shared)
+	if shared != 2 {
+		t.Errorf("%d flows are shared, want the two from the host", shared)
+	}
+}
+
+func TestServiceGolden(t *testing.T) {
+	service := pipeline.Service{
+		Group: 7, Address: netip.MustParseAddr("10.96.0.9"), Port: pipeline.Port{Protocol: 6, Number: 80}, Sticky: true,
+		Endpoints: []pipeline.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.244.0.5:8080"), MAC: net.HardwareAddr{0x0a, 0x58, 10, 244, 0, 5}},
+			{Addr: netip.MustParseAddrPort("192.0.2.5:8080"), MAC: net.HardwareAddr{0xfa, 0x16, 0x3e, 0, 0, 1}},
+		},
+	}
+	empty := service
+	empty.Address, empty.Endpoints = netip.MustParseAddr("10.96.0.11"), nil
+	var lines []string
+	for _, entries := range []map[openflow.Key]openflow.Entry{
+		pipeline.ServiceEntries("neutron/network/blue/blue", 0x1122334455667788, []pipeline.Service{service, empty}),
+		pipeline.HostServiceEntries("neutron/host", []pipeline.HostService{{Address: netip.MustParseAddr("10.96.0.10"), Port: pipeline.Port{Protocol: 17, Number: 53}}}),
+	} {
+		for _, e := range entries {
+			lines = append(lines, e.String())
+		}
+	}
+	slices.Sort(lines)
+	golden(t, "services", strings.Join(lines, "\n")+"\n")
+}
+
+func golden(t *testing.T, name, text string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // a golden file
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("flows differ (run with -update after a look):\n%s", diff)
 	}
 }

@@ -1,0 +1,70 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+)
+
+// Reasons of the section's condition Ready.
+const (
+	reasonServing  = "Serving"
+	reasonProblems = "Problems"
+)
+
+// describe reports the node's section of its NodeNetwork. It returns an error while the node cannot serve pods, so that it is called
+// again.
+func (n *Network) describe(ctx context.Context) error {
+	look, err := n.vswitch.Database.Foreign(ctx, host.IntegrationBridge)
+	if err != nil {
+		return fmt.Errorf("report of the node: %w", err)
+	}
+	problems := problemsOf(&look, n.vswitch.Datapath)
+	if ctx.Err() == nil {
+		all, used := n.ports.counts()
+		n.deps.Report(section(&look, problems, all, used))
+	}
+	if len(problems) > 0 {
+		return errors.New(strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+// problemsOf says why pods cannot be served, and what to do.
+func problemsOf(look *ovsdb.Foreign, datapath string) []string {
+	var problems []string
+	switch {
+	case !look.Exists:
+		problems = append(problems, fmt.Sprintf("bridge %s does not exist; run ovn-controller or Neutron's agent on this node", host.IntegrationBridge))
+	case look.Datapath != datapath:
+		problems = append(problems, fmt.Sprintf("bridge %s has datapath type %s and %s has %s; packets cannot pass between them: set both to one type (weft agent --datapath)",
+			host.IntegrationBridge, look.Datapath, pipeline.Bridge, datapath))
+	}
+	if look.Hostname == "" {
+		problems = append(problems, "external_ids:hostname of Open vSwitch is not set; set it to the host name that Neutron knows the node by")
+	}
+	return problems
+}
+
+func section(look *ovsdb.Foreign, problems []string, all, used int) weftv1.NodeNetworkSection {
+	ready := metav1.Condition{
+		Type: weftv1.NetworkReady, Status: metav1.ConditionTrue, Reason: reasonServing, Message: "pods can be attached to Neutron ports",
+	}
+	if len(problems) > 0 {
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonProblems, strings.Join(problems, "; ")
+	}
+	return weftv1.NodeNetworkSection{
+		Name: weftv1.NetworkNeutron, Conditions: []metav1.Condition{ready},
+		Facts:   map[string]string{"ports": strconv.Itoa(all), "portsInUse": strconv.Itoa(used)},
+		Neutron: &weftv1.NeutronNode{Hostname: look.Hostname, Datapath: look.Datapath, Problems: problems},
+	}
+}

@@ -1,0 +1,199 @@
+//go:build real
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/ovn/ovntest"
+)
+
+// answers has a program in a namespace that tells its name to each connection.
+func answers(t *testing.T, space ns.NetNS, address, name string) {
+	t.Helper()
+	var listener net.Listener
+	must(t, space.Do(func(ns.NetNS) (err error) {
+		listener, err = net.Listen("tcp4", address)
+		return err
+	}))
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, name)
+			_ = conn.Close()
+		}
+	}()
+}
+
+// asks connects from a namespace and returns the answer.
+func asks(space ns.NetNS, address string) (string, error) {
+	var answer []byte
+	err := space.Do(func(ns.NetNS) error {
+		conn, err := net.DialTimeout("tcp4", address, time.Second)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+			return err
+		}
+		answer, err = io.ReadAll(conn)
+		return err
+	})
+	return string(answer), err
+}
+
+// podObject makes a pod's object in the API server, as it is before the runtime's ADD.
+func podObject(t *testing.T, n *served, namespace, name string, labels map[string]string) *corev1.Pod {
+	t.Helper()
+	c := api(t)
+	must(t, client.IgnoreAlreadyExists(c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}})))
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
+		Spec: corev1.PodSpec{
+			NodeName: n.name, AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{{Name: "c", Image: "none"}},
+		},
+	}
+	must(t, c.Create(t.Context(), pod))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), pod, client.GracePeriodSeconds(0)) })
+	return pod
+}
+
+// A tenant's pods reach the Services of their namespace by the switch and the API server's by the host; policies hold for what a Service has
+// translated, from the first packet, and for connections that are established.
+func TestServicesAndPolicies(t *testing.T) {
+	s := newSite(t, 2)
+	blue := s.network("indigo")
+	for number := range 2 {
+		s.port(blue, 0, 3, 1+number)
+		s.port(blue, 1, 3, 3+number)
+	}
+	s.serve()
+	c, namespace := api(t), blue.Namespace
+	pods, addresses := map[string]*ovntest.Pod{}, map[string]string{}
+	for name, at := range map[string]int{"client": 0, "near": 0, "far": 1, "other": 1} {
+		object := podObject(t, s.nodes[at], namespace, name, map[string]string{"app": name, "web": fmt.Sprint(name == "near" || name == "far")})
+		pods[name], addresses[name] = s.nodes[at].addUID(t, namespace, name, string(object.UID))
+		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"podIP":%q,"podIPs":[{"ip":%q}]}}`, addresses[name], addresses[name]))
+		must(t, c.Status().Patch(t.Context(), object, patch))
+		answers(t, pods[name].NetNS, ":8080", name)
+	}
+	web := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+	}
+	must(t, c.Create(t.Context(), web))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), web) })
+	tcp, port, name, ready := corev1.ProtocolTCP, int32(8080), "http", true
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
+	}
+	for _, name := range []string{"near", "far"} {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{addresses[name]}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	must(t, c.Create(t.Context(), slice))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	virtual := net.JoinHostPort(web.Spec.ClusterIP, "80")
+	for _, from := range []string{"client", "other"} {
+		seen := map[string]bool{}
+		eventually(t, from+" reaches both endpoints of the Service", func() error {
+			answer, err := asks(pods[from].NetNS, virtual)
+			seen[answer] = err == nil || seen[answer]
+			if !seen["near"] || !seen["far"] {
+				return fmt.Errorf("answers %v: %w\n%s", seen, err, s.nodes[0].flowsOf())
+			}
+			return nil
+		})
+	}
+
+	// The API server's Service, by the node: what kube-proxy does is one rule here.
+	var kubernetes corev1.Service
+	must(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &kubernetes))
+	node := s.nodes[0]
+	ovntest.Run(t, node.NetNS, "ip", "link", "set", "lo", "up")
+	ovntest.Run(t, node.NetNS, "ip", "addr", "add", "192.0.2.1/32", "dev", "lo")
+	ovntest.Run(t, node.NetNS, "nft", "add", "table", "ip", "proxy")
+	ovntest.Run(t, node.NetNS, "nft", "add chain ip proxy pre { type nat hook prerouting priority -100; }")
+	ovntest.Run(t, node.NetNS, "nft", "add rule ip proxy pre ip daddr "+kubernetes.Spec.ClusterIP+" tcp dport 443 dnat to 192.0.2.1:7443")
+	answers(t, node.NetNS, "192.0.2.1:7443", "api")
+	eventually(t, "the API server's Service", func() error {
+		answer, err := asks(pods["client"].NetNS, net.JoinHostPort(kubernetes.Spec.ClusterIP, "443"))
+		if answer != "api" {
+			return fmt.Errorf("answer %q: %w", answer, errors.Join(err, errors.New(node.flowsOf())))
+		}
+		return nil
+	})
+	if answer, err := asks(pods["client"].NetNS, "192.0.2.1:7443"); err == nil {
+		t.Errorf("the node itself answers a pod: %q", answer)
+	}
+
+	policy := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"web": "true"}},
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{
+				From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "client"}}}},
+				Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &intstr.IntOrString{IntVal: 8080}}},
+			}},
+		},
+	}
+	must(t, c.Create(t.Context(), policy))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), policy) })
+	eventually(t, "others reach the Service no more", func() error {
+		if answer, err := asks(pods["other"].NetNS, virtual); err == nil {
+			return fmt.Errorf("%s answers", answer)
+		}
+		return nil
+	})
+	for range 6 { // whichever endpoint is chosen
+		if answer, err := asks(pods["other"].NetNS, virtual); err == nil {
+			t.Errorf("%s answers a pod that no policy allows", answer)
+		}
+		if _, err := asks(pods["client"].NetNS, virtual); err != nil {
+			t.Errorf("a pod that a policy allows: %v", err)
+		}
+	}
+	if pods["client"].Ping(addresses["far"], "") {
+		t.Error("an isolated pod answers what no policy allows")
+	}
+	must(t, s.nodes[1].pings(addresses["far"])) // the node's probes
+	if !pods["far"].Ping(addresses["other"], "") {
+		t.Error("an isolated pod does not get answers in connections of its own")
+	}
+
+	policy.Spec.PolicyTypes = append(policy.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
+	must(t, c.Update(t.Context(), policy))
+	eventually(t, "pods that are isolated for egress send nothing", func() error {
+		if pods["far"].Ping(addresses["other"], "") {
+			return errors.New("it does")
+		}
+		return nil
+	})
+	if _, err := asks(pods["client"].NetNS, virtual); err != nil {
+		t.Errorf("answers of a pod that is isolated for egress: %v", err)
+	}
+	if answer, err := asks(pods["near"].NetNS, net.JoinHostPort(kubernetes.Spec.ClusterIP, "443")); err == nil {
+		t.Errorf("a pod that is isolated for egress reaches the API server: %q", answer)
+	}
+}

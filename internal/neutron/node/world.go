@@ -1,0 +1,306 @@
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+const (
+	// networkOwner starts the owners of a network's Services, and hostOwner owns those that the host serves.
+	networkOwner                 = "neutron/network/"
+	hostOwner    reconcile.Owner = "neutron/host-services"
+	// labelsPatience bounds how long an ADD waits for the pod's labels. The API server had the pod before the runtime did.
+	labelsPatience = 20 * time.Second
+)
+
+// hostServices are the Services that pods of all networks reach by the host: the API server and the cluster's DNS.
+func hostServices() []client.ObjectKey {
+	return []client.ObjectKey{{Namespace: "default", Name: "kubernetes"}, {Namespace: "kube-system", Name: "kube-dns"}}
+}
+
+// worldKinds are the kinds that flows depend on beside NeutronPorts.
+func worldKinds() []client.Object {
+	return []client.Object{
+		&corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Pod{}, &corev1.Namespace{}, &networkingv1.NetworkPolicy{},
+	}
+}
+
+// fragments are the flows of several owners.
+type fragments map[reconcile.Owner]map[openflow.Key]openflow.Entry
+
+// subnet is what a node's ports say of their network.
+type subnet struct {
+	prefixes   []netip.Prefix
+	gatewayMAC net.HardwareAddr
+}
+
+// macOf returns the MAC address at which an address is reached: ports that Weft creates have the one that follows from their address.
+func (s *subnet) macOf(addr netip.Addr) net.HardwareAddr {
+	if addr.Is4() && slices.ContainsFunc(s.prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+		return append(net.HardwareAddr{0x0a, 0x58}, addr.AsSlice()...)
+	}
+	return s.gatewayMAC
+}
+
+// scope is a network as flows know it: the namespace and the name of its Network.
+type scope struct{ namespace, name string }
+
+func (s scope) owner() reconcile.Owner {
+	return reconcile.Owner(networkOwner + s.namespace + "/" + s.name)
+}
+
+func (s scope) number() uint64 {
+	sum := sha256.Sum256([]byte(s.namespace + "/" + s.name))
+	return binary.BigEndian.Uint64(sum[:8])
+}
+
+func scopeOf(rec *attach.Record, d *details) scope { return scope{rec.PodNamespace, d.Network} }
+
+// world is what the flows of one network are compiled from.
+type world struct {
+	scope    scope
+	node     string
+	subnet   subnet
+	services []corev1.Service
+	slices   []discoveryv1.EndpointSlice
+	policies []networkingv1.NetworkPolicy
+	pods     []corev1.Pod
+	// labels are the namespace's.
+	labels map[string]string
+	// attached are the network's pods on this node.
+	attached []attach.Record
+}
+
+// read reads the objects of a network's namespace from the cache.
+func read(ctx context.Context, objects client.Reader, w *world) error {
+	var (
+		all      corev1.ServiceList
+		eps      discoveryv1.EndpointSliceList
+		policies networkingv1.NetworkPolicyList
+	)
+	in := client.InNamespace(w.scope.namespace)
+	err := errors.Join(objects.List(ctx, &all, in), objects.List(ctx, &eps, in), objects.List(ctx, &policies, in))
+	if err != nil {
+		return fmt.Errorf("read Services and NetworkPolicies of namespace %s: %w", w.scope.namespace, err)
+	}
+	w.services, w.slices, w.policies = all.Items, eps.Items, policies.Items
+	if len(w.policies) == 0 {
+		return nil
+	}
+	var pods corev1.PodList
+	var namespace corev1.Namespace
+	err = errors.Join(objects.List(ctx, &pods, in), client.IgnoreNotFound(objects.Get(ctx, client.ObjectKey{Name: w.scope.namespace}, &namespace)))
+	if err != nil {
+		return fmt.Errorf("read pods of namespace %s: %w", w.scope.namespace, err)
+	}
+	w.pods, w.labels = pods.Items, namespace.Labels
+	return nil
+}
+
+// compile returns the flows of the network's Services and of its pods on this node, and the policies that are invalid.
+func (w *world) compile() (fragments, error) {
+	out := fragments{}
+	list := w.compileServices()
+	if len(w.attached) == 0 {
+		list = nil
+	}
+	out[w.scope.owner()] = pipeline.ServiceEntries(w.scope.owner(), w.scope.number(), list)
+	judge, problem := w.judge()
+	for i := range w.attached {
+		rec := &w.attached[i]
+		pod, _, err := podOf(rec)
+		if err != nil {
+			problem = errors.Join(problem, err)
+			continue
+		}
+		pod.Network = w.scope.number()
+		if judge != nil {
+			pod.Ingress, pod.Egress = judge.allowed(rec)
+		}
+		pod.Tracked = len(list) > 0 || pod.Ingress != nil || pod.Egress != nil
+		out[pod.Owner] = pipeline.Fragment(pipeline.PodRules(pod))
+	}
+	return out, problem
+}
+
+// compileServices returns the virtual addresses of the namespace's Services, except those that the host serves.
+func (w *world) compileServices() []pipeline.Service {
+	var list []pipeline.Service
+	for i := range w.services {
+		object := &w.services[i]
+		if slices.Contains(hostServices(), client.ObjectKeyFromObject(object)) {
+			continue
+		}
+		for _, va := range addressesOf(object, w.slices, w.node) {
+			s := pipeline.Service{
+				Group:   groupOf(object, &va),
+				Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}, Sticky: va.Affinity > 0,
+			}
+			for _, e := range va.Endpoints {
+				if mac := w.subnet.macOf(e.Addr.Addr()); mac != nil {
+					s.Endpoints = append(s.Endpoints, pipeline.Endpoint{Addr: e.Addr, MAC: mac})
+				}
+			}
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// addressesOf returns the cluster addresses of a Service.
+func addressesOf(object *corev1.Service, all []discoveryv1.EndpointSlice, node string) []service.VirtualAddress {
+	s, usable := service.FromService(object)
+	if !usable {
+		return nil
+	}
+	var own []service.Slice
+	for i := range all {
+		if slice, is := service.FromSlice(&all[i]); is && slice.Service == s.Name && slice.Namespace == s.Namespace {
+			own = append(own, slice)
+		}
+	}
+	return slices.DeleteFunc(service.Compile(s, own, service.Place{Node: node}), func(va service.VirtualAddress) bool {
+		return va.Kind != service.KindClusterIP
+	})
+}
+
+// groupOf numbers the group of a Service's port. The UID is the API server's choice: no user can make two collide.
+func groupOf(object *corev1.Service, va *service.VirtualAddress) uint32 {
+	const groups = 1<<31 - 1
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d/%d", object.UID, va.PortName, va.Protocol, va.Port))
+	return binary.BigEndian.Uint32(sum[:4])&groups | 1
+}
+
+// judge knows what policies allow to the network's pods.
+type judge struct {
+	index *policy.Index
+	uids  map[policy.Key][]string
+}
+
+// judge returns nil when the namespace has no policy. An invalid policy isolates its pods and allows what of it can be read.
+func (w *world) judge() (*judge, error) {
+	if len(w.policies) == 0 {
+		return nil, nil
+	}
+	j := &judge{index: policy.New(""), uids: map[policy.Key][]string{}}
+	j.index.SetNamespace(policy.Namespace{Name: w.scope.namespace, Labels: w.labels})
+	local := map[policy.Key][]netip.Addr{}
+	for i := range w.attached {
+		key := policy.Key{Namespace: w.attached[i].PodNamespace, Name: w.attached[i].PodName}
+		local[key] = append(local[key], addrs(w.attached[i].Addresses)...)
+	}
+	for i := range w.pods {
+		object := &w.pods[i]
+		pod := policy.FromPod(object)
+		if own, here := local[pod.Key]; here {
+			pod.Addresses = own
+		} else {
+			// A pod of the namespace that is on another network has no address here.
+			pod.Addresses = slices.DeleteFunc(pod.Addresses, func(a netip.Addr) bool {
+				return !slices.ContainsFunc(w.subnet.prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+			})
+		}
+		slices.SortFunc(pod.Addresses, netip.Addr.Compare)
+		j.index.SetPod(pod)
+		j.uids[pod.Key] = []string{string(object.UID), object.Annotations[corev1.MirrorPodAnnotationKey]}
+	}
+	var problems []error
+	for i := range w.policies {
+		p, err := policy.FromNetworkPolicy(&w.policies[i])
+		if err != nil {
+			problems = append(problems, fmt.Errorf("NetworkPolicy %s/%s: %w", w.policies[i].Namespace, w.policies[i].Name, err))
+		}
+		j.index.SetPolicy(p)
+	}
+	return j, errors.Join(problems...)
+}
+
+// knows reports whether the pod of an attachment is known.
+func (j *judge) knows(rec *attach.Record) bool {
+	uids, there := j.uids[policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}]
+	return there && (rec.PodUID == "" || slices.Contains(uids, rec.PodUID))
+}
+
+// allowed returns what policies allow the pod of an attachment; nil: it is not isolated in that direction. A pod that is not known is
+// closed.
+func (j *judge) allowed(rec *attach.Record) (ingress, egress *pipeline.Allowed) {
+	key := policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}
+	isolation, known := j.index.Isolation(key)
+	if !known || !j.knows(rec) {
+		return &pipeline.Allowed{}, &pipeline.Allowed{}
+	}
+	if isolation.Ingress {
+		ingress = &pipeline.Allowed{}
+	}
+	if isolation.Egress {
+		egress = &pipeline.Allowed{}
+	}
+	for _, name := range j.index.Policies(key) {
+		for _, rule := range j.index.Rules(name) {
+			if !j.index.Has(rule.Subjects, key) {
+				continue
+			}
+			switch {
+			case rule.Direction == policy.Ingress && ingress != nil:
+				ingress.Rules = append(ingress.Rules, j.rule(&rule))
+			case rule.Direction == policy.Egress && egress != nil:
+				egress.Rules = append(egress.Rules, j.rule(&rule))
+			}
+		}
+	}
+	return ingress, egress
+}
+
+func (j *judge) rule(rule *policy.Rule) pipeline.Allow {
+	allow := pipeline.Allow{AnyPeer: rule.AnyPeer, AnyPort: rule.AnyService, Peers: slices.Clone(rule.PeerBlocks)}
+	for _, set := range rule.PeerSets {
+		for _, a := range j.index.Addresses(set) {
+			allow.Peers = append(allow.Peers, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	for _, s := range rule.Services {
+		allow.Ports = append(allow.Ports, pipeline.Port{Protocol: uint8(s.Protocol), Number: s.Port, Mask: s.Mask})
+	}
+	return allow
+}
+
+// compileHost returns the flows of the Services that the host serves.
+func compileHost(ctx context.Context, objects client.Reader) (fragments, error) {
+	var list []pipeline.HostService
+	for _, key := range hostServices() {
+		var object corev1.Service
+		if err := objects.Get(ctx, key, &object); err != nil {
+			if client.IgnoreNotFound(err) == nil {
+				continue
+			}
+			return nil, fmt.Errorf("read Service %s: %w", key, err)
+		}
+		for _, va := range addressesOf(&object, nil, "") {
+			list = append(list, pipeline.HostService{Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}})
+		}
+	}
+	return fragments{hostOwner: pipeline.HostServiceEntries(hostOwner, list)}, nil
+}
+
+// merge adds the fragments of another.
+func (f fragments) merge(other fragments) { maps.Copy(f, other) }

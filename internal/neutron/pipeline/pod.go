@@ -1,0 +1,127 @@
+package pipeline
+
+import (
+	"net/netip"
+
+	"weft.dev/weft/internal/openflow"
+)
+
+// PodRules returns the rules that open a pod's port.
+func PodRules(pod *Pod) []Rule {
+	p := &program{cookie: Cookie(pod.Owner)}
+	high, low := words(pod.Network)
+	enter := func(out uint32, table uint8) []openflow.Action {
+		actions := []openflow.Action{set(RegZone, uint32(pod.Zone)), set(RegOut, out)}
+		if pod.Tracked {
+			actions = append(actions, set(RegNetwork, high), set(RegNetwork+1, low))
+		}
+		return append(actions, openflow.GotoTable(table))
+	}
+	p.add(TableClassify, priorityPod, "from the pod", match(openflow.InPort(pod.OFPort)), enter(pod.Patch, TableFromPod)...)
+	p.add(TableClassify, priorityPod, "from the pod's network", match(openflow.InPort(pod.Patch)), enter(pod.OFPort, TableToPod)...)
+	for _, addr := range pod.Addresses {
+		if addr.Is4() {
+			p.host(pod, addr)
+		}
+	}
+	if pod.Tracked {
+		p.judged(pod)
+	}
+	return p.rules
+}
+
+// host adds the rules between a pod's address and the host.
+func (p *program) host(pod *Pod, addr netip.Addr) {
+	zone, host, own := zoneField(), single(HostAddress()), single(addr)
+	answer, service := TableAnswer, TableFromService
+	p.add(TableFromPod, prioritySpecial, "from the pod's own address to the host, if it is an answer",
+		match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.EthDst(HostMAC()), openflow.IPSrc(own), openflow.IPDst(host)),
+		openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &answer}))
+	p.add(TableFromHost, priorityPod, "from the host to the pod", match(openflow.IPSrc(host), openflow.IPDst(own)),
+		openflow.SetField(openflow.EthDst(pod.MAC)),
+		openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+	p.add(TableFromHost, priorityClosed, "from the host for a Service, if it is an answer", match(openflow.IPDst(own)),
+		openflow.SetField(openflow.EthDst(pod.MAC)), set(RegOut, pod.OFPort),
+		openflow.CT(openflow.CTAction{Zone: pod.Zone, Table: &service}))
+	from := match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.IPSrc(own))
+	pass := []openflow.Action{
+		openflow.SetField(openflow.EthDst(HostMAC())), openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone}), openflow.Output(HostPort),
+	}
+	if pod.Egress == nil {
+		p.add(TableHostService, priorityPod, "to a Service that the host serves", from, pass...)
+		return
+	}
+	for on := range pod.Egress.matches(openflow.IPDst) {
+		p.add(TableHostService, priorityPod, "to a Service that the host serves, as a policy allows", append(append([]openflow.MatchField{}, from...), on...), pass...)
+	}
+}
+
+// judged adds the rules of a pod whose connections are tracked.
+func (p *program) judged(pod *Pod) {
+	zone := zoneField()
+	ip, ip6 := openflow.EthType(openflow.EthTypeIPv4), openflow.EthType(openflow.EthTypeIPv6)
+	own := openflow.Reg(RegZone, uint32(pod.Zone))
+	for _, side := range []struct {
+		port          uint32
+		enters, table uint8
+		judges        uint8
+		passes        uint8
+		allowed       *Allowed
+		peer          func(netip.Prefix) openflow.MatchField
+	}{
+		{pod.OFPort, TableFromPod, TableService, TableEgress, TableEndpoint, pod.Egress, openflow.IPDst},
+		{pod.Patch, TableToPod, TableState, TableIngress, TableOut, pod.Ingress, openflow.IPSrc},
+	} {
+		p.add(side.enters, priorityTracked, "the pod's connections are tracked", match(openflow.InPort(side.port), ip),
+			openflow.CT(openflow.CTAction{ZoneField: &zone, NAT: &openflow.NAT{}, Table: &side.table}))
+		if side.allowed == nil {
+			continue
+		}
+		p.add(side.enters, priorityTracked, "IPv6 of isolated pods is closed", match(openflow.InPort(side.port), ip6))
+		p.add(side.judges, priorityClosed, "the pod is isolated", match(ip, own))
+		for on := range side.allowed.matches(side.peer) {
+			p.add(side.judges, priorityPod, "a policy allows it", append(match(ip, own), on...), openflow.GotoTable(side.passes))
+		}
+	}
+}
+
+// matches yields the match of each combination of a peer and a port that is allowed, each once.
+func (a *Allowed) matches(peer func(netip.Prefix) openflow.MatchField) func(yield func([]openflow.MatchField) bool) {
+	return func(yield func([]openflow.MatchField) bool) {
+		seen := map[string]bool{}
+		for _, rule := range a.Rules {
+			for _, on := range rule.matches(peer) {
+				text := openflow.NewMatch(on...).String()
+				if seen[text] {
+					continue
+				}
+				seen[text] = true
+				if !yield(on) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (a *Allow) matches(peer func(netip.Prefix) openflow.MatchField) [][]openflow.MatchField {
+	peers := [][]openflow.MatchField{{openflow.EthType(openflow.EthTypeIPv4)}}
+	if !a.AnyPeer {
+		peers = nil
+		for _, prefix := range a.Peers {
+			if prefix.Addr().Is4() {
+				peers = append(peers, match(peer(prefix)))
+			}
+		}
+	}
+	if a.AnyPort {
+		return peers
+	}
+	var all [][]openflow.MatchField
+	for _, on := range peers {
+		for _, port := range a.Ports {
+			all = append(all, append(append([]openflow.MatchField{}, on...), port.match()...))
+		}
+	}
+	return all
+}

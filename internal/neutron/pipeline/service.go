@@ -1,0 +1,95 @@
+package pipeline
+
+import (
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Service is a virtual address and port of a Service in one network.
+type Service struct {
+	// Group is the number of its group of endpoints.
+	Group uint32
+	// Address and Port are its own; Port.Mask is not used.
+	Address netip.Addr
+	Port    Port
+	// Sticky has a client's connections go to one endpoint while the endpoints are the same.
+	Sticky bool
+	// Endpoints are those to choose from. None: connections are dropped.
+	Endpoints []Endpoint
+}
+
+// Endpoint is where a connection goes to.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// MAC is the endpoint's, or that of the gateway to it.
+	MAC net.HardwareAddr
+}
+
+// exact returns the port with all bits compared.
+func (p Port) exact() Port { return Port{p.Protocol, p.Number, ^uint16(0)} }
+
+// ServiceEntries returns the groups and the flows of the Services of a network, by its number.
+func ServiceEntries(owner reconcile.Owner, network uint64, services []Service) map[openflow.Key]openflow.Entry {
+	high, low := words(network)
+	c := &services4{
+		program: program{cookie: Cookie(owner)}, network: match(openflow.Reg(RegNetwork, high), openflow.Reg(RegNetwork+1, low)),
+		groups: map[openflow.Key]openflow.Entry{},
+	}
+	for i := range services {
+		c.add4(&services[i])
+	}
+	fragment := Fragment(c.rules)
+	maps.Copy(fragment, c.groups)
+	return fragment
+}
+
+// services4 collects the entries of one network.
+type services4 struct {
+	program
+	network []openflow.MatchField
+	groups  map[openflow.Key]openflow.Entry
+}
+
+func (c *services4) add4(s *Service) {
+	to := slices.Concat(match(openflow.CTState(openflow.CTTrk|openflow.CTNew, 0), openflow.IPDst(single(s.Address))), c.network, s.Port.exact().match())
+	if len(s.Endpoints) == 0 {
+		c.add(TableService, priorityPod, "to a Service without endpoints", to)
+		return
+	}
+	zone, table := zoneField(), TableEgress
+	group := &openflow.Group{ID: s.Group, Type: openflow.GroupSelect}
+	if s.Sticky {
+		group.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src}}
+	}
+	for i, e := range s.Endpoints {
+		group.Buckets = append(group.Buckets, openflow.Bucket{ID: uint32(i), Weight: 1, Actions: openflow.Actions{ //nolint:gosec // small
+			openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone, Table: &table, NAT: openflow.DNAT(e.Addr.Addr(), e.Addr.Port())}),
+		}})
+		c.add(TableEndpoint, priorityPod, "translated, to its endpoint",
+			slices.Concat(match(openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0), openflow.IPDst(single(e.Addr.Addr()))), c.network),
+			openflow.SetField(openflow.EthDst(e.MAC)), openflow.GotoTable(TableOut))
+	}
+	c.add(TableService, priorityPod, "to a Service", to, openflow.GroupAction(s.Group))
+	c.groups[group.Key()] = group
+}
+
+// HostService is a virtual address and port that the host serves, for the pods of all networks.
+type HostService struct {
+	Address netip.Addr
+	Port    Port
+}
+
+// HostServiceEntries returns the flows of the Services that the host serves.
+func HostServiceEntries(owner reconcile.Owner, services []HostService) map[openflow.Key]openflow.Entry {
+	p := &program{cookie: Cookie(owner)}
+	for _, s := range services {
+		p.add(TableFromPod, priorityHost, "to a Service that the host serves",
+			append(match(openflow.IPDst(single(s.Address))), s.Port.exact().match()...), openflow.GotoTable(TableHostService))
+	}
+	return Fragment(p.rules)
+}
