@@ -52,6 +52,9 @@ func (p Protocol) String() string {
 	}
 }
 
+// HostNetworkNamespace is the namespace whose labels stand for the nodes of the cluster, as in OpenShift.
+const HostNetworkNamespace = "openshift-host-network"
+
 // Key names a policy or a pod.
 type Key struct{ Namespace, Name string }
 

@@ -6,16 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/daemon"
-	"weft.dev/weft/internal/nft/nftnl"
-	"weft.dev/weft/internal/policy"
-	"weft.dev/weft/internal/policy/nftables"
-	"weft.dev/weft/internal/reconcile"
 )
 
 func state() *daemon.State {
@@ -99,60 +90,4 @@ func FuzzConf(f *testing.F) {
 			t.Error("a bridge without a name")
 		}
 	})
-}
-
-// TestCloser: without the enforcer a NetworkPolicy closes the pods that it selects, in the directions that it isolates, whatever it
-// allows; pods of none pass, and so does what answers them.
-func TestCloser(t *testing.T) {
-	pod := func(name, address string) (corev1.Pod, Pod) {
-		object := corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{NodeName: "n"},
-		}
-		return object, Pod{Key: attach.Key{ContainerID: name, IfName: "eth0"}, Namespace: "shop", Name: name, Addresses: []netip.Addr{netip.MustParseAddr(address)}}
-	}
-	web, webPod := pod("web", "10.244.3.2")
-	db, dbPod := pod("db", "10.244.3.3")
-	_, late := pod("late", "10.244.3.4")
-	objects := &seen{pods: corev1.PodList{Items: []corev1.Pod{web, db}}, policies: networkingv1.NetworkPolicyList{Items: []networkingv1.NetworkPolicy{{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db"},
-		Spec: networkingv1.NetworkPolicySpec{
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-			Ingress: []networkingv1.NetworkPolicyIngressRule{{}},
-		},
-	}}}}
-	c := &closer{node: "n", bridge: "cni0", pods: map[attach.Key]Pod{webPod.Key: webPod, dbPod.Key: dbPod, late.Key: late}}
-	fragments := c.compile(objects)
-	fragments[owner] = nftables.Static(nftables.Config{Bridge: "cni0"})
-	table := nftnl.NewFake()
-	loop := reconcile.NewLoop(table, reconcile.Options[nftnl.Key, nftnl.Item]{})
-	go func() { _ = loop.Run(t.Context()) }()
-	if err := loop.Start(t.Context(), fragments); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range []struct {
-		from, to string
-		state    uint32
-		want     nftnl.Verdict
-	}{
-		{"10.244.3.3", "10.244.3.2", nftnl.StateNew, nftnl.Accept()},
-		{"10.244.3.2", "10.244.3.3", nftnl.StateNew, nftnl.Drop()},
-		{"10.244.3.2", "10.244.3.3", nftnl.StateEstablished, nftnl.Accept()},
-		{"10.244.9.9", "10.244.3.3", nftnl.StateNew, nftnl.Drop()},
-		{"10.244.9.9", "10.244.3.2", nftnl.StateNew, nftnl.Accept()},
-		{"10.244.3.4", "10.244.3.2", nftnl.StateNew, nftnl.Drop()}, // not in the watch
-		{"10.244.3.2", "10.244.3.4", nftnl.StateNew, nftnl.Drop()},
-	} {
-		in := "cni0"
-		if strings.HasPrefix(p.from, "10.244.9") {
-			in = "flannel.1"
-		}
-		verdict, _ := table.Judge(nftnl.HookForward, nftnl.Packet{
-			nftnl.InDevice: nftnl.Name(in), nftnl.OutDevice: nftnl.Name("cni0"), nftnl.ConntrackState: nftnl.Bits(p.state),
-			nftnl.IPSource: nftnl.Addr(netip.MustParseAddr(p.from)), nftnl.IPDestination: nftnl.Addr(netip.MustParseAddr(p.to)),
-			nftnl.L4Proto: nftnl.Proto(uint8(policy.TCP)), nftnl.SourcePort: nftnl.Port(40000), nftnl.DestinationPort: nftnl.Port(80),
-		})
-		if verdict != p.want {
-			t.Errorf("%s to %s, state %d: %v, want %v", p.from, p.to, p.state, verdict, p.want)
-		}
-	}
 }

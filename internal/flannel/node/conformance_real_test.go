@@ -131,6 +131,7 @@ type stage struct {
 	boot  string
 	state daemon.State
 	conf  string
+	judge func() (node.Judge, error)
 }
 
 func newStage(t *testing.T) *stage {
@@ -140,7 +141,7 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	return &stage{space: host(t), dir: dir, boot: boot, state: dual(), conf: fmt.Sprintf(
+	return &stage{space: host(t), dir: dir, boot: boot, state: dual(), judge: func() (node.Judge, error) { return newOpen(), nil }, conf: fmt.Sprintf(
 		`{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","dataDir":%q,"ipam":{"dataDir":%q},`+
 			`"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, filepath.Join(dir, "flannel"), filepath.Join(dir, "networks"))}
 }
@@ -154,15 +155,17 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	var pods *link.Pods
 	var made *node.Network
 	err := s.space.Do(func(ns.NetNS) error {
-		var errs [4]error
+		var errs [5]error
 		links, errs[0] = link.NewEngine(link.Options{})
 		rules, errs[1] = nft.NewEngine(nft.Options{Tables: node.Tables()})
 		pods, errs[2] = link.NewPods()
 		n.Pods = pods
 		n.Links = reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"})
 		n.Rules = reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
+		var judge node.Judge
+		judge, errs[4] = s.judge()
 		made, errs[3] = node.New(node.Options{
-			Node: n, Records: records, Leases: fixed{s.state}, Judge: newOpen(), Changed: func() {},
+			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {},
 			Conf: func(context.Context) ([]byte, error) { return []byte(s.conf), nil },
 		})
 		return errors.Join(errs[:]...)

@@ -4,20 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
-
-	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/client-go/tools/cache"
-	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/enforcer"
+	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/policy/nftables"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -37,6 +42,15 @@ func podOf(rec *attach.Record) Pod {
 	return pod
 }
 
+// record returns what the enforcer reads of the pod's record.
+func (p *Pod) record() attach.Record {
+	rec := attach.Record{ContainerID: p.Key.ContainerID, IfName: p.Key.IfName, PodNamespace: p.Namespace, PodName: p.Name, PodUID: p.UID}
+	for _, address := range p.Addresses {
+		rec.Addresses = append(rec.Addresses, netip.PrefixFrom(address, address.BitLen()))
+	}
+	return rec
+}
+
 // Judge enforces NetworkPolicies on the pods of this node. A pod that is not admitted is closed.
 type Judge interface {
 	// Run follows policies until ctx ends.
@@ -52,56 +66,56 @@ type Judge interface {
 
 const (
 	judgeTable = "weft-flannel-pods"
+	guardTable = "weft-flannel-guard"
 	// judgePriority is before the filter chains of others.
 	judgePriority = -10
+	// revokeRest is how long the connections of pods that are gone may wait to be removed, so that several are removed together.
+	revokeRest = time.Second
+	// judgeRetry is how long a step that failed waits, unless an object changes.
+	judgeRetry = time.Second
 )
 
-// closer is a Judge that lets pods of no NetworkPolicy through, and closes what a NetworkPolicy isolates, in that direction, without
-// allowing what its rules allow.
-type closer struct {
+// enforced is the Judge of the agent: NetworkPolicies by nftables.
+type enforced struct {
+	log     *slog.Logger
 	node    string
-	objects ctrlcache.Cache
-	engine  *nftnl.Engine
-	loop    *portLoop
 	bridge  string
-	wake    chan struct{}
+	objects ctrlcache.Cache
+	tables  map[string]*judged
+	tracked *link.Conntrack
 	handed  chan struct{}
+	nodes   chan struct{}
+
+	follower    *follow.Follower
+	revocations *enforcer.Revocations
+	enforcer    *enforcer.Enforcer
 
 	// mu guards what follows.
 	mu      sync.Mutex
-	pods    map[attach.Key]Pod
+	pods    map[attach.Key]attach.Record
 	started bool
 }
 
-// newCloser returns a judge in the network namespace that the caller is in.
-func newCloser(node, bridge string, objects ctrlcache.Cache) (*closer, error) {
-	engine, err := nftnl.NewEngine(nftnl.Options{Family: nftnl.FamilyInet, Table: judgeTable})
+// judged is a table with the loop that keeps it.
+type judged struct {
+	engine *nftnl.Engine
+	loop   *portLoop
+}
+
+func newJudged(family nftnl.Family, name string) (*judged, error) {
+	engine, err := nftnl.NewEngine(nftnl.Options{Family: family, Table: name})
 	if err != nil {
 		return nil, err
 	}
-	return &closer{
-		node: node, bridge: bridge, objects: objects, engine: engine, wake: make(chan struct{}, 1), handed: make(chan struct{}), pods: map[attach.Key]Pod{},
-		loop: reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + judgeTable}),
-	}, nil
+	return &judged{engine, reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + name})}, nil
 }
 
-// HandedOver implements Judge.
-func (c *closer) HandedOver() <-chan struct{} { return c.handed }
-
-func (c *closer) signal() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
-
-// Run implements Judge.
-func (c *closer) Run(ctx context.Context) error {
-	defer c.engine.Close()
+// run keeps the table until ctx ends, also when others change it.
+func (j *judged) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.loop.Run(ctx) })
+	group.Go(func() error { return j.loop.Run(ctx) })
 	group.Go(func() error {
-		drifts, err := c.engine.Watch(ctx)
+		drifts, err := j.engine.Watch(ctx)
 		if err != nil {
 			return err
 		}
@@ -109,131 +123,276 @@ func (c *closer) Run(ctx context.Context) error {
 			if drift.Err != nil {
 				return drift.Err
 			}
-			c.loop.Resync()
+			j.loop.Resync()
 		}
 		return ctx.Err()
 	})
-	group.Go(func() error { return c.follow(ctx) })
 	return group.Wait()
 }
 
-// follow compiles all pods again whenever a policy or a pod changes.
-func (c *closer) follow(ctx context.Context) error {
-	told := cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { c.signal() }, UpdateFunc: func(any, any) { c.signal() }, DeleteFunc: func(any) { c.signal() },
+// settled waits until what was handed over for owners was tried, and returns what keeps it from being in effect.
+func (j *judged) settled(ctx context.Context, owners ...reconcile.Owner) error {
+	err := j.loop.Apply(ctx, nil)
+	for _, o := range owners {
+		err = errors.Join(err, j.loop.Failure(o))
 	}
-	for _, kind := range []client.Object{&networkingv1.NetworkPolicy{}, &corev1.Pod{}} {
-		informer, err := c.objects.GetInformer(ctx, kind, ctrlcache.BlockUntilSynced(true))
-		if err == nil {
-			_, err = informer.AddEventHandler(told)
-		}
-		if err != nil {
-			return fmt.Errorf("watching the API server: %w", err)
+	return err
+}
+
+// NewJudge returns the judge of the pods of a bridge, in the network namespace that the caller is in. Run has to be called.
+func NewJudge(node, bridge string, deps *network.Deps) (Judge, error) {
+	return newEnforced(node, bridge, deps)
+}
+
+func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
+	pods, err := newJudged(nftnl.FamilyInet, judgeTable)
+	if err != nil {
+		return nil, err
+	}
+	guard, err := newJudged(nftnl.FamilyBridge, guardTable)
+	if err != nil {
+		pods.engine.Close()
+		return nil, err
+	}
+	tracked, err := link.NewConntrack("")
+	if err != nil {
+		pods.engine.Close()
+		guard.engine.Close()
+		return nil, err
+	}
+	e := &enforced{
+		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1),
+		tables: map[string]*judged{judgeTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, follower: follow.New(deps.Objects, nil),
+	}
+	lock := &sync.Mutex{}
+	e.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
+		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
+		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return pods.settled(ctx, owners...) },
+		Revoke:  func(context.Context) error { return nftables.Flush(tracked, e.enforcer.Revoked()) },
+	})
+	e.enforcer = enforcer.New(enforcer.Options{
+		Node: node, Lock: lock, Revocations: e.revocations, PerPolicy: true, SCTP: true, Families: enforcer.Families{IPv4: true, IPv6: true},
+		Problems: func(key policy.Key, problems []error) { e.report(deps.Events, key, problems) },
+	})
+	return e, nil
+}
+
+// report reports what a NetworkPolicy says that is not enforced on this node.
+func (e *enforced) report(events network.Events, key policy.Key, problems []error) {
+	const most = 20 // an object may be wrong in thousands of places
+	wrong := errors.Join(problems[:min(most, len(problems))]...)
+	e.log.Warn("a NetworkPolicy is not enforced as it says", "policy", key.String(), "error", wrong)
+	if object := e.follower.Policy(context.Background(), key); object != nil && events != nil {
+		events.Warning(object, "PolicyNotAsSpecified", "Enforce", wrong.Error())
+	}
+}
+
+// close closes what it opened; Run does so when it ends.
+func (e *enforced) close() {
+	for _, table := range e.tables {
+		table.engine.Close()
+	}
+	e.tracked.Close()
+}
+
+// HandedOver implements Judge.
+func (e *enforced) HandedOver() <-chan struct{} { return e.handed }
+
+// Run implements Judge.
+func (e *enforced) Run(ctx context.Context) error {
+	defer e.close()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, table := range e.tables {
+		group.Go(func() error { return table.run(ctx) })
+	}
+	group.Go(func() error { return e.revocations.Run(ctx) })
+	group.Go(func() error { return e.follow(ctx) })
+	return group.Wait()
+}
+
+// follow hands the objects to the enforcer until ctx ends.
+func (e *enforced) follow(ctx context.Context) error {
+	informer, err := e.objects.GetInformer(ctx, &corev1.Node{}, ctrlcache.BlockUntilSynced(true))
+	if err != nil {
+		return fmt.Errorf("watching the API server: %w", err)
+	}
+	signal := func(any) {
+		select {
+		case e.nodes <- struct{}{}:
+		default: // it is about to
 		}
 	}
-	close(c.handed)
-	for {
+	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(was, now any) {
+		if !samePlace(was, now) {
+			signal(now)
+		}
+	}, DeleteFunc: signal})
+	if err != nil {
+		return fmt.Errorf("watching the API server: %w", err)
+	}
+	known, failed := false, false
+	for ctx.Err() == nil {
+		err := e.step(ctx, !known)
+		if err == nil && !known {
+			known = true
+			close(e.handed)
+		}
+		var retry <-chan time.Time
+		if err != nil && ctx.Err() == nil {
+			if !failed {
+				e.log.Warn("NetworkPolicies are not in effect, trying again", "error", err)
+			}
+			retry = time.After(judgeRetry)
+		}
+		failed = err != nil
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
-		case <-c.wake:
+		case <-e.follower.Wake():
+		case <-e.nodes:
+		case <-retry:
 		}
-		if err := c.step(ctx); err != nil {
+	}
+	return ctx.Err()
+}
+
+// samePlace reports whether two states of a Node have the same addresses and ranges.
+func samePlace(was, now any) bool {
+	a, isNode := was.(*corev1.Node)
+	b, areNodes := now.(*corev1.Node)
+	return isNode && areNodes && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
+}
+
+// step hands over what changed; all of it the first time.
+func (e *enforced) step(ctx context.Context, first bool) error {
+	if first {
+		if err := e.follower.Enter(ctx); err != nil {
 			return err
 		}
 	}
-}
-
-func (c *closer) step(ctx context.Context) error {
-	objects, err := c.list(ctx)
+	if err := e.follower.Step(ctx, e.enforcer.Update, first); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	started := e.started
+	e.mu.Unlock()
+	if !started {
+		return nil
+	}
+	ranges, nodes, err := e.places(ctx)
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.started {
-		c.loop.Set(c.compile(objects))
+	return e.enforcer.Move(ctx, ranges, nodes)
+}
+
+// places returns the ranges of the nodes' pods, and the addresses by which nodes come to pods and are reached by them.
+func (e *enforced) places(ctx context.Context) (map[string][]netip.Prefix, map[policy.Key][]netip.Addr, error) {
+	var list corev1.NodeList
+	if err := e.objects.List(ctx, &list); err != nil {
+		return nil, nil, fmt.Errorf("listing Nodes: %w", err)
 	}
+	ranges, nodes := map[string][]netip.Prefix{}, map[policy.Key][]netip.Addr{}
+	for i := range list.Items {
+		node := &list.Items[i]
+		var own []netip.Addr
+		for _, address := range node.Status.Addresses {
+			if parsed, err := netip.ParseAddr(address.Address); err == nil && (address.Type == corev1.NodeInternalIP || address.Type == corev1.NodeExternalIP) {
+				own = append(own, parsed.Unmap())
+			}
+		}
+		for _, text := range node.Spec.PodCIDRs {
+			subnet, err := netip.ParsePrefix(text)
+			if err != nil {
+				continue // the daemon of that node reports it
+			}
+			subnet = subnet.Masked()
+			ranges[node.Name] = append(ranges[node.Name], subnet)
+			own = append(own, subnet.Addr(), subnet.Addr().Next()) // flannel's device, and the bridge
+		}
+		slices.SortFunc(ranges[node.Name], netip.Prefix.Compare)
+		slices.SortFunc(own, netip.Addr.Compare)
+		nodes[policy.Key{Namespace: policy.HostNetworkNamespace, Name: "node/" + string(node.UID)}] = slices.Compact(own)
+	}
+	return ranges, nodes, nil
+}
+
+// Admit implements Judge.
+func (e *enforced) Admit(ctx context.Context, pods []Pod) error {
+	e.mu.Lock()
+	first := !e.started
+	var fresh, all []attach.Record
+	for i := range pods {
+		rec := pods[i].record()
+		if _, had := e.pods[rec.Key()]; !had {
+			fresh = append(fresh, rec)
+		}
+		e.pods[rec.Key()] = rec
+		all = append(all, rec)
+	}
+	e.mu.Unlock()
+	if first {
+		return e.start(ctx, all)
+	}
+	for i := range fresh { // a pod does not inherit the connections of its addresses
+		var addresses []netip.Addr
+		for _, address := range fresh[i].Addresses {
+			addresses = append(addresses, address.Addr())
+		}
+		if err := nftables.FlushPod(e.tracked, addresses...); err != nil {
+			return err
+		}
+	}
+	for i := range all {
+		e.enforcer.Open(&all[i])
+		if err := e.enforcer.Await(ctx, &all[i]); err != nil {
+			return err
+		}
+		if err := e.tables[judgeTable].settled(ctx, reconcile.Owner(all[i].Key().Owner())); err != nil {
+			return fmt.Errorf("table inet %s: %w", judgeTable, err)
+		}
+	}
+	e.enforcer.ReportProblems()
 	return nil
 }
 
-// seen are the objects that the verdicts depend on.
-type seen struct {
-	policies networkingv1.NetworkPolicyList
-	pods     corev1.PodList
-}
-
-func (c *closer) list(ctx context.Context) (*seen, error) {
-	s := &seen{}
-	return s, errors.Join(c.objects.List(ctx, &s.policies), c.objects.List(ctx, &s.pods))
-}
-
-// compile returns the fragments of all pods and, in one more, the empty chains of all policies. The caller holds mu.
-func (c *closer) compile(objects *seen) map[reconcile.Owner]items {
-	index := policy.New(c.node)
-	chains := items{}
-	for i := range objects.policies.Items {
-		compiled, _ := policy.FromNetworkPolicy(&objects.policies.Items[i]) // one that is wrong isolates as well
-		index.SetPolicy(compiled)
-		for key, item := range nftables.Policy(compiled.Key, nil) {
-			chains[key] = item
-		}
+// start programs the tables for the first time, with all pods that are attached.
+func (e *enforced) start(ctx context.Context, pods []attach.Record) error {
+	for i := range pods {
+		e.enforcer.Open(&pods[i])
 	}
-	known := map[policy.Key]bool{}
-	for i := range objects.pods.Items {
-		pod := policy.FromPod(&objects.pods.Items[i])
-		pod.HostNetwork, pod.Ended = false, false
-		known[pod.Key] = true
-		index.SetPod(pod)
-	}
-	fragments := map[reconcile.Owner]items{policiesOwner: chains}
-	for key, pod := range c.pods {
-		name := policy.Key{Namespace: pod.Namespace, Name: pod.Name}
-		if !known[name] { // not in the watch yet: it stays closed until it is
-			continue
-		}
-		fragments[reconcile.Owner(key.Owner())] = nftables.Pod(index, name, pod.Addresses)
-	}
-	return fragments
-}
-
-// policiesOwner owns the chains of policies.
-const policiesOwner reconcile.Owner = "policies"
-
-// Admit implements Judge.
-func (c *closer) Admit(ctx context.Context, pods []Pod) error {
-	objects, err := c.list(ctx)
+	ranges, nodes, err := e.places(ctx)
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	for _, pod := range pods {
-		c.pods[pod.Key] = pod
+	table := e.tables[judgeTable].loop
+	e.enforcer.Compile(nftables.NewCompiler(table), ranges)
+	e.enforcer.Begin(nodes)
+	config := nftables.Config{Bridge: e.bridge, Group: hostGroup, Priority: judgePriority}
+	for name, static := range map[string]nftables.Items{judgeTable: nftables.Static(config), guardTable: nftables.Guard(config)} {
+		if err := e.tables[name].loop.Start(ctx, map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: static}); err != nil {
+			return fmt.Errorf("table %s: %w", name, err)
+		}
 	}
-	all := c.compile(objects)
-	first := !c.started
-	c.started = true
-	c.mu.Unlock()
-	defer c.signal() // what changed meanwhile
-	if first {
-		all[owner] = nftables.Static(nftables.Config{Bridge: c.bridge, Priority: judgePriority})
-		return c.loop.Start(ctx, all)
-	}
-	fragments := map[reconcile.Owner]items{policiesOwner: all[policiesOwner]}
-	for _, pod := range pods {
-		fragments[reconcile.Owner(pod.Key.Owner())] = all[reconcile.Owner(pod.Key.Owner())]
-	}
-	return c.loop.Apply(ctx, fragments)
+	e.mu.Lock()
+	e.started = true
+	e.mu.Unlock()
+	e.enforcer.ReportProblems()
+	e.revocations.Due(true) // policies may have changed while no agent ran
+	return e.revocations.Flush(ctx)
 }
 
 // Dismiss implements Judge.
-func (c *closer) Dismiss(keys []attach.Key) {
-	fragments := map[reconcile.Owner]items{}
-	c.mu.Lock()
+func (e *enforced) Dismiss(keys []attach.Key) {
+	gone := map[attach.Key]attach.Record{}
+	e.mu.Lock()
 	for _, key := range keys {
-		delete(c.pods, key)
-		fragments[reconcile.Owner(key.Owner())] = nil
+		if rec, had := e.pods[key]; had {
+			gone[key] = rec
+			delete(e.pods, key)
+		}
 	}
-	c.mu.Unlock()
-	c.loop.Set(fragments)
+	e.mu.Unlock()
+	if len(gone) > 0 {
+		e.enforcer.Close(slices.Collect(maps.Values(gone))...)
+	}
 }

@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/internal/network"
 	machine "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/policy/follow"
 )
 
 // ConflistName is the runtime's configuration, as flannel's manifest names it.
@@ -55,11 +56,10 @@ func Kind(opts KindOptions) network.Kind {
 		Care: machine.Care{Tables: Tables(), Sysctls: []machine.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}}},
 		Objects: []network.Object{
 			{Kind: &corev1.ConfigMap{}, Namespaced: true, By: ctrlcache.ByObject{Namespaces: namespaces}},
-			{
-				Kind: &corev1.Pod{}, Namespaced: true, Strip: stripPod,
-				By: ctrlcache.ByObject{Field: fields.OneTermEqualSelector("spec.nodeName", opts.Node)},
-			},
-			{Kind: &networkingv1.NetworkPolicy{}, Namespaced: true},
+			{Kind: &corev1.Pod{}, Namespaced: true, Strip: strip},
+			{Kind: &corev1.Namespace{}, Strip: strip},
+			{Kind: &corev1.Node{}, Strip: strip},
+			{Kind: &networkingv1.NetworkPolicy{}, Namespaced: true, Strip: strip},
 		},
 		Scheme: networkingv1.AddToScheme,
 		CNI:    network.Conflist{Name: ConflistName, Content: func() ([]byte, error) { return now.conflist(opts.Conflist) }},
@@ -84,15 +84,23 @@ func present(ctx context.Context, objects client.Reader) (network.Presence, erro
 	}, nil
 }
 
-// stripPod removes from a Pod what no NetworkPolicy and no event depends on.
-func stripPod(obj any) (any, error) {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return obj, nil
+// strip removes from an object what no NetworkPolicy and no event depends on.
+func strip(obj any) (any, error) {
+	if o, ok := obj.(client.Object); ok {
+		o.SetManagedFields(nil)
 	}
-	pod.ManagedFields, pod.Annotations = nil, nil
-	pod.Spec.Volumes = nil
-	return pod, nil
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		follow.StripPod(o)
+	case *networkingv1.NetworkPolicy:
+		follow.StripPolicy(o)
+	case *corev1.Namespace:
+		o.Annotations, o.Spec, o.Status = nil, corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
+	case *corev1.Node:
+		o.Annotations = nil
+		o.Spec, o.Status = corev1.NodeSpec{PodCIDRs: o.Spec.PodCIDRs}, corev1.NodeStatus{Addresses: o.Status.Addresses}
+	}
+	return obj, nil
 }
 
 // current is cni-conf.json as it was read last.
@@ -143,7 +151,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	if err != nil {
 		return nil, nil, err
 	}
-	judge, err := newCloser(n.Name, c.bridgeName(), deps.Objects)
+	judge, err := newEnforced(n.Name, c.bridgeName(), &deps)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -151,7 +159,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Changed: deps.Changed,
 	})
 	if err != nil {
-		judge.engine.Close()
+		judge.close()
 		return nil, nil, err
 	}
 	return made, made, nil

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 
@@ -115,7 +116,7 @@ func (n *Network) current() (*bridge, error) {
 	n.mu.Unlock()
 	switch {
 	case b != nil:
-		return b, nil
+		return b, filtered()
 	case why != nil:
 		return nil, why
 	}
@@ -123,6 +124,15 @@ func (n *Network) current() (*bridge, error) {
 		return nil, fmt.Errorf("no lease is in effect: %w", err)
 	}
 	return nil, errors.New("no lease is in effect yet")
+}
+
+// filtered returns an error if packets between pods of this node do not meet its rules.
+func filtered() error {
+	if _, err := os.Stat("/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
+		return fmt.Errorf("NetworkPolicies cannot be enforced between pods of this node: the kernel module br_netfilter is not loaded: "+
+			"run modprobe br_netfilter on the node, and name it in a file of /etc/modules-load.d: %w", err)
+	}
+	return nil
 }
 
 // Plan implements network.Network.

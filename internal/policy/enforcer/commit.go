@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -117,4 +119,23 @@ func (e *Enforcer) Begin(nodes map[policy.Key][]netip.Addr) {
 	e.SetNodes(nodes)
 	e.Enforce(true)
 	e.HandOver()
+}
+
+// Move sets the ranges of the pods of other nodes and the nodes' addresses, and returns once what follows is in effect. It takes the lock.
+func (e *Enforcer) Move(ctx context.Context, ranges map[string][]netip.Prefix, nodes map[policy.Key][]netip.Addr) error {
+	e.lock.Lock()
+	e.SetNodes(nodes)
+	e.Place(ranges)
+	e.Narrow(false)
+	if e.HandOver() {
+		e.revoked.changed()
+	}
+	handed := slices.Collect(maps.Keys(e.revoked.handed))
+	e.lock.Unlock()
+	if len(handed) > 0 {
+		if err := e.revoked.inEffect(ctx, handed); err != nil {
+			return fmt.Errorf("NetworkPolicies: %w", err)
+		}
+	}
+	return e.revoked.Flush(ctx)
 }

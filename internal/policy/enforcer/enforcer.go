@@ -77,8 +77,10 @@ type Options struct {
 	Revocations *Revocations
 	// PerPolicy says that the fragment of an attachment depends on which policies isolate its pod, not only on its isolation.
 	PerPolicy bool
-	// Families and SCTP are what the network can enforce; Problems reports policies that need more.
+	// Families are those of the network, and SCTP says that its engine tracks the ports of SCTP (TracksSCTP changes it): policies that
+	// need more are Problems.
 	Families Families
+	SCTP     bool
 	// Problems is called with what a NetworkPolicy that isolates a pod of this node says that is not enforced here, once for each
 	// change of the policy. It must not wait. Nil: nothing is reported.
 	Problems func(key policy.Key, problems []error)
@@ -134,7 +136,7 @@ type state struct {
 
 // New returns an Enforcer without objects and attachments.
 func New(opts Options) *Enforcer {
-	e := &Enforcer{opts: opts, lock: opts.Lock}
+	e := &Enforcer{opts: opts, lock: opts.Lock, sctp: opts.SCTP}
 	if e.lock == nil {
 		e.lock = &sync.Mutex{}
 	}
