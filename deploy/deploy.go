@@ -20,6 +20,9 @@ var flannelManifest []byte
 //go:embed weft-vpc.yaml
 var vpcManifest []byte
 
+//go:embed weft-neutron.yaml
+var neutronManifest []byte
+
 // Image is the name that the manifest has for Weft's image.
 const Image = "weft.local/weft:dev"
 
@@ -31,6 +34,9 @@ func FlannelObjects() ([]*unstructured.Unstructured, error) { return Parse(flann
 
 // VPCObjects returns the objects of the manifest with VPCs, in the order in which they are applied.
 func VPCObjects() ([]*unstructured.Unstructured, error) { return Parse(vpcManifest) }
+
+// NeutronObjects returns the objects of the manifest with OpenStack's networks, in the order in which they are applied.
+func NeutronObjects() ([]*unstructured.Unstructured, error) { return Parse(neutronManifest) }
 
 // Parse returns the objects of a manifest in their order.
 func Parse(text []byte) ([]*unstructured.Unstructured, error) {

@@ -21,7 +21,7 @@ import (
 )
 
 // testTimeout bounds what a test does with OpenStack; machines are busy.
-const testTimeout = 4 * time.Minute
+const testTimeout = 8 * time.Minute
 
 func connect(t *testing.T) (context.Context, *openstack.Client) {
 	t.Helper()

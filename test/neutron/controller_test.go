@@ -3,7 +3,6 @@
 package neutron
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log"
@@ -13,8 +12,6 @@ import (
 	"net/http/httputil"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/lab/process"
 	weftlab "weft.dev/weft/lab/stack/openstack"
@@ -121,7 +119,7 @@ type controllerUnderTest struct {
 func startController(ctx context.Context, t *testing.T) *controllerUnderTest {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, stackubev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, stackubev1.AddToScheme, weftv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -194,21 +192,12 @@ func kubeconfig(t *testing.T, dir string) string {
 // grant applies the rights of the controller as the chart renders them with neutron.enabled.
 func grant(ctx context.Context, t *testing.T, kube client.Client) {
 	t.Helper()
-	all, err := deploy.Objects()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile("../../deploy/chart/templates/neutron-rbac.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = bytes.ReplaceAll(text, []byte("{{ .Release.Namespace }}"), []byte("weft"))
-	more, err := deploy.Parse(regexp.MustCompile(`(?m)^.*(\{\{|labels:).*\n`).ReplaceAll(text, nil))
+	all, err := deploy.NeutronObjects()
 	if err != nil {
 		t.Fatal(err)
 	}
 	kinds := map[string]bool{"Namespace": true, "ServiceAccount": true, "Role": true, "RoleBinding": true, "ClusterRole": true, "ClusterRoleBinding": true}
-	for _, o := range slices.Concat(all, more) {
+	for _, o := range all {
 		if !kinds[o.GetKind()] {
 			continue
 		}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/objects"
@@ -86,9 +89,15 @@ func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (
 }
 
 func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stackubev1.Network) (outcome, error) {
-	project, err := r.project(ctx, os, n)
-	if err != nil {
-		return outcome{state: stackubev1.StatePending, reason: "NoProject", message: err.Error()}, err
+	project, err := projectOf(ctx, r.client, os, n)
+	waiting := outcome{state: stackubev1.StatePending, reason: "NoProject"}
+	switch {
+	case errors.Is(err, errTenant): // the Tenant's change leads here again
+		waiting.message = err.Error()
+		return waiting, nil
+	case err != nil:
+		waiting.message = err.Error()
+		return waiting, err
 	}
 	done, err := r.ensureNetwork(ctx, os, n, project)
 	if err != nil || done.state != stackubev1.StateActive {
@@ -144,10 +153,10 @@ func adopt(ctx context.Context, os *session, n *stackubev1.Network, project stri
 // errTenant says that a namespace's Tenant has no project yet.
 var errTenant = errors.New("the Tenant of this namespace has no project yet")
 
-// project is that of the Tenant named like the namespace; without a Tenant, that of kubestack.conf's credentials.
-func (r *networkReconciler) project(ctx context.Context, os *session, n *stackubev1.Network) (string, error) {
+// projectOf is that of the Tenant named like the namespace; without a Tenant, that of kubestack.conf's credentials.
+func projectOf(ctx context.Context, reader client.Reader, os *session, n *stackubev1.Network) (string, error) {
 	var t stackubev1.Tenant
-	err := r.client.Get(ctx, client.ObjectKey{Namespace: objects.TenantNamespace, Name: n.Namespace}, &t)
+	err := reader.Get(ctx, client.ObjectKey{Namespace: objects.TenantNamespace, Name: n.Namespace}, &t)
 	switch {
 	case apierrors.IsNotFound(err):
 		return os.project, nil
@@ -181,16 +190,52 @@ func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (
 	return ctrl.Result{}, nil
 }
 
+// portsLeft says which NeutronPorts the deletion waits for, if any.
+func (r *networkReconciler) portsLeft(ctx context.Context, n *stackubev1.Network) (waits string, err error) {
+	var list weftv1.NeutronPortList
+	if err := r.client.List(ctx, &list); err != nil {
+		return "", fmt.Errorf("list the NeutronPorts: %w", err)
+	}
+	var pods []string
+	left := 0
+	for i := range list.Items {
+		p := &list.Items[i]
+		if p.Spec.Network.Namespace != n.Namespace || p.Spec.Network.Name != n.Name {
+			continue
+		}
+		left++
+		if p.Status.Pod != nil {
+			pods = append(pods, p.Status.Pod.Namespace+"/"+p.Status.Pod.Name)
+		}
+	}
+	slices.Sort(pods)
+	switch {
+	case len(pods) > mostNamed:
+		return fmt.Sprintf("pods are on the network: %s and %d others", strings.Join(pods[:mostNamed], ", "), len(pods)-mostNamed), nil
+	case len(pods) > 0:
+		return "pods are on the network: " + strings.Join(pods, ", "), nil
+	case left > 0:
+		return fmt.Sprintf("%d ports are being deleted", left), nil
+	}
+	return "", nil
+}
+
+// mostNamed bounds the pods that a message names.
+const mostNamed = 10
+
 // removeHeld says what the deletion waits for, if anything.
 func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Network) (waits string, err error) {
-	if n.Spec.NetworkID != "" {
-		return "", nil
+	if waits, err := r.portsLeft(ctx, n); waits != "" || err != nil {
+		return waits, err
 	}
 	os, err := r.cloud.get(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer func() { r.cloud.failed(os, err) }()
+	if n.Spec.NetworkID != "" {
+		return "", removePorts(ctx, os, n)
+	}
 	held, err := os.FindOwn(ctx, objects.Owner(n), objects.NetworkName(n.Namespace, n.Name))
 	if errors.Is(err, cloud.ErrNotFound) {
 		return "", nil
@@ -206,6 +251,21 @@ func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Networ
 		return fmt.Sprintf("%d ports of others are on the network: remove them in OpenStack", others), nil
 	}
 	return "", os.RemoveNetwork(ctx, held)
+}
+
+// removePorts removes what Weft has created on a network that stays.
+func removePorts(ctx context.Context, os *session, n *stackubev1.Network) error {
+	found, err := os.Ports(ctx, n.Spec.NetworkID)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range found {
+		if at, ours := placeOf(os, &found[i]); ours && at.Network == string(n.UID) {
+			errs = append(errs, os.RemovePort(ctx, found[i].ID))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // tell writes a status that differs.

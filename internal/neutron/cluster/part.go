@@ -13,14 +13,18 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/objects"
 )
@@ -52,11 +56,14 @@ func Part(opts Options) cluster.Part {
 	keep := []string{"get", "list", "watch", "create", "update", "delete"}
 	return cluster.Part{
 		Name:    "neutron",
-		Schemes: []func(*runtime.Scheme) error{stackubev1.AddToScheme},
+		Schemes: []func(*runtime.Scheme) error{stackubev1.AddToScheme, weftv1.AddToScheme},
 		Objects: []cluster.Object{
 			{Resource: "nodes", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Node{}},
 			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get"}},
 			{Resource: "namespaces", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &corev1.Namespace{}},
+			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Keep: trimPod},
+			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: keep, Kind: &weftv1.NeutronPort{}},
+			{Group: weftv1.GroupName, Resource: "nodenetworks", Verbs: []string{"get", "list", "watch"}, Kind: &weftv1.NodeNetwork{}},
 			{Group: group, Resource: "networks", Verbs: keep, Kind: &stackubev1.Network{}},
 			{Group: group, Resource: "networks/status", Verbs: []string{"update"}},
 			{Group: group, Resource: "tenants", Verbs: []string{"get", "list", "watch", "update"}, Kind: &stackubev1.Tenant{}},
@@ -96,18 +103,40 @@ func setUp(tools cluster.Tools, opts Options) error {
 	if err != nil {
 		return fmt.Errorf("set up the controller of Tenants: %w", err)
 	}
+	ports := &portReconciler{
+		client: tools.Client, live: tools.Live, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log, now: time.Now,
+		known: map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[nodeAddress]bool{},
+	}
+	return ports.setUp(tools)
+}
+
+// setUp adds the controller of ports. Every object leads to the Networks whose ports it concerns.
+func (r *portReconciler) setUp(tools cluster.Tools) error {
+	err := ctrl.NewControllerManagedBy(tools.Manager).Named("neutron-ports").For(&stackubev1.Network{}).
+		Watches(&weftv1.NeutronPort{}, handler.EnqueueRequestsFromMapFunc(networkOfPort)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.networkOfPod), builder.WithPredicates(runsElsewhere())).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.networksOfNamespace), builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.allNetworks), builder.WithPredicates(comesOrGoes())).
+		Watches(&weftv1.NodeNetwork{}, handler.EnqueueRequestsFromMapFunc(r.allNetworks), builder.WithPredicates(hostnameChanges())).
+		WithOptions(controllerOptions()).Complete(r)
+	if err != nil {
+		return fmt.Errorf("set up the controller of ports: %w", err)
+	}
 	return nil
 }
 
-// installed reports whether the API server has stackube's kinds. Without them the whole controller would end after two minutes.
+// installed reports whether the API server has the kinds. Without them the whole controller would end after two minutes.
 func installed(mapper meta.RESTMapper) error {
-	for _, kind := range []string{"Network", "Tenant"} {
-		_, err := mapper.RESTMapping(schema.GroupKind{Group: stackubev1.GroupName, Kind: kind}, stackubev1.GroupVersion().Version)
+	for kind, folder := range map[schema.GroupKind]string{
+		{Group: stackubev1.GroupName, Kind: "Network"}: "deploy/stackube", {Group: stackubev1.GroupName, Kind: "Tenant"}: "deploy/stackube",
+		{Group: weftv1.GroupName, Kind: "NeutronPort"}: "deploy/crds",
+	} {
+		_, err := mapper.RESTMapping(kind, "v1")
 		if meta.IsNoMatchError(err) {
-			return fmt.Errorf("the definition of %s in %s is not installed: kubectl apply --server-side -f deploy/stackube", kind, stackubev1.GroupName)
+			return fmt.Errorf("the definition of %s is not installed: kubectl apply --server-side -f %s", kind, folder)
 		}
 		if err != nil {
-			return fmt.Errorf("look for the definition of %s in %s: %w", kind, stackubev1.GroupName, err)
+			return fmt.Errorf("look for the definition of %s: %w", kind, err)
 		}
 	}
 	return nil

@@ -37,11 +37,12 @@ func Variants() []Variant {
 		{File: "weft.yaml", With: "its default values"},
 		{File: "weft-flannel.yaml", With: "flannel.enabled, without Open vSwitch", Values: map[string]any{"flannel": enabled, "ovs": map[string]any{"enabled": false}}},
 		{File: "weft-vpc.yaml", With: "vpc.enabled", Values: map[string]any{"vpc": enabled}},
+		{File: "weft-neutron.yaml", With: "neutron.enabled", Values: map[string]any{"neutron": enabled}},
 	}
 }
 
 // order is that of the templates in the manifest: what others need comes first.
-var order = []string{"namespace.yaml", "admission.yaml", "agent-rbac.yaml", "controller-rbac.yaml", "vpc-rbac.yaml"} //nolint:gochecknoglobals // a constant table
+var order = []string{"namespace.yaml", "admission.yaml", "agent-rbac.yaml", "controller-rbac.yaml", "vpc-rbac.yaml", "neutron-rbac.yaml"} //nolint:gochecknoglobals // a constant table
 
 // Manifest renders the chart in a folder, namespace and all.
 func Manifest(dir string, variant Variant) ([]byte, error) {

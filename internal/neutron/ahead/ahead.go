@@ -1,0 +1,142 @@
+// Package ahead decides which ports exist in OpenStack before the pods that will use them: how many for each network and node, and with
+// which addresses. It is pure: it calls nothing and reads no clock.
+package ahead
+
+import (
+	"cmp"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Bounds of the free ports of a place that has pods.
+const (
+	// leastSpare and mostSpare bound the free ports beyond those that waiting pods need; between them it is one for ten pods.
+	leastSpare, mostSpare = 2, 16
+	podsPerSpare          = 10
+	// Rest is how long no pod is attached to a port that another pod has left: until then peers may send to the former.
+	Rest = time.Minute
+	// Keep is how long a port that is not needed stays.
+	Keep = 10 * time.Minute
+)
+
+// Place is a network on a node.
+type Place struct{ Network, Node string }
+
+// Demand are the pods of a place.
+type Demand struct {
+	Pods    int // that are to run there, attached or not
+	Waiting int // of these, without a port
+}
+
+// Port is a port of a place that is not being deleted.
+type Port struct {
+	ID       string
+	Attached bool      // to a pod
+	Since    time.Time // when the last pod left it; without one, when it was created
+	Used     bool      // a pod was attached to it
+}
+
+// Plan is what should change in a place.
+type Plan struct {
+	Create int
+	Delete []string
+	// Again is when to plan again although nothing changes; zero for never.
+	Again time.Time
+}
+
+// Decide plans a place.
+func Decide(demand Demand, ports []Port, now time.Time) Plan {
+	want := demand.Waiting + spare(demand.Pods)
+	var plan Plan
+	var free []Port
+	for _, p := range ports {
+		switch {
+		case p.Attached:
+		case p.Used && now.Sub(p.Since) < Rest:
+			plan.again(p.Since.Add(Rest))
+		default:
+			free = append(free, p)
+		}
+	}
+	plan.Create = max(0, want-len(free))
+	// The longest unused go first.
+	slices.SortFunc(free, func(a, b Port) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID)) })
+	for _, p := range free[:max(0, len(free)-want)] {
+		if end := p.Since.Add(Keep); now.Before(end) {
+			plan.again(end)
+		} else {
+			plan.Delete = append(plan.Delete, p.ID)
+		}
+	}
+	return plan
+}
+
+// spare is how many ports are kept for the pods that come next.
+func spare(pods int) int {
+	if pods == 0 {
+		return 0
+	}
+	return min(max(leastSpare, (pods+podsPerSpare-1)/podsPerSpare), mostSpare)
+}
+
+func (p *Plan) again(at time.Time) {
+	if p.Again.IsZero() || at.Before(p.Again) {
+		p.Again = at
+	}
+}
+
+// Range is a range of addresses of one family, both ends included.
+type Range struct{ First, Last netip.Addr }
+
+// Addresses chooses free addresses for a place, fewer than count where the pool has fewer. The choice begins at a point of the pool that
+// depends on the place, so that places that share a pool, and tenants that share a range, seldom choose the same.
+func Addresses(pool []Range, at Place, count int, taken func(netip.Addr) bool) []netip.Addr {
+	size := uint64(0)
+	for _, r := range pool {
+		size += r.size()
+	}
+	if size == 0 {
+		return nil
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(at.Network + "\x00" + at.Node))
+	begin := hash.Sum64() % size
+	var chosen []netip.Addr
+	for i := uint64(0); i < size && len(chosen) < count; i++ {
+		addr := nth(pool, (begin+i)%size)
+		if !taken(addr) {
+			chosen = append(chosen, addr)
+		}
+	}
+	return chosen
+}
+
+// size counts the addresses of an IPv4 range; other families have none here.
+func (r Range) size() uint64 {
+	if !r.First.Is4() || !r.Last.Is4() || r.Last.Less(r.First) {
+		return 0
+	}
+	return uint64(number(r.Last)-number(r.First)) + 1
+}
+
+func nth(pool []Range, n uint64) netip.Addr {
+	for _, r := range pool {
+		size := r.size()
+		if n < size {
+			return address(number(r.First) + uint32(n)) //nolint:gosec // below the size of an IPv4 range
+		}
+		n -= size
+	}
+	return netip.Addr{}
+}
+
+func number(a netip.Addr) uint32 {
+	b := a.As4()
+	return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+}
+
+func address(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}) //nolint:gosec // one byte each
+}

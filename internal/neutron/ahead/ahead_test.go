@@ -1,0 +1,139 @@
+package ahead
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var start = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // a constant
+
+func ports(count int, change func(i int, p *Port)) []Port {
+	all := make([]Port, count)
+	for i := range all {
+		all[i] = Port{ID: fmt.Sprintf("p%02d", i), Since: start}
+		change(i, &all[i])
+	}
+	return all
+}
+
+func TestDecide(t *testing.T) {
+	free := func(int, *Port) {}
+	attached := func(_ int, p *Port) { p.Attached = true }
+	used := func(_ int, p *Port) { p.Used = true }
+	for _, c := range []struct {
+		name   string
+		demand Demand
+		ports  []Port
+		after  time.Duration
+		create int
+		remove int
+		again  time.Duration // after start
+	}{
+		{"no pods, no ports", Demand{}, nil, 0, 0, 0, 0},
+		{"the first pod", Demand{Pods: 1, Waiting: 1}, nil, 0, 3, 0, 0},
+		{"a tenth is spare", Demand{Pods: 45, Waiting: 0}, ports(45, attached), 0, 5, 0, 0},
+		{"at most 16 are", Demand{Pods: 400, Waiting: 40}, ports(360, attached), 0, 56, 0, 0},
+		{"ports under way count", Demand{Pods: 3, Waiting: 3}, ports(5, free), 0, 0, 0, 0},
+		{"one that rests does not", Demand{Pods: 1, Waiting: 1}, ports(3, used), 30 * time.Second, 3, 0, Rest},
+		{"after its rest it does", Demand{Pods: 1, Waiting: 1}, ports(3, used), Rest, 0, 0, 0},
+		{"not needed, kept", Demand{}, ports(3, free), Keep - time.Second, 0, 0, Keep},
+		{"not needed for long", Demand{}, ports(3, free), Keep, 0, 3, 0},
+		{"one too many", Demand{Pods: 2}, ports(3, free), Keep, 0, 1, 0},
+		{"attached ports stay", Demand{}, ports(3, attached), 2 * Keep, 0, 0, 0},
+	} {
+		plan := Decide(c.demand, c.ports, start.Add(c.after))
+		again := time.Time{}
+		if c.again > 0 {
+			again = start.Add(c.again)
+		}
+		if plan.Create != c.create || len(plan.Delete) != c.remove || !plan.Again.Equal(again) {
+			t.Errorf("%s: %+v, want %d created, %d deleted, again after %s", c.name, plan, c.create, c.remove, c.again)
+		}
+	}
+}
+
+// Following the plans ends: with the same pods, what was planned leaves nothing to plan, and no pod that waits is without a port.
+func TestDecideSettles(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		demand := Demand{Pods: rapid.IntRange(0, 300).Draw(t, "pods")}
+		demand.Waiting = rapid.IntRange(0, demand.Pods).Draw(t, "waiting")
+		all := ports(rapid.IntRange(0, 60).Draw(t, "ports"), func(_ int, p *Port) {
+			p.Attached = rapid.Bool().Draw(t, "attached")
+			p.Used = p.Attached || rapid.Bool().Draw(t, "used")
+			p.Since = start.Add(time.Duration(rapid.IntRange(0, 3600).Draw(t, "since")) * time.Second)
+		})
+		now := start.Add(time.Duration(rapid.IntRange(3600, 7200).Draw(t, "now")) * time.Second)
+		plan := Decide(demand, all, now)
+		if plan.Create > 0 && len(plan.Delete) > 0 {
+			t.Fatalf("%+v creates and deletes", plan)
+		}
+		for _, id := range plan.Delete {
+			at := slices.IndexFunc(all, func(p Port) bool { return p.ID == id })
+			if p := all[at]; p.Attached || now.Sub(p.Since) < Keep {
+				t.Fatalf("deletes %+v", p)
+			}
+			all = slices.Delete(all, at, at+1)
+		}
+		for i := range plan.Create {
+			all = append(all, Port{ID: fmt.Sprintf("new%d", i), Since: now})
+		}
+		if next := Decide(demand, all, now); next.Create != 0 || len(next.Delete) != 0 {
+			t.Fatalf("after the plan %+v there is another, %+v", plan, next)
+		}
+		usable := 0
+		for _, p := range all {
+			if !p.Attached && (!p.Used || now.Sub(p.Since) >= Rest) {
+				usable++
+			}
+		}
+		if usable < demand.Waiting {
+			t.Fatalf("%d pods wait for %d ports", demand.Waiting, usable)
+		}
+	})
+}
+
+// Addresses are of the pool, free, different, and as many as there can be; the same question has the same answer.
+func TestAddresses(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		begin := uint32(rapid.IntRange(1, 1000).Draw(t, "begin"))
+		pool := []Range{{address(begin), address(begin + uint32(rapid.IntRange(0, 20).Draw(t, "size")))}}
+		if rapid.Bool().Draw(t, "two") {
+			pool = append(pool, Range{address(5000), address(5000 + uint32(rapid.IntRange(0, 5).Draw(t, "more")))})
+		}
+		used := map[netip.Addr]bool{}
+		var open []netip.Addr
+		for _, r := range pool {
+			for a := r.First; !r.Last.Less(a); a = a.Next() {
+				if rapid.Bool().Draw(t, "used") {
+					used[a] = true
+				} else {
+					open = append(open, a)
+				}
+			}
+		}
+		at := Place{"n", rapid.StringMatching(`[a-c]`).Draw(t, "node")}
+		count := rapid.IntRange(0, 30).Draw(t, "count")
+		taken := func(a netip.Addr) bool { return used[a] }
+		chosen := Addresses(pool, at, count, taken)
+		if len(chosen) != min(count, len(open)) {
+			t.Fatalf("%d addresses of %d free ones, want %d", len(chosen), len(open), count)
+		}
+		for i, a := range chosen {
+			if !slices.Contains(open, a) || slices.Contains(chosen[:i], a) {
+				t.Fatalf("%s is taken, or not of the pool, or twice: %v", a, chosen)
+			}
+		}
+		if !slices.Equal(chosen, Addresses(pool, at, count, taken)) {
+			t.Fatal("the same question has two answers")
+		}
+	})
+	wrong := []Range{{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.1")}, {netip.MustParseAddr("::1"), netip.MustParseAddr("::9")}}
+	if chosen := Addresses(wrong, Place{}, 1, func(netip.Addr) bool { return false }); len(chosen) != 0 {
+		t.Errorf("a pool of nothing has %v", chosen)
+	}
+}

@@ -1,0 +1,106 @@
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/portsbinding"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// MostPorts is how many ports one call of CreatePorts creates at most: more would take longer than a call may.
+const MostPorts = 16
+
+// NewPorts are ports of one subnet and host that are created together.
+type NewPorts struct {
+	Owner     string // what they are for; part of the mark
+	Project   string
+	Network   string // its id
+	Subnet    string // its id
+	Host      string // binding:host_id
+	Groups    []string
+	Addresses []netip.Addr // IPv4; each port has the MAC address that follows from its address
+}
+
+// ErrAddressTaken is returned when Neutron has given out one of the addresses.
+var ErrAddressTaken = errors.New("an address is another port's in OpenStack")
+
+// MAC is the MAC address of a port that Weft creates with an IPv4 address: nodes know it without asking.
+func MAC(addr netip.Addr) string {
+	b := addr.As4()
+	return fmt.Sprintf("0a:58:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3])
+}
+
+// CreatePorts creates ports by one call: all, or none. When the outcome is unknown, Ports shows what exists.
+func (c *Cloud) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, error) {
+	list := make([]map[string]any, 0, len(want.Addresses))
+	for _, addr := range want.Addresses {
+		opts := portsbinding.CreateOptsExt{
+			CreateOptsBuilder: ports.CreateOpts{
+				NetworkID: want.Network, Description: c.mark(want.Owner), ProjectID: want.Project, AdminStateUp: yes(),
+				DeviceOwner: deviceOwner(want.Host), SecurityGroups: &want.Groups, MACAddress: MAC(addr),
+				FixedIPs: []ports.IP{{SubnetID: want.Subnet, IPAddress: addr.String()}},
+			},
+			HostID: want.Host,
+		}
+		body, err := opts.ToPortCreateMap()
+		if err != nil {
+			return nil, fmt.Errorf("describe port %s: %w", addr, err)
+		}
+		one, ok := body["port"].(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("describe port %s: %T is no port", addr, body["port"])
+		}
+		list = append(list, one)
+	}
+	var made struct {
+		Ports []HeldPort `json:"ports"`
+	}
+	_, err := c.client.Network.Post(ctx, c.client.Network.ServiceURL("ports"), map[string]any{"ports": list}, &made, //nolint:bodyclose // it is read
+		&gophercloud.RequestOpts{OkCodes: []int{http.StatusCreated}})
+	if openstack.Is(err, http.StatusConflict) {
+		return nil, fmt.Errorf("create %d ports on host %q: %w: %w", len(list), want.Host, ErrAddressTaken, openstack.Explain(err))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create %d ports on host %q: %w", len(list), want.Host, openstack.Explain(err))
+	}
+	return made.Ports, nil
+}
+
+// Ports lists all ports of a network, with their bindings.
+func (c *Cloud) Ports(ctx context.Context, network string) ([]HeldPort, error) {
+	pages, err := ports.List(c.client.Network, ports.ListOpts{NetworkID: network}).AllPages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the ports of network %s: %w", network, openstack.Explain(err))
+	}
+	var found []HeldPort
+	if err := ports.ExtractPortsInto(pages, &found); err != nil {
+		return nil, fmt.Errorf("read the ports of network %s: %w", network, err)
+	}
+	return found, nil
+}
+
+// OwnerOf returns what a port was created for, and whether this installation created it.
+func (c *Cloud) OwnerOf(p *HeldPort) (owner string, ours bool) {
+	return strings.CutPrefix(p.Description, c.mark(""))
+}
+
+// Bound reports whether Neutron has bound a port to its host.
+func (p *HeldPort) Bound() bool { return p.VIFType != "binding_failed" && p.VIFType != "unbound" }
+
+// Active reports whether the port's flows are in effect.
+func (p *HeldPort) Active() bool { return p.Status == "ACTIVE" }
+
+// IsRouter reports whether the port connects its subnet to a router.
+func (p *HeldPort) IsRouter() bool { return slices.Contains(routerInterfaces(), p.DeviceOwner) }
+
+// IsDHCP reports whether the port serves DHCP and names.
+func (p *HeldPort) IsDHCP() bool { return p.DeviceOwner == "network:dhcp" }

@@ -1,0 +1,161 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"weft.dev/weft/internal/neutron/ahead"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/objects"
+)
+
+// plan creates and deletes the ports that pods' number asks for, and returns when it is to be looked at again.
+func (r *round) plan(ctx context.Context) (time.Duration, error) {
+	now, next := r.now(), reread
+	var errs []error
+	problem := ""
+	for _, node := range r.v.nodes() {
+		host, there := r.v.hosts[node]
+		if !there {
+			errs = append(errs, r.deleteOf(ctx, node, nil))
+			continue
+		}
+		decided := ahead.Decide(r.v.demand[node], append(r.v.portsOf(node), r.unseen(node)...), now)
+		if !decided.Again.IsZero() {
+			next = min(next, max(decided.Again.Sub(now), soonest))
+		}
+		errs = append(errs, r.deleteOf(ctx, node, decided.Delete))
+		switch {
+		case decided.Create == 0:
+		case host == "":
+			problem = fmt.Sprintf("node %s reports no hostname of its Open vSwitch: its agent serves no pods of OpenStack's networks yet", node)
+		default:
+			err := r.create(ctx, ahead.Place{Network: string(r.v.network.UID), Node: node}, decided.Create)
+			if err != nil {
+				problem = err.Error()
+			}
+			errs = append(errs, err)
+		}
+	}
+	r.problem(problem)
+	return next, errors.Join(errs...)
+}
+
+// unseen are a node's ports in OpenStack whose NeutronPorts the cache does not have yet.
+func (r *round) unseen(node string) []ahead.Port {
+	seen := map[string]bool{}
+	for i := range r.v.ports {
+		seen[r.v.ports[i].Name] = true
+	}
+	var all []ahead.Port
+	for i := range r.k.ports {
+		at, ours := placeOf(r.os, &r.k.ports[i])
+		if ours && at.Network == string(r.v.network.UID) && at.Node == node && !seen[r.k.ports[i].ID] {
+			all = append(all, ahead.Port{ID: r.k.ports[i].ID, Since: r.now()})
+		}
+	}
+	return all
+}
+
+// deleteOf deletes NeutronPorts of a node: these, or all where the node is gone.
+func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
+	wanted := map[string]bool{}
+	for _, id := range ids {
+		wanted[id] = true
+	}
+	_, there := r.v.hosts[node]
+	var errs []error
+	for i := range r.v.ports {
+		p := &r.v.ports[i]
+		if p.Spec.Node == node && (!there || wanted[p.Name]) {
+			errs = append(errs, r.deleteObject(ctx, p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// create creates ports in bulk, and their NeutronPorts.
+func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
+	subnet, pool, err := objects.PodSubnet(r.k.network)
+	if err != nil {
+		return err
+	}
+	reserved, err := r.reserved.read(ctx)
+	if err != nil {
+		return err
+	}
+	for count > 0 {
+		chosen := r.choose(at, pool, min(count, cloud.MostPorts), reserved)
+		if len(chosen) == 0 {
+			return fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", at.Node, subnet, errFull, count)
+		}
+		made, err := r.os.CreatePorts(ctx, cloud.NewPorts{
+			Owner: objects.PortOwner(at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet, Host: r.v.hosts[at.Node],
+			Groups: []string{r.k.group}, Addresses: chosen,
+		})
+		if err != nil {
+			return err
+		}
+		r.k.ports = append(r.k.ports, made...)
+		count -= len(chosen)
+		for i := range made {
+			if err := r.adoptPort(ctx, &made[i], at.Node); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var errFull = errors.New("every address of its pools is another port's, or another network's on this node: give the Network a larger range")
+
+// linkLocal are the addresses between a node and its pods.
+var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant
+
+// choose claims free addresses of the pool for a node: free in the network, and on the node in all networks.
+func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, reserved objects.Reserved) []netip.Addr {
+	inNetwork := map[netip.Addr]bool{}
+	for i := range r.k.ports {
+		for _, ip := range r.k.ports[i].FixedIPs {
+			if addr, err := netip.ParseAddr(ip.IPAddress); err == nil {
+				inNetwork[addr] = true
+			}
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool {
+		_, onNode := r.v.taken[nodeAddress{at.Node, addr}]
+		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(nodeAddress{at.Node, addr}) || within(reserved, addr)
+	})
+	if r.claimed[r.v.key] == nil {
+		r.claimed[r.v.key] = map[nodeAddress]bool{}
+	}
+	for _, addr := range chosen {
+		r.claimed[r.v.key][nodeAddress{at.Node, addr}] = true
+	}
+	return chosen
+}
+
+func (r *portReconciler) claimedByAny(at nodeAddress) bool {
+	for _, claims := range r.claimed {
+		if claims[at] {
+			return true
+		}
+	}
+	return false
+}
+
+func within(reserved objects.Reserved, addr netip.Addr) bool {
+	for _, ranges := range reserved {
+		for _, p := range ranges {
+			if p.Contains(addr) {
+				return true
+			}
+		}
+	}
+	return false
+}

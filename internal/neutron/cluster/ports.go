@@ -1,0 +1,360 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/cluster"
+	"weft.dev/weft/internal/neutron/ahead"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/objects"
+)
+
+// portReconciler keeps ports in OpenStack, and the NeutronPorts of nodes' agents, in step with pods. Networks are reconciled one after
+// the other each, several at once.
+type portReconciler struct {
+	client   client.Client
+	live     client.Reader
+	cloud    *connection
+	reserved *reservedReader
+	events   events.EventRecorder
+	log      *slog.Logger
+	now      func() time.Time
+
+	mu sync.Mutex
+	// known is what OpenStack has of each Network, as last read and as changed since.
+	known map[types.NamespacedName]*known
+	// claimed are addresses of ports whose NeutronPorts the cache may not have yet.
+	claimed map[types.NamespacedName]map[nodeAddress]bool
+}
+
+// known is what OpenStack has of a Network.
+type known struct {
+	at      time.Time
+	network *cloud.HeldNetwork
+	ports   []cloud.HeldPort
+	project string
+	group   string
+	// waiting counts the plugged ports that are not ACTIVE yet, since the time at which that number changed.
+	waiting int
+	since   time.Time
+	problem string // that an event reports
+}
+
+// round is one reconciliation of a Network's ports: what the API server has, and what OpenStack has.
+type round struct {
+	*portReconciler
+
+	os *session
+	v  *view
+	k  *known
+}
+
+// Bounds of how often OpenStack is asked whether ports are ACTIVE.
+const (
+	soonest = 500 * time.Millisecond
+	latest  = 30 * time.Second
+)
+
+// Reconcile brings the ports of one Network into step.
+func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	v, err := look(ctx, r.client, req.NamespacedName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	idle := len(v.ports) == 0 && len(v.demand) == 0
+	if idle && (v.gone() || v.network.Status.NetworkID == "") {
+		r.forget(req.NamespacedName)
+		return ctrl.Result{}, nil
+	}
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	result, err := r.step(ctx, os, v)
+	r.cloud.failed(os, err)
+	if err != nil {
+		r.stale(req.NamespacedName)
+		r.log.WarnContext(ctx, "ports not in step", "network", req.String(), "error", err)
+	}
+	return settle(result, err)
+}
+
+func (r *portReconciler) step(ctx context.Context, os *session, v *view) (ctrl.Result, error) {
+	if v.gone() || v.network.Status.NetworkID == "" {
+		r.forget(v.key)
+		last := &round{portReconciler: r, os: os, v: v, k: &known{}}
+		return ctrl.Result{}, errors.Join(last.deleteObjects(ctx), last.finish(ctx))
+	}
+	k, err := r.read(ctx, os, v)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	now := &round{portReconciler: r, os: os, v: v, k: k}
+	errs := []error{now.finish(ctx), now.adopt(ctx), now.report(ctx)}
+	next, err := now.plan(ctx)
+	errs = append(errs, err)
+	return ctrl.Result{RequeueAfter: min(next, r.untilRead(k))}, errors.Join(errs...)
+}
+
+func (r *portReconciler) forget(key types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.known, key)
+	delete(r.claimed, key)
+}
+
+// stale has OpenStack read again: what a call that failed has done is unknown.
+func (r *portReconciler) stale(key types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if k := r.known[key]; k != nil {
+		k.at = time.Time{}
+	}
+}
+
+// untilRead is when OpenStack is read again: soon while ports wait to be ACTIVE, and more seldom the longer they wait.
+func (r *portReconciler) untilRead(k *known) time.Duration {
+	if k.waiting == 0 {
+		return reread
+	}
+	return min(max(soonest, r.now().Sub(k.since)/2), latest)
+}
+
+// read returns what OpenStack has, from memory unless it is time to ask.
+func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known, error) {
+	r.mu.Lock()
+	k := r.known[v.key]
+	r.mu.Unlock()
+	now := r.now()
+	if k == nil || k.network.ID != v.network.Status.NetworkID {
+		k = &known{}
+	}
+	waiting := 0
+	for i := range v.ports {
+		if p := &v.ports[i]; v.current(p) && p.Status.Plugged && !p.Spec.Active {
+			waiting++
+		}
+	}
+	if waiting != k.waiting {
+		k.waiting, k.since = waiting, now
+	}
+	if !k.at.IsZero() && now.Sub(k.at) < r.untilRead(k) {
+		return k, nil
+	}
+	if k.network == nil || now.Sub(k.at) >= reread {
+		if err := r.readNetwork(ctx, os, v, k); err != nil {
+			return nil, err
+		}
+	}
+	ports, err := os.Ports(ctx, k.network.ID)
+	if err != nil {
+		return nil, err
+	}
+	k.ports, k.at = ports, r.now()
+	r.mu.Lock()
+	r.known[v.key] = k
+	r.mu.Unlock()
+	return k, nil
+}
+
+func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view, k *known) error {
+	held, err := os.FindNetwork(ctx, "", "", v.network.Status.NetworkID)
+	if err != nil {
+		return err
+	}
+	if k.project, err = projectOf(ctx, r.client, os, v.network); err != nil {
+		return err
+	}
+	if k.group, err = os.group(ctx, k.project); err != nil {
+		return err
+	}
+	k.network = held
+	return nil
+}
+
+// finish deletes ports in OpenStack whose objects are being deleted and whose nodes have unplugged them, or are gone.
+func (r *round) finish(ctx context.Context) error {
+	var errs []error
+	for i := range r.v.ports {
+		p := &r.v.ports[i]
+		if p.DeletionTimestamp.IsZero() || !controllerutil.ContainsFinalizer(p, weftv1.NeutronPortFinalizer) {
+			continue
+		}
+		errs = append(errs, r.finishPort(ctx, p.Name))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *round) finishPort(ctx context.Context, id string) error {
+	p := &weftv1.NeutronPort{}
+	if err := r.live.Get(ctx, client.ObjectKey{Name: id}, p); err != nil { // the cache may be behind the agent's report
+		return client.IgnoreNotFound(err)
+	}
+	if _, there := r.v.hosts[p.Spec.Node]; there && (p.Status.Plugged || p.Status.Pod != nil) {
+		return nil
+	}
+	if err := r.os.RemovePort(ctx, id); err != nil {
+		return err
+	}
+	r.k.drop(id)
+	controllerutil.RemoveFinalizer(p, weftv1.NeutronPortFinalizer)
+	if err := r.client.Update(ctx, p); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("remove the finalizer of NeutronPort %s: %w", id, err)
+	}
+	return nil
+}
+
+func (k *known) drop(id string) {
+	for i := range k.ports {
+		if k.ports[i].ID == id {
+			k.ports = append(k.ports[:i:i], k.ports[i+1:]...)
+			return
+		}
+	}
+}
+
+// deleteObjects deletes the NeutronPorts of a Network that is gone, except those that pods are attached to.
+func (r *round) deleteObjects(ctx context.Context) error {
+	var errs []error
+	for i := range r.v.ports {
+		if p := &r.v.ports[i]; p.Status.Pod == nil {
+			errs = append(errs, r.deleteObject(ctx, p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r *portReconciler) deleteObject(ctx context.Context, p *weftv1.NeutronPort) error {
+	if !p.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	if err := r.client.Delete(ctx, p, client.Preconditions{UID: new(p.UID), ResourceVersion: new(p.ResourceVersion)}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete NeutronPort %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// adopt writes the NeutronPorts of ports in OpenStack that have none: just created, or created before a controller ended. A port that
+// cannot serve a pod is deleted.
+func (r *round) adopt(ctx context.Context) error {
+	has := map[string]bool{}
+	for i := range r.v.ports {
+		has[r.v.ports[i].Name] = true
+	}
+	var errs []error
+	claims := map[nodeAddress]bool{}
+	for _, port := range append([]cloud.HeldPort(nil), r.k.ports...) {
+		at, ours := placeOf(r.os, &port)
+		if !ours || at.Network != string(r.v.network.UID) {
+			continue
+		}
+		for _, ip := range port.FixedIPs {
+			if addr, err := netip.ParseAddr(ip.IPAddress); err == nil {
+				claims[nodeAddress{at.Node, addr}] = true
+			}
+		}
+		if !has[port.ID] {
+			errs = append(errs, r.adoptPort(ctx, &port, at.Node))
+		}
+	}
+	r.mu.Lock()
+	r.claimed[r.v.key] = claims
+	r.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+func placeOf(os *session, port *cloud.HeldPort) (ahead.Place, bool) {
+	owner, ours := os.OwnerOf(port)
+	if !ours {
+		return ahead.Place{}, false
+	}
+	return objects.PlaceOf(owner)
+}
+
+func (r *round) adoptPort(ctx context.Context, port *cloud.HeldPort, node string) error {
+	object, err := objects.Port(r.v.network, r.k.network, r.k.ports, port, node)
+	_, there := r.v.hosts[node]
+	if err != nil || !there || !port.Bound() || r.clashes(object) {
+		if removeErr := r.os.RemovePort(ctx, port.ID); removeErr != nil {
+			return removeErr
+		}
+		r.k.drop(port.ID)
+		switch {
+		case !port.Bound() && there:
+			r.problem(fmt.Sprintf("port on node %s: %s (host %q)", node, cloud.ErrBinding, port.HostID))
+			return fmt.Errorf("port %s on node %s: %w", port.ID, node, cloud.ErrBinding)
+		}
+		return err
+	}
+	if err := r.client.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create NeutronPort %s: %w", port.ID, err)
+	}
+	return nil
+}
+
+// clashes reports whether another network's port on the node has an address of the port.
+func (r *round) clashes(object *weftv1.NeutronPort) bool {
+	for _, a := range object.Spec.Addresses {
+		prefix, err := netip.ParsePrefix(a.Address)
+		if err != nil {
+			return true
+		}
+		if of, taken := r.v.taken[nodeAddress{object.Spec.Node, prefix.Addr()}]; taken && of != r.v.key {
+			return true
+		}
+	}
+	return false
+}
+
+// report writes to NeutronPorts whether their ports are ACTIVE. One whose port is gone in OpenStack is deleted.
+func (r *round) report(ctx context.Context) error {
+	held := map[string]*cloud.HeldPort{}
+	for i := range r.k.ports {
+		held[r.k.ports[i].ID] = &r.k.ports[i]
+	}
+	var errs []error
+	for i := range r.v.ports {
+		p := &r.v.ports[i]
+		if !r.v.current(p) {
+			if p.Status.Pod == nil {
+				errs = append(errs, r.deleteObject(ctx, p))
+			}
+			continue
+		}
+		port := held[p.Name]
+		if port == nil && p.Status.Pod == nil {
+			errs = append(errs, r.deleteObject(ctx, p))
+			continue
+		}
+		if active := port != nil && port.Active(); active != p.Spec.Active {
+			p.Spec.Active = active
+			if err := r.client.Update(ctx, p); client.IgnoreNotFound(err) != nil {
+				errs = append(errs, fmt.Errorf("update NeutronPort %s: %w", p.Name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// problem sends an event about a Network, once while it lasts.
+func (r *round) problem(what string) {
+	if r.k.problem != what && what != "" {
+		r.events.Eventf(r.v.network, nil, corev1.EventTypeWarning, "Ports", "CreatePorts", "%s", cluster.Note(what))
+	}
+	r.k.problem = what
+}

@@ -1,0 +1,233 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
+	"weft.dev/weft/internal/neutron/objects"
+	"weft.dev/weft/internal/placement"
+)
+
+// trimPod keeps of a cached Pod what placement and the count of ports need.
+func trimPod(obj any) (any, error) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	trimmed := &corev1.Pod{TypeMeta: pod.TypeMeta, Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}}
+	trimmed.Namespace, trimmed.Name, trimmed.UID, trimmed.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
+	trimmed.DeletionTimestamp, trimmed.Status.Phase = pod.DeletionTimestamp, pod.Status.Phase
+	if network, there := pod.Annotations[placement.AnnotationNetwork]; there {
+		trimmed.Annotations = map[string]string{placement.AnnotationNetwork: network}
+	}
+	return trimmed, nil
+}
+
+// places decides which Network a pod is on, as the agents do.
+type places struct {
+	cluster placement.Cluster
+}
+
+// otherNetworks stands for the network of pods that are on none of OpenStack's.
+const otherNetworks = "other"
+
+func newPlaces(ctx context.Context, reader client.Reader) (*places, error) {
+	var list stackubev1.NetworkList
+	if err := reader.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list the Networks: %w", err)
+	}
+	return &places{placement.Cluster{
+		Default: otherNetworks, Known: []string{otherNetworks, objects.NetworkKind}, Binders: []placement.Binder{objects.Binder(list.Items)},
+	}}, nil
+}
+
+// of returns the Network of a pod; none for pods that are not to run, or on other networks.
+func (p *places) of(pod *corev1.Pod, namespace *corev1.Namespace) (key types.NamespacedName, found bool) {
+	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return key, false
+	}
+	decision := placement.Decide(
+		placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations},
+		placement.Namespace{Name: namespace.Name, Annotations: namespace.Annotations, Labels: namespace.Labels}, p.cluster)
+	if decision.Network != objects.NetworkKind || decision.Refuse != "" {
+		return key, false
+	}
+	return types.NamespacedName{Namespace: pod.Namespace, Name: decision.Part}, decision.Part != ""
+}
+
+// view is what the API server has of a Network's ports.
+type view struct {
+	key     types.NamespacedName
+	network *stackubev1.Network  // nil: it does not exist
+	ports   []weftv1.NeutronPort // of the Network's name, also of a former Network
+	demand  map[string]ahead.Demand
+	hosts   map[string]string // of nodes: their names in Neutron, "" where the agent has not reported one
+	taken   map[nodeAddress]types.NamespacedName
+}
+
+// nodeAddress is an address on a node: nodes route each to one pod, of whatever network.
+type nodeAddress struct {
+	node string
+	addr netip.Addr
+}
+
+// look reads the view of a Network.
+func look(ctx context.Context, reader client.Reader, key types.NamespacedName) (*view, error) {
+	v := &view{key: key, demand: map[string]ahead.Demand{}, hosts: map[string]string{}, taken: map[nodeAddress]types.NamespacedName{}}
+	var network stackubev1.Network
+	switch err := reader.Get(ctx, key, &network); {
+	case err == nil:
+		v.network = &network
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read Network %s: %w", key, err)
+	}
+	if err := v.lookPorts(ctx, reader); err != nil {
+		return nil, err
+	}
+	if err := v.lookNodes(ctx, reader); err != nil {
+		return nil, err
+	}
+	return v, v.lookPods(ctx, reader)
+}
+
+func (v *view) lookPorts(ctx context.Context, reader client.Reader) error {
+	var ports weftv1.NeutronPortList
+	if err := reader.List(ctx, &ports); err != nil {
+		return fmt.Errorf("list the NeutronPorts: %w", err)
+	}
+	for i := range ports.Items {
+		p := &ports.Items[i]
+		of := types.NamespacedName{Namespace: p.Spec.Network.Namespace, Name: p.Spec.Network.Name}
+		if of == v.key {
+			v.ports = append(v.ports, *p)
+		}
+		for _, a := range p.Spec.Addresses {
+			if prefix, err := netip.ParsePrefix(a.Address); err == nil {
+				v.taken[nodeAddress{p.Spec.Node, prefix.Addr()}] = of
+			}
+		}
+	}
+	return nil
+}
+
+func (v *view) lookNodes(ctx context.Context, reader client.Reader) error {
+	var nodes corev1.NodeList
+	if err := reader.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("list the nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		v.hosts[nodes.Items[i].Name] = ""
+	}
+	var reports weftv1.NodeNetworkList
+	if err := reader.List(ctx, &reports); err != nil {
+		return fmt.Errorf("list the NodeNetworks: %w", err)
+	}
+	for i := range reports.Items {
+		if _, there := v.hosts[reports.Items[i].Name]; there {
+			v.hosts[reports.Items[i].Name] = hostname(&reports.Items[i])
+		}
+	}
+	return nil
+}
+
+// hostname is a node's name in Neutron, as its agent reports it.
+func hostname(report *weftv1.NodeNetwork) string {
+	for i := range report.Status.Networks {
+		if s := &report.Status.Networks[i]; s.Name == weftv1.NetworkNeutron && s.Neutron != nil {
+			return s.Neutron.Hostname
+		}
+	}
+	return ""
+}
+
+func (v *view) lookPods(ctx context.Context, reader client.Reader) error {
+	where, err := newPlaces(ctx, reader)
+	if err != nil {
+		return err
+	}
+	namespace := &corev1.Namespace{}
+	if err := reader.Get(ctx, client.ObjectKey{Name: v.key.Namespace}, namespace); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("read namespace %s: %w", v.key.Namespace, err)
+	}
+	attached := map[types.UID]bool{}
+	for i := range v.ports {
+		if pod := v.ports[i].Status.Pod; pod != nil {
+			attached[types.UID(pod.UID)] = true
+		}
+	}
+	var pods corev1.PodList
+	if err := reader.List(ctx, &pods, client.InNamespace(v.key.Namespace)); err != nil {
+		return fmt.Errorf("list the pods of namespace %s: %w", v.key.Namespace, err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if at, found := where.of(pod, namespace); !found || at != v.key {
+			continue
+		}
+		d := v.demand[pod.Spec.NodeName]
+		d.Pods++
+		if !attached[pod.UID] && pod.DeletionTimestamp.IsZero() {
+			d.Waiting++
+		}
+		v.demand[pod.Spec.NodeName] = d
+	}
+	return nil
+}
+
+// gone reports whether the Network has no ports any more: it is deleted, or was never made.
+func (v *view) gone() bool { return v.network == nil || !v.network.DeletionTimestamp.IsZero() }
+
+// current reports whether a port is this Network's, and stays.
+func (v *view) current(p *weftv1.NeutronPort) bool {
+	return !v.gone() && p.Spec.Network.UID == string(v.network.UID) && p.DeletionTimestamp.IsZero()
+}
+
+// nodes are those that have pods or ports of the Network, in order.
+func (v *view) nodes() []string {
+	names := map[string]bool{}
+	for name := range v.demand {
+		names[name] = true
+	}
+	for i := range v.ports {
+		names[v.ports[i].Spec.Node] = true
+	}
+	sorted := make([]string, 0, len(names))
+	for name := range names {
+		sorted = append(sorted, name)
+	}
+	slices.Sort(sorted)
+	return sorted
+}
+
+// portsOf are a node's ports as the plan needs them.
+func (v *view) portsOf(node string) []ahead.Port {
+	var all []ahead.Port
+	for i := range v.ports {
+		p := &v.ports[i]
+		if p.Spec.Node == node && v.current(p) {
+			all = append(all, ahead.Port{ID: p.Name, Attached: p.Status.Pod != nil, Since: since(p).Time, Used: p.Status.ReleasedAt != nil})
+		}
+	}
+	return all
+}
+
+func since(p *weftv1.NeutronPort) metav1.Time {
+	if p.Status.ReleasedAt != nil {
+		return *p.Status.ReleasedAt
+	}
+	return p.CreationTimestamp
+}

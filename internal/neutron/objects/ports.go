@@ -1,0 +1,148 @@
+package objects
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/placement"
+)
+
+// NetworkKind is the name of OpenStack's networks in placement.
+const NetworkKind = "neutron"
+
+// Binder puts the pods of a namespace on the Network of its name, as stackube does.
+func Binder(networks []stackubev1.Network) placement.Binder {
+	own := map[string]bool{}
+	for i := range networks {
+		if n := &networks[i]; n.Namespace == n.Name {
+			own[n.Name] = true
+		}
+	}
+	return func(_ placement.Pod, namespace placement.Namespace) []placement.Binding {
+		if !own[namespace.Name] {
+			return nil
+		}
+		return []placement.Binding{{
+			Level: placement.ByNamespace, Network: NetworkKind, Part: namespace.Name,
+			Reason: fmt.Sprintf("Network %s/%s has the namespace's name", namespace.Name, namespace.Name),
+		}}
+	}
+}
+
+const portOwner = "port/"
+
+// PortOwner is what the mark of a port in OpenStack names: a Network and a node.
+func PortOwner(at ahead.Place) string { return portOwner + at.Network + "/" + at.Node }
+
+// PlaceOf reads a port's owner.
+func PlaceOf(owner string) (ahead.Place, bool) {
+	rest, is := strings.CutPrefix(owner, portOwner)
+	network, node, both := strings.Cut(rest, "/")
+	return ahead.Place{Network: network, Node: node}, is && both && network != "" && node != ""
+}
+
+// Errors of networks whose ports cannot be given to pods.
+var (
+	ErrNoSubnet  = errors.New("the network has no IPv4 subnet with an allocation pool")
+	ErrNoAddress = errors.New("the port has no address of a known subnet")
+)
+
+// PodSubnet is the subnet that pods' ports are created in: the first IPv4 subnet by name. Its allocation pools are what Neutron gives out.
+func PodSubnet(held *cloud.HeldNetwork) (id string, pool []ahead.Range, err error) {
+	sorted := slices.SortedFunc(slices.Values(held.Held), func(a, b subnets.Subnet) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
+	for _, s := range sorted {
+		if s.IPVersion != 4 {
+			continue
+		}
+		for _, p := range s.AllocationPools {
+			first, errFirst := netip.ParseAddr(p.Start)
+			last, errLast := netip.ParseAddr(p.End)
+			if errFirst == nil && errLast == nil && first.Is4() && last.Is4() {
+				pool = append(pool, ahead.Range{First: first, Last: last})
+			}
+		}
+		if len(pool) > 0 {
+			return s.ID, pool, nil
+		}
+	}
+	return "", nil, fmt.Errorf("network %s: %w", held.ID, ErrNoSubnet)
+}
+
+// Port compiles the NeutronPort of a port: what a node needs to know of it.
+func Port(n *stackubev1.Network, held *cloud.HeldNetwork, all []cloud.HeldPort, port *cloud.HeldPort, node string) (*weftv1.NeutronPort, error) {
+	spec := weftv1.NeutronPortSpec{
+		Network: weftv1.NeutronPortNetwork{Namespace: n.Namespace, Name: n.Name, UID: string(n.UID), ID: held.ID},
+		Node:    node, MAC: strings.ToLower(port.MACAddress), MTU: int32(held.MTU), Active: port.Active(), //nolint:gosec // an MTU
+	}
+	families := map[int]bool{}
+	for _, ip := range port.FixedIPs {
+		at := slices.IndexFunc(held.Held, func(s subnets.Subnet) bool { return s.ID == ip.SubnetID })
+		if at < 0 || families[held.Held[at].IPVersion] {
+			continue
+		}
+		subnet := &held.Held[at]
+		addr, errAddr := netip.ParseAddr(ip.IPAddress)
+		cidr, errCIDR := netip.ParsePrefix(subnet.CIDR)
+		if errAddr != nil || errCIDR != nil || !cidr.Contains(addr) {
+			continue
+		}
+		families[subnet.IPVersion] = true
+		spec.Addresses = append(spec.Addresses, weftv1.NeutronPortAddress{
+			Address: netip.PrefixFrom(addr, cidr.Bits()).String(), Gateway: subnet.GatewayIP, GatewayMAC: routerMAC(all, subnet),
+		})
+		for _, r := range subnet.HostRoutes {
+			spec.Routes = append(spec.Routes, weftv1.NeutronPortRoute{Destination: r.DestinationCIDR, NextHop: r.NextHop})
+		}
+		spec.DNS = append(spec.DNS, nameServers(all, subnet)...)
+	}
+	if len(spec.Addresses) == 0 {
+		return nil, fmt.Errorf("port %s: %w", port.ID, ErrNoAddress)
+	}
+	return &weftv1.NeutronPort{
+		ObjectMeta: metav1.ObjectMeta{Name: port.ID, Finalizers: []string{weftv1.NeutronPortFinalizer}}, Spec: spec,
+	}, nil
+}
+
+// routerMAC is the MAC address of the router's port that has the subnet's gateway.
+func routerMAC(all []cloud.HeldPort, subnet *subnets.Subnet) string {
+	for i := range all {
+		if !all[i].IsRouter() {
+			continue
+		}
+		for _, ip := range all[i].FixedIPs {
+			if ip.SubnetID == subnet.ID && ip.IPAddress == subnet.GatewayIP {
+				return strings.ToLower(all[i].MACAddress)
+			}
+		}
+	}
+	return ""
+}
+
+// mostServers bounds the name servers of a port.
+const mostServers = 5
+
+// nameServers are the subnet's; without any, the ports that serve DHCP in it.
+func nameServers(all []cloud.HeldPort, subnet *subnets.Subnet) []string {
+	found := slices.Clone(subnet.DNSNameservers)
+	if len(found) == 0 {
+		for i := range all {
+			for _, ip := range all[i].FixedIPs {
+				if all[i].IsDHCP() && ip.SubnetID == subnet.ID {
+					found = append(found, ip.IPAddress)
+				}
+			}
+		}
+		slices.Sort(found)
+	}
+	return found[:min(len(found), mostServers)]
+}

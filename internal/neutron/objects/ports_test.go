@@ -1,0 +1,105 @@
+package objects
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/placement"
+)
+
+func TestBinder(t *testing.T) {
+	network := func(namespace, name string) stackubev1.Network {
+		return stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	}
+	cluster := placement.Cluster{
+		Default: "overlay", Known: []string{"overlay", NetworkKind},
+		Binders: []placement.Binder{Binder([]stackubev1.Network{network("blue", "blue"), network("red", "second")})},
+	}
+	for _, c := range []struct {
+		namespace, annotation string
+		network, part         string
+	}{
+		{"blue", "", NetworkKind, "blue"},
+		{"blue", "neutron/other", NetworkKind, "other"},
+		{"blue", "overlay", "overlay", ""},
+		{"red", "", "overlay", ""},
+		{"red", "neutron/second", NetworkKind, "second"},
+	} {
+		pod := placement.Pod{Namespace: c.namespace, Name: "p"}
+		if c.annotation != "" {
+			pod.Annotations = map[string]string{placement.AnnotationNetwork: c.annotation}
+		}
+		got := placement.Decide(pod, placement.Namespace{Name: c.namespace}, cluster)
+		if got.Network != c.network || got.Part != c.part || got.Refuse != "" {
+			t.Errorf("a pod of %s with annotation %q is on %+v, want %s/%s", c.namespace, c.annotation, got, c.network, c.part)
+		}
+	}
+}
+
+func TestPlaceOf(t *testing.T) {
+	at := ahead.Place{Network: "5b1f", Node: "node-1.example"}
+	if got, ok := PlaceOf(PortOwner(at)); !ok || got != at {
+		t.Errorf("%+v, %v", got, ok)
+	}
+	for _, owner := range []string{"", "port/", "port/a", "port//b", "port/a/", "network/a/b"} {
+		if got, ok := PlaceOf(owner); ok {
+			t.Errorf("%q is %+v", owner, got)
+		}
+	}
+}
+
+func TestPort(t *testing.T) {
+	held := &cloud.HeldNetwork{Network: networks.Network{ID: "net"}, Held: []subnets.Subnet{
+		{ID: "v6", Name: "a", IPVersion: 6, CIDR: "fd00::/64", GatewayIP: "fd00::1", AllocationPools: []subnets.AllocationPool{{Start: "fd00::2", End: "fd00::9"}}},
+		{
+			ID: "v4", Name: "b", IPVersion: 4, CIDR: "10.244.0.0/16", GatewayIP: "10.244.0.1",
+			AllocationPools: []subnets.AllocationPool{{Start: "10.244.0.2", End: "10.244.255.254"}},
+			HostRoutes:      []subnets.HostRoute{{DestinationCIDR: "192.0.2.0/24", NextHop: "10.244.0.9"}},
+		},
+	}}
+	held.MTU = 1442
+	port := func(id, owner, mac string, ips ...ports.IP) cloud.HeldPort {
+		return cloud.HeldPort{Port: ports.Port{ID: id, DeviceOwner: owner, MACAddress: mac, FixedIPs: ips, Status: "ACTIVE"}}
+	}
+	all := []cloud.HeldPort{
+		port("r", "network:router_interface", "FA:16:3E:00:00:01", ports.IP{SubnetID: "v4", IPAddress: "10.244.0.1"}),
+		port("d", "network:dhcp", "fa:16:3e:00:00:02", ports.IP{SubnetID: "v4", IPAddress: "10.244.0.2"}),
+		port("p", "compute:n1", "0a:58:0a:f4:00:05", ports.IP{SubnetID: "v4", IPAddress: "10.244.0.5"}, ports.IP{SubnetID: "v4", IPAddress: "10.244.0.6"}),
+		port("x", "compute:n1", "0a:58:0a:f4:00:07", ports.IP{SubnetID: "elsewhere", IPAddress: "10.244.0.7"}),
+	}
+	n := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "blue", UID: "u"}}
+	got, err := Port(n, held, all, &all[2], "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := weftv1.NeutronPortSpec{
+		Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u", ID: "net"}, Node: "n1", MAC: "0a:58:0a:f4:00:05", MTU: 1442, Active: true,
+		Addresses: []weftv1.NeutronPortAddress{{Address: "10.244.0.5/16", Gateway: "10.244.0.1", GatewayMAC: "fa:16:3e:00:00:01"}},
+		Routes:    []weftv1.NeutronPortRoute{{Destination: "192.0.2.0/24", NextHop: "10.244.0.9"}},
+		DNS:       []string{"10.244.0.2"},
+	}
+	if diff := cmp.Diff(want, got.Spec); diff != "" || got.Name != "p" || got.Finalizers[0] != weftv1.NeutronPortFinalizer {
+		t.Errorf("%s: %s", got.Name, diff)
+	}
+	if _, err := Port(n, held, all, &all[3], "n1"); !errors.Is(err, ErrNoAddress) {
+		t.Errorf("a port of another subnet: %v", err)
+	}
+	id, pool, err := PodSubnet(held)
+	if err != nil || id != "v4" || len(pool) != 1 || pool[0].First.String() != "10.244.0.2" {
+		t.Errorf("the pods' subnet is %s, %v: %v", id, pool, err)
+	}
+	held.Held = held.Held[:1]
+	if _, _, err := PodSubnet(held); !errors.Is(err, ErrNoSubnet) {
+		t.Errorf("a network of IPv6 alone: %v", err)
+	}
+}
