@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -355,7 +356,7 @@ func (p *FakePods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAd
 		return nil, fmt.Errorf("macvlan %s: namespace %s: %w", m.Name, m.Netns, ErrNoNamespace)
 	}
 	place := m.Netns + " " + m.Name
-	if have, found := p.macvlans[place]; found && have != m {
+	if have, found := p.macvlans[place]; found && !reflect.DeepEqual(have, m) {
 		return nil, fmt.Errorf("macvlan %s: %w", m.Name, ErrForeign)
 	}
 	p.macvlans[place] = m
@@ -366,7 +367,7 @@ func (p *FakePods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAd
 func (p *FakePods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if p.macvlans[m.Netns+" "+m.Name] != m {
+	if !reflect.DeepEqual(p.macvlans[m.Netns+" "+m.Name], m) {
 		return &Difference{"pod end " + m.Name, "does not exist"}
 	}
 	return ctx.Err()
@@ -376,7 +377,7 @@ func (p *FakePods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 func (p *FakePods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if p.macvlans[m.Netns+" "+m.Name] == m {
+	if reflect.DeepEqual(p.macvlans[m.Netns+" "+m.Name], m) {
 		delete(p.macvlans, m.Netns+" "+m.Name)
 	}
 	return ctx.Err()

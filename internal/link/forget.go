@@ -133,10 +133,12 @@ func conntrackRequest(operation, flags int) *nl.NetlinkRequest {
 	return request
 }
 
-// connection is what is asked about one: its protocol, whom it was for, who answers, and the zone it is in.
+// connection is what is asked about one: its protocol, the addresses of its first packet (from, to), those of the answers (by, back), and the
+// zone it is in.
 type connection struct {
 	protocol uint8
-	to, by   netip.Addr
+	from, to netip.Addr
+	by, back netip.Addr
 	port     uint16 // of to
 	zone     uint16
 }
@@ -146,6 +148,8 @@ func parseConnection(attributes []byte) connection {
 	var c connection
 	c.to, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST))
 	c.by, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC))
+	c.from, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC))
+	c.back, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST))
 	if protocol := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(protocol) == 1 {
 		c.protocol = protocol[0]
 	}

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,7 @@ import (
 // MacvlanAliasPrefix starts the alias of every [Macvlan]; its owner follows.
 const MacvlanAliasPrefix = "weft-macvlan/"
 
-// Macvlan is an interface of a pod upon a device of the node, beside the pod's own: it is in the network that the device is in. Its mode is private:
-// none upon the same device reaches another, and none the device itself.
+// Macvlan is an interface of a pod upon a device of the node, beside the pod's own: it is in the network that the device is in.
 type Macvlan struct {
 	// Netns is the path of the pod's network namespace, and Name the interface's name in it.
 	Netns, Name string
@@ -25,6 +25,29 @@ type Macvlan struct {
 	Parent string
 	// Owner is the object that it comes from; it follows MacvlanAliasPrefix in the alias. At most 200 bytes.
 	Owner string
+	// Mode is private (none upon the same device reaches another, and none the device itself), bridge, vepa or passthru. Empty: private.
+	Mode string
+	// MTU in bytes; 0 is that of the parent.
+	MTU int
+	// TxOffloadOff turns transmit offloads off, as a network needs that reads packets as they are.
+	TxOffloadOff bool
+	// Addresses is the exact list of its IPv4 addresses, without routes to their prefixes; others are removed. Nil: they are somebody
+	// else's, and left alone.
+	Addresses []netip.Prefix
+}
+
+// mode returns the kernel's number of the mode.
+func (m *Macvlan) mode() netlink.MacvlanMode {
+	switch m.Mode {
+	case "bridge":
+		return netlink.MACVLAN_MODE_BRIDGE
+	case "vepa":
+		return netlink.MACVLAN_MODE_VEPA
+	case "passthru":
+		return netlink.MACVLAN_MODE_PASSTHRU
+	default:
+		return netlink.MACVLAN_MODE_PRIVATE
+	}
 }
 
 // MacvlanParent is a device that macvlans can be upon.
@@ -148,8 +171,8 @@ func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 		if err != nil {
 			return err
 		}
-		wanted := &netlink.Macvlan{Mode: netlink.MACVLAN_MODE_PRIVATE, LinkAttrs: netlink.LinkAttrs{
-			Name: m.Name, MTU: parent.Attrs().MTU, ParentIndex: parent.Attrs().Index, Namespace: netlink.NsFd(pod.file.Fd()), TxQLen: -1,
+		wanted := &netlink.Macvlan{Mode: m.mode(), LinkAttrs: netlink.LinkAttrs{
+			Name: m.Name, MTU: cmp.Or(m.MTU, parent.Attrs().MTU), ParentIndex: parent.Attrs().Index, Namespace: netlink.NsFd(pod.file.Fd()), TxQLen: -1,
 		}}
 		if err := netlink.LinkAdd(wanted); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("making it: %w", err)
@@ -172,10 +195,10 @@ func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 
 func (m *Macvlan) alias() string { return MacvlanAliasPrefix + m.Owner }
 
-// isUpon reports whether a link of the pod's is a private macvlan upon a device of the node's.
+// isUpon reports whether a link of the pod's is a macvlan of the mode upon a device of the node's.
 func (m *Macvlan) isUpon(link, parent netlink.Link) bool {
 	macvlan, ok := link.(*netlink.Macvlan)
-	return ok && macvlan.Mode == netlink.MACVLAN_MODE_PRIVATE && macvlan.ParentIndex == parent.Attrs().Index
+	return ok && macvlan.Mode == m.mode() && macvlan.ParentIndex == parent.Attrs().Index
 }
 
 // configure works in the pod's namespace.
@@ -186,8 +209,49 @@ func (m *Macvlan) configure(have netlink.Link) error {
 	if err := writeSysctls(m.Name, macvlanSysctls()); err != nil {
 		return err
 	}
+	if m.TxOffloadOff {
+		if err := setTxOffload(m.Name, Off); err != nil {
+			return err
+		}
+	}
+	if err := m.addresses(have); err != nil {
+		return err
+	}
 	if err := netlink.LinkSetUp(have); err != nil {
 		return fmt.Errorf("setting it up: %w", err)
+	}
+	return nil
+}
+
+// addresses makes the addresses the exact list.
+func (m *Macvlan) addresses(have netlink.Link) error {
+	if m.Addresses == nil {
+		return nil
+	}
+	there, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(have, netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("listing its addresses: %w", err)
+	}
+	missing := map[netip.Prefix]bool{}
+	for _, address := range m.Addresses {
+		missing[address] = true
+	}
+	for _, address := range there {
+		bits, _ := address.Mask.Size()
+		prefix := netip.PrefixFrom(toAddr(address.IP), bits)
+		if missing[prefix] {
+			delete(missing, prefix)
+		} else if err := netlink.AddrDel(have, &address); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // a removed one may take others of its range
+			return fmt.Errorf("removing address %s: %w", prefix, err)
+		}
+	}
+	for prefix := range missing {
+		address := &netlink.Addr{
+			IPNet: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}, Flags: unix.IFA_F_NOPREFIXROUTE,
+		}
+		if err := netlink.AddrReplace(have, address); err != nil {
+			return fmt.Errorf("adding address %s: %w", prefix, err)
+		}
 	}
 	return nil
 }
@@ -213,7 +277,7 @@ func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 		case err != nil:
 			return fmt.Errorf("looking at it: %w", err)
 		case !m.isUpon(have, parent):
-			return &Difference{object, "is not a private macvlan on " + m.Parent}
+			return &Difference{object, "is not a macvlan of mode " + cmp.Or(m.Mode, "private") + " on " + m.Parent}
 		case have.Attrs().Flags&net.FlagUp == 0:
 			return &Difference{object, "is down"}
 		}

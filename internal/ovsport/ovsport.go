@@ -24,8 +24,8 @@ const Netdev = "netdev"
 
 // Keys in external_ids of Port (the mark) and Interface.
 const (
-	// OwnerKey names the object that a row is for.
-	OwnerKey = "weft.dev/owner"
+	// OwnerKey names the object that a row is for. It is another key than that of package ovsdb, whose engine would remove the rows.
+	OwnerKey = "weft.dev/attachment"
 	// IfaceIDKey names the logical port.
 	IfaceIDKey = "iface-id"
 	// InstalledKey is "true" once ovn-controller has installed the port's flows.

@@ -1,0 +1,62 @@
+package link
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// procSys is where settings are by their path, such as net/ipv4/ip_forward; those of the network are the calling thread's namespace's.
+const procSys = "/proc/sys"
+
+// Inside runs work on a thread in the network namespace at the path. Announce and Forget are for the namespace that they are called in.
+func Inside(netns string, work func() error) error {
+	namespace, err := openNamespace(netns)
+	if err != nil {
+		return err
+	}
+	defer namespace.close()
+	return onThread(namespace, work)
+}
+
+// WriteSettings writes settings of the network namespace at the path, by their paths under /proc/sys, where they differ.
+func WriteSettings(netns string, settings map[string]string) error {
+	return Inside(netns, func() error {
+		for name, value := range settings {
+			path := filepath.Join(procSys, name)
+			have, err := os.ReadFile(path)
+			if err == nil && strings.TrimSpace(string(have)) != value {
+				err = os.WriteFile(path, []byte(value), 0)
+			}
+			if err != nil {
+				return fmt.Errorf("setting %s to %s in %s: %w", name, value, netns, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Connection is a connection of a network namespace, as its connection tracking has it.
+type Connection struct {
+	// Protocol is the IP protocol's number.
+	Protocol uint8
+	// From and To are the addresses of its first packet, and Port the port that it was for.
+	From, To netip.Addr
+	Port     uint16
+	// By is the address that answers, and Back the one that the answers are for: they differ from To and From where the connection is
+	// translated.
+	By, Back netip.Addr
+}
+
+// Forget has the kernel forget the connections of this network namespace that match.
+func Forget(match func(Connection) bool) error {
+	_, err := forget(nil, func(c *connection) bool {
+		return match(Connection{Protocol: c.protocol, From: c.from, To: c.to, Port: c.port, By: c.by, Back: c.back})
+	})
+	if err != nil {
+		return fmt.Errorf("forgetting connections: %w", err)
+	}
+	return nil
+}
