@@ -54,6 +54,8 @@ type Object struct {
 	// Label and Field select the objects that are cached. Nil: all.
 	Label labels.Selector
 	Field fields.Selector
+	// Namespace is the one whose objects are cached; empty: all. The right is then a Role's.
+	Namespace string
 }
 
 // Tools are what a part's controllers are made of.
@@ -165,8 +167,12 @@ func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.B
 	}
 	options := map[client.Object]ctrlcache.ByObject{}
 	for _, c := range byKind {
-		if c.object.Keep != nil || c.object.Label != nil || c.object.Field != nil {
-			options[c.object.Kind] = ctrlcache.ByObject{Transform: c.object.Keep, Label: c.object.Label, Field: c.object.Field}
+		if c.object.Keep != nil || c.object.Label != nil || c.object.Field != nil || c.object.Namespace != "" {
+			by := ctrlcache.ByObject{Transform: c.object.Keep, Label: c.object.Label, Field: c.object.Field}
+			if c.object.Namespace != "" {
+				by.Namespaces = map[string]ctrlcache.Config{c.object.Namespace: {}}
+			}
+			options[c.object.Kind] = by
 		}
 	}
 	return options, nil
@@ -186,6 +192,9 @@ func (c cached) join(other cached) (cached, error) {
 	joined := other
 	if c.object.Keep != nil {
 		joined.object.Keep = c.object.Keep
+	}
+	if c.object.Namespace != other.object.Namespace {
+		joined.object.Namespace = ""
 	}
 	if selector(c.object.Label) != selector(other.object.Label) || fieldSelector(c.object.Field) != fieldSelector(other.object.Field) {
 		joined.object.Label, joined.object.Field = nil, nil // one of them needs more than the other selects

@@ -196,6 +196,10 @@ type IPSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=39
 	Gateway string `json:"gateway,omitempty"`
+	// natGateway is the VpcNatGateway whose pod it is.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	NATGateway string `json:"natGateway,omitempty"`
 	// mtu is the MTU of the pod's interface; 0 means that of the nodes' network less 58.
 	// +optional
 	Mtu int32 `json:"mtu,omitempty"`

@@ -29,10 +29,15 @@ type Subnet struct {
 	Broken string
 	// Permitted are the namespaces of the Vpc; empty: all.
 	Permitted []string
+	// Gateways are the names of the pods of NAT gateways in the subnet. They are in kube-system, and may use it.
+	Gateways []string
 }
 
 // permits reports whether the namespace may use the subnet: by the Subnet's own lists, else by the Vpc's, else every one may.
-func (s *Subnet) permits(namespace placement.Namespace) bool {
+func (s *Subnet) permits(pod placement.Pod, namespace placement.Namespace) bool {
+	if namespace.Name == kubeovn.ConfigNamespace && slices.Contains(s.Gateways, pod.Name) {
+		return true
+	}
 	if len(s.Namespaces) > 0 || len(s.Selectors) > 0 {
 		return s.names(namespace)
 	}
@@ -61,7 +66,7 @@ type Bound struct {
 func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
 	if name := strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]); name != "" {
 		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %q", kubeovn.AnnotationLogicalSwitch, name)}
-		s.choose(&b, namespace, name)
+		s.choose(&b, pod, namespace, name)
 		return b, true
 	}
 	if list := strings.TrimSpace(namespace.Annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
@@ -70,7 +75,7 @@ func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, 
 			Reason: fmt.Sprintf("annotation %s of namespace %s is %q", kubeovn.AnnotationLogicalSwitch, namespace.Name, list),
 		}
 		for name := range strings.SplitSeq(list, ",") {
-			s.choose(&b, namespace, strings.TrimSpace(name))
+			s.choose(&b, pod, namespace, strings.TrimSpace(name))
 		}
 		if len(b.Names) > 0 {
 			b.Refuse = ""
@@ -87,12 +92,12 @@ func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, 
 		return Bound{}, false
 	}
 	b = Bound{Level: placement.ByNamespace, Reason: fmt.Sprintf("Subnet %s names namespace %s", oldest.Name, namespace.Name)}
-	s.choose(&b, namespace, oldest.Name)
+	s.choose(&b, pod, namespace, oldest.Name)
 	return b, true
 }
 
 // choose adds a Subnet to those that the pod may be in, or says why it may not.
-func (s Subnets) choose(b *Bound, namespace placement.Namespace, name string) {
+func (s Subnets) choose(b *Bound, pod placement.Pod, namespace placement.Namespace, name string) {
 	subnet, there := s[name]
 	switch {
 	case !there:
@@ -101,7 +106,7 @@ func (s Subnets) choose(b *Bound, namespace placement.Namespace, name string) {
 		b.Refuse = fmt.Sprintf("Subnet %s is the address pool of NetworkAttachmentDefinition %s and no network for pods", name, subnet.Definition)
 	case subnet.Broken != "":
 		b.Refuse = fmt.Sprintf("Subnet %s cannot be used: %s", name, subnet.Broken)
-	case !subnet.permits(namespace):
+	case !subnet.permits(pod, namespace):
 		b.Refuse = fmt.Sprintf("namespace %s may not use Subnet %s; add it to the namespaces of the Subnet, or of its Vpc", namespace.Name, name)
 	case !slices.Contains(b.Names, name):
 		b.Names = append(b.Names, name)

@@ -14,8 +14,10 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -28,6 +30,7 @@ import (
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/cluster/plan"
+	"weft.dev/weft/internal/vpc/nat"
 )
 
 // name is the controller's in logs and metrics.
@@ -62,10 +65,25 @@ func Part(options Options) cluster.Part {
 		Objects: []cluster.Object{
 			{Group: group, Resource: "vpcs", Verbs: write, Kind: &kubeovn.Vpc{}},
 			{Group: group, Resource: "subnets", Verbs: write, Kind: &kubeovn.Subnet{}},
-			{Group: group, Resource: "vpc-nat-gateways", Verbs: read, Kind: &kubeovn.VpcNatGateway{}},
+			{Group: group, Resource: "vpc-nat-gateways", Verbs: write, Kind: &kubeovn.VpcNatGateway{}},
+			{Group: group, Resource: "iptables-eips", Verbs: write, Kind: &kubeovn.IptablesEIP{}},
+			{Group: group, Resource: "iptables-snat-rules", Verbs: read, Kind: &kubeovn.IptablesSnatRule{}},
+			{Group: group, Resource: "iptables-dnat-rules", Verbs: read, Kind: &kubeovn.IptablesDnatRule{}},
+			{Group: group, Resource: "iptables-fip-rules", Verbs: read, Kind: &kubeovn.IptablesFIPRule{}},
 			{Group: group, Resource: "ips", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &kubeovn.IP{}},
 			{Group: group, Resource: "vpcs/status", Verbs: []string{"update"}},
 			{Group: group, Resource: "subnets/status", Verbs: []string{"update"}},
+			{Group: group, Resource: "vpc-nat-gateways/status", Verbs: []string{"update"}},
+			{Group: group, Resource: "iptables-eips/status", Verbs: []string{"update"}},
+			{Group: group, Resource: "iptables-snat-rules/status", Verbs: []string{"update"}},
+			{Group: group, Resource: "iptables-dnat-rules/status", Verbs: []string{"update"}},
+			{Group: group, Resource: "iptables-fip-rules/status", Verbs: []string{"update"}},
+			{Group: nat.DefinitionGroup, Resource: "network-attachment-definitions", Verbs: read, Kind: nat.Definition()},
+			{
+				Group: "apps", Resource: "statefulsets", Verbs: []string{"get", "list", "watch", "create", "update", "delete"},
+				Kind: &appsv1.StatefulSet{}, Namespace: kubeovn.ConfigNamespace,
+			},
+			{Resource: "configmaps", Verbs: read, Kind: &corev1.ConfigMap{}, Namespace: kubeovn.ConfigNamespace},
 			{Resource: "pods", Verbs: read, Kind: &corev1.Pod{}, Keep: trimPod},
 			{Resource: "namespaces", Verbs: read, Kind: &corev1.Namespace{}},
 		},
@@ -85,6 +103,11 @@ func trimPod(obj any) (any, error) {
 		Annotations: maps.Clone(pod.Annotations),
 	}}
 	maps.DeleteFunc(trimmed.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, "ovn.kubernetes.io/") })
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == nat.Condition {
+			trimmed.Status.Conditions = []corev1.PodCondition{condition}
+		}
+	}
 	trimmed.Spec.NodeName, trimmed.Spec.HostNetwork, trimmed.Status.Phase = pod.Spec.NodeName, pod.Spec.HostNetwork, pod.Status.Phase
 	return trimmed, nil
 }
@@ -108,6 +131,13 @@ func setUp(tools cluster.Tools, options Options) error {
 		watch[*kubeovn.Subnet](tools, c, "subnets", &kubeovn.Subnet{}),
 		watch[*kubeovn.VpcNatGateway](tools, c, "vpc-nat-gateways", &kubeovn.VpcNatGateway{}),
 		watch[*kubeovn.IP](tools, c, "ips", &kubeovn.IP{}),
+		watch[*kubeovn.IptablesEIP](tools, c, "iptables-eips", &kubeovn.IptablesEIP{}),
+		watch[*kubeovn.IptablesSnatRule](tools, c, "iptables-snat-rules", &kubeovn.IptablesSnatRule{}),
+		watch[*kubeovn.IptablesDnatRule](tools, c, "iptables-dnat-rules", &kubeovn.IptablesDnatRule{}),
+		watch[*kubeovn.IptablesFIPRule](tools, c, "iptables-fip-rules", &kubeovn.IptablesFIPRule{}),
+		watch[*unstructured.Unstructured](tools, c, "network-attachment-definitions", nat.Definition()),
+		watch[*appsv1.StatefulSet](tools, c, "statefulsets", &appsv1.StatefulSet{}),
+		watch[*corev1.ConfigMap](tools, c, "configmaps", &corev1.ConfigMap{}),
 		watch[*corev1.Pod](tools, c, "pods", &corev1.Pod{}),
 		watch[*corev1.Namespace](tools, c, "namespaces", &corev1.Namespace{}),
 	)
@@ -133,6 +163,7 @@ type reconciler struct {
 	loop    *reconcile.Loop[ovn.Key, ovn.Row]
 
 	leads    bool
+	term     uint64
 	owners   map[reconcile.Owner]struct{} // with rows, in the last plan
 	reported map[string]string            // why pods wait, as their events say
 }
@@ -162,7 +193,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 		return cluster.Settle(err)
 	}
 	p := plan.Compile(objects)
-	if p.Assigns() || len(p.Delete)+len(p.Vpcs)+len(p.Subnets) > 0 {
+	if p.Assigns() || len(p.Delete)+len(p.Vpcs)+len(p.Subnets)+len(p.Updates) > 0 {
 		if objects, err = r.read(ctx, &confirming{r.tools.Client, r.tools.Live}); err != nil {
 			return cluster.Settle(err)
 		}
@@ -170,6 +201,11 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 	}
 	if err := r.program(ctx, p); err != nil {
 		return cluster.Settle(err)
+	}
+	if p.Assigns() { // also where no row changes, a deposed replica gives out nothing
+		if err := r.options.Northbound.Lead(ctx, r.term); err != nil {
+			return cluster.Settle(err)
+		}
 	}
 	r.report(p)
 	return cluster.Settle(r.write(ctx, p)...)
@@ -187,7 +223,7 @@ func (r *reconciler) lead(ctx context.Context) error {
 	if err := r.options.Northbound.Lead(ctx, term); err != nil {
 		return err //nolint:wrapcheck // the engine says what failed
 	}
-	r.leads = true
+	r.leads, r.term = true, term
 	return nil
 }
 
@@ -243,6 +279,15 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.IP]{Create: p.Create, Delete: p.Delete}, nil),
 		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.Vpc]{Update: p.Vpcs}, nil),
 		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.Subnet]{Update: p.Subnets}, nil),
+	}
+	for _, object := range p.Updates {
+		errs = append(errs, r.tools.Client.Update(ctx, object))
+	}
+	errs = append(errs, cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*appsv1.StatefulSet]{
+		Create: p.CreateWorkloads, Update: p.UpdateWorkloads, Delete: p.DeleteWorkloads,
+	}, nil))
+	for _, object := range p.Statuses {
+		errs = append(errs, r.tools.Client.Status().Update(ctx, object))
 	}
 	for _, v := range p.VpcStatus {
 		errs = append(errs, r.tools.Client.Status().Update(ctx, v))

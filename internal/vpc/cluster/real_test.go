@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/deploy/crds"
@@ -42,7 +44,15 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return err
 		}
-		return s.InstallCRDs(context.Background(), all)
+		text, err := os.ReadFile("../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml")
+		if err != nil {
+			return err
+		}
+		definitions := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(text, definitions); err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), append(all, definitions))
 	}))
 }
 

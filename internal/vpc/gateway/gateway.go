@@ -151,12 +151,12 @@ func (c *compiler) routes() {
 	c.result.State.Routes = routes
 }
 
-// Names of maps and sets. "snat" and "dnat" are words of nft's language.
+// Names of maps and sets: floating IPs by direction, port forwards, SNAT rules. "snat" and "dnat" are words of nft's language.
 const (
-	floatingIn  = "floating_in"
-	floatingOut = "floating_out"
-	ports       = "port_forwards"
-	sources     = "sources"
+	FloatingIn  = "floating_in"
+	FloatingOut = "floating_out"
+	Ports       = "port_forwards"
+	Sources     = "sources"
 	outside     = "outside_addresses"
 )
 
@@ -179,20 +179,20 @@ func (c *compiler) chain(chain nft.Chain, rules ...string) {
 func (c *compiler) table() {
 	c.add(
 		&nft.Table{Family: nft.FamilyIPv4, Name: Table},
-		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: floatingIn, Type: "ipv4_addr", Value: "ipv4_addr"},
-		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: floatingOut, Type: "ipv4_addr", Value: "ipv4_addr"},
+		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: FloatingIn, Type: "ipv4_addr", Value: "ipv4_addr"},
+		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: FloatingOut, Type: "ipv4_addr", Value: "ipv4_addr"},
 		&nft.Map{
-			Family: nft.FamilyIPv4, Table: Table, Name: ports, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service",
+			Family: nft.FamilyIPv4, Table: Table, Name: Ports, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service",
 		},
-		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: sources, Type: "ipv4_addr", Value: "ipv4_addr", Flags: []nft.SetFlag{nft.FlagInterval}},
+		&nft.Map{Family: nft.FamilyIPv4, Table: Table, Name: Sources, Type: "ipv4_addr", Value: "ipv4_addr", Flags: []nft.SetFlag{nft.FlagInterval}},
 		&nft.Set{Family: nft.FamilyIPv4, Table: Table, Name: outside, Type: "ipv4_addr"},
 	)
 	for _, prefix := range c.result.State.Addresses {
 		c.element(outside, c.Gateway.Meta, []string{prefix.Addr().String()})
 	}
 	c.chain(nft.Chain{Name: "prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: -100},
-		"dnat to ip daddr map @"+floatingIn,
-		"dnat ip to ip daddr . meta l4proto . th dport map @"+ports)
+		"dnat to ip daddr map @"+FloatingIn,
+		"dnat ip to ip daddr . meta l4proto . th dport map @"+Ports)
 	c.chain(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop},
 		"ct state invalid,untracked counter drop",
 		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes
@@ -203,8 +203,8 @@ func (c *compiler) table() {
 		"counter drop")
 	c.chain(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: 100},
 		`iifname "eth0" oifname "eth0" ct status dnat masquerade`,
-		`oifname "net1" snat to ip saddr map @`+floatingOut,
-		`oifname "net1" snat to ip saddr map @`+sources+" fully-random")
+		`oifname "net1" snat to ip saddr map @`+FloatingOut,
+		`oifname "net1" snat to ip saddr map @`+Sources+" fully-random")
 	c.chain(nft.Chain{Name: "guard", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: 300},
 		`oifname "net1" ip saddr != @`+outside+" counter drop")
 }
@@ -284,8 +284,8 @@ func (c *compiler) rules(snats *[]objects.SNAT) []rule {
 		rules = append(rules, rule{
 			Age: fip.Age, eip: fip.EIP, use: "fip", claim: []string{"eip " + fip.EIP, "internalIp " + fip.Internal.String()},
 			make: func(address netip.Addr) {
-				c.element(floatingIn, fip.Meta, []string{address.String()}, fip.Internal.String())
-				c.element(floatingOut, fip.Meta, []string{fip.Internal.String()}, address.String())
+				c.element(FloatingIn, fip.Meta, []string{address.String()}, fip.Internal.String())
+				c.element(FloatingOut, fip.Meta, []string{fip.Internal.String()}, address.String())
 			},
 		})
 	}
@@ -294,7 +294,7 @@ func (c *compiler) rules(snats *[]objects.SNAT) []rule {
 		rules = append(rules, rule{
 			Age: dnat.Age, eip: dnat.EIP, use: "dnat", claim: []string{"externalPort " + dnat.EIP + " " + dnat.Protocol + " " + port},
 			make: func(address netip.Addr) {
-				c.element(ports, dnat.Meta, []string{address.String(), dnat.Protocol, port},
+				c.element(Ports, dnat.Meta, []string{address.String(), dnat.Protocol, port},
 					dnat.Internal.Addr().String(), fmt.Sprint(dnat.Internal.Port()))
 			},
 		})
@@ -331,7 +331,7 @@ func (c *compiler) sources(snats []objects.SNAT) {
 			if piece.IsSingleIP() {
 				text = piece.Addr().String()
 			}
-			c.element(sources, snat.Meta, []string{text}, c.addresses[snat.EIP].String())
+			c.element(Sources, snat.Meta, []string{text}, c.addresses[snat.EIP].String())
 		}
 	}
 }

@@ -5,85 +5,21 @@ package gateway_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
-	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/northbound"
 )
-
-// serve answers TCP and UDP on a port of a namespace with a name and the source that it sees.
-func serve(t *testing.T, netns ns.NetNS, name string, port int) {
-	t.Helper()
-	err := netns.Do(func(ns.NetNS) error {
-		listener, err := net.Listen("tcp4", fmt.Sprintf(":%d", port))
-		if err != nil {
-			return err
-		}
-		packets, err := net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { _ = listener.Close(); _ = packets.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = io.WriteString(conn, name+" "+conn.RemoteAddr().(*net.TCPAddr).IP.String())
-				_ = conn.Close()
-			}
-		}()
-		go func() {
-			buffer := make([]byte, 16)
-			for {
-				_, from, err := packets.ReadFrom(buffer)
-				if err != nil {
-					return
-				}
-				_, _ = packets.WriteTo([]byte(name+" "+from.(*net.UDPAddr).IP.String()), from)
-			}
-		}()
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// ask returns what a server answers, empty when there is no answer.
-func ask(t *testing.T, netns ns.NetNS, network, to string) string {
-	t.Helper()
-	var answer string
-	_ = netns.Do(func(ns.NetNS) error {
-		conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(t.Context(), network, to)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = conn.Close() }()
-		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
-		_, _ = io.WriteString(conn, "?")
-		buffer := make([]byte, 64)
-		n, _ := conn.Read(buffer)
-		answer = string(buffer[:n])
-		return nil
-	})
-	return answer
-}
 
 // program brings a gateway's state into its namespace, by the engines.
 func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.State) (nftChanges, linkChanges int) {
@@ -127,26 +63,6 @@ func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.S
 	return len(ruleChange.Set) + len(ruleChange.Delete), len(linkChange.Set) + len(linkChange.Delete)
 }
 
-// outsideNetwork is 192.168.100.0/24 with a host .10 and a router .1, behind which there is 1.1.1.1.
-func outsideNetwork(t *testing.T, chassis ns.NetNS) (host, router *ovntest.Pod) {
-	t.Helper()
-	fabric := ovstest.NewNetNS(t)
-	ovntest.Run(t, fabric, "ip", "link", "add", "name", "fabric", "type", "bridge")
-	ovntest.Run(t, fabric, "ip", "link", "set", "fabric", "up")
-	ovntest.Veth(t, chassis, "ens37", fabric, "node")
-	ovntest.Run(t, fabric, "ip", "link", "set", "node", "master", "fabric")
-	pods := make([]*ovntest.Pod, 0, 2)
-	for i, address := range []string{"192.168.100.10/24", "192.168.100.1/24"} {
-		p := ovntest.NewPod(t)
-		ovntest.Veth(t, p.NetNS, "eth0", fabric, fmt.Sprintf("p%d", i))
-		ovntest.Run(t, fabric, "ip", "link", "set", fmt.Sprintf("p%d", i), "master", "fabric")
-		p.IP("addr", "add", address, "dev", "eth0")
-		pods = append(pods, p)
-	}
-	pods[1].IP("addr", "add", "1.1.1.1/32", "dev", "lo")
-	return pods[0], pods[1]
-}
-
 // The whole way of packets between pods of a VPC and an outside network, by OVN and the gateway's engines.
 func TestGateway(t *testing.T) {
 	site := ovntest.NewSite(t, 1)
@@ -187,7 +103,7 @@ func TestGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	a1, a2, a3, gw := pods[0](), pods[1](), pods[2](), pods[3]()
-	host, router := outsideNetwork(t, node.NetNS)
+	host, router := ovntest.Outside(t, node.NetNS)
 	ovntest.Run(t, node.NetNS, "ip", "link", "add", "link", "ens37", "name", "mv", "type", "macvlan", "mode", "bridge")
 	ovntest.Run(t, node.NetNS, "ip", "link", "set", "mv", "netns", gw.ProcPath(), "name", "net1")
 	for _, device := range []string{"net1", "eth0"} {
@@ -203,12 +119,12 @@ func TestGateway(t *testing.T) {
 		netns ns.NetNS
 		name  string
 	}{{a1.NetNS, "a1"}, {a2.NetNS, "a2"}, {a3.NetNS, "a3"}, {host.NetNS, "host"}, {router.NetNS, "router"}} {
-		serve(t, s.netns, s.name, 7000)
+		ovntest.Serve(t, s.netns, s.name, 7000)
 	}
 	a1.Reaches("10.0.1.254")
 	expect := func(what string, from ns.NetNS, network, to, want string) {
 		t.Helper()
-		if have := ask(t, from, network, to); have != want {
+		if have := ovntest.Ask(t, from, network, to); have != want {
 			t.Errorf("%s: %q, want %q", what, have, want)
 		}
 	}
@@ -231,6 +147,6 @@ func TestGateway(t *testing.T) {
 	expect("a pod's address from outside", host.NetNS, "tcp4", "10.0.1.11:7000", "")
 	host.IP("route", "add", "10.0.0.0/8", "via", "192.168.100.230")
 	expect("a pod's address by way of the gateway", host.NetNS, "tcp4", "10.0.1.11:7000", "")
-	serve(t, router.NetNS, "geneve", 6081)
+	ovntest.Serve(t, router.NetNS, "geneve", 6081)
 	expect("UDP 6081", a1.NetNS, "udp4", "1.1.1.1:6081", "")
 }

@@ -101,6 +101,6 @@ func addressOf(ip *kubeovn.IP) (Address, error) {
 	}
 	return Address{
 		Subnet: spec.Subnet, SubnetUID: spec.SubnetUID, Prefix: netip.PrefixFrom(addr, prefix.Bits()), Gateway: gateway,
-		MAC: spec.MacAddress, Port: spec.LogicalPort, MTU: int(spec.Mtu),
+		MAC: spec.MacAddress, Port: spec.LogicalPort, MTU: int(spec.Mtu), NATGateway: spec.NATGateway,
 	}, nil
 }

@@ -46,6 +46,8 @@ type Address struct {
 	MAC     string
 	// Port is the name of the logical port.
 	Port string
+	// NATGateway is the VpcNatGateway whose pod it is; empty: it is any other pod.
+	NATGateway string
 	// MTU is the interface's; 0: that of the nodes' network less Geneve's header.
 	MTU int
 }
@@ -95,7 +97,7 @@ func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Deci
 		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s is bound to Subnet %s, and has an address of Subnet %s: delete the pod",
 			namespace, pod, at.Part, address.Subnet)
 	}
-	kept, err := json.Marshal(details{Port: address.Port, Subnet: address.Subnet})
+	kept, err := json.Marshal(details{Port: address.Port, Subnet: address.Subnet, Gateway: address.NATGateway})
 	if err != nil {
 		return attach.Record{}, fmt.Errorf("encode what the record keeps of pod %s/%s: %w", namespace, pod, err)
 	}
@@ -151,6 +153,9 @@ func (a *Attacher) desired(ctx context.Context, rec *attach.Record) (link.Pair, 
 		return link.Pair{}, ovsport.Port{}, err //nolint:wrapcheck // it names the attachment
 	}
 	pair.PodRoutes = nil
+	if gatewayOf(rec) != "" {
+		return pair, port, nil // its routes are part of its state
+	}
 	for _, gateway := range rec.Gateway {
 		pair.PodRoutes = append(pair.PodRoutes, link.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: gateway})
 	}

@@ -58,23 +58,27 @@ func compare(a, b version) int {
 func (b *bindings) bind(ctx context.Context, objects client.Reader) (placement.Binder, error) {
 	var vpcs kubeovn.VpcList
 	var subnets kubeovn.SubnetList
-	for _, list := range []client.ObjectList{&vpcs, &subnets} {
+	var gateways kubeovn.VpcNatGatewayList
+	for _, list := range []client.ObjectList{&vpcs, &subnets, &gateways} {
 		if err := objects.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("list %T: %w", list, err)
 		}
 	}
-	versions := make([]version, 0, len(vpcs.Items)+len(subnets.Items))
+	versions := make([]version, 0, len(vpcs.Items)+len(subnets.Items)+len(gateways.Items))
 	for i := range vpcs.Items {
 		versions = append(versions, versionOf(&vpcs.Items[i]))
 	}
 	for i := range subnets.Items {
 		versions = append(versions, versionOf(&subnets.Items[i]))
 	}
+	for i := range gateways.Items {
+		versions = append(versions, versionOf(&gateways.Items[i]))
+	}
 	slices.SortFunc(versions, compare)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.compiled == nil || !slices.Equal(versions, b.versions) {
-		b.versions, b.compiled = versions, plan.Bindings(vpcs.Items, subnets.Items)
+		b.versions, b.compiled = versions, plan.Bindings(vpcs.Items, subnets.Items, gateways.Items)
 	}
 	return b.compiled.Bind, nil
 }

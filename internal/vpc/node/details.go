@@ -13,6 +13,17 @@ type details struct {
 	// Port is the logical port, Subnet the Subnet's name.
 	Port   string `json:"port"`
 	Subnet string `json:"subnet"`
+	// Gateway is the VpcNatGateway whose pod it is; empty: it is any other pod.
+	Gateway string `json:"gateway,omitempty"`
+}
+
+// gatewayOf returns the VpcNatGateway whose pod an attachment is of; empty: it is any other pod.
+func gatewayOf(rec *attach.Record) string {
+	var d details
+	if json.Unmarshal(rec.Details, &d) != nil {
+		return "" // portOf reports it
+	}
+	return d.Gateway
 }
 
 // portOf returns the port of an attachment on the integration bridge.

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/nat"
 )
 
 // Bridge is OVN's integration bridge. ovn-controller makes it.
@@ -36,11 +37,12 @@ func Kind(options Options) network.Kind {
 	b := &bindings{}
 	return network.Kind{
 		Name: binding.Network, Present: present, Presence: []client.Object{&kubeovn.Vpc{}},
-		Bind: b.bind, Bindings: []client.Object{&kubeovn.Vpc{}, &kubeovn.Subnet{}},
+		Bind: b.bind, Bindings: []client.Object{&kubeovn.Vpc{}, &kubeovn.Subnet{}, &kubeovn.VpcNatGateway{}},
 		Care: Care(), Scheme: kubeovn.AddToScheme, ClosedPorts: []uint16{GenevePort},
 		Objects: []network.Object{
-			{Kind: &kubeovn.Vpc{}}, {Kind: &kubeovn.Subnet{}}, {Kind: &kubeovn.IP{}, By: here},
-			{Kind: &corev1.Pod{}, Namespaced: true},
+			{Kind: &kubeovn.Vpc{}}, {Kind: &kubeovn.Subnet{}}, {Kind: &kubeovn.VpcNatGateway{}}, {Kind: &kubeovn.IP{}, By: here},
+			{Kind: &kubeovn.IptablesEIP{}}, {Kind: &kubeovn.IptablesSnatRule{}}, {Kind: &kubeovn.IptablesDnatRule{}}, {Kind: &kubeovn.IptablesFIPRule{}},
+			{Kind: nat.Definition(), Namespaced: true}, {Kind: &corev1.Pod{}, Namespaced: true},
 		},
 		New: func(_ context.Context, n *node.Node, deps network.Deps) (network.Network, network.Runner, error) {
 			made := New(n, deps, options)

@@ -46,6 +46,7 @@ type Network struct {
 	deps    network.Deps
 	options Options
 	ips     *ipObjects // nil: the addresses are others
+	gates   *gateways
 	handed  chan struct{}
 	// changed wakes what puts rows back that others have changed.
 	changed chan struct{}
@@ -75,6 +76,7 @@ func New(n *node.Node, deps network.Deps, options Options) *Network {
 		config.Addresses = v.ips
 	}
 	v.Attacher = NewAttacher(config)
+	v.gates = newGateways(n, v.deps)
 	return v
 }
 
@@ -98,7 +100,10 @@ func (v *Network) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	var group sync.WaitGroup
+	group.Go(func() { v.gates.run(ctx) })
 	v.keep(ctx, ports)
+	group.Wait()
 	return nil
 }
 
@@ -213,7 +218,14 @@ func (v *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	v.mu.Lock()
 	delete(v.closed, rec.Key())
 	v.mu.Unlock()
-	return v.Attacher.Connect(ctx, rec)
+	result, err := v.Attacher.Connect(ctx, rec)
+	if err == nil && gatewayOf(rec) != "" {
+		err = v.gates.connect(ctx, rec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
 }
 
 // Close implements network.Network.
@@ -221,7 +233,11 @@ func (v *Network) Close(ctx context.Context, rec attach.Record) error {
 	v.mu.Lock()
 	v.closed[rec.Key()] = true
 	v.mu.Unlock()
-	return v.Attacher.Close(ctx, rec)
+	err := v.Attacher.Close(ctx, rec)
+	if gatewayOf(&rec) != "" {
+		err = errors.Join(err, v.gates.disconnect(ctx, &rec))
+	}
+	return err
 }
 
 // Remove implements network.Network.
@@ -232,6 +248,7 @@ func (v *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	for i := range recs {
 		if failed[recs[i].Key()] == nil {
 			delete(v.closed, recs[i].Key())
+			v.gates.removed(recs[i].Key())
 		}
 	}
 	return failed

@@ -14,12 +14,15 @@ import (
 	"net/netip"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -37,10 +40,25 @@ type Objects struct {
 	Subnets    []kubeovn.Subnet
 	Gateways   []kubeovn.VpcNatGateway
 	IPs        []kubeovn.IP
+	EIPs       []kubeovn.IptablesEIP
+	SNATs      []kubeovn.IptablesSnatRule
+	DNATs      []kubeovn.IptablesDnatRule
+	FIPs       []kubeovn.IptablesFIPRule
 	Pods       []corev1.Pod
 	Namespaces []corev1.Namespace
+	// Definitions are the configurations of NetworkAttachmentDefinitions, by "<name>.<namespace>".
+	Definitions map[string]string
+	// Workloads are the gateways' StatefulSets, and NAT what the ConfigMaps say.
+	Workloads []appsv1.StatefulSet
+	NAT       objects.NATConfig
 	// Now is the time of conditions that change.
 	Now metav1.Time
+}
+
+// Object is any object of the API server.
+type Object interface {
+	metav1.Object
+	runtime.Object
 }
 
 // Plan is what follows from the objects.
@@ -52,6 +70,10 @@ type Plan struct {
 	// Vpcs and Subnets are objects whose finalizers change; VpcStatus and SubnetStatus are objects whose status changes.
 	Vpcs, VpcStatus       []*kubeovn.Vpc
 	Subnets, SubnetStatus []*kubeovn.Subnet
+	// Updates are objects of NAT gateways whose finalizers change, and Statuses those whose status changes: VpcNatGateways, EIPs and rules.
+	Updates, Statuses []Object
+	// CreateWorkloads, UpdateWorkloads and DeleteWorkloads are the gateways' StatefulSets.
+	CreateWorkloads, UpdateWorkloads, DeleteWorkloads []*appsv1.StatefulSet
 	// Waiting says of pods that are bound to a Subnet and have no address, why, by "<namespace>/<name>".
 	Waiting map[string]string
 	// Bindings are the Subnets as pods are bound to them.
@@ -59,7 +81,9 @@ type Plan struct {
 }
 
 // Assigns reports whether the plan gives out something that no two objects may have.
-func (p *Plan) Assigns() bool { return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus) > 0 }
+func (p *Plan) Assigns() bool {
+	return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus)+len(p.Statuses) > 0
+}
 
 // vpc is a Vpc while it is planned.
 type vpc struct {
@@ -82,7 +106,8 @@ type subnet struct {
 	pool     *ipam.SubnetPool
 	exists   bool // the subnet has rows
 	macs     map[string]string
-	holders  int // IP objects and gateways
+	holders  int // IP objects, gateways and EIPs
+	lanIPs   []netip.Addr
 }
 
 type compiler struct {
@@ -94,6 +119,9 @@ type compiler struct {
 	byUID    map[string]*subnet
 	ips      map[string]*kubeovn.IP // kept and created, by name
 	usedKeys map[int]bool
+	nat      *nat.Network
+	refused  map[string]nat.Problem // why objects of NAT gateways have no address, by Owner
+	given    map[string]string      // the addresses that they get, by Owner
 }
 
 // Compile makes the plan.
@@ -103,17 +131,20 @@ func Compile(o *Objects) *Plan {
 	c.parseSubnets()
 	c.admitSubnets()
 	c.keys()
+	c.nat = nat.Parse(c.natObjects())
 	c.pools()
+	c.gatewayAddresses()
 	c.pods()
 	c.retire()
 	c.rows()
 	c.statuses()
+	c.gateways()
 	return c.plan
 }
 
 // Bindings returns the Subnets as pods are bound to them.
-func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet) binding.Subnets {
-	c := newCompiler(&Objects{Vpcs: vpcs, Subnets: subnets})
+func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) binding.Subnets {
+	c := newCompiler(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
 	c.parseVPCs()
 	c.parseSubnets()
 	c.admitSubnets()
@@ -124,6 +155,7 @@ func newCompiler(o *Objects) *compiler {
 	return &compiler{
 		Objects: o, plan: &Plan{Rows: northbound.Rows{}, Waiting: map[string]string{}, Bindings: binding.Subnets{}},
 		vpcs: map[string]*vpc{}, byName: map[string]*subnet{}, byUID: map[string]*subnet{}, ips: map[string]*kubeovn.IP{}, usedKeys: map[int]bool{},
+		refused: map[string]nat.Problem{}, given: map[string]string{},
 	}
 }
 
@@ -195,6 +227,12 @@ func (c *compiler) admitSubnets() {
 			}
 		}
 		c.plan.Bindings[s.value.Name] = b
+	}
+	for i := range c.Gateways {
+		spec := &c.Gateways[i].Spec
+		if b := c.plan.Bindings[spec.Subnet]; b != nil && b.VPC == spec.Vpc {
+			b.Gateways = append(b.Gateways, nat.PodName(c.Gateways[i].Name))
+		}
 	}
 }
 
@@ -309,6 +347,9 @@ func (c *compiler) rows() {
 			for _, addr := range s.pool.Ahead(readyPorts) {
 				c.port(s, northbound.Port{Addr: addr})
 			}
+			for _, addr := range s.lanIPs { // ready before the gateways' pods
+				c.port(s, northbound.Port{Addr: addr, Gateway: true})
+			}
 		}
 		result := northbound.Router(n)
 		maps.Copy(c.plan.Rows, result.Rows)
@@ -321,7 +362,7 @@ func (c *compiler) rows() {
 		if err != nil || s == nil || !s.exists || s.value.Definition != "" {
 			continue
 		}
-		port := northbound.Port{Addr: addr}
+		port := northbound.Port{Addr: addr, Gateway: ip.Spec.NATGateway != ""}
 		if ip.Spec.MacAddress != northbound.MAC(addr) { // another port than those that are ready
 			port.MAC = ip.Spec.MacAddress
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,12 +41,25 @@ type world struct {
 	database *ovn.Database
 	engine   *ovn.Fake
 	waiting  map[string]string
+
+	eips        map[string]*kubeovn.IptablesEIP
+	snats       map[string]*kubeovn.IptablesSnatRule
+	fips        map[string]*kubeovn.IptablesFIPRule
+	dnats       map[string]*kubeovn.IptablesDnatRule
+	workloads   map[string]*appsv1.StatefulSet
+	definitions map[string]string
+	config      objects.NATConfig
 }
 
 func newWorld(t fataler) *world {
 	w := &world{
 		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, gateways: map[string]*kubeovn.VpcNatGateway{},
 		ips: map[string]*kubeovn.IP{}, pods: map[string]*corev1.Pod{}, spaces: map[string]*corev1.Namespace{}, database: ovn.NewDatabase(),
+		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, fips: map[string]*kubeovn.IptablesFIPRule{},
+		dnats: map[string]*kubeovn.IptablesDnatRule{}, workloads: map[string]*appsv1.StatefulSet{}, definitions: map[string]string{},
+	}
+	for _, name := range []string{"ns1", kubeovn.ConfigNamespace} {
+		w.spaces[name] = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
 	w.engine = ovn.NewFake(w.database)
 	if err := w.engine.Lead(context.Background(), 1); err != nil {
@@ -65,6 +79,8 @@ func values[T any](m map[string]*T) []T {
 func (w *world) objects() *plan.Objects {
 	return &plan.Objects{
 		Vpcs: values(w.vpcs), Subnets: values(w.subnets), Gateways: values(w.gateways), IPs: values(w.ips), Pods: values(w.pods),
+		EIPs: values(w.eips), SNATs: values(w.snats), FIPs: values(w.fips), DNATs: values(w.dnats), Workloads: values(w.workloads),
+		Definitions: w.definitions, NAT: w.config,
 		Namespaces: values(w.spaces), Now: metav1.NewTime(time.Unix(1000, 0)),
 	}
 }
@@ -103,15 +119,16 @@ func (w *world) step(t fataler) bool {
 	for _, s := range p.SubnetStatus {
 		w.subnets[s.Name].Status = s.Status
 	}
+	acted := w.gatewaysOf(t, p)
 	maps.DeleteFunc(w.vpcs, func(_ string, v *kubeovn.Vpc) bool { return v.DeletionTimestamp != nil && len(v.Finalizers) == 0 })
 	maps.DeleteFunc(w.subnets, func(_ string, s *kubeovn.Subnet) bool { return s.DeletionTimestamp != nil && len(s.Finalizers) == 0 })
-	return !change.Empty() || len(p.Delete)+len(p.Create)+len(p.Vpcs)+len(p.Subnets)+len(p.VpcStatus)+len(p.SubnetStatus) > 0
+	return acted || !change.Empty() || len(p.Delete)+len(p.Create)+len(p.Vpcs)+len(p.Subnets)+len(p.VpcStatus)+len(p.SubnetStatus) > 0
 }
 
 // settle carries out plans until one writes nothing.
 func (w *world) settle(t fataler) {
 	t.Helper()
-	for range 10 {
+	for range 20 {
 		if !w.step(t) {
 			w.check(t)
 			return
@@ -124,7 +141,13 @@ func (w *world) settle(t fataler) {
 func (w *world) check(t fataler) {
 	t.Helper()
 	taken := map[string]string{}
-	using := map[string]int64{}
+	using := map[string]map[string]bool{}
+	use := func(subnet, address string) {
+		if using[subnet] == nil {
+			using[subnet] = map[string]bool{}
+		}
+		using[subnet][address] = true
+	}
 	rows := w.database.Rows()
 	names := map[string]ovn.Row{}
 	for key, row := range rows {
@@ -138,20 +161,33 @@ func (w *world) check(t fataler) {
 			t.Fatalf("%s and %s have %s", name, other, at)
 		}
 		taken[at] = name
-		using[ip.Spec.Subnet]++
+		use(ip.Spec.Subnet, ip.Spec.V4IPAddress)
 		if row, there := names[ip.Spec.LogicalPort]; !there || row.Set["addresses"][0] != ip.Spec.MacAddress+" "+ip.Spec.V4IPAddress {
 			t.Fatalf("IP %s (%s %s) has no port, or another one: %v", name, ip.Spec.MacAddress, ip.Spec.V4IPAddress, row)
 		}
 	}
-	for name, s := range w.subnets {
-		for _, g := range w.gateways {
-			if g.Spec.Subnet == name {
-				using[name]++
-			}
+	for _, g := range w.gateways {
+		if s := w.subnets[g.Spec.Subnet]; s != nil && s.Spec.Vpc == g.Spec.Vpc && strings.HasPrefix(g.Spec.LanIP, "10.0.1.") && g.Spec.LanIP != "10.0.1.1" {
+			use(g.Spec.Subnet, g.Spec.LanIP)
 		}
+		if g.Status.IP != "" {
+			use(kubeovn.DefaultExternalSubnet, g.Status.IP)
+		}
+	}
+	for _, e := range w.eips {
+		if e.Status.IP != "" {
+			use(kubeovn.DefaultExternalSubnet, e.Status.IP)
+		}
+	}
+	for name, s := range w.subnets {
+		size := int64(253)
+		if name == kubeovn.DefaultExternalSubnet {
+			size = 34 // .221 to .254
+		}
+		count := int64(len(using[name]))
 		ready := meta.IsStatusConditionTrue(s.Status.Conditions, kubeovn.ConditionReady)
-		if ready && (s.Status.V4UsingIPs != using[name] || s.Status.V4UsingIPs+s.Status.V4AvailableIPs != 253) {
-			t.Fatalf("Subnet %s: %d in use, want %d; %d available", name, s.Status.V4UsingIPs, using[name], s.Status.V4AvailableIPs)
+		if ready && (s.Status.V4UsingIPs != count || s.Status.V4UsingIPs+s.Status.V4AvailableIPs != size) {
+			t.Fatalf("Subnet %s: %d in use, want %d; %d available", name, s.Status.V4UsingIPs, count, s.Status.V4AvailableIPs)
 		}
 	}
 }
@@ -244,7 +280,7 @@ func TestOrders(t *testing.T) {
 		for name := range w.pods {
 			deletions = append(deletions, func() { delete(w.pods, name) })
 		}
-		deletions = append(deletions, func() { delete(w.gateways, "gw") })
+		deletions = append(deletions, func() { w.gateways["gw"].DeletionTimestamp = &now })
 		slices.SortFunc(deletions, func(func(), func()) int { return 0 })
 		for _, remove := range rapid.Permutation(deletions).Draw(r, "deletions") {
 			remove()

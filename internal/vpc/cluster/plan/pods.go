@@ -48,14 +48,6 @@ func (c *compiler) pools() {
 		}
 		c.ips[ip.Name] = ip
 	}
-	for i := range c.Gateways {
-		gateway := &c.Gateways[i]
-		s := c.byName[gateway.Spec.Subnet]
-		addr, err := netip.ParseAddr(gateway.Spec.LanIP)
-		if s != nil && s.pool != nil && err == nil && gateway.DeletionTimestamp == nil && s.pool.Use(addr, "VpcNatGateway/"+gateway.Name) == nil {
-			s.holders++
-		}
-	}
 }
 
 // ended reports whether the pod's containers are over for good, so that its address is free.
@@ -135,7 +127,8 @@ func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: kubeovn.IPSpec{
 		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
 		Subnet: s.value.Name, SubnetUID: s.value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
-		LogicalPort: northbound.PortName(s.value.Name, addr), CIDR: s.value.Prefix.String(), Gateway: s.value.Gateway.String(), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
+		LogicalPort: northbound.PortName(s.value.Name, addr), CIDR: s.value.Prefix.String(), Gateway: s.value.Gateway.String(),
+		NATGateway: gatewayOf(pod, s.value.Name, c.nat), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
 	}}
 	c.ips[name] = ip
 	c.plan.Create = append(c.plan.Create, ip)

@@ -1,0 +1,279 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// running is what the pods of a gateway report.
+type running struct {
+	// pods are there, whatever they do.
+	pods int
+	// hashes are what their agents have programmed; empty: nothing yet.
+	hashes []string
+}
+
+// has reports whether a pod runs, and all that are there have the state.
+func (r running) has(hash string) bool {
+	return len(r.hashes) > 0 && !slices.ContainsFunc(r.hashes, func(h string) bool { return h != hash })
+}
+
+// gateways plans the gateways' workloads, and the status of gateways, EIPs and rules.
+func (c *compiler) gateways() {
+	if len(c.nat.Gateways)+len(c.nat.EIPs)+len(c.SNATs)+len(c.DNATs)+len(c.FIPs)+len(c.Workloads) == 0 {
+		return
+	}
+	c.nat = nat.Compile(c.natObjects())
+	pods := c.gatewayPods()
+	for _, name := range slices.Sorted(maps.Keys(c.nat.Gateways)) {
+		g := c.nat.Gateways[name]
+		if g.Problem == (nat.Problem{}) {
+			g.Problem = c.refused[g.Value.Owner()]
+		}
+		c.workload(g)
+		c.gatewayStatus(g, pods[name])
+		c.finalize(g.Object, pods[name].pods == 0 && !c.hasWorkload(name))
+	}
+	c.strayWorkloads()
+	problems := map[string]nat.Problem{}
+	for _, name := range slices.Sorted(maps.Keys(c.nat.EIPs)) {
+		e := c.nat.EIPs[name]
+		g := c.nat.Gateways[e.Value.Gateway]
+		problems[name] = c.eipProblem(e, g, pods[e.Value.Gateway])
+		c.eipStatus(e, g, problems[name])
+		gone := g == nil || pods[e.Value.Gateway].pods == 0 || g.Hash != "" && !g.Has(name) && pods[e.Value.Gateway].has(g.Hash)
+		c.finalize(e.Object, len(e.Rules) == 0 && gone)
+	}
+	c.ruleStatuses(problems)
+}
+
+// gatewayPods returns what the pods of each gateway report.
+func (c *compiler) gatewayPods() map[string]running {
+	all := map[string]running{}
+	for i := range c.Pods {
+		pod := &c.Pods[i]
+		name, ours := strings.CutPrefix(pod.Name, nat.PodPrefix)
+		if pod.Namespace != kubeovn.ConfigNamespace || !ours || ended(pod) {
+			continue
+		}
+		name = strings.TrimSuffix(name, "-0")
+		r := all[name]
+		r.pods++
+		hash := ""
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == nat.Condition && condition.Status == corev1.ConditionTrue {
+				hash = condition.Message
+			}
+		}
+		r.hashes = append(r.hashes, hash)
+		all[name] = r
+	}
+	return all
+}
+
+// finalize gives an object its finalizer, and takes it when the object is being deleted and nothing of it is left.
+func (c *compiler) finalize(object Object, free bool) {
+	has := slices.Contains(object.GetFinalizers(), kubeovn.Finalizer)
+	changed, ok := object.DeepCopyObject().(Object)
+	switch {
+	case !ok:
+		return
+	case object.GetDeletionTimestamp() == nil && !has:
+		changed.SetFinalizers(append(changed.GetFinalizers(), kubeovn.Finalizer))
+	case object.GetDeletionTimestamp() != nil && has && free:
+		changed.SetFinalizers(without(changed.GetFinalizers()))
+	default:
+		return
+	}
+	c.plan.Updates = append(c.plan.Updates, changed)
+}
+
+// ready sets condition Ready of an object, and returns whether it is True.
+func (c *compiler) ready(conditions *[]metav1.Condition, generation int64, problem nat.Problem) bool {
+	if problem == (nat.Problem{}) {
+		problem.Reason = kubeovn.ReasonReady
+	}
+	c.condition(conditions, generation, kubeovn.ConditionReady, problem.Reason, problem.Message)
+	return problem.Reason == kubeovn.ReasonReady
+}
+
+// keepStatus keeps an object whose status has changed.
+func (c *compiler) keepStatus(changed Object, now, before any) {
+	if !reflect.DeepEqual(now, before) {
+		c.plan.Statuses = append(c.plan.Statuses, changed)
+	}
+}
+
+func (c *compiler) disabled() nat.Problem {
+	return nat.Problem{Reason: kubeovn.ReasonDisabled, Message: fmt.Sprintf("NAT gateways are turned off; write enable-vpc-nat-gw: \"true\" in ConfigMap %s/%s",
+		kubeovn.ConfigNamespace, kubeovn.NATGatewayConfigMap)}
+}
+
+// gatewayProblem returns why a gateway is not in effect.
+func (c *compiler) gatewayProblem(g *nat.Gateway, r running) nat.Problem {
+	switch {
+	case g.Problem != (nat.Problem{}):
+		return g.Problem
+	case !c.NAT.Enabled:
+		return c.disabled()
+	case c.NAT.Image == "":
+		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("ConfigMap %s/%s names no image; write the gateways' image under the key \"image\"",
+			kubeovn.ConfigNamespace, kubeovn.NATConfigMap)}
+	case r.pods == 0:
+		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s is not there yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
+	case !r.has(g.Hash):
+		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s does not have the state yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
+	}
+	return nat.Problem{}
+}
+
+func (c *compiler) gatewayStatus(g *nat.Gateway, r running) {
+	object := g.Object.DeepCopy()
+	s, spec := &object.Status, &object.Spec
+	s.ExternalSubnets, s.Selector = []string{g.Value.External}, append([]string{}, spec.Selector...)
+	s.Tolerations, s.Affinity = append([]corev1.Toleration{}, spec.Tolerations...), spec.Affinity
+	s.LanIP, s.Hash, s.Replicas = "", g.Hash, 1
+	if g.Value.LanIP.IsValid() {
+		s.LanIP = g.Value.LanIP.String()
+	}
+	if address := c.given[g.Value.Owner()]; address != "" {
+		s.IP = address
+	}
+	s.Ready = c.ready(&s.Conditions, object.Generation, c.gatewayProblem(g, r))
+	c.supported(&s.Conditions, object.Generation, g.Value.Unsupported)
+	c.keepStatus(object, object.Status, g.Object.Status)
+}
+
+// eipProblem returns why an EIP is not in effect.
+func (c *compiler) eipProblem(e *nat.EIP, g *nat.Gateway, r running) nat.Problem {
+	refused := c.refused[e.Value.Owner()]
+	switch {
+	case e.Object.DeletionTimestamp != nil && len(e.Rules) > 0:
+		return nat.Problem{Reason: kubeovn.ReasonInUse, Message: "rules name the EIP; delete them: " + strings.Join(e.Rules, ", ")}
+	case len(e.Problems) > 0:
+		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: e.Problems.Error()}
+	case refused != (nat.Problem{}):
+		return refused
+	case g == nil:
+		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("spec.natGwDp: there is no VpcNatGateway %.64q; create it", e.Value.Gateway)}
+	case g.Value.External != e.Value.External:
+		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: fmt.Sprintf("spec.externalSubnet: VpcNatGateway %s is in external Subnet %s, not in %s; name that one",
+			e.Value.Gateway, g.Value.External, e.Value.External)}
+	}
+	if problem := c.gatewayProblem(g, r); problem != (nat.Problem{}) {
+		if problem.Reason != kubeovn.ReasonDisabled {
+			problem.Reason = kubeovn.ReasonPending
+		}
+		problem.Message = "VpcNatGateway " + g.Value.Name + ": " + problem.Message
+		return problem
+	}
+	if !g.Has(e.Value.Name) {
+		return nat.Problem{Reason: kubeovn.ReasonPending, Message: "the EIP has no address yet"}
+	}
+	return nat.Problem{}
+}
+
+func (c *compiler) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
+	object := e.Object.DeepCopy()
+	s := &object.Status
+	if address := c.given[e.Value.Owner()]; address != "" {
+		s.IP = address
+	}
+	s.Nat = ""
+	if g != nil {
+		s.Nat = strings.Join(g.Result.Uses[e.Value.Name], ",")
+	}
+	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
+	c.supported(&s.Conditions, object.Generation, e.Value.Unsupported)
+	c.keepStatus(object, object.Status, e.Object.Status)
+}
+
+// ruleProblem returns why a rule is not in effect, with its EIP's address and gateway.
+func (c *compiler) ruleProblem(owner, eip string, problems map[string]nat.Problem) (problem nat.Problem, address, gateway string) {
+	if wrong := c.nat.Problems[owner]; len(wrong) > 0 {
+		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: wrong.Error()}, "", ""
+	}
+	e := c.nat.EIPs[eip]
+	if e == nil {
+		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("spec.eip: there is no IptablesEIP %.64q; create it", eip)}, "", ""
+	}
+	address, gateway = e.Object.Status.IP, e.Value.Gateway
+	if g := c.nat.Gateways[gateway]; g != nil {
+		if wrong, is := g.Result.Problems[owner]; is {
+			return nat.Problem{Reason: kubeovn.ReasonConflict, Message: wrong.Error()}, address, gateway
+		}
+	}
+	problem = problems[eip]
+	switch problem.Reason {
+	case "", kubeovn.ReasonInUse: // an EIP that is being deleted serves its rules
+		problem = nat.Problem{}
+	case kubeovn.ReasonDisabled:
+	default:
+		problem = nat.Problem{Reason: kubeovn.ReasonPending, Message: "IptablesEIP " + eip + ": " + problem.Message}
+	}
+	return problem, address, gateway
+}
+
+func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
+	owner := func(kind string, object metav1.Object) string {
+		return objects.Meta{Kind: kind, Name: object.GetName(), UID: string(object.GetUID())}.Owner()
+	}
+	for i := range c.SNATs {
+		before := &c.SNATs[i]
+		object, name := before.DeepCopy(), owner("IptablesSnatRule", before)
+		s := &object.Status
+		var problem nat.Problem
+		problem, s.V4ip, s.NatGwDp = c.ruleProblem(name, object.Spec.EIP, problems)
+		s.InternalCIDR = object.Spec.InternalCIDR
+		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
+		c.matched(&s.Conditions, object.Generation, name, s.NatGwDp)
+		c.keepStatus(object, object.Status, before.Status)
+	}
+	for i := range c.FIPs {
+		before := &c.FIPs[i]
+		object, name := before.DeepCopy(), owner("IptablesFIPRule", before)
+		s := &object.Status
+		var problem nat.Problem
+		problem, s.V4ip, s.NatGwDp = c.ruleProblem(name, object.Spec.EIP, problems)
+		s.InternalIP = object.Spec.InternalIP
+		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
+		c.keepStatus(object, object.Status, before.Status)
+	}
+	for i := range c.DNATs {
+		before := &c.DNATs[i]
+		object, name := before.DeepCopy(), owner("IptablesDnatRule", before)
+		s, spec := &object.Status, &object.Spec
+		var problem nat.Problem
+		problem, s.V4ip, s.NatGwDp = c.ruleProblem(name, spec.EIP, problems)
+		s.Protocol, s.InternalIP, s.InternalPort, s.ExternalPort = cmp.Or(strings.ToLower(spec.Protocol), "tcp"), spec.InternalIP, spec.InternalPort, spec.ExternalPort
+		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
+		c.keepStatus(object, object.Status, before.Status)
+	}
+}
+
+// matched sets condition Matched of an SNAT rule, while its gateway is known.
+func (c *compiler) matched(conditions *[]metav1.Condition, generation int64, owner, gateway string) {
+	g := c.nat.Gateways[gateway]
+	if g == nil || g.Hash == "" {
+		meta.RemoveStatusCondition(conditions, kubeovn.ConditionMatched)
+		return
+	}
+	if !slices.Contains(g.Result.Unmatched, owner) {
+		c.condition(conditions, generation, kubeovn.ConditionMatched, kubeovn.ReasonMatched, "")
+		return
+	}
+	c.condition(conditions, generation, kubeovn.ConditionMatched, kubeovn.ReasonNoSubnet,
+		fmt.Sprintf("spec.internalCIDR overlaps no Subnet of Vpc %s, so that no packet matches; its Subnets are %s", g.Value.VPC, strings.Join(g.Inside(), ", ")))
+}

@@ -1,0 +1,312 @@
+// Package nat compiles the objects of NAT gateways to the state of each gateway's pod. It is pure, and shared: the agent programs what it
+// returns and reports the hash, and the controller compares that hash with its own to say what is in effect.
+//
+// Addresses are those that the controller has written (status of VpcNatGateway and IptablesEIP). They are taken only where the external
+// Subnet has them and no older object has the same.
+package nat
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/gateway"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// PodPrefix is what the names of gateways' StatefulSets begin with.
+const PodPrefix = "vpc-nat-gw-"
+
+// Condition is the type of the condition in which an agent reports what it has programmed in a gateway's pod: the hash is its message.
+const Condition = "weft.dev/programmed"
+
+// WorkloadName returns the name of the gateway's StatefulSet.
+func WorkloadName(gateway string) string { return PodPrefix + gateway }
+
+// PodName returns the name of the gateway's pod.
+func PodName(gateway string) string { return WorkloadName(gateway) + "-0" }
+
+// Objects are what gateways are compiled from. They are not changed.
+type Objects struct {
+	Vpcs     []kubeovn.Vpc
+	Subnets  []kubeovn.Subnet
+	Gateways []kubeovn.VpcNatGateway
+	EIPs     []kubeovn.IptablesEIP
+	SNATs    []kubeovn.IptablesSnatRule
+	DNATs    []kubeovn.IptablesDnatRule
+	FIPs     []kubeovn.IptablesFIPRule
+	// Definitions are the configurations of NetworkAttachmentDefinitions, by "<name>.<namespace>".
+	Definitions map[string]string
+}
+
+// Problem is why something is not in effect: the reason and the message of its condition Ready. The zero value: nothing is wrong.
+type Problem struct{ Reason, Message string }
+
+// Gateway is a gateway.
+type Gateway struct {
+	Object *kubeovn.VpcNatGateway
+	Value  objects.Gateway
+	Age    objects.Age
+	// Problem is why it has no state.
+	Problem Problem
+	// Definition is what its outside interface is made from, and Result its state, while it has no Problem.
+	Definition objects.Definition
+	Result     gateway.Result
+	// Hash is the state's and the interface's.
+	Hash string
+
+	in gateway.Input
+}
+
+// EIP is an EIP.
+type EIP struct {
+	Object   *kubeovn.IptablesEIP
+	Value    objects.EIP
+	Problems objects.Problems
+	// Rules are the rules that name it: "<kind> <name>".
+	Rules []string
+}
+
+// Network is all gateways.
+type Network struct {
+	Gateways map[string]*Gateway
+	EIPs     map[string]*EIP
+	// Rules are those that can be read, by Owner.
+	SNATs map[string]objects.SNAT
+	DNATs map[string]objects.DNAT
+	FIPs  map[string]objects.FIP
+	// Problems are those of rules that cannot be read, by Owner.
+	Problems map[string]objects.Problems
+}
+
+type compiler struct {
+	*Network
+	objects *Objects
+	vpcs    map[string]objects.VPC
+	subnets map[string]objects.Subnet
+}
+
+// Parse reads the objects: what gateways and EIPs ask for, and which rules name which EIP. It compiles no state.
+func Parse(o *Objects) *Network { return parse(o).Network }
+
+// Compile returns all gateways.
+func Compile(o *Objects) *Network {
+	c := parse(o)
+	for _, g := range c.Gateways {
+		if g.Problem = c.assemble(g); g.Problem == (Problem{}) {
+			g.Result = gateway.Compile(&g.in)
+			g.Hash = g.hash()
+		}
+	}
+	return c.Network
+}
+
+func parse(o *Objects) *compiler {
+	c := &compiler{
+		objects: o, vpcs: map[string]objects.VPC{}, subnets: map[string]objects.Subnet{},
+		Network: &Network{
+			Gateways: map[string]*Gateway{}, EIPs: map[string]*EIP{}, SNATs: map[string]objects.SNAT{}, DNATs: map[string]objects.DNAT{},
+			FIPs: map[string]objects.FIP{}, Problems: map[string]objects.Problems{},
+		},
+	}
+	for i := range o.Vpcs {
+		if o.Vpcs[i].Name != kubeovn.DefaultVpc {
+			c.vpcs[o.Vpcs[i].Name], _ = objects.ParseVPC(&o.Vpcs[i])
+		}
+	}
+	for i := range o.Subnets {
+		if s, _, ok := objects.ParseSubnet(&o.Subnets[i]); ok {
+			c.subnets[s.Name] = s
+		}
+	}
+	for i := range o.Gateways {
+		object := &o.Gateways[i]
+		g := &Gateway{Object: object}
+		var problems objects.Problems
+		var ok bool
+		if g.Value, problems, ok = objects.ParseGateway(object); !ok {
+			g.Problem = Problem{kubeovn.ReasonInvalid, problems.Error()}
+		}
+		g.Age = objects.Age{Meta: g.Value.Meta, Created: object.CreationTimestamp.Time}
+		c.Gateways[object.Name] = g
+	}
+	for i := range o.EIPs {
+		e := &EIP{Object: &o.EIPs[i]}
+		e.Value, e.Problems = objects.ParseEIP(e.Object)
+		c.EIPs[e.Object.Name] = e
+	}
+	c.rules()
+	return c
+}
+
+func (c *compiler) rules() {
+	for i := range c.objects.SNATs {
+		if rule, problems := objects.ParseSNAT(&c.objects.SNATs[i]); c.keep(rule.Meta, rule.EIP, problems) {
+			c.SNATs[rule.Owner()] = rule
+		}
+	}
+	for i := range c.objects.DNATs {
+		if rule, problems := objects.ParseDNAT(&c.objects.DNATs[i]); c.keep(rule.Meta, rule.EIP, problems) {
+			c.DNATs[rule.Owner()] = rule
+		}
+	}
+	for i := range c.objects.FIPs {
+		if rule, problems := objects.ParseFIP(&c.objects.FIPs[i]); c.keep(rule.Meta, rule.EIP, problems) {
+			c.FIPs[rule.Owner()] = rule
+		}
+	}
+	for _, e := range c.EIPs {
+		slices.Sort(e.Rules)
+	}
+}
+
+// keep records which EIP a rule names, or its problems.
+func (c *compiler) keep(rule objects.Meta, eip string, problems objects.Problems) bool {
+	if e := c.EIPs[eip]; e != nil {
+		e.Rules = append(e.Rules, rule.Kind+" "+rule.Name)
+	}
+	if len(problems) > 0 {
+		c.Problems[rule.Owner()] = problems
+		return false
+	}
+	return true
+}
+
+// assemble gathers what a gateway's state depends on, or returns why it has none.
+func (c *compiler) assemble(g *Gateway) Problem {
+	if g.Problem != (Problem{}) {
+		return g.Problem
+	}
+	v := &g.Value
+	vpc, hasVPC := c.vpcs[v.VPC]
+	inside, hasInside := c.subnets[v.Subnet]
+	outside, hasOutside := c.subnets[v.External]
+	config, defined := c.objects.Definitions[outside.Definition]
+	missing := func(format string, args ...any) Problem {
+		return Problem{kubeovn.ReasonMissing, fmt.Sprintf(format, args...)}
+	}
+	invalid := func(format string, args ...any) Problem {
+		return Problem{kubeovn.ReasonInvalid, fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case !hasVPC:
+		return missing("spec.vpc: there is no Vpc %.64q; create it, or name another one", v.VPC)
+	case !hasInside:
+		return missing("spec.subnet: there is no Subnet %.64q that can be used; create it, or name another one", v.Subnet)
+	case inside.Definition != "" || inside.VPC != v.VPC:
+		return invalid("spec.subnet: Subnet %s is not of Vpc %s; name a Subnet of the Vpc", v.Subnet, v.VPC)
+	case v.LanIP == inside.Gateway:
+		return invalid("spec.lanIp: %s is the gateway of Subnet %s, which is the Vpc's router; write another address of %s", v.LanIP, v.Subnet, inside.Prefix)
+	case !inside.Prefix.Contains(v.LanIP):
+		return invalid("spec.lanIp: %s is not in Subnet %s; write an address of %s", v.LanIP, v.Subnet, inside.Prefix)
+	case !hasOutside:
+		return missing("spec.externalSubnets[0]: there is no Subnet %.64q that can be used; create it, or name another one", v.External)
+	case outside.Definition == "":
+		return invalid("spec.externalSubnets[0]: Subnet %s is a switch of Vpc %s; name a Subnet whose provider is a NetworkAttachmentDefinition", v.External, outside.VPC)
+	case !defined:
+		return missing("Subnet %s: spec.provider: there is no NetworkAttachmentDefinition %.128q; create it", v.External, outside.Definition)
+	}
+	definition, problems := objects.ParseDefinition(config)
+	if len(problems) > 0 {
+		return invalid("NetworkAttachmentDefinition %s: %s", outside.Definition, problems.Error())
+	}
+	g.Definition = definition
+	g.in = gateway.Input{Gateway: *v, VPC: vpc, Subnet: inside, External: outside}
+	for _, s := range c.subnets {
+		if s.VPC == v.VPC && s.Definition == "" {
+			g.in.Subnets = append(g.in.Subnets, s)
+		}
+	}
+	slices.SortFunc(g.in.Subnets, func(a, b objects.Subnet) int { return strings.Compare(a.Name, b.Name) })
+	c.addresses(g)
+	return Problem{}
+}
+
+// addresses gathers the gateway's own address, its EIPs and their rules.
+func (c *compiler) addresses(g *Gateway) {
+	in := &g.in
+	if !g.Value.NoOwn {
+		if own, err := netip.ParseAddr(g.Object.Status.IP); err == nil && usable(own, &in.External) {
+			in.Own = own
+		}
+	}
+	for _, e := range c.EIPs {
+		v := &e.Value
+		leaves := e.Object.DeletionTimestamp != nil && len(e.Rules) == 0
+		if v.Gateway == g.Value.Name && v.External == g.Value.External && usable(v.Addr, &in.External) && !leaves {
+			in.EIPs = append(in.EIPs, *v)
+		}
+	}
+	slices.SortFunc(in.EIPs, func(a, b objects.EIP) int { return a.Compare(b.Age) })
+	taken := map[netip.Addr]bool{}
+	in.EIPs = slices.DeleteFunc(in.EIPs, func(e objects.EIP) bool {
+		double := taken[e.Addr] || e.Addr == in.Own
+		taken[e.Addr] = true
+		return double
+	})
+	here := map[string]bool{}
+	for i := range in.EIPs {
+		here[in.EIPs[i].Name] = true
+	}
+	for _, rule := range c.SNATs {
+		if here[rule.EIP] {
+			in.SNATs = append(in.SNATs, rule)
+		}
+	}
+	for _, rule := range c.DNATs {
+		if here[rule.EIP] {
+			in.DNATs = append(in.DNATs, rule)
+		}
+	}
+	for _, rule := range c.FIPs {
+		if here[rule.EIP] {
+			in.FIPs = append(in.FIPs, rule)
+		}
+	}
+	slices.SortFunc(in.SNATs, func(a, b objects.SNAT) int { return a.Compare(b.Age) })
+	slices.SortFunc(in.DNATs, func(a, b objects.DNAT) int { return a.Compare(b.Age) })
+	slices.SortFunc(in.FIPs, func(a, b objects.FIP) int { return a.Compare(b.Age) })
+}
+
+// usable reports whether a host of the external network can have the address.
+func usable(addr netip.Addr, external *objects.Subnet) bool {
+	return addr.IsValid() && external.Prefix.Contains(addr) && addr != external.Gateway && addr != external.Prefix.Addr()
+}
+
+func (g *Gateway) hash() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s macvlan %s mode %s mtu %d", g.Result.State.Hash(), g.Definition.Master, g.Definition.Mode, g.Definition.MTU))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Has reports whether the gateway's state has the EIP.
+func (g *Gateway) Has(eip string) bool {
+	return slices.ContainsFunc(g.in.EIPs, func(e objects.EIP) bool { return e.Name == eip })
+}
+
+// Inside returns the ranges of the VPC's Subnets.
+func (g *Gateway) Inside() []string {
+	all := make([]string, 0, len(g.in.Subnets))
+	for i := range g.in.Subnets {
+		all = append(all, fmt.Sprintf("%s (%s)", g.in.Subnets[i].Name, g.in.Subnets[i].Prefix))
+	}
+	return all
+}
+
+// Label is on the pods of gateways, with LabelValue of the gateway's name.
+const Label = "ovn.kubernetes.io/vpc-nat-gw"
+
+// maxLabel is the longest value of a label.
+const maxLabel = 63
+
+// LabelValue returns the value of Label for a gateway.
+func LabelValue(gateway string) string {
+	if len(gateway) <= maxLabel {
+		return gateway
+	}
+	sum := sha256.Sum256([]byte(gateway))
+	return hex.EncodeToString(sum[:16])
+}

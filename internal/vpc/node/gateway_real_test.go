@@ -1,0 +1,357 @@
+//go:build real
+
+package node_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/deploy"
+	"weft.dev/weft/deploy/crds"
+	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/attach"
+	shared "weft.dev/weft/internal/cluster"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/ovn/ovntest"
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/vpc/cluster"
+	"weft.dev/weft/internal/vpc/node"
+)
+
+var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
+
+func TestMain(m *testing.M) {
+	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
+		server = s
+		all, err := crds.All()
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile("../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml")
+		if err != nil {
+			return err
+		}
+		definitions := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(text, definitions); err != nil {
+			return err
+		}
+		return s.InstallCRDs(context.Background(), append(all, definitions))
+	}))
+}
+
+// manifests are what users of Kube-OVN's gateways bring.
+const manifests = `
+kind: ConfigMap
+apiVersion: v1
+metadata: {name: ovn-vpc-nat-config, namespace: kube-system}
+data: {image: 'docker.io/kubeovn/vpc-nat-gateway:v1.12.4'}
+---
+kind: ConfigMap
+apiVersion: v1
+metadata: {name: ovn-vpc-nat-gw-config, namespace: kube-system}
+data: {enable-vpc-nat-gw: 'true'}
+---
+apiVersion: kubeovn.io/v1
+kind: Subnet
+metadata: {name: ovn-vpc-external-network}
+spec:
+  protocol: IPv4
+  provider: ovn-vpc-external-network.kube-system
+  cidrBlock: 192.168.100.0/24
+  gateway: 192.168.100.1
+  excludeIps: [192.168.100.1..192.168.100.220]
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: ovn-vpc-external-network, namespace: kube-system}
+spec:
+  config: '{"cniVersion": "0.3.0", "type": "macvlan", "master": "ens37", "mode": "bridge", "ipam": {"type": "kube-ovn"}}'
+---
+kind: Vpc
+apiVersion: kubeovn.io/v1
+metadata: {name: test-vpc-1}
+spec:
+  namespaces: [ns1]
+  staticRoutes: [{cidr: 0.0.0.0/0, nextHopIP: 10.0.1.254, policy: policyDst}]
+---
+kind: Subnet
+apiVersion: kubeovn.io/v1
+metadata: {name: net1}
+spec: {vpc: test-vpc-1, cidrBlock: 10.0.1.0/24, protocol: IPv4, namespaces: [ns1]}
+---
+kind: VpcNatGateway
+apiVersion: kubeovn.io/v1
+metadata: {name: gw1}
+spec: {vpc: test-vpc-1, subnet: net1, lanIp: 10.0.1.254, externalSubnets: [ovn-vpc-external-network]}
+---
+kind: IptablesEIP
+apiVersion: kubeovn.io/v1
+metadata: {name: eip2}
+spec: {v4ip: 192.168.100.231, natGwDp: gw1}
+---
+kind: IptablesSnatRule
+apiVersion: kubeovn.io/v1
+metadata: {name: snat01}
+spec: {eip: eip2, internalCIDR: 10.1.1.0/24}
+---
+kind: IptablesEIP
+apiVersion: kubeovn.io/v1
+metadata: {name: eip3}
+spec: {v4ip: 192.168.100.232, natGwDp: gw1}
+---
+kind: IptablesFIPRule
+apiVersion: kubeovn.io/v1
+metadata: {name: fip01}
+spec: {eip: eip3, internalIp: 10.0.1.5}
+`
+
+// controllerOf runs the controller's part on the site's northbound database until the test ends.
+func controllerOf(t *testing.T, site *ovntest.Site) {
+	t.Helper()
+	engine, err := ovn.Open(t.Context(), ovn.Config{Endpoints: []string{site.NB()}})
+	must(t, err)
+	parts := []shared.Part{cluster.Part(cluster.Options{
+		Northbound: engine, Term: func(context.Context, client.Reader) (uint64, error) { return 1, nil },
+	})}
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts, scheme)))
+	cached, err := shared.Cached(parts, scheme)
+	must(t, err)
+	always := true
+	mgr, err := manager.New(server.Config(), manager.Options{
+		Scheme: scheme, Cache: ctrlcache.Options{ByObject: cached}, HealthProbeBindAddress: "0", Metrics: metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: &always},
+	})
+	must(t, err)
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	tools := shared.NewTools(mgr, shared.NewReadiness(metrics.NewController("test")), log, rand.New(rand.NewPCG(1, 1)))
+	must(t, shared.SetUp(parts, tools))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		engine.Close()
+	})
+}
+
+// manyRecords are the attachments of the node.
+type manyRecords struct {
+	network.Records
+	mu   sync.Mutex
+	recs map[attach.Key]attach.Record
+}
+
+func (m *manyRecords) Attached() []attach.Record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]attach.Record, 0, len(m.recs))
+	for _, rec := range m.recs {
+		all = append(all, rec)
+	}
+	return all
+}
+
+// nodeUnderTest is an agent's network on the site's chassis, with a kubelet that the test is.
+type nodeUnderTest struct {
+	client.Client
+	t       *testing.T
+	site    *ovntest.Site
+	records *manyRecords
+	network network.Network
+	stop    func()
+}
+
+func (n *nodeUnderTest) start() {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	kind := node.Kind(node.Options{Node: "node1", Database: "unix:" + n.site.Chassis[0].DBSock})
+	by := map[client.Object]ctrlcache.ByObject{}
+	for _, object := range kind.Objects {
+		by[object.Kind] = object.By
+	}
+	objects, err := ctrlcache.New(server.Config(), ctrlcache.Options{Scheme: n.Scheme(), ByObject: by})
+	must(n.t, err)
+	made, runner, err := kind.New(ctx, startNode(ctx, n.t, n.site.Chassis[0].NetNS, "boot"), network.Deps{
+		Records: n.records, Objects: objects, API: n.Client, Log: slog.New(slog.NewTextHandler(n.t.Output(), nil)),
+	})
+	must(n.t, err)
+	n.network = made
+	var group sync.WaitGroup
+	group.Go(func() { _ = objects.Start(ctx) })
+	group.Go(func() {
+		if err := runner.Run(ctx); err != nil {
+			n.t.Error(err)
+		}
+	})
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		group.Wait()
+	})
+	n.t.Cleanup(n.stop)
+	ovntest.Eventually(n.t, "the network is ready", func() bool { return made.Ready() == nil })
+}
+
+// add attaches a pod that the API server has, as a runtime does.
+func (n *nodeUnderTest) add(namespace, name string) (*ovntest.Pod, attach.Record) {
+	n.t.Helper()
+	var object corev1.Pod
+	must(n.t, n.Get(n.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, &object))
+	pod := ovntest.NewPod(n.t)
+	req := &cni.Request{
+		ContainerID: "sandbox-" + name, IfName: "eth0", Netns: pod.ProcPath(), Args: cni.Args{PodNamespace: namespace, PodName: name, PodUID: string(object.UID)},
+	}
+	rec, err := n.network.Plan(n.t.Context(), req, placement.Decision{Network: "vpc"}, attach.InUse{})
+	must(n.t, err)
+	rec.ContainerID, rec.IfName, rec.Netns = req.ContainerID, req.IfName, req.Netns
+	rec.PodNamespace, rec.PodName, rec.PodUID = namespace, name, string(object.UID)
+	_, err = n.network.Connect(n.t.Context(), &rec)
+	must(n.t, err)
+	n.records.mu.Lock()
+	n.records.recs[rec.Key()] = rec
+	n.records.mu.Unlock()
+	pod.Device = rec.HostInterface
+	return pod, rec
+}
+
+// makePod creates a pod on the node.
+func (n *nodeUnderTest) makePod(namespace, name string, template *corev1.PodTemplateSpec) {
+	n.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
+	pod.Namespace, pod.Name, pod.Spec.NodeName = namespace, name, "node1"
+	must(n.t, n.Create(n.t.Context(), pod))
+}
+
+func (n *nodeUnderTest) namespace(name string) {
+	n.t.Helper()
+	if err := n.Create(n.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); !apierrors.IsAlreadyExists(err) {
+		must(n.t, err)
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
+	if err := n.Create(n.t.Context(), account); !apierrors.IsAlreadyExists(err) {
+		must(n.t, err)
+	}
+}
+
+// From the manifests of users to packets: controller, API server, OVN and agent are the real ones; the test is StatefulSet controller, kubelet
+// and runtime.
+func TestGatewayOfUsers(t *testing.T) {
+	site := ovntest.NewSite(t, 1)
+	host, router := ovntest.Outside(t, site.Chassis[0].NetNS)
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	ctx := t.Context()
+	n := &nodeUnderTest{Client: c, t: t, site: site, records: &manyRecords{recs: map[attach.Key]attach.Record{}}}
+	n.namespace("ns1")
+	n.namespace("kube-system")
+	controllerOf(t, site)
+	n.start()
+	objects, err := deploy.Parse([]byte(manifests))
+	must(t, err)
+	for _, object := range objects {
+		must(t, c.Create(ctx, object))
+	}
+	set := &appsv1.StatefulSet{}
+	ovntest.Eventually(t, "the gateway's StatefulSet", func() bool {
+		return c.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "vpc-nat-gw-gw1"}, set) == nil
+	})
+	n.makePod("kube-system", "vpc-nat-gw-gw1-0", &set.Spec.Template)
+	pod := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	pod.Annotations = map[string]string{kubeovn.AnnotationLogicalSwitch: "net1"}
+	n.makePod("ns1", "vpc1-pod", &pod)
+	pod.Annotations[kubeovn.AnnotationIPAddress] = "10.0.1.5"
+	n.makePod("ns1", "floating", &pod)
+	one, _ := n.add("ns1", "vpc1-pod")
+	floating, _ := n.add("ns1", "floating")
+	gate, recGate := n.add("kube-system", "vpc-nat-gw-gw1-0")
+	for netns, name := range map[*ovntest.Pod]string{one: "one", floating: "floating", host: "host", router: "router"} {
+		ovntest.Serve(t, netns.NetNS, name, 7000)
+	}
+	one.Reaches("10.0.1.254")
+	expect := func(what string, from *ovntest.Pod, to, want string) {
+		t.Helper()
+		ovntest.Eventually(t, what, func() bool { return ovntest.Ask(t, from.NetNS, "tcp4", to) == want })
+	}
+	fip, snat := &kubeovn.IptablesFIPRule{}, &kubeovn.IptablesSnatRule{}
+	ovntest.Eventually(t, "all rules are in effect", func() bool {
+		must(t, c.Get(ctx, client.ObjectKey{Name: "fip01"}, fip))
+		must(t, c.Get(ctx, client.ObjectKey{Name: "snat01"}, snat))
+		return fip.Status.Ready && snat.Status.Ready
+	})
+	if matched := meta.FindStatusCondition(snat.Status.Conditions, "Matched"); matched == nil || matched.Status != metav1.ConditionFalse ||
+		!strings.Contains(matched.Message, "net1 (10.0.1.0/24)") {
+		t.Errorf("an SNAT rule that matches nothing: %+v", matched)
+	}
+	expect("the floating IP, from outside", host, "192.168.100.232:7000", "floating 192.168.100.10")
+	expect("the floating IP, to outside", floating, "1.1.1.1:7000", "router 192.168.100.232")
+	if have := ovntest.Ask(t, one.NetNS, "tcp4", "1.1.1.1:7000"); have != "" {
+		t.Errorf("a source that no rule matches gets out: %q", have)
+	}
+
+	snat.Spec.InternalCIDR = "10.0.1.0/24" // the corrected rule
+	must(t, c.Update(ctx, snat))
+	expect("the corrected rule", one, "1.1.1.1:7000", "router 192.168.100.231")
+
+	// A restart of the agent changes nothing in the gateway, and a rule that changed meanwhile comes into effect.
+	nftables := func() string { return ovntest.Run(t, gate.NetNS, "nft", "-a", "list", "table", "ip", "weft_gateway") }
+	handles := func() string { return strings.Join(strings.Fields(nftables())[:5], " ") }
+	before := handles()
+	n.stop()
+	expect("the floating IP without an agent", host, "192.168.100.232:7000", "floating 192.168.100.10")
+	must(t, c.Get(ctx, client.ObjectKey{Name: "fip01"}, fip))
+	fip.Spec.InternalIP = "10.0.1.2"
+	must(t, c.Update(ctx, fip))
+	n.start()
+	expect("the floating IP of another pod", host, "192.168.100.232:7000", "one 192.168.100.10")
+	if after := handles(); after != before {
+		t.Errorf("the table was made anew: %s, was %s", after, before)
+	}
+	ovntest.Eventually(t, "CHECK", func() bool { return n.network.Check(ctx, recGate) == nil })
+
+	// Deleted, the EIP answers no more.
+	must(t, c.Delete(ctx, fip))
+	must(t, c.Delete(ctx, &kubeovn.IptablesEIP{ObjectMeta: metav1.ObjectMeta{Name: "eip3"}}))
+	ovntest.Eventually(t, "the EIP is gone", func() bool {
+		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "eip3"}, &kubeovn.IptablesEIP{}))
+	})
+	if out := ovntest.Run(t, gate.NetNS, "ip", "-o", "addr", "show", "net1"); strings.Contains(out, "192.168.100.232") || !strings.Contains(out, "192.168.100.231") {
+		t.Errorf("addresses of net1: %s", out)
+	}
+	must(t, n.network.Close(ctx, recGate))
+	if have := ovntest.Ask(t, one.NetNS, "tcp4", "1.1.1.1:7000"); have != "" {
+		t.Errorf("a closed gateway forwards: %q", have)
+	}
+	if out, err := ovntest.Try(gate.NetNS, "ip", "link", "show", "net1"); err == nil {
+		t.Errorf("net1 of a closed gateway: %s", out)
+	}
+}

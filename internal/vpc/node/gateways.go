@@ -1,0 +1,315 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/vpc/nat"
+)
+
+// errClosed says that the traffic of a gateway's attachment was stopped.
+var errClosed = errors.New("the attachment was closed")
+
+// gateways are the pods of NAT gateways on this node. Their state follows from the API's objects, and is programmed from here.
+type gateways struct {
+	node *node.Node
+	deps network.Deps
+	wake chan struct{}
+
+	mu sync.Mutex
+	// watching is set once all objects are known.
+	watching bool
+	open     map[attach.Key]*natGateway
+	// closed are attachments whose traffic was stopped.
+	closed map[attach.Key]bool
+	// reported are the hashes that the pods' conditions have.
+	reported map[attach.Key]string
+}
+
+func newGateways(n *node.Node, deps network.Deps) *gateways {
+	return &gateways{
+		node: n, deps: deps, wake: make(chan struct{}, 1), open: map[attach.Key]*natGateway{}, closed: map[attach.Key]bool{},
+		reported: map[attach.Key]string{},
+	}
+}
+
+// gatewayKinds are the objects that gateways are compiled from.
+func gatewayKinds() []client.Object {
+	return []client.Object{
+		&kubeovn.Vpc{}, &kubeovn.Subnet{}, &kubeovn.VpcNatGateway{}, &kubeovn.IptablesEIP{}, &kubeovn.IptablesSnatRule{},
+		&kubeovn.IptablesDnatRule{}, &kubeovn.IptablesFIPRule{}, nat.Definition(),
+	}
+}
+
+func (g *gateways) signal() {
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+// watch begins to watch the objects, and returns once all are known. A node without gateways watches none.
+func (g *gateways) watch(ctx context.Context) error {
+	g.mu.Lock()
+	watching := g.watching
+	g.mu.Unlock()
+	if watching {
+		return nil
+	}
+	for _, kind := range gatewayKinds() {
+		informer, err := g.deps.Objects.GetInformer(ctx, kind, ctrlcache.BlockUntilSynced(true))
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", kind.GetObjectKind().GroupVersionKind().Kind, err)
+		}
+		_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { g.signal() }, UpdateFunc: func(any, any) { g.signal() }, DeleteFunc: func(any) { g.signal() },
+		})
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", kind, err)
+		}
+	}
+	g.mu.Lock()
+	g.watching = true
+	g.mu.Unlock()
+	return nil
+}
+
+// compile returns all gateways, as the objects are now.
+func (g *gateways) compile(ctx context.Context) (*nat.Network, error) {
+	if err := g.watch(ctx); err != nil {
+		return nil, err
+	}
+	var (
+		vpcs    kubeovn.VpcList
+		subnets kubeovn.SubnetList
+		gates   kubeovn.VpcNatGatewayList
+		eips    kubeovn.IptablesEIPList
+		snats   kubeovn.IptablesSnatRuleList
+		dnats   kubeovn.IptablesDnatRuleList
+		fips    kubeovn.IptablesFIPRuleList
+	)
+	definitions := nat.DefinitionList()
+	for _, list := range []client.ObjectList{&vpcs, &subnets, &gates, &eips, &snats, &dnats, &fips, definitions} {
+		if err := g.deps.Objects.List(ctx, list); err != nil {
+			return nil, fmt.Errorf("list %T: %w", list, err)
+		}
+	}
+	return nat.Compile(&nat.Objects{
+		Vpcs: vpcs.Items, Subnets: subnets.Items, Gateways: gates.Items, EIPs: eips.Items, SNATs: snats.Items, DNATs: dnats.Items, FIPs: fips.Items,
+		Definitions: nat.Definitions(definitions),
+	}), nil
+}
+
+// get returns the gateway of an attachment, opened.
+func (g *gateways) get(rec *attach.Record) (*natGateway, error) {
+	g.mu.Lock()
+	have, closed := g.open[rec.Key()], g.closed[rec.Key()]
+	g.mu.Unlock()
+	switch {
+	case closed:
+		return nil, errClosed
+	case have != nil && have.rec.Netns == rec.Netns:
+		return have, nil
+	}
+	made, err := openGateway(g.node, rec)
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	if other := g.open[rec.Key()]; g.closed[rec.Key()] || other != nil && other.rec.Netns == rec.Netns { // another call was faster
+		g.mu.Unlock()
+		made.close()
+		return g.get(rec)
+	}
+	g.open[rec.Key()] = made
+	g.mu.Unlock()
+	if have != nil {
+		have.close() // of a former namespace
+	}
+	return made, nil
+}
+
+// connect programs a gateway's whole state before its ADD is answered.
+func (g *gateways) connect(ctx context.Context, rec *attach.Record) error {
+	name := gatewayOf(rec)
+	all, err := g.compile(ctx)
+	if err != nil {
+		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
+	}
+	want := all.Gateways[name]
+	switch {
+	case want == nil:
+		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
+	case want.Problem != (nat.Problem{}):
+		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
+	}
+	g.mu.Lock()
+	delete(g.closed, rec.Key())
+	g.mu.Unlock()
+	made, err := g.get(rec)
+	if err != nil {
+		return err
+	}
+	if err := made.program(ctx, want); err != nil {
+		return err
+	}
+	g.signal() // the report, and what has changed meanwhile
+	return nil
+}
+
+// disconnect stops a gateway's traffic.
+func (g *gateways) disconnect(ctx context.Context, rec *attach.Record) error {
+	g.mu.Lock()
+	have := g.open[rec.Key()]
+	delete(g.open, rec.Key())
+	delete(g.reported, rec.Key())
+	g.closed[rec.Key()] = true
+	g.mu.Unlock()
+	if have == nil {
+		have = &natGateway{name: gatewayOf(rec), rec: *rec, node: g.node, close: func() {}, serial: make(chan struct{}, 1)}
+	}
+	return have.stop(ctx)
+}
+
+// removed forgets an attachment that is gone.
+func (g *gateways) removed(key attach.Key) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.closed, key)
+}
+
+// attached returns the records of the gateways that are here, those whose ADD is under way among them.
+func (g *gateways) attached() map[attach.Key]attach.Record {
+	recs := map[attach.Key]attach.Record{}
+	for _, rec := range g.deps.Records.Attached() {
+		if gatewayOf(&rec) != "" {
+			recs[rec.Key()] = rec
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for key, one := range g.open {
+		recs[key] = one.rec
+	}
+	maps.DeleteFunc(recs, func(key attach.Key, _ attach.Record) bool { return g.closed[key] })
+	return recs
+}
+
+// run keeps the gateways in step with the objects until ctx ends.
+func (g *gateways) run(ctx context.Context) {
+	defer g.closeAll()
+	delay := firstRetry
+	for {
+		var again <-chan time.Time
+		if err := g.step(ctx); err != nil && ctx.Err() == nil {
+			g.deps.Log.Warn("NAT gateways are not in step, trying again", "error", err)
+			timer := time.NewTimer(delay)
+			again, delay = timer.C, min(2*delay, lastRetry)
+		} else {
+			delay = firstRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.wake:
+		case <-again:
+		}
+	}
+}
+
+func (g *gateways) closeAll() {
+	g.mu.Lock()
+	open := slices.Collect(maps.Values(g.open))
+	g.open = map[attach.Key]*natGateway{}
+	g.mu.Unlock()
+	for _, one := range open {
+		one.close()
+	}
+}
+
+// step programs what has changed, and reports it. One gateway that cannot be programmed does not keep the others from it.
+func (g *gateways) step(ctx context.Context) error {
+	recs := g.attached()
+	if len(recs) == 0 {
+		return nil
+	}
+	all, err := g.compile(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, rec := range recs {
+		want := all.Gateways[gatewayOf(&rec)]
+		if want == nil || want.Problem != (nat.Problem{}) {
+			continue // it goes on with what it has; the controller says why
+		}
+		made, err := g.get(&rec)
+		if err == nil {
+			err = made.program(ctx, want)
+		}
+		if err == nil {
+			err = g.report(ctx, &rec, want.Hash)
+		}
+		if !errors.Is(err, errClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// report writes the hash of what is programmed to the condition of the gateway's pod, which its readiness waits for.
+func (g *gateways) report(ctx context.Context, rec *attach.Record, hash string) error {
+	g.mu.Lock()
+	reported := g.reported[rec.Key()]
+	g.mu.Unlock()
+	if reported == hash {
+		return nil
+	}
+	meta := map[string]any{}
+	if rec.PodUID != "" {
+		meta["uid"] = rec.PodUID // a later pod of this name is another one
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": meta, "status": map[string]any{"conditions": []corev1.PodCondition{{
+		Type: nat.Condition, Status: corev1.ConditionTrue, Reason: "Programmed", Message: hash, LastTransitionTime: metav1.Now(),
+	}}}})
+	if err != nil {
+		return fmt.Errorf("encode the condition of pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: rec.PodNamespace, Name: rec.PodName}}
+	var now corev1.Pod // after a restart of the agent the pod has it already
+	if err := g.deps.API.Get(ctx, client.ObjectKeyFromObject(pod), &now); err != nil || !has(&now, hash) {
+		err := g.deps.API.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, patch))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("report on pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
+		}
+	}
+	g.mu.Lock()
+	g.reported[rec.Key()] = hash
+	g.mu.Unlock()
+	return nil
+}
+
+// has reports whether the pod's condition has the hash.
+func has(pod *corev1.Pod, hash string) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == nat.Condition && c.Status == corev1.ConditionTrue && c.Message == hash
+	})
+}
