@@ -37,7 +37,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 		fmt.Errorf("waited %v: %w", e.config.ApplyTimeout, context.DeadlineExceeded))
 	defer cancel()
 
-	c := newCommit(change, e.config.Bridges)
+	c := newCommit(change, e.config.claim())
 	err := e.keeper.Do(ctx, func(s *session.Session) error { return c.run(ctx, s) })
 	e.learn(change, c.after)
 	if err != nil {
@@ -78,9 +78,9 @@ func (e *Engine) learn(change Change, v *view) {
 
 // commit is one call of Commit, over as many transactions and connections as it takes.
 type commit struct {
-	work       Change
-	ownBridges []string
-	failed     map[Key]*PortError
+	work   Change
+	own    claim
+	failed map[Key]*PortError
 	// created are the rows that this commit has made, in whichever attempt.
 	created map[Key]bool
 	// after is the last view that was taken once the switch had applied a transaction.
@@ -88,9 +88,9 @@ type commit struct {
 }
 
 // newCommit takes the change, without the rows that nobody may write.
-func newCommit(change Change, ownBridges []string) *commit {
+func newCommit(change Change, own claim) *commit {
 	c := &commit{
-		work: change, ownBridges: ownBridges,
+		work: change, own: own,
 		failed: map[Key]*PortError{}, created: map[Key]bool{},
 	}
 	c.work.Set = maps.Clone(change.Set)
@@ -150,7 +150,7 @@ func (c *commit) run(ctx context.Context, s *session.Session) error {
 
 // attempt makes one transaction of what is left to do, waits for the switch and hears its verdict.
 func (c *commit) attempt(ctx context.Context, s *session.Session) error {
-	v, err := currentView(ctx, s, c.ownBridges)
+	v, err := currentView(ctx, s, c.own)
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (c *commit) settle(ctx context.Context, s *session.Session) error {
 	for {
 		changed := s.Changed()
 		var err error
-		if c.after, err = currentView(ctx, s, c.ownBridges); err != nil {
+		if c.after, err = currentView(ctx, s, c.own); err != nil {
 			return err
 		}
 		waits := false
@@ -307,7 +307,7 @@ func (c *commit) clean(ctx context.Context, s *session.Session) error {
 		return nil
 	}
 	for range maxConflicts {
-		v, err := currentView(ctx, s, c.ownBridges)
+		v, err := currentView(ctx, s, c.own)
 		if err != nil {
 			return err
 		}
@@ -317,7 +317,7 @@ func (c *commit) clean(ctx context.Context, s *session.Session) error {
 			continue
 		}
 		if err == nil {
-			c.after, err = currentView(ctx, s, c.ownBridges)
+			c.after, err = currentView(ctx, s, c.own)
 		}
 		if err != nil {
 			return fmt.Errorf("remove %d rows that failed: %w", len(remove.Delete), err)

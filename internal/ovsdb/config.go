@@ -24,6 +24,9 @@ type Config struct {
 	// Bridges are the names of Weft's own bridges: these, and every port on them, are within the engine's care even
 	// without OwnerID, so that strays are found. None means that only marked rows are.
 	Bridges []string
+	// Program tells the rows of programs apart that share a switch: rows of other programs are neither reported nor changed, except on
+	// Bridges. The rows that the caller writes have it in external_ids, under ProgramID. Empty: Weft's agent, whose rows have none.
+	Program string
 	// ControlSocket is a pattern (path/filepath.Match) for ovs-vswitchd's control socket. The engine keeps an idle
 	// connection to it, for nothing in the database tells that ovs-vswitchd has started anew. Empty means
 	// ovs-vswitchd.*.ctl beside the database's socket, and nothing if the endpoint is not a unix socket: then there is
@@ -58,3 +61,6 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// claim returns what of the switch is the program's.
+func (c Config) claim() claim { return claim{c.Bridges, c.Program} }

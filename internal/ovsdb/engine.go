@@ -108,7 +108,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	defer e.commit.Unlock()
 	var v *view
 	err := e.keeper.Do(ctx, func(s *session.Session) (err error) {
-		v, err = currentView(ctx, s, e.config.Bridges)
+		v, err = currentView(ctx, s, e.config.claim())
 		return err
 	})
 	if err != nil {
@@ -125,7 +125,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 func (e *Engine) OFPort(ctx context.Context, name string) (uint32, error) {
 	var number uint32
 	err := e.keeper.Do(ctx, func(s *session.Session) (err error) {
-		number, err = ofport(ctx, s, name, e.config.Bridges)
+		number, err = ofport(ctx, s, name, e.config.claim())
 		return err
 	})
 	if err != nil {
@@ -134,10 +134,10 @@ func (e *Engine) OFPort(ctx context.Context, name string) (uint32, error) {
 	return number, nil
 }
 
-func ofport(ctx context.Context, s *session.Session, name string, ownBridges []string) (uint32, error) {
+func ofport(ctx context.Context, s *session.Session, name string, own claim) (uint32, error) {
 	for {
 		changed := s.Changed()
-		v, err := currentView(ctx, s, ownBridges)
+		v, err := currentView(ctx, s, own)
 		if err != nil {
 			return 0, err
 		}
@@ -167,7 +167,7 @@ func ofport(ctx context.Context, s *session.Session, name string, ownBridges []s
 func (e *Engine) Datapath(ctx context.Context) (Datapath, error) {
 	d := Datapath{}
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		v, err := currentView(ctx, s, e.config.Bridges)
+		v, err := currentView(ctx, s, e.config.claim())
 		if err == nil && v.root != nil {
 			d.Types = sortedSet(v.root.DatapathTypes)
 		}
@@ -260,7 +260,7 @@ func (e *Engine) checkDrift(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.config.ProbeInterval)
 	defer cancel()
-	v, err := latestView(ctx, s, e.config.Bridges) // what comes later makes it look again
+	v, err := latestView(ctx, s, e.config.claim()) // what comes later makes it look again
 	if err != nil {
 		return // the connection is lost or about to be given up
 	}

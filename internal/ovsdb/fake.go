@@ -332,11 +332,9 @@ func (f *Fake) owns(key Key) bool {
 	}
 	switch row := r.row.(type) {
 	case *Bridge:
-		_, marked := row.ExternalIDs[OwnerID]
-		return marked || slices.Contains(f.ownBridges, row.Name)
+		return claim{}.marked(row.ExternalIDs) || slices.Contains(f.ownBridges, row.Name)
 	case *Port:
-		_, marked := row.ExternalIDs[OwnerID]
-		return marked || f.owns(BridgeKey(row.Bridge))
+		return claim{}.marked(row.ExternalIDs) || f.owns(BridgeKey(row.Bridge))
 	}
 	return false
 }

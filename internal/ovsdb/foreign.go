@@ -21,7 +21,7 @@ type Foreign struct {
 func (e *Engine) Foreign(ctx context.Context, bridge string) (Foreign, error) {
 	var found Foreign
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		v, err := currentView(ctx, s, e.config.Bridges)
+		v, err := currentView(ctx, s, e.config.claim())
 		if err != nil || v.root == nil {
 			return err
 		}

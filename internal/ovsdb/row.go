@@ -13,6 +13,9 @@ import (
 // adds it, with an empty value, to rows that come without.
 const OwnerID = "weft.dev/owner"
 
+// ProgramID is the external_ids key that names the program whose row it is, if that is not Weft's agent ([Config.Program]).
+const ProgramID = "weft.dev/program"
+
 // Kind says which table a key is about.
 type Kind uint8
 

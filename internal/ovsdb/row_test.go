@@ -174,7 +174,7 @@ func newMemory() *memory {
 	}}
 }
 
-func (m *memory) view() *view { return newView(m.tables, nil) }
+func (m *memory) view() *view { return newView(m.tables, claim{}) }
 
 func (m *memory) apply(t *rapid.T, p *plan) {
 	names := map[string]string{}
@@ -386,7 +386,7 @@ func FuzzView(f *testing.F) {
 		maps.DeleteFunc(in.Bridges, func(_ string, r *bridgeRow) bool { return r == nil })
 		maps.DeleteFunc(in.Ports, func(_ string, r *portRow) bool { return r == nil })
 		maps.DeleteFunc(in.Interfaces, func(_ string, r *interfaceRow) bool { return r == nil })
-		v := newView(tables{in.Root, in.Bridges, in.Ports, in.Interfaces}, []string{"br0"})
+		v := newView(tables{in.Root, in.Bridges, in.Ports, in.Interfaces}, claim{bridges: []string{"br0"}})
 		rows := v.own()
 		for key, row := range rows {
 			if !row.Equal(row) || row.Key() != key {

@@ -30,20 +30,20 @@ func rootOf(s *session.Session) *rootRow {
 const maxTorn = 20
 
 // latestView returns a view of what has come so far.
-func latestView(ctx context.Context, s *session.Session, ownBridges []string) (*view, error) {
-	if v := newView(tablesOf(s), ownBridges); !v.dangling {
+func latestView(ctx context.Context, s *session.Session, own claim) (*view, error) {
+	if v := newView(tablesOf(s), own); !v.dangling {
 		return v, nil
 	}
-	return currentView(ctx, s, ownBridges)
+	return currentView(ctx, s, own)
 }
 
 // currentView returns a current view of the database.
-func currentView(ctx context.Context, s *session.Session, ownBridges []string) (*view, error) {
+func currentView(ctx context.Context, s *session.Session, own claim) (*view, error) {
 	for try := 0; ; try++ {
 		if err := s.Sync(ctx); err != nil {
 			return nil, err
 		}
-		v := newView(tablesOf(s), ownBridges)
+		v := newView(tablesOf(s), own)
 		if !v.dangling || try == maxTorn {
 			return v, nil
 		}

@@ -12,7 +12,7 @@ import (
 func (e *Engine) Version(ctx context.Context) (string, error) {
 	version := ""
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		v, err := currentView(ctx, s, e.config.Bridges)
+		v, err := currentView(ctx, s, e.config.claim())
 		if err == nil && v.root != nil && v.root.OVSVersion != nil {
 			version = *v.root.OVSVersion
 		}

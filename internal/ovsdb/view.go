@@ -48,8 +48,22 @@ type portState struct {
 	own   bool
 }
 
-// newView arranges the rows. ownBridges are the names of Weft's bridges.
-func newView(t tables, ownBridges []string) *view {
+// claim is what of the switch is this program's.
+type claim struct {
+	// bridges are the names of its own bridges.
+	bridges []string
+	// program is its name in ProgramID; empty: its rows have none.
+	program string
+}
+
+// marked reports whether a row with these external_ids is the program's.
+func (c claim) marked(ids map[string]string) bool {
+	_, owned := ids[OwnerID]
+	return owned && ids[ProgramID] == c.program
+}
+
+// newView arranges the rows.
+func newView(t tables, own claim) *view {
 	v := &view{
 		bridges:    make(map[string]*bridgeState, len(t.bridges)),
 		ports:      make(map[string]*portState, len(t.ports)),
@@ -68,24 +82,22 @@ func newView(t tables, ownBridges []string) *view {
 			v.dangling = true
 			continue
 		}
-		_, marked := row.ExternalIDs[OwnerID]
-		b := &bridgeState{row: row, own: marked || slices.Contains(ownBridges, row.Name)}
+		b := &bridgeState{row: row, own: own.marked(row.ExternalIDs) || slices.Contains(own.bridges, row.Name)}
 		v.bridges[row.Name] = b
-		v.addPorts(t, b)
+		v.addPorts(t, b, own)
 	}
 	return v
 }
 
-func (v *view) addPorts(t tables, b *bridgeState) {
+func (v *view) addPorts(t tables, b *bridgeState, own claim) {
 	for _, uuid := range b.row.Ports {
 		row, ok := t.ports[uuid]
 		if !ok {
 			v.dangling = true
 			continue
 		}
-		_, marked := row.ExternalIDs[OwnerID]
 		p := &portState{row: row, bridge: b.row, local: row.Name == b.row.Name}
-		p.own = !p.local && (b.own || marked)
+		p.own = !p.local && (b.own || own.marked(row.ExternalIDs))
 		for _, ifUUID := range row.Interfaces {
 			iface, ok := t.interfaces[ifUUID]
 			if !ok {

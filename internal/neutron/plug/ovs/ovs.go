@@ -27,7 +27,7 @@ type Plugin struct {
 
 // Open connects to Open vSwitch at endpoint; "" is the usual one.
 func Open(ctx context.Context, endpoint, bridge string) (*Plugin, error) {
-	rows, err := ovsdb.Open(ctx, ovsdb.Config{Endpoint: endpoint})
+	rows, err := ovsdb.Open(ctx, ovsdb.Config{Endpoint: endpoint, Program: program})
 	if err != nil {
 		return nil, fmt.Errorf("reach Open vSwitch: %w", err)
 	}
@@ -68,6 +68,9 @@ func (p *Plugin) Setup(ctx context.Context, pod plug.Pod) error {
 	return nil
 }
 
+// program marks the provider's rows: an agent on the node leaves them alone.
+const program = "provider"
+
 // ifaceID is where Neutron's agent and ovn-controller look for a port's UUID.
 const ifaceID = "iface-id"
 
@@ -106,7 +109,7 @@ func (p *Plugin) setup(ctx context.Context, names chain, pod plug.Pod) error {
 		ovsdb.PortKey(names.upper): &ovsdb.Port{
 			Bridge: p.bridge, Name: names.upper, ExternalIDs: map[string]string{
 				ifaceID: pod.Port.ID, "attached-mac": pod.Port.MAC.String(), "vm-id": pod.Name + "_" + pod.Namespace,
-				"iface-status": "active", ovsdb.OwnerID: "port/" + pod.Port.ID,
+				"iface-status": "active", ovsdb.OwnerID: "port/" + pod.Port.ID, ovsdb.ProgramID: program,
 			},
 		},
 	}})
