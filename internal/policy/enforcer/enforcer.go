@@ -140,11 +140,9 @@ func New(opts Options) *Enforcer {
 	if e.lock == nil {
 		e.lock = &sync.Mutex{}
 	}
-	e.state = e.fresh()
+	e.state = newState(e.opts)
 	return e
 }
-
-func (e *Enforcer) fresh() state { return newState(e.opts) }
 
 func newState(opts Options) state {
 	return state{
@@ -195,7 +193,7 @@ func (e *Enforcer) indexAll(change Change) *state {
 	if !change.Reset || compiled {
 		return nil
 	}
-	beside := e.fresh()
+	beside := newState(e.opts)
 	beside.update(change)
 	return &beside
 }
@@ -219,7 +217,7 @@ func (e *Enforcer) Compile(compiler Compiler, ranges map[string][]netip.Prefix) 
 		return
 	}
 	e.lent = true
-	beside := e.fresh()
+	beside := newState(e.opts)
 	beside.index, beside.pods, beside.objects = e.index, e.pods, e.objects
 	for key, records := range e.attached {
 		beside.attached[key] = maps.Clone(records)
@@ -264,7 +262,7 @@ func (e *Enforcer) Retire() {
 
 // Forget discards all objects, nodes and ranges: the network does not isolate by policies any more. The caller holds the lock.
 func (e *Enforcer) Forget() {
-	e.setNodes(nil)
+	e.SetNodes(nil)
 	e.ranges = nil
 	if len(e.pods)+len(e.objects) > 0 {
 		e.reset()
@@ -322,7 +320,7 @@ func (x *state) reset() {
 	}
 	fresh := newState(Options{Node: x.node})
 	x.index, x.pods, x.byNode, x.objects, x.doubts = fresh.index, fresh.pods, fresh.byNode, fresh.objects, fresh.doubts
-	x.setNodes(x.nodes)
+	x.SetNodes(x.nodes)
 }
 
 // follow brings what is compiled in step with an effect.

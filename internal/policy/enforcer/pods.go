@@ -64,13 +64,13 @@ func (x *state) feedAttached() {
 }
 
 // Attach notes an attachment that is open, or is about to be opened. The caller holds the lock.
-func (e *Enforcer) Attach(rec *attach.Record) {
+func (x *state) Attach(rec *attach.Record) {
 	key := PodOf(rec)
-	if e.attached[key] == nil {
-		e.attached[key] = map[attach.Key]attach.Record{}
+	if x.attached[key] == nil {
+		x.attached[key] = map[attach.Key]attach.Record{}
 	}
-	e.attached[key][rec.Key()] = *rec
-	e.feed(key)
+	x.attached[key][rec.Key()] = *rec
+	x.feed(key)
 }
 
 // Detach notes that an attachment is closed. The caller holds the lock, and calls HandOver when it has detached all.
@@ -111,16 +111,16 @@ func (x *state) decide(rec *attach.Record) Decision {
 }
 
 // Show returns the decision about an attachment for a fragment that the caller is about to hand over, holding the lock.
-func (e *Enforcer) Show(rec *attach.Record) Decision {
-	d := e.decide(rec)
-	e.shown[rec.Key()] = d
+func (x *state) Show(rec *attach.Record) Decision {
+	d := x.decide(rec)
+	x.shown[rec.Key()] = d
 	return d
 }
 
 // Hide notes that the fragment of an attachment, or of all, says nothing of policies. The caller holds the lock.
-func (e *Enforcer) Hide(keys ...attach.Key) {
+func (x *state) Hide(keys ...attach.Key) {
 	for _, key := range keys {
-		delete(e.shown, key)
+		delete(x.shown, key)
 	}
 }
 
@@ -178,9 +178,7 @@ func (x *state) remember(key policy.Key, pod *Pod) {
 }
 
 // SetNodes sets the nodes and their addresses, as pods of the namespace that represents them. The caller holds the lock.
-func (e *Enforcer) SetNodes(nodes map[policy.Key][]netip.Addr) { e.setNodes(nodes) }
-
-func (x *state) setNodes(nodes map[policy.Key][]netip.Addr) {
+func (x *state) SetNodes(nodes map[policy.Key][]netip.Addr) {
 	for key := range x.nodes {
 		if _, still := nodes[key]; !still {
 			x.follow(x.index.DeletePod(key))

@@ -577,3 +577,40 @@ func TestNotJudged(t *testing.T) {
 		t.Errorf("without pods, the table has %v, %v", have, err)
 	}
 }
+
+// Policies judge the pod behind a Service, on the same node and the pod itself included: addresses are translated before the judge.
+func TestServices(t *testing.T) {
+	n := newNode(t, 3)
+	n.start(t)
+	cmd := exec.Command("nsenter", "--net="+n.space, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(`table inet proxy {
+		chain prerouting { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat ip to 10.0.0.1; ip6 daddr fd96::1 dnat ip6 to fd00::1; }
+		chain postrouting { type nat hook postrouting priority srcnat; ip saddr 10.0.0.1 ip daddr 10.0.0.1 masquerade; ip6 saddr fd00::1 ip6 daddr fd00::1 masquerade; }
+	}`)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v\n%s", err, out)
+	}
+	w := web(false, networkingv1.PolicyTypeIngress)
+	w.Policies[0].Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+		{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "client"}}},
+	}}}
+	if err := n.enforcer.Update(t.Context(), changeOf(t, w)); err != nil {
+		t.Fatal(err)
+	}
+	n.admit(t, w)
+	for i, pod := range []string{"the pod itself", "a client", "another pod"} {
+		for _, service := range []string{"10.96.0.1", "fd96::1"} {
+			allowed, wait := i < 2, impatience
+			if allowed {
+				wait = patience
+			}
+			c, err := dial(t, n.pods[i], "tcp", netip.AddrPortFrom(netip.MustParseAddr(service), 80), wait)
+			if err == nil {
+				c.Close()
+			}
+			if allowed != (err == nil) {
+				t.Errorf("%s to Service %s: allowed %t, seen: %v", pod, service, allowed, err)
+			}
+		}
+	}
+}
