@@ -354,4 +354,23 @@ func TestGatewayOfUsers(t *testing.T) {
 	if out, err := ovntest.Try(gate.NetNS, "ip", "link", "show", "net1"); err == nil {
 		t.Errorf("net1 of a closed gateway: %s", out)
 	}
+
+	// Everything is deleted in the order in which it came, and nothing is left.
+	for _, p := range []client.ObjectKey{{Namespace: "ns1", Name: "vpc1-pod"}, {Namespace: "ns1", Name: "floating"}, {Namespace: "kube-system", Name: "vpc-nat-gw-gw1-0"}} {
+		must(t, c.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}, client.GracePeriodSeconds(0)))
+	}
+	for _, object := range objects {
+		must(t, client.IgnoreNotFound(c.Delete(ctx, object)))
+	}
+	ovntest.Eventually(t, "everything is gone", func() bool {
+		var sets appsv1.StatefulSetList
+		must(t, c.List(ctx, &sets))
+		left := len(sets.Items)
+		for _, object := range objects {
+			if !apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(object), object)) {
+				left++
+			}
+		}
+		return left == 0 && site.Nbctl("list", "Logical_Router")+site.Nbctl("list", "Logical_Switch") == ""
+	})
 }
