@@ -106,6 +106,8 @@ type Options struct {
 	VPC bool
 	// Flannel are flanneld's flags. Nil: the node serves no flannel network.
 	Flannel *netconf.Flags
+	// OVNNamespace has the ConfigMap with Weft's OVN, which the node joins. Empty: others make the node a chassis of their OVN.
+	OVNNamespace string
 	// Networks are the networks that the node may serve beside the overlay. Default: Kinds.
 	Networks []network.Kind
 	// Neutron lets the node serve pods on Neutron networks. Default: it does not, and does not watch their objects.

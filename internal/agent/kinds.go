@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"path/filepath"
-
 	"weft.dev/weft/internal/cni"
 	flannel "weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
@@ -22,7 +20,7 @@ func Kinds(o *Options) []network.Kind {
 		kinds = append(kinds, flannel.Kind(flannel.KindOptions{Node: o.Node, Flags: o.Flannel, Conflist: o.pluginKeys()}))
 	}
 	if o.VPC {
-		kinds = append(kinds, vpcnode.Kind(vpcnode.Options{Node: o.Node, Database: "unix:" + filepath.Join(o.OVSRunDir, "db.sock")}))
+		kinds = append(kinds, vpcnode.Kind(vpcnode.Options{Node: o.Node, Database: o.database(), Join: joinOVN(o)}))
 	}
 	if o.Neutron {
 		kinds = append(kinds, neutron.Kind(o.Node))

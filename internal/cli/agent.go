@@ -93,6 +93,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.Float64Var(&sampling, "trace-sampling", 0, "part of the runtime's requests that are traced, 0 to 1; traces go by OTLP over HTTP to $OTEL_EXPORTER_OTLP_ENDPOINT")
 	flags.BoolVar(&opts.Profiling, "profiling", false, "serve /debug/pprof at the health address, to every client that can connect")
 	closed.register(cmd)
+	flags.StringVar(&opts.OVNNamespace, "ovn-namespace", "", "with --vpc, namespace of the ConfigMap weft-ovn: the node joins Weft's OVN; empty: ovn-controller is configured by others")
 	flags.BoolVar(&opts.VPC, "vpc", false, "serve VPCs; ovn-controller runs on the node")
 	flags.BoolVar(&serveFlannel, "flannel", false, "serve the flannel network once ConfigMap kube-flannel-cfg is there; flags of flanneld follow after --")
 	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")

@@ -34,7 +34,7 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 			if opts.Neutron, err = neutron.options(); err != nil {
 				return err
 			}
-			if opts.Northbound, err = northbound.config(); err != nil {
+			if opts.Northbound, err = northbound.config(opts.Config, opts.LeaseNamespace); err != nil {
 				return err
 			}
 			return controller.Run(cmd.Context(), opts)

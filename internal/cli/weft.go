@@ -52,10 +52,10 @@ func Weft(environment Environment) *cobra.Command {
 	common.register(root)
 	agents, plugin, ovs, clean, diff, level := agentCommand(common, environment), installPluginCommand(), openvswitchCommand(environment.Node),
 		cleanupCommand(), diffCommand(), logLevelCommand()
-	provider := providerCommand(common)
+	provider, ovnDaemons := providerCommand(common), ovnCommand(common, environment.Node)
 	asRoot(environment.UID, nil, agents, plugin, clean, diff, level, provider)
-	asRoot(environment.UID, nil, ovs.Commands()...)
-	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, clean, statusCommand(common), tenantCommand(common), diff,
+	asRoot(environment.UID, nil, append(ovs.Commands(), ovnDaemons.Commands()...)...)
+	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, ovnDaemons, clean, statusCommand(common), tenantCommand(common), diff,
 		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand(), provider, flanneldCommand(common, environment))
 	strict(root)
 	if environment.Program == pluginProgram {

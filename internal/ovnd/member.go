@@ -13,8 +13,10 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -29,10 +31,9 @@ type MemberOptions struct {
 	// Config leads to the API server; Namespace has the ConfigMap of the databases.
 	Config    *rest.Config
 	Namespace string
-	// Node is the node's name, which is the chassis's, Address that of its tunnels, and Datapath the integration bridge's type: system or
-	// netdev.
+	// Node is the node's name, which is the chassis's, and Datapath the integration bridge's type: system or netdev. The address of the
+	// tunnels is the Node's first InternalIP.
 	Node     string
-	Address  netip.Addr
 	Datapath string
 	// Dir has the keys of ovn-controller. Default DefaultNodeDir.
 	Dir string
@@ -52,8 +53,10 @@ var ErrOtherOVN = errors.New("the node is a chassis of another OVN: external_ids
 type Member struct {
 	options MemberOptions
 	keys    Keys
+	client  kubernetes.Interface
 	cache   cache.Cache
 	wake    chan struct{}
+	address netip.Addr // zero until the Node has one
 }
 
 type switchRow struct {
@@ -87,7 +90,11 @@ func NewMember(options MemberOptions, now time.Time) (*Member, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch ConfigMap %s/%s: %w", options.Namespace, ConfigMap, err)
 	}
-	return &Member{options: options, keys: keys, cache: published, wake: make(chan struct{}, 1)}, nil
+	api, err := kubernetes.NewForConfig(options.Config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server: %w", err)
+	}
+	return &Member{options: options, keys: keys, client: api, cache: published, wake: make(chan struct{}, 1)}, nil
 }
 
 // Run works until ctx ends. It writes nothing then: the node's pods go on.
@@ -145,20 +152,49 @@ func (m *Member) signal() {
 
 func (m *Member) report(err error) {
 	if m.options.Report != nil {
-		m.options.Report(weftv1.VPCNode{
-			Chassis: m.options.Node, Hostname: m.options.Node, EncapIP: m.options.Address.String(), Certificate: string(m.keys.Certificate),
-		}, err)
+		reported := weftv1.VPCNode{Chassis: m.options.Node, Hostname: m.options.Node, Certificate: string(m.keys.Certificate)}
+		if m.address.IsValid() {
+			reported.EncapIP = m.address.String()
+		}
+		m.options.Report(reported, err)
 	}
 }
 
+// locate finds the address of the node's tunnels, once.
+func (m *Member) locate(ctx context.Context) error {
+	if m.address.IsValid() {
+		return nil
+	}
+	node, err := m.client.CoreV1().Nodes().Get(ctx, m.options.Node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read Node %s: %w", m.options.Node, err)
+	}
+	for _, address := range node.Status.Addresses {
+		if address.Type != corev1.NodeInternalIP {
+			continue
+		}
+		if m.address, err = netip.ParseAddr(address.Address); err != nil {
+			return fmt.Errorf("InternalIP of Node %s: %w", m.options.Node, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("Node %s: %w", m.options.Node, errNoAddress)
+}
+
 var (
-	errNoSwitch = errors.New("the node's Open vSwitch is not connected")
-	errClosed   = errors.New("the southbound database is not served yet: it is when the controller has written the northbound one")
+	errNoSwitch  = errors.New("the node's Open vSwitch is not connected")
+	errNoAddress = errors.New("it has no InternalIP for tunnels: its kubelet or the cloud provider reports it")
+	errClosed    = errors.New("the southbound database is not served yet: it is when the controller has written the northbound one")
 )
 
 func (m *Member) step(ctx context.Context, s *session.Session) error {
 	if s == nil {
 		return errNoSwitch
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if err := m.locate(ctx); err != nil {
+		return err
 	}
 	var published corev1.ConfigMap
 	err := m.cache.Get(ctx, client.ObjectKey{Namespace: m.options.Namespace, Name: ConfigMap}, &published)
@@ -187,7 +223,7 @@ func (m *Member) join(ctx context.Context, s *session.Session, remote string) er
 		}
 		keys, values := ovsdb.OvsSet{}, ovsdb.OvsMap{GoMap: map[any]any{}}
 		for key, value := range map[string]string{
-			"ovn-remote": remote, "ovn-encap-type": "geneve", "ovn-encap-ip": m.options.Address.String(), "ovn-bridge-datapath-type": m.options.Datapath,
+			"ovn-remote": remote, "ovn-encap-type": "geneve", "ovn-encap-ip": m.address.String(), "ovn-bridge-datapath-type": m.options.Datapath,
 		} {
 			key += "-" + m.options.Node
 			if row.ExternalIDs[key] != value {

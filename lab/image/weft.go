@@ -14,7 +14,7 @@ const Ref = "weft.local/weft:dev"
 type Runner func(ctx context.Context, stdin string, argv ...string) (string, error)
 
 // borrowed are the programs of Debian's that Weft's image has: nft, which Weft's nftables engine runs, and Open vSwitch for
-// nodes that have none, with the tools to look at it.
+// nodes that have none, and OVN for VPCs, with the tools to look at them.
 var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"nft", "nftables"},
 	{"ovsdb-server", "openvswitch-switch"},
@@ -25,11 +25,18 @@ var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a c
 	{"ovs-appctl", "openvswitch-common"},
 	{"ovs-ofctl", "openvswitch-common"},
 	{"ovs-dpctl", "openvswitch-switch"},
+	{"ovn-northd", "ovn-central"},
+	{"ovn-controller", "ovn-host"},
+	{"ovn-nbctl", "ovn-common"},
+	{"ovn-sbctl", "ovn-common"},
+	{"ovn-appctl", "ovn-common"},
 }
 
-// data are the files beside programs: the schema of the switch's database, and the authorities for outgoing TLS.
+// data are the files beside programs: the schemas of the databases, and the authorities for outgoing TLS.
 var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"/usr/share/openvswitch/vswitch.ovsschema", "openvswitch-common"},
+	{"/usr/share/ovn/ovn-nb.ovsschema", "ovn-common"},
+	{"/usr/share/ovn/ovn-sb.ovsschema", "ovn-common"},
 	{"/etc/ssl/certs/ca-certificates.crt", "ca-certificates"},
 }
 

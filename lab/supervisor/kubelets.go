@@ -194,6 +194,9 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 		{Ref: "weft.local/agnhost:dev", Entrypoint: []string{"/agnhost"}, Files: agnhost, Links: links},
 		{Ref: addon.CoreDNSImage, Entrypoint: []string{"/coredns"}, Files: map[string]string{"/coredns": filepath.Join(s.plane.Bin, coredns)}},
 	}
+	if s.lab.VPC {
+		images = append(images, vpcImages(box, agnhost, links)...)
+	}
 	if s.lab.NoWeft {
 		return images, nil
 	}
@@ -217,7 +220,7 @@ func (s *Supervisor) deployDNS(ctx context.Context) error {
 func (s *Supervisor) deployWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
-	if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, "weft.yaml")); err != nil {
+	if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, s.manifest())); err != nil {
 		return err
 	}
 	var waits [][]string
@@ -230,6 +233,7 @@ func (s *Supervisor) deployWeft(ctx context.Context) error {
 			},
 		}
 	}
+	waits = append(waits, s.vpcWaits()...)
 	waits = append(waits, [][]string{
 		{"-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s"},
 		{"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"},

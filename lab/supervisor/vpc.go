@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/stack/ovn"
 )
@@ -98,4 +99,35 @@ func (s *Supervisor) vpcAgent() []string {
 		return nil
 	}
 	return []string{"--vpc"}
+}
+
+// manifest names the manifest that the lab installs Weft with.
+func (s *Supervisor) manifest() string {
+	if s.lab.VPC {
+		return "weft-vpc.yaml"
+	}
+	return "weft.yaml"
+}
+
+// vpcWaits returns what kubectl waits for besides, where OVN runs in pods.
+func (s *Supervisor) vpcWaits() [][]string {
+	if !s.lab.VPC {
+		return nil
+	}
+	return [][]string{{"-n", "weft", "rollout", "status", "statefulset/weft-ovn", "--timeout=180s"}}
+}
+
+// Images of users' manifests, of which a lab without a registry has its own.
+const (
+	gatewayImage = "docker.io/kubeovn/vpc-nat-gateway:v1.12.4"
+	webImage     = "docker.io/library/nginx:alpine"
+)
+
+// vpcImages returns the lab's own images by the names that the example manifests have: a NAT gateway's, which has nothing to do but sleep, and
+// a web server that answers on port 80 with what agnhost's netexec does, the sender's address at /clientip.
+func vpcImages(box, agnhost, links map[string]string) []image.Image {
+	return []image.Image{
+		{Ref: gatewayImage, Entrypoint: []string{"/bin/busybox"}, Files: box, Links: links},
+		{Ref: webImage, Entrypoint: []string{"/agnhost", "netexec", "--http-port=80"}, Files: agnhost, Links: links},
+	}
 }

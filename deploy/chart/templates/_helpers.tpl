@@ -26,3 +26,17 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* What the containers of OVN's databases have in common. */}}
+{{- define "weft.ovnContainer" -}}
+securityContext:
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+resources:
+  {{- toYaml .Values.vpc.ovn.resources | nindent 2 }}
+volumeMounts:
+  - {name: run, mountPath: /run/ovn}
+  - {name: database, mountPath: /var/lib/ovn}
+  - {name: tmp, mountPath: /tmp}
+{{- end }}

@@ -74,12 +74,14 @@ func (c Config) validate() error {
 	if c.Database == "" || len(c.Tables) == 0 {
 		return fmt.Errorf("%w: a database and at least one table are needed", ErrInvalid)
 	}
-	if c.Locate == nil && len(c.Endpoints) == 0 {
-		return fmt.Errorf("%w: no endpoint for database %s", ErrInvalid, c.Database)
-	}
-	for _, endpoint := range c.Endpoints {
-		if err := c.validEndpoint(endpoint); err != nil {
-			return err
+	if c.Locate == nil {
+		if len(c.Endpoints) == 0 {
+			return fmt.Errorf("%w: no endpoint for database %s", ErrInvalid, c.Database)
+		}
+		for _, endpoint := range c.Endpoints {
+			if err := c.validEndpoint(endpoint); err != nil {
+				return err
+			}
 		}
 	}
 	_, err := model.NewClientDBModel(c.Database, c.Tables)

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/vpc/binding"
@@ -29,6 +30,9 @@ type Options struct {
 	Database string
 	// Addresses know what the controller gave pods. Nil: IP objects, which are watched.
 	Addresses Addresses
+	// Join makes the node a chassis of OVN and keeps it one until ctx ends, and reports what the NodeNetwork says of it, and what is wrong.
+	// It is called once UDP 6081 is closed to pods. Nil: others make the node a chassis.
+	Join func(ctx context.Context, datapath string, report func(weftv1.VPCNode, error)) error
 }
 
 // Kind returns the network as the agent's wiring knows it.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
@@ -100,11 +101,19 @@ func (v *Network) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	var group sync.WaitGroup
-	group.Go(func() { v.gates.run(ctx) })
-	v.keep(ctx, ports)
-	group.Wait()
-	return nil
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		v.gates.run(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		v.keep(ctx, ports)
+		return nil
+	})
+	if v.options.Join != nil {
+		group.Go(func() error { return v.join(ctx) })
+	}
+	return group.Wait() //nolint:wrapcheck // join says what failed
 }
 
 // start programs the guard, and waits until pods can be attached.

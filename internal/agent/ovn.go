@@ -1,0 +1,32 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/ovnd"
+)
+
+// database is the endpoint of the node's Open vSwitch.
+func (o *Options) database() string { return "unix:" + filepath.Join(o.OVSRunDir, "db.sock") }
+
+// joinOVN returns what makes the node a chassis of Weft's OVN, nil where others do.
+func joinOVN(opts *Options) func(context.Context, string, func(weftv1.VPCNode, error)) error {
+	if opts.OVNNamespace == "" {
+		return nil
+	}
+	member := ovnd.MemberOptions{
+		Config: opts.Config, Namespace: opts.OVNNamespace, Node: opts.Node, Dir: filepath.Join(opts.StateDir, "ovn"), Endpoint: opts.database(), Log: opts.Log,
+	}
+	return func(ctx context.Context, datapath string, report func(weftv1.VPCNode, error)) error {
+		member.Datapath, member.Report = datapath, report
+		m, err := ovnd.NewMember(member, time.Now())
+		if err != nil {
+			return fmt.Errorf("join OVN: %w", err)
+		}
+		return m.Run(ctx) //nolint:wrapcheck // it says what failed
+	}
+}
