@@ -12,7 +12,7 @@ TAGS = grpcnotrace
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build image quickstart quickstart-down unit fuzz test test-all soak vm bench lint generate fmt clean
+.PHONY: help build image quickstart quickstart-down quickstart-vpc quickstart-vpc-down unit fuzz test test-all soak vm bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,6 +29,12 @@ quickstart: ## a cluster of two nodes on this machine, with a reachability matri
 
 quickstart-down: ## take the quick start's cluster down
 	@build/quickstart down
+
+quickstart-vpc: ## a cluster with VPCs on OVN, with a matrix of what reaches what; as root
+	@build/quickstart-vpc up
+
+quickstart-vpc-down: ## take the cluster with VPCs down
+	@build/quickstart-vpc down
 
 unit: ## unit tests: no root, nothing installed, seconds
 	@$(GO) test -timeout 10m ./...

@@ -22,7 +22,7 @@ func root() *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true, Args: cobra.NoArgs,
 	}
 	name := cmd.PersistentFlags().String("name", "lab", "the lab; several run side by side")
-	cmd.AddCommand(up(name), build(), imageCmd(), down(name), status(name), env(name), execute(name), matrixCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
+	cmd.AddCommand(up(name), build(), imageCmd(), down(name), status(name), env(name), execute(name), matrixCmd(name), vpcMatrixCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
 	return cmd
 }
 
