@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -80,7 +81,7 @@ func TestEgressRouter(t *testing.T) {
 		}
 		l.whole(t, req)
 		made := link.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: want.parent, Owner: "attachment/router/eth0"}
-		if got := l.node.pods.Macvlans(); !slices.Equal(got, []link.Macvlan{made}) {
+		if got := l.node.pods.Macvlans(); !reflect.DeepEqual(got, []link.Macvlan{made}) {
 			t.Errorf("%s: macvlans %+v", annotation, got)
 		}
 		if err := l.Check(t.Context(), req); err != nil {
