@@ -44,7 +44,11 @@ func TestConformance(t *testing.T) {
 			},
 			Connected: func(t *testing.T, _ string, rec attach.Record, want bool) {
 				t.Helper()
-				_, err := ovntest.Try(m.NetNS, "ping", "-n", "-q", "-c", "1", "-W", "2", rec.Addresses[0].Addr().String())
+				wait := "1"
+				if want {
+					wait = "30"
+				}
+				_, err := ovntest.Try(m.NetNS, "ping", "-n", "-q", "-c", "1", "-W", wait, rec.Addresses[0].Addr().String())
 				if (err == nil) != want {
 					t.Errorf("the host reaches %s: %v, want %t\n%s", rec.Addresses[0].Addr(), err, want, m.flowsOf())
 				}

@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -132,9 +133,28 @@ func (n *served) del(t *testing.T, namespace, name string) {
 	must(t, n.handler.Del(t.Context(), n.request(cni.CommandDel, namespace, name, "")))
 }
 
+// reaches waits until a pod reaches an address.
+func reaches(t *testing.T, pod *ovntest.Pod, address string) {
+	t.Helper()
+	eventually(t, pod.Device+" reaches "+address, func() error {
+		if !pod.Ping(address, "") {
+			return errors.New("no answer")
+		}
+		return nil
+	})
+}
+
+// silent fails the test if the node itself reaches an address.
+func (n *served) silent(t *testing.T, address string) {
+	t.Helper()
+	if _, err := ovntest.Try(n.NetNS, "ping", "-n", "-q", "-c", "1", "-W", "1", address); err == nil {
+		t.Errorf("%s answers on %s after its pod is gone", address, n.name)
+	}
+}
+
 // pings reports whether the node itself reaches an address.
 func (n *served) pings(address string) error {
-	out, err := ovntest.Try(n.NetNS, "ping", "-n", "-q", "-c", "1", "-W", "1", address)
+	out, err := ovntest.Try(n.NetNS, "ping", "-n", "-q", "-c", "1", "-W", "30", address)
 	if err != nil {
 		return fmt.Errorf("%w: %s\n%s", err, out, n.flowsOf())
 	}
@@ -174,7 +194,7 @@ func TestTenantsOnOVN(t *testing.T) {
 	for _, a := range pods {
 		for _, b := range pods {
 			if a.tenant == b.tenant && a.address != b.address {
-				a.Reaches(b.address)
+				reaches(t, a.Pod, b.address)
 			}
 		}
 	}
@@ -186,16 +206,14 @@ func TestTenantsOnOVN(t *testing.T) {
 		if gone.tenant != "red" || gone.node != s.nodes[0] {
 			continue
 		}
-		if err := gone.node.pings(gone.address); err == nil {
-			t.Errorf("%s answers on %s after its pod is gone", gone.address, gone.node.name)
-		}
+		gone.node.silent(t, gone.address)
 		for _, a := range pods {
 			switch {
 			case a.node == gone.node && a.tenant == "red":
 			case a.tenant == "red" && a.Ping(gone.address, ""):
 				t.Errorf("%s reaches %s, which only another tenant has", a.Device, gone.address)
 			case a.tenant == "blue" && a.address != gone.address:
-				a.Reaches(gone.address)
+				reaches(t, a.Pod, gone.address)
 			}
 		}
 	}
