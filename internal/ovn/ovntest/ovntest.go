@@ -18,7 +18,7 @@ import (
 
 const (
 	schemas  = "/usr/share/ovn"
-	deadline = 20 * time.Second
+	deadline = 60 * time.Second
 )
 
 // The programs of Central, as Start and Stop take them.
