@@ -48,6 +48,7 @@ func up(name *string) *cobra.Command {
 	f.BoolVar(&cfg.KubeProxy, "kube-proxy", false, "run kube-proxy also with runtime cni")
 	f.BoolVar(&cfg.NoSwitch, "no-switch", false, "nodes have no Open vSwitch of their own: Weft's manifest brings it, in pods")
 	f.BoolVar(&cfg.VPC, "vpc", false, "OVN, and an outside network for the NAT gateways of VPCs: 192.168.100.0/24, on every node's ens37")
+	f.StringVar(&cfg.OpenStack, "openstack", "", "ovn: an OpenStack (Keystone, Neutron with OVN, Octavia) whose Neutron serves the nodes; runtime cni only (build/prepare --openstack)")
 	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni, weft-flannel and weft-lab (default: that of this program)")
 	f.StringVar(&cfg.DeployDir, "deploy", "", "folder with Weft's manifests (default: deploy/ above the programs)")
 	f.StringVar(&cfg.KubernetesModule, "kubernetes-module", "", "folder with the go.mod that Kubernetes is built from (default: lab/kubernetes above the programs)")
@@ -142,6 +143,9 @@ func env(name *string) *cobra.Command {
 			_, _ = fmt.Fprintf(out, "export NO_PROXY=\"${NO_PROXY:+$NO_PROXY,}169.254.0.0/16\"\n")
 			if dir := lab.KubernetesBin(st.Config); dir != "" {
 				_, _ = fmt.Fprintf(out, "export PATH=\"$PATH:%s\"\n", dir)
+			}
+			for _, variable := range lab.OpenStackEnvironment(st) {
+				_, _ = fmt.Fprintf(out, "export %s\n", variable)
 			}
 			return nil
 		},

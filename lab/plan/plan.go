@@ -64,6 +64,8 @@ type Config struct {
 	// VPC adds OVN, an outside network for NAT gateways with a host in it, and a link into it on every node. With RuntimeKubelet OVN runs in
 	// pods of Weft's manifest, with RuntimeCNI as plain processes.
 	VPC bool `json:"vpc"`
+	// OpenStack adds an OpenStack whose Neutron serves the nodes: "ovn" is ML2/OVN. Empty: none. RuntimeCNI only.
+	OpenStack string `json:"openstack,omitempty"`
 	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
 	WeftBin string `json:"weftBin"`
 	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
@@ -113,6 +115,23 @@ func (c Config) Default() (Config, error) {
 	return c, c.check()
 }
 
+// OpenStackOVN is the OpenStack whose Neutron uses OVN.
+const OpenStackOVN = "ovn"
+
+func (c Config) checkOpenStack() error {
+	switch {
+	case c.OpenStack == "":
+		return nil
+	case c.OpenStack != OpenStackOVN:
+		return fmt.Errorf("OpenStack %q: use %s", c.OpenStack, OpenStackOVN)
+	case c.VPC:
+		return errors.New("VPCs and OpenStack each bring an OVN for the nodes: leave one of the two out")
+	case c.Runtime != RuntimeCNI:
+		return fmt.Errorf("a lab with OpenStack has runtime %s", RuntimeCNI)
+	}
+	return nil
+}
+
 func (c Config) check() error {
 	if err := CheckName(c.Name); err != nil {
 		return err
@@ -125,6 +144,9 @@ func (c Config) check() error {
 	}
 	if c.VPC && c.NoSwitch {
 		return errors.New("VPCs need tunnels, and nodes without a switch of their own have none: leave one of the two out")
+	}
+	if err := c.checkOpenStack(); err != nil {
+		return err
 	}
 	if c.NoSwitch && c.Runtime != RuntimeKubelet {
 		return fmt.Errorf("nodes without a switch of their own get one in pods: use runtime %s", RuntimeKubelet)
@@ -155,6 +177,8 @@ type Lab struct {
 	ExternalGW  netip.Addr
 	ExternalIP  netip.Addr // of the host in it
 
+	OpenStackIP netip.Addr // with OpenStack: of its interfaces on the underlay
+
 	ClusterCIDR  netip.Prefix
 	ServiceCIDR  netip.Prefix
 	APIServiceIP netip.Addr // the Service default/kubernetes
@@ -176,6 +200,7 @@ func New(c Config) Lab {
 		OutsideIP:   netip.MustParseAddr("198.51.100.10"),
 		ExternalNet: netip.MustParsePrefix("192.168.100.0/24"), ExternalGW: netip.MustParseAddr("192.168.100.1"),
 		ExternalIP:  netip.MustParseAddr("192.168.100.10"),
+		OpenStackIP: netip.MustParseAddr("172.31.0.249"),
 		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"),
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
 		APIPort: 6443, OutsidePort: 8080,

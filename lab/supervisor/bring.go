@@ -19,11 +19,14 @@ import (
 
 // The lab's own namespaces, beside those of the nodes.
 const (
-	partUnderlay = "ul"  // the bridge that connects everything, and the router
-	partControl  = "cp"  // the control plane
-	partOutside  = "out" // what is beyond the router
-	partExternal = "ext" // with VPCs: a host in the outside network of their gateways
-	uplink       = "eth0"
+	partUnderlay  = "ul"  // the bridge that connects everything, and the router
+	partControl   = "cp"  // the control plane
+	partOutside   = "out" // what is beyond the router
+	partExternal  = "ext" // with VPCs: a host in the outside network of their gateways
+	partOpenStack = "os"  // with OpenStack: its programs
+	uplink        = "eth0"
+
+	underlayBridge = "ul0" // in the underlay's namespace
 )
 
 // bring starts everything. Kubernetes' programs are built, if need be, beside the work that does not need them.
@@ -94,6 +97,11 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 	if s.lab.VPC {
 		parts = append(parts, func(ctx context.Context) error { return s.newSpace(ctx, partExternal, ground.Hold{}) })
 	}
+	if s.lab.OpenStack != "" { // Octavia's sockets are in a /run of its own
+		parts = append(parts, func(ctx context.Context) error {
+			return s.newSpace(ctx, partOpenStack, ground.Hold{RunDir: s.lab.RunPath("os-run")})
+		})
+	}
 	for _, n := range s.lab.AllNodes() {
 		parts = append(parts, func(ctx context.Context) error {
 			return s.newSpace(ctx, n.Name, ground.Hold{RunDir: n.RunDir, Binds: n.Binds(), Forward: true})
@@ -102,10 +110,16 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 	if err := together(ctx, parts...); err != nil {
 		return err
 	}
-	if err := s.connect(); err != nil || !s.lab.VPC {
+	if err := s.connect(); err != nil {
 		return err
 	}
-	return s.connectExternal()
+	if s.lab.OpenStack != "" {
+		return s.connectCloud()
+	}
+	if s.lab.VPC {
+		return s.connectExternal()
+	}
+	return nil
 }
 
 func (s *Supervisor) newSpace(ctx context.Context, part string, h ground.Hold) error {
@@ -128,7 +142,7 @@ func (s *Supervisor) newSpace(ctx context.Context, part string, h ground.Hold) e
 func (s *Supervisor) connect() error {
 	l := s.lab
 	ul, cp, out := s.space(partUnderlay), s.space(partControl), s.space(partOutside)
-	const bridge = "ul0"
+	const bridge = underlayBridge
 	bits := l.Underlay.Bits()
 	if err := ul.Bridge(bridge, netip.PrefixFrom(l.Router, bits), l.MTU); err != nil {
 		return err
@@ -295,6 +309,11 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 				return err
 			}
 		}
+		if s.lab.OpenStack != "" {
+			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, "stackube")); err != nil {
+				return err
+			}
+		}
 		_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
 		return err
 	})
@@ -320,6 +339,11 @@ func (s *Supervisor) bringPods(ctx context.Context) error {
 	}
 	if s.lab.VPC {
 		if err := s.step("OVN", func() error { return s.bringOVN(ctx) }); err != nil {
+			return err
+		}
+	}
+	if s.lab.OpenStack != "" {
+		if err := s.step("OpenStack", func() error { return s.bringOpenStack(ctx) }); err != nil {
 			return err
 		}
 	}

@@ -178,6 +178,7 @@ func (s *Supervisor) end() {
 	s.endPods()
 	s.group.Stop(grace, is("containerd"))
 	s.group.Stop(grace, is("ovn-controller", "ovn-northd"))
+	s.group.Stop(grace, func(name string) bool { return strings.HasPrefix(name, "openstack/") })
 	s.group.Stop(grace, is("ovs-vswitchd"))
 	s.group.Stop(grace, is("ovsdb-server"))
 	s.group.Stop(100*time.Millisecond, is("kube-apiserver")) // it drains for a minute if it may; there is nobody left

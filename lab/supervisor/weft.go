@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -78,7 +79,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 	}
 	err := s.group.Start(ctx, process.Program{
 		Name: "weft-controller",
-		Argv: s.space(partControl).Enter(append([]string{weft, "controller", "--kubeconfig=" + kubeconfig, "--namespace=kube-system"}, s.vpcController()...)...),
+		Argv: s.space(partControl).Enter(append([]string{weft, "controller", "--kubeconfig=" + kubeconfig, "--namespace=kube-system"}, slices.Concat(s.vpcController(), s.cloudController())...)...),
 	})
 	if err != nil {
 		return err
@@ -94,7 +95,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 				Argv: s.space(n.Name).Enter(append([]string{
 					weft, "agent", "--kubeconfig=" + kubeconfig, "--node-name=" + n.Name, "--datapath=" + string(s.lab.Datapath), "--profiling",
 					"--resolv-conf=" + resolvConf,
-				}, s.vpcAgent()...)...),
+				}, slices.Concat(s.vpcAgent(), s.cloudAgent())...)...),
 				Env: []string{"NODE_NAME=" + n.Name}, Eager: true,
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },
