@@ -122,7 +122,7 @@ func sweep(ctx context.Context, l plan.Lab) error {
 // removeNames removes the names of namespaces. Another lab's never look the same: the part is compared as a whole.
 func removeNames(l plan.Lab) error {
 	var errs []error
-	parts := []string{"ul", "cp", "out", "ext"}
+	parts := []string{"ul", "cp", "out", "ext", "os"}
 	for _, n := range l.AllNodes() {
 		parts = append(parts, n.Name)
 	}
