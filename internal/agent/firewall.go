@@ -155,7 +155,7 @@ func (f *firewall) look(ctx context.Context) error {
 		f.settled()
 		return err
 	}
-	jumps, warnings := judge(survey.Drops)
+	jumps, warnings := nft.Open(survey.Drops, string(ownerFirewall), "; put such rules into chain "+host.AdminChain+" of table inet weft")
 	if blind := f.blind(); blind != "" {
 		warnings = append(warnings, blind)
 	}
@@ -190,56 +190,6 @@ func (f *firewall) settled() {
 	if !same {
 		f.changed()
 	}
-}
-
-// place is one kind of packets in one base chain.
-type place struct {
-	chain   nft.Key
-	passage nft.Passage
-}
-
-// judge returns the rules that open what drops all packets of a kind, and what people have to be told. A rule that names
-// the packets is meant, and stays in force. One that drops some of them only is others' business, as long as nothing has to
-// be placed above it.
-func judge(drops []nft.ForeignDrop) (map[nft.Key]nft.Item, []string) {
-	byPlace := map[place][]*nft.ForeignDrop{}
-	for i := range drops {
-		d := &drops[i]
-		key := nft.Key{Family: d.Family, Table: d.Table, Kind: nft.KindChain, Name: d.Chain}
-		at := place{key, d.Passage}
-		byPlace[at] = append(byPlace[at], d)
-	}
-	jumps := map[nft.Key]nft.Item{}
-	var warnings []string
-	for _, all := range byPlace {
-		jump, told := judgePlace(all)
-		if jump != nil {
-			jumps[jump.Key()] = jump
-		}
-		warnings = append(warnings, told...)
-	}
-	slices.Sort(warnings)
-	return jumps, slices.Compact(warnings)
-}
-
-func judgePlace(drops []*nft.ForeignDrop) (*nft.ForeignJump, []string) {
-	var closing *nft.ForeignDrop
-	var bypassed []string
-	for _, d := range drops {
-		switch {
-		case !d.Conditional && (d.Named || !d.Openable):
-			return nil, []string{d.String() + ": Weft does not open this; change the rule if pods are to use the network"}
-		case !d.Conditional:
-			closing = d
-		case d.Named:
-			bypassed = append(bypassed, d.String()+": has no effect, as the chain drops the rest too and Weft had to open it; "+
-				"put such rules into chain "+host.AdminChain+" of table inet weft")
-		}
-	}
-	if closing == nil {
-		return nil, nil
-	}
-	return closing.Jump(string(ownerFirewall)), bypassed
 }
 
 // blind returns what is to be said when there are rules that nft does not show.

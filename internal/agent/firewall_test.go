@@ -218,7 +218,7 @@ func TestJudge(t *testing.T) {
 		"all by name, then all":       {[]nft.ForeignDrop{meant, plain}, false, true},
 		"where no rule can be placed": {[]nft.ForeignDrop{shut}, false, true},
 	} {
-		jumps, warnings := judge(c.drops)
+		jumps, warnings := nft.Open(c.drops, string(ownerFirewall), "")
 		if len(jumps) == 1 != c.opens || len(warnings) > 0 != c.tells {
 			t.Errorf("%s: jumps %v, warnings %v", name, jumps, warnings)
 		}

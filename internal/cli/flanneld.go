@@ -67,7 +67,7 @@ func flanneldCommand(common *commonFlags, environment Environment) *cobra.Comman
 			if err != nil {
 				return err
 			}
-			return runFlanneld(cmd.Context(), daemon.New(daemon.Options{Flags: flags, Store: store, Log: log}))
+			return runFlanneld(cmd.Context(), daemon.New(daemon.Options{Flags: flags, Store: store, Open: true, Log: log}))
 		},
 	}
 }

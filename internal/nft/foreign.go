@@ -4,14 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"strconv"
 	"strings"
 
 	"sigs.k8s.io/knftables"
 )
 
-// text is the rule as it should stand: devices, port, counter and accept, in the order in which iptables-nft writes them, so that it
-// can read them back.
+// text is the rule as it is written: devices, ranges, port, counter and accept, in the order in which iptables-nft writes them, so
+// that it can read them back.
 func (j *ForeignJump) text() string {
 	var words []string
 	if j.InDevice != "" {
@@ -19,6 +20,12 @@ func (j *ForeignJump) text() string {
 	}
 	if j.OutDevice != "" {
 		words = append(words, "oifname", strconv.Quote(j.OutDevice))
+	}
+	if j.Source.IsValid() {
+		words = append(words, l3(j.Source), "saddr", j.Source.String())
+	}
+	if j.Destination.IsValid() {
+		words = append(words, l3(j.Destination), "daddr", j.Destination.String())
 	}
 	if j.UDPPort != 0 {
 		words = append(words, "udp dport", strconv.Itoa(int(j.UDPPort)))
@@ -152,7 +159,12 @@ func (j *ForeignJump) parse(exprs []map[string]json.RawMessage) (asWritten bool)
 	for _, expr := range exprs {
 		in, out, ok := deviceMatch(expr)
 		port, isPort := udpPortMatch(expr)
+		source, destination, isRange := rangeMatch(expr)
 		switch {
+		case isRange && source.IsValid():
+			j.Source = source
+		case isRange:
+			j.Destination = destination
 		case ok && in != "":
 			j.InDevice = in
 		case ok && out != "":
@@ -165,7 +177,28 @@ func (j *ForeignJump) parse(exprs []map[string]json.RawMessage) (asWritten bool)
 			others = true
 		}
 	}
-	return accepts && !others && (j.InDevice != "" || j.OutDevice != "" || j.UDPPort != 0)
+	return accepts && !others && !j.empty()
+}
+
+// empty reports whether the rule would let everything pass.
+func (j *ForeignJump) empty() bool {
+	return j.InDevice == "" && j.OutDevice == "" && j.UDPPort == 0 && !j.Source.IsValid() && !j.Destination.IsValid()
+}
+
+// l3 is the protocol of a range's addresses, in the words of nft.
+func l3(r netip.Prefix) string {
+	if r.Addr().Is4() {
+		return "ip"
+	}
+	return "ip6"
+}
+
+// rangeText is empty for no range.
+func rangeText(r netip.Prefix) string {
+	if !r.IsValid() {
+		return ""
+	}
+	return r.String()
 }
 
 func has(expr map[string]json.RawMessage, word string) bool {
@@ -215,4 +248,31 @@ func udpPortMatch(expr map[string]json.RawMessage) (port uint16, ok bool) {
 		return 0, false
 	}
 	return port, true
+}
+
+// rangeMatch returns the range that a statement compares a packet's source or destination address with for equality.
+func rangeMatch(expr map[string]json.RawMessage) (source, destination netip.Prefix, ok bool) {
+	var match matchExpr
+	if json.Unmarshal(expr["match"], &match) != nil || match.Op != "==" {
+		return source, destination, false
+	}
+	payload := match.Left.Payload
+	if payload.Protocol != "ip" && payload.Protocol != "ip6" {
+		return source, destination, false
+	}
+	text := value(match.Right)
+	r, err := netip.ParsePrefix(text)
+	if addr, single := netip.ParseAddr(text); single == nil {
+		r, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	if err != nil {
+		return source, destination, false
+	}
+	switch payload.Field {
+	case "saddr":
+		return r, destination, true
+	case "daddr":
+		return source, r, true
+	}
+	return source, destination, false
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -12,13 +13,15 @@ import (
 )
 
 // Passage is a kind of packets at a hook that others' chains have to let pass: those that come in by a device, those that go out
-// by one, or UDP to a port. One of the three is set.
+// by one, those from a range of addresses, those to one, or UDP to a port. One of the five is set.
 type Passage struct {
 	// Family is FamilyIPv4 or FamilyIPv6.
 	Family Family
 	Hook   Hook
 	// InDevice is also the device of an ingress hook.
 	InDevice, OutDevice string
+	// Source and Destination are of the passage's family.
+	Source, Destination netip.Prefix
 	UDPPort             uint16
 }
 
@@ -29,6 +32,10 @@ func (p Passage) String() string {
 		return "from " + p.InDevice
 	case p.OutDevice != "":
 		return "to " + p.OutDevice
+	case p.Source.IsValid():
+		return "from " + p.Source.String()
+	case p.Destination.IsValid():
+		return "to " + p.Destination.String()
 	default:
 		return "to UDP port " + strconv.Itoa(int(p.UDPPort))
 	}
@@ -72,6 +79,7 @@ func (d *ForeignDrop) Jump(owner string) *ForeignJump {
 	return &ForeignJump{
 		Family: d.Family, Table: d.Table, Chain: d.Chain, Owner: owner,
 		InDevice: d.Passage.InDevice, OutDevice: d.Passage.OutDevice, UDPPort: d.Passage.UDPPort,
+		Source: d.Passage.Source, Destination: d.Passage.Destination,
 	}
 }
 
@@ -324,7 +332,27 @@ func (s *dropSearch) exprReach(expr map[string]json.RawMessage) reach {
 	case isDevice && in == loopback && s.passage.UDPPort != 0:
 		return reach{} // what comes from other nodes
 	}
+	if source, destination, ok := rangeMatch(expr); ok {
+		if source.IsValid() && s.passage.Source.IsValid() {
+			return rangeReach(source, s.passage.Source)
+		}
+		if destination.IsValid() && s.passage.Destination.IsValid() {
+			return rangeReach(destination, s.passage.Destination)
+		}
+	}
 	return reach{any: true, conditional: true}
+}
+
+// rangeReach says which addresses of a passage's range a rule's range has.
+func rangeReach(inRule, passage netip.Prefix) reach {
+	switch {
+	case !inRule.Overlaps(passage):
+		return reach{}
+	case inRule.Bits() > passage.Bits():
+		return reach{any: true, conditional: true, named: true}
+	default:
+		return reach{any: true, named: inRule.Bits() == passage.Bits()}
+	}
 }
 
 // loopback is the device that no packet of another node comes in by.

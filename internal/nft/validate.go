@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -64,8 +65,13 @@ func validElement(item *Element) error {
 }
 
 func validJump(item *ForeignJump) error {
-	if item.InDevice == "" && item.OutDevice == "" && item.UDPPort == 0 {
-		return fmt.Errorf("neither a device nor a port is given")
+	if item.empty() {
+		return fmt.Errorf("neither a device nor a range nor a port is given")
+	}
+	for _, r := range []netip.Prefix{item.Source, item.Destination} {
+		if r.IsValid() && (r != r.Masked() || r.Bits() == 0 || !familyHas(item.Family, r)) {
+			return fmt.Errorf("range %s does not fit a chain of family %s", r, item.Family)
+		}
 	}
 	for _, device := range []string{item.InDevice, item.OutDevice} {
 		if len(device) > 15 || strings.ContainsAny(device, "\"\\ \t\n*/") {
@@ -76,6 +82,11 @@ func validJump(item *ForeignJump) error {
 		return err
 	}
 	return validNames(item.Chain)
+}
+
+// familyHas reports whether packets with such addresses come to chains of a family.
+func familyHas(family Family, r netip.Prefix) bool {
+	return family == FamilyInet || (family == FamilyIPv4) == r.Addr().Is4()
 }
 
 func validNames(name string) error {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -324,7 +325,7 @@ func (e *Element) String() string {
 	return text + " comment " + strconv.Quote(e.Owner)
 }
 
-// ForeignJump is one rule at the top of somebody else's base chain that accepts traffic by one interface or port, so that what
+// ForeignJump is one rule at the top of another program's base chain that accepts traffic by one interface, range or port, so that what
 // the chain drops further down does not meet it. It is written so that iptables-nft can read it. Its comment
 // starts with Mark.
 type ForeignJump struct {
@@ -333,7 +334,10 @@ type ForeignJump struct {
 	Chain  string
 	// InDevice or OutDevice, or both, is what the packet comes in by or goes out by.
 	InDevice, OutDevice string
-	// UDPPort, if not 0, narrows it to UDP packets to that port. One of InDevice, OutDevice and UDPPort is needed.
+	// Source or Destination, or both, are the ranges that the packet's addresses are in; of the chain's family, or of either in a chain
+	// of family inet.
+	Source, Destination netip.Prefix
+	// UDPPort, if not 0, narrows it to UDP packets to that port. One of InDevice, OutDevice, Source, Destination and UDPPort is needed.
 	UDPPort uint16
 	// Owner follows Mark in the comment. At most 100 bytes.
 	Owner string
@@ -348,6 +352,9 @@ type ForeignJump struct {
 // Key implements Item.
 func (j *ForeignJump) Key() Key {
 	name := j.Chain + " " + j.InDevice + ">" + j.OutDevice
+	if j.Source.IsValid() || j.Destination.IsValid() {
+		name += " " + rangeText(j.Source) + ">" + rangeText(j.Destination)
+	}
 	if j.UDPPort != 0 {
 		name += " udp " + strconv.Itoa(int(j.UDPPort))
 	}

@@ -52,6 +52,9 @@ type Publisher interface {
 type Options struct {
 	Flags *netconf.Flags
 	Store Store
+	// Open opens other programs' nftables chains for what is forwarded from and to the network, where Flags.Forward asks for it. In
+	// the agent, the agent does so.
+	Open bool
 	// Established is called when a lease is in effect, again when the node has another one. Nil: not called.
 	Established func(State)
 	Log         *slog.Logger
@@ -78,6 +81,9 @@ type Daemon struct {
 	nft      *nft.Engine
 	started  bool
 	ranges   []netip.Prefix // all networks so far
+	firewall *firewall
+	served   atomic.Bool // a lease has been in effect
+	sighted  atomic.Bool // flanneld was noticed on this node
 
 	mu      sync.Mutex
 	present *presence
@@ -125,6 +131,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
+	claim, err := sole()
+	if err != nil {
+		return err
+	}
+	defer claim.Close()
+	d.reportBeside("")
 	for {
 		err := d.generation(ctx, &running)
 		var again *restartError
@@ -135,11 +147,20 @@ func (d *Daemon) Run(ctx context.Context) error {
 			return err
 		}
 		d.options.Log.Info("starting anew", "reason", again.reason)
+		if again.pause {
+			select {
+			case <-ctx.Done():
+			case <-time.After(uplinkRetry):
+			}
+		}
 	}
 }
 
 // restartError ends a generation for another.
-type restartError struct{ reason error }
+type restartError struct {
+	reason error
+	pause  bool // for a moment before the next
+}
 
 func (e *restartError) Error() string { return "starting anew: " + e.reason.Error() }
 
@@ -157,8 +178,13 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 		return err
 	}
 	former := d.begin(p)
-	failed := make(chan error, 1)
+	failed, reported := make(chan error, 1), make(chan struct{})
+	defer func() { // the next generation changes what the store knows
+		cancel()
+		<-reported
+	}()
 	running.Go(func() {
+		defer close(reported)
 		if err := d.options.Store.Run(ctx, p.own.Lease, func(update lease.Update) { d.report(p, update) }); err != nil && ctx.Err() == nil {
 			failed <- err
 		}
@@ -169,7 +195,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	case err := <-failed:
 		return err
 	case err := <-p.restart:
-		return &restartError{err}
+		return &restartError{reason: err}
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -178,6 +204,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 		return err
 	}
 	d.ready.Store(nil)
+	d.served.Store(true)
 	d.options.Log.Info("ready", "subnet", p.own.Lease.Subnet, "subnet_ipv6", p.own.Lease.Subnet6, "backend", p.config.Backend.Type(), "interface", p.view.Uplink.Name)
 	return d.follow(ctx, p, failed)
 }
@@ -240,13 +267,14 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 		return err
 	}
 	d.engine.SetRanges(d.ranges, others(config.Backend))
-	if d.nft, err = nft.NewEngine(nft.Options{Tables: host.Tables()}); err != nil {
+	if d.nft, err = nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: d.options.Open}); err != nil {
 		d.engine.Close()
 		return err
 	}
 	d.started = true
 	d.links = reconcile.NewLoop(d.engine, reconcile.Options[whole.Key, whole.Item]{Name: "links", Log: d.options.Log})
-	d.rules = reconcile.NewLoop(d.nft, reconcile.Options[nft.Key, nft.Item]{Name: "nftables", Log: d.options.Log})
+	d.rules = reconcile.NewLoop(d.nft, reconcile.Options[nft.Key, nft.Item]{Name: "nftables", Log: d.options.Log, Keep: d.spare})
+	d.firewall = &firewall{engine: d.nft, loop: d.rules, log: d.options.Log}
 	d.commands = reconcile.NewLoop(extension.NewEngine(d.options.Log), reconcile.Options[extension.Key, extension.Item]{Name: "commands", Log: d.options.Log})
 	running.Go(func() { _ = d.commands.Run(ctx) })
 	running.Go(func() {
@@ -274,7 +302,11 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	own, config := p.own.Lease, p.config
 	d.wait("programming the node's devices")
 	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
-		return fmt.Errorf("program the node's devices: %w", err)
+		err = fmt.Errorf("program the node's devices: %w", err)
+		if d.served.Load() && ctx.Err() == nil {
+			return &restartError{err, true} // the interface may have gone again
+		}
+		return err
 	}
 	if err := d.connected(ctx, p); err != nil {
 		return err
@@ -288,6 +320,11 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	rules.Families[0] = host.Family{Network: config.Network, Subnet: own.Subnet}
 	rules.Families[1] = host.Family{Network: config.IPv6Network, Subnet: own.Subnet6}
 	d.wait("programming the node's rules")
+	d.firewall.passages = nil
+	if d.options.Open && flags.Forward {
+		d.firewall.passages = passages(config.Network, config.IPv6Network)
+		d.firewall.look(ctx) // first, so that what a former life opened stays open
+	}
 	if err := d.rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: rules.Rules()}); err != nil {
 		return fmt.Errorf("program the node's rules: %w", err)
 	}

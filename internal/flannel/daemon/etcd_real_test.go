@@ -142,6 +142,7 @@ func TestRepairs(t *testing.T) {
 	want := entries(n1)
 	for _, change := range []string{
 		"link del flannel.1", "link set flannel.1 down", "neigh flush dev flannel.1 nud permanent", "route flush proto 88", "link set flannel.1 mtu 1300",
+		"link set flannel.1 address 02:00:00:00:00:77", "link set flannel.1 type vxlan id 1 learning",
 	} {
 		n1.IP(change)
 		flanneltest.Eventually(t, change+" is repaired", func() error {

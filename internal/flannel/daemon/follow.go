@@ -22,7 +22,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 	d.links.Resync() // what changed before the watch began
 	check := time.NewTicker(checkPeriod)
 	defer check.Stop()
-	var settled <-chan time.Time
+	var settled, look <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -30,10 +30,10 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 		case err := <-failed:
 			return err
 		case err := <-p.restart:
-			return &restartError{err}
+			return &restartError{reason: err}
 		case _, open := <-changes:
 			if !open {
-				return &restartError{errors.New("events of links ended")}
+				return &restartError{reason: errors.New("events of links ended")}
 			}
 			if settled == nil {
 				settled = time.After(settle)
@@ -42,15 +42,25 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 			if err := d.drifted(drift, open); err != nil {
 				return err
 			}
+			if look == nil && d.firewall.concerned(&drift) {
+				look = time.After(firewallRest)
+			}
+		case <-look:
+			look = nil
+			d.firewall.look(ctx)
+			d.rules.Resync()
 		case <-settled:
 			settled = nil
 			d.links.Resync()
 			if err := d.moved(p); err != nil {
-				return &restartError{err}
+				return &restartError{reason: err}
 			}
 		case <-check.C:
 			d.links.Resync()
 			d.rules.Resync()
+			if d.firewall.concerned(&nft.Drift{}) {
+				d.firewall.look(ctx)
+			}
 		}
 	}
 }
@@ -58,7 +68,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 // drifted repairs the rules where a drift is about them.
 func (d *Daemon) drifted(drift nft.Drift, open bool) error {
 	if !open || drift.Err != nil {
-		return &restartError{fmt.Errorf("events of nftables ended: %w", errors.Join(drift.Err))}
+		return &restartError{reason: fmt.Errorf("events of nftables ended: %w", errors.Join(drift.Err))}
 	}
 	if drift.All || drift.InCare {
 		d.rules.Resync()

@@ -142,17 +142,40 @@ func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
 		if len(answer.Kvs) == 0 {
 			return fmt.Errorf("key %s does not exist: put the network configuration there (etcdctl put %[1]s '{\"Network\":\"10.5.0.0/16\",\"Backend\":{\"Type\":\"vxlan\"}}')", s.configKey())
 		}
-		config, err := netconf.Parse(answer.Kvs[0].Value)
-		if err == nil {
-			config, err = config.Etcd()
+		config, err := s.parse(answer.Kvs[0].Value)
+		if err != nil && s.configRevision == 0 {
+			return err
 		}
 		if err != nil {
-			return fmt.Errorf("value of %s: %w", s.configKey(), err)
+			s.options.Log.Warn("network configuration in etcd is not valid; the former one stays in effect", "error", err)
+			config = s.config
 		}
 		s.config, s.configRevision, s.configSeen = config, answer.Kvs[0].ModRevision, answer.Header.Revision
 		return nil
 	})
 	return s.config, err
+}
+
+func (s *Store) parse(text []byte) (netconf.Config, error) {
+	config, err := netconf.Parse(text)
+	if err == nil {
+		config, err = config.Etcd()
+	}
+	if err != nil {
+		return config, fmt.Errorf("value of %s: %w", s.configKey(), err)
+	}
+	return config, nil
+}
+
+// changed looks at a new value of the configuration's key, and has the node begin anew with one that is valid and another than before.
+func (s *Store) changed(text []byte, report func(lease.Update)) {
+	config, err := s.parse(text)
+	switch {
+	case err != nil:
+		s.options.Log.Warn("network configuration in etcd is not valid; the former one stays in effect", "error", err)
+	case config != s.config:
+		report(lease.Update{Restart: errors.New("the network configuration in etcd changed")})
+	}
 }
 
 func (s *Store) families() lease.Families {

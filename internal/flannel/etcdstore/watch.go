@@ -93,8 +93,10 @@ func (s *Store) follow(ctx context.Context, e events, report func(lease.Update))
 			if !ok || answer.Err() != nil {
 				return s.configAgain(ctx, report)
 			}
-			if len(answer.Events) > 0 {
-				report(lease.Update{Restart: errors.New("the network configuration in etcd changed")})
+			for _, event := range answer.Events {
+				if event.Type == clientv3.EventTypePut {
+					s.changed(event.Kv.Value, report)
+				}
 			}
 		case answer, ok := <-e.watch:
 			if !ok || answer.Err() != nil {
@@ -115,7 +117,7 @@ func (s *Store) configAgain(ctx context.Context, report func(lease.Update)) erro
 		}
 		s.configSeen = answer.Header.Revision
 		if len(answer.Kvs) > 0 && answer.Kvs[0].ModRevision != s.configRevision {
-			report(lease.Update{Restart: errors.New("the network configuration in etcd changed")})
+			s.changed(answer.Kvs[0].Value, report)
 		}
 		return nil
 	})
@@ -135,6 +137,10 @@ func (s *Store) deltas(answer clientv3.WatchResponse, report func(lease.Update))
 		case key == s.own.key && event.Type == clientv3.EventTypeDelete:
 			update.Restart = errLost
 		case key == s.own.key:
+			if clientv3.LeaseID(event.Kv.Lease) != s.own.lease {
+				s.options.Log.Warn("another program has written this node's lease: does flanneld run on this node, or has another node this public address?",
+					"key", key, "value", string(event.Kv.Value))
+			}
 		case event.Type == clientv3.EventTypeDelete:
 			delete(update.Set, name)
 			delete(update.Problems, name)

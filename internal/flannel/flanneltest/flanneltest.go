@@ -198,6 +198,26 @@ func (u *Underlay) Node() *Node {
 	u.t.Helper()
 	u.nodes++
 	n := &Node{u: u, Number: u.nodes, Dir: u.t.TempDir(), Space: u.space("n" + strconv.Itoa(u.nodes))}
+	n.plug()
+	for _, setting := range []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"} {
+		if _, err := n.Run("sysctl", "-qw", setting); err != nil {
+			u.t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// Replug removes the node's interface to the underlay and makes it anew, with the same addresses.
+func (n *Node) Replug() {
+	n.u.t.Helper()
+	n.IP("link del eth0")
+	n.plug()
+}
+
+// plug gives the node eth0.
+func (n *Node) plug() {
+	u := n.u
+	u.t.Helper()
 	n.IP(fmt.Sprintf("link add eth0 type veth peer name v%d netns %s", n.Number, u.Space.Name))
 	u.Space.IP(fmt.Sprintf("link set v%d master br0 up", n.Number))
 	n.IP(fmt.Sprintf("addr add %s/24 dev eth0", n.Address()))
@@ -205,12 +225,6 @@ func (u *Underlay) Node() *Node {
 	n.IP("link set eth0 up")
 	n.IP("route add default via 192.0.2.254")
 	n.IP("-6 route add default via 2001:db8::fe")
-	for _, setting := range []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"} {
-		if _, err := n.Run("sysctl", "-qw", setting); err != nil {
-			u.t.Fatal(err)
-		}
-	}
-	return n
 }
 
 // Address is the node's address.

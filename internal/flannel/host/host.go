@@ -26,10 +26,19 @@ func Tables() []nft.Table {
 	return []nft.Table{
 		{Family: nft.FamilyIPv4, Name: table},
 		{Family: nft.FamilyIPv6, Name: table},
-		{Family: nft.FamilyIPv4, Name: "flannel-ipv4"},
-		{Family: nft.FamilyIPv6, Name: "flannel-ipv6"},
+		{Family: nft.FamilyIPv4, Name: flanneldTable4},
+		{Family: nft.FamilyIPv6, Name: flanneldTable6},
 	}
 }
+
+// The names of flanneld's tables.
+const (
+	flanneldTable4 = "flannel-ipv4"
+	flanneldTable6 = "flannel-ipv6"
+)
+
+// Flanneld reports whether a table of that name is flanneld's.
+func Flanneld(table string) bool { return table == flanneldTable4 || table == flanneldTable6 }
 
 // Family is what the rules of one family depend on.
 type Family struct {

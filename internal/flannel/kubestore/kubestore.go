@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,8 +40,9 @@ type Options struct {
 
 // Store is the lease store in Kubernetes.
 type Store struct {
-	options Options
-	config  netconf.Config
+	options    Options
+	config     netconf.Config
+	configured bool // config was valid once
 }
 
 // New returns a store.
@@ -50,22 +50,6 @@ func New(options Options) *Store { return &Store{options: options} }
 
 // retry is how long the store waits before it asks the API server again after a failure.
 const retry = 3 * time.Second
-
-// Config reads the network configuration. A bad one is an error: it is a file that the administrator corrects.
-func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
-	read := s.options.ReadConfig
-	if read == nil {
-		read = func(context.Context) ([]byte, error) { return os.ReadFile(s.options.ConfigPath) }
-	}
-	text, err := read(ctx)
-	if err != nil {
-		return netconf.Config{}, fmt.Errorf("read the network configuration: %w", err)
-	}
-	if s.config, err = netconf.Parse(text); err != nil {
-		return netconf.Config{}, fmt.Errorf("%s: %w", s.options.ConfigPath, err)
-	}
-	return s.config, nil
-}
 
 func (s *Store) families() lease.Families {
 	return lease.Families{V4: s.config.EnableIPv4, V6: s.config.EnableIPv6}
@@ -262,8 +246,16 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 			w.complete(nodes)
 		}
 	}()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	followed := make(chan error, 1)
+	go func() {
+		followed <- s.followConfig(ctx, report)
+		cancel()
+	}()
 	controller.Run(ctx.Done())
-	return ctx.Err()
+	cancel()
+	return <-followed
 }
 
 // strip removes from a Node what its lease does not depend on: a cluster has thousands.
@@ -274,7 +266,7 @@ func (s *Store) strip(obj any) (any, error) {
 	}
 	k := &s.options.Keys
 	kept := map[string]string{}
-	for _, key := range []string{k.Managed, k.BackendType, k.Data, k.Data6, k.PublicIP, k.PublicIP6} {
+	for _, key := range []string{k.Managed, k.BackendType, k.Data, k.Data6, k.PublicIP, k.PublicIP6, k.Overwrite, k.Overwrite6} {
 		if value, ok := node.Annotations[key]; ok {
 			kept[key] = value
 		}
@@ -300,6 +292,8 @@ type watch struct {
 	report func(lease.Update)
 	seen   map[string]entry
 	gate   gate
+	// published says that this node's annotations have been seen as they are to be.
+	published bool
 }
 
 func (w *watch) set(obj any) {
@@ -317,6 +311,7 @@ func (w *watch) node(node *corev1.Node) {
 		if changed {
 			w.report(lease.Update{Restart: fmt.Errorf("podCIDRs of this node changed to %v", node.Spec.PodCIDRs)})
 		}
+		w.annotated(node)
 		return
 	}
 	claim, managed, err := w.read(node)
@@ -337,6 +332,22 @@ func (w *watch) node(node *corev1.Node) {
 		update.Problems = map[string]error{node.Name: err}
 	}
 	w.report(update)
+}
+
+// annotated has the node begin anew when its annotations are lost or changed, as when the Node is made anew.
+func (w *watch) annotated(node *corev1.Node) {
+	for key, value := range w.store.options.Keys.Annotations(&w.own, node.Annotations) {
+		if node.Annotations[key] == value {
+			continue
+		}
+		if w.published {
+			w.published = false
+			w.report(lease.Update{Restart: fmt.Errorf(
+				"annotation %s of this node changed from %q to %q: a new Node, or does flanneld run on this node as well?", key, value, node.Annotations[key])})
+		}
+		return
+	}
+	w.published = true
 }
 
 func (w *watch) read(node *corev1.Node) (lease.Claim, bool, error) {

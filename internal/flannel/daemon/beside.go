@@ -1,0 +1,75 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/nft"
+)
+
+// soleName is an abstract socket, of which a network namespace has one: two daemons of Weft on a node would change each other's state.
+const soleName = "@weft.dev/flanneld"
+
+// sole makes sure that no other daemon of Weft serves this node. The node is this daemon's until the socket is closed.
+func sole() (net.Listener, error) {
+	listener, err := net.Listen("unix", soleName) //nolint:noctx // binds at once
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, errors.New("another weft flanneld, or a weft agent with the flannel network, runs on this node: stop it, or this one")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim this node's flannel network: %w", err)
+	}
+	return listener, nil
+}
+
+// beside returns the processes in this network namespace that are flanneld by name, as far as this process sees others.
+func beside() []int {
+	own, err := os.Readlink("/proc/self/ns/net")
+	names, globErr := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil || globErr != nil {
+		return nil
+	}
+	var out []int
+	for _, path := range names {
+		name, err := os.ReadFile(path)
+		if err != nil || !bytes.HasPrefix(name, []byte("flanneld")) {
+			continue
+		}
+		dir := filepath.Dir(path)
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		space, linkErr := os.Readlink(dir + "/ns/net")
+		if err == nil && linkErr == nil && pid != os.Getpid() && space == own {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// reportBeside warns of a flanneld on this node. Two daemons are not fought about: what flanneld makes while this one runs, stays.
+func (d *Daemon) reportBeside(sign string) {
+	pids := beside()
+	if len(pids) == 0 && sign == "" {
+		return
+	}
+	d.options.Log.Warn("flanneld runs on this node as well: stop one of the two", "pids", pids, "sign", sign)
+}
+
+// spare reports whether an item that no fragment names stays: flanneld's tables, when they come while this daemon serves the node.
+func (d *Daemon) spare(key nft.Key, _ nft.Item) bool {
+	if !d.served.Load() || !host.Flanneld(key.Table) {
+		return false
+	}
+	if !d.sighted.Swap(true) {
+		d.reportBeside("table " + strings.Join([]string{string(key.Family), key.Table}, " "))
+	}
+	return true
+}

@@ -1,0 +1,75 @@
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/reconcile"
+)
+
+const (
+	// firewallOwner owns the rules in other programs' chains. They fail alone: such a chain may vanish at any time.
+	firewallOwner reconcile.Owner = "firewall"
+	// firewallRest is how long other programs' chains are left alone after a look at them: kube-proxy may write its chains every second.
+	firewallRest = time.Second
+)
+
+// firewall keeps other programs' chains open for what is forwarded from and to the network, as flanneld's iptables rules do.
+type firewall struct {
+	engine *nft.Engine
+	loop   *reconcile.Loop[nft.Key, nft.Item]
+	log    *slog.Logger
+
+	passages []nft.Passage
+	survey   *nft.Survey // nil: not known
+	warnings []string
+}
+
+// passages returns what is forwarded from and to networks.
+func passages(networks ...netip.Prefix) []nft.Passage {
+	var out []nft.Passage
+	for _, network := range networks {
+		if !network.IsValid() {
+			continue
+		}
+		family := nft.FamilyIPv6
+		if network.Addr().Is4() {
+			family = nft.FamilyIPv4
+		}
+		out = append(out, nft.Passage{Family: family, Hook: nft.HookForward, Source: network},
+			nft.Passage{Family: family, Hook: nft.HookForward, Destination: network})
+	}
+	return out
+}
+
+// look surveys other programs' chains, and opens what drops all that is forwarded. A look that fails is repeated at the next check.
+func (f *firewall) look(ctx context.Context) {
+	survey, err := f.engine.Survey(ctx, f.passages...)
+	if err != nil {
+		if ctx.Err() == nil {
+			f.log.Warn("looking at other programs' nftables chains failed; trying again", "error", err)
+		}
+		f.survey = nil
+		return
+	}
+	jumps, warnings := nft.Open(survey.Drops, jumpOwner, "")
+	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{firewallOwner: jumps})
+	if !slices.Equal(warnings, f.warnings) {
+		for _, warning := range warnings {
+			f.log.Warn("pods' packets are dropped by other rules of this node", "rule", warning)
+		}
+	}
+	f.survey, f.warnings = survey, warnings
+}
+
+// concerned reports whether a look would find something else after a drift.
+func (f *firewall) concerned(drift *nft.Drift) bool {
+	return len(f.passages) > 0 && (f.survey == nil || f.survey.Concerns(drift))
+}
+
+// jumpOwner is in the comment of the rules.
+const jumpOwner = "flannel"

@@ -1,0 +1,181 @@
+//go:build real
+
+package daemon_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/internal/flannel/flanneltest"
+)
+
+// logs waits until a program has printed a text.
+func logs(t *testing.T, p *flanneltest.Process, text string) {
+	t.Helper()
+	flanneltest.Eventually(t, "the log has "+text, func() error {
+		if !strings.Contains(p.Log(), text) {
+			return errors.New(p.Log())
+		}
+		return nil
+	})
+}
+
+// gone waits until a node has no such device.
+func gone(t *testing.T, n *flanneltest.Node, device string) {
+	t.Helper()
+	flanneltest.Eventually(t, device+" goes", func() error {
+		if out, err := n.Run("ip", "link", "show", device); err == nil {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// TestConfigurationChanges: another backend and another network take effect at once, what the former made goes, and a configuration
+// that is not valid changes nothing. flanneld keeps devices and routes of the former backend.
+func TestConfigurationChanges(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	ours, theirs := startWeft(n1, weft, etcd), startWeft(n2, weft, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Reach(t, p2.Address)
+
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"ipsec"}}`)
+	logs(t, ours, `use wireguard, which encrypts as well`)
+	p1.Reach(t, p2.Address)
+
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`)
+	gone(t, n1, "flannel.1")
+	gone(t, n2, "flannel.1")
+	p1.Ping(t, p2.Address)
+	subnet := strings.Replace(n2.Subnet("FLANNEL_SUBNET"), ".1/24", ".0/24", 1)
+	if out := n1.IP("route show " + subnet); !strings.Contains(out, "via 192.0.2.2 dev eth0") {
+		t.Errorf("route %q", out)
+	}
+
+	etcd.Put(configKey, `{"Network":"10.77.0.0/16","Backend":{"Type":"vxlan","VNI":7}}`)
+	flanneltest.Eventually(t, "subnets of the new network", func() error {
+		for _, n := range []*flanneltest.Node{n1, n2} {
+			if got := n.Subnet("FLANNEL_SUBNET"); !strings.HasPrefix(got, "10.77.") {
+				return fmt.Errorf("%s has %s", n.Name, got)
+			}
+		}
+		return nil
+	})
+	has(t, n1, subnet, false)
+	flanneltest.Eventually(t, "the tunnel in the new network", func() error {
+		_, err := n1.Run("ping", "-c1", "-W1", strings.Replace(n2.Subnet("FLANNEL_SUBNET"), ".1/24", ".0", 1))
+		return err
+	})
+	for _, p := range []*flanneltest.Process{ours, theirs} {
+		if ended, err := p.Ended(); ended {
+			t.Errorf("the daemon ended: %v", err)
+		}
+	}
+}
+
+// TestUplinkMadeAnew: entries, routes and the device are back once the interface to other nodes is.
+func TestUplinkMadeAnew(t *testing.T) {
+	weft, flanneld := programs(t)
+	for _, backend := range []string{"vxlan", "host-gw"} {
+		t.Run(backend, func(t *testing.T) {
+			u := flanneltest.NewUnderlay(t)
+			etcd := u.Etcd()
+			etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"`+backend+`"}}`)
+			n1, n2 := u.Node(), u.Node()
+			startWeft(n1, weft, etcd)
+			startFlanneld(n2, flanneld, etcd)
+			p1, p2 := n1.Pod(), n2.Pod()
+			p1.Reach(t, p2.Address)
+			n1.Replug()
+			p1.Reach(t, p2.Address)
+			p2.Reach(t, p1.Address)
+		})
+	}
+}
+
+// TestPeerThatCannotBeProgrammed delays no other: with flanneld, its retries hold up all that follows for a minute.
+func TestPeerThatCannotBeProgrammed(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`)
+	n1 := u.Node()
+	p := startWeft(n1, weft, etcd)
+	n1.Subnet("FLANNEL_SUBNET")
+	etcd.Put(subnetsPrefix+"10.5.66.0-24", `{"PublicIP":"203.0.113.66","BackendType":"host-gw"}`) // no link reaches it
+	logs(t, p, "10.5.66.0/24")
+	etcd.Put(subnetsPrefix+"10.5.67.0-24", `{"PublicIP":"192.0.2.67","BackendType":"host-gw"}`)
+	has(t, n1, "10.5.67.0/24", true)
+	etcd.Delete(subnetsPrefix + "10.5.66.0-24")
+	etcd.Delete(subnetsPrefix + "10.5.67.0-24")
+	has(t, n1, "10.5.67.0/24", false)
+}
+
+// TestForeignDrops: what drops all that is forwarded, docker's or a firewall's, is opened for pods, again when it is closed again; what
+// names the pods is meant and stays.
+func TestForeignDrops(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	nft := func(args string) {
+		t.Helper()
+		if _, err := n1.Run("nft", args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n1.Run("iptables-nft", "-P", "FORWARD", "DROP"); err != nil {
+		t.Fatal(err)
+	}
+	nft("add table inet firewalld")
+	nft("add chain inet firewalld forward { type filter hook forward priority 10; policy accept; }")
+	nft(`add rule inet firewalld forward ct state established accept`)
+	nft(`add rule inet firewalld forward reject`)
+	p := startWeft(n1, weft, etcd)
+	startFlanneld(n2, flanneld, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Reach(t, p2.Address)
+	p2.Reach(t, p1.Address)
+	nft("flush chain ip filter FORWARD")
+	nft("flush chain inet firewalld forward")
+	nft("add rule inet firewalld forward drop")
+	p1.Reach(t, p2.Address)
+	p2.Reach(t, p1.Address)
+	nft("insert rule inet firewalld forward ip saddr 10.5.0.0/16 drop")
+	logs(t, p, "Weft does not open this")
+}
+
+// TestTwoDaemons: a flanneld that is started beside is reported and keeps its tables; a second daemon of Weft ends with what to do.
+func TestTwoDaemons(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	ours := startWeft(n1, weft, etcd)
+	startWeft(n2, weft, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Reach(t, p2.Address)
+	second := startWeft(n1, weft, etcd)
+	flanneltest.Eventually(t, "the second daemon ends", func() error {
+		if ended, err := second.Ended(); !ended || err == nil {
+			return fmt.Errorf("ended %t, %w", ended, err)
+		}
+		return nil
+	})
+	logs(t, second, "runs on this node: stop it, or this one")
+	startFlanneld(n1, flanneld, etcd)
+	logs(t, ours, "another program has written this node's lease")
+	logs(t, ours, "flanneld runs on this node as well")
+	p1.Reach(t, p2.Address)
+	if tables, err := n1.Run("nft", "list", "tables"); err != nil || !strings.Contains(tables, "flannel-ipv4") || !strings.Contains(tables, "weft-flannel") {
+		t.Errorf("tables %s %v", tables, err)
+	}
+}

@@ -1,0 +1,90 @@
+package kubestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/fsnotify/fsnotify"
+
+	"weft.dev/weft/internal/flannel/lease"
+	"weft.dev/weft/internal/flannel/netconf"
+)
+
+// Config reads the network configuration. A bad one is an error, for it is a file that the administrator corrects; once there was a
+// valid one, that stays in effect.
+func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
+	config, err := s.readConfig(ctx)
+	switch {
+	case err == nil:
+		s.config, s.configured = config, true
+	case s.configured:
+		s.options.Log.Warn("network configuration is not valid; the former one stays in effect", "error", err)
+	default:
+		return netconf.Config{}, err
+	}
+	return s.config, nil
+}
+
+func (s *Store) readConfig(ctx context.Context) (netconf.Config, error) {
+	read := s.options.ReadConfig
+	if read == nil {
+		read = func(context.Context) ([]byte, error) { return os.ReadFile(s.options.ConfigPath) }
+	}
+	text, err := read(ctx)
+	if err != nil {
+		return netconf.Config{}, fmt.Errorf("read the network configuration: %w", err)
+	}
+	config, err := netconf.Parse(text)
+	if err != nil {
+		return netconf.Config{}, fmt.Errorf("%s: %w", s.options.ConfigPath, err)
+	}
+	return config, nil
+}
+
+// followConfig has the node begin anew when the configuration's file means something else, until ctx ends. It watches the folder: a
+// ConfigMap's files are replaced by way of a link in it. A configuration from elsewhere is followed by what gives it.
+func (s *Store) followConfig(ctx context.Context, report func(lease.Update)) error {
+	if s.options.ReadConfig != nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch the network configuration: %w", err)
+	}
+	defer watcher.Close() //nolint:errcheck // nothing was written
+	if err := watcher.Add(filepath.Dir(s.options.ConfigPath)); err != nil {
+		return fmt.Errorf("watch the network configuration: %w", err)
+	}
+	last := ""
+	look := func() {
+		config, err := s.readConfig(ctx)
+		switch {
+		case err != nil && err.Error() != last:
+			s.options.Log.Warn("network configuration is not valid; the former one stays in effect", "error", err)
+		case err == nil && config != s.config:
+			report(lease.Update{Restart: errors.New("the network configuration changed")})
+		}
+		if last = ""; err != nil {
+			last = err.Error()
+		}
+	}
+	look() // what changed before the watch began
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case _, open := <-watcher.Events:
+			if !open {
+				return errors.New("watch the network configuration: events ended")
+			}
+			look()
+		case err := <-watcher.Errors:
+			s.options.Log.Debug("watch of the network configuration", "error", err)
+			look()
+		}
+	}
+}
