@@ -34,6 +34,15 @@ func TestKubeStackFaultsHaveTests(t *testing.T) {
 	}
 }
 
+// The table of flannel's faults is in order and complete, and names tests that exist.
+func TestFlannelFaultsHaveTests(t *testing.T) {
+	for i, number := range tableOfTests(t, "## What flannel got wrong") {
+		if number != i+1 {
+			t.Errorf("row %d has the number %d", i+1, number)
+		}
+	}
+}
+
 // The table of what an attack found is in order, and names tests that exist.
 func TestAttacksHaveTests(t *testing.T) {
 	const last = 26

@@ -100,6 +100,7 @@ type presence struct {
 	refused  map[string]string
 	known    chan struct{} // closed with the first complete update
 	restart  chan error
+	offload  offload
 }
 
 // New returns a daemon.
@@ -206,6 +207,15 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	d.ready.Store(nil)
 	d.served.Store(true)
 	d.options.Log.Info("ready", "subnet", p.own.Lease.Subnet, "subnet_ipv6", p.own.Lease.Subnet6, "backend", p.config.Backend.Type(), "interface", p.view.Uplink.Name)
+	probed := make(chan struct{})
+	defer func() {
+		cancel()
+		<-probed
+	}()
+	running.Go(func() {
+		defer close(probed)
+		d.probeOffload(ctx, p)
+	})
 	return d.follow(ctx, p, failed)
 }
 
@@ -242,6 +252,7 @@ func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
 	return &presence{
 		config: config, uplink: options, view: view, own: lease.Own{Lease: own, Network: config.Network, Network6: config.IPv6Network},
 		known: make(chan struct{}), restart: make(chan error, 1),
+		offload: offload{ask: make(chan struct{}, 1)},
 	}, nil
 }
 

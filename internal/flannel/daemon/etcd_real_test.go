@@ -268,6 +268,18 @@ func TestMasquerade(t *testing.T) {
 			t.Errorf("%s: the source is %s, want %s", c.name, got, c.want)
 		}
 	}
+	// kube-proxy's mark beside another bit: kube-proxy's own rule is to masquerade, and there is none. flanneld compares the whole mark.
+	for _, args := range []string{
+		"add table ip tagging", "add chain ip tagging prerouting { type filter hook prerouting priority mangle; }",
+		"add rule ip tagging prerouting ip saddr " + p1.Address + " meta mark set 0x14000",
+	} {
+		if _, err := n1.Run("nft", args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := flanneltest.Source(t, p1.Space, u.Space, "192.0.2.254"); got != p1.Address {
+		t.Errorf("with kube-proxy's mark the source is %s, want %s", got, p1.Address)
+	}
 	if _, err := n1.Run("nft", "insert", "rule", "ip", "weft-flannel", "postrouting", "return"); err != nil {
 		t.Fatal(err)
 	}
@@ -338,10 +350,36 @@ func TestIPv6Only(t *testing.T) {
 		t.Fatalf("both have %s", first)
 	}
 	network := strings.TrimSuffix(second, "1/64")
-	flanneltest.Eventually(t, "the tunnel", func() error {
-		_, err := n1.Run("ping", "-6", "-c1", "-W1", network)
-		return err
-	})
+	reach := func() {
+		t.Helper()
+		flanneltest.Eventually(t, "the tunnel", func() error {
+			_, err := n1.Run("ping", "-6", "-c1", "-W1", network)
+			return err
+		})
+	}
+	reach()
+	n1.IP("link del flannel-v6.1") // flanneld watches the IPv4 device only
+	reach()
+}
+
+// TestRace: nodes that start together take different subnets, though there are no more of them than nodes; flanneld ends when another
+// was faster.
+func TestRace(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/22","SubnetLen":24,"Backend":{"Type":"host-gw"}}`)
+	nodes := []*flanneltest.Node{u.Node(), u.Node(), u.Node()}
+	for _, n := range nodes {
+		startWeft(n, weft, etcd)
+	}
+	taken := map[string]bool{}
+	for _, n := range nodes {
+		taken[n.Subnet("FLANNEL_SUBNET")] = true
+	}
+	if len(taken) != len(nodes) {
+		t.Errorf("subnets %v", taken)
+	}
 }
 
 // TestCompaction: what changed while etcd was away, and of which it has no history any more, is in effect once it is back.

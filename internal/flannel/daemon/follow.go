@@ -20,6 +20,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 		return err
 	}
 	d.links.Resync() // what changed before the watch began
+	d.due(p)
 	check := time.NewTicker(checkPeriod)
 	defer check.Stop()
 	var settled, look <-chan time.Time
@@ -58,6 +59,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 		case <-check.C:
 			d.links.Resync()
 			d.rules.Resync()
+			d.due(p)
 			if d.firewall.concerned(&nft.Drift{}) {
 				d.firewall.look(ctx)
 			}

@@ -127,3 +127,14 @@ func TestIPIP(t *testing.T) {
 		}
 	}
 }
+
+// TestTunnelSource: tunnel packets leave by the interface's own address, whichever address the node advertises; flanneld takes the
+// advertised one at first, which the node may not have, and the interface's when it makes the device anew.
+func TestTunnelSource(t *testing.T) {
+	v := view(netconf.VXLAN{VNI: 1})
+	v.Uplink.Public = netip.MustParseAddr("198.51.100.1")
+	own := text(v.Own(lease.Lease{Subnet: netip.MustParsePrefix("10.5.1.0/24")}))
+	if !strings.Contains(own, " local 192.0.2.1 ") || v.Lease().PublicIP != v.Uplink.Public {
+		t.Errorf("device %s, lease %+v", own, v.Lease())
+	}
+}

@@ -314,8 +314,8 @@ func (p *Process) Ended() (bool, error) {
 // Log is what the program has printed.
 func (p *Process) Log() string { return p.log.String() }
 
-// patience bounds every wait.
-const patience = 60 * time.Second
+// connectPatience bounds the wait for a TCP connection.
+const connectPatience = 5 * time.Second
 
 // Eventually waits until check returns nil.
 func Eventually(t *testing.T, what string, check func() error) {

@@ -188,7 +188,7 @@ func TestRanges(t *testing.T) {
 	space(t)
 	e := engine(t)
 	ip(t, "route add 10.9.1.0/24 via 192.0.2.9 dev eth0")
-	ip(t, "route add 10.9.2.0/24 via 192.0.2.9 dev eth0 proto 87")
+	ip(t, "route add 10.9.2.0/24 via 192.0.2.9 dev eth0 proto 88")
 	for _, c := range []struct {
 		ownOnly bool
 		want    int
