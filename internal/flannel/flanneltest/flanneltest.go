@@ -314,9 +314,6 @@ func (p *Process) Ended() (bool, error) {
 // Log is what the program has printed.
 func (p *Process) Log() string { return p.log.String() }
 
-// connectPatience bounds the wait for a TCP connection.
-const connectPatience = 5 * time.Second
-
 // Eventually waits until check returns nil.
 func Eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
