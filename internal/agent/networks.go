@@ -570,6 +570,9 @@ func (n *networks) ready() error {
 // configure writes the runtime's configuration and the node's condition for a default network that is not the overlay, which does so itself.
 func (n *networks) configure(ctx context.Context, e *engines) error {
 	return n.agent.keepInStep(ctx, n.changed, "the runtime's configuration", func() error {
+		if n.decided() != nil {
+			return nil //nolint:nilerr // pods could not be placed yet; what is decided wakes this
+		}
 		standard, _ := n.standard()
 		if r := n.agent.running.Load(); standard == overlay.NetworkName && r != nil && r.network.Ready() == nil {
 			return n.configureOverlay(ctx, e)

@@ -182,12 +182,15 @@ func probe(ctx context.Context, client *http.Client, url string) error {
 
 // ControllerManager and Scheduler are needed only where kubelets run pods.
 func (p *Plane) ControllerManager() process.Program {
-	return process.Program{Name: "kube-controller-manager", Argv: p.Space.Enter(
-		filepath.Join(p.Bin, "kube-controller-manager"), "--kubeconfig="+p.KubeconfigOf(Controller),
-		"--service-account-private-key-file="+p.CA.Path("sa.key"), "--root-ca-file="+p.CA.CAFile(),
+	cidrs := []string{"--allocate-node-cidrs=false"} // Weft's controller gives nodes their subnets
+	if p.Lab.Network.Flannel() {
+		cidrs = []string{"--allocate-node-cidrs=true", "--cluster-cidr=" + p.Lab.FlannelCIDR.String(), "--configure-cloud-routes=false"}
+	}
+	return process.Program{Name: "kube-controller-manager", Argv: p.Space.Enter(append([]string{
+		filepath.Join(p.Bin, "kube-controller-manager"), "--kubeconfig=" + p.KubeconfigOf(Controller),
+		"--service-account-private-key-file=" + p.CA.Path("sa.key"), "--root-ca-file=" + p.CA.CAFile(),
 		"--use-service-account-credentials=true", "--leader-elect=false", "--bind-address=127.0.0.1",
-		"--allocate-node-cidrs=false", // Weft's controller gives nodes their subnets
-	)}
+	}, cidrs...)...)}
 }
 
 // Scheduler places pods on nodes.

@@ -132,7 +132,7 @@ func Run(ctx context.Context, c *lab.Cluster, o Options) (*Report, error) {
 
 func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Lab: s.cluster.Name(), Runtime: s.cluster.Config.Runtime, Datapath: s.cluster.Datapath, AsItMust: true}
-	for _, w := range append(ways(s.pods, s.hosts, s.outside, s.gateways), serviceWays(s.pods, s.services)...) {
+	for _, w := range append(ways(s.pods, s.hosts, s.outside, s.gateways, s.tunnels), serviceWays(s.pods, s.services)...) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("measure the matrix of lab %s: %w", r.Lab, err)
 		}
@@ -160,8 +160,9 @@ func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 }
 
 // ways lists what to measure. Each node's first pod speaks for the node; a second one, where there is one, is its
-// neighbour. The other node is the next in order. Gateways are the nodes' own addresses in the pods' network, by name.
-func ways(pods, hosts []Party, outside Party, gateways map[string]netip.Addr) []Way {
+// neighbour. The other node is the next in order. Gateways and tunnels are the nodes' own
+// addresses with pods of their own and of other nodes, by name.
+func ways(pods, hosts []Party, outside Party, gateways, tunnels map[string]netip.Addr) []Way {
 	on := map[string][]Party{}
 	for _, p := range pods {
 		on[p.Node] = append(on[p.Node], p)
@@ -182,6 +183,7 @@ func ways(pods, hosts []Party, outside Party, gateways map[string]netip.Addr) []
 	own := func(i int) func() netip.Addr { return func() netip.Addr { return mine(i)[0].IP } }
 	node := func(i int) func() netip.Addr { return func() netip.Addr { return hosts[i].IP } }
 	gateway := func(i int) func() netip.Addr { return func() netip.Addr { return gateways[hosts[i].Node] } }
+	tunnel := func(i int) func() netip.Addr { return func() netip.Addr { return tunnels[hosts[i].Node] } }
 	each(func(i int) {
 		if len(mine(i)) > 1 {
 			add("pod to pod, same node", mine(i), mine(i)[1:], own(i))
@@ -202,7 +204,7 @@ func ways(pods, hosts []Party, outside Party, gateways map[string]netip.Addr) []
 	each(func(i int) { add("host to its own pod", hosts[i:], mine(i), gateway(i)) })
 	each(func(i int) {
 		if others {
-			add("host to a pod elsewhere", hosts[i:], mine(next(i)), gateway(i))
+			add("host to a pod elsewhere", hosts[i:], mine(next(i)), tunnel(i))
 		}
 	})
 	each(func(i int) { add("pod to outside", mine(i), []Party{outside}, node(i)) })

@@ -77,7 +77,7 @@ func TestWays(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			hosts, gateways := nodes(test.nodes)
 			var got []string
-			for _, w := range ways(test.pods, hosts, beyond, gateways) {
+			for _, w := range ways(test.pods, hosts, beyond, gateways, gateways) {
 				got = append(got, fmt.Sprintf("%s: %s to %s as %s", w.Kind, w.From.Name, w.To.Name, w.Source))
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
@@ -243,7 +243,8 @@ func scenery(t *testing.T) *cast {
 		return hostile.End{MAC: []byte{2, 0, 0, 0, 0, n}, IP: netip.AddrFrom4([4]byte{10, 128, 0, n})}
 	}
 	c := &cast{
-		attacker: Party{Name: "a", Node: "n1", key: "ns/a"}, neighbour: Party{Name: "b", Node: "n1", key: "ns/b"},
+		podDevice: tun,
+		attacker:  Party{Name: "a", Node: "n1", key: "ns/a"}, neighbour: Party{Name: "b", Node: "n1", key: "ns/b"},
 		remote: Party{Name: "c", Node: "n2", key: "ns/c"},
 		scene: hostile.Scene{
 			Attacker: end(2), Neighbour: end(3), Remote: end(4), Gateway: end(1), HostEnd: []byte{2, 0, 0, 0, 1, 0},

@@ -29,6 +29,8 @@ var ErrPods = errors.New("no pods to measure")
 
 const (
 	tun        = "tun0"        // the host's own link to the pods
+	cni        = "cni0"        // that of a flannel network
+	tunnel     = "flannel.1"   // the tunnel device of a flannel network, whose address hosts use with pods elsewhere
 	ownPods    = "weft-matrix" // the namespace of pods that the matrix makes
 	recordsDir = "/var/lib/weft/attachments"
 )
@@ -43,7 +45,8 @@ type scene struct {
 	world    oracle.World
 	hosts    []Party
 	outside  Party
-	gateways map[string]netip.Addr    // of tun0, by node
+	gateways map[string]netip.Addr    // of the host's link to the pods, by node
+	tunnels  map[string]netip.Addr    // of the host's link to pods elsewhere, by node
 	records  map[string]attach.Record // of the pods' attachments, by namespace/name
 	underlay string                   // path of the namespace that connects the nodes
 
@@ -52,7 +55,7 @@ type scene struct {
 }
 
 func openScene(ctx context.Context, c *lab.Cluster, o Options) (*scene, error) {
-	s := &scene{cluster: c, gateways: map[string]netip.Addr{}, records: map[string]attach.Record{}}
+	s := &scene{cluster: c, gateways: map[string]netip.Addr{}, tunnels: map[string]netip.Addr{}, records: map[string]attach.Record{}}
 	if err := s.open(ctx, o); err != nil {
 		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
 	}
@@ -93,12 +96,31 @@ func (s *scene) addHost(n lab.Node) error {
 	}
 	s.responders = append(s.responders, r)
 	s.hosts = append(s.hosts, Party{Name: n.Name, Node: n.Name, IP: n.IP, kind: host, netns: n.Netns, port: r.port, answers: n.Name})
-	s.gateways[n.Name], err = gateway(n)
+	if s.gateways[n.Name], err = gateway(n, s.podDevice()); err != nil {
+		return err
+	}
+	s.tunnels[n.Name] = s.gateways[n.Name]
+	if s.flannel() && s.cluster.Config.Backend == "vxlan" {
+		s.tunnels[n.Name], err = gateway(n, tunnel)
+	} else if s.flannel() {
+		s.tunnels[n.Name] = n.IP
+	}
 	return err
 }
 
-// gateway reads the host's address in the pods' network.
-func gateway(n lab.Node) (netip.Addr, error) {
+// flannel reports whether the pods are on a flannel network.
+func (s *scene) flannel() bool { return s.cluster.Config.Network == plan.NetworkFlannel }
+
+// podDevice is the host's own link to the pods.
+func (s *scene) podDevice() string {
+	if s.flannel() {
+		return cni
+	}
+	return tun
+}
+
+// gateway reads the host's address on a device.
+func gateway(n lab.Node, tun string) (netip.Addr, error) {
 	h, err := n.Space.Handle()
 	if err != nil {
 		return netip.Addr{}, err

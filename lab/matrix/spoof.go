@@ -23,6 +23,8 @@ import (
 const (
 	podLink   = "eth0"
 	vxlanPort = 4789
+	// flannelPort is the kernel's port of VXLAN, which flannel takes.
+	flannelPort = 8472
 	// nobodyListens is where the frames are sent to: the discard port.
 	nobodyListens = 9
 	// markerLength is of hostile's markers, and of the controls'.
@@ -68,6 +70,8 @@ type cast struct {
 	scene                       hostile.Scene
 	hostLink                    string // the attacker's, on the node
 	controls                    []sentControl
+	podDevice                   string // the host's link to the pods
+	routed                      bool   // pods of other nodes are reached by the gateway
 }
 
 type sentControl struct {
@@ -145,7 +149,7 @@ func (s *scene) dress(c *cast) error {
 	if err != nil {
 		return err
 	}
-	gatewayMAC, err := mac(node, tun)
+	gatewayMAC, err := mac(node, s.podDevice())
 	if err != nil {
 		return err
 	}
@@ -158,6 +162,10 @@ func (s *scene) dress(c *cast) error {
 		Attacker: end(c.attacker), Neighbour: end(c.neighbour), Remote: end(c.remote),
 		Gateway: hostile.End{MAC: gatewayMAC, IP: s.gateways[node.Name]}, HostEnd: hostEnd,
 		Node: node.IP, OtherNode: other.IP, Service: plan.New(s.cluster.Config).APIServiceIP, VXLANPort: vxlanPort,
+	}
+	c.podDevice = s.podDevice()
+	if s.flannel() {
+		c.scene.VXLANPort, c.routed = flannelPort, true
 	}
 	if err != nil {
 		return fmt.Errorf("hardware addresses of the pods: %w", err)
@@ -179,6 +187,9 @@ func (c *cast) makeControls() error {
 		at, parts := c.remote.key, []gopacket.SerializableLayer{eth, ip, udp}
 		switch t.control {
 		case honestPacket:
+			if c.routed {
+				eth.DstMAC = sc.Gateway.MAC
+			}
 		case honestStraight:
 			eth.DstMAC = sc.HostEnd
 		case honestARP:
@@ -309,7 +320,7 @@ func (c *cast) beyondHost(frames []numbered, seen map[string][]string) map[strin
 	for _, f := range frames {
 		if isFragment(f.Data) {
 			seen[string(f.Marker)] = slices.DeleteFunc(seen[string(f.Marker)], func(at string) bool {
-				return at == place(c.attacker.Node, tun)
+				return at == place(c.attacker.Node, c.podDevice)
 			})
 		}
 	}

@@ -10,7 +10,9 @@ import (
 	"net/netip"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // Where labs live. Both trees are gone when the last lab is down.
@@ -48,6 +50,19 @@ const (
 	RuntimeKubelet Runtime = "kubelet" // containerd, kubelet and kube-proxy on every node
 )
 
+// Network says which networks a lab's cluster has.
+type Network string
+
+// The networks. With NetworkBoth the overlay is the default one, and pods are on flannel by annotation.
+const (
+	NetworkOverlay Network = "overlay"
+	NetworkFlannel Network = "flannel"
+	NetworkBoth    Network = "both"
+)
+
+// Flannel reports whether there is a flannel network.
+func (n Network) Flannel() bool { return n == NetworkFlannel || n == NetworkBoth }
+
 // Config is what a lab is asked to be.
 type Config struct {
 	Name     string   `json:"name"`     // 1 to 12 of [a-z0-9-]; default "lab"
@@ -66,6 +81,13 @@ type Config struct {
 	VPC bool `json:"vpc"`
 	// OpenStack adds an OpenStack whose Neutron serves the nodes: "ovn" is ML2/OVN. Empty: none. RuntimeCNI only.
 	OpenStack string `json:"openstack,omitempty"`
+	// Network is the pods' network; default NetworkOverlay.
+	Network Network `json:"network"`
+	// Backend is that of the flannel network, default vxlan.
+	Backend string `json:"backend"`
+	// Flanneld are nodes that run the original flanneld and its plugin in place of Weft, with commas between: "n2,n3". Network flannel and
+	// runtime cni only.
+	Flanneld string `json:"flanneld"`
 	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
 	WeftBin string `json:"weftBin"`
 	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
@@ -106,6 +128,12 @@ func (c Config) Default() (Config, error) {
 	if c.Datapath == "" {
 		c.Datapath = DatapathAuto
 	}
+	if c.Network == "" {
+		c.Network = NetworkOverlay
+	}
+	if c.Backend == "" && c.Network.Flannel() {
+		c.Backend = "vxlan"
+	}
 	if c.PluginName == "" {
 		c.PluginName = "redhat/openshift-ovs-subnet"
 	}
@@ -142,6 +170,9 @@ func (c Config) check() error {
 	if c.Runtime != RuntimeCNI && c.Runtime != RuntimeKubelet {
 		return fmt.Errorf("runtime %q: use %s or %s", c.Runtime, RuntimeCNI, RuntimeKubelet)
 	}
+	if err := c.checkNetwork(); err != nil {
+		return err
+	}
 	if c.VPC && c.NoSwitch {
 		return errors.New("VPCs need tunnels, and nodes without a switch of their own have none: leave one of the two out")
 	}
@@ -157,6 +188,36 @@ func (c Config) check() error {
 	}
 	return fmt.Errorf("datapath %q: use %s, %s or %s", c.Datapath, DatapathAuto, DatapathSystem, DatapathNetdev)
 }
+
+func (c Config) checkNetwork() error {
+	switch {
+	case c.Network != NetworkOverlay && c.Network != NetworkFlannel && c.Network != NetworkBoth:
+		return fmt.Errorf("network %q: use %s, %s or %s", c.Network, NetworkOverlay, NetworkFlannel, NetworkBoth)
+	case c.Backend != "" && !c.Network.Flannel():
+		return fmt.Errorf("backend %q: a lab with network %s has none", c.Backend, c.Network)
+	case c.Network == NetworkFlannel && (c.VPC || c.NoSwitch):
+		return fmt.Errorf("nodes of network %s have no switch: leave VPCs and switches in pods out", NetworkFlannel)
+	case c.Flanneld != "" && (c.Network != NetworkFlannel || c.Runtime != RuntimeCNI):
+		return fmt.Errorf("nodes with flanneld: use network %s and runtime %s", NetworkFlannel, RuntimeCNI)
+	}
+	for _, name := range c.flanneldNodes() {
+		index, err := strconv.Atoi(strings.TrimPrefix(name, "n"))
+		if err != nil || !strings.HasPrefix(name, "n") || index < 1 || index > c.Nodes {
+			return fmt.Errorf("nodes with flanneld: %q is not one of n1 to n%d", name, c.Nodes)
+		}
+	}
+	return nil
+}
+
+func (c Config) flanneldNodes() []string {
+	if c.Flanneld == "" {
+		return nil
+	}
+	return strings.Split(c.Flanneld, ",")
+}
+
+// RunsFlanneld reports whether a node runs the original flanneld in place of Weft.
+func (c Config) RunsFlanneld(node string) bool { return slices.Contains(c.flanneldNodes(), node) }
 
 // Lab holds the names and addresses of one lab. Node addresses are the same in every lab: each has an underlay of its own.
 type Lab struct {
@@ -180,6 +241,7 @@ type Lab struct {
 	OpenStackIP netip.Addr // with OpenStack: of its interfaces on the underlay
 
 	ClusterCIDR  netip.Prefix
+	FlannelCIDR  netip.Prefix // of the pods of a flannel network; the nodes' podCIDRs are in it
 	ServiceCIDR  netip.Prefix
 	APIServiceIP netip.Addr // the Service default/kubernetes
 	APIPort      int
@@ -190,7 +252,7 @@ type Lab struct {
 
 // New derives a lab from its configuration, which must have passed Default.
 func New(c Config) Lab {
-	return Lab{
+	l := Lab{
 		Config: c,
 		Dir:    filepath.Join(StateRoot, c.Name), RunDir: filepath.Join(RunRoot, c.Name), Cgroup: "wl-" + c.Name,
 		MTU:      DefaultMTU,
@@ -204,8 +266,17 @@ func New(c Config) Lab {
 		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"),
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
 		APIPort: 6443, OutsidePort: 8080,
-		HostLink: "wl-" + c.Name,
+		HostLink: "wl-" + c.Name, FlannelCIDR: netip.MustParsePrefix("10.244.0.0/16"),
 	}
+	if c.Network == NetworkFlannel {
+		l.ClusterCIDR = l.FlannelCIDR
+	}
+	return l
+}
+
+// PodCIDR is the node's in a flannel network.
+func (n Node) PodCIDR() netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n.Index), 0}), 24)
 }
 
 // Namespace gives the name under /run/netns of one of the lab's namespaces.

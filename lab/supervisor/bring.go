@@ -182,7 +182,7 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 		parts = append(parts, s.bringExternal)
 	}
 	for _, n := range s.lab.AllNodes() {
-		if s.lab.NoSwitch {
+		if s.lab.NoSwitch || s.lab.Network == plan.NetworkFlannel {
 			parts = append(parts, func(ctx context.Context) error {
 				return s.step("address of "+n.Name, func() error { return s.bringAddress(ctx, n) })
 			})
@@ -313,6 +313,14 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, "stackube")); err != nil {
 				return err
 			}
+		}
+		if s.lab.Network.Flannel() {
+			if _, err := s.kubectl(ctx, flannelConfig(s.lab), "apply", "-f", "-"); err != nil {
+				return err
+			}
+		}
+		if s.lab.Network == plan.NetworkFlannel {
+			return nil
 		}
 		_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
 		return err

@@ -59,13 +59,22 @@ func (s *Supervisor) registerNodes(ctx context.Context) error {
 	}
 	var errs []error
 	for _, n := range s.lab.AllNodes() {
-		errs = append(errs, registerNode(ctx, c, n))
+		cidr := ""
+		if s.lab.Network.Flannel() {
+			cidr = n.PodCIDR().String()
+		}
+		errs = append(errs, registerNode(ctx, c, n, cidr))
 	}
 	return errors.Join(errs...)
 }
 
-func registerNode(ctx context.Context, c kubernetes.Interface, n plan.Node) error {
+func registerNode(ctx context.Context, c kubernetes.Interface, n plan.Node, cidr string) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{corev1.LabelHostname: n.Name}}}
+	if cidr != "" {
+		// kube-controller-manager writes it; flanneld ends with a panic on a Node without annotations.
+		node.Annotations = map[string]string{"node.alpha.kubernetes.io/ttl": "0"}
+		node.Spec.PodCIDR, node.Spec.PodCIDRs = cidr, []string{cidr}
+	}
 	made, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make the Node %s: %w", n.Name, err)

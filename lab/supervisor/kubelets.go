@@ -88,6 +88,11 @@ func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives
 	if err := s.installLoopback(n.Node); err != nil {
 		return err
 	}
+	if s.lab.Network.Flannel() {
+		if err := installBorrowed(n.Node, "portmap"); err != nil {
+			return err
+		}
+	}
 	containerd, err := n.Containerd()
 	if err != nil {
 		return err

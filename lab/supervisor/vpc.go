@@ -103,10 +103,14 @@ func (s *Supervisor) vpcAgent() []string {
 
 // manifest names the manifest that the lab installs Weft with.
 func (s *Supervisor) manifest() string {
-	if s.lab.VPC {
+	switch {
+	case s.lab.VPC:
 		return "weft-vpc.yaml"
+	case s.lab.Network.Flannel():
+		return "weft-flannel.yaml"
+	default:
+		return "weft.yaml"
 	}
-	return "weft.yaml"
 }
 
 // vpcWaits returns what kubectl waits for besides, where OVN runs in pods.

@@ -66,7 +66,10 @@ func (s *Supervisor) installPlugin(n plan.Node) error {
 	if err != nil {
 		return fmt.Errorf("install the CNI plugin on %s: %w (build it: go build -o BIN ./cmd/...)", n.Name, err)
 	}
-	return machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "weft"), raw, 0o755)
+	if err := machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "weft"), raw, 0o755); err != nil || !s.lab.Network.Flannel() {
+		return err
+	}
+	return s.installFlannelPlugin(n)
 }
 
 // bringWeft runs agent and controller as plain processes, and waits until every node serves.
@@ -89,13 +92,17 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 		if err := s.nameServers(n); err != nil {
 			return err
 		}
+		if s.lab.RunsFlanneld(n.Name) {
+			g.Go(func() error { return s.bringFlanneld(ctx, n, kubeconfig) })
+			continue
+		}
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
 				Argv: s.space(n.Name).Enter(append([]string{
 					weft, "agent", "--kubeconfig=" + kubeconfig, "--node-name=" + n.Name, "--datapath=" + string(s.lab.Datapath), "--profiling",
 					"--resolv-conf=" + resolvConf,
-				}, slices.Concat(s.vpcAgent(), s.cloudAgent())...)...),
+				}, slices.Concat(s.vpcAgent(), s.cloudAgent(), s.flannelAgent())...)...),
 				Env: []string{"NODE_NAME=" + n.Name}, Eager: true,
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },

@@ -64,6 +64,8 @@ type Options struct {
 type State struct {
 	// Networks are the ranges of all pods, and Subnets those of this node's, IPv4 first; invalid where the network lacks the family.
 	Networks, Subnets [2]netip.Prefix
+	// TunnelPort is the UDP port at which nodes take each other's packets unauthenticated; 0: there is none.
+	TunnelPort uint16
 	// MTU is that of pods' interfaces, and Masq says that the node masquerades what leaves the network.
 	MTU  int
 	Masq bool
@@ -352,7 +354,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	if d.options.Established != nil {
 		d.options.Established(State{
 			Networks: [2]netip.Prefix{config.Network, config.IPv6Network}, Subnets: [2]netip.Prefix{own.Subnet, own.Subnet6},
-			MTU: p.view.MTU(), Masq: flags.Masq,
+			MTU: p.view.MTU(), Masq: flags.Masq, TunnelPort: tunnelPort(config),
 		})
 	}
 	d.wait("setting the node's condition")
@@ -360,4 +362,19 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 		return fmt.Errorf("set the node's condition: %w", err)
 	}
 	return nil
+}
+
+// kernelPort is the kernel's default port of VXLAN.
+const kernelPort = 8472
+
+func tunnelPort(config netconf.Config) uint16 {
+	b, ok := config.Backend.(netconf.VXLAN)
+	switch {
+	case !ok:
+		return 0
+	case b.Port == 0:
+		return kernelPort
+	default:
+		return b.Port
+	}
 }

@@ -119,6 +119,7 @@ type bridge struct {
 	MTU                                  int
 	Routes                               []route
 	Ranges                               []netip.Prefix
+	TunnelPort                           uint16
 	network, dataDir, cacheDir, delegate string
 }
 
@@ -196,7 +197,7 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	b := &bridge{
 		Name: cmp.Or(d.Bridge, defaultBridge), Gateway: d.IsGateway || d.IsDefaultGateway, Default: d.IsDefaultGateway, Hairpin: d.HairpinMode,
 		Promisc: d.PromiscMode, MTU: d.MTU, network: c.plugin.Name, dataDir: cmp.Or(d.IPAM.DataDir, defaultDataDir),
-		cacheDir: c.plugin.DataDir, delegate: string(raw),
+		cacheDir: c.plugin.DataDir, delegate: string(raw), TunnelPort: state.TunnelPort,
 	}
 	for _, set := range d.IPAM.Ranges {
 		for _, r := range set {

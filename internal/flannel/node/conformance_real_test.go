@@ -60,7 +60,7 @@ func dual() daemon.State {
 	return daemon.State{
 		Networks: [2]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")},
 		Subnets:  [2]netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd00:244:0:3::/64")},
-		MTU:      1430, Masq: true,
+		MTU:      1430, Masq: true, TunnelPort: 8472,
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -45,6 +46,8 @@ func portRules() items {
 		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
 			pass(nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
+			toLoopback(nftnl.IPDestination, netip.MustParsePrefix("127.0.0.0/8")),
+			toLoopback(nftnl.IP6Destination, netip.MustParsePrefix("::1/128")),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
 			pass(nftnl.In(setPods4, ofPod4...)),
@@ -53,6 +56,13 @@ func portRules() items {
 			{Counter: true, Verdict: nftnl.Drop(), Owner: "not the MAC and address of the port"},
 		}},
 	)
+}
+
+// toLoopback drops what is for the node's loopback addresses, which is never valid on a link (RFC 1122, 3.2.1.3).
+func toLoopback(field nftnl.Field, loopback netip.Prefix) nftnl.Rule {
+	return nftnl.Rule{
+		Matches: []nftnl.Match{nftnl.Is(field, nftnl.Prefix(loopback))}, Counter: true, Verdict: nftnl.Drop(), Owner: "for a loopback address",
+	}
 }
 
 // Types of ICMPv6 messages that only a router sends (RFC 4861).
@@ -111,33 +121,23 @@ func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: ho
 
 // hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
 // bridge is.
-func hostRules() map[nft.Key]nft.Item {
+//
+// Pods are kept from the tunnel port of every node: their packets would leave with their node's address, and be taken for the node's.
+func hostRules(b *bridge) map[nft.Key]nft.Item {
 	const chain = "prerouting"
+	rules := []nft.Rule{{Text: "iifgroup 78 drop", Owner: string(owner)}}
+	if b.TunnelPort != 0 {
+		rules = append(rules, nft.Rule{Text: fmt.Sprintf("iifname %q udp dport %d drop", b.Name, b.TunnelPort), Owner: string(owner)})
+	}
 	out := map[nft.Key]nft.Item{}
 	for _, item := range []nft.Item{
 		&nft.Table{Family: nft.FamilyInet, Name: hostTable},
 		&nft.Chain{
 			Family: nft.FamilyInet, Table: hostTable, Name: chain, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw,
 		},
-		&nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: chain, Rules: []nft.Rule{
-			{Text: "iifgroup 78 drop", Owner: string(owner)},
-		}},
+		&nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: chain, Rules: rules},
 	} {
 		out[item.Key()] = item
-	}
-	return out
-}
-
-// passages are the packets that others' rules have to let pass.
-func passages(b *bridge) []nft.Passage {
-	var out []nft.Passage
-	for _, r := range b.Ranges {
-		family := nft.FamilyIPv4
-		if r.Addr().Is6() {
-			family = nft.FamilyIPv6
-		}
-		out = append(out, nft.Passage{Family: family, Hook: nft.HookForward, InDevice: b.Name},
-			nft.Passage{Family: family, Hook: nft.HookForward, OutDevice: b.Name})
 	}
 	return out
 }

@@ -147,17 +147,15 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return fmt.Errorf("program table bridge %s: %w", portsTable, err)
 	}
 	node := n.opts.Node
-	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules()}); err != nil {
+	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", hostTable, err)
 	}
 	links[owner] = n.bridgeItems(b)
+	// Others' rules are not opened (Node.Pass): the judge's table drops as well, and would be taken for another program's.
 	if err := node.Links.Start(ctx, links); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)
 	}
-	if node.Pass == nil {
-		return nil
-	}
-	return node.Pass(ctx, Name, passages(b))
+	return nil
 }
 
 // bridgeItems returns the bridge. It keeps the addresses of former subnets while pods of them run.

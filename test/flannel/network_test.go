@@ -1,0 +1,96 @@
+//go:build lab
+
+package flannel
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"weft.dev/weft/internal/flannel/flanneltest"
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/matrix"
+	"weft.dev/weft/lab/plan"
+)
+
+// ping reports whether one pod's ICMP echo is answered by another.
+func ping(ctx context.Context, from, to *lab.Pod) error {
+	_, err := output(ctx, from.Enter("ping", "-n", "-c", "1", "-W", "1", to.IPs[0].String())...)
+	return err
+}
+
+func addPod(ctx context.Context, t *testing.T, c *lab.Cluster, node, name string) *lab.Pod {
+	t.Helper()
+	pod, err := c.AddPod(ctx, lab.PodSpec{Node: node, Namespace: "default", Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// TestNetwork: in a cluster of nodes without Open vSwitch everything that must be reached is, by the addresses that it must be, and what a pod
+// sends in another's name goes nowhere. A NetworkPolicy closes what it isolates.
+func TestNetwork(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c := up(ctx, t, lab.Config{Name: "flannet", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, KubeProxy: true})
+	report, err := matrix.Run(ctx, c, matrix.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.AsItMust {
+		var table bytes.Buffer
+		_ = report.Table(&table)
+		t.Errorf("the matrix is not as it must be:\n%s", &table)
+	}
+	near, far := addPod(ctx, t, c, "n1", "near"), addPod(ctx, t, c, "n2", "far")
+	eventually(ctx, t, "without a policy", func() error { return ping(ctx, near, far) })
+	k, err := c.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	deny := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"},
+		Spec:       networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
+	}
+	if _, err := k.NetworkingV1().NetworkPolicies("default").Create(ctx, deny, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "with a policy that allows nothing", func() error {
+		if ping(ctx, near, far) == nil {
+			return fmt.Errorf("%s reaches %s", near.Name, far.Name)
+		}
+		return nil
+	})
+	if err := k.NetworkingV1().NetworkPolicies("default").Delete(ctx, "deny", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "when the policy is gone", func() error { return ping(ctx, near, far) })
+	for _, pod := range []*lab.Pod{near, far} {
+		if err := c.DelPod(ctx, pod); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := c.Crashed(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBesideFlanneld: pods of a node with Weft's agent and of one with the original flanneld and its plugin reach each other.
+func TestBesideFlanneld(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	flanneltest.Flanneld(t) // the lab takes both from where this puts them
+	flanneltest.Plugin(t)
+	c := up(ctx, t, lab.Config{Name: "flanmix", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, Flanneld: "n2"})
+	weft, flannel := addPod(ctx, t, c, "n1", "weft"), addPod(ctx, t, c, "n2", "flannel")
+	eventually(ctx, t, "from Weft's pod to flanneld's", func() error { return ping(ctx, weft, flannel) })
+	eventually(ctx, t, "from flanneld's pod to Weft's", func() error { return ping(ctx, flannel, weft) })
+	if err := c.Crashed(ctx); err != nil {
+		t.Error(err)
+	}
+}
