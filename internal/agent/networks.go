@@ -100,7 +100,11 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 		if object.Namespaced {
 			scope = meta.RESTScopeNamespace
 		}
-		mapper.Add(gvk, scope)
+		if object.Resource == "" {
+			mapper.Add(gvk, scope)
+		} else {
+			mapper.AddSpecific(gvk, gvk.GroupVersion().WithResource(object.Resource), gvk.GroupVersion().WithResource(object.Resource), scope)
+		}
 		watched := object.By
 		watched.Transform = object.Strip
 		if object.Strip == nil {

@@ -101,6 +101,8 @@ type Object struct {
 	// Kind is an empty object of the kind, and By how it is watched: selectors, namespaces. Zero: all of them.
 	Kind client.Object
 	By   ctrlcache.ByObject
+	// Resource is the kind's resource, where it is not the plural of the kind in lower case.
+	Resource string
 	// Namespaced says that its objects are in namespaces.
 	Namespaced bool
 	// Strip removes what the network does not read from the object; nil keeps all of it.
