@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -138,7 +139,7 @@ func CheckMachine(cfg Config) error {
 		want = append(append(want[:0:0], want...), kubeletPackages...)
 	}
 	if cfg.VPC || cfg.OpenStack != "" {
-		want = append(want[:len(want):len(want)], vpcPackages...)
+		want = append(slices.Clip(want), vpcPackages...)
 	}
 	var programs, pkgs []string
 	for _, w := range want {

@@ -145,6 +145,25 @@ func AddToScheme(parts []Part, scheme *runtime.Scheme) error {
 
 // Cached returns what the cache keeps of the parts' objects: the union of what they select.
 func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.ByObject, error) {
+	byKind, err := joined(parts, scheme)
+	if err != nil {
+		return nil, err
+	}
+	options := map[client.Object]ctrlcache.ByObject{}
+	for _, c := range byKind {
+		if c.object.Keep != nil || c.object.Label != nil || c.object.Field != nil || c.object.Namespace != "" {
+			by := ctrlcache.ByObject{Transform: c.object.Keep, Label: c.object.Label, Field: c.object.Field}
+			if c.object.Namespace != "" {
+				by.Namespaces = map[string]ctrlcache.Config{c.object.Namespace: {}}
+			}
+			options[c.object.Kind] = by
+		}
+	}
+	return options, nil
+}
+
+// joined returns what is cached of each kind for all parts.
+func joined(parts []Part, scheme *runtime.Scheme) (map[string]cached, error) {
 	byKind := map[string]cached{}
 	for _, part := range parts {
 		for _, object := range part.Objects {
@@ -165,17 +184,7 @@ func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.B
 			byKind[kind] = now
 		}
 	}
-	options := map[client.Object]ctrlcache.ByObject{}
-	for _, c := range byKind {
-		if c.object.Keep != nil || c.object.Label != nil || c.object.Field != nil || c.object.Namespace != "" {
-			by := ctrlcache.ByObject{Transform: c.object.Keep, Label: c.object.Label, Field: c.object.Field}
-			if c.object.Namespace != "" {
-				by.Namespaces = map[string]ctrlcache.Config{c.object.Namespace: {}}
-			}
-			options[c.object.Kind] = by
-		}
-	}
-	return options, nil
+	return byKind, nil
 }
 
 // cached is what a part caches of a kind.

@@ -274,7 +274,7 @@ func TestWrongObjects(t *testing.T) {
 		`spec.egress[1].type: "AllowX": it is Allow or Deny`:                                                               rule("AllowX", "0.0.0.0/0", ""),
 		"spec.egress[1].to: exactly one of cidrSelector and dnsName":                                                       rule("Allow", "", ""),
 		"spec.egress[1].to: exactly one":                                                                                   rule("Allow", "0.0.0.0/0", "a.example"),
-		`spec.egress[1].to.cidrSelector: "2001:db8::/32" is not an IPv4 range`:                                                 rule("Allow", "2001:db8::/32", ""),
+		`spec.egress[1].to.cidrSelector: "2001:db8::/32" is not an IPv4 range`:                                             rule("Allow", "2001:db8::/32", ""),
 		`spec.egress[1].to.dnsName: "*.example": letters, digits, hyphens and dots are possible, and no wildcards`:         rule("Allow", "", "*.example"),
 		`spec.egress[1].to.dnsName: "192.0.2.7" is an address: write cidrSelector: 192.0.2.7/32`:                           rule("Deny", "", "192.0.2.7"),
 		`spec.egress[1].to.dnsName: "a..example": the parts between dots have 1 to 63 characters`:                          rule("Deny", "", "a..example"),

@@ -31,7 +31,7 @@ func NewConntrack(path string) (*Conntrack, error) {
 		if space, err = netns.GetFromPath(path); err != nil {
 			return nil, fmt.Errorf("network namespace %s: %w", path, err)
 		}
-		defer space.Close()
+		defer func() { _ = space.Close() }() // the sockets stay in the namespace
 	}
 	handle, err := netlink.NewHandleAt(space, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
 	if err != nil {

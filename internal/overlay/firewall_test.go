@@ -170,7 +170,7 @@ func TestFirewallsAskAnew(t *testing.T) {
 		l.guard(t, map[string]*egressfirewall.Firewall{"a": step.firewall})
 		d.want(t, step.what, step.times)
 	}
-	if !l.Network.purges.Pending() {
+	if !l.purges.Pending() {
 		t.Error("the datapath may go by old flows for ever")
 	}
 }

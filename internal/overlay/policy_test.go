@@ -107,7 +107,7 @@ func TestIsolationComesFirst(t *testing.T) {
 		added <- err
 	}()
 	eventually(t, "the ADD waits for its pod", func() bool {
-		return l.Network.enforcer.Attached() == 1
+		return l.enforcer.Attached() == 1
 	})
 	l.policies(t, policyPod("other", web))
 	if got := l.opens(t, req); got != "closed" {
@@ -133,7 +133,7 @@ func TestUnknownPodStaysClosed(t *testing.T) {
 		added <- err
 	}()
 	eventually(t, "the ADD waits for its pod", func() bool {
-		return l.Network.enforcer.Attached() == 1
+		return l.enforcer.Attached() == 1
 	})
 	cancel()
 	var failed *cni.Error
@@ -141,8 +141,8 @@ func TestUnknownPodStaysClosed(t *testing.T) {
 		t.Errorf("the ADD ends with %v, want that it is to be tried again, and the pod", err)
 	}
 	l.settled(t)
-	if got := l.opens(t, req); got != "closed" || l.Network.enforcer.Attached() > 0 {
-		t.Errorf("the port is %s, and %d pods are attached", got, l.Network.enforcer.Attached())
+	if got := l.opens(t, req); got != "closed" || l.enforcer.Attached() > 0 {
+		t.Errorf("the port is %s, and %d pods are attached", got, l.enforcer.Attached())
 	}
 }
 

@@ -180,7 +180,7 @@ const nodesRemote = "db:OVN_Southbound,SB_Global,connections"
 
 // closeGate takes the southbound database away from the nodes. A server that does not run serves none.
 func (o Options) closeGate(ctx context.Context) error {
-	if answers(ctx, o.control(SouthboundDB)) != nil {
+	if stopped := answers(ctx, o.control(SouthboundDB)) != nil; stopped {
 		return nil
 	}
 	remotes, err := o.appctl(ctx, "ovsdb-server/list-remotes")

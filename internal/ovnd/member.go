@@ -178,7 +178,7 @@ func (m *Member) locate(ctx context.Context) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("Node %s: %w", m.options.Node, errNoAddress)
+	return fmt.Errorf("address of Node %s: %w", m.options.Node, errNoAddress)
 }
 
 var (

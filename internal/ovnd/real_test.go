@@ -202,12 +202,11 @@ var errNotYet = errors.New("not yet")
 
 // closed fails unless nobody can connect to the southbound database's port.
 func (s *stage) closed() error {
-	conn, err := net.Dial("tcp4", netip.AddrPortFrom(s.options.Address, s.options.SouthboundPort).String())
-	if err != nil {
-		return nil
+	conn, refused := net.Dial("tcp4", netip.AddrPortFrom(s.options.Address, s.options.SouthboundPort).String())
+	if refused == nil {
+		return errors.Join(errors.New("the southbound database is served"), conn.Close())
 	}
-	_ = conn.Close()
-	return errors.New("the southbound database is served")
+	return nil
 }
 
 // complete marks the northbound database as the controller does, over TLS.

@@ -172,7 +172,7 @@ func TestPortsAhead(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range slices.Concat(first, second) {
 		checkPort(ctx, t, c, &p)
-		addr := strings.Split(p.Spec.Addresses[0].Address, "/")[0]
+		addr, _, _ := strings.Cut(p.Spec.Addresses[0].Address, "/")
 		if seen[addr] || p.Spec.Active {
 			t.Errorf("port %s: its address is another network's on the node, or it is active unplugged: %+v", p.Name, p.Spec)
 		}

@@ -65,7 +65,8 @@ func (i Item) variables() []string {
 func text(v interface {
 	IsValid() bool
 	String() string
-}) string {
+},
+) string {
 	if !v.IsValid() {
 		return ""
 	}
@@ -161,7 +162,7 @@ func (e *Engine) each(ctx context.Context, name, command string, item Item) erro
 	}
 	output, err := run(ctx, command, item.variables(), item.Input)
 	if err != nil {
-		return fmt.Errorf("Backend.%s for %s: %w", name, strings.TrimSpace(text(item.Subnet)+" "+text(item.Subnet6)), err)
+		return fmt.Errorf("command Backend.%s for %s: %w", name, strings.TrimSpace(text(item.Subnet)+" "+text(item.Subnet6)), err)
 	}
 	e.log.Debug("command has run", "command", name, "subnet", item.Subnet, "output", output)
 	return nil

@@ -3,6 +3,7 @@ package extension_test
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -51,9 +52,7 @@ func TestCommands(t *testing.T) {
 	hostile := "$(touch /nowhere) `id`; $SUBNET"
 	set := map[extension.Key]extension.Item{}
 	for _, l := range []lease.Lease{peer("7", hostile), peer("66", "x")} {
-		for key, item := range extension.Compile(b, l) {
-			set[key] = item
-		}
+		maps.Copy(set, extension.Compile(b, l))
 	}
 	if len(set) != 2 {
 		t.Fatal(set)

@@ -45,8 +45,11 @@ func TestWireGuardPeer(t *testing.T) {
 		{"ipv4", netconf.ModeIPv4, nil, []string{key + "flannel-wg endpoint 192.0.2.2:51820" + both}, ""},
 		{"ipv6: flanneld advertises 51821 and listens on 51820", netconf.ModeIPv6, nil, []string{key + "flannel-wg endpoint [2001:db8::2]:51820" + both}, ""},
 		{"auto with a public IPv4 address", netconf.ModeAuto, nil, []string{key + "flannel-wg endpoint 192.0.2.2:51820" + both}, ""},
-		{"auto with a private IPv4 address", netconf.ModeAuto, func(_ *fabric.View, l *lease.Lease) { l.PublicIP = netip.MustParseAddr("10.0.0.2") },
-			[]string{key + "flannel-wg endpoint [2001:db8::2]:51820" + both}, ""},
+		{
+			"auto with a private IPv4 address", netconf.ModeAuto, func(_ *fabric.View, l *lease.Lease) { l.PublicIP = netip.MustParseAddr("10.0.0.2") },
+			[]string{key + "flannel-wg endpoint [2001:db8::2]:51820" + both},
+			"",
+		},
 		{"auto, own IPv6 address private", netconf.ModeAuto, func(v *fabric.View, l *lease.Lease) {
 			l.PublicIP, v.Uplink.Public6 = netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::1")
 		}, []string{key + "flannel-wg endpoint 10.0.0.2:51820" + both}, ""},

@@ -46,7 +46,7 @@ const binVariable = "WEFT_LAB_BIN"
 
 // Main builds Weft's programs into a folder of their own, gives it to use, and runs the tests. It returns what TestMain exits with.
 func Main(m *testing.M, use func(bin string), programs ...string) int {
-	if bin := os.Getenv(binVariable); bin != "" {
+	if bin := os.Getenv(binVariable); bin != "" { //nolint:forbidigo // one folder for every test of a run
 		use(bin)
 		return m.Run()
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 
 	"weft.dev/weft/internal/flannel/daemon"
@@ -59,9 +60,7 @@ func parseConf(text []byte) (*conf, error) {
 		return nil, errors.New("cni-conf.json has no plugin of type flannel")
 	}
 	entry := map[string]json.RawMessage{}
-	for key, value := range c.chain[c.at] {
-		entry[key] = value
-	}
+	maps.Copy(entry, c.chain[c.at])
 	entry["name"], entry["cniVersion"] = c.list["name"], cmpRaw(c.list["cniVersion"], `"0.1.0"`)
 	raw, err := json.Marshal(entry)
 	if err != nil {
@@ -89,9 +88,7 @@ func (c *conf) conflist(add map[string]string) ([]byte, error) {
 	chain := make([]map[string]json.RawMessage, len(c.chain))
 	for i, entry := range c.chain {
 		chain[i] = map[string]json.RawMessage{}
-		for key, value := range entry {
-			chain[i][key] = value
-		}
+		maps.Copy(chain[i], entry)
 	}
 	for key, value := range add {
 		raw, err := json.Marshal(value)

@@ -151,7 +151,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	if err != nil {
 		return nil, nil, err
 	}
-	judge, err := newEnforced(n.Name, c.bridgeName(), &deps)
+	judge, err := newEnforced(n.Name, c.bridgeName(), &deps) //nolint:contextcheck // its reports outlive ctx
 	if err != nil {
 		return nil, nil, err
 	}

@@ -43,8 +43,11 @@ func serve(t *testing.T, s *stage) *lifecycle.Handler {
 	go func() { done <- runner.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		<-done
-		<-done
+		for range 2 {
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
 		leave()
 		_ = store.Close()
 	})

@@ -108,13 +108,14 @@ func (w *WireGuard) Equal(other Item) bool {
 
 // String implements Item.
 func (w *WireGuard) String() string {
-	words := fmt.Sprintf("wireguard %s listen-port %d mtu %d", w.Name, w.Port, w.MTU)
+	var words strings.Builder
+	fmt.Fprintf(&words, "wireguard %s listen-port %d mtu %d", w.Name, w.Port, w.MTU)
 	for _, address := range w.Addresses {
 		if address.IsValid() {
-			words += " inet " + address.String()
+			words.WriteString(" inet " + address.String())
 		}
 	}
-	return words
+	return words.String()
 }
 
 func (w *WireGuard) shape() shape {

@@ -185,7 +185,8 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 		return
 	default:
 	}
-	purpose, actions := v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": ", []openflow.Action(nil)
+	purpose := v.Protocol.String() + " port " + strconv.Itoa(int(v.Port)) + ": "
+	var actions []openflow.Action
 	if v.Verdict == service.Wake {
 		purpose, actions = purpose+"the Service is idled: a new connection is reported to the agent", wake(v, priority)
 	} else {

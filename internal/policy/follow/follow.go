@@ -35,13 +35,23 @@ type Mark interface {
 	Done(err error)
 }
 
+// noMark notes nothing.
 type noMark struct{}
 
-func (noMark) Begin()        {}
-func (noMark) End()          {}
+// Begin implements Mark.
+func (noMark) Begin() {}
+
+// End implements Mark.
+func (noMark) End() {}
+
+// Saw implements Mark.
 func (noMark) Saw(any, bool) {}
-func (noMark) Take()         {}
-func (noMark) Done(error)    {}
+
+// Take implements Mark.
+func (noMark) Take() {}
+
+// Done implements Mark.
+func (noMark) Done(error) {}
 
 // Follower follows NetworkPolicies, pods and namespaces. New returns one.
 type Follower struct {

@@ -255,7 +255,7 @@ func serve(t *testing.T, space string) {
 		if err != nil {
 			return err
 		}
-		t.Cleanup(func() { c.Close() })
+		t.Cleanup(func() { _ = c.Close() })
 		go func() {
 			data := make([]byte, 64)
 			for {

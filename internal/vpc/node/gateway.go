@@ -42,12 +42,12 @@ type natGateway struct {
 }
 
 // openGateway opens the engine of the gateway's namespace.
-func openGateway(n *node.Node, rec *attach.Record) (*natGateway, error) {
+func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGateway, error) {
 	engine, err := nft.NewEngine(nft.Options{Netns: rec.Netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
 	if err != nil {
 		return nil, fmt.Errorf("NAT gateway %s: %w", gatewayOf(rec), err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	g := &natGateway{
 		name: gatewayOf(rec), rec: *rec, node: n, serial: make(chan struct{}, 1),
 		loop: reconcile.NewLoop[nft.Key, nft.Item](engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft of NAT gateway " + gatewayOf(rec)}),

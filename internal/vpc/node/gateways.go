@@ -119,7 +119,7 @@ func (g *gateways) compile(ctx context.Context) (*nat.Network, error) {
 }
 
 // get returns the gateway of an attachment, opened.
-func (g *gateways) get(rec *attach.Record) (*natGateway, error) {
+func (g *gateways) get(ctx context.Context, rec *attach.Record) (*natGateway, error) {
 	g.mu.Lock()
 	have, closed := g.open[rec.Key()], g.closed[rec.Key()]
 	g.mu.Unlock()
@@ -129,7 +129,7 @@ func (g *gateways) get(rec *attach.Record) (*natGateway, error) {
 	case have != nil && have.rec.Netns == rec.Netns:
 		return have, nil
 	}
-	made, err := openGateway(g.node, rec)
+	made, err := openGateway(ctx, g.node, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (g *gateways) get(rec *attach.Record) (*natGateway, error) {
 	if other := g.open[rec.Key()]; g.closed[rec.Key()] || other != nil && other.rec.Netns == rec.Netns { // another call was faster
 		g.mu.Unlock()
 		made.close()
-		return g.get(rec)
+		return g.get(ctx, rec)
 	}
 	g.open[rec.Key()] = made
 	g.mu.Unlock()
@@ -164,7 +164,7 @@ func (g *gateways) connect(ctx context.Context, rec *attach.Record) error {
 	g.mu.Lock()
 	delete(g.closed, rec.Key())
 	g.mu.Unlock()
-	made, err := g.get(rec)
+	made, err := g.get(ctx, rec)
 	if err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func (g *gateways) step(ctx context.Context) error {
 		if want == nil || want.Problem != (nat.Problem{}) {
 			continue // it goes on with what it has; the controller says why
 		}
-		made, err := g.get(&rec)
+		made, err := g.get(ctx, &rec)
 		if err == nil {
 			err = made.program(ctx, want)
 		}

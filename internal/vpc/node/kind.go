@@ -44,10 +44,16 @@ func Kind(options Options) network.Kind {
 		Bind: b.bind, Bindings: []client.Object{&kubeovn.Vpc{}, &kubeovn.Subnet{}, &kubeovn.VpcNatGateway{}},
 		Care: Care(), Scheme: kubeovn.AddToScheme, ClosedPorts: []uint16{GenevePort},
 		Objects: []network.Object{
-			{Kind: &kubeovn.Vpc{}}, {Kind: &kubeovn.Subnet{}}, {Kind: &kubeovn.VpcNatGateway{}, Resource: "vpc-nat-gateways"}, {Kind: &kubeovn.IP{}, By: here},
-			{Kind: &kubeovn.IptablesEIP{}, Resource: "iptables-eips"}, {Kind: &kubeovn.IptablesSnatRule{}, Resource: "iptables-snat-rules"},
-			{Kind: &kubeovn.IptablesDnatRule{}, Resource: "iptables-dnat-rules"}, {Kind: &kubeovn.IptablesFIPRule{}, Resource: "iptables-fip-rules"},
-			{Kind: nat.Definition(), Resource: "network-attachment-definitions", Namespaced: true}, {Kind: &corev1.Pod{}, Namespaced: true},
+			{Kind: &kubeovn.Vpc{}},
+			{Kind: &kubeovn.Subnet{}},
+			{Kind: &kubeovn.VpcNatGateway{}, Resource: "vpc-nat-gateways"},
+			{Kind: &kubeovn.IP{}, By: here},
+			{Kind: &kubeovn.IptablesEIP{}, Resource: "iptables-eips"},
+			{Kind: &kubeovn.IptablesSnatRule{}, Resource: "iptables-snat-rules"},
+			{Kind: &kubeovn.IptablesDnatRule{}, Resource: "iptables-dnat-rules"},
+			{Kind: &kubeovn.IptablesFIPRule{}, Resource: "iptables-fip-rules"},
+			{Kind: nat.Definition(), Resource: "network-attachment-definitions", Namespaced: true},
+			{Kind: &corev1.Pod{}, Namespaced: true},
 		},
 		New: func(_ context.Context, n *node.Node, deps network.Deps) (network.Network, network.Runner, error) {
 			made := New(n, deps, options)

@@ -176,7 +176,7 @@ func TestGatewayOrders(t *testing.T) {
 	}
 	first.settle(t)
 	wantRows, want := first.ports(), first.conditions()
-	for _, line := range strings.Split(want, "\n") {
+	for line := range strings.SplitSeq(want, "\n") {
 		if !strings.Contains(line, "ready=true") {
 			t.Errorf("not in effect: %s", line)
 		}
@@ -285,35 +285,43 @@ func TestBadGatewayObjects(t *testing.T) {
 		},
 		"an EIP outside": {
 			func(w *world) { w.eip("bad", 20, "192.168.7.7") },
-			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions }, []string{"Invalid", "spec.v4ip", "192.168.100.0/24"},
+			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions },
+			[]string{"Invalid", "spec.v4ip", "192.168.100.0/24"},
 		},
 		"an EIP that is taken": {
 			func(w *world) { w.eip("bad", 20, "192.168.100.230") },
-			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions }, []string{"Conflict", "spec.v4ip", "eip1"},
+			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions },
+			[]string{"Conflict", "spec.v4ip", "eip1"},
 		},
 		"an EIP of no gateway": {
 			func(w *world) { w.eip("bad", 20, "192.168.100.240").Spec.NatGwDp = "none" },
-			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions }, []string{"Missing", "spec.natGwDp", `"none"`},
+			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions },
+			[]string{"Missing", "spec.natGwDp", `"none"`},
 		},
 		"an EIP of another external Subnet": {
 			func(w *world) { w.eip("bad", 20, "").Spec.ExternalSubnet = "net1" },
-			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions }, []string{"Invalid", "spec.externalSubnet", "net1"},
+			func(w *world) []metav1.Condition { return w.eips["bad"].Status.Conditions },
+			[]string{"Invalid", "spec.externalSubnet", "net1"},
 		},
 		"a second FIP on an EIP": {
 			func(w *world) { w.fip("bad", 20, "eip3", "10.0.1.9") },
-			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions }, []string{"Conflict", "fip01"},
+			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions },
+			[]string{"Conflict", "fip01"},
 		},
 		"FIP on an EIP with a port forward": {
 			func(w *world) { w.fip("bad", 20, "eip1", "10.0.1.9") },
-			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions }, []string{"Conflict", "web"},
+			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions },
+			[]string{"Conflict", "web"},
 		},
 		"a rule of no EIP": {
 			func(w *world) { w.fip("bad", 20, "none", "10.0.1.9") },
-			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions }, []string{"Missing", "spec.eip", `"none"`},
+			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions },
+			[]string{"Missing", "spec.eip", `"none"`},
 		},
 		"an address that is none": {
 			func(w *world) { w.fip("bad", 20, "eip2", "$(reboot)") },
-			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions }, []string{"Invalid", "spec.internalIp"},
+			func(w *world) []metav1.Condition { return w.fips["bad"].Status.Conditions },
+			[]string{"Invalid", "spec.internalIp"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

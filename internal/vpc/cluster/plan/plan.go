@@ -209,15 +209,7 @@ func (c *compiler) admitSubnets() {
 			s.reason, s.message = c.obstacle(s)
 		}
 		if s.reason == "" {
-			pool, err := ipam.NewSubnetPool(s.value.Prefix, s.value.Gateway, s.value.Excludes)
-			if err != nil {
-				s.reason, s.message = kubeovn.ReasonInvalid, "spec.cidrBlock: "+err.Error()
-			} else {
-				s.pool, s.exists = pool, slices.Contains(s.object.Finalizers, kubeovn.Finalizer)
-				if last, err := netip.ParseAddr(s.object.Status.LastIP); err == nil {
-					pool.Resume(last)
-				}
-			}
+			s.open()
 		}
 		b := &binding.Subnet{Subnet: s.value, Age: s.age, Broken: s.message}
 		if v := c.vpcs[s.value.VPC]; v != nil {
@@ -233,6 +225,19 @@ func (c *compiler) admitSubnets() {
 		if b := c.plan.Bindings[spec.Subnet]; b != nil && b.VPC == spec.Vpc {
 			b.Gateways = append(b.Gateways, nat.PodName(c.Gateways[i].Name))
 		}
+	}
+}
+
+// open makes the subnet's pool of addresses, which goes on after the address given last.
+func (s *subnet) open() {
+	pool, err := ipam.NewSubnetPool(s.value.Prefix, s.value.Gateway, s.value.Excludes)
+	if err != nil {
+		s.reason, s.message = kubeovn.ReasonInvalid, "spec.cidrBlock: "+err.Error()
+		return
+	}
+	s.pool, s.exists = pool, slices.Contains(s.object.Finalizers, kubeovn.Finalizer)
+	if last, err := netip.ParseAddr(s.object.Status.LastIP); err == nil {
+		pool.Resume(last)
 	}
 }
 
