@@ -582,31 +582,32 @@ func (n *networks) configure(ctx context.Context, e *engines) error {
 			return n.configureOverlay(ctx, e)
 		}
 		at := slices.IndexFunc(n.kinds, func(k *kind) bool { return k.Name == standard })
-		if at < 0 {
-			return nil
+		if at < 0 || n.kinds[at].CNI.Content == nil {
+			return nil // there is none, or it brings no configuration
 		}
-		k := n.kinds[at]
-		if _, running, err := k.state(); !running || err != nil {
+		if _, running, err := n.kinds[at].state(); !running || err != nil {
 			return nil //nolint:nilerr // it wakes this when that is over
 		}
-		if k.CNI.Content == nil {
-			return nil // it brings none
-		}
-		data, err := k.CNI.Content()
-		if err != nil {
-			return fmt.Errorf("CNI configuration of network %s: %w", k.Name, err)
-		}
-		if path := filepath.Join(n.agent.opts.CNIConfDir, k.CNI.Name); !isThere(path, data, confMode) {
-			if err := writeAtomically(path, data, confMode); err != nil {
-				return err
-			}
-		}
-		n.agent.configured.Store(false)
-		if err := n.withdrawConf(k.CNI.Name); err != nil {
+		return n.configureKind(ctx, e, n.kinds[at])
+	})
+}
+
+// configureKind makes a network's configuration the node's.
+func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error {
+	data, err := k.CNI.Content()
+	if err != nil {
+		return fmt.Errorf("CNI configuration of network %s: %w", k.Name, err)
+	}
+	if path := filepath.Join(n.agent.opts.CNIConfDir, k.CNI.Name); !isThere(path, data, confMode) {
+		if err := writeAtomically(path, data, confMode); err != nil {
 			return err
 		}
-		return n.agent.tellReady(ctx, e.firewall.warning())
-	})
+	}
+	n.agent.configured.Store(false)
+	if err := n.withdrawConf(k.CNI.Name); err != nil {
+		return err
+	}
+	return n.agent.tellReady(ctx, e.firewall.warning())
 }
 
 // configureOverlay makes the overlay's configuration the node's.

@@ -29,8 +29,10 @@ func TestRealForeignRanges(t *testing.T) {
 	engine := newEngine(t, netns, true)
 	four, six := netip.MustParsePrefix("10.5.0.0/16"), netip.MustParsePrefix("fd00:5::/48")
 	passages := []nft.Passage{
-		{Family: nft.FamilyIPv4, Hook: nft.HookForward, Source: four}, {Family: nft.FamilyIPv4, Hook: nft.HookForward, Destination: four},
-		{Family: nft.FamilyIPv6, Hook: nft.HookForward, Source: six}, {Family: nft.FamilyIPv6, Hook: nft.HookForward, Destination: six},
+		{Family: nft.FamilyIPv4, Hook: nft.HookForward, Source: four},
+		{Family: nft.FamilyIPv4, Hook: nft.HookForward, Destination: four},
+		{Family: nft.FamilyIPv6, Hook: nft.HookForward, Source: six},
+		{Family: nft.FamilyIPv6, Hook: nft.HookForward, Destination: six},
 	}
 	look := func() (map[nft.Key]nft.Item, []string) {
 		t.Helper()

@@ -87,13 +87,13 @@ func TestPolicyProblems(t *testing.T) {
 	l.policies(t, change("web", sctp, nil))
 	heard.want(t, "SCTP on the userspace datapath", "SCTP")
 	l.opening.Lock()
-	l.Network.enforcer.TracksSCTP(true)
+	l.enforcer.TracksSCTP(true)
 	l.opening.Unlock()
 	if due := l.PolicyProblems(); len(due) > 0 {
 		t.Errorf("on a datapath that tracks SCTP, told is %v", due)
 	}
 	l.opening.Lock()
-	l.Network.enforcer.TracksSCTP(false)
+	l.enforcer.TracksSCTP(false)
 	l.opening.Unlock()
 	if due := l.PolicyProblems(); len(due) != 1 {
 		t.Errorf("on a datapath that does not track SCTP, told is %v", due)

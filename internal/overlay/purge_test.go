@@ -138,7 +138,7 @@ func TestDatapathAsksSoon(t *testing.T) {
 	eventually(t, "it is tried again", func() bool { times, _ := d.asked(); return times > 1 })
 	d.fail(nil)
 	eventually(t, "it is asked for nothing more", func() bool {
-		return !l.Network.purges.Pending()
+		return !l.purges.Pending()
 	})
 	if _, current := d.asked(); !current {
 		t.Error("the datapath asked for older flows")
@@ -161,7 +161,7 @@ func TestDatapathWaitsForTheSwitch(t *testing.T) {
 		t.Errorf("the switch refuses, and the answer is %v", err)
 	}
 	l.opening.Lock()
-	l.Network.purges.Wake()
+	l.purges.Wake()
 	l.opening.Unlock()
 	eventually(t, "it is tried while the switch refuses", func() bool { times, _ := d.asked(); return times > 0 })
 	if n := l.named(t, addr); n != 1 {

@@ -304,27 +304,30 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 		if _, err := s.kubectl(ctx, "", "wait", "--recursive=false", "--for=condition=Established", "--timeout=120s", "-f", crds); err != nil {
 			return err
 		}
-		if s.lab.VPC {
-			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, "third-party")); err != nil {
+		for folder, wanted := range map[string]bool{"third-party": s.lab.VPC, "stackube": s.lab.OpenStack != ""} {
+			if !wanted {
+				continue
+			}
+			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, folder)); err != nil {
 				return err
 			}
 		}
-		if s.lab.OpenStack != "" {
-			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, "stackube")); err != nil {
-				return err
-			}
-		}
-		if s.lab.Network.Flannel() {
-			if _, err := s.kubectl(ctx, flannelConfig(s.lab), "apply", "-f", "-"); err != nil {
-				return err
-			}
-		}
-		if s.lab.Network == plan.NetworkFlannel {
-			return nil
-		}
-		_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
-		return err
+		return s.configureNetworks(ctx)
 	})
+}
+
+// configureNetworks creates the objects that configure the networks of the lab.
+func (s *Supervisor) configureNetworks(ctx context.Context) error {
+	if s.lab.Network.Flannel() {
+		if _, err := s.kubectl(ctx, flannelConfig(s.lab), "apply", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	if s.lab.Network == plan.NetworkFlannel {
+		return nil
+	}
+	_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
+	return err
 }
 
 func (s *Supervisor) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {

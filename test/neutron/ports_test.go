@@ -22,22 +22,25 @@ import (
 	weftlab "weft.dev/weft/lab/stack/openstack"
 )
 
+// place is a network on a node.
+type place struct{ network, node string }
+
 // portsOn waits for as many NeutronPorts of a network and node as wanted, none of them being deleted.
-func portsOn(ctx context.Context, t *testing.T, kube client.Client, network, node string, want int) []weftv1.NeutronPort {
+func portsOn(ctx context.Context, t *testing.T, kube client.Client, at place, want int) []weftv1.NeutronPort {
 	t.Helper()
 	for {
 		var list weftv1.NeutronPortList
 		if err := kube.List(ctx, &list); err != nil {
 			t.Fatal(err)
 		}
-		found := slices.DeleteFunc(list.Items, func(p weftv1.NeutronPort) bool { return p.Spec.Network.Name != network || p.Spec.Node != node })
+		found := slices.DeleteFunc(list.Items, func(p weftv1.NeutronPort) bool { return p.Spec.Network.Name != at.network || p.Spec.Node != at.node })
 		leaving := slices.ContainsFunc(found, func(p weftv1.NeutronPort) bool { return p.DeletionTimestamp != nil })
 		if len(found) == want && !leaving {
 			return found
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("network %s has %d ports on node %s, want %d: %+v", network, len(found), node, want, found)
+			t.Fatalf("network %s has %d ports on node %s, want %d: %+v", at.network, len(found), at.node, want, found)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -111,12 +114,12 @@ func stage(ctx context.Context, t *testing.T, kube client.Client, tenants ...str
 	}
 }
 
-// runPod makes a pod that the scheduler has put on a node.
-func runPod(ctx context.Context, t *testing.T, kube client.Client, namespace, name, node string) *corev1.Pod {
+// runPod makes pod a, which the scheduler has put on a node.
+func runPod(ctx context.Context, t *testing.T, kube client.Client, namespace, node string) *corev1.Pod {
 	t.Helper()
 	no := false
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a"},
 		Spec: corev1.PodSpec{
 			NodeName: node, AutomountServiceAccountToken: &no, Containers: []corev1.Container{{Name: "c", Image: "none"}},
 		},
@@ -164,11 +167,11 @@ func TestPortsAhead(t *testing.T) {
 	stage(ctx, t, kube, blue, red)
 	n1, n2 := cloudFor.nodes[0], cloudFor.nodes[1]
 
-	pod := runPod(ctx, t, kube, blue, "a", n1.Name)
-	runPod(ctx, t, kube, red, "a", n1.Name)
-	first := portsOn(ctx, t, kube, blue, n1.Name, 3) // one for the pod, two more
-	second := portsOn(ctx, t, kube, red, n1.Name, 3)
-	portsOn(ctx, t, kube, blue, n2.Name, 0)
+	pod := runPod(ctx, t, kube, blue, n1.Name)
+	runPod(ctx, t, kube, red, n1.Name)
+	first := portsOn(ctx, t, kube, place{blue, n1.Name}, 3) // one for the pod, two more
+	second := portsOn(ctx, t, kube, place{red, n1.Name}, 3)
+	portsOn(ctx, t, kube, place{blue, n2.Name}, 0)
 	seen := map[string]bool{}
 	for _, p := range slices.Concat(first, second) {
 		checkPort(ctx, t, c, &p)
@@ -189,7 +192,7 @@ func TestPortsAhead(t *testing.T) {
 
 	orphan := strayPort(ctx, t, c, mine)
 	restartOf(ctx, t, controller, mine.Spec.Network.ID)
-	ports := portsOn(ctx, t, kube, blue, n1.Name, 4)
+	ports := portsOn(ctx, t, kube, place{blue, n1.Name}, 4)
 	if !slices.ContainsFunc(ports, func(p weftv1.NeutronPort) bool { return p.Name == orphan }) {
 		t.Errorf("port %s, which a controller had created before it ended, has no NeutronPort", orphan)
 	}

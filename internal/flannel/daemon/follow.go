@@ -52,19 +52,32 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 			d.rules.Resync()
 		case <-settled:
 			settled = nil
-			d.links.Resync()
-			if err := d.moved(p); err != nil {
-				return &restartError{reason: err}
+			if err := d.linksChanged(p); err != nil {
+				return err
 			}
 		case <-check.C:
-			d.links.Resync()
-			d.rules.Resync()
-			d.due(p)
-			if d.firewall.concerned(&nft.Drift{}) {
-				d.firewall.look(ctx)
-			}
+			d.verify(ctx, p)
 		}
 	}
+}
+
+// verify compares everything, for what was changed without an event.
+func (d *Daemon) verify(ctx context.Context, p *presence) {
+	d.links.Resync()
+	d.rules.Resync()
+	d.due(p)
+	if d.firewall.concerned(&nft.Drift{}) {
+		d.firewall.look(ctx)
+	}
+}
+
+// linksChanged repairs links, and ends the generation where the uplink has moved.
+func (d *Daemon) linksChanged(p *presence) error {
+	d.links.Resync()
+	if err := d.moved(p); err != nil {
+		return &restartError{reason: err}
+	}
+	return nil
 }
 
 // drifted repairs the rules where a drift is about them.

@@ -93,17 +93,22 @@ func (s *Store) follow(ctx context.Context, e events, report func(lease.Update))
 			if !ok || answer.Err() != nil {
 				return s.configAgain(ctx, report)
 			}
-			for _, event := range answer.Events {
-				if event.Type == clientv3.EventTypePut {
-					s.changed(event.Kv.Value, report)
-				}
-			}
+			s.configs(answer, report)
 		case answer, ok := <-e.watch:
 			if !ok || answer.Err() != nil {
 				s.options.Log.Debug("watch of leases ended; listing them anew", "error", answer.Err())
 				return errRelist
 			}
 			s.deltas(answer, report)
+		}
+	}
+}
+
+// configs reports the configurations that were written.
+func (s *Store) configs(answer clientv3.WatchResponse, report func(lease.Update)) {
+	for _, event := range answer.Events {
+		if event.Type == clientv3.EventTypePut {
+			s.changed(event.Kv.Value, report)
 		}
 	}
 }
