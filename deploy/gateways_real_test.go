@@ -40,9 +40,12 @@ func TestAgentReportsOnItsOwnGatewaysOnly(t *testing.T) {
 		}))
 	}
 	agent := agentOn(t, "gateways")
-	report := func(pod, status string) error {
+	patch := func(pod, change string) error {
 		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: pod}}
-		return agent.Status().Patch(ctx, object, client.RawPatch("application/strategic-merge-patch+json", []byte(`{"status": `+status+`}`)))
+		return agent.Status().Patch(ctx, object, client.RawPatch("application/strategic-merge-patch+json", []byte(change)))
+	}
+	report := func(pod, status string) error {
+		return patch(pod, `{"status": `+status+`}`)
 	}
 	const programmed = `{"conditions": [{"type": "weft.dev/programmed", "status": "True", "reason": "Programmed", "message": "hash"}]}`
 	waiting, cancel := context.WithTimeout(ctx, time.Minute)
@@ -63,6 +66,8 @@ func TestAgentReportsOnItsOwnGatewaysOnly(t *testing.T) {
 		"another pod of the node": report("etcd", programmed),
 		"another condition":       report("vpc-nat-gw-mine-0", `{"conditions": [{"type": "Ready", "status": "True"}]}`),
 		"another field":           report("vpc-nat-gw-mine-0", `{"phase": "Running"}`),
+		"a label":                 patch("vpc-nat-gw-mine-0", `{"metadata": {"labels": {"k8s-app": "kube-dns"}}}`),
+		"a finalizer":             patch("vpc-nat-gw-mine-0", `{"metadata": {"finalizers": ["example.com/kept"]}}`),
 	} {
 		if !apierrors.IsForbidden(err) {
 			t.Errorf("%s: %v, want it forbidden", what, err)

@@ -163,10 +163,14 @@ func (v *view) lookPods(ctx context.Context, reader client.Reader) error {
 		}
 		return fmt.Errorf("read namespace %s: %w", v.key.Namespace, err)
 	}
-	attached := map[types.UID]bool{}
+	type attachment struct { // a node's agent writes the status, and counts for pods of its node only
+		pod  types.UID
+		node string
+	}
+	attached := map[attachment]bool{}
 	for i := range v.ports {
 		if pod := v.ports[i].Status.Pod; pod != nil {
-			attached[types.UID(pod.UID)] = true
+			attached[attachment{types.UID(pod.UID), v.ports[i].Spec.Node}] = true
 		}
 	}
 	var pods corev1.PodList
@@ -180,7 +184,7 @@ func (v *view) lookPods(ctx context.Context, reader client.Reader) error {
 		}
 		d := v.demand[pod.Spec.NodeName]
 		d.Pods++
-		if !attached[pod.UID] && pod.DeletionTimestamp.IsZero() {
+		if !attached[attachment{pod.UID, pod.Spec.NodeName}] && pod.DeletionTimestamp.IsZero() {
 			d.Waiting++
 		}
 		v.demand[pod.Spec.NodeName] = d

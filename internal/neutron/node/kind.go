@@ -25,6 +25,9 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
+// genevePort is the UDP port of OVN's tunnels between nodes (IANA): a pod's packet there would come from a chassis, and choose its network.
+const genevePort = 6081
+
 // Name is the network's.
 const Name = "neutron"
 
@@ -33,7 +36,7 @@ func Kind(node string) network.Kind {
 	return network.Kind{
 		Name:    Name,
 		Present: present, Presence: []client.Object{&stackubev1.Network{}},
-		Bind: bind, Bindings: []client.Object{&stackubev1.Network{}},
+		Bind: bind, Bindings: []client.Object{&stackubev1.Network{}}, ClosedPorts: []uint16{genevePort},
 		Care: noderoom.Care{
 			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge}},
 			// Services that the host serves are forwarded by it.

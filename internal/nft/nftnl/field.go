@@ -39,6 +39,8 @@ const (
 	ICMPType
 	// InGroup is the group of the device that the packet came in by; in family bridge, of the port.
 	InGroup
+	// IP6HopLimit is the hop limit of an IPv6 header: 255 means that no router has forwarded the packet.
+	IP6HopLimit
 )
 
 // SYN is the bit of TCPFlags that opens a connection.
@@ -124,6 +126,8 @@ func (f Field) info() fieldInfo {
 		return fieldInfo{"tcp flags", 1, nftables.TypeTCPFlag, 0, payload(expr.PayloadBaseTransportHeader, 13, 1), false}
 	case ICMPType:
 		return fieldInfo{"icmp type", 1, nftables.TypeICMPType, 0, payload(expr.PayloadBaseTransportHeader, 0, 1), false}
+	case IP6HopLimit:
+		return fieldInfo{"ip6 hoplimit", 1, nftables.TypeInetProto, etherIPv6, payload(expr.PayloadBaseNetworkHeader, 7, 1), false}
 	case InGroup:
 		return fieldInfo{"iifgroup", 4, nftables.TypeDevGroup, 0, meta(expr.MetaKeyIIFGROUP), true}
 	default:
@@ -212,7 +216,7 @@ func (f Field) textOf(data string) string {
 	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender:
 		address, _ := netip.AddrFromSlice([]byte(data))
 		return address.String()
-	case L4Proto, ICMPType, TCPFlags:
+	case L4Proto, ICMPType, TCPFlags, IP6HopLimit:
 		return strconv.Itoa(int(data[0]))
 	case SourcePort, DestinationPort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16([]byte(data))))

@@ -78,7 +78,9 @@ func sample() map[nftnl.Key]nftnl.Item {
 			{Matches: []nftnl.Match{
 				nftnl.Is(nftnl.L4Proto, nftnl.Proto(6)), nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
 			}, Verdict: nftnl.Drop()},
-			{Matches: []nftnl.Match{nftnl.Is(nftnl.L4Proto, nftnl.Proto(58)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(135))}, Verdict: nftnl.Accept()},
+			{Matches: []nftnl.Match{
+				nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(255)), nftnl.Is(nftnl.L4Proto, nftnl.Proto(58)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(135)),
+			}, Verdict: nftnl.Accept()},
 			{Matches: []nftnl.Match{nftnl.Is(nftnl.EtherSource, nftnl.MAC(mac)), nftnl.Is(nftnl.EtherType, nftnl.Port(0x0800))}, Verdict: nftnl.Return()},
 		}},
 	)

@@ -148,6 +148,7 @@ const (
 	neighborSolicitation  = 135
 	neighborAdvertisement = 136
 	protocolICMPv6        = 58
+	wholeHopLimit         = 255
 )
 
 // judged returns the rules of a base chain for packets of the bridge.
@@ -157,8 +158,11 @@ func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
 		{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()},
 		{Matches: []nftnl.Match{established}, Verdict: nftnl.Accept()},
 	}
-	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} { // as ARP: the owner of an address is not secret
+	// As ARP: the owner of an address is not secret. RFC 4861, 7.1: neighbour discovery has a hop limit of 255. A forwarded packet has less,
+	// so a pod can send nothing beyond its bridge in the form of a neighbour solicitation.
+	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} {
 		rules = append(rules, nftnl.Rule{Matches: []nftnl.Match{
+			nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(wholeHopLimit)),
 			nftnl.Is(nftnl.L4Proto, nftnl.Proto(protocolICMPv6)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(kind)),
 		}, Verdict: nftnl.Accept()})
 	}
