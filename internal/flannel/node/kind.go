@@ -156,7 +156,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 		return nil, nil, err
 	}
 	made, err := New(Options{
-		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Changed: deps.Changed,
+		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Log: deps.Log, Changed: deps.Changed,
 	})
 	if err != nil {
 		judge.close()

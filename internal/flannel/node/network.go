@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -53,8 +54,11 @@ type Options struct {
 	// Conf returns cni-conf.json as it is now.
 	Conf   func(ctx context.Context) ([]byte, error)
 	Leases Leases
-	// Judge enforces NetworkPolicies.
-	Judge Judge
+	// Judge enforces NetworkPolicies on the ports of Bridge; "": whatever the bridge's name is.
+	Judge  Judge
+	Bridge string
+	// Log is where records that cannot be read are reported. Nil: nowhere.
+	Log *slog.Logger
 	// Changed is called when Ready may return something else.
 	Changed func()
 }
@@ -85,6 +89,9 @@ func New(opts Options) (*Network, error) {
 	engine, err := nftnl.NewEngine(nftnl.Options{Family: nftnl.FamilyBridge, Table: portsTable})
 	if err != nil {
 		return nil, err
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Network{
 		opts: opts, engine: engine, handed: make(chan struct{}), why: errors.New("starting"), shut: map[attach.Key]bool{},

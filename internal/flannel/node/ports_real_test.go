@@ -25,11 +25,19 @@ import (
 // serve runs an agent's handler over a stage until the test ends.
 func serve(t *testing.T, s *stage) *lifecycle.Handler {
 	t.Helper()
+	h, stop := serveUntil(t, s)
+	t.Cleanup(stop)
+	return h
+}
+
+// serveUntil runs an agent's handler over a stage until stop is called.
+func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
+	t.Helper()
 	store, err := attach.Open(filepath.Join(s.dir, "attachments"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := lifecycle.New(store, lifecycle.Options{
+	h = lifecycle.New(store, lifecycle.Options{
 		BootID: s.boot, Default: func() (string, error) { return node.Name, nil }, Waiting: func() string { return "the test" },
 		Place: func(context.Context, *cni.Request) (placement.Decision, error) {
 			return placement.Decision{Network: node.Name}, nil
@@ -41,7 +49,8 @@ func serve(t *testing.T, s *stage) *lifecycle.Handler {
 	done := make(chan error, 2)
 	go func() { done <- h.Run(ctx) }()
 	go func() { done <- runner.Run(ctx) }()
-	t.Cleanup(func() {
+	eventually(t, "the network is ready", made.Ready)
+	return h, func() {
 		cancel()
 		for range 2 {
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
@@ -50,9 +59,7 @@ func serve(t *testing.T, s *stage) *lifecycle.Handler {
 		}
 		leave()
 		_ = store.Close()
-	})
-	eventually(t, "the network is ready", made.Ready)
-	return h
+	}
 }
 
 func eventually(t *testing.T, what string, condition func() error) {
@@ -162,5 +169,36 @@ func TestAddressesAskedFor(t *testing.T) {
 		if failure := cni.AsError(err); failure == nil || failure.Code != code {
 			t.Errorf("ips %q: %v, want code %d", text, err, code)
 		}
+	}
+}
+
+// TestInterfaceGone: an agent starts on a node where a pod has removed its own interface, serves the other pods, and CHECK reports that one.
+func TestInterfaceGone(t *testing.T) {
+	s := newStage(t)
+	h, stop := serveUntil(t, s)
+	pod, other := space(t), space(t)
+	for name, at := range map[string]ns.NetNS{"pod": pod, "other": other} {
+		if _, err := add(t, h, name, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	err := pod.Do(func(ns.NetNS) error {
+		eth, err := netlink.LinkByName("eth0")
+		return errors.Join(err, netlink.LinkDel(eth))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h = serve(t, s)
+	if err := reaches(t, other.Path(), s.state.Subnets[0].Addr().Next()); err != nil {
+		t.Errorf("the other pod: %v", err)
+	}
+	if _, err := add(t, h, "new", space(t)); err != nil {
+		t.Errorf("a new pod: %v", err)
+	}
+	check := &cni.Request{Command: cni.CommandCheck, ContainerID: "pod", IfName: "eth0", Netns: pod.Path(), NetConf: &cni.NetConf{}}
+	if err := h.Check(t.Context(), check); err == nil {
+		t.Error("CHECK finds nothing wrong with the pod that has no interface")
 	}
 }

@@ -79,6 +79,9 @@ func (n *Network) follow(ctx context.Context, states <-chan daemon.State) error 
 		case state = <-states:
 		}
 		b, err := n.read(ctx, &state)
+		if err == nil {
+			err = n.sameBridge(b)
+		}
 		if err != nil { // until the configuration is another one
 			n.say(nil, err)
 			continue
@@ -101,6 +104,21 @@ func (n *Network) follow(ctx context.Context, states <-chan daemon.State) error 
 	}
 }
 
+// sameBridge returns an error where the configuration names another bridge than the one of the pods: NetworkPolicies would not be enforced
+// on the ports of one of the two.
+func (n *Network) sameBridge(b *bridge) error {
+	if n.opts.Bridge != "" && b.Name != n.opts.Bridge {
+		return fmt.Errorf("cni-conf.json: delegate.bridge: it changed from %s to %s: drain the node, then restart its agent", n.opts.Bridge, b.Name)
+	}
+	for _, rec := range n.opts.Records.Attached() {
+		if d, err := detailsOf(&rec); err == nil && d.Bridge != b.Name {
+			return fmt.Errorf("cni-conf.json: delegate.bridge: it is %s, and pod %s/%s is on %s: set it to %[4]s, or drain the node",
+				b.Name, rec.PodNamespace, rec.PodName, d.Bridge)
+		}
+	}
+	return nil
+}
+
 func (n *Network) read(ctx context.Context, state *daemon.State) (*bridge, error) {
 	text, err := n.opts.Conf(ctx)
 	if err != nil {
@@ -120,15 +138,15 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		attached = n.opts.Records.Attached()
 	}
 	var pods []Pod
-	var keys []reconcile.Owner
 	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
 	for i := range attached {
 		rec := &attached[i]
 		d, err := detailsOf(rec)
-		if err != nil {
-			return err
+		if err != nil { // its port is not joined to the bridge, and CHECK reports it
+			n.opts.Log.Error("attachment record unreadable, its pod's port stays closed", "attachment", rec.Key().String(), "error", err)
+			continue
 		}
-		pods, keys = append(pods, podOf(rec)), append(keys, linkOwner(rec))
+		pods = append(pods, podOf(rec))
 		links[linkOwner(rec)], ports[linkOwner(rec)] = d.port(rec), portItems(rec)
 	}
 	if err := n.opts.Judge.Admit(ctx, pods); err != nil {
@@ -137,8 +155,8 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	n.mu.Lock()
 	for i := range attached { // whose DEL came meanwhile
 		if n.shut[attached[i].Key()] {
-			delete(links, keys[i])
-			delete(ports, keys[i])
+			delete(links, linkOwner(&attached[i]))
+			delete(ports, linkOwner(&attached[i]))
 		}
 	}
 	n.mu.Unlock()
@@ -150,11 +168,11 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", hostTable, err)
 	}
-	links[owner] = n.bridgeItems(b)
 	// Others' rules are not opened (Node.Pass): the judge's table drops as well, and would be taken for another program's.
-	if err := node.Links.Start(ctx, links); err != nil {
+	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)
 	}
+	node.Links.Set(links) // a pod whose interface is gone fails by itself, which CHECK reports
 	return nil
 }
 
