@@ -63,7 +63,7 @@ lint: ## hold the code to the limits of .golangci.yml
 generate: ## generate deep copies, CRDs, the manifest from the chart, and the pages made from the code
 	@GO=$(GO); PATH=$${GO%/*}:$$PATH $$GO generate ./api/... && \
 	  (cd tools/chart && $$GO run . ../../deploy/chart ../../deploy) && \
-	  $$GO test ./internal/metrics ./internal/overlay/pipeline -run TestDocument -update
+	  $$GO test ./internal/metrics ./internal/overlay/pipeline ./internal/house -run TestDocument -update
 
 fmt: ## format the code
 	@cd tools && $(GO) tool gofumpt -w ..

@@ -1,10 +1,17 @@
 package house
 
 import (
+	"flag"
+	"fmt"
 	"maps"
+	"os"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 )
+
+var update = flag.Bool("update", false, "write docs/messages.md anew")
 
 func messages(t *testing.T) map[string][]string {
 	t.Helper()
@@ -17,6 +24,36 @@ func messages(t *testing.T) map[string][]string {
 		maps.Copy(all, found)
 	}
 	return all
+}
+
+// TestDocument compares docs/messages.md with the code, so that a change of a message is seen among all others.
+func TestDocument(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("<!-- Made by `go test ./internal/house -run TestDocument -update`. Do not edit. -->\n# Messages\n\n")
+	b.WriteString("The errors and log lines of Weft's programs, by package. `%s`, `%q`, `%d` and `%v` are values; `%w` is the error that follows.\n")
+	all := messages(t)
+	for _, pkg := range slices.Sorted(maps.Keys(all)) {
+		if len(all[pkg]) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n", pkg)
+		for _, text := range all[pkg] {
+			fmt.Fprintf(&b, "- `%s`\n", strings.NewReplacer("\n", " ", "`", "'").Replace(text))
+		}
+	}
+	const path = "../../docs/messages.md"
+	if *update {
+		if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(page) != b.String() {
+		t.Errorf("%s is out of date: run make generate, and read what changed", path)
+	}
 }
 
 // TestMessageWords finds words that treat programs and packets as persons, or that readers take in only at the second reading.

@@ -43,9 +43,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 			if err := d.drifted(drift, open); err != nil {
 				return err
 			}
-			if look == nil && d.firewall.concerned(&drift) {
-				look = time.After(firewallRest)
-			}
+			look = d.lookSoon(look, &drift)
 		case <-look:
 			look = nil
 			d.firewall.look(ctx)
@@ -59,6 +57,14 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 			d.verify(ctx, p)
 		}
 	}
+}
+
+// lookSoon returns when to look at other programs' chains: once for all changes of a while.
+func (d *Daemon) lookSoon(look <-chan time.Time, drift *nft.Drift) <-chan time.Time {
+	if look == nil && d.firewall.concerned(drift) {
+		return time.After(firewallRest)
+	}
+	return look
 }
 
 // verify compares everything, for what was changed without an event.
