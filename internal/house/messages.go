@@ -1,6 +1,7 @@
 package house
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -93,14 +94,7 @@ func constant(expr ast.Expr) string {
 		if left == "" && right == "" {
 			return ""
 		}
-		return cmpOr(left) + cmpOr(right)
+		return cmp.Or(left, "%s") + cmp.Or(right, "%s")
 	}
 	return ""
-}
-
-func cmpOr(text string) string {
-	if text == "" {
-		return "%s"
-	}
-	return text
 }

@@ -17,7 +17,7 @@ import (
 // MacvlanAliasPrefix starts the alias of every [Macvlan]; its owner follows.
 const MacvlanAliasPrefix = "weft-macvlan/"
 
-// Macvlan is an interface of a pod upon a device of the node, beside the pod's own: it is in the network that the device is in.
+// Macvlan is an interface of a pod on a device of the node, besides the pod's own: it is in the network that the device is in.
 type Macvlan struct {
 	// Netns is the path of the pod's network namespace, and Name the interface's name in it.
 	Netns, Name string
@@ -25,7 +25,7 @@ type Macvlan struct {
 	Parent string
 	// Owner is the object that it comes from; it follows MacvlanAliasPrefix in the alias. At most 200 bytes.
 	Owner string
-	// Mode is private (none upon the same device reaches another, and none the device itself), bridge, vepa or passthru. Empty: private.
+	// Mode is private (no macvlan of a device reaches another one, or the device itself), bridge, vepa or passthru. Empty: private.
 	Mode string
 	// MTU in bytes; 0 is that of the parent.
 	MTU int

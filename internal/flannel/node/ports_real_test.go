@@ -132,7 +132,7 @@ func TestPortChecks(t *testing.T) {
 	own("with another MAC", false)
 	inPod(func(eth netlink.Link) error { return netlink.LinkSetHardwareAddr(eth, mac) })
 	own("with its MAC again", true)
-	// An address of the subnet that is nobody's: the node answers its ARP requests only if the port lets them pass.
+	// An unused address of the subnet: the node answers its ARP requests only if the port lets them pass.
 	inPod(func(eth netlink.Link) error {
 		stolen, err := netlink.ParseAddr("10.244.3.200/24")
 		return errors.Join(err, netlink.AddrAdd(eth, stolen))

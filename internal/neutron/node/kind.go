@@ -20,6 +20,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/objects"
 	"weft.dev/weft/internal/neutron/pipeline"
 	noderoom "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
@@ -29,7 +30,7 @@ import (
 const genevePort = 6081
 
 // Name is the network's.
-const Name = "neutron"
+const Name = objects.NetworkKind
 
 // Kind returns the network as wiring has it, for the node of that name.
 func Kind(node string) network.Kind {
@@ -78,26 +79,12 @@ func present(ctx context.Context, objects client.Reader) (network.Presence, erro
 }
 
 // bind puts the pods of a namespace on the Network of its name, as stackube does.
-func bind(ctx context.Context, objects client.Reader) (placement.Binder, error) {
+func bind(ctx context.Context, reader client.Reader) (placement.Binder, error) {
 	var list stackubev1.NetworkList
-	if err := objects.List(ctx, &list); err != nil {
+	if err := reader.List(ctx, &list); err != nil {
 		return nil, fmt.Errorf("list Networks of %s: %w", stackubev1.GroupName, err)
 	}
-	own := map[string]bool{}
-	for i := range list.Items {
-		if n := &list.Items[i]; n.Namespace == n.Name {
-			own[n.Name] = true
-		}
-	}
-	return func(_ placement.Pod, namespace placement.Namespace) []placement.Binding {
-		if !own[namespace.Name] {
-			return nil
-		}
-		return []placement.Binding{{
-			Level: placement.ByNamespace, Network: Name, Part: namespace.Name,
-			Reason: fmt.Sprintf("Network %s/%s has the namespace's name", namespace.Name, namespace.Name),
-		}}
-	}, nil
+	return objects.Binder(list.Items), nil
 }
 
 func addrs(prefixes []netip.Prefix) []netip.Addr {

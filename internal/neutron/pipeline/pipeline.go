@@ -84,7 +84,7 @@ func HostAddress() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 3}) 
 // HostMAC is the MAC address of the host's interface.
 func HostMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 169, 254, 0, 3} }
 
-// PodsMAC is the MAC address that the host is told for every pod. No interface has it; flows replace it by the pod's.
+// PodsMAC is the MAC address of every pod in the host's neighbour entries. No interface has it; flows replace it by the pod's own.
 func PodsMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 169, 254, 0, 4} }
 
 // Pod is a pod's port.
