@@ -17,13 +17,17 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -78,6 +82,7 @@ type Options struct {
 	// Northbound is how the part for VPCs reaches OVN's northbound database. Without endpoints there is no such part.
 	Northbound ovn.Config
 	vpcs       *vpccluster.Options // nil: VPCs are not served
+	identity   string              // this replica's in the lease
 	// Logger receives what the controller, and controller-runtime below it, have to say; the latter's is the whole
 	// program's. Nil: slog.Default().
 	Logger *slog.Logger
@@ -119,6 +124,11 @@ func Run(ctx context.Context, options Options) error {
 	told := metrics.NewController(options.Version)
 	ready := shared.NewReadiness(told)
 	options.Config = ready.Wrap(options.Config)
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("name this replica: %w", err)
+	}
+	options.identity = host + "_" + string(uuid.NewUUID())
 	closeVPCs, err := openVPCs(ctx, &options)
 	if err != nil {
 		return err
@@ -188,19 +198,18 @@ func newManager(options Options) (manager.Manager, error) {
 		return nil, err
 	}
 	renew, retry, always := options.LeaseDuration*2/3, options.LeaseDuration*2/15, true
+	lock, err := newLock(options, renew)
+	if err != nil {
+		return nil, err
+	}
 	mgr, err := manager.New(options.Config, manager.Options{
-		Scheme:                        scheme,
-		Logger:                        logr.FromSlogHandler(options.Logger.Handler()),
-		LeaderElection:                true,
-		LeaderElectionNamespace:       options.LeaseNamespace,
-		LeaderElectionID:              options.LeaseName,
+		Scheme: scheme, Logger: logr.FromSlogHandler(options.Logger.Handler()),
+		LeaderElection: true, LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel: true, // nothing is written once Run returns
-		LeaseDuration:                 &options.LeaseDuration,
-		RenewDeadline:                 &renew,
-		RetryPeriod:                   &retry,
-		HealthProbeBindAddress:        "0", // none: ours are served by package health
-		Metrics:                       metricsserver.Options{BindAddress: "0"},
-		Controller:                    config.Controller{SkipNameValidation: &always},
+		LeaseDuration:                 &options.LeaseDuration, RenewDeadline: &renew, RetryPeriod: &retry,
+		HealthProbeBindAddress: "0", // none: ours are served by package health
+		Metrics:                metricsserver.Options{BindAddress: "0"},
+		Controller:             config.Controller{SkipNameValidation: &always},
 		Cache: cache.Options{
 			SyncPeriod:       &options.Resync,
 			DefaultTransform: cache.TransformStripManagedFields(),
@@ -211,4 +220,20 @@ func newManager(options Options) (manager.Manager, error) {
 		return nil, fmt.Errorf("connect to the API server: %w", err)
 	}
 	return mgr, nil
+}
+
+// newLock returns the lease that replicas lead by. This replica's identity in it is known to parts that write elsewhere than at the API server.
+func newLock(options Options, renew time.Duration) (resourcelock.Interface, error) {
+	config := rest.AddUserAgent(options.Config, "leader-election")
+	config.Timeout = max(renew/2, time.Second) // one request that hangs must not lose the leadership
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server for the lease: %w", err)
+	}
+	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, options.LeaseNamespace, options.LeaseName, clients.CoreV1(), clients.CoordinationV1(),
+		resourcelock.ResourceLockConfig{Identity: options.identity})
+	if err != nil {
+		return nil, fmt.Errorf("use lease %s/%s: %w", options.LeaseNamespace, options.LeaseName, err)
+	}
+	return lock, nil
 }

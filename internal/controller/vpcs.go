@@ -27,7 +27,7 @@ func openVPCs(ctx context.Context, options *Options) (closeVPCs func(), err erro
 		return nil, fmt.Errorf("VPCs: %w", err)
 	}
 	options.vpcs = &vpccluster.Options{
-		Northbound: engine, Drift: drift, Term: vpccluster.LeaseTerm(options.LeaseNamespace, options.LeaseName),
+		Northbound: engine, Drift: drift, Term: vpccluster.LeaseTerm(options.LeaseNamespace, options.LeaseName, options.identity),
 	}
 	return engine.Close, nil
 }

@@ -4,6 +4,7 @@ package vpc
 
 import (
 	"context"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,8 +15,9 @@ import (
 )
 
 // TestExamples applies the objects of deploy/examples/vpc to a cluster that runs OVN from the manifest, and measures what reaches what: pods of a
-// VPC each other, with their own addresses; nothing between VPCs of the same range, nor between a VPC and the cluster's network, and no
-// frame with another pod's address.
+// VPC each other, with their own addresses; the outside by the NAT gateway, with the EIP's; nothing between VPCs of the same range, nor
+// between a VPC and the cluster's network, and no frame with another pod's address. The example's SNAT rule matches no Subnet: its
+// condition says so, and once it is corrected, its rows turn.
 func TestExamples(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
@@ -31,18 +33,32 @@ func TestExamples(t *testing.T) {
 		namespace, name, _ := strings.Cut(pod, "/")
 		kubectl("-n", namespace, "wait", "--for=condition=Ready", "pod/"+name, "--timeout=180s")
 	}
-	report, err := vpcmatrix.Run(ctx, c, vpcmatrix.Options{})
-	if err != nil {
-		t.Fatal(err)
+	kubectl("wait", "--for=condition=Ready", "--timeout=180s", "iptables-eips/eip2", "iptables-eips/eip3", "iptables-fip-rules/fip01")
+	matrix := func(o vpcmatrix.Options) {
+		t.Helper()
+		report, err := vpcmatrix.Run(ctx, c, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var table strings.Builder
+		if err := report.Table(&table); err != nil {
+			t.Fatal(err)
+		}
+		t.Log("\n" + table.String())
+		if !report.OK() {
+			t.Error("the matrix is not as it must be")
+		}
 	}
-	var table strings.Builder
-	if err := report.Table(&table); err != nil {
-		t.Fatal(err)
+	options := vpcmatrix.Options{FloatingIP: netip.MustParseAddr("192.168.100.232")}
+	matrix(options)
+	matched := kubectl("get", "iptables-snat-rules", "snat01", "-o", `jsonpath={.status.conditions[?(@.type=="Matched")].message}`)
+	if !strings.Contains(matched, "spec.internalCIDR overlaps no Subnet") || !strings.Contains(matched, "net1 (10.0.1.0/24)") {
+		t.Errorf("the condition of an SNAT rule that matches no Subnet: %q", matched)
 	}
-	t.Log("\n" + table.String())
-	if !report.OK() {
-		t.Error("the matrix is not as it must be")
-	}
+	kubectl("patch", "iptables-snat-rules", "snat01", "--type=merge", `--patch={"spec":{"internalCIDR":"10.0.1.0/24"}}`)
+	kubectl("wait", "--for=condition=Matched", "iptables-snat-rules/snat01", "--timeout=60s")
+	options.SNAT = netip.MustParseAddr("192.168.100.231")
+	matrix(options)
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}

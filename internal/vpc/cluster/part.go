@@ -193,11 +193,19 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 		return cluster.Settle(err)
 	}
 	p := plan.Compile(objects)
-	if p.Assigns() || len(p.Delete)+len(p.Vpcs)+len(p.Subnets)+len(p.Updates) > 0 {
+	if p.Assigns() || p.Deletes() {
 		if objects, err = r.read(ctx, &confirming{r.tools.Client, r.tools.Live}); err != nil {
 			return cluster.Settle(err)
 		}
 		p = plan.Compile(objects)
+		missing, err := r.confirm(ctx, p.Delete)
+		if err != nil {
+			return cluster.Settle(err)
+		}
+		if len(missing) > 0 {
+			objects.Pods = append(objects.Pods, missing...)
+			p = plan.Compile(objects)
+		}
 	}
 	if err := r.program(ctx, p); err != nil {
 		return cluster.Settle(err)

@@ -11,11 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -63,8 +65,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// start runs a controller with the part for VPCs alone, until the test or stop ends it.
-func start(t *testing.T, central *ovntest.Central, term uint64) (stop func()) {
+// start runs a controller with the part for VPCs alone, until the test or stop ends it. Its cache lacks pods of the hidden name.
+func start(t *testing.T, central *ovntest.Central, term uint64, hidden ...string) (stop func()) {
 	t.Helper()
 	drift := make(chan struct{}, 1)
 	engine, err := ovn.Open(t.Context(), ovn.Config{Endpoints: []string{central.NB()}, Changed: func() {
@@ -81,6 +83,14 @@ func start(t *testing.T, central *ovntest.Central, term uint64) (stop func()) {
 	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts, scheme)))
 	cached, err := shared.Cached(parts, scheme)
 	must(t, err)
+	for object, by := range cached {
+		if _, pods := object.(*corev1.Pod); pods {
+			for _, name := range hidden {
+				by.Field = fields.OneTermNotEqualSelector("metadata.name", name)
+				cached[object] = by
+			}
+		}
+	}
 	always := true
 	mgr, err := manager.New(server.Config(), manager.Options{
 		Scheme: scheme, Cache: cache.Options{ByObject: cached}, HealthProbeBindAddress: "0", Metrics: metricsserver.Options{BindAddress: "0"},
@@ -233,4 +243,99 @@ func TestController(t *testing.T) {
 				central.Nbctl("list", "Logical_Router")+central.Nbctl("list", "Logical_Switch") == ""
 		})
 	})
+}
+
+// The address of a pod that the controller's cache does not have stays the pod's, as does its row; that of a pod which the API server does not
+// have either is free.
+func TestPodsThatTheCacheLacks(t *testing.T) {
+	central := ovntest.New(t, nil)
+	central.Start(ovntest.Northbound)
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	ctx := t.Context()
+	const namespace = "behind"
+	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
+	must(t, c.Create(ctx, &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.1.0/24"}}
+	must(t, c.Create(ctx, subnet))
+	hidden := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hidden"},
+		Spec:       corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	must(t, c.Create(ctx, hidden))
+	for name, uid := range map[string]string{"hidden": string(hidden.UID), "gone": "gone"} {
+		address := map[string]string{"hidden": "10.0.1.7", "gone": "10.0.1.8"}[name]
+		must(t, c.Create(ctx, &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: name + "." + namespace}, Spec: kubeovn.IPSpec{
+			PodName: name, Namespace: namespace, PodUID: uid, Subnet: subnet.Name, SubnetUID: string(subnet.UID), NodeName: "node1",
+			IPAddress: address, V4IPAddress: address, MacAddress: "0a:58:0a:00:01:0" + address[len(address)-1:], LogicalPort: subnet.Name + "/" + address,
+		}}))
+	}
+	start(t, central, 1, "hidden")
+	ovntest.Eventually(t, "the address of the pod that is gone is free", func() bool {
+		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "gone." + namespace}, &kubeovn.IP{}))
+	})
+	// Whatever is planned after this Subnet has its row, comes after the round that deleted.
+	must(t, c.Create(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "behind-later"}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.2.0/24"}}))
+	ovntest.Eventually(t, "the later Subnet's switch", func() bool {
+		return central.Nbctl("--bare", "--columns=name", "find", "Logical_Switch", "name=behind-later") != ""
+	})
+	must(t, c.Get(ctx, client.ObjectKey{Name: "hidden." + namespace}, &kubeovn.IP{}))
+	if got := central.Nbctl("lsp-get-addresses", "behind/10.0.1.7"); got != "0a:58:0a:00:01:07 10.0.1.7" {
+		t.Errorf("port of the pod that the cache lacks: %q", got)
+	}
+	must(t, c.Delete(ctx, hidden, client.GracePeriodSeconds(0)))
+	for _, name := range []string{"behind", "behind-later"} {
+		must(t, c.Delete(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	must(t, c.Delete(ctx, &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	ovntest.Eventually(t, "everything is gone", func() bool {
+		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet)) && central.Nbctl("list", "Logical_Router") == ""
+	})
+}
+
+// A term grows with each leadership, also when the lease was deleted meanwhile; a replica that does not hold the lease has none.
+func TestLeaseTerm(t *testing.T) {
+	scheme := runtime.NewScheme()
+	must(t, clientgoscheme.AddToScheme(scheme))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	ctx := t.Context()
+	lease := func(holder string, transitions int32) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "term"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseTransitions: &transitions},
+		}
+	}
+	first := lease("one", 41)
+	must(t, c.Create(ctx, first))
+	term := func(identity string) uint64 {
+		t.Helper()
+		have, err := cluster.LeaseTerm("default", "term", identity)(ctx, c)
+		must(t, err)
+		return have
+	}
+	before := term("one")
+	if _, err := cluster.LeaseTerm("default", "term", "two")(ctx, c); !errors.Is(err, cluster.ErrNotLeading) {
+		t.Errorf("the term of a replica that does not hold the lease: %v", err)
+	}
+	taken := lease("two", 42)
+	taken.ResourceVersion = first.ResourceVersion
+	must(t, c.Update(ctx, taken))
+	next := term("two")
+	must(t, c.Delete(ctx, taken))
+	created := first.CreationTimestamp
+	var last uint64
+	ovntest.Eventually(t, "a lease of another second", func() bool { // the time of a lease has no fractions
+		again := lease("three", 0)
+		must(t, c.Create(ctx, again))
+		last = term("three")
+		must(t, c.Delete(ctx, again))
+		return again.CreationTimestamp != created
+	})
+	if before >= next || next >= last {
+		t.Errorf("terms %d, %d, and %d of a new lease do not grow", before, next, last)
+	}
 }

@@ -2,6 +2,7 @@ package northbound
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 
 	"weft.dev/weft/internal/ovn"
@@ -21,6 +22,10 @@ func MAC(addr netip.Addr) string {
 	ip := addr.As4()
 	return fmt.Sprintf("0a:58:%02x:%02x:%02x:%02x", ip[0], ip[1], ip[2], ip[3])
 }
+
+// Derived reports whether a MAC address is of the form of those that belong to addresses. A pod may have its own address's only: another one
+// is, or will be, that of another pod, of a router or of a NAT gateway.
+func Derived(mac net.HardwareAddr) bool { return len(mac) == 6 && mac[0] == 0x0a && mac[1] == 0x58 }
 
 func routerPortName(vpc, subnet string) string { return vpc + "/" + subnet }
 

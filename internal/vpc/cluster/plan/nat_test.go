@@ -137,7 +137,7 @@ func (w *world) users() []func() {
 
 func condition(conditions []metav1.Condition, kind string) string {
 	if c := meta.FindStatusCondition(conditions, kind); c != nil {
-		return c.Reason + ": " + c.Message
+		return string(c.Status) + " " + c.Reason + ": " + c.Message
 	}
 	return ""
 }
@@ -183,6 +183,9 @@ func TestGatewayOrders(t *testing.T) {
 	}
 	if !strings.Contains(want, "spec.internalCIDR overlaps no Subnet of Vpc test-vpc-1") || !strings.Contains(want, "net1 (10.0.1.0/24)") {
 		t.Errorf("an SNAT rule that matches nothing: %s", want)
+	}
+	if !strings.Contains(want, "False NoSubnet: ") || !strings.Contains(want, "True Matched: ") {
+		t.Errorf("condition Matched: %s", want)
 	}
 	if g := first.gateways["gw1"].Status; g.IP != "192.168.100.221" || first.pods["vpc-nat-gw-gw1-0"] == nil {
 		t.Errorf("the gateway: %+v", g)

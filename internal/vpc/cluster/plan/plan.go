@@ -85,6 +85,16 @@ func (p *Plan) Assigns() bool {
 	return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus)+len(p.Statuses) > 0
 }
 
+// Deletes reports whether the plan takes something from what is there: an address, rows, a finalizer or a workload.
+func (p *Plan) Deletes() bool {
+	return len(p.Delete)+len(p.Vpcs)+len(p.Subnets)+len(p.Updates)+len(p.DeleteWorkloads) > 0
+}
+
+// Needs reports whether the pod has need of the address that the IP object gives it.
+func Needs(pod *corev1.Pod, ip *kubeovn.IP) bool {
+	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && objects.IPName(pod.Namespace, pod.Name) == ip.Name
+}
+
 // vpc is a Vpc while it is planned.
 type vpc struct {
 	object   *kubeovn.Vpc

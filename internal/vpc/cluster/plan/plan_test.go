@@ -412,6 +412,34 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// A MAC address of the form that belongs to addresses is given to its own address only: otherwise a pod could have a router's or a NAT
+// gateway's, or keep the next address of the Subnet from being given out.
+func TestForeignMAC(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	w.subnet("s", 2, "v", "10.0.1.0/24")
+	w.gateways["gw"] = &kubeovn.VpcNatGateway{ObjectMeta: created("gw", 3), Spec: kubeovn.VpcNatGatewaySpec{Vpc: "v", Subnet: "s", LanIP: "10.0.1.254"}}
+	w.settle(t)
+	for name, mac := range map[string]string{
+		"next": "0a:58:0a:00:01:02", "gateway": "0A:58:0A:00:01:FE", "router": "0a:58:0a:00:01:01", "own": "0a:58:0a:00:01:09", "free": "02:00:00:00:00:01",
+	} {
+		w.pod(name, "s", map[string]string{"next": "10.0.1.7", "gateway": "10.0.1.8", "own": "10.0.1.9"}[name]).Annotations[kubeovn.AnnotationMACAddress] = mac
+	}
+	w.settle(t)
+	w.pod("any", "s", "")
+	w.settle(t)
+	for pod, want := range map[string]string{"next": "belongs to another address", "gateway": "belongs to another address", "router": "gateway's MAC address"} {
+		if have := w.waiting["ns1/"+pod]; !strings.Contains(have, want) {
+			t.Errorf("pod %s waits because %q, want %q", pod, have, want)
+		}
+	}
+	for _, pod := range []string{"own", "free", "any"} {
+		if w.ips[pod+".ns1"] == nil {
+			t.Errorf("pod %s has no address: %s", pod, w.waiting["ns1/"+pod])
+		}
+	}
+}
+
 // Names of IP objects differ, and are no longer than a name may be.
 func TestIPName(t *testing.T) {
 	long := strings.Repeat("a", 250)

@@ -42,7 +42,7 @@ func (c *compiler) pools() {
 			s.macs[ip.Spec.MacAddress] = ip.Name
 		}
 		pod := pods[ip.Spec.PodUID]
-		if pod == nil || ended(pod) || objects.IPName(pod.Namespace, pod.Name) != ip.Name {
+		if pod == nil || !Needs(pod, ip) {
 			c.plan.Delete = append(c.plan.Delete, ip)
 			continue
 		}
@@ -207,9 +207,12 @@ func macOf(pod *corev1.Pod, s *subnet, addr netip.Addr, owner string) (string, e
 	mac, err := net.ParseMAC(text)
 	switch {
 	case err != nil || len(mac) != 6 || mac[0]&1 == 1 || mac.String() == "00:00:00:00:00:00":
-		return "", fmt.Errorf("annotation %s: %.32q is not a MAC address of one host; write one such as 0a:58:0a:00:01:05", kubeovn.AnnotationMACAddress, text)
+		return "", fmt.Errorf("annotation %s: %.32q is not a MAC address of one host; write one such as 02:00:00:00:01:05", kubeovn.AnnotationMACAddress, text)
 	case mac.String() == northbound.MAC(s.value.Gateway):
 		return "", fmt.Errorf("annotation %s: %s is the gateway's MAC address", kubeovn.AnnotationMACAddress, mac)
+	case northbound.Derived(mac) && mac.String() != northbound.MAC(addr):
+		return "", fmt.Errorf("annotation %s: %s belongs to another address than %s; write %s, or one such as 02:00:00:00:01:05",
+			kubeovn.AnnotationMACAddress, mac, addr, northbound.MAC(addr))
 	case s.macs[mac.String()] != "":
 		return "", fmt.Errorf("annotation %s: %s is in use by %s", kubeovn.AnnotationMACAddress, mac, s.macs[mac.String()])
 	}

@@ -23,7 +23,7 @@ func compareNames(a, b metav1.Object) int { return cmp.Compare(a.GetName(), b.Ge
 func (c *compiler) condition(conditions *[]metav1.Condition, generation int64, kind, reason, message string) {
 	status := metav1.ConditionFalse
 	switch reason {
-	case kubeovn.ReasonReady, kubeovn.ReasonSupported:
+	case kubeovn.ReasonReady, kubeovn.ReasonSupported, kubeovn.ReasonMatched:
 		status = metav1.ConditionTrue
 	}
 	meta.SetStatusCondition(conditions, metav1.Condition{
