@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"weft.dev/weft/internal/child"
 )
 
 const (
@@ -151,9 +153,9 @@ func (s *Server) awaitReady() error {
 			return nil
 		}
 		select {
-		case <-s.etcd.done:
+		case <-s.etcd.Done():
 			return s.etcd.failure()
-		case <-s.api.done:
+		case <-s.api.Done():
 			return s.api.failure()
 		case <-ctx.Done():
 			return fmt.Errorf("not ready after %v: %w", readyTimeout, s.api.failure())
@@ -177,7 +179,7 @@ func ready(ctx context.Context, client *http.Client, url string) bool {
 func (s *Server) stop() {
 	for _, p := range []*process{s.api, s.etcd} {
 		if p != nil {
-			p.stop()
+			p.Kill()
 		}
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
@@ -187,34 +189,25 @@ func (s *Server) stop() {
 
 // process is a running program.
 type process struct {
-	cmd  *exec.Cmd
-	log  string
-	done chan struct{} // closed when it ended
+	*child.Process
+	program, log string
 }
 
 // run starts a program that ends when the test program does, however that ends.
 func run(dir, name, program string, args ...string) (*process, error) {
-	p := &process{cmd: exec.Command(program, args...), log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
+	p := &process{program: program, log: filepath.Join(dir, name+".log")}
 	log, err := os.Create(p.log)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = log.Close() }() // the program has its own
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s (set %s to the directory of Kubernetes' programs): %w", program, Environment, err)
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if p.Process, err = child.Start(cmd, ""); err != nil {
+		return nil, fmt.Errorf("%w (set %s to the directory of Kubernetes' programs)", err, Environment)
 	}
-	go func() {
-		defer close(p.done)
-		_ = p.cmd.Wait() // the log says why
-	}()
 	return p, nil
-}
-
-func (p *process) stop() {
-	_ = p.cmd.Process.Kill() // it may have ended
-	<-p.done
 }
 
 // failure returns the end of the log as an error.
@@ -224,7 +217,7 @@ func (p *process) failure() error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%s: %s", p.cmd.Path, bytes.TrimSpace(log[max(0, len(log)-most):]))
+	return fmt.Errorf("%s: %s", p.program, bytes.TrimSpace(log[max(0, len(log)-most):]))
 }
 
 // freePorts returns TCP ports that were free a moment ago.

@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +30,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/child"
 	"weft.dev/weft/internal/ovsdb/session"
 	"weft.dev/weft/internal/vswitch"
 )
@@ -58,7 +58,7 @@ type stage struct {
 	config  *rest.Config
 	api     kubernetes.Interface
 	objects client.Client
-	procs   map[string]*exec.Cmd
+	procs   map[string]*child.Process
 }
 
 func newStage(t *testing.T) *stage {
@@ -67,7 +67,7 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, config: server.Config(), procs: map[string]*exec.Cmd{}, options: Options{
+	s := &stage{t: t, config: server.Config(), procs: map[string]*child.Process{}, options: Options{
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Address: netip.MustParseAddr("127.0.0.1"),
 		NorthboundPort: freePort(t), SouthboundPort: freePort(t),
 	}}
@@ -122,11 +122,11 @@ func (s *stage) start(name string, daemon vswitch.Daemon, err error) {
 	}
 	cmd := exec.Command(daemon.Argv[0], daemon.Argv[1:]...)
 	cmd.Env = daemon.Env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	p, err := child.Start(cmd, "")
+	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.procs[name] = cmd
+	s.procs[name] = p
 }
 
 func (s *stage) serve(db Database) {
@@ -138,9 +138,8 @@ func (s *stage) serve(db Database) {
 
 // stop kills a program, which has no chance to tidy up.
 func (s *stage) stop(name string) {
-	if cmd := s.procs[name]; cmd != nil {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+	if p := s.procs[name]; p != nil {
+		p.Kill()
 		delete(s.procs, name)
 	}
 }

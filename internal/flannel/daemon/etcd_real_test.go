@@ -283,6 +283,16 @@ func TestMasquerade(t *testing.T) {
 	if got := flanneltest.Source(t, p1.Space, u.Space, "192.0.2.254"); got != p1.Address {
 		t.Errorf("with kube-proxy's mark the source is %s, want %s", got, p1.Address)
 	}
+	if _, err := n1.Run("nft", "insert", "rule", "ip", "weft-flannel", "postrouting", "return"); err != nil {
+		t.Fatal(err)
+	}
+	flanneltest.Eventually(t, "a rule put first is removed", func() error {
+		out, err := n1.Run("nft", "list", "chain", "ip", "weft-flannel", "postrouting")
+		if err == nil && strings.Contains(out, "\t\treturn") {
+			err = errors.New(out)
+		}
+		return err
+	})
 }
 
 // TestTakeover: a node goes from flanneld to Weft's daemon and back under 500 packets a second each way, and no packet is lost: the

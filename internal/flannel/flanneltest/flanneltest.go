@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/child"
 )
 
 // The versions of the real programs.
@@ -235,11 +237,9 @@ func (n *Node) SubnetFile() string { return filepath.Join(n.Dir, "subnet.env") }
 
 // Process is a running program.
 type Process struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	log  *buffer
-	done chan struct{}
-	err  error
+	*child.Process
+	t   *testing.T
+	log *buffer
 }
 
 type buffer struct {
@@ -259,43 +259,37 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// Start starts a program in the namespace, to the end of the test at most. Its output is shown when the test fails.
+// Start starts a program in the namespace, to the end of the test at most. When the test fails, its output is shown, and what it ended with.
 func (s *Space) Start(env []string, argv ...string) *Process {
 	s.t.Helper()
-	argv = append(s.argv(), argv...)
-	p := &Process{t: s.t, cmd: exec.Command(argv[0], argv[1:]...), log: &buffer{}, done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	p := &Process{t: s.t, log: &buffer{}}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = p.log, p.log
+	var err error
+	if p.Process, err = child.Start(cmd, s.Path()); err != nil {
 		s.t.Fatal(err)
 	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.done)
-	}()
-	name := filepath.Base(argv[2])
+	name := filepath.Base(argv[0])
 	s.t.Cleanup(func() {
+		state := "running"
+		if ended, err := p.Ended(); ended {
+			state = fmt.Sprintf("ended: %v", err)
+		}
 		p.Kill()
 		if s.t.Failed() {
-			s.t.Logf("%s in %s:\n%s", name, s.Name, p.log)
+			s.t.Logf("%s in %s, %s:\n%s", name, s.Name, state, p.log)
 		}
 	})
 	return p
 }
 
-// Kill ends the program at once.
-func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill() // it may have ended
-	<-p.done
-}
-
 // Stop asks the program to end, and waits for it.
 func (p *Process) Stop() {
 	p.t.Helper()
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	p.Signal(syscall.SIGTERM)
 	select {
-	case <-p.done:
+	case <-p.Done():
 	case <-time.After(patience):
 		p.t.Fatal("the program does not end")
 	}
@@ -304,8 +298,8 @@ func (p *Process) Stop() {
 // Ended reports whether the program has ended, and with what.
 func (p *Process) Ended() (bool, error) {
 	select {
-	case <-p.done:
-		return true, p.err
+	case <-p.Done():
+		return true, p.Err()
 	default:
 		return false, nil
 	}
@@ -313,6 +307,9 @@ func (p *Process) Ended() (bool, error) {
 
 // Log is what the program has printed.
 func (p *Process) Log() string { return p.log.String() }
+
+// connectPatience bounds the wait for a TCP connection.
+const connectPatience = 5 * time.Second
 
 // Eventually waits until check returns nil.
 func Eventually(t *testing.T, what string, check func() error) {
@@ -434,8 +431,8 @@ func (p *Pod) Stream(address string) *Stream {
 func (s *Stream) Stop(t *testing.T) {
 	t.Helper()
 	<-time.After(time.Second) // the control, and what comes after the last change, need packets
-	_ = s.p.cmd.Process.Signal(syscall.SIGINT)
-	<-s.p.done
+	s.p.Signal(syscall.SIGINT)
+	<-s.p.Done()
 	log := s.p.Log()
 	var sent, received int
 	for line := range strings.Lines(log) {

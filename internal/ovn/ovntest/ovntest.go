@@ -9,11 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+
+	"weft.dev/weft/internal/child"
 )
 
 const (
@@ -36,7 +37,7 @@ type Central struct {
 	NetNS ns.NetNS
 
 	t     testing.TB
-	procs map[string]*exec.Cmd
+	procs map[string]*child.Process
 }
 
 // New returns a Central whose programs do not run yet.
@@ -46,7 +47,7 @@ func New(t testing.TB, netns ns.NetNS) *Central {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Central{Dir: dir, NetNS: netns, t: t, procs: map[string]*exec.Cmd{}}
+	c := &Central{Dir: dir, NetNS: netns, t: t, procs: map[string]*child.Process{}}
 	t.Cleanup(func() {
 		for _, program := range []string{Northd, Southbound, Northbound} {
 			c.Stop(program)
@@ -105,8 +106,8 @@ func (c *Central) Wipe(program string) {
 
 // Stop kills a program; it has no chance to tidy up.
 func (c *Central) Stop(program string) {
-	if cmd := c.procs[program]; cmd != nil {
-		stop(cmd)
+	if p := c.procs[program]; p != nil {
+		p.Kill()
 		delete(c.procs, program)
 		_ = os.Remove(filepath.Join(c.Dir, program+".sock"))
 	}
@@ -130,27 +131,19 @@ func (c *Central) Sbctl(args ...string) string {
 }
 
 // launch starts a program in a namespace; nil: the test's own.
-func launch(t testing.TB, netns ns.NetNS, rundir string, args ...string) *exec.Cmd {
+func launch(t testing.TB, netns ns.NetNS, rundir string, args ...string) *child.Process {
 	t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "OVS_RUNDIR="+rundir, "OVN_RUNDIR="+rundir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	start := func(ns.NetNS) error { return cmd.Start() }
-	var err error
-	if netns == nil {
-		err = start(nil)
-	} else {
-		err = netns.Do(start)
+	path := ""
+	if netns != nil {
+		path = netns.Path()
 	}
+	p, err := child.Start(cmd, path)
 	if err != nil {
-		t.Fatalf("start %s: %v", args[0], err)
+		t.Fatal(err)
 	}
-	return cmd
-}
-
-func stop(cmd *exec.Cmd) {
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
+	return p
 }
 
 // Run runs a program in a namespace (nil: the test's own) and returns what it prints, without the last line break.

@@ -3,13 +3,13 @@ package ovntest
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 
+	"weft.dev/weft/internal/child"
 	"weft.dev/weft/internal/openflow/ovstest"
 )
 
@@ -32,7 +32,7 @@ type Chassis struct {
 	Name string
 
 	site       *Site
-	controller *exec.Cmd
+	controller *child.Process
 	ports      int
 }
 
@@ -103,7 +103,7 @@ func (c *Chassis) StartController(t testing.TB) {
 // StopController kills ovn-controller.
 func (c *Chassis) StopController() {
 	if c.controller != nil {
-		stop(c.controller)
+		c.controller.Kill()
 		c.controller = nil
 	}
 }
