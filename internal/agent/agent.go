@@ -377,7 +377,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		e.handovers.Done(overlay.NetworkName) // each loop starts with all of its state
 	}
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: a.bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
+		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		PolicyProblems: func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
 		Inhabited: func() {
 			a.objects.egressFirewalls.signal()
@@ -390,9 +390,12 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
-	a.handler.ServeWhole(overlay.NetworkName, network)
+	leave := a.handler.Serve(overlay.NetworkName, network, network.HandedOver())
 	a.running.Store(&running{network: network, engines: e})
-	group.Go(func() error { return network.Run(engineCtx) })
+	group.Go(func() error {
+		defer leave()
+		return network.Run(engineCtx)
+	})
 	e.looked.Store(network)
 
 	network.Waiting("waiting for the API server")

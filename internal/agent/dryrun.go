@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
@@ -68,7 +69,8 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	}
 	engines := e.overlay()
 	engines.Connections, engines.Datapath, engines.Uplink, engines.Kernel = forgetsNothing{}, nil, nil, nil
-	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
+	records := lifecycle.New(a.store, lifecycle.Options{BootID: bootID}).Records(overlay.NetworkName)
+	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
 	if err := a.objects.synced(ctx); err != nil {
 		return admin.Diff{}, err
 	}

@@ -38,7 +38,8 @@ type Network interface {
 	// by Remove.
 	Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error)
 	// Close stops the pod's traffic at once, without the API server, also before HandedOver. What it cannot stop in time it goes on
-	// with by itself; an error is logged and does not fail the DEL. The record is marked as closing after it returns.
+	// with by itself. An error is logged; only one that wraps a *cni.Error fails the DEL. The record is marked as closing after Close
+	// returns; Records.Attached leaves it out before.
 	Close(ctx context.Context, rec attach.Record) error
 	// Remove removes what closed attachments left, in one batch, and returns those that failed: they are tried again. It is called
 	// after HandedOver, and again for what is gone already. Records of a former boot have nothing left in the kernel.
@@ -47,6 +48,18 @@ type Network interface {
 	Check(ctx context.Context, rec attach.Record) error
 	// Ready returns nil when pods can be attached, else what is missing and what to do.
 	Ready() error
+}
+
+// Discarder is a Network that keeps something for a record from Plan on. Discard gives it back: when the record could not be written, and
+// when it has been deleted.
+type Discarder interface {
+	Discard(rec attach.Record)
+}
+
+// Limiter is a Network that can attach pods and yet not do all it should: STATUS then reports limited connectivity.
+type Limiter interface {
+	// Limits returns what is not in effect; nil: all is.
+	Limits() error
 }
 
 // Runner follows the network's objects. Run returns when ctx ends, or with an error that ends the agent.
@@ -123,6 +136,8 @@ type Records interface {
 	Put(ctx context.Context, rec attach.Record) error
 	// Reap has Remove called for an attachment that no record is of, such as one whose link was found on the node.
 	Reap(rec attach.Record)
+	// TryLock takes the attachment's lock when no request and no removal has it. It does not wait.
+	TryLock(key attach.Key) (unlock func(), free bool)
 }
 
 // Deps are what the agent gives a network beside the node.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sync/errgroup"
@@ -15,61 +14,70 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/timing"
 )
 
-// undoTimeout bounds the undoing of an ADD that failed. What cannot be undone by then, the reaper goes on with.
-const undoTimeout = 10 * time.Second
+var _ network.Network = (*Network)(nil)
 
-// Add attaches a pod's interface: plan, record, connect, open. It implements cni.Handler.
-func (n *Network) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
-	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
-	unlock, err := n.locks.Lock(ctx, key)
-	if err != nil {
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: another request for it is in progress: %w", key, err)
-	}
-	defer n.reaper.wakeUp() // once the lock is free
-	defer unlock()
+// Plan chooses the attachment's address and port: one that stands ready, if there is one and it may be. It implements network.Network.
+func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, inUse attach.InUse) (attach.Record, error) {
 	s := n.settings.Load()
-	if s == nil {
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", n.Ready())
-	}
 	if err := unsupported(req); err != nil {
-		return nil, err
+		return attach.Record{}, err
 	}
 	if err := n.awaitVNID(ctx, s, req.Args.PodNamespace); err != nil {
-		return nil, err
+		return attach.Record{}, err
 	}
-	rec, err := n.store.Get(key)
-	switch {
-	case err == nil && rec.State == attach.Attached && rec.Netns == req.Netns && rec.BootID == n.opts.BootID:
-		// The runtime did not get the answer. The same one, after making sure of it.
-	case err == nil, n.reaper.link(key) != "": // also a link without a record, which stands in the pod where the new one will
-		if err := n.remove(ctx, []attach.Key{key}); err != nil {
-			n.giveUp(ctx, key)
-			return nil, cni.Errorf(cni.CodeTryAgainLater, "attachment %s: removing the remains of an earlier one: %w", key, err)
-		}
-		fallthrough
-	default:
-		if rec, err = n.record(ctx, s, req, true); err != nil {
+	ports, err := n.hostPorts(req)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	second, err := n.egressRouter(ctx, req)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	limits, err := n.bandwidth(req)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	rec := attach.Record{
+		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: ports, Macvlan: second, Bandwidth: limits,
+		Secondary: n.isSecondary(req),
+	}
+	return rec, n.pick(ctx, s, &rec, &req.Args, choice{inUse: inUse, standing: !n.standing.refused(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})})
+}
+
+// Discard gives back the port that a record claimed. It implements network.Discarder.
+func (n *Network) Discard(rec attach.Record) {
+	if holder, is := n.store.InUse().OFPorts[rec.OFPort]; !is || holder != rec.Key() {
+		n.standing.give(rec.OFPort)
+	}
+	n.standing.refused(rec.Key()) // it may never be planned again
+}
+
+// Connect makes the interface, its port and its flows. It implements network.Network.
+func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
+	s := n.settings.Load()
+	if rec.State == attach.Attached { // Plan did not wait for it
+		if err := n.awaitVNID(ctx, s, rec.PodNamespace); err != nil {
 			return nil, err
 		}
 	}
-	n.reaper.forget(key) // what was to be removed is gone, or is this attachment now
-	result, err := n.connect(ctx, s, rec)
-	if !errors.Is(err, link.ErrUnusable) || ctx.Err() != nil {
-		return result, err
+	created, err := n.program(ctx, s, rec)
+	if errors.Is(err, link.ErrUnusable) {
+		n.standing.refuse(rec)
+		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
-	// The port that stood ready was none. It is removed; the pod gets a port of its own.
-	n.opts.Log.Warn("pre-plugged port unusable, taking another", "port", rec.HostInterface, "attachment", key.String(), "error", err)
-	if rec, err = n.record(ctx, s, req, false); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	n.reaper.forget(key)
-	return n.connect(ctx, s, rec)
+	result := plan.Result(rec, &s.attachments, created.HostMAC)
+	return result, n.programMacvlan(ctx, rec, result)
 }
 
 // unsupported returns an error for what the configuration asks of this network and does not get.
@@ -86,53 +94,6 @@ func unsupported(req *cni.Request) error {
 	return nil
 }
 
-// record plans an attachment and writes its record, before any side effect. Its port is one that stands ready, if there is one
-// and it may be.
-func (n *Network) record(ctx context.Context, s *settings, req *cni.Request, standing bool) (attach.Record, error) {
-	ports, err := n.hostPorts(req)
-	if err != nil {
-		return attach.Record{}, err
-	}
-	second, err := n.egressRouter(ctx, req)
-	if err != nil {
-		return attach.Record{}, err
-	}
-	limits, err := n.bandwidth(req)
-	if err != nil {
-		return attach.Record{}, err
-	}
-	rec := attach.Record{
-		Network: NetworkName, ContainerID: req.ContainerID, IfName: req.IfName, Netns: req.Netns,
-		PodNamespace: req.Args.PodNamespace, PodName: req.Args.PodName, PodUID: req.Args.PodUID,
-		Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, BootID: n.opts.BootID,
-		State: attach.Planned, Created: time.Now().UTC(), HostPorts: ports, Macvlan: second, Bandwidth: limits,
-		Secondary: n.isSecondary(req),
-	}
-	for {
-		_, planned := timing.Start(ctx, stepPlan)
-		err := n.pick(ctx, s, &rec, standing)
-		planned(err)
-		if err != nil {
-			return rec, err
-		}
-		if err = n.put(ctx, &rec); err != nil && !held(n.store.InUse().OFPorts, rec.OFPort) {
-			n.standing.give(rec.OFPort)
-		}
-		var conflict *attach.ConflictError
-		taken := hostPortTaken(&rec, err)
-		switch {
-		case err == nil:
-			return rec, nil
-		case n.yield(ctx, s, &rec, err):
-		case taken != nil:
-			return rec, taken
-		case !errors.As(err, &conflict):
-			return rec, cni.Errorf(cni.CodeIO, "%w", err)
-		}
-		// Another ADD took it between the choice and the claim. The choice ends, with an error, when all is taken.
-	}
-}
-
 // isSecondary reports whether another interface of the sandbox is on this network already, and has the sandbox's routes.
 func (n *Network) isSecondary(req *cni.Request) bool {
 	return slices.ContainsFunc(n.store.List(), func(rec attach.Record) bool {
@@ -141,17 +102,24 @@ func (n *Network) isSecondary(req *cni.Request) bool {
 	})
 }
 
+// choice is what a pod's address and port are chosen from.
+type choice struct {
+	inUse attach.InUse
+	// standing tells that the port may be one that stands ready.
+	standing bool
+}
+
 // pick is choose, and makes a port where choose says that it takes one.
-func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, standing bool) error {
-	rec.OFPort = 0
-	err := n.choose(s, rec, standing)
+func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, pod *cni.Args, from choice) error {
+	err := n.choose(s, rec, from)
 	if !errors.Is(err, errNoneStands) {
 		return err
 	}
-	if err := n.standFor(ctx, rec); err != nil {
+	if err := n.standFor(ctx, rec, pod); err != nil {
 		return err
 	}
-	if err = n.choose(s, rec, false); err != nil {
+	from.standing = false
+	if err = n.choose(s, rec, from); err != nil {
 		n.standing.give(rec.OFPort)
 	}
 	return err
@@ -161,26 +129,25 @@ func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, sta
 var errNoneStands = errors.New("no pre-plugged port is free")
 
 // choose picks an address and a port number that no record has. A port that was made for the record stays its.
-func (n *Network) choose(s *settings, rec *attach.Record, standing bool) error {
-	inUse := n.store.InUse()
+func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 	n.picking.Lock()
 	defer n.picking.Unlock()
 	if n.pool.Subnet() != s.view.Local.Subnet {
 		return cni.Errorf(cni.CodeTryAgainLater, "the node's subnet has just changed to %s: try again later", n.pool.Subnet())
 	}
-	address, err := n.pool.Pick(func(a netip.Addr) bool { return held(inUse.Addresses[NetworkName], a) })
+	address, err := n.pool.Pick(func(a netip.Addr) bool { return held(from.inUse.Addresses[NetworkName], a) })
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
 	ofport := rec.OFPort
-	if ofport == 0 && standing {
+	if ofport == 0 && from.standing {
 		ofport, _ = n.standing.take(s.mtu)
 	}
 	if ofport == 0 && rec.Bandwidth.Limited() {
 		return errNoneStands
 	}
 	if ofport == 0 {
-		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) || n.standing.has(p) })
+		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(from.inUse.OFPorts, p) || n.standing.has(p) })
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
@@ -194,21 +161,6 @@ func (n *Network) choose(s *settings, rec *attach.Record, standing bool) error {
 func held[K comparable](claims map[K]attach.Key, what K) bool {
 	_, ok := claims[what]
 	return ok
-}
-
-// connect makes what the record says, and undoes it all if any of it fails.
-func (n *Network) connect(ctx context.Context, s *settings, rec attach.Record) (*types100.Result, error) {
-	var result *types100.Result
-	created, err := n.program(ctx, s, &rec)
-	if err == nil {
-		result = plan.Result(&rec, &s.attachments, created.HostMAC)
-		err = n.programMacvlan(ctx, &rec, result)
-	}
-	if err != nil {
-		n.undo(ctx, rec.Key())
-		return nil, codeOf(fmt.Errorf("pod %s/%s: %w", rec.PodNamespace, rec.PodName, err))
-	}
-	return result, nil
 }
 
 // program makes the interface, its port and its flows, side by side: a port without flows is closed, and flows without their
@@ -248,16 +200,14 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	close(linkMade)
 	// The record says so before the switch does: an agent that ends in between makes the rest whole, and a runtime that was
 	// not answered asks again, or takes the attachment back.
-	done := *rec
-	done.State = attach.Attached
-	if err := n.put(ctx, &done); err != nil {
+	if err := n.putAttached(ctx, rec); err != nil {
 		cancel()
-		return created, errors.Join(cni.Errorf(cni.CodeIO, "%w", err), withoutEnd(rest.Wait()))
+		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
 	if err := rest.Wait(); err != nil {
 		return created, err
 	}
-	n.open(done)
+	n.open(*rec)
 	return created, nil
 }
 
@@ -269,9 +219,6 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
 	if err != nil {
-		if errors.Is(err, link.ErrUnusable) {
-			n.standing.condemn(rec.OFPort)
-		}
 		return created, errors.Join(err, forgotten.Wait())
 	}
 	if err := forgotten.Wait(); err != nil {
@@ -282,15 +229,13 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
 	flows.Go(func() error { return n.programHostPorts(flowsCtx, rec) })
-	done := *rec
-	done.State = attach.Attached
-	if err := n.put(ctx, &done); err != nil {
-		return created, errors.Join(cni.Errorf(cni.CodeIO, "%w", err), flows.Wait())
+	if err := n.putAttached(ctx, rec); err != nil {
+		return created, errors.Join(err, flows.Wait())
 	}
 	if err := flows.Wait(); err != nil {
 		return created, err
 	}
-	n.open(done)
+	n.open(*rec)
 	return created, nil
 }
 
@@ -362,42 +307,5 @@ func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Rec
 			return err
 		}
 		s = now
-	}
-}
-
-// undo removes what an ADD that failed has left. It works also when the ADD failed because its context ended.
-func (n *Network) undo(ctx context.Context, key attach.Key) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	if err := n.remove(ctx, []attach.Key{key}); err != nil {
-		n.opts.Log.Warn("undoing an ADD that failed, going on in the background", "attachment", key.String(), "error", err)
-		n.giveUp(ctx, key)
-	}
-}
-
-// giveUp hands an attachment to the reaper, and has its record say so: should the agent end before the reaper is done,
-// the next one must not take it for attached.
-func (n *Network) giveUp(ctx context.Context, key attach.Key) {
-	n.reaper.add(key)
-	rec, err := n.store.Get(key)
-	if err != nil || rec.State != attach.Attached {
-		return
-	}
-	rec.State = attach.Closing
-	if err := n.store.Put(context.WithoutCancel(ctx), rec); err != nil {
-		n.opts.Log.Error("attachment abandoned, but its record still has the state attached", "attachment", key.String(), "error", err)
-	}
-}
-
-// codeOf gives an error the code that runtimes act on.
-func codeOf(err error) error {
-	switch {
-	case errors.Is(err, link.ErrNoNamespace), errors.Is(err, link.ErrNotNamespace):
-		return cni.Errorf(cni.CodeInvalidNetns, "%w", err)
-	case errors.Is(err, reconcile.ErrUnavailable), errors.Is(err, reconcile.ErrStopped),
-		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", err)
-	default:
-		return err
 	}
 }

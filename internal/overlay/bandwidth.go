@@ -31,12 +31,12 @@ func (n *Network) bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 
 // standFor makes a port for a pod whose bandwidth is limited, when none is free: only upon a port that stands its traffic is shaped where it
 // cannot undo that.
-func (n *Network) standFor(ctx context.Context, rec *attach.Record) error {
+func (n *Network) standFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
 	number, err := n.standing.makeTaken(ctx)
 	if err != nil {
 		// In words alone: a missing namespace of ports is not to be taken for the pod's.
 		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth limit needs a port whose peer is in %s: %s: try again later",
-			rec.PodNamespace, rec.PodName, n.opts.Ports, err.Error())
+			pod.PodNamespace, pod.PodName, n.opts.Ports, err.Error())
 	}
 	rec.OFPort = number
 	return nil
@@ -90,7 +90,7 @@ func (n *Network) wantedShapes() map[attach.Key]shaped {
 // reshapeOne shapes one pod's traffic again, unless a request for it is under way, and reports whether it is to be tried again.
 func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
 	n := e.network
-	unlock, free := n.lockNow(ctx, key)
+	unlock, free := n.opts.Records.TryLock(key)
 	if !free {
 		return true
 	}

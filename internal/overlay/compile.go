@@ -198,8 +198,7 @@ func (n *Network) shut(keys ...attach.Key) {
 }
 
 // resume sets the allocators to go on after the last record. The first time, it takes the records over: those that are
-// attached are live, and what a former life left unfinished, or what belongs to a former boot, is for the reaper: nobody
-// was told of it, or nobody lives to use it.
+// attached are live.
 func (n *Network) resume(ctx context.Context, s *settings) error {
 	if n.pool != nil && n.pool.Subnet() == s.view.Local.Subnet { // only Update, and so nobody else, changes n.pool
 		return nil
@@ -249,14 +248,10 @@ func (n *Network) takeOver(ctx context.Context) error {
 		if rec.BootID == n.opts.BootID {
 			recorded[rec.HostInterface] = true
 		}
-		switch {
-		case rec.Network != NetworkName:
-		case rec.State == attach.Attached && rec.BootID == n.opts.BootID:
-			n.live[rec.Key()] = rec
-			n.enforcer.Attach(&rec)
-		default:
-			n.reaper.add(rec.Key())
-		}
+	}
+	for _, rec := range n.opts.Records.Attached() {
+		n.live[rec.Key()] = rec
+		n.enforcer.Attach(&rec)
 	}
 	var stray []string
 	for name, o := range links {
@@ -267,7 +262,9 @@ func (n *Network) takeOver(ctx context.Context) error {
 			stray = append(stray, name)
 		case ok && !known[o]:
 			n.opts.Log.Warn("pod link without a record, removing it", "link", name, "attachment", key.String())
-			n.reaper.addLink(key, name)
+			n.opts.Records.Reap(attach.Record{
+				Network: NetworkName, ContainerID: key.ContainerID, IfName: key.IfName, HostInterface: name, BootID: n.opts.BootID,
+			})
 		}
 	}
 	if len(stray) == 0 {

@@ -85,13 +85,13 @@ func (e *ends) run(ctx context.Context) error {
 		return nil
 	case <-e.network.running:
 	}
-	delay := firstReapRetry
+	delay := firstRetry
 	for {
 		var retry <-chan time.Time
 		if e.check(ctx) {
-			retry, delay = time.After(delay), min(2*delay, lastReapRetry)
+			retry, delay = time.After(delay), min(2*delay, lastRetry)
 		} else {
-			delay = firstReapRetry
+			delay = firstRetry
 		}
 		select {
 		case <-ctx.Done():
@@ -140,7 +140,7 @@ func (e *ends) check(ctx context.Context) (left bool) {
 func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
 	n := e.network
 	if want.key != (attach.Key{}) {
-		unlock, free := n.lockNow(ctx, want.key)
+		unlock, free := n.opts.Records.TryLock(want.key)
 		if !free {
 			return true
 		}
@@ -157,14 +157,6 @@ func (e *ends) restore(ctx context.Context, name string, want wanted, have link.
 	}
 	n.opts.Log.Warn("restored what another program changed", "link", name, "was", have.String(), "is", want.end.String())
 	return false
-}
-
-// lockNow locks an attachment, if no request for it is under way. It does not wait: the others would wait as long.
-func (n *Network) lockNow(ctx context.Context, key attach.Key) (unlock func(), free bool) {
-	now, cancel := context.WithCancel(ctx)
-	cancel()
-	unlock, err := n.locks.Lock(now, key)
-	return unlock, err == nil
 }
 
 // isLive reports whether an attachment's port is open, or being opened.

@@ -2,14 +2,11 @@ package overlay
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/reconcile"
@@ -127,33 +124,4 @@ func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 		}
 	}
 	return ports, nil
-}
-
-// yield detaches the attachment that has a host port which a record claims, if it is a former sandbox of the same pod's whose namespace is
-// gone: a runtime that has lost its state never detaches it. It reports whether it did.
-func (n *Network) yield(ctx context.Context, s *settings, rec *attach.Record, err error) bool {
-	var taken *attach.HostPortError
-	if !errors.As(err, &taken) {
-		return false
-	}
-	holder, err := n.store.Get(taken.Holder)
-	if err != nil || rec.PodName == "" || holder.PodName != rec.PodName || holder.PodNamespace != rec.PodNamespace {
-		return false
-	}
-	pair, err := n.pair(&holder, &s.attachments)
-	if err != nil || !errors.Is(n.engines.Pods.Check(ctx, pair), link.ErrNoNamespace) {
-		return false
-	}
-	n.opts.Log.Info("host ports of a deleted sandbox move to the pod's next sandbox", "attachment", taken.Holder.String(), "port", taken.Port.String())
-	return n.detach(ctx, taken.Holder) == nil
-}
-
-// hostPortTaken returns the runtime's error for a port of the node that is another pod's; nil for other errors.
-func hostPortTaken(rec *attach.Record, err error) error {
-	var taken *attach.HostPortError
-	if !errors.As(err, &taken) {
-		return nil
-	}
-	return cni.Errorf(cni.CodeTryAgainLater, "%w", fmt.Errorf("pod %s/%s cannot have host port %s of this node: pod %s has it",
-		rec.PodNamespace, rec.PodName, taken.Port, taken.Pod))
 }

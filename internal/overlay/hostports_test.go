@@ -250,22 +250,25 @@ func TestHostPortsForgottenTogether(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
 	reqs := []*cni.Request{l.publish("s1", mapping(1)), l.publish("s2", mapping(2)), l.request("s3")}
-	var keys []attach.Key
+	var recs []attach.Record
 	var ips []string
 	for _, req := range reqs {
 		l.add(t, req)
-		keys = append(keys, keyOf(req))
+		recs = append(recs, l.record(t, req))
 		ips = append(ips, l.record(t, req).Addresses[0].Addr().String())
 	}
 	l.node.kernel.forgot()
-	if err := l.remove(t.Context(), keys[2:]); err != nil || len(l.node.kernel.forgot()) > 0 {
-		t.Errorf("a pod without host ports is looked for: %v", err)
+	if failed := l.Remove(t.Context(), recs[2:]); len(failed) > 0 || len(l.node.kernel.forgot()) > 0 {
+		t.Errorf("a pod without host ports is looked for: %v", failed)
 	}
-	if err := l.remove(t.Context(), keys[:2]); err != nil {
-		t.Fatal(err)
+	if failed := l.Remove(t.Context(), recs[:2]); len(failed) > 0 {
+		t.Fatal(failed)
 	}
 	if got := l.node.kernel.forgot(); !slices.Equal(got, []string{ips[0] + " " + ips[1]}) {
 		t.Errorf("forgotten: %q", got)
+	}
+	for _, req := range reqs {
+		l.del(t, req)
 	}
 	l.nothingLeft(t, before)
 }
@@ -286,15 +289,16 @@ func TestHostPortsOfAnADDThatIsGivenUp(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
 	req := l.publish("s1", mapping(8080))
-	l.add(t, req)
-	l.node.flowEngine.fail(errors.New("no"))
-	if err := l.remove(t.Context(), []attach.Key{keyOf(req)}); err == nil {
-		t.Fatal("removed all")
+	l.node.pods.onCreate(func() error {
+		eventually(t, "its host ports are there", func() bool { return len(l.node.published(t)) > 0 })
+		l.node.flowEngine.fail(errors.New("no"))
+		return errBroken
+	})
+	if _, err := l.Add(t.Context(), req); err == nil {
+		t.Fatal("attached")
 	}
-	l.giveUp(t.Context(), keyOf(req))
 	eventually(t, "its host ports are gone", func() bool { return len(l.node.published(t)) == 0 })
 	l.node.flowEngine.fail(nil)
-	l.reaper.wakeUp()
 	l.nothingLeft(t, before)
 }
 

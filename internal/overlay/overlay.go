@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -34,6 +35,12 @@ import (
 
 // NetworkName is the name of this network in attachment records.
 const NetworkName = "overlay"
+
+// Delays between tries of what goes on in the background.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
 
 // View is what the overlay has to know of the cluster and of the node, in plain values.
 type View struct {
@@ -111,6 +118,8 @@ type Ports interface {
 type Options struct {
 	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
 	BootID string
+	// Records are the overlay's attachments. Required.
+	Records network.Records
 	// Node is the node's name, by which pods name it. Only NetworkPolicies look at it.
 	Node string
 	// Log gets what nobody waits for. Default: discarded.
@@ -145,13 +154,11 @@ type Options struct {
 	PolicyProblems func(key policy.Key, problems []error)
 }
 
-// Network is the overlay on this node. It is a cni.Handler for the pods on it.
+// Network is the overlay on this node.
 type Network struct {
 	engines Engines
 	store   *attach.Store
 	opts    Options
-	locks   attach.Keyed[attach.Key]
-	reaper  *reaper
 	links   *unlinker
 	// standing are the ports that stand ready.
 	standing *standing
@@ -202,8 +209,6 @@ type Network struct {
 	ofports ipam.Ofports
 }
 
-var _ cni.Handler = (*Network)(nil)
-
 // New returns the network. Nothing is touched before the first Update.
 func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.Log == nil {
@@ -221,7 +226,6 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 		opts.MoveStep = DefaultMoveStep
 	}
 	n.enforcer = newEnforcer(n)
-	n.reaper = newReaper(n)
 	n.links = newUnlinker(n)
 	n.standing = newStanding(n)
 	n.ends = newEnds(n)
@@ -232,10 +236,9 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	return n
 }
 
-// Run reaps what is detached, and puts back what others change of pods' links, until ctx ends.
+// Run keeps ports ready and puts back what others change of pods' links, until ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
-	group.Go(func() error { return n.reaper.run(ctx) })
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
 	group.Go(func() error { return n.standing.run(ctx) })
@@ -245,6 +248,9 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.forgetEgress(ctx) })
 	return group.Wait()
 }
+
+// HandedOver is closed once everything that the records and the first View say is in the engines. It implements network.Runner.
+func (n *Network) HandedOver() <-chan struct{} { return n.running }
 
 // Waiting sets what is told to those who want to attach before the network can serve: "waiting for …".
 func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
@@ -408,7 +414,7 @@ func (n *Network) Ready() error {
 	if n.settings.Load() != nil {
 		return nil
 	}
-	return fmt.Errorf("the network is not ready: %s", *n.waiting.Load())
+	return errors.New(*n.waiting.Load())
 }
 
 // owner names an attachment as the origin of fragments.

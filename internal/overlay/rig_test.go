@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
@@ -28,6 +29,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -235,13 +237,26 @@ func lines[K comparable, V fmt.Stringer](items map[K]V) string {
 	return strings.Join(all, "")
 }
 
-// life is an agent's life on a node.
+// life is an agent's life on a node. Its requests go as the runtime's do: by attach/lifecycle.
 type life struct {
 	*Network
-	node  *node
-	store *attach.Store
-	stop  func()
+	handler *lifecycle.Handler
+	node    *node
+	store   *attach.Store
+	stop    func()
 }
+
+func (l *life) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
+	return l.handler.Add(ctx, req)
+}
+
+func (l *life) Del(ctx context.Context, req *cni.Request) error { return l.handler.Del(ctx, req) }
+
+func (l *life) GC(ctx context.Context, req *cni.Request) error { return l.handler.GC(ctx, req) }
+
+func (l *life) Check(ctx context.Context, req *cni.Request) error { return l.handler.Check(ctx, req) }
+
+func (l *life) Status(ctx context.Context, req *cni.Request) error { return l.handler.Status(ctx, req) }
 
 func (n *node) begin(t tb) *life {
 	t.Helper()
@@ -264,12 +279,19 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods, Shapers: n.pods,
 	}
-	l := &life{Network: New(engines, store, Options{BootID: boot, RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
+	handler := lifecycle.New(store, lifecycle.Options{
+		BootID: boot, Waiting: func() string { return "the tests" }, Default: func() (string, error) { return NetworkName, nil },
+		Place: func(context.Context, *cni.Request) (placement.Decision, error) {
+			return placement.Decision{Network: NetworkName}, nil
+		},
+	})
+	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
 	l.standing.rest = 0
+	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{
-		engines.Flows.Run, engines.Rows.Run, engines.Links.Run, engines.Rules.Run, l.Run,
+		engines.Flows.Run, engines.Rows.Run, engines.Links.Run, engines.Rules.Run, l.Run, handler.Run,
 	} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
@@ -280,6 +302,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 	l.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
+		leave()
 		if err := store.Close(); err != nil {
 			t.Errorf("closing the records: %v", err)
 		}
@@ -321,7 +344,7 @@ func (l *life) update(t tb, view View) {
 // settled waits until the reaper has nothing left.
 func (l *life) settled(t tb) {
 	t.Helper()
-	eventually(t, "the reaper is done", func() bool { return len(l.reaper.keys()) == 0 })
+	eventually(t, "the reaper is done", l.handler.Idle)
 }
 
 func eventually(t tb, what string, ok func() bool) {

@@ -33,6 +33,8 @@ type standing struct {
 	// free are the numbers of those that are free: the one that has been free for longest is taken next, so that what a
 	// switch still holds for its former pod is gone by then.
 	free []uint32
+	// unusable are attachments whose port was none: the next one that they get is their own.
+	unusable map[attach.Key]struct{}
 	// rest is how long a port stays free at least.
 	rest time.Duration
 	// told is the last trouble that was logged.
@@ -80,7 +82,7 @@ const (
 )
 
 func newStanding(n *Network) *standing {
-	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, rest: standingRest}
+	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, unusable: map[attach.Key]struct{}{}, rest: standingRest}
 }
 
 // wakeUp has it look whether ports are to be made or removed.
@@ -136,9 +138,22 @@ func (s *standing) fits(port *standingPort) bool {
 	return s.shape.MTU == 0 || port.mtu == s.shape.MTU && port.txOffloadOff == s.shape.TxOffloadOff
 }
 
-// condemn keeps a port from serving again.
-func (s *standing) condemn(ofport uint32) {
-	s.mark(ofport, func(port *standingPort) { port.condemned = true })
+// refuse has an attachment's port removed, and the attachment planned again without one that stands ready.
+func (s *standing) refuse(rec *attach.Record) {
+	s.mark(rec.OFPort, func(port *standingPort) { port.condemned = true })
+	s.give(rec.OFPort)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unusable[rec.Key()] = struct{}{}
+}
+
+// refused reports whether refuse was called of the attachment since it was planned last.
+func (s *standing) refused(key attach.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, is := s.unusable[key]
+	delete(s.unusable, key)
+	return is
 }
 
 // clean notes that nothing is upon a port any more.

@@ -6,14 +6,14 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/timing"
 )
 
 // Steps of a request, as metrics and traces name them.
 const (
-	// stepPlan chooses address, port number and interface; stepRecord writes the record, until it is on disk.
-	stepPlan   = "plan"
+	// stepRecord writes the record, until it is on disk.
 	stepRecord = "record"
 	// stepLink makes the veth pair and what is on it in the pod.
 	stepLink = "link"
@@ -35,12 +35,18 @@ func startCommit(ctx context.Context, step string) (context.Context, func(error)
 	}), done
 }
 
-// put writes a record, as a step.
-func (n *Network) put(ctx context.Context, rec *attach.Record) error {
-	ctx, done := timing.Start(ctx, stepRecord)
-	err := n.store.Put(ctx, *rec)
-	done(err)
-	return err
+// putAttached writes that an attachment is there, as a step.
+func (n *Network) putAttached(ctx context.Context, rec *attach.Record) error {
+	done := *rec
+	done.State = attach.Attached
+	ctx, end := timing.Start(ctx, stepRecord)
+	err := n.opts.Records.Put(ctx, done)
+	end(err)
+	if err != nil {
+		return cni.Errorf(cni.CodeIO, "%w", err)
+	}
+	rec.State = attach.Attached
+	return nil
 }
 
 // Addresses returns how many of the pod addresses of the node's subnet are taken, and how many there are.

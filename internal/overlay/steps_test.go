@@ -53,13 +53,13 @@ func TestStepsAreTold(t *testing.T) {
 	req := l.request("s1")
 	paths, steps := watched(t, func(ctx context.Context) error { _, err := l.Add(ctx, req); return err })
 	want := []string{
-		"request", "request/flows", "request/flows/commit", "request/link", "request/plan",
-		"request/port", "request/port/commit", "request/record",
+		"request", "request/connect", "request/connect/flows", "request/connect/flows/commit", "request/connect/link",
+		"request/connect/port", "request/connect/port/commit", "request/connect/record", "request/place", "request/plan", "request/record",
 	}
 	if diff := cmp.Diff(want, paths); diff != "" {
 		t.Errorf("spans of ADD (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"flows", "link", "plan", "port", "record"}, steps); diff != "" {
+	if diff := cmp.Diff([]string{"connect", "flows", "link", "place", "plan", "port", "record"}, steps); diff != "" {
 		t.Errorf("steps of ADD (-want +got):\n%s", diff)
 	}
 	if used, all := l.Addresses(); used != 1 || all != 509 {

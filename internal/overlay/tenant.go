@@ -250,7 +250,7 @@ func (t *tenants) run(ctx context.Context) error {
 		return nil
 	case <-t.network.running:
 	}
-	delay := firstReapRetry
+	delay := firstRetry
 	for {
 		next, err := t.tend(ctx)
 		switch {
@@ -258,9 +258,9 @@ func (t *tenants) run(ctx context.Context) error {
 			return nil //nolint:nilerr // the end of ctx is why, and is no failure
 		case err != nil:
 			t.network.opts.Log.Warn("programming the VNIDs of projects, trying again", "error", err)
-			next, delay = time.Now().Add(delay), min(2*delay, lastReapRetry)
+			next, delay = time.Now().Add(delay), min(2*delay, lastRetry)
 		default:
-			delay = firstReapRetry
+			delay = firstRetry
 		}
 		var due <-chan time.Time
 		var timer *time.Timer

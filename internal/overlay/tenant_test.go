@@ -137,14 +137,12 @@ func TestADDWaitsForVNID(t *testing.T) {
 		_, err := l.Add(context.Background(), l.of("new", "s3"))
 		done <- err
 	}()
-	ended, end := context.WithCancel(context.Background())
-	end()
 	eventually(t, "the ADD waits", func() bool {
-		unlock, err := l.locks.Lock(ended, keyOf(l.of("new", "s3")))
-		if err == nil {
+		unlock, free := l.opts.Records.TryLock(keyOf(l.of("new", "s3")))
+		if free {
 			unlock()
 		}
-		return err != nil
+		return !free
 	})
 	l.tenancy(t, vnids("new", 20))
 	if err := <-done; err != nil {

@@ -32,9 +32,6 @@ func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	if err != nil {
 		return err
 	}
-	if s.whole != nil {
-		return s.whole.Check(ctx, req)
-	}
 	prev, err := previous(req)
 	if err != nil {
 		return err
@@ -42,7 +39,11 @@ func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	if req.Netns != rec.Netns {
 		return fmt.Errorf("attachment %s: it is in namespace %s, not in %s", key, rec.Netns, req.Netns)
 	}
-	return errors.Join(plan.Compare(&rec, prev), codeOf(s.network.Check(ctx, rec)))
+	err = errors.Join(plan.Compare(&rec, prev), codeOf(s.network.Check(ctx, rec)))
+	if err != nil {
+		return fmt.Errorf("pod %s/%s, interface %s with MTU %d: %w", rec.PodNamespace, rec.PodName, rec.IfName, rec.MTU, err)
+	}
+	return nil
 }
 
 // previous returns what the runtime says that ADD's result was; nil where it does not say.

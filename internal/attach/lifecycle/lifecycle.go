@@ -19,6 +19,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/timing"
@@ -56,7 +57,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Handler is the one cni.Handler of a node. Networks come and go with Serve, ServeWhole and their stop functions.
+// Handler is the one cni.Handler of a node. Networks come and go with Serve and its stop function.
 type Handler struct {
 	store  *attach.Store
 	opts   Options
@@ -70,13 +71,12 @@ type Handler struct {
 	closing map[attach.Key]bool
 }
 
-// served is a network that requests go to: either network or whole.
+// served is a network that requests go to.
 type served struct {
 	name    string
 	network network.Network
 	// handedOver is closed once the network can remove.
 	handedOver <-chan struct{}
-	whole      cni.Handler
 }
 
 var _ cni.Handler = (*Handler)(nil)
@@ -96,6 +96,9 @@ func New(store *attach.Store, opts Options) *Handler {
 
 // Run removes what is detached, until ctx ends.
 func (h *Handler) Run(ctx context.Context) error { return h.reaper.run(ctx) }
+
+// Idle reports whether nothing that is detached waits to be removed.
+func (h *Handler) Idle() bool { return len(h.reaper.keys()) == 0 }
 
 // Serve lets requests for the network's attachments through to it, until stop is called. What an earlier life of the agent or an earlier
 // boot left unfinished is removed once handedOver is closed.
@@ -119,11 +122,6 @@ func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct
 		leave()
 		close(stopped)
 	})
-}
-
-// ServeWhole lets requests through to a network that keeps locks and records by itself.
-func (h *Handler) ServeWhole(name string, whole cni.Handler) (stop func()) {
-	return h.serve(&served{name: name, whole: whole})
 }
 
 func (h *Handler) serve(s *served) (stop func()) {
@@ -186,7 +184,10 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	}
 	have := err == nil
 	if have && h.complete(&rec) && rec.Netns == req.Netns { // the runtime did not get the answer
-		return h.again(ctx, req, rec)
+		result, err := h.again(ctx, &rec)
+		if !errors.Is(err, network.ErrPlanAgain) {
+			return result, err
+		}
 	}
 	placed, place := timing.Start(ctx, stepPlace)
 	at, err := h.opts.Place(placed, req)
@@ -202,51 +203,34 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 		return nil, err
 	}
 	if have || h.reaper.waits(key) {
-		if err := h.clear(ctx, key, s); err != nil {
+		if err := h.clear(ctx, key); err != nil {
 			return nil, err
 		}
-	}
-	if s.whole != nil {
-		return s.whole.Add(ctx, req)
 	}
 	return h.attach(ctx, s, req, at)
 }
 
 // again answers an ADD of an attachment that is there, after making sure of it.
-func (h *Handler) again(ctx context.Context, req *cni.Request, rec attach.Record) (*types100.Result, error) {
+func (h *Handler) again(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
 		return nil, err
 	}
-	if s.whole != nil {
-		return s.whole.Add(ctx, req)
-	}
 	if err := ready(s); err != nil {
 		return nil, err
 	}
-	return h.connect(ctx, s, &rec)
+	return h.connect(ctx, s, rec)
 }
 
 // clear removes what an unfinished attachment of the same key left, before a network gets a new one.
-func (h *Handler) clear(ctx context.Context, key attach.Key, next *served) error {
+func (h *Handler) clear(ctx context.Context, key attach.Key) error {
 	rec, err := h.record(key)
 	if err != nil {
 		return err
 	}
 	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case s == next && s.whole != nil:
-		return nil // it does so itself
-	case s.whole != nil:
-		if err := s.whole.Del(ctx, &cni.Request{Command: cni.CommandDel, ContainerID: key.ContainerID, IfName: key.IfName}); err != nil {
-			return err
-		}
-		if _, err := h.store.Get(key); !errors.Is(err, attach.ErrNotFound) {
-			return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: it is being removed from network %s: try again later", key, s.name)
-		}
-		return nil
 	}
 	if err := h.remove(ctx, s, rec); err != nil {
 		h.giveUp(ctx, key)
@@ -309,23 +293,37 @@ func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at plac
 		rec.PodNamespace, rec.PodName, rec.PodUID = req.Args.PodNamespace, req.Args.PodName, req.Args.PodUID
 		rec.BootID, rec.State, rec.Created = h.opts.BootID, attach.Planned, time.Now().UTC()
 		err = h.put(ctx, &rec)
-		var conflict *attach.ConflictError
-		switch {
-		case err == nil:
+		if err == nil {
 			return rec, nil
+		}
+		discard(s, rec)
+		var conflict *attach.ConflictError
+		var taken *attach.HostPortError
+		switch {
+		case errors.As(err, &taken) && h.yields(ctx, &rec, taken):
+		case errors.As(err, &taken):
+			return rec, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s cannot have host port %s of this node: pod %s has it",
+				rec.PodNamespace, rec.PodName, taken.Port, taken.Pod)
 		case errors.As(err, &conflict) && ctx.Err() == nil:
 		default:
-			return rec, putError(err)
+			return rec, cni.Errorf(cni.CodeIO, "%w", err)
 		}
 	}
 }
 
-// putError gives the failure of writing a record the code that runtimes act on.
-func putError(err error) error {
-	if _, taken := errors.AsType[*attach.HostPortError](err); taken {
-		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
+// yields detaches the attachment that has a host port which the record claims, if it is of a former sandbox of the same pod and its
+// namespace is gone: a runtime that has lost its state never detaches it. It reports whether the attachment is detached.
+func (h *Handler) yields(ctx context.Context, rec *attach.Record, taken *attach.HostPortError) bool {
+	holder, err := h.store.Get(taken.Holder)
+	if err != nil || rec.PodName == "" || holder.PodName != rec.PodName || holder.PodNamespace != rec.PodNamespace {
+		return false
 	}
-	return cni.Errorf(cni.CodeIO, "%w", err)
+	s, err := h.of(network.KindOf(holder.Network), cni.CodeTryAgainLater)
+	if err != nil || !errors.Is(s.network.Check(ctx, holder), link.ErrNoNamespace) {
+		return false
+	}
+	h.opts.Log.Info("host ports of a deleted sandbox move to the pod's next sandbox", "attachment", taken.Holder.String(), "port", taken.Port.String())
+	return h.detach(ctx, taken.Holder) == nil
 }
 
 func (h *Handler) put(ctx context.Context, rec *attach.Record) error {
@@ -346,7 +344,7 @@ func (h *Handler) connect(ctx context.Context, s *served, rec *attach.Record) (*
 	if err == nil && rec.State != attach.Attached {
 		rec.State = attach.Attached
 		if err = h.put(ctx, rec); err != nil {
-			err = putError(err)
+			err = cni.Errorf(cni.CodeIO, "%w", err)
 		}
 	}
 	if err != nil {
@@ -374,12 +372,29 @@ func (h *Handler) remove(ctx context.Context, s *served, rec attach.Record) erro
 	if err := s.network.Remove(ctx, []attach.Record{rec})[key]; err != nil {
 		return errors.Join(err, closed)
 	}
-	if err := h.store.Delete(ctx, key); err != nil {
+	return h.drop(ctx, s, rec)
+}
+
+// drop deletes the record of what is removed.
+func (h *Handler) drop(ctx context.Context, s *served, rec attach.Record) error {
+	key := rec.Key()
+	err := h.store.Delete(ctx, key)
+	if _, have := h.store.Get(key); errors.Is(have, attach.ErrNotFound) { // also when something beside it is left
+		discard(s, rec)
+	}
+	if err != nil {
 		return err
 	}
 	h.forget(key)
 	h.opts.Removed(s.name)
 	return nil
+}
+
+// discard gives back what the network kept for a record.
+func discard(s *served, rec attach.Record) {
+	if d, is := s.network.(network.Discarder); is {
+		d.Discard(rec)
+	}
 }
 
 // giveUp leaves an attachment to the reaper, and has its record say so: a restart does not take it for attached.
@@ -424,23 +439,24 @@ func (h *Handler) detach(ctx context.Context, key attach.Key) error {
 	if err != nil {
 		return err
 	}
-	if s.whole != nil {
-		return s.whole.Del(ctx, &cni.Request{Command: cni.CommandDel, ContainerID: key.ContainerID, IfName: key.IfName})
-	}
 	h.markClosing(key)
 	closing, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	if err := s.network.Close(closing, rec); err != nil {
-		h.opts.Log.Warn("closing an attachment, going on in the background", "attachment", key.String(), "error", err)
+	left := s.network.Close(closing, rec)
+	if left != nil {
+		h.opts.Log.Warn("closing an attachment, going on in the background", "attachment", key.String(), "error", left)
+	}
+	if own := new(cni.Error); !errors.As(left, &own) {
+		left = nil // the runtime need not know
 	}
 	if rec.State != attach.Closing {
 		rec.State = attach.Closing
 		if err := h.put(ctx, &rec); err != nil {
-			return h.detachNow(ctx, s, rec, err)
+			return errors.Join(h.detachNow(ctx, s, rec, err), left)
 		}
 	}
 	h.reaper.add(key)
-	return nil
+	return left
 }
 
 // detachNow detaches what cannot be marked as closing, which is why, before the answer: on a full disk no record can be written, but one
@@ -475,7 +491,7 @@ func (h *Handler) GC(ctx context.Context, req *cni.Request) error {
 
 // Status reports whether the default network can serve ADD: a node whose pods can be attached stays ready while another network of it
 // is not. Without a default network it reports whether any can. It implements cni.Handler.
-func (h *Handler) Status(ctx context.Context, req *cni.Request) error {
+func (h *Handler) Status(context.Context, *cni.Request) error {
 	if err := h.any(); err != nil {
 		err.Code = cni.CodeNotAvailable
 		return err
@@ -489,11 +505,11 @@ func (h *Handler) Status(ctx context.Context, req *cni.Request) error {
 		if err != nil {
 			return err
 		}
-		return status(ctx, s, req)
+		return status(s)
 	}
 	var errs []error
 	for _, s := range h.all() {
-		err := status(ctx, s, req)
+		err := status(s)
 		if err == nil {
 			return nil
 		}
@@ -502,27 +518,14 @@ func (h *Handler) Status(ctx context.Context, req *cni.Request) error {
 	return cni.Errorf(cni.CodeNotAvailable, "%w", errors.Join(errs...))
 }
 
-// Problems returns why networks other than the default one cannot serve ADD, by their names.
-func (h *Handler) Problems(ctx context.Context) map[string]error {
-	problems := map[string]error{}
-	standard, _ := h.opts.Default()
-	for _, s := range h.all() {
-		if s.name == standard {
-			continue
-		}
-		if err := status(ctx, s, &cni.Request{Command: cni.CommandStatus}); err != nil {
-			problems[s.name] = err
-		}
-	}
-	return problems
-}
-
-func status(ctx context.Context, s *served, req *cni.Request) error {
-	if s.whole != nil {
-		return s.whole.Status(ctx, req)
-	}
+func status(s *served) error {
 	if err := s.network.Ready(); err != nil {
 		return cni.Errorf(cni.CodeNotAvailable, "network %s: %w", s.name, err)
+	}
+	if limited, is := s.network.(network.Limiter); is {
+		if err := limited.Limits(); err != nil {
+			return cni.Errorf(cni.CodeLimitedConnectivity, "network %s: %w", s.name, err)
+		}
 	}
 	return nil
 }

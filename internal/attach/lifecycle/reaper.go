@@ -175,7 +175,7 @@ func (r *reaper) target(key attach.Key) (attach.Record, *served, error) {
 		return rec, nil, err
 	}
 	s, err := r.handler.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
-	if err != nil || s.whole != nil || !isClosed(s.handedOver) {
+	if err != nil || !isClosed(s.handedOver) {
 		return rec, nil, errLater
 	}
 	return rec, s, nil
@@ -189,15 +189,12 @@ func (r *reaper) remove(ctx context.Context, b *batch) (left bool) {
 		key := rec.Key()
 		err := failed[key]
 		if err == nil {
-			err = h.store.Delete(ctx, key)
+			err = h.drop(ctx, b.served, rec)
 		}
 		if err != nil {
 			r.report(ctx, key, err)
 			left = true
-			continue
 		}
-		h.forget(key)
-		h.opts.Removed(b.served.name)
 	}
 	return left
 }

@@ -57,3 +57,11 @@ func (r *records) Reap(rec attach.Record) {
 	r.handler.reaper.addStray(rec)
 	r.handler.reaper.wakeUp()
 }
+
+// TryLock implements network.Records.
+func (r *records) TryLock(key attach.Key) (unlock func(), free bool) {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	unlock, err := r.handler.lock(now, key)
+	return unlock, err == nil
+}
