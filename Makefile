@@ -24,8 +24,8 @@ build: ## build weft, weft-cni, weft-flannel and weft-lab into bin/
 image: build ## write Weft's image as an OCI archive, out/weft-image.tar; needs nft and Open vSwitch
 	@$(BIN)/weft-lab image --output out/weft-image.tar
 
-quickstart: ## a cluster of two nodes on this machine, with a reachability matrix; as root
-	@build/quickstart up
+quickstart: ## a cluster of two nodes on this machine, with a reachability matrix; NETWORK=overlay, flannel or both; as root
+	@NETWORK='$(NETWORK)' build/quickstart up
 
 quickstart-down: ## take the quick start's cluster down
 	@build/quickstart down

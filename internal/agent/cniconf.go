@@ -119,3 +119,25 @@ func InstallPlugin(from, to string) error {
 	}
 	return nil
 }
+
+// CopyFile copies a file with its permissions: beside what is there, then in its place.
+func CopyFile(from, to string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return fmt.Errorf("copying a file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("copying a file: %s is not a regular file", from)
+	}
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return fmt.Errorf("copying a file: %w", err)
+	}
+	if into, err := os.Stat(to); err == nil && into.IsDir() {
+		to = filepath.Join(to, filepath.Base(from))
+	}
+	if err := writeAtomically(to, data, info.Mode().Perm()); err != nil {
+		return fmt.Errorf("copying a file: %w", err)
+	}
+	return nil
+}

@@ -39,6 +39,9 @@ func Weft(environment Environment) *cobra.Command {
 	if environment.Program == flanneldProgram {
 		return alone(environment)
 	}
+	if environment.Program == copyProgram || environment.Program == installConfProgram {
+		return copyCommand(environment.Program)
+	}
 	root := &cobra.Command{
 		Use:   "weft",
 		Short: "A network for Kubernetes on Open vSwitch",

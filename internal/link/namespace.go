@@ -88,13 +88,37 @@ func onThread(home *namespace, work func() error) error {
 			return
 		}
 		defer before.Close()
-		if err = home.enter(); err == nil {
+		// Entering a namespace takes CAP_SYS_ADMIN, also the one that the thread is in: a daemon of the node's own namespace works without.
+		there := sameFile(before, home.file)
+		if !there {
+			err = home.enter()
+		}
+		if err == nil {
 			err = work()
 		}
-		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
+		if there && sameNamespace(before) {
+			runtime.UnlockOSThread()
+		} else if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		}
 		done <- err
 	}()
 	return <-done
+}
+
+// sameFile reports whether two files are one, such as the files of one namespace.
+func sameFile(a, b *os.File) bool {
+	one, err := a.Stat()
+	other, wrong := b.Stat()
+	return err == nil && wrong == nil && os.SameFile(one, other)
+}
+
+// sameNamespace reports whether the calling thread is in the network namespace that the file is of.
+func sameNamespace(file *os.File) bool {
+	now, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return false
+	}
+	defer now.Close()
+	return sameFile(now, file)
 }

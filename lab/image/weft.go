@@ -65,7 +65,10 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 		Ref: Ref, Files: files,
 		// Open vSwitch's tools look below /var/run.
 		Env:   []string{"OVS_RUNDIR=/run/openvswitch", "OVS_DBDIR=/var/lib/openvswitch"},
-		Links: map[string]string{"/var/run": "/run"},
+		// flannel's manifest works with this image: its daemon, and what its init containers run and copy.
+		Links: map[string]string{
+			"/var/run": "/run", "/opt/bin/flanneld": "/weft", "/opt/bin/install-conf": "/weft", "/bin/cp": "/weft", "/flannel": "/weft-flannel",
+		},
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "Weft",
 			"org.opencontainers.image.description": "A network for Kubernetes on Open vSwitch, nftables and the Linux kernel",

@@ -5,6 +5,7 @@ package kubenode
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 
 	"sigs.k8s.io/yaml"
@@ -113,7 +114,7 @@ func (n Node) Kubelet() (process.Program, error) {
 func (n Node) Proxy() (process.Program, error) {
 	config, err := n.write("kube-proxy.yaml", fields{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-		"mode": "nftables", "hostnameOverride": n.Name, "clusterCIDR": n.Plane.Lab.ClusterCIDR.String(),
+		"mode": "nftables", "hostnameOverride": n.Name, "clusterCIDR": n.proxied().String(),
 		"clientConnection":   fields{"kubeconfig": n.Plane.KubeconfigOf(controlplane.Proxy)},
 		"conntrack":          fields{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 		"metricsBindAddress": "127.0.0.1:10249",
@@ -122,6 +123,15 @@ func (n Node) Proxy() (process.Program, error) {
 		return process.Program{}, err
 	}
 	return process.Program{Name: n.Name + "/kube-proxy", Argv: n.Space.Enter(filepath.Join(n.Plane.Bin, "kube-proxy"), "--config="+config)}, nil
+}
+
+// proxied is the range of the pods whose connections to Services come to kube-proxy, which masquerades those of all other sources. The
+// overlay's pods have their Services from the switch.
+func (n Node) proxied() netip.Prefix {
+	if n.Plane.Lab.Network == plan.NetworkBoth {
+		return n.Plane.Lab.FlannelCIDR
+	}
+	return n.Plane.Lab.ClusterCIDR
 }
 
 func (n Node) write(name string, doc fields) (string, error) {

@@ -21,6 +21,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -64,7 +65,7 @@ type Cell struct {
 
 // findProjects takes the ready pods of projects, in the mode that isolates by policies, and what they are judged by.
 func (s *scene) findProjects(ctx context.Context, k kubernetes.Interface) error {
-	if s.cluster.Config.PluginName != networkv1.PluginNetworkPolicy {
+	if s.cluster.Config.Network != plan.NetworkFlannel && s.cluster.Config.PluginName != networkv1.PluginNetworkPolicy {
 		return nil
 	}
 	namespaces, err := k.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
@@ -131,7 +132,7 @@ func judgedWays(projects []Party) []Judged {
 	for _, same := range []bool{true, false} {
 		for _, from := range projects {
 			for _, to := range projects {
-				if from.key == to.key || (from.project() == to.project()) != same {
+				if from.key == to.key || from.network != to.network || (from.project() == to.project()) != same {
 					continue
 				}
 				kind := "to another project"
@@ -188,10 +189,10 @@ func (s *scene) judge(row *Judged) error {
 
 // control shows that the way of a row is open. It runs in the sender's namespace.
 func (s *scene) control(row *Judged) error {
-	at := slices.IndexFunc(s.pods, func(p Party) bool { return p.Node == row.To.Node })
+	at := slices.IndexFunc(s.pods, func(p Party) bool { return p.Node == row.To.Node && p.network == row.From.network })
 	on := slices.IndexFunc(s.hosts, func(p Party) bool { return p.Node == row.To.Node })
 	if at < 0 || on < 0 {
-		return fmt.Errorf("no pod besides the projects' on %s, which shows that the way there is open", row.To.Node)
+		return fmt.Errorf("no pod of the network besides the projects' on %s, which shows that the way there is open", row.To.Node)
 	}
 	witness, node := &Way{From: row.From, To: s.pods[at]}, &Way{From: s.hosts[on], To: row.To}
 	row.ControlName = fmt.Sprintf("it to %s, %s to the receiver", witness.To.Name, node.From.Name)

@@ -18,6 +18,7 @@ import (
 type Options struct {
 	// Namespace and Selector choose the pods in a lab of runtime kubelet; default "quickstart" and all that are ready.
 	// They must serve what agnhost's netexec does on port 8080. In a lab of runtime cni, pods are made and removed.
+	// In a lab of both networks, the pods on flannel are those of the namespace with "-flannel" behind its name.
 	// Projects are besides the namespaces with the label weft.dev/matrix=project, and their pods.
 	Namespace string
 	Selector  string
@@ -60,6 +61,9 @@ type Party struct {
 	port    uint16 // where it answers HTTP
 	answers string // what it says its name is; "" when it does not say
 	key     string // of its attachment record: namespace/name; pods only
+
+	network  string // of its attachment record; pods only
+	hostPort uint16 // the port of its node that leads to port; 0: none
 }
 
 type kind int
@@ -132,7 +136,7 @@ func Run(ctx context.Context, c *lab.Cluster, o Options) (*Report, error) {
 
 func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Lab: s.cluster.Name(), Runtime: s.cluster.Config.Runtime, Datapath: s.cluster.Datapath, AsItMust: true}
-	for _, w := range append(ways(s.pods, s.hosts, s.outside, s.gateways, s.tunnels), serviceWays(s.pods, s.services)...) {
+	for _, w := range s.all() {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("measure the matrix of lab %s: %w", r.Lab, err)
 		}
@@ -148,14 +152,19 @@ func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 		r.AsItMust = r.AsItMust && judged[i].AsItMust
 	}
 	r.Judged = judged
-	tricks, err := s.spoof(ctx)
-	if err != nil {
-		return nil, err
+	for _, realm := range s.realms {
+		if len(realm.members(s.pods)) == 0 {
+			continue
+		}
+		tricks, err := s.spoof(ctx, realm)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range tricks {
+			r.AsItMust = r.AsItMust && t.AsItMust
+		}
+		r.Tricks = append(r.Tricks, tricks...)
 	}
-	for _, t := range tricks {
-		r.AsItMust = r.AsItMust && t.AsItMust
-	}
-	r.Tricks = tricks
 	return r, nil
 }
 
@@ -213,7 +222,7 @@ func ways(pods, hosts []Party, outside Party, gateways, tunnels map[string]netip
 
 // serviceWays lists the ways to Services: each node's first pod goes to each Service, by its address and by its name, and
 // the pod behind the Service goes to itself.
-func serviceWays(pods, services []Party) []Way {
+func serviceWays(pods, services []Party, hairpin func(Party) netip.Addr) []Way {
 	first := map[string]Party{}
 	var nodes []string
 	for _, p := range pods {
@@ -239,7 +248,7 @@ func serviceWays(pods, services []Party) []Way {
 			}
 			out = append(out, Way{Kind: kind, From: from, To: to, Source: from.IP})
 		}
-		out = append(out, Way{Kind: "pod to itself by its Service", From: pods[behind], To: to, Source: hairpin()})
+		out = append(out, Way{Kind: "pod to itself by its Service", From: pods[behind], To: to, Source: hairpin(pods[behind])})
 		for _, node := range nodes {
 			if from := first[node]; from.Name != to.answers {
 				out = append(out, Way{Kind: "pod to Service by name", From: from, To: to, Source: from.IP, Name: to.name})
@@ -248,7 +257,3 @@ func serviceWays(pods, services []Party) []Way {
 	}
 	return out
 }
-
-// hairpin is the address that a pod sees that reaches itself by a Service: it cannot be its own, or it would answer
-// itself past the switch.
-func hairpin() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 1}) }

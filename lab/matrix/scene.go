@@ -45,8 +45,7 @@ type scene struct {
 	world    oracle.World
 	hosts    []Party
 	outside  Party
-	gateways map[string]netip.Addr    // of the host's link to the pods, by node
-	tunnels  map[string]netip.Addr    // of the host's link to pods elsewhere, by node
+	realms   []*realm                 // the pods' networks
 	records  map[string]attach.Record // of the pods' attachments, by namespace/name
 	underlay string                   // path of the namespace that connects the nodes
 
@@ -55,7 +54,7 @@ type scene struct {
 }
 
 func openScene(ctx context.Context, c *lab.Cluster, o Options) (*scene, error) {
-	s := &scene{cluster: c, gateways: map[string]netip.Addr{}, tunnels: map[string]netip.Addr{}, records: map[string]attach.Record{}}
+	s := &scene{cluster: c, realms: newRealms(c.Config.Network), records: map[string]attach.Record{}}
 	if err := s.open(ctx, o); err != nil {
 		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
 	}
@@ -96,27 +95,12 @@ func (s *scene) addHost(n lab.Node) error {
 	}
 	s.responders = append(s.responders, r)
 	s.hosts = append(s.hosts, Party{Name: n.Name, Node: n.Name, IP: n.IP, kind: host, netns: n.Netns, port: r.port, answers: n.Name})
-	if s.gateways[n.Name], err = gateway(n, s.podDevice()); err != nil {
-		return err
+	for _, r := range s.realms {
+		if err := r.add(n, s.cluster.Config.Backend); err != nil {
+			return err
+		}
 	}
-	s.tunnels[n.Name] = s.gateways[n.Name]
-	if s.flannel() && s.cluster.Config.Backend == "vxlan" {
-		s.tunnels[n.Name], err = gateway(n, tunnel)
-	} else if s.flannel() {
-		s.tunnels[n.Name] = n.IP
-	}
-	return err
-}
-
-// flannel reports whether the pods are on a flannel network.
-func (s *scene) flannel() bool { return s.cluster.Config.Network == plan.NetworkFlannel }
-
-// podDevice is the host's own link to the pods.
-func (s *scene) podDevice() string {
-	if s.flannel() {
-		return cni
-	}
-	return tun
+	return nil
 }
 
 // gateway reads the host's address on a device.
@@ -217,13 +201,15 @@ func (s *scene) findWorkload(ctx context.Context, o Options) error {
 }
 
 func (s *scene) findPods(ctx context.Context, k kubernetes.Interface, o Options) error {
-	list, err := k.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: o.Selector})
-	if err != nil {
-		return fmt.Errorf("list the pods of namespace %s: %w", o.Namespace, err)
-	}
-	for i := range list.Items {
-		if party, ok := partyOf(&list.Items[i]); ok {
-			s.pods = append(s.pods, party)
+	for _, namespace := range s.namespaces(o) {
+		list, err := k.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: o.Selector})
+		if err != nil {
+			return fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
+		}
+		for i := range list.Items {
+			if party, ok := partyOf(&list.Items[i]); ok {
+				s.pods = append(s.pods, party)
+			}
 		}
 	}
 	slices.SortFunc(s.pods, func(a, b Party) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name)) })
@@ -239,15 +225,40 @@ func partyOf(p *corev1.Pod) (Party, bool) {
 	if err != nil || !ready(p) {
 		return Party{}, false
 	}
-	return Party{Name: p.Name, Node: p.Spec.NodeName, IP: ip, kind: pod, port: podPort, answers: p.Name, key: p.Namespace + "/" + p.Name}, true
+	party := Party{Name: p.Name, Node: p.Spec.NodeName, IP: ip, kind: pod, port: podPort, answers: p.Name, key: p.Namespace + "/" + p.Name}
+	for _, c := range p.Spec.Containers {
+		for _, port := range c.Ports {
+			if port.ContainerPort == podPort && port.Protocol == corev1.ProtocolTCP && port.HostPort != 0 {
+				party.hostPort = uint16(port.HostPort) //nolint:gosec // the API server has checked it
+			}
+		}
+	}
+	return party, true
+}
+
+// namespaces are those of the pods and Services that are measured: one for each network.
+func (s *scene) namespaces(o Options) []string {
+	if s.cluster.Config.Network == plan.NetworkBoth {
+		return []string{o.Namespace, o.Namespace + "-flannel"}
+	}
+	return []string{o.Namespace}
 }
 
 // findServices takes the Services that have one endpoint, which is one of the pods: it is known then who must answer, and
 // whom it must see.
 func (s *scene) findServices(ctx context.Context, k kubernetes.Interface, o Options) error {
-	list, err := k.CoreV1().Services(o.Namespace).List(ctx, metav1.ListOptions{})
+	for _, namespace := range s.namespaces(o) {
+		if err := s.findServicesOf(ctx, k, namespace); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *scene) findServicesOf(ctx context.Context, k kubernetes.Interface, namespace string) error {
+	list, err := k.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("list the Services of namespace %s: %w", o.Namespace, err)
+		return fmt.Errorf("list the Services of namespace %s: %w", namespace, err)
 	}
 	for _, svc := range list.Items {
 		ip, err := netip.ParseAddr(svc.Spec.ClusterIP)
@@ -317,7 +328,10 @@ func (s *scene) bindRecords() error {
 			if rest, ok := strings.CutPrefix(path, "/var/run/"); ok {
 				path = "/run/" + rest
 			}
-			parties[i].netns = nodes[p.Node].Root(path)
+			parties[i].netns, parties[i].network = nodes[p.Node].Root(path), overlayNetwork
+			if rec.Network == flannelNetwork {
+				parties[i].network = flannelNetwork
+			}
 		}
 	}
 	return nil

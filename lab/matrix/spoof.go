@@ -84,8 +84,8 @@ type sentControl struct {
 var ErrCast = errors.New("spoofing is tried with two pods on one node and one on another")
 
 // spoof sends what a pod must not send, and looks for it everywhere.
-func (s *scene) spoof(ctx context.Context) ([]Trick, error) {
-	c, err := s.choose()
+func (s *scene) spoof(ctx context.Context, in *realm) ([]Trick, error) {
+	c, err := s.choose(in)
 	if err != nil {
 		return nil, err
 	}
@@ -114,16 +114,16 @@ func (s *scene) spoof(ctx context.Context) ([]Trick, error) {
 }
 
 // choose finds a pod with a neighbour and one elsewhere.
-func (s *scene) choose() (*cast, error) {
-	c := &cast{}
-	for _, a := range s.pods {
-		for _, b := range s.pods {
+func (s *scene) choose(in *realm) (*cast, error) {
+	c, pods := &cast{}, in.members(s.pods)
+	for _, a := range pods {
+		for _, b := range pods {
 			if a.Node == b.Node && a.key != b.key && c.attacker.key == "" {
 				c.attacker, c.neighbour = a, b
 			}
 		}
 	}
-	for _, r := range s.pods {
+	for _, r := range pods {
 		if c.attacker.key != "" && r.Node != c.attacker.Node && c.remote.key == "" {
 			c.remote = r
 		}
@@ -131,11 +131,11 @@ func (s *scene) choose() (*cast, error) {
 	if c.remote.key == "" {
 		return nil, fmt.Errorf("lab %s: %w", s.cluster.Name(), ErrCast)
 	}
-	return c, s.dress(c)
+	return c, s.dress(c, in)
 }
 
 // dress gives everybody their addresses and makes the honest frames.
-func (s *scene) dress(c *cast) error {
+func (s *scene) dress(c *cast, in *realm) error {
 	node, err := s.cluster.NodeNamed(c.attacker.Node)
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func (s *scene) dress(c *cast) error {
 	if err != nil {
 		return err
 	}
-	gatewayMAC, err := mac(node, s.podDevice())
+	gatewayMAC, err := mac(node, in.device)
 	if err != nil {
 		return err
 	}
@@ -160,11 +160,11 @@ func (s *scene) dress(c *cast) error {
 	}
 	c.scene = hostile.Scene{
 		Attacker: end(c.attacker), Neighbour: end(c.neighbour), Remote: end(c.remote),
-		Gateway: hostile.End{MAC: gatewayMAC, IP: s.gateways[node.Name]}, HostEnd: hostEnd,
+		Gateway: hostile.End{MAC: gatewayMAC, IP: in.gateways[node.Name]}, HostEnd: hostEnd,
 		Node: node.IP, OtherNode: other.IP, Service: plan.New(s.cluster.Config).APIServiceIP, VXLANPort: vxlanPort,
 	}
-	c.podDevice = s.podDevice()
-	if s.flannel() {
+	c.podDevice = in.device
+	if in.name == flannelNetwork {
 		c.scene.VXLANPort, c.routed = flannelPort, true
 	}
 	if err != nil {

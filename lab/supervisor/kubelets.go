@@ -89,7 +89,8 @@ func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives
 		return err
 	}
 	if s.lab.Network.Flannel() {
-		if err := installBorrowed(n.Node, "portmap"); err != nil {
+		// flannel's plugin executes bridge and host-local; Weft's agent leaves host ports to portmap.
+		if err := installBorrowed(n.Node, "portmap", "bridge", "host-local"); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,26 @@
+//go:build real
+
+package daemon_test
+
+import (
+	"testing"
+
+	"weft.dev/weft/internal/flannel/flanneltest"
+)
+
+// TestCapabilities: the daemon works with what a container of flannel's manifest has: NET_ADMIN and NET_RAW, and settings of the node that
+// it can only read.
+func TestCapabilities(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","IPv6Network":"fd00:5::/48","EnableIPv6":true,"Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	const contained = `mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec setpriv --bounding-set=-all,+net_admin,+net_raw "$@"`
+	n1.Start(nil, "unshare", "-m", "sh", "-c", contained, "sh", weft, "flanneld", "--etcd-endpoints="+etcd.Endpoint, "--subnet-file="+n1.SubnetFile(),
+		"--iface=eth0", "--ip-masq", "--v=2")
+	startFlanneld(n2, flanneld, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	p1.Ping(t, p2.Address)
+	p2.Ping(t, p1.Address)
+}
