@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
 )
 
 // uplink notes what was announced and forgotten.
@@ -373,4 +374,41 @@ func TestEgressIPAndModes(t *testing.T) {
 	}
 	l.update(t, isolated())
 	l.wantWays(t, "here", "by the node")
+}
+
+// An egress address comes while the switch hangs in the flush of a Service's connections: nothing waits for the flush but the Service.
+func TestEgressIPWaitsForNoFlush(t *testing.T) {
+	l, _ := egressLife(t)
+	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, service.UDP, "10.128.0.5:80")
+	l.services(t, one(owner, web))
+	hang, entered := make(chan struct{}), make(chan struct{})
+	l.node.tracked.hang, l.node.tracked.entered = hang, entered
+	served := make(chan error, 1)
+	go func() {
+		_, gone := svc("web", "172.30.0.10", service.KindClusterIP, service.UDP, "10.128.0.6:80")
+		served <- l.UpdateServices(context.Background(), one(owner, gone))
+	}()
+	<-entered
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	moved := make(chan error, 1)
+	go func() { moved <- l.UpdateEgressIPs(ctx, heldHere(10)) }()
+	select {
+	case err := <-moved:
+		if err != nil {
+			t.Error(err)
+		}
+		if got := l.way(t, "s1"); got != "here" {
+			t.Errorf("what leaves goes %s, not by the egress address", got)
+		}
+	case <-ctx.Done():
+		t.Error("the egress address waits for the flush")
+	}
+	close(hang)
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if got := l.node.tracked.forgotten(); len(got) == 0 {
+		t.Error("nothing was flushed")
+	}
 }

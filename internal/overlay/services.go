@@ -45,22 +45,23 @@ type Connections interface {
 // nobody answers. Before the first Update it only takes note: all Services that there are have to be told by then,
 // because what is not told is not there. After an error, a call with an empty change tries again.
 func (n *Network) UpdateServices(ctx context.Context, change ServiceChange) error {
+	due, err := n.programServices(ctx, change)
+	return errors.Join(err, named("connections of Services", n.forget(ctx, due)))
+}
+
+// programServices programs the fragments of the Services that a change affects, and returns the connections that are to be flushed then.
+func (n *Network) programServices(ctx context.Context, change ServiceChange) (map[reconcile.Owner][]service.Stale, error) {
 	n.updating.Lock()
 	defer n.updating.Unlock()
 	owners := n.services.update(change)
 	if !n.started {
-		return nil
+		return nil, nil
 	}
-	return n.serve(ctx, n.settings.Load(), owners)
-}
-
-// serve programs the fragments of the owners given, and forgets connections.
-func (n *Network) serve(ctx context.Context, s *settings, owners map[reconcile.Owner]struct{}) error {
 	pending := n.services.pending
 	maps.Copy(pending, owners)
-	err := n.engines.Flows.Apply(ctx, n.compileServices(s, pending))
+	err := n.engines.Flows.Apply(ctx, n.compileServices(n.settings.Load(), pending))
 	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
-		return named("Services", err)
+		return nil, named("Services", err)
 	}
 	for owner := range pending { // one that fails does not keep the others
 		if n.engines.Flows.Failure(owner) == nil {
@@ -68,9 +69,14 @@ func (n *Network) serve(ctx context.Context, s *settings, owners map[reconcile.O
 			delete(pending, owner)
 		}
 	}
-	due := maps.Clone(n.services.stale)
-	maps.DeleteFunc(due, func(owner reconcile.Owner, _ []service.Stale) bool { _, waits := pending[owner]; return waits })
-	return errors.Join(named("Services", err), named("connections of Services", n.forget(ctx, s, due)))
+	due := map[reconcile.Owner][]service.Stale{}
+	for owner, stale := range n.services.stale {
+		if _, waits := pending[owner]; !waits {
+			due[owner] = stale
+			delete(n.services.stale, owner)
+		}
+	}
+	return due, named("Services", err)
 }
 
 // setServices hands over the fragments of all Services, without waiting.
@@ -78,24 +84,28 @@ func (n *Network) setServices(s *settings) {
 	n.engines.Flows.Set(n.compileServices(s, n.services.all()))
 }
 
-// forget makes the switch forget what is outdated.
-func (n *Network) forget(ctx context.Context, s *settings, due map[reconcile.Owner][]service.Stale) error {
+// forget flushes connections that are outdated. It holds no lock meanwhile: the switch may take long. What cannot be flushed stays due.
+func (n *Network) forget(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
 	if len(due) == 0 {
 		return nil
 	}
+	s := n.settings.Load()
 	var flushes []openflow.CTFlush
 	for _, owner := range slices.Sorted(maps.Keys(due)) {
 		for _, stale := range due[owner] {
 			flushes = append(flushes, s.pipeline.Flush(stale))
 		}
 	}
-	if err := n.engines.Connections.Forget(ctx, flushes); err != nil {
-		return err
+	err := n.engines.Connections.Forget(ctx, flushes)
+	if err == nil {
+		return nil
 	}
-	for owner := range due {
-		delete(n.services.stale, owner)
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	for owner, stale := range due {
+		n.services.outdate(owner, stale)
 	}
-	return nil
+	return err
 }
 
 // compileServices returns the fragments of the owners given.
@@ -311,11 +321,7 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 		}
 		effective = append(effective, known.Addresses[i])
 	}
-	for _, stale := range service.Outdated(known.effective, effective) {
-		if !slices.Contains(x.stale[owner], stale) {
-			x.stale[owner] = append(x.stale[owner], stale)
-		}
-	}
+	x.outdate(owner, service.Outdated(known.effective, effective))
 	known.effective = effective
 	x.aim(c, known)
 	rules := c.ServiceRules(effective, &x.groups)
@@ -326,6 +332,15 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 		known.groups[pipeline.GroupName(&effective[i])] = struct{}{}
 	}
 	return rules.Fragment(), append(warnings, rules.Warnings...)
+}
+
+// outdate notes connections that are to be flushed once the owner's flows are in effect.
+func (x *services) outdate(owner reconcile.Owner, connections []service.Stale) {
+	for _, stale := range connections {
+		if !slices.Contains(x.stale[owner], stale) {
+			x.stale[owner] = append(x.stale[owner], stale)
+		}
+	}
 }
 
 // aim brings the targets in step with a Service.

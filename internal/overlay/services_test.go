@@ -20,15 +20,21 @@ import (
 
 // tracked are connections of a switch that has none: what it is to forget is noted.
 type tracked struct {
-	mu   sync.Mutex
-	err  error
-	done []openflow.CTFlush
+	mu  sync.Mutex
+	err error
+	// hang is waited for by Forget, once entered is closed; nil: nothing is.
+	hang, entered chan struct{}
+	done          []openflow.CTFlush
 	// flushed is what was to be forgotten at once.
 	flushed []openflow.CTFlush
 }
 
 // Forget implements Connections.
 func (c *tracked) Forget(_ context.Context, what []openflow.CTFlush) error {
+	if c.hang != nil {
+		close(c.entered)
+		<-c.hang
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err == nil {
