@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,8 +65,8 @@ type Options struct {
 type State struct {
 	// Networks are the ranges of all pods, and Subnets those of this node's, IPv4 first; invalid where the network lacks the family.
 	Networks, Subnets [2]netip.Prefix
-	// TunnelPort is the UDP port at which nodes take each other's packets unauthenticated; 0: there is none.
-	TunnelPort uint16
+	// Tunnel is how nodes accept each other's packets unauthenticated.
+	Tunnel host.Tunnel
 	// MTU is that of pods' interfaces, and Masq says that the node masquerades what leaves the network.
 	MTU  int
 	Masq bool
@@ -103,6 +104,9 @@ type presence struct {
 	known    chan struct{} // closed with the first complete update
 	restart  chan error
 	offload  offload
+	// nodes are the peers' items of nftables that wait for the node's own, and ruled says that none need wait.
+	nodes map[reconcile.Owner]map[nft.Key]nft.Item
+	ruled bool
 }
 
 // New returns a daemon.
@@ -329,16 +333,13 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 		return fmt.Errorf("publish the lease: %w", err)
 	}
 	flags := d.options.Flags
-	rules := host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Forward: flags.Forward}
-	rules.Families[0] = host.Family{Network: config.Network, Subnet: own.Subnet}
-	rules.Families[1] = host.Family{Network: config.IPv6Network, Subnet: own.Subnet6}
 	d.wait("programming the node's rules")
 	d.firewall.passages = nil
 	if d.options.Open && flags.Forward {
 		d.firewall.passages = passages(config.Network, config.IPv6Network)
 		d.firewall.look(ctx) // first, so that what a former life opened stays open
 	}
-	if err := d.rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: rules.Rules()}); err != nil {
+	if err := d.rules.Start(ctx, d.rule(p)); err != nil {
 		return fmt.Errorf("program the node's rules: %w", err)
 	}
 	env := subnetenv.Env{Subnet: own.Subnet, Subnet6: own.Subnet6, MTU: p.view.MTU(), IPMasq: flags.Masq}
@@ -354,7 +355,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	if d.options.Established != nil {
 		d.options.Established(State{
 			Networks: [2]netip.Prefix{config.Network, config.IPv6Network}, Subnets: [2]netip.Prefix{own.Subnet, own.Subnet6},
-			MTU: p.view.MTU(), Masq: flags.Masq, TunnelPort: tunnelPort(config),
+			MTU: p.view.MTU(), Masq: flags.Masq, Tunnel: tunnel(config),
 		})
 	}
 	d.wait("setting the node's condition")
@@ -367,14 +368,22 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 // kernelPort is the kernel's default port of VXLAN.
 const kernelPort = 8472
 
-func tunnelPort(config netconf.Config) uint16 {
-	b, ok := config.Backend.(netconf.VXLAN)
-	switch {
-	case !ok:
-		return 0
-	case b.Port == 0:
-		return kernelPort
+func tunnel(config netconf.Config) host.Tunnel {
+	switch b := config.Backend.(type) {
+	case netconf.VXLAN:
+		return host.Tunnel{Port: cmp.Or(b.Port, kernelPort)}
+	case netconf.IPIP:
+		return host.Tunnel{IPIP: true}
 	default:
-		return b.Port
+		return host.Tunnel{}
 	}
+}
+
+// nodeRules returns what the node's rules depend on.
+func (d *Daemon) nodeRules(p *presence) *host.Config {
+	flags, own := d.options.Flags, p.own.Lease
+	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Forward: flags.Forward, Tunnel: tunnel(p.config)}
+	rules.Families[0] = host.Family{Network: p.config.Network, Subnet: own.Subnet}
+	rules.Families[1] = host.Family{Network: p.config.IPv6Network, Subnet: own.Subnet6}
+	return rules
 }

@@ -2,12 +2,14 @@ package daemon
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 
 	"weft.dev/weft/internal/flannel/extension"
 	"weft.dev/weft/internal/flannel/fabric"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -62,6 +64,7 @@ func (d *Daemon) report(p *presence, update lease.Update) {
 func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]error {
 	fragments, problems := map[reconcile.Owner]fabric.Fragment{}, map[string]error{}
 	commands := map[reconcile.Owner]map[extension.Key]extension.Item{}
+	nodes, rules := map[reconcile.Owner]map[nft.Key]nft.Item{}, d.nodeRules(p)
 	script, _ := p.view.Backend.(netconf.Extension)
 	for name, l := range accepted {
 		if before, ok := p.accepted[name]; ok && before == l {
@@ -73,24 +76,53 @@ func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]
 		}
 		owner := peerOwner + reconcile.Owner(name)
 		fragments[owner], commands[owner] = fragment, extension.Compile(script, l)
+		nodes[owner] = rules.Node([2]netip.Addr{l.PublicIP, l.PublicIP6})
 	}
 	for name := range p.accepted {
 		if _, ok := accepted[name]; !ok {
 			owner := peerOwner + reconcile.Owner(name)
-			fragments[owner], commands[owner] = fabric.Fragment{}, nil
+			fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
 		}
 	}
 	p.accepted = accepted
-	d.hand(fragments, commands)
+	d.hand(fragments, commands, nodes)
 	return problems
 }
 
 // hand gives the engines the fragments of leases that changed.
-func (d *Daemon) hand(fragments map[reconcile.Owner]fabric.Fragment, commands map[reconcile.Owner]map[extension.Key]extension.Item) {
+func (d *Daemon) hand(
+	fragments map[reconcile.Owner]fabric.Fragment, commands map[reconcile.Owner]map[extension.Key]extension.Item,
+	nodes map[reconcile.Owner]map[nft.Key]nft.Item,
+) {
 	if len(fragments) > 0 {
+		d.handNodes(nodes) // first: the peer's packets may arrive at once
 		d.links.Set(fragments)
 		d.commands.Set(commands)
 	}
+}
+
+// handNodes gives the rules' engine the addresses of nodes, which wait for the set that they are in until the node's own rules are there.
+func (d *Daemon) handNodes(nodes map[reconcile.Owner]map[nft.Key]nft.Item) {
+	if d.present.ruled {
+		d.rules.Set(nodes)
+		return
+	}
+	if d.present.nodes == nil {
+		d.present.nodes = map[reconcile.Owner]map[nft.Key]nft.Item{}
+	}
+	maps.Copy(d.present.nodes, nodes)
+}
+
+// rule hands over the node's own rules with all that waited for them.
+func (d *Daemon) rule(p *presence) map[reconcile.Owner]map[nft.Key]nft.Item {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	own := map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: d.nodeRules(p).Rules()}
+	all := maps.Clone(own)
+	maps.Copy(all, p.nodes)
+	d.rules.Set(all)
+	p.ruled, p.nodes = true, nil
+	return own
 }
 
 // tell logs what is wrong with leases, once for each.
@@ -119,11 +151,12 @@ func (d *Daemon) forget(p *presence, former map[string]lease.Lease) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	fragments, commands := map[reconcile.Owner]fabric.Fragment{}, map[reconcile.Owner]map[extension.Key]extension.Item{}
+	nodes := map[reconcile.Owner]map[nft.Key]nft.Item{}
 	for name := range former {
 		if _, ok := p.accepted[name]; !ok {
 			owner := peerOwner + reconcile.Owner(name)
-			fragments[owner], commands[owner] = fabric.Fragment{}, nil
+			fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
 		}
 	}
-	d.hand(fragments, commands)
+	d.hand(fragments, commands, nodes)
 }

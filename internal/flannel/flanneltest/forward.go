@@ -115,3 +115,13 @@ func Source(t *testing.T, from, to *Space, address string) string {
 	})
 	return source
 }
+
+// Drops returns what the counters of a chain of table ip weft-flannel say, as text.
+func Drops(t *testing.T, n *Node, chain string) string {
+	t.Helper()
+	out, err := n.Run("nft", "list", "chain", "ip", "weft-flannel", chain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

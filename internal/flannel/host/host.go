@@ -1,5 +1,5 @@
 // Package host compiles flannel's rules of a node: masquerading of what leaves the network, and acceptance of what is forwarded from
-// or to it. Packets fare as with flannel's iptables rules. It is pure.
+// or to it. Packets fare as with flannel's iptables rules. Tunnel packets are accepted from nodes only. It is pure.
 package host
 
 import (
@@ -16,6 +16,7 @@ const table = "weft-flannel"
 const (
 	priorityFilter = 0
 	prioritySNAT   = 100
+	priorityRaw    = -300
 )
 
 // owner is the comment of all rules.
@@ -46,6 +47,8 @@ type Family struct {
 	Network, Subnet netip.Prefix
 }
 
+func (f Family) has() bool { return f.Network.IsValid() && f.Subnet.IsValid() }
+
 // Config is what the rules depend on.
 type Config struct {
 	Families [2]Family // IPv4, IPv6
@@ -53,6 +56,51 @@ type Config struct {
 	Masquerade, SequentialPorts bool
 	// Forward accepts what is forwarded from or to the network (--iptables-forward-rules).
 	Forward bool
+	// Tunnel is how nodes' packets arrive.
+	Tunnel Tunnel
+}
+
+// Tunnel is what carries packets between nodes without authentication. The zero value: nothing does.
+type Tunnel struct {
+	// Port is the UDP port of VXLAN; 0: none.
+	Port uint16
+	// IPIP says that it is IP in IP.
+	IPIP bool
+}
+
+// Numbers of protocols that carry IP packets (IANA).
+const (
+	protocolIPIP = 4
+	protocolIPv6 = 41
+)
+
+// Matches returns the conditions, in the words of nft, of which a packet of the tunnel meets one.
+func (t Tunnel) Matches() []string {
+	switch {
+	case t.Port != 0:
+		return []string{fmt.Sprintf("udp dport %d", t.Port)}
+	case t.IPIP:
+		return []string{fmt.Sprintf("meta l4proto %d", protocolIPIP), fmt.Sprintf("meta l4proto %d", protocolIPv6)}
+	default:
+		return nil
+	}
+}
+
+// nodes is the set of the addresses that tunnel packets are accepted from.
+const nodes = "nodes"
+
+// Node returns the elements of another node's public addresses, IPv4 first; an invalid one has none.
+func (c *Config) Node(public [2]netip.Addr) map[nft.Key]nft.Item {
+	out := map[nft.Key]nft.Item{}
+	for i, family := range []nft.Family{nft.FamilyIPv4, nft.FamilyIPv6} {
+		of := public[i].Is4() == (i == 0) && public[i].Zone() == "" // another node's word is not trusted to be in order
+		if !public[i].IsValid() || !of || !c.Families[i].has() || len(c.Tunnel.Matches()) == 0 {
+			continue
+		}
+		element := &nft.Element{Family: family, Table: table, Set: nodes, Match: []string{public[i].String()}}
+		out[element.Key()] = element
+	}
+	return out
 }
 
 // Rules returns the tables with their chains and rules.
@@ -63,7 +111,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 		if i == 1 {
 			family, l3, multicast = nft.FamilyIPv6, "ip6", "ff00::/8"
 		}
-		if !f.Network.IsValid() || !f.Subnet.IsValid() {
+		if !f.has() {
 			continue
 		}
 		t := &nft.Table{Family: family, Name: table}
@@ -75,6 +123,19 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 				rules.Rules = append(rules.Rules, nft.Rule{Text: text, Owner: owner})
 			}
 			out[chain.Key()], out[rules.Key()] = &chain, rules
+		}
+		if matches := c.Tunnel.Matches(); len(matches) > 0 {
+			kind := "ipv4_addr"
+			if i == 1 {
+				kind = "ipv6_addr"
+			}
+			set := &nft.Set{Family: family, Table: table, Name: nodes, Type: kind}
+			out[set.Key()] = set
+			var texts []string
+			for _, match := range matches {
+				texts = append(texts, fmt.Sprintf("%s fib daddr type local %s saddr != @%s counter drop", match, l3, nodes))
+			}
+			add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, texts)
 		}
 		if c.Masquerade {
 			add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},

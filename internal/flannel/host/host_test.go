@@ -15,7 +15,7 @@ func TestRules(t *testing.T) {
 	c := host.Config{Families: [2]host.Family{
 		{Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24")},
 		{Network: netip.MustParsePrefix("2001:db8::/48"), Subnet: netip.MustParsePrefix("2001:db8:0:1::/64")},
-	}, Masquerade: true, Forward: true}
+	}, Masquerade: true, Forward: true, Tunnel: host.Tunnel{Port: 8472}}
 	want := `ip forward: ip saddr 10.5.0.0/16 accept
 ip forward: ip daddr 10.5.0.0/16 accept
 ip postrouting: meta mark & 0x4000 == 0x4000 return
@@ -24,6 +24,7 @@ ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
+ip tunnel: udp dport 8472 fib daddr type local ip saddr != @nodes counter drop
 ip6 forward: ip6 saddr 2001:db8::/48 accept
 ip6 forward: ip6 daddr 2001:db8::/48 accept
 ip6 postrouting: meta mark & 0x4000 == 0x4000 return
@@ -31,7 +32,8 @@ ip6 postrouting: ip6 saddr 2001:db8:0:1::/64 ip6 daddr 2001:db8::/48 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-random
-ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random`
+ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random
+ip6 tunnel: udp dport 8472 fib daddr type local ip6 saddr != @nodes counter drop`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
 	}

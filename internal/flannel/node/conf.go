@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/delegate"
+	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/subnetenv"
 )
 
@@ -116,7 +117,7 @@ type bridge struct {
 	MTU                                  int
 	Routes                               []route
 	Ranges                               []netip.Prefix
-	TunnelPort                           uint16
+	Tunnel                               host.Tunnel
 	network, dataDir, cacheDir, delegate string
 }
 
@@ -194,7 +195,7 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	b := &bridge{
 		Name: cmp.Or(d.Bridge, defaultBridge), Gateway: d.IsGateway || d.IsDefaultGateway, Default: d.IsDefaultGateway, Hairpin: d.HairpinMode,
 		Promisc: d.PromiscMode, MTU: d.MTU, network: c.plugin.Name, dataDir: cmp.Or(d.IPAM.DataDir, defaultDataDir),
-		cacheDir: c.plugin.DataDir, delegate: string(raw), TunnelPort: state.TunnelPort,
+		cacheDir: c.plugin.DataDir, delegate: string(raw), Tunnel: state.Tunnel,
 	}
 	for _, set := range d.IPAM.Ranges {
 		for _, r := range set {

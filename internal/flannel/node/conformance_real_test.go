@@ -19,6 +19,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
@@ -60,7 +61,7 @@ func dual() daemon.State {
 	return daemon.State{
 		Networks: [2]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")},
 		Subnets:  [2]netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd00:244:0:3::/64")},
-		MTU:      1430, Masq: true, TunnelPort: 8472,
+		MTU:      1430, Masq: true, Tunnel: host.Tunnel{Port: 8472},
 	}
 }
 
@@ -75,8 +76,8 @@ func space(t *testing.T) ns.NetNS {
 	return made
 }
 
-// host is a node's namespace in which a port answers.
-func host(t *testing.T) ns.NetNS {
+// machineSpace is a node's namespace in which a port answers.
+func machineSpace(t *testing.T) ns.NetNS {
 	t.Helper()
 	made := space(t)
 	var listener net.Listener
@@ -141,7 +142,7 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	return &stage{space: host(t), dir: dir, boot: boot, state: dual(), judge: func() (node.Judge, error) { return newOpen(), nil }, conf: fmt.Sprintf(
+	return &stage{space: machineSpace(t), dir: dir, boot: boot, state: dual(), judge: func() (node.Judge, error) { return newOpen(), nil }, conf: fmt.Sprintf(
 		`{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","dataDir":%q,"ipam":{"dataDir":%q},`+
 			`"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, filepath.Join(dir, "flannel"), filepath.Join(dir, "networks"))}
 }

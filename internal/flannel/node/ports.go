@@ -31,7 +31,7 @@ const (
 // items are a fragment of the table of the bridge family.
 type items = map[nftnl.Key]nftnl.Item
 
-// portRules returns what the table of the bridge family has without pods. A device that is no pod's port passes.
+// portRules returns what the table of the bridge family has without pods. A port that is not a pod's passes.
 func portRules() items {
 	const chain = "prerouting"
 	pass := func(matches ...nftnl.Match) nftnl.Rule { return nftnl.Rule{Matches: matches, Verdict: nftnl.Accept()} }
@@ -45,7 +45,8 @@ func portRules() items {
 		&nftnl.Set{Name: setARP, Fields: ofARP},
 		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
-			pass(nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
+			// A pod's port has the group and is in the set: neither a port that is unknown yet nor a changed group opens it.
+			pass(nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(hostGroup))), nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
 			toLoopback(nftnl.IPDestination, netip.MustParsePrefix("127.0.0.0/8")),
 			toLoopback(nftnl.IP6Destination, netip.MustParsePrefix("::1/128")),
 			fromRouter(routerAdvertisement),
@@ -122,25 +123,35 @@ func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: ho
 // hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
 // bridge is.
 //
-// Pods are kept from the tunnel port of every node: their packets would leave with their node's address, and be taken for the node's.
+// Packets of pods into tunnels are dropped: they would leave with their node's address, and be accepted as the node's. Before DNAT that is
+// what a pod sends there itself, and in forward and input what a host port or a Service leads there.
 func hostRules(b *bridge) map[nft.Key]nft.Item {
-	const chain = "prerouting"
-	rules := []nft.Rule{{Text: "iifgroup 78 drop", Owner: string(owner)}}
-	if b.TunnelPort != 0 {
-		rules = append(rules, nft.Rule{Text: fmt.Sprintf("iifname %q udp dport %d drop", b.Name, b.TunnelPort), Owner: string(owner)})
+	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
+	var tunnels []nft.Rule
+	for _, match := range append(b.Tunnel.Matches(), fmt.Sprintf("udp dport %d", genevePort)) {
+		tunnels = append(tunnels, nft.Rule{Text: fmt.Sprintf("iifname %q %s counter drop", b.Name, match), Owner: string(owner)})
 	}
-	out := map[nft.Key]nft.Item{}
-	for _, item := range []nft.Item{
-		&nft.Table{Family: nft.FamilyInet, Name: hostTable},
-		&nft.Chain{
-			Family: nft.FamilyInet, Table: hostTable, Name: chain, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw,
-		},
-		&nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: chain, Rules: rules},
+	table := &nft.Table{Family: nft.FamilyInet, Name: hostTable}
+	out := map[nft.Key]nft.Item{table.Key(): table}
+	for _, at := range []struct {
+		hook     nft.Hook
+		priority int
+		rules    []nft.Rule
+	}{
+		{nft.HookPrerouting, priorityRaw, append([]nft.Rule{group}, tunnels...)},
+		{nft.HookForward, judgePriority, tunnels},
+		{nft.HookInput, judgePriority, tunnels},
 	} {
-		out[item.Key()] = item
+		name := string(at.hook)
+		chain := &nft.Chain{Family: nft.FamilyInet, Table: hostTable, Name: name, Type: nft.TypeFilter, Hook: at.hook, Priority: at.priority}
+		rules := &nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: name, Rules: at.rules}
+		out[chain.Key()], out[rules.Key()] = chain, rules
 	}
 	return out
 }
+
+// genevePort is the UDP port at which networks of OVN on the same nodes accept each other's packets unauthenticated (RFC 8926).
+const genevePort = 6081
 
 // portLoop keeps the table of the bridge family.
 type portLoop = reconcile.Loop[nftnl.Key, nftnl.Item]
