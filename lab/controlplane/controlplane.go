@@ -39,7 +39,8 @@ const (
 	Controller = "kube-controller-manager"
 	Scheduler  = "kube-scheduler"
 	Proxy      = "kube-proxy"
-	Weft       = "weft" // agent and controller, where they run as plain processes
+	FrontProxy = "front-proxy-client" // the API server, towards aggregated APIs
+	Weft       = "weft"               // agent and controller, where they run as plain processes
 )
 
 // Kubelet is the identity of a node's kubelet.
@@ -57,6 +58,7 @@ func (p *Plane) Credentials() error {
 			IPs: []netip.Addr{p.Lab.ControlIP, p.HostAddr, p.Lab.APIServiceIP, netip.MustParseAddr("127.0.0.1")},
 		},
 		{File: "apiserver-kubelet", User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}},
+		{File: "apiserver-front-proxy", User: FrontProxy},
 		{File: Admin, User: "admin", Groups: []string{"system:masters"}},
 		{File: Weft, User: "weft", Groups: []string{"system:masters"}},
 		{File: Controller, User: "system:kube-controller-manager"},
@@ -123,6 +125,13 @@ func (p *Plane) APIServer() process.Program {
 		"--service-cluster-ip-range=" + l.ServiceCIDR.String(),
 		"--authorization-mode=Node,RBAC", "--allow-privileged=true",
 		"--enable-admission-plugins=NodeRestriction",
+		// The control plane has routes to pods, and no kube-proxy: requests to webhooks and aggregated APIs go to an endpoint of their Service.
+		"--enable-aggregator-routing=true",
+		// The API server's own certificate for aggregated APIs. The name keeps the other certificates of the authority from passing for it.
+		"--proxy-client-cert-file=" + file("apiserver-front-proxy.crt"), "--proxy-client-key-file=" + file("apiserver-front-proxy.key"),
+		"--requestheader-client-ca-file=" + p.CA.CAFile(), "--requestheader-allowed-names=" + FrontProxy,
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		// It lists every kind of object once a second as long as caches are not filled, and so keeps a slow machine from it.
 		"--feature-gates=SizeBasedListCostEstimate=false",
 	}

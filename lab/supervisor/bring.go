@@ -312,7 +312,10 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 				return err
 			}
 		}
-		return s.configureNetworks(ctx)
+		if err := s.configureNetworks(ctx); err != nil {
+			return err
+		}
+		return s.routePods()
 	})
 }
 

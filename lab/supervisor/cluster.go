@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"weft.dev/weft/lab/plan"
@@ -35,12 +36,21 @@ vxlanPort: 4789
 `, l.ClusterCIDR, l.HostSubnetLength, l.ServiceCIDR, l.PluginName, l.MTU-vxlanOverhead)
 }
 
-func (s *Supervisor) client() (kubernetes.Interface, error) {
+// restConfig is the administrator's, around any proxy that the environment names.
+func (s *Supervisor) restConfig() (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", s.lab.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read the lab's kubeconfig: %w", err)
 	}
 	cfg.Proxy = nil
+	return cfg, nil
+}
+
+func (s *Supervisor) client() (kubernetes.Interface, error) {
+	cfg, err := s.restConfig()
+	if err != nil {
+		return nil, err
+	}
 	c, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the lab's API server: %w", err)

@@ -20,7 +20,7 @@ import (
 type Teller struct {
 	name     string
 	listener net.Listener
-	packets  *net.UDPConn
+	packets  *net.UDPConn // nil: connections only
 	done     sync.WaitGroup
 
 	mu   sync.Mutex
@@ -86,7 +86,10 @@ func (t *Teller) answer(from net.Addr) string {
 
 // Close ends the teller and its connections.
 func (t *Teller) Close() error {
-	err := errors.Join(t.listener.Close(), t.packets.Close())
+	err := t.listener.Close()
+	if t.packets != nil {
+		err = errors.Join(err, t.packets.Close())
+	}
 	t.mu.Lock()
 	for conn := range t.open {
 		_ = conn.Close()

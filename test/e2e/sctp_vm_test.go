@@ -1,0 +1,77 @@
+//go:build lab && vm
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/test/traffic"
+)
+
+// sctpPort is Diameter's.
+const sctpPort = 3868
+
+// Pods reach each other by SCTP, directly and by a Service, as NetworkPolicies for SCTP's ports let them. It runs in the virtual machine: the
+// kernel needs SCTP, and Open vSwitch's module, which tracks it.
+func TestSCTP(t *testing.T) {
+	s := newPolicyScene(t, "sctp")
+	for _, p := range []*lab.Pod{s.server, s.far} {
+		for _, number := range []uint16{sctpPort, sctpPort + 1} {
+			teller, err := traffic.NewSCTPTeller(p.Netns, p.Name, port(p.IPs[0], number))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = teller.Close() })
+		}
+	}
+	services := &serviceScene{cluster: s.cluster, client: s.client}
+	sctp, name, number := corev1.ProtocolSCTP, "diameter", int32(sctpPort)
+	made := services.service(t, "sctp", func(o *corev1.Service) {
+		o.Spec.Ports = []corev1.ServicePort{{Name: name, Protocol: sctp, Port: 80, TargetPort: intstr.FromInt32(number)}}
+	})
+	services.endpoints(t, "sctp", "sctp", []discoveryv1.EndpointPort{{Name: &name, Protocol: &sctp, Port: &number}}, at(s.server))
+	vip, direct, other := port(netip.MustParseAddr(made.Spec.ClusterIP), 80), port(s.server.IPs[0], sctpPort), port(s.server.IPs[0], sctpPort+1)
+	// The answer names the server, and the address that it sees: the pod's own, by the Service too.
+	reach := func(what string, from *lab.Pod, to netip.AddrPort, passes bool) {
+		t.Helper()
+		await(t, what, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			answer, err := traffic.AskSCTP(ctx, from.Netns, to)
+			if want := (traffic.Answer{Name: s.server.Name, Source: from.IPs[0]}); passes && (err != nil || answer != want) {
+				return fmt.Errorf("%s to %s: %s, %w", from.Name, to, answer, err)
+			}
+			if !passes && err == nil {
+				return fmt.Errorf("%s to %s is answered", from.Name, to)
+			}
+			return nil
+		})
+	}
+	for _, p := range []*lab.Pod{s.near, s.far, s.stranger} {
+		for _, to := range []netip.AddrPort{direct, other, vip} {
+			reach("without a policy", p, to, true)
+		}
+	}
+	allowed := intstr.FromInt32(sctpPort)
+	s.policy(t, "sctp", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
+		From:  []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: &sctp, Port: &allowed}},
+	}))
+	for _, to := range []netip.AddrPort{direct, vip} {
+		reach("not by the policy's pods", s.near, to, false)
+		reach("from another namespace", s.stranger, to, false)
+		reach("by the policy", s.far, to, true)
+	}
+	reach("at another port", s.far, other, false)
+	expect(t, "by TCP at the same port of a pod", who{"far", s.far.Netns, port(s.server.IPs[0], tellPort), false})
+}
