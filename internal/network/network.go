@@ -29,8 +29,8 @@ var ErrPlanAgain = errors.New("the planned attachment is unusable")
 // Network is one kind of pod network on this node. attach/lifecycle calls it; it holds the attachment's lock during each call and keeps
 // the record. Calls for different attachments are concurrent. An error that wraps a *cni.Error keeps its code.
 type Network interface {
-	// Plan chooses what the attachment claims, and changes nothing. inUse is what all other attachments of the node claim; after a
-	// conflict with one that came first, Plan is called again. The network sets Network, addresses, claims, Details and what else it
+	// Plan chooses what the attachment claims, and changes nothing. inUse is what the node's attachments claim, the plan before
+	// ErrPlanAgain among them; after a conflict with one that came first, Plan is called again. The network sets Network, addresses, claims, Details and what else it
 	// wants kept; the sandbox, the pod, the boot, state and time are set by the caller.
 	Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error)
 	// Connect makes what the record says, and returns once everything that judges the pod's traffic is in effect. Called again with

@@ -25,7 +25,7 @@ import (
 var _ network.Network = (*Network)(nil)
 
 // Plan chooses the attachment's address and port: one that stands ready, if there is one and it may be. It implements network.Network.
-func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, inUse attach.InUse) (attach.Record, error) {
+func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, _ attach.InUse) (attach.Record, error) {
 	s := n.settings.Load()
 	if err := unsupported(req); err != nil {
 		return attach.Record{}, err
@@ -49,25 +49,20 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decisi
 		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: ports, Macvlan: second, Bandwidth: limits,
 		Secondary: n.isSecondary(req),
 	}
-	return rec, n.pick(ctx, s, &rec, &req.Args, choice{inUse: inUse, standing: !n.standing.refused(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})})
+	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
+	return rec, n.pick(ctx, s, &rec, &req.Args, choice{key: key, standing: !n.standing.refused(key)})
 }
 
 // Discard gives back the port that a record claimed. It implements network.Discarder.
 func (n *Network) Discard(rec attach.Record) {
-	if holder, is := n.store.InUse().OFPorts[rec.OFPort]; !is || holder != rec.Key() {
+	if _, claimed := n.store.InUse().OFPorts[rec.OFPort]; !claimed {
 		n.standing.give(rec.OFPort)
 	}
-	n.standing.refused(rec.Key()) // it may never be planned again
 }
 
 // Connect makes the interface, its port and its flows. It implements network.Network.
 func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	s := n.settings.Load()
-	if rec.State == attach.Attached { // Plan did not wait for it
-		if err := n.awaitVNID(ctx, s, rec.PodNamespace); err != nil {
-			return nil, err
-		}
-	}
 	created, err := n.program(ctx, s, rec)
 	if errors.Is(err, link.ErrUnusable) {
 		n.standing.refuse(rec)
@@ -76,6 +71,8 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err != nil {
 		return nil, err
 	}
+	rec.State = attach.Attached
+	n.standing.forgive(rec.Key())
 	result := plan.Result(rec, &s.attachments, created.HostMAC)
 	return result, n.programMacvlan(ctx, rec, result)
 }
@@ -102,9 +99,9 @@ func (n *Network) isSecondary(req *cni.Request) bool {
 	})
 }
 
-// choice is what a pod's address and port are chosen from.
+// choice is how an attachment's address and port are chosen.
 type choice struct {
-	inUse attach.InUse
+	key attach.Key
 	// standing tells that the port may be one that stands ready.
 	standing bool
 }
@@ -130,12 +127,13 @@ var errNoneStands = errors.New("no pre-plugged port is free")
 
 // choose picks an address and a port number that no record has. A port that was made for the record stays its.
 func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
+	inUse := n.store.InUse()
 	n.picking.Lock()
 	defer n.picking.Unlock()
 	if n.pool.Subnet() != s.view.Local.Subnet {
 		return cni.Errorf(cni.CodeTryAgainLater, "the node's subnet has just changed to %s: try again later", n.pool.Subnet())
 	}
-	address, err := n.pool.Pick(func(a netip.Addr) bool { return held(from.inUse.Addresses[NetworkName], a) })
+	address, err := n.pool.Pick(func(a netip.Addr) bool { return held(inUse.Addresses[NetworkName], a, from.key) })
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
@@ -147,7 +145,7 @@ func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 		return errNoneStands
 	}
 	if ofport == 0 {
-		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(from.inUse.OFPorts, p) || n.standing.has(p) })
+		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p, from.key) || n.standing.has(p) })
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
@@ -158,9 +156,10 @@ func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 	return nil
 }
 
-func held[K comparable](claims map[K]attach.Key, what K) bool {
-	_, ok := claims[what]
-	return ok
+// held reports whether an attachment other than that of the key claims it.
+func held[K comparable](claims map[K]attach.Key, what K, key attach.Key) bool {
+	holder, ok := claims[what]
+	return ok && holder != key
 }
 
 // program makes the interface, its port and its flows, side by side: a port without flows is closed, and flows without their
@@ -207,7 +206,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if err := rest.Wait(); err != nil {
 		return created, err
 	}
-	n.open(*rec)
+	n.open(attached(*rec))
 	return created, nil
 }
 
@@ -235,7 +234,7 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 	if err := flows.Wait(); err != nil {
 		return created, err
 	}
-	n.open(*rec)
+	n.open(attached(*rec))
 	return created, nil
 }
 

@@ -13,7 +13,7 @@ import (
 func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 	s := n.settings.Load()
 	if s == nil {
-		return cni.Errorf(cni.CodeTryAgainLater, "%w: try again later", n.Ready())
+		return cni.Errorf(cni.CodeTryAgainLater, "the network is not ready: %w: try again later", n.Ready())
 	}
 	pair, err := n.pair(&rec, &s.attachments)
 	if err != nil {

@@ -38,7 +38,7 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 		rec, err := n.recordOf(&cached[i], s, broken.Modified)
 		if err == nil {
 			_, upon := standing[rec.HostInterface]
-			err = n.store.Rebuild(ctx, rec, func(rec attach.Record) error { return n.agrees(ctx, s, &rec, upon) })
+			err = n.rebuild(ctx, s, rec, upon)
 		}
 		if err != nil {
 			n.opts.Log.Error("attachment record cannot be rebuilt", "path", broken.Path, "pod", cached[i].Args.PodNamespace+"/"+cached[i].Args.PodName, "error", err)
@@ -47,6 +47,19 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 		n.opts.Log.Warn("unreadable attachment record rebuilt", "attachment", rec.Key().String(), "pod", rec.PodNamespace+"/"+rec.PodName)
 	}
 	return nil
+}
+
+// errDetaching says that a request for the attachment is under way: a DEL removes what a record would be made of.
+var errDetaching = errors.New("a request for the attachment is under way")
+
+// rebuild makes one record again, unless a request for its attachment is under way.
+func (n *Network) rebuild(ctx context.Context, s *settings, rec attach.Record, upon bool) error {
+	unlock, free := n.opts.Records.TryLock(rec.Key())
+	if !free {
+		return errDetaching
+	}
+	defer unlock()
+	return n.store.Rebuild(ctx, rec, func(rec attach.Record) error { return n.agrees(ctx, s, &rec, upon) })
 }
 
 // recordOf is the record of an attachment by what the runtime keeps of its ADD.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -33,8 +34,8 @@ type standing struct {
 	// free are the numbers of those that are free: the one that has been free for longest is taken next, so that what a
 	// switch still holds for its former pod is gone by then.
 	free []uint32
-	// unusable are attachments whose port was none: the next one that they get is their own.
-	unusable map[attach.Key]struct{}
+	// unusable are attachments whose port was unusable, and since when: the next one that they get is their own.
+	unusable map[attach.Key]time.Time
 	// rest is how long a port stays free at least.
 	rest time.Duration
 	// told is the last trouble that was logged.
@@ -71,6 +72,8 @@ const (
 	standingRest = time.Second
 	// lingering is how long something may be upon a port whose pod has gone: namespaces end in the kernel's own time.
 	lingering = 5 * time.Second
+	// refusal is how long an attachment that is not tried again is remembered.
+	refusal = 10 * time.Minute
 	// surplus is how many times Options.Spare may be free before those above half of that are removed.
 	surplus = 4
 )
@@ -82,7 +85,7 @@ const (
 )
 
 func newStanding(n *Network) *standing {
-	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, unusable: map[attach.Key]struct{}{}, rest: standingRest}
+	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, unusable: map[attach.Key]time.Time{}, rest: standingRest}
 }
 
 // wakeUp has it look whether ports are to be made or removed.
@@ -144,16 +147,23 @@ func (s *standing) refuse(rec *attach.Record) {
 	s.give(rec.OFPort)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unusable[rec.Key()] = struct{}{}
+	maps.DeleteFunc(s.unusable, func(_ attach.Key, since time.Time) bool { return time.Since(since) > refusal })
+	s.unusable[rec.Key()] = time.Now()
 }
 
-// refused reports whether refuse was called of the attachment since it was planned last.
+// refused reports whether an attachment is not to have a port that stands ready.
 func (s *standing) refused(key attach.Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, is := s.unusable[key]
-	delete(s.unusable, key)
 	return is
+}
+
+// forgive ends a refusal.
+func (s *standing) forgive(key attach.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.unusable, key)
 }
 
 // clean notes that nothing is upon a port any more.
@@ -478,7 +488,7 @@ func (s *standing) plan(count int) (numbers []uint32, pairs []link.Standing, err
 	n.picking.Lock()
 	defer n.picking.Unlock()
 	for range count {
-		ofport, err := n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p) || s.has(p) })
+		ofport, err := n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p, attach.Key{}) || s.has(p) })
 		if err != nil && len(numbers) > 0 {
 			break
 		}

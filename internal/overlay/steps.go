@@ -37,16 +37,19 @@ func startCommit(ctx context.Context, step string) (context.Context, func(error)
 
 // putAttached writes that an attachment is there, as a step.
 func (n *Network) putAttached(ctx context.Context, rec *attach.Record) error {
-	done := *rec
-	done.State = attach.Attached
 	ctx, end := timing.Start(ctx, stepRecord)
-	err := n.opts.Records.Put(ctx, done)
+	err := n.opts.Records.Put(ctx, attached(*rec))
 	end(err)
 	if err != nil {
 		return cni.Errorf(cni.CodeIO, "%w", err)
 	}
-	rec.State = attach.Attached
 	return nil
+}
+
+// attached returns the record of an attachment that is there.
+func attached(rec attach.Record) attach.Record {
+	rec.State = attach.Attached
+	return rec
 }
 
 // Addresses returns how many of the pod addresses of the node's subnet are taken, and how many there are.

@@ -69,14 +69,19 @@ type Handler struct {
 	networks map[string]*served
 	// closing are the attachments whose DEL is under way or done.
 	closing map[attach.Key]bool
+	// changed has Run look at networks.
+	changed chan struct{}
 }
 
 // served is a network that requests go to.
 type served struct {
 	name    string
 	network network.Network
-	// handedOver is closed once the network can remove.
+	// handedOver is closed once the network can remove, and left when requests do not go to it any more.
 	handedOver <-chan struct{}
+	left       chan struct{}
+	// wake has its loop look at what is to be removed.
+	wake chan struct{}
 }
 
 var _ cni.Handler = (*Handler)(nil)
@@ -89,13 +94,30 @@ func New(store *attach.Store, opts Options) *Handler {
 	if opts.Removed == nil {
 		opts.Removed = func(string) {}
 	}
-	h := &Handler{store: store, opts: opts, networks: map[string]*served{}, closing: map[attach.Key]bool{}}
+	h := &Handler{store: store, opts: opts, networks: map[string]*served{}, closing: map[attach.Key]bool{}, changed: make(chan struct{}, 1)}
 	h.reaper = newReaper(h)
 	return h
 }
 
 // Run removes what is detached, until ctx ends.
-func (h *Handler) Run(ctx context.Context) error { return h.reaper.run(ctx) }
+func (h *Handler) Run(ctx context.Context) error {
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	running := map[*served]bool{}
+	for {
+		for _, s := range h.all() {
+			if !running[s] {
+				running[s] = true
+				loops.Go(func() { h.reaper.run(ctx, s) })
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-h.changed:
+		}
+	}
+}
 
 // Idle reports whether nothing that is detached waits to be removed.
 func (h *Handler) Idle() bool { return len(h.reaper.keys()) == 0 }
@@ -103,38 +125,27 @@ func (h *Handler) Idle() bool { return len(h.reaper.keys()) == 0 }
 // Serve lets requests for the network's attachments through to it, until stop is called. What an earlier life of the agent or an earlier
 // boot left unfinished is removed once handedOver is closed.
 func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct{}) (stop func()) {
-	s := &served{name: name, network: n, handedOver: handedOver}
+	s := &served{name: name, network: n, handedOver: handedOver, left: make(chan struct{}), wake: make(chan struct{}, 1)}
 	for _, rec := range h.store.List() {
 		if network.KindOf(rec.Network) == name && !h.complete(&rec) {
 			h.reaper.add(rec.Key())
 		}
 	}
-	stopped := make(chan struct{})
-	go func() {
-		select {
-		case <-handedOver:
-			h.reaper.wakeUp()
-		case <-stopped:
-		}
-	}()
-	leave := h.serve(s)
-	return sync.OnceFunc(func() {
-		leave()
-		close(stopped)
-	})
-}
-
-func (h *Handler) serve(s *served) (stop func()) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.networks[s.name] = s
-	return func() {
+	h.networks[name] = s
+	h.mu.Unlock()
+	select {
+	case h.changed <- struct{}{}:
+	default: // Run will look
+	}
+	return sync.OnceFunc(func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if h.networks[s.name] == s {
-			delete(h.networks, s.name)
+		if h.networks[name] == s {
+			delete(h.networks, name)
 		}
-	}
+		close(s.left)
+	})
 }
 
 // complete reports whether a record is of an attachment that a restart keeps.
@@ -219,6 +230,7 @@ func (h *Handler) again(ctx context.Context, rec *attach.Record) (*types100.Resu
 	if err := ready(s); err != nil {
 		return nil, err
 	}
+	h.forget(rec.Key()) // an undoing that failed may have left it to the reaper
 	return h.connect(ctx, s, rec)
 }
 
@@ -231,6 +243,9 @@ func (h *Handler) clear(ctx context.Context, key attach.Key) error {
 	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
 		return err
+	}
+	if !isClosed(s.handedOver) {
+		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: network %s has not taken over yet what an earlier one left: try again later", key, s.name)
 	}
 	if err := h.remove(ctx, s, rec); err != nil {
 		h.giveUp(ctx, key)
@@ -258,9 +273,13 @@ func (h *Handler) attach(ctx context.Context, s *served, req *cni.Request, at pl
 	if err := ready(s); err != nil {
 		return nil, err
 	}
+	var former attach.Record
 	for attempt := 0; ; attempt++ {
 		rec, err := h.plan(ctx, s, req, at)
 		if err != nil {
+			if attempt > 0 {
+				h.undo(ctx, s, former)
+			}
 			return nil, err
 		}
 		h.forget(rec.Key())
@@ -273,6 +292,7 @@ func (h *Handler) attach(ctx context.Context, s *served, req *cni.Request, at pl
 			return nil, err
 		}
 		h.opts.Log.Warn("planning an attachment again", "attachment", rec.Key().String(), "error", err)
+		former = rec
 	}
 }
 

@@ -50,6 +50,8 @@ func (k *kernel) has(key attach.Key) (network string, open bool) {
 type memory struct {
 	name   string
 	kernel *kernel
+	// hang is what Remove waits for; nil: nothing.
+	hang chan struct{}
 
 	mu sync.Mutex
 	// notReady, and what the next calls fail with, by method; a failed Connect has made what it makes.
@@ -71,7 +73,10 @@ func (m *memory) call(method string, key attach.Key) error {
 	return nil
 }
 
-func (m *memory) Plan(_ context.Context, _ *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
+func (m *memory) Plan(_ context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
+	if err := m.call("plan", attach.Key{ContainerID: req.ContainerID}); err != nil {
+		return attach.Record{}, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := 2; i < 10; i++ {
@@ -110,6 +115,12 @@ func (m *memory) Close(_ context.Context, rec attach.Record) error {
 }
 
 func (m *memory) Remove(_ context.Context, recs []attach.Record) map[attach.Key]error {
+	m.mu.Lock()
+	hang := m.hang
+	m.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
 	failed := map[attach.Key]error{}
 	for _, rec := range recs {
 		if err := m.call("remove", rec.Key()); err != nil {
@@ -354,6 +365,80 @@ func TestPlanAgain(t *testing.T) {
 		t.Fatalf("ADD: %v", err)
 	}
 	r.gone("b")
+	r.want("a", "red", true)
+
+	// The second plan fails: the first one's record goes too.
+	r.red.fail["connect"] = []error{unusable}
+	r.red.fail["plan"] = []error{nil, errors.New("no address is free")}
+	if _, err := r.Add(t.Context(), request(cni.CommandAdd, "c")); err == nil {
+		t.Fatal("ADD without a plan")
+	}
+	r.gone("c")
+}
+
+// TestRemoveHangs: a network that waits for its engines holds up no other one's removal, and no request of another network.
+func TestRemoveHangs(t *testing.T) {
+	r := newRig(t)
+	r.placed["b"] = placement.Decision{Network: "blue"}
+	r.add("a")
+	r.add("b")
+	hang := make(chan struct{})
+	r.red.mu.Lock()
+	r.red.hang = hang
+	r.red.mu.Unlock()
+	r.del("a")
+	r.del("b")
+	r.gone("b")
+	r.placed["c"] = placement.Decision{Network: "blue"}
+	r.add("c")
+	close(hang)
+	r.gone("a")
+}
+
+// TestAddBeforeHandover: what an earlier life left of the attachment is not removed before the network has taken it over.
+func TestAddBeforeHandover(t *testing.T) {
+	r := newRig(t)
+	r.add("a")
+	rec, err := r.store.Get(key("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.State = attach.Closing
+	r.stop()
+	if r.store, err = attach.Open(r.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.store.Put(t.Context(), rec), r.store.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	_, err = r.Add(t.Context(), request(cni.CommandAdd, "a"))
+	wantCode(t, err, cni.CodeTryAgainLater, "has not taken over yet")
+	if len(r.red.calls) > 0 {
+		t.Errorf("called before the handover: %q", r.red.calls)
+	}
+	close(r.handed)
+	r.gone("a")
+	r.add("a")
+}
+
+// TestRepeatedAddTakesItBack: an attachment that an undoing left to the reaper, and that the runtime asks for again, stays.
+func TestRepeatedAddTakesItBack(t *testing.T) {
+	r := newRig(t)
+	r.add("a")
+	rec, err := r.store.Get(key("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	r.Records("red").Reap(rec)
+	r.add("a")
+	close(r.handed)
+	for deadline := time.Now().Add(patience); !r.Idle(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the reaper still has work")
+		}
+	}
 	r.want("a", "red", true)
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/network"
 )
 
@@ -19,10 +18,10 @@ const (
 	lastReapRetry  = 5 * time.Second
 )
 
-// reaper removes attachments in the background: all of a network that wait together, since links and ports are cheaper by the dozen.
+// reaper removes attachments in the background: all of a network that wait together, since links and ports are cheaper by the dozen. Each
+// network has a loop of its own: one that waits for its engines holds up no other.
 type reaper struct {
 	handler *Handler
-	wake    chan struct{}
 
 	mu sync.Mutex
 	// waiting are the attachments to be removed, with what is known of those that have no record.
@@ -30,7 +29,7 @@ type reaper struct {
 }
 
 func newReaper(h *Handler) *reaper {
-	return &reaper{handler: h, wake: make(chan struct{}, 1), waiting: map[attach.Key]attach.Record{}}
+	return &reaper{handler: h, waiting: map[attach.Key]attach.Record{}}
 }
 
 // add hands an attachment over: it is removed, whatever its record says, unless forget comes first. It does not wait, and may be called
@@ -77,32 +76,40 @@ func (r *reaper) keys() []attach.Key {
 	return slices.Collect(maps.Keys(r.waiting))
 }
 
-// wakeUp makes the reaper look at what waits.
+// wakeUp makes every network's loop look at what waits.
 func (r *reaper) wakeUp() {
-	select {
-	case r.wake <- struct{}{}:
-	default: // a wake-up is already waiting
+	for _, s := range r.handler.all() {
+		select {
+		case s.wake <- struct{}{}:
+		default: // a wake-up is already waiting
+		}
 	}
 }
 
-// run reaps until ctx ends.
-func (r *reaper) run(ctx context.Context) error {
+// run removes what waits of one network, until ctx ends or the network is left. It begins when the network has handed over.
+func (r *reaper) run(ctx context.Context, s *served) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-s.left:
+		return
+	case <-s.handedOver:
+	}
 	delay := firstReapRetry
-	for ctx.Err() == nil {
-		left := r.reap(ctx)
-		if !left {
+	for ctx.Err() == nil && !isClosed(s.left) {
+		retry := r.reap(ctx, s)
+		if !retry {
 			delay = firstReapRetry
 		}
-		if r.sleep(ctx, left, delay) {
+		if sleep(ctx, s, retry, delay) {
 			delay = min(2*delay, lastReapRetry)
 		}
 	}
-	return nil
 }
 
 // sleep waits for work, or, if a retry is due, at most for the delay; it reports whether that is over. The delay does not grow with the
 // work that comes meanwhile.
-func (r *reaper) sleep(ctx context.Context, retry bool, delay time.Duration) (over bool) {
+func sleep(ctx context.Context, s *served, retry bool, delay time.Duration) (over bool) {
 	var timeout <-chan time.Time
 	if retry {
 		timer := time.NewTimer(delay)
@@ -111,96 +118,85 @@ func (r *reaper) sleep(ctx context.Context, retry bool, delay time.Duration) (ov
 	}
 	select {
 	case <-ctx.Done():
-	case <-r.wake:
+	case <-s.left:
+	case <-s.wake:
 	case <-timeout:
 		return true
 	}
 	return false
 }
 
-// batch is what waits of one network, with the attachments' locks held.
-type batch struct {
-	served *served
-	recs   []attach.Record
-}
-
-// reap removes what waits, can be removed and is not in use by a request, and reports whether something is left to be tried again.
-func (r *reaper) reap(ctx context.Context) (left bool) {
+// reap removes what waits of a network and is not in use by a request, and reports whether something is left to be tried again.
+func (r *reaper) reap(ctx context.Context, s *served) (left bool) {
 	h := r.handler
 	now, cancel := context.WithCancel(ctx)
 	cancel() // a lock that is taken is not waited for: other attachments' locks would be held as long
-	batches := map[string]*batch{}
+	var recs []attach.Record
 	for _, key := range r.keys() {
+		if rec, err := r.target(key); err == nil && network.KindOf(rec.Network) != s.name {
+			continue
+		}
 		unlock, err := h.locks.Lock(now, key)
 		if err != nil {
 			continue // its request wakes the reaper
 		}
-		defer unlock()
-		if !r.waits(key) { // an ADD of the same attachment was faster
-			continue
-		}
-		rec, s, err := r.target(key)
+		rec, err := r.target(key)
 		switch {
-		case errors.Is(err, errLater):
+		case !r.waits(key): // an ADD of the same attachment was faster
 		case errors.Is(err, attach.ErrNotFound):
 			h.forget(key)
 		case err != nil:
-			r.report(ctx, key, err)
+			r.report(ctx, []attach.Key{key}, err)
 			left = true
-		default:
-			if batches[s.name] == nil {
-				batches[s.name] = &batch{served: s}
-			}
-			batches[s.name].recs = append(batches[s.name].recs, rec)
+		case network.KindOf(rec.Network) == s.name:
+			recs = append(recs, rec)
+			defer unlock()
+			continue
 		}
+		unlock()
 	}
-	for _, b := range batches {
-		left = r.remove(ctx, b) || left
+	if len(recs) == 0 {
+		return left
 	}
-	return left
+	return r.remove(ctx, s, recs) || left
 }
 
-// errLater says that an attachment waits for its network, which wakes the reaper.
-var errLater = errors.New("the network's first state is not complete")
-
-// target returns what is removed, and the network that does it.
-func (r *reaper) target(key attach.Key) (attach.Record, *served, error) {
+// target returns what is removed.
+func (r *reaper) target(key attach.Key) (attach.Record, error) {
 	rec, err := r.handler.store.Get(key)
 	if errors.Is(err, attach.ErrNotFound) {
 		if stray, waits := r.stray(key); waits {
-			rec, err = stray, nil
+			return stray, nil
 		}
 	}
-	if err != nil {
-		return rec, nil, err
-	}
-	s, err := r.handler.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
-	if err != nil || !isClosed(s.handedOver) {
-		return rec, nil, errLater
-	}
-	return rec, s, nil
+	return rec, err
 }
 
-// remove removes a batch. One attachment that cannot be removed does not keep the others.
-func (r *reaper) remove(ctx context.Context, b *batch) (left bool) {
+// remove removes attachments of a network. One that cannot be removed does not keep the others.
+func (r *reaper) remove(ctx context.Context, s *served, recs []attach.Record) (left bool) {
 	h := r.handler
-	failed := b.served.network.Remove(ctx, b.recs)
-	for _, rec := range b.recs {
+	failed := s.network.Remove(ctx, recs)
+	reasons := map[string][]attach.Key{}
+	errs := map[string]error{}
+	for _, rec := range recs {
 		key := rec.Key()
 		err := failed[key]
 		if err == nil {
-			err = h.drop(ctx, b.served, rec)
+			err = h.drop(ctx, s, rec)
 		}
 		if err != nil {
-			r.report(ctx, key, err)
-			left = true
+			reasons[err.Error()], errs[err.Error()] = append(reasons[err.Error()], key), err
 		}
 	}
-	return left
+	for reason, keys := range reasons {
+		r.report(ctx, keys, errs[reason])
+	}
+	return len(reasons) > 0
 }
 
-func (r *reaper) report(ctx context.Context, key attach.Key, err error) {
+// report logs why attachments could not be removed: once for all that have the same reason.
+func (r *reaper) report(ctx context.Context, keys []attach.Key, err error) {
 	if ctx.Err() == nil {
-		r.handler.opts.Log.Warn("removing a detached interface failed, trying again", "attachment", key.String(), "error", err)
+		r.handler.opts.Log.Warn("removing a detached interface failed, trying again", "attachment", keys[0].String(), "attachments", len(keys), "error", err)
 	}
 }
