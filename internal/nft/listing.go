@@ -278,9 +278,34 @@ func (l *listing) addElements(set setObject, flags []SetFlag, isMap bool, add fu
 			return
 		}
 	}
+	types := words(set.Type)
 	for _, element := range parseElements(set.Elem, isMap) {
 		element.Family, element.Table, element.Set = set.Family, set.Table, set.Name
+		for i, text := range element.Match {
+			if i < len(types) && types[i] == "inet_proto" {
+				element.Match[i] = protocolName(text)
+			}
+		}
 		add(element)
+	}
+}
+
+// protocolName returns a protocol's name. nft prints the number where there is no /etc/protocols, as in an image without it. The numbers and
+// names are IANA's, as Debian's file has them.
+func protocolName(text string) string {
+	switch text {
+	case "1":
+		return "icmp"
+	case "6":
+		return "tcp"
+	case "17":
+		return "udp"
+	case "58":
+		return "ipv6-icmp"
+	case "132":
+		return "sctp"
+	default:
+		return text
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -44,6 +45,22 @@ func TestListingOfEverything(t *testing.T) {
 	}
 	if string(got) != string(golden) {
 		t.Errorf("got\n%s\nwant\n%s", got, golden)
+	}
+}
+
+// Without /etc/protocols, as in an image that lacks it, nft prints protocols as numbers: they are the same elements.
+func TestListingOfProtocolNumbers(t *testing.T) {
+	for listed, want := range map[string]string{
+		`[{"concat": [6, 8090]}, {"elem": {"val": {"concat": [17, 53]}, "comment": "o"}}]`: "tcp . 8090, udp . 53",
+		`[{"concat": ["sctp", 6]}, {"concat": [132, 17]}, {"concat": [58, 1]}]`:            "sctp . 6, sctp . 17, ipv6-icmp . 1",
+		`[{"concat": [253, 6]}]`: "253 . 6",
+	} {
+		set := setObject{Family: "inet", Table: "wt", Name: "s", Type: json.RawMessage(`["inet_proto", "inet_service"]`), Elem: json.RawMessage(listed)}
+		var got []string
+		new(listing).addElements(set, nil, false, func(item Item) { got = append(got, strings.Join(item.(*Element).Match, " . ")) })
+		if text := strings.Join(got, ", "); text != want {
+			t.Errorf("%s is read as %s, not %s", listed, text, want)
+		}
 	}
 }
 
