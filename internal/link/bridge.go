@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 
@@ -48,6 +49,9 @@ type BridgePort struct {
 	Hairpin bool
 	// Isolated keeps packets from other isolated ports.
 	Isolated bool
+	// MAC, unless zero, is the only address behind the port: the bridge has a static entry for it, learns no other from the port's
+	// packets, and sends packets to unknown addresses to other ports only. Broadcast and multicast arrive in any case.
+	MAC [6]byte
 }
 
 // Key implements Item. A device is a port of one bridge at most.
@@ -61,7 +65,11 @@ func (p *BridgePort) Equal(other Item) bool {
 
 // String implements Item.
 func (p *BridgePort) String() string {
-	return "bridge port " + p.Device + " of " + p.Bridge + " hairpin " + strconv.FormatBool(p.Hairpin) + " isolated " + strconv.FormatBool(p.Isolated)
+	text := "bridge port " + p.Device + " of " + p.Bridge + " hairpin " + strconv.FormatBool(p.Hairpin) + " isolated " + strconv.FormatBool(p.Isolated)
+	if p.pinned() {
+		text += " only " + net.HardwareAddr(p.MAC[:]).String()
+	}
+	return text
 }
 
 // Attributes of linux/if_link.h that the netlink library does not name.
@@ -71,6 +79,9 @@ const (
 	brNFCallIP6Tables = 37 // IFLA_BR_NF_CALL_IP6TABLES
 	brPortMode        = 4  // IFLA_BRPORT_MODE
 	brPortIsolated    = 33 // IFLA_BRPORT_ISOLATED
+	brPortLearning    = 8  // IFLA_BRPORT_LEARNING
+	brPortFlood       = 9  // IFLA_BRPORT_UNICAST_FLOOD
+	brPortFlush       = 18 // IFLA_BRPORT_FLUSH
 )
 
 // readBridges adds the bridges in care, and those of their ports that are Weft's or in care.
@@ -84,6 +95,7 @@ func (s *session) readBridges(links []netlink.Link, state map[Key]Item) error {
 	if err != nil {
 		return err
 	}
+	pinned := map[int]*BridgePort{} // by index of the device
 	for i := range answers {
 		link, err := answers[i].device(wanted[i])
 		if errors.Is(err, ErrNoDevice) {
@@ -103,9 +115,12 @@ func (s *session) readBridges(links []netlink.Link, state map[Key]Item) error {
 				Netns: s.path, Bridge: bridge, Device: attrs.Name, Hairpin: isOne(info[brPortMode]), Isolated: isOne(info[brPortIsolated]),
 			}
 			state[item.Key()] = item
+			if !isOne(info[brPortLearning]) && !isOne(info[brPortFlood]) {
+				pinned[attrs.Index] = item
+			}
 		}
 	}
-	return nil
+	return s.readPinned(pinned)
 }
 
 // bridgesAndPorts returns the names of the bridges in care and of their ports that are Weft's or in care, and the bridges by
@@ -251,7 +266,8 @@ func setPromisc(index int, on bool) *nl.NetlinkRequest {
 	return request
 }
 
-func (s *session) commitBridgePort(port *BridgePort, remove bool) error {
+func (s *session) commitBridgePort(port *BridgePort, what *step) error {
+	remove := what.remove
 	device, err := s.find(port.Device)
 	if remove && errors.Is(err, ErrNoDevice) {
 		return nil // with the device the port is gone
@@ -278,6 +294,9 @@ func (s *session) commitBridgePort(port *BridgePort, remove bool) error {
 		list.add("making it a port of "+port.Bridge, setMaster(index, bridge.Attrs().Index))
 	}
 	list.add("setting the flags of the port", setPortFlags(index, port))
+	if err := s.pin(&list, index, port, what.before != nil); err != nil {
+		return err
+	}
 	return list.run(s.conn)
 }
 
@@ -293,6 +312,11 @@ func setPortFlags(index int, port *BridgePort) *nl.NetlinkRequest {
 	info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
 	info.AddRtAttr(brPortMode, boolByte(port.Hairpin))
 	info.AddRtAttr(brPortIsolated, boolByte(port.Isolated))
+	info.AddRtAttr(brPortLearning, boolByte(!port.pinned()))
+	info.AddRtAttr(brPortFlood, boolByte(!port.pinned()))
+	if port.pinned() {
+		info.AddRtAttr(brPortFlush, nil) // what it learned since it became a port
+	}
 	request.AddData(info)
 	return request
 }

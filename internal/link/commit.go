@@ -259,7 +259,7 @@ func (s *session) perform(what *step) error {
 	case *Device:
 		return s.commitDevice(item, what)
 	case *BridgePort:
-		return s.commitBridgePort(item, what.remove)
+		return s.commitBridgePort(item, what)
 	case *Address:
 		return s.commitAddress(item, what.remove)
 	case *Neighbour, *Route:

@@ -201,6 +201,11 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 		}
 		index := int(nl.NativeEndian().Uint32(data[4:8]))
 		state := uint16(data[8]) | uint16(data[9])<<8
+		if data[0] == unix.AF_BRIDGE {
+			gone := message.Header.Type == unix.RTM_DELNEIGH && state&netlink.NUD_NOARP != 0 // the static entry of a port
+			drift, known := w.about(index, KindBridgePort)
+			return drift, known && gone
+		}
 		// A deletion has two messages: one of an entry that has failed, with the sender, and one of its removal, without.
 		lost := message.Header.Type == unix.RTM_NEWNEIGH && w.lostNeighbour(index, data[unix.SizeofNdMsg:])
 		if state&netlink.NUD_PERMANENT == 0 && !lost {

@@ -97,6 +97,9 @@ func (d *details) pair(rec *attach.Record) (link.Pair, error) {
 // port makes the host veth a port of the bridge.
 func (d *details) port(rec *attach.Record) map[link.Key]link.Item {
 	port := &link.BridgePort{Bridge: d.Bridge, Device: rec.HostInterface, Hairpin: d.Hairpin}
+	if mac, err := net.ParseMAC(rec.MAC); err == nil && len(mac) == len(port.MAC) { // a record's MAC has been checked
+		port.MAC = [6]byte(mac)
+	}
 	return map[link.Key]link.Item{port.Key(): port}
 }
 

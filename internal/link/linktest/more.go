@@ -27,7 +27,7 @@ func fabric(netns string) map[link.Key]link.Item {
 		&link.Device{Netns: netns, Name: "wtbp0", Owner: "fabric", Up: true},
 		&link.Device{Netns: netns, Name: "wtbp1", Owner: "fabric", Up: true},
 		&link.BridgePort{Netns: netns, Bridge: "wtbr", Device: "wtbp0", Hairpin: true, Isolated: true},
-		&link.BridgePort{Netns: netns, Bridge: "wtbr", Device: "wtbp1"},
+		&link.BridgePort{Netns: netns, Bridge: "wtbr", Device: "wtbp1", MAC: [6]byte{0x0a, 0x58, 10, 244, 0, 2}},
 	)
 }
 

@@ -1,0 +1,170 @@
+//go:build real
+
+package node_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"golang.org/x/sys/unix"
+)
+
+// wire is a packet socket at a pod's eth0.
+type wire struct {
+	t     *testing.T
+	fd    int
+	index int
+}
+
+func wireOf(t *testing.T, pod ns.NetNS) *wire {
+	t.Helper()
+	w := &wire{t: t}
+	err := pod.Do(func(ns.NetNS) error {
+		eth, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
+		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol)); err != nil {
+			return err
+		}
+		w.index = eth.Index
+		mreq := &unix.PacketMreq{Ifindex: int32(eth.Index), Type: unix.PACKET_MR_PROMISC}
+		return errors.Join(
+			unix.SetsockoptPacketMreq(w.fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, mreq),
+			unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
+			unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: eth.Index}),
+		)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(w.fd) })
+	return w
+}
+
+func (w *wire) send(frame []byte) {
+	w.t.Helper()
+	if err := unix.Sendto(w.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.index}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// receives waits for one of two frames, which were sent in this order, and reports whether the first came.
+func (w *wire) receives(first, last []byte) bool {
+	w.t.Helper()
+	buffer := make([]byte, 2048)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		n, err := unix.Read(w.fd, buffer)
+		switch {
+		case err != nil:
+		case bytes.HasPrefix(buffer[:n], first):
+			return true
+		case bytes.HasPrefix(buffer[:n], last):
+			return false
+		}
+	}
+	w.t.Fatal("no frame arrives")
+	return false
+}
+
+// udp returns a frame with a UDP packet of 4 bytes, a text, without checksum.
+func udp(text string, to, from net.HardwareAddr, source, destination net.IP) []byte {
+	frame := append(append(append([]byte{}, to...), from...), 0x08, 0x00)
+	header := append([]byte{0x45, 0, 0, 32, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, append(append([]byte{}, source.To4()...), destination.To4()...)...)
+	var sum uint32
+	for i := 0; i < len(header); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(header[i:]))
+	}
+	binary.BigEndian.PutUint16(header[10:], ^uint16(sum+sum>>16))
+	return append(append(frame, header...), append([]byte{0x1f, 0x90, 0x1f, 0x90, 0, 12, 0, 0}, text[:4]...)...)
+}
+
+// TestBridgeLearnsNothing: a pod does not take another's MAC address over with frames that no rule sees, and gets no packets for addresses
+// that the bridge does not know; this is so again after a change by hand and after a restart.
+func TestBridgeLearnsNothing(t *testing.T) {
+	s := newStage(t)
+	h, stop := serveUntil(t, s)
+	spaces, results := map[string]ns.NetNS{}, map[string]*types100.Result{}
+	for _, name := range []string{"attacker", "victim", "sender"} {
+		spaces[name] = space(t)
+		result, err := add(t, h, name, spaces[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		results[name] = result
+	}
+	mac := func(name string) net.HardwareAddr {
+		made, err := net.ParseMAC(results[name].Interfaces[2].Mac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	ip := func(name string) net.IP { return results[name].IPs[0].Address.IP }
+	attacker, victim, sender := wireOf(t, spaces["attacker"]), wireOf(t, spaces["victim"]), wireOf(t, spaces["sender"])
+	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	attack := func(when, tag string) { // frames of one attack differ from those of others
+		t.Helper()
+		// LLDP: the bridge takes such frames itself, past its rules (IEEE 802.1Q, table 8-1).
+		attacker.send(append(append(append([]byte{}, 0x01, 0x80, 0xc2, 0, 0, 0x0e), mac("victim")...), 0x88, 0xcc, 0, 0))
+		attacker.send(udp(tag, broadcast, mac("attacker"), ip("attacker"), net.IPv4bcast)) // it follows, so what is to be learned is
+		own, other := udp(tag, mac("victim"), mac("sender"), ip("sender"), ip("victim")), udp(tag, broadcast, mac("sender"), ip("sender"), net.IPv4bcast)
+		sender.send(own)
+		sender.send(other)
+		if attacker.receives(own, other) {
+			t.Errorf("%s: the attacker gets a packet for the victim", when)
+		}
+		if !victim.receives(own, other) {
+			t.Errorf("%s: the victim does not get its packet", when)
+		}
+		unknown, after := udp(tag, net.HardwareAddr{2, 0, 0, 0, 0, 0x99}, mac("sender"), ip("sender"), ip("victim")), udp(tag, broadcast, mac("sender"), ip("sender"), ip("victim"))
+		sender.send(unknown)
+		sender.send(after)
+		if attacker.receives(unknown, after) {
+			t.Errorf("%s: a packet for an unknown address is flooded", when)
+		}
+	}
+	attack("at first", "1st ")
+	run := func(args ...string) string {
+		t.Helper()
+		var out []byte
+		err := s.space.Do(func(ns.NetNS) (err error) {
+			out, err = exec.Command("bridge", args...).CombinedOutput()
+			return err
+		})
+		if err != nil {
+			t.Fatalf("bridge %v: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	port := func(name string) string { return results[name].Interfaces[1].Name }
+	run("link", "set", "dev", port("attacker"), "learning", "on", "flood", "on")
+	run("fdb", "del", mac("victim").String(), "dev", port("victim"), "master")
+	run("fdb", "add", mac("victim").String(), "dev", port("attacker"), "master", "static")
+	stop()
+	_, stop = serveUntil(t, s)
+	defer stop()
+	eventually(t, "the ports are repaired", func() error {
+		at := run("fdb", "show", "br", "cni0")
+		for _, name := range []string{"attacker", "victim"} {
+			if !strings.Contains(at, mac(name).String()+" dev "+port(name)+" sticky master cni0 static") {
+				return fmt.Errorf("no entry of %s in %s", name, at)
+			}
+		}
+		if flags := run("-d", "link", "show", "dev", port("attacker")); !strings.Contains(flags, "learning off flood off") {
+			return errors.New(flags)
+		}
+		return nil
+	})
+	attack("after a change by hand and a restart", "2nd ")
+}

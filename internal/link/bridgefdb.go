@@ -1,0 +1,80 @@
+package link
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// ntfSticky is NTF_STICKY of linux/neighbour.h: no packet moves the entry to another port.
+const ntfSticky = 1 << 6
+
+func (p *BridgePort) pinned() bool { return p.MAC != [6]byte{} }
+
+// readPinned sets the addresses of ports that neither learn nor are flooded. A port with other static entries than one keeps none, and so
+// is not what it was left as.
+func (s *session) readPinned(ports map[int]*BridgePort) error {
+	if len(ports) == 0 {
+		return nil
+	}
+	entries, err := s.staticEntries()
+	if err != nil {
+		return err
+	}
+	for index, port := range ports {
+		if of := entries[index]; len(of) == 1 {
+			port.MAC = of[0]
+		}
+	}
+	return nil
+}
+
+// staticEntries returns the addresses of the static entries of bridges, by the index of the port.
+func (s *session) staticEntries() (map[int][][6]byte, error) {
+	list, err := dump(func() ([]netlink.Neigh, error) { return s.handle.NeighList(0, unix.AF_BRIDGE) })
+	if err != nil {
+		return nil, fmt.Errorf("listing forwarding entries: %w", err)
+	}
+	found := map[int][][6]byte{}
+	for _, n := range list {
+		if n.State&netlink.NUD_NOARP == 0 || n.Flags&netlink.NTF_SELF != 0 || len(n.HardwareAddr) != len([6]byte{}) {
+			continue
+		}
+		mac := [6]byte(n.HardwareAddr)
+		if !slices.Contains(found[n.LinkIndex], mac) { // once for each VLAN
+			found[n.LinkIndex] = append(found[n.LinkIndex], mac)
+		}
+	}
+	return found, nil
+}
+
+// pin adds what leaves a port its one address. Of one that was a port before, other static entries go.
+func (s *session) pin(list *plan, index int, port *BridgePort, before bool) error {
+	if before {
+		entries, err := s.staticEntries()
+		if err != nil {
+			return err
+		}
+		for _, mac := range entries[index] {
+			if mac != port.MAC {
+				list.addUnless(unix.ENOENT, "removing a forwarding entry of the port", forwardingEntry(unix.RTM_DELNEIGH, 0, index, mac))
+			}
+		}
+	}
+	if port.pinned() {
+		list.add("setting the forwarding entry of the port", forwardingEntry(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, index, port.MAC))
+	}
+	return nil
+}
+
+func forwardingEntry(kind, flags, index int, mac [6]byte) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(kind, flags)
+	request.AddData(&ndMsg{netlink.Ndmsg{
+		Family: unix.AF_BRIDGE, Index: uint32(index), State: netlink.NUD_NOARP, Flags: netlink.NTF_MASTER | ntfSticky,
+	}})
+	request.AddData(nl.NewRtAttr(netlink.NDA_LLADDR, mac[:]))
+	return request
+}
