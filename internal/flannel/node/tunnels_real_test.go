@@ -36,6 +36,7 @@ func runNFT(t *testing.T, in ns.NetNS, args string) {
 // arrives reports whether packets from a namespace to an address get to a listener. Both are as of package net.
 func arrives(t *testing.T, from ns.NetNS, to string, listener net.PacketConn) bool {
 	t.Helper()
+	data := t.Name() + " " + to // not one of an earlier test
 	network, address, _ := strings.Cut(to, " ")
 	var sender net.Conn
 	if err := from.Do(func(ns.NetNS) (err error) {
@@ -46,17 +47,22 @@ func arrives(t *testing.T, from ns.NetNS, to string, listener net.PacketConn) bo
 	}
 	defer func() { _ = sender.Close() }()
 	for range 5 {
-		_, _ = sender.Write([]byte(to)) // an answer that says unreachable is an error of the next
+		_, _ = sender.Write([]byte(data)) // an answer that says unreachable is an error of the next
 		if err := listener.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
-		data := make([]byte, 256)
-		n, _, err := listener.ReadFrom(data)
-		if err == nil && string(data[:n]) == to {
-			return true
-		}
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal(err)
+		for {
+			got := make([]byte, 256)
+			n, _, err := listener.ReadFrom(got)
+			if err == nil && string(got[:n]) == data {
+				return true
+			}
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	return false
