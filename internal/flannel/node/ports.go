@@ -123,13 +123,13 @@ func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: ho
 // hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
 // bridge is.
 //
-// Packets of pods into tunnels are dropped: they would leave with their node's address, and be accepted as the node's. Before DNAT that is
-// what a pod sends there itself, and in forward and input what a host port or a Service leads there.
+// Packets of pods into tunnels are dropped: they would leave with their node's address, and be accepted as the node's. After DNAT that is
+// also what a host port or a Service leads there. Answers pass: a client's port may be a tunnel's number.
 func hostRules(b *bridge) map[nft.Key]nft.Item {
 	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
 	var tunnels []nft.Rule
 	for _, match := range append(b.Tunnel.Matches(), fmt.Sprintf("udp dport %d", genevePort)) {
-		tunnels = append(tunnels, nft.Rule{Text: fmt.Sprintf("iifname %q %s counter drop", b.Name, match), Owner: string(owner)})
+		tunnels = append(tunnels, nft.Rule{Text: fmt.Sprintf("iifname %q ct direction original %s counter drop", b.Name, match), Owner: string(owner)})
 	}
 	table := &nft.Table{Family: nft.FamilyInet, Name: hostTable}
 	out := map[nft.Key]nft.Item{table.Key(): table}
@@ -138,7 +138,7 @@ func hostRules(b *bridge) map[nft.Key]nft.Item {
 		priority int
 		rules    []nft.Rule
 	}{
-		{nft.HookPrerouting, priorityRaw, append([]nft.Rule{group}, tunnels...)},
+		{nft.HookPrerouting, priorityRaw, []nft.Rule{group}},
 		{nft.HookForward, judgePriority, tunnels},
 		{nft.HookInput, judgePriority, tunnels},
 	} {

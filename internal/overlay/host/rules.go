@@ -75,7 +75,9 @@ func (f fragment) closeAround() {
 }
 
 // tunnel lets known nodes reach the tunnel's port at this node's address, and nobody else. Connection tracking of it
-// would only cost: both ends use random ports, and nothing is translated.
+// would only cost: both ends use random ports, and nothing is translated. What the node forwards to other nodes' tunnel ports is
+// dropped before translation, which would give it the node's address: pods of other networks on the node send it, and Services of the
+// host's lead there.
 func (c *Config) tunnel(f fragment) {
 	port := c.vxlanPort()
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "untracked-in", Hook: nft.HookPrerouting, Priority: priorityRaw},
@@ -85,6 +87,8 @@ func (c *Config) tunnel(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel", Hook: nft.HookInput, Priority: priorityFilter},
 		fmt.Sprintf(`iifname != "%s" ip saddr @%s ip daddr %s udp dport %d accept`, Tun, NodesSet, c.NodeIP, port),
 		fmt.Sprintf(`udp dport %d drop`, port))
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel-out", Hook: nft.HookPostrouting, Priority: priorityFirst},
+		fmt.Sprintf(`ip daddr @%s ip saddr != %s udp dport %d drop`, NodesSet, c.NodeIP, port))
 }
 
 // reject answers at once what the switch hands over for a Service without endpoints: the switch makes no packets. It comes

@@ -1,0 +1,107 @@
+//go:build real
+
+package host_test
+
+import (
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/link/nstest"
+)
+
+const guestAddress = "10.244.0.5"
+
+// A pod of another network on the node reaches no other node's tunnel port, where it would be taken for the node; it reaches other ports,
+// and the node reaches both.
+func TestTunnelsOfOtherNodes(t *testing.T) {
+	node, neighbour, guest := nstest.New(t), nstest.New(t), nstest.New(t)
+	c := sample()
+	want := c.Rules()
+	maps.Copy(want, c.RemoteRules(netip.MustParseAddr(neighbourAddress)))
+	programRules(t, node, want)
+	nstest.Do(t, node, func() error {
+		if err := makeNode(neighbour); err != nil {
+			return err
+		}
+		return makeGuest(guest)
+	})
+	nstest.Do(t, guest, func() error { return errors.Join(up("eth0", guestAddress+"/24"), routeBy("192.0.2.0/24", "10.244.0.1")) })
+	var tunnel, other *net.UDPConn
+	nstest.Do(t, neighbour, func() (err error) {
+		err = errors.Join(up("far", neighbourAddress+"/24"), routeBy("10.244.0.0/24", nodeAddress))
+		if err == nil {
+			tunnel, err = listenUDP(t, 4789)
+		}
+		if err == nil {
+			other, err = listenUDP(t, 4790)
+		}
+		return err
+	})
+	say := func(from, port, words string) {
+		nstest.Do(t, from, func() error {
+			conn, err := net.Dial("udp4", net.JoinHostPort(neighbourAddress, port))
+			if err != nil {
+				return err
+			}
+			_, err = conn.Write([]byte(words))
+			return errors.Join(err, conn.Close())
+		})
+	}
+	say(guest, "4789", "the guest")
+	say(guest, "4790", "the guest")
+	if got := heard(t, other); got != "the guest" {
+		t.Fatalf("the other port heard %q: the guest has no way", got)
+	}
+	say(node, "4789", "the node")
+	if got := heard(t, tunnel); got != "the node" {
+		t.Errorf("the tunnel's port heard %q first", got)
+	}
+}
+
+// makeGuest connects a namespace to that of the calling thread, as another network does with a pod.
+func makeGuest(guest string) error {
+	space, err := os.Open(guest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = space.Close() }()
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "guest"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(space.Fd())}
+	return errors.Join(netlink.LinkAdd(pair), up("guest", "10.244.0.1/24"))
+}
+
+func routeBy(to, gateway string) error {
+	_, prefix, err := net.ParseCIDR(to)
+	if err != nil {
+		return err
+	}
+	return netlink.RouteAdd(&netlink.Route{Dst: prefix, Gw: net.ParseIP(gateway)})
+}
+
+func listenUDP(t *testing.T, port int) (*net.UDPConn, error) {
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+	if err == nil {
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	return conn, err
+}
+
+// heard returns the first datagram.
+func heard(t *testing.T, conn *net.UDPConn) string {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	data := make([]byte, 100)
+	n, err := conn.Read(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data[:n])
+}
