@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,8 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/nftnl"
+	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -176,20 +179,57 @@ func kernelRelease() string {
 
 // diff reads back every engine.
 func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
-	r := a.running.Load()
-	if r == nil {
-		return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", a.waiting.get())
+	r, e := a.running.Load(), a.engines.Load()
+	switch {
+	case r != nil:
+		diff := a.compare(ctx, append(r.engines.all(), a.tables.all()...))
+		diffClosed(&diff, a.closed(r.network))
+		a.nameDifferences(&diff)
+		return diff, nil
+	case e != nil && len(a.tables.all()) > 0: // networks without the overlay
+		return a.compare(ctx, append(e.kernel(), a.tables.all()...)), nil
 	}
-	diff := a.compare(ctx, r.engines)
-	diffClosed(&diff, a.closed(r.network))
-	a.nameDifferences(&diff)
-	return diff, nil
+	return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", a.waiting.get())
+}
+
+// tables are the loops of networks' own that are shown beside those of the node.
+type tables struct {
+	mu    sync.Mutex
+	loops map[string]*node.TableLoop
+}
+
+func (t *tables) add(name string, loop *node.TableLoop) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.loops == nil {
+		t.loops = map[string]*node.TableLoop{}
+	}
+	t.loops[name] = loop
+}
+
+// all returns the loops in the order of their names.
+func (t *tables) all() []observed {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var views []observed
+	for _, name := range slices.Sorted(maps.Keys(t.loops)) {
+		views = append(views, engineView[nftnl.Key, nftnl.Item]{name: name, loop: t.loops[name], owner: tableOwner})
+	}
+	return views
+}
+
+// tableOwner returns whose an item of such a table is, by its comment.
+func tableOwner(item nftnl.Item) string {
+	if rules, ok := item.(*nftnl.Rules); ok && len(rules.Rules) > 0 {
+		return rules.Rules[0].Owner
+	}
+	return ""
 }
 
 // compare reads back engines.
-func (a *agent) compare(ctx context.Context, e *engines) admin.Diff {
+func (a *agent) compare(ctx context.Context, engines []observed) admin.Diff {
 	diff := admin.Diff{InStep: true}
-	for _, engine := range e.all() {
+	for _, engine := range engines {
 		d := engine.diff(ctx)
 		diff.InStep = diff.InStep && d.Error == "" && len(d.Differences) == 0
 		diff.Engines = append(diff.Engines, d)
@@ -217,11 +257,20 @@ type observed interface {
 
 // all returns the engines in the order in which a start programs them.
 func (e *engines) all() []observed {
+	kernel := e.kernel()
+	return []observed{
+		kernel[0],
+		engineView[ovsdb.Key, ovsdb.Row]{name: "ovsdb", loop: e.rowLoop, owner: rowOwner},
+		kernel[1],
+		engineView[openflow.Key, openflow.Entry]{name: "openflow", loop: e.flowLoop, owner: flowOwner, hashed: true},
+	}
+}
+
+// kernel returns the engines of a node without Open vSwitch.
+func (e *engines) kernel() []observed {
 	return []observed{
 		engineView[nft.Key, nft.Item]{name: "nft", loop: e.ruleLoop, owner: ruleOwner},
-		engineView[ovsdb.Key, ovsdb.Row]{name: "ovsdb", loop: e.rowLoop, owner: rowOwner},
 		engineView[link.Key, link.Item]{name: "link", loop: e.linkLoop, owner: linkOwner},
-		engineView[openflow.Key, openflow.Entry]{name: "openflow", loop: e.flowLoop, owner: flowOwner, hashed: true},
 	}
 }
 

@@ -193,6 +193,7 @@ type agent struct {
 	bootID   string
 	// engines are the node's, once they are open, and run until engineCtx ends.
 	engines   atomic.Pointer[engines]
+	tables    tables
 	engineCtx context.Context //nolint:containedctx // the life of the engines, which networks that come later join
 	health    *health.Server
 	metrics   *metrics.Agent

@@ -80,7 +80,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	if err := a.dryProgram(ctx, network, e); err != nil {
 		return admin.Diff{}, fmt.Errorf("a start would fail here: %w", err)
 	}
-	return a.compare(ctx, e), nil
+	return a.compare(ctx, e.all()), nil
 }
 
 // dryProgram compiles everything, once all is known that a start would wait for.

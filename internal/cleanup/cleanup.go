@@ -4,6 +4,7 @@ package cleanup
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,6 +39,9 @@ type Options struct {
 	Ports string
 	// Tell is called with each thing that was taken away.
 	Tell func(what string)
+	// GiveBack names a network of another program's whose pods Weft serves: the node is given back to that program with its pods. Empty: all
+	// that is Weft's is removed.
+	GiveBack string
 	// Parts are the networks'.
 	Parts []Part
 }
@@ -49,6 +53,58 @@ type Part struct {
 	// Run removes it. It is called while no agent runs, whatever networks the node had: what is not there is no error. It finds its own
 	// by marks, without records and without the API server, and reports what it removes by Options.Tell.
 	Run func(ctx context.Context, o Options) error
+	// GiveBack removes what only Weft has, so that the program that Weft replaces serves the network and its pods again. Nil: there is no such
+	// program.
+	GiveBack func(ctx context.Context, o Options) error
+}
+
+// giveBack gives the node back, and removes the records: from then on the network's plugin no longer asks for the agent.
+func (o Options) giveBack(ctx context.Context) error {
+	var names []string
+	for _, part := range o.Parts {
+		switch {
+		case part.GiveBack == nil:
+			continue
+		case part.Name != o.GiveBack:
+			names = append(names, part.Name)
+			continue
+		}
+		if err := o.others(); err != nil {
+			return err
+		}
+		if err := part.GiveBack(ctx, o); err != nil {
+			return fmt.Errorf("network %s: %w", part.Name, err)
+		}
+		return errors.Join(o.Remove(o.StateDir), o.Remove(o.RunDir))
+	}
+	return fmt.Errorf("network %q cannot be given back: it is one of %s", o.GiveBack, strings.Join(names, ", "))
+}
+
+// others returns an error if pods of other networks are on the node: they would lose their records.
+func (o Options) others() error {
+	found, err := filepath.Glob(filepath.Join(o.At(o.Records), "*.json"))
+	if err != nil {
+		return fmt.Errorf("list the attachment records: %w", err)
+	}
+	for _, path := range found {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read the attachment records: %w", err)
+		}
+		var record struct {
+			Network      string `json:"network"`
+			PodNamespace string `json:"podNamespace"`
+			PodName      string `json:"podName"`
+		}
+		if err := json.Unmarshal(text, &record); err != nil {
+			return fmt.Errorf("read attachment record %s: %w", path, err)
+		}
+		if kind, _, _ := strings.Cut(record.Network, "."); kind != o.GiveBack {
+			return fmt.Errorf("pod %s/%s is on network %s: drain the node before it is given back to %s",
+				record.PodNamespace, record.PodName, record.Network, o.GiveBack)
+		}
+	}
+	return nil
 }
 
 // parts removes what the networks have.
@@ -87,6 +143,9 @@ func Run(ctx context.Context, o Options) error {
 		return ErrAgentRuns
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("finding out whether an agent runs: %w", err)
+	}
+	if o.GiveBack != "" {
+		return o.giveBack(ctx)
 	}
 	return errors.Join(
 		o.Remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first: no pod comes any more

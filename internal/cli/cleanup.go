@@ -18,8 +18,11 @@ func cleanupCommand() *cobra.Command {
 		Long: "Takes everything of Weft's off this node: the runtime's configuration and the plugin, pods' links, the bridge br0\n" +
 			"and all on it, the nftables inet weft and arp weft with the administrator's chain in them, rules in others' chains,\n" +
 			"and the folders of state. It refuses while an agent runs. Pods that still run lose their network.\n" +
-			"net.ipv4.ip_forward stays as it is: others need it as well.",
+			"net.ipv4.ip_forward stays as it is: others need it as well.\n" +
+			"With --give-back flannel, pods run on: flannel and its plugin serve them again.",
 		Example: "  weft cleanup\n\n" +
+			"  # Return a node to flannel, with its pods\n" +
+			"  weft cleanup --give-back flannel\n\n" +
 			"  # On all nodes, after kubectl -n weft delete daemonset weft-agent\n" +
 			"  kubectl apply -f deploy/cleanup.yaml",
 		Args: cobra.NoArgs,
@@ -31,7 +34,11 @@ func cleanupCommand() *cobra.Command {
 			if err := cleanup.Run(cmd.Context(), opts); err != nil {
 				return err
 			}
-			_, _ = fmt.Fprintln(cmd.OutOrStdout(), "nothing of Weft's is left on this node")
+			done := "nothing of Weft's is left on this node"
+			if opts.GiveBack != "" {
+				done = "the node is given back with its pods: start " + opts.GiveBack
+			}
+			_, _ = fmt.Fprintln(cmd.OutOrStdout(), done)
 			if stay {
 				<-cmd.Context().Done()
 			}
@@ -45,6 +52,7 @@ func cleanupCommand() *cobra.Command {
 	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.StringVar(&opts.Plugin, "plugin", "/opt/cni/bin/weft", "the CNI plugin's executable")
+	flags.StringVar(&opts.GiveBack, "give-back", "", "network whose pods run on and are given back to the program that Weft replaced: flannel")
 	flags.BoolVar(&stay, "stay", false, "then wait to be stopped: a pod that ends would be started again")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -64,6 +65,8 @@ type (
 	LinkLoop = reconcile.Loop[link.Key, link.Item]
 	// RuleLoop keeps tables of nftables.
 	RuleLoop = reconcile.Loop[nft.Key, nft.Item]
+	// TableLoop keeps one table of nftables by netlink.
+	TableLoop = reconcile.Loop[nftnl.Key, nftnl.Item]
 	// RowLoop keeps rows of Open vSwitch's database.
 	RowLoop = reconcile.Loop[ovsdb.Key, ovsdb.Row]
 	// FlowLoop keeps the flows and groups of one bridge.
@@ -85,6 +88,8 @@ type Node struct {
 	Switch func(ctx context.Context) (*Switch, error)
 	// Pass has the rules of others, such as a firewall's, let the packets of a network pass; it replaces what the network passed before.
 	Pass func(ctx context.Context, network string, passages []nft.Passage) error
+	// Observe has `weft diff` read back a loop of the network's own as well, under a name. A later loop of that name replaces it.
+	Observe func(name string, loop *TableLoop)
 	// WatchLinks calls told for every change of a device on the node that no loop made, until stop is called. told does not wait.
 	WatchLinks func(told func(link.Drift)) (stop func())
 }

@@ -64,7 +64,7 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 	return Image{
 		Ref: Ref, Files: files,
 		// Open vSwitch's tools look below /var/run.
-		Env:   []string{"OVS_RUNDIR=/run/openvswitch", "OVS_DBDIR=/var/lib/openvswitch"},
+		Env: []string{"OVS_RUNDIR=/run/openvswitch", "OVS_DBDIR=/var/lib/openvswitch"},
 		// flannel's manifest works with this image: its daemon, and what its init containers run and copy.
 		Links: map[string]string{
 			"/var/run": "/run", "/opt/bin/flanneld": "/weft", "/opt/bin/install-conf": "/weft", "/bin/cp": "/weft", "/flannel": "/weft-flannel",

@@ -21,6 +21,7 @@ import (
 
 	"weft.dev/weft/internal/flannel/cluster"
 	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/kubestore"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
@@ -156,11 +157,16 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 		return nil, nil, err
 	}
 	made, err := New(Options{
-		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Log: deps.Log, Changed: deps.Changed,
+		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Results: handover.ResultsDir,
+		Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
 	})
 	if err != nil {
 		judge.close()
 		return nil, nil, err
+	}
+	n.Observe("nftables "+portsTable, made.ports)
+	for name, table := range judge.tables {
+		n.Observe("nftables "+name, table.loop)
 	}
 	return made, made, nil
 }

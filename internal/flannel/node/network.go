@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/flannel/daemon"
@@ -57,10 +58,14 @@ type Options struct {
 	// Judge enforces NetworkPolicies on the ports of Bridge; "": whatever the bridge's name is.
 	Judge  Judge
 	Bridge string
+	// Results is where the container runtime keeps the results of ADD, by which pods of flannel's plugin are found; "": nowhere.
+	Results string
 	// Log is where records that cannot be read are reported. Nil: nowhere.
 	Log *slog.Logger
 	// Changed is called when Ready may return something else.
 	Changed func()
+	// Report replaces the network's section of the node's NodeNetwork. Nil: there is none.
+	Report func(weftv1.NodeNetworkSection)
 }
 
 // Network is the network on this node. It implements network.Network and network.Runner.

@@ -120,6 +120,12 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 // Tables are the tables that the agent's loop keeps for the network.
 func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: hostTable}} }
 
+// AllTables are all tables of nftables that the agent makes for the network's pods.
+func AllTables() []nft.Table {
+	return append(Tables(), nft.Table{Family: nft.FamilyInet, Name: judgeTable}, nft.Table{Family: nft.FamilyBridge, Name: guardTable},
+		nft.Table{Family: nft.FamilyBridge, Name: portsTable})
+}
+
 // hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
 // bridge is.
 //

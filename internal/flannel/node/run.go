@@ -51,6 +51,7 @@ func (n *Network) say(b *bridge, why error) {
 	n.bridge, n.why = b, why
 	n.mu.Unlock()
 	n.opts.Changed()
+	n.report(b)
 }
 
 // watchPorts repairs the table of the bridge family when others change it.
@@ -135,6 +136,9 @@ func (n *Network) read(ctx context.Context, state *daemon.State) (*bridge, error
 func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	var attached []attach.Record
 	if !again {
+		if err := n.adopt(ctx, b); err != nil {
+			return fmt.Errorf("take over pods of flannel's plugin: %w", err)
+		}
 		attached = n.opts.Records.Attached()
 	}
 	var pods []Pod

@@ -77,6 +77,9 @@ func All() []Group {
 		policyLatency(1_000, 50),
 		policyLatency(10_000, 100),
 		egressFailover(),
+		flannelPods(),
+		flannelBurst(),
+		flannelTraffic(),
 	}
 }
 

@@ -52,6 +52,9 @@ func TestTargets(t *testing.T) {
 		"policies/latency/10000/p50": "ours <= 20", "policies/latency/10000/agent": "ours <= 5", "policies/latency/10000/p99": "ours <= 100",
 		"policies/first-packet/leaked": "ours <= 0",
 		"egress-ip/failover":           "ours <= 2000 (goal 500)",
+		"flannel/add":                  "ratio <= 0.6 (goal 0.45)", "flannel/del": "ratio <= 0.8", "flannel/burst": "ratio >= 1.5",
+		"flannel/throughput/nodes": "ratio >= 0.98", "flannel/throughput/node": "ratio >= 0.98",
+		"flannel/latency/nodes": "ratio <= 1.02", "flannel/latency/node": "ratio <= 1.02",
 	}
 	for _, g := range rows.All() {
 		for _, r := range g.Rows {

@@ -180,7 +180,7 @@ func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
 }
 
 func (s *Stage) strikeLabs(ctx context.Context) error {
-	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover))
+	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel))
 }
 
 // furnish opens the lab's nodes, and makes the peer's.

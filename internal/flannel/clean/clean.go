@@ -1,0 +1,128 @@
+// Package clean is the flannel network's part of taking Weft off a node: its tables, bridge, tunnel devices and files. It also gives a node back
+// to flannel, with its pods.
+package clean
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/cleanup"
+	"weft.dev/weft/internal/flannel/handover"
+	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/flannel/node"
+	"weft.dev/weft/internal/flannel/subnetenv"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Part returns the flannel network's part.
+func Part() cleanup.Part {
+	return cleanup.Part{Name: node.Name, Run: remove, GiveBack: giveBack}
+}
+
+// remove removes what the agent and `weft flanneld` have made. Nothing is touched on a node without their tables and bridge: flanneld's own
+// device and files look the same.
+func remove(ctx context.Context, o cleanup.Options) error {
+	had, err := tables(ctx, o)
+	bridges, failed := bridges()
+	if err = errors.Join(err, failed); err != nil || !had && len(bridges) == 0 {
+		return err
+	}
+	var errs []error
+	devices, err := devices()
+	errs = append(errs, err)
+	for _, device := range append(bridges, devices...) {
+		if err := netlink.LinkDel(device); err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
+			errs = append(errs, fmt.Errorf("link %s: %w", device.Attrs().Name, err))
+			continue
+		}
+		o.Tell("link " + device.Attrs().Name)
+	}
+	return errors.Join(append(errs, o.Remove(filepath.Join(o.CNIConfDir, node.ConflistName)), o.Remove(subnetenv.DefaultPath))...)
+}
+
+// giveBack removes what only Weft has: its tables, and its marks on links. Pods, bridge, tunnel device, routes and the files of flannel's
+// plugins stay, and pods run on.
+func giveBack(ctx context.Context, o cleanup.Options) error {
+	if _, err := tables(ctx, o); err != nil {
+		return err
+	}
+	bridges, err := bridges()
+	if err != nil {
+		return err
+	}
+	all, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	var errs []error
+	for _, l := range all {
+		attrs := l.Attrs()
+		port := strings.HasPrefix(attrs.Alias, link.PodAliasPrefix) &&
+			slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.MasterIndex })
+		if port || slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.Index }) {
+			errs = append(errs, handover.Mark(attrs.Name, "", 0))
+			o.Tell("mark on link " + attrs.Name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tables removes Weft's tables and its rules in others' chains, and reports whether there were any.
+func tables(ctx context.Context, o cleanup.Options) (bool, error) {
+	own := node.AllTables()
+	for _, table := range host.Tables() {
+		if !host.Flanneld(table.Name) {
+			own = append(own, table)
+		}
+	}
+	engine, err := nft.NewEngine(nft.Options{Tables: own, Foreign: true})
+	if err != nil {
+		return false, err
+	}
+	defer engine.Close()
+	have, err := engine.Read(ctx)
+	if err != nil || len(have) == 0 {
+		return false, err
+	}
+	if err := engine.Commit(ctx, reconcile.Change[nft.Key, nft.Item]{Delete: have}); err != nil {
+		return true, err
+	}
+	for key := range have {
+		if key.Kind == nft.KindTable {
+			o.Tell(key.String())
+		}
+	}
+	return true, nil
+}
+
+// bridges returns the bridges that the agent has made or adopted, by their marks.
+func bridges() ([]netlink.Link, error) {
+	return links(func(l netlink.Link) bool {
+		return l.Type() == "bridge" && l.Attrs().Alias == link.AliasPrefix+node.Name
+	})
+}
+
+// devices returns the tunnel devices, by flannel's names for them.
+func devices() ([]netlink.Link, error) {
+	prefixes := map[string]string{"vxlan": "flannel", "ipip": "flannel.ipip", "wireguard": "flannel-wg"}
+	return links(func(l netlink.Link) bool {
+		prefix, tunnel := prefixes[l.Type()]
+		return tunnel && strings.HasPrefix(l.Attrs().Name, prefix)
+	})
+}
+
+func links(want func(netlink.Link) bool) ([]netlink.Link, error) {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return slices.DeleteFunc(all, func(l netlink.Link) bool { return !want(l) }), nil
+}

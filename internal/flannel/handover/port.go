@@ -1,0 +1,61 @@
+package handover
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Find returns the host's end of a pod's interface, as the kernel has it: files may be of a former pod.
+func Find(pod *Pod) (Port, error) {
+	space, err := netns.GetFromPath(pod.Netns)
+	if err != nil {
+		return Port{}, fmt.Errorf("network namespace %s: %w", pod.Netns, err)
+	}
+	defer space.Close()
+	inside, err := netlink.NewHandleAt(space, unix.NETLINK_ROUTE)
+	if err != nil {
+		return Port{}, fmt.Errorf("network namespace %s: %w", pod.Netns, err)
+	}
+	defer inside.Close()
+	peer, err := inside.LinkByName(pod.IfName)
+	if err != nil {
+		return Port{}, fmt.Errorf("interface %s in %s: %w", pod.IfName, pod.Netns, err)
+	}
+	if peer.Type() != "veth" {
+		return Port{}, fmt.Errorf("interface %s in %s is a %s, not a veth", pod.IfName, pod.Netns, peer.Type())
+	}
+	host, err := netlink.LinkByIndex(peer.Attrs().ParentIndex)
+	if err != nil {
+		return Port{}, fmt.Errorf("host veth of %s in %s: %w", pod.IfName, pod.Netns, err)
+	}
+	if host.Type() != "veth" || host.Attrs().ParentIndex != peer.Attrs().Index {
+		return Port{}, fmt.Errorf("link %s is not the other end of %s in %s", host.Attrs().Name, pod.IfName, pod.Netns)
+	}
+	port := Port{Name: host.Attrs().Name, MAC: peer.Attrs().HardwareAddr, MTU: peer.Attrs().MTU}
+	if index := host.Attrs().MasterIndex; index != 0 {
+		bridge, err := netlink.LinkByIndex(index)
+		if err != nil {
+			return Port{}, fmt.Errorf("bridge of %s: %w", port.Name, err)
+		}
+		port.Bridge = bridge.Attrs().Name
+	}
+	return port, nil
+}
+
+// Mark gives a link an alias and a device group; "" and 0 are what it has without any.
+func Mark(name, alias string, group uint32) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	if err := netlink.LinkSetAlias(link, alias); err != nil {
+		return fmt.Errorf("link %s: set its alias: %w", name, err)
+	}
+	if err := netlink.LinkSetGroup(link, int(group)); err != nil {
+		return fmt.Errorf("link %s: set its device group: %w", name, err)
+	}
+	return nil
+}

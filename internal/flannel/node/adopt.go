@@ -1,0 +1,109 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/flannel/handover"
+	"weft.dev/weft/internal/link"
+)
+
+// adopted is the reason that is kept of pods that another plugin attached.
+const adopted = "attached by flannel's plugin before the agent came to the node"
+
+// adopt writes records of the pods that flannel's plugin attached to the bridge, so that they are served as the agent's own pods are: their
+// packets are checked, NetworkPolicies are enforced on them, and their DEL comes to the agent. Nothing of a pod's interface is interrupted. A
+// pod that cannot be adopted is logged, and its packets are dropped.
+func (n *Network) adopt(ctx context.Context, b *bridge) error {
+	if n.opts.Results == "" {
+		return nil
+	}
+	pods, err := handover.Read(n.opts.Results, b.network)
+	if err != nil {
+		n.opts.Log.Warn("some results of the container runtime are unreadable, their pods are not taken over", "error", err)
+	}
+	if len(pods) == 0 {
+		return nil
+	}
+	boot, err := attach.ReadBootID()
+	if err != nil {
+		return err
+	}
+	known := map[attach.Key]bool{}
+	for _, rec := range n.opts.Records.Attached() {
+		known[rec.Key()] = true
+	}
+	taken := 0
+	for i := range pods {
+		key := attach.Key{ContainerID: pods[i].ContainerID, IfName: pods[i].IfName}
+		if known[key] {
+			continue
+		}
+		if err := n.adoptPod(ctx, b, &pods[i], boot); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			n.opts.Log.Warn("a pod that flannel's plugin attached is not taken over: delete it, so that it is attached again",
+				"attachment", key.String(), "pod", pods[i].Namespace+"/"+pods[i].Name, "error", err)
+			continue
+		}
+		taken++
+	}
+	if taken > 0 {
+		n.opts.Log.Info("pods taken over from flannel's plugin", "pods", taken)
+	}
+	return nil
+}
+
+func (n *Network) adoptPod(ctx context.Context, b *bridge, pod *handover.Pod, boot string) error {
+	unlock, free := n.opts.Records.TryLock(attach.Key{ContainerID: pod.ContainerID, IfName: pod.IfName})
+	if !free {
+		return errors.New("a request of the container runtime for it is under way")
+	}
+	defer unlock()
+	port, err := handover.Find(pod)
+	if err != nil {
+		return err
+	}
+	if port.Bridge != b.Name {
+		return fmt.Errorf("link %s is a port of bridge %q, not of %s", port.Name, port.Bridge, b.Name)
+	}
+	delegated, err := handover.Delegate(b.cacheDir, pod.ContainerID, pod.IfName)
+	if err != nil {
+		return fmt.Errorf("what flannel's plugin passed on: %w", err)
+	}
+	own := *b
+	if len(delegated) > 0 {
+		own.delegate = string(delegated)
+	}
+	rec, err := newRecord(&own, port.Name, pod.Addresses, adopted)
+	if err != nil {
+		return err
+	}
+	rec.Version, rec.ContainerID, rec.IfName, rec.Netns = attach.Version, pod.ContainerID, pod.IfName, pod.Netns
+	rec.PodNamespace, rec.PodName, rec.PodUID = pod.Namespace, pod.Name, pod.UID
+	rec.MAC, rec.MTU, rec.BootID, rec.State, rec.Created = port.MAC.String(), port.MTU, boot, attach.Attached, time.Now()
+	if err := rec.Validate(); err != nil {
+		return err
+	}
+	d, err := detailsOf(&rec)
+	if err != nil {
+		return err
+	}
+	pair, err := d.pair(&rec)
+	if err != nil {
+		return err
+	}
+	if err := n.opts.Records.Put(ctx, rec); err != nil {
+		return fmt.Errorf("write its record: %w", err)
+	}
+	// The alias makes the pair the agent's own, which Create completes and DEL removes.
+	if err := handover.Mark(port.Name, link.PodAliasPrefix+pair.Owner, hostGroup); err != nil {
+		return err
+	}
+	_, err = n.opts.Node.Pods.Create(ctx, pair)
+	return errors.Join(err, d.write(&rec))
+}
