@@ -3,66 +3,126 @@
 package matrix
 
 import (
-	"bufio"
 	"context"
-	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/pages"
 )
 
-// docCommands returns the commands of a page of the documentation from a heading on: indented lines that begin with one of the programs that the
-// page has the reader run. A backslash at a line's end goes on with the next.
-func docCommands(t *testing.T, page, heading string) []string {
+// reader runs the commands of the documentation's pages against a lab.
+type reader struct {
+	root, bin, lab string
+	// names puts what the lab has in place of the names that pages use.
+	names *strings.Replacer
+}
+
+// follow runs each block of the pages for a lab of that kind, those of the pages in first before the others and those of last after them. It
+// returns how many blocks it ran.
+func (r reader) follow(ctx context.Context, t *testing.T, kind, first, last string) (ran int) {
 	t.Helper()
-	file, err := os.Open(page)
+	all, err := pages.All(r.root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = file.Close() }()
-	var commands []string
-	inside, open := false, false
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		line := lines.Text()
-		text, indented := strings.CutPrefix(line, "    ")
+	var order [3][]pages.Block
+	left := 0
+	for _, b := range all {
 		switch {
-		case strings.HasPrefix(line, heading):
-			inside = true
-		case !inside || !indented:
-			open = false
-		case open:
-			commands[len(commands)-1] += "\n" + text
-			open = strings.HasSuffix(text, `\`)
-		case strings.HasPrefix(text, "kubectl ") || strings.HasPrefix(text, "bin/"):
-			commands = append(commands, text)
-			open = strings.HasSuffix(text, `\`)
+		case b.Lab == "":
+			left++
+		case b.Lab != kind:
+		case b.Page == first:
+			order[0] = append(order[0], b)
+		case b.Page == last:
+			order[2] = append(order[2], b)
+		default:
+			order[1] = append(order[1], b)
 		}
 	}
-	return commands
+	began := time.Now()
+	for _, part := range order {
+		for _, b := range part {
+			r.run(ctx, t, b)
+			ran++
+		}
+	}
+	t.Logf("of %d blocks of commands in the documentation, %d ran in a lab %s in %s; %d run in no lab, for the reason above each",
+		len(all), ran, kind, time.Since(began).Round(time.Second), left)
+	return ran
 }
 
-// followTour runs each command of the tour that a reader runs while the quick start's cluster is up. own is the lab's name.
-func followTour(ctx context.Context, t *testing.T, own string) {
+// run runs a block as one script, which ends with its first command that fails.
+func (r reader) run(ctx context.Context, t *testing.T, b pages.Block) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	self := filepath.Join(r.bin, "weft-lab")
+	text := r.names.Replace(b.Text)
+	argv := []string{"bash", "-c", `set -eu; PATH=` + r.bin + `:$PATH; eval "$(` + self + ` --name ` + r.lab + ` env)"; ` + "\n" + text}
+	if b.Node != "" {
+		argv = []string{self, "--name", r.lab, "exec", b.Node, "--", "bash", "-euc", text}
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = r.root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s\n%s", b, err, text, out)
+	}
+}
+
+// followQuickstart runs the commands of all pages for the quick start's cluster. own is the lab's name. The page of the modes comes first,
+// for another page goes back to NetworkPolicies; the tour, which measures who reaches whom at its end, comes last.
+func followQuickstart(ctx context.Context, t *testing.T, own string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	commands := docCommands(t, filepath.Join(root, "docs/start.md"), "## Look around")
-	if len(commands) < 15 {
-		t.Fatalf("docs/start.md has %d commands", len(commands))
+	bin := filepath.Join(root, "bin")
+	prepare := exec.CommandContext(ctx, "bash", "-c", `set -eu; eval "$(bin/weft-lab --name `+own+` env)"
+		for name in shop cart stock monitoring; do kubectl create namespace $name; done
+		kubectl label namespace stock team=shop
+		for name in shop cart stock monitoring kube-system; do kubectl wait --for=create netnamespace/$name --timeout=120s; done
+		kubectl -n weft get pods -l app.kubernetes.io/component=agent --field-selector spec.nodeName=n1 -o jsonpath='{.items[0].metadata.name}'`)
+	prepare.Dir = root
+	out, err := prepare.Output()
+	if err != nil {
+		t.Fatalf("prepare the objects of the pages: %v\n%s", err, out)
 	}
-	for _, command := range commands {
-		command = strings.ReplaceAll(command, "--name quickstart ", "--name "+own+" ")
-		stop, cancel := context.WithTimeout(ctx, 2*time.Minute)
-		cmd := exec.CommandContext(stop, "bash", "-c", `eval "$(bin/weft-lab --name `+own+` env)"; `+command)
-		cmd.Dir = root
-		out, err := cmd.CombinedOutput()
-		cancel()
-		if err != nil {
-			t.Errorf("docs/start.md: %s\n%v\n%s", command, err, out)
-		}
+	lines := strings.Split(string(out), "\n")
+	r := reader{root: root, bin: bin, lab: own, names: strings.NewReplacer(
+		"--name quickstart ", "--name "+own+" ",
+		"registry.example/weft:v1", "weft.local/weft:dev", "registry.example/weft:v2", "weft.local/weft:dev",
+		"web/allow-api", "quickstart-shop/api-from-tills", "shop/deny-all", "quickstart-shop/api-from-tills",
+		"weft-agent-x7k2p", lines[len(lines)-1], "br0 GROUP", "br0",
+	)}
+	if ran := r.follow(ctx, t, "quickstart", "tenants.md", "start.md"); ran < 30 {
+		t.Errorf("the documentation has %d blocks for the quick start's cluster", ran)
+	}
+}
+
+// followCNI runs the commands of the pages for a lab without kubelets: before any other pod, so that pods have the pages' addresses.
+func followCNI(ctx context.Context, t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := "weft-lab --name " + c.Name() + " "
+	// The lab is up: `up` with the same settings finds that, and starts nothing.
+	r := reader{root: root, bin: c.Config.WeftBin, lab: c.Name(), names: strings.NewReplacer(
+		"weft-lab up --runtime cni", own+"up --runtime cni --nodes "+strconv.Itoa(c.Config.Nodes), "weft-lab ", own,
+	)}
+	if ran := r.follow(ctx, t, "cni", "", ""); ran == 0 {
+		t.Error("the documentation has no block for a lab without kubelets")
+	}
+	// The page deletes the other pod.
+	if out, err := exec.CommandContext(ctx, filepath.Join(r.bin, "weft-lab"), "--name", c.Name(), "pod", "del", "b").CombinedOutput(); err != nil {
+		t.Errorf("delete pod b: %v\n%s", err, out)
 	}
 }

@@ -87,6 +87,7 @@ func TestMatrixWithoutKubelets(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	c := bring(ctx, t, 3)
+	followCNI(ctx, t, c)
 	for range 2 {
 		r, err := Run(ctx, c, Options{})
 		if err != nil {
@@ -238,7 +239,7 @@ func TestQuickstart(t *testing.T) {
 	if want := (map[[2]bool]int{{true, true}: 12, {true, false}: 2, {false, false}: 6}); !maps.Equal(may, want) {
 		t.Errorf("by policies (HTTP, ICMP) may reach each other: %v, want %v", may, want)
 	}
-	followTour(ctx, t, own)
+	followQuickstart(ctx, t, own)
 	began := time.Now()
 	if out, err := exec.CommandContext(ctx, script, "down", own).CombinedOutput(); err != nil {
 		t.Fatalf("down: %v\n%s", err, out)
