@@ -6,6 +6,7 @@ import (
 	"context"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,39 +23,40 @@ type reader struct {
 	names *strings.Replacer
 }
 
-// follow runs each block of the pages for a lab of that kind, those of the pages in first before the others and those of last after them. It
-// returns how many blocks it ran.
-func (r reader) follow(ctx context.Context, t *testing.T, kind, first, last string) (ran int) {
+// follow runs each block of the pages for a lab of that kind: the pages in first, then the others by name, then the page last. It returns how
+// many blocks it ran.
+func (r reader) follow(ctx context.Context, t *testing.T, kind string, first []string, last string) int {
 	t.Helper()
 	all, err := pages.All(r.root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var order [3][]pages.Block
+	var run []pages.Block
 	left := 0
 	for _, b := range all {
-		switch {
-		case b.Lab == "":
+		if b.Lab == kind {
+			run = append(run, b)
+		} else if b.Lab == "" {
 			left++
-		case b.Lab != kind:
-		case b.Page == first:
-			order[0] = append(order[0], b)
-		case b.Page == last:
-			order[2] = append(order[2], b)
-		default:
-			order[1] = append(order[1], b)
 		}
 	}
-	began := time.Now()
-	for _, part := range order {
-		for _, b := range part {
-			r.run(ctx, t, b)
-			ran++
+	place := func(page string) int {
+		if page == last {
+			return len(first) + 1
 		}
+		if i := slices.Index(first, page); i >= 0 {
+			return i
+		}
+		return len(first)
+	}
+	slices.SortStableFunc(run, func(a, b pages.Block) int { return place(a.Page) - place(b.Page) })
+	began := time.Now()
+	for _, b := range run {
+		r.run(ctx, t, b)
 	}
 	t.Logf("of %d blocks of commands in the documentation, %d ran in a lab %s in %s; %d run in no lab, for the reason above each",
-		len(all), ran, kind, time.Since(began).Round(time.Second), left)
-	return ran
+		len(all), len(run), kind, time.Since(began).Round(time.Second), left)
+	return len(run)
 }
 
 // run runs a block as one script, which ends with its first command that fails.
@@ -66,7 +68,7 @@ func (r reader) run(ctx context.Context, t *testing.T, b pages.Block) {
 	text := r.names.Replace(b.Text)
 	argv := []string{"bash", "-c", `set -eu; PATH=` + r.bin + `:$PATH; eval "$(` + self + ` --name ` + r.lab + ` env)"; ` + "\n" + text}
 	if b.Node != "" {
-		argv = []string{self, "--name", r.lab, "exec", b.Node, "--", "bash", "-euc", text}
+		argv = []string{self, "--name", r.lab, "exec", b.Node, "--", "bash", "-euc", "PATH=" + r.bin + ":$PATH\n" + text}
 	}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = r.root
@@ -75,8 +77,8 @@ func (r reader) run(ctx context.Context, t *testing.T, b pages.Block) {
 	}
 }
 
-// followQuickstart runs the commands of all pages for the quick start's cluster. own is the lab's name. The page of the modes comes first,
-// for another page goes back to NetworkPolicies; the tour, which measures who reaches whom at its end, comes last.
+// followQuickstart runs the commands of all pages for the quick start's cluster. own is the lab's name. Isolated projects come first, then
+// NetworkPolicies, whose page sets the mode that the cluster had; the tour, which measures who reaches whom at its end, comes last.
 func followQuickstart(ctx context.Context, t *testing.T, own string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -101,7 +103,7 @@ func followQuickstart(ctx context.Context, t *testing.T, own string) {
 		"web/allow-api", "quickstart-shop/api-from-tills", "shop/deny-all", "quickstart-shop/api-from-tills",
 		"weft-agent-x7k2p", lines[len(lines)-1], "br0 GROUP", "br0",
 	)}
-	if ran := r.follow(ctx, t, "quickstart", "tenants.md", "start.md"); ran < 30 {
+	if ran := r.follow(ctx, t, "quickstart", []string{"tenants.md", "policy.md"}, "start.md"); ran < 30 {
 		t.Errorf("the documentation has %d blocks for the quick start's cluster", ran)
 	}
 }
@@ -118,7 +120,7 @@ func followCNI(ctx context.Context, t *testing.T, c *lab.Cluster) {
 	r := reader{root: root, bin: c.Config.WeftBin, lab: c.Name(), names: strings.NewReplacer(
 		"weft-lab up --runtime cni", own+"up --runtime cni --nodes "+strconv.Itoa(c.Config.Nodes), "weft-lab ", own,
 	)}
-	if ran := r.follow(ctx, t, "cni", "", ""); ran == 0 {
+	if ran := r.follow(ctx, t, "cni", nil, ""); ran == 0 {
 		t.Error("the documentation has no block for a lab without kubelets")
 	}
 	// The page deletes the other pod.

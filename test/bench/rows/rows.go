@@ -58,6 +58,7 @@ func All() []Group {
 		cni(100),
 		restart(),
 		memory(),
+		switchKilled(),
 		curve(200), curve(500), curve(1000),
 		flows(),
 		services(),

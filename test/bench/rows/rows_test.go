@@ -55,6 +55,7 @@ func TestTargets(t *testing.T) {
 		"flannel/add":                  "ratio <= 0.6 (goal 0.45)", "flannel/del": "ratio <= 0.8", "flannel/burst": "ratio >= 1.5",
 		"flannel/throughput/nodes": "ratio >= 0.98", "flannel/throughput/node": "ratio >= 0.98",
 		"flannel/latency/nodes": "ratio <= 1.02", "flannel/latency/node": "ratio <= 1.02",
+		"switch-killed/100/forwards": "ratio <= 2",
 	}
 	for _, g := range rows.All() {
 		for _, r := range g.Rows {

@@ -1,0 +1,199 @@
+package rows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+// switchWall is how long after the daemon's start pods reach each other, or for the floor, how long the daemon's own start takes.
+const switchWall = "switch-wall"
+
+// switchRest is how long the daemon runs before it is killed again: its supervisor pauses less before it starts a daemon that has run a while.
+const switchRest = 3 * time.Second
+
+// switchKilled kills the switch's daemon under traffic. The floor is the daemon's own start with the same ports and no flows: until its
+// bridge takes connections, no flow can be programmed.
+func switchKilled() Group {
+	return Group{
+		lab:   true,
+		Title: fmt.Sprintf("a killed ovs-vswitchd with %d pods on the node, against its start without flows", restartPods),
+		Rows: []measure.Row{{
+			Name: "switch-killed/100/forwards", Metric: switchWall, Unit: "ms after its start", Target: measure.RatioAtMost(switchRatio),
+		}},
+		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			c, err := b.Stage.Cluster(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if err := c.Populate(ctx, restartPods); err != nil {
+				return nil, err
+			}
+			return b.compare(ctx, rows, forwardsAgain(c), startsWithoutFlows(c))
+		},
+	}
+}
+
+// switchRatio is what pods may wait at most, in starts of the daemon without flows.
+const switchRatio = 2
+
+func forwardsAgain(c *stage.Cluster) measure.Side {
+	return func(ctx context.Context) (measure.Figures, error) {
+		from, to := c.Standing(0), c.Standing(1)
+		address := netip.AddrPortFrom(to.IPs[0], echoPort)
+		return killOnce(ctx, c, func(stop <-chan struct{}) (*occurrences, error) { return answers(from.Netns, address, stop) })
+	}
+}
+
+func startsWithoutFlows(c *stage.Cluster) measure.Side {
+	return func(ctx context.Context) (_ measure.Figures, err error) {
+		socket := filepath.Join(c.Ours[0].RunDir, "openvswitch", stage.Bridge+".mgmt")
+		stopped := 0
+		defer func() {
+			if stopped != 0 {
+				err = errors.Join(err, syscall.Kill(stopped, syscall.SIGCONT))
+			}
+		}()
+		return killOnce(ctx, c, func(stop <-chan struct{}) (*occurrences, error) {
+			if stopped, err = probe.Signal(ctx, c.Cluster, c.Ours[0].Name+"/weft-agent", syscall.SIGSTOP); err != nil {
+				return nil, err
+			}
+			return connections(socket, stop), nil
+		})
+	}
+}
+
+// killOnce kills the daemon, and returns the time from the start of the next one until the first occurrence after that.
+func killOnce(ctx context.Context, c *stage.Cluster, watch func(stop <-chan struct{}) (*occurrences, error)) (measure.Figures, error) {
+	from, to := c.Standing(0), c.Standing(1)
+	echo, err := traffic.NewEcho(to.Netns, netip.AddrPortFrom(to.IPs[0], echoPort))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = echo.Close() }()
+	limited, cancel := context.WithTimeout(ctx, probe.Patience)
+	defer cancel()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(switchRest):
+	}
+	if _, err := traffic.Ping(limited, from.Netns, netip.AddrPortFrom(to.IPs[0], echoPort)); err != nil {
+		return nil, err
+	}
+	stop := make(chan struct{})
+	seen, err := watch(stop)
+	if err != nil {
+		return nil, err
+	}
+	defer seen.wait.Wait()
+	defer close(stop)
+	program := c.Ours[0].Name + "/ovs-vswitchd"
+	if err := probe.Kill(limited, c.Cluster, program, syscall.SIGKILL); err != nil {
+		return nil, err
+	}
+	status, err := probe.Program(limited, c.Cluster, program)
+	if err != nil {
+		return nil, err
+	}
+	var first time.Time
+	_, err = probe.Await(ctx, probe.Patience, program+" forwarding again", func(context.Context) (err error) {
+		first, err = seen.after(status.Since)
+		return err
+	})
+	return measure.Figures{switchWall: milliseconds(first.Sub(status.Since))}, err
+}
+
+// occurrences are the times of something that is waited for.
+type occurrences struct {
+	wait sync.WaitGroup
+	mu   sync.Mutex
+	at   []time.Time
+}
+
+func (o *occurrences) add() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.at = append(o.at, time.Now())
+}
+
+var errNothing = errors.New("nothing was seen")
+
+// after returns the first time after another.
+func (o *occurrences) after(begin time.Time) (time.Time, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, at := range o.at {
+		if at.After(begin) {
+			return at, nil
+		}
+	}
+	return time.Time{}, errNothing
+}
+
+// watchEvery is how often is asked.
+const watchEvery = time.Millisecond
+
+// answers notes each answer to a datagram a millisecond.
+func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences, error) {
+	conn, err := traffic.ListenUDP(from, netip.AddrPort{})
+	if err != nil {
+		return nil, err
+	}
+	seen := &occurrences{}
+	seen.wait.Go(func() {
+		defer func() { _ = conn.Close() }()
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				_, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) // what cannot be sent is not answered
+			}
+		}
+	})
+	seen.wait.Go(func() {
+		buffer := make([]byte, 64)
+		for {
+			if _, err := conn.Read(buffer); err != nil {
+				return // closed
+			}
+			seen.add()
+		}
+	})
+	return seen, nil
+}
+
+// connections notes each time that a unix socket takes a connection, of one a millisecond.
+func connections(socket string, stop <-chan struct{}) *occurrences {
+	seen := &occurrences{}
+	seen.wait.Go(func() {
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			if conn, err := net.Dial("unix", socket); err == nil {
+				seen.add()
+				_ = conn.Close()
+			}
+		}
+	})
+	return seen
+}
