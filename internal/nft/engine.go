@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
 
@@ -241,45 +242,67 @@ func (e *nftError) Unwrap() []error {
 	return []error{ErrRefused}
 }
 
-// Read implements reconcile.Engine.
+// Read implements reconcile.Engine. It lists everything at the same time: each listing is a process, and a start waits for all of them.
 func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
-	state := map[Key]Item{}
-	records := map[tableKey]map[string]record{}
-	for _, table := range e.tablesInCare() {
-		listing, err := e.list(ctx, table)
-		if errors.Is(err, ErrMissing) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading table %s %s: %w", table.family, table.name, err)
-		}
-		records[table] = listing.records()
-		maps.Copy(state, e.unmanaged.leaveOut(listing.items()))
+	tables := e.tablesInCare()
+	listings := make([]*listing, len(tables))
+	foreign := map[Key]Item{}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for i, table := range tables {
+		group.Go(func() error {
+			found, err := e.list(groupCtx, table)
+			if errors.Is(err, ErrMissing) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("reading table %s %s: %w", table.family, table.name, err)
+			}
+			listings[i] = found
+			return nil
+		})
 	}
 	if e.foreign.Load() {
-		if err := e.readForeign(ctx, state); err != nil {
-			return nil, fmt.Errorf("reading foreign chains: %w", err)
+		group.Go(func() error {
+			if err := e.readForeign(groupCtx, foreign); err != nil {
+				return fmt.Errorf("reading foreign chains: %w", err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	state := foreign
+	records := map[tableKey]map[string]record{}
+	for i, table := range tables {
+		if listings[i] != nil {
+			records[table] = listings[i].records()
+			maps.Copy(state, e.unmanaged.leaveOut(listings[i].items()))
 		}
 	}
 	e.known, e.records = maps.Clone(state), records
 	return state, nil
 }
 
-// list reads a table both ways: JSON for the objects, text for the rules, their order and what JSON leaves out.
+// list reads a table both ways at the same time: JSON for the objects, text for the rules, their order and what JSON leaves out.
 func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
-	structured, err := e.run(ctx, "-j", "list", "table", string(table.family), table.name)
-	if err != nil {
+	found := &listing{table: table}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		structured, err := e.run(ctx, "-j", "list", "table", string(table.family), table.name)
+		if err == nil {
+			found.objects, err = parseObjects(structured)
+		}
+		return err
+	})
+	group.Go(func() (err error) {
+		found.blocks, err = e.listText(ctx, table)
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	objects, err := parseObjects(structured)
-	if err != nil {
-		return nil, err
-	}
-	text, err := e.listText(ctx, table)
-	if err != nil {
-		return nil, err
-	}
-	return &listing{table: table, objects: objects, blocks: text}, nil
+	return found, nil
 }
 
 // listText lists a table without counters' values and sets' elements, with numbers for names.
