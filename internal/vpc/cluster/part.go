@@ -26,7 +26,6 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/cluster"
-	clusterplan "weft.dev/weft/internal/cluster/plan"
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/cluster/plan"
@@ -114,7 +113,7 @@ func trimPod(obj any) (any, error) {
 
 func setUp(tools cluster.Tools, options Options) error {
 	r := &reconciler{
-		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{},
+		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{}, planner: plan.NewPlanner(),
 		loop: reconcile.NewLoop(reconcile.Engine[ovn.Key, ovn.Row](options.Northbound), reconcile.Options[ovn.Key, ovn.Row]{
 			Name: "northbound", Log: tools.Log, Settled: options.Northbound.Settled,
 		}),
@@ -127,24 +126,24 @@ func setUp(tools cluster.Tools, options Options) error {
 		return fmt.Errorf("make the controller %s: %w", name, err)
 	}
 	return errors.Join(
-		watch[*kubeovn.Vpc](tools, c, "vpcs", &kubeovn.Vpc{}),
-		watch[*kubeovn.Subnet](tools, c, "subnets", &kubeovn.Subnet{}),
-		watch[*kubeovn.VpcNatGateway](tools, c, "vpc-nat-gateways", &kubeovn.VpcNatGateway{}),
-		watch[*kubeovn.IP](tools, c, "ips", &kubeovn.IP{}),
-		watch[*kubeovn.IptablesEIP](tools, c, "iptables-eips", &kubeovn.IptablesEIP{}),
-		watch[*kubeovn.IptablesSnatRule](tools, c, "iptables-snat-rules", &kubeovn.IptablesSnatRule{}),
-		watch[*kubeovn.IptablesDnatRule](tools, c, "iptables-dnat-rules", &kubeovn.IptablesDnatRule{}),
-		watch[*kubeovn.IptablesFIPRule](tools, c, "iptables-fip-rules", &kubeovn.IptablesFIPRule{}),
-		watch[*unstructured.Unstructured](tools, c, "network-attachment-definitions", nat.Definition()),
-		watch[*appsv1.StatefulSet](tools, c, "statefulsets", &appsv1.StatefulSet{}),
-		watch[*corev1.ConfigMap](tools, c, "configmaps", &corev1.ConfigMap{}),
-		watch[*corev1.Pod](tools, c, "pods", &corev1.Pod{}),
-		watch[*corev1.Namespace](tools, c, "namespaces", &corev1.Namespace{}),
+		watch[*kubeovn.Vpc](r, c, "vpcs", &kubeovn.Vpc{}),
+		watch[*kubeovn.Subnet](r, c, "subnets", &kubeovn.Subnet{}),
+		watch[*kubeovn.VpcNatGateway](r, c, "vpc-nat-gateways", &kubeovn.VpcNatGateway{}),
+		watch[*kubeovn.IP](r, c, "ips", &kubeovn.IP{}),
+		watch[*kubeovn.IptablesEIP](r, c, "iptables-eips", &kubeovn.IptablesEIP{}),
+		watch[*kubeovn.IptablesSnatRule](r, c, "iptables-snat-rules", &kubeovn.IptablesSnatRule{}),
+		watch[*kubeovn.IptablesDnatRule](r, c, "iptables-dnat-rules", &kubeovn.IptablesDnatRule{}),
+		watch[*kubeovn.IptablesFIPRule](r, c, "iptables-fip-rules", &kubeovn.IptablesFIPRule{}),
+		watch[*unstructured.Unstructured](r, c, "network-attachment-definitions", nat.Definition()),
+		watch[*appsv1.StatefulSet](r, c, "statefulsets", &appsv1.StatefulSet{}),
+		watch[*corev1.ConfigMap](r, c, "configmaps", &corev1.ConfigMap{}),
+		watch[*corev1.Pod](r, c, "pods", &corev1.Pod{}),
+		watch[*corev1.Namespace](r, c, "namespaces", &corev1.Namespace{}),
 	)
 }
 
-func watch[T client.Object](tools cluster.Tools, c controller.TypedController[cluster.Everything], kind string, object T) error {
-	return c.Watch(tools.Reading(kind, source.TypedKind(tools.Manager.GetCache(), object, cluster.Enqueue[T]())))
+func watch[T client.Object](r *reconciler, c controller.TypedController[cluster.Everything], kind string, object T) error {
+	return c.Watch(r.tools.Reading(kind, source.TypedKind(r.tools.Manager.GetCache(), object, heard[T](&r.news))))
 }
 
 // leading is what runs while the replica leads.
@@ -161,11 +160,17 @@ type reconciler struct {
 	options Options
 	log     *slog.Logger
 	loop    *reconcile.Loop[ovn.Key, ovn.Row]
+	planner *plan.Planner
+	news    news
 
 	leads    bool
 	term     uint64
-	owners   map[reconcile.Owner]struct{} // with rows, in the last plan
-	reported map[string]string            // why pods wait, as their events say
+	loaded   bool // the planner knows all objects
+	started  bool // the loop was given all rows
+	config   map[string]map[string]string
+	written  map[key]version
+	held     error             // why a part of the plan was not carried out
+	reported map[string]string // why pods wait, as their events say
 }
 
 // run keeps the northbound database in step while the replica leads.
@@ -185,38 +190,44 @@ func (r *reconciler) run(ctx context.Context) error {
 
 // Reconcile implements reconcile.TypedReconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlreconcile.Result, error) {
+	errs := r.round(ctx)
+	if errors.Join(errs...) != nil {
+		r.planner.Again() // what was not carried out is planned again
+	}
+	return cluster.Settle(errs...)
+}
+
+// round makes a plan of what changed, and carries it out.
+func (r *reconciler) round(ctx context.Context) []error {
 	if err := r.lead(ctx); err != nil {
-		return cluster.Settle(err)
+		return []error{err}
 	}
-	objects, err := r.read(ctx, r.tools.Client)
-	if err != nil {
-		return cluster.Settle(err)
+	if err := r.learn(ctx); err != nil {
+		return []error{err}
 	}
-	p := plan.Compile(objects)
-	if p.Assigns() || p.Deletes() {
-		if objects, err = r.read(ctx, &confirming{r.tools.Client, r.tools.Live}); err != nil {
-			return cluster.Settle(err)
+	var p *plan.Plan
+	for behind := true; behind; {
+		var err error
+		p = r.planner.Plan(metav1.Now())
+		if behind, err = r.confirm(ctx, p); err != nil {
+			return []error{err}
 		}
-		p = plan.Compile(objects)
-		missing, err := r.confirm(ctx, p.Delete)
-		if err != nil {
-			return cluster.Settle(err)
-		}
-		if len(missing) > 0 {
-			objects.Pods = append(objects.Pods, missing...)
-			p = plan.Compile(objects)
+		if behind {
+			r.planner.Again()
 		}
 	}
 	if err := r.program(ctx, p); err != nil {
-		return cluster.Settle(err)
+		return []error{err}
 	}
 	if p.Assigns() { // also where no row changes, a deposed replica gives out nothing
 		if err := r.options.Northbound.Lead(ctx, r.term); err != nil {
-			return cluster.Settle(err)
+			return []error{err}
 		}
 	}
 	r.report(p)
-	return cluster.Settle(r.write(ctx, p)...)
+	errs := append(r.write(ctx, p), r.held)
+	r.held = nil
+	return errs
 }
 
 // lead takes the northbound database, once.
@@ -238,25 +249,15 @@ func (r *reconciler) lead(ctx context.Context) error {
 // program brings the plan's rows into effect, and takes from the plan what depends on rows that could not be written. An error
 // means that nothing is known, or that another replica leads.
 func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
-	fragments := map[reconcile.Owner]map[ovn.Key]ovn.Row{}
-	for owner := range r.owners {
-		fragments[owner] = nil
+	fragments := make(map[reconcile.Owner]map[ovn.Key]ovn.Row, len(p.Fragments))
+	for owner, rows := range p.Fragments {
+		fragments[reconcile.Owner(owner)] = rows
 	}
-	owners := map[reconcile.Owner]struct{}{}
-	for key, row := range p.Rows {
-		owner := reconcile.Owner(row.Owner)
-		owners[owner] = struct{}{}
-		if fragments[owner] == nil {
-			fragments[owner] = map[ovn.Key]ovn.Row{}
-		}
-		fragments[owner][key] = row
-	}
-	started := r.owners != nil
-	r.owners = owners
 	bring := r.loop.Apply
-	if !started {
+	if !r.started {
 		bring = r.loop.Start
 	}
+	r.started = true
 	err := bring(ctx, fragments)
 	if err == nil {
 		return nil
@@ -275,35 +276,14 @@ func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 		_, found := failed[reconcile.Owner(kind+"/"+name+"/"+uid)]
 		return found
 	}
+	left := len(p.Create) + len(p.Vpcs) + len(p.Subnets)
 	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool { return fails("Subnet", ip.Spec.Subnet, ip.Spec.SubnetUID) })
 	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool { return fails("Vpc", v.Name, string(v.UID)) })
 	p.Subnets = slices.DeleteFunc(p.Subnets, func(s *kubeovn.Subnet) bool { return fails("Subnet", s.Name, string(s.UID)) })
+	if left != len(p.Create)+len(p.Vpcs)+len(p.Subnets) {
+		r.held = fmt.Errorf("northbound database: %w", err)
+	}
 	return nil
-}
-
-// write writes the plan's objects.
-func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
-	errs := []error{
-		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.IP]{Create: p.Create, Delete: p.Delete}, nil),
-		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.Vpc]{Update: p.Vpcs}, nil),
-		cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*kubeovn.Subnet]{Update: p.Subnets}, nil),
-	}
-	for _, object := range p.Updates {
-		errs = append(errs, r.tools.Client.Update(ctx, object))
-	}
-	errs = append(errs, cluster.Write(ctx, r.tools.Client, r.log, clusterplan.Writes[*appsv1.StatefulSet]{
-		Create: p.CreateWorkloads, Update: p.UpdateWorkloads, Delete: p.DeleteWorkloads,
-	}, nil))
-	for _, object := range p.Statuses {
-		errs = append(errs, r.tools.Client.Status().Update(ctx, object))
-	}
-	for _, v := range p.VpcStatus {
-		errs = append(errs, r.tools.Client.Status().Update(ctx, v))
-	}
-	for _, s := range p.SubnetStatus {
-		errs = append(errs, r.tools.Client.Status().Update(ctx, s))
-	}
-	return errs
 }
 
 // report sends an event for each pod that waits for an address, when the reason is a new one.

@@ -273,7 +273,7 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 			IPAddress: address, V4IPAddress: address, MacAddress: "0a:58:0a:00:01:0" + address[len(address)-1:], LogicalPort: subnet.Name + "/" + address,
 		}}))
 	}
-	start(t, central, 1, "hidden")
+	stop := start(t, central, 1, "hidden")
 	ovntest.Eventually(t, "the address of the pod that is gone is free", func() bool {
 		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "gone." + namespace}, &kubeovn.IP{}))
 	})
@@ -286,7 +286,9 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 	if got := central.Nbctl("lsp-get-addresses", "behind/10.0.1.7"); got != "0a:58:0a:00:01:07 10.0.1.7" {
 		t.Errorf("port of the pod that the cache lacks: %q", got)
 	}
+	stop()
 	must(t, c.Delete(ctx, hidden, client.GracePeriodSeconds(0)))
+	start(t, central, 2)
 	for _, name := range []string{"behind", "behind-later"} {
 		must(t, c.Delete(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
@@ -338,4 +340,73 @@ func TestLeaseTerm(t *testing.T) {
 	if before >= next || next >= last {
 		t.Errorf("terms %d, %d, and %d of a new lease do not grow", before, next, last)
 	}
+}
+
+// Of two replicas that both believe to lead, the one with the later term gives out addresses, each once; the other one gives out none.
+func TestTwoLeaders(t *testing.T) {
+	central := ovntest.New(t, nil)
+	central.Start(ovntest.Northbound)
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	ctx := t.Context()
+	const namespace = "twice"
+	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
+	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.1.0/24"}}
+	must(t, c.Create(ctx, vpc))
+	must(t, c.Create(ctx, subnet))
+	crowd := func(prefix string, count int) (pods []*corev1.Pod) {
+		for i := range count {
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: namespace, Name: prefix + string(rune('a'+i)), Annotations: map[string]string{kubeovn.AnnotationLogicalSwitch: namespace},
+				},
+				Spec: corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+			}
+			must(t, c.Create(ctx, pod))
+			pods = append(pods, pod)
+		}
+		return pods
+	}
+	have := func(pods []*corev1.Pod) bool {
+		for _, pod := range pods {
+			if c.Get(ctx, client.ObjectKey{Name: pod.Name + "." + namespace}, &kubeovn.IP{}) != nil {
+				return false
+			}
+		}
+		return true
+	}
+	start(t, central, 1)
+	pods := crowd("first-", 5)
+	ovntest.Eventually(t, "addresses by the first replica", func() bool { return have(pods) })
+	start(t, central, 2)
+	pods = append(pods, crowd("second-", 20)...)
+	ovntest.Eventually(t, "addresses by both", func() bool { return have(pods) })
+	var ips kubeovn.IPList
+	must(t, c.List(ctx, &ips))
+	holders := map[string]string{}
+	for _, ip := range ips.Items {
+		if ip.Spec.Subnet != namespace {
+			continue
+		}
+		if other := holders[ip.Spec.V4IPAddress]; other != "" {
+			t.Errorf("%s and %s have %s", ip.Name, other, ip.Spec.V4IPAddress)
+		}
+		holders[ip.Spec.V4IPAddress] = ip.Name
+	}
+	if len(holders) != len(pods) {
+		t.Errorf("%d addresses for %d pods", len(holders), len(pods))
+	}
+	ovntest.Eventually(t, "the second replica's term", func() bool { return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), `"2"`) })
+	for _, pod := range pods {
+		must(t, c.Delete(ctx, pod, client.GracePeriodSeconds(0)))
+	}
+	must(t, c.Delete(ctx, subnet))
+	must(t, c.Delete(ctx, vpc))
+	ovntest.Eventually(t, "everything is gone", func() bool {
+		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet)) && central.Nbctl("list", "Logical_Router") == ""
+	})
 }

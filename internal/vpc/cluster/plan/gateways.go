@@ -15,10 +15,22 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
+// natObjects lists the objects that gateways are compiled from. Where there are none of them, it lists no others.
 func (c *compiler) natObjects() *nat.Objects {
-	return &nat.Objects{
-		Vpcs: c.Vpcs, Subnets: c.Subnets, Gateways: c.Gateways, EIPs: c.EIPs, SNATs: c.SNATs, DNATs: c.DNATs, FIPs: c.FIPs, Definitions: c.Definitions,
+	o := &c.objects
+	listed := &nat.Objects{Gateways: list(o.gateways), EIPs: list(o.eips), SNATs: list(o.snats), DNATs: list(o.dnats), FIPs: list(o.fips)}
+	if len(o.gateways)+len(o.eips)+len(o.snats)+len(o.dnats)+len(o.fips) > 0 {
+		listed.Vpcs, listed.Subnets, listed.Definitions = list(o.vpcs), list(o.subnets), o.definitions
 	}
+	return listed
+}
+
+func list[T any](objects map[string]*T) []T {
+	all := make([]T, 0, len(objects))
+	for _, name := range slices.Sorted(maps.Keys(objects)) {
+		all = append(all, *objects[name])
+	}
+	return all
 }
 
 // gatewayOf returns the VpcNatGateway that a pod is of in the subnet; empty: it is any other pod.
@@ -37,27 +49,48 @@ func holder(gateway string) string {
 
 // gatewayAddresses takes over the addresses that gateways and EIPs have, and then gives out those that they want: fixed ones first.
 func (c *compiler) gatewayAddresses() {
-	gateways := slices.SortedFunc(maps.Values(c.nat.Gateways), func(a, b *nat.Gateway) int { return a.Age.Compare(b.Age) })
-	eips := slices.SortedFunc(maps.Values(c.nat.EIPs), func(a, b *nat.EIP) int { return a.Value.Compare(b.Value.Age) })
-	for _, g := range gateways {
+	for _, g := range c.gatesByAge {
+		if s := c.byName[g.Value.Subnet]; s != nil {
+			if _, chosen := c.chosen[s]; !chosen {
+				continue
+			}
+		}
+		before := c.lanRefused[g.Value.Owner()]
+		delete(c.lanRefused, g.Value.Owner())
 		c.lanIP(g)
+		c.gatewaysChanged = c.gatewaysChanged || c.lanRefused[g.Value.Owner()] != before
+	}
+	if !c.natChanged {
+		return
+	}
+	clear(c.refused)
+	clear(c.given)
+	for _, g := range c.gatesByAge {
 		c.hold(g.Value.External, g.Object.Status.IP, g.Value.Owner())
 	}
-	for _, e := range eips {
+	for _, e := range c.eipsByAge {
 		c.hold(e.Value.External, e.Object.Status.IP, e.Value.Owner())
 	}
 	for _, fixed := range []bool{true, false} {
-		for _, e := range eips {
+		for _, e := range c.eipsByAge {
 			if e.Value.Wanted.IsValid() == fixed && len(e.Problems) == 0 {
 				c.give(e.Value.External, e.Value.Wanted, e.Value.Owner(), e.Object.Status.IP, inEffect(e.Object))
 			}
 		}
 	}
-	for _, g := range gateways {
+	for _, g := range c.gatesByAge {
 		if !g.Value.NoOwn && g.Problem == (nat.Problem{}) {
 			c.give(g.Value.External, netip.Addr{}, g.Value.Owner(), g.Object.Status.IP, inEffect(g.Object))
 		}
 	}
+}
+
+// refusal returns why an object of NAT gateways has no address.
+func (c *compiler) refusal(owner string) nat.Problem {
+	if outside, refused := c.refused[owner]; refused {
+		return outside
+	}
+	return c.lanRefused[owner]
 }
 
 // inEffect reports whether an object has its finalizer and is not being deleted: only such a one is given an address.
@@ -72,7 +105,7 @@ func (c *compiler) lanIP(g *nat.Gateway) {
 		return
 	}
 	if err := s.pool.Use(g.Value.LanIP, holder(g.Value.Name)); err != nil {
-		c.refused[g.Value.Owner()] = nat.Problem{Reason: reasonOf(err), Message: "spec.lanIp: " + err.Error() + "; write another address of " + s.value.Prefix.String()}
+		c.lanRefused[g.Value.Owner()] = nat.Problem{Reason: reasonOf(err), Message: "spec.lanIp: " + err.Error() + "; write another address of " + s.value.Prefix.String()}
 		return
 	}
 	if s.pool.Owner(g.Value.LanIP) == holder(g.Value.Name) {

@@ -32,15 +32,16 @@ func (r running) has(hash string) bool {
 
 // gateways plans the gateways' workloads, and the status of gateways, EIPs and rules.
 func (c *compiler) gateways() {
-	if len(c.nat.Gateways)+len(c.nat.EIPs)+len(c.SNATs)+len(c.DNATs)+len(c.FIPs)+len(c.Workloads) == 0 {
+	if len(c.nat.Gateways)+len(c.nat.EIPs)+len(c.listed.SNATs)+len(c.listed.DNATs)+len(c.listed.FIPs)+len(c.objects.workloads) == 0 {
 		return
 	}
-	c.nat = nat.Compile(c.natObjects())
+	c.listed.Definitions = c.objects.definitions
+	c.compiled = nat.Compile(c.listed)
 	pods := c.gatewayPods()
-	for _, name := range slices.Sorted(maps.Keys(c.nat.Gateways)) {
-		g := c.nat.Gateways[name]
+	for _, name := range slices.Sorted(maps.Keys(c.compiled.Gateways)) {
+		g := c.compiled.Gateways[name]
 		if g.Problem == (nat.Problem{}) {
-			g.Problem = c.refused[g.Value.Owner()]
+			g.Problem = c.refusal(g.Value.Owner())
 		}
 		c.workload(g)
 		c.gatewayStatus(g, pods[name])
@@ -48,9 +49,9 @@ func (c *compiler) gateways() {
 	}
 	c.strayWorkloads()
 	problems := map[string]nat.Problem{}
-	for _, name := range slices.Sorted(maps.Keys(c.nat.EIPs)) {
-		e := c.nat.EIPs[name]
-		g := c.nat.Gateways[e.Value.Gateway]
+	for _, name := range slices.Sorted(maps.Keys(c.compiled.EIPs)) {
+		e := c.compiled.EIPs[name]
+		g := c.compiled.Gateways[e.Value.Gateway]
 		problems[name] = c.eipProblem(e, g, pods[e.Value.Gateway])
 		c.eipStatus(e, g, problems[name])
 		gone := g == nil || pods[e.Value.Gateway].pods == 0 || g.Hash != "" && !g.Has(name) && pods[e.Value.Gateway].has(g.Hash)
@@ -62,13 +63,11 @@ func (c *compiler) gateways() {
 // gatewayPods returns what the pods of each gateway report.
 func (c *compiler) gatewayPods() map[string]running {
 	all := map[string]running{}
-	for i := range c.Pods {
-		pod := &c.Pods[i]
-		name, ours := strings.CutPrefix(pod.Name, nat.PodPrefix)
-		if pod.Namespace != kubeovn.ConfigNamespace || !ours || ended(pod) {
+	for _, pod := range c.objects.gates {
+		if ended(pod) {
 			continue
 		}
-		name = strings.TrimSuffix(name, "-0")
+		name := strings.TrimSuffix(strings.TrimPrefix(pod.Name, nat.PodPrefix), "-0")
 		r := all[name]
 		r.pods++
 		hash := ""
@@ -126,9 +125,9 @@ func (c *compiler) gatewayProblem(g *nat.Gateway, r running) nat.Problem {
 	switch {
 	case g.Problem != (nat.Problem{}):
 		return g.Problem
-	case !c.NAT.Enabled:
+	case !c.objects.config.Enabled:
 		return c.disabled()
-	case c.NAT.Image == "":
+	case c.objects.config.Image == "":
 		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("ConfigMap %s/%s names no image; write the gateways' image under the key \"image\"",
 			kubeovn.ConfigNamespace, kubeovn.NATConfigMap)}
 	case r.pods == 0:
@@ -158,7 +157,7 @@ func (c *compiler) gatewayStatus(g *nat.Gateway, r running) {
 
 // eipProblem returns why an EIP is not in effect.
 func (c *compiler) eipProblem(e *nat.EIP, g *nat.Gateway, r running) nat.Problem {
-	refused := c.refused[e.Value.Owner()]
+	refused := c.refusal(e.Value.Owner())
 	switch {
 	case e.Object.DeletionTimestamp != nil && len(e.Rules) > 0:
 		return nat.Problem{Reason: kubeovn.ReasonInUse, Message: "rules name the EIP; delete them: " + strings.Join(e.Rules, ", ")}
@@ -202,15 +201,15 @@ func (c *compiler) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
 
 // ruleProblem returns why a rule is not in effect, with its EIP's address and gateway.
 func (c *compiler) ruleProblem(owner, eip string, problems map[string]nat.Problem) (problem nat.Problem, address, gateway string) {
-	if wrong := c.nat.Problems[owner]; len(wrong) > 0 {
+	if wrong := c.compiled.Problems[owner]; len(wrong) > 0 {
 		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: wrong.Error()}, "", ""
 	}
-	e := c.nat.EIPs[eip]
+	e := c.compiled.EIPs[eip]
 	if e == nil {
 		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("spec.eip: there is no IptablesEIP %.64q; create it", eip)}, "", ""
 	}
 	address, gateway = e.Object.Status.IP, e.Value.Gateway
-	if g := c.nat.Gateways[gateway]; g != nil {
+	if g := c.compiled.Gateways[gateway]; g != nil {
 		if wrong, is := g.Result.Problems[owner]; is {
 			return nat.Problem{Reason: kubeovn.ReasonConflict, Message: wrong.Error()}, address, gateway
 		}
@@ -230,8 +229,8 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 	owner := func(kind string, object metav1.Object) string {
 		return objects.Meta{Kind: kind, Name: object.GetName(), UID: string(object.GetUID())}.Owner()
 	}
-	for i := range c.SNATs {
-		before := &c.SNATs[i]
+	for i := range c.listed.SNATs {
+		before := &c.listed.SNATs[i]
 		object, name := before.DeepCopy(), owner("IptablesSnatRule", before)
 		s := &object.Status
 		var problem nat.Problem
@@ -241,8 +240,8 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 		c.matched(&s.Conditions, object.Generation, name, s.NatGwDp)
 		c.keepStatus(object, object.Status, before.Status)
 	}
-	for i := range c.FIPs {
-		before := &c.FIPs[i]
+	for i := range c.listed.FIPs {
+		before := &c.listed.FIPs[i]
 		object, name := before.DeepCopy(), owner("IptablesFIPRule", before)
 		s := &object.Status
 		var problem nat.Problem
@@ -251,8 +250,8 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 		c.keepStatus(object, object.Status, before.Status)
 	}
-	for i := range c.DNATs {
-		before := &c.DNATs[i]
+	for i := range c.listed.DNATs {
+		before := &c.listed.DNATs[i]
 		object, name := before.DeepCopy(), owner("IptablesDnatRule", before)
 		s, spec := &object.Status, &object.Spec
 		var problem nat.Problem
@@ -265,7 +264,7 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 
 // matched sets condition Matched of an SNAT rule, while its gateway is known.
 func (c *compiler) matched(conditions *[]metav1.Condition, generation int64, owner, gateway string) {
-	g := c.nat.Gateways[gateway]
+	g := c.compiled.Gateways[gateway]
 	if g == nil || g.Hash == "" {
 		meta.RemoveStatusCondition(conditions, kubeovn.ConditionMatched)
 		return

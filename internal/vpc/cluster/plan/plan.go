@@ -9,8 +9,6 @@
 package plan
 
 import (
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -20,9 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
-	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/vpc/binding"
-	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -34,7 +30,7 @@ const readyPorts = 8
 // maxTunnelKey is the highest key of a datapath that OVN takes (ovn-nb(5), requested-tnl-key).
 const maxTunnelKey = 1<<24 - 1
 
-// Objects are what a plan is made from. They are not changed.
+// Objects are what a whole plan is made from. They are not changed.
 type Objects struct {
 	Vpcs       []kubeovn.Vpc
 	Subnets    []kubeovn.Subnet
@@ -63,8 +59,9 @@ type Object interface {
 
 // Plan is what follows from the objects.
 type Plan struct {
-	// Rows are the complete content of the northbound database.
-	Rows northbound.Rows
+	// Fragments are rows of the northbound database by their owner: all those of each owner that is in it, none for one that has none any
+	// more. The first plan of a Planner has all owners.
+	Fragments map[string]northbound.Rows
 	// Create and Delete are IP objects. An address is given out by Create.
 	Create, Delete []*kubeovn.IP
 	// Vpcs and Subnets are objects whose finalizers change; VpcStatus and SubnetStatus are objects whose status changes.
@@ -76,8 +73,6 @@ type Plan struct {
 	CreateWorkloads, UpdateWorkloads, DeleteWorkloads []*appsv1.StatefulSet
 	// Waiting says of pods that are bound to a Subnet and have no address, why, by "<namespace>/<name>".
 	Waiting map[string]string
-	// Bindings are the Subnets as pods are bound to them.
-	Bindings binding.Subnets
 }
 
 // Assigns reports whether the plan gives out something that no two objects may have.
@@ -85,239 +80,105 @@ func (p *Plan) Assigns() bool {
 	return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus)+len(p.Statuses) > 0
 }
 
-// Deletes reports whether the plan takes something from what is there: an address, rows, a finalizer or a workload.
-func (p *Plan) Deletes() bool {
-	return len(p.Delete)+len(p.Vpcs)+len(p.Subnets)+len(p.Updates)+len(p.DeleteWorkloads) > 0
-}
-
 // Needs reports whether the pod has need of the address that the IP object gives it.
 func Needs(pod *corev1.Pod, ip *kubeovn.IP) bool {
 	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && objects.IPName(pod.Namespace, pod.Name) == ip.Name
 }
 
-// vpc is a Vpc while it is planned.
-type vpc struct {
-	object   *kubeovn.Vpc
-	value    objects.VPC
-	problems objects.Problems
-	subnets  []*subnet // those with rows
-	exists   bool      // the VPC has rows
-	named    int       // Subnets that name it
-}
-
-// subnet is a Subnet while it is planned.
-type subnet struct {
-	object   *kubeovn.Subnet
-	value    objects.Subnet
-	age      objects.Age
-	problems objects.Problems
-	reason   string // why it has no rows: the condition's reason and message
-	message  string
-	pool     *ipam.SubnetPool
-	exists   bool // the subnet has rows
-	macs     map[string]string
-	holders  int // IP objects, gateways and EIPs
-	lanIPs   []netip.Addr
-}
-
-type compiler struct {
-	*Objects
-	plan     *Plan
-	vpcs     map[string]*vpc
-	subnets  []*subnet // by age
-	byName   map[string]*subnet
-	byUID    map[string]*subnet
-	ips      map[string]*kubeovn.IP // kept and created, by name
-	usedKeys map[int]bool
-	nat      *nat.Network
-	refused  map[string]nat.Problem // why objects of NAT gateways have no address, by Owner
-	given    map[string]string      // the addresses that they get, by Owner
-}
-
-// Compile makes the plan.
+// Compile makes the plan of all objects.
 func Compile(o *Objects) *Plan {
-	c := newCompiler(o)
-	c.parseVPCs()
-	c.parseSubnets()
-	c.admitSubnets()
-	c.keys()
-	c.nat = nat.Parse(c.natObjects())
-	c.pools()
-	c.gatewayAddresses()
-	c.pods()
-	c.retire()
-	c.rows()
-	c.statuses()
-	c.gateways()
-	return c.plan
+	p := NewPlanner()
+	p.Load(o)
+	return p.Plan(o.Now)
 }
 
 // Bindings returns the Subnets as pods are bound to them.
 func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) binding.Subnets {
-	c := newCompiler(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
-	c.parseVPCs()
-	c.parseSubnets()
-	c.admitSubnets()
-	return c.plan.Bindings
+	p := NewPlanner()
+	p.Load(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
+	newCompiler(p, metav1.Time{}).shape()
+	return p.bindings
 }
 
-func newCompiler(o *Objects) *compiler {
+// compiler makes one plan: it computes what is chosen, and knows everything.
+type compiler struct {
+	*Planner
+	plan *Plan
+	now  metav1.Time
+	// chosen and chosenVPCs are computed, and ips are the IP objects of chosen subnets, kept and created, by name.
+	chosen     map[*subnet]struct{}
+	chosenVPCs map[*vpc]struct{}
+	ips        map[string]*kubeovn.IP
+}
+
+func newCompiler(p *Planner, now metav1.Time) *compiler {
 	return &compiler{
-		Objects: o, plan: &Plan{Rows: northbound.Rows{}, Waiting: map[string]string{}, Bindings: binding.Subnets{}},
-		vpcs: map[string]*vpc{}, byName: map[string]*subnet{}, byUID: map[string]*subnet{}, ips: map[string]*kubeovn.IP{}, usedKeys: map[int]bool{},
-		refused: map[string]nat.Problem{}, given: map[string]string{},
+		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: map[*subnet]struct{}{}, chosenVPCs: map[*vpc]struct{}{},
+		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting},
 	}
 }
 
-func (c *compiler) parseVPCs() {
-	for i := range c.Vpcs {
-		object := &c.Vpcs[i]
-		v := &vpc{object: object}
-		v.value, v.problems = objects.ParseVPC(object)
-		v.exists = object.Name != kubeovn.DefaultVpc && slices.Contains(object.Finalizers, kubeovn.Finalizer)
-		c.vpcs[object.Name] = v
-		if object.DeletionTimestamp == nil && object.Name != kubeovn.DefaultVpc && !slices.Contains(object.Finalizers, kubeovn.Finalizer) {
-			changed := object.DeepCopy()
+// Plan makes the plan that follows from what changed since the last one, which it takes for carried out: Again says that it was not.
+//
+// What a change costs is the computation of the Subnets and the VPCs that it concerns, and not of the others.
+func (p *Planner) Plan(now metav1.Time) *Plan {
+	c := newCompiler(p, now)
+	if p.reshape {
+		c.shape()
+	}
+	pods := c.choose()
+	c.pools()
+	c.gatewayAddresses()
+	c.pods(pods)
+	c.retire()
+	c.rows()
+	c.statuses()
+	c.finalizers()
+	if p.gatewaysChanged {
+		c.gateways()
+	}
+	c.sort()
+	p.done()
+	return c.plan
+}
+
+// finalizers gives chosen objects their finalizers.
+func (c *compiler) finalizers() {
+	for v := range c.chosenVPCs {
+		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !slices.Contains(v.object.Finalizers, kubeovn.Finalizer) {
+			changed := v.object.DeepCopy()
 			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)
 		}
 	}
-	slices.SortFunc(c.plan.Vpcs, func(a, b *kubeovn.Vpc) int { return compareNames(a, b) })
-}
-
-func (c *compiler) parseSubnets() {
-	for i := range c.Subnets {
-		object := &c.Subnets[i]
-		s := &subnet{object: object, macs: map[string]string{}}
-		var ok bool
-		if s.value, s.problems, ok = objects.ParseSubnet(object); !ok {
-			s.reason, s.message = kubeovn.ReasonInvalid, s.problems.Error()
-			if object.Spec.Vpc == "" || object.Spec.Vpc == kubeovn.DefaultVpc {
-				s.reason = kubeovn.ReasonDefaultVpc
-			}
-		}
-		s.age = objects.Age{Meta: s.value.Meta, Created: object.CreationTimestamp.Time}
-		c.subnets = append(c.subnets, s)
-		c.byName[object.Name], c.byUID[string(object.UID)] = s, s
-		if v := c.vpcs[object.Spec.Vpc]; v != nil {
-			v.named++
-		}
-		if object.DeletionTimestamp == nil && !slices.Contains(object.Finalizers, kubeovn.Finalizer) {
-			changed := object.DeepCopy()
+	for s := range c.chosen {
+		if s.object.DeletionTimestamp == nil && !slices.Contains(s.object.Finalizers, kubeovn.Finalizer) {
+			changed := s.object.DeepCopy()
 			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
 		}
 	}
-	slices.SortFunc(c.subnets, func(a, b *subnet) int { return a.age.Compare(b.age) })
-	slices.SortFunc(c.plan.Subnets, func(a, b *kubeovn.Subnet) int { return compareNames(a, b) })
 }
 
-// admitSubnets decides, from the oldest on, which subnets exist.
-func (c *compiler) admitSubnets() {
-	for _, s := range c.subnets {
-		if s.reason == "" {
-			s.reason, s.message = c.obstacle(s)
-		}
-		if s.reason == "" {
-			s.open()
-		}
-		b := &binding.Subnet{Subnet: s.value, Age: s.age, Broken: s.message}
-		if v := c.vpcs[s.value.VPC]; v != nil {
-			b.Permitted = v.value.Namespaces
-			if s.exists && s.value.Definition == "" {
-				v.subnets = append(v.subnets, s)
-			}
-		}
-		c.plan.Bindings[s.value.Name] = b
-	}
-	for i := range c.Gateways {
-		spec := &c.Gateways[i].Spec
-		if b := c.plan.Bindings[spec.Subnet]; b != nil && b.VPC == spec.Vpc {
-			b.Gateways = append(b.Gateways, nat.PodName(c.Gateways[i].Name))
-		}
-	}
-}
-
-// open makes the subnet's pool of addresses, which goes on after the address given last.
-func (s *subnet) open() {
-	pool, err := ipam.NewSubnetPool(s.value.Prefix, s.value.Gateway, s.value.Excludes)
-	if err != nil {
-		s.reason, s.message = kubeovn.ReasonInvalid, "spec.cidrBlock: "+err.Error()
-		return
-	}
-	s.pool, s.exists = pool, slices.Contains(s.object.Finalizers, kubeovn.Finalizer)
-	if last, err := netip.ParseAddr(s.object.Status.LastIP); err == nil {
-		pool.Resume(last)
-	}
-}
-
-// obstacle returns why a subnet that can be read cannot exist.
-func (c *compiler) obstacle(s *subnet) (reason, message string) {
-	if s.value.Definition != "" {
-		return "", ""
-	}
-	v := c.vpcs[s.value.VPC]
-	if v == nil {
-		return kubeovn.ReasonMissing, fmt.Sprintf("spec.vpc: there is no Vpc %.64q; create it, or name another one", s.value.VPC)
-	}
-	if !v.exists {
-		return kubeovn.ReasonPending, fmt.Sprintf("Vpc %s is not in effect yet", s.value.VPC)
-	}
-	for _, other := range v.subnets {
-		if other.value.Prefix.Overlaps(s.value.Prefix) {
-			return kubeovn.ReasonConflict, fmt.Sprintf("spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same Vpc; choose another range",
-				s.value.Prefix, other.value.Prefix, other.value.Name)
-		}
-	}
-	return "", ""
-}
-
-// keys gives each router and switch its datapath's tunnel key, and keeps those given.
-func (c *compiler) keys() {
-	type holder struct {
-		age objects.Age
-		key *int
-	}
-	var holders []holder
-	for _, v := range c.vpcs {
-		if v.exists {
-			age := objects.Age{Meta: v.value.Meta, Created: v.object.CreationTimestamp.Time}
-			holders = append(holders, holder{age, &v.value.TunnelKey})
-		}
-	}
-	for _, s := range c.subnets {
-		if s.exists && s.value.Definition == "" {
-			holders = append(holders, holder{s.age, &s.value.TunnelKey})
-		}
-	}
-	slices.SortFunc(holders, func(a, b holder) int { return a.age.Compare(b.age) })
-	for _, h := range holders {
-		if *h.key < 1 || *h.key > maxTunnelKey || c.usedKeys[*h.key] {
-			*h.key = 0
-		} else {
-			c.usedKeys[*h.key] = true
-		}
-	}
-	next := 1
-	for _, h := range holders {
-		for *h.key == 0 {
-			if !c.usedKeys[next] {
-				*h.key, c.usedKeys[next] = next, true
-			}
-			next++
-		}
-	}
+// sort puts into order what was computed in any.
+func (c *compiler) sort() {
+	slices.SortFunc(c.plan.Delete, compareNames)
+	slices.SortFunc(c.plan.Vpcs, compareNames)
+	slices.SortFunc(c.plan.Subnets, compareNames)
+	slices.SortFunc(c.plan.VpcStatus, compareNames)
+	slices.SortFunc(c.plan.SubnetStatus, compareNames)
 }
 
 // retire takes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
 func (c *compiler) retire() {
-	for _, s := range c.subnets {
+	for s := range c.chosen {
 		if s.object.DeletionTimestamp == nil || s.holders > 0 {
 			continue
 		}
-		s.exists = false
+		s.exists, c.retired = false, true
 		if v := c.vpcs[s.value.VPC]; v != nil {
 			v.subnets = slices.DeleteFunc(v.subnets, func(other *subnet) bool { return other == s })
+			c.chooseVPC(v)
 		}
 		if slices.Contains(s.object.Finalizers, kubeovn.Finalizer) {
 			changed := s.object.DeepCopy()
@@ -325,12 +186,16 @@ func (c *compiler) retire() {
 			c.plan.Subnets = append(c.plan.Subnets, changed)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.vpcs)) {
-		v := c.vpcs[name]
+	for v := range c.chosenVPCs {
 		if v.object.DeletionTimestamp == nil || v.named > 0 {
 			continue
 		}
-		v.exists = false
+		v.exists, c.retired = false, true
+		for _, other := range c.vpcs { // peers
+			if slices.ContainsFunc(other.value.Peerings, func(p objects.Peering) bool { return p.Remote == v.object.Name }) {
+				c.chooseVPC(other)
+			}
+		}
 		if slices.Contains(v.object.Finalizers, kubeovn.Finalizer) {
 			changed := v.object.DeepCopy()
 			changed.Finalizers = without(changed.Finalizers)
@@ -343,38 +208,34 @@ func without(finalizers []string) []string {
 	return slices.DeleteFunc(finalizers, func(f string) bool { return f == kubeovn.Finalizer })
 }
 
-// rows compiles what exists.
+// rows compiles what is chosen and exists.
 func (c *compiler) rows() {
-	remotes := map[string]objects.VPC{}
-	for name, v := range c.vpcs {
-		if v.exists {
-			remotes[name] = v.value
-		}
+	for s := range c.chosen {
+		c.plan.Fragments[s.value.Owner()] = c.switchOf(s)
 	}
-	for _, v := range c.vpcs {
+	for v := range c.chosenVPCs {
 		if !v.exists {
+			c.plan.Fragments[v.value.Owner()] = nil
 			continue
 		}
-		n := &northbound.Network{VPC: v.value, Remotes: remotes}
+		n := &northbound.Network{VPC: v.value, Remotes: map[string]objects.VPC{}}
 		for _, s := range v.subnets {
 			n.Subnets = append(n.Subnets, s.value)
-			maps.Copy(c.plan.Rows, northbound.Switch(&s.value, v.value.Meta))
-			for _, addr := range s.pool.Ahead(readyPorts) {
-				c.port(s, northbound.Port{Addr: addr})
-			}
-			for _, addr := range s.lanIPs { // ready before the gateways' pods
-				c.port(s, northbound.Port{Addr: addr, Gateway: true})
+		}
+		for _, peering := range v.value.Peerings {
+			if remote := c.vpcs[peering.Remote]; remote != nil && remote.exists {
+				n.Remotes[peering.Remote] = remote.value
 			}
 		}
 		result := northbound.Router(n)
-		maps.Copy(c.plan.Rows, result.Rows)
-		v.problems = append(v.problems, result.Problems...)
+		c.plan.Fragments[v.value.Owner()] = result.Rows
+		v.problems = append(slices.Clone(v.parsed), result.Problems...)
 		c.vpcStatus(v, &result)
 	}
 	for _, ip := range c.ips {
 		s := c.byUID[ip.Spec.SubnetUID]
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if err != nil || s == nil || !s.exists || s.value.Definition != "" {
+		if err != nil || s == nil || !s.switched() {
 			continue
 		}
 		port := northbound.Port{Addr: addr, Gateway: ip.Spec.NATGateway != ""}
@@ -383,9 +244,36 @@ func (c *compiler) rows() {
 		}
 		c.port(s, port)
 	}
+	for _, owner := range c.gone {
+		if _, there := c.plan.Fragments[owner]; !there {
+			c.plan.Fragments[owner] = nil
+		}
+	}
+}
+
+// switched reports whether the subnet has a switch.
+func (s *subnet) switched() bool { return s.exists && s.value.Definition == "" }
+
+// switchOf compiles a subnet but for the ports of its pods.
+func (c *compiler) switchOf(s *subnet) northbound.Rows {
+	if !s.switched() {
+		return nil
+	}
+	rows := northbound.Switch(&s.value, c.vpcs[s.value.VPC].value.Meta)
+	put := func(port northbound.Port) {
+		key, row := northbound.SwitchPort(&s.value, port)
+		rows[key] = row
+	}
+	for _, addr := range s.pool.Ahead(readyPorts) {
+		put(northbound.Port{Addr: addr})
+	}
+	for _, addr := range s.lanIPs { // ready before the gateways' pods
+		put(northbound.Port{Addr: addr, Gateway: true})
+	}
+	return rows
 }
 
 func (c *compiler) port(s *subnet, port northbound.Port) {
 	key, row := northbound.SwitchPort(&s.value, port)
-	c.plan.Rows[key] = row
+	c.plan.Fragments[s.value.Owner()][key] = row
 }

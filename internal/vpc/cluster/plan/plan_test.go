@@ -2,9 +2,11 @@ package plan_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +23,7 @@ import (
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/cluster/plan"
+	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
@@ -49,6 +52,11 @@ type world struct {
 	workloads   map[string]*appsv1.StatefulSet
 	definitions map[string]string
 	config      objects.NATConfig
+
+	planner   *plan.Planner // knows what it is told
+	told      map[string]plan.Object
+	defined   map[string]string
+	fragments map[string]northbound.Rows
 }
 
 func newWorld(t fataler) *world {
@@ -58,6 +66,7 @@ func newWorld(t fataler) *world {
 		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, fips: map[string]*kubeovn.IptablesFIPRule{},
 		dnats: map[string]*kubeovn.IptablesDnatRule{}, workloads: map[string]*appsv1.StatefulSet{}, definitions: map[string]string{},
 	}
+	w.planner, w.told, w.defined, w.fragments = plan.NewPlanner(), map[string]plan.Object{}, map[string]string{}, map[string]northbound.Rows{}
 	for _, name := range []string{"ns1", kubeovn.ConfigNamespace} {
 		w.spaces[name] = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
@@ -85,19 +94,123 @@ func (w *world) objects() *plan.Objects {
 	}
 }
 
+// tell tells the planner what differs from what it was told last.
+func (w *world) tell() {
+	now := map[string]plan.Object{}
+	gather(now, w.vpcs)
+	gather(now, w.subnets)
+	gather(now, w.gateways)
+	gather(now, w.ips)
+	gather(now, w.pods)
+	gather(now, w.spaces)
+	gather(now, w.eips)
+	gather(now, w.snats)
+	gather(now, w.fips)
+	gather(now, w.dnats)
+	gather(now, w.workloads)
+	for key, object := range w.told {
+		if now[key] == nil {
+			w.planner.Remove(object)
+		}
+	}
+	for key, object := range now {
+		if !reflect.DeepEqual(w.told[key], object) {
+			w.planner.Set(object)
+		}
+	}
+	for name := range w.defined {
+		if _, there := w.definitions[name]; !there {
+			w.planner.RemoveDefinition(name)
+		}
+	}
+	for name, config := range w.definitions {
+		if before, there := w.defined[name]; !there || before != config {
+			w.planner.SetDefinition(name, config)
+		}
+	}
+	w.planner.SetNAT(w.config)
+	w.told, w.defined = now, maps.Clone(w.definitions)
+}
+
+// gather copies the objects, as an API server gives them.
+func gather[T any, P interface {
+	*T
+	plan.Object
+}](into map[string]plan.Object, objects map[string]P) {
+	for name, object := range objects {
+		into[fmt.Sprintf("%T %s/%s", object, object.GetNamespace(), name)] = object.DeepCopyObject().(plan.Object) //nolint:forcetypeassert // a copy is of the same kind
+	}
+}
+
+// plan has the planner make a plan from what changed, which must be the one that is made from everything.
+func (w *world) plan(t fataler) *plan.Plan {
+	t.Helper()
+	w.tell()
+	have, want := w.planner.Plan(metav1.NewTime(time.Unix(1000, 0))), plan.Compile(w.objects())
+	for owner, rows := range have.Fragments {
+		if w.fragments[owner] = rows; len(rows) == 0 {
+			delete(w.fragments, owner)
+		}
+	}
+	maps.DeleteFunc(want.Fragments, func(_ string, rows northbound.Rows) bool { return len(rows) == 0 })
+	if !reflect.DeepEqual(w.fragments, want.Fragments) {
+		t.Fatalf("rows by what changed: %v\nof everything: %v", w.fragments, want.Fragments)
+	}
+	parts := func(p *plan.Plan) map[string]any {
+		return map[string]any{
+			"Create": values(byName(p.Create)), "Delete": values(byName(p.Delete)), "Vpcs": p.Vpcs, "VpcStatus": p.VpcStatus, "Subnets": p.Subnets, "SubnetStatus": p.SubnetStatus,
+			"Updates": p.Updates, "Statuses": p.Statuses, "Workloads": [][]*appsv1.StatefulSet{p.CreateWorkloads, p.UpdateWorkloads, p.DeleteWorkloads},
+			"Waiting": p.Waiting,
+		}
+	}
+	whole := parts(want)
+	for part, now := range parts(have) {
+		if a, b := fmt.Sprintf("%+v", dump(now)), fmt.Sprintf("%+v", dump(whole[part])); a != b {
+			t.Fatalf("%s by what changed:\n%s\nof everything:\n%s", part, a, b)
+		}
+	}
+	return have
+}
+
+func byName[T plan.Object](list []T) map[string]*T {
+	all := map[string]*T{}
+	for i := range list {
+		all[list[i].GetName()] = &list[i]
+	}
+	return all
+}
+
+// dump writes a value out, so that nil and empty lists are alike.
+func dump(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err.Error()
+	}
+	return strings.ReplaceAll(string(text), "null", "[]")
+}
+
+// wanted is all rows.
+func (w *world) wanted() northbound.Rows {
+	all := northbound.Rows{}
+	for _, rows := range w.fragments {
+		maps.Copy(all, rows)
+	}
+	return all
+}
+
 // step carries out one plan, rows first, and reports whether it wrote anything.
 func (w *world) step(t fataler) bool {
 	t.Helper()
-	p := plan.Compile(w.objects())
+	p := w.plan(t)
 	have, err := w.engine.Read(context.Background())
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	change := reconcile.Diff(p.Rows, have)
+	change := reconcile.Diff(w.wanted(), have)
 	if err := w.engine.Commit(context.Background(), change); err != nil {
 		t.Fatalf("%v", err)
 	}
-	w.waiting = p.Waiting
+	w.waiting = maps.Clone(p.Waiting)
 	for _, ip := range p.Delete {
 		delete(w.ips, ip.Name)
 	}
@@ -122,6 +235,7 @@ func (w *world) step(t fataler) bool {
 	acted := w.gatewaysOf(t, p)
 	maps.DeleteFunc(w.vpcs, func(_ string, v *kubeovn.Vpc) bool { return v.DeletionTimestamp != nil && len(v.Finalizers) == 0 })
 	maps.DeleteFunc(w.subnets, func(_ string, s *kubeovn.Subnet) bool { return s.DeletionTimestamp != nil && len(s.Finalizers) == 0 })
+	w.tell() // a writer knows what it wrote
 	return acted || !change.Empty() || len(p.Delete)+len(p.Create)+len(p.Vpcs)+len(p.Subnets)+len(p.VpcStatus)+len(p.SubnetStatus) > 0
 }
 
@@ -447,3 +561,5 @@ func TestIPName(t *testing.T) {
 		t.Errorf("%s, %s", a, b)
 	}
 }
+
+func keys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }

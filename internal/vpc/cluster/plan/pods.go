@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,37 +13,35 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
-	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// pools takes over what objects say is in use: gateways' lanIp, and the IP objects of pods that are there. IP objects of others are
-// deleted, and their addresses are free with the next plan.
+// pools takes over the IP objects of pods that are there. IP objects of others are deleted, and their addresses are free with the next plan.
 func (c *compiler) pools() {
-	pods := map[string]*corev1.Pod{}
-	for i := range c.Pods {
-		pods[string(c.Pods[i].UID)] = &c.Pods[i]
+	for s := range c.chosen {
+		c.ranges[string(s.object.UID)] = struct{}{}
 	}
-	kept := make([]*kubeovn.IP, 0, len(c.IPs))
-	for i := range c.IPs {
-		kept = append(kept, &c.IPs[i])
+	for uid := range c.ranges {
+		c.takeOver(c.byUID[uid], c.objects.ipsOf[uid])
 	}
-	slices.SortFunc(kept, func(a, b *kubeovn.IP) int {
+}
+
+func (c *compiler) takeOver(s *subnet, ips map[string]*kubeovn.IP) {
+	byAge := slices.SortedFunc(maps.Values(ips), func(a, b *kubeovn.IP) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
-	for _, ip := range kept {
-		s := c.byUID[ip.Spec.SubnetUID]
+	for _, ip := range byAge {
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
 		if s != nil && s.pool != nil && err == nil && s.pool.Use(addr, ip.Name) == nil {
 			s.holders++
 			s.macs[ip.Spec.MacAddress] = ip.Name
 		}
-		pod := pods[ip.Spec.PodUID]
-		if pod == nil || !Needs(pod, ip) {
+		if pod := c.objects.pods[types.UID(ip.Spec.PodUID)]; pod == nil || !Needs(pod, ip) {
 			c.plan.Delete = append(c.plan.Delete, ip)
 			continue
 		}
@@ -56,40 +55,18 @@ func ended(pod *corev1.Pod) bool {
 }
 
 // pods gives an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of them is given away.
-func (c *compiler) pods() {
-	namespaces := map[string]placement.Namespace{}
-	for i := range c.Namespaces {
-		n := &c.Namespaces[i]
-		namespaces[n.Name] = placement.Namespace{Name: n.Name, Annotations: n.Annotations, Labels: n.Labels}
-	}
-	var waiting []*corev1.Pod
-	for i := range c.Pods {
-		pod := &c.Pods[i]
-		_, has := c.ips[objects.IPName(pod.Namespace, pod.Name)]
-		if !has && pod.Spec.NodeName != "" && !pod.Spec.HostNetwork && !ended(pod) && pod.DeletionTimestamp == nil {
-			waiting = append(waiting, pod)
-		}
-	}
-	slices.SortFunc(waiting, func(a, b *corev1.Pod) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
-			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	for _, pod := range waiting {
-		at := placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}
-		bound, ok := c.plan.Bindings.Of(at, namespaces[pod.Namespace])
-		if !ok {
-			continue
-		}
-		key, why := pod.Namespace+"/"+pod.Name, bound.Refuse
-		for _, name := range bound.Names {
-			err := c.attach(pod, c.byName[name])
+func (c *compiler) pods(waiting []placed) {
+	for _, p := range waiting {
+		key, why := p.pod.Namespace+"/"+p.pod.Name, p.bound.Refuse
+		for _, name := range p.bound.Names {
+			err := c.attach(p.pod, c.byName[name])
 			if why = ""; err == nil {
 				break
 			}
 			why = err.Error()
 		}
 		if why != "" {
-			c.plan.Waiting[key] = why
+			c.waiting[key] = why
 		}
 	}
 }

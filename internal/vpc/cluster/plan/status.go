@@ -17,7 +17,7 @@ import (
 // maxMessage is the longest message of a condition (metav1.Condition).
 const maxMessage = 32768
 
-func compareNames(a, b metav1.Object) int { return cmp.Compare(a.GetName(), b.GetName()) }
+func compareNames[T metav1.Object](a, b T) int { return cmp.Compare(a.GetName(), b.GetName()) }
 
 // condition sets a condition of an object.
 func (c *compiler) condition(conditions *[]metav1.Condition, generation int64, kind, reason, message string) {
@@ -28,7 +28,7 @@ func (c *compiler) condition(conditions *[]metav1.Condition, generation int64, k
 	}
 	meta.SetStatusCondition(conditions, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: message[:min(len(message), maxMessage)], ObservedGeneration: generation,
-		LastTransitionTime: c.Now,
+		LastTransitionTime: c.now,
 	})
 }
 
@@ -58,7 +58,7 @@ func (c *compiler) vpcStatus(v *vpc, result *northbound.Result) {
 		shadowed := metav1.Condition{
 			Type: kubeovn.ConditionShadowed, Status: metav1.ConditionTrue, Reason: "DefaultRoute", ObservedGeneration: object.Generation,
 			Message:            "a route to 0.0.0.0/0 of the same table takes all packets, so these routes by source have no effect: " + strings.Join(result.Shadowed, ", "),
-			LastTransitionTime: c.Now,
+			LastTransitionTime: c.now,
 		}
 		if before != nil && before.Status == shadowed.Status {
 			shadowed.LastTransitionTime = before.LastTransitionTime
@@ -91,15 +91,14 @@ func (c *compiler) keepVPC(v *vpc, object *kubeovn.Vpc) {
 
 // statuses writes the status of all other objects.
 func (c *compiler) statuses() {
-	for _, v := range c.vpcs {
+	for v := range c.chosenVPCs {
 		if !v.exists && v.object.Name == kubeovn.DefaultVpc {
 			object := v.object.DeepCopy()
 			c.vpcConditions(object, v)
 			c.keepVPC(v, object)
 		}
 	}
-	slices.SortFunc(c.plan.VpcStatus, func(a, b *kubeovn.Vpc) int { return compareNames(a, b) })
-	for _, s := range c.subnets {
+	for s := range c.chosen {
 		if len(s.object.Finalizers) == 0 && s.reason == "" || s.object.DeletionTimestamp != nil && !s.exists {
 			continue // the next plan, once it has its finalizer; or it goes
 		}

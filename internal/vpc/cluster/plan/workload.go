@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 
@@ -23,26 +24,26 @@ const specAnnotation = "weft.dev/spec"
 const appLabel = "app"
 
 func (c *compiler) hasWorkload(gateway string) bool {
-	return slices.ContainsFunc(c.Workloads, func(s appsv1.StatefulSet) bool { return s.Name == nat.WorkloadName(gateway) })
+	return c.objects.workloads[nat.WorkloadName(gateway)] != nil
 }
 
 // workload plans the StatefulSet of a gateway. One that is there stays as it is while its gateway cannot be compiled.
 func (c *compiler) workload(g *nat.Gateway) {
-	at := slices.IndexFunc(c.Workloads, func(s appsv1.StatefulSet) bool { return s.Name == nat.WorkloadName(g.Value.Name) })
-	wanted := inEffect(g.Object) && c.NAT.Enabled
-	if !wanted || g.Problem != (nat.Problem{}) || c.NAT.Image == "" {
-		if at >= 0 && !wanted && c.Workloads[at].DeletionTimestamp == nil {
-			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, &c.Workloads[at])
+	have := c.objects.workloads[nat.WorkloadName(g.Value.Name)]
+	wanted := inEffect(g.Object) && c.objects.config.Enabled
+	if !wanted || g.Problem != (nat.Problem{}) || c.objects.config.Image == "" {
+		if have != nil && !wanted && have.DeletionTimestamp == nil {
+			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, have)
 		}
 		return
 	}
-	want := Workload(g, c.NAT.Image)
+	want := Workload(g, c.objects.config.Image)
 	switch {
-	case at < 0:
+	case have == nil:
 		c.plan.CreateWorkloads = append(c.plan.CreateWorkloads, want)
-	case c.Workloads[at].DeletionTimestamp != nil:
-	case c.Workloads[at].Annotations[specAnnotation] != want.Annotations[specAnnotation]:
-		changed := c.Workloads[at].DeepCopy()
+	case have.DeletionTimestamp != nil:
+	case have.Annotations[specAnnotation] != want.Annotations[specAnnotation]:
+		changed := have.DeepCopy()
 		changed.Labels, changed.Annotations, changed.Spec.Template = want.Labels, want.Annotations, want.Spec.Template
 		changed.Spec.Replicas = want.Spec.Replicas
 		c.plan.UpdateWorkloads = append(c.plan.UpdateWorkloads, changed)
@@ -51,10 +52,10 @@ func (c *compiler) workload(g *nat.Gateway) {
 
 // strayWorkloads deletes StatefulSets whose gateway is gone.
 func (c *compiler) strayWorkloads() {
-	for i := range c.Workloads {
-		name := strings.TrimPrefix(c.Workloads[i].Name, nat.PodPrefix)
-		if c.nat.Gateways[name] == nil && c.Workloads[i].DeletionTimestamp == nil {
-			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, &c.Workloads[i])
+	for _, name := range slices.Sorted(maps.Keys(c.objects.workloads)) {
+		set := c.objects.workloads[name]
+		if c.objects.gateways[strings.TrimPrefix(name, nat.PodPrefix)] == nil && set.DeletionTimestamp == nil {
+			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, set)
 		}
 	}
 }

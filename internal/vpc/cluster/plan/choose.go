@@ -1,0 +1,164 @@
+package plan
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// placed is a pod without an address, and what it is bound to.
+type placed struct {
+	pod   *corev1.Pod
+	bound binding.Bound
+}
+
+func (c *compiler) chooseSubnet(s *subnet) { c.chosen[s] = struct{}{} }
+
+func (c *compiler) chooseVPC(v *vpc) { c.chosenVPCs[v] = struct{}{} }
+
+// choose completes what is computed in this plan: the subnets that changes name, those of pods that are placed, and with a subnet the pods that
+// want an address of it. It returns these pods in the order in which they get addresses.
+func (c *compiler) choose() []placed {
+	for uid := range c.ranges {
+		if s := c.byUID[uid]; s != nil {
+			c.chooseSubnet(s)
+		}
+	}
+	for name := range c.named {
+		if s := c.byName[name]; s != nil {
+			c.chooseSubnet(s)
+		}
+	}
+	c.readGateways()
+	seen := map[string]placed{}
+	var more []*subnet
+	place := func(pod *corev1.Pod) {
+		key := pod.Namespace + "/" + pod.Name
+		if _, done := seen[key]; done {
+			return
+		}
+		bound, is := c.bindings.Of(placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}, c.namespace(pod.Namespace))
+		delete(c.waiting, key)
+		for _, name := range c.unwant(key) {
+			if s := c.byName[name]; s != nil {
+				more = append(more, s)
+			}
+		}
+		if !is {
+			seen[key] = placed{}
+			return
+		}
+		seen[key] = placed{pod, bound}
+		for _, name := range bound.Names {
+			if c.wants[name] == nil {
+				c.wants[name] = map[string]*corev1.Pod{}
+			}
+			c.wants[name][key] = pod
+			c.wanted[key] = append(c.wanted[key], name)
+			if s := c.byName[name]; s != nil {
+				more = append(more, s)
+			}
+		}
+	}
+	c.changedPods(place)
+	more = slices.AppendSeq(more, maps.Keys(c.chosen))
+	for len(more) > 0 {
+		s := more[len(more)-1]
+		more = more[:len(more)-1]
+		c.chooseSubnet(s)
+		for _, pod := range maps.Clone(c.wants[s.object.Name]) {
+			place(pod)
+		}
+	}
+	for s := range c.chosen {
+		s.open()
+		if v := c.vpcs[s.object.Spec.Vpc]; v != nil && s.object.DeletionTimestamp != nil {
+			c.chooseVPC(v)
+		}
+	}
+	var pods []placed
+	for _, p := range seen {
+		if p.pod != nil {
+			pods = append(pods, p)
+		}
+	}
+	slices.SortFunc(pods, func(x, y placed) int {
+		a, b := x.pod, y.pod
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return pods
+}
+
+func (c *compiler) namespace(name string) placement.Namespace {
+	n := c.objects.namespaces[name]
+	if n == nil {
+		return placement.Namespace{}
+	}
+	return placement.Namespace{Name: n.Name, Annotations: n.Annotations, Labels: n.Labels}
+}
+
+// changedPods visits the pods to place. Where all are, a namespace that nothing binds is passed over as a whole.
+func (c *compiler) changedPods(visit func(*corev1.Pod)) {
+	for _, pod := range c.podsChanged {
+		visit(pod)
+	}
+	if !c.everyPod {
+		return
+	}
+	for key := range maps.Clone(c.waiting) {
+		namespace, name, _ := strings.Cut(key, "/")
+		if pod := c.objects.podOf[objects.IPName(namespace, name)]; pod != nil {
+			visit(pod)
+		}
+	}
+	for _, pods := range maps.Clone(c.wants) {
+		for _, pod := range maps.Clone(pods) {
+			visit(pod)
+		}
+	}
+	for _, pod := range c.objects.asking {
+		visit(pod)
+	}
+	for name, pods := range c.objects.open {
+		if _, bound := c.bindings.Of(placement.Pod{Namespace: name}, c.namespace(name)); !bound {
+			continue
+		}
+		for _, pod := range pods {
+			visit(pod)
+		}
+	}
+}
+
+// readGateways reads what gateways, EIPs and rules ask for, and chooses the external subnets, which have addresses of theirs only.
+func (c *compiler) readGateways() {
+	c.natChanged = c.natChanged || c.reshape
+	if c.natChanged {
+		c.gatewaysChanged = true
+		c.listed = c.natObjects()
+		c.nat = nat.Parse(c.listed)
+		c.gatesByAge = slices.SortedFunc(maps.Values(c.nat.Gateways), func(a, b *nat.Gateway) int { return a.Age.Compare(b.Age) })
+		c.eipsByAge = slices.SortedFunc(maps.Values(c.nat.EIPs), func(a, b *nat.EIP) int { return a.Value.Compare(b.Value.Age) })
+	}
+	external := c.natChanged
+	for s := range c.chosen {
+		external = external || s.value.Definition != ""
+	}
+	if c.natChanged = external; !external {
+		return
+	}
+	c.gatewaysChanged = true
+	for _, s := range c.subnets {
+		if s.value.Definition != "" {
+			c.chooseSubnet(s)
+		}
+	}
+}

@@ -1,0 +1,390 @@
+package plan
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// Planner makes plans one after the other. It is told what changes, and computes of each plan what the changes concern: the Subnets and the
+// VPCs that they name. Its plans are those that Compile would make of all objects (TestPlannerAgreesWithCompile).
+//
+// Objects that are given to it must not be changed afterwards. It is not safe for concurrent use.
+type Planner struct {
+	objects store
+	network // as of the last plan
+	// nat is what gateways, EIPs and rules ask for, and gatesByAge and eipsByAge are its gateways and EIPs.
+	// compiled is the same with the gateways' state, and listed the objects that it is made from.
+	nat, compiled *nat.Network
+	listed        *nat.Objects
+	gatesByAge    []*nat.Gateway
+	eipsByAge     []*nat.EIP
+	// lanRefused and refused say why objects of NAT gateways have no address, inside and outside, and given has the addresses that they get;
+	// all by Owner.
+	lanRefused, refused map[string]nat.Problem
+	given               map[string]string
+	// waiting says why pods wait, by "<namespace>/<name>", and wants has the pods without an address that are bound to a Subnet, by its name.
+	waiting map[string]string
+	wants   map[string]map[string]*corev1.Pod
+	wanted  map[string][]string // the Subnets in wants, by pod
+
+	changes
+}
+
+// changes are what the next plan has to compute.
+type changes struct {
+	// reshape: VPCs and Subnets are others. gatewaysChanged: objects of NAT gateways, their pods or workloads are. natChanged: what gateways
+	// and EIPs ask for is. everyPod: pods may be bound to other Subnets.
+	reshape, gatewaysChanged, natChanged, everyPod bool
+	// ranges are the UIDs of Subnets whose addresses changed, named the names of those to compute, podsChanged the pods to place.
+	ranges, named map[string]struct{}
+	podsChanged   map[types.UID]*corev1.Pod
+	gone          []string // owners of rows whose objects are gone
+	retired       bool     // the last plan took rows of objects that are being deleted
+}
+
+// store is all objects, by name.
+type store struct {
+	vpcs        map[string]*kubeovn.Vpc
+	subnets     map[string]*kubeovn.Subnet
+	gateways    map[string]*kubeovn.VpcNatGateway
+	eips        map[string]*kubeovn.IptablesEIP
+	snats       map[string]*kubeovn.IptablesSnatRule
+	dnats       map[string]*kubeovn.IptablesDnatRule
+	fips        map[string]*kubeovn.IptablesFIPRule
+	workloads   map[string]*appsv1.StatefulSet
+	namespaces  map[string]*corev1.Namespace
+	definitions map[string]string
+	config      objects.NATConfig
+	ips         map[string]*kubeovn.IP
+	ipsOf       map[string]map[string]*kubeovn.IP // by the UID of the Subnet
+	pods        map[types.UID]*corev1.Pod
+	podOf       map[string]*corev1.Pod // by the name of its IP object
+	gates       map[types.UID]*corev1.Pod
+	// open are pods that may need an address and have none, by namespace; asking are those of them that name a Subnet themselves.
+	open   map[string]map[types.UID]*corev1.Pod
+	asking map[types.UID]*corev1.Pod
+}
+
+// NewPlanner returns a Planner that knows no objects.
+func NewPlanner() *Planner {
+	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}}
+	p.objects = store{
+		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, gateways: map[string]*kubeovn.VpcNatGateway{},
+		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
+		fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{}, namespaces: map[string]*corev1.Namespace{},
+		definitions: map[string]string{}, ips: map[string]*kubeovn.IP{}, ipsOf: map[string]map[string]*kubeovn.IP{},
+		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
+		open: map[string]map[types.UID]*corev1.Pod{}, asking: map[types.UID]*corev1.Pod{},
+	}
+	p.Again()
+	return p
+}
+
+// Again makes the next plan compute everything.
+func (p *Planner) Again() {
+	gone := p.gone
+	for _, s := range p.subnets {
+		gone = append(gone, s.value.Owner())
+	}
+	for _, v := range p.vpcs {
+		gone = append(gone, v.value.Owner())
+	}
+	p.done()
+	p.gone, p.network, p.nat = gone, newNetwork(), nil
+	p.reshape, p.gatewaysChanged, p.natChanged, p.everyPod = true, true, true, true
+	p.lanRefused, p.refused, p.given = map[string]nat.Problem{}, map[string]nat.Problem{}, map[string]string{}
+	clear(p.waiting)
+	clear(p.wants)
+	clear(p.wanted)
+	for uid := range p.objects.ipsOf {
+		p.ranges[uid] = struct{}{}
+	}
+}
+
+// done begins to gather what the plan after this one computes.
+func (p *Planner) done() {
+	p.changes = changes{reshape: p.retired, ranges: map[string]struct{}{}, named: map[string]struct{}{}, podsChanged: map[types.UID]*corev1.Pod{}}
+}
+
+// Load sets all objects.
+func (p *Planner) Load(o *Objects) {
+	setAll(p, o.Vpcs)
+	setAll(p, o.Subnets)
+	setAll(p, o.Gateways)
+	setAll(p, o.EIPs)
+	setAll(p, o.SNATs)
+	setAll(p, o.DNATs)
+	setAll(p, o.FIPs)
+	setAll(p, o.Workloads)
+	setAll(p, o.Namespaces)
+	setAll(p, o.Pods)
+	setAll(p, o.IPs)
+	for name, config := range o.Definitions {
+		p.SetDefinition(name, config)
+	}
+	p.SetNAT(o.NAT)
+}
+
+// setAll sets all objects of a kind. The pointers to the elements of a list are objects of their own.
+func setAll[T any, P interface {
+	*T
+	Object
+}](p *Planner, list []T) {
+	for i := range list {
+		p.Set(P(&list[i]))
+	}
+}
+
+// SetNAT sets what the ConfigMaps say.
+func (p *Planner) SetNAT(config objects.NATConfig) {
+	p.gatewaysChanged = p.gatewaysChanged || p.objects.config != config
+	p.objects.config = config
+}
+
+// SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
+func (p *Planner) SetDefinition(name, config string) {
+	p.objects.definitions[name] = config
+	p.gatewaysChanged = true
+}
+
+// RemoveDefinition takes a NetworkAttachmentDefinition that is gone.
+func (p *Planner) RemoveDefinition(name string) {
+	delete(p.objects.definitions, name)
+	p.gatewaysChanged = true
+}
+
+// Set sets an object that is new, or another than before.
+func (p *Planner) Set(object Object) { //nolint:cyclop // one line for each kind
+	switch o := object.(type) {
+	case *kubeovn.Vpc:
+		p.objects.vpcs[o.Name], p.reshape = o, true
+	case *kubeovn.Subnet:
+		p.setSubnet(o)
+	case *kubeovn.VpcNatGateway:
+		p.setGateway(o.Name, o)
+	case *kubeovn.IptablesEIP:
+		p.objects.eips[o.Name], p.natChanged = o, true
+	case *kubeovn.IptablesSnatRule:
+		p.objects.snats[o.Name], p.natChanged = o, true
+	case *kubeovn.IptablesDnatRule:
+		p.objects.dnats[o.Name], p.natChanged = o, true
+	case *kubeovn.IptablesFIPRule:
+		p.objects.fips[o.Name], p.natChanged = o, true
+	case *appsv1.StatefulSet:
+		p.objects.workloads[o.Name], p.gatewaysChanged = o, true
+	case *corev1.Namespace:
+		before := p.objects.namespaces[o.Name]
+		p.objects.namespaces[o.Name] = o
+		if before == nil || !maps.Equal(before.Labels, o.Labels) ||
+			before.Annotations[kubeovn.AnnotationLogicalSwitch] != o.Annotations[kubeovn.AnnotationLogicalSwitch] {
+			p.placeAll(o.Name)
+		}
+	case *kubeovn.IP:
+		p.setIP(o.Name, o)
+	case *corev1.Pod:
+		p.removePod(p.objects.podOf[objects.IPName(o.Namespace, o.Name)])
+		p.addPod(o)
+	}
+}
+
+// Remove takes an object that is gone. Of the object, its name is used, and the namespace of a pod.
+func (p *Planner) Remove(object Object) { //nolint:cyclop // one line for each kind
+	name := object.GetName()
+	switch object.(type) {
+	case *kubeovn.Vpc:
+		delete(p.objects.vpcs, name)
+		p.reshape = true
+	case *kubeovn.Subnet:
+		delete(p.objects.subnets, name)
+		p.reshape = true
+	case *kubeovn.VpcNatGateway:
+		p.setGateway(name, nil)
+	case *kubeovn.IptablesEIP:
+		delete(p.objects.eips, name)
+		p.natChanged = true
+	case *kubeovn.IptablesSnatRule:
+		delete(p.objects.snats, name)
+		p.natChanged = true
+	case *kubeovn.IptablesDnatRule:
+		delete(p.objects.dnats, name)
+		p.natChanged = true
+	case *kubeovn.IptablesFIPRule:
+		delete(p.objects.fips, name)
+		p.natChanged = true
+	case *appsv1.StatefulSet:
+		delete(p.objects.workloads, name)
+		p.gatewaysChanged = true
+	case *corev1.Namespace:
+		delete(p.objects.namespaces, name)
+		p.placeAll(name)
+	case *kubeovn.IP:
+		p.setIP(name, nil)
+	case *corev1.Pod:
+		p.removePod(p.objects.podOf[objects.IPName(object.GetNamespace(), name)])
+	}
+}
+
+// Knows reports whether the planner has a gateway as it is given.
+func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
+	have := p.objects.gateways[g.Name]
+	return have != nil && have.UID == g.UID && have.ResourceVersion == g.ResourceVersion
+}
+
+// setSubnet sets a Subnet. One whose status alone changed, as with each address, leaves the network's shape.
+func (p *Planner) setSubnet(o *kubeovn.Subnet) {
+	before := p.objects.subnets[o.Name]
+	p.objects.subnets[o.Name] = o
+	s := p.byName[o.Name]
+	if before == nil || s == nil || s.object != before || before.UID != o.UID || before.Generation != o.Generation ||
+		!before.DeletionTimestamp.Equal(o.DeletionTimestamp) || !slices.Equal(before.Finalizers, o.Finalizers) ||
+		s.value.TunnelKey != o.Status.TunnelKey || !reflect.DeepEqual(before.Spec, o.Spec) {
+		p.reshape = true
+		return
+	}
+	s.object, s.read.TunnelKey = o, o.Status.TunnelKey
+	p.named[o.Name] = struct{}{}
+}
+
+// setGateway sets a gateway; nil: it is gone.
+func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
+	before := p.objects.gateways[name]
+	if o == nil {
+		delete(p.objects.gateways, name)
+	} else {
+		p.objects.gateways[name] = o
+	}
+	p.natChanged = true
+	if before == nil || o == nil || before.Spec.Subnet != o.Spec.Subnet || before.Spec.Vpc != o.Spec.Vpc {
+		p.reshape = true
+	}
+	for _, g := range []*kubeovn.VpcNatGateway{before, o} {
+		if g != nil {
+			p.named[g.Spec.Subnet] = struct{}{}
+		}
+	}
+}
+
+// setIP sets an IP object; nil: it is gone.
+func (p *Planner) setIP(name string, o *kubeovn.IP) {
+	if before := p.objects.ips[name]; before != nil {
+		uid := before.Spec.SubnetUID
+		p.ranges[uid] = struct{}{}
+		delete(p.objects.ipsOf[uid], name)
+		if len(p.objects.ipsOf[uid]) == 0 {
+			delete(p.objects.ipsOf, uid)
+		}
+		delete(p.objects.ips, name)
+	}
+	if o != nil {
+		uid := o.Spec.SubnetUID
+		p.ranges[uid] = struct{}{}
+		if p.objects.ipsOf[uid] == nil {
+			p.objects.ipsOf[uid] = map[string]*kubeovn.IP{}
+		}
+		p.objects.ipsOf[uid][name], p.objects.ips[name] = o, o
+	}
+	if pod := p.objects.podOf[name]; pod != nil {
+		p.place(pod)
+	}
+}
+
+func (p *Planner) addPod(pod *corev1.Pod) {
+	p.objects.pods[pod.UID] = pod
+	p.objects.podOf[objects.IPName(pod.Namespace, pod.Name)] = pod
+	if isGate(pod) {
+		p.objects.gates[pod.UID], p.gatewaysChanged = pod, true
+	}
+	p.touchIP(pod)
+	p.place(pod)
+}
+
+func (p *Planner) removePod(pod *corev1.Pod) {
+	if pod == nil {
+		return
+	}
+	p.touchIP(pod)
+	p.close(pod)
+	delete(p.objects.pods, pod.UID)
+	delete(p.objects.podOf, objects.IPName(pod.Namespace, pod.Name))
+	delete(p.podsChanged, pod.UID)
+	if isGate(pod) {
+		delete(p.objects.gates, pod.UID)
+		p.gatewaysChanged = true
+	}
+}
+
+// touchIP has the Subnet of a pod's IP object computed.
+func (p *Planner) touchIP(pod *corev1.Pod) {
+	if ip := p.objects.ips[objects.IPName(pod.Namespace, pod.Name)]; ip != nil {
+		p.ranges[ip.Spec.SubnetUID] = struct{}{}
+	}
+}
+
+// isGate reports whether a pod has the name of a NAT gateway's.
+func isGate(pod *corev1.Pod) bool {
+	return pod.Namespace == kubeovn.ConfigNamespace && strings.HasPrefix(pod.Name, nat.PodPrefix)
+}
+
+// place has a pod placed by the next plan, if it needs an address and has none.
+func (p *Planner) place(pod *corev1.Pod) {
+	p.close(pod)
+	ip := p.objects.ips[objects.IPName(pod.Namespace, pod.Name)]
+	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || ip != nil && Needs(pod, ip) {
+		return
+	}
+	if strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]) != "" {
+		p.objects.asking[pod.UID] = pod
+	} else {
+		if p.objects.open[pod.Namespace] == nil {
+			p.objects.open[pod.Namespace] = map[types.UID]*corev1.Pod{}
+		}
+		p.objects.open[pod.Namespace][pod.UID] = pod
+	}
+	p.podsChanged[pod.UID] = pod
+}
+
+// close takes a pod from those without an address. What it would have got is free for others.
+func (p *Planner) close(pod *corev1.Pod) {
+	delete(p.objects.asking, pod.UID)
+	delete(p.objects.open[pod.Namespace], pod.UID)
+	delete(p.podsChanged, pod.UID)
+	key := pod.Namespace + "/" + pod.Name
+	delete(p.waiting, key)
+	for _, name := range p.unwant(key) {
+		p.named[name] = struct{}{}
+	}
+}
+
+// unwant takes a pod from those that want an address, and returns the Subnets that might have given it one.
+func (p *Planner) unwant(key string) []string {
+	names := p.wanted[key]
+	delete(p.wanted, key)
+	for _, name := range names {
+		if delete(p.wants[name], key); len(p.wants[name]) == 0 {
+			delete(p.wants, name)
+		}
+	}
+	return names
+}
+
+// placeAll has the pods of a namespace placed anew.
+func (p *Planner) placeAll(namespace string) {
+	for uid, pod := range p.objects.open[namespace] {
+		p.podsChanged[uid] = pod
+	}
+	for uid, pod := range p.objects.asking {
+		if pod.Namespace == namespace {
+			p.podsChanged[uid] = pod
+		}
+	}
+}
