@@ -43,6 +43,15 @@ func TestFlannelFaultsHaveTests(t *testing.T) {
 	}
 }
 
+// The table of Kube-OVN's faults is in order, and names tests that exist.
+func TestKubeOVNFaultsHaveTests(t *testing.T) {
+	const last = 37
+	rows := tableOfTests(t, "## What Kube-OVN's VPCs got wrong")
+	if len(rows) == 0 || !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) || rows[0] < 1 || rows[len(rows)-1] > last {
+		t.Errorf("rows %v: they are not in order from 1 to %d", rows, last)
+	}
+}
+
 // The table of what an attack found is in order, and names tests that exist.
 func TestAttacksHaveTests(t *testing.T) {
 	const last = 26

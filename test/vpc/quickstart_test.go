@@ -4,9 +4,13 @@ package vpc
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"weft.dev/weft/lab"
@@ -59,7 +63,42 @@ func TestExamples(t *testing.T) {
 	kubectl("wait", "--for=condition=Matched", "iptables-snat-rules/snat01", "--timeout=60s")
 	options.SNAT = netip.MustParseAddr("192.168.100.231")
 	matrix(options)
+
+	// The gateway's container ends and is started again: its network is the pod's.
+	kill(ctx, t, strings.TrimPrefix(kubectl("-n", "kube-system", "get", "pod", "vpc-nat-gw-gw1-0", "-o", "jsonpath={.status.containerStatuses[0].containerID}"), "containerd://"))
+	kubectl("-n", "kube-system", "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/vpc-nat-gw-gw1-0", "--timeout=120s")
+	matrix(options)
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
+}
+
+// kill ends the processes of a container.
+func kill(ctx context.Context, t *testing.T, container string) {
+	t.Helper()
+	eventually(ctx, t, "a process of container "+container, func() error {
+		groups, err := filepath.Glob("/proc/[0-9]*/cgroup")
+		if err != nil || container == "" {
+			return fmt.Errorf("container %q: %w", container, err)
+		}
+		killed := 0
+		for _, path := range groups {
+			text, err := os.ReadFile(path)
+			if err != nil || !strings.Contains(string(text), container) {
+				continue // another's, or it has ended
+			}
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			if err != nil {
+				return err
+			}
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				return err
+			}
+			killed++
+		}
+		if killed == 0 {
+			return fmt.Errorf("no process has a control group of container %s", container)
+		}
+		return nil
+	})
 }

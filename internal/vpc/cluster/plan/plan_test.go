@@ -165,6 +165,9 @@ func (w *world) plan(t fataler) *plan.Plan {
 	}
 	whole := parts(want)
 	for part, now := range parts(have) {
+		if reflect.DeepEqual(now, whole[part]) {
+			continue
+		}
 		if a, b := fmt.Sprintf("%+v", dump(now)), fmt.Sprintf("%+v", dump(whole[part])); a != b {
 			t.Fatalf("%s by what changed:\n%s\nof everything:\n%s", part, a, b)
 		}
