@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/internal/vpc/cluster/plan"
 	"weft.dev/weft/internal/vpc/nat"
@@ -130,6 +131,20 @@ func TestControllerWritesGatewaysOnly(t *testing.T) {
 		}
 	}
 	for what, set := range map[string]*appsv1.StatefulSet{
+		"two pods": workload(func(set *appsv1.StatefulSet) { *set.Spec.Replicas = 2 }),
+		"a label of another application": workload(func(set *appsv1.StatefulSet) {
+			set.Labels["k8s-app"], set.Spec.Template.Labels["k8s-app"] = "kube-dns", "kube-dns"
+		}),
+		"other labels than its pod": workload(func(set *appsv1.StatefulSet) {
+			set.Labels = map[string]string{"app": "gw2", nat.Label: "gw2"}
+		}),
+		"another value of app": workload(func(set *appsv1.StatefulSet) { // also in the selector
+			set.Labels["app"] = "kube-dns"
+		}),
+		"no Subnet": workload(func(set *appsv1.StatefulSet) { delete(set.Spec.Template.Annotations, kubeovn.AnnotationLogicalSwitch) }),
+		"another annotation": workload(func(set *appsv1.StatefulSet) {
+			set.Spec.Template.Annotations["k8s.v1.cni.cncf.io/networks"] = "kube-system/host"
+		}),
 		"no label": workload(func(set *appsv1.StatefulSet) { set.Labels = nil }),
 		"a volume of the host": pod(func(s *corev1.PodSpec) {
 			s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}

@@ -205,7 +205,8 @@ func lead(ctx context.Context, s *session.Session, term uint64) error {
 		have, there := v.term()
 		switch {
 		case there && have > term:
-			return fmt.Errorf("%w: with term %d", ErrDeposed, have)
+			return fmt.Errorf("%w: with term %d; if there is none, as after a rollback of Weft, remove the key %s from external_ids of NB_Global",
+				ErrDeposed, have, TermKey)
 		case there && have == term:
 			return nil
 		}

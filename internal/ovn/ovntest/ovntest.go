@@ -137,7 +137,7 @@ func launch(t testing.TB, netns ns.NetNS, rundir string, args ...string) *child.
 	cmd.Env = append(os.Environ(), "OVS_RUNDIR="+rundir, "OVN_RUNDIR="+rundir)
 	path := ""
 	if netns != nil {
-		path = netns.Path()
+		path = procPath(netns) // its own path may be that of a handle which is closed
 	}
 	p, err := child.Start(cmd, path)
 	if err != nil {

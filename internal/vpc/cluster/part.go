@@ -16,6 +16,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +31,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/cluster/plan"
 	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/northbound"
 )
 
 // name is the controller's in logs and metrics.
@@ -85,6 +87,7 @@ func Part(options Options) cluster.Part {
 			{Resource: "configmaps", Verbs: read, Kind: &corev1.ConfigMap{}, Namespace: kubeovn.ConfigNamespace},
 			{Resource: "pods", Verbs: read, Kind: &corev1.Pod{}, Keep: trimPod},
 			{Resource: "namespaces", Verbs: read, Kind: &corev1.Namespace{}},
+			{Group: "networking.k8s.io", Resource: "networkpolicies", Verbs: read, Kind: &networkingv1.NetworkPolicy{}},
 		},
 		SetUp: func(tools cluster.Tools) error { return setUp(tools, options) },
 	}
@@ -113,7 +116,7 @@ func trimPod(obj any) (any, error) {
 
 func setUp(tools cluster.Tools, options Options) error {
 	r := &reconciler{
-		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{}, planner: plan.NewPlanner(),
+		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{}, closed: map[string]northbound.Closed{}, planner: plan.NewPlanner(),
 		loop: reconcile.NewLoop(reconcile.Engine[ovn.Key, ovn.Row](options.Northbound), reconcile.Options[ovn.Key, ovn.Row]{
 			Name: "northbound", Log: tools.Log, Settled: options.Northbound.Settled,
 		}),
@@ -138,6 +141,7 @@ func setUp(tools cluster.Tools, options Options) error {
 		watch[*appsv1.StatefulSet](r, c, "statefulsets", &appsv1.StatefulSet{}),
 		watch[*corev1.ConfigMap](r, c, "configmaps", &corev1.ConfigMap{}),
 		watch[*corev1.Pod](r, c, "pods", &corev1.Pod{}),
+		watch[*networkingv1.NetworkPolicy](r, c, "networkpolicies", &networkingv1.NetworkPolicy{}),
 		watch[*corev1.Namespace](r, c, "namespaces", &corev1.Namespace{}),
 	)
 }
@@ -171,6 +175,7 @@ type reconciler struct {
 	written  map[key]version
 	held     error             // why a part of the plan was not carried out
 	reported map[string]string // why pods wait, as their events say
+	closed   map[string]northbound.Closed
 }
 
 // run keeps the northbound database in step while the replica leads.
@@ -286,17 +291,36 @@ func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 	return nil
 }
 
-// report sends an event for each pod that waits for an address, when the reason is a new one.
+// report sends an event for each pod that waits for an address, and for each that is closed, when the reason is a new one.
 func (r *reconciler) report(p *plan.Plan) {
 	maps.DeleteFunc(r.reported, func(pod, _ string) bool { return p.Waiting[pod] == "" })
 	for pod, why := range p.Waiting {
-		if r.reported[pod] == why {
+		if r.reported[pod] != why {
+			r.reported[pod] = why
+			r.warn(pod, "NoAddress", "Address", why)
+		}
+	}
+	maps.DeleteFunc(r.closed, func(pod string, closed northbound.Closed) bool { return p.Closed[pod] != closed })
+	for pod, closed := range p.Closed {
+		if _, told := r.closed[pod]; told {
 			continue
 		}
-		r.reported[pod] = why
-		namespace, podName, _ := strings.Cut(pod, "/")
-		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: podName}}
-		object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
-		r.tools.Events.Eventf(object, nil, corev1.EventTypeWarning, "NoAddress", "Address", "%s", cluster.Note(why))
+		r.closed[pod] = closed
+		directions := "ingress and egress"
+		switch {
+		case !closed.Egress:
+			directions = "ingress"
+		case !closed.Ingress:
+			directions = "egress"
+		}
+		r.warn(pod, "Isolated", "NetworkPolicy", "NetworkPolicies isolate the pod for "+directions+
+			". Their rules are not served in VPCs: the pod is closed in that direction; delete the policies, or use acls of the Subnet")
 	}
+}
+
+func (r *reconciler) warn(pod, reason, action, note string) {
+	namespace, podName, _ := strings.Cut(pod, "/")
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: podName}}
+	object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+	r.tools.Events.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", cluster.Note(note))
 }

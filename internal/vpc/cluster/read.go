@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -186,7 +187,7 @@ func (r *reconciler) load(ctx context.Context) error {
 		}
 	}
 	for _, list := range []client.ObjectList{
-		&corev1.NamespaceList{}, &corev1.PodList{}, &kubeovn.IptablesSnatRuleList{}, &kubeovn.IptablesDnatRuleList{}, &kubeovn.IptablesFIPRuleList{},
+		&corev1.NamespaceList{}, &networkingv1.NetworkPolicyList{}, &corev1.PodList{}, &kubeovn.IptablesSnatRuleList{}, &kubeovn.IptablesDnatRuleList{}, &kubeovn.IptablesFIPRuleList{},
 		&appsv1.StatefulSetList{}, &corev1.ConfigMapList{}, nat.DefinitionList(),
 	} {
 		if err := r.loadList(ctx, r.tools.Client, list, func(object client.Object) { r.tell(object, false) }); err != nil {

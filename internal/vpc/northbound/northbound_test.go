@@ -33,6 +33,7 @@ type cluster struct {
 	vpcs    []objects.VPC
 	subnets []objects.Subnet
 	ports   map[string][]string // addresses by subnet
+	more    northbound.Rows     // besides
 	// problems and shadowed are those of the last compilation, by VPC.
 	problems map[string]objects.Problems
 	shadowed map[string][]string
@@ -53,6 +54,7 @@ func (c *cluster) compile(t testing.TB) map[ovn.Key]ovn.Row {
 			rows[key] = row
 		}
 	}
+	add(c.more)
 	byName := map[string]objects.VPC{}
 	for _, vpc := range c.vpcs {
 		byName[vpc.Name] = vpc

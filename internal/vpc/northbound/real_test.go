@@ -136,6 +136,18 @@ func TestVPCs(t *testing.T) {
 		a3.Reaches("10.0.1.11")
 		s12.Private, s12.Allow = false, nil
 	})
+	t.Run("isolated", func(t *testing.T) {
+		for closed, want := range map[northbound.Closed][2]bool{ // whether a1 reaches a2, and a2 reaches a1
+			{Ingress: true}: {false, true}, {Egress: true}: {true, false}, {Ingress: true, Egress: true}: {false, false}, {}: {true, true},
+		} {
+			c.more = northbound.Isolation(s11, netip.MustParseAddr("10.0.1.12"), closed)
+			l.apply(t.Context(), t, c)
+			if in, out := a1.Ping("10.0.1.12", ""), a2.Ping("10.0.1.11", ""); in != want[0] || out != want[1] {
+				t.Errorf("closed %+v: reached %t, reaches %t", closed, in, out)
+			}
+		}
+		c.more = nil
+	})
 	t.Run("restart", func(t *testing.T) {
 		l.apply(t.Context(), t, c)
 		for _, program := range []string{ovntest.Northd, ovntest.Southbound, ovntest.Northbound} {

@@ -14,6 +14,9 @@ const (
 	aclPrivateDrop  = 1000
 	aclPrivateAllow = 1001
 	aclEastWest     = 1900
+	// aclIsolated is above all rules of users, and aclTracked below all others.
+	aclIsolated = 32767
+	aclTracked  = 1
 )
 
 // Rows are rows by their keys.
@@ -103,7 +106,7 @@ func acls(subnet *objects.Subnet) map[string]acl {
 			direction = toPort
 		}
 		name := fmt.Sprintf("user/%s/%d/%s/%s", direction, rule.Priority, rule.Action, rule.Match)
-		rules[name] = acl{direction, rule.Match, rule.Action, rule.Priority}
+		rules[name] = acl{direction, rule.Match, rule.Action, min(rule.Priority, aclIsolated-1)}
 	}
 	return rules
 }
@@ -138,4 +141,27 @@ func SwitchPort(subnet *objects.Subnet, port Port) (ovn.Key, ovn.Row) {
 		row.Set["port_security"] = addresses
 	}
 	return ovn.UUID(ovn.SwitchPort, subnet.UID, port.Addr.String()), row
+}
+
+// Closed are the directions in which a pod is closed.
+type Closed struct{ Ingress, Egress bool }
+
+// Isolation compiles the rules that close an address of the subnet. Replies to what the other direction admits pass: a rule that tracks it keeps
+// OVN from judging each packet by itself.
+func Isolation(subnet *objects.Subnet, addr netip.Addr, closed Closed) Rows {
+	rows := Rows{}
+	if !closed.Ingress && !closed.Egress {
+		return rows
+	}
+	port := strconv.Quote(PortName(subnet.Name, addr))
+	add := func(closed bool, direction, side string) {
+		rule, name := acl{direction, side + " == " + port + " && ip", "allow-related", aclTracked}, "tracked"
+		if closed {
+			rule.action, rule.priority, name = "drop", aclIsolated, "isolated"
+		}
+		rows[ovn.UUID(ovn.ACL, subnet.UID, name, direction, addr.String())] = rule.row(subnet.Owner(), SwitchKey(subnet.UID))
+	}
+	add(closed.Ingress, toPort, "outport")
+	add(closed.Egress, fromPort, "inport")
+	return rows
 }

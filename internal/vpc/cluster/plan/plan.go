@@ -9,13 +9,16 @@
 package plan
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
@@ -42,6 +45,7 @@ type Objects struct {
 	FIPs       []kubeovn.IptablesFIPRule
 	Pods       []corev1.Pod
 	Namespaces []corev1.Namespace
+	Policies   []networkingv1.NetworkPolicy
 	// Definitions are the configurations of NetworkAttachmentDefinitions, by "<name>.<namespace>".
 	Definitions map[string]string
 	// Workloads are the gateways' StatefulSets, and NAT what the ConfigMaps say.
@@ -71,6 +75,8 @@ type Plan struct {
 	Updates, Statuses []Object
 	// CreateWorkloads, UpdateWorkloads and DeleteWorkloads are the gateways' StatefulSets.
 	CreateWorkloads, UpdateWorkloads, DeleteWorkloads []*appsv1.StatefulSet
+	// Closed are the directions in which pods with an address are closed, because NetworkPolicies isolate them, by "<namespace>/<name>".
+	Closed map[string]northbound.Closed
 	// Waiting says of pods that are bound to a Subnet and have no address, why, by "<namespace>/<name>".
 	Waiting map[string]string
 }
@@ -114,7 +120,7 @@ type compiler struct {
 func newCompiler(p *Planner, now metav1.Time) *compiler {
 	return &compiler{
 		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: map[*subnet]struct{}{}, chosenVPCs: map[*vpc]struct{}{},
-		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting},
+		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting, Closed: p.closed},
 	}
 }
 
@@ -243,11 +249,26 @@ func (c *compiler) rows() {
 			port.MAC = ip.Spec.MacAddress
 		}
 		c.port(s, port)
+		c.isolate(s, ip, addr)
 	}
 	for _, owner := range c.gone {
 		if _, there := c.plan.Fragments[owner]; !there {
 			c.plan.Fragments[owner] = nil
 		}
+	}
+}
+
+// isolate closes the address of a pod that NetworkPolicies isolate.
+func (c *compiler) isolate(s *subnet, ip *kubeovn.IP, addr netip.Addr) {
+	pod := c.objects.pods[types.UID(ip.Spec.PodUID)]
+	if pod == nil {
+		return
+	}
+	key, closed := pod.Namespace+"/"+pod.Name, c.isolated(pod, ip)
+	delete(c.closed, key)
+	if closed != (northbound.Closed{}) {
+		c.closed[key] = closed
+		maps.Copy(c.plan.Fragments[s.value.Owner()], northbound.Isolation(&s.value, addr, closed))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,6 +51,7 @@ type world struct {
 	fips        map[string]*kubeovn.IptablesFIPRule
 	dnats       map[string]*kubeovn.IptablesDnatRule
 	workloads   map[string]*appsv1.StatefulSet
+	policies    map[string]*networkingv1.NetworkPolicy
 	definitions map[string]string
 	config      objects.NATConfig
 
@@ -66,6 +68,7 @@ func newWorld(t fataler) *world {
 		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, fips: map[string]*kubeovn.IptablesFIPRule{},
 		dnats: map[string]*kubeovn.IptablesDnatRule{}, workloads: map[string]*appsv1.StatefulSet{}, definitions: map[string]string{},
 	}
+	w.policies = map[string]*networkingv1.NetworkPolicy{}
 	w.planner, w.told, w.defined, w.fragments = plan.NewPlanner(), map[string]plan.Object{}, map[string]string{}, map[string]northbound.Rows{}
 	for _, name := range []string{"ns1", kubeovn.ConfigNamespace} {
 		w.spaces[name] = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -89,7 +92,7 @@ func (w *world) objects() *plan.Objects {
 	return &plan.Objects{
 		Vpcs: values(w.vpcs), Subnets: values(w.subnets), Gateways: values(w.gateways), IPs: values(w.ips), Pods: values(w.pods),
 		EIPs: values(w.eips), SNATs: values(w.snats), FIPs: values(w.fips), DNATs: values(w.dnats), Workloads: values(w.workloads),
-		Definitions: w.definitions, NAT: w.config,
+		Policies: values(w.policies), Definitions: w.definitions, NAT: w.config,
 		Namespaces: values(w.spaces), Now: metav1.NewTime(time.Unix(1000, 0)),
 	}
 }
@@ -108,6 +111,7 @@ func (w *world) tell() {
 	gather(now, w.fips)
 	gather(now, w.dnats)
 	gather(now, w.workloads)
+	gather(now, w.policies)
 	for key, object := range w.told {
 		if now[key] == nil {
 			w.planner.Remove(object)
@@ -160,7 +164,7 @@ func (w *world) plan(t fataler) *plan.Plan {
 		return map[string]any{
 			"Create": values(byName(p.Create)), "Delete": values(byName(p.Delete)), "Vpcs": p.Vpcs, "VpcStatus": p.VpcStatus, "Subnets": p.Subnets, "SubnetStatus": p.SubnetStatus,
 			"Updates": p.Updates, "Statuses": p.Statuses, "Workloads": [][]*appsv1.StatefulSet{p.CreateWorkloads, p.UpdateWorkloads, p.DeleteWorkloads},
-			"Waiting": p.Waiting,
+			"Waiting": p.Waiting, "Closed": p.Closed,
 		}
 	}
 	whole := parts(want)
@@ -526,6 +530,50 @@ func TestProblems(t *testing.T) {
 	}
 	if _, err := netip.ParseAddr(w.subnets["good"].Status.LastIP); err != nil {
 		t.Error(err)
+	}
+}
+
+// A pod that NetworkPolicies isolate is closed in that direction, and no other one is.
+func TestIsolated(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	w.subnet("s", 2, "v", "10.0.1.0/24")
+	for _, name := range []string{"db", "web", "free"} {
+		w.pod(name, "s", "").Labels = map[string]string{"app": name}
+	}
+	w.settle(t)
+	policy := func(name, app string, types ...networkingv1.PolicyType) {
+		w.policies[name] = &networkingv1.NetworkPolicy{ObjectMeta: created(name, 60), Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}, PolicyTypes: types,
+		}}
+		w.policies[name].Namespace = "ns1"
+	}
+	rules := func() (all []string) {
+		for key, row := range w.database.Rows() {
+			if key.Table == ovn.ACL {
+				all = append(all, row.Text["direction"]+" "+row.Text["action"]+" "+row.Text["match"])
+			}
+		}
+		slices.Sort(all)
+		return all
+	}
+	policy("in", "db", networkingv1.PolicyTypeIngress)
+	policy("both", "web", networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress)
+	w.settle(t)
+	db, web := `"s/`+w.ips["db.ns1"].Spec.V4IPAddress+`"`, `"s/`+w.ips["web.ns1"].Spec.V4IPAddress+`"`
+	want := []string{
+		"from-lport allow-related inport == " + db + " && ip", "from-lport drop inport == " + web + " && ip",
+		"to-lport drop outport == " + db + " && ip", "to-lport drop outport == " + web + " && ip",
+	}
+	slices.Sort(want)
+	if have := rules(); !slices.Equal(have, want) {
+		t.Errorf("rules %q, want %q", have, want)
+	}
+	w.pods["db"].Labels = map[string]string{"app": "other"}
+	delete(w.policies, "both")
+	w.settle(t)
+	if have := rules(); len(have) != 0 {
+		t.Errorf("rules that are left: %q", have)
 	}
 }
 

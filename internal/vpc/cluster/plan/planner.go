@@ -8,10 +8,12 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
@@ -34,8 +36,10 @@ type Planner struct {
 	given               map[string]string
 	// waiting says why pods wait, by "<namespace>/<name>", and wants has the pods without an address that are bound to a Subnet, by its name.
 	waiting map[string]string
-	wants   map[string]map[string]*corev1.Pod
-	wanted  map[string][]string // the Subnets in wants, by pod
+	// closed says in which directions pods are closed, by "<namespace>/<name>".
+	closed map[string]northbound.Closed
+	wants  map[string]map[string]*corev1.Pod
+	wanted map[string][]string // the Subnets in wants, by pod
 
 	changes
 }
@@ -73,11 +77,13 @@ type store struct {
 	// open are pods that may need an address and have none, by namespace; asking are those of them that name a Subnet themselves.
 	open   map[string]map[types.UID]*corev1.Pod
 	asking map[types.UID]*corev1.Pod
+	// policies are NetworkPolicies, by namespace and name.
+	policies map[string]map[string]policy
 }
 
 // NewPlanner returns a Planner that knows no objects.
 func NewPlanner() *Planner {
-	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}}
+	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
 	p.objects = store{
 		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, gateways: map[string]*kubeovn.VpcNatGateway{},
 		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
@@ -85,6 +91,7 @@ func NewPlanner() *Planner {
 		definitions: map[string]string{}, ips: map[string]*kubeovn.IP{}, ipsOf: map[string]map[string]*kubeovn.IP{},
 		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
 		open: map[string]map[types.UID]*corev1.Pod{}, asking: map[types.UID]*corev1.Pod{},
+		policies: map[string]map[string]policy{},
 	}
 	p.Again()
 	return p
@@ -106,6 +113,7 @@ func (p *Planner) Again() {
 	clear(p.waiting)
 	clear(p.wants)
 	clear(p.wanted)
+	clear(p.closed)
 	for uid := range p.objects.ipsOf {
 		p.ranges[uid] = struct{}{}
 	}
@@ -127,6 +135,7 @@ func (p *Planner) Load(o *Objects) {
 	setAll(p, o.FIPs)
 	setAll(p, o.Workloads)
 	setAll(p, o.Namespaces)
+	setAll(p, o.Policies)
 	setAll(p, o.Pods)
 	setAll(p, o.IPs)
 	for name, config := range o.Definitions {
@@ -189,6 +198,8 @@ func (p *Planner) Set(object Object) { //nolint:cyclop // one line for each kind
 			before.Annotations[kubeovn.AnnotationLogicalSwitch] != o.Annotations[kubeovn.AnnotationLogicalSwitch] {
 			p.placeAll(o.Name)
 		}
+	case *networkingv1.NetworkPolicy:
+		p.setPolicy(o.Namespace, o.Name, o)
 	case *kubeovn.IP:
 		p.setIP(o.Name, o)
 	case *corev1.Pod:
@@ -227,6 +238,8 @@ func (p *Planner) Remove(object Object) { //nolint:cyclop // one line for each k
 	case *corev1.Namespace:
 		delete(p.objects.namespaces, name)
 		p.placeAll(name)
+	case *networkingv1.NetworkPolicy:
+		p.setPolicy(object.GetNamespace(), name, nil)
 	case *kubeovn.IP:
 		p.setIP(name, nil)
 	case *corev1.Pod:
@@ -279,6 +292,7 @@ func (p *Planner) setIP(name string, o *kubeovn.IP) {
 	if before := p.objects.ips[name]; before != nil {
 		uid := before.Spec.SubnetUID
 		p.ranges[uid] = struct{}{}
+		delete(p.closed, before.Spec.Namespace+"/"+before.Spec.PodName)
 		delete(p.objects.ipsOf[uid], name)
 		if len(p.objects.ipsOf[uid]) == 0 {
 			delete(p.objects.ipsOf, uid)
@@ -314,6 +328,7 @@ func (p *Planner) removePod(pod *corev1.Pod) {
 	}
 	p.touchIP(pod)
 	p.close(pod)
+	delete(p.closed, pod.Namespace+"/"+pod.Name)
 	delete(p.objects.pods, pod.UID)
 	delete(p.objects.podOf, objects.IPName(pod.Namespace, pod.Name))
 	delete(p.podsChanged, pod.UID)

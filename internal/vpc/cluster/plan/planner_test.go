@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
@@ -73,7 +74,14 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 					pod.Status.Phase = corev1.PodSucceeded
 				}
 			},
-			"a pod less": func() { delete(w.pods, one("pod", "p1", "p2", "p3", "p4")) },
+			"a policy": func() {
+				w.policies["p"] = &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: one("namespace", "ns1", "ns2")}}
+				if rapid.Bool().Draw(r, "egress") {
+					w.policies["p"].Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+				}
+			},
+			"a policy less": func() { delete(w.policies, "p") },
+			"a pod less":    func() { delete(w.pods, one("pod", "p1", "p2", "p3", "p4")) },
 			"a namespace": func() {
 				w.spaces[one("namespace", "ns1", "ns2")].Annotations = map[string]string{kubeovn.AnnotationLogicalSwitch: one("in", "", "s1", "s2,s1", "s3, s2")}
 			},

@@ -36,6 +36,7 @@ func (c *compiler) takeOver(s *subnet, ips map[string]*kubeovn.IP) {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	for _, ip := range byAge {
+		delete(c.closed, ip.Spec.Namespace+"/"+ip.Spec.PodName)
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
 		if s != nil && s.pool != nil && err == nil && s.pool.Use(addr, ip.Name) == nil {
 			s.holders++
