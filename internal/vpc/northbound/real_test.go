@@ -4,6 +4,7 @@ package northbound_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"strings"
@@ -142,9 +143,9 @@ func TestVPCs(t *testing.T) {
 		} {
 			c.more = northbound.Isolation(s11, netip.MustParseAddr("10.0.1.12"), closed)
 			l.apply(t.Context(), t, c)
-			if in, out := a1.Ping("10.0.1.12", ""), a2.Ping("10.0.1.11", ""); in != want[0] || out != want[1] {
-				t.Errorf("closed %+v: reached %t, reaches %t", closed, in, out)
-			}
+			ovntest.Eventually(t, fmt.Sprintf("closed %+v", closed), func() bool { // the switch takes a moment for packets whose way it has cached
+				return a1.Ping("10.0.1.12", "") == want[0] && a2.Ping("10.0.1.11", "") == want[1]
+			})
 		}
 		c.more = nil
 	})
