@@ -100,6 +100,8 @@ type enforced struct {
 type judged struct {
 	engine *nftnl.Engine
 	loop   *portLoop
+	// altered is called when the table is right again after another program changed it.
+	altered func(ctx context.Context)
 }
 
 func newJudged(family nftnl.Family, name string) (*judged, error) {
@@ -107,7 +109,8 @@ func newJudged(family nftnl.Family, name string) (*judged, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &judged{engine, reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + name})}, nil
+	loop := reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + name})
+	return &judged{engine: engine, loop: loop, altered: func(context.Context) {}}, nil
 }
 
 // run keeps the table until ctx ends, also when others change it.
@@ -119,11 +122,16 @@ func (j *judged) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if _, open := <-drifts; open { // watching has begun
+			j.loop.Resync()
+		}
 		for drift := range drifts {
 			if drift.Err != nil {
 				return drift.Err
 			}
-			j.loop.Resync()
+			// Where it fails, the loop tries again, and what is revoked now is what the table's state allows no more.
+			_, _ = j.loop.Verify(ctx)
+			j.altered(ctx)
 		}
 		return ctx.Err()
 	})
@@ -170,6 +178,7 @@ func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return pods.settled(ctx, owners...) },
 		Revoke:  func(context.Context) error { return nftables.Flush(tracked, e.enforcer.Revoked()) },
 	})
+	pods.altered = e.judgeAgain
 	e.enforcer = enforcer.New(enforcer.Options{
 		Node: node, Lock: lock, Revocations: e.revocations, PerPolicy: true, SCTP: true, Families: enforcer.Families{IPv4: true, IPv6: true},
 		Problems: func(key policy.Key, problems []error) { e.report(deps.Events, key, problems) },
@@ -184,6 +193,14 @@ func (e *enforced) report(events network.Events, key policy.Key, problems []erro
 	e.log.Warn("a NetworkPolicy is not enforced as it says", "policy", key.String(), "error", wrong)
 	if object := e.follower.Policy(context.Background(), key); object != nil && events != nil {
 		events.Warning(object, "PolicyNotAsSpecified", "Enforce", wrong.Error())
+	}
+}
+
+// judgeAgain ends the connections that began while another program's change of the table allowed them.
+func (e *enforced) judgeAgain(ctx context.Context) {
+	e.revocations.Due(true)
+	if err := e.revocations.Flush(ctx); err != nil && ctx.Err() == nil {
+		e.log.Warn("connections that began while the table was changed by another program may go on; trying again", "error", err)
 	}
 }
 
@@ -269,20 +286,18 @@ func (e *enforced) step(ctx context.Context, first bool) error {
 			return err
 		}
 	}
-	if err := e.follower.Step(ctx, e.enforcer.Update, first); err != nil {
-		return err
-	}
+	refused := e.follower.Step(ctx, e.enforcer.Update, first)
 	e.mu.Lock()
 	started := e.started
 	e.mu.Unlock()
 	if !started {
-		return nil
+		return refused
 	}
 	ranges, nodes, err := e.places(ctx)
 	if err != nil {
-		return err
+		return errors.Join(refused, err)
 	}
-	return e.enforcer.Move(ctx, ranges, nodes)
+	return errors.Join(refused, e.enforcer.Move(ctx, ranges, nodes)) // what is refused of a policy keeps no node from moving
 }
 
 // places returns the ranges of the nodes' pods, and the addresses by which nodes come to pods and are reached by them.

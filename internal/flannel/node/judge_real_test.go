@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -181,6 +182,31 @@ func TestNetworkPolicies(t *testing.T) {
 	eventually(t, "the policy refuses", func() error { return refused(passes(spaces["other"], to)) })
 	eventually(t, "the policy allows", func() error { return passes(spaces["client"], to) })
 	eventually(t, "the other direction", func() error { return passes(spaces["server"], addresses["other"]) })
+	// While another program opens the table, connections are made that the policy does not allow. They end when the table is right again.
+	opened, enough := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(opened)
+		for {
+			select {
+			case <-enough:
+				return
+			default:
+				_ = s.space.Do(func(ns.NetNS) error {
+					return exec.Command("nft", "insert rule inet weft-flannel-pods ingress accept").Run()
+				})
+			}
+		}
+	}()
+	var between net.Conn
+	eventually(t, "a connection while the table is open", func() (err error) {
+		between, err = connect(spaces["other"], to)
+		return err
+	})
+	close(enough)
+	<-opened
+	defer func() { _ = between.Close() }()
+	eventually(t, "the connection ends", func() error { return refused(echoes(between)) })
+	eventually(t, "the policy refuses again", func() error { return refused(passes(spaces["other"], to)) })
 	if err := clients.NetworkingV1().NetworkPolicies("default").Delete(ctx, "server", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

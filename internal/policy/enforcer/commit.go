@@ -132,10 +132,5 @@ func (e *Enforcer) Move(ctx context.Context, ranges map[string][]netip.Prefix, n
 	}
 	handed := slices.Collect(maps.Keys(e.revoked.handed))
 	e.lock.Unlock()
-	if len(handed) > 0 {
-		if err := e.revoked.inEffect(ctx, handed); err != nil {
-			return fmt.Errorf("NetworkPolicies: %w", err)
-		}
-	}
-	return e.revoked.Flush(ctx)
+	return e.revoked.effective(ctx, handed)
 }

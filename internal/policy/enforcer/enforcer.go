@@ -3,7 +3,6 @@ package enforcer
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -155,15 +154,11 @@ func newState(opts Options) state {
 
 // Update takes a change of the objects over, and returns once its effect is in effect, revocations included. Before Compile it only
 // takes note: all objects have to be in changes before the network begins to isolate by policies, because pods that are not known are
-// closed then.
+// closed then. What is refused keeps nothing else from being in effect or revoked.
 func (e *Enforcer) Update(ctx context.Context, change Change) error {
-	if handed := e.take(change); len(handed) > 0 {
-		if err := e.opts.Revocations.inEffect(ctx, handed); err != nil {
-			return fmt.Errorf("NetworkPolicies: %w", err)
-		}
-	}
+	err := e.opts.Revocations.effective(ctx, e.take(change))
 	e.ReportProblems()
-	return e.opts.Revocations.Flush(ctx)
+	return err
 }
 
 // take indexes a change, hands over what differs, and returns the owners whose fragments may not be in effect yet.

@@ -3,6 +3,7 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -26,16 +27,90 @@ const bridge = "cni0"
 // node is an enforcer whose compiler's table is a Fake that judges packets.
 type node struct {
 	*enforcer.Enforcer
-	table   *nftnl.Fake
+	table   *refusing
 	loop    *reconcile.Loop[nftnl.Key, nftnl.Item]
 	revoked atomic.Int32
 	mu      sync.Mutex
 	said    []string
 }
 
+// refusing is a table that refuses the elements of address blocks on request, by key.
+type refusing struct {
+	*nftnl.Fake
+	blocks atomic.Bool
+}
+
+func (r *refusing) Commit(ctx context.Context, change reconcile.Change[nftnl.Key, nftnl.Item]) error {
+	failed := map[nftnl.Key]error{}
+	change.Set = maps.Clone(change.Set)
+	for key, item := range change.Set {
+		if element, ok := item.(*nftnl.Element); ok && r.blocks.Load() && strings.HasPrefix(element.Set, "blocks") {
+			failed[key] = errors.New("refused")
+			delete(change.Set, key)
+		}
+	}
+	if err := r.Fake.Commit(ctx, change); err != nil || len(failed) == 0 {
+		return err
+	}
+	return &reconcile.PartialError[nftnl.Key]{Failed: failed}
+}
+
+// What the engine refuses of one policy keeps no later permission from being revoked, and no node from moving.
+func TestRefusedFragment(t *testing.T) {
+	n := start(t)
+	rec := server()
+	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
+	n.Open(&rec)
+	if err := n.Await(t.Context(), &rec); err != nil {
+		t.Fatal(err)
+	}
+	n.update(t, enforcer.Change{Pods: pod("client", "n2", "10.0.2.7")})
+	n.table.blocks.Store(true)
+	if err := n.Update(t.Context(), onlyClient(t, "192.0.2.0/24")); err == nil {
+		t.Error("a policy that is refused in part is reported as in effect")
+	}
+	if !n.allows("10.0.2.7", "10.0.1.5") {
+		t.Error("the rest of the policy is not in effect")
+	}
+	before := n.revoked.Load()
+	changed := pod("client", "n2", "10.0.2.7")
+	changed[policy.Key{Namespace: "a", Name: "client"}].Labels = map[string]string{"app": "other"}
+	if err := n.Update(t.Context(), enforcer.Change{Pods: changed}); err == nil {
+		t.Error("what was refused before is reported as in effect")
+	}
+	if n.allows("10.0.2.7", "10.0.1.5") || n.revoked.Load() == before {
+		t.Error("a permission is not revoked")
+	}
+	before = n.revoked.Load()
+	_ = n.Update(t.Context(), enforcer.Change{Pods: pod("client", "n2", "10.0.2.7")})
+	if err := n.Move(t.Context(), map[string][]netip.Prefix{"n2": {netip.MustParsePrefix("10.0.3.0/24")}}, nil); err == nil {
+		t.Error("what was refused before is reported as in effect")
+	}
+	if n.allows("10.0.2.7", "10.0.1.5") || n.revoked.Load() == before {
+		t.Error("a node that moved keeps its permissions")
+	}
+	n.table.blocks.Store(false)
+	eventually(t, func() bool { return n.Update(t.Context(), enforcer.Change{}) == nil })
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not come")
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}
+
 func start(t *testing.T) *node {
 	t.Helper()
-	n := &node{table: nftnl.NewFake()}
+	n := &node{table: &refusing{Fake: nftnl.NewFake()}}
 	n.loop = reconcile.NewLoop(n.table, reconcile.Options[nftnl.Key, nftnl.Item]{})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})

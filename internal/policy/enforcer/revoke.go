@@ -2,6 +2,8 @@ package enforcer
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -86,17 +88,40 @@ func (r *Revocations) wake() {
 	}
 }
 
-// inEffect waits until what was handed over for these owners is in effect.
-func (r *Revocations) inEffect(ctx context.Context, handed []reconcile.Owner) error {
-	if err := r.opts.Settled(ctx, handed); err != nil {
-		return err
+// inEffect waits until what was handed over for these owners was tried, and returns what keeps some of it from being in effect; some says
+// that at least one owner's is.
+func (r *Revocations) inEffect(ctx context.Context, handed []reconcile.Owner) (some bool, err error) {
+	settled := handed
+	if err = r.opts.Settled(ctx, handed); err != nil {
+		settled = nil
+		for _, o := range handed {
+			if len(handed) > 1 && r.opts.Settled(ctx, []reconcile.Owner{o}) == nil {
+				settled = append(settled, o)
+			}
+		}
 	}
 	r.opts.Lock.Lock()
 	defer r.opts.Lock.Unlock()
-	for _, o := range handed {
+	for _, o := range settled {
 		delete(r.handed, o)
 	}
-	return nil
+	return len(settled) > 0, err
+}
+
+// effective waits until what was handed over for these owners was tried, and makes a revocation that is due at once, also where some of it
+// is refused: the revocation is repeated when that is in effect. Where all of it is refused, nothing is to be revoked yet.
+func (r *Revocations) effective(ctx context.Context, handed []reconcile.Owner) error {
+	if len(handed) == 0 {
+		return r.Flush(ctx)
+	}
+	some, err := r.inEffect(ctx, handed)
+	if err != nil {
+		err = fmt.Errorf("NetworkPolicies: %w", err)
+	}
+	if err != nil && !some {
+		return err
+	}
+	return errors.Join(err, r.Flush(ctx))
 }
 
 // Flush makes a revocation if it is due at once, and has Run make it if it is due soon. What fails is due again. It takes the lock.
@@ -123,7 +148,8 @@ func (r *Revocations) revoke(ctx context.Context) error {
 		return nil
 	}
 	if len(handed) > 0 {
-		r.Due(r.inEffect(ctx, handed) != nil) // the owner's failure is reported by its engine
+		_, err := r.inEffect(ctx, handed)
+		r.Due(err != nil) // the owner's failure is reported by its engine
 	}
 	err := r.opts.Revoke(ctx)
 	if err != nil {
