@@ -12,7 +12,7 @@ TAGS = grpcnotrace
 
 .DEFAULT_GOAL := help
 # build is a folder as well.
-.PHONY: help build image quickstart quickstart-down quickstart-vpc quickstart-vpc-down unit fuzz test test-all soak vm bench lint generate fmt clean
+.PHONY: help build image quickstart quickstart-down quickstart-vpc quickstart-vpc-down quickstart-neutron quickstart-neutron-down unit fuzz test test-all soak vm bench lint generate fmt clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,6 +35,12 @@ quickstart-vpc: ## a cluster with VPCs on OVN, with a matrix of what reaches wha
 
 quickstart-vpc-down: ## take the cluster with VPCs down
 	@build/quickstart-vpc down
+
+quickstart-neutron: ## a cluster beside an OpenStack, pods of two tenants on Neutron's networks, with a matrix of what reaches what; as root
+	@build/quickstart-neutron up
+
+quickstart-neutron-down: ## take the cluster beside an OpenStack down
+	@build/quickstart-neutron down
 
 unit: ## unit tests: no root, nothing installed, seconds
 	@$(GO) test -timeout 10m ./...

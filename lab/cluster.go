@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/report"
+	"weft.dev/weft/lab/stack/openstack"
 )
 
 // Cluster is a lab that is up, as a client sees it.
@@ -21,9 +22,12 @@ type Cluster struct {
 	Kubeconfig string     // the administrator's, for use on the machine
 	HostIP     netip.Addr // the machine's own address on the link to the lab
 	Outside    Outside
-	External   Outside    // with Config.VPC: the host in the outside network of NAT gateways
+	External   Outside    // with Config.VPC or Config.OpenStack: the host in the outside network of NAT gateways and floating IPs
 	ControlIP  netip.Addr // of the API server on the underlay
 	Datapath   plan.Datapath
+
+	// OpenStack is the lab's, with Config.OpenStack; nil without. It runs already.
+	OpenStack *openstack.Stack
 
 	lab   plan.Lab
 	nodes []Node
@@ -31,8 +35,9 @@ type Cluster struct {
 
 // Outside is a namespace beyond the router: it knows the way to the nodes' addresses and to nothing of the cluster's.
 type Outside struct {
-	Netns string     // path of the network namespace
-	IP    netip.Addr // 198.51.100.10
+	Space ground.Space // External's only
+	Netns string       // path of the network namespace
+	IP    netip.Addr   // 198.51.100.10
 	// URL answers a GET with the source address that it saw, and UDP on the same port with the same.
 	URL string
 }
@@ -73,8 +78,11 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 		Config: st.Config, Kubeconfig: st.Kubeconfig, HostIP: hostIP, ControlIP: l.ControlIP, Datapath: st.Datapath, lab: l,
 		Outside: Outside{Netns: st.OutsideNS, IP: l.OutsideIP, URL: st.Outside},
 	}
-	if st.Config.VPC {
-		c.External = Outside{Netns: st.ExternalNS, IP: l.ExternalIP, URL: st.External}
+	if st.Config.HasExternal() {
+		c.External = Outside{Netns: st.ExternalNS, IP: l.ExternalIP, URL: st.External, Space: space(st.ExternalSpace)}
+	}
+	if st.Config.OpenStack != "" {
+		c.OpenStack = &openstack.Stack{Space: space(st.OpenStackSpace), Dir: l.Path("os"), Addr: l.OpenStackIP, HostAddr: l.OpenStackIP}
 	}
 	for i, n := range st.Nodes {
 		c.nodes = append(c.nodes, Node{
@@ -84,6 +92,8 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 	}
 	return c, nil
 }
+
+func space(s report.Space) ground.Space { return ground.Space{Name: s.Name, Pid: s.Holder} }
 
 // Name is the lab's.
 func (c *Cluster) Name() string { return c.Config.Name }
@@ -142,7 +152,7 @@ func Enter(st report.Status, where string, argv []string) ([]string, error) {
 	if path := own[where]; path != "" {
 		return append([]string{"nsenter", "--net=" + path, "--"}, argv...), nil
 	}
-	return nil, fmt.Errorf("lab %s has no node %q: it has n1 to n%d, and control, outside, underlay, external (with --vpc)", st.Name, where, len(st.Nodes))
+	return nil, fmt.Errorf("lab %s has no node %q: it has n1 to n%d, and control, outside, underlay, external (with --vpc or --openstack)", st.Name, where, len(st.Nodes))
 }
 
 // KubernetesBin is the folder with the lab's kubectl, or "".

@@ -22,7 +22,7 @@ func root() *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true, Args: cobra.NoArgs,
 	}
 	name := cmd.PersistentFlags().String("name", "lab", "the lab; several run side by side")
-	cmd.AddCommand(up(name), build(), imageCmd(), down(name), status(name), env(name), execute(name), matrixCmd(name), vpcMatrixCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
+	cmd.AddCommand(up(name), build(), imageCmd(), down(name), status(name), env(name), execute(name), matrixCmd(name), vpcMatrixCmd(name), neutronMatrixCmd(name), openStackCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
 	return cmd
 }
 
@@ -51,7 +51,7 @@ func up(name *string) *cobra.Command {
 	f.StringVar(&cfg.Backend, "backend", "", "backend of the flannel network: vxlan, host-gw, ... (default vxlan)")
 	f.StringVar(&cfg.Flanneld, "flanneld", "", "nodes that run the original flanneld in place of Weft, such as n2,n3; network flannel and runtime cni only")
 	f.BoolVar(&cfg.VPC, "vpc", false, "OVN, and an outside network for the NAT gateways of VPCs: 192.168.100.0/24, on every node's ens37")
-	f.StringVar(&cfg.OpenStack, "openstack", "", "ovn: an OpenStack (Keystone, Neutron with OVN, Octavia) whose Neutron serves the nodes; runtime cni only (build/prepare --openstack)")
+	f.StringVar(&cfg.OpenStack, "openstack", "", "ovn: an OpenStack (Keystone, Neutron with OVN, Octavia) whose Neutron serves the nodes, with an external network for routers and floating IPs (build/prepare --openstack)")
 	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni, weft-flannel and weft-lab (default: that of this program)")
 	f.StringVar(&cfg.DeployDir, "deploy", "", "folder with Weft's manifests (default: deploy/ above the programs)")
 	f.StringVar(&cfg.KubernetesModule, "kubernetes-module", "", "folder with the go.mod that Kubernetes is built from (default: lab/kubernetes above the programs)")

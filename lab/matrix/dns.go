@@ -36,6 +36,11 @@ func (w *Way) lookUp(n uint16) (time.Duration, error) {
 	return 0, fmt.Errorf("%s: %w: %v", w.Name, errName, answers)
 }
 
+// Resolve asks a DNS server for a name's IPv4 addresses from the thread's network namespace, by UDP.
+func Resolve(server netip.Addr, name string) ([]netip.Addr, error) {
+	return ask("udp4", netip.AddrPortFrom(server, 53), name, 1)
+}
+
 // ask asks a DNS server for a name's IPv4 addresses.
 func ask(network string, server netip.AddrPort, name string, id uint16) ([]netip.Addr, error) {
 	query, err := question(name, id)

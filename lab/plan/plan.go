@@ -79,7 +79,8 @@ type Config struct {
 	// VPC adds OVN, an outside network for NAT gateways with a host in it, and a link into it on every node. With RuntimeKubelet OVN runs in
 	// pods of Weft's manifest, with RuntimeCNI as plain processes.
 	VPC bool `json:"vpc"`
-	// OpenStack adds an OpenStack whose Neutron serves the nodes: "ovn" is ML2/OVN. Empty: none. RuntimeCNI only.
+	// OpenStack adds an OpenStack whose Neutron serves the nodes, and an outside network for its routers and floating IPs with a host in it:
+	// "ovn" is ML2/OVN. Empty: none.
 	OpenStack string `json:"openstack,omitempty"`
 	// Network is the pods' network; default NetworkOverlay.
 	Network Network `json:"network"`
@@ -154,11 +155,14 @@ func (c Config) checkOpenStack() error {
 		return fmt.Errorf("OpenStack %q: use %s", c.OpenStack, OpenStackOVN)
 	case c.VPC:
 		return errors.New("VPCs and OpenStack each bring an OVN for the nodes: leave one of the two out")
-	case c.Runtime != RuntimeCNI:
-		return fmt.Errorf("a lab with OpenStack has runtime %s", RuntimeCNI)
+	case c.NoSwitch || c.Network == NetworkFlannel:
+		return errors.New("Neutron's ports are on the nodes' own switches: leave nodes without a switch out")
 	}
 	return nil
 }
+
+// HasExternal reports whether the lab has the outside network of NAT gateways and floating IPs.
+func (c Config) HasExternal() bool { return c.VPC || c.OpenStack != "" }
 
 func (c Config) check() error {
 	if err := CheckName(c.Name); err != nil {
@@ -234,11 +238,13 @@ type Lab struct {
 	OutsideGW  netip.Addr
 	OutsideIP  netip.Addr
 
-	ExternalNet netip.Prefix // with VPC: the outside network that the nodes' second links are in
+	ExternalNet netip.Prefix // with VPC or OpenStack: the outside network that the nodes' second links are in
 	ExternalGW  netip.Addr
 	ExternalIP  netip.Addr // of the host in it
 
 	OpenStackIP netip.Addr // with OpenStack: of its interfaces on the underlay
+	// FloatingFirst and FloatingLast are the addresses of ExternalNet that Neutron gives to routers and floating IPs.
+	FloatingFirst, FloatingLast netip.Addr
 
 	ClusterCIDR  netip.Prefix
 	FlannelCIDR  netip.Prefix // of the pods of a flannel network; the nodes' podCIDRs are in it
@@ -261,8 +267,9 @@ func New(c Config) Lab {
 		OutsideNet: netip.MustParsePrefix("198.51.100.0/24"), OutsideGW: netip.MustParseAddr("198.51.100.1"),
 		OutsideIP:   netip.MustParseAddr("198.51.100.10"),
 		ExternalNet: netip.MustParsePrefix("192.168.100.0/24"), ExternalGW: netip.MustParseAddr("192.168.100.1"),
-		ExternalIP:  netip.MustParseAddr("192.168.100.10"),
-		OpenStackIP: netip.MustParseAddr("172.31.0.249"),
+		ExternalIP:    netip.MustParseAddr("192.168.100.10"),
+		OpenStackIP:   netip.MustParseAddr("172.31.0.249"),
+		FloatingFirst: netip.MustParseAddr("192.168.100.101"), FloatingLast: netip.MustParseAddr("192.168.100.200"),
 		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"),
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
 		APIPort: 6443, OutsidePort: 8080,

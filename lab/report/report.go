@@ -53,24 +53,33 @@ type Node struct {
 	Dir    string `json:"dir"`
 }
 
+// Space is one of the lab's own namespaces.
+type Space struct {
+	Name   string `json:"name"`   // for `ip -n`
+	Holder int    `json:"holder"` // the process that holds it
+}
+
 // Status is a lab.
 type Status struct {
-	Name       string           `json:"name"`
-	Phase      Phase            `json:"phase"`
-	Error      string           `json:"error,omitempty"`
-	Config     plan.Config      `json:"config"`
-	Datapath   plan.Datapath    `json:"datapath"` // what auto became
-	Kubeconfig string           `json:"kubeconfig"`
-	API        string           `json:"api"`     // URL, from the machine
-	HostIP     string           `json:"hostIP"`  // the machine's address on the link to the lab
-	Outside    string           `json:"outside"` // URL of the reporter, from the nodes
-	Supervisor int              `json:"supervisor"`
-	OutsideNS  string           `json:"outsideNetns"`
-	ControlNS  string           `json:"controlNetns"`
-	UnderlayNS string           `json:"underlayNetns"`
-	External   string           `json:"external,omitempty"` // with VPC: URL of the reporter in the outside network of gateways
-	ExternalNS string           `json:"externalNetns,omitempty"`
-	Nodes      []Node           `json:"nodes"`
-	Programs   []process.Status `json:"programs"`
-	LogDir     string           `json:"logDir"`
+	Name       string        `json:"name"`
+	Phase      Phase         `json:"phase"`
+	Error      string        `json:"error,omitempty"`
+	Config     plan.Config   `json:"config"`
+	Datapath   plan.Datapath `json:"datapath"` // what auto became
+	Kubeconfig string        `json:"kubeconfig"`
+	API        string        `json:"api"`     // URL, from the machine
+	HostIP     string        `json:"hostIP"`  // the machine's address on the link to the lab
+	Outside    string        `json:"outside"` // URL of the reporter, from the nodes
+	Supervisor int           `json:"supervisor"`
+	OutsideNS  string        `json:"outsideNetns"`
+	ControlNS  string        `json:"controlNetns"`
+	UnderlayNS string        `json:"underlayNetns"`
+	External   string        `json:"external,omitempty"` // with VPC or OpenStack: URL of the reporter in the outside network of gateways
+	ExternalNS string        `json:"externalNetns,omitempty"`
+	// OpenStackSpace and ExternalSpace are the namespaces with OpenStack's programs and with the host in the outside network of gateways.
+	OpenStackSpace Space            `json:"openStackSpace,omitzero"`
+	ExternalSpace  Space            `json:"externalSpace,omitzero"`
+	Nodes          []Node           `json:"nodes"`
+	Programs       []process.Status `json:"programs"`
+	LogDir         string           `json:"logDir"`
 }

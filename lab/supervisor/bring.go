@@ -22,7 +22,7 @@ const (
 	partUnderlay  = "ul"  // the bridge that connects everything, and the router
 	partControl   = "cp"  // the control plane
 	partOutside   = "out" // what is beyond the router
-	partExternal  = "ext" // with VPCs: a host in the outside network of their gateways
+	partExternal  = "ext" // with VPCs or OpenStack: a host in the outside network of their gateways
 	partOpenStack = "os"  // with OpenStack: its programs
 	uplink        = "eth0"
 
@@ -94,7 +94,7 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 		func(ctx context.Context) error { return s.newSpace(ctx, partControl, ground.Hold{}) },
 		func(ctx context.Context) error { return s.newSpace(ctx, partOutside, ground.Hold{}) },
 	}
-	if s.lab.VPC {
+	if s.lab.HasExternal() {
 		parts = append(parts, func(ctx context.Context) error { return s.newSpace(ctx, partExternal, ground.Hold{}) })
 	}
 	if s.lab.OpenStack != "" { // Octavia's sockets are in a /run of its own
@@ -114,9 +114,11 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 		return err
 	}
 	if s.lab.OpenStack != "" {
-		return s.connectCloud()
+		if err := s.connectCloud(ctx); err != nil {
+			return err
+		}
 	}
-	if s.lab.VPC {
+	if s.lab.HasExternal() {
 		return s.connectExternal()
 	}
 	return nil
@@ -178,7 +180,7 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 		return s.group.Start(ctx, process.Program{Name: "reporter", Argv: s.space(partOutside).Enter(
 			s.self, "reporter", netip.AddrPortFrom(s.lab.OutsideIP, uint16(s.lab.OutsidePort)).String())})
 	}}
-	if s.lab.VPC {
+	if s.lab.HasExternal() {
 		parts = append(parts, s.bringExternal)
 	}
 	for _, n := range s.lab.AllNodes() {

@@ -66,6 +66,11 @@ func (s *Supervisor) bringKubelets(ctx context.Context) error {
 		return err
 	}
 	var parts []func(context.Context) error
+	if s.lab.OpenStack != "" {
+		parts = append(parts, func(ctx context.Context) error {
+			return s.step("OpenStack", func() error { return s.bringOpenStack(ctx) })
+		})
+	}
 	for _, n := range s.lab.AllNodes() {
 		kn := kubenode.Node{Node: n, Space: s.space(n.Name), Group: s.group, Plane: s.plane}
 		parts = append(parts, func(ctx context.Context) error {
@@ -226,6 +231,9 @@ func (s *Supervisor) deployDNS(ctx context.Context) error {
 func (s *Supervisor) deployWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
+	if err := s.cloudSecret(ctx); err != nil {
+		return err
+	}
 	if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, s.manifest())); err != nil {
 		return err
 	}

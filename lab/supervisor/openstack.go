@@ -12,14 +12,21 @@ import (
 	"weft.dev/weft/lab/stack/openstack"
 )
 
-// connectCloud connects OpenStack's namespace with nodes and control plane.
-func (s *Supervisor) connectCloud() error {
+// cloudLink is the nodes' link into the outside network, a port of the bridge that Neutron's external network is mapped to.
+const cloudLink = "ext"
+
+// connectCloud connects OpenStack's namespace with nodes and control plane. What comes from the outside network, where Neutron's routers
+// and floating IPs are, is not routed to the nodes' network.
+func (s *Supervisor) connectCloud(ctx context.Context) error {
 	l := s.lab
 	ul, cloud := s.space(partUnderlay), s.space(partOpenStack)
 	err := ground.Connect(l.MTU,
 		ground.End{Space: &ul, Name: partOpenStack, Bridge: underlayBridge},
 		ground.End{Space: &cloud, Name: uplink, Addr: netip.PrefixFrom(l.OpenStackIP, l.Underlay.Bits())})
 	if err != nil {
+		return err
+	}
+	if _, err := s.group.Run(ctx, "", ul.Enter("ip", "rule", "add", "iif", externalBridge, "to", l.Underlay.String(), "blackhole")...); err != nil {
 		return err
 	}
 	return cloud.Route(netip.Prefix{}, l.Router)
@@ -42,14 +49,21 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
 	for _, n := range s.lab.AllNodes() {
 		parts = append(parts, func(ctx context.Context) error {
-			return openstack.Chassis(ctx, openstack.ChassisConfig{Group: s.group, Space: s.space(n.Name), Node: n, SB: stack.SB()})
+			return openstack.Chassis(ctx, openstack.ChassisConfig{
+				Group: s.group, Space: s.space(n.Name), Node: n, SB: stack.SB(), Uplink: cloudLink, Datapath: s.datapath,
+			})
 		})
 	}
 	if err := together(ctx, parts...); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("[Global]\nauth-url = %s\nusername = %s\npassword = %s\ntenant-name = %s\nregion = %s\n",
-		stack.AuthURL(), openstack.Admin, openstack.AdminPassword, openstack.Admin, openstack.Region)
+	l := s.lab
+	external, err := stack.ExternalNetwork(ctx, openstack.External{Range: l.ExternalNet, Gateway: l.ExternalGW, First: l.FloatingFirst, Last: l.FloatingLast})
+	if err != nil {
+		return fmt.Errorf("create Neutron's external network: %w", err)
+	}
+	text := fmt.Sprintf("[Global]\nauth-url = %s\nusername = %s\npassword = %s\ntenant-name = %s\nregion = %s\next-net-id = %s\n\n[Plugin]\nplugin-name = ovs\n",
+		stack.AuthURL(), openstack.Admin, openstack.AdminPassword, openstack.Admin, openstack.Region, external)
 	return machine.WriteFile(s.kubestackConf(), []byte(text), 0o600)
 }
 
@@ -70,3 +84,18 @@ func (s *Supervisor) cloudAgent() []string {
 	}
 	return []string{"--neutron"}
 }
+
+// cloudSecret creates the namespace of Weft's manifest with kubestack.conf, as users of OpenStack do.
+func (s *Supervisor) cloudSecret(ctx context.Context) error {
+	if s.lab.OpenStack == "" {
+		return nil
+	}
+	if _, err := s.kubectl(ctx, "", "create", "namespace", weftNamespace); err != nil {
+		return err
+	}
+	_, err := s.kubectl(ctx, "", "-n", weftNamespace, "create", "secret", "generic", "weft-neutron", "--from-file=kubestack.conf="+s.kubestackConf())
+	return err
+}
+
+// weftNamespace is that of Weft's manifest.
+const weftNamespace = "weft"

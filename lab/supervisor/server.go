@@ -78,11 +78,14 @@ func (s *Supervisor) status() report.Status {
 		Supervisor: os.Getpid(), Programs: s.group.List(), LogDir: l.Path("log"),
 		OutsideNS: s.netPath("out"), ControlNS: s.netPath("cp"), UnderlayNS: s.netPath("ul"),
 	}
-	if l.VPC {
+	if l.HasExternal() {
 		st.ExternalNS, st.External = s.netPath(partExternal), fmt.Sprintf("http://%s:%d/", l.ExternalIP, l.OutsidePort)
 	}
 	if s.failed != nil {
 		st.Error = s.failed.Error()
+	}
+	for part, into := range map[string]*report.Space{partExternal: &st.ExternalSpace, partOpenStack: &st.OpenStackSpace} {
+		*into = report.Space{Name: s.spaces[part].Name, Holder: s.spaces[part].Pid}
 	}
 	for _, n := range l.AllNodes() {
 		sp := s.spaces[n.Name]

@@ -7,6 +7,7 @@ import (
 
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/image"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/stack/ovn"
 )
@@ -21,7 +22,7 @@ const externalBridge = "ext0"
 const southboundPort = 6642
 
 // connectExternal makes the outside network: its gateway is the lab's router, a host is in it, and every node has a link into it, without
-// an address. The lab's outside has a route back.
+// an address: the parent of VPCs' gateways, or a port of Neutron's external bridge. The lab's outside has a route back.
 func (s *Supervisor) connectExternal() error {
 	l := s.lab
 	ul, ext, out := s.space(partUnderlay), s.space(partExternal), s.space(partOutside)
@@ -43,9 +44,11 @@ func (s *Supervisor) connectExternal() error {
 	}
 	for _, n := range l.AllNodes() {
 		sp := s.space(n.Name)
-		err := ground.Connect(l.MTU,
-			ground.End{Space: &ul, Name: fmt.Sprintf("ext%d", n.Index), Bridge: externalBridge}, ground.End{Space: &sp, Name: externalLink})
-		if err != nil {
+		link := ground.End{Space: &sp, Name: externalLink}
+		if l.OpenStack != "" {
+			link.Name, link.Group = cloudLink, plan.LinkGroup
+		}
+		if err := ground.Connect(l.MTU, ground.End{Space: &ul, Name: fmt.Sprintf("ext%d", n.Index), Bridge: externalBridge}, link); err != nil {
 			return err
 		}
 	}
@@ -106,6 +109,8 @@ func (s *Supervisor) manifest() string {
 	switch {
 	case s.lab.VPC:
 		return "weft-vpc.yaml"
+	case s.lab.OpenStack != "":
+		return "weft-neutron.yaml"
 	case s.lab.Network.Flannel():
 		return "weft-flannel.yaml"
 	default:

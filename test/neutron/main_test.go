@@ -1,42 +1,43 @@
 //go:build lab
 
-// Package neutron tests Weft's part on OpenStack with a real OpenStack: Keystone, Neutron, OVN, Octavia, started once for
-// all tests, and nodes with real switches.
+// Package neutron tests Weft's part on OpenStack with a real OpenStack: Keystone, Neutron, OVN, Octavia, in one lab with kubelets that is
+// brought up once for all tests.
 package neutron
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/programs"
+	labreport "weft.dev/weft/lab/report"
 	"weft.dev/weft/lab/stack/openstack"
 )
 
 // cloudFor is what the tests share.
 var cloudFor struct {
+	lab   *lab.Cluster
 	stack *openstack.Stack
 	nodes []*openstack.Node
-	wire  *openstack.Wire
 	group *process.Group
-	api   *apiservertest.Server
+	bin   string
+	// api is an API server of the tests' own, for controllers that tests start beside the lab's.
+	api *apiservertest.Server
 }
 
-// serveFor and attachTo let an engineer run tests again and again on one OpenStack.
-var (
-	serveFor = flag.Duration("neutron.serve", 0, "start OpenStack, print its folder, and wait this long instead of running tests")
-	attachTo = flag.String("neutron.attach", "", "use the OpenStack that another run serves from this folder")
-)
+// labName lets an engineer run tests again and again in one lab: weft-lab --name NAME up --runtime kubelet --openstack ovn.
+var labName = flag.String("neutron.lab", "", "use this lab, which is up, in place of one of the tests' own")
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "hold" {
@@ -48,56 +49,64 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
-	if *attachTo != "" {
-		if err := attach(*attachTo); err != nil {
-			fmt.Fprintln(os.Stderr, "attach to OpenStack:", err)
-			return 1
-		}
-		return withAPI(m)
-	}
-	dir, err := os.MkdirTemp("", "weft-os")
+	dir, err := os.MkdirTemp("", "weft-neutron-test")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	defer forget(filepath.Base(dir))
-	group := process.NewGroup(filepath.Join(dir, "log"), filepath.Join(dir, "pid"))
-	defer group.Stop(10*time.Second, func(string) bool { return true })
-	cloudFor.group = group
-	begin := time.Now()
-	if err := bring(ctx, dir, group); err != nil {
-		fmt.Fprintln(os.Stderr, "start OpenStack:", err)
+	if cloudFor.bin, err = programs.Folder(ctx, "../..", dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	fmt.Fprintf(os.Stderr, "OpenStack with %d nodes is up after %s\n", len(cloudFor.nodes), time.Since(begin).Round(time.Millisecond))
-	defer cloudFor.stack.Stop()
-	if *serveFor > 0 {
-		fmt.Fprintln(os.Stderr, "serving from", dir)
-		waited, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-		defer stop()
-		waited, end := context.WithTimeout(waited, *serveFor)
-		defer end()
-		<-waited.Done()
-		return 0
+	if *labName == "" {
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+			defer cancel()
+			if err := lab.Down(ctx, ownLab, nil); err != nil {
+				fmt.Fprintln(os.Stderr, "take the lab down:", err)
+			}
+		}()
+	}
+	if err := bring(ctx, dir); err != nil {
+		fmt.Fprintln(os.Stderr, "bring the lab up:", err)
+		return 1
 	}
 	return withAPI(m)
 }
 
-// forget removes the names of namespaces that have ended.
-func forget(base string) {
-	names, err := filepath.Glob(filepath.Join(ground.NetnsDir, base+"*"))
+// ownLab is the name of the tests' own lab.
+const ownLab = "neutron"
+
+// bring brings the lab up, or takes the one that a flag names.
+func bring(ctx context.Context, dir string) error {
+	var err error
+	if *labName != "" {
+		cloudFor.lab, err = lab.Open(ctx, *labName)
+	} else {
+		cfg := lab.Config{Name: ownLab, Nodes: 2, Runtime: plan.RuntimeKubelet, OpenStack: plan.OpenStackOVN, WeftBin: cloudFor.bin}
+		cloudFor.lab, err = lab.Up(ctx, cfg, func(e labreport.Event) {
+			if e.State != labreport.Begin {
+				fmt.Fprintf(os.Stderr, "%8s  %s %s\n", e.Took.Round(time.Millisecond), e.Step, e.Text)
+			}
+		})
+	}
 	if err != nil {
-		return
+		return err
 	}
-	for _, name := range names {
-		_ = os.Remove(name)
+	cloudFor.stack = cloudFor.lab.OpenStack
+	cloudFor.group = process.NewGroup(filepath.Join(dir, "log"), filepath.Join(dir, "pid"))
+	for i, n := range cloudFor.lab.Nodes() {
+		cloudFor.nodes = append(cloudFor.nodes, &openstack.Node{
+			Space: n.Space, Group: cloudFor.group, Node: plan.Node{Index: i + 1, Name: n.Name, IP: n.IP, RunDir: n.RunDir, Dir: n.Dir},
+		})
 	}
+	return nil
 }
 
-// withAPI runs the tests beside a real API server.
+// withAPI runs the tests beside an API server of their own.
 func withAPI(m *testing.M) int {
 	return apiservertest.Main(m, func(s *apiservertest.Server) error {
 		cloudFor.api = s
@@ -113,58 +122,19 @@ func withAPI(m *testing.M) int {
 	})
 }
 
-// attach finds what another run started, by the pid files of the namespaces' holders.
-func attach(dir string) error {
-	base := filepath.Base(dir)
-	space := func(name string) (ground.Space, error) {
-		raw, err := os.ReadFile(filepath.Join(dir, "pid", "hold", name+".pid"))
-		if err != nil {
-			return ground.Space{}, err
-		}
-		var holder struct{ Pid int }
-		if err := json.Unmarshal(raw, &holder); err != nil {
-			return ground.Space{}, err
-		}
-		return ground.Space{Name: name, Pid: holder.Pid}, nil
-	}
-	group := process.NewGroup(filepath.Join(dir, "log"), filepath.Join(dir, "pid"))
-	cloudFor.group = group
-	control, err := space(base)
+// kubectl runs the lab's kubectl.
+func kubectl(ctx context.Context, t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := tryKubectl(ctx, args...)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	cloudFor.stack = &openstack.Stack{Space: control, Group: group, Dir: filepath.Join(dir, "os"), Addr: openstack.OnWire()}
-	wire, err := space(base + "-wire")
-	if err != nil {
-		return err
-	}
-	cloudFor.wire = &openstack.Wire{Space: wire}
-	for i := 1; i <= 2; i++ {
-		n, err := space(fmt.Sprintf("%s-n%d", base, i))
-		if err != nil {
-			return err
-		}
-		cloudFor.nodes = append(cloudFor.nodes, &openstack.Node{
-			Space: n, Group: group, Node: plan.Node{Index: i, Name: n.Name, RunDir: filepath.Join(dir, fmt.Sprintf("n%d", i), "run")},
-		})
-	}
-	return nil
+	return out
 }
 
-func bring(ctx context.Context, dir string, group *process.Group) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	space, err := ground.NewSpace(ctx, group, self, filepath.Base(dir), ground.Hold{RunDir: filepath.Join(dir, "control")})
-	if err != nil {
-		return err
-	}
-	stack := &openstack.Stack{Space: space, Group: group, Dir: filepath.Join(dir, "os"), Cache: "/var/cache/weft-lab", Addr: openstack.OnWire()}
-	cloudFor.stack = stack
-	if err := stack.Start(ctx); err != nil {
-		return err
-	}
-	cloudFor.nodes, cloudFor.wire, err = openstack.Nodes(ctx, stack, self, 2)
-	return err
+func tryKubectl(ctx context.Context, args ...string) (string, error) {
+	out, err := cloudFor.group.Run(ctx, "", append([]string{
+		"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(cloudFor.lab.Config), "kubectl"), "--kubeconfig=" + cloudFor.lab.Kubeconfig,
+	}, args...)...)
+	return strings.TrimSpace(out), err
 }

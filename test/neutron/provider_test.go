@@ -23,10 +23,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
-	netprovider "github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/provider"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
-	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 
 	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/lab/ground"
@@ -37,33 +35,19 @@ import (
 // providerAddress is KubeStack's port.
 const providerAddress = "127.0.0.1:4237"
 
-// externalNetwork makes the network of floating IPs; it leads to the wire's address outside.
+// externalNetwork returns the lab's network of floating IPs.
 func externalNetwork(ctx context.Context, t *testing.T, client *openstack.Client) string {
 	t.Helper()
 	outside := true
-	n, err := networks.Create(ctx, client.Network, netprovider.CreateOptsExt{
-		CreateOptsBuilder: external.CreateOptsExt{CreateOptsBuilder: networks.CreateOpts{Name: "weft-test-outside"}, External: &outside},
-		Segments:          []netprovider.Segment{{NetworkType: "flat", PhysicalNetwork: weftlab.PhysicalNetwork}},
-	}).Extract()
+	pages, err := networks.List(client.Network, external.ListOptsExt{ListOptsBuilder: networks.ListOpts{}, External: &outside}).AllPages(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := networks.Delete(ctx, client.Network, n.ID).ExtractErr(); err != nil {
-			t.Error(err)
-		}
-	})
-	gateway, dhcp := weftlab.Outside().Addr().String(), false
-	err = subnets.Create(ctx, client.Network, subnets.CreateOpts{
-		NetworkID: n.ID, Name: "weft-test-outside", CIDR: weftlab.Outside().Masked().String(), IPVersion: 4, GatewayIP: &gateway, EnableDHCP: &dhcp,
-		AllocationPools: []subnets.AllocationPool{{Start: "203.0.113.100", End: "203.0.113.199"}},
-	}).Err
-	if err != nil {
-		t.Fatal(err)
+	found, err := networks.ExtractNetworks(pages)
+	if err != nil || len(found) != 1 {
+		t.Fatalf("external networks: %+v: %v", found, err)
 	}
-	return n.ID
+	return found[0].ID
 }
 
 // host is a node with a provider and pods.
@@ -73,15 +57,12 @@ type host struct {
 	pids map[string]int // processes of sandboxes, as Docker's API tells them
 }
 
-// weft is the program that is tested: bin/weft, which `make build` makes.
+// weft is the program that is tested.
 func weft(t *testing.T) string {
 	t.Helper()
-	path, err := filepath.Abs("../../bin/weft")
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := filepath.Join(cloudFor.bin, "weft")
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: run make build first", err)
+		t.Fatal(err)
 	}
 	return path
 }
@@ -385,7 +366,7 @@ func hostPort(ip string, service int32) message {
 
 func balance(ctx context.Context, t *testing.T, h *host, n madeNetwork, pods balanced) {
 	t.Helper()
-	const floating = "203.0.113.150"
+	const floating = "192.168.100.150"
 	lb := message{
 		{1, "red_web"},
 		{4, "TCP"},
@@ -401,7 +382,7 @@ func balance(ctx context.Context, t *testing.T, h *host, n madeNetwork, pods bal
 	}
 	vip := h.must(ctx, t, "LoadBalancers/CreateLoadBalancer", 2, message{{1, lb}, {2, "None"}}).text(1)
 	get(ctx, t, pods.client, vip+":81", "web-1")
-	get(ctx, t, cloudFor.wire.Space, floating+":80", "web-0", "web-1")
+	get(ctx, t, cloudFor.lab.External.Space, floating+":80", "web-0", "web-1")
 	got, err := decode([]byte(h.must(ctx, t, "LoadBalancers/GetLoadBalancer", 2, message{{1, "red_web"}}).text(1)))
 	if err != nil || got.text(1) != "red_web" || got.text(3) != vip || got.text(4) != "TCP" || got.text(5) != "Active" || len(got[9]) != 3 {
 		t.Errorf("GetLoadBalancer: %v %v", got, err)

@@ -1,0 +1,191 @@
+// Package reach measures in a lab what reaches what: it makes requests from network namespaces and compares the source address that the
+// other side saw with the one that it must see. Ways on which nothing may arrive are measured as well.
+package reach
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab/ground"
+)
+
+// patience is how long a request may take, and tries how often one is repeated that must arrive: what serves it may be a moment behind its
+// objects.
+const (
+	patience = 3 * time.Second
+	tries    = 20
+)
+
+// Row is one way that was measured.
+type Row struct {
+	Name, From, To string
+	// Want is the source that the other side must see; zero: nothing may arrive. Seen is what it saw; zero: nothing arrived.
+	Want, Seen netip.Addr
+	// Problem says why nothing arrived.
+	Problem string
+}
+
+// OK reports whether the row is as it must be.
+func (r Row) OK() bool { return r.Want == r.Seen }
+
+// Report is a whole matrix.
+type Report struct{ Rows []Row }
+
+// OK reports whether every row is as it must be.
+func (r *Report) OK() bool {
+	for _, row := range r.Rows {
+		if !row.OK() {
+			return false
+		}
+	}
+	return len(r.Rows) > 0
+}
+
+// Way is a row to measure: a request for Path to At, from a network namespace.
+type Way struct {
+	Row
+	Netns string
+	At    netip.AddrPort
+	// Path answers with the sender's address. Empty: any connection that is accepted counts, with the address of this side.
+	Path string
+	// Prepare, if not nil, is called in the namespace before each request, and its address takes the place of At's.
+	Prepare func() (netip.Addr, error)
+}
+
+// atOnce bounds how many ways are measured at the same time.
+const atOnce = 8
+
+// Measure measures all ways.
+func Measure(ways []Way) *Report {
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for i := range ways {
+		group.Go(func() error {
+			ways[i].measure()
+			return nil
+		})
+	}
+	_ = group.Wait() // no way returns an error
+	report := &Report{}
+	for i := range ways {
+		report.Rows = append(report.Rows, ways[i].Row)
+	}
+	return report
+}
+
+// measure makes one request, and where one must arrive, more until it does.
+func (w *Way) measure() {
+	if w.Problem != "" {
+		return
+	}
+	count := 1
+	if w.Want.IsValid() {
+		count = tries
+	}
+	for range count {
+		err := ground.Do(w.Netns, w.once)
+		w.Problem = ""
+		if err == nil {
+			return
+		}
+		w.Problem = err.Error()
+	}
+}
+
+// once makes a request on the thread's namespace.
+func (w *Way) once() error {
+	at := w.At
+	if w.Prepare != nil {
+		addr, err := w.Prepare()
+		if err != nil {
+			return err
+		}
+		at = netip.AddrPortFrom(addr, at.Port())
+	}
+	var err error
+	w.Seen, err = ask(at, w.Path)
+	return err
+}
+
+var errAnswer = errors.New("the answer is no address")
+
+// ask makes a request, and returns the source address that the other side saw.
+func ask(to netip.AddrPort, path string) (netip.Addr, error) {
+	conn, err := net.DialTimeout("tcp4", to.String(), patience)
+	if err != nil {
+		return netip.Addr{}, err //nolint:wrapcheck // it names the address
+	}
+	defer func() { _ = conn.Close() }()
+	if path == "" {
+		own, err := netip.ParseAddrPort(conn.LocalAddr().String())
+		return own.Addr().Unmap(), err
+	}
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+	}
+	if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: "+to.String()+"\r\nConnection: close\r\n\r\n"); err != nil {
+		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+	}
+	said := strings.TrimSpace(string(body))
+	if at, err := netip.ParseAddrPort(said); err == nil {
+		return at.Addr().Unmap(), nil
+	}
+	addr, err := netip.ParseAddr(said)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("ask %s: %w: %.64q", to, errAnswer, said)
+	}
+	return addr.Unmap(), nil
+}
+
+// Table writes the report.
+func (r *Report) Table(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	_, err := fmt.Fprintln(w, "WHAT REACHES WHAT\tFROM\tTO\tMUST SEE\tSEEN\tRESULT")
+	right := 0
+	for _, row := range r.Rows {
+		verdict := "WRONG " + row.Problem
+		if row.OK() {
+			verdict = "ok"
+			right++
+		}
+		if err == nil {
+			_, err = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", row.Name, row.From, row.To, source(row.Want), source(row.Seen), verdict)
+		}
+	}
+	if err == nil {
+		err = w.Flush()
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(out, "\n%d of %d rows are as they must be.\n", right, len(r.Rows))
+	}
+	if err != nil {
+		return fmt.Errorf("write the matrix: %w", err)
+	}
+	return nil
+}
+
+func source(a netip.Addr) string {
+	if !a.IsValid() {
+		return "nothing"
+	}
+	return a.String()
+}

@@ -1,0 +1,60 @@
+package openstack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/gophercloud/gophercloud/v2"
+	extnet "github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/provider"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+)
+
+// External is the network beyond Neutron's routers, that floating IPs are in.
+type External struct {
+	Range   netip.Prefix
+	Gateway netip.Addr
+	// First and Last are the addresses that Neutron gives out.
+	First, Last netip.Addr
+}
+
+// externalName is the name of the network and of its subnet.
+const externalName = "external"
+
+// ExternalNetwork creates Neutron's external network on PhysicalNetwork, unless it is there, and returns its id.
+func (s *Stack) ExternalNetwork(ctx context.Context, e External) (string, error) {
+	identity, err := s.identity(ctx)
+	if err != nil {
+		return "", err
+	}
+	at := fmt.Sprintf("http://127.0.0.1:%d/", NeutronPort)
+	c := &gophercloud.ServiceClient{ProviderClient: identity.ProviderClient, Endpoint: at, ResourceBase: at + "v2.0/", Type: "network"}
+	have, err := all(ctx, networks.List(c, networks.ListOpts{Name: externalName}), networks.ExtractNetworks)
+	if err != nil {
+		return "", err
+	}
+	if len(have) == 0 {
+		yes := true
+		made, err := networks.Create(ctx, c, extnet.CreateOptsExt{
+			External: &yes,
+			CreateOptsBuilder: provider.CreateOptsExt{
+				CreateOptsBuilder: networks.CreateOpts{Name: externalName, AdminStateUp: &yes},
+				Segments:          []provider.Segment{{NetworkType: "flat", PhysicalNetwork: PhysicalNetwork}},
+			},
+		}).Extract()
+		if err != nil {
+			return "", err
+		}
+		have = append(have, *made)
+	}
+	if len(have[0].Subnets) > 0 {
+		return have[0].ID, nil
+	}
+	gateway, no := e.Gateway.String(), false
+	return have[0].ID, subnets.Create(ctx, c, subnets.CreateOpts{
+		Name: externalName, NetworkID: have[0].ID, CIDR: e.Range.String(), IPVersion: gophercloud.IPv4, GatewayIP: &gateway, EnableDHCP: &no,
+		AllocationPools: []subnets.AllocationPool{{Start: e.First.String(), End: e.Last.String()}},
+	}).Err
+}

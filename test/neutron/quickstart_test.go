@@ -1,0 +1,40 @@
+//go:build lab
+
+package neutron
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/lab/neutronmatrix"
+)
+
+// TestExamples applies the objects of deploy/examples/neutron as make quickstart-neutron does, and measures what reaches what: two tenants on
+// networks of the same range, pods on two nodes, and a pod of the cluster's own network.
+func TestExamples(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	kubectl(ctx, t, "apply", "-f", "../../deploy/examples/neutron/tenants.yaml")
+	kubectl(ctx, t, "wait", "--for=condition=Ready", "tenants.stackube.kubernetes.io/blue", "tenants.stackube.kubernetes.io/red", "--timeout=180s")
+	kubectl(ctx, t, "apply", "-f", "../../deploy/examples/neutron/pods.yaml")
+	for _, namespace := range []string{"blue", "red"} {
+		kubectl(ctx, t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=240s")
+	}
+	kubectl(ctx, t, "wait", "--for=condition=Ready", "pod/overlay-pod", "--timeout=120s")
+	report, err := neutronmatrix.Run(ctx, cloudFor.lab)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table strings.Builder
+	if err := report.Table(&table); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + table.String())
+	if !report.OK() {
+		t.Error("the matrix is not as it must be")
+	}
+	if err := cloudFor.lab.Crashed(ctx); err != nil {
+		t.Error(err)
+	}
+}
