@@ -25,6 +25,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/overlay"
@@ -399,7 +400,7 @@ func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 	return &node.Node{
 		Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
 		Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Pass: e.firewall.pass, WatchLinks: e.watchers.add,
-		Observe: a.tables.add,
+		Observe: a.tables.add, Ranges: link.Ranges,
 		Switch: func(ctx context.Context) (*node.Switch, error) {
 			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)
 			if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitch(a.engineCtx, group) }); err != nil {

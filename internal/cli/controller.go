@@ -52,13 +52,20 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 }
 
 // neutronFlags are the flags of OpenStack's networks. Ranges are stackube's, with stackube's defaults.
-type neutronFlags struct{ config, cluster, userCIDR, userGateway string }
+type neutronFlags struct {
+	config, cluster, userCIDR, userGateway string
+	ranges, reserved                       []string
+}
 
 func (f *neutronFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.config, "neutron-config", "", "path of kubestack.conf; serves stackube's Tenants and Networks in that OpenStack; empty: not served")
 	flags.StringVar(&f.cluster, "neutron-cluster", neutroncluster.DefaultCluster,
 		"name of this cluster in OpenStack's descriptions; clusters that share an OpenStack need different names")
 	flags.StringVar(&f.userCIDR, "neutron-user-cidr", "10.244.0.0/16", "range of the Network that each Tenant gets; must not overlap nodes, pods or Services")
+	flags.StringSliceVar(&f.ranges, "neutron-ranges", nil,
+		"ranges that tenants' networks may use; nodes route pods' addresses, so that public ranges would lead to tenants; empty: RFC 1918 and 100.64.0.0/10")
+	flags.StringSliceVar(&f.reserved, "neutron-reserved", nil,
+		"further ranges that nodes need, such as those of registries and name servers: no tenant's network may overlap them")
 	flags.StringVar(&f.userGateway, "neutron-user-gateway", "", "router's address in --neutron-user-cidr; empty: the first")
 }
 
@@ -69,6 +76,12 @@ func (f *neutronFlags) options() (*neutroncluster.Options, error) {
 	}
 	opts := &neutroncluster.Options{Config: f.config, Cluster: f.cluster}
 	var err error
+	if opts.Ranges, err = ranges("--neutron-ranges", f.ranges); err != nil {
+		return nil, err
+	}
+	if opts.ReservedRanges, err = ranges("--neutron-reserved", f.reserved); err != nil {
+		return nil, err
+	}
 	if opts.UserCIDR, err = netip.ParsePrefix(f.userCIDR); err != nil || !opts.UserCIDR.Addr().Is4() || opts.UserCIDR != opts.UserCIDR.Masked() {
 		return nil, fmt.Errorf("--neutron-user-cidr: %q is not an IPv4 range whose host bits are zero, such as 10.244.0.0/16", f.userCIDR)
 	}
@@ -79,4 +92,17 @@ func (f *neutronFlags) options() (*neutroncluster.Options, error) {
 		}
 	}
 	return opts, nil
+}
+
+// ranges parses the ranges of a flag.
+func ranges(flag string, texts []string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("%s: %q is not a range whose host bits are zero, such as 192.168.0.0/16", flag, text)
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }

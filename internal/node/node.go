@@ -7,6 +7,7 @@ package node
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 
 	"weft.dev/weft/internal/link"
@@ -92,6 +93,8 @@ type Node struct {
 	Observe func(name string, loop *TableLoop)
 	// WatchLinks calls told for every change of a device on the node that no loop made, until stop is called. told does not wait.
 	WatchLinks func(told func(link.Drift)) (stop func())
+	// Ranges returns the IPv4 ranges that the node routes by other devices than the named one, without default routes.
+	Ranges func(except string) ([]netip.Prefix, error)
 }
 
 // Switch is Open vSwitch on this node.

@@ -53,6 +53,9 @@ type Binding struct {
 	Reason string
 	// Refuse is why the binding cannot be served, empty when it can: "Subnet blue does not exist".
 	Refuse string
+	// Only refuses the pod on every other network, also where an annotation of the pod or of its namespace names one: the namespace belongs to a
+	// tenant, whose users may write annotations.
+	Only bool
 }
 
 // Binder returns the bindings that a network's own objects make, as a function of them and of nothing else.
@@ -89,6 +92,18 @@ func Decide(pod Pod, namespace Namespace, cluster Cluster) Decision {
 	for _, binder := range cluster.Binders {
 		bound = append(bound, binder(pod, namespace)...)
 	}
+	decision := decide(pod, namespace, cluster, bound)
+	for _, b := range bound {
+		if b.Only && b.Network != decision.Network && decision.Refuse == "" {
+			decision.Refuse = fmt.Sprintf("%s, and the pods of namespace %s are on networks of kind %s only (%s): remove the annotation %s that names another",
+				decision.Reason, namespace.Name, b.Network, b.Reason, AnnotationNetwork)
+		}
+	}
+	return decision
+}
+
+// decide returns the network of a pod by the strongest level that binds it.
+func decide(pod Pod, namespace Namespace, cluster Cluster, bound []Binding) Decision {
 	for _, at := range []struct {
 		level       Level
 		annotations map[string]string

@@ -21,6 +21,7 @@ func bound(bindings ...placement.Binding) []placement.Binder {
 func TestDecide(t *testing.T) {
 	subnet := placement.Binding{Level: placement.ByNamespace, Network: "vpc", Part: "blue", Reason: "Subnet blue names namespace shop"}
 	gone := placement.Binding{Level: placement.ByPod, Network: "vpc", Part: "red", Reason: "annotation of the pod", Refuse: "Subnet red does not exist"}
+	tenants := placement.Binding{Level: placement.ByNamespace, Network: "neutron", Part: "shop", Reason: "Tenant shop", Only: true}
 	for name, c := range map[string]struct {
 		pod, namespace map[string]string
 		binders        []placement.Binder
@@ -42,6 +43,16 @@ func TestDecide(t *testing.T) {
 		"two networks": {
 			binders:  bound(subnet, placement.Binding{Level: placement.ByNamespace, Network: "flannel", Reason: "x"}),
 			fallback: "overlay", network: "vpc", part: "blue", refuse: "two networks",
+		},
+		"a tenant's": {binders: bound(tenants), fallback: "overlay", network: "neutron", part: "shop"},
+		"a tenant's, other part": {
+			pod: annotated("neutron/second"), binders: bound(tenants), fallback: "overlay", network: "neutron", part: "second",
+		},
+		"a tenant's pod that leaves": {
+			pod: annotated("overlay"), binders: bound(tenants), fallback: "overlay", network: "overlay", refuse: "networks of kind neutron only (Tenant shop)",
+		},
+		"a tenant's namespace that leaves": {
+			namespace: annotated("overlay"), binders: bound(tenants), fallback: "overlay", network: "overlay", refuse: "networks of kind neutron only",
 		},
 		"unknown":           {pod: annotated("fabric"), fallback: "overlay", network: "fabric", refuse: `network "fabric" (annotation network.weft.dev/network of pod shop/web is "fabric") does not exist; the networks are overlay, flannel, vpc, neutron, off`},
 		"absent":            {pod: annotated("off"), fallback: "overlay", network: "off", refuse: "there is no ConfigMap"},

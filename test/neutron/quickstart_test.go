@@ -4,6 +4,7 @@ package neutron
 
 import (
 	"context"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -15,9 +16,10 @@ import (
 func TestExamples(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	kubectl(ctx, t, "apply", "-f", "../../deploy/examples/neutron/tenants.yaml")
+	examples := filepath.Join(cloudFor.lab.Config.DeployDir, "examples", "neutron")
+	kubectl(ctx, t, "apply", "-f", filepath.Join(examples, "tenants.yaml"))
 	kubectl(ctx, t, "wait", "--for=condition=Ready", "tenants.stackube.kubernetes.io/blue", "tenants.stackube.kubernetes.io/red", "--timeout=180s")
-	kubectl(ctx, t, "apply", "-f", "../../deploy/examples/neutron/pods.yaml")
+	kubectl(ctx, t, "apply", "-f", filepath.Join(examples, "pods.yaml"))
 	for _, namespace := range []string{"blue", "red"} {
 		kubectl(ctx, t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=240s")
 	}

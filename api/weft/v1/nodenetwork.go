@@ -121,6 +121,13 @@ type NeutronNode struct {
 	// +kubebuilder:validation:MaxLength=32
 	Datapath string `json:"datapath,omitempty"`
 
+	// ranges are what the node routes itself, without default routes: Networks must not overlap them.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=18
+	Ranges []string `json:"ranges,omitempty"`
+
 	// problems say why pods of Neutron networks cannot be served on the node, such as a missing br-int or one of another
 	// datapath type.
 	// +optional

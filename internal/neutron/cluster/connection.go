@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sync/singleflight"
@@ -21,6 +24,8 @@ type session struct {
 
 	project string // the id of the credentials' project
 	groups  singleflight.Group
+	// addresses are those of OpenStack's interfaces, which the nodes reach by their own routes.
+	addresses []netip.Addr
 }
 
 // group returns the security group of a project's pods. Networks of one project ask together: Neutron would make two groups of one name.
@@ -79,8 +84,25 @@ func (c *connection) open(ctx context.Context) (*session, error) {
 		Cloud: cloud.New(client, cloud.Config{
 			Cluster: c.cluster, ExternalNetwork: config.Global.ExtNetID, LoadBalancer: config.LoadBalancer,
 		}),
-		project: client.ProjectID,
+		project: client.ProjectID, addresses: addressesOf(ctx, client.Hosts()),
 	}, nil
+}
+
+// addressesOf resolves host names; those without an address are left out.
+func addressesOf(ctx context.Context, hosts []string) []netip.Addr {
+	var all []netip.Addr
+	for _, host := range hosts {
+		if addr, err := netip.ParseAddr(host); err == nil {
+			all = append(all, addr.Unmap())
+			continue
+		}
+		found, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // a name behind a proxy may have none here
+		for _, addr := range found {
+			all = append(all, addr.Unmap())
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
 }
 
 // failed ends a session whose credentials OpenStack refuses; the next call reads the configuration again.

@@ -83,12 +83,12 @@ func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
 	if err != nil {
 		return err
 	}
-	reserved, err := r.reserved.read(ctx)
+	rules, err := r.reserved.read(ctx, r.os)
 	if err != nil {
 		return err
 	}
 	for count > 0 {
-		chosen := r.choose(at, pool, min(count, cloud.MostPorts), reserved)
+		chosen := r.choose(at, pool, min(count, cloud.MostPorts), rules)
 		if len(chosen) == 0 {
 			return fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", at.Node, subnet, errFull, count)
 		}
@@ -116,7 +116,7 @@ var errFull = errors.New("every address of its pools is another port's, or anoth
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant
 
 // choose claims free addresses of the pool for a node: free in the network, and on the node in all networks.
-func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, reserved objects.Reserved) []netip.Addr {
+func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *objects.Rules) []netip.Addr {
 	inNetwork := map[netip.Addr]bool{}
 	for i := range r.k.ports {
 		for _, ip := range r.k.ports[i].FixedIPs {
@@ -129,7 +129,7 @@ func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, reserved o
 	defer r.mu.Unlock()
 	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool {
 		_, onNode := r.v.taken[nodeAddress{at.Node, addr}]
-		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(nodeAddress{at.Node, addr}) || within(reserved, addr)
+		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(nodeAddress{at.Node, addr}) || rules.Refuses(addr)
 	})
 	if r.claimed[r.v.key] == nil {
 		r.claimed[r.v.key] = map[nodeAddress]bool{}
@@ -144,17 +144,6 @@ func (r *portReconciler) claimedByAny(at nodeAddress) bool {
 	for _, claims := range r.claimed {
 		if claims[at] {
 			return true
-		}
-	}
-	return false
-}
-
-func within(reserved objects.Reserved, addr netip.Addr) bool {
-	for _, ranges := range reserved {
-		for _, p := range ranges {
-			if p.Contains(addr) {
-				return true
-			}
 		}
 	}
 	return false

@@ -114,11 +114,11 @@ func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *s
 	if n.Spec.NetworkID != "" {
 		return adopt(ctx, os, n, project)
 	}
-	reserved, err := r.reserved.read(ctx)
+	rules, err := r.reserved.read(ctx, os)
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: "NoRanges", message: err.Error()}, err
 	}
-	want, invalid := objects.Compile(n, project, reserved)
+	want, invalid := objects.Compile(n, project, rules)
 	if invalid != nil {
 		wrong := outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: invalid.Error()}
 		return wrong, nil //nolint:nilerr // trying again does not help: the object has to change

@@ -37,6 +37,10 @@ type Options struct {
 	Cluster string
 	// Reserved reads ranges of the cluster's other networks, by what they are. Nil: there are none.
 	Reserved func(context.Context, client.Reader) (map[string][]netip.Prefix, error)
+	// Ranges are those that tenants' networks may use. Default: objects.PrivateRanges.
+	Ranges []netip.Prefix
+	// ReservedRanges are further ranges that no network may overlap.
+	ReservedRanges []netip.Prefix
 	// UserCIDR and UserGateway are of the Network that each tenant gets. Default: stackube's, 10.244.0.0/16 and 10.244.0.1.
 	UserCIDR    netip.Prefix
 	UserGateway netip.Addr
@@ -59,7 +63,7 @@ func Part(opts Options) cluster.Part {
 		Schemes: []func(*runtime.Scheme) error{stackubev1.AddToScheme, weftv1.AddToScheme},
 		Objects: []cluster.Object{
 			{Resource: "nodes", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Node{}},
-			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get"}},
+			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get", "list"}},
 			{Resource: "namespaces", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &corev1.Namespace{}},
 			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Keep: trimPod},
 			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: keep, Kind: &weftv1.NeutronPort{}},
@@ -88,7 +92,10 @@ func setUp(tools cluster.Tools, opts Options) error {
 		return err
 	}
 	os := &connection{path: opts.Config, cluster: opts.Cluster, transport: opts.Transport, log: tools.Log}
-	reserved := &reservedReader{cached: tools.Client, live: tools.Live, more: opts.Reserved}
+	if len(opts.Ranges) == 0 {
+		opts.Ranges = objects.PrivateRanges()
+	}
+	reserved := &reservedReader{cached: tools.Client, live: tools.Live, more: opts.Reserved, allowed: opts.Ranges, own: opts.ReservedRanges}
 	networks := &networkReconciler{client: tools.Client, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log}
 	tenants := &tenantReconciler{client: tools.Client, cloud: os, events: tools.Events, network: spec, log: tools.Log}
 	err := ctrl.NewControllerManagedBy(tools.Manager).Named("neutron-networks").For(&stackubev1.Network{}).

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
@@ -21,20 +22,26 @@ const (
 	theNodes    = "the nodes' addresses"
 	thePods     = "the nodes' pod ranges"
 	theServices = "the Services' range"
+	theRoutes   = "the nodes' routes"
+	theCloud    = "OpenStack's interfaces"
+	configured  = "the chart's neutron.reserved"
 )
-
-// serviceCIDR is the ServiceCIDR that the API server makes of its own range.
-const serviceCIDR = "kubernetes"
 
 // reservedReader reads the ranges that no tenant's network may overlap, because nodes route them.
 type reservedReader struct {
 	cached, live client.Reader
 	// more are ranges of the cluster's other networks. Nil: none.
 	more func(context.Context, client.Reader) (map[string][]netip.Prefix, error)
+	// allowed are the ranges that tenants' networks may use, and own those that the configuration reserves.
+	allowed, own []netip.Prefix
 }
 
-func (r *reservedReader) read(ctx context.Context) (objects.Reserved, error) {
-	reserved := objects.Reserved{}
+// read returns what networks in an OpenStack must comply with.
+func (r *reservedReader) read(ctx context.Context, os *session) (*objects.Rules, error) {
+	reserved := objects.Reserved{configured: slices.Clone(r.own)}
+	for _, addr := range os.addresses {
+		reserved[theCloud] = append(reserved[theCloud], netip.PrefixFrom(addr, addr.BitLen()))
+	}
 	if r.more != nil {
 		more, err := r.more(ctx, r.cached)
 		if err != nil {
@@ -49,22 +56,34 @@ func (r *reservedReader) read(ctx context.Context) (objects.Reserved, error) {
 	for i := range nodes.Items {
 		addNode(reserved, &nodes.Items[i])
 	}
-	var services networkingv1.ServiceCIDR
-	err := r.live.Get(ctx, client.ObjectKey{Name: serviceCIDR}, &services)
+	var reports weftv1.NodeNetworkList
+	if err := r.cached.List(ctx, &reports); err != nil {
+		return nil, fmt.Errorf("list the NodeNetworks: %w", err)
+	}
+	for i := range reports.Items {
+		if section := sectionOf(&reports.Items[i]); section != nil {
+			reserved[theRoutes] = append(reserved[theRoutes], prefixes(section.Ranges)...)
+		}
+	}
+	var services networkingv1.ServiceCIDRList
+	err := r.live.List(ctx, &services)
 	if err != nil && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) { // releases before 1.33 have none
-		return nil, fmt.Errorf("read ServiceCIDR %s: %w", serviceCIDR, err)
+		return nil, fmt.Errorf("list the ServiceCIDRs: %w", err)
 	}
-	reserved[theServices] = append(reserved[theServices], prefixes(services.Spec.CIDRs)...)
-	for _, ranges := range reserved { // the cache lists nodes in any order
+	for i := range services.Items {
+		reserved[theServices] = append(reserved[theServices], prefixes(services.Items[i].Spec.CIDRs)...)
+	}
+	for what, ranges := range reserved { // the cache lists nodes in any order
 		slices.SortFunc(ranges, netip.Prefix.Compare)
+		reserved[what] = slices.Compact(ranges)
 	}
-	return reserved, nil
+	return &objects.Rules{Allowed: r.allowed, Reserved: reserved}, nil
 }
 
 func addNode(reserved objects.Reserved, node *corev1.Node) {
 	for _, a := range node.Status.Addresses {
 		addr, err := netip.ParseAddr(a.Address)
-		if err == nil && a.Type == corev1.NodeInternalIP {
+		if err == nil {
 			reserved[theNodes] = append(reserved[theNodes], netip.PrefixFrom(addr, addr.BitLen()))
 		}
 	}

@@ -23,8 +23,8 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// ofTenant is the annotation of Namespaces and Networks that were made for a Tenant: its UID.
-const ofTenant = "network.weft.dev/tenant-uid"
+// ofTenant marks the Namespaces and Networks that were made for a Tenant.
+const ofTenant = objects.AnnotationTenant
 
 // tenantReconciler keeps projects, users, Namespaces and Networks in step with Tenants.
 type tenantReconciler struct {
@@ -196,7 +196,8 @@ func (r *tenantReconciler) removeBelow(ctx context.Context, t *stackubev1.Tenant
 		return "", fmt.Errorf("read namespace %s: %w", t.Name, err)
 	}
 	if ns.DeletionTimestamp.IsZero() {
-		if err := client.IgnoreNotFound(r.client.Delete(ctx, ns)); err != nil {
+		// A Namespace that was created anew under the name is not the tenant's.
+		if err := client.IgnoreNotFound(r.client.Delete(ctx, ns, client.Preconditions{UID: new(ns.UID), ResourceVersion: new(ns.ResourceVersion)})); err != nil {
 			return "", fmt.Errorf("delete namespace %s: %w", t.Name, err)
 		}
 	}

@@ -143,12 +143,20 @@ func (v *view) lookNodes(ctx context.Context, reader client.Reader) error {
 
 // hostname is a node's name in Neutron, as its agent reports it.
 func hostname(report *weftv1.NodeNetwork) string {
-	for i := range report.Status.Networks {
-		if s := &report.Status.Networks[i]; s.Name == weftv1.NetworkNeutron && s.Neutron != nil {
-			return s.Neutron.Hostname
-		}
+	if s := sectionOf(report); s != nil {
+		return s.Hostname
 	}
 	return ""
+}
+
+// sectionOf is what a node's agent reports of OpenStack's networks; nil: nothing.
+func sectionOf(report *weftv1.NodeNetwork) *weftv1.NeutronNode {
+	for i := range report.Status.Networks {
+		if s := &report.Status.Networks[i]; s.Name == weftv1.NetworkNeutron {
+			return s.Neutron
+		}
+	}
+	return nil
 }
 
 func (v *view) lookPods(ctx context.Context, reader client.Reader) error {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/neutron/pipeline"
@@ -55,15 +56,49 @@ func (s Slot) Patch() uint32 { return uint32(firstPort + 2*int(s)) } //nolint:go
 // Pod returns the OpenFlow port of the pod's veth.
 func (s Slot) Pod() uint32 { return s.Patch() + 1 }
 
-// SlotOf returns the slot of a patch port on br-n, by its name and OpenFlow port. Another port has none.
-func SlotOf(row ovsdb.Row) (digits string, slot Slot, ok bool) {
+// markID is the external_id of a patch port on br-n that says what was on the port.
+const markID = "weft-port"
+
+// Mark is what was on a port since it was plugged: the switch keeps it for the next life of an agent. The zero value: nothing.
+type Mark struct {
+	// Used says that a pod is on the port, or was since the port was plugged.
+	Used bool
+	// Released is when the last pod left it, in whole seconds; zero: no pod was on it.
+	Released time.Time
+}
+
+const used = "used"
+
+func (m Mark) ids(owner reconcile.Owner) map[string]string {
+	ids := map[string]string{ovsdb.OwnerID: string(owner)}
+	switch {
+	case m.Used:
+		ids[markID] = used
+	case !m.Released.IsZero():
+		ids[markID] = m.Released.UTC().Format(time.RFC3339)
+	}
+	return ids
+}
+
+// Left is what a former life of the agent left of a port.
+type Left struct {
+	Slot Slot
+	Mark Mark
+}
+
+// LeftOf returns what a patch port on br-n says, by its name, OpenFlow port and mark. Another port has nothing.
+func LeftOf(row ovsdb.Row) (digits string, left Left, ok bool) {
 	port, is := row.(*ovsdb.Port)
 	if !is || port.Bridge != pipeline.Bridge {
-		return "", 0, false
+		return "", left, false
 	}
 	digits, ok = strings.CutPrefix(port.Name, patchNear)
-	slot = Slot((int(port.OFPort) - firstPort) / 2)
-	return digits, slot, ok && len(digits) == uuidDigits && slot.Valid() && slot.Patch() == uint32(port.OFPort)
+	left.Slot = Slot((int(port.OFPort) - firstPort) / 2)
+	if text, marked := port.ExternalIDs[markID]; marked {
+		at, err := time.Parse(time.RFC3339, text)
+		left.Mark = Mark{Used: err != nil, Released: at} // what cannot be read counts as used
+	}
+	return digits, left, ok && len(digits) == uuidDigits && left.Slot.Valid() && left.Slot.Patch() == uint32(port.OFPort)
 }
 
 // Digits returns the part of a port's UUID that is in the names of its patch ports: its first 12 digits.
@@ -106,13 +141,10 @@ func Rows(datapath string) map[ovsdb.Key]ovsdb.Row {
 }
 
 // PortRows returns the patch ports that join br-n to a port of Neutron. The end on br-int has what OVN and Neutron's agent bind by.
-func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, slot Slot) map[ovsdb.Key]ovsdb.Row {
+func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, left Left) map[ovsdb.Key]ovsdb.Row {
 	near, far := patchNear+Digits(uuid), patchFar+Digits(uuid)
 	return rowsOf(
-		&ovsdb.Port{
-			Bridge: pipeline.Bridge, Name: near, Type: ovsdb.TypePatch, OFPort: uint16(slot.Patch()), //nolint:gosec // Valid
-			Options: map[string]string{"peer": far}, ExternalIDs: map[string]string{ovsdb.OwnerID: string(owner)},
-		},
+		nearRow(owner, uuid, left),
 		&ovsdb.Port{
 			Bridge: IntegrationBridge, Name: far, Type: ovsdb.TypePatch, Options: map[string]string{"peer": near},
 			ExternalIDs: map[string]string{
@@ -120,6 +152,18 @@ func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, slot Slo
 			},
 		},
 	)
+}
+
+// UnpluggedRows returns what remains of a port that a pod has left and that is about to be plugged again: the end on br-n with its mark.
+func UnpluggedRows(owner reconcile.Owner, uuid string, slot Slot) map[ovsdb.Key]ovsdb.Row {
+	return rowsOf(nearRow(owner, uuid, Left{slot, Mark{Used: true}}))
+}
+
+func nearRow(owner reconcile.Owner, uuid string, left Left) *ovsdb.Port {
+	return &ovsdb.Port{
+		Bridge: pipeline.Bridge, Name: patchNear + Digits(uuid), Type: ovsdb.TypePatch, OFPort: uint16(left.Slot.Patch()), //nolint:gosec // Valid
+		Options: map[string]string{"peer": patchFar + Digits(uuid)}, ExternalIDs: left.Mark.ids(owner),
+	}
 }
 
 // PodRows returns the port of a pod's host veth.

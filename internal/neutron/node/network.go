@@ -319,7 +319,8 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err != nil {
 		return nil, err
 	}
-	if err := n.ports.hold(rec, &d); err != nil {
+	rows, err := n.ports.hold(rec, &d)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 	}
 	n.mu.Lock()
@@ -336,7 +337,8 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 		return nil, fmt.Errorf("interface of %s: %w", rec.Key(), err)
 	}
 	owner := ownerOf(rec)
-	if err := n.vswitch.Rows.Apply(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)}); err != nil {
+	rows[owner] = host.PodRows(owner, rec.HostInterface, d.Slot)
+	if err := n.vswitch.Rows.Apply(ctx, rows); err != nil {
 		return nil, fmt.Errorf("port of %s: %w", rec.Key(), err)
 	}
 	if err := n.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)}); err != nil {

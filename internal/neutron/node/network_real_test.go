@@ -4,11 +4,16 @@ package node
 
 import (
 	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/testutils"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/openflow/ovstest"
@@ -55,4 +60,94 @@ func TestConformance(t *testing.T) {
 			},
 		}
 	})
+}
+
+// noRecords are those of an agent whose attachments have ended.
+type noRecords struct{}
+
+func (noRecords) Attached() []attach.Record                { return nil }
+func (noRecords) Put(context.Context, attach.Record) error { return nil }
+func (noRecords) Reap(attach.Record)                       {}
+
+// A port that a pod had is plugged anew and rests, also where the agent ended before any status said that a pod was on it, and also where
+// it ended after the port was unplugged. A port that no pod had is free at once.
+func TestPortRestsAfterACrash(t *testing.T) {
+	boot, err := attach.ReadBootID()
+	must(t, err)
+	m := &machine{Switch: ovstest.Start(t), name: "crashed", boot: boot}
+	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
+	ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
+	blue := tenant(t, "default")
+	port := portOf{network: blue, node: m.name, tag: 77, number: 1}
+	port.create(t)
+	at := placement.Decision{Network: Name, Part: blue.Name}
+	request := func(container string) *cni.Request {
+		return &cni.Request{
+			Command: cni.CommandAdd, ContainerID: container, IfName: "eth0", Args: cni.Args{PodNamespace: blue.Namespace, PodName: container}, NetConf: &cni.NetConf{},
+		}
+	}
+	live := func() (n *Network, crash func()) {
+		ctx, cancel := context.WithCancel(context.Background())
+		n = m.life(ctx, t, noRecords{})
+		done := make(chan error, 1)
+		go func() { done <- n.Run(ctx) }()
+		eventually(t, "the node is ready", n.Ready)
+		return n, func() {
+			cancel()
+			must(t, <-done)
+		}
+	}
+	plan := func(n *Network, patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		rec, err := n.Plan(ctx, request("first"), at, attach.InUse{})
+		if err != nil {
+			return err
+		}
+		rec.ContainerID, rec.IfName, rec.PodNamespace, rec.PodName = "first", "eth0", blue.Namespace, "first"
+		netns, err := testutils.NewNS()
+		must(t, err)
+		t.Cleanup(func() { _ = netns.Close(); _ = testutils.UnmountNS(netns) })
+		rec.Netns = netns.Path()
+		_, err = n.Connect(t.Context(), &rec)
+		return err
+	}
+	n, crash := live()
+	must(t, plan(n, patience))
+	crash()
+	forget(t, port) // the API server was away: no status was written
+
+	m.rest = time.Hour
+	n, crash = live()
+	eventually(t, "the port is plugged anew and rests", func() error {
+		object := &weftv1.NeutronPort{}
+		must(t, api(t).Get(t.Context(), client.ObjectKey{Name: port.uuid()}, object))
+		if object.Status.ReleasedAt == nil || !object.Status.Plugged {
+			return errors.New("its status does not say so")
+		}
+		return nil
+	})
+	if err := plan(n, time.Second); cni.AsError(err).Code != cni.CodeTryAgainLater {
+		t.Errorf("ADD on a port that has not rested: %v", err)
+	}
+	crash()
+	forget(t, port)
+
+	n, crash = live()
+	defer crash()
+	if err := plan(n, time.Second); cni.AsError(err).Code != cni.CodeTryAgainLater {
+		t.Errorf("ADD on a port that has not rested, after another restart: %v", err)
+	}
+	fresh := portOf{network: blue, node: m.name, tag: 77, number: 2}
+	fresh.create(t)
+	must(t, plan(n, patience))
+}
+
+// forget clears what the agent has written about a port.
+func forget(t *testing.T, p portOf) {
+	t.Helper()
+	object := &weftv1.NeutronPort{}
+	must(t, api(t).Get(t.Context(), client.ObjectKey{Name: p.uuid()}, object))
+	object.Status = weftv1.NeutronPortStatus{Plugged: true}
+	must(t, api(t).Status().Update(t.Context(), object))
 }

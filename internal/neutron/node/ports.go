@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -64,6 +63,13 @@ type port struct {
 
 func (p *port) owner() reconcile.Owner { return reconcile.Owner(portOwner + p.uuid) }
 
+// rows are the port's while it is plugged. Their mark outlives this agent: a port that a pod has used is plugged anew and rests, also where no
+// status says so.
+func (p *port) rows() map[ovsdb.Key]ovsdb.Row {
+	mark := host.Mark{Used: p.used, Released: p.released}
+	return host.PortRows(p.owner(), p.uuid, p.mac, host.Left{Slot: p.slot, Mark: mark})
+}
+
 // ports keep the node's NeutronPorts plugged, lend them to attachments, and report them.
 type ports struct {
 	node    string
@@ -79,8 +85,8 @@ type ports struct {
 	all map[string]*port
 	// slots has the port of each slot.
 	slots map[host.Slot]string
-	// former are the slots that a former life gave, by the digits of the port.
-	former map[string]host.Slot
+	// former is what a former life left, by the digits of the port.
+	former map[string]host.Left
 	// changed is closed and replaced when a port may have become free.
 	changed chan struct{}
 }
@@ -89,7 +95,7 @@ func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects clien
 	return &ports{
 		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1),
 		describe: func(context.Context) error { return nil },
-		all:      map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Slot{}, changed: make(chan struct{}),
+		all:      map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}),
 	}
 }
 
@@ -105,8 +111,8 @@ func (ps *ports) recover(rows map[ovsdb.Key]ovsdb.Row, attached []attach.Record)
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, row := range rows {
-		if digits, slot, ok := host.SlotOf(row); ok {
-			ps.former[digits] = slot
+		if digits, left, ok := host.LeftOf(row); ok {
+			ps.former[digits] = left
 		}
 	}
 	var errs []error
@@ -131,7 +137,7 @@ func (ps *ports) restore(rec *attach.Record) error {
 		return fmt.Errorf("attachment %s: slot %d of its port %s is that of port %s", rec.Key(), d.Slot, d.Port, owner)
 	}
 	ps.all[p.uuid], ps.slots[p.slot] = p, p.uuid
-	ps.rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): host.PortRows(p.owner(), p.uuid, p.mac, p.slot)})
+	ps.rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): p.rows()})
 	return nil
 }
 
@@ -199,6 +205,12 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 		if at := object.Status.ReleasedAt; at != nil {
 			p.released = at.Time
 		}
+		if left, had := ps.former[host.Digits(p.uuid)]; had {
+			p.used = p.used || left.Mark.Used
+			if p.released.Before(left.Mark.Released) {
+				p.released = left.Mark.Released
+			}
+		}
 		ps.all[p.uuid] = p
 	}
 	p.object = object
@@ -220,15 +232,18 @@ func (ps *ports) assign(uuid string) (host.Slot, error) {
 			return -1, errTwice
 		}
 	}
-	slot, had := ps.former[digits]
+	left, had := ps.former[digits]
 	delete(ps.former, digits)
-	if _, taken := ps.slots[slot]; had && !taken {
-		ps.slots[slot] = uuid
-		return slot, nil
+	if _, taken := ps.slots[left.Slot]; had && !taken {
+		ps.slots[left.Slot] = uuid
+		return left.Slot, nil
 	}
-	kept := slices.Collect(maps.Values(ps.former))
-	for slot = range host.Slots {
-		if _, taken := ps.slots[slot]; !taken && !slices.Contains(kept, slot) {
+	kept := map[host.Slot]bool{}
+	for _, left := range ps.former {
+		kept[left.Slot] = true
+	}
+	for slot := range host.Slot(host.Slots) {
+		if _, taken := ps.slots[slot]; !taken && !kept[slot] {
 			ps.slots[slot] = uuid
 			return slot, nil
 		}
@@ -246,6 +261,9 @@ func (ps *ports) unplug(ctx context.Context) error {
 			p.plugged = false
 			all = append(all, p)
 			gone[p.owner()] = nil
+			if p.wanted {
+				gone[p.owner()] = host.UnpluggedRows(p.owner(), p.uuid, p.slot)
+			}
 		}
 	}
 	ps.mu.Unlock()
@@ -261,7 +279,7 @@ func (ps *ports) unplug(ctx context.Context) error {
 			continue
 		}
 		if p.used {
-			p.used, p.released = false, time.Now()
+			p.used, p.released = false, time.Now().Truncate(time.Second)
 		}
 		if p.object == nil {
 			delete(ps.all, p.uuid)
@@ -279,7 +297,7 @@ func (ps *ports) plug(ctx context.Context) error {
 	for _, p := range ps.all {
 		if p.wanted && !p.plugged && (p.holder != nil || !p.used) {
 			all = append(all, p)
-			rows[p.owner()] = host.PortRows(p.owner(), p.uuid, p.mac, p.slot)
+			rows[p.owner()] = p.rows()
 		}
 	}
 	ps.mu.Unlock()
@@ -447,24 +465,25 @@ func (ps *ports) count(network string) (all, inactive int) {
 	return all, inactive
 }
 
-// hold marks the port as the attachment's. It fails if the port is not there any more, or another attachment's.
-func (ps *ports) hold(rec *attach.Record, d *details) error {
+// hold marks the port as the attachment's, and returns its rows with that mark. It fails if the port is not there any more, or another
+// attachment's.
+func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.all[d.Port]
 	if p == nil || p.slot != d.Slot || p.holder == nil && (!p.plugged || p.used) {
-		return fmt.Errorf("port %s is not plugged on this node any more", d.Port)
+		return nil, fmt.Errorf("port %s is not plugged on this node any more", d.Port)
 	}
 	if p.holder != nil && p.holder.Key() != rec.Key() {
-		return fmt.Errorf("port %s is that of attachment %s", d.Port, p.holder.Key())
+		return nil, fmt.Errorf("port %s is that of attachment %s", d.Port, p.holder.Key())
 	}
 	if p.holder == nil && p.object != nil && !p.object.DeletionTimestamp.IsZero() {
-		return fmt.Errorf("port %s is being deleted", d.Port)
+		return nil, fmt.Errorf("port %s is being deleted", d.Port)
 	}
 	kept := *rec
 	p.holder, p.used = &kept, true
 	ps.wakeUp()
-	return nil
+	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): p.rows()}, nil
 }
 
 // release gives the ports of attachments back that are removed.

@@ -29,14 +29,39 @@ func (n *Network) describe(ctx context.Context) error {
 		return fmt.Errorf("report of the node: %w", err)
 	}
 	problems := problemsOf(&look, n.vswitch.Datapath)
+	ranges, err := n.ranges()
+	if err != nil {
+		return fmt.Errorf("report of the node: %w", err)
+	}
 	if ctx.Err() == nil {
 		all, used := n.ports.counts()
-		n.deps.Report(section(&look, problems, all, used))
+		report := section(&look, problems, all, used)
+		report.Neutron.Ranges = ranges
+		n.deps.Report(report)
 	}
 	if len(problems) > 0 {
 		return errors.New(strings.Join(problems, "; "))
 	}
 	return nil
+}
+
+// mostRanges bounds what is reported of the node's routes: as many as the API takes.
+const mostRanges = 256
+
+// ranges are those that the node routes, except to its pods: the controller gives no pod an address in them.
+func (n *Network) ranges() ([]string, error) {
+	if n.node.Ranges == nil {
+		return nil, nil
+	}
+	found, err := n.node.Ranges(host.Device)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller wraps it
+	}
+	texts := make([]string, 0, len(found))
+	for _, p := range found[:min(len(found), mostRanges)] {
+		texts = append(texts, p.String())
+	}
+	return texts, nil
 }
 
 // problemsOf says why pods cannot be served, and what to do.

@@ -145,6 +145,8 @@ type machine struct {
 	*ovstest.Switch
 	name string
 	boot string
+	// rest is how long ports rest in the next life.
+	rest time.Duration
 	// reported is the section of NodeNetwork.
 	reported atomic.Pointer[weftv1.NodeNetworkSection]
 }
@@ -204,7 +206,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 	})
 	made, err := newNetwork(ctx, n, network.Deps{
 		Records: records, Objects: objects, API: api(t), Changed: func() {}, Report: func(s weftv1.NodeNetworkSection) { m.reported.Store(&s) },
-	}, 0)
+	}, m.rest)
 	must(t, err)
 	return made
 }

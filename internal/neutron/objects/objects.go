@@ -18,6 +18,32 @@ const TenantNamespace = "default"
 // Reserved are ranges that a tenant's network must not overlap, with what each is.
 type Reserved map[string][]netip.Prefix
 
+// Rules are what a tenant's network must comply with: its range is in one of Allowed and overlaps none of Reserved. Nodes route pods' addresses, so
+// that a range of others would lead the nodes' own packets to a tenant's pods.
+type Rules struct {
+	Allowed  []netip.Prefix
+	Reserved Reserved
+}
+
+// Refuses reports whether no pod may have the address.
+func (r *Rules) Refuses(addr netip.Addr) bool {
+	contains := func(p netip.Prefix) bool { return p.Contains(addr) }
+	for _, ranges := range r.Reserved {
+		if slices.ContainsFunc(ranges, contains) {
+			return true
+		}
+	}
+	return !slices.ContainsFunc(r.Allowed, contains)
+}
+
+// PrivateRanges are what tenants' networks may use unless configured otherwise: RFC 1918 and RFC 6598.
+func PrivateRanges() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("100.64.0.0/10"),
+	}
+}
+
 // NetworkName is stackube's name of a network and its router in OpenStack.
 func NetworkName(namespace, name string) string { return "kube-" + namespace + "-" + name }
 
@@ -26,7 +52,7 @@ func Owner(n *stackubev1.Network) string { return "network/" + string(n.UID) }
 
 // Compile returns the network that a Network of a project asks for. The error names each wrong field; a Network with networkID
 // compiles to nothing and must not be passed.
-func Compile(n *stackubev1.Network, project string, reserved Reserved) (cloud.Network, error) {
+func Compile(n *stackubev1.Network, project string, rules *Rules) (cloud.Network, error) {
 	name := NetworkName(n.Namespace, n.Name)
 	var errs []error
 	cidr, err := netip.ParsePrefix(n.Spec.CIDR)
@@ -34,7 +60,7 @@ func Compile(n *stackubev1.Network, project string, reserved Reserved) (cloud.Ne
 	case err != nil || !cidr.Addr().Is4() || cidr.Masked() != cidr:
 		errs = append(errs, fmt.Errorf("spec.cidr: %q is not an IPv4 range whose host bits are zero, such as 10.244.0.0/16", n.Spec.CIDR))
 	default:
-		errs = append(errs, overlap(cidr, reserved))
+		errs = append(errs, errors.Join(allowed(cidr, rules.Allowed), overlap(cidr, rules.Reserved)))
 	}
 	subnet := cloud.Subnet{Name: name + "-subnet", CIDR: cidr}
 	if g := n.Spec.Gateway; g != "" && errs[0] == nil {
@@ -54,6 +80,13 @@ func Compile(n *stackubev1.Network, project string, reserved Reserved) (cloud.Ne
 		return cloud.Network{}, err
 	}
 	return cloud.Network{Owner: Owner(n), Name: name, Project: project, Subnets: []cloud.Subnet{subnet}}, nil
+}
+
+func allowed(cidr netip.Prefix, ranges []netip.Prefix) error {
+	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() <= cidr.Bits() && p.Contains(cidr.Addr()) }) {
+		return nil
+	}
+	return fmt.Errorf("spec.cidr: %s is in none of the ranges for tenants' networks, %v: choose one of them, or add it to the chart's neutron.ranges", cidr, ranges)
 }
 
 // overlap names one range of each kind, in a fixed order: the same objects give the same words.

@@ -25,8 +25,25 @@ func reserved() Reserved {
 	}
 }
 
+func rules() *Rules { return &Rules{Allowed: PrivateRanges(), Reserved: reserved()} }
+
+// Addresses that no pod may have are those in reserved ranges and those outside the allowed ones.
+func TestRefusedAddresses(t *testing.T) {
+	for text, want := range map[string]bool{
+		"10.244.0.5": false, "100.64.0.1": false, "172.30.0.10": true, "10.129.0.1": true, "192.0.2.1": true, "8.8.8.8": true, "169.254.0.3": true,
+	} {
+		if got := rules().Refuses(netip.MustParseAddr(text)); got != want {
+			t.Errorf("%s is refused: %v, want %v", text, got, want)
+		}
+	}
+	public := &Rules{Allowed: []netip.Prefix{netip.MustParsePrefix("8.8.8.0/24")}}
+	if public.Refuses(netip.MustParseAddr("8.8.8.8")) {
+		t.Error("an address of a configured range is refused")
+	}
+}
+
 func TestCompile(t *testing.T) {
-	got, err := Compile(network(stackubev1.NetworkSpec{CIDR: "10.244.0.0/16", Gateway: "10.244.0.1", DNSServers: []string{"192.0.2.53"}}), "p", reserved())
+	got, err := Compile(network(stackubev1.NetworkSpec{CIDR: "10.244.0.0/16", Gateway: "10.244.0.1", DNSServers: []string{"192.0.2.53"}}), "p", rules())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,12 +68,15 @@ func TestErrorsNameTheField(t *testing.T) {
 		{stackubev1.NetworkSpec{CIDR: "10.128.5.0/24"}, []string{"spec.cidr", "the cluster's pods"}},
 		{stackubev1.NetworkSpec{CIDR: "172.16.0.0/12"}, []string{"spec.cidr", "the Services"}},
 		{stackubev1.NetworkSpec{CIDR: "192.0.2.128/25"}, []string{"spec.cidr", "the nodes"}},
+		{stackubev1.NetworkSpec{CIDR: "8.8.8.0/24"}, []string{"spec.cidr", "ranges for tenants' networks", "neutron.ranges"}},
+		{stackubev1.NetworkSpec{CIDR: "8.0.0.0/5"}, []string{"spec.cidr", "ranges for tenants' networks"}},
+		{stackubev1.NetworkSpec{CIDR: "169.254.0.0/24"}, []string{"spec.cidr", "ranges for tenants' networks"}},
 		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", Gateway: "10.244.1.1"}, []string{"spec.gateway", "10.244.1.1"}},
 		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", Gateway: "10.244.0.0"}, []string{"spec.gateway"}},
 		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", Gateway: "10.244.0.255"}, []string{"spec.gateway"}},
 		{stackubev1.NetworkSpec{CIDR: "10.244.0.0/24", DNSServers: []string{"192.0.2.1", "dns"}}, []string{"spec.dnsServers[1]"}},
 	} {
-		_, err := Compile(network(c.spec), "p", reserved())
+		_, err := Compile(network(c.spec), "p", rules())
 		if err == nil {
 			t.Errorf("%+v is accepted", c.spec)
 			continue
@@ -77,7 +97,7 @@ func TestAcceptedNetworksAreSafe(t *testing.T) {
 			CIDR:    rapid.OneOf(rapid.String(), rapid.Just(netip.PrefixFrom(addr, rapid.IntRange(0, 32).Draw(t, "bits")).String())).Draw(t, "cidr"),
 			Gateway: rapid.OneOf(rapid.String(), rapid.Just(""), rapid.Just(addr.Next().String())).Draw(t, "gateway"),
 		}
-		got, err := Compile(network(spec), "p", reserved())
+		got, err := Compile(network(spec), "p", rules())
 		if err != nil {
 			return
 		}

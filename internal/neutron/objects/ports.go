@@ -20,7 +20,11 @@ import (
 // NetworkKind is the name of OpenStack's networks in placement.
 const NetworkKind = "neutron"
 
-// Binder puts the pods of a namespace on the Network of its name, as stackube does.
+// AnnotationTenant is the annotation of Namespaces and Networks that were made for a Tenant: its UID.
+const AnnotationTenant = "network.weft.dev/tenant-uid"
+
+// Binder puts the pods of a namespace on the Network of its name, as stackube does. Pods of a Tenant's Namespace are on networks of OpenStack
+// only: an annotation of a tenant's pod leads to no other network.
 func Binder(networks []stackubev1.Network) placement.Binder {
 	own := map[string]bool{}
 	for i := range networks {
@@ -29,13 +33,21 @@ func Binder(networks []stackubev1.Network) placement.Binder {
 		}
 	}
 	return func(_ placement.Pod, namespace placement.Namespace) []placement.Binding {
-		if !own[namespace.Name] {
+		_, tenant := namespace.Annotations[AnnotationTenant]
+		b := placement.Binding{
+			Level: placement.ByNamespace, Network: NetworkKind, Part: namespace.Name, Only: tenant,
+			Reason: fmt.Sprintf("Network %s/%s has the namespace's name", namespace.Name, namespace.Name),
+		}
+		switch {
+		case own[namespace.Name]:
+		case tenant:
+			b.Reason = fmt.Sprintf("namespace %s is that of a Tenant", namespace.Name)
+			b.Refuse = fmt.Sprintf("Tenant %s has no Network %s/%s: create one, or name another with annotation %s: %s/NAME",
+				namespace.Name, namespace.Name, namespace.Name, placement.AnnotationNetwork, NetworkKind)
+		default:
 			return nil
 		}
-		return []placement.Binding{{
-			Level: placement.ByNamespace, Network: NetworkKind, Part: namespace.Name,
-			Reason: fmt.Sprintf("Network %s/%s has the namespace's name", namespace.Name, namespace.Name),
-		}}
+		return []placement.Binding{b}
 	}
 }
 

@@ -2,6 +2,7 @@ package objects
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -25,23 +26,36 @@ func TestBinder(t *testing.T) {
 		Default: "overlay", Known: []string{"overlay", NetworkKind},
 		Binders: []placement.Binder{Binder([]stackubev1.Network{network("blue", "blue"), network("red", "second")})},
 	}
+	const tenant, plain = true, false
 	for _, c := range []struct {
 		namespace, annotation string
+		tenant                bool
 		network, part         string
+		refuse                string
 	}{
-		{"blue", "", NetworkKind, "blue"},
-		{"blue", "neutron/other", NetworkKind, "other"},
-		{"blue", "overlay", "overlay", ""},
-		{"red", "", "overlay", ""},
-		{"red", "neutron/second", NetworkKind, "second"},
+		{"blue", "", plain, NetworkKind, "blue", ""},
+		{"blue", "neutron/other", plain, NetworkKind, "other", ""},
+		{"blue", "overlay", plain, "overlay", "", ""},
+		{"red", "", plain, "overlay", "", ""},
+		{"red", "neutron/second", plain, NetworkKind, "second", ""},
+		{"blue", "", tenant, NetworkKind, "blue", ""},
+		{"blue", "neutron/other", tenant, NetworkKind, "other", ""},
+		{"blue", "overlay", tenant, "overlay", "", "on networks of kind neutron only"},
+		{"red", "", tenant, NetworkKind, "red", "has no Network red/red"},
+		{"red", "overlay", tenant, "overlay", "", "on networks of kind neutron only"},
+		{"red", "neutron/second", tenant, NetworkKind, "second", ""},
 	} {
 		pod := placement.Pod{Namespace: c.namespace, Name: "p"}
 		if c.annotation != "" {
 			pod.Annotations = map[string]string{placement.AnnotationNetwork: c.annotation}
 		}
-		got := placement.Decide(pod, placement.Namespace{Name: c.namespace}, cluster)
-		if got.Network != c.network || got.Part != c.part || got.Refuse != "" {
-			t.Errorf("a pod of %s with annotation %q is on %+v, want %s/%s", c.namespace, c.annotation, got, c.network, c.part)
+		namespace := placement.Namespace{Name: c.namespace}
+		if c.tenant {
+			namespace.Annotations = map[string]string{AnnotationTenant: "u"}
+		}
+		got := placement.Decide(pod, namespace, cluster)
+		if got.Network != c.network || got.Part != c.part || (got.Refuse == "") != (c.refuse == "") || !strings.Contains(got.Refuse, c.refuse) {
+			t.Errorf("a pod of %s with annotation %q is on %+v, want %+v", c.namespace, c.annotation, got, c)
 		}
 	}
 }

@@ -12,7 +12,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
+	"slices"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack"
@@ -28,6 +30,23 @@ type Client struct {
 	LoadBalancer *gophercloud.ServiceClient // nil where the catalogue has no load-balancer service
 	// ProjectID is the project that the credentials are for.
 	ProjectID string
+
+	auth string // Keystone's address
+}
+
+// Hosts returns the host names and addresses of the services' interfaces, each once.
+func (c *Client) Hosts() []string {
+	texts := []string{c.auth, c.Identity.Endpoint, c.Network.Endpoint}
+	if c.LoadBalancer != nil {
+		texts = append(texts, c.LoadBalancer.Endpoint)
+	}
+	var hosts []string
+	for _, text := range texts {
+		if at, err := url.Parse(text); err == nil && at.Hostname() != "" && !slices.Contains(hosts, at.Hostname()) {
+			hosts = append(hosts, at.Hostname())
+		}
+	}
+	return hosts
 }
 
 // Options of a Client. The zero value is usable.
@@ -59,7 +78,7 @@ func New(ctx context.Context, g conf.Global, opts Options) (*Client, error) {
 
 func services(provider *gophercloud.ProviderClient, g conf.Global) (*Client, error) {
 	endpoint := gophercloud.EndpointOpts{Region: g.Region}
-	c := &Client{}
+	c := &Client{auth: g.AuthURL}
 	var err error
 	if c.Identity, err = openstack.NewIdentityV3(provider, endpoint); err != nil {
 		return nil, fmt.Errorf("find Keystone in its catalogue, region %q: %w", g.Region, err)
