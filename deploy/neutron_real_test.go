@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -64,6 +65,41 @@ func TestAgentReportsItsOwnPortsOnly(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal", name, err)
 		}
 	}
+}
+
+// The controller creates and deletes Namespaces of Tenants only.
+func TestControllerDeletesTenantsNamespacesOnly(t *testing.T) {
+	ctx := t.Context()
+	stackube, err := crds.Neutron()
+	must(t, err)
+	must(t, server.InstallCRDs(ctx, stackube))
+	admin := newClient(t, func(scheme *runtime.Scheme) (client.Client, error) {
+		return client.New(server.Config(), client.Options{Scheme: scheme})
+	})
+	all, err := deploy.NeutronObjects()
+	must(t, err)
+	for _, object := range all {
+		if err := admin.Create(ctx, object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
+		}
+	}
+	controller := newClient(t, func(scheme *runtime.Scheme) (client.Client, error) {
+		return client.New(server.ConfigAs("weft", "weft-controller"), client.Options{Scheme: scheme})
+	})
+	namespace := func(name string, annotations map[string]string) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}
+	}
+	must(t, admin.Create(ctx, namespace("shop", nil)))
+	const refusal = "may create and delete Namespaces of Tenants only"
+	eventually(t, "the policy refuses the deletion of another's Namespace", func() bool {
+		err := controller.Delete(ctx, namespace("shop", nil), client.DryRunAll)
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), refusal)
+	})
+	if err := controller.Create(ctx, namespace("plain", nil)); !apierrors.IsForbidden(err) {
+		t.Errorf("a Namespace without a Tenant: %v, want a refusal", err)
+	}
+	must(t, controller.Create(ctx, namespace("blue", map[string]string{"network.weft.dev/tenant-uid": "u"})))
+	must(t, controller.Delete(ctx, namespace("blue", nil)))
 }
 
 func tenants() *metav1.PartialObjectMetadataList {

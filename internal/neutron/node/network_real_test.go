@@ -68,6 +68,7 @@ type noRecords struct{}
 func (noRecords) Attached() []attach.Record                { return nil }
 func (noRecords) Put(context.Context, attach.Record) error { return nil }
 func (noRecords) Reap(attach.Record)                       {}
+func (noRecords) TryLock(attach.Key) (func(), bool)        { return func() {}, true }
 
 // A port that a pod had is plugged anew and rests, also where the agent ended before any status said that a pod was on it, and also where
 // it ended after the port was unplugged. A port that no pod had is free at once.

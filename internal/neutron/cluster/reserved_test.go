@@ -1,0 +1,61 @@
+package cluster
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/objects"
+)
+
+// A tenant's range may not cover what nodes need: their addresses of every kind, what they route, pods' and every Services' range, OpenStack's
+// own interfaces, and what the chart reserves. The error names the field.
+func TestRangesThatNodesNeed(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	if err := weftv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	reader := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/24"}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: "10.2.0.1"}, {Type: corev1.NodeExternalIP, Address: "10.3.0.1"}, {Type: corev1.NodeHostName, Address: "n1"},
+			}},
+		},
+		&weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: weftv1.NodeNetworkStatus{Networks: []weftv1.NodeNetworkSection{
+			{Name: weftv1.NetworkNeutron, Neutron: &weftv1.NeutronNode{Ranges: []string{"10.4.0.0/16", "10.5.0.9/32"}}},
+		}}},
+		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.6.0.0/16"}}},
+		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.7.0.0/16"}}},
+	).Build()
+	r := &reservedReader{cached: reader, live: reader, allowed: objects.PrivateRanges(), own: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}}
+	rules, err := r.read(t.Context(), &session{addresses: []netip.Addr{netip.MustParseAddr("10.9.0.5")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cidr, wrong := range map[string]bool{
+		"10.1.0.0/16": true, "10.2.0.0/24": true, "10.3.0.0/24": true, "10.4.7.0/24": true, "10.5.0.0/24": true, "10.6.1.0/24": true, "10.7.1.0/24": true,
+		"10.8.0.0/24": true, "10.9.0.0/24": true, "8.8.8.0/24": true, "10.244.0.0/16": false, "10.2.1.0/24": false,
+	} {
+		n := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "blue"}, Spec: stackubev1.NetworkSpec{CIDR: cidr}}
+		_, err := objects.Compile(n, "p", rules)
+		if (err != nil) != wrong {
+			t.Errorf("%s: %v, want an error: %v", cidr, err, wrong)
+		}
+		if err != nil && !slices.Contains([]string{"spec.cidr"}, err.Error()[:len("spec.cidr")]) {
+			t.Errorf("%s: the error does not name the field: %v", cidr, err)
+		}
+	}
+}
