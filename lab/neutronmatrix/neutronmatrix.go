@@ -56,7 +56,7 @@ func Run(ctx context.Context, c *lab.Cluster) (*reach.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scene{cluster: c, pods: pods, services: map[string]netip.Addr{}}
+	s := &scene{cluster: c, pods: pods, services: map[string]netip.Addr{}, public: map[string]netip.Addr{}}
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -83,6 +83,7 @@ type scene struct {
 	cluster  *lab.Cluster
 	pods     map[string]reach.Pod
 	services map[string]netip.Addr
+	public   map[string]netip.Addr // of Services of type LoadBalancer, from outside
 	ways     []reach.Way
 }
 
@@ -100,11 +101,16 @@ func (s *scene) check() error {
 }
 
 func (s *scene) findServices(ctx context.Context, k kubernetes.Interface) error {
-	for _, name := range []string{"blue/web", "red/web", "default/overlay", "default/kubernetes"} {
+	for _, name := range []string{"blue/web", "red/web", "blue/public", "red/public", "default/overlay", "default/kubernetes"} {
 		namespace, service, _ := strings.Cut(name, "/")
 		object, err := k.CoreV1().Services(namespace).Get(ctx, service, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("service %s: %w", name, err)
+		}
+		for _, ingress := range object.Status.LoadBalancer.Ingress {
+			if addr, err := netip.ParseAddr(ingress.IP); err == nil {
+				s.public[name] = addr
+			}
 		}
 		if s.services[name], err = netip.ParseAddr(object.Spec.ClusterIP); err != nil {
 			return fmt.Errorf("service %s: %w", name, err)
@@ -135,6 +141,14 @@ func (s *scene) within(tenant string) {
 	byName.Prepare = func() (netip.Addr, error) { return resolve(name, web) }
 	api := s.pod("the API server's Service", client, "service default/kubernetes", s.services["default/kubernetes"], ip)
 	api.At, api.Path = netip.AddrPortFrom(api.At.Addr(), 443), ""
+	public := reach.Way{
+		Row:   reach.Row{Name: "from outside to the tenant's load balancer, by its floating IP", From: "external", To: s.public[tenant+"/public"].String(), Want: s.cluster.External.IP},
+		Netns: s.cluster.External.Netns, At: netip.AddrPortFrom(s.public[tenant+"/public"], webPort), Path: askPath,
+	}
+	if !public.At.IsValid() {
+		public.Problem = "service " + tenant + "/public has no address: kubectl -n " + tenant + " describe service public"
+	}
+	s.ways = append(s.ways, public)
 	for _, target := range []string{near, far} {
 		node := s.pods[target].Node
 		s.ways = append(s.ways, reach.Way{

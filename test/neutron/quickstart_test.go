@@ -23,6 +23,9 @@ func TestExamples(t *testing.T) {
 	for _, namespace := range []string{"blue", "red"} {
 		kubectl(ctx, t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=240s")
 	}
+	for _, namespace := range []string{"blue", "red"} {
+		kubectl(ctx, t, "-n", namespace, "wait", "--for=jsonpath={.status.loadBalancer.ingress[0].ip}", "service/public", "--timeout=240s")
+	}
 	kubectl(ctx, t, "wait", "--for=condition=Ready", "pod/overlay-pod", "--timeout=120s")
 	report, err := neutronmatrix.Run(ctx, cloudFor.lab)
 	if err != nil {

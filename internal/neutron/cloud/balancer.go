@@ -29,6 +29,8 @@ type Balancer struct {
 	SourceAffinity bool
 	// FloatingIP is the address from outside: an address, or the zero value for none.
 	FloatingIP netip.Addr
+	// AnyFloating gives it an address of the external network where FloatingIP names none, and there is an external network.
+	AnyFloating bool
 }
 
 // Listener is a port of a load balancer.
@@ -51,6 +53,8 @@ type HeldBalancer struct {
 	loadbalancers.LoadBalancer
 
 	Listeners []HeldListener
+	// FloatingIP is its address from outside, where EnsureBalancer was asked for one.
+	FloatingIP netip.Addr
 }
 
 // HeldListener is a listener with the pool of its name.
@@ -137,12 +141,34 @@ func (c *Cloud) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBa
 	if err := c.prune(ctx, want, held); err != nil {
 		return nil, err
 	}
-	if want.FloatingIP.IsValid() {
-		if err := c.ensureFloating(ctx, want, held.VipPortID); err != nil {
-			return nil, err
-		}
+	floating := want.FloatingIP
+	switch {
+	case floating.IsValid():
+		err = c.ensureFloating(ctx, want, held.VipPortID)
+	case want.AnyFloating && c.config.ExternalNetwork != "":
+		floating, err = c.anyFloating(ctx, want, held.VipPortID)
 	}
-	return c.FindBalancer(ctx, want.Project, want.Name)
+	if err != nil {
+		return nil, err
+	}
+	if held, err = c.FindBalancer(ctx, want.Project, want.Name); err != nil {
+		return nil, err
+	}
+	held.FloatingIP = floating
+	return held, nil
+}
+
+// OwnBalancer looks up the load balancer of an object, in any project. It returns ErrNotFound, and ErrForeign for one of that name that Weft
+// did not make for the object.
+func (c *Cloud) OwnBalancer(ctx context.Context, owner, name string) (*HeldBalancer, error) {
+	held, err := c.FindBalancer(ctx, "", name)
+	if err != nil {
+		return nil, err
+	}
+	if held.Description != c.mark(owner) {
+		return nil, fmt.Errorf("load balancer %q: %w", name, ErrForeign)
+	}
+	return held, nil
 }
 
 func (c *Cloud) ensureBalancer(ctx context.Context, want Balancer) (id string, made bool, err error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
 
@@ -53,6 +54,29 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 		return fmt.Errorf("lead %s to port %s: %w", what, port, openstack.Explain(err))
 	}
 	return nil
+}
+
+// anyFloating returns the floating IP that leads to a port, and makes one if there is none.
+func (c *Cloud) anyFloating(ctx context.Context, want Balancer, port string) (netip.Addr, error) {
+	what := "floating IP of load balancer " + want.Name
+	held, _, err := makeOnce(ctx, what,
+		func(ctx context.Context) (*floatingips.FloatingIP, error) {
+			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
+			return only(what, found, err)
+		},
+		func(ctx context.Context) (*floatingips.FloatingIP, error) {
+			return floatingips.Create(ctx, c.client.Network, floatingips.CreateOpts{
+				Description: c.mark(want.Owner), FloatingNetworkID: c.config.ExternalNetwork, PortID: port, ProjectID: want.Project,
+			}).Extract()
+		})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	addr, err := netip.ParseAddr(held.FloatingIP)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%s: %w", what, err)
+	}
+	return addr, nil
 }
 
 // releaseFloating deletes the floating IPs of a port that Weft made, and takes the others off the port.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -60,7 +61,7 @@ func Part(opts Options) cluster.Part {
 	keep := []string{"get", "list", "watch", "create", "update", "delete"}
 	return cluster.Part{
 		Name:    "neutron",
-		Schemes: []func(*runtime.Scheme) error{stackubev1.AddToScheme, weftv1.AddToScheme},
+		Schemes: []func(*runtime.Scheme) error{stackubev1.AddToScheme, weftv1.AddToScheme, discoveryv1.AddToScheme},
 		Objects: []cluster.Object{
 			{Resource: "nodes", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Node{}},
 			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get", "list"}},
@@ -68,6 +69,9 @@ func Part(opts Options) cluster.Part {
 			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Keep: trimPod},
 			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: keep, Kind: &weftv1.NeutronPort{}},
 			{Group: weftv1.GroupName, Resource: "nodenetworks", Verbs: []string{"get", "list", "watch"}, Kind: &weftv1.NodeNetwork{}},
+			{Resource: "services", Verbs: []string{"get", "list", "watch", "patch"}, Kind: &corev1.Service{}},
+			{Resource: "services/status", Verbs: []string{"patch"}},
+			{Group: discoveryv1.GroupName, Resource: "endpointslices", Verbs: []string{"get", "list", "watch"}, Kind: &discoveryv1.EndpointSlice{}, Keep: trimSlice},
 			{Group: group, Resource: "networks", Verbs: keep, Kind: &stackubev1.Network{}},
 			{Group: group, Resource: "networks/status", Verbs: []string{"update"}},
 			{Group: group, Resource: "tenants", Verbs: []string{"get", "list", "watch", "update"}, Kind: &stackubev1.Tenant{}},
@@ -114,7 +118,10 @@ func setUp(tools cluster.Tools, opts Options) error {
 		client: tools.Client, live: tools.Live, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log, now: time.Now,
 		known: map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[nodeAddress]bool{},
 	}
-	return ports.setUp(tools)
+	if err := ports.setUp(tools); err != nil {
+		return err
+	}
+	return (&serviceReconciler{client: tools.Client, cloud: os, events: tools.Events, log: tools.Log}).setUp(tools)
 }
 
 // setUp adds the controller of ports. Every object leads to the Networks whose ports it concerns.

@@ -1,0 +1,218 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/cluster"
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/objects"
+)
+
+// serviceReconciler keeps Octavia in step with Services of type LoadBalancer in namespaces whose pods are on a Network of their name.
+type serviceReconciler struct {
+	client client.Client
+	cloud  *connection
+	events events.EventRecorder
+	log    *slog.Logger
+}
+
+func (r *serviceReconciler) setUp(tools cluster.Tools) error {
+	err := ctrl.NewControllerManagedBy(tools.Manager).Named("neutron-services").For(&corev1.Service{}).
+		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(serviceOfSlice)).
+		Watches(&stackubev1.Network{}, handler.EnqueueRequestsFromMapFunc(r.servicesOf)).
+		WithOptions(controllerOptions()).Complete(r)
+	if err != nil {
+		return fmt.Errorf("set up the controller of load balancers: %w", err)
+	}
+	return nil
+}
+
+// serviceOfSlice is the Service whose endpoints a slice has.
+func serviceOfSlice(_ context.Context, slice client.Object) []reconcile.Request {
+	name := slice.GetLabels()[discoveryv1.LabelServiceName]
+	if name == "" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: slice.GetNamespace(), Name: name}}}
+}
+
+// servicesOf are the Services of a Network's namespace.
+func (r *serviceReconciler) servicesOf(ctx context.Context, n client.Object) []reconcile.Request {
+	var list corev1.ServiceList
+	if err := r.client.List(ctx, &list, client.InNamespace(n.GetNamespace())); err != nil {
+		r.log.WarnContext(ctx, "services of a network not listed", "network", n.GetNamespace(), "error", err)
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+	return requests
+}
+
+// Reconcile brings the load balancer of one Service into step.
+func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	s := &corev1.Service{}
+	if err := r.client.Get(ctx, req.NamespacedName, s); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	network, err := r.networkOf(ctx, s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !objects.Balanced(s) || network == nil {
+		return settle(ctrl.Result{}, r.remove(ctx, s))
+	}
+	if network.Status.NetworkID == "" {
+		return ctrl.Result{}, nil // the Network's change leads here again
+	}
+	before := s.DeepCopy()
+	if controllerutil.AddFinalizer(s, Finalizer) {
+		if err := r.client.Patch(ctx, s, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return cluster.Settle(fmt.Errorf("add the finalizer to service %s: %w", req.NamespacedName, err))
+		}
+	}
+	err = r.ensure(ctx, s, network)
+	if err != nil {
+		r.log.WarnContext(ctx, "load balancer not in step", "service", req.String(), "error", err)
+		r.events.Eventf(s, nil, corev1.EventTypeWarning, "LoadBalancer", "EnsureLoadBalancer", "%s", cluster.Note(err.Error()))
+		if errors.Is(err, errService) {
+			return ctrl.Result{RequeueAfter: reread}, nil
+		}
+	}
+	return settle(ctrl.Result{RequeueAfter: reread}, err)
+}
+
+// networkOf is the Network that the pods of a Service's namespace are on; nil: there is none.
+func (r *serviceReconciler) networkOf(ctx context.Context, s *corev1.Service) (*stackubev1.Network, error) {
+	n := &stackubev1.Network{}
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.Namespace}, n)
+	if apierrors.IsNotFound(err) || err == nil && !n.DeletionTimestamp.IsZero() {
+		return nil, nil //nolint:nilnil // there is none, and that is no error
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Network %s/%s: %w", s.Namespace, s.Namespace, err)
+	}
+	return n, nil
+}
+
+// errService marks what only a change of the Service mends.
+var errService = errors.New("the Service cannot be served")
+
+// ensure makes what is missing in Octavia, and writes the addresses to the Service.
+func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *stackubev1.Network) (err error) {
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { r.cloud.failed(os, err) }()
+	project, err := projectOf(ctx, r.client, os, n)
+	if err != nil {
+		return err
+	}
+	network, err := os.FindNetwork(ctx, "", "", n.Status.NetworkID)
+	if err != nil {
+		return err
+	}
+	var slicesOf discoveryv1.EndpointSliceList
+	err = r.client.List(ctx, &slicesOf, client.InNamespace(s.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: s.Name})
+	if err != nil {
+		return fmt.Errorf("list the EndpointSlices of service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	want, err := objects.Balancer(s, slicesOf.Items, network, project)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errService, err)
+	}
+	if _, err := os.OwnBalancer(ctx, want.Owner, want.Name); err != nil && !errors.Is(err, cloud.ErrNotFound) {
+		return err
+	}
+	held, err := os.EnsureBalancer(ctx, want)
+	if err != nil {
+		return err
+	}
+	address := held.VipAddress
+	if held.FloatingIP.IsValid() {
+		address = held.FloatingIP.String()
+	}
+	return r.tell(ctx, s, address)
+}
+
+// tell writes the Service's address from outside. kube-proxy must not take it for its own: what the nodes send there goes to Octavia.
+func (r *serviceReconciler) tell(ctx context.Context, s *corev1.Service, address string) error {
+	var want []corev1.LoadBalancerIngress
+	if address != "" {
+		want = []corev1.LoadBalancerIngress{{IP: address, IPMode: new(corev1.LoadBalancerIPModeProxy)}}
+	}
+	same := func(a, b corev1.LoadBalancerIngress) bool { return a.IP == b.IP && a.Hostname == b.Hostname }
+	if slices.EqualFunc(s.Status.LoadBalancer.Ingress, want, same) {
+		return nil
+	}
+	before := s.DeepCopy()
+	s.Status.LoadBalancer.Ingress = want
+	if err := r.client.Status().Patch(ctx, s, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("write the status of service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	if address != "" {
+		r.events.Eventf(s, nil, corev1.EventTypeNormal, "LoadBalancer", "EnsureLoadBalancer", "Octavia serves the Service at %s", address)
+	}
+	return nil
+}
+
+// remove removes the load balancer of a Service that asks for none any more.
+func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (err error) {
+	if !controllerutil.ContainsFinalizer(s, Finalizer) {
+		return nil
+	}
+	os, err := r.cloud.get(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { r.cloud.failed(os, err) }()
+	held, err := os.OwnBalancer(ctx, objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
+	switch {
+	case err == nil:
+		err = os.RemoveBalancer(ctx, held)
+	case errors.Is(err, cloud.ErrNotFound), errors.Is(err, cloud.ErrForeign), errors.Is(err, cloud.ErrNoOctavia):
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	if s.DeletionTimestamp.IsZero() {
+		if err := r.tell(ctx, s, ""); err != nil {
+			return err
+		}
+	}
+	before := s.DeepCopy()
+	controllerutil.RemoveFinalizer(s, Finalizer)
+	if err := client.IgnoreNotFound(r.client.Patch(ctx, s, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))); err != nil {
+		return fmt.Errorf("remove the finalizer of service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+// trimSlice keeps of a cached EndpointSlice what load balancers need.
+func trimSlice(object any) (any, error) {
+	if slice, is := object.(*discoveryv1.EndpointSlice); is {
+		slice.ManagedFields, slice.Annotations = nil, nil
+		for i := range slice.Endpoints {
+			slice.Endpoints[i].TargetRef, slice.Endpoints[i].DeprecatedTopology = nil, nil
+		}
+	}
+	return object, nil
+}
