@@ -70,9 +70,6 @@ func TestAgentReportsItsOwnPortsOnly(t *testing.T) {
 // The controller creates and deletes Namespaces of Tenants only.
 func TestControllerDeletesTenantsNamespacesOnly(t *testing.T) {
 	ctx := t.Context()
-	stackube, err := crds.Neutron()
-	must(t, err)
-	must(t, server.InstallCRDs(ctx, stackube))
 	admin := newClient(t, func(scheme *runtime.Scheme) (client.Client, error) {
 		return client.New(server.Config(), client.Options{Scheme: scheme})
 	})

@@ -154,11 +154,6 @@ func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, left Lef
 	)
 }
 
-// UnpluggedRows returns what remains of a port that a pod has left and that is about to be plugged again: the end on br-n with its mark.
-func UnpluggedRows(owner reconcile.Owner, uuid string, slot Slot) map[ovsdb.Key]ovsdb.Row {
-	return rowsOf(nearRow(owner, uuid, Left{slot, Mark{Used: true}}))
-}
-
 func nearRow(owner reconcile.Owner, uuid string, left Left) *ovsdb.Port {
 	return &ovsdb.Port{
 		Bridge: pipeline.Bridge, Name: patchNear + Digits(uuid), Type: ovsdb.TypePatch, OFPort: uint16(left.Slot.Patch()), //nolint:gosec // Valid

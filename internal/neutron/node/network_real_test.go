@@ -4,7 +4,7 @@ package node
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -90,6 +90,7 @@ func TestPortRestsAfterACrash(t *testing.T) {
 	live := func() (n *Network, crash func()) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n = m.life(ctx, t, noRecords{})
+		t.Cleanup(cancel) // before that of the life, which waits for its end
 		done := make(chan error, 1)
 		go func() { done <- n.Run(ctx) }()
 		eventually(t, "the node is ready", n.Ready)
@@ -124,7 +125,7 @@ func TestPortRestsAfterACrash(t *testing.T) {
 		object := &weftv1.NeutronPort{}
 		must(t, api(t).Get(t.Context(), client.ObjectKey{Name: port.uuid()}, object))
 		if object.Status.ReleasedAt == nil || !object.Status.Plugged {
-			return errors.New("its status does not say so")
+			return fmt.Errorf("status %+v", object.Status)
 		}
 		return nil
 	})

@@ -261,9 +261,6 @@ func (ps *ports) unplug(ctx context.Context) error {
 			p.plugged = false
 			all = append(all, p)
 			gone[p.owner()] = nil
-			if p.wanted {
-				gone[p.owner()] = host.UnpluggedRows(p.owner(), p.uuid, p.slot)
-			}
 		}
 	}
 	ps.mu.Unlock()
