@@ -383,7 +383,7 @@ func tunnel(config netconf.Config) host.Tunnel {
 func (d *Daemon) nodeRules(p *presence) *host.Config {
 	flags, own := d.options.Flags, p.own.Lease
 	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Forward: flags.Forward, Tunnel: tunnel(p.config)}
-	rules.Families[0] = host.Family{Network: p.config.Network, Subnet: own.Subnet}
-	rules.Families[1] = host.Family{Network: p.config.IPv6Network, Subnet: own.Subnet6}
+	rules.Families[0] = host.Family{Network: p.config.Network, Subnet: own.Subnet, Local: p.view.Uplink.Addr}
+	rules.Families[1] = host.Family{Network: p.config.IPv6Network, Subnet: own.Subnet6, Local: p.view.Uplink.Addr6}
 	return rules
 }

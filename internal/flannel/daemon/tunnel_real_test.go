@@ -48,6 +48,14 @@ func TestTunnelIsForNodes(t *testing.T) {
 		})
 	}
 	dropped(true)
+	if _, err := u.Space.Run("bridge", "fdb", "replace", mac, "dev", "vx", "dst", "192.0.2.255"); err != nil {
+		t.Fatal(err)
+	}
+	u.Space.IP("addr change 192.0.2.254/24 brd 192.0.2.255 dev br0")
+	dropped(true)
+	if _, err := u.Space.Run("bridge", "fdb", "replace", mac, "dev", "vx", "dst", n1.Address()); err != nil {
+		t.Fatal(err)
+	}
 	etcd.Put(subnetsPrefix+"10.5.200.0-24", `{"PublicIP":"192.0.2.254","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:c8"}}`)
 	dropped(false)
 	etcd.Delete(subnetsPrefix + "10.5.200.0-24")

@@ -45,6 +45,8 @@ func Flanneld(table string) bool { return table == flanneldTable4 || table == fl
 type Family struct {
 	// Network is the range of all pods, Subnet that of this node's. Both are invalid where the network lacks the family.
 	Network, Subnet netip.Prefix
+	// Local is the source of the node's own tunnel packets.
+	Local netip.Addr
 }
 
 func (f Family) has() bool { return f.Network.IsValid() && f.Subnet.IsValid() }
@@ -68,11 +70,8 @@ type Tunnel struct {
 	IPIP bool
 }
 
-// Numbers of protocols that carry IP packets (IANA).
-const (
-	protocolIPIP = 4
-	protocolIPv6 = 41
-)
+// protocolIPIP is the number of the protocol that carries IPv4 packets (IANA).
+const protocolIPIP = 4
 
 // Matches returns the conditions, in the words of nft, of which a packet of the tunnel meets one.
 func (t Tunnel) Matches() []string {
@@ -80,7 +79,7 @@ func (t Tunnel) Matches() []string {
 	case t.Port != 0:
 		return []string{fmt.Sprintf("udp dport %d", t.Port)}
 	case t.IPIP:
-		return []string{fmt.Sprintf("meta l4proto %d", protocolIPIP), fmt.Sprintf("meta l4proto %d", protocolIPv6)}
+		return []string{fmt.Sprintf("meta l4proto %d", protocolIPIP)}
 	default:
 		return nil
 	}
@@ -131,11 +130,19 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 			}
 			set := &nft.Set{Family: family, Table: table, Name: nodes, Type: kind}
 			out[set.Key()] = set
-			var texts []string
+			var in, dnat, out []string
 			for _, match := range matches {
-				texts = append(texts, fmt.Sprintf("%s fib daddr type local %s saddr != @%s counter drop", match, l3, nodes))
+				// To this node, broadcast and multicast included: the tunnel's socket accepts those as well.
+				in = append(in, fmt.Sprintf("%s fib daddr type != unicast %s saddr != @%s counter drop", match, l3, nodes))
+				dnat = append(dnat, match+" ct status dnat counter drop")
+				if f.Local.IsValid() {
+					out = append(out, fmt.Sprintf("%s %s daddr @%s %s saddr != %s counter drop", match, l3, nodes, l3, f.Local))
+				}
 			}
-			add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, texts)
+			add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, in)
+			// What a Service or a host port leads here, or to another node, where masquerading would make it this node's.
+			add(nft.Chain{Name: "tunnel-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: priorityFilter}, dnat)
+			add(nft.Chain{Name: "tunnel-output", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: prioritySNAT - 1}, out)
 		}
 		if c.Masquerade {
 			add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},

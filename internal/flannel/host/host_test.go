@@ -13,7 +13,7 @@ import (
 
 func TestRules(t *testing.T) {
 	c := host.Config{Families: [2]host.Family{
-		{Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24")},
+		{Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24"), Local: netip.MustParseAddr("192.0.2.1")},
 		{Network: netip.MustParsePrefix("2001:db8::/48"), Subnet: netip.MustParsePrefix("2001:db8:0:1::/64")},
 	}, Masquerade: true, Forward: true, Tunnel: host.Tunnel{Port: 8472}}
 	want := `ip forward: ip saddr 10.5.0.0/16 accept
@@ -24,7 +24,9 @@ ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
-ip tunnel: udp dport 8472 fib daddr type local ip saddr != @nodes counter drop
+ip tunnel: udp dport 8472 fib daddr type != unicast ip saddr != @nodes counter drop
+ip tunnel-input: udp dport 8472 ct status dnat counter drop
+ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip6 forward: ip6 saddr 2001:db8::/48 accept
 ip6 forward: ip6 daddr 2001:db8::/48 accept
 ip6 postrouting: meta mark & 0x4000 == 0x4000 return
@@ -33,7 +35,8 @@ ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-random
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random
-ip6 tunnel: udp dport 8472 fib daddr type local ip6 saddr != @nodes counter drop`
+ip6 tunnel: udp dport 8472 fib daddr type != unicast ip6 saddr != @nodes counter drop
+ip6 tunnel-input: udp dport 8472 ct status dnat counter drop`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
 	}
