@@ -48,7 +48,7 @@ var tricks = []struct { //nolint:gochecknoglobals // a constant table
 		"spoofed ARP sender address", "gratuitous ARP", "spoofed ARP sender MAC", "spoofed ARP frame",
 	}, honestARP},
 	{"straight to the host's end of its veth", []string{"to the host's end of the veth"}, honestStraight},
-	{"pod's own tunnel packets", []string{"tunnel packets from a pod"}, honestPacket},
+	{"pod's own tunnel packets", []string{tunnelClass}, honestPacket},
 }
 
 type control int
@@ -314,11 +314,15 @@ func (c *cast) send(ctx context.Context, frames []numbered, sniffers []sniffer) 
 	}
 }
 
+// tunnelClass are the frames that a pod makes up as packets of a tunnel.
+const tunnelClass = "tunnel packets from a pod"
+
 // beyondHost takes out what has not arrived yet: a fragment that the attacker's own host has got. The port is not in every
-// fragment, so the host judges the packet when all of it is there; with one fragment it never is.
+// fragment, so the host judges the packet when all of it is there; with one fragment it never is. On a flannel network the host has all
+// tunnel packets on its bridge, and drops them when it forwards or accepts them: their destination is known after DNAT only.
 func (c *cast) beyondHost(frames []numbered, seen map[string][]string) map[string][]string {
 	for _, f := range frames {
-		if isFragment(f.Data) {
+		if isFragment(f.Data) || c.routed && f.Class == tunnelClass {
 			seen[string(f.Marker)] = slices.DeleteFunc(seen[string(f.Marker)], func(at string) bool {
 				return at == place(c.attacker.Node, c.podDevice)
 			})

@@ -242,6 +242,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
 			}
 		}
 	}
+	inStep(ctx, t, c)
 	report, err := matrix.Run(ctx, c, matrix.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -281,6 +282,28 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
 		return nil
 	})
 	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=120s")
+}
+
+// inStep holds the operator's commands to what they say of a flannel network: `weft status` finds no problem, and `weft diff` no difference.
+func inStep(ctx context.Context, t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	weft := filepath.Join(weftBin, "weft")
+	eventually(ctx, t, "weft status", func() error {
+		out, err := output(ctx, "env", "NO_PROXY=*", weft, "--kubeconfig="+c.Kubeconfig, "status")
+		if err == nil && !strings.Contains(out, "nodes with a lease: 2 of 2, with Weft's agent: 2") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	for _, n := range c.Nodes() {
+		eventually(ctx, t, "weft diff on "+n.Name, func() error {
+			out, err := output(ctx, n.Enter(weft, "diff")...)
+			if err == nil && !strings.Contains(out, "nftables weft-flannel-pods") {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
 }
 
 // recorded returns an error unless the agent has a record of a pod, namespace/name.

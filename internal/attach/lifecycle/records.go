@@ -40,11 +40,12 @@ func (r *records) Put(ctx context.Context, rec attach.Record) error {
 	if network.KindOf(rec.Network) != r.name {
 		return fmt.Errorf("attachment %s: network %s cannot write a record of network %q", rec.Key(), r.name, rec.Network)
 	}
-	if have, err := h.store.Get(rec.Key()); err == nil && network.KindOf(have.Network) != r.name {
+	have, err := h.store.Get(rec.Key())
+	if err == nil && network.KindOf(have.Network) != r.name {
 		return fmt.Errorf("attachment %s: it already belongs to network %s", rec.Key(), have.Network)
 	}
 	h.mu.Lock()
-	closing := h.closing[rec.Key()]
+	closing := h.closing[rec.Key()] || err == nil && have.State == attach.Closing // since this start, or before
 	h.mu.Unlock()
 	if closing {
 		return fmt.Errorf("attachment %s: it is being removed", rec.Key())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -45,6 +46,10 @@ func (n *Network) adopt(ctx context.Context, b *bridge) error {
 		if err := n.adoptPod(ctx, b, &pods[i], boot); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
+			}
+			if errors.Is(err, fs.ErrNotExist) { // of a former boot, or gone: its DEL is still to come
+				n.opts.Log.Debug("a pod that flannel's plugin attached is gone", "attachment", key.String(), "error", err)
+				continue
 			}
 			n.opts.Log.Warn("a pod that flannel's plugin attached is not taken over: delete it, so that it is attached again",
 				"attachment", key.String(), "pod", pods[i].Namespace+"/"+pods[i].Name, "error", err)
