@@ -135,7 +135,10 @@ func hostRules(b *bridge) map[nft.Key]nft.Item {
 	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
 	var tunnels []nft.Rule
 	for _, match := range append(b.Tunnel.Matches(), fmt.Sprintf("udp dport %d", genevePort)) {
-		tunnels = append(tunnels, nft.Rule{Text: fmt.Sprintf("iifname %q ct direction original %s counter drop", b.Name, match), Owner: string(owner)})
+		// A packet that conntrack does not track, such as one with a wrong checksum, has no direction: what is no answer is dropped.
+		tunnels = append(tunnels,
+			nft.Rule{Text: fmt.Sprintf("iifname %q ct direction reply %s accept", b.Name, match), Owner: string(owner)},
+			nft.Rule{Text: fmt.Sprintf("iifname %q %s counter drop", b.Name, match), Owner: string(owner)})
 	}
 	table := &nft.Table{Family: nft.FamilyInet, Name: hostTable}
 	out := map[nft.Key]nft.Item{table.Key(): table}

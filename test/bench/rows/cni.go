@@ -91,6 +91,11 @@ func addAndDelete(n stage.Node) measure.Side {
 
 // addPods adds a round's pods and finds their links.
 func addPods(ctx context.Context, n stage.Node, name string) ([]stage.Pod, measure.Figures, error) {
+	for i := range podsPerRound {
+		if err := n.Expect(ctx, fmt.Sprintf("%s-%d", name, i)); err != nil {
+			return nil, nil, err
+		}
+	}
 	meter, err := n.Meter(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -151,6 +156,13 @@ func addTogether(nodes []stage.Node) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
 		round++
 		all := float64(len(nodes) * burstPods)
+		for _, n := range nodes {
+			for i := range burstPods {
+				if err := n.Expect(ctx, fmt.Sprintf("burst-%d-%d", round, i)); err != nil {
+					return nil, err
+				}
+			}
+		}
 		before, err := used(ctx, nodes)
 		if err != nil {
 			return nil, err

@@ -108,12 +108,15 @@ type podScene struct {
 // openScene adds the pods. What it opened is closed by close, also after an error.
 func openScene(ctx context.Context, nodes []stage.Node) (*podScene, error) {
 	s := &podScene{to: map[string]netip.Addr{}}
-	var err error
-	if s.from, err = nodes[0].Add(ctx, "from"); err != nil {
+	err := errors.Join(nodes[0].Expect(ctx, nodes[0].Name+"-from", nodes[0].Name+"-"+latencyNode), nodes[1].Expect(ctx, nodes[1].Name+"-"+latencyNodes))
+	if err != nil {
+		return s, err
+	}
+	if s.from, err = nodes[0].Add(ctx, nodes[0].Name+"-from"); err != nil {
 		return s, err
 	}
 	for where, node := range map[string]stage.Node{latencyNodes: nodes[1], latencyNode: nodes[0]} {
-		pod, err := node.Add(ctx, where)
+		pod, err := node.Add(ctx, node.Name+"-"+where)
 		if err != nil {
 			return s, err
 		}

@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"slices"
+	"sync"
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
@@ -30,7 +31,7 @@ func (s *Stage) Flannel(ctx context.Context) (*Flannel, error) {
 		if up.Config.RunsFlanneld(n.Name) {
 			daemon, side = n.Name+"/flanneld", &f.Peers
 		}
-		*side = append(*side, Node{Node: n, cpu: func(ctx context.Context) (Meter, error) {
+		*side = append(*side, Node{Node: n, objects: up.MakeObject, uids: &sync.Map{}, cpu: func(ctx context.Context) (Meter, error) {
 			pids, err := programs(ctx, up, daemon, n.Name+"/pods")
 			if err != nil {
 				return Meter{}, err

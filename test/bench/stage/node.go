@@ -18,6 +18,24 @@ import (
 type Node struct {
 	lab.Node
 	cpu func(context.Context) (Meter, error)
+	// objects makes Pod objects, for a network that looks at them; nil: none are made. uids are those of the objects, by name.
+	objects func(context.Context, lab.PodSpec) (uid string, err error)
+	uids    *sync.Map
+}
+
+// Expect makes the objects of pods that will be added, where the network needs them: a kubelet's ADD comes long after its Pod object.
+func (n Node) Expect(ctx context.Context, names ...string) error {
+	if n.objects == nil {
+		return nil
+	}
+	for _, name := range names {
+		uid, err := n.objects(ctx, lab.PodSpec{Node: n.Name, Namespace: "default", Name: name})
+		if err != nil {
+			return err
+		}
+		n.uids.Store(name, uid)
+	}
+	return nil
 }
 
 // Meter reads the processor time of the network on the node.
@@ -31,7 +49,13 @@ type Pod struct {
 
 // Add starts a pod. The time that the network took is Took.
 func (n Node) Add(ctx context.Context, name string) (Pod, error) {
-	p, err := n.Attach(ctx, lab.PodSpec{Namespace: "default", Name: name, NoObject: true}, "")
+	var uid string
+	if n.uids != nil {
+		if known, ok := n.uids.Load(name); ok {
+			uid, _ = known.(string)
+		}
+	}
+	p, err := n.Attach(ctx, lab.PodSpec{Namespace: "default", Name: name, NoObject: true}, uid)
 	return Pod{Pod: p}, err
 }
 
