@@ -32,7 +32,9 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 		}
 		return makeGuest(guest)
 	})
-	nstest.Do(t, guest, func() error { return errors.Join(up("eth0", guestAddress+"/24"), routeBy("192.0.2.0/24", "10.244.0.1")) })
+	nstest.Do(t, guest, func() error {
+		return errors.Join(up("eth0", guestAddress+"/24"), routeBy("192.0.2.0/24", "10.244.0.1"))
+	})
 	var tunnel, other *net.UDPConn
 	nstest.Do(t, neighbour, func() (err error) {
 		err = errors.Join(up("far", neighbourAddress+"/24"), routeBy("10.244.0.0/24", nodeAddress))
