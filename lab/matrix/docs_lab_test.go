@@ -34,9 +34,10 @@ func (r reader) follow(ctx context.Context, t *testing.T, kind string, first []s
 	var run []pages.Block
 	left := 0
 	for _, b := range all {
-		if b.Lab == kind {
+		switch b.Lab {
+		case kind:
 			run = append(run, b)
-		} else if b.Lab == "" {
+		case "":
 			left++
 		}
 	}

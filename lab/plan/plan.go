@@ -156,7 +156,7 @@ func (c Config) checkOpenStack() error {
 	case c.VPC:
 		return errors.New("VPCs and OpenStack each bring an OVN for the nodes: leave one of the two out")
 	case c.NoSwitch || c.Network == NetworkFlannel:
-		return errors.New("Neutron's ports are on the nodes' own switches: leave nodes without a switch out")
+		return errors.New("ports of Neutron are on the nodes' own switches: leave nodes without a switch out")
 	}
 	return nil
 }

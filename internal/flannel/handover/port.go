@@ -14,7 +14,7 @@ func Find(pod *Pod) (Port, error) {
 	if err != nil {
 		return Port{}, fmt.Errorf("network namespace %s: %w", pod.Netns, err)
 	}
-	defer space.Close()
+	defer func() { _ = space.Close() }()
 	inside, err := netlink.NewHandleAt(space, unix.NETLINK_ROUTE)
 	if err != nil {
 		return Port{}, fmt.Errorf("network namespace %s: %w", pod.Netns, err)

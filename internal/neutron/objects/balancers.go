@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -84,35 +85,49 @@ func floatingOf(s *corev1.Service) (netip.Addr, error) {
 func members(all []discoveryv1.EndpointSlice, port, protocol string, inside netip.Prefix) []cloud.Member {
 	var found []cloud.Member
 	for i := range all {
-		slice := &all[i]
-		if slice.AddressType != discoveryv1.AddressTypeIPv4 {
+		number := portOf(&all[i], port, protocol)
+		if number == 0 {
 			continue
 		}
-		number := 0
-		for _, p := range slice.Ports {
-			if p.Port != nil && value(p.Name) == port && (value(p.Protocol) == "" || string(value(p.Protocol)) == protocol) {
-				number = int(*p.Port)
-			}
-		}
-		for j := range slice.Endpoints {
-			e := &slice.Endpoints[j]
-			if number == 0 || e.Conditions.Ready != nil && !*e.Conditions.Ready {
-				continue
-			}
-			for _, text := range e.Addresses {
-				if addr, err := netip.ParseAddr(text); err == nil && inside.Contains(addr) {
-					found = append(found, cloud.Member{Addr: addr, Port: number})
-				}
-			}
+		for _, addr := range readyIn(&all[i], inside) {
+			found = append(found, cloud.Member{Addr: addr, Port: number})
 		}
 	}
 	slices.SortFunc(found, func(a, b cloud.Member) int {
-		if c := a.Addr.Compare(b.Addr); c != 0 {
-			return c
-		}
-		return a.Port - b.Port
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port))
 	})
 	return slices.Compact(found)
+}
+
+// portOf returns the number of a port in a slice of IPv4 addresses; 0: it has none.
+func portOf(slice *discoveryv1.EndpointSlice, port, protocol string) int {
+	if slice.AddressType != discoveryv1.AddressTypeIPv4 {
+		return 0
+	}
+	number := 0
+	for _, p := range slice.Ports {
+		if p.Port != nil && value(p.Name) == port && (value(p.Protocol) == "" || string(value(p.Protocol)) == protocol) {
+			number = int(*p.Port)
+		}
+	}
+	return number
+}
+
+// readyIn returns the addresses of ready endpoints in a range.
+func readyIn(slice *discoveryv1.EndpointSlice, inside netip.Prefix) []netip.Addr {
+	var ready []netip.Addr
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+			continue
+		}
+		for _, text := range e.Addresses {
+			if addr, err := netip.ParseAddr(text); err == nil && inside.Contains(addr) {
+				ready = append(ready, addr)
+			}
+		}
+	}
+	return ready
 }
 
 func value[T any](p *T) T {

@@ -44,8 +44,10 @@ func TestBalancer(t *testing.T) {
 				{Name: new("http"), Port: &web, Protocol: &tcp}, {Name: new("dns"), Port: &dns, Protocol: &udp},
 			},
 			Endpoints: []discoveryv1.Endpoint{
-				{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}, {Addresses: []string{"10.244.0.5"}},
-				{Addresses: []string{"10.244.0.6"}, Conditions: discoveryv1.EndpointConditions{Ready: &not}}, {Addresses: []string{"10.128.0.5"}},
+				{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}},
+				{Addresses: []string{"10.244.0.5"}},
+				{Addresses: []string{"10.244.0.6"}, Conditions: discoveryv1.EndpointConditions{Ready: &not}},
+				{Addresses: []string{"10.128.0.5"}},
 			},
 		},
 		{AddressType: discoveryv1.AddressTypeIPv6, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"fd00::5"}}}},
