@@ -238,6 +238,11 @@ func (r *reconciler) confirm(ctx context.Context, p *plan.Plan) (behind bool, er
 	if len(p.DeleteWorkloads) == 0 {
 		return behind, nil
 	}
+	workloads, err := r.confirmWorkloads(ctx, p)
+	return behind || workloads, err
+}
+
+func (r *reconciler) confirmWorkloads(ctx context.Context, p *plan.Plan) (behind bool, err error) {
 	for _, name := range []string{kubeovn.NATGatewayConfigMap, kubeovn.NATConfigMap} {
 		object := &corev1.ConfigMap{}
 		err := r.tools.Live.Get(ctx, client.ObjectKey{Namespace: kubeovn.ConfigNamespace, Name: name}, object)

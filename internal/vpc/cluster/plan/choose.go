@@ -38,44 +38,15 @@ func (c *compiler) choose() []placed {
 		}
 	}
 	c.readGateways()
-	seen := map[string]placed{}
-	var more []*subnet
-	place := func(pod *corev1.Pod) {
-		key := pod.Namespace + "/" + pod.Name
-		if _, done := seen[key]; done {
-			return
-		}
-		bound, is := c.bindings.Of(placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}, c.namespace(pod.Namespace))
-		delete(c.waiting, key)
-		for _, name := range c.unwant(key) {
-			if s := c.byName[name]; s != nil {
-				more = append(more, s)
-			}
-		}
-		if !is {
-			seen[key] = placed{}
-			return
-		}
-		seen[key] = placed{pod, bound}
-		for _, name := range bound.Names {
-			if c.wants[name] == nil {
-				c.wants[name] = map[string]*corev1.Pod{}
-			}
-			c.wants[name][key] = pod
-			c.wanted[key] = append(c.wanted[key], name)
-			if s := c.byName[name]; s != nil {
-				more = append(more, s)
-			}
-		}
-	}
-	c.changedPods(place)
-	more = slices.AppendSeq(more, maps.Keys(c.chosen))
-	for len(more) > 0 {
-		s := more[len(more)-1]
-		more = more[:len(more)-1]
+	b := &placer{compiler: c, seen: map[string]placed{}}
+	c.changedPods(b.place)
+	b.more = slices.AppendSeq(b.more, maps.Keys(c.chosen))
+	for len(b.more) > 0 {
+		s := b.more[len(b.more)-1]
+		b.more = b.more[:len(b.more)-1]
 		c.chooseSubnet(s)
 		for _, pod := range maps.Clone(c.wants[s.object.Name]) {
-			place(pod)
+			b.place(pod)
 		}
 	}
 	for s := range c.chosen {
@@ -84,8 +55,52 @@ func (c *compiler) choose() []placed {
 			c.chooseVPC(v)
 		}
 	}
+	return b.pods()
+}
+
+// placer gathers the pods to place, and the subnets that may give them addresses.
+type placer struct {
+	*compiler
+	seen map[string]placed // by "<namespace>/<name>"
+	more []*subnet         // to choose
+}
+
+// place notes what a pod is bound to. What it wanted before may give its address to another one.
+func (b *placer) place(pod *corev1.Pod) {
+	key := pod.Namespace + "/" + pod.Name
+	if _, done := b.seen[key]; done {
+		return
+	}
+	bound, is := b.bindings.Of(placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}, b.namespace(pod.Namespace))
+	delete(b.waiting, key)
+	for _, name := range b.unwant(key) {
+		b.add(name)
+	}
+	if !is {
+		b.seen[key] = placed{}
+		return
+	}
+	b.seen[key] = placed{pod, bound}
+	for _, name := range bound.Names {
+		if b.wants[name] == nil {
+			b.wants[name] = map[string]*corev1.Pod{}
+		}
+		b.wants[name][key] = pod
+		b.wanted[key] = append(b.wanted[key], name)
+		b.add(name)
+	}
+}
+
+func (b *placer) add(name string) {
+	if s := b.byName[name]; s != nil {
+		b.more = append(b.more, s)
+	}
+}
+
+// pods returns the bound pods in the order in which they get addresses.
+func (b *placer) pods() []placed {
 	var pods []placed
-	for _, p := range seen {
+	for _, p := range b.seen {
 		if p.pod != nil {
 			pods = append(pods, p)
 		}

@@ -220,24 +220,38 @@ func (c *compiler) rows() {
 		c.plan.Fragments[s.value.Owner()] = c.switchOf(s)
 	}
 	for v := range c.chosenVPCs {
-		if !v.exists {
-			c.plan.Fragments[v.value.Owner()] = nil
-			continue
+		c.plan.Fragments[v.value.Owner()] = nil
+		if v.exists {
+			c.router(v)
 		}
-		n := &northbound.Network{VPC: v.value, Remotes: map[string]objects.VPC{}}
-		for _, s := range v.subnets {
-			n.Subnets = append(n.Subnets, s.value)
-		}
-		for _, peering := range v.value.Peerings {
-			if remote := c.vpcs[peering.Remote]; remote != nil && remote.exists {
-				n.Remotes[peering.Remote] = remote.value
-			}
-		}
-		result := northbound.Router(n)
-		c.plan.Fragments[v.value.Owner()] = result.Rows
-		v.problems = append(slices.Clone(v.parsed), result.Problems...)
-		c.vpcStatus(v, &result)
 	}
+	c.ports()
+	for _, owner := range c.gone {
+		if _, there := c.plan.Fragments[owner]; !there {
+			c.plan.Fragments[owner] = nil
+		}
+	}
+}
+
+// router compiles a VPC, and its status, which says what came of it.
+func (c *compiler) router(v *vpc) {
+	n := &northbound.Network{VPC: v.value, Remotes: map[string]objects.VPC{}}
+	for _, s := range v.subnets {
+		n.Subnets = append(n.Subnets, s.value)
+	}
+	for _, peering := range v.value.Peerings {
+		if remote := c.vpcs[peering.Remote]; remote != nil && remote.exists {
+			n.Remotes[peering.Remote] = remote.value
+		}
+	}
+	result := northbound.Router(n)
+	c.plan.Fragments[v.value.Owner()] = result.Rows
+	v.problems = append(slices.Clone(v.parsed), result.Problems...)
+	c.vpcStatus(v, &result)
+}
+
+// ports compiles the ports of pods.
+func (c *compiler) ports() {
 	for _, ip := range c.ips {
 		s := c.byUID[ip.Spec.SubnetUID]
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
@@ -250,11 +264,6 @@ func (c *compiler) rows() {
 		}
 		c.port(s, port)
 		c.isolate(s, ip, addr)
-	}
-	for _, owner := range c.gone {
-		if _, there := c.plan.Fragments[owner]; !there {
-			c.plan.Fragments[owner] = nil
-		}
 	}
 }
 

@@ -173,7 +173,7 @@ func (p *Planner) RemoveDefinition(name string) {
 }
 
 // Set sets an object that is new, or another than before.
-func (p *Planner) Set(object Object) { //nolint:cyclop // one line for each kind
+func (p *Planner) Set(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.Vpc:
 		p.objects.vpcs[o.Name], p.reshape = o, true
@@ -209,7 +209,7 @@ func (p *Planner) Set(object Object) { //nolint:cyclop // one line for each kind
 }
 
 // Remove takes an object that is gone. Of the object, its name is used, and the namespace of a pod.
-func (p *Planner) Remove(object Object) { //nolint:cyclop // one line for each kind
+func (p *Planner) Remove(object Object) {
 	name := object.GetName()
 	switch object.(type) {
 	case *kubeovn.Vpc:
