@@ -49,17 +49,7 @@ func holder(gateway string) string {
 
 // gatewayAddresses takes over the addresses that gateways and EIPs have, and then gives out those that they want: fixed ones first.
 func (c *compiler) gatewayAddresses() {
-	for _, g := range c.gatesByAge {
-		if s := c.byName[g.Value.Subnet]; s != nil {
-			if _, chosen := c.chosen[s]; !chosen {
-				continue
-			}
-		}
-		before := c.lanRefused[g.Value.Owner()]
-		delete(c.lanRefused, g.Value.Owner())
-		c.lanIP(g)
-		c.gatewaysChanged = c.gatewaysChanged || c.lanRefused[g.Value.Owner()] != before
-	}
+	c.lanIPs()
 	if !c.natChanged {
 		return
 	}
@@ -82,6 +72,21 @@ func (c *compiler) gatewayAddresses() {
 		if !g.Value.NoOwn && g.Problem == (nat.Problem{}) {
 			c.give(g.Value.External, netip.Addr{}, g.Value.Owner(), g.Object.Status.IP, inEffect(g.Object))
 		}
+	}
+}
+
+// lanIPs reserves the addresses that gateways have in chosen subnets.
+func (c *compiler) lanIPs() {
+	for _, g := range c.gatesByAge {
+		if s := c.byName[g.Value.Subnet]; s != nil {
+			if _, chosen := c.chosen[s]; !chosen {
+				continue
+			}
+		}
+		before := c.lanRefused[g.Value.Owner()]
+		delete(c.lanRefused, g.Value.Owner())
+		c.lanIP(g)
+		c.gatewaysChanged = c.gatewaysChanged || c.lanRefused[g.Value.Owner()] != before
 	}
 }
 

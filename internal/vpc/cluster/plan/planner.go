@@ -394,9 +394,7 @@ func (p *Planner) unwant(key string) []string {
 
 // placeAll has the pods of a namespace placed anew.
 func (p *Planner) placeAll(namespace string) {
-	for uid, pod := range p.objects.open[namespace] {
-		p.podsChanged[uid] = pod
-	}
+	maps.Copy(p.podsChanged, p.objects.open[namespace])
 	for uid, pod := range p.objects.asking {
 		if pod.Namespace == namespace {
 			p.podsChanged[uid] = pod

@@ -171,7 +171,11 @@ func (c *compiler) chooseChanged(old *network) {
 			c.chooseVPC(v)
 		}
 	}
-	c.gone = nil
+	c.goneWith(old)
+}
+
+// goneWith notes the owners of rows whose objects are gone.
+func (c *compiler) goneWith(old *network) {
 	for name, before := range old.byName {
 		if now := c.byName[name]; now == nil || now.object.UID != before.object.UID {
 			c.gone = append(c.gone, before.value.Owner())
