@@ -29,6 +29,7 @@ func (n Node) Expect(ctx context.Context, names ...string) error {
 		return nil
 	}
 	for _, name := range names {
+		name = n.Name + "-" + name // both sides are in one cluster
 		uid, err := n.objects(ctx, lab.PodSpec{Node: n.Name, Namespace: "default", Name: name})
 		if err != nil {
 			return err
@@ -51,6 +52,7 @@ type Pod struct {
 func (n Node) Add(ctx context.Context, name string) (Pod, error) {
 	var uid string
 	if n.uids != nil {
+		name = n.Name + "-" + name
 		if known, ok := n.uids.Load(name); ok {
 			uid, _ = known.(string)
 		}
