@@ -317,6 +317,16 @@ func others(backend netconf.Backend) bool {
 // establish brings all into effect, tells the other nodes, and then the plugin and the cluster.
 func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	own, config := p.own.Lease, p.config
+	flags := d.options.Flags
+	d.wait("programming the node's rules") // before the devices: the tunnel is closed to hosts that are no nodes
+	d.firewall.passages = nil
+	if d.options.Open && flags.Forward {
+		d.firewall.passages = passages(config.Network, config.IPv6Network)
+		d.firewall.look(ctx) // first, so that what a former life opened stays open
+	}
+	if err := d.rules.Start(ctx, d.rule(p)); err != nil {
+		return fmt.Errorf("program the node's rules: %w", err)
+	}
 	d.wait("programming the node's devices")
 	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
 		err = fmt.Errorf("program the node's devices: %w", err)
@@ -331,16 +341,6 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	d.wait("publishing the lease")
 	if err := d.options.Store.Publish(ctx, own); err != nil {
 		return fmt.Errorf("publish the lease: %w", err)
-	}
-	flags := d.options.Flags
-	d.wait("programming the node's rules")
-	d.firewall.passages = nil
-	if d.options.Open && flags.Forward {
-		d.firewall.passages = passages(config.Network, config.IPv6Network)
-		d.firewall.look(ctx) // first, so that what a former life opened stays open
-	}
-	if err := d.rules.Start(ctx, d.rule(p)); err != nil {
-		return fmt.Errorf("program the node's rules: %w", err)
 	}
 	env := subnetenv.Env{Subnet: own.Subnet, Subnet6: own.Subnet6, MTU: p.view.MTU(), IPMasq: flags.Masq}
 	if own.Subnet.IsValid() {
