@@ -84,7 +84,22 @@ func up(ctx context.Context, t *testing.T, cfg lab.Config) *lab.Cluster {
 // listing is what a machine shows of labs: all of what has a lab's name in it, and what belongs to the whole machine.
 type listing struct {
 	Namespaces, Links, Mounts, Cgroups, Processes, Files []string
-	Sysctls                                              map[string]string // empty while other labs run
+	// Shared is what belongs to all labs; nil while other labs run.
+	Shared *shared
+}
+
+// shared is what the labs of a machine have in common.
+type shared struct {
+	Sysctls map[string]string
+	Files   []string
+}
+
+// left returns what a lab left; of what labs share only where no other lab ran.
+func left(before, after listing) string {
+	if before.Shared == nil || after.Shared == nil {
+		before.Shared, after.Shared = nil, nil
+	}
+	return cmp.Diff(before, after)
 }
 
 func list(t *testing.T, name string) listing {
@@ -128,17 +143,17 @@ func machineWide(t *testing.T, l *listing) {
 	if labs, err := lab.List(); err != nil || len(labs) > 0 {
 		return
 	}
-	l.Sysctls = map[string]string{}
+	l.Shared = &shared{Sysctls: map[string]string{}}
 	for _, s := range []string{"net/core/rmem_default", "fs/inotify/max_user_instances", "vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops"} {
 		raw, err := os.ReadFile("/proc/sys/" + s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.Sysctls[s] = strings.TrimSpace(string(raw))
+		l.Shared.Sysctls[s] = strings.TrimSpace(string(raw))
 	}
 	for _, d := range []string{"/run/weft-lab", "/var/lib/weft-lab", "/etc/cni", "/opt/cni", "/var/lib/kubelet", "/var/lib/weft", "/var/log/pods"} {
 		if _, err := os.Lstat(d); err == nil {
-			l.Files = append(l.Files, d)
+			l.Shared.Files = append(l.Shared.Files, d)
 		}
 	}
 }
@@ -210,7 +225,7 @@ func TestPodsReachEachOtherAndDownLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
-	if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+	if diff := left(before, list(t, cfg.Name)); diff != "" {
 		t.Errorf("down left something:\n%s", diff)
 	}
 }
@@ -303,7 +318,7 @@ func TestKilledSupervisorLeavesNothingAfterDown(t *testing.T) {
 			if err := lab.Down(ctx, cfg.Name, nil); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+			if diff := left(before, list(t, cfg.Name)); diff != "" {
 				t.Errorf("down left something:\n%s", diff)
 			}
 		})
@@ -400,7 +415,7 @@ func TestKubelets(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
-	if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
+	if diff := left(before, list(t, cfg.Name)); diff != "" {
 		t.Errorf("down left something:\n%s", diff)
 	}
 }

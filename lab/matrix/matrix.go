@@ -94,6 +94,7 @@ type Way struct {
 	AsItMust bool     `json:"asItMust"`
 
 	limit time.Duration // how long one exchange may take; 0: patience
+	from  int           // which of the ports that connections come from was used last; 0: none
 }
 
 // Measured is what became of a number of exchanges.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/lab/ground"
 )
@@ -80,7 +82,7 @@ func median(took []time.Duration) time.Duration {
 
 // source asks the receiver whom it sees.
 func (w *Way) source() netip.Addr {
-	said, _, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathSource, w.patience())
+	said, _, err := w.get(pathSource)
 	if err != nil {
 		return netip.Addr{} // the exchanges that follow say why
 	}
@@ -93,7 +95,7 @@ func (w *Way) source() netip.Addr {
 
 // identify measures an exchange and makes sure of who answered.
 func (w *Way) identify() (time.Duration, error) {
-	said, took, err := get(netip.AddrPortFrom(w.To.IP, w.To.port), pathName, w.patience())
+	said, took, err := w.get(pathName)
 	if err == nil && w.To.answers != "" && said != w.To.answers {
 		err = fmt.Errorf("%s:%d: %w: %q", w.To.IP, w.To.port, errStranger, said)
 	}
@@ -104,9 +106,10 @@ var errStranger = errors.New("somebody else answered")
 
 // get makes a request on a connection of its own, from the namespace of the thread, and tells how long that took from
 // the first packet to the answer. It is written out because http.Transport connects on other threads.
-func get(to netip.AddrPort, path string, limit time.Duration) (string, time.Duration, error) {
+func (w *Way) get(path string) (string, time.Duration, error) {
+	to, limit := netip.AddrPortFrom(w.To.IP, w.To.port), w.patience()
 	began := time.Now()
-	c, err := net.DialTimeout("tcp4", to.String(), limit)
+	c, err := w.dial(to)
 	if err != nil {
 		return "", 0, err
 	}
@@ -130,6 +133,34 @@ func get(to netip.AddrPort, path string, limit time.Duration) (string, time.Dura
 		return "", 0, fmt.Errorf("%s answers %s to GET %s", to, res.Status, path)
 	}
 	return strings.TrimSpace(string(body)), time.Since(began), nil
+}
+
+// Ports that connections come from: through Services from these, all others from the range before. On the userspace datapath a direct
+// connection that follows one through a Service, from the same port to the same endpoint, receives the replies of that one
+// (docs/services.md): a matrix that is measured again would meet it now and then.
+const (
+	directPorts  = 12000
+	servicePorts = 18000
+	portsOfKind  = servicePorts - directPorts
+)
+
+// dial connects from the next port that is free.
+func (w *Way) dial(to netip.AddrPort) (net.Conn, error) {
+	if w.from == 0 {
+		w.from = 1 + rand.IntN(portsOfKind) //nolint:gosec // no secret
+	}
+	first := directPorts
+	if w.To.kind == service {
+		first = servicePorts
+	}
+	for tried := 0; ; tried++ {
+		w.from++
+		dialer := net.Dialer{Timeout: w.patience(), LocalAddr: &net.TCPAddr{Port: first + w.from%portsOfKind}}
+		c, err := dialer.Dial("tcp4", to.String())
+		if !errors.Is(err, unix.EADDRINUSE) || tried == portsOfKind {
+			return c, err
+		}
+	}
 }
 
 func (w *Way) ping(exchanges int) Measured {
