@@ -4,6 +4,7 @@ package host
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 
 	"weft.dev/weft/internal/nft"
@@ -106,56 +107,64 @@ func (c *Config) Node(public [2]netip.Addr) map[nft.Key]nft.Item {
 func (c *Config) Rules() map[nft.Key]nft.Item {
 	out := map[nft.Key]nft.Item{}
 	for i, f := range c.Families {
-		family, l3, multicast := nft.FamilyIPv4, "ip", "224.0.0.0/4"
-		if i == 1 {
-			family, l3, multicast = nft.FamilyIPv6, "ip6", "ff00::/8"
-		}
-		if !f.has() {
-			continue
-		}
-		t := &nft.Table{Family: family, Name: table}
-		out[t.Key()] = t
-		add := func(chain nft.Chain, texts []string) {
-			chain.Family, chain.Table = family, table
-			rules := &nft.ChainRules{Family: family, Table: table, Chain: chain.Name}
-			for _, text := range texts {
-				rules.Rules = append(rules.Rules, nft.Rule{Text: text, Owner: owner})
-			}
-			out[chain.Key()], out[rules.Key()] = &chain, rules
-		}
-		if matches := c.Tunnel.Matches(); len(matches) > 0 {
-			kind := "ipv4_addr"
-			if i == 1 {
-				kind = "ipv6_addr"
-			}
-			set := &nft.Set{Family: family, Table: table, Name: nodes, Type: kind}
-			out[set.Key()] = set
-			var in, dnat, out []string
-			for _, match := range matches {
-				// To this node, broadcast and multicast included: the tunnel's socket accepts those as well.
-				in = append(in, fmt.Sprintf("%s fib daddr type != unicast %s saddr != @%s counter drop", match, l3, nodes))
-				dnat = append(dnat, match+" ct status dnat counter drop")
-				if f.Local.IsValid() {
-					out = append(out, fmt.Sprintf("%s %s daddr @%s %s saddr != %s counter drop", match, l3, nodes, l3, f.Local))
-				}
-			}
-			add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, in)
-			// What a Service or a host port leads here, or to another node, where masquerading would make it this node's.
-			add(nft.Chain{Name: "tunnel-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: priorityFilter}, dnat)
-			add(nft.Chain{Name: "tunnel-output", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: prioritySNAT - 1}, out)
-		}
-		if c.Masquerade {
-			add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
-				c.masquerade(l3, f, multicast))
-		}
-		if c.Forward {
-			add(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: priorityFilter}, []string{
-				fmt.Sprintf("%s saddr %s accept", l3, f.Network),
-				fmt.Sprintf("%s daddr %s accept", l3, f.Network),
-			})
+		if f.has() {
+			maps.Copy(out, c.rulesOf(i, f))
 		}
 	}
 	return out
+}
+
+// words are what nft calls the things of an address family.
+type words struct {
+	family             nft.Family
+	l3, set, multicast string
+}
+
+// rulesOf returns the table of one family, 0 for IPv4 and 1 for IPv6.
+func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
+	w := [2]words{{nft.FamilyIPv4, "ip", "ipv4_addr", "224.0.0.0/4"}, {nft.FamilyIPv6, "ip6", "ipv6_addr", "ff00::/8"}}[i]
+	t := &nft.Table{Family: w.family, Name: table}
+	items := map[nft.Key]nft.Item{t.Key(): t}
+	add := func(chain nft.Chain, texts []string) {
+		chain.Family, chain.Table = w.family, table
+		rules := &nft.ChainRules{Family: w.family, Table: table, Chain: chain.Name}
+		for _, text := range texts {
+			rules.Rules = append(rules.Rules, nft.Rule{Text: text, Owner: owner})
+		}
+		items[chain.Key()], items[rules.Key()] = &chain, rules
+	}
+	if len(c.Tunnel.Matches()) > 0 {
+		set := &nft.Set{Family: w.family, Table: table, Name: nodes, Type: w.set}
+		items[set.Key()] = set
+		c.closeTunnel(f, w.l3, add)
+	}
+	if c.Masquerade {
+		add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT}, c.masquerade(w.l3, f, w.multicast))
+	}
+	if c.Forward {
+		add(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: priorityFilter}, []string{
+			fmt.Sprintf("%s saddr %s accept", w.l3, f.Network),
+			fmt.Sprintf("%s daddr %s accept", w.l3, f.Network),
+		})
+	}
+	return items
+}
+
+// closeTunnel adds the chains that close the tunnel to all but nodes.
+func (c *Config) closeTunnel(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
+	var in, dnat, out []string
+	for _, match := range c.Tunnel.Matches() {
+		// To this node, broadcast and multicast included: the tunnel's socket accepts those as well.
+		in = append(in, fmt.Sprintf("%s fib daddr type != unicast %s saddr != @%s counter drop", match, l3, nodes))
+		dnat = append(dnat, match+" ct status dnat counter drop")
+		if f.Local.IsValid() {
+			out = append(out, fmt.Sprintf("%s %s daddr @%s %s saddr != %s counter drop", match, l3, nodes, l3, f.Local))
+		}
+	}
+	add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, in)
+	// What a Service or a host port leads here, or to another node, where masquerading would make it this node's.
+	add(nft.Chain{Name: "tunnel-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: priorityFilter}, dnat)
+	add(nft.Chain{Name: "tunnel-output", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: prioritySNAT - 1}, out)
 }
 
 // kubeProxyMark is the bit of a packet's mark by which kube-proxy asks for masquerading; its own rule then does it.
