@@ -19,12 +19,8 @@ import (
 	"weft.dev/weft/lab/ground"
 )
 
-// patience is how long a request may take, and tries how often one is repeated that must arrive: what serves it may be a moment behind its
-// objects.
-const (
-	patience = 3 * time.Second
-	tries    = 20
-)
+// patience is how long a request may take.
+const patience = 3 * time.Second
 
 // Row is one way that was measured.
 type Row struct {
@@ -65,13 +61,14 @@ type Way struct {
 // atOnce bounds how many ways are measured at the same time.
 const atOnce = 8
 
-// Measure measures all ways.
-func Measure(ways []Way) *Report {
+// Measure measures all ways. A request that must arrive is made up to as many times as tries says: what serves it may be a moment behind its
+// objects.
+func Measure(ways []Way, tries int) *Report {
 	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for i := range ways {
 		group.Go(func() error {
-			ways[i].measure()
+			ways[i].measure(tries)
 			return nil
 		})
 	}
@@ -84,15 +81,14 @@ func Measure(ways []Way) *Report {
 }
 
 // measure makes one request, and where one must arrive, more until it does.
-func (w *Way) measure() {
+func (w *Way) measure(tries int) {
 	if w.Problem != "" {
 		return
 	}
-	count := 1
-	if w.Want.IsValid() {
-		count = tries
+	if !w.Want.IsValid() {
+		tries = 1
 	}
-	for range count {
+	for range tries {
 		err := ground.Do(w.Netns, w.once)
 		w.Problem = ""
 		if err == nil {
