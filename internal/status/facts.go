@@ -3,6 +3,7 @@ package status
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,6 +48,19 @@ type Facts struct {
 	NodeNetworks []weftv1.NodeNetwork
 	// Sections are what was read of the networks besides the overlay, of those that are configured.
 	Sections []Collected
+}
+
+// Serving counts the nodes whose agents report that they serve pods of the network of that name.
+func (f *Facts) Serving(network string) int {
+	count := 0
+	for i := range f.NodeNetworks {
+		if slices.ContainsFunc(f.NodeNetworks[i].Status.Networks, func(s weftv1.NodeNetworkSection) bool {
+			return s.Name == network && meta.IsStatusConditionTrue(s.Conditions, weftv1.NetworkReady)
+		}) {
+			count++
+		}
+	}
+	return count
 }
 
 // Unreadable is a question that the API server did not answer.

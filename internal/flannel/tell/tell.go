@@ -4,11 +4,9 @@ package tell
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
@@ -69,7 +67,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 			networks = append(networks, network)
 		}
 	}
-	counts := Counts{Network: strings.Join(networks, ","), Backend: conf.Backend.Type(), Agents: agents(all.NodeNetworks)}
+	counts := Counts{Network: strings.Join(networks, ","), Backend: conf.Backend.Type(), Agents: all.Serving(weftv1.NetworkFlannel)}
 	var report status.SectionReport
 	keys, _ := lease.NewKeys(lease.DefaultPrefix) // a constant that is valid
 	for i := range all.Nodes {
@@ -114,17 +112,4 @@ func nodeProblem(keys *lease.Keys, node *corev1.Node, conf *netconf.Config) stri
 			found.Backend, conf.Backend.Type())
 	}
 	return ""
-}
-
-// agents counts the nodes whose agent serves pods of the network.
-func agents(nodes []weftv1.NodeNetwork) int {
-	count := 0
-	for i := range nodes {
-		if slices.ContainsFunc(nodes[i].Status.Networks, func(s weftv1.NodeNetworkSection) bool {
-			return s.Name == weftv1.NetworkFlannel && meta.IsStatusConditionTrue(s.Conditions, weftv1.NetworkReady)
-		}) {
-			count++
-		}
-	}
-	return count
 }

@@ -62,7 +62,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 		return status.SectionReport{}
 	}
 	var report status.SectionReport
-	counts := Counts{Networks: len(c.networks), Ports: len(c.ports)}
+	counts := Counts{Networks: len(c.networks), Ports: len(c.ports), Serving: all.Serving(weftv1.NetworkNeutron)}
 	for i := range c.networks {
 		network(&report, &c.networks[i])
 	}
@@ -79,9 +79,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 		port(&report, p)
 	}
 	for i := range all.NodeNetworks {
-		if nodeServes(&report, &all.NodeNetworks[i]) {
-			counts.Serving++
-		}
+		unserved(&report, &all.NodeNetworks[i])
 	}
 	report.Facts = counts
 	report.Line = fmt.Sprintf("OpenStack: %d networks, %d ports (%d in use, %d free, %d waiting for OpenStack); nodes that serve: %d of %d",
@@ -119,20 +117,17 @@ func port(report *status.SectionReport, p *weftv1.NeutronPort) {
 	report.Warnings = append(report.Warnings, finding)
 }
 
-// nodeServes reports whether a node can attach pods, and adds why it cannot.
-func nodeServes(report *status.SectionReport, n *weftv1.NodeNetwork) bool {
+// unserved adds why a node cannot attach pods.
+func unserved(report *status.SectionReport, n *weftv1.NodeNetwork) {
 	at := slices.IndexFunc(n.Status.Networks, func(s weftv1.NodeNetworkSection) bool { return s.Name == weftv1.NetworkNeutron })
 	if at < 0 {
-		return false
+		return
 	}
 	ready := meta.FindStatusCondition(n.Status.Networks[at].Conditions, weftv1.NetworkReady)
-	if ready != nil && ready.Status == metav1.ConditionTrue {
-		return true
+	if ready == nil || ready.Status == metav1.ConditionTrue {
+		return
 	}
-	if ready != nil {
-		report.Problems = append(report.Problems, status.Finding{
-			Object: "node " + n.Name, What: "pods cannot be attached to OpenStack's ports: " + ready.Message, Next: "kubectl get nodenetwork " + n.Name + " -o yaml",
-		})
-	}
-	return false
+	report.Problems = append(report.Problems, status.Finding{
+		Object: "node " + n.Name, What: "pods cannot be attached to OpenStack's ports: " + ready.Message, Next: "kubectl get nodenetwork " + n.Name + " -o yaml",
+	})
 }

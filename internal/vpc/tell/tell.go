@@ -4,9 +4,7 @@ package tell
 import (
 	"context"
 	"fmt"
-	"slices"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -56,7 +54,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 	if !ok {
 		return status.SectionReport{}
 	}
-	counts := Counts{Vpcs: len(c.vpcs), Subnets: len(c.subnets), Chassis: chassis(all.NodeNetworks)}
+	counts := Counts{Vpcs: len(c.vpcs), Subnets: len(c.subnets), Chassis: all.Serving(weftv1.NetworkVPC)}
 	report := status.SectionReport{
 		Line:  fmt.Sprintf("VPCs: %d, with %d subnets; nodes that have joined OVN: %d of %d", counts.Vpcs, counts.Subnets, counts.Chassis, len(all.Nodes)),
 		Facts: counts,
@@ -82,17 +80,4 @@ func add(report *status.SectionReport, object string, conditions []metav1.Condit
 			report.Warnings = append(report.Warnings, finding)
 		}
 	}
-}
-
-// chassis counts the nodes that have joined OVN.
-func chassis(nodes []weftv1.NodeNetwork) int {
-	joined := 0
-	for i := range nodes {
-		if slices.ContainsFunc(nodes[i].Status.Networks, func(s weftv1.NodeNetworkSection) bool {
-			return s.Name == weftv1.NetworkVPC && meta.IsStatusConditionTrue(s.Conditions, weftv1.NetworkReady)
-		}) {
-			joined++
-		}
-	}
-	return joined
 }
