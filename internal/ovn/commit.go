@@ -96,7 +96,7 @@ func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *p
 	if err == nil {
 		after, err := current(ctx, s)
 		if err == nil {
-			e.known = after.sources()
+			e.learn(p, after)
 		}
 		return nil, err
 	}
@@ -111,6 +111,40 @@ func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *p
 	}
 }
 
+// learn takes over from the view what the plan changed, and only as far as it is as planned: what others changed meanwhile is drift.
+func (e *Engine) learn(p *plan, after *view) {
+	if e.known == nil {
+		return
+	}
+	take := func(key Key, planned bool) {
+		now, there := after.rows[key]
+		switch {
+		case !planned:
+		case there:
+			e.known[key] = now
+		default:
+			delete(e.known, key)
+		}
+	}
+	for key := range p.parents {
+		_, set := p.change.Set[key]
+		_, removed := p.change.Delete[key]
+		if was, there := p.view.rows[key]; !set && !removed && there && e.known[key] == any(was) {
+			before, _ := p.view.row(key)
+			now, _ := after.row(key)
+			take(key, now.Equal(before))
+		}
+	}
+	for key, want := range p.change.Set {
+		now, there := after.row(key)
+		take(key, there && now.Equal(want))
+	}
+	for key := range p.change.Delete {
+		now, there := after.row(key)
+		take(key, !there || now.Owner == "")
+	}
+}
+
 // plan is the operations that a change takes.
 type plan struct {
 	view   *view
@@ -118,11 +152,13 @@ type plan struct {
 	ops    []ovsdb.Operation
 	keys   []Key // of each operation
 	sets   map[Key]bool
-	failed map[Key]error
+	// parents are the rows whose references change.
+	parents map[Key]bool
+	failed  map[Key]error
 }
 
 func newPlan(v *view, change Change) *plan {
-	p := &plan{view: v, change: change, sets: map[Key]bool{}, failed: map[Key]error{}}
+	p := &plan{view: v, change: change, sets: map[Key]bool{}, parents: map[Key]bool{}, failed: map[Key]error{}}
 	for _, table := range tables() {
 		for _, key := range keysOf(change.Set, table) {
 			p.sets[key] = true
@@ -222,6 +258,7 @@ func (p *plan) reference(key, parent Key, mutator ovsdb.Mutator) {
 	if !ok || parent == (Key{}) {
 		return
 	}
+	p.parents[parent] = true
 	p.add(key, ovsdb.Operation{
 		Op: ovsdb.OperationMutate, Table: string(parent.Table), Where: byUUID(parent.UUID),
 		Mutations: []ovsdb.Mutation{{

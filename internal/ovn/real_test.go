@@ -3,8 +3,10 @@
 package ovn_test
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/ovn/ovntest"
@@ -73,5 +75,45 @@ func TestReplacedDatabase(t *testing.T) {
 	expect(t, e, want)
 	if err := open(t, c, nil).Lead(t.Context(), 4); err == nil {
 		t.Error("an older term leads the new database")
+	}
+}
+
+// What another changes while this engine commits is reported too, and what the engine itself changes is not.
+func TestDriftDuringCommit(t *testing.T) {
+	c := ovntest.New(t, nil)
+	c.Start(ovntest.Northbound)
+	reports := make(chan struct{}, 1)
+	e := open(t, c, func() {
+		select {
+		case reports <- struct{}{}:
+		default:
+		}
+	})
+	other := open(t, c, nil)
+	must(t, e.Lead(t.Context(), 1))
+	must(t, other.Lead(t.Context(), 1))
+	s, p, q := key(ovn.Switch, "s"), key(ovn.SwitchPort, "p"), key(ovn.SwitchPort, "q")
+	expect(t, e, rows{})
+	before := rows{s: logicalSwitch("s"), p: port(s, "p", "unknown"), q: port(s, "q", "unknown")}
+	after := rows{s: logicalSwitch("s"), p: port(s, "p", "0a:58:0a:00:01:05 10.0.1.5")}
+	for range 20 {
+		commit(t, e, before, nil)
+		commit(t, e, after, rows{q: {}})
+	}
+	if len(reports) > 0 {
+		t.Error("the engine reports its own changes")
+	}
+	for i := range 50 {
+		commit(t, e, before, nil)
+		var group sync.WaitGroup
+		group.Go(func() { commit(t, other, nil, rows{q: {}}) })
+		commit(t, e, after, nil)
+		group.Wait()
+		select {
+		case <-reports:
+		case <-time.After(time.Minute):
+			t.Fatalf("round %d: no report of the port that another removed", i)
+		}
+		expect(t, e, after)
 	}
 }

@@ -39,19 +39,20 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 
 	c := newCommit(change, e.config.claim())
 	err := e.keeper.Do(ctx, func(s *session.Session) error { return c.run(ctx, s) })
-	e.learn(change, c.after)
+	e.learn(change, c)
 	if err != nil {
 		err = fmt.Errorf("commit %d and remove %d rows: %w", len(change.Set), len(change.Delete), err)
 	}
 	return partial(errors.Join(append(c.errors(), err)...))
 }
 
-// learn takes over from the view what the change was about, so that only what others changed is drift.
-func (e *Engine) learn(change Change, v *view) {
-	if v == nil || e.known == nil {
+// learn takes over what the change was about, so that only what others changed is drift. A row that was committed and is not as it
+// was is another's change as well.
+func (e *Engine) learn(change Change, c *commit) {
+	if c.after == nil || e.known == nil {
 		return
 	}
-	now := track(v, e.known)
+	now := track(c.after, e.known)
 	update := func(key Key) {
 		if is, ok := now[key]; ok {
 			e.known[key] = is
@@ -68,8 +69,10 @@ func (e *Engine) learn(change Change, v *view) {
 			update(key)
 		}
 	}
-	for key := range change.Set {
-		update(key)
+	for key, want := range change.Set {
+		if is, there := now[key]; c.failed[key] != nil || there && is.row.Equal(want) {
+			update(key)
+		}
 	}
 	for key := range change.Delete {
 		update(key)
