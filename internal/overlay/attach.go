@@ -24,7 +24,8 @@ import (
 
 var _ network.Network = (*Network)(nil)
 
-// Plan chooses the attachment's address and port: one that stands ready, if there is one and it may be. It implements network.Network.
+// Plan chooses the attachment's address and its port, a pre-plugged one if one is free. A record of the attachment is that of a plan whose
+// pre-plugged port was unusable: then the port is the pod's own. It implements network.Network.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, _ attach.InUse) (attach.Record, error) {
 	s := n.settings.Load()
 	if err := unsupported(req); err != nil {
@@ -50,7 +51,8 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decisi
 		Secondary: n.isSecondary(req),
 	}
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
-	return rec, n.pick(ctx, s, &rec, &req.Args, choice{key: key, standing: !n.standing.refused(key)})
+	_, former := n.store.Get(key)
+	return rec, n.pick(ctx, s, &rec, &req.Args, choice{key: key, prePlugged: errors.Is(former, attach.ErrNotFound)})
 }
 
 // Discard gives back the port that a record claimed. It implements network.Discarder.
@@ -65,14 +67,13 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	s := n.settings.Load()
 	created, err := n.program(ctx, s, rec)
 	if errors.Is(err, link.ErrUnusable) {
-		n.standing.refuse(rec)
+		n.standing.discard(rec.OFPort)
 		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	rec.State = attach.Attached
-	n.standing.forgive(rec.Key())
 	result := plan.Result(rec, &s.attachments, created.HostMAC)
 	return result, n.programMacvlan(ctx, rec, result)
 }
@@ -102,8 +103,8 @@ func (n *Network) isSecondary(req *cni.Request) bool {
 // choice is how an attachment's address and port are chosen.
 type choice struct {
 	key attach.Key
-	// standing tells that the port may be one that stands ready.
-	standing bool
+	// prePlugged allows a pre-plugged port.
+	prePlugged bool
 }
 
 // pick is choose, and makes a port where choose says that it takes one.
@@ -115,7 +116,7 @@ func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, pod
 	if err := n.standFor(ctx, rec, pod); err != nil {
 		return err
 	}
-	from.standing = false
+	from.prePlugged = false
 	if err = n.choose(s, rec, from); err != nil {
 		n.standing.give(rec.OFPort)
 	}
@@ -138,7 +139,7 @@ func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
 	}
 	ofport := rec.OFPort
-	if ofport == 0 && from.standing {
+	if ofport == 0 && from.prePlugged {
 		ofport, _ = n.standing.take(s.mtu)
 	}
 	if ofport == 0 && rec.Bandwidth.Limited() {

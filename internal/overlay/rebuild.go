@@ -37,8 +37,8 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 		}
 		rec, err := n.recordOf(&cached[i], s, broken.Modified)
 		if err == nil {
-			_, upon := standing[rec.HostInterface]
-			err = n.rebuild(ctx, s, rec, upon)
+			_, prePlugged := standing[rec.HostInterface]
+			err = n.rebuild(ctx, s, rec, prePlugged)
 		}
 		if err != nil {
 			n.opts.Log.Error("attachment record cannot be rebuilt", "path", broken.Path, "pod", cached[i].Args.PodNamespace+"/"+cached[i].Args.PodName, "error", err)
@@ -53,13 +53,13 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 var errDetaching = errors.New("a request for the attachment is under way")
 
 // rebuild makes one record again, unless a request for its attachment is under way.
-func (n *Network) rebuild(ctx context.Context, s *settings, rec attach.Record, upon bool) error {
+func (n *Network) rebuild(ctx context.Context, s *settings, rec attach.Record, prePlugged bool) error {
 	unlock, free := n.opts.Records.TryLock(rec.Key())
 	if !free {
 		return errDetaching
 	}
 	defer unlock()
-	return n.store.Rebuild(ctx, rec, func(rec attach.Record) error { return n.agrees(ctx, s, &rec, upon) })
+	return n.store.Rebuild(ctx, rec, func(rec attach.Record) error { return n.agrees(ctx, s, &rec, prePlugged) })
 }
 
 // recordOf is the record of an attachment by what the runtime keeps of its ADD.
@@ -104,12 +104,12 @@ func (n *Network) recordOf(c *cni.Cached, s *settings, created time.Time) (attac
 }
 
 // agrees returns an error unless the pod's interface, and its port, are those of the record.
-func (n *Network) agrees(ctx context.Context, s *settings, rec *attach.Record, upon bool) error {
+func (n *Network) agrees(ctx context.Context, s *settings, rec *attach.Record, prePlugged bool) error {
 	pair, err := plan.Pair(rec, &s.attachments)
 	if err != nil {
 		return err
 	}
-	if upon {
+	if prePlugged {
 		pair.Standing = n.opts.Ports
 	}
 	return errors.Join(s.pipeline.CheckPod(pod(rec)), n.checkPair(ctx, rec, pair))

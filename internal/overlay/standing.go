@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -34,8 +33,6 @@ type standing struct {
 	// free are the numbers of those that are free: the one that has been free for longest is taken next, so that what a
 	// switch still holds for its former pod is gone by then.
 	free []uint32
-	// unusable are attachments whose port was unusable, and since when: the next one that they get is their own.
-	unusable map[attach.Key]time.Time
 	// rest is how long a port stays free at least.
 	rest time.Duration
 	// told is the last trouble that was logged.
@@ -72,8 +69,6 @@ const (
 	standingRest = time.Second
 	// lingering is how long something may be upon a port whose pod has gone: namespaces end in the kernel's own time.
 	lingering = 5 * time.Second
-	// refusal is how long an attachment that is not tried again is remembered.
-	refusal = 10 * time.Minute
 	// surplus is how many times Options.Spare may be free before those above half of that are removed.
 	surplus = 4
 )
@@ -85,7 +80,7 @@ const (
 )
 
 func newStanding(n *Network) *standing {
-	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, unusable: map[attach.Key]time.Time{}, rest: standingRest}
+	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, rest: standingRest}
 }
 
 // wakeUp has it look whether ports are to be made or removed.
@@ -141,29 +136,10 @@ func (s *standing) fits(port *standingPort) bool {
 	return s.shape.MTU == 0 || port.mtu == s.shape.MTU && port.txOffloadOff == s.shape.TxOffloadOff
 }
 
-// refuse has an attachment's port removed, and the attachment planned again without one that stands ready.
-func (s *standing) refuse(rec *attach.Record) {
-	s.mark(rec.OFPort, func(port *standingPort) { port.condemned = true })
-	s.give(rec.OFPort)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.unusable, func(_ attach.Key, since time.Time) bool { return time.Since(since) > refusal })
-	s.unusable[rec.Key()] = time.Now()
-}
-
-// refused reports whether an attachment is not to have a port that stands ready.
-func (s *standing) refused(key attach.Key) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, is := s.unusable[key]
-	return is
-}
-
-// forgive ends a refusal.
-func (s *standing) forgive(key attach.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.unusable, key)
+// discard has a port removed that turned out to be unusable.
+func (s *standing) discard(ofport uint32) {
+	s.mark(ofport, func(port *standingPort) { port.condemned = true })
+	s.give(ofport)
 }
 
 // clean notes that nothing is upon a port any more.
