@@ -238,15 +238,19 @@ func (r *rig) del(container string) {
 // gone waits until nothing is left of an attachment.
 func (r *rig) gone(container string) {
 	r.t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
+	r.eventually("nothing is left of "+container, func() bool {
 		_, err := r.store.Get(key(container))
 		made, _ := r.kernel.has(key(container))
-		if errors.Is(err, attach.ErrNotFound) && made == "" {
-			return
-		}
+		return errors.Is(err, attach.ErrNotFound) && made == ""
+	})
+}
+
+// eventually waits until a condition holds.
+func (r *rig) eventually(what string, holds func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); {
 		if time.Now().After(deadline) {
-			r.t.Fatalf("%s is still there: record %v, made by %q", container, err, made)
+			r.t.Fatalf("it never came true that %s", what)
 		}
 		select {
 		case <-time.After(time.Millisecond):
@@ -376,72 +380,6 @@ func TestPlanAgain(t *testing.T) {
 	r.gone("c")
 }
 
-// TestRemoveHangs: a network that waits for its engines holds up no other one's removal, and no request of another network.
-func TestRemoveHangs(t *testing.T) {
-	r := newRig(t)
-	r.placed["b"] = placement.Decision{Network: "blue"}
-	r.add("a")
-	r.add("b")
-	hang := make(chan struct{})
-	r.red.mu.Lock()
-	r.red.hang = hang
-	r.red.mu.Unlock()
-	r.del("a")
-	r.del("b")
-	r.gone("b")
-	r.placed["c"] = placement.Decision{Network: "blue"}
-	r.add("c")
-	close(hang)
-	r.gone("a")
-}
-
-// TestAddBeforeHandover: what an earlier life left of the attachment is not removed before the network has taken it over.
-func TestAddBeforeHandover(t *testing.T) {
-	r := newRig(t)
-	r.add("a")
-	rec, err := r.store.Get(key("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec.State = attach.Closing
-	r.stop()
-	if r.store, err = attach.Open(r.dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(r.store.Put(t.Context(), rec), r.store.Close()); err != nil {
-		t.Fatal(err)
-	}
-	r.start()
-	_, err = r.Add(t.Context(), request(cni.CommandAdd, "a"))
-	wantCode(t, err, cni.CodeTryAgainLater, "has not taken over yet")
-	if len(r.red.calls) > 0 {
-		t.Errorf("called before the handover: %q", r.red.calls)
-	}
-	close(r.handed)
-	r.gone("a")
-	r.add("a")
-}
-
-// TestRepeatedAddTakesItBack: an attachment that an undoing left to the reaper, and that the runtime asks for again, stays.
-func TestRepeatedAddTakesItBack(t *testing.T) {
-	r := newRig(t)
-	r.add("a")
-	rec, err := r.store.Get(key("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.restart()
-	r.Records("red").Reap(rec)
-	r.add("a")
-	close(r.handed)
-	for deadline := time.Now().Add(patience); !r.Idle(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the reaper still has work")
-		}
-	}
-	r.want("a", "red", true)
-}
-
 // TestCollect: GC detaches what the runtime does not know, of all networks.
 func TestCollect(t *testing.T) {
 	r := newRig(t)
@@ -473,44 +411,6 @@ func TestStatus(t *testing.T) {
 	}
 	r.red.notReady = errors.New("no subnet yet")
 	wantCode(t, status(), cni.CodeNotAvailable, "network red: no subnet yet")
-}
-
-// TestRestart: what was attached stays and is known to its network; what was under way is removed, not before the network has handed over.
-func TestRestart(t *testing.T) {
-	r := newRig(t)
-	r.placed["b"], r.placed["d"] = placement.Decision{Network: "blue"}, placement.Decision{Network: "blue"}
-	for _, container := range []string{"a", "b", "c", "d"} {
-		r.add(container)
-	}
-	for container, state := range map[string]attach.State{"c": attach.Planned, "d": attach.Closing} {
-		rec, err := r.store.Get(key(container))
-		if err != nil {
-			t.Fatal(err)
-		}
-		rec.State = state
-		if err := r.store.Put(t.Context(), rec); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r.restart()
-	for name, want := range map[string]string{"red": "a", "blue": "b"} {
-		if have := r.Records(name).Attached(); len(have) != 1 || have[0].ContainerID != want {
-			t.Errorf("%s has %v", name, have)
-		}
-	}
-	r.del("b")
-	r.want("b", "blue", false) // closed, and not removed yet
-	if have := r.Records("blue").Attached(); len(have) != 0 {
-		t.Errorf("a closed attachment is taken for attached: %v", have)
-	}
-	if slices.ContainsFunc(append(r.red.calls, r.blue.calls...), func(call string) bool { return strings.HasPrefix(call, "remove") }) {
-		t.Errorf("removed before the networks handed over: %v %v", r.red.calls, r.blue.calls)
-	}
-	close(r.handed)
-	for _, container := range []string{"b", "c", "d"} {
-		r.gone(container)
-	}
-	r.want("a", "red", true)
 }
 
 // TestRecords: a network writes records of its own attachments, and has what it finds without a record removed.
