@@ -30,11 +30,7 @@ func TestAgentReportsOnItsOwnGatewaysOnly(t *testing.T) {
 	})
 	all, err := deploy.VPCObjects()
 	must(t, err)
-	for _, object := range all {
-		if err := admin.Create(ctx, object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
-		}
-	}
+	apply(t, admin, all)
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "default"}}
 	if err := admin.Create(ctx, account); !apierrors.IsAlreadyExists(err) {
 		must(t, err)
@@ -89,11 +85,7 @@ func TestControllerWritesGatewaysOnly(t *testing.T) {
 	})
 	all, err := deploy.VPCObjects()
 	must(t, err)
-	for _, object := range all {
-		if err := admin.Create(ctx, object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
-		}
-	}
+	apply(t, admin, all)
 	controller := newClient(t, func(scheme *runtime.Scheme) (client.Client, error) {
 		return client.New(server.ConfigAs("weft", "weft-controller"), client.Options{Scheme: scheme})
 	})

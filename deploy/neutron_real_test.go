@@ -40,11 +40,7 @@ func TestAgentReportsItsOwnPortsOnly(t *testing.T) {
 	})
 	all, err := deploy.NeutronObjects()
 	must(t, err)
-	for _, object := range all {
-		if err := admin.Create(ctx, object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
-		}
-	}
+	apply(t, admin, all)
 	must(t, admin.Create(ctx, neutronPort("1", "mine")))
 	must(t, admin.Create(ctx, neutronPort("2", "other")))
 	mine := agentOn(t, "mine")
@@ -75,11 +71,7 @@ func TestControllerDeletesTenantsNamespacesOnly(t *testing.T) {
 	})
 	all, err := deploy.NeutronObjects()
 	must(t, err)
-	for _, object := range all {
-		if err := admin.Create(ctx, object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
-		}
-	}
+	apply(t, admin, all)
 	controller := newClient(t, func(scheme *runtime.Scheme) (client.Client, error) {
 		return client.New(server.ConfigAs("weft", "weft-controller"), client.Options{Scheme: scheme})
 	})

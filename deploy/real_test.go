@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -90,11 +91,7 @@ func TestAgentWritesItsOwnNodeOnly(t *testing.T) {
 	})
 	all, err := deploy.Objects()
 	must(t, err)
-	for _, object := range all {
-		if err := admin.Create(ctx, object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) { // by another variant's test
-			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
-		}
-	}
+	apply(t, admin, all)
 	for _, name := range []string{"mine", "other"} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"a": "b"}}}
 		must(t, admin.Create(ctx, node))
@@ -258,6 +255,16 @@ func eventually(t *testing.T, what string, check func() bool) {
 		case <-ctx.Done():
 			t.Fatalf("not within a minute: %s", what)
 		case <-tick.C:
+		}
+	}
+}
+
+// apply creates objects of a manifest, but for those that another test has created.
+func apply(t *testing.T, c client.Client, objects []*unstructured.Unstructured) {
+	t.Helper()
+	for _, object := range objects {
+		if err := c.Create(t.Context(), object, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
 		}
 	}
 }

@@ -78,8 +78,8 @@ func (r reader) run(ctx context.Context, t *testing.T, b pages.Block) {
 	}
 }
 
-// followQuickstart runs the commands of all pages for the quick start's cluster. own is the lab's name. Isolated projects come first, then
-// NetworkPolicies, whose page sets the mode that the cluster had; the tour, which measures who reaches whom at its end, comes last.
+// followQuickstart runs the commands of all pages for the quick start's cluster. own is the lab's name. The page of isolated projects
+// comes first. The page of NetworkPolicies follows, because it sets the mode back. The tour comes last: it ends with the whole matrix.
 func followQuickstart(ctx context.Context, t *testing.T, own string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")

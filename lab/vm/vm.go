@@ -13,11 +13,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 
+	"weft.dev/weft/internal/child"
 	"weft.dev/weft/lab/vm/guest"
 )
 
@@ -169,24 +168,20 @@ func (m machine) argv() []string {
 	}
 }
 
-// emulate runs the emulator to its end. It dies with the calling thread, so that none stays behind when this process is
-// killed; therefore the thread waits for it.
+// emulate runs the emulator to its end. It ends with this process, so that none stays behind when that is killed.
 func (m machine) emulate(ctx context.Context) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		cmd := exec.CommandContext(ctx, emulator, m.argv()...) //nolint:gosec // built here
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		var said strings.Builder
-		cmd.Stdout, cmd.Stderr = struct{ io.Writer }{m.config.Output}, &said // always a pipe, which can be opened again
-		if err := cmd.Run(); err != nil {
-			done <- fmt.Errorf("%s: %w: %s", emulator, err, strings.TrimSpace(said.String()))
-			return
-		}
-		done <- nil
-	}()
-	return <-done
+	cmd := exec.CommandContext(ctx, emulator, m.argv()...) //nolint:gosec // built here
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{m.config.Output}, &said // always a pipe, which can be opened again
+	running, err := child.Start(cmd, "")
+	if err == nil {
+		<-running.Done()
+		err = running.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", emulator, err, strings.TrimSpace(said.String()))
+	}
+	return nil
 }
 
 // lastWords are the end of what the guest's kernel and its first process have written.

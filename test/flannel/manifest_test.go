@@ -23,7 +23,6 @@ import (
 	"weft.dev/weft/lab/addon"
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/image"
-	"weft.dev/weft/lab/matrix"
 	"weft.dev/weft/lab/plan"
 )
 
@@ -243,15 +242,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
 		}
 	}
 	inStep(ctx, t, c)
-	report, err := matrix.Run(ctx, c, matrix.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !report.AsItMust {
-		var table bytes.Buffer
-		_ = report.Table(&table)
-		t.Errorf("the matrix of pods that were taken over is not as it must be:\n%s", &table)
-	}
+	reachesAsItMust(ctx, t, c, "the matrix of pods that were taken over")
 	lost = runStreams(t, c, pairs, nodes, func() {
 		kubectl(ctx, t, c, "-n", "weft", "delete", "daemonset", "weft-agent", "--wait=true", "--cascade=foreground")
 		for _, n := range c.Nodes() {

@@ -38,15 +38,7 @@ func TestNetwork(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	c := up(ctx, t, lab.Config{Name: "flannet", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, KubeProxy: true})
-	report, err := matrix.Run(ctx, c, matrix.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !report.AsItMust {
-		var table bytes.Buffer
-		_ = report.Table(&table)
-		t.Errorf("the matrix is not as it must be:\n%s", &table)
-	}
+	reachesAsItMust(ctx, t, c, "the matrix")
 	near, far := addPod(ctx, t, c, "n1", "near"), addPod(ctx, t, c, "n2", "far")
 	eventually(ctx, t, "without a policy", func() error { return ping(ctx, near, far) })
 	k, err := c.Client()
@@ -92,5 +84,19 @@ func TestBesideFlanneld(t *testing.T) {
 	eventually(ctx, t, "from flanneld's pod to Weft's", func() error { return ping(ctx, flannel, weft) })
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+// reachesAsItMust measures who reaches whom.
+func reachesAsItMust(ctx context.Context, t *testing.T, c *lab.Cluster, what string) {
+	t.Helper()
+	report, err := matrix.Run(ctx, c, matrix.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.AsItMust {
+		var table bytes.Buffer
+		_ = report.Table(&table)
+		t.Errorf("%s is not as it must be:\n%s", what, &table)
 	}
 }

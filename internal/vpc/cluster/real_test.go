@@ -118,6 +118,18 @@ func start(t *testing.T, central *ovntest.Central, term uint64, hidden ...string
 	return stop
 }
 
+// clientWith returns a client of the API server that knows Kube-OVN's kinds, and makes a namespace in which pods can be created.
+func clientWith(t *testing.T, namespace string) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	must(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	must(t, c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
+	return c
+}
+
 // From objects of users to rows, addresses and conditions, at a real API server and a real northbound database; a restart writes
 // nothing, and after the last deletion nothing is left.
 func TestController(t *testing.T) {
@@ -125,13 +137,8 @@ func TestController(t *testing.T) {
 	central.Start(ovntest.Northbound)
 	outer := t // what outlives a subtest
 	stop := start(outer, central, 1)
-	scheme := runtime.NewScheme()
-	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
-	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
-	must(t, err)
 	ctx := t.Context()
-	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns1"}}))
-	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns1", Name: "default"}}))
+	c := clientWith(t, "ns1")
 	pod := func(name, subnet string) *corev1.Pod {
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns1", Name: name, Annotations: map[string]string{kubeovn.AnnotationLogicalSwitch: subnet}},
@@ -250,14 +257,9 @@ func TestController(t *testing.T) {
 func TestPodsThatTheCacheLacks(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
-	scheme := runtime.NewScheme()
-	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
-	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
-	must(t, err)
 	ctx := t.Context()
 	const namespace = "behind"
-	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
-	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
+	c := clientWith(t, namespace)
 	must(t, c.Create(ctx, &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
 	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.1.0/24"}}
 	must(t, c.Create(ctx, subnet))
@@ -346,14 +348,9 @@ func TestLeaseTerm(t *testing.T) {
 func TestTwoLeaders(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
-	scheme := runtime.NewScheme()
-	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
-	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
-	must(t, err)
 	ctx := t.Context()
 	const namespace = "twice"
-	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
-	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
+	c := clientWith(t, namespace)
 	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.1.0/24"}}
 	must(t, c.Create(ctx, vpc))

@@ -145,6 +145,20 @@ func (o *occurrences) after(begin time.Time) (time.Time, error) {
 // watchEvery is how often is asked.
 const watchEvery = time.Millisecond
 
+// often asks until stop is closed.
+func often(stop <-chan struct{}, ask func()) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+			ask()
+		}
+	}
+}
+
 // answers notes each answer to a datagram a millisecond.
 func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences, error) {
 	conn, err := traffic.ListenUDP(from, netip.AddrPort{})
@@ -154,16 +168,7 @@ func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences
 	seen := &occurrences{}
 	seen.wait.Go(func() {
 		defer func() { _ = conn.Close() }()
-		tick := time.NewTicker(watchEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				_, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) // what cannot be sent is not answered
-			}
-		}
+		often(stop, func() { _, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) }) // what cannot be sent is not answered
 	})
 	seen.wait.Go(func() {
 		buffer := make([]byte, 64)
@@ -181,19 +186,12 @@ func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences
 func connections(socket string, stop <-chan struct{}) *occurrences {
 	seen := &occurrences{}
 	seen.wait.Go(func() {
-		tick := time.NewTicker(watchEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
+		often(stop, func() {
 			if conn, err := net.Dial("unix", socket); err == nil {
 				seen.add()
 				_ = conn.Close()
 			}
-		}
+		})
 	})
 	return seen
 }

@@ -55,7 +55,7 @@ type world struct {
 	definitions map[string]string
 	config      objects.NATConfig
 
-	planner   *plan.Planner // knows what it is told
+	planner   *plan.Planner // has seen every change of the objects
 	told      map[string]plan.Object
 	defined   map[string]string
 	fragments map[string]northbound.Rows

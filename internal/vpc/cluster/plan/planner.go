@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// Planner makes plans one after the other. It is told what changes, and computes of each plan what the changes concern: the Subnets and the
-// VPCs that they name. Its plans are those that Compile would make of all objects (TestPlannerAgreesWithCompile).
+// Planner makes plans one after the other. Set and Remove report what changes; a plan computes only the Subnets and VPCs that the changes
+// name. Its plans are those that Compile would make of all objects (TestPlannerAgreesWithCompile).
 //
 // Objects that are given to it must not be changed afterwards. It is not safe for concurrent use.
 type Planner struct {
