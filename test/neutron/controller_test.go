@@ -5,21 +5,19 @@ package neutron
 import (
 	"context"
 	"fmt"
-	"log"
+	"io"
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -30,89 +28,30 @@ import (
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/lab/process"
 	weftlab "weft.dev/weft/lab/stack/openstack"
+	"weft.dev/weft/test/neutron/cloudfault"
 )
 
-// way is the proxy through which the controller reaches OpenStack. It counts the calls that write.
-type way struct {
-	url string
-
-	mu     sync.Mutex
-	writes []string
-	reads  map[string]bool // what was asked for since the last time, with its query
-}
-
-// newWay serves a proxy on loopback: OpenStack is in a namespace of its own.
-func newWay(t *testing.T) *way {
+// newWay serves the proxy through which a controller reaches OpenStack, which is in a namespace of its own.
+func newWay(t *testing.T) *cloudfault.Proxy {
 	t.Helper()
-	w := &way{reads: map[string]bool{}}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := cloudfault.New(cloudFor.stack.Transport())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.url = "http://" + listener.Addr().String()
-	forward := &httputil.ReverseProxy{
-		Rewrite: func(*httputil.ProxyRequest) {}, Transport: cloudFor.stack.Transport(), ErrorLog: log.New(&notes{}, "", 0),
-	}
-	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(out http.ResponseWriter, in *http.Request) {
-		w.note(in)
-		forward.ServeHTTP(out, in)
-	})}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
-	return w
-}
-
-// note keeps a call that writes. Asking for a token is none.
-func (w *way) note(in *http.Request) {
-	if strings.HasSuffix(in.URL.Path, "/auth/tokens") {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if in.Method == http.MethodGet || in.Method == http.MethodHead {
-		w.reads[in.URL.RequestURI()] = true
-		return
-	}
-	w.writes = append(w.writes, in.Method+" "+in.URL.Path)
-}
-
-// taken returns the writing calls since the last time.
-func (w *way) taken() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	taken := w.writes
-	w.writes, w.reads = nil, map[string]bool{}
-	return taken
-}
-
-// read reports whether a path with its query has been asked for since the last time.
-func (w *way) read(path string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.reads[path]
-}
-
-// notes is a log that tests search.
-type notes struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-// Write keeps what is logged.
-func (n *notes) Write(p []byte) (int, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.text.Write(p)
+	t.Cleanup(func() { _ = p.Close() })
+	return p
 }
 
 // controllerUnderTest is `weft controller`, with the rights that the chart gives it, on a real API server and a real OpenStack.
 type controllerUnderTest struct {
 	kube  client.Client
-	way   *way
+	way   *cloudfault.Proxy
 	group *process.Group
 	name  string
 	log   string
 	argv  []string
+	// health is the address of the program's metrics.
+	health string
 }
 
 // startController runs the program until the test ends.
@@ -136,10 +75,11 @@ func startController(ctx context.Context, t *testing.T) *controllerUnderTest {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	health := freeAddress(t)
 	c := &controllerUnderTest{
-		kube: kube, way: newWay(t), group: process.NewGroup(dir, dir), name: "controller", log: filepath.Join(dir, "controller.log"),
+		health: health, kube: kube, way: newWay(t), group: process.NewGroup(dir, dir), name: "controller", log: filepath.Join(dir, "controller.log"),
 		argv: []string{
-			weft(t), "controller", "--kubeconfig", kubeconfig(t, dir), "--health-address=", "--neutron-config", config, "--neutron-cluster", "test",
+			weft(t), "controller", "--kubeconfig", kubeconfig(t, dir), "--health-address", health, "--neutron-config", config, "--neutron-cluster", "test",
 		},
 	}
 	c.start(ctx, t)
@@ -154,9 +94,76 @@ func startController(ctx context.Context, t *testing.T) *controllerUnderTest {
 
 func (c *controllerUnderTest) start(ctx context.Context, t *testing.T) {
 	t.Helper()
-	err := c.group.Start(ctx, process.Program{Name: c.name, Argv: c.argv, Env: []string{"HTTP_PROXY=" + c.way.url, "NO_PROXY=127.0.0.1"}})
+	err := c.group.Start(ctx, process.Program{Name: c.name, Argv: c.argv, Env: []string{"HTTP_PROXY=" + c.way.URL(), "NO_PROXY=127.0.0.1"}})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// freeAddress returns an address of loopback that no program listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// metrics returns what the program reports of itself.
+func (c *controllerUnderTest) metrics(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.health+"/metrics", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := (&http.Transport{}).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("metrics: %d, %v", res.StatusCode, err)
+	}
+	return string(text)
+}
+
+// noSecrets searches all that the program writes, but Tenants' specs, for passwords and tokens.
+func (c *controllerUnderTest) noSecrets(ctx context.Context, t *testing.T) {
+	t.Helper()
+	written := map[string]string{"log": string(c.said(t)), "metrics": c.metrics(ctx, t)}
+	for _, kind := range []schema.GroupVersionKind{
+		{Version: "v1", Kind: "Event"}, {Group: "events.k8s.io", Version: "v1", Kind: "Event"}, {Version: "v1", Kind: "Namespace"},
+		{Version: "v1", Kind: "Service"}, {Group: stackubev1.GroupName, Version: "v1", Kind: "Tenant"},
+		{Group: stackubev1.GroupName, Version: "v1", Kind: "Network"}, {Group: weftv1.GroupName, Version: "v1", Kind: "NeutronPort"},
+	} {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind)
+		if err := c.kube.List(ctx, list); err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			o := &list.Items[i]
+			if kind.Kind == "Tenant" {
+				unstructured.RemoveNestedField(o.Object, "spec")
+				o.SetManagedFields(nil)
+			}
+			text, err := o.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			written[kind.Kind+" "+o.GetNamespace()+"/"+o.GetName()] = string(text)
+		}
+	}
+	for what, text := range written {
+		if holdsSecret(text) {
+			t.Errorf("a password or a token is in %s", what)
+		}
+	}
+	if len(written) < 6 {
+		t.Errorf("only %d texts were searched", len(written))
 	}
 }
 

@@ -242,16 +242,16 @@ func strayPort(ctx context.Context, t *testing.T, c *openstack.Client, like *wef
 func restartOf(ctx context.Context, t *testing.T, controller *controllerUnderTest, network string) {
 	t.Helper()
 	controller.stop()
-	controller.way.taken()
+	controller.way.Taken()
 	controller.start(ctx, t)
-	for !controller.way.read("/v2.0/ports?network_id=" + network) {
+	for !controller.way.Read("/v2.0/ports?network_id=" + network) {
 		select {
 		case <-ctx.Done():
 			t.Fatal("the controller has not read the network's ports")
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	if written := controller.way.taken(); len(written) > 0 {
+	if written := controller.way.Taken(); len(written) > 0 {
 		t.Errorf("after a restart the controller wrote to OpenStack: %v", written)
 	}
 }

@@ -3,7 +3,6 @@
 package neutron
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -105,6 +104,7 @@ func TestTenant(t *testing.T) {
 	below(ctx, t, c, tenant.Status.ProjectID, n.Status.NetworkID)
 
 	wrongs(ctx, t, kube, c)
+	controller.noSecrets(ctx, t)
 	restartWritesNothing(ctx, t, controller, tenant.Status.ProjectID)
 
 	if err := kube.Delete(ctx, tenant); err != nil {
@@ -123,11 +123,6 @@ func TestTenant(t *testing.T) {
 		t.Error("the user of a deleted tenant still authenticates")
 	} else if strings.Contains(err.Error(), tenantPassword) {
 		t.Errorf("the error holds the password: %v", err)
-	}
-	for _, secret := range []string{tenantPassword, string(adminConf().Password), "gAAAA"} { // how Keystone's tokens begin
-		if bytes.Contains(controller.said(t), []byte(secret)) {
-			t.Error("a password or token is in the controller's log")
-		}
 	}
 }
 
@@ -161,10 +156,10 @@ func below(ctx context.Context, t *testing.T, c *openstack.Client, project, netw
 func restartWritesNothing(ctx context.Context, t *testing.T, controller *controllerUnderTest, project string) {
 	t.Helper()
 	controller.stop()
-	controller.way.taken()
+	controller.way.Taken()
 	controller.start(ctx, t)
 	for _, last := range []string{"/v3/roles?name=load-balancer_member", "/v2.0/security-groups?name=" + cloud.DefaultGroup + "&project_id=" + project} {
-		for !controller.way.read(last) {
+		for !controller.way.Read(last) {
 			select {
 			case <-ctx.Done():
 				t.Fatalf("the controller has not asked for %s", last)
@@ -172,7 +167,7 @@ func restartWritesNothing(ctx context.Context, t *testing.T, controller *control
 			}
 		}
 	}
-	if written := controller.way.taken(); len(written) > 0 {
+	if written := controller.way.Taken(); len(written) > 0 {
 		t.Errorf("after a restart the controller wrote to OpenStack: %v", written)
 	}
 }

@@ -173,7 +173,7 @@ func (c *Cloud) OwnBalancer(ctx context.Context, owner, name string) (*HeldBalan
 
 func (c *Cloud) ensureBalancer(ctx context.Context, want Balancer) (id string, made bool, err error) {
 	what := fmt.Sprintf("load balancer %q", want.Name)
-	held, made, err := makeOnce(ctx, what,
+	held, made, err := makeOnce(ctx, what, func(lb *loadbalancers.LoadBalancer) string { return lb.ID },
 		func(ctx context.Context) (*loadbalancers.LoadBalancer, error) {
 			found, err := list(ctx, loadbalancers.List(c.client.LoadBalancer, loadbalancers.ListOpts{Name: want.Name, ProjectID: want.Project}),
 				loadbalancers.ExtractLoadBalancers)
@@ -199,7 +199,7 @@ func (c *Cloud) settled(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
 	return await(ctx, "load balancer "+id+" to become ACTIVE", func(ctx context.Context) (bool, error) {
-		lb, err := loadbalancers.Get(ctx, c.client.LoadBalancer, id).Extract()
+		lb, err := whole(loadbalancers.Get(ctx, c.client.LoadBalancer, id).Extract())
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("ask for load balancer %s: %w", id, openstack.Explain(err))
@@ -213,9 +213,9 @@ func (c *Cloud) settled(ctx context.Context, id string) error {
 func (c *Cloud) ensureListener(ctx context.Context, want Balancer, l Listener, held *HeldBalancer) error {
 	i := slices.IndexFunc(held.Listeners, func(h HeldListener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port })
 	if i < 0 {
-		made, err := listeners.Create(ctx, c.client.LoadBalancer, listeners.CreateOpts{
+		made, err := whole(listeners.Create(ctx, c.client.LoadBalancer, listeners.CreateOpts{
 			LoadbalancerID: held.ID, Name: l.name(), Protocol: listeners.Protocol(l.Protocol), ProtocolPort: l.Port, ProjectID: held.ProjectID,
-		}).Extract()
+		}).Extract())
 		if err != nil {
 			return fmt.Errorf("create listener %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
 		}
@@ -255,10 +255,10 @@ func (c *Cloud) makePool(ctx context.Context, want Balancer, l Listener, held *H
 	if want.SourceAffinity {
 		opts.Persistence = &pools.SessionPersistence{Type: "SOURCE_IP"}
 	}
-	made, err := pools.Create(ctx, c.client.LoadBalancer, opts).Extract()
+	made, err := whole(pools.Create(ctx, c.client.LoadBalancer, opts).Extract())
 	if openstack.Is(err, http.StatusNotImplemented) && c.config.LoadBalancer.Method == "" {
 		opts.LBMethod = sourceIPPort
-		made, err = pools.Create(ctx, c.client.LoadBalancer, opts).Extract()
+		made, err = whole(pools.Create(ctx, c.client.LoadBalancer, opts).Extract())
 	}
 	if err != nil {
 		return fmt.Errorf("create %s: %w", what, openstack.Explain(err))

@@ -72,6 +72,9 @@ func (c *Cloud) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, err
 	if err != nil {
 		return nil, fmt.Errorf("create %d ports on host %q: %w", len(list), want.Host, openstack.Explain(err))
 	}
+	if len(made.Ports) != len(list) || slices.ContainsFunc(made.Ports, func(p HeldPort) bool { return p.ID == "" || len(p.FixedIPs) == 0 }) {
+		return nil, fmt.Errorf("create %d ports on host %q: %w", len(list), want.Host, ErrAnswer)
+	}
 	return made.Ports, nil
 }
 

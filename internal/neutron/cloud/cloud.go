@@ -69,6 +69,17 @@ func list[T any](ctx context.Context, pager pagination.Pager, extract func(pagin
 	return extract(pages)
 }
 
+// ErrAnswer is returned for an answer of OpenStack that lacks what was asked for. What a call that got one has done is unknown.
+var ErrAnswer = errors.New("OpenStack's answer lacks the object that was asked for")
+
+// whole returns an object that OpenStack's answer has, or ErrAnswer.
+func whole[T any](object *T, err error) (*T, error) {
+	if err == nil && object == nil {
+		return nil, ErrAnswer
+	}
+	return object, err
+}
+
 // only gives the one element of a list, or nil of an empty one.
 func only[T any](what string, found []T, err error) (*T, error) {
 	switch {
@@ -83,14 +94,17 @@ func only[T any](what string, found []T, err error) (*T, error) {
 }
 
 // makeOnce makes what look does not find. When the outcome of the creation is unknown, it looks again before it fails, so
-// that nothing is made twice. made says whether this call made it.
+// that nothing is made twice. made says whether this call made it. id returns an object's.
 func makeOnce[T any](
-	ctx context.Context, what string, look func(context.Context) (*T, error), create func(context.Context) (*T, error),
+	ctx context.Context, what string, id func(*T) string, look func(context.Context) (*T, error), create func(context.Context) (*T, error),
 ) (object *T, made bool, err error) {
 	if object, err = look(ctx); err != nil || object != nil {
 		return object, false, err
 	}
 	object, err = create(ctx)
+	if err == nil && (object == nil || id(object) == "") {
+		err = ErrAnswer
+	}
 	if err == nil {
 		return object, true, nil
 	}
@@ -137,7 +151,7 @@ func (c *Cloud) Project(ctx context.Context, idOrName string) (id string, err er
 	if idOrName == "" {
 		return "", fmt.Errorf("project with an empty name: %w", ErrNotFound)
 	}
-	p, err := projects.Get(ctx, c.client.Identity, idOrName).Extract()
+	p, err := whole(projects.Get(ctx, c.client.Identity, idOrName).Extract())
 	if err == nil && p.ID == idOrName {
 		return p.ID, nil
 	}

@@ -24,7 +24,7 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 		return ErrNoExternal
 	}
 	what := "floating IP " + want.FloatingIP.String()
-	held, _, err := makeOnce(ctx, what,
+	held, _, err := makeOnce(ctx, what, func(f *floatingips.FloatingIP) string { return f.ID },
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
 			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{
 				FloatingIP: want.FloatingIP.String(), FloatingNetworkID: c.config.ExternalNetwork,
@@ -59,7 +59,7 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 // anyFloating returns the floating IP that leads to a port, and makes one if there is none.
 func (c *Cloud) anyFloating(ctx context.Context, want Balancer, port string) (netip.Addr, error) {
 	what := "floating IP of load balancer " + want.Name
-	held, _, err := makeOnce(ctx, what,
+	held, _, err := makeOnce(ctx, what, func(f *floatingips.FloatingIP) string { return f.ID },
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
 			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
 			return only(what, found, err)

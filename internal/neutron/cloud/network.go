@@ -124,7 +124,7 @@ func (c *Cloud) EnsureNetwork(ctx context.Context, want Network) (held *HeldNetw
 
 func (c *Cloud) ensureNetwork(ctx context.Context, want Network, made *undo) (string, error) {
 	what := fmt.Sprintf("network %q", want.Name)
-	held, fresh, err := makeOnce(ctx, what,
+	held, fresh, err := makeOnce(ctx, what, func(n *HeldNetwork) string { return n.ID },
 		func(ctx context.Context) (*HeldNetwork, error) {
 			held, err := c.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
 			if err == nil && held != nil && held.Description != c.mark(want.Owner) {
@@ -133,9 +133,9 @@ func (c *Cloud) ensureNetwork(ctx context.Context, want Network, made *undo) (st
 			return held, err
 		},
 		func(ctx context.Context) (*HeldNetwork, error) {
-			n, err := networks.Create(ctx, c.client.Network, networks.CreateOpts{
+			n, err := whole(networks.Create(ctx, c.client.Network, networks.CreateOpts{
 				Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner), AdminStateUp: yes(),
-			}).Extract()
+			}).Extract())
 			if err != nil {
 				return nil, err
 			}
@@ -156,7 +156,7 @@ func (c *Cloud) ensureRouter(ctx context.Context, want Network, made *undo) (str
 	if c.config.ExternalNetwork != "" {
 		opts.GatewayInfo = &routers.GatewayInfo{NetworkID: c.config.ExternalNetwork}
 	}
-	held, fresh, err := makeOnce(ctx, what,
+	held, fresh, err := makeOnce(ctx, what, func(r *routers.Router) string { return r.ID },
 		func(ctx context.Context) (*routers.Router, error) {
 			found, err := list(ctx, routers.List(c.client.Network, routers.ListOpts{
 				Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner),
@@ -183,7 +183,7 @@ var ErrFixed = errors.New("cannot change: delete the network and make it anew")
 
 func (c *Cloud) ensureSubnet(ctx context.Context, want Network, s Subnet, at place, made *undo) error {
 	what := fmt.Sprintf("subnet %q", s.Name)
-	held, fresh, err := makeOnce(ctx, what,
+	held, fresh, err := makeOnce(ctx, what, func(s *subnets.Subnet) string { return s.ID },
 		func(ctx context.Context) (*subnets.Subnet, error) {
 			found, err := list(ctx, subnets.List(c.client.Network, subnets.ListOpts{NetworkID: at.network, Name: s.Name}), subnets.ExtractSubnets)
 			return only(what, found, err)

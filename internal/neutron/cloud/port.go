@@ -49,7 +49,7 @@ func (c *Cloud) FindPort(ctx context.Context, network, name string) (*HeldPort, 
 // again when this call made it.
 func (c *Cloud) EnsurePort(ctx context.Context, want Port) (*HeldPort, error) {
 	what := fmt.Sprintf("port %q", want.Name)
-	held, made, err := makeOnce(ctx, what,
+	held, made, err := makeOnce(ctx, what, func(p *HeldPort) string { return p.ID },
 		func(ctx context.Context) (*HeldPort, error) { return c.FindPort(ctx, want.Network, want.Name) },
 		func(ctx context.Context) (*HeldPort, error) {
 			held := &HeldPort{}
@@ -94,7 +94,7 @@ func (c *Cloud) rebind(ctx context.Context, id string, want Port) (*HeldPort, er
 // AwaitActive waits until Neutron says that a port is bound and its flows are in effect.
 func (c *Cloud) AwaitActive(ctx context.Context, id string) error {
 	return await(ctx, "port "+id+" to become ACTIVE", func(ctx context.Context) (bool, error) {
-		p, err := ports.Get(ctx, c.client.Network, id).Extract()
+		p, err := whole(ports.Get(ctx, c.client.Network, id).Extract())
 		if err != nil {
 			return false, fmt.Errorf("ask for port %s: %w", id, openstack.Explain(err))
 		}
@@ -140,11 +140,14 @@ func (c *Cloud) removeGroups(ctx context.Context, project string) error {
 	return nil
 }
 
+// ruleExists is Neutron's name of the error that a group has this rule.
+const ruleExists = "SecurityGroupRuleExists"
+
 // EnsureGroup makes a project's security group that lets everything in and out, IPv4, as KubeStack's did. Rules of a group
 // that has some for incoming traffic stay as they are.
 func (c *Cloud) EnsureGroup(ctx context.Context, project string) (string, error) {
 	what := fmt.Sprintf("security group %q of project %s", DefaultGroup, project)
-	held, made, err := makeOnce(ctx, what,
+	held, made, err := makeOnce(ctx, what, func(g *groups.SecGroup) string { return g.ID },
 		func(ctx context.Context) (*groups.SecGroup, error) {
 			found, err := list(ctx, groups.List(c.client.Network, groups.ListOpts{Name: DefaultGroup, ProjectID: project}), groups.ExtractGroups)
 			return only(what, found, err)
@@ -166,10 +169,11 @@ func (c *Cloud) EnsureGroup(ctx context.Context, project string) (string, error)
 	err = rules.Create(ctx, c.client.Network, rules.CreateOpts{
 		SecGroupID: held.ID, ProjectID: project, Direction: rules.DirIngress, EtherType: rules.EtherType4,
 	}).Err
-	if err == nil || openstack.Is(err, 409) {
+	err = openstack.Explain(err)
+	if refused, is := errors.AsType[*openstack.Error](err); err == nil || is && refused.Type == ruleExists {
 		return held.ID, nil
 	}
-	err = fmt.Errorf("let traffic into %s: %w", what, openstack.Explain(err))
+	err = fmt.Errorf("let traffic into %s: %w", what, err)
 	if made {
 		err = errors.Join(err, gone(what, groups.Delete(ctx, c.client.Network, held.ID).ExtractErr()))
 	}

@@ -24,7 +24,7 @@ func (c *Cloud) EnsureProject(ctx context.Context, owner, name string) (string, 
 	if err != nil {
 		return "", err
 	}
-	held, _, err := makeOnce(ctx, what,
+	held, _, err := makeOnce(ctx, what, func(p *projects.Project) string { return p.ID },
 		func(ctx context.Context) (*projects.Project, error) {
 			found, err := list(ctx, projects.List(c.client.Identity, projects.ListOpts{Name: name, DomainID: domain}), projects.ExtractProjects)
 			return only(what, found, err)
@@ -45,7 +45,7 @@ func (c *Cloud) EnsureProject(ctx context.Context, owner, name string) (string, 
 
 // domain is the domain of the project that the credentials are for.
 func (c *Cloud) domain(ctx context.Context) (string, error) {
-	own, err := projects.Get(ctx, c.client.Identity, c.client.ProjectID).Extract()
+	own, err := whole(projects.Get(ctx, c.client.Identity, c.client.ProjectID).Extract())
 	if err != nil {
 		return "", fmt.Errorf("find the domain of the credentials' project: %w", openstack.Explain(err))
 	}
@@ -73,7 +73,7 @@ func (c *Cloud) EnsureUser(ctx context.Context, want User) error {
 	if err != nil {
 		return err
 	}
-	held, made, err := makeOnce(ctx, what,
+	held, made, err := makeOnce(ctx, what, func(u *users.User) string { return u.ID },
 		func(ctx context.Context) (*users.User, error) {
 			found, err := list(ctx, users.List(c.client.Identity, users.ListOpts{Name: want.Name, DomainID: domain}), users.ExtractUsers)
 			return only(what, found, err)

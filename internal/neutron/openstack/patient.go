@@ -1,6 +1,7 @@
 package openstack
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,11 +26,12 @@ const (
 type patient struct {
 	next  http.RoundTripper
 	slots chan struct{}
+	limit time.Duration // of a try
 	pause func(ctx context.Context, d time.Duration) error
 }
 
 func newPatient(next http.RoundTripper) *patient {
-	return &patient{next: next, slots: make(chan struct{}, atOnce), pause: pause}
+	return &patient{next: next, slots: make(chan struct{}, atOnce), limit: perTry, pause: pause}
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -93,7 +95,7 @@ func after(res *http.Response, otherwise time.Duration) time.Duration {
 
 // once sends a request once, within the bounds.
 func (p *patient) once(req *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(req.Context(), perTry)
+	ctx, cancel := context.WithTimeout(req.Context(), p.limit)
 	select {
 	case p.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -116,7 +118,34 @@ func (p *patient) once(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	res.Body = &bounded{body: res.Body, left: maxAnswer, done: done}
+	if err := filled(res); err != nil {
+		_ = res.Body.Close()
+		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL.Path, err)
+	}
 	return res, nil
+}
+
+var errNothing = errors.New("OpenStack answers with an empty object")
+
+// filled returns an error for an answer that is an empty JSON object. OpenStack gives none; read as an empty list, it would have objects
+// created a second time.
+func filled(res *http.Response) error {
+	if res.StatusCode >= http.StatusMultipleChoices {
+		return nil
+	}
+	begin := make([]byte, 3)
+	n, err := io.ReadFull(res.Body, begin)
+	if errors.Is(err, io.ErrUnexpectedEOF) && string(begin[:n]) == "{}" || string(begin[:n]) == "{}\n" {
+		return errNothing
+	}
+	res.Body = &resumed{Reader: io.MultiReader(bytes.NewReader(begin[:n]), res.Body), Closer: res.Body}
+	return nil
+}
+
+// resumed reads an answer from its begin.
+type resumed struct {
+	io.Reader
+	io.Closer
 }
 
 // bounded gives the slot back once the answer is read or dropped.

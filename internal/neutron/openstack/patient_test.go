@@ -36,6 +36,13 @@ func status(code int, header ...string) http.HandlerFunc {
 	}
 }
 
+func says(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
 // cut ends the connection in the midst of an answer's head.
 func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
@@ -54,6 +61,9 @@ func TestWhatIsRepeated(t *testing.T) {
 		{"POST after 503: what it made is looked for first", http.MethodPost, status(503), 1, 503},
 		{"POST after a lost connection", http.MethodPost, cut, 1, 0},
 		{"PUT after 500", http.MethodPut, status(500), 1, 500},
+		{"GET answered with an empty object", http.MethodGet, says("{}"), 2, 200},
+		{"POST answered with an empty object: what it made is looked for first", http.MethodPost, says("{}\n"), 1, 0},
+		{"GET answered with an empty list", http.MethodGet, says(`{"ports": []}`), 1, 200},
 		{"POST after 429: it was not processed", http.MethodPost, status(429, "Retry-After", "1"), 2, 200},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -97,6 +107,41 @@ func TestRepeatingEnds(t *testing.T) {
 	_ = res.Body.Close()
 	if asked.Load() != tries {
 		t.Errorf("%d requests, want %d", asked.Load(), tries)
+	}
+}
+
+// The begin of an answer that was looked at is read again.
+func TestAnswersAreWhole(t *testing.T) {
+	for _, body := range []string{"", "{", "{}x", "null", `{"a":1}`, strings.Repeat("x", 4096)} {
+		url, _ := answers(t, says(body))
+		res, err := (&http.Client{Transport: newPatient(http.DefaultTransport)}).Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(res.Body)
+		if err != nil || string(got) != body {
+			t.Errorf("answer %q is read as %q: %v", body, got, err)
+		}
+		_ = res.Body.Close()
+	}
+}
+
+// A server that takes a request and gives no answer holds a call for a bounded time, and no slot after it.
+func TestSilentServer(t *testing.T) {
+	url, asked := answers(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	p := newPatient(http.DefaultTransport)
+	p.limit = 20 * time.Millisecond
+	p.pause = func(context.Context, time.Duration) error { return nil }
+	res, err := (&http.Client{Transport: p}).Get(url)
+	if err == nil {
+		_ = res.Body.Close()
+		t.Fatal("there is an answer")
+	}
+	if !errors.Is(err, context.DeadlineExceeded) || asked.Load() > tries {
+		t.Errorf("error %v after %d requests", err, asked.Load())
+	}
+	if n := len(p.slots); n != 0 {
+		t.Errorf("%d slots are taken by nothing", n)
 	}
 }
 
