@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,17 +72,24 @@ func TestMixedNodes(t *testing.T) {
 			p1.Reach(t, p2.Address)
 			p2.Reach(t, p1.Address)
 
-			peer := subnetsPrefix + "10.5.200.0-24"
+			peer, moved := subnetsPrefix+"10.5.200.0-24", subnetsPrefix+"10.5.202.0-24"
 			etcd.Put(peer, value(t, etcd, n2, "192.0.2.200", "02:00:00:00:00:c8"))
+			etcd.Put(moved, value(t, etcd, n2, "192.0.2.202", "02:00:00:00:00:ca"))
 			has(t, n1, "10.5.200.0/24", true)
+			has(t, n1, "10.5.202.0/24", true)
 			ours.Kill()
 			etcd.Delete(peer)
+			etcd.Put(moved, value(t, etcd, n2, "192.0.2.203", "02:00:00:00:00:cb"))
 			etcd.Put(subnetsPrefix+"10.5.201.0-24", value(t, etcd, n2, "192.0.2.201", "02:00:00:00:00:c9"))
 			startWeft(n1, weft, etcd)
 			has(t, n1, "10.5.201.0/24", true)
 			has(t, n1, "10.5.200.0/24", false) // flanneld leaves it
-			flanneltest.Eventually(t, "entries of a node that went meanwhile go", func() error {
-				if got := entries(n1); strings.Contains(got, ":c8") {
+			flanneltest.Eventually(t, "entries of a node that went meanwhile go, and of one that moved are new", func() error {
+				got := entries(n1)
+				if strings.Contains(got, ":c8") || strings.Contains(got, ":ca") || strings.Contains(got, "192.0.2.202") {
+					return errors.New(got)
+				}
+				if !strings.Contains(got, ":cb") && !strings.Contains(got, "10.5.202.0/24 via 192.0.2.203") {
 					return errors.New(got)
 				}
 				return nil
@@ -148,16 +156,24 @@ func TestRepairs(t *testing.T) {
 		"link set flannel.1 address 02:00:00:00:00:77", "link set flannel.1 type vxlan id 1 learning",
 	} {
 		n1.IP(change)
-		flanneltest.Eventually(t, change+" is repaired", func() error {
-			if got := withoutIndex(entries(n1)); got != withoutIndex(want) {
-				return fmt.Errorf("got\n%s\nwant\n%s", got, want)
-			}
-			return nil
-		})
+		repaired(t, n1, change, want)
+		p1.Reach(t, p2.Address)
+	}
+	mac, tunnel := peerEntry(t, n1), strings.TrimSuffix(n2.Subnet("FLANNEL_SUBNET"), "1/24")+"0"
+	for _, change := range []string{
+		"bridge fdb del " + mac + " dev flannel.1 dst " + n2.Address(), "bridge fdb replace " + mac + " dev flannel.1 dst 192.0.2.99 self permanent",
+		"bridge fdb append " + mac + " dev flannel.1 dst 192.0.2.99 self permanent", "bridge fdb add 02:00:00:00:00:99 dev flannel.1 dst 192.0.2.99",
+		"ip neigh replace " + tunnel + " lladdr 02:00:00:00:00:99 dev flannel.1 nud permanent", "ip neigh add 10.5.250.0 lladdr 02:00:00:00:00:99 dev flannel.1",
+		"ip route replace " + tunnel + "/24 via 192.0.2.99", "ip route add 10.5.250.0/24 via 192.0.2.99 proto 88",
+	} {
+		if _, err := n1.Run(strings.Fields(change)...); err != nil {
+			t.Fatal(err)
+		}
+		repaired(t, n1, change, want)
 		p1.Reach(t, p2.Address)
 	}
 	rules := func() string {
-		out, err := n1.Run("nft", "list", "table", "ip", "weft-flannel")
+		out, err := n1.Run("nft", "-s", "list", "table", "ip", "weft-flannel")
 		if err != nil {
 			return err.Error()
 		}
@@ -173,6 +189,16 @@ func TestRepairs(t *testing.T) {
 		}
 		return nil
 	})
+	if _, err := n1.Run("nft", "delete", "table", "ip", "weft-flannel"); err != nil {
+		t.Fatal(err)
+	}
+	flanneltest.Eventually(t, "the table is made again", func() error {
+		if got := rules(); lines(got) != lines(whole) {
+			return fmt.Errorf("got\n%s\nwant\n%s", got, whole)
+		}
+		return nil
+	})
+	p1.Reach(t, p2.Address)
 	for _, kv := range etcd.List(subnetsPrefix) {
 		if strings.Contains(kv.Value, n1.Address()+`"`) {
 			etcd.Delete(kv.Key)
@@ -188,6 +214,31 @@ func TestRepairs(t *testing.T) {
 	})
 	p1.Reach(t, p2.Address)
 }
+
+// repaired waits until a node has the entries that it had before a change.
+func repaired(t *testing.T, n *flanneltest.Node, change, want string) {
+	t.Helper()
+	flanneltest.Eventually(t, change+" is repaired", func() error {
+		if got := entries(n); lines(withoutIndex(got)) != lines(withoutIndex(want)) {
+			return fmt.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+		return nil
+	})
+}
+
+// peerEntry returns the MAC address of the only peer's forwarding entry.
+func peerEntry(t *testing.T, n *flanneltest.Node) string {
+	t.Helper()
+	out, err := n.Run("bridge", "fdb", "show", "dev", "flannel.1")
+	if fields := strings.Fields(out); err == nil && len(fields) > 0 {
+		return fields[0]
+	}
+	t.Fatalf("no entry: %s %v", out, err)
+	return ""
+}
+
+// lines returns a text's lines in order: the kernel lists entries and elements in any.
+func lines(text string) string { return strings.Join(slices.Sorted(strings.Lines(text)), "") }
 
 func withoutIndex(text string) string {
 	var lines []string
@@ -223,6 +274,10 @@ func TestReservation(t *testing.T) {
 	has(t, n1, "10.5.80.0/24", true)
 	before := entries(n1)
 	for key, hostile := range map[string]string{
+		"10.5.77.0-25": `{"PublicIP":"192.0.2.85","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:55"}}`,
+		"10.5.76.0-23": `{"PublicIP":"192.0.2.86","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:56"}}`,
+		"10.5.86.0-24": `{"PublicIP":"` + n1.Address() + `","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:57"}}`,
+		"10.5.88.0-24": `{"PublicIP":"10.5.80.7","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:58"}}`,
 		"10.5.80.0-25": `{"PublicIP":"192.0.2.81","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:51"}}`,
 		"10.5.81.0-24": `{"PublicIP":"192.0.2.81","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:50"}}`,
 		"10.5.82.0-24": `{"PublicIP":"0.0.0.0","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:52"}}`,
