@@ -1,11 +1,13 @@
 package link
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -21,7 +23,11 @@ type Tracked struct {
 }
 
 // Conntrack is the kernel's connection tracking in one network namespace, except for the zones, which are Open vSwitch's.
-type Conntrack struct{ handle *netlink.Handle }
+type Conntrack struct {
+	handle *netlink.Handle
+	// sockets has the one for connection tracking, as the netlink package takes them.
+	sockets map[int]*nl.SocketHandle
+}
 
 // NewConntrack returns the connection tracking of the network namespace at a path; "" is the caller's. The caller must Close it.
 func NewConntrack(path string) (*Conntrack, error) {
@@ -33,36 +39,70 @@ func NewConntrack(path string) (*Conntrack, error) {
 		}
 		defer func() { _ = space.Close() }() // the sockets stay in the namespace
 	}
-	handle, err := netlink.NewHandleAt(space, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
+	handle, err := netlink.NewHandleAt(space, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("connection tracking: %w", err)
 	}
-	return &Conntrack{handle}, nil
+	socket, err := nl.GetNetlinkSocketAt(space, netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("connection tracking: %w", err)
+	}
+	return &Conntrack{handle, map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}}, nil
 }
 
 // Close closes its sockets.
-func (c *Conntrack) Close() { c.handle.Close() }
+func (c *Conntrack) Close() {
+	c.handle.Close()
+	for _, socket := range c.sockets {
+		socket.Close()
+	}
+}
 
-// dumpTries bounds how often a listing is repeated that changes of the table interrupted.
-const dumpTries = 5
-
-// Flush removes the connections for which ends returns true, and returns their number.
+// Flush removes the connections for which ends returns true, and returns their number. It is one walk through the kernel's table, which
+// takes as long as the table has room, however few connections there are: some 10 ms of a processor with the usual 262,144 buckets.
 func (c *Conntrack) Flush(ends func(Tracked) bool) (removed int, err error) {
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		for try := 1; ; try++ {
-			n, failed := c.handle.ConntrackDeleteFilters(netlink.ConntrackTable, family, trackedFilter(ends))
-			removed += int(n) //nolint:gosec // entries of a table
-			if errors.Is(failed, netlink.ErrDumpInterrupted) && try < dumpTries {
-				continue
-			}
-			err = errors.Join(err, failed)
-			break
+	for try := 1; ; try++ {
+		n, failed := c.flush(ends)
+		removed += n
+		if errors.Is(failed, netlink.ErrDumpInterrupted) && try < dumpAttempts {
+			continue
+		}
+		if failed != nil {
+			failed = fmt.Errorf("flushing connections: %w", failed)
+		}
+		return removed, failed
+	}
+}
+
+func (c *Conntrack) flush(ends func(Tracked) bool) (removed int, err error) {
+	var found [][]byte
+	request := c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_UNSPEC)
+	errs := []error{request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		if t, zone := parseTracked(message); zone == 0 && len(message) > nl.SizeofNfgenmsg && ends(t) {
+			found = append(found, message)
+		}
+		return true
+	})}
+	for _, message := range found {
+		request := c.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, message[0])
+		request.AddRawData(message[nl.SizeofNfgenmsg:])
+		_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+		switch {
+		case err == nil:
+			removed++
+		case !errors.Is(err, unix.ENOENT): // it has not ended by itself
+			errs = append(errs, err)
 		}
 	}
-	if err != nil {
-		return removed, fmt.Errorf("flushing connections: %w", err)
-	}
-	return removed, nil
+	return removed, errors.Join(errs...)
+}
+
+func (c *Conntrack) request(operation, flags int, family uint8) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	request.Sockets = c.sockets
+	return request
 }
 
 // Own returns the addresses of the namespace's devices.
@@ -78,17 +118,29 @@ func (c *Conntrack) Own() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-type trackedFilter func(Tracked) bool
-
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (f trackedFilter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if flow.Zone != 0 {
-		return false
+// parseTracked reads a message of the kernel's, which begins with the address family. What is not there stays empty.
+func parseTracked(message []byte) (t Tracked, zone uint16) {
+	attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
+	source := func(tuple uint16) netip.Addr {
+		for _, kind := range []uint16{nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC} {
+			if addr, ok := netip.AddrFromSlice(attribute(attributes, tuple, nl.CTA_TUPLE_IP, kind)); ok {
+				return addr
+			}
+		}
+		return netip.Addr{}
 	}
-	t := Tracked{Source: toAddr(flow.Forward.SrcIP), Destination: toAddr(flow.Reverse.SrcIP), Protocol: flow.Forward.Protocol}
+	t.Source, t.Destination = source(nl.CTA_TUPLE_ORIG), source(nl.CTA_TUPLE_REPLY)
+	if protocol := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(protocol) == 1 {
+		t.Protocol = protocol[0]
+	}
 	switch t.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
-		t.Port = flow.Reverse.SrcPort
+		if port := attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_SRC_PORT); len(port) == 2 {
+			t.Port = binary.BigEndian.Uint16(port)
+		}
 	}
-	return f(t)
+	if of := attribute(attributes, ctaZone); len(of) == 2 {
+		zone = binary.BigEndian.Uint16(of)
+	}
+	return t, zone
 }

@@ -90,6 +90,8 @@ type enforced struct {
 	revocations *enforcer.Revocations
 	enforcer    *enforcer.Enforcer
 
+	vacated vacated
+
 	// mu guards what follows.
 	mu      sync.Mutex
 	pods    map[attach.Key]attach.Record
@@ -171,12 +173,13 @@ func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
 	e := &enforced{
 		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1),
 		tables: map[string]*judged{judgeTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, follower: follow.New(deps.Objects, nil),
+		vacated: vacated{left: map[netip.Addr]departure{}},
 	}
 	lock := &sync.Mutex{}
 	e.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return pods.settled(ctx, owners...) },
-		Revoke:  func(context.Context) error { return nftables.Flush(tracked, e.enforcer.Revoked()) },
+		Revoke:  e.revoke,
 	})
 	pods.altered = e.judgeAgain
 	e.enforcer = enforcer.New(enforcer.Options{
@@ -349,11 +352,7 @@ func (e *enforced) Admit(ctx context.Context, pods []Pod) error {
 		return e.start(ctx, all)
 	}
 	for i := range fresh { // a pod does not inherit the connections of its addresses
-		var addresses []netip.Addr
-		for _, address := range fresh[i].Addresses {
-			addresses = append(addresses, address.Addr())
-		}
-		if err := nftables.FlushPod(e.tracked, addresses...); err != nil {
+		if err := e.flushAddresses(ctx, e.vacated.doubtful(&fresh[i])); err != nil {
 			return err
 		}
 	}
@@ -368,6 +367,54 @@ func (e *enforced) Admit(ctx context.Context, pods []Pod) error {
 	}
 	e.enforcer.ReportProblems()
 	return nil
+}
+
+// revoke removes the connections that policies allow no more, and those of the addresses that pods have left. Where what the judge had for
+// such a pod is still in effect, its connections are removed later.
+func (e *enforced) revoke(ctx context.Context) error {
+	departed := e.vacated.departed()
+	var err error
+	if len(departed) > 0 {
+		err = e.tables[judgeTable].settled(ctx, owners(departed)...)
+	}
+	if err != nil {
+		departed = nil
+	}
+	err = errors.Join(err, nftables.Flush(e.tracked, e.enforcer.Revoked(), slices.Collect(maps.Keys(departed))...))
+	if err == nil {
+		e.vacated.flushed(departed)
+	}
+	return err
+}
+
+// flushAddresses removes the connections of addresses, once nothing of the pods that left them is in effect.
+func (e *enforced) flushAddresses(ctx context.Context, addresses map[netip.Addr]departure) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	if err := e.tables[judgeTable].settled(ctx, owners(addresses)...); err != nil {
+		return fmt.Errorf("table inet %s: %w", judgeTable, err)
+	}
+	if err := nftables.FlushPods(e.tracked, slices.Collect(maps.Keys(addresses))...); err != nil {
+		return err
+	}
+	e.vacated.flushed(addresses)
+	return nil
+}
+
+// sweep removes the connections of the node's range that are no attached pod's, and were left by a former life of the agent.
+func (e *enforced) sweep(ranges []netip.Prefix, attached []attach.Record) {
+	var addresses []netip.Addr
+	for i := range attached {
+		for _, address := range attached[i].Addresses {
+			addresses = append(addresses, address.Addr())
+		}
+	}
+	if err := nftables.FlushRanges(e.tracked, ranges, addresses...); err != nil {
+		e.log.Warn("connections of former pods could not be removed: each new pod's addresses are looked for instead", "error", err)
+		return
+	}
+	e.vacated.sweep(ranges)
 }
 
 // start programs the tables for the first time, with all pods that are attached.
@@ -388,6 +435,7 @@ func (e *enforced) start(ctx context.Context, pods []attach.Record) error {
 			return fmt.Errorf("table %s: %w", name, err)
 		}
 	}
+	e.sweep(ranges[e.node], pods)
 	e.mu.Lock()
 	e.started = true
 	e.mu.Unlock()
@@ -407,7 +455,12 @@ func (e *enforced) Dismiss(keys []attach.Key) {
 		}
 	}
 	e.mu.Unlock()
-	if len(gone) > 0 {
-		e.enforcer.Close(slices.Collect(maps.Values(gone))...)
+	if len(gone) == 0 {
+		return
 	}
+	e.enforcer.Close(slices.Collect(maps.Values(gone))...)
+	for _, rec := range gone {
+		e.vacated.leave(&rec)
+	}
+	e.revocations.Soon()
 }

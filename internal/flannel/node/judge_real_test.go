@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -108,15 +109,10 @@ func refused(err error) error {
 	return nil
 }
 
-// TestNetworkPolicies: pods on one node, attached through the agent's handler, reach each other as the API server's NetworkPolicies say, and
-// what is revoked ends.
-func TestNetworkPolicies(t *testing.T) {
-	clients, err := kubernetes.NewForConfig(server.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newStage(t)
-	s.judge = func() (node.Judge, error) {
+// enforcing returns what makes the judge of node "n" in the calling thread's namespace, which follows the API server's objects.
+func enforcing(t *testing.T) func() (node.Judge, error) {
+	t.Helper()
+	return func() (node.Judge, error) {
 		types := runtime.NewScheme()
 		if err := scheme.AddToScheme(types); err != nil {
 			return nil, err
@@ -137,10 +133,21 @@ func TestNetworkPolicies(t *testing.T) {
 		})
 		return node.NewJudge("n", "cni0", &network.Deps{Log: slog.New(slog.DiscardHandler), Objects: objects})
 	}
+}
+
+// TestNetworkPolicies: pods on one node, attached through the agent's handler, reach each other as the API server's NetworkPolicies say, and
+// what is revoked ends.
+func TestNetworkPolicies(t *testing.T) {
+	clients, err := kubernetes.NewForConfig(server.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t)
+	s.judge = enforcing(t)
 	ctx := t.Context()
 	h := serve(t, s)
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}
-	if _, err := clients.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
+	if _, err := clients.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 	spaces, addresses := map[string]ns.NetNS{}, map[string]netip.Addr{}

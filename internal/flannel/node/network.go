@@ -289,16 +289,24 @@ func (n *Network) portFragment(rec *attach.Record, fragment items) map[reconcile
 	return map[reconcile.Owner]map[nftnl.Key]nftnl.Item{linkOwner(rec): fragment}
 }
 
-// Close implements network.Network: without its link the pod sends and receives nothing.
+// Close implements network.Network: without its elements the pod's port passes nothing that the pod sends, and the judge nothing new to it.
+// The link, which the kernel takes long to remove, goes with Remove; before there are tables it goes at once.
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.mu.Lock()
 	n.shut[rec.Key()] = true
 	n.mu.Unlock()
-	err := n.opts.Node.Pods.Delete(ctx, rec.HostInterface)
 	n.opts.Judge.Dismiss([]attach.Key{rec.Key()})
-	n.ports.Set(n.portFragment(&rec, nil))
 	n.opts.Node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{linkOwner(&rec): nil})
-	return err
+	var err error
+	select {
+	case <-n.handed:
+		if err = n.ports.Apply(ctx, n.portFragment(&rec, nil)); err == nil {
+			return nil
+		}
+	default:
+		n.ports.Set(n.portFragment(&rec, nil))
+	}
+	return errors.Join(err, n.opts.Node.Pods.Delete(ctx, rec.HostInterface))
 }
 
 // Remove implements network.Network.

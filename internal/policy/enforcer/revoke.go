@@ -68,6 +68,14 @@ func (r *Revocations) Due(due bool) {
 // Later notes that a revocation is due soon. The caller holds the lock.
 func (r *Revocations) Later() { r.later = true }
 
+// Soon is Later for a caller that does not hold the lock, and has Run make the revocation. It takes the lock.
+func (r *Revocations) Soon() {
+	r.opts.Lock.Lock()
+	defer r.opts.Lock.Unlock()
+	r.later = true
+	r.wake()
+}
+
 // Pending reports whether a revocation is due, at once or soon. It takes the lock.
 func (r *Revocations) Pending() bool {
 	r.opts.Lock.Lock()

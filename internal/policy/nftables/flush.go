@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/policy"
@@ -16,29 +17,53 @@ type Conntrack interface {
 }
 
 // Flush removes the connections that policies allow no more; revoked is that of the node's enforcer. What follows in one of them is judged
-// as new. Connections that the node itself began are not judged.
-func Flush(tracked Conntrack, revoked func(policy.Connection) bool) error {
+// as new. Connections that the node itself began are not judged. It removes those of the addresses in left as well, as FlushPods does.
+func Flush(tracked Conntrack, revoked func(policy.Connection) bool, left ...netip.Addr) error {
 	own, err := tracked.Own()
 	if err != nil {
 		return err
 	}
+	gone := setOf(left)
 	_, err = tracked.Flush(func(t link.Tracked) bool {
-		return !own[t.Source] && revoked(policy.Connection{
+		return gone[t.Source] || gone[t.Destination] || !own[t.Source] && revoked(policy.Connection{
 			Source: t.Source, Destination: t.Destination, Protocol: policy.Protocol(t.Protocol), Port: t.Port,
 		})
 	})
 	return err
 }
 
-// FlushPod removes the connections of addresses, of a pod that had them before: what goes on sending in one would count as a reply.
-func FlushPod(tracked Conntrack, addresses ...netip.Addr) error {
+// FlushPods removes the connections of addresses, of pods that had them before: what a pod that has one now goes on sending in one would
+// count as a reply.
+func FlushPods(tracked Conntrack, addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	of := map[netip.Addr]bool{}
-	for _, address := range addresses {
-		of[address] = true
-	}
+	of := setOf(addresses)
 	_, err := tracked.Flush(func(t link.Tracked) bool { return of[t.Source] || of[t.Destination] })
 	return err
+}
+
+// FlushRanges removes the connections of addresses in ranges that are neither the node's nor of the pods that are attached.
+func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached ...netip.Addr) error {
+	if len(ranges) == 0 {
+		return nil
+	}
+	own, err := tracked.Own()
+	if err != nil {
+		return err
+	}
+	here := setOf(attached)
+	stranger := func(a netip.Addr) bool {
+		return !here[a] && !own[a] && slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+	}
+	_, err = tracked.Flush(func(t link.Tracked) bool { return stranger(t.Source) || stranger(t.Destination) })
+	return err
+}
+
+func setOf(addresses []netip.Addr) map[netip.Addr]bool {
+	set := make(map[netip.Addr]bool, len(addresses))
+	for _, address := range addresses {
+		set[address] = true
+	}
+	return set
 }

@@ -1,0 +1,176 @@
+//go:build real
+
+package node_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"weft.dev/weft/internal/attach/lifecycle"
+	"weft.dev/weft/internal/cni"
+)
+
+// plant puts a connection from an address outside into the node's table.
+func (s *stage) plant(t *testing.T, to netip.Addr) {
+	t.Helper()
+	family, from := netlink.InetFamily(unix.AF_INET), net.IPv4(192, 0, 2, 9).To4()
+	if to.Is6() {
+		family, from = unix.AF_INET6, net.ParseIP("2001:db8::9")
+	}
+	const client, port, timeout = 40000, 8080, 600
+	err := s.space.Do(func(ns.NetNS) error {
+		return netlink.ConntrackCreate(netlink.ConntrackTable, family, &netlink.ConntrackFlow{
+			FamilyType: uint8(family), TimeOut: timeout,
+			Forward: netlink.IPTuple{SrcIP: from, DstIP: to.AsSlice(), SrcPort: client, DstPort: port, Protocol: unix.IPPROTO_UDP},
+			Reverse: netlink.IPTuple{SrcIP: to.AsSlice(), DstIP: from, SrcPort: port, DstPort: client, Protocol: unix.IPPROTO_UDP},
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// planted returns an error unless the node's table has connections to exactly these addresses.
+func (s *stage) planted(want ...netip.Addr) error {
+	var have []netip.Addr
+	err := s.space.Do(func(ns.NetNS) error {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				return err
+			}
+			for _, flow := range flows {
+				if to, ok := netip.AddrFromSlice(flow.Forward.DstIP); ok && flow.Forward.SrcPort == 40000 {
+					have = append(have, to.Unmap())
+				}
+			}
+		}
+		return nil
+	})
+	slices.SortFunc(have, netip.Addr.Compare)
+	slices.SortFunc(want, netip.Addr.Compare)
+	if err == nil && !slices.Equal(have, want) {
+		err = fmt.Errorf("connections to %v, want %v", have, want)
+	}
+	return err
+}
+
+// TestConnectionsOfFormerPods: a pod inherits no connections of its addresses, at once after the DEL of the pod before, later, and when the
+// agent was away meanwhile; those of a pod that stays stay.
+func TestConnectionsOfFormerPods(t *testing.T) {
+	clients, err := kubernetes.NewForConfig(server.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t)
+	s.judge = enforcing(t)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+	for _, subnet := range s.state.Subnets {
+		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, subnet.String())
+	}
+	node.Spec.PodCIDR = node.Spec.PodCIDRs[0]
+	if _, err := clients.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}
+	_, err = clients.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"stays", "first", "second", "third"} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+		pod.Spec = corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c", Image: "i"}}}
+		if _, err := clients.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spaces := map[string]ns.NetNS{}
+	attached := func(h *lifecycle.Handler, name string, ips ...string) (all []netip.Addr) {
+		t.Helper()
+		if spaces[name] == nil {
+			spaces[name] = space(t)
+		}
+		result, err := add(t, h, name, spaces[name], ips...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ip := range result.IPs {
+			addr, _ := netip.AddrFromSlice(ip.Address.IP)
+			all = append(all, addr.Unmap())
+		}
+		return all
+	}
+	detach := func(h *lifecycle.Handler, name string) {
+		t.Helper()
+		err := h.Del(t.Context(), &cni.Request{Command: cni.CommandDel, ContainerID: name, IfName: "eth0", Netns: spaces[name].Path()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, name+" is removed", func() error {
+			if !h.Idle() {
+				return fmt.Errorf("it waits")
+			}
+			return nil
+		})
+	}
+	plant := func(addresses []netip.Addr) {
+		t.Helper()
+		for _, a := range addresses {
+			s.plant(t, a)
+		}
+	}
+	texts := func(addresses []netip.Addr) (ips []string) {
+		for _, a := range addresses {
+			ips = append(ips, a.String())
+		}
+		return ips
+	}
+	// Nothing of the agent's has ever run: there are connections of a stranger.
+	never := []netip.Addr{netip.MustParseAddr("10.244.3.77"), netip.MustParseAddr("fd00:244:0:3::77")}
+	outside := netip.MustParseAddr("198.51.100.7")
+	plant(append(never, outside))
+	h, stop := serveUntil(t, s)
+	if err := s.planted(outside); err != nil {
+		t.Fatalf("after the start: %v", err)
+	}
+	stays := attached(h, "stays")
+	first := attached(h, "first")
+	plant(append(slices.Clone(stays), first...))
+	if err := s.planted(append([]netip.Addr{outside}, append(slices.Clone(stays), first...)...)...); err != nil {
+		t.Fatal(err)
+	}
+	detach(h, "first")
+	attached(h, "second", texts(first)...)
+	if err := s.planted(append([]netip.Addr{outside}, stays...)...); err != nil {
+		t.Fatalf("the address was given out again at once: %v", err)
+	}
+	plant(first)
+	detach(h, "second")
+	eventually(t, "connections of a pod that is gone are removed", func() error {
+		return s.planted(append([]netip.Addr{outside}, stays...)...)
+	})
+	attached(h, "third", texts(first)...)
+	plant(first)
+	stop()
+	plant(never)
+	h, stop = serveUntil(t, s)
+	defer stop()
+	if err := s.planted(append([]netip.Addr{outside}, append(slices.Clone(stays), first...)...)...); err != nil {
+		t.Fatalf("after another start: %v", err)
+	}
+	for _, name := range []string{"third", "stays"} {
+		detach(h, name)
+	}
+	eventually(t, "connections of pods that are gone are removed", func() error { return s.planted(outside) })
+}
