@@ -118,11 +118,7 @@ func parse(o *Objects) *compiler {
 			c.vpcs[o.Vpcs[i].Name], _ = objects.ParseVPC(&o.Vpcs[i])
 		}
 	}
-	for i := range o.Subnets {
-		if s, _, ok := objects.ParseSubnet(&o.Subnets[i]); ok {
-			c.subnets[s.Name] = s
-		}
-	}
+	c.parseSubnets()
 	for i := range o.Gateways {
 		object := &o.Gateways[i]
 		g := &Gateway{Object: object}
@@ -141,6 +137,34 @@ func parse(o *Objects) *compiler {
 	}
 	c.rules()
 	return c
+}
+
+// parseSubnets keeps the Subnets that can be used. Of those of a VPC that overlap, the oldest has its range: a gateway has no routes to the
+// others.
+func (c *compiler) parseSubnets() {
+	type aged struct {
+		objects.Subnet
+		objects.Age
+	}
+	var all []aged
+	for i := range c.objects.Subnets {
+		object := &c.objects.Subnets[i]
+		if s, _, ok := objects.ParseSubnet(object); ok {
+			all = append(all, aged{s, objects.Age{Meta: s.Meta, Created: object.CreationTimestamp.Time}})
+		}
+	}
+	slices.SortFunc(all, func(a, b aged) int { return a.Compare(b.Age) })
+	ranges := map[string][]netip.Prefix{} // by VPC
+	for i := range all {
+		s := &all[i].Subnet
+		if s.Definition == "" {
+			if slices.ContainsFunc(ranges[s.VPC], s.Prefix.Overlaps) {
+				continue
+			}
+			ranges[s.VPC] = append(ranges[s.VPC], s.Prefix)
+		}
+		c.subnets[s.Name] = *s
+	}
 }
 
 func (c *compiler) rules() {

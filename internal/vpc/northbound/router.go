@@ -19,6 +19,9 @@ const (
 	userPriority   = 2 // added to a user's priority
 )
 
+// maxMembers bounds the members of all sets in the policies of a table's routes by source: 16 MB of text.
+const maxMembers = 1 << 20
+
 // Network is a VPC with what its router depends on.
 type Network struct {
 	VPC objects.VPC
@@ -181,16 +184,22 @@ func (c *compiler) sourceRoutes(table string, routes []objects.Route, known []ne
 	// The default route only brings packets to the policies; its next hop is the first one, so that it does not change with
 	// the order of the object's list.
 	c.route(objects.Route{Table: table, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), NextHop: slices.MinFunc(hops[prefixes[0]], netip.Addr.Compare)})
-	unknown := complement(known)
+	unknown, members := complement(known)
 	inports := quoted(ports)
-	for _, prefix := range prefixes {
-		if own := without(prefix, prefixes); own != "" {
+	if members*len(prefixes) > maxMembers {
+		c.problem(routes[0].Field, "%d routes by source, each of which excludes the ranges of %d routes and subnets, are more than the router can have; "+
+			"packets for other ranges are dropped; use fewer routes by source, or policyRoutes", len(prefixes), len(known))
+		c.policy("source/"+table+"/rest", sourcePriority, fmt.Sprintf("inport == %s && ip4.dst == %s", inports, unknown), "drop", nil)
+		return
+	}
+	for i, prefix := range prefixes {
+		if own := without(prefix, prefixes[i+1:]); own != "" {
 			match := fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", inports, own, unknown)
 			addresses := texts(hops[prefix])
 			c.policy("source/"+table+"/"+prefix.String(), sourcePriority, match, "reroute", addresses)
 		}
 	}
-	if rest := complement(prefixes); rest != "{}" {
+	if rest, members := complement(prefixes); members > 0 {
 		match := fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", inports, rest, unknown)
 		c.policy("source/"+table+"/rest", sourcePriority, match, "drop", nil)
 	}
@@ -231,8 +240,8 @@ func sortedPrefixes(hops map[netip.Prefix][]netip.Addr) []netip.Prefix {
 	return prefixes
 }
 
-// complement returns, as a set of OVN's language, the addresses that are in none of the prefixes.
-func complement(prefixes []netip.Prefix) string {
+// complement returns, as a set of OVN's language with its number of members, the addresses that are in none of the prefixes.
+func complement(prefixes []netip.Prefix) (string, int) {
 	var b netipx.IPSetBuilder
 	b.AddPrefix(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 	for _, prefix := range prefixes {
@@ -241,31 +250,34 @@ func complement(prefixes []netip.Prefix) string {
 	return setOf(&b)
 }
 
-// without returns, as a set, the addresses of the prefix that are in none of the longer ones. It is empty where there are none.
-func without(prefix netip.Prefix, others []netip.Prefix) string {
+// without returns, as a set, the addresses of the prefix that are in none of the longer ones, which follow it in order. It is empty where
+// there are none.
+func without(prefix netip.Prefix, following []netip.Prefix) string {
 	var b netipx.IPSetBuilder
 	b.AddPrefix(prefix)
-	for _, other := range others {
-		if other.Bits() > prefix.Bits() {
-			b.RemovePrefix(other)
+	for _, other := range following {
+		if !prefix.Contains(other.Addr()) {
+			break
 		}
+		b.RemovePrefix(other)
 	}
-	if set := setOf(&b); set != "{}" {
+	if set, members := setOf(&b); members > 0 {
 		return set
 	}
 	return ""
 }
 
-func setOf(b *netipx.IPSetBuilder) string {
+// setOf returns a set of OVN's language, and its number of members.
+func setOf(b *netipx.IPSetBuilder) (string, int) {
 	set, err := b.IPSet()
 	if err != nil {
-		return "{}" // only prefixes that are not valid make an error, and parsed ones are
+		return "{}", 0 // only prefixes that are not valid make an error, and parsed ones are
 	}
 	words := make([]string, 0, len(set.Prefixes()))
 	for _, prefix := range set.Prefixes() {
 		words = append(words, prefix.String())
 	}
-	return "{" + strings.Join(words, ", ") + "}"
+	return "{" + strings.Join(words, ", ") + "}", len(words)
 }
 
 // quoted returns names as a set of OVN's language. Names of Kubernetes objects have no character that needs an escape.

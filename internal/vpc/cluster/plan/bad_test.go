@@ -1,0 +1,268 @@
+package plan_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/ovn"
+)
+
+// hostile is text that would end a match, a name or an argument, or is none.
+func hostile() []string {
+	return []string{"1) || (1", `x" || "`, "a\nb", strings.Repeat("a", 5000), "\x00", "é"}
+}
+
+// Bad input gets a condition that names the field and says what would be right, and the objects of others go on.
+func TestBadInput(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(w *world)
+		of     func(w *world) []metav1.Condition
+		want   []string
+	}{
+		"overlapping Subnets of one Vpc": {
+			func(w *world) { w.subnet("bad", 30, "test-vpc-1", "10.0.0.0/16") }, ofSubnet("bad"),
+			[]string{"Conflict", "spec.cidrBlock", "10.0.1.0/24", "net1", "choose another range"},
+		},
+		"a gateway outside its range": {
+			func(w *world) { w.subnet("bad", 30, "test-vpc-1", "10.0.9.0/24").Spec.Gateway = "10.0.1.1" }, ofSubnet("bad"),
+			[]string{"Invalid", "spec.gateway", "10.0.9.0/24", "10.0.9.1"},
+		},
+		"a lanIp outside": {
+			func(w *world) { w.secondGateway("10.7.7.7") }, ofGateway("bad"), []string{"Invalid", "spec.lanIp", "10.0.1.0/24"},
+		},
+		"a lanIp that a pod has": {
+			func(w *world) { w.secondGateway("10.0.1.77") }, ofGateway("bad"), []string{"Conflict", "spec.lanIp", "vpc1-pod", "another address"},
+		},
+		"a lanIp that is the router's": {
+			func(w *world) { w.secondGateway("10.0.1.1") }, ofGateway("bad"), []string{"Invalid", "spec.lanIp", "router", "10.0.1.0/24"},
+		},
+		"a next hop that is no address": {
+			func(w *world) { w.badVPC(kubeovn.StaticRoute{CIDR: "10.1.0.0/16", NextHopIP: "gateway"}) }, ofVPC("bad"),
+			[]string{"Invalid", "spec.staticRoutes[0].nextHopIP", "not an address", "10.0.1.254"},
+		},
+		"a next hop that is no neighbour": {
+			func(w *world) { w.badVPC(kubeovn.StaticRoute{CIDR: "10.1.0.0/16", NextHopIP: "172.16.0.1"}) }, ofVPC("bad"),
+			[]string{"Invalid", "spec.staticRoutes[0].nextHopIP", "in no subnet"},
+		},
+		"a peering that one side declares": {
+			func(w *world) {
+				w.vpc("bad", 30, kubeovn.VpcSpec{VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: "test-vpc-1", LocalConnectIP: "169.254.0.1/30"}}})
+			},
+			ofVPC("bad"), []string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "does not declare the peering", "{remoteVpc: bad"},
+		},
+		"a peering with itself": {
+			func(w *world) {
+				w.vpc("bad", 30, kubeovn.VpcSpec{VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: "bad", LocalConnectIP: "169.254.0.1/30"}}})
+			},
+			ofVPC("bad"), []string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "itself", "another VPC"},
+		},
+		"a second FIP on an EIP": {
+			func(w *world) { w.fip("bad", 30, "eip3", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "fip01", "same eip"},
+		},
+		"a FIP on an EIP with DNAT": {
+			func(w *world) { w.fip("bad", 30, "eip1", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "web", "use another EIP"},
+		},
+		"DNAT on an EIP with a FIP": {
+			func(w *world) {
+				w.dnats["bad"] = &kubeovn.IptablesDnatRule{ObjectMeta: created("bad", 30), Spec: kubeovn.IptablesDnatRuleSpec{
+					EIP: "eip3", ExternalPort: "80", InternalIP: "10.0.1.6", InternalPort: "80", Protocol: "tcp",
+				}}
+			},
+			func(w *world) []metav1.Condition { return w.dnats["bad"].Status.Conditions }, []string{"Conflict", "fip01", "use another EIP"},
+		},
+		"an EIP outside its Subnet": {
+			func(w *world) { w.eip("bad", 30, "10.0.1.9") }, ofEIP("bad"), []string{"Invalid", "spec.v4ip", "192.168.100.0/24"},
+		},
+		"an EIP that is taken": {
+			func(w *world) { w.eip("bad", 30, "192.168.100.231") }, ofEIP("bad"), []string{"Conflict", "spec.v4ip", "eip2", "another address"},
+		},
+		"a definition of another type": {
+			func(w *world) { w.secondOutside(`{"type":"ipvlan","master":"ens37"}`) }, ofGateway("bad"), []string{"Invalid", "spec.config.type", "ipvlan", "write macvlan"},
+		},
+		"a definition that is missing": {
+			func(w *world) { w.secondOutside("") }, ofGateway("bad"), []string{"Missing", "spec.provider", "other.kube-system", "create it"},
+		},
+		"a definition with broken JSON": {
+			func(w *world) { w.secondOutside(`{"type":"macvlan",`) }, ofGateway("bad"), []string{"Invalid", "spec.config", "not JSON"},
+		},
+		"a definition without an interface": {
+			func(w *world) { w.secondOutside(`{"type":"macvlan"}`) }, ofGateway("bad"), []string{"Invalid", "spec.config.master", "ens37"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, make := range w.users() {
+				make()
+			}
+			w.settle(t)
+			others, rows := w.conditions(), w.ports()
+			c.change(w)
+			for range 20 {
+				if !w.step(t) {
+					break
+				}
+			}
+			have := condition(c.of(w), "Ready")
+			for _, words := range c.want {
+				if !strings.Contains(have, words) {
+					t.Errorf("condition %q, want %q in it", have, words)
+				}
+			}
+			now, nowRows := w.conditions(), w.ports()
+			for line := range strings.SplitSeq(others, "\n") {
+				if !strings.Contains(now, line) {
+					t.Errorf("another object said %q; now:\n%s", line, now)
+				}
+			}
+			for line := range strings.SplitSeq(rows, "\n") {
+				if !strings.Contains(nowRows, line) {
+					t.Errorf("a row of another object is gone: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// Whatever text is in a field that becomes a match or a name, no row has it, its object says so, and the others go on.
+func TestHostileStrings(t *testing.T) {
+	for _, text := range hostile() {
+		for field, change := range map[string]func(v *kubeovn.VpcSpec, s *kubeovn.SubnetSpec){
+			"spec.staticRoutes[0].cidr":      func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].CIDR = text },
+			"spec.staticRoutes[0].nextHopIP": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].NextHopIP = text },
+			"spec.staticRoutes[0].policy":    func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].Policy = text },
+			"spec.policyRoutes[0].match":     func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].Match = text },
+			"spec.policyRoutes[0].action":    func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].Action = text },
+			"spec.policyRoutes[0].nextHopIP": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].NextHopIP = text },
+			"spec.vpcPeerings[0].localConnectIP": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) {
+				v.VpcPeerings = []kubeovn.VpcPeering{{RemoteVpc: "test-vpc-1", LocalConnectIP: text}}
+			},
+			"spec.cidrBlock":         func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.CIDRBlock = text },
+			"spec.gateway":           func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Gateway = text },
+			"spec.excludeIps[0]":     func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{text} },
+			"spec.allowSubnets[0]":   func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.AllowSubnets = []string{text} },
+			"spec.acls[0].match":     func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Acls[0].Match = text },
+			"spec.acls[0].action":    func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Acls[0].Action = text },
+			"spec.acls[0].direction": func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Acls[0].Direction = text },
+		} {
+			w := newWorld(t)
+			for _, make := range w.users() {
+				make()
+			}
+			w.settle(t)
+			others := w.conditions()
+			w.badVPC(kubeovn.StaticRoute{CIDR: "10.1.0.0/16", NextHopIP: "10.8.0.7"})
+			v, s := w.vpcs["bad"], w.subnets["bad"]
+			v.Spec.PolicyRoutes = []kubeovn.PolicyRoute{{Priority: 7, Match: "ip4", Action: "reroute", NextHopIP: "10.8.0.7"}}
+			s.Spec.Acls = []kubeovn.ACL{{Direction: "to-lport", Priority: 7, Match: "ip4", Action: "allow"}}
+			change(&v.Spec, &s.Spec)
+			for range 20 {
+				if !w.step(t) {
+					break
+				}
+			}
+			have := condition(v.Status.Conditions, "Ready") + condition(s.Status.Conditions, "Ready")
+			if !strings.Contains(have, field) {
+				t.Errorf("%s: %.40q: no condition names it: %s", field, text, have)
+			}
+			for key, row := range w.database.Rows() {
+				if strings.Contains(row.String(), text) {
+					t.Errorf("%s: %.40q: row %s has it", field, text, key)
+				}
+			}
+			if now := w.conditions(); now != others {
+				t.Errorf("%s: %.40q: others were\n%s\nare\n%s", field, text, others, now)
+			}
+		}
+	}
+}
+
+// Ten thousand routes of one Vpc are in effect but for the one that is wrong, which its condition names. Where routes by source are too many,
+// their condition says so, and their packets are dropped.
+func TestManyRoutes(t *testing.T) {
+	const routes = 10_000
+	for name, c := range map[string]struct {
+		source func(i int) bool
+		// rows are those of routes and policies.
+		rows int
+		want string
+	}{
+		"by destination": {func(int) bool { return false }, routes - 1, "spec.staticRoutes[7777].nextHopIP"},
+		"by source":      {func(int) bool { return true }, routes - 1 + 2, "spec.staticRoutes[7777].nextHopIP"}, // with the base and the rest
+		"by both":        {func(i int) bool { return i%2 == 0 }, routes/2 - 1 + 2, "use fewer routes by source"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			spec := kubeovn.VpcSpec{}
+			for i := range routes {
+				route := kubeovn.StaticRoute{CIDR: fmt.Sprintf("172.%d.%d.0/28", 16+i>>8, i&255), NextHopIP: "10.0.1.254"}
+				if c.source(i) {
+					route.Policy = "policySrc"
+				}
+				spec.StaticRoutes = append(spec.StaticRoutes, route)
+			}
+			spec.StaticRoutes[7777].NextHopIP = "nowhere"
+			w.vpc("v", 1, spec)
+			w.subnet("s", 2, "v", "10.0.1.0/24")
+			w.pod("p", "s", "")
+			w.settle(t)
+			count := 0
+			for key := range w.database.Rows() {
+				if key.Table == ovn.Route || key.Table == ovn.Policy {
+					count++
+				}
+			}
+			if have := condition(w.vpcs["v"].Status.Conditions, "Ready"); count != c.rows || !strings.Contains(have, c.want) {
+				t.Errorf("%d rows, want %d; condition %q, want %q in it", count, c.rows, have, c.want)
+			}
+			if w.ips["p.ns1"] == nil {
+				t.Errorf("the pod waits: %v", w.waiting)
+			}
+		})
+	}
+}
+
+func ofVPC(name string) func(*world) []metav1.Condition {
+	return func(w *world) []metav1.Condition { return w.vpcs[name].Status.Conditions }
+}
+
+func ofSubnet(name string) func(*world) []metav1.Condition {
+	return func(w *world) []metav1.Condition { return w.subnets[name].Status.Conditions }
+}
+
+func ofGateway(name string) func(*world) []metav1.Condition {
+	return func(w *world) []metav1.Condition { return w.gateways[name].Status.Conditions }
+}
+
+func ofEIP(name string) func(*world) []metav1.Condition {
+	return func(w *world) []metav1.Condition { return w.eips[name].Status.Conditions }
+}
+
+func ofFIP(name string) func(*world) []metav1.Condition {
+	return func(w *world) []metav1.Condition { return w.fips[name].Status.Conditions }
+}
+
+// badVPC makes a Vpc "bad" with a route, and a Subnet of it.
+func (w *world) badVPC(route kubeovn.StaticRoute) {
+	w.vpc("bad", 30, kubeovn.VpcSpec{StaticRoutes: []kubeovn.StaticRoute{route}})
+	w.subnet("bad", 31, "bad", "10.8.0.0/24")
+}
+
+// secondGateway makes a gateway "bad" beside that of the users.
+func (w *world) secondGateway(lanIP string) {
+	w.gateways["bad"] = &kubeovn.VpcNatGateway{ObjectMeta: created("bad", 30), Spec: kubeovn.VpcNatGatewaySpec{Vpc: "test-vpc-1", Subnet: "net1", LanIP: lanIP}}
+}
+
+// secondOutside makes a gateway "bad" in an external Subnet of its own, whose NetworkAttachmentDefinition has the configuration; empty: there is
+// none.
+func (w *world) secondOutside(config string) {
+	w.secondGateway("10.0.1.200")
+	w.gateways["bad"].Spec.ExternalSubnets = []string{"other"}
+	w.subnet("other", 29, "", "192.168.7.0/24").Spec.Provider = "other.kube-system"
+	if config != "" {
+		w.definitions["other.kube-system"] = config
+	}
+}
