@@ -194,10 +194,10 @@ func (c *compiler) table() {
 		"dnat to ip daddr map @"+FloatingIn,
 		"dnat ip to ip daddr . meta l4proto . th dport map @"+Ports)
 	c.chain(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop},
+		"ct state established,related accept", // first, for most packets: a connection is tracked once its first packet has passed this chain
 		"ct state invalid,untracked counter drop",
 		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes
 		`iifname "net1" oifname "eth0" ct status dnat accept`,
-		`iifname "net1" oifname "eth0" ct state established,related accept`,
 		`iifname "eth0" oifname "net1" accept`,
 		`iifname "eth0" oifname "eth0" ct status dnat accept`,
 		"counter drop")
