@@ -81,6 +81,10 @@ func All() []Group {
 		flannelPods(),
 		flannelBurst(),
 		flannelTraffic(),
+		vpcAdd(),
+		vpcFirstPing(),
+		gatewayFloatingIPs(),
+		gatewayForwarding(),
 	}
 }
 

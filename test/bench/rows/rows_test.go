@@ -56,6 +56,9 @@ func TestTargets(t *testing.T) {
 		"flannel/throughput/nodes": "ratio >= 0.98", "flannel/throughput/node": "ratio >= 0.98",
 		"flannel/latency/nodes": "ratio <= 1.02", "flannel/latency/node": "ratio <= 1.02",
 		"switch-killed/100/forwards": "ratio <= 2",
+		"vpc/add":                    "ratio <= 1.3", "vpc/first-ping": "ratio <= 1.5",
+		"gateway/fip-50": "ratio <= 2", "gateway/fip-50/all": "ours <= 3000",
+		"gateway/forwarding/throughput": "ratio >= 0.95", "gateway/forwarding/cpu": "ratio <= 1.05",
 	}
 	for _, g := range rows.All() {
 		for _, r := range g.Rows {

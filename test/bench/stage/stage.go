@@ -35,6 +35,8 @@ const (
 	KindPolicies = "p"
 	// KindFailover is the lab in which nodes die.
 	KindFailover = "f"
+	// KindVPC is the lab of VPCs.
+	KindVPC = "v"
 )
 
 // Config is what a stage needs.
@@ -180,7 +182,7 @@ func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
 }
 
 func (s *Stage) strikeLabs(ctx context.Context) error {
-	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel))
+	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel), s.StrikeLab(ctx, KindVPC))
 }
 
 // furnish opens the lab's nodes, and makes the peer's.
@@ -210,6 +212,12 @@ func (s *Stage) self() string { return filepath.Join(s.config.Bin, "weft-lab") }
 
 // spaceName is the name under /run/netns.
 func spaceName(place string) string { return "weft-bench-" + place }
+
+// Space makes a namespace of a row's own, which is there until the next row.
+func (s *Stage) Space(ctx context.Context, name string) (ground.Space, error) {
+	_, space, err := s.space(ctx, name, nil)
+	return space, err
+}
 
 // space makes a namespace of the same kind as a lab's node.
 func (s *Stage) space(ctx context.Context, name string, binds []plan.Bind) (plan.Node, ground.Space, error) {

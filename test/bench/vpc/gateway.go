@@ -1,0 +1,148 @@
+package vpc
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/traffic"
+)
+
+// Floating is the time from kubectl's start until the last of the floating IPs answers, in ms.
+const Floating = "floating-ips"
+
+// floatingIPs is how many floating IPs come at once: addresses from firstFloating on.
+const (
+	floatingIPs   = 50
+	firstFloating = 150
+	// firstByHand is that of the other side: the host outside has cached both sides' MAC addresses.
+	firstByHand = 200
+)
+
+func floatingIP(i int) string { return outside(firstFloating + i) }
+
+func outside(i int) string { return fmt.Sprintf("192.168.100.%d", i) }
+
+// internalIP is the address behind a floating IP. The last one is that of the pod that answers.
+func internalIP(i int) string {
+	if i == floatingIPs-1 {
+		return server
+	}
+	return fmt.Sprintf("10.0.1.%d", 100+i)
+}
+
+// FloatingIPs makes a VPC with a gateway and a pod, and the same by hand, and returns the sides that give them floating IPs.
+func (s *Scene) FloatingIPs(ctx context.Context, dir string) (ours, peer measure.Side, err error) {
+	const name = "fips"
+	if err := s.Create(ctx, Vpc(name), Subnet(name), gatewayOf(name)); err != nil {
+		return nil, nil, err
+	}
+	pod, err := s.start(ctx, inSubnet(name, name, server))
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := s.startGateway(ctx, name); err != nil {
+		return nil, nil, err
+	}
+	h := handSiteOf("hfips")
+	if err := s.up(ctx, h); err != nil {
+		return nil, nil, err
+	}
+	for _, netns := range []string{pod.Netns, s.netns(h.pod)} {
+		if _, err := traffic.NewEcho(netns, netip.AddrPortFrom(netip.IPv4Unspecified(), echoPort)); err != nil { // it ends with the program
+			return nil, nil, err
+		}
+	}
+	if ours, err = s.floatingByObjects(dir, name); err != nil {
+		return nil, nil, err
+	}
+	peer, err = s.floatingByHand(dir, h)
+	return ours, peer, err
+}
+
+// floatingByObjects applies EIPs and floating IPs.
+func (s *Scene) floatingByObjects(dir, gateway string) (measure.Side, error) {
+	var text strings.Builder
+	for i := range floatingIPs {
+		_, _ = fmt.Fprintf(&text, "---\n{apiVersion: kubeovn.io/v1, kind: IptablesEIP, metadata: {name: f%d}, spec: {natGwDp: %s, v4ip: %s}}\n", i, gateway, floatingIP(i))
+		_, _ = fmt.Fprintf(&text, "---\n{apiVersion: kubeovn.io/v1, kind: IptablesFIPRule, metadata: {name: f%d}, spec: {eip: f%d, internalIp: %s}}\n", i, i, internalIP(i))
+	}
+	file := filepath.Join(dir, "floating.yaml")
+	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
+		return nil, fmt.Errorf("write the objects: %w", err)
+	}
+	return func(ctx context.Context) (measure.Figures, error) {
+		began := time.Now()
+		if err := s.kubectl(ctx, "apply", "-f", file); err != nil {
+			return nil, err
+		}
+		at, err := s.answered(ctx, firstFloating+floatingIPs-1)
+		if err != nil {
+			return nil, err
+		}
+		figures := measure.Figures{Floating: milliseconds(at.Sub(began))}
+		if err := s.kubectl(ctx, "delete", "-f", file, "--wait=false"); err != nil {
+			return nil, err
+		}
+		for i := range floatingIPs {
+			if err := s.gone(ctx, &kubeovn.IptablesEIP{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("f%d", i)}}); err != nil {
+				return nil, err
+			}
+		}
+		return figures, nil
+	}, nil
+}
+
+// floatingByHand applies as many objects, of which nothing follows, and then adds elements and addresses by one call each.
+func (s *Scene) floatingByHand(dir string, h handSite) (measure.Side, error) {
+	var objects, add, remove, addresses, noAddresses strings.Builder
+	for i := range 2 * floatingIPs {
+		_, _ = fmt.Fprintf(&objects, "---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: f%d, namespace: default}, data: {a: b}}\n", i)
+	}
+	for i := range floatingIPs {
+		_, _ = fmt.Fprintf(&add, "add element ip gw in { %s : %s }\nadd element ip gw out { %s : %s }\n", outside(firstByHand+i), internalIP(i), internalIP(i), outside(firstByHand+i))
+		_, _ = fmt.Fprintf(&addresses, "addr add %s/32 dev net1\n", outside(firstByHand+i))
+		_, _ = fmt.Fprintf(&noAddresses, "addr del %s/32 dev net1\n", outside(firstByHand+i))
+	}
+	remove.WriteString("flush map ip gw in\nflush map ip gw out\n")
+	file := filepath.Join(dir, "objects.yaml")
+	if err := os.WriteFile(file, []byte(objects.String()), 0o600); err != nil {
+		return nil, fmt.Errorf("write the objects: %w", err)
+	}
+	program := func(ctx context.Context, elements, addresses string) error {
+		return s.script(ctx,
+			"ip netns exec "+h.gateway+" nft -f - <<E\n"+elements+"E",
+			"ip -n "+h.gateway+" -batch - <<E\n"+addresses+"E")
+	}
+	return func(ctx context.Context) (measure.Figures, error) {
+		began := time.Now()
+		if err := s.kubectl(ctx, "apply", "-f", file); err != nil {
+			return nil, err
+		}
+		if err := program(ctx, add.String(), addresses.String()); err != nil {
+			return nil, err
+		}
+		at, err := s.answered(ctx, firstByHand+floatingIPs-1)
+		if err != nil {
+			return nil, err
+		}
+		figures := measure.Figures{Floating: milliseconds(at.Sub(began))}
+		if err := program(ctx, remove.String(), noAddresses.String()); err != nil {
+			return nil, err
+		}
+		return figures, s.kubectl(ctx, "delete", "-f", file)
+	}, nil
+}
+
+// answered returns when an outside address answered.
+func (s *Scene) answered(ctx context.Context, address int) (time.Time, error) {
+	return firstAnswer(ctx, s.External.Netns, netip.AddrPortFrom(netip.MustParseAddr(outside(address)), echoPort))
+}
