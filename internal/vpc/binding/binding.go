@@ -65,14 +65,14 @@ type Bound struct {
 // Of returns what the pod is bound to; ok is false when nothing binds it.
 func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
 	if name := strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]); name != "" {
-		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %q", kubeovn.AnnotationLogicalSwitch, name)}
+		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %.64q", kubeovn.AnnotationLogicalSwitch, name)}
 		s.choose(&b, pod, namespace, name)
 		return b, true
 	}
 	if list := strings.TrimSpace(namespace.Annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
 		b = Bound{
 			Level:  placement.ByNamespace,
-			Reason: fmt.Sprintf("annotation %s of namespace %s is %q", kubeovn.AnnotationLogicalSwitch, namespace.Name, list),
+			Reason: fmt.Sprintf("annotation %s of namespace %s is %.256q", kubeovn.AnnotationLogicalSwitch, namespace.Name, list),
 		}
 		for name := range strings.SplitSeq(list, ",") {
 			s.choose(&b, pod, namespace, strings.TrimSpace(name))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -222,6 +223,42 @@ func TestManyRoutes(t *testing.T) {
 				t.Errorf("the pod waits: %v", w.waiting)
 			}
 		})
+	}
+}
+
+// A list of addresses costs what it may be long, whatever text it is, and the pod's reason is a short one.
+func TestLongPool(t *testing.T) {
+	for name, c := range map[string]struct{ pool, want string }{
+		"nothing but commas": {strings.Repeat(",", 262_000), "has 262001 addresses; write 256 at most"},
+		"one long word":      {strings.Repeat("é", 131_000), "is not an address"},
+		"none that is free":  {"10.0.1.1" + strings.Repeat(",10.0.1.1", 255), "none of the 255 other addresses is free either"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.vpc("v", 1, kubeovn.VpcSpec{})
+			w.subnet("s", 2, "v", "10.0.1.0/24")
+			w.pod("bad", "s", "").Annotations[kubeovn.AnnotationIPPool] = c.pool
+			w.pod("good", "s", "").Annotations[kubeovn.AnnotationIPPool] = "10.0.1.1,10.0.1.9"
+			w.settle(t)
+			if why := w.waiting["ns1/bad"]; !strings.Contains(why, c.want) || len(why) > 1024 {
+				t.Errorf("the pod waits because (%d bytes) %.200q, want %q in it", len(why), why, c.want)
+			}
+			if ip := w.ips["good.ns1"]; ip == nil || ip.Spec.V4IPAddress != "10.0.1.9" {
+				t.Errorf("the other pod has %v", ip)
+			}
+		})
+	}
+}
+
+// Whatever text makes a pod wait, it is a short one that the API server takes.
+func TestLongReason(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	w.subnet("s", 2, "v", "10.0.1.0/24").Spec.Gateway = strings.Repeat("é", 30_000)
+	w.pod("p", "s", "")
+	w.settle(t)
+	if why := w.waiting["ns1/p"]; why == "" || len(why) > 1024 || !utf8.ValidString(why) {
+		t.Errorf("the pod waits because (%d bytes) %q", len(why), why)
 	}
 }
 

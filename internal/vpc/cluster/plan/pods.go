@@ -67,10 +67,16 @@ func (c *compiler) pods(waiting []placed) {
 			why = err.Error()
 		}
 		if why != "" {
-			c.waiting[key] = why
+			c.waiting[key] = bounded(why, maxWaiting)
 		}
 	}
 }
+
+// maxPool is how many addresses of its annotation ip_pool are tried for a pod.
+const maxPool = 256
+
+// maxWaiting is the longest reason for which a pod waits: an event's longest note.
+const maxWaiting = 1024
 
 // rank is 0 for pods that ask for an address.
 func rank(pod *corev1.Pod) int {
@@ -126,22 +132,42 @@ func address(pod *corev1.Pod, s *subnet, owner string) (netip.Addr, error) {
 		}
 		return addr, nil
 	}
-	words := strings.Split(list, ",")
+	count := strings.Count(list, ",") + 1
 	if ordinal, ok := ordinalOf(pod); ok {
-		if ordinal >= len(words) {
-			return netip.Addr{}, fmt.Errorf("annotation %s has %d addresses, and none for ordinal %d", kubeovn.AnnotationIPPool, len(words), ordinal)
+		if ordinal >= count {
+			return netip.Addr{}, fmt.Errorf("annotation %s has %d addresses, and none for ordinal %d", kubeovn.AnnotationIPPool, count, ordinal)
 		}
-		return fixed(s, owner, kubeovn.AnnotationIPPool, words[ordinal])
+		return fixed(s, owner, kubeovn.AnnotationIPPool, word(list, ordinal))
 	}
-	var errs []error
-	for _, word := range words {
+	if count > maxPool {
+		return netip.Addr{}, fmt.Errorf("annotation %s has %d addresses; write %d at most", kubeovn.AnnotationIPPool, count, maxPool)
+	}
+	return oneOf(s, owner, list, count)
+}
+
+// oneOf takes the first address of a list that is free.
+func oneOf(s *subnet, owner, list string, count int) (netip.Addr, error) {
+	var first error
+	for word := range strings.SplitSeq(list, ",") {
 		addr, err := fixed(s, owner, kubeovn.AnnotationIPPool, word)
 		if err == nil {
 			return addr, nil
 		}
-		errs = append(errs, err)
+		first = cmp.Or(first, err)
 	}
-	return netip.Addr{}, errors.Join(errs...)
+	if count > 1 {
+		first = fmt.Errorf("%w; none of the %d other addresses is free either", first, count-1)
+	}
+	return netip.Addr{}, first
+}
+
+// word returns a word of a list by its place in it.
+func word(list string, at int) string {
+	for range at {
+		_, list, _ = strings.Cut(list, ",")
+	}
+	found, _, _ := strings.Cut(list, ",")
+	return found
 }
 
 func fixed(s *subnet, owner, annotation, text string) (netip.Addr, error) {

@@ -1,0 +1,24 @@
+package plan
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// bounded returns a text of at most so many bytes that the API server stores as it is: without broken characters, of which it would make
+// others. It holds no memory of a longer text.
+func bounded(text string, most int) string {
+	if len(text) <= most && utf8.ValidString(text) {
+		return text
+	}
+	const cut = "..."
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) <= most {
+		return text
+	}
+	end := most - len(cut)
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + cut
+}
