@@ -71,6 +71,8 @@ const (
 	ReasonUnsupported = "Unsupported"
 	// ReasonSupported comes with Supported=True.
 	ReasonSupported = "Supported"
+	// ReasonDefaultRoute comes with Shadowed=True: a route to 0.0.0.0/0 takes all packets.
+	ReasonDefaultRoute = "DefaultRoute"
 	// ReasonMatched comes with Matched=True.
 	ReasonMatched = "Matched"
 	// ReasonNoSubnet comes with Matched=False.

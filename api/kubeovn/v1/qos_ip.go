@@ -184,9 +184,9 @@ type IPSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	SubnetUID string `json:"subnetUID,omitempty"`
-	// logicalPort is the name of the logical switch port, which is the iface-id of the pod's interface.
+	// logicalPort is the name of the logical switch port, which is the iface-id of the pod's interface: a Subnet's name and an address.
 	// +optional
-	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:MaxLength=269
 	LogicalPort string `json:"logicalPort,omitempty"`
 	// cidr is the range of the Subnet, whose length the pod's address has.
 	// +optional

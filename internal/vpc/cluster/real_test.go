@@ -280,18 +280,30 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "gone." + namespace}, &kubeovn.IP{}))
 	})
 	// Whatever is planned after this Subnet has its row, comes after the round that deleted.
-	must(t, c.Create(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "behind-later"}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.2.0/24"}}))
+	later := strings.Repeat("l", 253) // the longest name: that of the pod's port is longer
+	must(t, c.Create(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: later}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.100.200.0/24"}}))
 	ovntest.Eventually(t, "the later Subnet's switch", func() bool {
-		return central.Nbctl("--bare", "--columns=name", "find", "Logical_Switch", "name=behind-later") != ""
+		return central.Nbctl("--bare", "--columns=name", "find", "Logical_Switch", "name="+later) != ""
 	})
+	inLater := hidden.DeepCopy()
+	inLater.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "later", Annotations: map[string]string{
+		kubeovn.AnnotationLogicalSwitch: later, kubeovn.AnnotationIPAddress: "10.100.200.100",
+	}}
+	must(t, c.Create(ctx, inLater))
+	ip := &kubeovn.IP{}
+	ovntest.Eventually(t, "an address of the later Subnet", func() bool { return c.Get(ctx, client.ObjectKey{Name: "later." + namespace}, ip) == nil })
+	if ip.Spec.LogicalPort != later+"/10.100.200.100" {
+		t.Errorf("the port's name is %s", ip.Spec.LogicalPort)
+	}
 	must(t, c.Get(ctx, client.ObjectKey{Name: "hidden." + namespace}, &kubeovn.IP{}))
 	if got := central.Nbctl("lsp-get-addresses", "behind/10.0.1.7"); got != "0a:58:0a:00:01:07 10.0.1.7" {
 		t.Errorf("port of the pod that the cache lacks: %q", got)
 	}
 	stop()
 	must(t, c.Delete(ctx, hidden, client.GracePeriodSeconds(0)))
+	must(t, c.Delete(ctx, inLater, client.GracePeriodSeconds(0)))
 	start(t, central, 2)
-	for _, name := range []string{"behind", "behind-later"} {
+	for _, name := range []string{namespace, later} {
 		must(t, c.Delete(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
 	must(t, c.Delete(ctx, &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
@@ -259,6 +260,22 @@ func TestLongReason(t *testing.T) {
 	w.settle(t)
 	if why := w.waiting["ns1/p"]; why == "" || len(why) > 1024 || !utf8.ValidString(why) {
 		t.Errorf("the pod waits because (%d bytes) %q", len(why), why)
+	}
+}
+
+// A condition is such as the API server takes, however much there is to say.
+func TestLongCondition(t *testing.T) {
+	w := newWorld(t)
+	spec := kubeovn.VpcSpec{StaticRoutes: []kubeovn.StaticRoute{{CIDR: "0.0.0.0/0", NextHopIP: "10.0.1.254"}}}
+	for i := range 2000 {
+		spec.StaticRoutes = append(spec.StaticRoutes, kubeovn.StaticRoute{CIDR: fmt.Sprintf("172.16.%d.%d/32", i>>8, i&255), NextHopIP: "10.0.1.254", Policy: "policySrc"})
+	}
+	w.vpc("v", 1, spec)
+	w.subnet("s", 2, "v", "10.0.1.0/24")
+	w.settle(t)
+	c := meta.FindStatusCondition(w.vpcs["v"].Status.Conditions, kubeovn.ConditionShadowed)
+	if c == nil || c.Status != metav1.ConditionTrue || len(c.Message) < 30_000 || len(c.Message) > 32768 || !utf8.ValidString(c.Message) {
+		t.Errorf("the condition has %d bytes: %.100q", len(c.Message), c.Message)
 	}
 }
 

@@ -23,11 +23,11 @@ func compareNames[T metav1.Object](a, b T) int { return cmp.Compare(a.GetName(),
 func (c *compiler) condition(conditions *[]metav1.Condition, generation int64, kind, reason, message string) {
 	status := metav1.ConditionFalse
 	switch reason {
-	case kubeovn.ReasonReady, kubeovn.ReasonSupported, kubeovn.ReasonMatched:
+	case kubeovn.ReasonReady, kubeovn.ReasonSupported, kubeovn.ReasonMatched, kubeovn.ReasonDefaultRoute:
 		status = metav1.ConditionTrue
 	}
 	meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: message[:min(len(message), maxMessage)], ObservedGeneration: generation,
+		Type: kind, Status: status, Reason: reason, Message: bounded(message, maxMessage), ObservedGeneration: generation,
 		LastTransitionTime: c.now,
 	})
 }
@@ -52,18 +52,11 @@ func (c *compiler) vpcStatus(v *vpc, result *northbound.Result) {
 	}
 	slices.Sort(s.Subnets)
 	c.vpcConditions(object, v)
-	meta.RemoveStatusCondition(&s.Conditions, kubeovn.ConditionShadowed)
 	if len(result.Shadowed) > 0 {
-		before := meta.FindStatusCondition(v.object.Status.Conditions, kubeovn.ConditionShadowed)
-		shadowed := metav1.Condition{
-			Type: kubeovn.ConditionShadowed, Status: metav1.ConditionTrue, Reason: "DefaultRoute", ObservedGeneration: object.Generation,
-			Message:            "a route to 0.0.0.0/0 of the same table takes all packets, so these routes by source have no effect: " + strings.Join(result.Shadowed, ", "),
-			LastTransitionTime: c.now,
-		}
-		if before != nil && before.Status == shadowed.Status {
-			shadowed.LastTransitionTime = before.LastTransitionTime
-		}
-		s.Conditions = append(s.Conditions, shadowed)
+		c.condition(&s.Conditions, object.Generation, kubeovn.ConditionShadowed, kubeovn.ReasonDefaultRoute,
+			"a route to 0.0.0.0/0 of the same table takes all packets, so these routes by source have no effect: "+strings.Join(result.Shadowed, ", "))
+	} else {
+		meta.RemoveStatusCondition(&s.Conditions, kubeovn.ConditionShadowed)
 	}
 	c.keepVPC(v, object)
 }
