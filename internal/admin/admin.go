@@ -147,10 +147,20 @@ type Difference struct {
 	Why string `json:"why,omitempty"`
 }
 
-// Owners says whose the flows of a node's switch are.
+// OwnersQuery asks for the owners of the flows of one bridge.
+type OwnersQuery struct {
+	// Bridge is the bridge's name; "" for br0.
+	Bridge string
+	// Policy, namespace/name, is named wherever flows of br0 come from it: of the policies that flows come from, a few are named. May be empty.
+	Policy string
+}
+
+// Owners says whose the flows of a bridge of a node are.
 type Owners struct {
 	// Node is the name of the agent's node.
 	Node string `json:"node"`
+	// Tables are the names of the bridge's tables, by their numbers, for bridges other than br0.
+	Tables map[uint8]string `json:"tables,omitempty"`
 	// Owners are all that desire flows, or did until lately, sorted by owner.
 	Owners []Owner `json:"owners"`
 }

@@ -56,9 +56,9 @@ func TestAnswers(t *testing.T) {
 	owners := admin.Owners{Node: "n1", Owners: []admin.Owner{{Cookie: "0x1", Owner: "cluster", Objects: []admin.Object{{Kind: "ClusterNetwork", Name: "default"}}}}}
 	s := &admin.Server{
 		State: sample, Diff: func(context.Context) (admin.Diff, error) { return diff, nil }, Level: level,
-		Owners: func(policy string) (admin.Owners, error) {
-			if policy != "web/a&b" {
-				return admin.Owners{}, errors.New("asked for " + policy)
+		Owners: func(q admin.OwnersQuery) (admin.Owners, error) {
+			if q != (admin.OwnersQuery{Bridge: "br-n", Policy: "web/a&b"}) {
+				return admin.Owners{}, errors.New("asked for " + q.Policy)
 			}
 			return owners, nil
 		},
@@ -72,11 +72,11 @@ func TestAnswers(t *testing.T) {
 	if d := cmp.Diff(diff, got); err != nil || d != "" {
 		t.Errorf("diff (-want +got), %v:\n%s", err, d)
 	}
-	whose, err := client.Owners(t.Context(), "web/a&b")
+	whose, err := client.Owners(t.Context(), admin.OwnersQuery{Bridge: "br-n", Policy: "web/a&b"})
 	if d := cmp.Diff(owners, whose); err != nil || d != "" {
 		t.Errorf("owners (-want +got), %v:\n%s", err, d)
 	}
-	if _, err := client.Owners(t.Context(), "other"); err == nil || err.Error() != "asked for other" {
+	if _, err := client.Owners(t.Context(), admin.OwnersQuery{Policy: "other"}); err == nil || err.Error() != "asked for other" {
 		t.Errorf("owners of another policy: %v", err)
 	}
 	if word, err := client.LogLevel(t.Context()); err != nil || word != "info" {

@@ -37,11 +37,10 @@ func (c *Client) Diff(ctx context.Context) (Diff, error) {
 	return diff, err
 }
 
-// Owners asks whose the flows are. Of the policies that flows come from the agent names a few; policy, namespace/name, is one of
-// them wherever they come from it. It may be empty.
-func (c *Client) Owners(ctx context.Context, policy string) (Owners, error) {
+// Owners asks whose the flows of a bridge are.
+func (c *Client) Owners(ctx context.Context, q OwnersQuery) (Owners, error) {
 	var owners Owners
-	err := c.do(ctx, http.MethodGet, "/v1/owners?"+url.Values{"policy": {policy}}.Encode(), nil, &owners)
+	err := c.do(ctx, http.MethodGet, "/v1/owners?"+url.Values{"policy": {q.Policy}, "bridge": {q.Bridge}}.Encode(), nil, &owners)
 	return owners, err
 }
 

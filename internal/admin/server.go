@@ -33,8 +33,8 @@ type Server struct {
 	State func() State
 	// Diff reads back what is programmed. Required.
 	Diff func(context.Context) (Diff, error)
-	// Owners returns whose the flows are; of the policies that they come from, it is to name the one given. Required.
-	Owners func(policy string) (Owners, error)
+	// Owners returns whose the flows of a bridge are. Required.
+	Owners func(OwnersQuery) (Owners, error)
 	// Level is the log's. Required.
 	Level *slog.LevelVar
 	// Logger gets what is changed by an operator. Nobody does when nil.
@@ -128,7 +128,7 @@ func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) owners(w http.ResponseWriter, r *http.Request) {
-	owners, err := s.Owners(r.URL.Query().Get("policy"))
+	owners, err := s.Owners(OwnersQuery{Bridge: r.URL.Query().Get("bridge"), Policy: r.URL.Query().Get("policy")})
 	s.answer(w, owners, err)
 }
 

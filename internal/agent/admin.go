@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net"
 	"path/filepath"
@@ -23,6 +24,7 @@ import (
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -37,7 +39,7 @@ type running struct {
 // serveAdmin answers operators until ctx ends.
 func (a *agent) serveAdmin(ctx context.Context, listener net.Listener) error {
 	server := &admin.Server{
-		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Owners: a.owners, Level: a.opts.LogLevel, Logger: a.opts.Log,
+		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Owners: a.ownersOf, Level: a.opts.LogLevel, Logger: a.opts.Log,
 	}
 	return server.Serve(ctx, listener)
 }
@@ -80,7 +82,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	}
 	s.VXLANPorts = a.objects.port.reported()
 	s.RefusedEgressIPs = a.objects.egressIPs.refusals()
-	for _, e := range r.engines.all() {
+	for _, e := range append(r.engines.all(), r.engines.others()...) {
 		s.Engines = append(s.Engines, e.state())
 	}
 	s.Engines = withClosed(s.Engines, a.closed(r.network))
@@ -182,12 +184,12 @@ func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	r, e := a.running.Load(), a.engines.Load()
 	switch {
 	case r != nil:
-		diff := a.compare(ctx, append(r.engines.all(), a.tables.all()...))
+		diff := a.compare(ctx, append(append(r.engines.all(), r.engines.others()...), a.tables.all()...))
 		diffClosed(&diff, a.closed(r.network))
 		a.nameDifferences(&diff)
 		return diff, nil
-	case e != nil && len(a.tables.all()) > 0: // networks without the overlay
-		return a.compare(ctx, append(e.kernel(), a.tables.all()...)), nil
+	case e != nil && len(e.others())+len(a.tables.all()) > 0: // networks without the overlay
+		return a.compare(ctx, append(append(e.kernel(), e.others()...), a.tables.all()...)), nil
 	}
 	return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", a.waiting.get())
 }
@@ -271,6 +273,30 @@ func (e *engines) kernel() []observed {
 	return []observed{
 		engineView[nft.Key, nft.Item]{name: "nft", loop: e.ruleLoop, owner: ruleOwner},
 		engineView[link.Key, link.Item]{name: "link", loop: e.linkLoop, owner: linkOwner},
+	}
+}
+
+// others returns the engines of the flows of networks' own bridges, of those that are in use.
+func (e *engines) others() []observed {
+	var views []observed
+	for name, loop := range e.otherBridges() {
+		views = append(views, engineView[openflow.Key, openflow.Entry]{name: flowsOf(name), loop: loop, owner: func(openflow.Entry) string { return "" }})
+	}
+	return views
+}
+
+// otherBridges returns in order the loops of bridges that are not the overlay's, where anything desires flows.
+func (e *engines) otherBridges() iter.Seq2[string, *node.FlowLoop] {
+	return func(yield func(string, *node.FlowLoop) bool) {
+		if !e.switched.Load() {
+			return
+		}
+		for _, name := range slices.Sorted(maps.Keys(e.bridges)) {
+			loop := e.bridges[name].Loop
+			if name != host.Bridge && len(loop.Owners()) > 0 && !yield(name, loop) {
+				return
+			}
+		}
 	}
 }
 

@@ -168,10 +168,7 @@ func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder,
 		if err != nil {
 			return err
 		}
-		name := nameFlows
-		if bridge.Name != host.Bridge {
-			name += " " + bridge.Name
-		}
+		name := flowsOf(bridge.Name)
 		e.bridges[bridge.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
 			Name: name, Log: opts.Log, Observe: observe, Settled: e.settled, Encode: openflow.Encode, Seal: bridge.Note,
 		})}
@@ -179,6 +176,14 @@ func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder,
 	e.flows, e.flowLoop = e.bridges[host.Bridge].Engine, e.bridges[host.Bridge].Loop
 	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
 	return nil
+}
+
+// flowsOf returns the name of the engine of a bridge's flows.
+func flowsOf(bridge string) string {
+	if bridge == host.Bridge {
+		return nameFlows
+	}
+	return nameFlows + " " + bridge
 }
 
 // chooseDatapath returns the bridge's datapath type: what was asked for, if it works here.

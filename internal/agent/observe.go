@@ -78,12 +78,16 @@ func noAttachments() map[string]int {
 
 // standing returns the loops' figures.
 func (e *engines) standing() map[string]metrics.Engine {
-	return map[string]metrics.Engine{
+	all := map[string]metrics.Engine{
 		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)[""]},
 		nameLinks: {Status: e.linkLoop.Status(), Programmed: e.linkLoop.Programmed(one)[""]},
 		nameRules: {Status: e.ruleLoop.Status(), Programmed: e.ruleLoop.Programmed(one)[""]},
 		nameFlows: {Status: e.flowLoop.Status(), Programmed: e.flowLoop.Programmed(one)[""]},
 	}
+	for name, loop := range e.otherBridges() {
+		all[flowsOf(name)] = metrics.Engine{Status: loop.Status(), Programmed: loop.Programmed(one)[""]}
+	}
+	return all
 }
 
 // tableOf names the table of a flow, and groups as "groups".

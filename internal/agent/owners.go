@@ -1,15 +1,62 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/reconcile"
 )
 
-// owners returns whose the switch's flows are.
+// ownersOf returns whose the flows of a bridge are.
+func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
+	if q.Bridge == "" || q.Bridge == host.Bridge {
+		return a.owners(q.Policy)
+	}
+	e := a.engines.Load()
+	if e == nil || !e.switched.Load() || e.bridges[q.Bridge] == nil {
+		return admin.Owners{}, fmt.Errorf("bridge %.15q is none of a network of this node", q.Bridge)
+	}
+	all := admin.Owners{Node: a.opts.Node}
+	bridges := e.care().Bridges
+	bridge := bridges[slices.IndexFunc(bridges, func(b node.Bridge) bool { return b.Name == q.Bridge })]
+	if bridge.Tables != nil {
+		all.Tables = bridge.Tables()
+	}
+	items, owners := e.bridges[q.Bridge].Loop.Desired()
+	known := map[uint64]bool{}
+	for key, item := range items {
+		flow, is := item.(*openflow.Flow)
+		if !is || len(owners[key]) == 0 || known[flow.Cookie] {
+			continue
+		}
+		known[flow.Cookie] = true
+		all.Owners = append(all.Owners, admin.Owner{Cookie: fmt.Sprintf("%#x", flow.Cookie), Owner: string(owners[key][0])})
+	}
+	slices.SortFunc(all.Owners, func(x, y admin.Owner) int { return cmp.Compare(x.Owner, y.Owner) })
+	a.namePods(func(pod func(owner string) string) {
+		for i := range all.Owners {
+			o := &all.Owners[i]
+			if namespace, name, is := strings.Cut(pod(o.Owner), "/"); is {
+				o.Objects = []admin.Object{{Kind: "Pod", Namespace: namespace, Name: name}}
+			} else if bridge.Object != nil {
+				if kind, namespace, name := bridge.Object(reconcile.Owner(o.Owner)); kind != "" {
+					o.Objects = []admin.Object{{Kind: kind, Namespace: namespace, Name: name}}
+				}
+			}
+		}
+	})
+	return all, nil
+}
+
+// owners returns whose the overlay's flows are.
 func (a *agent) owners(first string) (admin.Owners, error) {
 	r := a.running.Load()
 	if r == nil {

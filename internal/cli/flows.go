@@ -35,9 +35,10 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "List the flows of a node's switch, and the objects that they come from",
-		Long: "Lists what br0 of this node holds: table, priority, counters, match, actions, and the object that each flow comes from, by\n" +
-			"its cookie. Nothing is changed. With --pod, --policy or --service it lists the flows of that object: of a pod, those by\n" +
-			"which policies name its address as well. With --explain it says in a line for each object how many flows it has, and where.\n\n" +
+		Long: "Lists what br0 of this node holds, or the bridge of --bridge: table, priority, counters, match, actions, and the object that\n" +
+			"each flow comes from, by its cookie. Nothing is changed. With --pod, --policy or --service it lists the flows of that object:\n" +
+			"of a pod, those by which policies name its address as well. With --explain it says in a line for each object how many flows\n" +
+			"it has, and where.\n\n" +
 			"It reads the switch, and asks the node's agent whose the flows are. Without the agent it says so, and lists all the same, with\n" +
 			"the kinds of the owners. It needs root on the node, or in the agent's pod; with --node, kubectl and the right to execute\n" +
 			"in the agent's pod.\n\n" +
@@ -47,6 +48,7 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 			"  # What of the switch is there for a pod, and which policies name it, on a node of the cluster\n  weft flows --node n1 --pod web/api-7d4b9\n\n" +
 			"  # What a NetworkPolicy comes to on this node\n  weft flows --policy web/allow-api\n\n" +
 			"  # Who has how many flows, and where\n  weft flows --explain\n\n" +
+			"  # The flows of OpenStack's networks\n  weft flows --bridge br-n\n\n" +
 			"  # For scripts: the flows without an owner\n  weft flows -o json | jq '.flows[] | select(.owner == null)'",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,6 +71,7 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 	set.StringVar(&opts.filter.Pod, "pod", "", "flows of a pod, NAMESPACE/NAME")
 	set.StringVar(&opts.filter.Policy, "policy", "", "flows of a NetworkPolicy, NAMESPACE/NAME")
 	set.StringVar(&opts.filter.Service, "service", "", "flows of a Service, NAMESPACE/NAME")
+	set.StringVar(&opts.filter.Bridge, "bridge", "", "the bridge: br0 of the overlay, or br-n of OpenStack's networks; empty: br0")
 	set.BoolVar(&opts.explain, "explain", false, "say in a line for each object how many flows it has, in which tables")
 	set.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
 	set.DurationVar(&opts.timeout, "timeout", time.Minute, "how long switch and agent have to answer")
@@ -156,7 +159,7 @@ func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *c
 // args are the arguments that ask a node for the same as these options.
 func (o *flowsOptions) args() []string {
 	args := []string{"flows", "--output", o.output, "--timeout", o.timeout.String(), "--socket", o.admin.socket, "--ovs-run-dir", o.runDir}
-	for flag, value := range map[string]string{"--pod": o.filter.Pod, "--policy": o.filter.Policy, "--service": o.filter.Service} {
+	for flag, value := range map[string]string{"--pod": o.filter.Pod, "--policy": o.filter.Policy, "--service": o.filter.Service, "--bridge": o.filter.Bridge} {
 		if value != "" {
 			args = append(args, flag, value)
 		}

@@ -27,7 +27,7 @@ func fakeAgent(t *testing.T, diff admin.Diff) string {
 	server := &admin.Server{
 		State: func() admin.State { return admin.State{} }, Level: &slog.LevelVar{},
 		Diff:   func(context.Context) (admin.Diff, error) { return diff, nil },
-		Owners: func(string) (admin.Owners, error) { return flowOwners(), nil },
+		Owners: func(admin.OwnersQuery) (admin.Owners, error) { return flowOwners(), nil },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -6,11 +6,15 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// Filter asks for the flows of one object, each namespace/name; the zero value for all.
-type Filter struct{ Pod, Policy, Service string }
+// Filter asks for the flows of one object, each namespace/name; the zero value for all. Bridge is whose flows they are, "" for br0.
+type Filter struct{ Pod, Policy, Service, Bridge string }
+
+// maxBridge is IFNAMSIZ of linux/if.h without the final zero.
+const maxBridge = 15
 
 // Validate returns an error that says what would be right.
 func (f Filter) Validate() error {
@@ -24,6 +28,12 @@ func (f Filter) Validate() error {
 		if !found || namespace == "" || object == "" || strings.Contains(object, "/") {
 			return fmt.Errorf("--%s %.64q: it is NAMESPACE/NAME, as in --%s default/web", flag, name, flag)
 		}
+	}
+	if f.Bridge != "" && f.Bridge != host.Bridge && f.Policy+f.Service != "" {
+		return fmt.Errorf("--policy and --service find flows of %s only: with --bridge %.15s, use --pod or --explain", host.Bridge, f.Bridge)
+	}
+	if strings.ContainsAny(f.Bridge, "/ ") || len(f.Bridge) > maxBridge {
+		return fmt.Errorf("--bridge %.16q: it is the name of a bridge, as in --bridge br-n", f.Bridge)
 	}
 	if asked > 1 {
 		return fmt.Errorf("--pod, --policy and --service: give one of them, or none for all flows")

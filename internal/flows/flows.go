@@ -54,9 +54,9 @@ type Flow struct {
 	Learned bool `json:"learned,omitempty"`
 }
 
-// Read dumps the flows of a node's bridge, whose sockets are in Open vSwitch's run directory.
-func Read(ctx context.Context, runDir string) (dump []openflow.FlowStats, err error) {
-	conn, err := openflow.Dial(ctx, filepath.Join(runDir, host.Bridge+".mgmt"), openflow.Options{})
+// Read dumps the flows of a bridge of the node, whose sockets are in Open vSwitch's run directory.
+func Read(ctx context.Context, runDir, bridge string) (dump []openflow.FlowStats, err error) {
+	conn, err := openflow.Dial(ctx, filepath.Join(runDir, bridge+".mgmt"), openflow.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -67,36 +67,49 @@ func Read(ctx context.Context, runDir string) (dump []openflow.FlowStats, err er
 // Whose reads a switch's flows and asks whose they are. A flow may come while the questions are under way, and one may go: what
 // the first answer does not explain is asked for once more.
 func Whose(ctx context.Context, runDir string, client *admin.Client, filter Filter) (Report, error) {
-	before, unknown := ask(ctx, client, filter.Policy)
-	dump, err := Read(ctx, runDir)
+	query := admin.OwnersQuery{Bridge: filter.Bridge, Policy: filter.Policy}
+	before, unknown := ask(ctx, client, query)
+	dump, err := Read(ctx, runDir, cmp.Or(filter.Bridge, host.Bridge))
 	if err != nil {
 		return Report{}, err
 	}
 	if unknown != nil {
 		report := Explain(dump, filter.without())
 		report.OwnersUnknown, report.Unowned = unknown.Error(), 0
+		report.of(filter.Bridge, nil)
 		return report, nil //nolint:nilerr // the report says it
 	}
 	report := Explain(dump, before.Owners)
 	if report.Unowned > 0 {
-		after, err := ask(ctx, client, filter.Policy)
+		after, err := ask(ctx, client, query)
 		if err != nil {
 			return Report{}, err
 		}
 		report = Explain(dump, append(after.Owners, before.Owners...))
 	}
 	report.Node = before.Node
+	report.of(filter.Bridge, before.Tables)
 	return report, nil
 }
 
+// of replaces what is br0's: the tables' names, and what cookies say by themselves.
+func (r *Report) of(bridge string, tables map[uint8]string) {
+	if bridge == "" || bridge == host.Bridge {
+		return
+	}
+	for i := range r.Flows {
+		r.Flows[i].TableName, r.Flows[i].Kind = tables[r.Flows[i].Table], ""
+	}
+}
+
 // ask asks the agent. One that does not answer takes half of the time that there is: the switch is read all the same.
-func ask(ctx context.Context, client *admin.Client, policy string) (admin.Owners, error) {
+func ask(ctx context.Context, client *admin.Client, query admin.OwnersQuery) (admin.Owners, error) {
 	if deadline, limited := ctx.Deadline(); limited {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2) //nolint:mnd // half
 		defer cancel()
 	}
-	return client.Owners(ctx, policy)
+	return client.Owners(ctx, query)
 }
 
 // Explain says whose flows are, by their cookies. Of two owners with one cookie, the first counts.

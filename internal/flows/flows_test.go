@@ -47,3 +47,22 @@ func flowCookie(owner string) string {
 	report := flows.Explain([]openflow.FlowStats{stats(owner, 0, 0)}, nil)
 	return report.Flows[0].Cookie
 }
+
+func TestFilterOfBridges(t *testing.T) {
+	for _, c := range []struct {
+		filter flows.Filter
+		ok     bool
+	}{
+		{flows.Filter{Bridge: "br-n"}, true},
+		{flows.Filter{Bridge: "br-n", Pod: "a/b"}, true},
+		{flows.Filter{Bridge: "br0", Policy: "a/b"}, true},
+		{flows.Filter{Bridge: "br-n", Policy: "a/b"}, false},
+		{flows.Filter{Bridge: "br-n", Service: "a/b"}, false},
+		{flows.Filter{Bridge: "../br0"}, false},
+		{flows.Filter{Bridge: "a-name-of-16-ch."}, false},
+	} {
+		if err := c.filter.Validate(); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.filter, err)
+		}
+	}
+}

@@ -38,6 +38,10 @@ type Bridge struct {
 	// Note makes the item that carries the hash of all flows, and IsNote recognises it: the last to be written. Nil: there is none.
 	Note   func(reconcile.Hash) (openflow.Key, openflow.Entry)
 	IsNote func(openflow.Key) bool
+	// Tables returns the names of the bridge's tables, and Object what owners of flows come from, by kind, namespace and name. Both are for
+	// people who look at the flows, and may be nil; attachments' pods are found without them.
+	Tables func() map[uint8]string
+	Object func(reconcile.Owner) (kind, namespace, name string)
 }
 
 // Sysctl is a setting of the node as a whole: Path is below /proc/sys.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -24,6 +25,7 @@ import (
 	"weft.dev/weft/internal/neutron/pipeline"
 	noderoom "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/reconcile"
 )
 
 // genevePort is the UDP port of OVN's tunnels between nodes (IANA): a pod's packet there would come from a chassis, and choose its network.
@@ -39,7 +41,7 @@ func Kind(node string) network.Kind {
 		Present: present, Presence: []client.Object{&stackubev1.Network{}},
 		Bind: bind, Bindings: []client.Object{&stackubev1.Network{}}, ClosedPorts: []uint16{genevePort},
 		Care: noderoom.Care{
-			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge}},
+			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge, Tables: pipeline.TableNames, Object: objectOf}},
 			// Services that the host serves are forwarded by it.
 			Sysctls: []noderoom.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}},
 		},
@@ -63,6 +65,20 @@ func Kind(node string) network.Kind {
 			return made, made, err
 		},
 	}
+}
+
+// objectOf returns what the owner of flows comes from, where it is no attachment.
+func objectOf(owner reconcile.Owner) (kind, namespace, name string) {
+	switch of, is := strings.CutPrefix(string(owner), networkOwner); {
+	case is:
+		namespace, name, _ = strings.Cut(of, "/")
+		return "Network", namespace, name
+	case owner == hostOwner:
+		return "Service", "", ""
+	case owner == pipeline.Owner:
+		return "Node", "", ""
+	}
+	return "", "", ""
 }
 
 // present reports the network as soon as there is a Network of stackube.

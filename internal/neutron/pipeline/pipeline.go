@@ -55,6 +55,15 @@ const (
 	TableFromService uint8 = 31
 )
 
+// TableNames returns the tables' names by their numbers.
+func TableNames() map[uint8]string {
+	return map[uint8]string{
+		TableClassify: "classify", TableFromPod: "from-pod", TableAnswer: "answer", TableService: "service", TableEgress: "egress-policy",
+		TableHostService: "host-service", TableEndpoint: "endpoint", TableToPod: "to-pod", TableState: "state", TableIngress: "ingress-policy",
+		TableOut: "out", TableFromHost: "from-host", TableFromService: "from-service",
+	}
+}
+
 // Registers.
 const (
 	// RegZone is reg0: the pod's conntrack zone.
