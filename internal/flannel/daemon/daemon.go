@@ -88,8 +88,13 @@ type Daemon struct {
 	served   atomic.Bool // a lease has been in effect
 	sighted  atomic.Bool // flanneld was noticed on this node
 
+	// mu guards what follows.
 	mu      sync.Mutex
 	present *presence
+	// handed are the leases of all generations so far whose fragments the engines have, and waiting are the items of nftables, of peers that
+	// have come or gone, that wait for the generation's own rules.
+	handed  map[string]bool
+	waiting map[reconcile.Owner]map[nft.Key]nft.Item
 }
 
 // presence is what the daemon has in its engine for leases.
@@ -104,14 +109,13 @@ type presence struct {
 	known    chan struct{} // closed with the first complete update
 	restart  chan error
 	offload  offload
-	// nodes are the peers' items of nftables that wait for the node's own, and ruled says that none need wait.
-	nodes map[reconcile.Owner]map[nft.Key]nft.Item
+	// ruled says that the generation's own rules are handed over, so that the peers' need not wait.
 	ruled bool
 }
 
 // New returns a daemon.
 func New(options Options) *Daemon {
-	d := &Daemon{options: options}
+	d := &Daemon{options: options, handed: map[string]bool{}, waiting: map[reconcile.Owner]map[nft.Key]nft.Item{}}
 	d.wait("starting")
 	return d
 }
@@ -184,7 +188,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	if err := d.open(life, running, p.config); err != nil {
 		return err
 	}
-	former := d.begin(p)
+	d.begin(p)
 	failed, reported := make(chan error, 1), make(chan struct{})
 	defer func() { // the next generation changes what the store knows
 		cancel()
@@ -206,7 +210,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	d.forget(p, former)
+	d.forget(p)
 	if err := d.establish(ctx, p); err != nil {
 		return err
 	}
@@ -251,6 +255,7 @@ func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
 	if err := chooseMACs(view, former); err != nil {
 		return nil, err
 	}
+	d.warnPublic(config, view)
 	own, err := store.Acquire(ctx, view.Lease())
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 // follow repairs what others change, until ctx ends or the node has to begin anew.
 func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) error {
+	d.engine.Attend(p.view.Uplink.Index, p.view.Uplink.Name)
 	changes, err := d.engine.Watch(ctx)
 	if err != nil {
 		return err

@@ -13,16 +13,11 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// begin makes a generation the present one, and returns the leases that the one before it had in the engine.
-func (d *Daemon) begin(p *presence) map[string]lease.Lease {
+// begin makes a generation the present one.
+func (d *Daemon) begin(p *presence) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var former map[string]lease.Lease
-	if d.present != nil {
-		former = d.present.accepted
-	}
 	d.present = p
-	return former
 }
 
 // report takes an update of the store: the leases that changed by it are compiled and handed to the engine.
@@ -77,11 +72,13 @@ func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]
 		owner := peerOwner + reconcile.Owner(name)
 		fragments[owner], commands[owner] = fragment, extension.Compile(script, l)
 		nodes[owner] = rules.Node([2]netip.Addr{l.PublicIP, l.PublicIP6})
+		d.handed[name] = true
 	}
 	for name := range p.accepted {
 		if _, ok := accepted[name]; !ok {
 			owner := peerOwner + reconcile.Owner(name)
 			fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
+			delete(d.handed, name)
 		}
 	}
 	p.accepted = accepted
@@ -101,16 +98,14 @@ func (d *Daemon) hand(
 	}
 }
 
-// handNodes gives the rules' engine the addresses of nodes, which wait for the set that they are in until the node's own rules are there.
+// handNodes gives the rules' engine the addresses of nodes, which wait for the set that they are in until the generation's own rules are
+// there. What waits outlives a generation that ends before.
 func (d *Daemon) handNodes(nodes map[reconcile.Owner]map[nft.Key]nft.Item) {
 	if d.present.ruled {
 		d.rules.Set(nodes)
 		return
 	}
-	if d.present.nodes == nil {
-		d.present.nodes = map[reconcile.Owner]map[nft.Key]nft.Item{}
-	}
-	maps.Copy(d.present.nodes, nodes)
+	maps.Copy(d.waiting, nodes)
 }
 
 // rule hands over the node's own rules with all that waited for them.
@@ -119,9 +114,10 @@ func (d *Daemon) rule(p *presence) map[reconcile.Owner]map[nft.Key]nft.Item {
 	defer d.mu.Unlock()
 	own := map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: d.nodeRules(p).Rules()}
 	all := maps.Clone(own)
-	maps.Copy(all, p.nodes)
+	maps.Copy(all, d.waiting)
 	d.rules.Set(all)
-	p.ruled, p.nodes = true, nil
+	p.ruled = true
+	clear(d.waiting)
 	return own
 }
 
@@ -146,16 +142,17 @@ func (d *Daemon) tell(p *presence, problems map[string]error, update lease.Updat
 	}
 }
 
-// forget withdraws the fragments of a former generation's leases that are gone by now.
-func (d *Daemon) forget(p *presence, former map[string]lease.Lease) {
+// forget withdraws the fragments of former generations' leases that are gone by now.
+func (d *Daemon) forget(p *presence) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	fragments, commands := map[reconcile.Owner]fabric.Fragment{}, map[reconcile.Owner]map[extension.Key]extension.Item{}
 	nodes := map[reconcile.Owner]map[nft.Key]nft.Item{}
-	for name := range former {
+	for name := range d.handed {
 		if _, ok := p.accepted[name]; !ok {
 			owner := peerOwner + reconcile.Owner(name)
 			fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
+			delete(d.handed, name)
 		}
 	}
 	d.hand(fragments, commands, nodes)

@@ -202,3 +202,18 @@ func chooseMACs(view *fabric.View, former lease.Lease) error {
 	}
 	return nil
 }
+
+// warnPublic logs that other nodes will drop this node's tunnel packets, which have its own address, unless NAT makes it the one that the
+// lease has: they accept packets from the lease's address only.
+func (d *Daemon) warnPublic(config netconf.Config, view *fabric.View) {
+	if len(tunnel(config).Matches()) == 0 {
+		return
+	}
+	u := view.Uplink
+	for _, f := range [][2]netip.Addr{{u.Addr, u.Public}, {u.Addr6, u.Public6}} {
+		if f[0].IsValid() && f[1].IsValid() && f[0] != f[1] {
+			d.options.Log.Warn("other nodes accept tunnel packets from this node's public address only, and they leave with another: use --iface, unless NAT translates it",
+				"interface", u.Name, "address", f[0], "public", f[1])
+		}
+	}
+}

@@ -2,6 +2,7 @@ package flanneltest
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -90,8 +91,11 @@ func copyFrames(from, to int, stop <-chan struct{}) {
 		default:
 		}
 		size, err := unix.Read(from, buffer)
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENETDOWN) {
+			continue // none came in time, or the device was down, which is told once
+		}
 		if err != nil {
-			continue // none came in time
+			return // the device is gone
 		}
 		_, _ = unix.Write(to, repaired(buffer[:size])) // a frame that is lost is sent again
 	}

@@ -47,6 +47,18 @@ type Engine struct {
 	// in care when ownOnly is set.
 	ranges  []netip.Prefix
 	ownOnly bool
+	// attended is the device of Attend.
+	attended struct {
+		index int
+		name  string
+	}
+}
+
+// Attend has Watch report on one device that is not in care: that by which nodes reach each other. The one before is let go.
+func (e *Engine) Attend(index int, name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.attended.index, e.attended.name = index, name
 }
 
 // SetRanges replaces Options.Ranges, from the next reading on. With ownOnly, other programs' routes through gateways are not in care:

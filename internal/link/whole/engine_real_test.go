@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
 	"weft.dev/weft/internal/link/whole"
@@ -265,6 +266,54 @@ func TestWatch(t *testing.T) {
 	<-events
 	ip(t, "link del flannel.1")
 	<-events
+	cancel()
+	for range events { //nolint:revive // until it is closed
+	}
+}
+
+// TestWatchOfLinks: of links, those in care and the one attended to are reported, renamed ones too; a pod's link that comes and goes is not.
+func TestWatchOfLinks(t *testing.T) {
+	space(t)
+	e := engine(t)
+	reach(t, e, state(device()))
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Attend(eth0.Attrs().Index, "eth0")
+	ctx, cancel := context.WithCancel(t.Context())
+	events, err := e.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel reports late that links have come up: some rounds may see such an event, and not all.
+	const rounds = 50
+	quiet := false
+	for range rounds {
+		ip(t, "link add pod0 group 78 type veth peer name far1")
+		ip(t, "link set pod0 up")
+		ip(t, "link del pod0")
+		select {
+		case <-events:
+			continue
+		default:
+		}
+		quiet = true
+		break
+	}
+	if !quiet {
+		t.Error("links of pods are reported")
+	}
+	for _, change := range []string{
+		"link set flannel.1 mtu 1300", "link set eth0 mtu 1400", "link set eth0 down", "link set eth0 name eth7", "link set eth7 name eth0",
+		"link set eth0 up", "route add default via 192.0.2.9", "addr add 192.0.2.77/32 dev lo",
+	} {
+		for len(events) > 0 {
+			<-events
+		}
+		ip(t, change)
+		<-events
+	}
 	cancel()
 	for range events { //nolint:revive // until it is closed
 	}

@@ -2,6 +2,7 @@ package whole
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,9 +21,9 @@ const watchBuffer = 4 << 20
 // poll bounds how long the watcher stays in a read after its context has ended.
 const poll = time.Second
 
-// Watch reports on the channel that another program may have changed something in care, or that a link has changed, until ctx
-// ends; then the channel is closed. One value stands for any number of changes. The engine's own requests are not
-// reported.
+// Watch reports on the channel that another program may have changed something in care, the device of Attend, an address or a default
+// route, until ctx ends; then the channel is closed. One value stands for any number of changes. The engine's own requests are not reported,
+// and neither are other links: on a node pods' links come and go all the time.
 func (e *Engine) Watch(ctx context.Context) (<-chan struct{}, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
@@ -94,8 +95,12 @@ func (w *watcher) foreign(messages []syscall.NetlinkMessage) bool {
 				return true
 			}
 		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-			// rtm_protocol is byte 5.
-			if len(data) >= unix.SizeofRtMsg && (data[5] == Protocol || data[5] == unix.RTPROT_BOOT) {
+			// rtm_dst_len is byte 1, and rtm_protocol byte 5.
+			if len(data) >= unix.SizeofRtMsg && (data[5] == Protocol || data[5] == unix.RTPROT_BOOT || data[1] == 0) {
+				return true
+			}
+		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+			if w.link(message) {
 				return true
 			}
 		default:
@@ -103,6 +108,24 @@ func (w *watcher) foreign(messages []syscall.NetlinkMessage) bool {
 		}
 	}
 	return false
+}
+
+// link reports whether a message is about a device in care, or that of Attend, by the name that it has or had. One that cannot be read may be.
+func (w *watcher) link(message *syscall.NetlinkMessage) bool {
+	attributes, err := syscall.ParseNetlinkRouteAttr(message)
+	if err != nil || len(message.Data) < unix.SizeofIfInfomsg {
+		return true
+	}
+	index, name := int(int32(binary.NativeEndian.Uint32(message.Data[4:]))), ""
+	for _, attribute := range attributes {
+		if attribute.Attr.Type == unix.IFLA_IFNAME {
+			name = unix.ByteSliceToString(attribute.Value)
+		}
+	}
+	w.engine.mu.Lock()
+	defer w.engine.mu.Unlock()
+	before := w.engine.names[index]
+	return w.engine.options.Owns(name) || w.engine.options.Owns(before) || index == w.engine.attended.index || name == w.engine.attended.name
 }
 
 // neighbour reports whether a neighbour or forwarding entry changed that is, or was, permanent.
