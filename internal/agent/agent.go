@@ -339,6 +339,10 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
 	a.engineCtx = engineGroupCtx
 	opened.run(engineGroupCtx, engines)
+	engines.Go(func() error {
+		opened.rules.Prefetch(engineGroupCtx)
+		return nil
+	})
 	a.engines.Store(opened)
 	engines.Go(func() error { return a.handler.Run(engineGroupCtx) })
 	if a.places != nil {

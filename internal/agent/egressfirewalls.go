@@ -56,7 +56,7 @@ type egressFirewalls struct {
 	// forget has the next of those forgotten that have none any more; nil: all have.
 	forget *time.Timer
 	// synced tell whether each watch has told of everything once; empty while nothing is watched. handler is told of NetNamespaces.
-	synced  []toolscache.InformerSynced
+	synced  []toolscache.DoneChecker
 	handler toolscache.ResourceEventHandlerRegistration
 	// known says that the network has been told of everything once; unsettled, that what it was told may not be in effect.
 	known, unsettled bool
@@ -160,7 +160,7 @@ func (e *egressFirewalls) enter(ctx context.Context) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, watchSync)
 	defer cancel()
-	if !toolscache.WaitForCacheSync(waiting.Done(), e.synced...) {
+	if !toolscache.WaitFor(waiting, "", e.synced...) {
 		return errors.New("waiting for the API server to list all EgressNetworkPolicies and NetNamespaces")
 	}
 	return nil
@@ -190,7 +190,7 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 	if e.handler, err = e.vnids.follow(ctx, e.noteNetNamespace, nil); err != nil {
 		return errors.Join(err, informer.RemoveEventHandler(policies))
 	}
-	e.synced = []toolscache.InformerSynced{policies.HasSynced, e.handler.HasSynced}
+	e.synced = []toolscache.DoneChecker{policies.HasSyncedChecker(), e.handler.HasSyncedChecker()}
 	return nil
 }
 

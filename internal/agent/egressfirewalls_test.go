@@ -71,7 +71,7 @@ func TestEventsOfNames(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	e.synced = []toolscache.InformerSynced{func() bool { return true }}
+	e.synced = []toolscache.DoneChecker{registered{}}
 	e.notePolicy(policy)
 	<-e.wake
 	if err := e.step(t.Context(), network, true); err != nil {
@@ -167,6 +167,16 @@ type registered struct {
 // HasSynced implements toolscache.ResourceEventHandlerRegistration.
 func (registered) HasSynced() bool { return true }
 
+// Name implements toolscache.DoneChecker.
+func (registered) Name() string { return "registered" }
+
+// Done implements toolscache.DoneChecker.
+func (registered) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
 // Namespaces that come to share a VNID are closed before the network is told that they do.
 func TestFirewallsBeforeTenants(t *testing.T) {
 	store, err := attach.Open(t.TempDir())
@@ -194,7 +204,7 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 	from := cached{from: objects.Build()}
 	e := newEgressFirewalls(from, nil, slog.New(slog.DiscardHandler))
 	e.names = resolver.NewNames(resolver.Options{Changed: e.nameChanged})
-	e.synced = []toolscache.InformerSynced{registered{}.HasSynced}
+	e.synced = []toolscache.DoneChecker{registered{}}
 	e.notePolicy(policy)
 	if err := e.step(t.Context(), network, true); err != nil {
 		t.Fatal(err)

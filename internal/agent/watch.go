@@ -219,7 +219,15 @@ func (o *objects) take() time.Time {
 
 // synced waits until everything is known once.
 func (o *objects) synced(ctx context.Context) error {
-	if !o.cache.WaitForCacheSync(ctx) {
+	var known []toolscache.DoneChecker
+	for _, kind := range []client.Object{&networkv1.ClusterNetwork{}, &networkv1.HostSubnet{}, &corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Node{}} {
+		informer, err := o.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+		known = append(known, informer.HasSyncedChecker())
+	}
+	if !toolscache.WaitFor(ctx, "", known...) { // client-go's other means of waiting look ten times a second
 		return fmt.Errorf("waiting for the API server: %w", context.Cause(ctx))
 	}
 	return nil

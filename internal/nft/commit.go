@@ -145,7 +145,11 @@ func (e *Engine) forgetTables(change reconcile.Change[Key, Item]) {
 
 // write builds the transaction and runs it.
 func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) error {
-	b := &build{engine: e, ctx: ctx, change: change, tx: e.builder.NewTransaction()}
+	tx, err := e.transaction()
+	if err != nil {
+		return err
+	}
+	b := &build{engine: e, ctx: ctx, change: change, tx: tx}
 	if err := b.all(); err != nil {
 		return err
 	}
@@ -157,7 +161,7 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 	if i := strings.LastIndex("\n"+text, "\n# ERROR: "); i >= 0 {
 		return fmt.Errorf("building the transaction: %s", text[i+len("# ERROR: "):])
 	}
-	err := e.change(ctx, text)
+	err = e.change(ctx, text)
 	var refused *nftError
 	if errors.As(err, &refused) && refused.line > 0 && refused.line <= len(b.lines) {
 		refused.key = b.lines[refused.line-1]
@@ -499,7 +503,10 @@ func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*Chai
 	if err != nil || after != nextGeneration(before) {
 		return false, err
 	}
-	tx := e.builder.NewTransaction()
+	tx, err := e.transaction()
+	if err != nil {
+		return false, err
+	}
 	for table, chains := range rules {
 		next := maps.Clone(e.records[table])
 		if next == nil {

@@ -45,7 +45,7 @@ type Engine struct {
 	netns   *os.File
 	path    string
 	foreign atomic.Bool
-	builder knftables.Interface
+	shared  listings
 	// unmanaged are the keys of Options.Unmanaged. It is not changed.
 	unmanaged unmanaged
 
@@ -56,6 +56,8 @@ type Engine struct {
 	// known is what stood in the kernel after the last Read or Commit; nil before the first.
 	known   map[Key]Item
 	records map[tableKey]map[string]record
+	// builder makes transactions; nil before the first.
+	builder knftables.Interface
 }
 
 // tableKey names a table.
@@ -68,7 +70,7 @@ func (k Key) table() tableKey { return tableKey{k.Family, k.Table} }
 
 var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
-// NewEngine returns an engine. It fails when there is no usable nft, or no such namespace.
+// NewEngine returns an engine. It fails when there is no nft, or no such namespace. An nft that does not work fails each Read and Commit.
 func NewEngine(options Options) (*Engine, error) {
 	e := &Engine{
 		tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}, unmanaged: newUnmanaged(options.Unmanaged),
@@ -81,17 +83,25 @@ func NewEngine(options Options) (*Engine, error) {
 	if e.netns, err = openNamespace(options.Netns); err != nil {
 		return nil, fmt.Errorf("nft engine: network namespace: %w", err)
 	}
-	if e.path, err = exec.LookPath("nft"); err == nil {
-		err = e.inside(func() error {
-			var err error
-			e.builder, err = knftables.New("", "", knftables.EmulateDestroy)
-			return err
-		})
-	}
-	if err != nil {
+	if e.path, err = exec.LookPath("nft"); err != nil {
 		return nil, fmt.Errorf("nft engine: %w", errors.Join(err, e.netns.Close()))
 	}
 	return e, nil
+}
+
+// transaction returns an empty transaction. Before the first, it asks nft for its version.
+func (e *Engine) transaction() (*knftables.Transaction, error) {
+	if e.builder == nil {
+		err := e.inside(func() (err error) {
+			e.builder, err = knftables.New("", "", knftables.EmulateDestroy)
+			return err
+		})
+		if err != nil {
+			e.builder = nil
+			return nil, fmt.Errorf("nft engine: %w", err)
+		}
+	}
+	return e.builder.NewTransaction(), nil
 }
 
 // openNamespace opens the network namespace at path; "" is the calling thread's. The path is judged by its file system before
@@ -289,14 +299,17 @@ func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 	found := &listing{table: table}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		structured, err := e.run(ctx, "-j", "list", "table", string(table.family), table.name)
+		structured, err := e.ask(ctx, "-j", "list", "table", string(table.family), table.name)
 		if err == nil {
 			found.objects, err = parseObjects(structured)
 		}
 		return err
 	})
 	group.Go(func() (err error) {
-		found.blocks, err = e.listText(ctx, table)
+		var text []byte
+		if text, err = e.ask(ctx, textListing(table)...); err == nil {
+			found.blocks = parseBlocks(string(text))
+		}
 		return err
 	})
 	if err := group.Wait(); err != nil {
@@ -305,9 +318,14 @@ func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 	return found, nil
 }
 
-// listText lists a table without counters' values and sets' elements, with numbers for names.
+// textListing asks for a table without counters' values and sets' elements, with numbers for names.
+func textListing(table tableKey) []string {
+	return []string{"-s", "-t", "-n", "list", "table", string(table.family), table.name}
+}
+
+// listText lists a table as textListing says.
 func (e *Engine) listText(ctx context.Context, table tableKey) (map[blockKey][]string, error) {
-	text, err := e.run(ctx, "-s", "-t", "-n", "list", "table", string(table.family), table.name)
+	text, err := e.run(ctx, textListing(table)...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,7 +65,7 @@ func (b *build) foreign() {
 // foreignChains lists the base chains of type filter of tables that are not in care, and counts all chains of each
 // table. The translating ones see the first packet of a connection only, and are not for dropping.
 func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains map[tableKey]int, err error) {
-	text, err := e.run(ctx, "-j", "list", "chains")
+	text, err := e.ask(ctx, "-j", "list", "chains")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -82,10 +83,9 @@ func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains
 	return bases, chains, nil
 }
 
-// readForeign adds the rules that carry Mark. It lists the base chains alone: the tables around them may be kube-proxy's, with
-// thousands of chains.
+// readForeign adds the rules that carry Mark. Of tables with thousands of chains, which are kube-proxy's, it lists the base chains alone.
 func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
-	bases, _, err := e.foreignChains(ctx)
+	bases, counts, err := e.foreignChains(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 		if !opens(chain) {
 			continue
 		}
-		text, err := e.run(ctx, "-j", "-t", "list", "chain", string(chain.Family), chain.Table, chain.Name)
+		text, err := e.ask(ctx, append([]string{"-j", "-t"}, listingOf(chain, counts[tableKey{chain.Family, chain.Table}] <= wholeTable)...)...)
 		if errors.Is(err, ErrMissing) {
 			continue
 		}
@@ -104,6 +104,7 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 		if err != nil {
 			return err
 		}
+		objects.rules = slices.DeleteFunc(objects.rules, func(rule ruleObject) bool { return rule.Chain != chain.Name })
 		for _, jump := range markedRules(objects.rules) {
 			if have, ok := state[jump.Key()].(*ForeignJump); ok {
 				have.handles = append(have.handles, jump.handles...)
@@ -114,6 +115,14 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 		}
 	}
 	return nil
+}
+
+// listingOf asks for the table of a base chain, or for the chain alone.
+func listingOf(base chainObject, whole bool) []string {
+	if whole {
+		return []string{"list", "table", string(base.Family), base.Table}
+	}
+	return []string{"list", "chain", string(base.Family), base.Table, base.Name}
 }
 
 // opens reports whether rules may be placed in a base chain: at the hooks that decide what a host takes, passes on and

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Passage is a kind of packets at a hook that others' chains have to let pass: those that come in by a device, those that go out
@@ -196,20 +198,22 @@ func (l *foreignListing) addWords(text string) {
 }
 
 func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole bool) (*foreignListing, error) {
-	what := []string{"list", "chain", string(base.Family), base.Table, base.Name}
-	if whole {
-		what = []string{"list", "table", string(base.Family), base.Table}
-	}
-	structured, err := e.run(ctx, append([]string{"-j", "-t"}, what...)...)
-	if err != nil {
-		return nil, err
-	}
-	objects, err := parseObjects(structured)
-	if err != nil {
-		return nil, err
-	}
-	text, err := e.run(ctx, append([]string{"-s", "-a", "-t"}, what...)...)
-	if err != nil {
+	what := listingOf(base, whole)
+	var objects *objects
+	var text []byte
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		structured, err := e.ask(ctx, append([]string{"-j", "-t"}, what...)...)
+		if err == nil {
+			objects, err = parseObjects(structured)
+		}
+		return err
+	})
+	group.Go(func() (err error) {
+		text, err = e.ask(ctx, append([]string{"-s", "-a", "-t"}, what...)...)
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	return newForeignListing(objects, string(text)), nil

@@ -66,7 +66,7 @@ type Follower struct {
 	// stepping serialises the steps, and guards what follows.
 	stepping sync.Mutex
 	// synced report whether each watch has all objects; empty while nothing is watched.
-	synced []toolscache.InformerSynced
+	synced []toolscache.DoneChecker
 	// known says that the network was handed all objects.
 	known bool
 }
@@ -111,14 +111,14 @@ func (p *Follower) Enter(ctx context.Context) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
-	if !toolscache.WaitForCacheSync(waiting.Done(), p.synced...) {
+	if !toolscache.WaitFor(waiting, "", p.synced...) {
 		return errors.New("waiting for the API server to list all NetworkPolicies, pods and namespaces")
 	}
 	return nil
 }
 
 func (p *Follower) watch(ctx context.Context) error {
-	var synced []toolscache.InformerSynced
+	var synced []toolscache.DoneChecker
 	p.mark.Begin()
 	for _, kind := range Kinds() {
 		informer, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
@@ -138,7 +138,7 @@ func (p *Follower) watch(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("watching the API server: %w", err)
 		}
-		synced = append(synced, registered.HasSynced)
+		synced = append(synced, registered.HasSyncedChecker())
 	}
 	p.synced = synced
 	return nil
