@@ -10,6 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"weft.dev/weft/test/traffic"
 )
 
 // verdict is what became of a row.
@@ -48,6 +50,9 @@ type row struct {
 	Note    string   `json:"note,omitempty"`
 	Wrong   []string `json:"wrong,omitempty"`
 	Verdict verdict  `json:"verdict"`
+
+	// pairs are what became of each pair's datagrams.
+	pairs map[string]traffic.Tally
 }
 
 // wrong adds an error, if it is one.

@@ -37,18 +37,21 @@ type part struct {
 	name string
 	// loss says that it is worth nothing on a machine that has other things to do.
 	loss bool
-	run  func(*soak, context.Context) error
+	// own says that it runs in labs of its own.
+	own bool
+	run func(*soak, context.Context) error
 }
 
 // parts are all of them, in their order: those that count packets first, while the machine is quiet.
 func parts() []part {
 	return []part{
-		{"restarts", true, (*soak).restarts},
-		{"policies", true, (*soak).policies},
-		{"faults", true, (*soak).faults},
-		{"kills", false, (*soak).kills},
-		{"crowds", false, (*soak).crowds},
-		{"clock", false, (*soak).clock},
+		{name: "restarts", loss: true, run: (*soak).restarts},
+		{name: "policies", loss: true, run: (*soak).policies},
+		{name: "faults", loss: true, run: (*soak).faults},
+		{name: "kills", run: (*soak).kills},
+		{name: "crowds", run: (*soak).crowds},
+		{name: "clock", run: (*soak).clock},
+		{name: "neutron", loss: true, own: true, run: (*soak).neutron},
 	}
 }
 
@@ -102,8 +105,10 @@ func (s *soak) run(ctx context.Context) (err error) {
 		defer cancel()
 		err = errors.Join(err, s.lower(down), s.leftovers(before))
 	}()
-	if err := s.raise(ctx); err != nil {
-		return err
+	if slices.ContainsFunc(chosen, func(p part) bool { return !p.own }) {
+		if err := s.raise(ctx); err != nil {
+			return err
+		}
 	}
 	for _, p := range chosen {
 		if p.loss && s.opts.loss && s.report.Load > maxLoad {
@@ -112,6 +117,11 @@ func (s *soak) run(ctx context.Context) (err error) {
 			continue
 		}
 		s.say("%s", p.name)
+		if p.own { // those with labs of their own come last
+			if err := s.lower(ctx); err != nil {
+				return err
+			}
+		}
 		if err := p.run(s, ctx); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}

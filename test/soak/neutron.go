@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
+)
+
+const (
+	// neutronRate is how many datagrams a second each pair of pods of Neutron's networks exchanges.
+	neutronRate = 1000
+	// neutronCrowd are the pods of a round that come and go.
+	neutronCrowd = 100
+	// neutronCalm is how long the traffic runs on after a program is back.
+	neutronCalm = 3 * time.Second
+)
+
+// neutron kills every program of pods on OpenStack's networks under traffic, and has pods come and go, in a lab with an OpenStack of its own.
+func (s *soak) neutron(ctx context.Context) (err error) {
+	name := s.opts.lab + "n"
+	bin, err := filepath.Abs(s.opts.bin)
+	if err != nil {
+		return err
+	}
+	if err := lab.Down(ctx, name, nil); err != nil { // of a run that was killed
+		return err
+	}
+	before, err := probe.TakeInventory(name)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+		defer cancel()
+		err = errors.Join(err, lab.Down(down, name, nil))
+		after, countErr := probe.TakeInventory(name)
+		if err = errors.Join(err, countErr); err == nil {
+			err = before.LeftBy(after)
+		}
+	}()
+	began := time.Now()
+	cluster, err := lab.Up(ctx, lab.Config{Name: name, Nodes: 2, Runtime: plan.RuntimeCNI, OpenStack: plan.OpenStackOVN, WeftBin: bin}, nil)
+	if err != nil {
+		return err
+	}
+	t, err := newTenants(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.close()) }()
+	s.say("lab with an OpenStack and two tenants up in %s", time.Since(began).Round(time.Second))
+	if err := s.neutronKills(ctx, t); err != nil {
+		return err
+	}
+	return s.neutronCrowds(ctx, t)
+}
+
+// neutronKills kills one program after the other, while pods exchange packets and one comes and goes.
+func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
+	control := row{Part: "neutron", Name: "control: nothing is killed", Spared: string(all), Count: 1}
+	calm, err := t.load(ctx, func() error { return t.fresh(ctx, "control") })
+	if err != nil {
+		return err
+	}
+	for _, tally := range calm {
+		control.Sent += tally.Sent
+		control.Others += tally.Lost
+	}
+	s.add(control)
+	programs, err := t.cluster.Programs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range programs {
+		spared := sparedBy(p.Name)
+		if spared == untested || !s.opts.faults.MatchString(p.Name) {
+			continue
+		}
+		r := row{Part: "neutron", Name: p.Name + " killed", Count: 1, Spared: string(spared)}
+		r.wrong(s.neutronKill(ctx, t, &r, p.Name))
+		s.compare(&r, calm)
+		s.add(r)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// sparedBy says whose packets the end of a program must not cost: the switch and ovn-controller are in their way. Others are not killed.
+func sparedBy(program string) scope {
+	switch program {
+	case "n1/ovs-vswitchd", "n1/ovn-controller":
+		return nobody
+	case "weft-controller", "n1/weft-agent", "n1/ovsdb-server":
+		return all
+	}
+	if strings.HasPrefix(program, "openstack/") {
+		return all
+	}
+	return untested
+}
+
+// compare adds to a row what its pairs lost, and finds wrong what they lost beyond the run without a failure.
+func (s *soak) compare(r *row, calm map[string]traffic.Tally) {
+	for pair, tally := range r.pairs {
+		if r.Spared == string(nobody) {
+			r.Others += tally.Lost
+			continue
+		}
+		r.Sent, r.Lost = r.Sent+tally.Sent, r.Lost+tally.Lost
+		if tally.Lost > calm[pair].Lost && s.opts.loss {
+			r.wrong(fmt.Errorf("%s: %s, and %s without a failure", pair, tally, calm[pair]))
+		}
+	}
+	if !s.opts.loss && r.Spared == string(all) {
+		r.Verdict = unjudged
+	}
+}
+
+// neutronKill kills one program, and waits until a new pod is served and OpenStack, switches and objects have what they had.
+func (s *soak) neutronKill(ctx context.Context, t *tenants, r *row, program string) error {
+	began := time.Now()
+	defer func() { r.Took = time.Since(began) }()
+	held, err := t.standing(ctx)
+	if err != nil {
+		return err
+	}
+	r.pairs, err = t.load(ctx, func() error {
+		begun := time.Now()
+		err := probe.Kill(ctx, t.cluster, program, syscall.SIGKILL)
+		if err == nil {
+			err = t.fresh(ctx, "after")
+		}
+		r.Back = time.Since(begun)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, err = probe.Await(ctx, probe.Patience, "OpenStack has what it had", func(ctx context.Context) error {
+		now, err := t.standing(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(now, held) {
+			return fmt.Errorf("more: %v; less: %v", held.More(now), now.More(held))
+		}
+		return t.matched(ctx)
+	})
+	if err != nil {
+		r.Leaks++
+	}
+	return errors.Join(err, t.reach(ctx))
+}
+
+// neutronCrowds has pods come and go, and counts what they leave.
+func (s *soak) neutronCrowds(ctx context.Context, t *tenants) error {
+	before, err := t.census(ctx)
+	if err != nil {
+		return err
+	}
+	crowd := min(neutronCrowd, s.opts.crowd)
+	for i := range s.opts.rounds {
+		r := row{Part: "neutron", Name: fmt.Sprintf("round %d: %d pods come and go", i+1, crowd)}
+		began := time.Now()
+		r.wrong(t.crowd(ctx, &r, crowd))
+		gone := time.Now()
+		_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
+			after, err := t.census(ctx)
+			if err != nil {
+				return err
+			}
+			errs := []error{t.matched(ctx)}
+			for node, counts := range after {
+				if err := counts.More(before[node]); err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", node, err))
+				}
+			}
+			return errors.Join(errs...)
+		})
+		if err != nil {
+			r.Leaks++
+			r.wrong(err)
+		}
+		r.Back, r.Took = time.Since(gone), time.Since(began)
+		s.add(r)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// crowd has as many pods come on both nodes, half of each tenant, and go.
+func (t *tenants) crowd(ctx context.Context, r *row, count int) error {
+	pods := make([]*lab.Pod, count)
+	var adding, deleting errgroup.Group
+	adding.SetLimit(atATime)
+	for i := range pods {
+		adding.Go(func() (err error) {
+			spec := lab.PodSpec{Namespace: []string{"blue", "red"}[i/2%2], Node: t.cluster.Node(1 + i%2).Name, Name: "crowd-" + strconv.Itoa(i)}
+			pods[i], err = t.start(ctx, spec)
+			return err
+		})
+	}
+	err := adding.Wait()
+	addresses := map[string]bool{}
+	deleting.SetLimit(atATime)
+	for _, p := range pods {
+		if p == nil {
+			continue
+		}
+		r.Count++
+		for _, ip := range p.IPs {
+			key := p.Namespace + " " + ip.String()
+			if addresses[key] {
+				err = errors.Join(err, fmt.Errorf("two pods of one tenant have %s", ip))
+			}
+			addresses[key] = true
+		}
+		deleting.Go(func() error { return t.cluster.DelPod(ctx, p) })
+	}
+	return errors.Join(err, deleting.Wait())
+}
+
+// load sends on all pairs while act runs, and for a while after it.
+func (t *tenants) load(ctx context.Context, act func() error) (map[string]traffic.Tally, error) {
+	running, err := traffic.NewLoad(t.pairs, neutronRate)
+	if err != nil {
+		return nil, err
+	}
+	err = act()
+	select {
+	case <-ctx.Done():
+	case <-time.After(neutronCalm):
+	}
+	tallies, _ := running.Stop() // what is lost is judged by the caller
+	return tallies, err
+}
