@@ -168,3 +168,38 @@ func TestBridgeLearnsNothing(t *testing.T) {
 	})
 	attack("after a change by hand and a restart", "2nd ")
 }
+
+// advertisement returns a frame of IPv6 that says that an address is at the sender's MAC, without checksum.
+func advertisement(to, from net.HardwareAddr, source, destination, target net.IP) []byte {
+	frame := append(append(append([]byte{}, to...), from...), 0x86, 0xdd, 0x60, 0, 0, 0, 0, 32, unix.IPPROTO_ICMPV6, 255)
+	frame = append(append(frame, source.To16()...), destination.To16()...)
+	frame = append(append(frame, 136, 0, 0, 0, 0x60, 0, 0, 0), target.To16()...) // type; solicited, and overrides what is known
+	return append(append(frame, 2, 1), from...)                                  // the address of its link
+}
+
+// TestAdvertisedAddresses: a pod advertises no IPv6 address but its own.
+func TestAdvertisedAddresses(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	wires, macs, addresses := map[string]*wire{}, map[string]net.HardwareAddr{}, map[string]net.IP{}
+	for _, name := range []string{"attacker", "victim", "fooled"} {
+		at := space(t)
+		result, err := add(t, h, name, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if macs[name], err = net.ParseMAC(result.Interfaces[2].Mac); err != nil {
+			t.Fatal(err)
+		}
+		wires[name], addresses[name] = wireOf(t, at), result.IPs[1].Address.IP
+	}
+	says := func(by, target string) []byte {
+		frame := advertisement(macs["fooled"], macs[by], addresses[by], addresses["fooled"], addresses[target])
+		wires[by].send(frame)
+		return frame
+	}
+	foreign, own := says("attacker", "victim"), says("attacker", "attacker")
+	if wires["fooled"].receives(foreign, own) {
+		t.Error("the advertisement of another pod's address arrives")
+	}
+}

@@ -51,6 +51,7 @@ func portRules() items {
 			toLoopback(nftnl.IP6Destination, netip.MustParsePrefix("::1/128")),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
+			foreignAdvertisement(),
 			pass(nftnl.In(setPods4, ofPod4...)),
 			pass(nftnl.In(setPods6, ofPod6...)),
 			pass(nftnl.In(setARP, ofARP...)),
@@ -82,6 +83,21 @@ func fromRouter(kind uint16) nftnl.Rule {
 			nftnl.Is(nftnl.SourcePort, nftnl.PortRange(kind<<8, kind<<8|0xff)),
 		},
 		Counter: true, Verdict: nftnl.Drop(), Owner: "a router's message",
+	}
+}
+
+// neighbourAdvertisement says which MAC an IPv6 address has.
+const neighbourAdvertisement = 136
+
+// foreignAdvertisement drops a neighbour advertisement for an address that is not the pod's own.
+func foreignAdvertisement() nftnl.Rule {
+	return nftnl.Rule{
+		Matches: []nftnl.Match{
+			nftnl.Is(nftnl.EtherType, nftnl.Port(etherIPv6)), nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6)),
+			nftnl.Is(nftnl.ICMPType, nftnl.Byte(neighbourAdvertisement)),
+			nftnl.Not(nftnl.In(setPods6, nftnl.InDevice, nftnl.EtherSource, nftnl.NDTarget)),
+		},
+		Counter: true, Verdict: nftnl.Drop(), Owner: "advertises another's address",
 	}
 }
 

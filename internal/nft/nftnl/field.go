@@ -41,6 +41,8 @@ const (
 	InGroup
 	// IP6HopLimit is the hop limit of an IPv6 header: 255 means that no router has forwarded the packet.
 	IP6HopLimit
+	// NDTarget is the target of a neighbour solicitation or advertisement of IPv6 (RFC 4861): a rule has L4Proto and ICMPType before it.
+	NDTarget
 )
 
 // SYN is the bit of TCPFlags that opens a connection.
@@ -128,6 +130,8 @@ func (f Field) info() fieldInfo {
 		return fieldInfo{"icmp type", 1, nftables.TypeICMPType, 0, payload(expr.PayloadBaseTransportHeader, 0, 1), false}
 	case IP6HopLimit:
 		return fieldInfo{"ip6 hoplimit", 1, nftables.TypeInetProto, etherIPv6, payload(expr.PayloadBaseNetworkHeader, 7, 1), false}
+	case NDTarget:
+		return fieldInfo{"nd target", 16, nftables.TypeIP6Addr, etherIPv6, payload(expr.PayloadBaseTransportHeader, 8, 16), false}
 	case InGroup:
 		return fieldInfo{"iifgroup", 4, nftables.TypeDevGroup, 0, meta(expr.MetaKeyIIFGROUP), true}
 	default:
@@ -213,7 +217,7 @@ func (f Field) textOf(data string) string {
 		return fmt.Sprintf("%x", data)
 	}
 	switch f {
-	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender:
+	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender, NDTarget:
 		address, _ := netip.AddrFromSlice([]byte(data))
 		return address.String()
 	case L4Proto, ICMPType, TCPFlags, IP6HopLimit:
