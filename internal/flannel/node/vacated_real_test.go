@@ -3,6 +3,7 @@
 package node_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -83,6 +84,8 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 	if _, err := clients.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+	t.Cleanup(func() { _ = clients.CoreV1().Nodes().Delete(context.Background(), node.Name, now) })
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}
 	_, err = clients.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -94,6 +97,7 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 		if _, err := clients.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = clients.CoreV1().Pods("default").Delete(context.Background(), name, now) })
 	}
 	spaces := map[string]ns.NetNS{}
 	attached := func(h *lifecycle.Handler, name string, ips ...string) (all []netip.Addr) {
