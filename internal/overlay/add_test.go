@@ -142,23 +142,34 @@ func TestAddWaitsForTheSwitchOnly(t *testing.T) {
 	l.whole(t, req)
 }
 
-// A switch that looks for a link that is made slowly finds it when it is asked again.
+// A port is added to the switch when its link is there, however long that takes.
 func TestAddWithASlowLink(t *testing.T) {
 	l := start(t)
 	name := attach.PortName(ipam.OfportMin)
-	l.node.rows.Refuse(name, "could not open network device "+name+" (No such device)")
-	looked := make(chan struct{})
-	l.node.rowEngine.before(sync.OnceFunc(func() { close(looked) }))
+	creating, release := make(chan struct{}), make(chan struct{})
 	l.node.pods.onCreate(func() error {
-		<-looked
-		eventually(t, "the row has failed", func() bool {
-			return l.engines.Rows.Failure(owner(attach.Key{ContainerID: "s1", IfName: "eth0"})) != nil
-		})
-		l.node.rows.Refuse(name, "")
+		close(creating)
+		<-release
 		return nil
 	})
 	req := l.request("s1")
-	l.add(t, req)
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Add(t.Context(), req)
+		done <- err
+	}()
+	<-creating
+	eventually(t, "the flows are there", func() bool { return l.engines.Flows.Status().Waiting == 0 })
+	if err := l.engines.Rows.Apply(t.Context(), nil); err != nil { // all that was handed over is committed
+		t.Fatal(err)
+	}
+	if l.node.rows.Ports(host.Bridge)[name] != 0 {
+		t.Error("the port is in the switch before its link")
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
 	l.node.pods.onCreate(nil)
 	l.whole(t, req)
 }

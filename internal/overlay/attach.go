@@ -188,8 +188,6 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
 	rest.Go(func() error { return n.programHostPorts(restCtx, rec) })
-	linkMade := make(chan struct{})
-	rest.Go(func() error { return n.plug(restCtx, rec, linkMade) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -197,7 +195,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 		cancel() // what the others wait for is undone
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
-	close(linkMade)
+	rest.Go(func() error { return n.plug(restCtx, rec) })
 	// The record says so before the switch does: an agent that ends in between makes the rest whole, and a runtime that was
 	// not answered asks again, or takes the attachment back.
 	if err := n.putAttached(ctx, rec); err != nil {
@@ -256,26 +254,16 @@ func withoutEnd(err error) error {
 	return err
 }
 
-// plug has the switch take the attachment's port, and returns once it has: as soon as the switch says so itself, or else when
-// its database does, which is what the row's commit waits for. A row that fails may have failed for its link, which is made
-// meanwhile: only what fails when that is there has failed.
-func (n *Network) plug(ctx context.Context, rec *attach.Record, linkMade <-chan struct{}) error {
+// plug adds the attachment's port to the switch and returns when the switch has it: when the switch itself says so (OFPT_PORT_STATUS), or
+// when its database does, whichever is first. The link must be there: the switch fails a port without one, and the row of a port that
+// failed is removed again, also when the link comes in between.
+func (n *Network) plug(ctx context.Context, rec *attach.Record) error {
 	added, stop := n.engines.Ports.Added(rec.HostInterface, rec.OFPort)
 	defer stop()
 	portCtx, done := startCommit(ctx, stepPort)
 	committed := make(chan error, 1)
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}
-	go func() {
-		err := n.engines.Rows.Apply(portCtx, rows)
-		if failed := new(ovsdb.PortError); errors.As(err, &failed) {
-			select {
-			case <-linkMade:
-				err = n.engines.Rows.Apply(portCtx, rows)
-			case <-portCtx.Done():
-			}
-		}
-		committed <- err
-	}()
+	go func() { committed <- n.engines.Rows.Apply(portCtx, rows) }()
 	select {
 	case <-added:
 		done(nil)

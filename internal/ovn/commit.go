@@ -138,6 +138,9 @@ func (e *Engine) learn(p *plan, after *view) {
 	for key, want := range p.change.Set {
 		now, there := after.row(key)
 		take(key, there && now.Equal(want))
+		if !there {
+			e.known[key] = nil // removed at once by another: what is known then differs from what is there
+		}
 	}
 	for key := range p.change.Delete {
 		now, there := after.row(key)

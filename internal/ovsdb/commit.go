@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
@@ -167,7 +166,7 @@ func (c *commit) attempt(ctx context.Context, s *session.Session) error {
 	if err := c.transact(ctx, s, p); err != nil {
 		return err
 	}
-	if err := c.settle(ctx, s); err != nil {
+	if c.after, err = currentView(ctx, s, c.own); err != nil {
 		return err
 	}
 	for _, key := range sortedKeys(c.work.Set) {
@@ -176,40 +175,6 @@ func (c *commit) attempt(ctx context.Context, s *session.Session) error {
 		}
 	}
 	return nil
-}
-
-// linkGrace is how long a row that was made waits for its link, and with it all others: some hundred times what making a link
-// takes. Whoever is later asks again.
-const linkGrace = 100 * time.Millisecond
-
-// settle takes the view that the verdicts are about: once the switch has all rows that were made, or after a while. A row may
-// be made at the same time as its link. The switch takes the link up by itself when it comes, and may have looked before.
-func (c *commit) settle(ctx context.Context, s *session.Session) error {
-	grace := time.NewTimer(linkGrace)
-	defer grace.Stop()
-	for {
-		changed := s.Changed()
-		var err error
-		if c.after, err = currentView(ctx, s, c.own); err != nil {
-			return err
-		}
-		waits := false
-		for key := range c.work.Set {
-			waits = waits || c.created[key] && c.after.lacksLink(key)
-		}
-		if !waits {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-grace.C:
-			return nil
-		case <-s.Lost():
-			return session.ErrLost
-		case <-ctx.Done():
-			return fmt.Errorf("%w (%w)", ErrNotApplied, context.Cause(ctx))
-		}
-	}
 }
 
 // initialise makes the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. Its table takes one row at

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 )
 
 // localPort is OFPP_LOCAL, the number of every bridge's local port (OpenFlow 1.3, A.2.1, as OVS numbers ports in 16
@@ -146,12 +145,6 @@ func (v *view) verdict(key Key) string {
 	default:
 		return "someone else removed it at once"
 	}
-}
-
-// lacksLink reports whether the switch has found no link for the port.
-func (v *view) lacksLink(key Key) bool {
-	p := v.ports[key.Name]
-	return key.Kind == KindPort && p != nil && p.iface != nil && strings.Contains(deref(p.iface.Error), "No such device")
 }
 
 // ofport returns the number that the switch gave to a port or a bridge's local port; ok is false while it has none.

@@ -73,9 +73,8 @@ type inspector[K comparable, V any] struct {
 	actual map[K]V
 }
 
-// Inspect reads back everything that is programmed and returns how it differs from what is desired. It is Verify without
-// the commit: nothing changes, neither in the engine nor in what the loop knows of it. What waits for the next commit and has
-// not failed is no difference.
+// Inspect reads back everything that is programmed and returns how it differs from what is desired. What waits for the next commit and
+// has not failed is no difference. What differs is put back afterwards.
 func (l *Loop[K, V]) Inspect(ctx context.Context) (Inspection[K, V], error) {
 	i := &inspector[K, V]{done: make(chan error, 1)}
 	if err := l.awaitInspection(ctx, i); err != nil {
@@ -127,6 +126,9 @@ func (l *Loop[K, V]) inspect(ctx context.Context) {
 	}
 	if started && err == nil {
 		found = l.compare(actual)
+	}
+	if len(found.Differences) > 0 {
+		l.Resync() // the engine has read what others changed, and does not report that any more
 	}
 	for _, i := range waiting {
 		told := err
