@@ -51,6 +51,8 @@ type Object struct {
 	// Keep removes from an object what no part needs, before it is cached. Nil: this part asks for nothing to be removed. For a kind
 	// that several parts cache only one may have it, and it has to keep what the others need.
 	Keep cache.TransformFunc
+	// Pods says what the part reads of Pods. The cache keeps what all parts read; Pods are whole if a part has neither this nor Keep.
+	Pods *PodFields
 	// Label and Field select the objects that are cached. Nil: all.
 	Label labels.Selector
 	Field fields.Selector
@@ -151,6 +153,9 @@ func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.B
 	}
 	options := map[client.Object]ctrlcache.ByObject{}
 	for _, c := range byKind {
+		if c.object.Pods != nil {
+			c.object.Keep = c.object.Pods.keep
+		}
 		if c.object.Keep != nil || c.object.Label != nil || c.object.Field != nil || c.object.Namespace != "" {
 			by := ctrlcache.ByObject{Transform: c.object.Keep, Label: c.object.Label, Field: c.object.Field}
 			if c.object.Namespace != "" {
@@ -199,6 +204,9 @@ func (c cached) join(other cached) (cached, error) {
 		return cached{}, fmt.Errorf("networks %s and %s each have a Keep for it: one function must serve both", c.part, other.part)
 	}
 	joined := other
+	if joined.object.Pods = nil; c.object.Pods != nil && other.object.Pods != nil {
+		joined.object.Pods = c.object.Pods.join(other.object.Pods)
+	}
 	if c.object.Keep != nil {
 		joined.object.Keep = c.object.Keep
 	}

@@ -1,18 +1,24 @@
 package controller
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/deploy"
 	shared "weft.dev/weft/internal/cluster"
 	neutroncluster "weft.dev/weft/internal/neutron/cluster"
+	"weft.dev/weft/internal/placement"
 	vpccluster "weft.dev/weft/internal/vpc/cluster"
 )
 
@@ -35,6 +41,37 @@ func TestRightsAreWhatPartsUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkRights(t, granted(t, alone), parts(Options{}))
+}
+
+// All networks' parts can share a cache, which keeps of Pods what each of them reads.
+func TestPartsShareACache(t *testing.T) {
+	all := parts(Options{vpcs: &vpccluster.Options{}, Neutron: &neutroncluster.Options{}})
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(all, scheme)); err != nil {
+		t.Fatal(err)
+	}
+	cached, err := shared.Cached(all, scheme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+		placement.AnnotationNetwork: "a", kubeovn.AnnotationLogicalSwitch: "b", "other": "c",
+	}}}
+	for object, by := range cached {
+		if _, pods := object.(*corev1.Pod); !pods {
+			continue
+		}
+		kept, err := by.Transform(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{placement.AnnotationNetwork: "a", kubeovn.AnnotationLogicalSwitch: "b"}
+		if have := kept.(*corev1.Pod).Annotations; !maps.Equal(have, want) {
+			t.Errorf("annotations: %v", have)
+		}
+		return
+	}
+	t.Error("Pods are not cached")
 }
 
 // checkRights compares the rights of the controller with what parts use.

@@ -66,7 +66,7 @@ func Part(opts Options) cluster.Part {
 			{Resource: "nodes", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Node{}},
 			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get", "list"}},
 			{Resource: "namespaces", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &corev1.Namespace{}},
-			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Keep: trimPod},
+			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Pods: podFields()},
 			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: keep, Kind: &weftv1.NeutronPort{}},
 			{Group: weftv1.GroupName, Resource: "nodenetworks", Verbs: []string{"get", "list", "watch"}, Kind: &weftv1.NodeNetwork{}},
 			{Resource: "services", Verbs: []string{"get", "list", "watch", "patch"}, Kind: &corev1.Service{}},

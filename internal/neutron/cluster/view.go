@@ -14,24 +14,15 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/objects"
 	"weft.dev/weft/internal/placement"
 )
 
-// trimPod keeps of a cached Pod what placement and the count of ports need.
-func trimPod(obj any) (any, error) {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return obj, nil
-	}
-	trimmed := &corev1.Pod{TypeMeta: pod.TypeMeta, Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}}
-	trimmed.Namespace, trimmed.Name, trimmed.UID, trimmed.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
-	trimmed.DeletionTimestamp, trimmed.Status.Phase = pod.DeletionTimestamp, pod.Status.Phase
-	if network, there := pod.Annotations[placement.AnnotationNetwork]; there {
-		trimmed.Annotations = map[string]string{placement.AnnotationNetwork: network}
-	}
-	return trimmed, nil
+// podFields are what placement reads of Pods.
+func podFields() *cluster.PodFields {
+	return &cluster.PodFields{Annotations: []string{placement.AnnotationNetwork}}
 }
 
 // places decides which Network a pod is on, as the agents do.

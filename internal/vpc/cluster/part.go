@@ -85,7 +85,7 @@ func Part(options Options) cluster.Part {
 				Kind: &appsv1.StatefulSet{}, Namespace: kubeovn.ConfigNamespace,
 			},
 			{Resource: "configmaps", Verbs: read, Kind: &corev1.ConfigMap{}, Namespace: kubeovn.ConfigNamespace},
-			{Resource: "pods", Verbs: read, Kind: &corev1.Pod{}, Keep: trimPod},
+			{Resource: "pods", Verbs: read, Kind: &corev1.Pod{}, Pods: podFields()},
 			{Resource: "namespaces", Verbs: read, Kind: &corev1.Namespace{}},
 			{Group: "networking.k8s.io", Resource: "networkpolicies", Verbs: read, Kind: &networkingv1.NetworkPolicy{}},
 		},
@@ -93,25 +93,9 @@ func Part(options Options) cluster.Part {
 	}
 }
 
-// trimPod keeps of a cached Pod what a plan reads: pods are many and large.
-func trimPod(obj any) (any, error) {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return obj, nil
-	}
-	trimmed := &corev1.Pod{TypeMeta: pod.TypeMeta, ObjectMeta: metav1.ObjectMeta{
-		Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID, ResourceVersion: pod.ResourceVersion, Labels: pod.Labels,
-		CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp, OwnerReferences: pod.OwnerReferences,
-		Annotations: maps.Clone(pod.Annotations),
-	}}
-	maps.DeleteFunc(trimmed.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, "ovn.kubernetes.io/") })
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == nat.Condition {
-			trimmed.Status.Conditions = []corev1.PodCondition{condition}
-		}
-	}
-	trimmed.Spec.NodeName, trimmed.Spec.HostNetwork, trimmed.Status.Phase = pod.Spec.NodeName, pod.Spec.HostNetwork, pod.Status.Phase
-	return trimmed, nil
+// podFields are what a plan reads of Pods.
+func podFields() *cluster.PodFields {
+	return &cluster.PodFields{Annotations: []string{"ovn.kubernetes.io/"}, Conditions: []corev1.PodConditionType{nat.Condition}}
 }
 
 func setUp(tools cluster.Tools, options Options) error {

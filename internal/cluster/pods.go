@@ -1,0 +1,55 @@
+package cluster
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PodFields are what a part reads of Pods besides what the cache keeps of every Pod: what names it (name, namespace, UID, version, times,
+// labels, owners), its node, whether it is on the host's network, and its phase.
+type PodFields struct {
+	// Annotations are keys. One that ends in a slash stands for all keys with that prefix.
+	Annotations []string
+	// Conditions are types of conditions of the status.
+	Conditions []corev1.PodConditionType
+}
+
+// join returns what serves both.
+func (f *PodFields) join(other *PodFields) *PodFields {
+	return &PodFields{
+		Annotations: slices.Concat(f.Annotations, other.Annotations), Conditions: slices.Concat(f.Conditions, other.Conditions),
+	}
+}
+
+// keep is the cache's transformation of a Pod.
+func (f *PodFields) keep(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil // the last state of a deleted Pod, kept already
+	}
+	kept := &corev1.Pod{
+		TypeMeta: pod.TypeMeta,
+		ObjectMeta: metav1.ObjectMeta{
+			Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID, ResourceVersion: pod.ResourceVersion, Labels: pod.Labels,
+			CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp, OwnerReferences: pod.OwnerReferences,
+			Annotations: maps.Clone(pod.Annotations),
+		},
+		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}
+	maps.DeleteFunc(kept.Annotations, func(key, _ string) bool {
+		return !slices.ContainsFunc(f.Annotations, func(named string) bool {
+			return key == named || strings.HasSuffix(named, "/") && strings.HasPrefix(key, named)
+		})
+	})
+	for _, condition := range pod.Status.Conditions {
+		if slices.Contains(f.Conditions, condition.Type) {
+			kept.Status.Conditions = append(kept.Status.Conditions, condition)
+		}
+	}
+	return kept, nil
+}
