@@ -400,7 +400,7 @@ func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 	return &node.Node{
 		Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
 		Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Pass: e.firewall.pass, WatchLinks: e.watchers.add,
-		Observe: a.tables.add, Ranges: link.Ranges,
+		Observe: a.tables.add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
 		Switch: func(ctx context.Context) (*node.Switch, error) {
 			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)
 			if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitch(a.engineCtx, group) }); err != nil {

@@ -99,6 +99,8 @@ type Node struct {
 	WatchLinks func(told func(link.Drift)) (stop func())
 	// Ranges returns the IPv4 ranges that the node routes by other devices than the named one, without default routes.
 	Ranges func(except string) ([]netip.Prefix, error)
+	// Elsewhere says where the node sends packets to an address, unless that is by the named device or a default route: "" then.
+	Elsewhere func(addr netip.Addr, except string) (string, error)
 }
 
 // Switch is Open vSwitch on this node.

@@ -91,10 +91,13 @@ func (c *Cloud) Ports(ctx context.Context, network string) ([]HeldPort, error) {
 	return found, nil
 }
 
-// OwnerOf returns what a port was created for, and whether this installation created it.
+// OwnerOf returns what a port's description says that this installation created it for. Every owner of a port can write its description.
 func (c *Cloud) OwnerOf(p *HeldPort) (owner string, ours bool) {
 	return strings.CutPrefix(p.Description, c.mark(""))
 }
+
+// Hosted reports whether a port is for a host, and has the device owner of ports that CreatePorts creates for it.
+func (p *HeldPort) Hosted() bool { return p.HostID != "" && p.DeviceOwner == deviceOwner(p.HostID) }
 
 // Bound reports whether Neutron has bound a port to its host.
 func (p *HeldPort) Bound() bool { return p.VIFType != "binding_failed" && p.VIFType != "unbound" }

@@ -2,6 +2,7 @@ package cloud
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -28,6 +29,17 @@ type Port struct {
 type HeldPort struct {
 	ports.Port
 	portsbinding.PortsBindingExt
+}
+
+// UnmarshalJSON reads both parts; the method of ports.Port alone would leave out the binding.
+func (p *HeldPort) UnmarshalJSON(data []byte) error {
+	if err := json.Unmarshal(data, &p.Port); err != nil {
+		return fmt.Errorf("read a port: %w", err)
+	}
+	if err := json.Unmarshal(data, &p.PortsBindingExt); err != nil {
+		return fmt.Errorf("read the binding of port %s: %w", p.ID, err)
+	}
+	return nil
 }
 
 // ErrBinding is returned for a port that Neutron could not bind to its host.

@@ -52,8 +52,9 @@ func (r *round) unseen(node string) []ahead.Port {
 	}
 	var all []ahead.Port
 	for i := range r.k.ports {
-		at, ours := placeOf(r.os, &r.k.ports[i])
-		if ours && at.Network == string(r.v.network.UID) && at.Node == node && !seen[r.k.ports[i].ID] {
+		at, marked := placeOf(r.os, &r.k.ports[i])
+		_, ours := r.created(&r.k.ports[i])
+		if marked && ours && at.Network == string(r.v.network.UID) && at.Node == node && !seen[r.k.ports[i].ID] {
 			all = append(all, ahead.Port{ID: r.k.ports[i].ID, Since: r.now()})
 		}
 	}
@@ -79,11 +80,11 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 
 // create creates ports in bulk, and their NeutronPorts.
 func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
-	subnet, pool, err := objects.PodSubnet(r.k.network)
+	subnet, pool, err := objects.PodSubnet(r.v.network, r.k.network)
 	if err != nil {
 		return err
 	}
-	rules, err := r.reserved.read(ctx, r.os)
+	rules, err := r.rulesOf(ctx)
 	if err != nil {
 		return err
 	}

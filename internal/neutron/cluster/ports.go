@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,6 +54,8 @@ type known struct {
 	waiting int
 	since   time.Time
 	problem string // that an event reports
+	// foreign is the first of the ports that have Weft's mark and that Weft did not create.
+	foreign string
 }
 
 // round is one reconciliation of a Network's ports: what the API server has, and what OpenStack has.
@@ -62,6 +65,8 @@ type round struct {
 	os *session
 	v  *view
 	k  *known
+	// rules for ports' addresses, as read in this round; nil: not read yet.
+	rules *objects.Rules
 }
 
 // Bounds of how often OpenStack is asked whether ports are ACTIVE.
@@ -249,8 +254,8 @@ func (r *portReconciler) deleteObject(ctx context.Context, p *weftv1.NeutronPort
 	return nil
 }
 
-// adopt writes the NeutronPorts of ports in OpenStack that have none: just created, or created before a controller ended. A port that
-// cannot serve a pod is deleted.
+// adopt writes the NeutronPorts of ports in OpenStack that have none: just created, or created before a controller ended. A port that Weft
+// created and that cannot serve a pod is deleted.
 func (r *round) adopt(ctx context.Context) error {
 	has := map[string]bool{}
 	for i := range r.v.ports {
@@ -258,20 +263,25 @@ func (r *round) adopt(ctx context.Context) error {
 	}
 	var errs []error
 	claims := map[nodeAddress]bool{}
+	foreign := ""
 	for _, port := range append([]cloud.HeldPort(nil), r.k.ports...) {
-		at, ours := placeOf(r.os, &port)
-		if !ours || at.Network != string(r.v.network.UID) {
+		at, marked := placeOf(r.os, &port)
+		if !marked || at.Network != string(r.v.network.UID) {
 			continue
 		}
-		for _, ip := range port.FixedIPs {
-			if addr, err := netip.ParseAddr(ip.IPAddress); err == nil {
-				claims[nodeAddress{at.Node, addr}] = true
+		addr, ours := r.created(&port)
+		if !ours {
+			if foreign == "" || port.ID < foreign {
+				foreign = port.ID
 			}
+			continue
 		}
+		claims[nodeAddress{at.Node, addr}] = true
 		if !has[port.ID] {
 			errs = append(errs, r.adoptPort(ctx, &port, at.Node))
 		}
 	}
+	r.foreign(foreign)
 	r.mu.Lock()
 	r.claimed[r.v.key] = claims
 	r.mu.Unlock()
@@ -286,16 +296,53 @@ func placeOf(os *session, port *cloud.HeldPort) (ahead.Place, bool) {
 	return objects.PlaceOf(owner)
 }
 
+// created returns the IPv4 address of a port that has all that CreatePorts gives: project, bound host, device owner, one IPv4 address, and
+// the MAC address of it. The mark alone proves nothing, since every owner of a port in OpenStack can write its description.
+func (r *round) created(port *cloud.HeldPort) (addr netip.Addr, ours bool) {
+	if r.k.project == "" || port.ProjectID != r.k.project || !port.Hosted() {
+		return addr, false
+	}
+	for _, ip := range port.FixedIPs {
+		one, err := netip.ParseAddr(ip.IPAddress)
+		if err != nil || one.Is4() && addr.IsValid() {
+			return addr, false
+		}
+		if one.Is4() {
+			addr = one
+		}
+	}
+	return addr, addr.IsValid() && strings.EqualFold(port.MACAddress, cloud.MAC(addr))
+}
+
+// foreign sends an event about ports with Weft's mark that Weft did not create, once while the first of them is the same.
+func (r *round) foreign(id string) {
+	if id != "" && id != r.k.foreign {
+		r.events.Eventf(r.v.network, nil, corev1.EventTypeWarning, "ForeignPort", "AdoptPorts",
+			"port %s has the description of Weft's ports, and a project, host, device owner or address that Weft did not give: it is left alone", id)
+	}
+	r.k.foreign = id
+}
+
+// adoptPort writes the NeutronPort of a port that Weft created, or deletes the port where it cannot serve a pod. A port of a node that has
+// not reported its name in Neutron waits.
 func (r *round) adoptPort(ctx context.Context, port *cloud.HeldPort, node string) error {
+	host, there := r.v.hosts[node]
+	if there && host == "" {
+		return nil
+	}
 	object, err := objects.Port(r.v.network, r.k.network, r.k.ports, port, node)
-	_, there := r.v.hosts[node]
-	if err != nil || !there || !port.Bound() || r.clashes(object) {
+	serves := err == nil && there && port.Bound() && port.HostID == host && !r.clashes(object)
+	if serves {
+		if serves, err = r.allowed(ctx, port, node); err != nil {
+			return err
+		}
+	}
+	if !serves {
 		if removeErr := r.os.RemovePort(ctx, port.ID); removeErr != nil {
 			return removeErr
 		}
 		r.k.drop(port.ID)
-		switch {
-		case !port.Bound() && there:
+		if !port.Bound() && there {
 			r.problem(fmt.Sprintf("port on node %s: %s (host %q)", node, cloud.ErrBinding, port.HostID))
 			return fmt.Errorf("port %s on node %s: %w", port.ID, node, cloud.ErrBinding)
 		}
@@ -305,6 +352,37 @@ func (r *round) adoptPort(ctx context.Context, port *cloud.HeldPort, node string
 		return fmt.Errorf("create NeutronPort %s: %w", port.ID, err)
 	}
 	return nil
+}
+
+// rulesOf returns the rules for ports' addresses.
+func (r *round) rulesOf(ctx context.Context) (*objects.Rules, error) {
+	if r.rules == nil {
+		rules, err := r.reserved.read(ctx, r.os)
+		if err != nil {
+			return nil, err
+		}
+		r.rules = rules
+	}
+	return r.rules, nil
+}
+
+// allowed reports whether a port's IPv4 address is of the pods' subnet, and one that the node may route to a pod.
+func (r *round) allowed(ctx context.Context, port *cloud.HeldPort, node string) (bool, error) {
+	subnet, _, err := objects.PodSubnet(r.v.network, r.k.network)
+	if err != nil {
+		return false, err
+	}
+	rules, err := r.rulesOf(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, ip := range port.FixedIPs {
+		addr, err := netip.ParseAddr(ip.IPAddress)
+		if err != nil || addr.Is4() && (ip.SubnetID != subnet || linkLocal.Contains(addr) || rules.Refuses(addr)) {
+			return false, nil //nolint:nilerr // such a port serves no pod
+		}
+	}
+	return true, nil
 }
 
 // clashes reports whether another network's port on the node has an address of the port.

@@ -134,7 +134,7 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	if err != nil {
 		return fmt.Errorf("list the EndpointSlices of service %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	want, err := objects.Balancer(s, slicesOf.Items, network, project)
+	want, err := objects.Balancer(s, slicesOf.Items, n, network, project)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errService, err)
 	}

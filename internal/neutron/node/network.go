@@ -86,6 +86,9 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 		ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
 	}
 	made.ports.describe = made.describe
+	if n.Elsewhere != nil {
+		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }
+	}
 	return made, nil
 }
 
@@ -243,6 +246,10 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	for {
 		chosen, next, changed := n.ports.choose(string(object.UID), claimed)
 		if chosen != nil {
+			if err := n.ports.routable(&chosen.spec); err != nil { // routes may have changed since the last pass
+				n.ports.refuse(chosen.uuid, err)
+				continue
+			}
 			return n.record(req, at, chosen)
 		}
 		var rested <-chan time.Time

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -45,7 +46,9 @@ type port struct {
 	spec   spec
 	// problem says why the port cannot be plugged; nil: it can.
 	problem error
-	slot    host.Slot
+	// unroutable says why the node cannot route the port's address to a pod; nil: it can. Such a port stays plugged, and no pod gets it.
+	unroutable error
+	slot       host.Slot
 	// mac is that of the rows.
 	mac net.HardwareAddr
 	// wanted says that the rows are desired, and plugged that they are in effect.
@@ -80,6 +83,8 @@ type ports struct {
 	wake    chan struct{}
 	// describe reports the node. It is called by each pass.
 	describe func(ctx context.Context) error
+	// elsewhere says why the node cannot route an address to a pod: "" where it can.
+	elsewhere func(addr netip.Addr) (string, error)
 
 	mu  sync.Mutex
 	all map[string]*port
@@ -94,8 +99,8 @@ type ports struct {
 func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects client.Reader, api client.Client) *ports {
 	return &ports{
 		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1),
-		describe: func(context.Context) error { return nil },
-		all:      map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}),
+		describe: func(context.Context) error { return nil }, elsewhere: func(netip.Addr) (string, error) { return "", nil },
+		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}),
 	}
 }
 
@@ -176,6 +181,12 @@ func (ps *ports) read(ctx context.Context) error {
 	if err := ps.objects.List(ctx, &list); err != nil {
 		return fmt.Errorf("list NeutronPorts: %w", err)
 	}
+	unroutable := map[string]error{}
+	for i := range list.Items {
+		if s, err := parse(&list.Items[i]); err == nil && list.Items[i].Spec.Node == ps.node {
+			unroutable[list.Items[i].Name] = ps.routable(&s)
+		}
+	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	there := map[string]bool{}
@@ -186,6 +197,7 @@ func (ps *ports) read(ctx context.Context) error {
 		}
 		there[object.Name] = true
 		ps.take(object)
+		ps.all[object.Name].unroutable = unroutable[object.Name]
 	}
 	for uuid, p := range ps.all {
 		if !there[uuid] {
@@ -222,6 +234,33 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 		p.mac = p.spec.mac
 	}
 	p.wanted = p.holder != nil || p.problem == nil && object.DeletionTimestamp.IsZero()
+}
+
+// routable returns why the node cannot route a port's addresses to a pod. A route to it would take what the node sends to others.
+func (ps *ports) routable(s *spec) error {
+	for _, p := range s.addresses {
+		if !p.Addr().Is4() {
+			continue // only IPv4 is routed
+		}
+		where, err := ps.elsewhere(p.Addr())
+		if err != nil {
+			return fmt.Errorf("spec.addresses: %w", err)
+		}
+		if where != "" {
+			return fmt.Errorf("spec.addresses: no pod can have %s on this node: %s", p.Addr(), where)
+		}
+	}
+	return nil
+}
+
+// refuse has no pod get a port whose address the node cannot route to a pod, until a pass finds that it can.
+func (ps *ports) refuse(uuid string, why error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.all[uuid]; p != nil {
+		p.unroutable = why
+	}
+	ps.wakeUp()
 }
 
 // assign gives a port a slot: that of a former life if it had one.
@@ -386,7 +425,7 @@ func (ps *ports) write(ctx context.Context, object *weftv1.NeutronPort, status *
 // status is what is to be reported of the port.
 func (p *port) status(rows *node.RowLoop) weftv1.NeutronPortStatus {
 	s := weftv1.NeutronPortStatus{Plugged: p.plugged || p.holder != nil || p.used}
-	problem := p.problem
+	problem := cmp.Or(p.problem, p.unroutable)
 	if problem == nil && p.wanted {
 		problem = rows.Failure(p.owner())
 	}
@@ -443,7 +482,7 @@ func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool)
 // plugged: the controller deletes a port in OpenStack that it finds unplugged.
 func (p *port) free(network string) bool {
 	return p.object != nil && p.object.Spec.Network.UID == network && p.object.DeletionTimestamp.IsZero() && p.object.Status.Plugged &&
-		p.plugged && p.object.Spec.Active && p.holder == nil && !p.used && p.problem == nil
+		p.plugged && p.object.Spec.Active && p.holder == nil && !p.used && p.problem == nil && p.unroutable == nil
 }
 
 // count returns how many ports of a network the node has, and how many of them are plugged and not active yet.

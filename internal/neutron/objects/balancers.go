@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/neutron/cloud"
 )
 
@@ -29,8 +30,10 @@ func BalancerName(namespace, name string) string { return "stackube_" + namespac
 func BalancerOwner(s *corev1.Service) string { return "service/" + string(s.UID) }
 
 // Balancer compiles the load balancer of a Service whose pods are on a network. The error names the field of the Service.
-func Balancer(s *corev1.Service, all []discoveryv1.EndpointSlice, held *cloud.HeldNetwork, project string) (cloud.Balancer, error) {
-	id, _, err := PodSubnet(held)
+func Balancer(
+	s *corev1.Service, all []discoveryv1.EndpointSlice, n *stackubev1.Network, held *cloud.HeldNetwork, project string,
+) (cloud.Balancer, error) {
+	id, _, err := PodSubnet(n, held)
 	if err != nil {
 		return cloud.Balancer{}, err
 	}

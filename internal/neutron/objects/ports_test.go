@@ -108,12 +108,12 @@ func TestPort(t *testing.T) {
 	if _, err := Port(n, held, all, &all[3], "n1"); !errors.Is(err, ErrNoAddress) {
 		t.Errorf("a port of another subnet: %v", err)
 	}
-	id, pool, err := PodSubnet(held)
+	id, pool, err := PodSubnet(&stackubev1.Network{}, held)
 	if err != nil || id != "v4" || len(pool) != 1 || pool[0].First.String() != "10.244.0.2" {
 		t.Errorf("the pods' subnet is %s, %v: %v", id, pool, err)
 	}
 	held.Held = held.Held[:1]
-	if _, _, err := PodSubnet(held); !errors.Is(err, ErrNoSubnet) {
+	if _, _, err := PodSubnet(&stackubev1.Network{}, held); !errors.Is(err, ErrNoSubnet) {
 		t.Errorf("a network of IPv6 alone: %v", err)
 	}
 }

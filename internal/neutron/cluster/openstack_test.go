@@ -1,0 +1,204 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gophercloud/gophercloud/v2"
+
+	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// object is an object of OpenStack.
+type object map[string]any
+
+// fakeOpenStack keeps objects as Neutron and Octavia do: by collection, in all projects, with lists filtered by the query. What is made has
+// an id, and is ready at once.
+type fakeOpenStack struct {
+	mu   sync.Mutex
+	next int
+	held map[string][]object // by collection, such as "ports"
+	// changes are the requests that are no GET, in order.
+	changes []string
+}
+
+const (
+	externalNetwork = "outside"
+	clusterName     = "weft"
+)
+
+// session opens the fake as the controller would, with credentials of the project "admin".
+func (f *fakeOpenStack) session(t *testing.T) *session {
+	t.Helper()
+	server := httptest.NewServer(f)
+	t.Cleanup(server.Close)
+	at := func(base string) *gophercloud.ServiceClient {
+		return &gophercloud.ServiceClient{
+			ProviderClient: &gophercloud.ProviderClient{TokenID: "t"}, Endpoint: server.URL + "/", ResourceBase: server.URL + "/v2.0/" + base,
+		}
+	}
+	client := &openstack.Client{Network: at(""), LoadBalancer: at(""), ProjectID: "admin"}
+	return &session{Cloud: cloud.New(client, cloud.Config{Cluster: clusterName, ExternalNetwork: externalNetwork}), project: client.ProjectID}
+}
+
+// add keeps an object, and returns its id.
+func (f *fakeOpenStack) add(collection string, o object) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.addLocked(collection, o)
+}
+
+func (f *fakeOpenStack) addLocked(collection string, o object) string {
+	f.next++
+	if o["id"] == nil {
+		o["id"] = fmt.Sprintf("%08x-0000-4000-8000-000000000000", f.next)
+	}
+	id, _ := o["id"].(string)
+	switch collection {
+	case "ports":
+		if o["binding:vif_type"] == nil {
+			o["binding:vif_type"] = "ovs"
+		}
+	case "loadbalancers":
+		o["provisioning_status"], o["vip_address"], o["vip_port_id"] = "ACTIVE", "10.244.0.9", "vip-"+id
+	case "floatingips":
+		if o["floating_ip_address"] == nil {
+			o["floating_ip_address"] = fmt.Sprintf("192.0.2.%d", 100+f.next)
+		}
+	case "listeners":
+		o["loadbalancers"] = []object{{"id": o["loadbalancer_id"]}}
+	case "pools":
+		for _, l := range f.held["listeners"] {
+			if l["id"] == o["listener_id"] {
+				l["default_pool_id"], o["loadbalancer_id"] = id, l["loadbalancer_id"]
+			}
+		}
+	}
+	if f.held == nil {
+		f.held = map[string][]object{}
+	}
+	f.held[collection] = append(f.held[collection], o)
+	return id
+}
+
+// all are the objects of a collection.
+func (f *fakeOpenStack) all(collection string) []object {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var copies []object
+	for _, o := range f.held[collection] {
+		copies = append(copies, maps.Clone(o))
+	}
+	return copies
+}
+
+// one is an object of a collection; nil: there is none.
+func (f *fakeOpenStack) one(collection, id string) object {
+	for _, o := range f.all(collection) {
+		if o["id"] == id {
+			return o
+		}
+	}
+	return nil
+}
+
+// ServeHTTP implements http.Handler.
+func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(req.URL.Path, "/v2.0/"), "lbaas/"), "/")
+	parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
+	if len(parts) > 2 { // what is below an object: pools/ID/members
+		parts = []string{strings.Join(parts[:3], "/")}
+	}
+	collection := parts[0]
+	plural := strings.ReplaceAll(collection[strings.LastIndex(collection, "/")+1:], "-", "_")
+	singular := strings.TrimSuffix(plural, "s")
+	if req.Method != http.MethodGet {
+		f.changes = append(f.changes, req.Method+" "+strings.Join(parts, "/"))
+	}
+	var body map[string]json.RawMessage
+	if req.Body != nil {
+		_ = json.NewDecoder(req.Body).Decode(&body) // without a body: none
+	}
+	if len(parts) == 2 {
+		f.serveOne(w, req, parts, singular, body)
+		return
+	}
+	switch req.Method {
+	case http.MethodGet:
+		found := []object{}
+		for _, o := range f.held[collection] {
+			if matches(o, req.URL.Query()) {
+				found = append(found, o)
+			}
+		}
+		answer(w, http.StatusOK, map[string]any{plural: found})
+	case http.MethodPut: // the members of a pool, all at once
+		delete(f.held, collection)
+		var list []object
+		_ = json.Unmarshal(body[plural], &list)
+		for _, o := range list {
+			f.addLocked(collection, o)
+		}
+		w.WriteHeader(http.StatusAccepted)
+	case http.MethodPost:
+		if raw, bulk := body[plural]; bulk {
+			var list []object
+			_ = json.Unmarshal(raw, &list)
+			for _, o := range list {
+				f.addLocked(collection, o)
+			}
+			answer(w, http.StatusCreated, map[string]any{plural: list})
+			return
+		}
+		o := object{}
+		_ = json.Unmarshal(body[singular], &o)
+		f.addLocked(collection, o)
+		answer(w, http.StatusCreated, map[string]any{singular: o})
+	}
+}
+
+func (f *fakeOpenStack) serveOne(w http.ResponseWriter, req *http.Request, parts []string, singular string, body map[string]json.RawMessage) {
+	at := slices.IndexFunc(f.held[parts[0]], func(o object) bool { return o["id"] == parts[1] })
+	if at < 0 {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	o := f.held[parts[0]][at]
+	switch req.Method {
+	case http.MethodDelete:
+		f.held[parts[0]] = slices.Delete(f.held[parts[0]], at, at+1)
+		w.WriteHeader(http.StatusNoContent)
+		return
+	case http.MethodPut:
+		_ = json.Unmarshal(body[singular], &o)
+	}
+	answer(w, http.StatusOK, map[string]any{singular: o})
+}
+
+func matches(o object, query map[string][]string) bool {
+	for key, values := range query {
+		if held, there := o[key]; !slices.Contains(values, fmt.Sprint(held)) && (there || values[0] != "") {
+			return false
+		}
+	}
+	return true
+}
+
+func answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/objects"
+)
+
+// rig is the controller's reconcilers with an API server and an OpenStack, both in memory.
+type rig struct {
+	cloud  *fakeOpenStack
+	client client.Client
+	open   *connection
+	events *events.FakeRecorder
+}
+
+func newRig(t *testing.T, there ...client.Object) *rig {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, weftv1.AddToScheme, stackubev1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &rig{
+		cloud: &fakeOpenStack{}, open: &connection{}, events: events.NewFakeRecorder(100),
+		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(there...).
+			WithStatusSubresource(&stackubev1.Network{}, &corev1.Service{}, &weftv1.NeutronPort{}).Build(),
+	}
+	r.open.held.Store(r.cloud.session(t))
+	return r
+}
+
+// said are the events since it was last called.
+func (r *rig) said() string {
+	var all []string
+	for {
+		select {
+		case e := <-r.events.Events:
+			all = append(all, e)
+		default:
+			return strings.Join(all, "\n")
+		}
+	}
+}
+
+func (r *rig) ports(now func() time.Time) *portReconciler {
+	return &portReconciler{
+		client: r.client, live: r.client, cloud: r.open, events: r.events, log: discard(), now: now,
+		reserved: &reservedReader{cached: r.client, live: r.client, allowed: objects.PrivateRanges()},
+		known:    map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[nodeAddress]bool{},
+	}
+}
+
+// blue is a Network that OpenStack has as network "net", of the project "admin".
+func blue() []client.Object {
+	key := metav1.ObjectMeta{Namespace: "blue", Name: "blue", UID: "uid-blue"}
+	return []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}},
+		&stackubev1.Network{ObjectMeta: key, Spec: stackubev1.NetworkSpec{CIDR: "10.244.0.0/16"}, Status: stackubev1.NetworkStatus{
+			State: stackubev1.StateActive, NetworkID: "net",
+		}},
+	}
+}
+
+// node is a node that Neutron knows as host-NAME, and that routes the ranges.
+func node(name string, ranges ...string) []client.Object {
+	return []client.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		&weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: weftv1.NodeNetworkStatus{Networks: []weftv1.NodeNetworkSection{
+			{Name: weftv1.NetworkNeutron, Neutron: &weftv1.NeutronNode{Hostname: "host-" + name, Ranges: ranges}},
+		}}},
+	}
+}
+
+func (r *rig) addBlue() {
+	r.cloud.add("networks", object{"id": "net", "name": "kube-blue-blue", "project_id": "admin"})
+	r.cloud.add("subnets", object{
+		"id": "subnet", "name": "kube-blue-blue-subnet", "network_id": "net", "project_id": "admin", "ip_version": 4, "cidr": "10.244.0.0/16",
+		"allocation_pools": []object{{"start": "10.244.0.2", "end": "10.244.0.200"}},
+	})
+}
+
+// weftsPort is a port as the controller creates it for node n1.
+func weftsPort(id, address, mac string) object {
+	return object{
+		"id": id, "network_id": "net", "project_id": "admin", "description": "weft weft port/uid-blue/n1", "device_owner": "compute:host-n1",
+		"binding:host_id": "host-n1", "mac_address": mac, "status": "ACTIVE",
+		"fixed_ips": []object{{"subnet_id": "subnet", "ip_address": address}},
+	}
+}
+
+// A mark is no proof: its owner writes a port's description. A port that differs in anything from what the controller creates is neither given
+// to a pod nor deleted, is told once, and takes the place of no port.
+func TestForgedPorts(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), []client.Object{
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+	})...)
+	r.addBlue()
+	r.cloud.add("subnets", object{
+		"id": "evil", "name": "evil", "network_id": "net", "project_id": "admin", "ip_version": 4, "cidr": "192.168.1.0/24",
+		"allocation_pools": []object{{"start": "192.168.1.2", "end": "192.168.1.200"}},
+	})
+	r.cloud.add("ports", weftsPort("fits", "10.244.0.5", "0a:58:0a:f4:00:05"))
+	forged := map[string]func(object){
+		"forged-project":   func(o object) { o["project_id"] = "another" },
+		"forged-host":      func(o object) { o["binding:host_id"] = "" },
+		"forged-elsewhere": func(o object) { o["binding:host_id"] = "host-n2" },
+		"forged-owner":     func(o object) { o["device_owner"] = "network:dhcp" },
+		"forged-mac":       func(o object) { o["mac_address"] = "fa:16:3e:00:00:01" },
+		"forged-two": func(o object) {
+			o["fixed_ips"] = append(o["fixed_ips"].([]object), object{"subnet_id": "evil", "ip_address": "192.168.1.53"}) //nolint:forcetypeassert // it is
+		},
+	}
+	for id, forge := range forged {
+		o := weftsPort(id, "10.244.0.6", "0a:58:0a:f4:00:06")
+		forge(o)
+		r.cloud.add("ports", o)
+	}
+	// These are as the controller creates them, but for an address that no pod may have: they go.
+	useless := map[string]object{
+		"evil-subnet": weftsPort("evil-subnet", "192.168.1.53", "0a:58:c0:a8:01:35"),
+		"public":      weftsPort("public", "192.0.2.53", "0a:58:c0:00:02:35"),
+		"host-side":   weftsPort("host-side", "169.254.0.3", "0a:58:a9:fe:00:03"),
+	}
+	useless["evil-subnet"]["fixed_ips"] = []object{{"subnet_id": "evil", "ip_address": "192.168.1.53"}}
+	for _, o := range useless {
+		r.cloud.add("ports", o)
+	}
+	ports := r.ports(time.Now)
+	for range 3 {
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Logf("reconcile: %v", err)
+		}
+	}
+	var list weftv1.NeutronPortList
+	if err := r.client.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	adopted := map[string]bool{}
+	for i := range list.Items {
+		p := &list.Items[i]
+		adopted[p.Name] = true
+		address := netip.MustParsePrefix(p.Spec.Addresses[0].Address)
+		if forged[p.Name] != nil || useless[p.Name] != nil || !netip.MustParsePrefix("10.244.0.0/16").Contains(address.Addr()) {
+			t.Errorf("NeutronPort %s with %v", p.Name, p.Spec.Addresses)
+		}
+	}
+	if !adopted["fits"] {
+		t.Error("the controller's own port has no NeutronPort")
+	}
+	if len(adopted) < 2 {
+		t.Errorf("%d ports for a pod that waits: forged ones count", len(adopted))
+	}
+	for id := range forged {
+		if r.cloud.one("ports", id) == nil {
+			t.Errorf("port %s has been deleted", id)
+		}
+	}
+	for id := range useless {
+		if r.cloud.one("ports", id) != nil {
+			t.Errorf("port %s is kept", id)
+		}
+	}
+	if said := r.said(); strings.Count(said, "ForeignPort") != 1 {
+		t.Errorf("events: %s", said)
+	}
+}
+
+func request(name string) ctrl.Request {
+	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: name, Name: name}}
+}

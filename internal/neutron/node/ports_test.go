@@ -1,0 +1,64 @@
+package node
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	weftv1 "weft.dev/weft/api/weft/v1"
+)
+
+// A port whose address the node routes elsewhere is given to no pod and says why, and is given once the node can route it.
+func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := weftv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	object := &weftv1.NeutronPort{
+		ObjectMeta: metav1.ObjectMeta{Name: "00000001-0000-4000-8000-000000000000"},
+		Spec: weftv1.NeutronPortSpec{
+			Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u"}, Node: "n1", MAC: "0a:58:c0:a8:01:35", Active: true,
+			Addresses: []weftv1.NeutronPortAddress{{Address: "192.168.1.53/24"}},
+		},
+		Status: weftv1.NeutronPortStatus{Plugged: true},
+	}
+	ps := newPorts("n1", 0, nil, fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build(), nil)
+	where := "the node routes 192.168.1.53 by eth0"
+	ps.elsewhere = func(netip.Addr) (string, error) { return where, nil }
+	free := func() *choice {
+		t.Helper()
+		if err := ps.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p := ps.all[object.Name]
+		p.plugged = true
+		if !p.wanted {
+			t.Error("the port is unplugged")
+		}
+		chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false })
+		return chosen
+	}
+	if chosen := free(); chosen != nil {
+		t.Errorf("chosen: %+v", chosen)
+	}
+	if s := ps.all[object.Name].unroutable; s == nil || !strings.Contains(s.Error(), where) {
+		t.Errorf("the port says %v", s)
+	}
+	where = ""
+	chosen := free()
+	if chosen == nil {
+		t.Fatal("the port is not chosen although the node can route its address")
+	}
+	where = "192.168.1.53 is the node's own address" // since the last pass
+	if err := ps.routable(&chosen.spec); err == nil {
+		t.Error("the address passes for one of a pod's")
+	}
+	ps.refuse(chosen.uuid, ps.routable(&chosen.spec))
+	if chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false }); chosen != nil {
+		t.Errorf("chosen: %+v", chosen)
+	}
+}
