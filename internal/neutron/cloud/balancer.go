@@ -87,6 +87,11 @@ func (c *Cloud) FindBalancer(ctx context.Context, project, name string) (*HeldBa
 	if one == nil {
 		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
 	}
+	return c.below(ctx, what, one)
+}
+
+// below adds what is below a load balancer.
+func (c *Cloud) below(ctx context.Context, what string, one *loadbalancers.LoadBalancer) (*HeldBalancer, error) {
 	held := &HeldBalancer{LoadBalancer: *one}
 	below, err := list(ctx, listeners.List(c.client.LoadBalancer, listeners.ListOpts{LoadbalancerID: one.ID}), listeners.ExtractListeners)
 	if err != nil {
@@ -158,17 +163,26 @@ func (c *Cloud) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBa
 	return held, nil
 }
 
-// OwnBalancer looks up the load balancer of an object, in any project. It returns ErrNotFound, and ErrForeign for one of that name that Weft
-// did not make for the object.
-func (c *Cloud) OwnBalancer(ctx context.Context, owner, name string) (*HeldBalancer, error) {
-	held, err := c.FindBalancer(ctx, "", name)
-	if err != nil {
+// OwnBalancer looks up the load balancer that Weft made for an object, in any project, by its mark: a name is no object's own. It returns
+// ErrNotFound, and ErrForeign where only one that Weft did not make has the name in the project; project "" has none.
+func (c *Cloud) OwnBalancer(ctx context.Context, project, owner, name string) (*HeldBalancer, error) {
+	what := fmt.Sprintf("load balancer %q", name)
+	if c.client.LoadBalancer == nil {
+		return nil, ErrNoOctavia
+	}
+	found, err := list(ctx, loadbalancers.List(c.client.LoadBalancer, loadbalancers.ListOpts{Name: name}), loadbalancers.ExtractLoadBalancers)
+	foreign := slices.ContainsFunc(found, func(lb loadbalancers.LoadBalancer) bool { return project != "" && lb.ProjectID == project })
+	own := slices.DeleteFunc(found, func(lb loadbalancers.LoadBalancer) bool { return lb.Description != c.mark(owner) })
+	one, err := only(what, own, err)
+	switch {
+	case err != nil:
 		return nil, err
+	case one != nil:
+		return c.below(ctx, what, one)
+	case foreign:
+		return nil, fmt.Errorf("%s: %w", what, ErrForeign)
 	}
-	if held.Description != c.mark(owner) {
-		return nil, fmt.Errorf("load balancer %q: %w", name, ErrForeign)
-	}
-	return held, nil
+	return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
 }
 
 func (c *Cloud) ensureBalancer(ctx context.Context, want Balancer) (id string, made bool, err error) {

@@ -138,7 +138,7 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	if err != nil {
 		return fmt.Errorf("%w: %w", errService, err)
 	}
-	if _, err := os.OwnBalancer(ctx, want.Owner, want.Name); err != nil && !errors.Is(err, cloud.ErrNotFound) {
+	if _, err := os.OwnBalancer(ctx, want.Project, want.Owner, want.Name); err != nil && !errors.Is(err, cloud.ErrNotFound) {
 		return err
 	}
 	held, err := os.EnsureBalancer(ctx, want)
@@ -183,7 +183,7 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (err 
 		return err
 	}
 	defer func() { r.cloud.failed(os, err) }()
-	held, err := os.OwnBalancer(ctx, objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
+	held, err := os.OwnBalancer(ctx, "", objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
 	switch {
 	case err == nil:
 		err = os.RemoveBalancer(ctx, held)
