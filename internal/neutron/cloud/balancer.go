@@ -29,6 +29,9 @@ type Balancer struct {
 	SourceAffinity bool
 	// FloatingIP is the address from outside: an address, or the zero value for none.
 	FloatingIP netip.Addr
+	// MakeFloating makes FloatingIP where it is not there, with the credentials' rights: only administrators may choose an address in Neutron.
+	// Otherwise it has to be one of the project.
+	MakeFloating bool
 	// AnyFloating gives it an address of the external network where FloatingIP names none, and there is an external network.
 	AnyFloating bool
 }

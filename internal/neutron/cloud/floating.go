@@ -15,10 +15,11 @@ import (
 var (
 	ErrNoExternal = errors.New("a floating IP needs ext-net-id in kubestack.conf")
 	ErrTaken      = errors.New("the floating IP is another port's")
+	ErrNotHeld    = errors.New("the project has no such floating IP")
 )
 
-// ensureFloating leads a floating IP to a load balancer's virtual address. One that is there and free is used; else it is
-// made.
+// ensureFloating leads a floating IP to a load balancer's virtual address: one of the project that is free. It is made only for
+// MakeFloating.
 func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) error {
 	if c.config.ExternalNetwork == "" {
 		return ErrNoExternal
@@ -29,7 +30,13 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{
 				FloatingIP: want.FloatingIP.String(), FloatingNetworkID: c.config.ExternalNetwork,
 			}), floatingips.ExtractFloatingIPs)
-			return only(what, found, err)
+			held, err := only(what, found, err)
+			// Whether another project has the address is not the Service's to know.
+			if err == nil && !want.MakeFloating && (held == nil || held.ProjectID != want.Project) {
+				return nil, fmt.Errorf("%s: %w: openstack floating ip create --project %s --floating-ip-address %s %s",
+					what, ErrNotHeld, want.Project, want.FloatingIP, c.config.ExternalNetwork)
+			}
+			return held, err
 		},
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
 			return floatingips.Create(ctx, c.client.Network, floatingips.CreateOpts{

@@ -95,6 +95,7 @@ func (b *balancers) wanted(ctx context.Context, req *kubestack.CreateLoadBalance
 	return cloud.Balancer{
 		Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnet: in.GetSubnets()[0].GetUid(),
 		Listeners: listeners, SourceAffinity: req.GetAffinity() == affinityClientIP, FloatingIP: floating,
+		MakeFloating: true,
 	}, nil
 }
 
@@ -184,7 +185,7 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 	}
 	held, err = b.cloud.EnsureBalancer(ctx, cloud.Balancer{
 		Owner: "provider/" + held.Name, Name: held.Name, Project: held.ProjectID, Subnet: held.VipSubnetID,
-		Listeners: listeners, FloatingIP: floating,
+		Listeners: listeners, FloatingIP: floating, MakeFloating: true,
 	})
 	if err != nil {
 		return "", err
