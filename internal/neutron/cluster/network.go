@@ -114,7 +114,7 @@ func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *s
 	if n.Spec.NetworkID != "" {
 		return adopt(ctx, os, n, project)
 	}
-	rules, err := r.reserved.read(ctx, os)
+	rules, err := r.reserved.read(ctx, os, "")
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: "NoRanges", message: err.Error()}, err
 	}

@@ -65,8 +65,8 @@ type round struct {
 	os *session
 	v  *view
 	k  *known
-	// rules for ports' addresses, as read in this round; nil: not read yet.
-	rules *objects.Rules
+	// rules for ports' addresses on nodes, as read in this round.
+	rules map[string]*objects.Rules
 }
 
 // Bounds of how often OpenStack is asked whether ports are ACTIVE.
@@ -354,16 +354,20 @@ func (r *round) adoptPort(ctx context.Context, port *cloud.HeldPort, node string
 	return nil
 }
 
-// rulesOf returns the rules for ports' addresses.
-func (r *round) rulesOf(ctx context.Context) (*objects.Rules, error) {
-	if r.rules == nil {
-		rules, err := r.reserved.read(ctx, r.os)
-		if err != nil {
-			return nil, err
-		}
-		r.rules = rules
+// rulesOf returns the rules for ports' addresses on a node.
+func (r *round) rulesOf(ctx context.Context, node string) (*objects.Rules, error) {
+	if rules := r.rules[node]; rules != nil {
+		return rules, nil
 	}
-	return r.rules, nil
+	rules, err := r.reserved.read(ctx, r.os, node)
+	if err != nil {
+		return nil, err
+	}
+	if r.rules == nil {
+		r.rules = map[string]*objects.Rules{}
+	}
+	r.rules[node] = rules
+	return rules, nil
 }
 
 // allowed reports whether a port's IPv4 address is of the pods' subnet, and one that the node may route to a pod.
@@ -372,7 +376,7 @@ func (r *round) allowed(ctx context.Context, port *cloud.HeldPort, node string) 
 	if err != nil {
 		return false, err
 	}
-	rules, err := r.rulesOf(ctx)
+	rules, err := r.rulesOf(ctx, node)
 	if err != nil {
 		return false, err
 	}

@@ -22,7 +22,7 @@ const (
 	theNodes    = "the nodes' addresses"
 	thePods     = "the nodes' pod ranges"
 	theServices = "the Services' range"
-	theRoutes   = "the nodes' routes"
+	theRoutes   = "the node's routes"
 	theCloud    = "OpenStack's interfaces"
 	configured  = "the chart's neutron.reserved"
 )
@@ -36,8 +36,9 @@ type reservedReader struct {
 	allowed, own []netip.Prefix
 }
 
-// read returns what networks in an OpenStack must comply with.
-func (r *reservedReader) read(ctx context.Context, os *session) (*objects.Rules, error) {
+// read returns what networks in an OpenStack must comply with, and the ports of a node where one is named: what a node reports of its routes
+// counts for itself alone.
+func (r *reservedReader) read(ctx context.Context, os *session, node string) (*objects.Rules, error) {
 	reserved := objects.Reserved{configured: slices.Clone(r.own)}
 	for _, addr := range os.addresses {
 		reserved[theCloud] = append(reserved[theCloud], netip.PrefixFrom(addr, addr.BitLen()))
@@ -61,7 +62,7 @@ func (r *reservedReader) read(ctx context.Context, os *session) (*objects.Rules,
 		return nil, fmt.Errorf("list the NodeNetworks: %w", err)
 	}
 	for i := range reports.Items {
-		if section := sectionOf(&reports.Items[i]); section != nil {
+		if section := sectionOf(&reports.Items[i]); section != nil && reports.Items[i].Name == node {
 			reserved[theRoutes] = append(reserved[theRoutes], prefixes(section.Ranges)...)
 		}
 	}

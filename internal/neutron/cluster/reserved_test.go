@@ -17,6 +17,22 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
+// What a node reports of its routes keeps no Network from being made, and no address from another node's ports.
+func TestRangesOfOneNode(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1", "10.0.0.0/8", "172.16.0.0/12"), node("n2"))...)
+	reader := r.ports(nil).reserved
+	for of, refused := range map[string]bool{"n1": true, "n2": false, "": false} {
+		rules, err := reader.read(t.Context(), &session{}, of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := &stackubev1.Network{Spec: stackubev1.NetworkSpec{CIDR: "10.244.0.0/16"}}
+		if _, err := objects.Compile(n, "p", rules); (err != nil) != refused || rules.Refuses(netip.MustParseAddr("10.244.0.5")) != refused {
+			t.Errorf("for node %q: %v, want it refused: %v", of, err, refused)
+		}
+	}
+}
+
 // A tenant's range may not cover what nodes need: their addresses of every kind, what they route, pods' and every Services' range, OpenStack's
 // own interfaces, and what the chart reserves. The error names the field.
 func TestRangesThatNodesNeed(t *testing.T) {
@@ -41,7 +57,7 @@ func TestRangesThatNodesNeed(t *testing.T) {
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.7.0.0/16"}}},
 	).Build()
 	r := &reservedReader{cached: reader, live: reader, allowed: objects.PrivateRanges(), own: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}}
-	rules, err := r.read(t.Context(), &session{addresses: []netip.Addr{netip.MustParseAddr("10.9.0.5")}})
+	rules, err := r.read(t.Context(), &session{addresses: []netip.Addr{netip.MustParseAddr("10.9.0.5")}}, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/node"
 )
 
 // A port whose address the node routes elsewhere is given to no pod and says why, and is given once the node can route it.
@@ -60,5 +61,22 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 	ps.refuse(chosen.uuid, ps.routable(&chosen.spec))
 	if chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false }); chosen != nil {
 		t.Errorf("chosen: %+v", chosen)
+	}
+}
+
+// What is left out of a node's routes is counted.
+func TestTooManyRoutes(t *testing.T) {
+	for count, want := range map[int]int{0: 0, mostRanges: 0, mostRanges + 3: 3} {
+		n := &Network{node: &node.Node{Ranges: func(string) ([]netip.Prefix, error) {
+			var all []netip.Prefix
+			for i := range count {
+				all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
+			}
+			return all, nil
+		}}}
+		texts, left, err := n.ranges()
+		if err != nil || left != want || len(texts) != count-want {
+			t.Errorf("%d routes: %d reported, %d left: %v", count, len(texts), left, err)
+		}
 	}
 }

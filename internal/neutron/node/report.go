@@ -29,7 +29,7 @@ func (n *Network) describe(ctx context.Context) error {
 		return fmt.Errorf("report of the node: %w", err)
 	}
 	problems := problemsOf(&look, n.vswitch.Datapath)
-	ranges, err := n.ranges()
+	ranges, left, err := n.ranges()
 	if err != nil {
 		return fmt.Errorf("report of the node: %w", err)
 	}
@@ -37,6 +37,10 @@ func (n *Network) describe(ctx context.Context) error {
 		all, used := n.ports.counts()
 		report := section(&look, problems, all, used)
 		report.Neutron.Ranges = ranges
+		if left > 0 { // pods can be attached all the same
+			report.Neutron.Problems = append(report.Neutron.Problems, fmt.Sprintf(
+				"the node has %d routes more than the %d that are reported: ports with addresses in them get no pod; summarize the routes", left, mostRanges))
+		}
 		n.deps.Report(report)
 	}
 	if len(problems) > 0 {
@@ -48,20 +52,20 @@ func (n *Network) describe(ctx context.Context) error {
 // mostRanges bounds what is reported of the node's routes: as many as the API takes.
 const mostRanges = 256
 
-// ranges are those that the node routes, except to its pods: the controller gives no pod an address in them.
-func (n *Network) ranges() ([]string, error) {
+// ranges are those that the node routes, except to its pods: the controller gives the node no port with an address in them. left counts those
+// that are not reported; the node itself gives no pod an address in them.
+func (n *Network) ranges() (texts []string, left int, err error) {
 	if n.node.Ranges == nil {
-		return nil, nil
+		return nil, 0, nil
 	}
 	found, err := n.node.Ranges(host.Device)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller wraps it
+		return nil, 0, err //nolint:wrapcheck // the caller wraps it
 	}
-	texts := make([]string, 0, len(found))
 	for _, p := range found[:min(len(found), mostRanges)] {
 		texts = append(texts, p.String())
 	}
-	return texts, nil
+	return texts, max(0, len(found)-mostRanges), nil
 }
 
 // problemsOf says why pods cannot be served, and what to do.
