@@ -50,11 +50,15 @@ type news struct {
 	changed map[key]client.Object // the last state of each object
 	deleted map[key]bool          // the object is gone since then
 	doubt   bool                  // everything is to be read again
+	wanted  bool                  // a replica that leads has read everything; before that, nothing needs to be noted
 }
 
 func (n *news) add(object client.Object, deleted bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if !n.wanted {
+		return
+	}
 	if n.changed == nil {
 		n.changed, n.deleted = map[key]client.Object{}, map[key]bool{}
 	}
@@ -62,12 +66,12 @@ func (n *news) add(object client.Object, deleted bool) {
 	n.changed[at], n.deleted[at] = object, deleted
 }
 
-// take returns what is new, and begins anew.
+// take returns what is new, and begins anew. What comes from then on is noted.
 func (n *news) take() (changed map[key]client.Object, deleted map[key]bool, doubt bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	changed, deleted, doubt = n.changed, n.deleted, n.doubt
-	n.changed, n.deleted, n.doubt = nil, nil, false
+	n.changed, n.deleted, n.doubt, n.wanted = nil, nil, false, true
 	return changed, deleted, doubt
 }
 
