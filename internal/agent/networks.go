@@ -60,6 +60,8 @@ type kind struct {
 	// presence is what the API server's objects say, known once that is decided.
 	presence network.Presence
 	known    bool
+	// watched: what Presence names is in the watches, and so what pods are bound by.
+	watched bool
 	// network is nil while the network does not run here, and why says what it waits for.
 	network network.Network
 	why     string
@@ -242,8 +244,19 @@ func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.Resourc
 			return fmt.Errorf("network %s: watching the API server: %w", k.Name, err)
 		}
 	}
+	k.mu.Lock()
+	k.watched = true
+	k.mu.Unlock()
 	wakeUp(k.wake)
 	return nil
+}
+
+// binds reports whether the network's bindings can be read, and count: also while it is not present, as a pod that is bound to it is then
+// refused, and not placed elsewhere.
+func (k *kind) binds() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Bind != nil && (k.watched || k.presence.Present)
 }
 
 // awaitServed returns once the API server serves the kind of an object, or ctx ends.
@@ -522,9 +535,8 @@ func (n *networks) cluster(ctx context.Context) (placement.Cluster, int, error) 
 				why = errors.New("it is not configured")
 			}
 			c.Absent[k.Name] = why.Error()
-			continue
 		}
-		if k.Bind == nil {
+		if !k.binds() {
 			continue
 		}
 		binder, err := k.Bind(ctx, k.objects)

@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"context"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	netkind "weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/placement"
@@ -71,5 +74,44 @@ func TestNothingIsPlacedBeforeAllIsKnown(t *testing.T) {
 	flat.presence.Present = true
 	if err := n.problems(); err == nil || !strings.Contains(err.Error(), "flat") {
 		t.Errorf("problems: %v", err)
+	}
+}
+
+// TestAbsentNetworkBinds: a pod that is bound to a network which is not present is refused, also where an annotation names another one. While
+// the API server does not serve the network's objects, nothing is bound to it.
+func TestAbsentNetworkBinds(t *testing.T) {
+	bound := decidedKind("bound", netkind.Presence{Why: "there is no Vpc"})
+	bound.why = "there is no Vpc"
+	asked := 0
+	bound.Bind = func(context.Context, client.Reader) (placement.Binder, error) {
+		asked++
+		return func(_ placement.Pod, namespace placement.Namespace) []placement.Binding {
+			if namespace.Name != "shop" {
+				return nil
+			}
+			return []placement.Binding{{Level: placement.ByNamespace, Network: "bound", Reason: "Subnet blue names namespace shop", Only: true}}
+		}, nil
+	}
+	n := &networks{home: netkind.Presence{Present: true, Cluster: true}, known: true, kinds: []*kind{bound}}
+	decide := func(namespace string, annotations map[string]string) placement.Decision {
+		t.Helper()
+		cluster, serving, err := n.cluster(t.Context())
+		if err != nil || serving != 1 {
+			t.Fatalf("%d serve, %v", serving, err)
+		}
+		return placement.Decide(placement.Pod{Namespace: namespace, Name: "web", Annotations: annotations}, placement.Namespace{Name: namespace}, cluster)
+	}
+	if d := decide("shop", nil); d.Network != "overlay" || d.Refuse != "" || asked > 0 {
+		t.Errorf("without the network's objects: %+v; bindings were asked for %d times", d, asked)
+	}
+	bound.watched = true
+	if d := decide("shop", nil); d.Network != "bound" || !strings.Contains(d.Refuse, "there is no Vpc") {
+		t.Errorf("bound to a network that is absent: %+v", d)
+	}
+	if d := decide("shop", map[string]string{placement.AnnotationNetwork: "overlay"}); !strings.Contains(d.Refuse, "Subnet blue names namespace shop") {
+		t.Errorf("with an annotation that names another: %+v", d)
+	}
+	if d := decide("other", nil); d.Network != "overlay" || d.Refuse != "" {
+		t.Errorf("a pod that nothing binds: %+v", d)
 	}
 }

@@ -79,17 +79,16 @@ type Kind struct {
 	Present func(ctx context.Context, objects client.Reader) (Presence, error)
 	// Presence are the kinds of objects that Present reads.
 	Presence []client.Object
-	// Bind returns the network's own bindings of pods, from the objects as they are now. Nil: it has none.
+	// Bind returns the network's own bindings of pods, from the objects as they are now. It reads kinds of Presence only, and is asked also
+	// while the network is not present: a pod that is bound to it is then refused. Nil: it has none.
 	Bind func(ctx context.Context, objects client.Reader) (placement.Binder, error)
-	// Bindings are the kinds of objects that Bind reads, watched while the network is present.
-	Bindings []client.Object
 	// Care is what of the node's state is the network's own.
 	Care node.Care
 	// ClosedPorts are UDP ports of the network's tunnels, which the other networks close to their pods before the node has a tunnel.
 	ClosedPorts []uint16
 	// Scheme adds the API groups that the network reads. Nil: those of Kubernetes are enough.
 	Scheme func(*runtime.Scheme) error
-	// Objects are the kinds that the network reads, those of Presence and Bindings among them. Each network has watches of its own: one
+	// Objects are the kinds that the network reads, those of Presence among them. Each network has watches of its own: one
 	// that waits for a kind that the API server does not serve holds up no other. Only kinds that are asked for are watched.
 	Objects []Object
 	// CNI is the network's conflist; the default network's is written.

@@ -39,7 +39,7 @@ func Kind(node string) network.Kind {
 	return network.Kind{
 		Name:    Name,
 		Present: present, Presence: []client.Object{&stackubev1.Network{}},
-		Bind: bind, Bindings: []client.Object{&stackubev1.Network{}}, ClosedPorts: []uint16{genevePort},
+		Bind: bind, ClosedPorts: []uint16{genevePort},
 		Care: noderoom.Care{
 			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge, Tables: pipeline.TableNames, Object: objectOf}},
 			// Services that the host serves are forwarded by it.

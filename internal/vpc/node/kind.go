@@ -40,8 +40,8 @@ func Kind(options Options) network.Kind {
 	here := ctrlcache.ByObject{Field: fields.OneTermEqualSelector("spec.nodeName", options.Node)}
 	b := &bindings{}
 	return network.Kind{
-		Name: binding.Network, Present: present, Presence: []client.Object{&kubeovn.Vpc{}},
-		Bind: b.bind, Bindings: []client.Object{&kubeovn.Vpc{}, &kubeovn.Subnet{}, &kubeovn.VpcNatGateway{}},
+		Name: binding.Network, Present: present, Presence: []client.Object{&kubeovn.Vpc{}, &kubeovn.Subnet{}, &kubeovn.VpcNatGateway{}},
+		Bind: b.bind,
 		Care: Care(), Scheme: kubeovn.AddToScheme, ClosedPorts: []uint16{GenevePort},
 		Objects: []network.Object{
 			{Kind: &kubeovn.Vpc{}},
