@@ -79,6 +79,10 @@ type store struct {
 	asking map[types.UID]*corev1.Pod
 	// policies are NetworkPolicies, by namespace and name.
 	policies map[string]map[string]policy
+	// verdicts are which policies select a pod, by namespace. holdersOf has the UIDs of Subnets of which pods have IP objects, and how many, by
+	// the pods' namespace.
+	verdicts  map[string]map[types.UID]*verdict
+	holdersOf map[string]map[string]int
 }
 
 // NewPlanner returns a Planner that knows no objects.
@@ -91,7 +95,7 @@ func NewPlanner() *Planner {
 		definitions: map[string]string{}, ips: map[string]*kubeovn.IP{}, ipsOf: map[string]map[string]*kubeovn.IP{},
 		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
 		open: map[string]map[types.UID]*corev1.Pod{}, asking: map[types.UID]*corev1.Pod{},
-		policies: map[string]map[string]policy{},
+		policies: map[string]map[string]policy{}, verdicts: map[string]map[types.UID]*verdict{}, holdersOf: map[string]map[string]int{},
 	}
 	p.Again()
 	return p
@@ -162,14 +166,23 @@ func (p *Planner) SetNAT(config objects.NATConfig) {
 
 // SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
 func (p *Planner) SetDefinition(name, config string) {
+	before, there := p.objects.definitions[name]
 	p.objects.definitions[name] = config
-	p.gatewaysChanged = true
+	p.defined(name, !there || before != config)
+}
+
+// defined has the gateways computed if what changed is the NetworkAttachmentDefinition of a Subnet. A Subnet that is new has them computed
+// itself.
+func (p *Planner) defined(name string, changed bool) {
+	p.gatewaysChanged = p.gatewaysChanged ||
+		changed && slices.ContainsFunc(p.subnets, func(s *subnet) bool { return s.value.Definition == name })
 }
 
 // RemoveDefinition takes a NetworkAttachmentDefinition that is gone.
 func (p *Planner) RemoveDefinition(name string) {
+	_, there := p.objects.definitions[name]
 	delete(p.objects.definitions, name)
-	p.gatewaysChanged = true
+	p.defined(name, there)
 }
 
 // Set sets an object that is new, or another than before.
@@ -203,7 +216,10 @@ func (p *Planner) Set(object Object) {
 	case *kubeovn.IP:
 		p.setIP(o.Name, o)
 	case *corev1.Pod:
-		p.removePod(p.objects.podOf[objects.IPName(o.Namespace, o.Name)])
+		before := p.objects.podOf[objects.IPName(o.Namespace, o.Name)]
+		if p.removePod(before); before != nil && before.UID != o.UID {
+			p.forget(before.Namespace, before.UID)
+		}
 		p.addPod(o)
 	}
 }
@@ -243,7 +259,10 @@ func (p *Planner) Remove(object Object) {
 	case *kubeovn.IP:
 		p.setIP(name, nil)
 	case *corev1.Pod:
-		p.removePod(p.objects.podOf[objects.IPName(object.GetNamespace(), name)])
+		if pod := p.objects.podOf[objects.IPName(object.GetNamespace(), name)]; pod != nil {
+			p.removePod(pod)
+			p.forget(pod.Namespace, pod.UID)
+		}
 	}
 }
 
@@ -298,6 +317,7 @@ func (p *Planner) setIP(name string, o *kubeovn.IP) {
 			delete(p.objects.ipsOf, uid)
 		}
 		delete(p.objects.ips, name)
+		p.hold(before, -1)
 	}
 	if o != nil {
 		uid := o.Spec.SubnetUID
@@ -306,6 +326,7 @@ func (p *Planner) setIP(name string, o *kubeovn.IP) {
 			p.objects.ipsOf[uid] = map[string]*kubeovn.IP{}
 		}
 		p.objects.ipsOf[uid][name], p.objects.ips[name] = o, o
+		p.hold(o, 1)
 	}
 	if pod := p.objects.podOf[name]; pod != nil {
 		p.place(pod)

@@ -1,0 +1,79 @@
+package plan
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/northbound"
+)
+
+// counted is a selector that counts how often it is asked.
+type counted struct {
+	labels.Selector
+	asked *int
+}
+
+func (c counted) Matches(l labels.Labels) bool {
+	*c.asked++
+	return c.Selector.Matches(l)
+}
+
+// A pod's selectors are asked once, however often its Subnet is planned, and again when its labels are others.
+func TestVerdictIsKept(t *testing.T) {
+	p, asked := NewPlanner(), 0
+	closed := northbound.Closed{Ingress: true}
+	p.objects.policies["ns1"] = map[string]policy{}
+	for i := range 200 {
+		p.objects.policies["ns1"][fmt.Sprint(i)] = policy{counted{labels.Set{"app": "db"}.AsSelector(), &asked}, closed}
+	}
+	pod := func(app, version string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns1", Name: "p", UID: types.UID("uid"), ResourceVersion: version, Labels: map[string]string{"app": app},
+		}}
+	}
+	for i, c := range []struct {
+		app   string
+		want  northbound.Closed
+		asked int
+	}{{"db", closed, 200}, {"db", closed, 200}, {"web", northbound.Closed{}, 400}, {"web", northbound.Closed{}, 400}} {
+		now := pod(c.app, fmt.Sprint(i))
+		p.Set(now)
+		if have := p.isolated(now, &kubeovn.IP{}); have != c.want || asked != c.asked {
+			t.Errorf("step %d: %+v after %d questions, want %+v after %d", i, have, asked, c.want, c.asked)
+		}
+	}
+	p.Remove(pod("web", ""))
+	if len(p.objects.verdicts) > 0 {
+		t.Errorf("verdicts are left: %v", p.objects.verdicts)
+	}
+}
+
+// A NetworkAttachmentDefinition that no Subnet names has no gateway computed.
+func TestDefinitionsOfOthers(t *testing.T) {
+	p := NewPlanner()
+	p.Set(&kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "outside", UID: "uid"}, Spec: kubeovn.SubnetSpec{
+		CIDRBlock: "192.168.100.0/24", Gateway: "192.168.100.1", Provider: "outside.kube-system",
+	}})
+	p.Plan(metav1.Now())
+	for name, want := range map[string]bool{"other.ns1": false, "outside.kube-system": true} {
+		for what, change := range map[string]func(){
+			"set": func() { p.SetDefinition(name, "{}") }, "set again": func() { p.SetDefinition(name, "{}") },
+			"removed": func() { p.RemoveDefinition(name) },
+		} {
+			p.RemoveDefinition(name)
+			if p.Plan(metav1.Now()); what != "set" {
+				p.SetDefinition(name, "{}")
+				p.Plan(metav1.Now())
+			}
+			if change(); p.gatewaysChanged != (want && what != "set again") {
+				t.Errorf("%s, %s: gateways are computed: %v", name, what, p.gatewaysChanged)
+			}
+		}
+	}
+}
