@@ -79,7 +79,7 @@ func Part(options Options) cluster.Part {
 			{Group: group, Resource: "iptables-snat-rules/status", Verbs: []string{"update"}},
 			{Group: group, Resource: "iptables-dnat-rules/status", Verbs: []string{"update"}},
 			{Group: group, Resource: "iptables-fip-rules/status", Verbs: []string{"update"}},
-			{Group: nat.DefinitionGroup, Resource: "network-attachment-definitions", Verbs: read, Kind: nat.Definition()},
+			{Group: nat.DefinitionGroup, Resource: "network-attachment-definitions", Verbs: read, Kind: nat.Definition(), Keep: nat.TrimDefinition},
 			{
 				Group: "apps", Resource: "statefulsets", Verbs: []string{"get", "list", "watch", "create", "update", "delete"},
 				Kind: &appsv1.StatefulSet{}, Namespace: kubeovn.ConfigNamespace,

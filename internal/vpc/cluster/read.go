@@ -150,12 +150,12 @@ func (r *reconciler) tell(object client.Object, deleted bool) {
 		}
 		return
 	case *unstructured.Unstructured:
-		configs := nat.Definitions(&unstructured.UnstructuredList{Items: []unstructured.Unstructured{*o}})
-		r.planner.RemoveDefinition(o.GetName() + "." + o.GetNamespace())
-		for name, config := range configs {
-			if !deleted {
-				r.planner.SetDefinition(name, config)
-			}
+		name := o.GetName() + "." + o.GetNamespace()
+		config, there := nat.Definitions(&unstructured.UnstructuredList{Items: []unstructured.Unstructured{*o}})[name]
+		if there && !deleted {
+			r.planner.SetDefinition(name, config)
+		} else {
+			r.planner.RemoveDefinition(name)
 		}
 		return
 	case *appsv1.StatefulSet:

@@ -1,8 +1,12 @@
 package nat
 
 import (
+	"strings"
+
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"weft.dev/weft/internal/vpc/objects"
 )
 
 // DefinitionGroup is the API group of NetworkAttachmentDefinitions.
@@ -38,4 +42,27 @@ func Definitions(list *unstructured.UnstructuredList) map[string]string {
 		}
 	}
 	return configs
+}
+
+// TrimDefinition keeps of a cached NetworkAttachmentDefinition what names it and its configuration, one byte longer at most than
+// ParseDefinition takes: others' definitions are for other plugins, and may be long.
+func TrimDefinition(object any) (any, error) {
+	whole, is := object.(*unstructured.Unstructured)
+	if !is {
+		return object, nil
+	}
+	trimmed := Definition()
+	trimmed.SetNamespace(whole.GetNamespace())
+	trimmed.SetName(whole.GetName())
+	trimmed.SetUID(whole.GetUID())
+	trimmed.SetResourceVersion(whole.GetResourceVersion())
+	config, there, err := unstructured.NestedString(whole.Object, "spec", "config")
+	if err != nil || !there {
+		return trimmed, nil //nolint:nilerr // what is no text is no configuration
+	}
+	config = strings.Clone(config[:min(len(config), objects.MaxDefinition+1)])
+	if err := unstructured.SetNestedField(trimmed.Object, config, "spec", "config"); err != nil {
+		return nil, err
+	}
+	return trimmed, nil
 }

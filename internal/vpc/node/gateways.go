@@ -108,7 +108,7 @@ func (g *gateways) compile(ctx context.Context) (*nat.Network, error) {
 	)
 	definitions := nat.DefinitionList()
 	for _, list := range []client.ObjectList{&vpcs, &subnets, &gates, &eips, &snats, &dnats, &fips, definitions} {
-		if err := g.deps.Objects.List(ctx, list); err != nil {
+		if err := g.deps.Objects.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil { // nat.Compile changes nothing
 			return nil, fmt.Errorf("list %T: %w", list, err)
 		}
 	}

@@ -52,7 +52,7 @@ func Kind(options Options) network.Kind {
 			{Kind: &kubeovn.IptablesSnatRule{}, Resource: "iptables-snat-rules"},
 			{Kind: &kubeovn.IptablesDnatRule{}, Resource: "iptables-dnat-rules"},
 			{Kind: &kubeovn.IptablesFIPRule{}, Resource: "iptables-fip-rules"},
-			{Kind: nat.Definition(), Resource: "network-attachment-definitions", Namespaced: true},
+			{Kind: nat.Definition(), Resource: "network-attachment-definitions", Namespaced: true, Strip: nat.TrimDefinition},
 			{Kind: &corev1.Pod{}, Namespaced: true},
 		},
 		New: func(_ context.Context, n *node.Node, deps network.Deps) (network.Network, network.Runner, error) {

@@ -225,6 +225,9 @@ func validDevice(name string) bool {
 	return name != "" && len(name) <= 15 && name != "." && name != ".." && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
 }
 
+// MaxDefinition is the longest configuration of a NetworkAttachmentDefinition that is read, in bytes.
+const MaxDefinition = 8192
+
 // ParseDefinition reads the configuration of a NetworkAttachmentDefinition. Only the type macvlan is served.
 func ParseDefinition(config string) (Definition, Problems) {
 	var problems Problems
@@ -236,6 +239,10 @@ func ParseDefinition(config string) (Definition, Problems) {
 		Plugins []json.RawMessage `json:"plugins"`
 	}
 	const field = "spec.config"
+	if len(config) > MaxDefinition {
+		problems.add(field, "has more than %d bytes; write the configuration of one macvlan", MaxDefinition)
+		return Definition{}, problems
+	}
 	if err := json.Unmarshal([]byte(config), &conf); err != nil {
 		problems.add(field, "is not JSON: %v", err)
 		return Definition{}, problems
