@@ -85,6 +85,9 @@ func All() []Group {
 		vpcFirstPing(),
 		gatewayFloatingIPs(),
 		gatewayForwarding(),
+		flannelLeases(),
+		flannelLeaseEvent(),
+		flannelResync(),
 	}
 }
 

@@ -55,6 +55,7 @@ func TestTargets(t *testing.T) {
 		"flannel/add":                  "ratio <= 0.6 (goal 0.45)", "flannel/del": "ratio <= 0.8", "flannel/burst": "ratio >= 1.5",
 		"flannel/throughput/nodes": "ratio >= 0.98", "flannel/throughput/node": "ratio >= 0.98",
 		"flannel/latency/nodes": "ratio <= 1.02", "flannel/latency/node": "ratio <= 1.02",
+		"flannel/leases-5000": "ratio <= 1.3", "flannel/lease-event": "ours <= 5", "flannel/lease-event/growth": "ratio <= 1.5", "flannel/resync": "ours <= 0",
 		"switch-killed/100/forwards": "ratio <= 2",
 		"vpc/add":                    "ratio <= 1.3", "vpc/first-ping": "ratio <= 1.5",
 		"gateway/fip-50": "ratio <= 2", "gateway/fip-50/all": "ours <= 3000",
