@@ -50,6 +50,8 @@ func up(name *string) *cobra.Command {
 	f.StringVar((*string)(&cfg.Network), "network", string(plan.NetworkOverlay), "the pods' network: overlay, flannel (no Open vSwitch), or both, where pods are on flannel by annotation")
 	f.StringVar(&cfg.Backend, "backend", "", "backend of the flannel network: vxlan, host-gw, ... (default vxlan)")
 	f.StringVar(&cfg.Flanneld, "flanneld", "", "nodes that run the original flanneld in place of Weft, such as n2,n3; network flannel and runtime cni only")
+	f.StringVar((*string)(&cfg.FlannelStore), "flannel-store", "", "where nodes of the flannel network keep their leases: kube (default), or etcd, where nodes run weft flanneld and no agent; network flannel and runtime cni only")
+	f.BoolVar(&cfg.DualStack, "dual-stack", false, "IPv6 beside IPv4 for nodes and pods; network flannel and runtime cni only")
 	f.BoolVar(&cfg.VPC, "vpc", false, "OVN, and an outside network for the NAT gateways of VPCs: 192.168.100.0/24, on every node's ens37")
 	f.StringVar(&cfg.OpenStack, "openstack", "", "ovn: an OpenStack (Keystone, Neutron with OVN, Octavia) whose Neutron serves the nodes, with an external network for routers and floating IPs (build/prepare --openstack)")
 	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni, weft-flannel and weft-lab (default: that of this program)")

@@ -109,6 +109,32 @@ func (p *Plane) Etcd() process.Program {
 	}
 }
 
+// LeasesPort is that of the etcd with flannel's leases, on the control plane's address.
+const LeasesPort = 2379
+
+// Leases is the etcd that nodes of a flannel network keep their leases in. It is another than the API server's, which nodes do not reach.
+func (p *Plane) Leases() process.Program {
+	client := p.LeasesURL()
+	const peers = "http://127.0.0.1:2382"
+	return process.Program{
+		Name: "flannel-etcd",
+		Argv: p.Space.Enter("etcd", "--data-dir", p.Lab.Path("flannel-etcd"),
+			"--listen-client-urls", client, "--advertise-client-urls", client,
+			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers,
+			"--unsafe-no-fsync=true"), // as the API server's
+		Ready: func(ctx context.Context) error {
+			return probe(ctx, &http.Client{Timeout: time.Second, Transport: &http.Transport{
+				DisableKeepAlives: true, DialContext: p.Space.Dial,
+			}}, client+"/health")
+		},
+	}
+}
+
+// LeasesURL is where nodes reach that etcd.
+func (p *Plane) LeasesURL() string {
+	return "http://" + netip.AddrPortFrom(p.Lab.ControlIP, LeasesPort).String()
+}
+
 // APIServer serves on the underlay and on the link to the machine.
 func (p *Plane) APIServer() process.Program {
 	l, file := p.Lab, p.CA.Path

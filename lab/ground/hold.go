@@ -24,6 +24,8 @@ type Hold struct {
 	RunDir  string      `json:"runDir"` // takes the place of /run; "" leaves the mounts alone
 	Binds   []plan.Bind `json:"binds"`
 	Forward bool        `json:"forward"` // routes packets
+	// Forward6 routes IPv6 packets.
+	Forward6 bool `json:"forward6,omitempty"`
 }
 
 // HoldAttr makes the process the first of a network namespace and of a mount namespace.
@@ -62,6 +64,11 @@ func hold(config string) error {
 	if h.Forward {
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
 			return fmt.Errorf("turn forwarding on: %w", err)
+		}
+	}
+	if h.Forward6 {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644); err != nil {
+			return fmt.Errorf("turn forwarding of IPv6 on: %w", err)
 		}
 	}
 	sleep, err := lookPath("sleep")

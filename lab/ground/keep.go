@@ -17,8 +17,11 @@ import (
 type Keep struct {
 	Link    string
 	Addr    netip.Prefix
+	Addr6   netip.Prefix // invalid: none
 	Gateway netip.Addr
-	MTU     int
+	// Gateway6 is that of IPv6; invalid: none.
+	Gateway6 netip.Addr
+	MTU      int
 }
 
 // KeepAddress plays the node's network configuration daemon until the context ends: whenever the link appears or
@@ -83,41 +86,58 @@ func (k Keep) put(h *netlink.Handle) error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", k.Link, err)
 	}
-	have, err := h.AddrList(link, netlink.FAMILY_V4)
-	if err != nil {
-		return fmt.Errorf("list the addresses of %s: %w", k.Link, err)
-	}
-	want := ipNet(k.Addr)
-	there := false
-	for _, a := range have {
-		there = there || a.IPNet.String() == want.String()
-	}
-	if !there {
-		if err := h.AddrReplace(link, &netlink.Addr{IPNet: want}); err != nil {
-			return fmt.Errorf("give %s the address %s: %w", k.Link, k.Addr, err)
-		}
+	if err := k.putAddress(h, link, netlink.FAMILY_V4, netlink.Addr{IPNet: ipNet(k.Addr)}); err != nil {
+		return err
 	}
 	if link.Attrs().Flags&unix.IFF_UP == 0 {
 		if err := h.LinkSetUp(link); err != nil {
 			return fmt.Errorf("set %s up: %w", k.Link, err)
 		}
 	}
-	return k.putRoute(h, link)
+	if k.Addr6.IsValid() { // once the link is up: the kernel drops IPv6 addresses of a link that goes down
+		if err := k.putAddress(h, link, netlink.FAMILY_V6, netlink.Addr{IPNet: ipNet(k.Addr6), Flags: unix.IFA_F_NODAD}); err != nil {
+			return err
+		}
+	}
+	if k.Gateway6.IsValid() {
+		if err := putRoute(h, link, netlink.FAMILY_V6, k.Gateway6); err != nil {
+			return err
+		}
+	}
+	return putRoute(h, link, netlink.FAMILY_V4, k.Gateway)
 }
 
-func (k Keep) putRoute(h *netlink.Handle, link netlink.Link) error {
-	routes, err := h.RouteList(link, netlink.FAMILY_V4)
+// putAddress gives the link an address that it has not.
+func (k Keep) putAddress(h *netlink.Handle, link netlink.Link, family int, want netlink.Addr) error {
+	have, err := h.AddrList(link, family)
 	if err != nil {
-		return fmt.Errorf("list the routes of %s: %w", k.Link, err)
+		return fmt.Errorf("list the addresses of %s: %w", k.Link, err)
 	}
-	gw := k.Gateway.AsSlice()
+	for _, a := range have {
+		if a.IPNet.String() == want.IPNet.String() {
+			return nil
+		}
+	}
+	if err := h.AddrReplace(link, &want); err != nil {
+		return fmt.Errorf("give %s the address %s: %w", k.Link, want.IPNet, err)
+	}
+	return nil
+}
+
+// putRoute gives the link a default route that it has not.
+func putRoute(h *netlink.Handle, link netlink.Link, family int, gateway netip.Addr) error {
+	routes, err := h.RouteList(link, family)
+	if err != nil {
+		return fmt.Errorf("list the routes of %s: %w", link.Attrs().Name, err)
+	}
+	gw := gateway.AsSlice()
 	for _, r := range routes {
 		if isDefault(r) && r.Gw.Equal(gw) {
 			return nil
 		}
 	}
 	if err := h.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw}); err != nil {
-		return fmt.Errorf("route by %s: %w", k.Gateway, err)
+		return fmt.Errorf("route by %s: %w", gateway, err)
 	}
 	return nil
 }

@@ -63,6 +63,16 @@ const (
 // Flannel reports whether there is a flannel network.
 func (n Network) Flannel() bool { return n == NetworkFlannel || n == NetworkBoth }
 
+// Store says where the nodes of a flannel network keep their leases.
+type Store string
+
+// The stores. With StoreEtcd, the nodes without flanneld run `weft flanneld` and Weft's plugin, not the agent, and the control plane has an
+// etcd for leases beside the API server's.
+const (
+	StoreKube Store = "kube"
+	StoreEtcd Store = "etcd"
+)
+
 // Config is what a lab is asked to be.
 type Config struct {
 	Name     string   `json:"name"`     // 1 to 12 of [a-z0-9-]; default "lab"
@@ -89,6 +99,10 @@ type Config struct {
 	// Flanneld are nodes that run the original flanneld and its plugin in place of Weft, with commas between: "n2,n3". Network flannel and
 	// runtime cni only.
 	Flanneld string `json:"flanneld"`
+	// FlannelStore is where nodes of the flannel network keep their leases; default StoreKube. StoreEtcd: network flannel and runtime cni only.
+	FlannelStore Store `json:"flannelStore,omitempty"`
+	// DualStack gives nodes and pods of a flannel network IPv6 addresses too. Network flannel and runtime cni only.
+	DualStack bool `json:"dualStack,omitempty"`
 	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
 	WeftBin string `json:"weftBin"`
 	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
@@ -134,6 +148,9 @@ func (c Config) Default() (Config, error) {
 	}
 	if c.Backend == "" && c.Network.Flannel() {
 		c.Backend = "vxlan"
+	}
+	if c.FlannelStore == "" && c.Network.Flannel() {
+		c.FlannelStore = StoreKube
 	}
 	if c.PluginName == "" {
 		c.PluginName = "redhat/openshift-ovs-subnet"
@@ -204,6 +221,26 @@ func (c Config) checkNetwork() error {
 	case c.Flanneld != "" && (c.Network != NetworkFlannel || c.Runtime != RuntimeCNI):
 		return fmt.Errorf("nodes with flanneld: use network %s and runtime %s", NetworkFlannel, RuntimeCNI)
 	}
+	return errors.Join(c.checkFlannel(), c.checkFlanneld())
+}
+
+// checkFlannel refuses what a flannel network cannot have.
+func (c Config) checkFlannel() error {
+	alone := c.Network == NetworkFlannel && c.Runtime == RuntimeCNI
+	switch {
+	case c.FlannelStore != "" && c.FlannelStore != StoreKube && c.FlannelStore != StoreEtcd:
+		return fmt.Errorf("store %q of flannel's leases: use %s or %s", c.FlannelStore, StoreKube, StoreEtcd)
+	case c.FlannelStore != "" && !c.Network.Flannel():
+		return fmt.Errorf("store %s of flannel's leases: a lab with network %s has none", c.FlannelStore, c.Network)
+	case c.FlannelStore == StoreEtcd && !alone:
+		return fmt.Errorf("leases in etcd: use network %s and runtime %s", NetworkFlannel, RuntimeCNI)
+	case c.DualStack && !alone:
+		return fmt.Errorf("IPv6 beside IPv4: use network %s and runtime %s", NetworkFlannel, RuntimeCNI)
+	}
+	return nil
+}
+
+func (c Config) checkFlanneld() error {
 	for _, name := range c.flanneldNodes() {
 		index, err := strconv.Atoi(strings.TrimPrefix(name, "n"))
 		if err != nil || !strings.HasPrefix(name, "n") || index < 1 || index > c.Nodes {
@@ -248,6 +285,10 @@ type Lab struct {
 
 	ClusterCIDR  netip.Prefix
 	FlannelCIDR  netip.Prefix // of the pods of a flannel network; the nodes' podCIDRs are in it
+	FlannelCIDR6 netip.Prefix // its IPv6 range; used with DualStack
+	Underlay6    netip.Prefix // of the nodes' IPv6 addresses; used with DualStack
+	// Router6 is the nodes' IPv6 default gateway, by which flannel finds the interface. No router has it.
+	Router6      netip.Addr
 	ServiceCIDR  netip.Prefix
 	APIServiceIP netip.Addr // the Service default/kubernetes
 	APIPort      int
@@ -274,6 +315,10 @@ func New(c Config) Lab {
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
 		APIPort: 6443, OutsidePort: 8080,
 		HostLink: "wl-" + c.Name, FlannelCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+		FlannelCIDR6: netip.MustParsePrefix("fd00:10:244::/48"), Underlay6: netip.MustParsePrefix("fd00:172:31::/64"),
+	}
+	if c.DualStack {
+		l.Router6 = netip.MustParseAddr("fd00:172:31::fe")
 	}
 	if c.Network == NetworkFlannel {
 		l.ClusterCIDR = l.FlannelCIDR
@@ -284,6 +329,27 @@ func New(c Config) Lab {
 // PodCIDR is the node's in a flannel network.
 func (n Node) PodCIDR() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n.Index), 0}), 24)
+}
+
+// PodCIDRs are a node's in a flannel network, IPv4 first.
+func (l Lab) PodCIDRs(n Node) []string {
+	cidrs := []string{n.PodCIDR().String()}
+	if l.DualStack {
+		addr := l.FlannelCIDR6.Addr().As16()
+		addr[7] = byte(n.Index) // of the /64s in a /48
+		cidrs = append(cidrs, netip.PrefixFrom(netip.AddrFrom16(addr), 64).String())
+	}
+	return cidrs
+}
+
+// Address6 is a node's IPv6 address with the length of the underlay's range; invalid without DualStack.
+func (l Lab) Address6(n Node) netip.Prefix {
+	if !l.DualStack {
+		return netip.Prefix{}
+	}
+	addr := l.Underlay6.Addr().As16()
+	addr[15] = byte(n.Index)
+	return netip.PrefixFrom(netip.AddrFrom16(addr), l.Underlay6.Bits())
 }
 
 // Namespace gives the name under /run/netns of one of the lab's namespaces.

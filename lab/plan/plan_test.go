@@ -35,6 +35,40 @@ func TestDefault(t *testing.T) {
 	}
 }
 
+// TestFlannel: what a flannel network cannot have is refused, and nodes of two families differ in both.
+func TestFlannel(t *testing.T) {
+	for _, bad := range []plan.Config{
+		{FlannelStore: plan.StoreEtcd}, {DualStack: true}, {Network: plan.NetworkFlannel, FlannelStore: "zookeeper"},
+		{Network: plan.NetworkBoth, DualStack: true}, {Network: plan.NetworkFlannel, Runtime: plan.RuntimeKubelet, FlannelStore: plan.StoreEtcd},
+		{Network: plan.NetworkFlannel, Flanneld: "n3"},
+	} {
+		if _, err := bad.Default(); err == nil {
+			t.Errorf("%+v was accepted", bad)
+		}
+	}
+	c, err := plan.Config{Network: plan.NetworkFlannel, FlannelStore: plan.StoreEtcd, DualStack: true, Flanneld: "n2"}.Default()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := plan.New(c)
+	seen := map[string]bool{}
+	for _, n := range l.AllNodes() {
+		address := l.Address6(n)
+		if !l.Underlay6.Contains(address.Addr()) {
+			t.Errorf("%s has %s outside of %s", n.Name, address, l.Underlay6)
+		}
+		for _, text := range append(l.PodCIDRs(n), address.String()) {
+			if _, err := netip.ParsePrefix(text); err != nil || seen[text] {
+				t.Errorf("%s of %s is taken or malformed: %v", text, n.Name, err)
+			}
+			seen[text] = true
+		}
+	}
+	if len(seen) != 3*c.Nodes {
+		t.Errorf("%d addresses and ranges of %d nodes", len(seen), c.Nodes)
+	}
+}
+
 // What the kernel limits must hold for the longest name, and no two nodes may share anything.
 func TestNamesFitAndDiffer(t *testing.T) {
 	l := plan.New(plan.Config{Name: "abcdefghijkl", Nodes: plan.MaxNodes})

@@ -104,7 +104,7 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 	}
 	for _, n := range s.lab.AllNodes() {
 		parts = append(parts, func(ctx context.Context) error {
-			return s.newSpace(ctx, n.Name, ground.Hold{RunDir: n.RunDir, Binds: n.Binds(), Forward: true})
+			return s.newSpace(ctx, n.Name, ground.Hold{RunDir: n.RunDir, Binds: n.Binds(), Forward: true, Forward6: s.lab.DualStack})
 		})
 	}
 	if err := together(ctx, parts...); err != nil {
@@ -244,7 +244,9 @@ func (s *Supervisor) bringAddress(ctx context.Context, n plan.Node) error {
 	if err != nil {
 		return err
 	}
-	return s.keepAddress(ctx, sp, ground.Keep{Link: uplink, Addr: netip.PrefixFrom(n.IP, s.lab.Underlay.Bits()), Gateway: s.lab.Router})
+	return s.keepAddress(ctx, sp, ground.Keep{
+		Link: uplink, Addr: netip.PrefixFrom(n.IP, s.lab.Underlay.Bits()), Addr6: s.lab.Address6(n), Gateway: s.lab.Router, Gateway6: s.lab.Router6,
+	})
 }
 
 // keepAddress puts an address where it belongs, and again whenever its link comes back.
@@ -323,6 +325,9 @@ func (s *Supervisor) installAPI(ctx context.Context) error {
 
 // configureNetworks creates the objects that configure the networks of the lab.
 func (s *Supervisor) configureNetworks(ctx context.Context) error {
+	if s.lab.FlannelStore == plan.StoreEtcd {
+		return s.bringLeases(ctx)
+	}
 	if s.lab.Network.Flannel() {
 		if _, err := s.kubectl(ctx, flannelConfig(s.lab), "apply", "-f", "-"); err != nil {
 			return err

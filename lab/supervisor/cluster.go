@@ -69,21 +69,21 @@ func (s *Supervisor) registerNodes(ctx context.Context) error {
 	}
 	var errs []error
 	for _, n := range s.lab.AllNodes() {
-		cidr := ""
+		var cidrs []string
 		if s.lab.Network.Flannel() {
-			cidr = n.PodCIDR().String()
+			cidrs = s.lab.PodCIDRs(n)
 		}
-		errs = append(errs, registerNode(ctx, c, n, cidr))
+		errs = append(errs, registerNode(ctx, c, n, cidrs))
 	}
 	return errors.Join(errs...)
 }
 
-func registerNode(ctx context.Context, c kubernetes.Interface, n plan.Node, cidr string) error {
+func registerNode(ctx context.Context, c kubernetes.Interface, n plan.Node, cidrs []string) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{corev1.LabelHostname: n.Name}}}
-	if cidr != "" {
+	if len(cidrs) > 0 {
 		// kube-controller-manager writes it; flanneld ends with a panic on a Node without annotations.
 		node.Annotations = map[string]string{"node.alpha.kubernetes.io/ttl": "0"}
-		node.Spec.PodCIDR, node.Spec.PodCIDRs = cidr, []string{cidr}
+		node.Spec.PodCIDR, node.Spec.PodCIDRs = cidrs[0], cidrs
 	}
 	made, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {

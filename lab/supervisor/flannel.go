@@ -1,11 +1,15 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
@@ -27,7 +31,11 @@ const conflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[` +
 	`{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}},{"type":"portmap","capabilities":{"portMappings":true}}]}`
 
 func netConf(l plan.Lab) string {
-	return fmt.Sprintf(`{"Network":%q,"EnableNFTables":true,"Backend":{"Type":%q}}`, l.FlannelCIDR, l.Backend)
+	six := ""
+	if l.DualStack {
+		six = fmt.Sprintf(`"EnableIPv6":true,"IPv6Network":%q,`, l.FlannelCIDR6)
+	}
+	return fmt.Sprintf(`{"Network":%q,%s"EnableNFTables":true,"Backend":{"Type":%q}}`, l.FlannelCIDR, six, l.Backend)
 }
 
 // flannelConfig is the ConfigMap of flannel's manifest.
@@ -70,6 +78,9 @@ func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
 	if err := machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "flannel"), raw, 0o755); err != nil {
 		return err
 	}
+	if s.lab.FlannelStore == plan.StoreEtcd { // without an agent, the plugin executes its delegate
+		return installBorrowed(n, "portmap", "bridge", "host-local")
+	}
 	return installBorrowed(n, "portmap")
 }
 
@@ -87,18 +98,67 @@ func installBorrowed(n plan.Node, names ...string) error {
 	return nil
 }
 
-// bringFlanneld runs the original flanneld on a node, and gives the runtime its configuration, as flannel's manifest does.
-func (s *Supervisor) bringFlanneld(ctx context.Context, n plan.Node, kubeconfig string) error {
+// leasesKey is where flannel's daemons look for the configuration of the network.
+const leasesKey = "/coreos.com/network/config"
+
+// bringLeases starts the etcd that keeps leases, with the configuration of the network in it.
+func (s *Supervisor) bringLeases(ctx context.Context) error {
+	if err := s.group.Start(ctx, s.plane.Leases()); err != nil {
+		return err
+	}
+	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(s.lab))}) // etcd's JSON gateway has base64, as this
+	if err != nil {
+		return fmt.Errorf("encode flannel's configuration: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.plane.LeasesURL()+"/v3/kv/put", bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("put flannel's configuration into etcd: %w", err)
+	}
+	space := s.space(partControl)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}
+	answer, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("put flannel's configuration into etcd: %w", err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("put flannel's configuration into etcd: %s", answer.Status)
+	}
+	return nil
+}
+
+// bringDaemons runs flannel's daemon on every node, Weft's or the original, with leases in etcd.
+func (s *Supervisor) bringDaemons(ctx context.Context) error {
+	var g errgroup.Group
+	for _, n := range s.lab.AllNodes() {
+		argv, name := []string{filepath.Join(s.lab.WeftBin, "weft"), "flanneld"}, n.Name+"/weft-flanneld"
+		if s.lab.RunsFlanneld(n.Name) {
+			argv, name = []string{filepath.Join(flannelCache, flanneldFile)}, n.Name+"/flanneld"
+		}
+		argv = append(argv, "--etcd-endpoints="+s.plane.LeasesURL())
+		g.Go(func() error { return s.bringDaemon(ctx, n, name, argv) })
+	}
+	return g.Wait()
+}
+
+// bringOriginal runs the original flanneld on a node, with leases in Kubernetes.
+func (s *Supervisor) bringOriginal(ctx context.Context, n plan.Node, kubeconfig string) error {
 	conf := filepath.Join(n.Dir, "net-conf.json")
 	if err := machine.WriteFile(conf, []byte(netConf(s.lab)), 0o644); err != nil {
 		return err
 	}
+	return s.bringDaemon(ctx, n, n.Name+"/flanneld", []string{
+		filepath.Join(flannelCache, flanneldFile), "--kube-subnet-mgr", "--kubeconfig-file=" + kubeconfig, "--net-config-path=" + conf,
+	})
+}
+
+// bringDaemon runs a daemon of flannel on a node until it is ready, and gives the runtime its configuration, as flannel's manifest does.
+func (s *Supervisor) bringDaemon(ctx context.Context, n plan.Node, name string, argv []string) error {
 	space := s.space(n.Name)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}
 	err := s.group.Start(ctx, process.Program{
-		Name: n.Name + "/flanneld", Env: []string{"NODE_NAME=" + n.Name},
-		Argv: space.Enter(filepath.Join(flannelCache, flanneldFile), "--kube-subnet-mgr", "--kubeconfig-file="+kubeconfig, "--net-config-path="+conf,
-			"--iface="+uplink, "--ip-masq", fmt.Sprintf("--healthz-port=%d", flanneldHealth)),
+		Name: name, Env: []string{"NODE_NAME=" + n.Name},
+		Argv: space.Enter(append(argv, "--iface="+uplink, "--ip-masq", fmt.Sprintf("--healthz-port=%d", flanneldHealth))...),
 		Ready: func(ctx context.Context) error {
 			request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/readyz", flanneldHealth), nil)
 			if err != nil {
@@ -106,11 +166,11 @@ func (s *Supervisor) bringFlanneld(ctx context.Context, n plan.Node, kubeconfig 
 			}
 			answer, err := client.Do(request)
 			if err != nil {
-				return fmt.Errorf("flanneld of %s: %w", n.Name, err)
+				return fmt.Errorf("%s: %w", name, err)
 			}
 			_ = answer.Body.Close()
 			if answer.StatusCode != http.StatusOK {
-				return fmt.Errorf("flanneld of %s is not ready: %s", n.Name, answer.Status)
+				return fmt.Errorf("%s is not ready: %s", name, answer.Status)
 			}
 			return nil
 		},

@@ -76,6 +76,9 @@ func (s *Supervisor) installPlugin(n plan.Node) error {
 func (s *Supervisor) bringWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
+	if s.lab.FlannelStore == plan.StoreEtcd {
+		return s.bringDaemons(ctx)
+	}
 	weft, kubeconfig := filepath.Join(s.lab.WeftBin, "weft"), s.plane.KubeconfigOf(controlplane.Weft)
 	if _, err := os.Stat(weft); err != nil {
 		return fmt.Errorf("find Weft: %w (build it: go build -o BIN ./cmd/...; or use --no-weft)", err)
@@ -93,7 +96,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 			return err
 		}
 		if s.lab.RunsFlanneld(n.Name) {
-			g.Go(func() error { return s.bringFlanneld(ctx, n, kubeconfig) })
+			g.Go(func() error { return s.bringOriginal(ctx, n, kubeconfig) })
 			continue
 		}
 		g.Go(func() error {

@@ -5,7 +5,9 @@ package flannel
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -72,16 +74,51 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// TestBesideFlanneld: pods of a node with Weft's agent and of one with the original flanneld and its plugin reach each other.
+// TestBesideFlanneld: pods of a node with Weft's agent and of one with the original flanneld and its plugin reach each other, in both
+// families.
 func TestBesideFlanneld(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+	mixed(ctx, t, lab.Config{Name: "flanmix", DualStack: true})
+}
+
+// TestBesideFlanneldInEtcd: pods of a node with `weft flanneld` and Weft's plugin and of one with the original flanneld and its plugin reach
+// each other, in both families, with leases in etcd.
+func TestBesideFlanneldInEtcd(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	mixed(ctx, t, lab.Config{Name: "flanetcd", DualStack: true, FlannelStore: plan.StoreEtcd, Backend: "host-gw"})
+}
+
+// mixed brings up a lab of one node with Weft and one with the original flanneld, and has their pods reach each other by all addresses.
+func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
+	t.Helper()
 	flanneltest.Flanneld(t) // the lab takes both from where this puts them
 	flanneltest.Plugin(t)
-	c := up(ctx, t, lab.Config{Name: "flanmix", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, Flanneld: "n2"})
+	cfg.Nodes, cfg.Runtime, cfg.Network, cfg.Flanneld = 2, plan.RuntimeCNI, plan.NetworkFlannel, "n2"
+	c := up(ctx, t, cfg)
 	weft, flannel := addPod(ctx, t, c, "n1", "weft"), addPod(ctx, t, c, "n2", "flannel")
-	eventually(ctx, t, "from Weft's pod to flanneld's", func() error { return ping(ctx, weft, flannel) })
-	eventually(ctx, t, "from flanneld's pod to Weft's", func() error { return ping(ctx, flannel, weft) })
+	for _, way := range [][2]*lab.Pod{{weft, flannel}, {flannel, weft}} {
+		if addresses := way[1].IPs; len(addresses) != 2 || addresses[0].Is4() == addresses[1].Is4() {
+			t.Errorf("pod %s has addresses %s, want one of each family", way[1].Name, addresses)
+		}
+		for _, address := range way[1].IPs {
+			eventually(ctx, t, "from the pod "+way[0].Name+" to "+address.String(), func() error {
+				_, err := output(ctx, way[0].Enter("ping", "-n", "-c", "1", "-W", "1", address.String())...)
+				return err
+			})
+		}
+	}
+	for _, pod := range []*lab.Pod{weft, flannel} {
+		if err := c.DelPod(ctx, pod); err != nil {
+			t.Error(err)
+		}
+		for _, address := range pod.IPs {
+			if _, err := os.Stat(reservation(pod.Node, address)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the reservation of %s after DEL: %v", address, err)
+			}
+		}
+	}
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
