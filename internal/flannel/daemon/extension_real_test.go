@@ -18,7 +18,7 @@ func TestExtension(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)
 	etcd := u.Etcd()
-	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"extension","PreStartupCommand":"echo data",
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16",`+below+`"EnableNFTables":true,"Backend":{"Type":"extension","PreStartupCommand":"echo data",
 		"SubnetAddCommand":"ip route replace $SUBNET via $PUBLIC_IP","SubnetRemoveCommand":"ip route del $SUBNET"}}`)
 	n1, n2 := u.Node(), u.Node()
 	p := startWeft(n1, weft, etcd)
