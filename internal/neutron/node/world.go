@@ -140,6 +140,9 @@ func (w *world) compile() (fragments, error) {
 		pod.Tracked = len(list) > 0 || pod.Ingress != nil || pod.Egress != nil
 		out[pod.Owner] = pipeline.Fragment(pipeline.PodRules(pod))
 	}
+	if judge != nil {
+		problem = errors.Join(append(judge.problems, problem)...)
+	}
 	return out, problem
 }
 
@@ -195,6 +198,8 @@ func groupOf(object *corev1.Service, va *service.VirtualAddress) uint32 {
 type judge struct {
 	index *policy.Index
 	uids  map[policy.Key][]string
+	// problems are those of pods that have been judged.
+	problems []error
 }
 
 // judge returns nil when the namespace has no policy. An invalid policy isolates its pods and allows what of it can be read.
@@ -268,7 +273,38 @@ func (j *judge) allowed(rec *attach.Record) (ingress, egress *pipeline.Allowed) 
 			}
 		}
 	}
-	return ingress, egress
+	return j.bounded(key, "ingress", ingress), j.bounded(key, "egress", egress)
+}
+
+// mostMatches bounds the flows of one pod and direction that policies make: a rule makes one for each peer and port together.
+const mostMatches = 4096
+
+// errMatches is the problem of a pod whose policies make more flows than a node programs.
+var errMatches = errors.New("too many combinations of a peer and a port, the pod is closed in this direction: write fewer ports, or peers as ranges")
+
+// bounded returns what is allowed, or nothing where that takes more flows than a node programs for a pod.
+func (j *judge) bounded(key policy.Key, direction string, a *pipeline.Allowed) *pipeline.Allowed {
+	if a == nil {
+		return nil
+	}
+	count := 0
+	for i := range a.Rules {
+		r := &a.Rules[i]
+		peers, ports := len(r.Peers), len(r.Ports)
+		if r.AnyPeer {
+			peers = 1
+		}
+		if r.AnyPort {
+			ports = 1
+		}
+		if peers > mostMatches || ports > mostMatches || count+peers*ports > mostMatches {
+			j.problems = append(j.problems, fmt.Errorf("NetworkPolicies of pod %s/%s, %s: more than %d: %w",
+				key.Namespace, key.Name, direction, mostMatches, errMatches))
+			return &pipeline.Allowed{}
+		}
+		count += peers * ports
+	}
+	return a
 }
 
 func (j *judge) rule(rule *policy.Rule) pipeline.Allow {

@@ -1,0 +1,54 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"weft.dev/weft/internal/attach"
+)
+
+// A policy whose peers and ports combine to more flows than a node programs closes its pods, and is told; a smaller one is in effect.
+func TestPoliciesOfManyCombinations(t *testing.T) {
+	for count, closed := range map[int]bool{64: false, 65: true, 15000: true} {
+		rule := networkingv1.NetworkPolicyIngressRule{}
+		for i := range count {
+			port, protocol := intstr.FromInt32(int32(2*i+1)), corev1.ProtocolTCP
+			rule.Ports = append(rule.Ports, networkingv1.NetworkPolicyPort{Port: &port, Protocol: &protocol})
+			block := networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.%d/32", 1+i>>15, i>>7&255, 2*i&255)}
+			rule.From = append(rule.From, networkingv1.NetworkPolicyPeer{IPBlock: &block})
+		}
+		details, err := json.Marshal(details{Port: "p", Network: "blue"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := attach.Record{
+			ContainerID: "c", IfName: "eth0", PodNamespace: "blue", PodName: "web", MAC: "0a:58:0a:f4:00:05", Details: details,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.0.5/16")},
+		}
+		w := world{
+			scope: scope{"blue", "blue"}, attached: []attach.Record{rec}, pods: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web"}}},
+			policies: []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "many"}, Spec: networkingv1.NetworkPolicySpec{
+				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, Ingress: []networkingv1.NetworkPolicyIngressRule{rule},
+			}}},
+		}
+		made, problem := w.compile()
+		if errors.Is(problem, errMatches) != closed {
+			t.Errorf("%d peers and ports: %v, want it told: %v", count, problem, closed)
+		}
+		pod, _, err := podOf(&rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if flows := len(made[pod.Owner]); (flows < 100) != closed || flows > mostMatches+100 {
+			t.Errorf("%d peers and ports: %d flows of the pod", count, flows)
+		}
+	}
+}
