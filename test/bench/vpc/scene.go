@@ -139,21 +139,16 @@ func (s *Scene) Create(ctx context.Context, objects ...client.Object) error {
 	return nil
 }
 
-// remove deletes objects, and waits until they are gone.
-func (s *Scene) remove(ctx context.Context, objects ...client.Object) error {
+func (s *Scene) delete(ctx context.Context, objects ...client.Object) error {
 	for _, object := range objects {
 		if err := s.objects.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
 		}
 	}
-	for _, object := range objects {
-		if err := s.gone(ctx, object); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
+// gone waits until an object is gone.
 func (s *Scene) gone(ctx context.Context, object client.Object) error {
 	_, err := probe.Await(ctx, limit, fmt.Sprintf("%T %s is gone", object, object.GetName()), func(ctx context.Context) error {
 		err := s.objects.Get(ctx, client.ObjectKeyFromObject(object), object)
@@ -290,13 +285,18 @@ func (s *Scene) FirstPing(ctx context.Context) (measure.Figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.remove(ctx, snat, eip, gateway); err == nil {
-		err = s.end(ctx, pods[:]...)
-	}
-	if err != nil {
+	if err := s.delete(ctx, snat, eip, gateway, subnet, v); err != nil {
 		return nil, err
 	}
-	return measure.Figures{Ping: milliseconds(at.Sub(began))}, s.remove(ctx, subnet, v)
+	if err := s.end(ctx, pods[:]...); err != nil {
+		return nil, err
+	}
+	for _, object := range []client.Object{eip, gateway, subnet, v} {
+		if err := s.gone(ctx, object); err != nil {
+			return nil, err
+		}
+	}
+	return measure.Figures{Ping: milliseconds(at.Sub(began))}, nil
 }
 
 // firstAnswer returns when the first of many datagrams was answered.
