@@ -30,6 +30,15 @@ func (r running) has(hash string) bool {
 	return len(r.hashes) > 0 && !slices.ContainsFunc(r.hashes, func(h string) bool { return h != hash })
 }
 
+// some reports whether a pod runs, and all that are there have a state, of the same objects or older ones.
+func (r running) some() bool { return len(r.hashes) > 0 && !slices.Contains(r.hashes, "") }
+
+// stays reports whether an object was Ready as it is now.
+func stays(conditions []metav1.Condition, generation int64) bool {
+	ready := meta.FindStatusCondition(conditions, kubeovn.ConditionReady)
+	return ready != nil && ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == generation
+}
+
 // gateways plans the gateways' workloads, and the status of gateways, EIPs and rules.
 func (c *compiler) gateways() {
 	if len(c.nat.Gateways)+len(c.nat.EIPs)+len(c.listed.SNATs)+len(c.listed.DNATs)+len(c.listed.FIPs)+len(c.objects.workloads) == 0 {
@@ -48,12 +57,13 @@ func (c *compiler) gateways() {
 		c.finalize(g.Object, pods[name].pods == 0 && !c.hasWorkload(name))
 	}
 	c.strayWorkloads()
-	problems := map[string]nat.Problem{}
+	problems := map[string]eipState{}
 	for _, name := range slices.Sorted(maps.Keys(c.compiled.EIPs)) {
 		e := c.compiled.EIPs[name]
 		g := c.compiled.Gateways[e.Value.Gateway]
-		problems[name] = c.eipProblem(e, g, pods[e.Value.Gateway])
-		c.eipStatus(e, g, problems[name])
+		state := eipState{running: pods[e.Value.Gateway], problem: c.eipProblem(e, g, pods[e.Value.Gateway])}
+		problems[name] = state
+		c.eipStatus(e, g, state.problem)
 		gone := g == nil || pods[e.Value.Gateway].pods == 0 || g.Hash != "" && !g.Has(name) && pods[e.Value.Gateway].has(g.Hash)
 		c.finalize(e.Object, len(e.Rules) == 0 && gone)
 	}
@@ -132,10 +142,17 @@ func (c *compiler) gatewayProblem(g *nat.Gateway, r running) nat.Problem {
 			kubeovn.ConfigNamespace, kubeovn.NATConfigMap)}
 	case r.pods == 0:
 		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s is not there yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
-	case !r.has(g.Hash):
-		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s does not have the state yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
 	}
 	return nat.Problem{}
+}
+
+// behind returns why something that was not in effect before is not in effect yet: the gateway's pod has another state. A pod changes its
+// state as a whole, so that what was in effect and is in the new state as well stays in effect.
+func (c *compiler) behind(g *nat.Gateway, r running, stays bool) nat.Problem {
+	if r.has(g.Hash) || stays && r.some() {
+		return nat.Problem{}
+	}
+	return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s does not have the state yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
 }
 
 func (c *compiler) gatewayStatus(g *nat.Gateway, r running) {
@@ -150,9 +167,28 @@ func (c *compiler) gatewayStatus(g *nat.Gateway, r running) {
 	if address := c.given[g.Value.Owner()]; address != "" {
 		s.IP = address
 	}
-	s.Ready = c.ready(&s.Conditions, object.Generation, c.gatewayProblem(g, r))
+	problem := c.gatewayProblem(g, r)
+	if problem == (nat.Problem{}) {
+		problem = c.behind(g, r, false)
+	}
+	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 	c.supported(&s.Conditions, object.Generation, g.Value.Unsupported)
 	c.keepStatus(object, object.Status, g.Object.Status)
+}
+
+// eipState is why an EIP is not in effect, and what the pods of its gateway report.
+type eipState struct {
+	running
+	problem nat.Problem
+}
+
+// ruleObject is what a rule's condition depends on.
+type ruleObject struct {
+	owner, eip string
+	// address is the one that its status has.
+	address    string
+	conditions []metav1.Condition
+	generation int64
 }
 
 // eipProblem returns why an EIP is not in effect.
@@ -171,7 +207,11 @@ func (c *compiler) eipProblem(e *nat.EIP, g *nat.Gateway, r running) nat.Problem
 		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: fmt.Sprintf("spec.externalSubnet: VpcNatGateway %s is in external Subnet %s, not in %s; name that one",
 			e.Value.Gateway, g.Value.External, e.Value.External)}
 	}
-	if problem := c.gatewayProblem(g, r); problem != (nat.Problem{}) {
+	problem := c.gatewayProblem(g, r)
+	if problem == (nat.Problem{}) && g.Has(e.Value.Name) {
+		problem = c.behind(g, r, stays(e.Object.Status.Conditions, e.Object.Generation))
+	}
+	if problem != (nat.Problem{}) {
 		if problem.Reason != kubeovn.ReasonDisabled {
 			problem.Reason = kubeovn.ReasonPending
 		}
@@ -200,7 +240,8 @@ func (c *compiler) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
 }
 
 // ruleProblem returns why a rule is not in effect, with its EIP's address and gateway.
-func (c *compiler) ruleProblem(owner, eip string, problems map[string]nat.Problem) (problem nat.Problem, address, gateway string) {
+func (c *compiler) ruleProblem(rule *ruleObject, problems map[string]eipState) (problem nat.Problem, address, gateway string) {
+	owner, eip := rule.owner, rule.eip
 	if wrong := c.compiled.Problems[owner]; len(wrong) > 0 {
 		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: wrong.Error()}, "", ""
 	}
@@ -209,15 +250,19 @@ func (c *compiler) ruleProblem(owner, eip string, problems map[string]nat.Proble
 		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("spec.eip: there is no IptablesEIP %.64q; create it", eip)}, "", ""
 	}
 	address, gateway = e.Object.Status.IP, e.Value.Gateway
-	if g := c.compiled.Gateways[gateway]; g != nil {
+	g := c.compiled.Gateways[gateway]
+	if g != nil {
 		if wrong, is := g.Result.Problems[owner]; is {
 			return nat.Problem{Reason: kubeovn.ReasonConflict, Message: wrong.Error()}, address, gateway
 		}
 	}
-	problem = problems[eip]
+	problem = problems[eip].problem
 	switch problem.Reason {
 	case "", kubeovn.ReasonInUse: // an EIP that is being deleted serves its rules
 		problem = nat.Problem{}
+		if g != nil {
+			problem = c.behind(g, problems[eip].running, rule.address == address && stays(rule.conditions, rule.generation))
+		}
 	case kubeovn.ReasonDisabled:
 	default:
 		problem = nat.Problem{Reason: kubeovn.ReasonPending, Message: "IptablesEIP " + eip + ": " + problem.Message}
@@ -225,7 +270,7 @@ func (c *compiler) ruleProblem(owner, eip string, problems map[string]nat.Proble
 	return problem, address, gateway
 }
 
-func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
+func (c *compiler) ruleStatuses(problems map[string]eipState) {
 	owner := func(kind string, object metav1.Object) string {
 		return objects.Meta{Kind: kind, Name: object.GetName(), UID: string(object.GetUID())}.Owner()
 	}
@@ -234,7 +279,7 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 		object, name := before.DeepCopy(), owner("IptablesSnatRule", before)
 		s := &object.Status
 		var problem nat.Problem
-		problem, s.V4ip, s.NatGwDp = c.ruleProblem(name, object.Spec.EIP, problems)
+		problem, s.V4ip, s.NatGwDp = c.ruleProblem(&ruleObject{name, object.Spec.EIP, s.V4ip, s.Conditions, object.Generation}, problems)
 		s.InternalCIDR = object.Spec.InternalCIDR
 		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 		c.matched(&s.Conditions, object.Generation, name, s.NatGwDp)
@@ -245,7 +290,7 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 		object, name := before.DeepCopy(), owner("IptablesFIPRule", before)
 		s := &object.Status
 		var problem nat.Problem
-		problem, s.V4ip, s.NatGwDp = c.ruleProblem(name, object.Spec.EIP, problems)
+		problem, s.V4ip, s.NatGwDp = c.ruleProblem(&ruleObject{name, object.Spec.EIP, s.V4ip, s.Conditions, object.Generation}, problems)
 		s.InternalIP = object.Spec.InternalIP
 		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 		c.keepStatus(object, object.Status, before.Status)
@@ -255,7 +300,7 @@ func (c *compiler) ruleStatuses(problems map[string]nat.Problem) {
 		object, name := before.DeepCopy(), owner("IptablesDnatRule", before)
 		s, spec := &object.Status, &object.Spec
 		var problem nat.Problem
-		problem, s.V4ip, s.NatGwDp = c.ruleProblem(name, spec.EIP, problems)
+		problem, s.V4ip, s.NatGwDp = c.ruleProblem(&ruleObject{name, spec.EIP, s.V4ip, s.Conditions, object.Generation}, problems)
 		s.Protocol, s.InternalIP, s.InternalPort, s.ExternalPort = cmp.Or(strings.ToLower(spec.Protocol), "tcp"), spec.InternalIP, spec.InternalPort, spec.ExternalPort
 		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 		c.keepStatus(object, object.Status, before.Status)
