@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -201,12 +202,18 @@ func (u *under) settle(name string) {
 		u.t.Fatal(err)
 	}
 	eventually(u.ctx, u.t, "the address of "+name+" is free", func() error {
-		left := u.kubectl("get", "ips", "--ignore-not-found", name+".ns1", "-o", "name")
-		if left != "" {
-			return fmt.Errorf("%s is there", left)
-		}
-		return nil
+		return u.noAddress("ns1/" + name)
 	})
+}
+
+// noAddress returns an error while a pod, namespace/name, has an IP object.
+func (u *under) noAddress(pod string) error {
+	u.t.Helper()
+	held := u.kubectl("get", "ips", "-o", `jsonpath={range .items[*]}{.spec.namespace}/{.spec.podName}{"\n"}{end}`)
+	if slices.Contains(strings.Fields(held), pod) {
+		return fmt.Errorf("%s has an address", pod)
+	}
+	return nil
 }
 
 // TestFailures kills every program of VPCs under traffic within a subnet, across subnets, through the gateway and to a floating IP: nothing is
@@ -329,10 +336,7 @@ func (u *under) replaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(u.ctx, t, "the former gateway's address is free", func() error {
-		if left := u.kubectl("get", "ips", "--ignore-not-found", "vpc-nat-gw-gw1-0.kube-system", "-o", "name"); left != "" {
-			return fmt.Errorf("%s is there", left)
-		}
-		return nil
+		return u.noAddress("kube-system/vpc-nat-gw-gw1-0")
 	})
 	u.gate = u.gateway()
 	for _, pair := range u.pairs {

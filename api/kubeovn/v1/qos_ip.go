@@ -101,8 +101,8 @@ type QoSPolicyBandwidthLimitRule struct {
 	MatchValue string `json:"matchValue,omitempty"`
 }
 
-// IP records the address of one pod in one subnet. Weft's controller writes it; its name is the pod's name and namespace,
-// joined by a dot.
+// IP records the address of one pod in one subnet. Weft's controller writes it; its name is the Subnet's name and the address,
+// joined by a dot, so that no address is given out twice.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=ips,singular=ip,scope=Cluster,shortName=ip
@@ -112,6 +112,8 @@ type QoSPolicyBandwidthLimitRule struct {
 // +kubebuilder:printcolumn:name="Mac",type=string,JSONPath=`.spec.macAddress`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnet`
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
 type IP struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.

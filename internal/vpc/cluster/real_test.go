@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
@@ -68,6 +70,26 @@ func must(t *testing.T, err error) {
 // start runs a controller with the part for VPCs alone, until the test or stop ends it. Its cache lacks pods of the hidden name.
 func start(t *testing.T, central *ovntest.Central, term uint64, hidden ...string) (stop func()) {
 	t.Helper()
+	return startAs(t, central, term, server.Config(), hidden...)
+}
+
+// has reports whether a pod has an IP object, and reads it.
+func has(t *testing.T, c client.Client, namespace, pod string, into *kubeovn.IP) bool {
+	t.Helper()
+	var all kubeovn.IPList
+	must(t, c.List(t.Context(), &all))
+	for i := range all.Items {
+		if all.Items[i].Spec.Namespace == namespace && all.Items[i].Spec.PodName == pod {
+			all.Items[i].DeepCopyInto(into)
+			return true
+		}
+	}
+	return false
+}
+
+// startAs is start with another way to the API server.
+func startAs(t *testing.T, central *ovntest.Central, term uint64, api *rest.Config, hidden ...string) (stop func()) {
+	t.Helper()
 	drift := make(chan struct{}, 1)
 	engine, err := ovn.Open(t.Context(), ovn.Config{Endpoints: []string{central.NB()}, Changed: func() {
 		select {
@@ -92,7 +114,7 @@ func start(t *testing.T, central *ovntest.Central, term uint64, hidden ...string
 		}
 	}
 	always := true
-	mgr, err := manager.New(server.Config(), manager.Options{
+	mgr, err := manager.New(api, manager.Options{
 		Scheme: scheme, Cache: cache.Options{ByObject: cached}, HealthProbeBindAddress: "0", Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: &always},
 	})
@@ -157,7 +179,7 @@ func TestController(t *testing.T) {
 	must(t, c.Create(ctx, vpc))
 	ip := &kubeovn.IP{}
 	ovntest.Eventually(t, "the pod has an address", func() bool {
-		return c.Get(ctx, client.ObjectKey{Name: "vpc1-pod.ns1"}, ip) == nil
+		return has(t, c, "ns1", "vpc1-pod", ip)
 	})
 	if ip.Spec.V4IPAddress != "10.0.1.2" || ip.Spec.PodUID != string(first.UID) || ip.Spec.LogicalPort != "net1/10.0.1.2" {
 		t.Errorf("IP: %+v", ip.Spec)
@@ -201,14 +223,14 @@ func TestController(t *testing.T) {
 		stop = start(outer, central, 2)
 		ovntest.Eventually(t, "the new term", func() bool { return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), `"2"`) })
 		second := pod("second", "net1") // once this pod has an address, a whole plan was carried out
-		ovntest.Eventually(t, "the second pod has an address", func() bool { return c.Get(ctx, client.ObjectKey{Name: "second.ns1"}, ip) == nil })
+		ovntest.Eventually(t, "the second pod has an address", func() bool { return has(t, c, "ns1", "second", ip) })
 		if ip.Spec.V4IPAddress != "10.0.1.3" {
 			t.Errorf("the second address: %s", ip.Spec.V4IPAddress)
 		}
 		must(t, c.Delete(ctx, second, client.GracePeriodSeconds(0)))
 		ovntest.Eventually(t, "the address is free", func() bool {
 			must(t, c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet))
-			return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "second.ns1"}, ip)) && subnet.Status.V4UsingIPs == 1
+			return !has(t, c, "ns1", "second", ip) && subnet.Status.V4UsingIPs == 1
 		})
 		if after := versions(); after != before {
 			t.Errorf("rows were of versions %s, are of %s", before, after)
@@ -382,7 +404,7 @@ func TestTwoLeaders(t *testing.T) {
 	}
 	have := func(pods []*corev1.Pod) bool {
 		for _, pod := range pods {
-			if c.Get(ctx, client.ObjectKey{Name: pod.Name + "." + namespace}, &kubeovn.IP{}) != nil {
+			if !has(t, c, namespace, pod.Name, &kubeovn.IP{}) {
 				return false
 			}
 		}
@@ -412,6 +434,87 @@ func TestTwoLeaders(t *testing.T) {
 	ovntest.Eventually(t, "the second replica's term", func() bool { return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), `"2"`) })
 	for _, pod := range pods {
 		must(t, c.Delete(ctx, pod, client.GracePeriodSeconds(0)))
+	}
+	must(t, c.Delete(ctx, subnet))
+	must(t, c.Delete(ctx, vpc))
+	ovntest.Eventually(t, "everything is gone", func() bool {
+		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(subnet), subnet)) && central.Nbctl("list", "Logical_Router") == ""
+	})
+}
+
+// late holds the creation of IP objects up.
+type late struct {
+	http.RoundTripper
+	held, release chan struct{}
+	done          chan int // the status of each answer
+}
+
+func (l *late) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Method != http.MethodPost || !strings.HasSuffix(req.URL.Path, "/ips") {
+		return l.RoundTripper.RoundTrip(req)
+	}
+	l.held <- struct{}{}
+	<-l.release
+	answer, err := l.RoundTripper.RoundTrip(req)
+	if err == nil {
+		l.done <- answer.StatusCode
+	}
+	return answer, err
+}
+
+// A controller that was deposed after it had committed a row, and writes the IP object late, gives no address out that its successor gave to
+// another pod.
+func TestDeposedLeaderWritesLate(t *testing.T) {
+	central := ovntest.New(t, nil)
+	central.Start(ovntest.Northbound)
+	scheme := runtime.NewScheme()
+	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
+	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	must(t, err)
+	ctx := t.Context()
+	const namespace = "late"
+	must(t, c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	must(t, c.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
+	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.0.1.0/24"}}
+	must(t, c.Create(ctx, vpc))
+	must(t, c.Create(ctx, subnet))
+	pod := func(name string) *corev1.Pod {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{
+				kubeovn.AnnotationLogicalSwitch: namespace, kubeovn.AnnotationIPAddress: "10.0.1.50",
+			}},
+			Spec: corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}
+		must(t, c.Create(ctx, p))
+		return p
+	}
+	gate := &late{held: make(chan struct{}, 9), release: make(chan struct{}), done: make(chan int, 9)}
+	api := rest.CopyConfig(server.Config())
+	api.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		gate.RoundTripper = next
+		return gate
+	})
+	startAs(t, central, 1, api)
+	slow := pod("slow")
+	<-gate.held // the row is committed, the object is not there
+	start(t, central, 2, slow.Name)
+	quick := pod("quick") // the successor does not know the other pod yet
+	ip := &kubeovn.IP{}
+	ovntest.Eventually(t, "an address by the successor", func() bool { return has(t, c, namespace, quick.Name, ip) })
+	close(gate.release)
+	if status := <-gate.done; status != http.StatusConflict {
+		t.Errorf("the object that came late: status %d", status)
+	}
+	var all kubeovn.IPList
+	must(t, c.List(ctx, &all))
+	for _, other := range all.Items {
+		if other.Spec.SubnetUID == ip.Spec.SubnetUID && other.Spec.V4IPAddress == ip.Spec.V4IPAddress && other.UID != ip.UID {
+			t.Errorf("%s has the address of %s", other.Name, ip.Name)
+		}
+	}
+	for _, p := range []*corev1.Pod{slow, quick} {
+		must(t, c.Delete(ctx, p, client.GracePeriodSeconds(0)))
 	}
 	must(t, c.Delete(ctx, subnet))
 	must(t, c.Delete(ctx, vpc))

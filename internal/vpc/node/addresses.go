@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -67,27 +66,40 @@ func (a *ipObjects) Of(ctx context.Context, namespace, pod, uid string) (Address
 		}
 		uid = string(object.UID)
 	}
-	name := objects.IPName(namespace, pod)
 	for {
 		changed := a.next()
-		var ip kubeovn.IP
-		err := a.objects.Get(ctx, client.ObjectKey{Name: name}, &ip)
-		switch {
-		case err == nil && ip.Spec.PodUID == uid && ip.DeletionTimestamp == nil:
-			return addressOf(&ip)
-		case err == nil:
-			err = fmt.Errorf("IP %s is of a former pod of this name, with UID %.64q", name, ip.Spec.PodUID)
-		case apierrors.IsNotFound(err):
-			err = fmt.Errorf("there is no IP %s; the controller makes it", name)
-		default:
-			return Address{}, fmt.Errorf("read IP %s: %w", name, err)
+		var here kubeovn.IPList
+		if err := a.objects.List(ctx, &here, client.UnsafeDisableDeepCopy); err != nil {
+			return Address{}, fmt.Errorf("list IP objects: %w", err)
+		}
+		ip, former := find(&here, namespace, pod, uid)
+		if ip != nil {
+			return addressOf(ip)
 		}
 		select {
 		case <-ctx.Done():
-			return Address{}, err
+			if former != nil {
+				return Address{}, fmt.Errorf("IP %s is of a former pod of this name, with UID %.64q", former.Name, former.Spec.PodUID)
+			}
+			return Address{}, errors.New("there is no IP object of the pod; the controller makes it")
 		case <-changed:
 		}
 	}
+}
+
+// find returns the IP object of a pod, and one of a former pod of its name.
+func find(list *kubeovn.IPList, namespace, pod, uid string) (ip, former *kubeovn.IP) {
+	var own []*kubeovn.IP
+	for i := range list.Items {
+		switch one := &list.Items[i]; {
+		case one.Spec.Namespace != namespace || one.Spec.PodName != pod:
+		case one.Spec.PodUID == uid && one.DeletionTimestamp == nil:
+			own = append(own, one)
+		default:
+			former = one
+		}
+	}
+	return objects.FirstIP(own, func(*kubeovn.IP) bool { return true }), former
 }
 
 // addressOf reads an IP object.

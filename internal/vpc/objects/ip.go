@@ -1,21 +1,57 @@
 package objects
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"net/netip"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
 )
 
 // maxName is the longest name of an object (RFC 1123 subdomain).
 const maxName = 253
 
-// IPName returns the name of the IP object of a pod.
-func IPName(namespace, pod string) string {
-	name := pod + "." + namespace
+// IPName returns the name of the IP object of an address. The API server refuses a second object of that name: an address is given out
+// once, also where a controller that was deposed writes late.
+func IPName(subnet string, addr netip.Addr) string { return shortened(subnet + "." + addr.String()) }
+
+// PodKey returns the holder of an address: "<pod>.<namespace>".
+func PodKey(namespace, pod string) string { return shortened(pod + "." + namespace) }
+
+// HolderOf returns the PodKey of the pod that an IP object names.
+func HolderOf(ip *kubeovn.IP) string { return PodKey(ip.Spec.Namespace, ip.Spec.PodName) }
+
+func shortened(name string) string {
 	if len(name) <= maxName {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
 	digest := hex.EncodeToString(sum[:8])
 	return strings.TrimRight(name[:maxName-len(digest)-1], ".-") + "-" + digest
+}
+
+// FirstIP returns which of a pod's IP objects is the pod's, of those that keep accepts; nil: none of them. Two controllers may each have
+// given the pod an address: the object that was created first counts, to the controller and to the agent. An IP object is never written
+// again, so that resource versions are in the order of creation.
+func FirstIP(ips []*kubeovn.IP, keep func(*kubeovn.IP) bool) *kubeovn.IP {
+	var first *kubeovn.IP
+	for _, ip := range ips {
+		if keep(ip) && (first == nil || CompareIPs(ip, first) < 0) {
+			first = ip
+		}
+	}
+	return first
+}
+
+// CompareIPs orders IP objects by their creation.
+func CompareIPs(a, b *kubeovn.IP) int {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	if err != nil {
+		order = 0 // not written yet
+	}
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), order, cmp.Compare(a.Name, b.Name))
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +25,6 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/nat"
-	"weft.dev/weft/internal/vpc/objects"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/bench/measure"
@@ -213,12 +213,29 @@ func (s *Scene) end(ctx context.Context, pods ...*lab.Pod) error {
 		}
 	}
 	for _, pod := range pods {
-		if err := s.gone(ctx, &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: objects.IPName(pod.Namespace, pod.Name)}}); err != nil {
+		_, err := probe.Await(ctx, limit, "the address of "+pod.Name+" is free", func(ctx context.Context) error {
+			if there, err := s.addressed(ctx, pod.Namespace, pod.Name); there || err != nil {
+				return errors.Join(err, errThere)
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// addressed reports whether a pod has an IP object.
+func (s *Scene) addressed(ctx context.Context, namespace, pod string) (bool, error) {
+	var all kubeovn.IPList
+	if err := s.objects.List(ctx, &all); err != nil {
+		return false, fmt.Errorf("list IP objects: %w", err)
+	}
+	return slices.ContainsFunc(all.Items, func(ip kubeovn.IP) bool { return ip.Spec.Namespace == namespace && ip.Spec.PodName == pod }), nil
+}
+
+var errNotYet = errors.New("it is not there yet")
 
 // AddPods adds a round's pods, whose addresses and logical ports are there before.
 func (s *Scene) AddPods(subnet string) measure.Side {
@@ -235,7 +252,10 @@ func (s *Scene) AddPods(subnet string) measure.Side {
 		}
 		for _, spec := range specs {
 			_, err := probe.Await(ctx, limit, "the address of "+spec.Name, func(ctx context.Context) error {
-				return s.objects.Get(ctx, client.ObjectKey{Name: objects.IPName(spec.Namespace, spec.Name)}, &kubeovn.IP{})
+				if there, err := s.addressed(ctx, spec.Namespace, spec.Name); !there {
+					return errors.Join(err, errNotYet)
+				}
+				return nil
 			})
 			if err != nil {
 				return nil, err

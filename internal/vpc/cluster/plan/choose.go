@@ -131,7 +131,7 @@ func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 	}
 	for key := range maps.Clone(c.waiting) {
 		namespace, name, _ := strings.Cut(key, "/")
-		if pod := c.objects.podOf[objects.IPName(namespace, name)]; pod != nil {
+		if pod := c.objects.podOf[objects.PodKey(namespace, name)]; pod != nil {
 			visit(pod)
 		}
 	}

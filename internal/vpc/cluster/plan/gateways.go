@@ -44,7 +44,7 @@ func gatewayOf(pod *corev1.Pod, subnet string, network *nat.Network) string {
 
 // holder is the owner of a lanIp in a pool: that of the gateway's pod.
 func holder(gateway string) string {
-	return objects.IPName(kubeovn.ConfigNamespace, nat.PodName(gateway))
+	return objects.PodKey(kubeovn.ConfigNamespace, nat.PodName(gateway))
 }
 
 // gatewayAddresses takes over the addresses that gateways and EIPs have, and then gives out those that they want: fixed ones first.

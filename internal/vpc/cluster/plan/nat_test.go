@@ -61,7 +61,7 @@ func (w *world) gatewaysOf(t fataler, p *plan.Plan) bool {
 	}
 	for name, g := range nat.Compile(w.natObjects()).Gateways { // the agents
 		pod := w.pods[nat.PodName(name)]
-		if pod == nil || g.Hash == "" || w.ips[objects.IPName(pod.Namespace, pod.Name)] == nil {
+		if pod == nil || g.Hash == "" || w.ips[objects.PodKey(pod.Namespace, pod.Name)] == nil {
 			continue
 		}
 		reports := []corev1.PodCondition{{Type: nat.Condition, Status: corev1.ConditionTrue, Message: g.Hash}}

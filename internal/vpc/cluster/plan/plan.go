@@ -88,7 +88,7 @@ func (p *Plan) Assigns() bool {
 
 // Needs reports whether the pod has need of the address that the IP object gives it.
 func Needs(pod *corev1.Pod, ip *kubeovn.IP) bool {
-	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && objects.IPName(pod.Namespace, pod.Name) == ip.Name
+	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && pod.Namespace == ip.Spec.Namespace && pod.Name == ip.Spec.PodName
 }
 
 // Compile makes the plan of all objects.

@@ -99,19 +99,7 @@ func (w *world) objects() *plan.Objects {
 
 // tell tells the planner what differs from what it was told last.
 func (w *world) tell() {
-	now := map[string]plan.Object{}
-	gather(now, w.vpcs)
-	gather(now, w.subnets)
-	gather(now, w.gateways)
-	gather(now, w.ips)
-	gather(now, w.pods)
-	gather(now, w.spaces)
-	gather(now, w.eips)
-	gather(now, w.snats)
-	gather(now, w.fips)
-	gather(now, w.dnats)
-	gather(now, w.workloads)
-	gather(now, w.policies)
+	now := w.all()
 	for key, object := range w.told {
 		if now[key] == nil {
 			w.planner.Remove(object)
@@ -136,6 +124,24 @@ func (w *world) tell() {
 	w.told, w.defined = now, maps.Clone(w.definitions)
 }
 
+// all is copies of all objects, as an API server gives them.
+func (w *world) all() map[string]plan.Object {
+	now := map[string]plan.Object{}
+	gather(now, w.vpcs)
+	gather(now, w.subnets)
+	gather(now, w.gateways)
+	gather(now, w.ips)
+	gather(now, w.pods)
+	gather(now, w.spaces)
+	gather(now, w.eips)
+	gather(now, w.snats)
+	gather(now, w.fips)
+	gather(now, w.dnats)
+	gather(now, w.workloads)
+	gather(now, w.policies)
+	return now
+}
+
 // gather copies the objects, as an API server gives them.
 func gather[T any, P interface {
 	*T
@@ -151,6 +157,9 @@ func (w *world) plan(t fataler) *plan.Plan {
 	t.Helper()
 	w.tell()
 	have, want := w.planner.Plan(metav1.NewTime(time.Unix(1000, 0))), plan.Compile(w.objects())
+	if !reflect.DeepEqual(w.told, w.all()) { // they are those of a cache
+		t.Fatalf("the planner changed objects that it was given")
+	}
 	for owner, rows := range have.Fragments {
 		if w.fragments[owner] = rows; len(rows) == 0 {
 			delete(w.fragments, owner)
@@ -219,13 +228,13 @@ func (w *world) step(t fataler) bool {
 	}
 	w.waiting = maps.Clone(p.Waiting)
 	for _, ip := range p.Delete {
-		delete(w.ips, ip.Name)
+		delete(w.ips, objects.HolderOf(ip))
 	}
 	for _, ip := range p.Create {
-		if w.ips[ip.Name] != nil {
+		if w.ips[objects.HolderOf(ip)] != nil {
 			t.Fatalf("IP %s is there", ip.Name)
 		}
-		w.ips[ip.Name] = ip
+		w.ips[objects.HolderOf(ip)] = ip
 	}
 	for _, v := range p.Vpcs {
 		w.vpcs[v.Name].Finalizers = v.Finalizers
@@ -434,7 +443,7 @@ func TestChurn(t *testing.T) {
 		}
 		w.settle(r)
 		for name, pod := range w.pods {
-			_, has := w.ips[objects.IPName(pod.Namespace, name)]
+			_, has := w.ips[objects.PodKey(pod.Namespace, name)]
 			_, waits := w.waiting["ns1/"+name]
 			if has == waits {
 				r.Fatalf("pod %s: has an address %v, waits for one %v", name, has, waits)
@@ -608,8 +617,12 @@ func TestForeignMAC(t *testing.T) {
 // Names of IP objects differ, and are no longer than a name may be.
 func TestIPName(t *testing.T) {
 	long := strings.Repeat("a", 250)
-	if a, b := objects.IPName("ns1", long), objects.IPName("ns2", long); a == b || len(a) > 253 || objects.IPName("ns", "pod") != "pod.ns" {
+	at := netip.MustParseAddr
+	if a, b := objects.IPName(long, at("10.0.1.2")), objects.IPName(long, at("10.0.1.3")); a == b || len(a) > 253 {
 		t.Errorf("%s, %s", a, b)
+	}
+	if have := objects.IPName("net1", at("10.0.1.2")); have != "net1.10.0.1.2" {
+		t.Errorf("%s", have)
 	}
 }
 

@@ -72,7 +72,8 @@ type store struct {
 	ips         map[string]*kubeovn.IP
 	ipsOf       map[string]map[string]*kubeovn.IP // by the UID of the Subnet
 	pods        map[types.UID]*corev1.Pod
-	podOf       map[string]*corev1.Pod // by the name of its IP object
+	podOf       map[string]*corev1.Pod            // by PodKey
+	ipsOfPod    map[string]map[string]*kubeovn.IP // by PodKey, and their names
 	gates       map[types.UID]*corev1.Pod
 	// open are pods that may need an address and have none, by namespace; asking are those of them that name a Subnet themselves.
 	open   map[string]map[types.UID]*corev1.Pod
@@ -93,7 +94,8 @@ func NewPlanner() *Planner {
 		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
 		fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{}, namespaces: map[string]*corev1.Namespace{},
 		definitions: map[string]string{}, ips: map[string]*kubeovn.IP{}, ipsOf: map[string]map[string]*kubeovn.IP{},
-		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
+		ipsOfPod: map[string]map[string]*kubeovn.IP{},
+		pods:     map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
 		open: map[string]map[types.UID]*corev1.Pod{}, asking: map[types.UID]*corev1.Pod{},
 		policies: map[string]map[string]policy{}, verdicts: map[string]map[types.UID]*verdict{}, holdersOf: map[string]map[string]int{},
 	}
@@ -216,7 +218,7 @@ func (p *Planner) Set(object Object) {
 	case *kubeovn.IP:
 		p.setIP(o.Name, o)
 	case *corev1.Pod:
-		before := p.objects.podOf[objects.IPName(o.Namespace, o.Name)]
+		before := p.objects.podOf[objects.PodKey(o.Namespace, o.Name)]
 		if p.removePod(before); before != nil && before.UID != o.UID {
 			p.forget(before.Namespace, before.UID)
 		}
@@ -259,7 +261,7 @@ func (p *Planner) Remove(object Object) {
 	case *kubeovn.IP:
 		p.setIP(name, nil)
 	case *corev1.Pod:
-		if pod := p.objects.podOf[objects.IPName(object.GetNamespace(), name)]; pod != nil {
+		if pod := p.objects.podOf[objects.PodKey(object.GetNamespace(), name)]; pod != nil {
 			p.removePod(pod)
 			p.forget(pod.Namespace, pod.UID)
 		}
@@ -318,24 +320,48 @@ func (p *Planner) setIP(name string, o *kubeovn.IP) {
 		}
 		delete(p.objects.ips, name)
 		p.hold(before, -1)
+		p.touchPod(objects.HolderOf(before), func(all map[string]*kubeovn.IP) { delete(all, name) })
 	}
 	if o != nil {
 		uid := o.Spec.SubnetUID
 		p.ranges[uid] = struct{}{}
+		p.touchPod(objects.HolderOf(o), func(all map[string]*kubeovn.IP) { all[name] = o })
 		if p.objects.ipsOf[uid] == nil {
 			p.objects.ipsOf[uid] = map[string]*kubeovn.IP{}
 		}
 		p.objects.ipsOf[uid][name], p.objects.ips[name] = o, o
 		p.hold(o, 1)
 	}
-	if pod := p.objects.podOf[name]; pod != nil {
+}
+
+// touchPod changes the IP objects of a pod, and has the pod placed and the Subnets of the others computed.
+func (p *Planner) touchPod(holder string, change func(map[string]*kubeovn.IP)) {
+	all := p.objects.ipsOfPod[holder]
+	if all == nil {
+		all = map[string]*kubeovn.IP{}
+		p.objects.ipsOfPod[holder] = all
+	}
+	change(all)
+	if len(all) == 0 {
+		delete(p.objects.ipsOfPod, holder)
+	}
+	for _, ip := range all {
+		p.ranges[ip.Spec.SubnetUID] = struct{}{}
+	}
+	if pod := p.objects.podOf[holder]; pod != nil {
 		p.place(pod)
 	}
 }
 
+// ipOf returns the IP object that gives a pod its address; nil: it has none.
+func (p *Planner) ipOf(pod *corev1.Pod) *kubeovn.IP {
+	all := slices.Collect(maps.Values(p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)]))
+	return objects.FirstIP(all, func(ip *kubeovn.IP) bool { return Needs(pod, ip) })
+}
+
 func (p *Planner) addPod(pod *corev1.Pod) {
 	p.objects.pods[pod.UID] = pod
-	p.objects.podOf[objects.IPName(pod.Namespace, pod.Name)] = pod
+	p.objects.podOf[objects.PodKey(pod.Namespace, pod.Name)] = pod
 	if isGate(pod) {
 		p.objects.gates[pod.UID], p.gatewaysChanged = pod, true
 	}
@@ -351,7 +377,7 @@ func (p *Planner) removePod(pod *corev1.Pod) {
 	p.close(pod)
 	delete(p.closed, pod.Namespace+"/"+pod.Name)
 	delete(p.objects.pods, pod.UID)
-	delete(p.objects.podOf, objects.IPName(pod.Namespace, pod.Name))
+	delete(p.objects.podOf, objects.PodKey(pod.Namespace, pod.Name))
 	delete(p.podsChanged, pod.UID)
 	if isGate(pod) {
 		delete(p.objects.gates, pod.UID)
@@ -359,9 +385,9 @@ func (p *Planner) removePod(pod *corev1.Pod) {
 	}
 }
 
-// touchIP has the Subnet of a pod's IP object computed.
+// touchIP has the Subnets of a pod's IP objects computed.
 func (p *Planner) touchIP(pod *corev1.Pod) {
-	if ip := p.objects.ips[objects.IPName(pod.Namespace, pod.Name)]; ip != nil {
+	for _, ip := range p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)] {
 		p.ranges[ip.Spec.SubnetUID] = struct{}{}
 	}
 }
@@ -374,8 +400,7 @@ func isGate(pod *corev1.Pod) bool {
 // place has a pod placed by the next plan, if it needs an address and has none.
 func (p *Planner) place(pod *corev1.Pod) {
 	p.close(pod)
-	ip := p.objects.ips[objects.IPName(pod.Namespace, pod.Name)]
-	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || ip != nil && Needs(pod, ip) {
+	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
 		return
 	}
 	if strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]) != "" {

@@ -32,17 +32,14 @@ func (c *compiler) pools() {
 }
 
 func (c *compiler) takeOver(s *subnet, ips map[string]*kubeovn.IP) {
-	byAge := slices.SortedFunc(maps.Values(ips), func(a, b *kubeovn.IP) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	for _, ip := range byAge {
+	for _, ip := range slices.SortedFunc(maps.Values(ips), objects.CompareIPs) {
 		delete(c.closed, ip.Spec.Namespace+"/"+ip.Spec.PodName)
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if s != nil && s.pool != nil && err == nil && s.pool.Use(addr, ip.Name) == nil {
+		if s != nil && s.pool != nil && err == nil && s.pool.Use(addr, objects.HolderOf(ip)) == nil {
 			s.holders++
-			s.macs[ip.Spec.MacAddress] = ip.Name
+			s.macs[ip.Spec.MacAddress] = objects.HolderOf(ip)
 		}
-		if pod := c.objects.pods[types.UID(ip.Spec.PodUID)]; pod == nil || !Needs(pod, ip) {
+		if pod := c.objects.pods[types.UID(ip.Spec.PodUID)]; pod == nil || c.ipOf(pod) != ip {
 			c.plan.Delete = append(c.plan.Delete, ip)
 			continue
 		}
@@ -91,30 +88,30 @@ func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	if !s.exists || s.object.DeletionTimestamp != nil {
 		return fmt.Errorf("subnet %s is not in effect, or is being deleted", s.value.Name)
 	}
-	name := objects.IPName(pod.Namespace, pod.Name)
-	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return ip.Name == name }) {
+	holder := objects.PodKey(pod.Namespace, pod.Name)
+	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {
 		return errors.New("the address of a former pod of this name is not free yet")
 	}
 	last := s.pool.Last()
-	addr, err := address(pod, s, name)
+	addr, err := address(pod, s, holder)
 	if err != nil {
 		return err
 	}
-	mac, err := macOf(pod, s, addr, name)
+	mac, err := macOf(pod, s, addr, holder)
 	if err != nil {
-		s.pool.Release(addr, name)
+		s.pool.Release(addr, holder)
 		s.pool.Resume(last) // the address was not given out
 		return err
 	}
-	s.macs[mac] = name
+	s.macs[mac] = holder
 	s.holders++
-	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: kubeovn.IPSpec{
+	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: objects.IPName(s.value.Name, addr)}, Spec: kubeovn.IPSpec{
 		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
 		Subnet: s.value.Name, SubnetUID: s.value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
 		LogicalPort: northbound.PortName(s.value.Name, addr), CIDR: s.value.Prefix.String(), Gateway: s.value.Gateway.String(),
 		NATGateway: gatewayOf(pod, s.value.Name, c.nat), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
 	}}
-	c.ips[name] = ip
+	c.ips[ip.Name] = ip
 	c.plan.Create = append(c.plan.Create, ip)
 	return nil
 }
