@@ -313,7 +313,7 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 	}}
 	must(t, c.Create(ctx, inLater))
 	ip := &kubeovn.IP{}
-	ovntest.Eventually(t, "an address of the later Subnet", func() bool { return c.Get(ctx, client.ObjectKey{Name: "later." + namespace}, ip) == nil })
+	ovntest.Eventually(t, "an address of the later Subnet", func() bool { return has(t, c, namespace, "later", ip) })
 	if ip.Spec.LogicalPort != later+"/10.100.200.100" {
 		t.Errorf("the port's name is %s", ip.Spec.LogicalPort)
 	}
