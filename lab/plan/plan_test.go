@@ -38,8 +38,11 @@ func TestDefault(t *testing.T) {
 // TestFlannel: what a flannel network cannot have is refused, and nodes of two families differ in both.
 func TestFlannel(t *testing.T) {
 	for _, bad := range []plan.Config{
-		{FlannelStore: plan.StoreEtcd}, {DualStack: true}, {Network: plan.NetworkFlannel, FlannelStore: "zookeeper"},
-		{Network: plan.NetworkBoth, DualStack: true}, {Network: plan.NetworkFlannel, Runtime: plan.RuntimeKubelet, FlannelStore: plan.StoreEtcd},
+		{FlannelStore: plan.StoreEtcd},
+		{DualStack: true},
+		{Network: plan.NetworkFlannel, FlannelStore: "zookeeper"},
+		{Network: plan.NetworkBoth, DualStack: true},
+		{Network: plan.NetworkFlannel, Runtime: plan.RuntimeKubelet, FlannelStore: plan.StoreEtcd},
 		{Network: plan.NetworkFlannel, Flanneld: "n3"},
 	} {
 		if _, err := bad.Default(); err == nil {

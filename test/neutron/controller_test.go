@@ -135,9 +135,13 @@ func (c *controllerUnderTest) noSecrets(ctx context.Context, t *testing.T) {
 	t.Helper()
 	written := map[string]string{"log": string(c.said(t)), "metrics": c.metrics(ctx, t)}
 	for _, kind := range []schema.GroupVersionKind{
-		{Version: "v1", Kind: "Event"}, {Group: "events.k8s.io", Version: "v1", Kind: "Event"}, {Version: "v1", Kind: "Namespace"},
-		{Version: "v1", Kind: "Service"}, {Group: stackubev1.GroupName, Version: "v1", Kind: "Tenant"},
-		{Group: stackubev1.GroupName, Version: "v1", Kind: "Network"}, {Group: weftv1.GroupName, Version: "v1", Kind: "NeutronPort"},
+		{Version: "v1", Kind: "Event"},
+		{Group: "events.k8s.io", Version: "v1", Kind: "Event"},
+		{Version: "v1", Kind: "Namespace"},
+		{Version: "v1", Kind: "Service"},
+		{Group: stackubev1.GroupName, Version: "v1", Kind: "Tenant"},
+		{Group: stackubev1.GroupName, Version: "v1", Kind: "Network"},
+		{Group: weftv1.GroupName, Version: "v1", Kind: "NeutronPort"},
 	} {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind)

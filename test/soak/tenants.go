@@ -70,8 +70,11 @@ func newTenants(ctx context.Context, c *lab.Cluster) (*tenants, error) {
 		return nil, err
 	}
 	for _, pod := range []lab.PodSpec{
-		{Namespace: "blue", Name: "a", Node: "n1"}, {Namespace: "blue", Name: "b", Node: "n1"}, {Namespace: "blue", Name: "c", Node: "n2"},
-		{Namespace: "red", Name: "a", Node: "n1"}, {Namespace: "red", Name: "c", Node: "n2"},
+		{Namespace: "blue", Name: "a", Node: "n1"},
+		{Namespace: "blue", Name: "b", Node: "n1"},
+		{Namespace: "blue", Name: "c", Node: "n2"},
+		{Namespace: "red", Name: "a", Node: "n1"},
+		{Namespace: "red", Name: "c", Node: "n2"},
 	} {
 		if err := t.stand(ctx, pod); err != nil {
 			return nil, errors.Join(err, t.close())

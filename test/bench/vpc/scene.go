@@ -237,6 +237,16 @@ func (s *Scene) addressed(ctx context.Context, namespace, pod string) (bool, err
 
 var errNotYet = errors.New("it is not there yet")
 
+func (s *Scene) awaitAddress(ctx context.Context, pod lab.PodSpec) error {
+	_, err := probe.Await(ctx, limit, "the address of "+pod.Name, func(ctx context.Context) error {
+		if there, err := s.addressed(ctx, pod.Namespace, pod.Name); !there {
+			return errors.Join(err, errNotYet)
+		}
+		return nil
+	})
+	return err //nolint:wrapcheck // it names the pod
+}
+
 // AddPods adds a round's pods, whose addresses and logical ports are there before.
 func (s *Scene) AddPods(subnet string) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
@@ -251,13 +261,7 @@ func (s *Scene) AddPods(subnet string) measure.Side {
 			}
 		}
 		for _, spec := range specs {
-			_, err := probe.Await(ctx, limit, "the address of "+spec.Name, func(ctx context.Context) error {
-				if there, err := s.addressed(ctx, spec.Namespace, spec.Name); !there {
-					return errors.Join(err, errNotYet)
-				}
-				return nil
-			})
-			if err != nil {
+			if err := s.awaitAddress(ctx, spec); err != nil {
 				return nil, err
 			}
 		}

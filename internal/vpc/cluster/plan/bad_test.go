@@ -54,13 +54,15 @@ func TestBadInput(t *testing.T) {
 			func(w *world) {
 				w.vpc("bad", 30, kubeovn.VpcSpec{VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: "test-vpc-1", LocalConnectIP: "169.254.0.1/30"}}})
 			},
-			ofVPC("bad"), []string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "does not declare the peering", "{remoteVpc: bad"},
+			ofVPC("bad"),
+			[]string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "does not declare the peering", "{remoteVpc: bad"},
 		},
 		"a peering with itself": {
 			func(w *world) {
 				w.vpc("bad", 30, kubeovn.VpcSpec{VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: "bad", LocalConnectIP: "169.254.0.1/30"}}})
 			},
-			ofVPC("bad"), []string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "itself", "another VPC"},
+			ofVPC("bad"),
+			[]string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "itself", "another VPC"},
 		},
 		"a second FIP on an EIP": {
 			func(w *world) { w.fip("bad", 30, "eip3", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "fip01", "same eip"},
@@ -74,7 +76,8 @@ func TestBadInput(t *testing.T) {
 					EIP: "eip3", ExternalPort: "80", InternalIP: "10.0.1.6", InternalPort: "80", Protocol: "tcp",
 				}}
 			},
-			func(w *world) []metav1.Condition { return w.dnats["bad"].Status.Conditions }, []string{"Conflict", "fip01", "use another EIP"},
+			func(w *world) []metav1.Condition { return w.dnats["bad"].Status.Conditions },
+			[]string{"Conflict", "fip01", "use another EIP"},
 		},
 		"an EIP outside its Subnet": {
 			func(w *world) { w.eip("bad", 30, "10.0.1.9") }, ofEIP("bad"), []string{"Invalid", "spec.v4ip", "192.168.100.0/24"},
