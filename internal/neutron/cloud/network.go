@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/mtu"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
@@ -45,8 +46,14 @@ type Route struct {
 type HeldNetwork struct {
 	networks.Network
 	mtu.NetworkMTUExt
+	external.NetworkExternalExt
 
 	Held []subnets.Subnet
+}
+
+// MadeFor returns what a network's description says that this installation created it for.
+func (c *Cloud) MadeFor(n *HeldNetwork) (owner string, ours bool) {
+	return strings.CutPrefix(n.Description, c.mark(""))
 }
 
 // FindNetwork looks a network up by id, or else by name; project "" means any. It returns ErrNotFound and ErrMultiple.

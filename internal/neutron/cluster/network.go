@@ -137,17 +137,34 @@ func active(held *cloud.HeldNetwork) outcome {
 	return outcome{state: stackubev1.StateActive, reason: reasonInStep, id: held.ID, mtu: held.MTU}
 }
 
-// adopt uses a network that is there: one of the project, or a shared one.
+// adopt uses a network that is there: one of the project, or a shared one. It is none that Weft made for another Network, whose pods would
+// not be isolated, and no external one, whose addresses are not the tenant's.
 func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
 	held, err := os.FindNetwork(ctx, "", "", n.Spec.NetworkID)
 	if err != nil {
 		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}, err
 	}
-	if held.ProjectID != project && !held.Shared {
-		return outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: "spec.networkID: network " + n.Spec.NetworkID +
-			" is neither of the tenant's project nor shared: give one that is"}, nil
+	wrong := ""
+	switch {
+	case held.ProjectID != project && !held.Shared:
+		wrong = "is neither of the tenant's project nor shared"
+	case madeForAnother(os, held, n):
+		wrong = "is the one of another Network object"
+	case held.External:
+		wrong = "is an external network"
+	default:
+		return active(held), nil
 	}
-	return active(held), nil
+	return outcome{
+		state: stackubev1.StateFailed, reason: reasonInvalid,
+		message: "spec.networkID: network " + n.Spec.NetworkID + " " + wrong + ": give a network of the tenant's project, or a shared one",
+	}, nil
+}
+
+// madeForAnother reports whether Weft made a network for another Network object.
+func madeForAnother(os *session, held *cloud.HeldNetwork, n *stackubev1.Network) bool {
+	owner, ours := os.MadeFor(held)
+	return ours && objects.OfNetwork(owner) && owner != objects.Owner(n)
 }
 
 // errTenant says that a namespace's Tenant has no project yet.

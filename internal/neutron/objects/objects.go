@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/neutron/cloud"
@@ -48,7 +49,12 @@ func PrivateRanges() []netip.Prefix {
 func NetworkName(namespace, name string) string { return "kube-" + namespace + "-" + name }
 
 // Owner is what the marks of a network's objects in OpenStack name.
-func Owner(n *stackubev1.Network) string { return "network/" + string(n.UID) }
+func Owner(n *stackubev1.Network) string { return networkOwner + string(n.UID) }
+
+// OfNetwork reports whether an owner is a Network.
+func OfNetwork(owner string) bool { return strings.HasPrefix(owner, networkOwner) }
+
+const networkOwner = "network/"
 
 // Compile returns the network that a Network of a project asks for. The error names each wrong field; a Network with networkID
 // compiles to nothing and must not be passed.
