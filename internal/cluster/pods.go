@@ -3,7 +3,6 @@ package cluster
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,7 +11,7 @@ import (
 // PodFields are what a part reads of Pods besides what the cache keeps of every Pod: what names it (name, namespace, UID, version, times,
 // labels, owners), its node, whether it is on the host's network, and its phase.
 type PodFields struct {
-	// Annotations are keys. One that ends in a slash stands for all keys with that prefix.
+	// Annotations are their keys.
 	Annotations []string
 	// Conditions are types of conditions of the status.
 	Conditions []corev1.PodConditionType
@@ -41,11 +40,7 @@ func (f *PodFields) keep(object any) (any, error) {
 		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase},
 	}
-	maps.DeleteFunc(kept.Annotations, func(key, _ string) bool {
-		return !slices.ContainsFunc(f.Annotations, func(named string) bool {
-			return key == named || strings.HasSuffix(named, "/") && strings.HasPrefix(key, named)
-		})
-	})
+	maps.DeleteFunc(kept.Annotations, func(key, _ string) bool { return !slices.Contains(f.Annotations, key) })
 	for _, condition := range pod.Status.Conditions {
 		if slices.Contains(f.Conditions, condition.Type) {
 			kept.Status.Conditions = append(kept.Status.Conditions, condition)

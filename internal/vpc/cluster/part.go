@@ -95,7 +95,13 @@ func Part(options Options) cluster.Part {
 
 // podFields are what a plan reads of Pods.
 func podFields() *cluster.PodFields {
-	return &cluster.PodFields{Annotations: []string{"ovn.kubernetes.io/"}, Conditions: []corev1.PodConditionType{nat.Condition}}
+	return &cluster.PodFields{
+		Annotations: []string{
+			kubeovn.AnnotationLogicalSwitch, kubeovn.AnnotationIPAddress, kubeovn.AnnotationMACAddress, kubeovn.AnnotationIPPool,
+			kubeovn.AnnotationNATGateway,
+		},
+		Conditions: []corev1.PodConditionType{nat.Condition},
+	}
 }
 
 func setUp(tools cluster.Tools, options Options) error {
