@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -140,7 +141,8 @@ func (l *Leases) Strike() error {
 	name := l.place.Name
 	l.stage.group.Stop(grace, func(have string) bool { return have == name+"/etcd" })
 	l.stage.group.Stop(grace, func(have string) bool { return have == "hold/"+l.Space.Name })
-	return err
+	// The next node of this name has leases of its own.
+	return errors.Join(err, os.RemoveAll(l.place.Dir), os.RemoveAll(filepath.Dir(l.place.RunDir)), os.Remove(filepath.Join(ground.NetnsDir, l.Space.Name)))
 }
 
 // Start starts `weft flanneld`, and returns how long it took until all leases were in effect.
