@@ -114,9 +114,17 @@ func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 			t.Error(err)
 		}
 		for _, address := range pod.IPs {
-			if _, err := os.Stat(reservation(pod.Node, address)); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the reservation of %s after DEL: %v", address, err)
-			}
+			// The agent removes it after DEL is answered.
+			eventually(ctx, t, "after DEL, the removal of the reservation of "+address.String(), func() error {
+				_, err := os.Stat(reservation(pod.Node, address))
+				switch {
+				case errors.Is(err, os.ErrNotExist):
+					return nil
+				case err == nil:
+					return errors.New("the file is there")
+				}
+				return err
+			})
 		}
 	}
 	if err := c.Crashed(ctx); err != nil {
