@@ -144,7 +144,7 @@ func adopt(ctx context.Context, os *session, n *stackubev1.Network, project stri
 	if err != nil {
 		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}, err
 	}
-	wrong := ""
+	var wrong string
 	switch {
 	case held.ProjectID != project && !held.Shared:
 		wrong = "is neither of the tenant's project nor shared"
