@@ -186,6 +186,9 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 	for _, run := range []func(context.Context) error{n.Links.Run, n.Rules.Run, vswitch.Rows.Run, vswitch.Bridges[pipeline.Bridge].Loop.Run, flows.Run, objects.Start} {
 		group.Go(func() { _ = run(ctx) })
 	}
+	if !objects.WaitForCacheSync(ctx) { // a cache that is not started cannot be read
+		t.Error("the cache has not started")
+	}
 	group.Go(func() {
 		for { // as the agent does
 			event, err := flows.Next(ctx)

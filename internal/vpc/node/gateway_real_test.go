@@ -207,6 +207,9 @@ func (n *nodeUnderTest) start() {
 	n.network = made
 	var group sync.WaitGroup
 	group.Go(func() { _ = objects.Start(ctx) })
+	if !objects.WaitForCacheSync(ctx) { // a cache that is not started cannot be read
+		n.t.Error("the cache has not started")
+	}
 	group.Go(func() {
 		if err := runner.Run(ctx); err != nil {
 			n.t.Error(err)
