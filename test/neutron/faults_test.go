@@ -85,7 +85,7 @@ func (e *everything) ensure(ctx context.Context, t *testing.T) {
 			return err
 		}
 		for _, p := range held {
-			if owner, ours := e.c.OwnerOf(&p); ours && owner == "port/faults" {
+			if owner, ours := e.c.OwnerOf(p.Description); ours && owner == "port/faults" {
 				return nil
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/portsbinding"
@@ -89,11 +88,6 @@ func (c *Cloud) Ports(ctx context.Context, network string) ([]HeldPort, error) {
 		return nil, fmt.Errorf("read the ports of network %s: %w", network, err)
 	}
 	return found, nil
-}
-
-// OwnerOf returns what a port's description says that this installation created it for. Every owner of a port can write its description.
-func (c *Cloud) OwnerOf(p *HeldPort) (owner string, ours bool) {
-	return strings.CutPrefix(p.Description, c.mark(""))
 }
 
 // Hosted reports whether a port is for a host, and has the device owner of ports that CreatePorts creates for it.

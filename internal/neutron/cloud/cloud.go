@@ -55,9 +55,16 @@ const markPrefix = "weft "
 // mark is the description of an object that is made for owner.
 func (c *Cloud) mark(owner string) string { return markPrefix + c.config.Cluster + " " + owner }
 
-// ours reports whether a description is this installation's mark.
-func (c *Cloud) ours(description string) bool {
-	return strings.HasPrefix(description, markPrefix+c.config.Cluster+" ")
+// OwnerOf returns what the description of an object in OpenStack says that this installation made the object for. It proves nothing alone:
+// every owner of an object can write its description.
+func (c *Cloud) OwnerOf(description string) (owner string, ours bool) {
+	return strings.CutPrefix(description, c.mark(""))
+}
+
+// marked reports whether a description is this installation's mark.
+func (c *Cloud) marked(description string) bool {
+	_, ours := c.OwnerOf(description)
+	return ours
 }
 
 // list reads a list to its end. An empty list has pages that hold nothing, and is no error.

@@ -96,7 +96,7 @@ func (c *Cloud) releaseFloating(ctx context.Context, port string) error {
 		return fmt.Errorf("list the floating IPs of port %s: %w", port, err)
 	}
 	for _, f := range found {
-		if c.ours(f.Description) {
+		if c.marked(f.Description) {
 			err = gone("floating IP "+f.FloatingIP, floatingips.Delete(ctx, c.client.Network, f.ID).ExtractErr())
 		} else if err = floatingips.Update(ctx, c.client.Network, f.ID, floatingips.UpdateOpts{PortID: new(string)}).Err; err != nil {
 			err = fmt.Errorf("take floating IP %s off port %s: %w", f.FloatingIP, port, openstack.Explain(err))

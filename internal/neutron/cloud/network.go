@@ -51,11 +51,6 @@ type HeldNetwork struct {
 	Held []subnets.Subnet
 }
 
-// MadeFor returns what a network's description says that this installation created it for.
-func (c *Cloud) MadeFor(n *HeldNetwork) (owner string, ours bool) {
-	return strings.CutPrefix(n.Description, c.mark(""))
-}
-
 // FindNetwork looks a network up by id, or else by name; project "" means any. It returns ErrNotFound and ErrMultiple.
 func (c *Cloud) FindNetwork(ctx context.Context, project, name, id string) (*HeldNetwork, error) {
 	what := fmt.Sprintf("network %q", name+id)
@@ -336,7 +331,7 @@ func (c *Cloud) removeRouters(ctx context.Context, held *HeldNetwork, connected 
 		return fmt.Errorf("list the routers of network %q: %w", held.Name, err)
 	}
 	for _, r := range found {
-		if !connected[r.ID] && (len(found) > 1 || !c.ours(r.Description)) {
+		if !connected[r.ID] && (len(found) > 1 || !c.marked(r.Description)) {
 			continue // somebody's router that has the same name
 		}
 		rest, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{DeviceID: r.ID, DeviceOwner: routerInterfaces()[0]}), ports.ExtractPorts)

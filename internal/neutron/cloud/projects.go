@@ -169,7 +169,7 @@ func (c *Cloud) ForeignPorts(ctx context.Context, network string) (int, error) {
 	}
 	n := 0
 	for _, p := range found {
-		if !isNetworks(p.DeviceOwner) && !c.ours(p.Description) {
+		if !isNetworks(p.DeviceOwner) && !c.marked(p.Description) {
 			n++
 		}
 	}

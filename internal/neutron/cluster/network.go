@@ -163,7 +163,7 @@ func adopt(ctx context.Context, os *session, n *stackubev1.Network, project stri
 
 // madeForAnother reports whether Weft made a network for another Network object.
 func madeForAnother(os *session, held *cloud.HeldNetwork, n *stackubev1.Network) bool {
-	owner, ours := os.MadeFor(held)
+	owner, ours := os.OwnerOf(held.Description)
 	return ours && objects.OfNetwork(owner) && owner != objects.Owner(n)
 }
 

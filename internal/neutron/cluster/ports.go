@@ -289,7 +289,7 @@ func (r *round) adopt(ctx context.Context) error {
 }
 
 func placeOf(os *session, port *cloud.HeldPort) (ahead.Place, bool) {
-	owner, ours := os.OwnerOf(port)
+	owner, ours := os.OwnerOf(port.Description)
 	if !ours {
 		return ahead.Place{}, false
 	}
