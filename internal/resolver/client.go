@@ -15,45 +15,45 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Bounds of one question.
+// Bounds of one query.
 const (
-	// maxAliases is how many aliases (CNAME) lead from a name to its addresses at most.
+	// maxAliases is the maximum number of aliases (CNAME) from a name to its addresses.
 	maxAliases = 16
-	// payload is the size of an answer that is asked for over UDP: it fits a packet on any link (dnsflagday.net/2020).
+	// payload is the largest answer accepted over UDP, in bytes: it fits into a packet on any link (dnsflagday.net/2020).
 	payload = 1232
 	// maxTimeout bounds resolv.conf's option timeout, as glibc does.
 	maxTimeout = 30 * time.Second
 	// DefaultPatience bounds a whole Lookup: all servers, all attempts, all aliases.
 	DefaultPatience = 10 * time.Second
-	// DefaultIPv6Patience is how long an answer for IPv4 waits for the one for IPv6 addresses. Asked for together, they come together.
+	// DefaultIPv6Patience is how long the IPv4 answer waits for the IPv6 answer. Both are requested at once, so they normally arrive together.
 	DefaultIPv6Patience = 100 * time.Millisecond
 )
 
-// Answer is what name servers say of a name.
+// Answer is the name servers' answer for a name.
 type Answer struct {
-	// Addrs are its addresses of both families, in order, each once; none: the name does not exist, or has none. Those of IPv6
-	// are missing where the servers do not tell them at once.
+	// Addrs are the name's addresses of both families, sorted, without duplicates. Empty: the name does not exist, or has no address. IPv6
+	// addresses are missing if the servers do not answer at once.
 	Addrs []netip.Addr
-	// TTL is how long that is good: what is said of IPv4.
+	// TTL is how long the IPv4 answer is valid.
 	TTL time.Duration
 }
 
-// Client asks the name servers of a resolv.conf.
+// Client queries the name servers of a resolv.conf.
 type Client struct {
-	// ResolvConf is the file's path. It is read for each question: it is small, and may change at any time. Required.
+	// ResolvConf is the file's path. The file is read for each query: it is small, and may change at any time. Required.
 	ResolvConf string
-	// Port is the name servers'. Empty: 53.
+	// Port is the port of the name servers. Empty: 53.
 	Port string
-	// Patience bounds a Lookup, and IPv6Patience how long it waits for IPv6 addresses once all else is known. Zero: DefaultPatience
+	// Patience bounds a Lookup. IPv6Patience bounds how long it waits for IPv6 addresses once the IPv4 answer is there. Zero: DefaultPatience
 	// and DefaultIPv6Patience.
 	Patience, IPv6Patience time.Duration
 }
 
-// Lookup returns what a name stands for now. The name is absolute: no search list is applied. That a name does not exist is an
-// answer, and no error; an error says that no server gave an answer.
+// Lookup returns the current addresses of a name. The name is absolute: no search list is applied. That a name does not exist is an answer,
+// not an error; an error means that no server answered.
 //
-// IPv4 counts: the answer waits for no other, and lasts as long as what is said of IPv4. Where the question for IPv6 addresses
-// fails, or has no answer soon, there are none in the answer.
+// The IPv4 answer decides: it waits only shortly for IPv6, and its TTL counts. If the IPv6 query fails, or is not answered soon, the answer
+// has no IPv6 addresses.
 func (c *Client) Lookup(ctx context.Context, name string) (Answer, error) {
 	conf, err := c.servers()
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *Client) Lookup(ctx context.Context, name string) (Answer, error) {
 	defer cancel()
 	other := make(chan Answer, 1)
 	go func() {
-		v6, _ := conf.ask(ctx, name, dns.TypeAAAA) // without an answer it is empty
+		v6, _ := conf.ask(ctx, name, dns.TypeAAAA) // empty without an answer
 		other <- v6
 	}()
 	v4, err := conf.ask(ctx, name, dns.TypeA)
@@ -81,14 +81,14 @@ func (c *Client) Lookup(ctx context.Context, name string) (Answer, error) {
 	return v4, nil
 }
 
-// servers are the name servers, and how they are asked.
+// servers are the name servers, and the options for querying them.
 type servers struct {
 	addresses []string
 	attempts  int
 	timeout   time.Duration
 }
 
-// servers reads the file.
+// servers reads resolv.conf.
 func (c *Client) servers() (servers, error) {
 	conf, err := dns.ClientConfigFromFile(c.ResolvConf)
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *Client) servers() (servers, error) {
 	return s, nil
 }
 
-// ask asks for a name's addresses of one family, and follows its aliases.
+// ask queries a name's addresses of one family, and follows its aliases.
 func (s servers) ask(ctx context.Context, name string, kind uint16) (Answer, error) {
 	answer := Answer{TTL: math.MaxInt64}
 	for asked, aliases := name, 0; ; {
@@ -140,11 +140,11 @@ func (s servers) ask(ctx context.Context, name string, kind uint16) (Answer, err
 			answer.TTL = min(answer.TTL, negative)
 			return answer, nil
 		}
-		asked = chain.end // the server gave the alias and no more
+		asked = chain.end // the server returned only the alias
 	}
 }
 
-// chain is where a reply's aliases lead from a name.
+// chain is the result of following a reply's aliases from a name.
 type chain struct {
 	end     string
 	aliases int
@@ -152,7 +152,7 @@ type chain struct {
 	ttl     time.Duration
 }
 
-// follow follows the aliases in a reply. What is in it beside them does not count: it was not asked for.
+// follow follows the aliases in a reply. It ignores all other records: they were not requested.
 func follow(reply *dns.Msg, name string) chain {
 	c := chain{end: dns.CanonicalName(name), ttl: math.MaxInt64}
 	for c.aliases <= maxAliases {
@@ -196,7 +196,7 @@ func seconds(ttl uint32) time.Duration {
 	return time.Duration(ttl) * time.Second
 }
 
-// negativeTTL returns how long it is good that a name has no addresses, and whether the reply says so (RFC 2308, section 5).
+// negativeTTL returns how long it is valid that a name has no addresses, and whether the reply says so (RFC 2308, section 5).
 func negativeTTL(reply *dns.Msg) (ttl time.Duration, says bool) {
 	for _, record := range reply.Ns {
 		if soa, ok := record.(*dns.SOA); ok {
@@ -206,18 +206,18 @@ func negativeTTL(reply *dns.Msg) (ttl time.Duration, says bool) {
 	return 0, false
 }
 
-// exchange asks each server in turn, several times, until one gives an answer.
+// exchange queries each server in turn, in several attempts, until one answers.
 func (s servers) exchange(ctx context.Context, name string, kind uint16) (*dns.Msg, error) {
 	var errs []error
 	for range s.attempts {
-		errs = errs[:0] // all are as in the last round, or will be
+		errs = errs[:0] // keep only the errors of the last attempt
 		for _, server := range s.addresses {
 			reply, err := s.exchangeWith(ctx, server, name, kind)
 			if err == nil {
 				return reply, nil
 			}
 			errs = append(errs, fmt.Errorf("name server %s: %w", server, err))
-			if ctx.Err() != nil { // of others there is no time to ask
+			if ctx.Err() != nil { // no time is left for the other servers
 				return nil, errors.Join(errs...)
 			}
 		}
@@ -227,12 +227,12 @@ func (s servers) exchange(ctx context.Context, name string, kind uint16) (*dns.M
 
 var errNoAnswer = errors.New("it answers another question")
 
-// exchangeWith asks one server, over TCP if the answer does not fit a packet.
+// exchangeWith queries one server, over TCP if the answer does not fit into a UDP packet.
 func (s servers) exchangeWith(ctx context.Context, server, name string, kind uint16) (*dns.Msg, error) {
 	question := new(dns.Msg).SetQuestion(name, kind)
 	question.SetEdns0(payload, false)
 	reply, err := s.send(ctx, "udp", server, question)
-	if err == nil && reply.Rcode == dns.RcodeFormatError { // a server that knows no EDNS (RFC 6891, section 7)
+	if err == nil && reply.Rcode == dns.RcodeFormatError { // a server without EDNS (RFC 6891, section 7)
 		question.Extra = nil
 		reply, err = s.send(ctx, "udp", server, question)
 	}
@@ -254,7 +254,7 @@ func (s servers) exchangeWith(ctx context.Context, server, name string, kind uin
 	return reply, nil
 }
 
-// lame reports whether a server says nothing of the name itself.
+// lame reports whether a reply only refers to other servers, and has no data about the name itself.
 func lame(reply *dns.Msg) bool {
 	_, says := negativeTTL(reply)
 	return reply.Rcode == dns.RcodeSuccess && len(reply.Answer) == 0 && !says && !reply.Authoritative && !reply.RecursionAvailable
@@ -269,11 +269,11 @@ func (s servers) send(ctx context.Context, network, server string, question *dns
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // an answer that nobody waits for any more
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // the caller has stopped waiting
 	defer stop()
 	reply, _, err := client.ExchangeWithConnContext(ctx, question, conn)
 	switch {
-	case reply != nil && reply.Response && reply.Truncated: // what was cut off may not be readable
+	case reply != nil && reply.Response && reply.Truncated: // the part that was cut off may not parse
 		return reply, nil
 	case err != nil:
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// kept is the file.
+// kept is the file's content.
 type kept struct {
 	Version int                     `json:"version"`
 	Names   map[string][]netip.Addr `json:"names"`
@@ -22,7 +22,7 @@ const (
 	maxFile = 64 << 20
 )
 
-// load reads the file; one that is not there says nothing.
+// load reads the file. A file that does not exist is no error.
 func load(path string) (map[string][]netip.Addr, error) {
 	if path == "" {
 		return nil, nil
@@ -55,7 +55,7 @@ func parse(raw []byte) (map[string][]netip.Addr, error) {
 	return k.Names, nil
 }
 
-// store writes the file whole or not at all.
+// store writes the file atomically.
 func store(path string, names map[string][]netip.Addr) error {
 	raw, err := json.Marshal(kept{Version: fileVersion, Names: names})
 	if err != nil {

@@ -13,58 +13,60 @@ import (
 
 // Defaults of Options.
 const (
-	// DefaultMinTTL keeps names whose answers are good for less from being asked for all the time.
+	// DefaultMinTTL bounds how often a name with a short TTL is queried.
 	DefaultMinTTL = 5 * time.Second
-	// DefaultMaxTTL is how long an answer counts at most.
+	// DefaultMaxTTL is the longest time an answer is used.
 	DefaultMaxTTL = 30 * time.Minute
-	// DefaultMaxNegativeTTL is how long it counts at most that a name has no addresses.
+	// DefaultMaxNegativeTTL is the longest time the answer is used that a name has no addresses.
 	DefaultMaxNegativeTTL = 30 * time.Second
-	// DefaultQuestions is how many names are asked for at once.
+	// DefaultQuestions is how many names are queried concurrently.
 	DefaultQuestions = 16
-	// DefaultRest is how long the file is not written again.
+	// DefaultRest is the minimum time between two writes of the file.
 	DefaultRest = 5 * time.Second
 )
 
-// unproven says that one question in so many may be for a name whose last question had no answer, or that was never asked for: each
-// of those may keep its place for as long as a Lookup lasts, and however many there are, the others are not behind them.
+// unproven limits the concurrent queries for names whose last query had no answer, or that were never queried: one in this number. Each of
+// them may take as long as a Lookup lasts. With this limit, the other names do not wait for them, however many they are.
 const unproven = 4
 
-// How soon a name is asked for again that cannot be resolved: doubled from the first to the last.
+// Delay before the retry of a name that cannot be resolved. It doubles from the first to the last value.
 const (
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
-	// maxDoublings keeps the doubled delay within a Duration.
+	// maxDoublings prevents an overflow of the Duration.
 	maxDoublings = 10
 )
 
-// Lookup asks for a name: Client.Lookup.
+// Lookup resolves a name: Client.Lookup.
 type Lookup func(ctx context.Context, name string) (Answer, error)
 
-// Clock is the time.
+// Clock is the source of time.
 type Clock interface {
 	Now() time.Time
-	// At returns a channel that gets a value at a time, and what ends the waiting.
+	// At returns a channel that receives a value at the given time, and a function that stops the waiting.
 	At(t time.Time) (due <-chan time.Time, stop func())
 }
 
-// Options of Names.
+// Options are the options of Names.
 type Options struct {
-	// Lookup asks. Required.
+	// Lookup resolves a name. Required.
 	Lookup Lookup
-	// Changed is told that names stand for other addresses, or cannot be resolved, or can again. It must not wait. Required.
+	// Changed is called when the addresses of a name have changed, when a name can no longer be resolved, and when it can again. It must not
+	// block. Required.
 	Changed func()
-	// File keeps what names stand for. Empty: nothing is kept.
+	// File stores the addresses. Empty: they are not stored.
 	File string
-	// MinTTL, MaxTTL and MaxNegativeTTL bound how long an answer counts. Zero: the defaults.
+	// MinTTL, MaxTTL and MaxNegativeTTL bound how long an answer is used. Zero: the defaults.
 	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
-	// Questions is how many names are asked for at once: at most a quarter of them names that were not answered last. Zero:
+	// Questions is how many names are queried concurrently. At most a quarter of them are names whose last query had no answer. Zero:
 	// DefaultQuestions.
 	Questions int
-	// Rest is how long the file is not written again, but at the end; a tenth of it if a name has its first answer. Zero: DefaultRest.
+	// Rest is the minimum time between two writes of the file, except at the end; a tenth of it if a name has its first answer. Zero:
+	// DefaultRest.
 	Rest time.Duration
-	// Clock is the time. Nil: the system's.
+	// Clock is the source of time. Nil: the system's clock.
 	Clock Clock
-	// Log gets what nobody waits for. Nil: discarded.
+	// Log receives failures that no caller gets. Nil: discarded.
 	Log *slog.Logger
 }
 
@@ -89,7 +91,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// systemClock is the system's time.
+// systemClock is the system's clock.
 type systemClock struct{}
 
 // Now implements Clock.
@@ -105,46 +107,45 @@ func (systemClock) At(t time.Time) (due <-chan time.Time, stop func()) {
 type Names struct {
 	opts Options
 	wake chan struct{}
-	// answers carries what was asked for to Run.
+	// answers carries the results of queries to Run.
 	answers chan result
 
 	mu     sync.Mutex
 	wanted map[string]*name
-	// answered are the names whose last question was answered, others all others.
+	// answered has the names whose last query was answered, others has all others.
 	answered, others line
-	// restored is what the file said, until it is known what is wanted.
+	// restored is the content of the file, until the first call of Want.
 	restored map[string][]netip.Addr
-	// changed are names of which State says other than before, and nobody has taken it.
+	// changed has the names whose State has changed since Take was last called.
 	changed map[string]struct{}
-	// unsaved says that the file is not as it should be, unheard that it has nothing of a name that was answered. saved is when it was
-	// written.
+	// unsaved says that the file is outdated, unheard that it lacks a name that was answered. saved is when it was last written.
 	unsaved, unheard bool
 	saved            time.Time
 }
 
-// name is a name that is wanted.
+// name is a name that is kept resolved.
 type name struct {
 	text  string
 	state State
-	// due is when it is asked for again, and turn is whose turn it is of those that are due at once.
+	// due is when it is queried next. turn is its place among the names that are due at the same time.
 	due  time.Time
 	turn int
-	// failures counts since the last answer. answered says that the last question had one.
+	// failures counts the failed queries since the last answer. answered says that the last query was answered.
 	failures int
 	answered bool
-	// at is where it is in its line's queue; -1: it is asked for now.
+	// at is its index in its line's queue; -1: a query is under way.
 	at int
 }
 
-// line are names that share places.
+// line is a group of names that share a limit of concurrent queries.
 type line struct {
-	// queue are those that nobody asks for now, by when they are due.
+	// queue has the names without a query under way, ordered by when they are due.
 	queue queue
-	// asking is how many are asked for now, most how many may be.
+	// asking is the number of queries under way, most its limit.
 	asking, most int
 }
 
-// queue is a heap of names, the first that is due on top.
+// queue is a heap of names; the first one due is on top.
 type queue []*name
 
 // Len implements heap.Interface, as do the others.
@@ -177,7 +178,7 @@ func (q *queue) Pop() any {
 	return last
 }
 
-// line returns the one that a name is in.
+// line returns the line of a name.
 func (n *Names) line(of *name) *line {
 	if of.answered {
 		return &n.answered
@@ -185,25 +186,25 @@ func (n *Names) line(of *name) *line {
 	return &n.others
 }
 
-// State is what is known of a name.
+// State is what is known about a name.
 type State struct {
-	// Addrs are its addresses of both families, in order. Known says that there was an answer.
+	// Addrs are its addresses of both families, sorted. Known says that there was an answer.
 	Addrs []netip.Addr
 	Known bool
-	// Err is why it could not be resolved when it was asked for last; nil: it could.
+	// Err is why the last query failed; nil: it succeeded.
 	Err error
 }
 
-// result is what became of a question.
+// result is the result of a query.
 type result struct {
 	of *name
-	// place is where the question was counted.
+	// place is the line in which the query was counted.
 	place  *line
 	answer Answer
 	err    error
 }
 
-// NewNames returns Names that keeps nothing yet, and begins with what the file says.
+// NewNames returns Names without any wanted name. It loads the file.
 func NewNames(opts Options) *Names {
 	n := &Names{
 		opts: opts.withDefaults(), wake: make(chan struct{}, 1), answers: make(chan result),
@@ -217,7 +218,7 @@ func NewNames(opts Options) *Names {
 	return n
 }
 
-// Want says which names are kept resolved from now on: those, and no others. New ones are asked for in the order of the list.
+// Want sets the names that are kept resolved from now on: those in the list, and no others. New names are queried in the order of the list.
 func (n *Names) Want(list []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -246,14 +247,14 @@ func (n *Names) Want(list []string) {
 			n.unsaved = true
 		}
 	}
-	heap.Init(&n.answered.queue) // by the new turns
+	heap.Init(&n.answered.queue) // order by the new turns
 	heap.Init(&n.others.queue)
 	n.unsaved = n.unsaved || len(n.restored) > 0
 	n.restored = nil
 	n.wakeUp()
 }
 
-// State returns what is known of a name.
+// State returns what is known about a name.
 func (n *Names) State(text string) State {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -263,7 +264,7 @@ func (n *Names) State(text string) State {
 	return State{}
 }
 
-// Take returns the names of which State says other than when it was taken last, in order.
+// Take returns the names whose State has changed since the last Take, sorted.
 func (n *Names) Take() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -279,7 +280,7 @@ func (n *Names) wakeUp() {
 	}
 }
 
-// Run asks until ctx ends.
+// Run queries names until ctx ends.
 func (n *Names) Run(ctx context.Context) error {
 	defer n.save()
 	var asking sync.WaitGroup
@@ -307,7 +308,7 @@ func (n *Names) Run(ctx context.Context) error {
 		stopDue()
 		stopSave()
 		if at := n.saveAt(); !at.IsZero() && !at.After(n.opts.Clock.Now()) {
-			n.save() // before anybody acts on it
+			n.save() // before Changed can have an effect
 		}
 		if tell {
 			n.opts.Changed()
@@ -315,7 +316,7 @@ func (n *Names) Run(ctx context.Context) error {
 	}
 }
 
-// at returns what is told at a time; zero: never.
+// at returns a channel that receives a value at the given time; zero: never.
 func (n *Names) at(t time.Time) (due <-chan time.Time, stop func()) {
 	if t.IsZero() {
 		return nil, func() {}
@@ -323,7 +324,8 @@ func (n *Names) at(t time.Time) (due <-chan time.Time, stop func()) {
 	return n.opts.Clock.At(t)
 }
 
-// begin asks for what is due, as far as there is room, and returns when there will be more; zero: not before an answer comes.
+// begin starts queries for the names that are due, within the limits. It returns when the next name is due; zero: not before an answer
+// comes.
 func (n *Names) begin(ask func(*name, *line)) (next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -353,7 +355,7 @@ func (n *Names) ask(ctx context.Context, of *name, place *line) {
 	}
 }
 
-// settle takes note of what became of a question, and of those that have come meanwhile, and reports whether anybody is to be told.
+// settle records the result of a query, and of those that ended meanwhile, and reports whether Changed has to be called.
 func (n *Names) settle(r result) (tell bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -369,10 +371,10 @@ func (n *Names) settle(r result) (tell bool) {
 	}
 }
 
-// take takes note of an answer, or of there being none, and reports whether State says other than before. The caller holds mu.
+// take records the result of a query, and reports whether State has changed. The caller holds mu.
 func (n *Names) take(r result, now time.Time) bool {
 	of := r.of
-	if n.wanted[of.text] != of { // nobody wants to know any more
+	if n.wanted[of.text] != of { // not wanted any more
 		return false
 	}
 	tell := (r.err == nil) != (of.state.Err == nil)
@@ -395,8 +397,8 @@ func (n *Names) take(r result, now time.Time) bool {
 	return tell
 }
 
-// ipv4 returns the addresses that a change of is told: those of IPv6 may be missing in an answer, and are used by nobody yet.
-// They come last.
+// ipv4 returns the addresses whose changes are reported. IPv6 addresses may be missing in an answer, and nothing uses them yet. They are
+// sorted last.
 func ipv4(addrs []netip.Addr) []netip.Addr {
 	for i, addr := range addrs {
 		if !addr.Is4() {
@@ -406,7 +408,7 @@ func ipv4(addrs []netip.Addr) []netip.Addr {
 	return addrs
 }
 
-// lasts returns how long an answer counts.
+// lasts returns how long an answer is used.
 func (n *Names) lasts(a Answer) time.Duration {
 	most := n.opts.MaxTTL
 	if len(a.Addrs) == 0 {
@@ -415,7 +417,7 @@ func (n *Names) lasts(a Answer) time.Duration {
 	return max(n.opts.MinTTL, min(a.TTL, most))
 }
 
-// saveAt returns when the file is to be written; zero: it is as it should be.
+// saveAt returns when the file is to be written; zero: it is up to date.
 func (n *Names) saveAt() time.Time {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -425,13 +427,13 @@ func (n *Names) saveAt() time.Time {
 	case n.saved.IsZero():
 		return n.opts.Clock.Now()
 	}
-	if n.unheard { // after a crash its namespace would be closed
+	if n.unheard { // without the first answer in the file, a crash would close the namespace
 		return n.saved.Add(n.opts.Rest / 10)
 	}
 	return n.saved.Add(n.opts.Rest)
 }
 
-// save writes the file, if it is not as it should be.
+// save writes the file if it is outdated.
 func (n *Names) save() {
 	n.mu.Lock()
 	if !n.unsaved || n.opts.File == "" {

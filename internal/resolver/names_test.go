@@ -17,12 +17,12 @@ import (
 	"weft.dev/weft/internal/resolver"
 )
 
-// clock is a time that stands still until it is moved.
+// clock is a clock that moves only when the test advances it.
 type clock struct {
 	mu      sync.Mutex
 	now     time.Time
 	waiting map[chan time.Time]time.Time
-	// waited is told when somebody begins to wait.
+	// waited receives a value when a wait begins.
 	waited chan struct{}
 }
 
@@ -68,7 +68,7 @@ func (c *clock) advance(d time.Duration) {
 	}
 }
 
-// sleepsUntil reports whether somebody waits for just that time.
+// sleepsUntil reports whether something waits for exactly that time.
 func (c *clock) sleepsUntil(t time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,7 +80,7 @@ func (c *clock) sleepsUntil(t time.Time) bool {
 	return false
 }
 
-// rig is Names with a real name server and a clock of the test's.
+// rig is a Names with a real name server and the test's clock.
 type rig struct {
 	*resolver.Names
 	t      *testing.T
@@ -99,7 +99,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// begin begins a life; restart ends one before.
+// begin starts a new instance. restart stops the previous one first.
 func (r *rig) begin() {
 	client := &resolver.Client{ResolvConf: resolvConf(r.t, "nameserver 127.0.0.1", "options attempts:1"), Port: r.server.port(r.t)}
 	r.told = make(chan struct{}, 1)
@@ -138,7 +138,7 @@ func show(s resolver.State) string {
 	return text
 }
 
-// await waits until a name is as wanted.
+// await waits until a name has the wanted state.
 func (r *rig) await(name, want string) {
 	r.t.Helper()
 	deadline := time.After(20 * time.Second)
@@ -154,7 +154,7 @@ func (r *rig) await(name, want string) {
 	}
 }
 
-// sleeps waits until nothing is asked for, and the next question is due after a time.
+// sleeps waits until no query is under way and the next one is due after the given duration.
 func (r *rig) sleeps(after time.Duration) {
 	r.t.Helper()
 	until := r.clock.Now().Add(after)
@@ -168,7 +168,7 @@ func (r *rig) sleeps(after time.Duration) {
 	}
 }
 
-// A change within the TTL is noticed when the answer is no longer good, not before and not later.
+// A change is noticed when the TTL of the previous answer expires, not earlier and not later.
 func TestExpiry(t *testing.T) {
 	r := newRig(t)
 	r.server.has(t, "www.example. 40 IN A 192.0.2.7", soa)
@@ -187,7 +187,7 @@ func TestExpiry(t *testing.T) {
 	r.server.has(t, soa)
 	r.clock.advance(7 * time.Second)
 	r.await("www.example.", "[]") // the name is removed
-	r.sleeps(20 * time.Second)    // as the SOA says
+	r.sleeps(20 * time.Second)    // the SOA's minimum TTL
 	r.server.has(t, "www.example. 60 IN CNAME a.example.", "a.example. 50 IN A 192.0.2.9", soa)
 	r.clock.advance(20 * time.Second)
 	r.await("www.example.", "[192.0.2.9]")
@@ -197,7 +197,7 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// The TTL counts within bounds.
+// The TTL is used within bounds.
 func TestBounds(t *testing.T) {
 	for name, c := range map[string]struct {
 		records []string
@@ -219,7 +219,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A name that cannot be resolved is asked for again, soon at first, and keeps its last answer.
+// A name that cannot be resolved is retried, first after a short delay, and keeps its last answer.
 func TestFailures(t *testing.T) {
 	r := newRig(t)
 	fail := func() { r.server.has(t); r.server.says(serverFails) }
@@ -244,7 +244,7 @@ func TestFailures(t *testing.T) {
 	r.await("www.example.", "[192.0.2.7]")
 }
 
-// What names stood for is known after a restart, and asked for anew at once.
+// After a restart, the last addresses are known, and all names are queried again at once.
 func TestRestart(t *testing.T) {
 	r := newRig(t)
 	r.server.has(t, "www.example. 40 IN A 192.0.2.7", "two.example. 40 IN A 192.0.2.9", soa)
@@ -281,7 +281,7 @@ func TestRestart(t *testing.T) {
 	r.await("www.example.", "[192.0.2.8]")
 }
 
-// A name that is not wanted any more is not asked for, and nobody hears of the answer that is under way.
+// A name that is no longer wanted is not queried, and the answer of a query under way is dropped.
 func TestUnwanted(t *testing.T) {
 	r := newRig(t)
 	r.server.has(t, "www.example. 40 IN A 192.0.2.7", "two.example. 50 IN A 192.0.2.9", soa)
@@ -289,7 +289,7 @@ func TestUnwanted(t *testing.T) {
 	r.await("www.example.", "[192.0.2.7]")
 	r.await("two.example.", "[192.0.2.9]")
 	r.Want([]string{"two.example."})
-	r.sleeps(50 * time.Second) // for the other, and not for the name that nobody wants
+	r.sleeps(50 * time.Second) // for the other name only
 	r.clock.advance(40 * time.Second)
 	r.sleeps(10 * time.Second)
 	if n := r.server.times("udp www.example. A"); n != 1 {
@@ -297,7 +297,7 @@ func TestUnwanted(t *testing.T) {
 	}
 }
 
-// However many names there are, so many are asked for at once as may be, and all have their turn; one that hangs keeps only its
+// Of many names, only as many are queried concurrently as allowed, and each one gets its turn. A query that hangs blocks only its own
 // place.
 func TestManyNames(t *testing.T) {
 	const all, most = 500, 8
@@ -348,7 +348,7 @@ func TestManyNames(t *testing.T) {
 	}
 }
 
-// Names that nobody answers for keep none waiting that are answered.
+// Names whose queries hang do not delay names that are answered.
 func TestNamesThatHang(t *testing.T) {
 	list := []string{"good.example."}
 	for i := range 500 {
@@ -398,7 +398,7 @@ func TestNamesThatHang(t *testing.T) {
 	}
 }
 
-// New names are asked for in the order in which they are wanted last.
+// New names are queried in the order of the last call of Want.
 func TestTurns(t *testing.T) {
 	var asked []string
 	told := make(chan struct{}, 3)
@@ -426,7 +426,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// The file is written at once, then not again for a while however much changes, and at the end. A name's first answer waits for less.
+// The file is written at once, then not again for the rest time however much changes, and at the end. For a name's first answer the time is
+// shorter.
 func TestFileRests(t *testing.T) {
 	r := newRig(t)
 	has := func(addr string) bool {
@@ -440,7 +441,7 @@ func TestFileRests(t *testing.T) {
 		t.Helper()
 		for deadline := time.After(20 * time.Second); !has(addr); {
 			select {
-			case <-r.clock.waited: // it waits again once it is done
+			case <-r.clock.waited: // it waits again after the file is written
 			case <-deadline:
 				t.Fatalf("%s is not kept", what)
 			}
@@ -475,7 +476,7 @@ func TestFileRests(t *testing.T) {
 	}
 }
 
-// A file that cannot be written is told, and stops nothing.
+// A failure to write the file is logged, and stops nothing.
 func TestNoRoom(t *testing.T) {
 	n := resolver.NewNames(resolver.Options{
 		Clock: newClock(), Changed: func() {}, File: filepath.Join(t.TempDir(), "not", "there"),

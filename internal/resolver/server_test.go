@@ -16,23 +16,23 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// nameServer is a name server on the loopback, by UDP and by TCP, that says what the test tells it to.
+// nameServer is a name server on the loopback, over UDP and TCP, that gives the answers set by the test.
 type nameServer struct {
 	addr string
 
 	mu sync.Mutex
-	// answer makes the reply to a question; false: none comes.
+	// answer fills in the reply to a query; false: no reply is sent.
 	answer func(network string, q dns.Question, reply *dns.Msg) bool
 	asked  map[string]int // by network, name and type
 }
 
-// sockets are those of a name server.
+// sockets are the sockets of a name server.
 type sockets struct {
 	packets net.PacketConn
 	streams net.Listener
 }
 
-// listen opens those of one at 127.0.0.N; port "0" takes any that is free for UDP.
+// listen opens the sockets of a server at 127.0.0.N; port "0" takes any port that is free for UDP.
 func listen(t *testing.T, n int, port string) (sockets, error) {
 	t.Helper()
 	packets, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.%d:%s", n, port))
@@ -47,7 +47,8 @@ func listen(t *testing.T, n int, port string) (sockets, error) {
 	return sockets{packets, streams}, nil
 }
 
-// listenAll opens those of servers at 127.0.0.N each, all on one port: it has to be free at all of them, for UDP and TCP.
+// listenAll opens the sockets of servers at 127.0.0.N each, all on one port. The port has to be free at all these addresses, for UDP and
+// TCP.
 func listenAll(t *testing.T, ns ...int) (all []sockets) {
 	t.Helper()
 	var err error
@@ -73,7 +74,7 @@ func listenAll(t *testing.T, ns ...int) (all []sockets) {
 	return nil
 }
 
-// serve starts one at 127.0.0.1.
+// serve starts a name server at 127.0.0.1.
 func serve(t *testing.T) *nameServer {
 	t.Helper()
 	return serveAt(t, listenAll(t, 1)[0])
@@ -115,14 +116,14 @@ func (s *nameServer) handle(network string, w dns.ResponseWriter, r *dns.Msg) {
 	}
 }
 
-// says sets what the server answers from now on.
+// says sets the server's answers.
 func (s *nameServer) says(answer func(network string, q dns.Question, reply *dns.Msg) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answer = answer
 }
 
-// has sets the records that the server has from now on, and nothing else.
+// has replaces the server's records.
 func (s *nameServer) has(t *testing.T, records ...string) {
 	t.Helper()
 	var list []dns.RR
@@ -135,7 +136,7 @@ func (s *nameServer) has(t *testing.T, records ...string) {
 	})
 }
 
-// zone answers as a server does that resolves: with all that it has on the way, or with the SOA.
+// zone answers as a recursive server does: with all records on the way, or with the SOA.
 func zone(list []dns.RR, q dns.Question, reply *dns.Msg) {
 	name, exists, found := q.Name, false, false
 	for range 20 {
@@ -180,7 +181,7 @@ func record(t *testing.T, text string) dns.RR {
 
 const soa = "example. 60 IN SOA ns.example. root.example. 1 60 60 60 20"
 
-// times is how often a question was asked.
+// times returns how often a question was asked.
 func (s *nameServer) times(question string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,7 +212,7 @@ func rewrite(t *testing.T, path string, lines ...string) {
 	}
 }
 
-// serverFails is what a server says that cannot reach those that know.
+// serverFails is the reply of a server that cannot reach the authoritative servers.
 func serverFails(_ string, _ dns.Question, reply *dns.Msg) bool {
 	reply.Rcode = dns.RcodeServerFailure
 	return true

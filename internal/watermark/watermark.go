@@ -1,10 +1,11 @@
-// Package watermark says how far the objects of one kind, of which a watch of the API server tells, are in effect: the version up
-// to which each object, as it was then or later, has been acted upon. Versions are the API server's resourceVersions as numbers.
+// Package watermark computes the resourceVersion observed for one kind of object: the version up to which all changes of these objects are
+// in effect. Each object is then in effect as it was at that version, or as it was later. Versions are the API server's resourceVersions,
+// as numbers.
 //
-// A watch tells of changes in the order of their versions, so that the highest version that was told would do, if it were not for
-// lists: after a gap an informer lists everything, and tells of what changed meanwhile in any order. So a Mark hears of objects
-// twice: when they come in from the API server (an informer's transform, which sees all objects of a list before the first of
-// them is told), and when they are told to whoever acts on them. What came in and is not told yet holds the mark down.
+// A watch reports changes in the order of their versions. Without lists, the highest version reported would be enough. But after a gap an
+// informer lists everything, and reports what changed in the gap in any order. Therefore a Mark is notified of an object twice: when it
+// arrives from the API server (in an informer's transform, which sees all objects of a list before the first of them is reported), and when
+// it is reported to the handler that acts on it. An object that has arrived but is not reported yet holds the mark down.
 package watermark
 
 import (
@@ -12,44 +13,47 @@ import (
 	"time"
 )
 
-// lost is how long what came in may take until it is told. What takes longer was never told: a list that streams in, and breaks
-// off, is begun anew, and an object that went meanwhile is not in it.
+// lost is how long an object that arrived may take until it is reported. After that time it never will be: when a streaming list breaks
+// off, the informer lists again, and an object that was deleted meanwhile is not in the new list.
 const lost = time.Minute
 
-// Mark follows the objects of one kind. Its methods may be called concurrently, and on nil, which follows nothing.
+// Mark follows the objects of one kind. Its methods may be called concurrently, and on a nil Mark, which follows nothing.
 type Mark struct {
 	now     func() time.Time
 	changed func()
 
 	mu sync.Mutex
-	// active says that somebody is told; known that what was told the first time, all that there is, is in effect.
+	// active says that handlers are notified. known says that everything in the first list is in effect.
 	active, known bool
-	// highest is the highest version that was told, settled that which Version said last: nothing lower is of interest.
+	// highest is the highest version reported. settled is what Version returned last; lower versions do not matter any more.
 	highest, settled uint64
-	// objects are those of which something is owed, or of which it has to be known that nothing is.
+	// objects are those with a change that is not in effect yet, or that may still get one.
 	objects map[string]*object
-	// why says why the last step failed, nil if it did not.
+	// why is the error of the last step; nil if the step succeeded.
 	why error
 }
 
-// object is what is known of one object. A zero version says that there is none.
+// object is the state of one object. Version zero means none.
 type object struct {
-	// lowest is the first version that it may have had since it was told of, last the last that came in; since is when that was.
+	// lowest is the first version that the object may have had since it was last reported, last the version that arrived last, and since the
+	// time of that arrival.
 	lowest, last uint64
 	since        time.Time
-	// told is the highest version that was told.
+	// told is the highest version reported.
 	told uint64
-	// owed is the lowest version that was told and that no step has taken up yet, taken the lowest that one has taken up which
-	// did not end well yet.
+	// owed is the lowest version that was reported and that no step has taken up yet. taken is the lowest version that a step has taken up and
+	// that has not succeeded yet.
 	owed, taken uint64
 }
 
-// New returns a Mark. changed is called, and must not wait, when Version or Why may say something else; now tells the time.
+// New returns a Mark. It calls changed when the results of Version or Why may have changed; changed must not block. now returns the current
+// time.
 func New(now func() time.Time, changed func()) *Mark {
 	return &Mark{now: now, changed: changed, objects: map[string]*object{}}
 }
 
-// Begin has the mark follow from now on, from nothing: all objects are told anew.
+// Begin starts to follow, from an empty state: all objects are reported again.
+// End stops following and clears the state. Version then returns nothing.
 func (m *Mark) Begin() { m.reset(true) }
 
 // End has the mark say nothing, and forget everything.
@@ -65,7 +69,7 @@ func (m *Mark) reset(active bool) {
 	m.changed()
 }
 
-// Came notes that an object came in.
+// Came notes that an object arrived.
 func (m *Mark) Came(key string, version uint64) {
 	if m == nil {
 		return
@@ -74,20 +78,20 @@ func (m *Mark) Came(key string, version uint64) {
 	defer m.mu.Unlock()
 	o := m.objects[key]
 	if !m.active || version <= m.settled || o != nil && version <= max(o.told, o.last) {
-		return // of what is in effect, or was told already, nobody is told again
+		return // versions in effect or reported already are not reported again
 	}
 	if o == nil {
 		o = &object{}
 		m.objects[key] = o
 	}
 	if o.lowest == 0 {
-		o.lowest = min(version, m.highest+1) // after a gap it may have had others before, that nobody saw
+		o.lowest = min(version, m.highest+1) // in a gap it may have had versions that the watch did not report
 	}
 	o.last, o.since = version, m.now()
 }
 
-// Told notes that whoever acts on objects was told of one; if it concerns nobody, nothing is to be done. It is called after what
-// is to be done was noted: a step that takes that up also takes this up, or leaves it to the next.
+// Told notes that an object was reported to the handler. If concerns is false, the handler has nothing to do. Told is called after the
+// handler has queued its work: a step that takes up the work either takes up this version too, or leaves it to the next step.
 func (m *Mark) Told(key string, version uint64, concerns bool) {
 	if m == nil {
 		return
@@ -121,7 +125,7 @@ func (m *Mark) Told(key string, version uint64, concerns bool) {
 	}
 }
 
-// Gone notes that whoever acts on objects was told that one is there no more, of which it is not known since when: after a gap.
+// Gone notes that an object was reported as deleted after a gap, when the version of its deletion is not known.
 func (m *Mark) Gone(key string) {
 	if m == nil {
 		return
@@ -129,11 +133,11 @@ func (m *Mark) Gone(key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if o := m.objects[key]; o != nil {
-		o.lowest, o.last = 0, 0 // it came in, and went unseen
+		o.lowest, o.last = 0, 0 // it arrived, and was deleted without a report of its own
 	}
 }
 
-// Take begins a step: what was told until now is taken up by it. It is called before what is to be done is taken.
+// Take begins a step, which takes up everything reported until now. It is called before the step reads its work.
 func (m *Mark) Take() {
 	if m == nil {
 		return
@@ -148,8 +152,8 @@ func (m *Mark) Take() {
 	}
 }
 
-// Done ends a step. Without an error all that was ever taken up is in effect; else it stays so that it is not, for that reason,
-// and a later step takes it up as well.
+// Done ends a step. Without an error, everything that was ever taken up is in effect. With an error, it is not, for that reason, and a
+// later step takes it up as well.
 func (m *Mark) Done(err error) {
 	if m == nil {
 		return
@@ -166,7 +170,7 @@ func (m *Mark) Done(err error) {
 	m.changed()
 }
 
-// Version returns the version up to which objects are in effect. Not ok: it is not known of any.
+// Version returns the version up to which all changes are in effect. If ok is false, no version is known.
 func (m *Mark) Version() (version uint64, ok bool) {
 	if m == nil {
 		return 0, false
@@ -179,7 +183,7 @@ func (m *Mark) Version() (version uint64, ok bool) {
 	return m.sweep(), true
 }
 
-// sweep returns the version up to which objects are in effect, and forgets those of which nothing is owed. The caller holds mu.
+// sweep returns the version up to which all changes are in effect, and deletes objects that hold nothing down. The caller holds mu.
 func (m *Mark) sweep() uint64 {
 	version := m.highest
 	before := m.now().Add(-lost)
@@ -205,7 +209,7 @@ func (m *Mark) sweep() uint64 {
 	return version
 }
 
-// Why returns why the last step failed, nil if it did not.
+// Why returns the error of the last step; nil if it succeeded.
 func (m *Mark) Why() error {
 	if m == nil {
 		return nil

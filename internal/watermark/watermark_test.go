@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// notice is what an informer tells of an object; version 0: it is gone, and nobody saw it go.
+// notice is an informer's report about an object. gone: the object was deleted in a gap, and version is 0.
 type notice struct {
 	key      string
 	version  uint64
@@ -20,22 +20,22 @@ type notice struct {
 	concerns bool
 }
 
-// world is an API server, an informer that watches and lists, and somebody who acts on what that tells, in steps.
+// world is an API server, an informer that watches and lists, and a handler that acts in steps on what the informer reports.
 type world struct {
 	t    *rapid.T
 	mark *watermark.Mark
 	now  time.Time
 
 	version uint64
-	// server has the versions of each object that there is, since it was made, the last one last; counts the last version of each
-	// at which something counts.
+	// server has all versions of each existing object since its creation, in order. counts has, for each version, the last version at which a
+	// change concerned the handler.
 	server map[string][]uint64
 	counts map[string]map[uint64]uint64
-	// watching says that the watch is open; store is what the informer has taken in, and queue what it has still to tell.
+	// watching says that the watch is open. store is the informer's cache, and queue what it has still to report.
 	watching bool
 	store    map[string]uint64
 	queue    []notice
-	// dirty are the objects to act on, under those that a step acts on, by the version that it read; effect what is in effect.
+	// dirty are the objects to act on, under those that the current step acts on, with the version that it read, and effect what is in effect.
 	dirty, effect map[string]uint64
 	under         map[string]uint64
 	stepping      bool
@@ -91,7 +91,7 @@ func (w *world) remove() {
 	}
 }
 
-// list lists everything after a gap, in any order; or breaks off in the midst of it.
+// list lists everything after a gap, in any order, or breaks off in the middle.
 func (w *world) list(whole bool) {
 	keys := rapid.Permutation(slices.Sorted(maps.Keys(w.server))).Draw(w.t, "order")
 	if !whole {
@@ -112,9 +112,9 @@ func (w *world) list(whole bool) {
 	}
 	for _, key := range keys {
 		if w.store[key] == last(key) {
-			continue // nobody is told of what is as it was
+			continue // an unchanged object is not reported
 		}
-		// What counts may have changed in the gap; that it did is what a handler sees when it compares.
+		// A relevant field may have changed in the gap. A handler detects this by comparison.
 		_, had := w.store[key]
 		concerns := !had || w.counts[key][last(key)] > w.store[key]
 		w.store[key] = last(key)
@@ -166,7 +166,7 @@ func (w *world) end(well bool) {
 	w.mark.Done(nil)
 }
 
-// check fails if the mark says of any object that it is in effect, and it is not.
+// check fails if the mark claims for any object that a version is in effect that is not.
 func (w *world) check() {
 	version, known := w.mark.Version()
 	if !known {
@@ -181,11 +181,12 @@ func (w *world) check() {
 	}
 }
 
-// Whatever happens, in any order: nothing is said to be in effect that is not; and once all is told and done, all is said to be.
+// In any order of events, the mark never claims that a version is in effect that is not. Once everything is reported and done, it claims
+// all versions.
 func TestMarkNeverLies(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
-		w.list(true) // what the first list has is told, and acted upon, before anything is said
+		w.list(true) // everything in the first list is reported and done before the mark claims anything
 		for range rapid.IntRange(0, 80).Draw(t, "steps") {
 			switch rapid.IntRange(0, 10).Draw(t, "what") {
 			case 0, 1, 2:
@@ -219,7 +220,7 @@ func TestMarkNeverLies(t *testing.T) {
 		w.end(true)
 		w.check()
 		if w.broken {
-			w.now = w.now.Add(2 * time.Minute) // what such a list told of is forgotten
+			w.now = w.now.Add(2 * time.Minute) // the mark drops what such a list delivered
 		}
 		version, known := w.mark.Version()
 		for key, versions := range w.server {
@@ -230,7 +231,7 @@ func TestMarkNeverLies(t *testing.T) {
 	})
 }
 
-// What is told while a step is under way is not in effect when it ends; a step that failed is told, and why, until one ends well.
+// A version reported during a step is not in effect when that step ends. The error of a failed step remains until a step succeeds.
 func TestMarkWaitsForItsOwnStep(t *testing.T) {
 	changes := 0
 	mark := watermark.New(time.Now, func() { changes++ })
