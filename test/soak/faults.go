@@ -186,21 +186,3 @@ func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
 func agentOf(n lab.Node) string    { return n.Name + "/weft-agent" }
 func switchOf(n lab.Node) string   { return n.Name + "/ovs-vswitchd" }
 func databaseOf(n lab.Node) string { return n.Name + "/ovsdb-server" }
-
-// told waits until an agent has logged something since a time when its log had that length.
-func (s *soak) told(ctx context.Context, n lab.Node, since int, what string) error {
-	_, err := probe.Await(ctx, probe.Patience, "the agent saying "+what, func(ctx context.Context) error {
-		log, err := probe.Log(ctx, s.cluster, agentOf(n))
-		if err == nil && !strings.Contains(log[min(since, len(log)):], what) {
-			err = errors.New("it says nothing of it")
-		}
-		return err
-	})
-	return err
-}
-
-// logged returns the length of an agent's log.
-func (s *soak) logged(ctx context.Context, n lab.Node) (int, error) {
-	log, err := probe.Log(ctx, s.cluster, agentOf(n))
-	return len(log), err
-}

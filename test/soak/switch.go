@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -64,8 +66,8 @@ func byHand() []fault {
 		}},
 		command("a stray port added", all, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
 		// The switch empties its tables whenever the mode changes (connmgr_set_fail_mode in Open vSwitch): what it has cached
-		// bridges that for most packets, and not for all.
-		command("the bridge set to fail open", far, false, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
+		// bridges that for most packets, and not for all. Until the agent puts the mode back, the bridge switches everything.
+		command("the bridge set to fail open", far, true, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
 		command("a controller set on the bridge", far, false, "ovs-vsctl", "set-controller", "br0", "tcp:127.0.0.1:6653"),
 		{name: "the gateway's address removed", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			gateway := netip.PrefixFrom(s.siege.scene.Gateway.IP, 23)
@@ -103,7 +105,7 @@ func otherFirewall(ctx context.Context, s *soak, n lab.Node) (note string, err e
 	return "opened after " + time.Since(begun).Round(time.Millisecond).String(), err
 }
 
-// halfRecord leaves a pod's record as a power cut would: its port closes, since nobody knows whose it is, and the others go on.
+// halfRecord leaves a pod's record as a power cut would. The agent writes it again from the runtime's result of the ADD, and the pod goes on.
 func halfRecord(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	p, err := s.pod(ctx, n, "half")
 	if err != nil {
@@ -113,21 +115,29 @@ func halfRecord(ctx context.Context, s *soak, n lab.Node) (note string, err erro
 	if err != nil {
 		return "", err
 	}
-	since, err := s.logged(ctx, n)
-	if err != nil {
-		return "", err
-	}
 	if err := s.whileAway(ctx, n, func() error { return os.WriteFile(path, raw[:len(raw)/2], 0o600) }); err != nil {
 		return "", err
 	}
-	if err := s.told(ctx, n, since, filepath.Base(path)); err != nil {
+	if _, err := probe.Await(ctx, probe.Patience, "the agent rebuilding "+path, func(context.Context) error {
+		rebuilt, err := os.ReadFile(path)
+		if err == nil && !json.Valid(rebuilt) {
+			err = errors.New("the record is not whole")
+		}
+		return err
+	}); err != nil {
+		return "", err
+	}
+	if err := s.cast.reached(ctx, p); err != nil {
 		return "", err
 	}
 	if err := probe.Detach(ctx, p); err != nil {
 		return "", err
 	}
-	// What was set aside is kept for whoever wants to know, and is nobody's leak.
-	return "", os.Remove(filepath.Join(filepath.Dir(path), "broken", filepath.Base(path)))
+	broken := filepath.Join(filepath.Dir(path), "broken", filepath.Base(path))
+	if _, err := os.Stat(broken); !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%s is left of a record that was rebuilt (%w)", broken, err)
+	}
+	return "", nil
 }
 
 // recordOf returns the file of a pod's attachment, and what it holds.
