@@ -1,8 +1,8 @@
-// Package cluster is what the controller's parts have in common: each network adds one Part. A part watches objects, plans from all of
-// them, and writes what differs. This package knows no network.
+// Package cluster has the code that the controller's parts share. Each network adds one Part. A part watches objects, computes a plan from
+// all of them, and writes the differences. This package knows no network.
 //
-// A plan is made from the cache. One that gives something out or deletes something is made again from what the API server itself
-// says, because the cache may be behind; only what both plans delete is deleted (Follow).
+// A plan is computed from the cache. A plan that assigns or deletes something is computed a second time from the API server itself, because
+// the cache may be outdated; only objects that both plans delete are deleted (Follow).
 package cluster
 
 import (
@@ -27,64 +27,65 @@ import (
 
 // Part is a network's part of the controller.
 type Part struct {
-	// Name is the network's.
+	// Name is the network's name.
 	Name string
 	// Schemes register the kinds of objects that the part uses, beyond those of Kubernetes.
 	Schemes []func(*runtime.Scheme) error
-	// Objects are what the part reads and writes at the API server: the chart's rights, and what the cache keeps, follow from them.
+	// Objects are what the part reads and writes at the API server. The chart's RBAC rules and the content of the cache follow from them.
 	Objects []Object
-	// Configured reports whether the cluster is configured for the network, by what the API server itself has. Nil: the network is never
-	// the one of all pods, so that the others do not ask.
+	// Configured reports, from the API server itself, whether the cluster is configured for the network. Nil: the network never serves all
+	// pods, so the other parts need not check.
 	Configured func(ctx context.Context, live client.Reader) (bool, error)
-	// SetUp adds the part's controllers to the manager. It starts nothing.
+	// SetUp adds the part's controllers to the manager. It does not start them.
 	SetUp func(Tools) error
 }
 
 // Object is one resource that a part uses.
 type Object struct {
-	// Group and Resource name the resource, such as "" and "nodes". A subresource follows a slash: hostsubnets/status.
+	// Group and Resource name the resource, such as "" and "nodes". A subresource is written after a slash: hostsubnets/status.
 	Group, Resource string
-	// Verbs are what the part does with it, as in RBAC.
+	// Verbs are the RBAC verbs that the part uses.
 	Verbs []string
-	// Kind is an empty object of the resource. Nil: the cache keeps it whole, or it is not cached.
+	// Kind is an empty object of the resource. Nil: the cache keeps the objects whole, or does not have them.
 	Kind client.Object
-	// Keep removes from an object what no part needs, before it is cached. Nil: this part asks for nothing to be removed. For a kind
-	// that several parts cache only one may have it, and it has to keep what the others need.
+	// Keep removes the fields that no part needs from an object before it is cached. Nil: this part removes nothing. If several parts cache a
+	// kind, only one of them may have it, and it has to keep what the others need.
 	Keep cache.TransformFunc
-	// Pods says what the part reads of Pods. The cache keeps what all parts read; Pods are whole if a part has neither this nor Keep.
+	// Pods says which fields of Pods the part reads. The cache keeps the fields of all parts. Pods are cached whole if a part has neither this
+	// nor Keep.
 	Pods *PodFields
-	// Label and Field select the objects that are cached. Nil: all.
+	// Label and Field select the objects to cache. Nil: all.
 	Label labels.Selector
 	Field fields.Selector
-	// Namespace is the one whose objects are cached; empty: all. The right is then a Role's.
+	// Namespace limits the cache to one namespace; empty: all. The right is then granted by a Role.
 	Namespace string
 }
 
-// Tools are what a part's controllers are made of.
+// Tools are what a part uses to set up its controllers.
 type Tools struct {
-	// Manager starts controllers once the replica leads, and has the cache.
+	// Manager has the cache, and starts controllers once the replica is the leader.
 	Manager manager.Manager
-	// Client reads from the cache, and counts its writes for the network.
+	// Client reads from the cache, and counts its writes in the network's metrics.
 	Client client.Client
 	// Live reads from the API server itself.
 	Live client.Reader
 	// Events sends events about objects.
 	Events events.EventRecorder
-	// Log is where the part logs.
+	// Log is the part's logger.
 	Log *slog.Logger
-	// Metrics are the controller's, for the network.
+	// Metrics are the controller's metrics, with the network as label.
 	Metrics *metrics.Controller
-	// Random chooses where any choice is right.
+	// Random chooses where any choice is correct.
 	Random *rand.Rand
-	// Readiness knows which objects have been read.
+	// Readiness tracks which kinds of objects have been read.
 	Readiness *Readiness
-	// Defaults says that a part may create the object that configures its network where no network is configured.
+	// Defaults says that a part may create the object that configures its network if no network is configured.
 	Defaults bool
 
 	others []Part
 }
 
-// Elsewhere reports whether the cluster is configured for another network than the part's own.
+// Elsewhere reports whether the cluster is configured for a network other than the part's own.
 func (t Tools) Elsewhere(ctx context.Context) (bool, error) {
 	for _, part := range t.others {
 		if part.Configured == nil {
@@ -109,7 +110,7 @@ func NewTools(mgr manager.Manager, ready *Readiness, log *slog.Logger, random *r
 	}
 }
 
-// Reporter returns a reporter of problems for a controller of that name. apiVersion is that of the part's own objects.
+// Reporter returns a reporter of problems for the controller with the given name. apiVersion is the version of the part's own objects.
 func (t Tools) Reporter(name, apiVersion string) *Reporter {
 	return NewReporter(name, apiVersion, t.Events, t.Metrics)
 }
@@ -145,7 +146,7 @@ func AddToScheme(parts []Part, scheme *runtime.Scheme) error {
 	return nil
 }
 
-// Cached returns what the cache keeps of the parts' objects: the union of what they select.
+// Cached returns the cache options for the parts' objects: the union of their selections.
 func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.ByObject, error) {
 	byKind, err := joined(parts, scheme)
 	if err != nil {
@@ -167,7 +168,7 @@ func Cached(parts []Part, scheme *runtime.Scheme) (map[client.Object]ctrlcache.B
 	return options, nil
 }
 
-// joined returns what is cached of each kind for all parts.
+// joined returns what is cached of each kind, over all parts.
 func joined(parts []Part, scheme *runtime.Scheme) (map[string]cached, error) {
 	byKind := map[string]cached{}
 	for _, part := range parts {
@@ -192,13 +193,13 @@ func joined(parts []Part, scheme *runtime.Scheme) (map[string]cached, error) {
 	return byKind, nil
 }
 
-// cached is what a part caches of a kind.
+// cached is a part's selection for one kind.
 type cached struct {
 	object Object
 	part   string
 }
 
-// join returns what serves both.
+// join returns the union of two selections.
 func (c cached) join(other cached) (cached, error) {
 	if c.object.Keep != nil && other.object.Keep != nil {
 		return cached{}, fmt.Errorf("networks %s and %s each have a Keep for it: one function must serve both", c.part, other.part)
@@ -214,7 +215,7 @@ func (c cached) join(other cached) (cached, error) {
 		joined.object.Namespace = ""
 	}
 	if selector(c.object.Label) != selector(other.object.Label) || fieldSelector(c.object.Field) != fieldSelector(other.object.Field) {
-		joined.object.Label, joined.object.Field = nil, nil // one of them needs more than the other selects
+		joined.object.Label, joined.object.Field = nil, nil // one of them needs more than the other one selects
 	}
 	return joined, nil
 }

@@ -8,27 +8,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PodFields are what a part reads of Pods besides what the cache keeps of every Pod: what names it (name, namespace, UID, version, times,
-// labels, owners), its node, whether it is on the host's network, and its phase.
+// PodFields are the fields of Pods that a part reads, besides those that the cache keeps of every Pod: the metadata (name, namespace, UID,
+// version, times, labels, owners), the node, whether the Pod uses the host's network, and the phase.
 type PodFields struct {
-	// Annotations are their keys.
+	// Annotations are keys of annotations.
 	Annotations []string
-	// Conditions are types of conditions of the status.
+	// Conditions are types of conditions in the status.
 	Conditions []corev1.PodConditionType
 }
 
-// join returns what serves both.
+// join returns the union of both.
 func (f *PodFields) join(other *PodFields) *PodFields {
 	return &PodFields{
 		Annotations: slices.Concat(f.Annotations, other.Annotations), Conditions: slices.Concat(f.Conditions, other.Conditions),
 	}
 }
 
-// keep is the cache's transformation of a Pod.
+// keep is the cache's transform for Pods.
 func (f *PodFields) keep(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
-		return object, nil // the last state of a deleted Pod, kept already
+		return object, nil // the last state of a deleted Pod, which was transformed before
 	}
 	kept := &corev1.Pod{
 		TypeMeta: pod.TypeMeta,

@@ -21,23 +21,23 @@ import (
 	"weft.dev/weft/internal/metrics"
 )
 
-// Readiness is what a replica reports to probes.
+// Readiness is the state that a replica reports to probes.
 type Readiness struct {
 	metrics *metrics.Controller
 
 	mu sync.Mutex
-	// elects says that the replica takes part in the election, leads that it was chosen.
+	// elects says that the replica takes part in the leader election, leads that it is the leader.
 	elects, leads bool
 	// unread are the kinds of objects that a leader has not read yet.
 	unread []string
-	// away is why the last request to the API server had no answer; nil when it had one.
+	// away is the error of the last request to the API server; nil if it was answered.
 	away error
 }
 
-// NewReadiness returns the readiness of a replica that has not started.
+// NewReadiness returns the readiness of a replica that has not started. Its metrics go to told.
 func NewReadiness(told *metrics.Controller) *Readiness { return &Readiness{metrics: told} }
 
-// Server returns what answers probes and scrapes.
+// Server returns the server for probes and scrapes.
 func (s *Readiness) Server() *health.Server {
 	server := &health.Server{Metrics: s.metrics.Handler()}
 	server.Add(health.Check{Name: "leader-election", Run: s.election}, health.Check{Name: "caches", Run: s.caches})
@@ -45,7 +45,7 @@ func (s *Readiness) Server() *health.Server {
 	return server
 }
 
-// election returns nil once the replica leads or waits for its turn.
+// election returns nil once the replica is the leader or a candidate.
 func (s *Readiness) election() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +55,7 @@ func (s *Readiness) election() error {
 	return nil
 }
 
-// caches returns nil when all objects have been read. A replica that does not lead reads none.
+// caches returns nil when all objects have been read. A replica that is not the leader reads none.
 func (s *Readiness) caches() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,15 +65,15 @@ func (s *Readiness) caches() error {
 	return nil
 }
 
-// apiServer returns nil when the API server answers. A leader renews its lease, and the others ask for it, every few
-// seconds, so that nothing has to be asked here.
+// apiServer returns nil while the API server answers. It sends no request: the leader renews its lease every few seconds, and the other
+// replicas read it.
 func (s *Readiness) apiServer() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.away
 }
 
-// Follow keeps the readiness up to date with the manager.
+// Follow updates the readiness from the manager's state.
 func (s *Readiness) Follow(mgr manager.Manager) error {
 	elects := func(ctx context.Context) error {
 		s.mu.Lock()
@@ -98,7 +98,7 @@ func (s *Readiness) lead(leads bool) {
 	s.metrics.Lead(leads)
 }
 
-// onEveryReplica is what runs whether the replica leads or not.
+// onEveryReplica runs on every replica, leader or not.
 type onEveryReplica func(context.Context) error
 
 // Start implements manager.Runnable.
@@ -107,7 +107,7 @@ func (f onEveryReplica) Start(ctx context.Context) error { return f(ctx) }
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (onEveryReplica) NeedLeaderElection() bool { return false }
 
-// Wrap returns the configuration of a client whose requests report whether the API server answers.
+// Wrap returns a copy of a client configuration whose requests update the readiness.
 func (s *Readiness) Wrap(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &listener{s, next} })
@@ -116,7 +116,7 @@ func (s *Readiness) Wrap(config *rest.Config) *rest.Config {
 
 func (s *Readiness) answered(err error) {
 	if errors.Is(err, context.Canceled) {
-		return // it was not waited for
+		return // cancelled by the caller
 	}
 	if err != nil {
 		err = fmt.Errorf("the API server does not answer, and changes wait until it does: %w", err)
@@ -126,7 +126,7 @@ func (s *Readiness) answered(err error) {
 	s.mu.Unlock()
 }
 
-// listener is a RoundTripper that tells whether requests are answered.
+// listener is a RoundTripper that records whether requests are answered.
 type listener struct {
 	readiness *Readiness
 	next      http.RoundTripper
@@ -139,10 +139,10 @@ func (l *listener) RoundTrip(request *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// WrappedRoundTripper lets client-go find the transport below.
+// WrappedRoundTripper gives client-go access to the wrapped transport.
 func (l *listener) WrappedRoundTripper() http.RoundTripper { return l.next }
 
-// Reading returns a source that counts as unread until its objects of that kind have been read.
+// Reading returns a source that counts as unread until its objects have been read.
 func (s *Readiness) Reading(kind string, from source.TypedSyncingSource[Everything]) source.TypedSource[Everything] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *Readiness) Reading(kind string, from source.TypedSyncingSource[Everythi
 	return &readSource{TypedSyncingSource: from, kind: kind, readiness: s}
 }
 
-// readSource is a source that tells when it was read.
+// readSource is a source that reports when it has been read.
 type readSource struct {
 	source.TypedSyncingSource[Everything]
 
@@ -171,7 +171,7 @@ func (r *readSource) WaitForSync(ctx context.Context) error {
 	return nil
 }
 
-// timed is a reconciler whose rounds are counted.
+// timed is a reconciler whose runs are measured.
 type timed struct {
 	name string
 	told *metrics.Controller
@@ -234,7 +234,7 @@ func tell(told *metrics.Controller, verb string, err error) error {
 	return err
 }
 
-// Raced reports whether an object was not written because it changed, came or went meanwhile.
+// Raced reports whether a write failed because the object was changed, created or deleted at the same time.
 func Raced(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }

@@ -13,26 +13,26 @@ import (
 	"weft.dev/weft/internal/metrics"
 )
 
-// Reporter sends an event for each problem, once while it lasts: a cluster with a lasting problem is still quiet.
+// Reporter sends one event for each problem, not repeated while the problem lasts.
 type Reporter struct {
 	name       string // of the controller
-	apiVersion string // of objects that name none
+	apiVersion string // of objects without an APIVersion
 	events     events.EventRecorder
 	metrics    *metrics.Controller
 	reported   map[plan.Problem]bool
 }
 
-// NewReporter returns the reporter of a controller. Objects without an APIVersion have this one, but for those of Kubernetes' core.
+// NewReporter returns the reporter of a controller. Objects without an APIVersion get this one, except those of the core API.
 func NewReporter(name, apiVersion string, recorder events.EventRecorder, told *metrics.Controller) *Reporter {
 	return &Reporter{name: name, apiVersion: apiVersion, events: recorder, metrics: told, reported: map[plan.Problem]bool{}}
 }
 
-// Normal sends an event about an object that reports no problem.
+// Normal sends an event of type Normal about an object.
 func (r *Reporter) Normal(object plan.Object, reason, action, message string) {
 	r.events.Eventf(r.reference(object), nil, corev1.EventTypeNormal, reason, action, "%s", Note(message))
 }
 
-// Tell sends an event for each problem that there was not at the last call, and returns those.
+// Tell sends an event for each problem that did not exist at the last call, and returns these problems.
 func (r *Reporter) Tell(problems []plan.Problem, action string) []plan.Problem {
 	var fresh []plan.Problem
 	lasting := make(map[plan.Problem]bool, len(problems))
@@ -53,7 +53,7 @@ func (r *Reporter) Tell(problems []plan.Problem, action string) []plan.Problem {
 	return fresh
 }
 
-// reference names an object for an event.
+// reference returns the reference to an object for an event.
 func (r *Reporter) reference(o plan.Object) *corev1.ObjectReference {
 	ref := &corev1.ObjectReference{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID, APIVersion: o.APIVersion}
 	switch {
@@ -66,15 +66,15 @@ func (r *Reporter) reference(o plan.Object) *corev1.ObjectReference {
 	return ref
 }
 
-// Condition is one condition that an object should have.
+// Condition is a wanted condition of an object.
 type Condition struct {
-	// Type, Reason and Message are the condition's.
+	// Type, Reason and Message are those of the condition.
 	Type, Reason, Message string
-	// Holds says that its status is True.
+	// Holds says that the status is True.
 	Holds bool
 }
 
-// SetConditions sets conditions in place, and reports whether that changed any.
+// SetConditions sets conditions in place, and reports whether any has changed.
 func SetConditions(conditions *[]metav1.Condition, generation int64, wanted ...Condition) bool {
 	changed := false
 	for _, c := range wanted {
@@ -89,7 +89,7 @@ func SetConditions(conditions *[]metav1.Condition, generation int64, wanted ...C
 	return changed
 }
 
-// bounded cuts a message to what a condition holds.
+// bounded cuts a message to the maximum length in a condition.
 func bounded(message string) string {
 	const most = 32768 // metav1.Condition's limit, in bytes
 	if len(message) > most {
@@ -98,7 +98,7 @@ func bounded(message string) string {
 	return message
 }
 
-// Note cuts a message to what an event holds.
+// Note cuts a message to the maximum length in an event.
 func Note(message string) string {
 	const most = 1024 // an Event's limit for its note, in bytes
 	if len(message) <= most {

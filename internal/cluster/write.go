@@ -19,11 +19,11 @@ import (
 	"weft.dev/weft/internal/metrics"
 )
 
-// Again is how soon a plan is made again when the objects had changed meanwhile: the watch may take a moment.
+// Again is the delay before a plan is computed again after a conflict. It gives the watch time to report the change.
 const Again = 200 * time.Millisecond
 
-// Write carries out a plan. One object's error does not keep the others from being written. What was written is told to
-// done, unless that is nil.
+// Write executes writes. An error with one object does not prevent the writes of the others. done, if not nil, is called with each object
+// that was written.
 func Write[T client.Object](ctx context.Context, c client.Client, log *slog.Logger, writes plan.Writes[T], done func(T)) error {
 	var errs []error
 	do := func(verb string, obj T, call func() error) {
@@ -50,8 +50,8 @@ func Write[T client.Object](ctx context.Context, c client.Client, log *slog.Logg
 	return errors.Join(errs...)
 }
 
-// Settle turns the errors of a round into its result. Objects that changed, came or went meanwhile are no errors: the
-// next round sees them.
+// Settle turns the errors of a run into its result. A conflict with a change, a creation or a deletion at the same time is no error: the
+// next run sees the new state.
 func Settle(errs ...error) (reconcile.Result, error) {
 	var left []error
 	var repeat bool
@@ -71,7 +71,7 @@ func Settle(errs ...error) (reconcile.Result, error) {
 	return reconcile.Result{}, nil
 }
 
-// flatten takes joined errors apart.
+// flatten splits joined errors.
 func flatten(err error) []error {
 	if err == nil {
 		return nil
@@ -87,24 +87,25 @@ func flatten(err error) []error {
 	return all
 }
 
-// Everything is the one thing that a controller here reconciles: a plan is made of all objects.
+// Everything is the only request of a controller here: a plan is computed from all objects.
 type Everything struct{}
 
-// Enqueue asks for a plan, whatever the object is.
+// Enqueue requests a plan for every event, whatever its object.
 func Enqueue[T client.Object]() handler.TypedEventHandler[T, Everything] {
 	return handler.TypedEnqueueRequestsFromMapFunc(func(context.Context, T) []Everything { return []Everything{{}} })
 }
 
-// Options are the same for all controllers: one worker, so that plans follow each other. Rounds are counted under the name.
+// Options returns the options that all controllers share: one worker, so that plans run one after another. Runs are measured under the
+// name.
 func Options(name string, told *metrics.Controller, r reconcile.TypedReconciler[Everything]) controller.TypedOptions[Everything] {
-	const slowest = time.Minute // events that come meanwhile do not wait for it
+	const slowest = time.Minute // new events do not wait that long
 	return controller.TypedOptions[Everything]{
 		Reconciler:  &timed{name, told, r},
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[Everything](Again, slowest),
 	}
 }
 
-// Exists asks the API server itself for an object, and reports whether there is one.
+// Exists reads an object from the API server itself, and reports whether it exists.
 func Exists(ctx context.Context, live client.Reader, obj client.Object, name string) (bool, error) {
 	err := live.Get(ctx, client.ObjectKey{Name: name}, obj)
 	if apierrors.IsNotFound(err) {
@@ -116,7 +117,7 @@ func Exists(ctx context.Context, live client.Reader, obj client.Object, name str
 	return true, nil
 }
 
-// Pages reads a list from the API server itself, in pieces that it can serve quickly.
+// Pages reads a list from the API server itself, in pages that it can serve quickly.
 func Pages[L client.ObjectList](ctx context.Context, live client.Reader, newList func() L, each func(L)) error {
 	const size = 500
 	for next := ""; ; {
@@ -131,8 +132,8 @@ func Pages[L client.ObjectList](ctx context.Context, live client.Reader, newList
 	}
 }
 
-// Within returns the objects whose names are among the confirmed ones: what a second look would delete besides is left
-// to the next plan, which asks for it first.
+// Within returns the objects whose names are also in confirmed. What only the second plan deletes is left to the next plan, which is
+// confirmed again.
 func Within[T client.Object](objects, confirmed []T) []T {
 	return slices.DeleteFunc(objects, func(obj T) bool {
 		return !slices.ContainsFunc(confirmed, func(c T) bool { return c.GetName() == obj.GetName() })

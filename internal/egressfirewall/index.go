@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Index is everything that firewalls depend on. It tells what each change did. It is not for concurrent use.
+// Index holds everything that firewalls depend on, and reports the effect of changes. It is not safe for concurrent use.
 type Index struct {
 	policies map[string]map[string]Policy // by namespace and name
 	vnids    map[string]uint32
 	members  map[uint32]map[string]struct{}
-	// answers are what names stand for, of those that are known; users are the namespaces whose policies have a name.
+	// answers has the addresses of the names for which they are known; users has the namespaces with policies that contain a name.
 	answers map[string][]netip.Addr
 	users   map[string]map[string]struct{}
-	// stale are namespaces whose firewalls may be others than told; told are the firewalls that there are.
+	// stale has the namespaces whose firewall may differ from the one returned last; told has the firewalls returned last.
 	stale map[string]struct{}
 	told  map[string]*Firewall
 }
@@ -48,7 +48,7 @@ func (x *Index) SetPolicy(p Policy) {
 	x.touch(p.Namespace)
 }
 
-// DeletePolicy takes a policy away. One that is not there is no error.
+// DeletePolicy removes a policy. A policy that does not exist is no error.
 func (x *Index) DeletePolicy(key Key) {
 	x.unuse(key)
 	delete(x.policies[key.Namespace], key.Name)
@@ -58,7 +58,7 @@ func (x *Index) DeletePolicy(key Key) {
 	x.touch(key.Namespace)
 }
 
-// unuse forgets that a policy uses names, unless others of its namespace do.
+// unuse removes a policy's use of its names, except those that other policies of its namespace use.
 func (x *Index) unuse(key Key) {
 	gone := map[string]struct{}{}
 	for _, rule := range x.policies[key.Namespace][key.Name].Rules {
@@ -81,7 +81,7 @@ func (x *Index) unuse(key Key) {
 	}
 }
 
-// SetVNID says which VNID a namespace has.
+// SetVNID sets the VNID of a namespace.
 func (x *Index) SetVNID(namespace string, vnid uint32) {
 	if was, had := x.vnids[namespace]; had && was == vnid {
 		return
@@ -95,7 +95,7 @@ func (x *Index) SetVNID(namespace string, vnid uint32) {
 	x.touch(namespace)
 }
 
-// DeleteVNID says that a namespace has no VNID.
+// DeleteVNID removes the VNID of a namespace.
 func (x *Index) DeleteVNID(namespace string) {
 	vnid, had := x.vnids[namespace]
 	if !had {
@@ -109,7 +109,7 @@ func (x *Index) DeleteVNID(namespace string) {
 	}
 }
 
-// SetAddresses says what a name stands for.
+// SetAddresses sets the addresses of a name.
 func (x *Index) SetAddresses(name string, addrs []netip.Addr) {
 	if was, known := x.answers[name]; known && slices.Equal(was, addrs) {
 		return
@@ -118,7 +118,7 @@ func (x *Index) SetAddresses(name string, addrs []netip.Addr) {
 	x.touchUsers(name)
 }
 
-// ForgetName says that it is not known what a name stands for.
+// ForgetName makes the addresses of a name unknown.
 func (x *Index) ForgetName(name string) {
 	if _, known := x.answers[name]; known {
 		delete(x.answers, name)
@@ -132,7 +132,7 @@ func (x *Index) touchUsers(name string) {
 	}
 }
 
-// touch notes that a namespace's firewall may be another, and that of those that share its VNID.
+// touch notes that the firewalls of a namespace, and of those that share its VNID, may have changed.
 func (x *Index) touch(namespace string) {
 	x.stale[namespace] = struct{}{}
 	if vnid, has := x.vnids[namespace]; has && vnid != 0 {
@@ -142,7 +142,7 @@ func (x *Index) touch(namespace string) {
 	}
 }
 
-// Changed returns the namespaces whose firewalls are others than in the call before; nil stands for none.
+// Changed returns the namespaces whose firewalls have changed since the last call; nil means none.
 func (x *Index) Changed() map[string]*Firewall {
 	changed := map[string]*Firewall{}
 	for namespace := range x.stale {
@@ -161,17 +161,17 @@ func (x *Index) Changed() map[string]*Firewall {
 	return changed
 }
 
-// Firewall returns a namespace's firewall as Changed told it last, nil for none.
+// Firewall returns a namespace's firewall as of the last call of Changed; nil means none.
 func (x *Index) Firewall(namespace string) *Firewall { return x.told[namespace] }
 
-// All returns all firewalls that there are. What Changed would have told is in it, and is not told again.
+// All returns all firewalls. Changed does not report them again.
 func (x *Index) All() map[string]*Firewall {
 	x.Changed()
 	return maps.Clone(x.told)
 }
 
-// Names returns the names in the policies of namespaces, each once: the first of each namespace, then the second of each, and so on, so
-// that no namespace's names are behind all of another's.
+// Names returns the names in the policies of the given namespaces, without duplicates: the first of each namespace, then the second of
+// each, and so on. So no namespace has to wait for all names of another one.
 func (x *Index) Names(namespaces map[string]struct{}) []string {
 	var lists [][]string
 	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
@@ -203,7 +203,7 @@ func (x *Index) Names(namespaces map[string]struct{}) []string {
 	return all
 }
 
-// Users returns the policies that have a name, in order.
+// Users returns the policies that contain a name, sorted.
 func (x *Index) Users(name string) []Key {
 	var keys []Key
 	for namespace := range x.users[name] {
@@ -217,7 +217,7 @@ func (x *Index) Users(name string) []Key {
 	return keys
 }
 
-// Policies returns the policies of a namespace that say something, in order.
+// Policies returns the policies of a namespace that have rules or an error, sorted.
 func (x *Index) Policies(namespace string) []Key {
 	var keys []Key
 	for _, p := range x.effective(namespace) {
@@ -226,7 +226,7 @@ func (x *Index) Policies(namespace string) []Key {
 	return keys
 }
 
-// effective returns a namespace's policies that say something, by name. One without rules is as none.
+// effective returns a namespace's policies that have rules or an error, sorted by name. A policy without rules has no effect.
 func (x *Index) effective(namespace string) []Policy {
 	var list []Policy
 	for _, name := range slices.Sorted(maps.Keys(x.policies[namespace])) {
@@ -240,26 +240,26 @@ func (x *Index) effective(namespace string) []Policy {
 // Standing says whether a policy is in effect, and if not, why.
 type Standing uint8
 
-// The standings of a policy. All but InEffect and Global close its namespace.
+// The standings of a policy. All but InEffect and Global close the namespace.
 const (
-	// InEffect: what leaves its namespace is judged by it.
+	// InEffect: it decides about the namespace's traffic out of the cluster.
 	InEffect Standing = iota
 	// Global: its namespace has VNID 0, where policies have no effect.
 	Global
-	// SharesVNID: other namespaces have its namespace's VNID.
+	// SharesVNID: other namespaces have the same VNID as its namespace.
 	SharesVNID
-	// OneOfSeveral: its namespace has several.
+	// OneOfSeveral: its namespace has several policies.
 	OneOfSeveral
 	// Unusable: it has an error.
 	Unusable
 )
 
-// Standing returns the standing of a policy that there is, and in words what is wrong; "" for InEffect.
+// Standing returns the standing of an existing policy, and a text that explains it; "" for InEffect.
 func (x *Index) Standing(key Key) (Standing, string) {
 	own := x.policies[key.Namespace][key.Name]
 	list := x.effective(key.Namespace)
 	if len(own.Rules) == 0 {
-		list = nil // it says nothing, and others do not concern it
+		list = nil // it has no rules, so other policies do not matter to it
 	}
 	standing, why := x.standing(key.Namespace, list)
 	if own.Err != nil && standing != Global {
@@ -302,7 +302,7 @@ func (x *Index) judge(namespace string) *Firewall {
 	return &compiled
 }
 
-// anyOf reports whether a namespace with the VNID has a policy that says something.
+// anyOf reports whether a namespace with the VNID has a policy with rules or an error.
 func (x *Index) anyOf(vnid uint32) bool {
 	for member := range x.members[vnid] {
 		if len(x.effective(member)) > 0 {
@@ -312,12 +312,12 @@ func (x *Index) anyOf(vnid uint32) bool {
 	return false
 }
 
-// SharedVNID says in words why namespaces are closed that share a VNID.
+// SharedVNID returns the text why namespaces that share a VNID are closed.
 func SharedVNID(vnid uint32) string {
 	return fmt.Sprintf("several namespaces have the VNID %d, and at least one of them an EgressNetworkPolicy: nothing leaves them", vnid)
 }
 
-// Several says in words why a namespace with several policies is closed.
+// Several returns the text why a namespace with several policies is closed.
 func Several(number int) string {
 	return fmt.Sprintf("the namespace has %d EgressNetworkPolicies: nothing leaves it; put all rules into one", number)
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Narrowed reports whether anything that one firewall lets out another, in its place, does not. Nil is none: all may leave.
+// Narrowed reports whether the new firewall denies a destination that the old one allows. Nil means no firewall: everything is allowed.
 func Narrowed(was, now *Firewall) bool {
 	before, after := was.steps(), now.steps()
 	old, fresh := Deny, Deny
@@ -32,7 +32,7 @@ func Narrowed(was, now *Firewall) bool {
 	return false
 }
 
-// step is a verdict on all addresses from one on, to the next step's.
+// step is the verdict on all addresses from one address up to the next step.
 type step struct {
 	from    uint64
 	verdict Verdict
@@ -44,7 +44,7 @@ type span struct {
 	verdict     Verdict
 }
 
-// steps returns the verdicts on all addresses, in order.
+// steps returns the verdicts on all addresses, in the order of addresses.
 func (f *Firewall) steps() []step {
 	if f == nil {
 		return []step{{0, Allow}}
@@ -62,7 +62,7 @@ func (f *Firewall) steps() []step {
 		}
 		list = append(list, step{from, verdict})
 	}
-	var within []span // each holds the next
+	var within []span // each contains the next
 	leave := func(until uint64) {
 		for len(within) > 0 && within[len(within)-1].last < until {
 			after := within[len(within)-1].last + 1

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/egressfirewall"
 )
 
-// drawFirewall draws any firewall, and none.
+// drawFirewall draws a random firewall, or nil.
 func drawFirewall(r *rapid.T) *egressfirewall.Firewall {
 	switch rapid.IntRange(0, 9).Draw(r, "kind") {
 	case 0:
@@ -29,8 +29,8 @@ func drawFirewall(r *rapid.T) *egressfirewall.Firewall {
 	return &f
 }
 
-// A firewall is narrower than another if there is an address that it does not let out, and the other does. Verdicts change where a
-// range begins, and behind its end.
+// A firewall is narrowed if it denies an address that it allowed before. It is enough to test the addresses at which a range begins, and
+// those after its end, because only there verdicts change.
 func TestNarrowed(t *testing.T) {
 	points := []netip.Addr{netip.MustParseAddr("0.0.0.0")}
 	for _, text := range cidrs {

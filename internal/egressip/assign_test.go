@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/egressip"
 )
 
-// auto is a node with a range, and what it lists.
+// auto returns a node with a range that lists the given addresses.
 func auto(name string, numbers ...int) egressip.Node {
 	n := node(name, numbers...)
 	n.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/egressip"
 )
 
-// refusing is a node that cannot hold some addresses.
+// refusing returns a node that cannot hold some addresses.
 func refusing(n egressip.Node, numbers ...int) egressip.Node {
 	n.Refused = map[netip.Addr]string{}
 	for _, number := range numbers {
@@ -19,8 +19,8 @@ func refusing(n egressip.Node, numbers ...int) egressip.Node {
 	return n
 }
 
-// An address that its node cannot hold gets no share of the traffic, and is told. It does not keep another address of the project at the
-// same node from being used.
+// An address that its node cannot hold gets no traffic, and a problem is reported. It does not prevent the use of another address of the
+// project on the same node.
 func TestPlanWithoutRefused(t *testing.T) {
 	plan := egressip.NewPlan(
 		[]egressip.Namespace{ns("a", 10, 1, 2), ns("b", 11, 3), ns("c", 12, 4, 5)},
@@ -42,8 +42,8 @@ func TestPlanWithoutRefused(t *testing.T) {
 	}
 }
 
-// Ranges give an address that one node cannot hold to another, in two rounds, and leave it there. Where no node can hold it, the
-// namespace's problem says why of each.
+// An address that one node with ranges cannot hold is given to another node, in two rounds, and stays there. If no node can hold it, the
+// namespace's problem has the reason of each node.
 func TestAssignWithoutRefused(t *testing.T) {
 	ranges := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	n1, n2 := refusing(node("n1", 1), 1), node("n2")

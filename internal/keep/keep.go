@@ -1,5 +1,5 @@
-// Package keep keeps things of the node that no engine holds as they are to be: files, sockets, settings of the kernel. What another
-// program changes or removes is put back when an event says so, and within Period of it in any case.
+// Package keep restores state of the node that no engine manages: files, sockets and kernel settings. If another program changes or removes
+// one of them, it is restored after an event, and within Period in any case.
 package keep
 
 import (
@@ -15,34 +15,34 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Period is how often everything is looked at although no event came: of some changes none does, such as of a folder that is mounted over.
+// Period is the interval at which everything is compared without an event. Some changes cause no event, such as a mount over a folder.
 const Period = 5 * time.Second
 
-// rest is how long nothing is looked at after something was put back: two programs that disagree about a file take turns of that length.
+// rest is the pause after something was restored. If two programs disagree about a file, each of its states lasts that long.
 const rest = time.Second
 
-// Thing is kept as it is to be.
+// Thing is something to restore.
 type Thing struct {
-	// Name is what it is called in State and Told.
+	// Name is its name in State and Told.
 	Name string
-	// Path is the file whose folder is watched for changes. Empty: nothing is.
+	// Path is a file; its folder is watched for changes. Empty: no folder is watched.
 	Path string
-	// Restore compares, puts back what differs, and says what that was; "" if nothing did.
+	// Restore compares the actual state with the wanted one, and restores it. put describes what was restored; "" if nothing was.
 	Restore func() (put string, err error)
 }
 
-// Keeper keeps things. The fields are set before Run.
+// Keeper restores things. Its fields are set before Run.
 type Keeper struct {
-	// Things are those that are kept.
+	// Things are restored by the keeper.
 	Things []Thing
-	// Told is called with what was put back, or with why it could not be; with the same failure only once. Nil: nothing is.
+	// Told is called with what was restored, or with the error; the same error is not repeated. Nil: not called.
 	Told func(thing Thing, put string, err error)
 
 	mu       sync.Mutex
 	failures map[string]error
 }
 
-// State returns what is not as it is to be, nil if everything is.
+// State returns the current failures; nil if everything is as wanted.
 func (k *Keeper) State() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -55,7 +55,7 @@ func (k *Keeper) State() error {
 	return errors.Join(errs...)
 }
 
-// Run keeps the things until ctx ends. wake has it look at once; without inotify only that and Period do.
+// Run keeps restoring until ctx ends. A value from wake starts a comparison at once. Without inotify, only wake and Period do.
 func (k *Keeper) Run(ctx context.Context, wake <-chan struct{}) error {
 	var events <-chan fsnotify.Event
 	var overflows <-chan error
@@ -92,7 +92,7 @@ func (k *Keeper) Run(ctx context.Context, wake <-chan struct{}) error {
 	}
 }
 
-// concerns reports whether an event may be of a thing: of its file, or of a folder above.
+// concerns reports whether an event may be about a thing: about its file, or about a folder above it.
 func (k *Keeper) concerns(path string) bool {
 	return slices.ContainsFunc(k.Things, func(t Thing) bool {
 		within, err := filepath.Rel(path, t.Path)
@@ -100,7 +100,8 @@ func (k *Keeper) concerns(path string) bool {
 	})
 }
 
-// watch watches the things' folders, or what there is above them. A folder that was removed and made again is another one.
+// watch watches the folder of each thing, or the nearest existing folder above. A folder that was removed and created again needs a new
+// watch.
 func (k *Keeper) watch(watcher *fsnotify.Watcher) {
 	if watcher == nil {
 		return
@@ -111,14 +112,14 @@ func (k *Keeper) watch(watcher *fsnotify.Watcher) {
 		}
 		for dir := filepath.Dir(thing.Path); ; dir = filepath.Dir(dir) {
 			if _, err := os.Stat(dir); err == nil {
-				_ = watcher.Add(dir) // without it, Period bounds how late a change is found
+				_ = watcher.Add(dir) // if it fails, Period bounds the delay
 				break
 			}
 		}
 	}
 }
 
-// look looks at everything, and reports whether anything was put back or could not be.
+// look compares everything, and reports whether anything was restored or could not be.
 func (k *Keeper) look() (busy bool) {
 	for _, thing := range k.Things {
 		put, err := thing.Restore()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// kept keeps a file with the word "right" in it.
+// kept returns a Keeper of a file with the content "right".
 func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 	t.Helper()
 	var told atomic.Int32
@@ -53,7 +53,7 @@ func until(t *testing.T, what string, true func() bool) {
 	}
 }
 
-// Whatever becomes of a file, it comes back, and each time it is told.
+// A file that is changed or removed is restored and reported, each time.
 func TestKeeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	path := filepath.Join(dir, "file")
@@ -80,7 +80,7 @@ func TestKeeps(t *testing.T) {
 	}
 }
 
-// What cannot be put back is a failure until it can, and told once.
+// A thing that cannot be restored is a failure until it can be, and is reported once.
 func TestKeepsTrying(t *testing.T) {
 	var failing atomic.Bool
 	failing.Store(true)

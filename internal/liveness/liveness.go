@@ -1,9 +1,8 @@
-// Package liveness tells within half a second that a host of the network no longer answers, by asking it all the time.
+// Package liveness detects within half a second that a host of the network no longer answers, by permanent probes.
 //
-// What is asked is the host's own network stack, at an address that is reached the way the traffic goes: by a TCP connection to
-// a port where nobody listens. That it is refused is the answer, which no program has to give, and which is not limited in
-// its rate as ICMP errors are. A host is gone after three tries in a row without an answer, and back after many with one:
-// what comes and goes stays gone.
+// A probe tests the host's own network stack, at an address that is reached by the same path as the traffic: it opens a TCP connection to a
+// port without a listener. The refusal is the answer. It needs no program on the host, and its rate is not limited as that of ICMP errors
+// is. A host is gone after three consecutive probes without an answer, and back after many with an answer: a host that flaps stays gone.
 package liveness
 
 import (
@@ -18,32 +17,32 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Times. Within Period and three times Patience a host that went is known to be gone: 450 ms.
+// Intervals. The failure of a host is detected within Period and three times Patience: 450 ms.
 const (
-	// Period is how often a host is asked that answers.
+	// Period is the probe interval of a host that answers.
 	Period = 150 * time.Millisecond
-	// Patience is how long an answer is waited for.
+	// Patience is the timeout of a probe.
 	Patience = 100 * time.Millisecond
 
 	missesMax  = 3
 	answersMin = 20 // three seconds
 )
 
-// Port is the TCP port that is asked at (discard, RFC 863): nobody offers that service.
+// Port is the TCP port of probes (discard, RFC 863), a service that is not in use.
 const Port = 9
 
-// errNoAnswer says that a host did not answer in time.
+// errNoAnswer means that a host did not answer in time.
 var errNoAnswer = errors.New("no answer")
 
-// Watcher asks hosts. The zero value is ready.
+// Watcher probes hosts. The zero value is ready for use.
 type Watcher struct {
-	// Changed is called when what Gone returns has changed, and where Proven is set, what Answered returns. It must not wait. Nil:
-	// nobody is told.
+	// Changed is called when the result of Gone has changed for a host; if Proven is set, also when that of Answered has. It must not block.
+	// Nil: not called.
 	Changed func()
-	// Proven says that only a host that has answered once can be gone: where a firewall may keep the question from hosts that
-	// are well.
+	// Proven says that only a host that has answered once can be gone. It is for networks where a firewall may block the probes to healthy
+	// hosts.
 	Proven bool
-	// Ask asks a host once, and returns an error if it does not answer within ctx. Nil: by TCP.
+	// Ask probes a host once, and returns an error if the host does not answer within ctx. Nil: by TCP.
 	Ask func(ctx context.Context, host netip.Addr) error
 
 	mu    sync.Mutex
@@ -51,24 +50,24 @@ type Watcher struct {
 	wake  chan struct{}
 }
 
-// host is one that is asked.
+// host is a host that is probed.
 type host struct {
-	stop     context.CancelFunc // nil: nobody asks yet
+	stop     context.CancelFunc // nil: not probed yet
 	answered bool
-	// silent counts the tries before the first answer.
+	// silent counts the probes before the first answer.
 	silent int
 	verdict
 }
 
-// Watch has these hosts asked from now on, and no others. A host that is new counts as alive until it is known to be gone, and
-// so does one that is watched no more: that Changed tells of as well.
+// Watch sets the hosts to probe. A new host counts as alive until it is known to be gone. A host that is no longer watched counts as alive
+// too; if it was gone, Changed is called.
 func (w *Watcher) Watch(hosts []netip.Addr) {
 	if w.watch(hosts) && w.Changed != nil {
 		w.Changed()
 	}
 }
 
-// watch is Watch, and reports whether it changes what Gone returns.
+// watch implements Watch, and reports whether the result of Gone has changed.
 func (w *Watcher) watch(hosts []netip.Addr) (changed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,14 +97,14 @@ func (w *Watcher) watch(hosts []netip.Addr) (changed bool) {
 	return changed
 }
 
-// begin makes what the zero value has not. The caller holds mu.
+// begin initializes the zero value. The caller holds mu.
 func (w *Watcher) begin() {
 	if w.hosts == nil {
 		w.hosts, w.wake = map[netip.Addr]*host{}, make(chan struct{}, 1)
 	}
 }
 
-// Gone reports whether a host that is watched does not answer any more.
+// Gone reports whether a watched host no longer answers.
 func (w *Watcher) Gone(addr netip.Addr) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,8 +112,8 @@ func (w *Watcher) Gone(addr netip.Addr) bool {
 	return h != nil && h.gone
 }
 
-// Answered reports whether a host that is watched has ever answered, and whether that is known: one that is new is given the time in
-// which another is known to be gone.
+// Answered reports whether a watched host has ever answered, and whether that is known. For a new host it is known after as many probes as
+// it takes to detect that a host is gone.
 func (w *Watcher) Answered(addr netip.Addr) (answered, known bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,7 +123,7 @@ func (w *Watcher) Answered(addr netip.Addr) (answered, known bool) {
 
 func (h *host) known() bool { return h.answered || h.silent >= missesMax }
 
-// heard takes an answer of a host, or that there was none, and reports whether that changes what is told of it. The caller holds mu.
+// heard records the result of a probe, and reports whether the state of the host has changed. The caller holds mu.
 func (w *Watcher) heard(h *host, answers bool) bool {
 	answered, known := h.answered, h.known()
 	h.answered = answered || answers
@@ -138,7 +137,7 @@ func (w *Watcher) heard(h *host, answers bool) bool {
 	return judged || h.answered != answered || h.known() != known
 }
 
-// Run asks until ctx ends.
+// Run probes until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	var group errgroup.Group
 	w.mu.Lock()
@@ -166,7 +165,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// follow asks one host until ctx ends. One that does not answer is asked again at once.
+// follow probes one host until ctx ends. If there is no answer, the next probe follows at once.
 func (w *Watcher) follow(ctx context.Context, addr netip.Addr, h *host) {
 	ask := w.Ask
 	if ask == nil {
@@ -201,13 +200,13 @@ func (w *Watcher) follow(ctx context.Context, addr netip.Addr, h *host) {
 	}
 }
 
-// verdict is what is made of answers.
+// verdict is the state derived from the answers.
 type verdict struct {
 	gone            bool
 	misses, answers int
 }
 
-// note takes an answer, or that there was none, and reports whether that changes the verdict.
+// note records whether a probe was answered, and reports whether that changes the verdict.
 func (v *verdict) note(answered bool) bool {
 	was := v.gone
 	if answered {
@@ -220,11 +219,11 @@ func (v *verdict) note(answered bool) bool {
 	return v.gone != was
 }
 
-// byTCP asks a host for a connection. That it refuses is an answer; and so is anything that is this side's own trouble.
+// byTCP opens a connection to a host. A refusal is an answer, and so is any error caused by this side.
 func byTCP(ctx context.Context, addr netip.Addr) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(addr, Port).String())
 	if err == nil {
-		_ = conn.Close() // somebody listens after all
+		_ = conn.Close() // a program listens on the port
 		return nil
 	}
 	var timeout net.Error

@@ -30,11 +30,11 @@ func TestVerdict(t *testing.T) {
 		wantChanges int
 	}{
 		{false, 2, false, 0},
-		{true, 1, false, 0}, // an answer in between: it counts anew
+		{true, 1, false, 0}, // an answer in between: the count starts again
 		{false, 2, false, 0},
 		{false, 1, true, 1},
 		{true, answersMin - 1, true, 0},
-		{false, 1, true, 0}, // what comes and goes stays gone
+		{false, 1, true, 0}, // a host that flaps stays gone
 		{true, answersMin - 1, true, 0},
 		{true, 1, false, 1},
 		{false, 3, true, 1},
@@ -45,7 +45,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// stage are hosts that answer or do not.
+// stage is a set of hosts that answer or do not.
 type stage struct {
 	mu    sync.Mutex
 	dead  map[netip.Addr]bool
@@ -98,7 +98,7 @@ func TestWatcher(t *testing.T) {
 	s.mu.Unlock()
 	wait()
 	w.Watch([]netip.Addr{b})
-	wait() // or who goes by it would leave it out until something else changes
+	wait() // otherwise users of the verdict would avoid the host until another change
 	if w.Gone(a) {
 		t.Error("who is not watched counts as gone")
 	}
@@ -114,7 +114,7 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
-// Whoever has never answered is not gone, where that is asked for.
+// With Proven, a host that has never answered is not gone.
 func TestProven(t *testing.T) {
 	never, once := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	s := &stage{dead: map[netip.Addr]bool{never: true}, asked: map[netip.Addr]int{}}
@@ -134,7 +134,7 @@ func TestProven(t *testing.T) {
 	}
 	go func() { ended <- w.Run(ctx) }()
 	deadline := time.After(10 * time.Second)
-	for known := false; !known || !w.Gone(once); { // who is told of all that changes hears of it in the end
+	for known := false; !known || !w.Gone(once); { // a caller notified of all changes reads the final state
 		select {
 		case <-changed:
 		case <-deadline:
@@ -157,7 +157,7 @@ func TestProven(t *testing.T) {
 	}
 }
 
-// This machine answers, also where it refuses; an address that nobody has does not.
+// This machine answers, even if it refuses. An unused address does not.
 func TestByTCP(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package plan has the values that a part of the controller plans with: writes, and problems of objects. Compilers of plans are
-// pure, and use no other package of the controller.
+// Package plan has the types that the controller's parts plan with: writes, and problems of objects. Compilers of plans are pure, and use
+// no other package of the controller.
 package plan
 
 import (
@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Writes are changes to objects of one kind, each in the order it was decided.
+// Writes are changes to objects of one kind, in the order in which they were decided.
 type Writes[T any] struct {
-	// Delete holds objects to delete, as they were read.
+	// Delete has the objects to delete, as they were read.
 	Delete []T
-	// Update holds objects as they should become, with the resource version they were read at.
+	// Update has the objects in their new state, with the resource version at which they were read.
 	Update []T
-	// Create holds objects that do not exist.
+	// Create has the objects to create.
 	Create []T
 }
 
@@ -27,11 +27,11 @@ func (w Writes[T]) Empty() bool { return len(w.Delete)+len(w.Update)+len(w.Creat
 
 // Object names an object.
 type Object struct {
-	// APIVersion is the object's group and version. Empty: v1 for the kinds of Kubernetes' core, else that of the part.
+	// APIVersion is the object's group and version. Empty: v1 for the kinds of the core API, otherwise that of the part.
 	APIVersion string
 	// Kind is the object's kind.
 	Kind string
-	// Namespace is the object's; empty for a cluster-scoped one.
+	// Namespace is the object's namespace; empty for a cluster-scoped object.
 	Namespace string
 	// Name is the object's name.
 	Name string
@@ -39,17 +39,17 @@ type Object struct {
 	UID types.UID
 }
 
-// Problem is what an administrator has to correct. It is reported on the object that it is about.
+// Problem is something that an administrator has to correct. It is reported on its object.
 type Problem struct {
-	// Object is what the problem is about.
+	// Object is the object with the problem.
 	Object
-	// Reason is the reason of the event and the condition, in CamelCase.
+	// Reason is the reason in the event and the condition, in CamelCase.
 	Reason string
 	// Message says what is wrong and what to do.
 	Message string
 }
 
-// ByAge returns items in the order in which their objects were created, so that equal clusters give equal plans.
+// ByAge returns items sorted by the creation time of their objects, so that equal clusters result in equal plans.
 func ByAge[T any](items []T, key func(T) (time.Time, string)) []T {
 	return slices.SortedFunc(slices.Values(items), func(a, b T) int {
 		aCreated, aName := key(a)
@@ -58,7 +58,7 @@ func ByAge[T any](items []T, key func(T) (time.Time, string)) []T {
 	})
 }
 
-// Summary joins the messages of problems into one of bounded length: the first ten, and how many more there are.
+// Summary joins the messages of problems into one of bounded length: the first ten, and the number of the others.
 func Summary(problems []Problem) string {
 	const most = 10
 	lines := make([]string, 0, most+1)

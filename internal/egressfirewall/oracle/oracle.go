@@ -1,5 +1,5 @@
-// Package oracle says where a namespace's pods may send, by what the API's words say of EgressNetworkPolicies and nothing
-// else. It goes over all rules for each packet, and shares no code with what it judges. It is for tests.
+// Package oracle decides by the API's text about EgressNetworkPolicies alone where the pods of a namespace may send. It evaluates all rules
+// for each packet, and shares no code with what it tests. It is for tests.
 package oracle
 
 import (
@@ -13,13 +13,13 @@ import (
 // World is everything that a verdict depends on.
 type World struct {
 	Policies []*networkv1.EgressNetworkPolicy
-	// VNIDs are the namespaces'.
+	// VNIDs has the VNID of each namespace.
 	VNIDs map[string]uint32
-	// Names are what names stand for, in lower case and without their last dots; one that is not there is not known.
+	// Names has the addresses of names, in lower case and without the final dot; a missing name is unknown.
 	Names map[string][]netip.Addr
 }
 
-// Allowed reports whether what a namespace's pods send to an address outside the cluster may leave.
+// Allowed reports whether packets from a namespace's pods to an address outside the cluster may leave.
 func (w World) Allowed(namespace string, to netip.Addr) bool {
 	vnid, numbered := w.VNIDs[namespace]
 	if numbered && vnid == 0 {
@@ -33,7 +33,7 @@ func (w World) Allowed(namespace string, to netip.Addr) bool {
 	}
 	var policies []*networkv1.EgressNetworkPolicy
 	for _, p := range w.Policies {
-		if slices.Contains(together, p.Namespace) && len(p.Spec.Egress) > 0 { // one without rules is as none
+		if slices.Contains(together, p.Namespace) && len(p.Spec.Egress) > 0 { // a policy without rules has no effect
 			policies = append(policies, p)
 		}
 	}
@@ -55,13 +55,13 @@ func (w World) Allowed(namespace string, to netip.Addr) bool {
 	return true
 }
 
-// judge reports whether a rule decides, and what.
+// judge reports whether a rule decides, and its verdict.
 func (w World) judge(rule *networkv1.EgressNetworkPolicyRule, to netip.Addr) (allowed, decides bool) {
 	deny := rule.Type == "Deny"
 	if rule.To.DNSName != "" {
 		addrs, known := w.Names[strings.ToLower(strings.TrimSuffix(rule.To.DNSName, "."))]
 		if !known && deny {
-			return false, true // it may be any address
+			return false, true // the name may have any address
 		}
 		return !deny, slices.Contains(addrs, to)
 	}
