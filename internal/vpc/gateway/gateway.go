@@ -72,15 +72,7 @@ type Result struct {
 
 // Compile returns the gateway's state.
 func Compile(in *Input) Result {
-	c := &compiler{Input: in, addresses: map[string]netip.Addr{}, result: Result{
-		Problems: map[string]objects.Problem{}, Uses: map[string][]string{},
-		State: State{Items: map[nft.Key]nft.Item{}, Sysctls: sysctls()},
-	}}
-	for i := range in.EIPs {
-		if eip := &in.EIPs[i]; eip.Addr.IsValid() {
-			c.addresses[eip.Name] = eip.Addr
-		}
-	}
+	c := newCompiler(in)
 	c.net1()
 	c.routes()
 	c.table()
@@ -110,6 +102,19 @@ type compiler struct {
 	*Input
 	addresses map[string]netip.Addr // of EIPs, by name
 	result    Result
+}
+
+func newCompiler(in *Input) *compiler {
+	c := &compiler{Input: in, addresses: map[string]netip.Addr{}, result: Result{
+		Problems: map[string]objects.Problem{}, Uses: map[string][]string{},
+		State: State{Items: map[nft.Key]nft.Item{}, Sysctls: sysctls()},
+	}}
+	for i := range in.EIPs {
+		if eip := &in.EIPs[i]; eip.Addr.IsValid() {
+			c.addresses[eip.Name] = eip.Addr
+		}
+	}
+	return c
 }
 
 func (c *compiler) net1() {

@@ -196,3 +196,52 @@ func TestLongestPrefix(t *testing.T) {
 		}
 	})
 }
+
+// Of a state, the rules that are left ask for what they made, and for nothing that only deleted rules made.
+func TestAsks(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		in := input()
+		for i := range rapid.IntRange(0, 6).Draw(r, "more SNAT rules") {
+			p := prefix(fmt.Sprintf("10.0.%d.%d/%d", rapid.IntRange(0, 3).Draw(r, "third"), rapid.IntRange(0, 255).Draw(r, "fourth"), rapid.IntRange(16, 32).Draw(r, "bits")))
+			in.SNATs = append(in.SNATs, snat(fmt.Sprint("more", i), rapid.SampledFrom([]string{"eip1", "eip2"}).Draw(r, "eip"), p.Masked().String(), 10+i))
+		}
+		deleted := func(objects.Age) bool { return rapid.Bool().Draw(r, "deleted") }
+		left := *in
+		left.SNATs = slices.DeleteFunc(slices.Clone(in.SNATs), func(s objects.SNAT) bool { return deleted(s.Age) })
+		left.DNATs = slices.DeleteFunc(slices.Clone(in.DNATs), func(d objects.DNAT) bool { return deleted(d.Age) })
+		left.FIPs = slices.DeleteFunc(slices.Clone(in.FIPs), func(f objects.FIP) bool { return deleted(f.Age) })
+		owners, sources := map[string]bool{}, map[string][]netip.Prefix{}
+		for _, f := range left.FIPs {
+			owners["IptablesFIPRule/"+f.Name] = true
+		}
+		for _, d := range left.DNATs {
+			owners["IptablesDnatRule/"+d.Name] = true
+		}
+		for _, s := range left.SNATs {
+			for _, e := range in.EIPs {
+				if e.Name == s.EIP {
+					sources[e.Addr.String()] = append(sources[e.Addr.String()], s.Prefix)
+				}
+			}
+		}
+		asked := gateway.Asks(&left)
+		for _, item := range gateway.Compile(in).State.Items {
+			e, ok := item.(*nft.Element)
+			if !ok {
+				continue
+			}
+			want := owners[e.Owner]
+			switch e.Set {
+			case gateway.Sources:
+				piece, ok := gateway.Source(e)
+				want = ok && slices.ContainsFunc(sources[e.Value[0]], func(p netip.Prefix) bool { return p.Bits() <= piece.Bits() && p.Overlaps(piece) })
+			case gateway.FloatingIn, gateway.FloatingOut, gateway.Ports:
+			default:
+				want = true
+			}
+			if asked(e) != want {
+				r.Fatalf("%s: asked for %v, want %v", e, asked(e), want)
+			}
+		}
+	})
+}

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -265,6 +266,23 @@ func (c *compiler) addresses(g *Gateway) {
 			in.EIPs = append(in.EIPs, *v)
 		}
 	}
+	c.rulesOf(in)
+}
+
+// Asks returns which elements of a gateway's maps the rules ask for, whether the gateway itself can be compiled or not (gateway.Asks).
+func (n *Network) Asks(name string) func(*nft.Element) bool {
+	in := &gateway.Input{}
+	for _, e := range n.EIPs {
+		if e.Value.Gateway == name && e.Value.Addr.IsValid() {
+			in.EIPs = append(in.EIPs, e.Value)
+		}
+	}
+	n.rulesOf(in)
+	return gateway.Asks(in)
+}
+
+// rulesOf puts the EIPs into order, leaves out those whose address is taken, and gathers the rules of the others.
+func (n *Network) rulesOf(in *gateway.Input) {
 	slices.SortFunc(in.EIPs, func(a, b objects.EIP) int { return a.Compare(b.Age) })
 	taken := map[netip.Addr]bool{}
 	in.EIPs = slices.DeleteFunc(in.EIPs, func(e objects.EIP) bool {
@@ -276,17 +294,17 @@ func (c *compiler) addresses(g *Gateway) {
 	for i := range in.EIPs {
 		here[in.EIPs[i].Name] = true
 	}
-	for _, rule := range c.SNATs {
+	for _, rule := range n.SNATs {
 		if here[rule.EIP] {
 			in.SNATs = append(in.SNATs, rule)
 		}
 	}
-	for _, rule := range c.DNATs {
+	for _, rule := range n.DNATs {
 		if here[rule.EIP] {
 			in.DNATs = append(in.DNATs, rule)
 		}
 	}
-	for _, rule := range c.FIPs {
+	for _, rule := range n.FIPs {
 		if here[rule.EIP] {
 			in.FIPs = append(in.FIPs, rule)
 		}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -24,15 +23,19 @@ import (
 
 // natGateway is the pod of a NAT gateway on this node. Its methods are called one at a time (serial).
 type natGateway struct {
-	name  string
-	rec   attach.Record
-	node  *node.Node
-	loop  *reconcile.Loop[nft.Key, nft.Item]
-	close func()
+	name string
+	rec  attach.Record
+	node *node.Node
+	// engine is used directly until the loop is given a state.
+	engine *nft.Engine
+	loop   *reconcile.Loop[nft.Key, nft.Item]
+	close  func()
 
 	// serial is a semaphore: changes of one gateway follow each other, and hold up nothing else.
 	serial chan struct{}
-	// outside is net1 as it was made last, and items the table; nil: before the first state.
+	// started says that the loop was given a state.
+	started bool
+	// outside is net1 as it was made last, and items the table; nil: not known yet.
 	outside *link.Macvlan
 	items   map[nft.Key]nft.Item
 	// hash is that of the state in effect; empty: none is.
@@ -49,7 +52,7 @@ func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGat
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	g := &natGateway{
-		name: gatewayOf(rec), rec: *rec, node: n, serial: make(chan struct{}, 1),
+		name: gatewayOf(rec), rec: *rec, node: n, engine: engine, serial: make(chan struct{}, 1),
 		loop: reconcile.NewLoop[nft.Key, nft.Item](engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft of NAT gateway " + gatewayOf(rec)}),
 	}
 	var group sync.WaitGroup
@@ -62,15 +65,25 @@ func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGat
 	return g, nil
 }
 
-// program brings the gateway's state into effect: first the table, so that nothing passes untranslated, then net1 and the routes, and
-// forwarding last.
-func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
+// lock waits until no other change of the gateway is under way.
+func (g *natGateway) lock(ctx context.Context) error {
 	select {
 	case g.serial <- struct{}{}:
-		defer func() { <-g.serial }()
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+func (g *natGateway) unlock() { <-g.serial }
+
+// program brings the gateway's state into effect: first the table, so that nothing passes untranslated, then net1 and the routes, and
+// forwarding last.
+func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
+	if err := g.lock(ctx); err != nil {
+		return err
+	}
+	defer g.unlock()
 	switch {
 	case g.stopped:
 		return errClosed
@@ -78,13 +91,18 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 		return nil
 	}
 	g.hash = ""
-	owner := reconcile.Owner(g.rec.Key().Owner())
-	bring := g.loop.Apply
 	if g.items == nil {
-		bring = g.loop.Start
+		var err error
+		if g.items, err = g.engine.Read(ctx); err != nil { // a former agent's table
+			return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
+		}
+	}
+	bring := g.loop.Apply
+	if !g.started {
+		bring, g.started = g.loop.Start, true
 	}
 	items := want.Result.State.Items
-	if err := bring(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: items}); err != nil {
+	if err := bring(ctx, g.fragment(items)); err != nil {
 		return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
 	}
 	outside := g.net1(want)
@@ -96,7 +114,7 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	if _, err := g.node.Pods.CreateMacvlan(ctx, outside); err != nil {
 		return fmt.Errorf("NAT gateway %s: interface %s: %w", g.name, gateway.Outside, err)
 	}
-	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: g.routes(want)}); err != nil {
+	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): g.routes(want)}); err != nil {
 		return fmt.Errorf("NAT gateway %s: routes: %w", g.name, err)
 	}
 	if err := link.WriteSettings(g.rec.Netns, want.Result.State.Sysctls); err != nil {
@@ -107,6 +125,59 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	}
 	g.items, g.outside, g.hash = items, &outside, want.Hash
 	return nil
+}
+
+func (g *natGateway) owner() reconcile.Owner { return reconcile.Owner(g.rec.Key().Owner()) }
+
+func (g *natGateway) fragment(items map[nft.Key]nft.Item) map[reconcile.Owner]map[nft.Key]nft.Item {
+	return map[reconcile.Owner]map[nft.Key]nft.Item{g.owner(): items}
+}
+
+// withdraw takes from the table the translations that no rule asks for, and changes nothing else: the gateway cannot be compiled. An agent
+// that has not programmed the gateway yet finds in the table itself what is in effect.
+func (g *natGateway) withdraw(ctx context.Context, asked func(*nft.Element) bool) error {
+	if err := g.lock(ctx); err != nil {
+		return err
+	}
+	defer g.unlock()
+	if g.stopped {
+		return errClosed
+	}
+	left, err := g.reduce(ctx, func(item nft.Item) bool {
+		e, element := item.(*nft.Element)
+		return !element || asked(e)
+	})
+	if withdrawn := changes(g.items, left); err == nil && len(withdrawn) > 0 {
+		err = link.Inside(g.rec.Netns, func() error { return flush(withdrawn) })
+	}
+	if err != nil {
+		return fmt.Errorf("NAT gateway %s: withdraw deleted rules: %w", g.name, err)
+	}
+	g.items = left
+	return nil
+}
+
+// reduce commits the table without the items that are not to stay, and returns the others.
+func (g *natGateway) reduce(ctx context.Context, stays func(nft.Item) bool) (left map[nft.Key]nft.Item, err error) {
+	have := g.items
+	if !g.started {
+		if have, err = g.engine.Read(ctx); err != nil {
+			return nil, err //nolint:wrapcheck // withdraw names the gateway
+		}
+		if g.items == nil {
+			g.items = have
+		}
+	}
+	left = maps.Clone(have)
+	maps.DeleteFunc(left, func(_ nft.Key, item nft.Item) bool { return !stays(item) })
+	if len(left) == len(have) {
+		return left, nil
+	}
+	g.hash = ""
+	if !g.started {
+		return left, g.engine.Commit(ctx, reconcile.Diff(left, have)) //nolint:wrapcheck // withdraw names the gateway
+	}
+	return left, g.loop.Apply(ctx, g.fragment(left)) //nolint:wrapcheck // withdraw names the gateway
 }
 
 func (g *natGateway) net1(want *nat.Gateway) link.Macvlan {
@@ -142,18 +213,22 @@ func (g *natGateway) follow(items map[nft.Key]nft.Item, outside *link.Macvlan) e
 		}
 	}
 	err := link.Inside(g.rec.Netns, func() error {
-		var errs []error
-		if len(changed) > 0 && g.items != nil {
-			errs = append(errs, link.Forget(func(c link.Connection) bool {
-				return slices.ContainsFunc(changed, func(e *nft.Element) bool { return concerns(e, &c) })
-			}))
-		}
-		return errors.Join(append(errs, link.Announce(gateway.Outside, fresh...))...)
+		return errors.Join(flush(changed), link.Announce(gateway.Outside, fresh...))
 	})
 	if err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}
 	return nil
+}
+
+// flush removes the connections that the elements translate from conntrack in the calling thread's namespace.
+func flush(elements []*nft.Element) error {
+	if len(elements) == 0 {
+		return nil
+	}
+	return link.Forget(func(c link.Connection) bool { //nolint:wrapcheck // the caller names the gateway
+		return slices.ContainsFunc(elements, func(e *nft.Element) bool { return concerns(e, &c) })
+	})
 }
 
 // changes returns the elements that are in one of two tables only.
@@ -183,30 +258,22 @@ func concerns(e *nft.Element, c *link.Connection) bool {
 		port, err := strconv.ParseUint(e.Match[2], 10, 16)
 		protocol := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[e.Match[1]]
 		return err == nil && c.To == addr(e.Match[0]) && c.Protocol == protocol && c.Port == uint16(port)
-	case (e.Set == gateway.FloatingOut || e.Set == gateway.Sources) && len(e.Match) == 1:
-		text := e.Match[0]
-		if !strings.Contains(text, "/") {
-			text += "/32"
-		}
-		prefix, err := netip.ParsePrefix(text)
-		return err == nil && prefix.Contains(c.From) && c.From != c.Back
 	}
-	return false
+	prefix, ok := gateway.Source(e)
+	return ok && prefix.Contains(c.From) && c.From != c.Back
 }
 
 // stop ends the gateway's traffic: without net1 its addresses answer no more.
 func (g *natGateway) stop(ctx context.Context) error {
-	select {
-	case g.serial <- struct{}{}:
-		defer func() { <-g.serial }()
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := g.lock(ctx); err != nil {
+		return err
 	}
+	defer g.unlock()
 	g.stopped = true
 	g.close()
 	m := link.Macvlan{Netns: g.rec.Netns, Name: gateway.Outside, Parent: gateway.Outside, Owner: g.rec.Key().Owner()}
 	err := g.node.Pods.DeleteMacvlan(ctx, m)
-	g.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{reconcile.Owner(g.rec.Key().Owner()): nil})
+	g.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{g.owner(): nil})
 	if err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}

@@ -40,6 +40,7 @@ import (
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/cluster"
+	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/node"
 )
 
@@ -187,6 +188,7 @@ type nodeUnderTest struct {
 	site    *ovntest.Site
 	records *manyRecords
 	network network.Network
+	objects ctrlcache.Cache
 	stop    func()
 }
 
@@ -204,7 +206,7 @@ func (n *nodeUnderTest) start() {
 		Records: n.records, Objects: objects, API: n.Client, Log: slog.New(slog.NewTextHandler(n.t.Output(), nil)),
 	})
 	must(n.t, err)
-	n.network = made
+	n.network, n.objects = made, objects
 	var group sync.WaitGroup
 	group.Go(func() { _ = objects.Start(ctx) })
 	if !objects.WaitForCacheSync(ctx) { // a cache that is not started cannot be read
@@ -261,6 +263,33 @@ func (n *nodeUnderTest) namespace(name string) {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
 	if err := n.Create(n.t.Context(), account); !apierrors.IsAlreadyExists(err) {
 		must(n.t, err)
+	}
+}
+
+// withoutDefinition deletes floating IP fip01 while the gateway's NetworkAttachmentDefinition is gone: under an agent that has programmed the
+// gateway, and under one that has not. Everything is as before afterwards.
+func withoutDefinition(n *nodeUnderTest, before, after func()) {
+	ctx, t := n.t.Context(), n.t
+	for _, restart := range []bool{false, true} {
+		config, rule := nat.Definition(), &kubeovn.IptablesFIPRule{}
+		must(t, n.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "ovn-vpc-external-network"}, config))
+		must(t, n.Delete(ctx, config))
+		ovntest.Eventually(t, "the agent has no definition", func() bool {
+			return apierrors.IsNotFound(n.objects.Get(ctx, client.ObjectKeyFromObject(config), nat.Definition()))
+		})
+		if restart {
+			n.stop()
+			n.start()
+		}
+		before()
+		must(t, n.Get(ctx, client.ObjectKey{Name: "fip01"}, rule))
+		must(t, n.Delete(ctx, rule))
+		after()
+		config.SetResourceVersion("")
+		config.SetUID("")
+		must(t, n.Create(ctx, config))
+		must(t, n.Create(ctx, &kubeovn.IptablesFIPRule{ObjectMeta: metav1.ObjectMeta{Name: "fip01"}, Spec: rule.Spec}))
+		before()
 	}
 }
 
@@ -340,6 +369,13 @@ func TestGatewayOfUsers(t *testing.T) {
 		t.Errorf("the table was made anew: %s, was %s", after, before)
 	}
 	ovntest.Eventually(t, "CHECK", func() bool { return n.network.Check(ctx, recGate) == nil })
+	withoutDefinition(n, func() {
+		expect("the floating IP without a definition", host, "192.168.100.232:7000", "one 192.168.100.10")
+		expect("SNAT without a definition", floating, "1.1.1.1:7000", "router 192.168.100.231")
+	}, func() {
+		expect("a deleted floating IP", host, "192.168.100.232:7000", "")
+		expect("a rule that is left", floating, "1.1.1.1:7000", "router 192.168.100.231")
+	})
 
 	// Deleted, the EIP answers no more.
 	must(t, c.Delete(ctx, fip))

@@ -257,22 +257,29 @@ func (g *gateways) step(ctx context.Context) error {
 	}
 	var errs []error
 	for _, rec := range recs {
-		want := all.Gateways[gatewayOf(&rec)]
-		if want == nil || want.Problem != (nat.Problem{}) {
-			continue // it goes on with what it has; the controller says why
-		}
-		made, err := g.get(ctx, &rec)
-		if err == nil {
-			err = made.program(ctx, want)
-		}
-		if err == nil {
-			err = g.report(ctx, &rec, want.Hash)
-		}
-		if !errors.Is(err, errClosed) {
+		if err := g.follow(ctx, &rec, all); !errors.Is(err, errClosed) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// follow brings one gateway in step. A gateway that cannot be compiled keeps the state that it has, and the controller reports why; what its
+// rules do not ask for any more is withdrawn all the same.
+func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Network) error {
+	name := gatewayOf(rec)
+	made, err := g.get(ctx, rec)
+	if err != nil {
+		return err
+	}
+	want := all.Gateways[name]
+	if want == nil || want.Problem != (nat.Problem{}) {
+		return made.withdraw(ctx, all.Asks(name))
+	}
+	if err := made.program(ctx, want); err != nil {
+		return err
+	}
+	return g.report(ctx, rec, want.Hash)
 }
 
 // report writes the hash of what is programmed to the condition of the gateway's pod, which its readiness waits for.
