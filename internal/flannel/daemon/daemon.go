@@ -99,16 +99,15 @@ type Daemon struct {
 
 // presence is what the daemon has in its engine for leases.
 type presence struct {
-	config   netconf.Config
-	uplink   uplink.Options
-	view     *fabric.View
-	own      lease.Own
-	claims   map[string]lease.Claim
-	accepted map[string]lease.Lease
-	refused  map[string]string
-	known    chan struct{} // closed with the first complete update
-	restart  chan error
-	offload  offload
+	config  netconf.Config
+	uplink  uplink.Options
+	view    *fabric.View
+	own     lease.Own
+	leases  *lease.Book       // of other nodes
+	refused map[string]string // what was logged of them last, by name
+	known   chan struct{}     // closed with the first complete update
+	restart chan error
+	offload offload
 	// ruled says that the generation's own rules are handed over, so that the peers' need not wait.
 	ruled bool
 }
@@ -260,8 +259,9 @@ func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
 	if err != nil {
 		return nil, err
 	}
+	ours := lease.Own{Lease: own, Network: config.Network, Network6: config.IPv6Network}
 	return &presence{
-		config: config, uplink: options, view: view, own: lease.Own{Lease: own, Network: config.Network, Network6: config.IPv6Network},
+		config: config, uplink: options, view: view, own: ours, leases: lease.NewBook(ours), refused: map[string]string{},
 		known: make(chan struct{}), restart: make(chan error, 1),
 		offload: offload{ask: make(chan struct{}, 1)},
 	}, nil

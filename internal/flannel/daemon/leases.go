@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -33,38 +34,27 @@ func (d *Daemon) report(p *presence, update lease.Update) {
 		default: // one is under way
 		}
 	}
-	first := p.claims == nil
+	first := !p.leases.Known()
 	if first && !update.All {
 		return
 	}
-	if update.All {
-		p.claims = maps.Clone(update.Set)
-	} else {
-		maps.Copy(p.claims, update.Set)
-	}
-	for _, name := range update.Delete {
-		delete(p.claims, name)
-	}
-	accepted, refused := lease.Judge(p.claims, p.own)
-	problems := d.apply(p, accepted)
-	maps.Copy(problems, refused)
+	verdict := p.leases.Update(update)
+	problems := d.apply(p, &verdict)
+	maps.Copy(problems, verdict.Refused)
 	maps.Copy(problems, update.Problems)
-	d.tell(p, problems, update)
+	p.warn(d.options.Log, problems, verdict.Judged)
 	if first {
 		close(p.known)
 	}
 }
 
 // apply hands the fragments of leases that changed to the engine.
-func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]error {
+func (d *Daemon) apply(p *presence, verdict *lease.Verdict) map[string]error {
 	fragments, problems := map[reconcile.Owner]fabric.Fragment{}, map[string]error{}
 	commands := map[reconcile.Owner]map[extension.Key]extension.Item{}
 	nodes, rules := map[reconcile.Owner]map[nft.Key]nft.Item{}, d.nodeRules(p)
 	script, _ := p.view.Backend.(netconf.Extension)
-	for name, l := range accepted {
-		if before, ok := p.accepted[name]; ok && before == l {
-			continue
-		}
+	for name, l := range verdict.Accepted {
 		fragment, err := p.view.Peer(l)
 		if err != nil {
 			problems[name] = err
@@ -74,14 +64,11 @@ func (d *Daemon) apply(p *presence, accepted map[string]lease.Lease) map[string]
 		nodes[owner] = rules.Node([2]netip.Addr{l.PublicIP, l.PublicIP6})
 		d.handed[name] = true
 	}
-	for name := range p.accepted {
-		if _, ok := accepted[name]; !ok {
-			owner := peerOwner + reconcile.Owner(name)
-			fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
-			delete(d.handed, name)
-		}
+	for _, name := range verdict.Gone {
+		owner := peerOwner + reconcile.Owner(name)
+		fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
+		delete(d.handed, name)
 	}
-	p.accepted = accepted
 	d.hand(fragments, commands, nodes)
 	return problems
 }
@@ -121,24 +108,18 @@ func (d *Daemon) rule(p *presence) map[reconcile.Owner]map[nft.Key]nft.Item {
 	return own
 }
 
-// tell logs what is wrong with leases, once for each.
-func (d *Daemon) tell(p *presence, problems map[string]error, update lease.Update) {
-	if p.refused == nil {
-		p.refused = map[string]string{}
-	}
+// warn logs what is wrong with leases, once for each, of those that were judged.
+func (p *presence) warn(log *slog.Logger, problems map[string]error, judged []string) {
 	for _, name := range slices.Sorted(maps.Keys(problems)) {
 		if text := problems[name].Error(); p.refused[name] != text {
 			p.refused[name] = text
-			d.options.Log.Warn("lease not used", "lease", name, "error", problems[name])
+			log.Warn("lease not used", "lease", name, "error", problems[name])
 		}
 	}
-	for name := range update.Set {
+	for _, name := range judged {
 		if problems[name] == nil {
 			delete(p.refused, name)
 		}
-	}
-	for _, name := range update.Delete {
-		delete(p.refused, name)
 	}
 }
 
@@ -149,7 +130,7 @@ func (d *Daemon) forget(p *presence) {
 	fragments, commands := map[reconcile.Owner]fabric.Fragment{}, map[reconcile.Owner]map[extension.Key]extension.Item{}
 	nodes := map[reconcile.Owner]map[nft.Key]nft.Item{}
 	for name := range d.handed {
-		if _, ok := p.accepted[name]; !ok {
+		if !p.leases.Has(name) {
 			owner := peerOwner + reconcile.Owner(name)
 			fragments[owner], commands[owner], nodes[owner] = fabric.Fragment{}, nil, nil
 			delete(d.handed, name)

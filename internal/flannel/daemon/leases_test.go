@@ -22,8 +22,9 @@ func generationOf(backend netconf.Backend) *presence {
 	addr := netip.MustParseAddr("192.0.2.1")
 	own := lease.Lease{Subnet: netip.MustParsePrefix("10.5.1.0/24"), PublicIP: addr, Backend: backend.Type()}
 	network := netip.MustParsePrefix("10.5.0.0/16")
+	ours := lease.Own{Lease: own, Network: network}
 	return &presence{
-		config: netconf.Config{Network: network, EnableIPv4: true, Backend: backend}, own: lease.Own{Lease: own, Network: network},
+		config: netconf.Config{Network: network, EnableIPv4: true, Backend: backend}, own: ours, leases: lease.NewBook(ours), refused: map[string]string{},
 		view: &fabric.View{
 			Backend: backend, V4: true, Network: network, Uplink: uplink.Uplink{Name: "eth0", MTU: 1500, Addr: addr, Public: addr},
 			Links: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},

@@ -2,9 +2,7 @@ package daemon
 
 import (
 	"context"
-	"maps"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -101,13 +99,15 @@ func (d *Daemon) tunnelAddresses(p *presence, six int) []netip.Addr {
 	if len(p.offload.asked) >= probedPeers {
 		return nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.accepted)) {
-		l := p.accepted[name]
+	for _, l := range p.leases.Accepted() { // any of them, in the map's random order: sorting thousands would delay updates
+		if len(out) == probedPeers {
+			break
+		}
 		subnet, data := l.Subnet, l.Data
 		if six == 1 {
 			subnet, data = l.Subnet6, l.Data6
 		}
-		if _, ok := data.(lease.VXLAN); ok && subnet.IsValid() && !p.offload.asked[subnet.Addr()] && len(out) < probedPeers {
+		if _, ok := data.(lease.VXLAN); ok && subnet.IsValid() && !p.offload.asked[subnet.Addr()] {
 			out = append(out, subnet.Addr())
 		}
 	}

@@ -1,178 +1,261 @@
 package lease
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 )
 
-// Claim is a lease with what it comes from.
-type Claim struct {
-	// Since orders claims: of two that conflict, the one with the lower value stands. It is the creation time of the Node, or
-	// the revision that created the etcd key; a node cannot choose it.
-	Since int64
-	Lease Lease
+// Book follows the claims of a network. After a change it judges the claims that the change can concern: those that changed, and those
+// that conflict with them, directly or through others. [Judge] of all claims takes longer than programming one lease, and grows with the
+// cluster.
+type Book struct {
+	own      Own
+	claims   map[string]Claim // nil before the first complete update
+	accepted map[string]Lease
+	index    index
 }
 
-// Own is what leases of other nodes are compared with.
-type Own struct {
-	// Lease is this node's.
-	Lease Lease
-	// Network and Network6 are the ranges of all pods; a subnet outside is refused.
-	Network, Network6 netip.Prefix
+// Verdict is what an update changes.
+type Verdict struct {
+	// Accepted has the leases to be programmed that were not accepted before, or not as they are now.
+	Accepted map[string]Lease
+	// Gone names the leases that were accepted before and are not any more.
+	Gone []string
+	// Judged names the claims that were judged, removed ones included, and Refused says why some of them, or one of their families, are
+	// refused. About other claims, what earlier verdicts said is still true.
+	Judged  []string
+	Refused map[string]error
 }
 
-// Judge returns the leases that may be programmed, by the names of the claims, and why the others may not. A claim is refused
-// where it overlaps another node's subnet, has another node's tunnel address (the MAC address or public key), or leads to this
-// node's address or into the pods' own range. Of a claim with two families, the one that is not refused stands.
-func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error) {
-	names := slices.SortedFunc(maps.Keys(claims), func(a, b string) int {
-		return cmp.Or(cmp.Compare(claims[a].Since, claims[b].Since), cmp.Compare(a, b))
-	})
-	j := judge{own: own, identities: map[any]string{}}
-	for i, network := range []netip.Prefix{own.Network, own.Network6} {
-		v4 := i == 0
-		j.families[i] = newTaken()
-		for name := range claims {
-			claim := claims[name]
-			if subnet := claim.Lease.family(v4).subnet; subnet.IsValid() {
-				j.families[i].lengths[subnet.Bits()] = struct{}{}
+// NewBook returns a book without claims.
+func NewBook(own Own) *Book {
+	return &Book{own: own, accepted: map[string]Lease{}, index: newIndex()}
+}
+
+// Known reports whether the book has had a complete update.
+func (b *Book) Known() bool { return b.claims != nil }
+
+// Has reports whether the lease of a name is accepted.
+func (b *Book) Has(name string) bool {
+	_, ok := b.accepted[name]
+	return ok
+}
+
+// Accepted returns the leases that are accepted. The map is the book's own: it changes with the next update.
+func (b *Book) Accepted() map[string]Lease { return b.accepted }
+
+// Update takes over what a store reports. Before the first complete update others are ignored: without all claims none can be judged.
+func (b *Book) Update(update Update) Verdict {
+	if update.All {
+		return b.replace(update)
+	}
+	if b.claims == nil {
+		return Verdict{}
+	}
+	concerned := map[string]struct{}{}
+	for _, names := range [][]string{slices.Collect(maps.Keys(update.Set)), update.Delete} {
+		for _, name := range names {
+			concerned[name] = struct{}{}
+			if claim, ok := b.claims[name]; ok {
+				b.index.conflicts(b.families(claim), concerned)
 			}
 		}
-		f := own.Lease.family(v4)
-		if f.subnet.IsValid() {
-			j.families[i].lengths[f.subnet.Bits()] = struct{}{}
-			j.add(i, f, "this node")
-		}
-		j.networks[i] = network
 	}
-	accepted, refused := make(map[string]Lease, len(claims)), map[string]error{}
-	for _, name := range names {
-		l, err := j.claim(name, claims[name].Lease)
-		if err != nil {
-			refused[name] = err
-		}
-		if l.Subnet.IsValid() || l.Subnet6.IsValid() {
-			accepted[name] = l
-		}
+	for name, claim := range update.Set {
+		b.put(name, claim)
 	}
-	return accepted, refused
+	for _, name := range update.Delete {
+		b.remove(name)
+	}
+	return b.judge(b.connected(concerned))
 }
 
-type judge struct {
-	own        Own
-	networks   [2]netip.Prefix
-	families   [2]taken
-	identities map[any]string
+// replace takes over a complete update.
+func (b *Book) replace(update Update) Verdict {
+	names := map[string]Claim{}
+	for name := range b.claims {
+		names[name] = Claim{} // it is gone, unless it is listed again
+	}
+	for _, name := range update.Delete {
+		names[name] = Claim{}
+	}
+	b.claims, b.index = make(map[string]Claim, len(update.Set)), newIndex()
+	for name, claim := range update.Set {
+		b.index.measure(b.families(claim)) // all lengths first, so that no claim has to be indexed twice
+		names[name] = claim
+	}
+	for name, claim := range update.Set {
+		b.put(name, claim)
+	}
+	for _, name := range update.Delete {
+		b.remove(name)
+		names[name] = Claim{}
+	}
+	return b.judge(names)
 }
 
-func (j *judge) add(i int, f family, name string) {
-	j.families[i].add(f, name)
-	if identity := identity(f.data, i); identity != nil {
-		j.identities[identity] = name
+func (b *Book) put(name string, claim Claim) {
+	b.remove(name)
+	b.claims[name] = claim
+	families := b.families(claim)
+	if b.index.measure(families) { // what is indexed lacks the new length
+		lengths := b.index.lengths
+		b.index = newIndex()
+		b.index.lengths = lengths
+		for other, claim := range b.claims {
+			b.index.add(other, b.families(claim))
+		}
+		return
+	}
+	b.index.add(name, families)
+}
+
+func (b *Book) remove(name string) {
+	if claim, ok := b.claims[name]; ok {
+		b.index.remove(name, b.families(claim))
+		delete(b.claims, name)
 	}
 }
 
-func (j *judge) claim(name string, l Lease) (Lease, error) {
-	var errs []error
+// families returns the families of a claim that can conflict with other claims: the valid ones that are not refused by themselves. So a
+// hostile claim to a range wider than the network does not make every other claim one that it concerns.
+func (b *Book) families(claim Claim) [2]family {
+	var out [2]family
 	for i, v4 := range []bool{true, false} {
-		f := l.family(v4)
+		if f := claim.Lease.family(v4); f.subnet.IsValid() && b.own.check(i, f) == nil {
+			out[i] = f
+		}
+	}
+	return out
+}
+
+// connected returns the named claims and all that conflict with one of them, directly or through others: by themselves they are judged as
+// they are among all. The claim of a name that is gone is empty.
+func (b *Book) connected(names map[string]struct{}) map[string]Claim {
+	out := map[string]Claim{}
+	for len(names) > 0 {
+		next := map[string]struct{}{}
+		for name := range names {
+			if _, done := out[name]; !done {
+				out[name] = b.claims[name]
+				b.index.conflicts(b.families(out[name]), next)
+			}
+		}
+		names = next
+	}
+	return out
+}
+
+// judge judges claims that no other claims conflict with.
+func (b *Book) judge(claims map[string]Claim) Verdict {
+	accepted, refused := Judge(claims, b.own)
+	v := Verdict{Accepted: map[string]Lease{}, Judged: slices.Collect(maps.Keys(claims)), Refused: refused}
+	for name := range claims {
+		before, had := b.accepted[name]
+		now, has := accepted[name]
+		switch {
+		case has && (!had || before != now):
+			v.Accepted[name], b.accepted[name] = now, now
+		case had && !has:
+			v.Gone = append(v.Gone, name)
+			delete(b.accepted, name)
+		}
+	}
+	return v
+}
+
+// index finds the claims that conflict with one.
+type index struct {
+	// lengths are the prefix lengths that subnets have had, by family.
+	lengths [2]map[int]struct{}
+	// subnets and identities have the names of claims by their subnets and by their tunnel addresses, and within by the wider prefixes, of
+	// those lengths, that hold the subnets.
+	subnets, within map[netip.Prefix][]string
+	identities      map[any][]string
+}
+
+func newIndex() index {
+	return index{
+		lengths: [2]map[int]struct{}{{}, {}},
+		subnets: map[netip.Prefix][]string{}, within: map[netip.Prefix][]string{}, identities: map[any][]string{},
+	}
+}
+
+// measure notes the lengths of a claim's subnets, and reports whether one of them is new.
+func (x *index) measure(families [2]family) (added bool) {
+	for i, f := range families {
+		if _, known := x.lengths[i][f.subnet.Bits()]; f.subnet.IsValid() && !known {
+			x.lengths[i][f.subnet.Bits()] = struct{}{}
+			added = true
+		}
+	}
+	return added
+}
+
+func (x *index) add(name string, families [2]family) {
+	x.note(families, func(names []string) []string { return append(names, name) })
+}
+
+func (x *index) remove(name string, families [2]family) {
+	x.note(families, func(names []string) []string {
+		return slices.DeleteFunc(names, func(n string) bool { return n == name })
+	})
+}
+
+// note changes the lists that have, or are to have, a claim's name.
+func (x *index) note(families [2]family, change func([]string) []string) {
+	for i, f := range families {
 		if !f.subnet.IsValid() {
 			continue
 		}
-		if err := j.family(name, i, f); err != nil {
-			errs = append(errs, err)
-			l.setFamily(v4, family{})
+		note(x.subnets, f.subnet, change)
+		for _, wider := range x.wider(i, f.subnet) {
+			note(x.within, wider, change)
+		}
+		if key := identity(f.data, i); key != nil {
+			note(x.identities, key, change)
+		}
+	}
+}
+
+func note[K comparable](lists map[K][]string, key K, change func([]string) []string) {
+	if names := change(lists[key]); len(names) > 0 {
+		lists[key] = names
+	} else {
+		delete(lists, key)
+	}
+}
+
+// wider returns the prefixes that hold a subnet, of the lengths that subnets of the family have had.
+func (x *index) wider(i int, subnet netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for length := range x.lengths[i] {
+		if length < subnet.Bits() {
+			out = append(out, netip.PrefixFrom(subnet.Addr(), length).Masked())
+		}
+	}
+	return out
+}
+
+// conflicts adds the names of the claims that have the subnet or tunnel address of a claim, or a part of the subnet, itself included.
+func (x *index) conflicts(families [2]family, names map[string]struct{}) {
+	add := func(found []string) {
+		for _, name := range found {
+			names[name] = struct{}{}
+		}
+	}
+	for i, f := range families {
+		if !f.subnet.IsValid() {
 			continue
 		}
-		j.add(i, f, name)
-	}
-	return l, errors.Join(errs...)
-}
-
-func (j *judge) family(name string, i int, f family) error {
-	network, t := j.networks[i], &j.families[i]
-	own := j.own.Lease.family(i == 0)
-	switch {
-	case !network.IsValid() || !network.Contains(f.subnet.Addr()) || f.subnet.Bits() < network.Bits():
-		return fmt.Errorf("subnet %s is outside the network %s", f.subnet, network)
-	case f.publicIP == own.publicIP:
-		return fmt.Errorf("public address %s of subnet %s is this node's own", f.publicIP, f.subnet)
-	case network.Contains(f.publicIP):
-		return fmt.Errorf("public address %s of subnet %s is in the network %s of pods", f.publicIP, f.subnet, network)
-	}
-	if holder, conflict := t.overlaps(f.subnet); conflict {
-		return fmt.Errorf("subnet %s overlaps that of %s", f.subnet, holder)
-	}
-	if identity := identity(f.data, i); identity != nil {
-		if holder, ok := j.identities[identity]; ok && holder != name {
-			return fmt.Errorf("%s of subnet %s is that of %s", describe(f.data), f.subnet, holder)
+		add(x.subnets[f.subnet])
+		add(x.within[f.subnet])
+		for _, wider := range x.wider(i, f.subnet) {
+			add(x.subnets[wider])
+		}
+		if key := identity(f.data, i); key != nil {
+			add(x.identities[key])
 		}
 	}
-	return nil
-}
-
-// taken is what the claims admitted so far hold in one family.
-type taken struct {
-	lengths map[int]struct{} // the prefix lengths of all claims
-	subnets map[netip.Prefix]string
-	covers  map[netip.Prefix]string // shorter prefixes that hold a subnet
-}
-
-func newTaken() taken {
-	return taken{map[int]struct{}{}, map[netip.Prefix]string{}, map[netip.Prefix]string{}}
-}
-
-func (t *taken) add(f family, name string) {
-	t.subnets[f.subnet] = name
-	for length := range t.lengths {
-		if length < f.subnet.Bits() {
-			t.covers[netip.PrefixFrom(f.subnet.Addr(), length).Masked()] = name
-		}
-	}
-}
-
-func (t *taken) overlaps(subnet netip.Prefix) (string, bool) {
-	if holder, ok := t.covers[subnet]; ok {
-		return holder, true
-	}
-	for length := range t.lengths {
-		if length <= subnet.Bits() {
-			if holder, ok := t.subnets[netip.PrefixFrom(subnet.Addr(), length).Masked()]; ok {
-				return holder, true
-			}
-		}
-	}
-	return "", false
-}
-
-// vtep is the MAC address of the VXLAN device of a family.
-type vtep struct {
-	family int
-	mac    MAC
-}
-
-// identity is what tells nodes apart on the tunnel; nil where the backend has none. One WireGuard device may serve both families,
-// so a public key counts for both.
-func identity(d Data, family int) any {
-	switch d := d.(type) {
-	case VXLAN:
-		return vtep{family, d.MAC}
-	case WireGuard:
-		return d.PublicKey
-	}
-	return nil
-}
-
-func describe(d Data) string {
-	switch d := d.(type) {
-	case VXLAN:
-		return "MAC address " + d.MAC.String()
-	case WireGuard:
-		return "public key " + Marshal(d)
-	}
-	return "data"
 }

@@ -6,7 +6,7 @@ type Update struct {
 	All bool
 	// Set has leases by the name of what they come from, a Node or an etcd key.
 	Set map[string]Claim
-	// Delete names those that are gone.
+	// Delete names those that are gone, also where Set has them.
 	Delete []string
 	// Problems says what is wrong with leases in Set, by name: a family, or all, of such a lease is left out.
 	Problems map[string]error
