@@ -1,8 +1,7 @@
-// Package metrics keeps what Weft's programs count and measure, for Prometheus. Each program has a registry of its own.
+// Package metrics has the metrics of Weft's programs, for Prometheus. Each program has its own registry.
 //
-// Names and labels are a promise to whoever has dashboards and alerts: docs/metrics.md is made from what is registered
-// here (go test ./internal/metrics -update). No label has a value that grows with the cluster: no pods, no Services, no
-// addresses.
+// Names and labels are stable, because dashboards and alerts use them: docs/metrics.md is generated from what is registered here (go test
+// ./internal/metrics -update). No label has values that grow with the cluster, such as pods, Services or addresses.
 package metrics
 
 import (
@@ -15,23 +14,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Definition is what is promised of a metric.
+// Definition is the stable part of a metric.
 type Definition struct {
-	// Name is the metric's, Type counter, gauge or histogram.
+	// Name is the name, Type counter, gauge or histogram.
 	Name, Type string
-	// Labels are its labels' names.
+	// Labels are the names of the labels.
 	Labels []string
-	// Help says what it counts.
+	// Help describes the metric.
 	Help string
 }
 
-// Registry is one program's metrics.
+// Registry has one program's metrics.
 type Registry struct {
 	registry    *prometheus.Registry
 	definitions []Definition
 }
 
-// newRegistry returns a registry with what every program has: what it is built of, and the Go runtime's and the process's own.
+// newRegistry returns a registry with the metrics that every program has: build information, and those of the Go runtime and the process.
 func newRegistry(version string) *Registry {
 	r := &Registry{registry: prometheus.NewRegistry()}
 	r.registry.MustRegister(
@@ -42,7 +41,7 @@ func newRegistry(version string) *Registry {
 	return r
 }
 
-// revision returns the commit that the program was built of, "unknown" where the build did not say.
+// revision returns the commit from which the program was built, "unknown" if the build did not record it.
 func revision() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, setting := range info.Settings {
@@ -54,15 +53,15 @@ func revision() string {
 	return "unknown"
 }
 
-// Handler returns what answers a scrape.
+// Handler returns the handler for scrapes.
 func (r *Registry) Handler() http.Handler {
 	return promhttp.HandlerFor(r.registry, promhttp.HandlerOpts{Registry: nil, MaxRequestsInFlight: 4})
 }
 
-// Definitions returns what is promised, in the order of registration.
+// Definitions returns the definitions of the metrics, in the order of registration.
 func (r *Registry) Definitions() []Definition { return append([]Definition(nil), r.definitions...) }
 
-// Gatherer returns what the metrics can be read by in this process.
+// Gatherer returns the gatherer for reading the metrics in this process.
 func (r *Registry) Gatherer() prometheus.Gatherer { return r.registry }
 
 func (r *Registry) define(name, kind, help string, labels []string) {
@@ -83,7 +82,7 @@ func (r *Registry) gauge(name, help string, labels ...string) *prometheus.GaugeV
 	return vec
 }
 
-// histogram registers a histogram of seconds. Buckets double from the first: they cover four decades by a dozen.
+// histogram registers a histogram of seconds. The buckets double, from the first on: about a dozen buckets cover four decades.
 func (r *Registry) histogram(name, help string, first float64, labels ...string) *prometheus.HistogramVec {
 	const buckets = 14
 	r.define(name, "histogram", help, labels)
@@ -94,13 +93,13 @@ func (r *Registry) histogram(name, help string, first float64, labels ...string)
 	return vec
 }
 
-// state registers a gauge whose values are looked up at each scrape.
+// state registers a gauge that is evaluated at each scrape.
 func (r *Registry) state(name, help string, labels ...string) *prometheus.Desc {
 	r.define(name, "gauge", help, labels)
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// scraped is a collector of gauges that are looked up at each scrape.
+// scraped is a collector of gauges that are evaluated at each scrape.
 type scraped struct {
 	descriptions []*prometheus.Desc
 	collect      func(set func(desc *prometheus.Desc, value float64, labels ...string))
@@ -120,7 +119,7 @@ func (s *scraped) Collect(out chan<- prometheus.Metric) {
 	})
 }
 
-// one is the value of a gauge that is 0 or 1.
+// one returns the value of a boolean gauge: 0 or 1.
 func one(is bool) float64 {
 	if is {
 		return 1
@@ -128,7 +127,7 @@ func one(is bool) float64 {
 	return 0
 }
 
-// outcome is the value of the label result.
+// outcome returns the value of the label result.
 func outcome(err error) string {
 	if err != nil {
 		return "error"

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Compile returns where pods of this node reach the Service, sorted. Slices of other Services are left out. The same
-// Service and slices, in whatever order, give the same addresses.
+// Compile returns the virtual addresses by which pods of this node reach the Service, sorted. Slices of other Services are ignored. The
+// order of the slices does not matter.
 func Compile(svc Service, all []Slice, here Place) []VirtualAddress {
 	own := slices.DeleteFunc(slices.Clone(all), func(s Slice) bool { return s.Namespace != svc.Namespace || s.Service != svc.Name })
 	slices.SortFunc(own, func(a, b Slice) int { return cmp.Compare(a.Name, b.Name) })
@@ -27,7 +27,7 @@ func Compile(svc Service, all []Slice, here Place) []VirtualAddress {
 	return list
 }
 
-// addresses returns where one port is reached. Where an address is named twice, the first stands.
+// addresses returns the virtual addresses of one port. If an address occurs twice, the first one is used.
 func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 	internal := VirtualAddress{
 		Owner: s.Owner(), PortName: p.Name, Protocol: p.Protocol, Port: p.Number, Affinity: s.Affinity, Serving: b.serving, Known: b.known,
@@ -56,7 +56,7 @@ func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 	}
 	add(external, KindExternalIP, s.ExternalIPs...)
 	balanced := external
-	if balanced.Verdict == Forward || balanced.Verdict == Wake { // who is told that there is nobody need not be known
+	if balanced.Verdict == Forward || balanced.Verdict == Wake { // source ranges do not matter if no endpoint can serve
 		balanced.SourceRanges = s.SourceRanges
 	}
 	add(balanced, KindLoadBalancer, s.LoadBalancerIPs...)
@@ -67,17 +67,17 @@ func (s *Service) addresses(p Port, b choice) []VirtualAddress {
 	return list
 }
 
-// choice is which of a port's endpoints can be used.
+// choice is the usable endpoints of a port.
 type choice struct {
-	// cluster are those for the traffic policy Cluster, local those for Local.
+	// cluster are the endpoints for the traffic policy Cluster, local those for Local.
 	cluster, local []Endpoint
-	// serving are all that answer, known those that do not as well.
+	// serving are all endpoints that serve; known are all endpoints.
 	serving, known []netip.AddrPort
-	// any says that some node has one.
+	// any says that there is a usable endpoint on some node.
 	any bool
 }
 
-// none is the verdict where no endpoint is left.
+// none returns the verdict if no endpoint can be used.
 func (c *choice) none(s *Service) Verdict {
 	switch {
 	case c.any:
@@ -91,13 +91,13 @@ func (c *choice) none(s *Service) Verdict {
 	}
 }
 
-// hinted is an endpoint with the hints for whom it is.
+// hinted is an endpoint with its topology hints.
 type hinted struct {
 	Endpoint
 	zones, nodes []string
 }
 
-// portName ties a Service's port to slices' ports.
+// portName matches a Service's port with ports of slices.
 type portName struct {
 	name     string
 	protocol Protocol
@@ -109,7 +109,7 @@ type slicePort struct {
 	endpoints []SliceEndpoint
 }
 
-// indexPorts finds slices' ports by name: objects may have thousands of them.
+// indexPorts indexes the ports of slices by name, because objects may have thousands of them.
 func indexPorts(own []Slice) map[portName][]slicePort {
 	index := map[portName][]slicePort{}
 	for _, s := range own {
@@ -121,8 +121,8 @@ func indexPorts(own []Slice) map[portName][]slicePort {
 	return index
 }
 
-// gather returns a port's endpoints in all slices, sorted, each once. Where slices differ about one, the word of who
-// says more for it counts: while an endpoint moves between slices, the older entry lags behind.
+// gather returns a port's endpoints from all slices, sorted, without duplicates. If slices differ about an endpoint, the entry with the
+// higher standing is used: while an endpoint moves between slices, the older entry may be outdated.
 func gather(ports []slicePort, here Place) []hinted {
 	found := map[netip.AddrPort]hinted{}
 	for _, p := range ports {
@@ -145,7 +145,7 @@ func gather(ports []slicePort, here Place) []hinted {
 	return list
 }
 
-// at is the endpoint at a port.
+// at returns the endpoint for a port.
 func (e *SliceEndpoint) at(port uint16, here Place) hinted {
 	return hinted{zones: e.Zones, nodes: e.Nodes, Endpoint: Endpoint{
 		Addr: netip.AddrPortFrom(e.IP, port), Node: e.Node, Local: here.Node != "" && e.Node == here.Node,
@@ -153,7 +153,7 @@ func (e *SliceEndpoint) at(port uint16, here Place) hinted {
 	}}
 }
 
-// standing orders what two slices say of one endpoint.
+// standing orders the entries of several slices for one endpoint.
 func (h *hinted) standing() int {
 	const local, ready, serving, terminating = 8, 4, 2, 1
 	n := 0
@@ -192,7 +192,7 @@ func backends(s *Service, endpoints []hinted, here Place) choice {
 	return c
 }
 
-// first returns the endpoints for which the first condition holds that holds for any.
+// first returns the endpoints that meet the first condition that any endpoint meets.
 func first(endpoints []hinted, conditions ...func(*hinted) bool) []Endpoint {
 	for _, holds := range conditions {
 		var list []Endpoint
@@ -208,8 +208,8 @@ func first(endpoints []hinted, conditions ...func(*hinted) bool) []Endpoint {
 	return nil
 }
 
-// hints returns for which of the ready endpoints the hints say that this node should use them: by node if all have hints
-// of nodes and one is for this, else by zone in the same way, else all.
+// hints returns a function that reports whether this node should use a ready endpoint. If all ready endpoints have node hints and one names
+// this node, the node hints decide. Otherwise zone hints are evaluated in the same way. Otherwise all endpoints are used.
 func hints(endpoints []hinted, here Place) func(*hinted) bool {
 	nodes := func(h *hinted) []string { return h.nodes }
 	zones := func(h *hinted) []string { return h.zones }

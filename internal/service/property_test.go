@@ -10,15 +10,15 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// oracle says, for one endpoint at a time and by looking at everything anew, whether a new connection of a pod may go
-// there. It knows no lists.
+// oracle decides for one endpoint whether a new connection of a pod may be forwarded to it. It evaluates all slices for each endpoint, and
+// computes no lists.
 type oracle struct {
 	svc    service.Service
 	port   service.Port
 	slices []service.Slice
 }
 
-// told is what the slices say of an endpoint, all together.
+// told is the combined state of an endpoint in all slices.
 type told struct{ there, ready, leaving, local, serving bool }
 
 func (o oracle) told(addr netip.AddrPort) told {
@@ -136,7 +136,7 @@ func TestCompileProperty(t *testing.T) {
 	})
 }
 
-// sameButTies compares what decides: of two slices that say as much of an endpoint, either may name its node.
+// sameButTies compares without the node: if two slices have equal standing for an endpoint, either may provide its node.
 func sameButTies(a, b []service.VirtualAddress) bool {
 	plain := func(list []service.VirtualAddress) []service.VirtualAddress {
 		out := append([]service.VirtualAddress(nil), list...)

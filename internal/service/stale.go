@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Stale names connections that no longer go where they should. A zero Endpoint means those that were not translated.
+// Stale names connections whose translation is outdated. A zero Endpoint means connections that were not translated.
 type Stale struct {
 	Protocol Protocol
 	// IP is the virtual address, the zero Addr for a node port; Port is its port.
@@ -14,10 +14,9 @@ type Stale struct {
 	Endpoint netip.AddrPort
 }
 
-// Outdated returns the connections to forget when a Service's addresses change from before to after: of UDP, which has
-// no end of its own. A client that goes on sending would keep an endpoint that is gone for good; and one that was
-// rejected would be so for as long as it asks. A TCP connection finds out by itself. An endpoint that still serves
-// keeps what it has.
+// Outdated returns the connections to flush from conntrack when a Service's addresses change from before to after. They are UDP
+// connections, because UDP has no end of connection. A client that keeps sending would stay with a removed endpoint, or stay rejected, as
+// long as it sends. A TCP connection detects the change by itself. Connections to an endpoint that still serves are kept.
 func Outdated(before, after []VirtualAddress) []Stale {
 	now := map[key]*VirtualAddress{}
 	for i := range after {

@@ -12,7 +12,7 @@ import (
 // Protocol is a transport protocol, by its number in an IP header.
 type Protocol uint8
 
-// The protocols that Services know.
+// The protocols of Services.
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
@@ -33,55 +33,55 @@ func (p Protocol) String() string {
 	}
 }
 
-// Service is what counts of a Service.
+// Service is the part of a Service that is compiled.
 type Service struct {
 	Namespace, Name string
-	// ClusterIP is its own address; the zero Addr if it has none of the family.
+	// ClusterIP is the cluster IP; the zero Addr if it has no IPv4 address.
 	ClusterIP netip.Addr
-	// ExternalIPs are addresses that somebody routes to the nodes.
+	// ExternalIPs are addresses that are routed to the nodes from outside.
 	ExternalIPs []netip.Addr
-	// LoadBalancerIPs are addresses of a load balancer that hands packets on with their destination unchanged. Those of
-	// a proxy (ipMode Proxy) are not in it: that traffic has to pass the proxy.
+	// LoadBalancerIPs are addresses of a load balancer that forwards packets with unchanged destination. Those of a proxy (ipMode Proxy) are
+	// not included: their traffic has to pass the proxy.
 	LoadBalancerIPs []netip.Addr
-	// SourceRanges limit who may use LoadBalancerIPs; empty: everybody.
+	// SourceRanges limit the clients of LoadBalancerIPs; empty: no limit.
 	SourceRanges []netip.Prefix
-	// InternalLocal and ExternalLocal are the traffic policies Local; false: Cluster.
+	// InternalLocal and ExternalLocal say that the traffic policy is Local; false: Cluster.
 	InternalLocal, ExternalLocal bool
-	// Affinity keeps a client with its endpoint until it has made no new connection for so long; 0: no affinity.
+	// Affinity is how long a client keeps its endpoint after its last new connection; 0: no affinity.
 	Affinity time.Duration
 	Ports    []Port
-	// Idled says that the Service's pods were scaled to none until a client comes (`oc idle`).
+	// Idled says that the Service's pods are scaled to zero until a client connects (`oc idle`).
 	Idled bool
-	// Waking says that the pods of a Service that was idled were asked for, and are awaited.
+	// Waking says that the pods of an idled Service were requested and have not started yet.
 	Waking bool
 }
 
-// Owner names the Service as the origin of what is compiled from it.
+// Owner returns the owner of what is compiled from the Service.
 func (s *Service) Owner() reconcile.Owner { return Owner(s.Namespace, s.Name) }
 
-// Owner names a Service as the origin of what is compiled from it.
+// Owner returns the owner of what is compiled from a Service.
 func Owner(namespace, name string) reconcile.Owner {
 	return reconcile.Owner("service/" + namespace + "/" + name)
 }
 
-// Port is one of a Service's ports.
+// Port is a port of a Service.
 type Port struct {
-	// Name ties it to ports of slices; a Service's only port may have none.
+	// Name matches it with ports of slices; a Service's only port may have no name.
 	Name     string
 	Protocol Protocol
-	// Number is the port of the Service's addresses; NodePort the one of the nodes', 0: none.
+	// Number is the port at the Service's addresses. NodePort is the port at the nodes' addresses; 0: none.
 	Number, NodePort uint16
 }
 
-// Slice is what counts of an EndpointSlice.
+// Slice is the part of an EndpointSlice that is compiled.
 type Slice struct {
-	// Namespace and Service name the Service that it belongs to; Name is its own.
+	// Namespace and Service name the Service; Name is the slice's own name.
 	Namespace, Service, Name string
 	Ports                    []SlicePort
 	Endpoints                []SliceEndpoint
 }
 
-// SlicePort is a port that all endpoints of a slice have: a Service's target port, resolved.
+// SlicePort is a port of all endpoints in a slice: the resolved target port of a Service.
 type SlicePort struct {
 	// Name is the name of the Service's port.
 	Name     string
@@ -89,25 +89,25 @@ type SlicePort struct {
 	Number   uint16
 }
 
-// SliceEndpoint is an endpoint as a slice has it.
+// SliceEndpoint is an endpoint in a slice.
 type SliceEndpoint struct {
 	IP                          netip.Addr
 	Node                        string
 	Ready, Serving, Terminating bool
-	// Zones and Nodes are hints for whom the endpoint is.
+	// Zones and Nodes are topology hints.
 	Zones, Nodes []string
 }
 
-// Place is where this node is.
+// Place is the location of this node.
 type Place struct {
-	// Node is its name, Zone its label topology.kubernetes.io/zone.
+	// Node is the node's name, Zone its label topology.kubernetes.io/zone.
 	Node, Zone string
 }
 
-// Kind is what sort of address a virtual address is.
+// Kind is the kind of a virtual address.
 type Kind uint8
 
-// The kinds. Where one address is several of them, the first holds.
+// The kinds. If an address has several of them, the first one is used.
 const (
 	KindClusterIP Kind = iota
 	KindExternalIP
@@ -116,22 +116,22 @@ const (
 	KindNodePort
 )
 
-// Verdict is what becomes of a new connection to a virtual address.
+// Verdict decides on a new connection to a virtual address.
 type Verdict uint8
 
 // The verdicts.
 const (
-	// Forward: it goes to one of the endpoints.
+	// Forward: to one of the endpoints.
 	Forward Verdict = iota
-	// Reject: there is no endpoint anywhere; the client is told at once.
+	// Reject: there is no endpoint anywhere; the client is notified at once.
 	Reject
-	// Drop: there is none on this node, and the policy wants no other. It is no answer that the Service is down.
+	// Drop: there is none on this node, and the policy allows no other. A reject would mean that the Service is down.
 	Drop
-	// Wake: the Service is idled and has no endpoint anywhere; the packet is reported, and the client sends it again.
+	// Wake: the Service is idled and has no endpoint anywhere. The packet is reported, and the client sends it again.
 	Wake
 )
 
-// VirtualAddress is where a Service is reached by pods of this node.
+// VirtualAddress is an address by which pods of this node reach a Service.
 type VirtualAddress struct {
 	// Owner is the Service, "service/<namespace>/<name>".
 	Owner reconcile.Owner
@@ -142,36 +142,35 @@ type VirtualAddress struct {
 	IP       netip.Addr
 	Protocol Protocol
 	Port     uint16
-	// Affinity keeps a client with its endpoint until it has made no new connection for so long; 0: no affinity.
+	// Affinity is how long a client keeps its endpoint after its last new connection; 0: no affinity.
 	Affinity time.Duration
-	// SourceRanges are the clients that it is for; empty: all. Others' packets are dropped.
+	// SourceRanges are the allowed clients; empty: all. Packets of other clients are dropped.
 	SourceRanges []netip.Prefix
-	// OnlyThisNode says that a node port is this only at this node's addresses: at another node's, the packet is
+	// OnlyThisNode says that a node port is this virtual address only at the addresses of this node. At another node's address, the packet is
 	// traffic from outside for that node (externalTrafficPolicy Local).
 	OnlyThisNode bool
 	Verdict      Verdict
-	// Local says that Endpoints are those of this node only (internalTrafficPolicy Local). Addresses of one owner with
-	// the same PortName, Protocol and Local have the same endpoints.
+	// Local says that Endpoints has only endpoints on this node (internalTrafficPolicy Local). Addresses of one owner with the same PortName,
+	// Protocol and Local have the same endpoints.
 	Local bool
-	// Endpoints are those to choose from, sorted; some if and only if the verdict is Forward.
+	// Endpoints are the endpoints to choose from, sorted; not empty if and only if the verdict is Forward.
 	Endpoints []Endpoint
-	// Serving are all endpoints that answer connections which they have, sorted: Endpoints and those that are not
-	// chosen any more.
+	// Serving are all endpoints that serve existing connections, sorted: those in Endpoints, and those that get no new connections.
 	Serving []netip.AddrPort
-	// Known are all endpoints that the object has, in whatever state, sorted: those that may still have connections.
+	// Known are all endpoints of the object in any state, sorted. Each may still have connections.
 	Known []netip.AddrPort
 }
 
-// Endpoint is one that a connection can go to.
+// Endpoint is a possible destination of a connection.
 type Endpoint struct {
 	Addr netip.AddrPort
-	// Node is where it runs, "" if unknown; Local says that it is this node.
+	// Node is its node, "" if unknown; Local says that it is this node.
 	Node                        string
 	Local                       bool
 	Ready, Serving, Terminating bool
 }
 
-// key is what a packet must show to be for the address.
+// key identifies the virtual address of a packet.
 type key struct {
 	ip       netip.Addr
 	protocol Protocol
@@ -184,7 +183,7 @@ func compareAddresses(a, b VirtualAddress) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.IP.Compare(b.IP), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// contains reports whether a sorted list has an element.
+// contains reports whether a sorted list contains an element.
 func contains(sorted []netip.AddrPort, addr netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(sorted, addr, netip.AddrPort.Compare)
 	return found

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// serverClock tells the API server's time, as its answers carry it: whoever asks may be on a machine with another.
+// serverClock returns the API server's time, taken from its responses: the clock of this machine may differ.
 type serverClock struct {
 	ahead atomic.Int64 // nanoseconds
 }
 
 func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// wrap returns a transport that notes the time of each answer.
+// wrap returns a transport that records the time in each response.
 func (c *serverClock) wrap(inner http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(request *http.Request) (*http.Response, error) {
 		answer, err := inner.RoundTrip(request)

@@ -18,23 +18,23 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// Names of what an installation runs.
+// Names in an installation.
 const (
-	// DefaultNamespace is the installation's.
+	// DefaultNamespace is the namespace of the installation.
 	DefaultNamespace = "weft"
 	agentName        = "weft-agent"
 	controllerName   = "weft-controller"
 )
 
-// Facts are the objects that a report is made of.
+// Facts are the objects from which a report is made.
 type Facts struct {
 	// Now is the API server's time.
 	Now time.Time
-	// Namespace is the installation's.
+	// Namespace is the namespace of the installation.
 	Namespace string
-	// Undefined are the kinds that the API server does not know.
+	// Undefined are the kinds that are not defined in the API server.
 	Undefined []string
-	// Unreadable says what could not be read, and why.
+	// Unreadable lists what could not be read, and why.
 	Unreadable []Unreadable
 
 	Network     *networkv1.ClusterNetwork
@@ -44,13 +44,13 @@ type Facts struct {
 	AgentPods   []corev1.Pod
 	Controller  *appsv1.Deployment
 	Lease       *coordinationv1.Lease
-	// NodeNetworks are what agents report of their nodes' networks.
+	// NodeNetworks are the agents' reports on their nodes' networks.
 	NodeNetworks []weftv1.NodeNetwork
-	// Sections are what was read of the networks besides the overlay, of those that are configured.
+	// Sections are the facts of the configured networks other than the overlay.
 	Sections []Collected
 }
 
-// Serving counts the nodes whose agents report that they serve pods of the network of that name.
+// Serving returns the number of nodes whose agents report the network as ready.
 func (f *Facts) Serving(network string) int {
 	count := 0
 	for i := range f.NodeNetworks {
@@ -63,20 +63,20 @@ func (f *Facts) Serving(network string) int {
 	return count
 }
 
-// Unreadable is a question that the API server did not answer.
+// Unreadable is something that the API server did not return.
 type Unreadable struct {
-	// What was asked for, and why there was no answer.
+	// What could not be read, and why.
 	What string
 	Err  error
 }
 
-// collector reads facts, and notes what cannot be read.
+// collector reads facts, and records what cannot be read.
 type collector struct {
 	reader client.Reader
 	facts  *Facts
 }
 
-// Collect reads the facts. What cannot be read is part of them; an error means that nothing can be.
+// Collect reads the facts. Something that cannot be read is recorded in them; an error means that nothing can be read.
 func Collect(ctx context.Context, reader client.Reader, namespace string, sections ...Section) (*Facts, error) {
 	c := &collector{reader: reader, facts: &Facts{Namespace: namespace}}
 	if err := c.nodes(ctx); err != nil {
@@ -116,7 +116,7 @@ func Collect(ctx context.Context, reader client.Reader, namespace string, sectio
 	return c.facts, ctx.Err()
 }
 
-// nodes reads the Nodes. An API server that does not answer this is asked nothing more.
+// nodes reads the Nodes. An error other than "forbidden" ends the collection.
 func (c *collector) nodes(ctx context.Context) error {
 	var nodes corev1.NodeList
 	err := c.reader.List(ctx, &nodes)
@@ -131,7 +131,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	return nil
 }
 
-// get reads one object and reports whether there is one.
+// get reads one object and reports whether it exists.
 func (c *collector) get(ctx context.Context, kind string, key client.ObjectKey, into client.Object) bool {
 	err := c.reader.Get(ctx, key, into)
 	return c.note(kind, err)
@@ -141,7 +141,7 @@ func (c *collector) list(ctx context.Context, kind string, into client.ObjectLis
 	c.note(kind, c.reader.List(ctx, into, opts...))
 }
 
-// note keeps what an answer says beside the objects, and reports whether there was an object.
+// note records an error, and reports whether there was an object.
 func (c *collector) note(kind string, err error) bool {
 	switch {
 	case err == nil:
@@ -154,7 +154,7 @@ func (c *collector) note(kind string, err error) bool {
 	return false
 }
 
-// undefined reports whether an error says that the API server does not know the kind of object.
+// undefined reports whether an error means that the kind of object is not defined in the API server.
 func undefined(err error) bool {
 	if meta.IsNoMatchError(err) {
 		return true
@@ -162,5 +162,5 @@ func undefined(err error) bool {
 	return apierrors.IsNotFound(err) && strings.Contains(err.Error(), notServed)
 }
 
-// notServed is what client-go says of a path that the API server does not serve; of an object it says that it is not found.
+// notServed is client-go's message for a path that the API server does not serve. The message for an object is "not found".
 const notServed = "the server could not find the requested resource"

@@ -1,69 +1,69 @@
-// Package status says how a whole cluster stands, in one report: controller, network, nodes, releases, and, of what is
-// wrong, what it means and what to do next. It reads objects of the API server, and judges them in a pure function.
+// Package status reports the state of a whole cluster: controller, network, nodes, releases, and, for each problem, what it means and what
+// to do next. It reads objects of the API server, and evaluates them in a pure function.
 //
-// Nothing writes heartbeats for it. Whether an agent lives is what the kubelet says of its pod, and whether a node lives what
-// Kubernetes says of the Node; what an agent found is in its HostSubnet's status, written when it changes.
+// It needs no heartbeats. The kubelet reports in the pod's status whether an agent runs, and Kubernetes reports in the Node whether a node
+// is alive. What an agent found is in the status of its HostSubnet, which is written when it changes.
 package status
 
 import "time"
 
-// Report is how a cluster stands. Its JSON is a stable shape: fields are added, none is renamed or taken away.
+// Report is the state of a cluster. Its JSON is stable: fields are added, and none is renamed or removed.
 type Report struct {
 	// OK says that there is no problem. Warnings do not count.
 	OK bool `json:"ok"`
-	// Problems are what is wrong, the most fundamental first; Warnings what should be known.
+	// Problems are errors, the most fundamental first. Warnings are not errors, but worth knowing.
 	Problems []Finding `json:"problems"`
 	Warnings []Finding `json:"warnings"`
-	// Network is the ClusterNetwork named default, null where there is none.
+	// Network is the ClusterNetwork named default; null if there is none.
 	Network *Network `json:"network"`
-	// Networks are the networks besides the overlay, of those that are configured.
+	// Networks are the configured networks other than the overlay.
 	Networks []NetworkReport `json:"networks,omitempty"`
-	// Controller is the cluster's side.
+	// Controller is the state of the controller.
 	Controller Controller `json:"controller"`
-	// Agents counts the agents' pods, null where no DaemonSet runs them.
+	// Agents counts the agents' pods; null if no DaemonSet runs them.
 	Agents *Replicas `json:"agents"`
-	// Nodes are all of the cluster, sorted by name.
+	// Nodes are all nodes of the cluster, sorted by name.
 	Nodes []Node `json:"nodes"`
-	// Versions say which releases run where: weft, openVSwitch, kernel, datapath.
+	// Versions are the releases in use, and on which nodes: weft, openVSwitch, kernel, datapath.
 	Versions map[string][]Version `json:"versions"`
 }
 
-// Finding is one thing to know.
+// Finding is one problem or warning.
 type Finding struct {
-	// Object is what it is about: "node/n1", "clusternetwork/default", "deployment/weft-controller", "cluster".
+	// Object is the object concerned: "node/n1", "clusternetwork/default", "deployment/weft-controller", "cluster".
 	Object string `json:"object"`
-	// What says what is wrong, Next what to do.
+	// What describes the problem, Next what to do.
 	What string `json:"what"`
 	Next string `json:"next,omitempty"`
 }
 
-// Network is what the ClusterNetwork says.
+// Network is the content of the ClusterNetwork.
 type Network struct {
-	// Valid says that it can be used; Message why not.
+	// Valid says that the ClusterNetwork can be used; Message says why not.
 	Valid   bool   `json:"valid"`
 	Message string `json:"message,omitempty"`
-	// Plugin is the pluginName in use, Mode what it means: subnet, multitenant or networkpolicy.
+	// Plugin is the pluginName in use, Mode its meaning: subnet, multitenant or networkpolicy.
 	Plugin string `json:"plugin"`
 	Mode   string `json:"mode,omitempty"`
-	// Ranges are the pods', ServiceNetwork the Services'.
+	// Ranges are the ranges of pods, ServiceNetwork is the range of Services.
 	Ranges         []Range `json:"ranges,omitempty"`
 	ServiceNetwork string  `json:"serviceNetwork"`
-	// VXLANPort is the tunnels' UDP port. MTU is the pods' in bytes; 0: each node's interface less the tunnel's 50.
+	// VXLANPort is the UDP port of the tunnels. MTU is the pods' MTU in bytes; 0: that of each node's interface minus 50 for the tunnel.
 	VXLANPort int `json:"vxlanPort,omitempty"`
 	MTU       int `json:"mtu,omitempty"`
 }
 
-// NetworkReport is what a network besides the overlay says.
+// NetworkReport is the report on a network other than the overlay.
 type NetworkReport struct {
-	// Name is the network's.
+	// Name is the name of the network.
 	Name string `json:"name"`
-	// Line says in one line what it is.
+	// Line is a description in one line.
 	Line string `json:"line"`
 	// Facts are the same for programs.
 	Facts any `json:"facts,omitempty"`
 }
 
-// Range is a range of pods' addresses.
+// Range is a range of pod addresses.
 type Range struct {
 	CIDR             string `json:"cidr"`
 	HostSubnetLength int    `json:"hostSubnetLength"`
@@ -75,27 +75,27 @@ type Replicas struct {
 	Ready  int `json:"ready"`
 }
 
-// Controller is the cluster's side.
+// Controller is the state of the controller.
 type Controller struct {
-	// Replicas counts its pods, null where no Deployment runs them.
+	// Replicas counts its pods; null if no Deployment runs them.
 	Replicas *Replicas `json:"replicas"`
-	// Leader is the replica that works, "" for none; Renewed is when it last said so.
+	// Leader is the replica that leads, "" for none. Renewed is when it last renewed its lease.
 	Leader  string     `json:"leader"`
 	Renewed *time.Time `json:"renewed,omitempty"`
 }
 
-// Node is one node.
+// Node is the state of one node.
 type Node struct {
 	Name string `json:"name"`
-	// Ready says that its agent serves pods, that its engines are in step and that nothing speaks against either.
+	// Ready says that the agent serves pods, that its engines are in step, and that there is no problem with the node.
 	Ready bool `json:"ready"`
 	// KubernetesReady is the Node's condition Ready.
 	KubernetesReady bool `json:"kubernetesReady"`
-	// Agent is running, "not ready", missing or unknown (an agent that no DaemonSet runs).
+	// Agent is running, "not ready", missing or unknown (no DaemonSet runs the agent).
 	Agent   string `json:"agent"`
 	Address string `json:"address,omitempty"`
 	Subnet  string `json:"subnet,omitempty"`
-	// Versions of what runs there.
+	// Versions on the node.
 	Weft        string `json:"weft,omitempty"`
 	OpenVSwitch string `json:"openVSwitch,omitempty"`
 	Kernel      string `json:"kernel,omitempty"`
@@ -104,12 +104,12 @@ type Node struct {
 	Attachments    int `json:"attachments"`
 	AddressesUsed  int `json:"addressesUsed"`
 	AddressesTotal int `json:"addressesTotal"`
-	// EnginesInStep says that everything desired is programmed; Engines say it one by one.
+	// EnginesInStep says that the whole desired state is programmed. Engines has the state of each engine.
 	EnginesInStep bool     `json:"enginesInStep"`
 	Engines       []Engine `json:"engines,omitempty"`
 }
 
-// Engine is one engine of a node.
+// Engine is the state of one engine of a node.
 type Engine struct {
 	Name     string   `json:"name"`
 	InStep   bool     `json:"inStep"`
@@ -118,7 +118,7 @@ type Engine struct {
 	Failures []string `json:"failures,omitempty"`
 }
 
-// Version is a release and where it runs.
+// Version is a release and the nodes that run it.
 type Version struct {
 	Version string   `json:"version"`
 	Nodes   []string `json:"nodes"`

@@ -17,39 +17,39 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// Section is a network's part of a report. A network whose Collect returns nil is not configured, and not mentioned.
+// Section is a network's part of a report. If Collect returns nil, the network is not configured and not in the report.
 type Section struct {
-	// Name is the network's, as in NodeNetwork.
+	// Name is the network's name, as in NodeNetwork.
 	Name string
 	// Schemes register the kinds that Collect reads, beyond those of Kubernetes.
 	Schemes []func(*runtime.Scheme) error
-	// Kinds are what Collect reads. A change of one makes a new report while `weft status --wait` waits.
+	// Kinds are the kinds that Collect reads. A change of an object of these kinds causes a new report during `weft status --wait`.
 	Kinds []Kind
-	// Collect reads what the section is made of; nil where the network is not configured. What cannot be read is noted by the
-	// reader, and is a problem of the report.
+	// Collect reads the facts of the section; nil if the network is not configured. The reader records what cannot be read, as a problem of
+	// the report.
 	Collect func(ctx context.Context, from *Reader) any
-	// Judge makes the section of what Collect returned. It is pure.
+	// Judge makes the section's report from the result of Collect. It is pure.
 	Judge func(collected any, all *Facts) SectionReport
 }
 
 // Kind is a kind of object that a section reads.
 type Kind struct {
-	// Object is an empty one.
+	// Object is an empty object of the kind.
 	Object client.Object
-	// Version and Name are its group, version and kind.
+	// Version and Name are the group, version and kind.
 	Version schema.GroupVersion
 	Name    string
 	// Namespaced says that objects of the kind have a namespace.
 	Namespaced bool
 }
 
-// SectionReport is what a section says.
+// SectionReport is the report of a section.
 type SectionReport struct {
-	// Line says in one line what the network is: its mode, ranges, how many objects.
+	// Line describes the network in one line: its mode, its ranges, the number of objects.
 	Line string
-	// Facts are the same for programs. Nil: there are none.
+	// Facts are the same for programs. Nil: none.
 	Facts any
-	// Problems are what is wrong, Warnings what should be known.
+	// Problems are errors, Warnings are worth knowing.
 	Problems, Warnings []Finding
 }
 
@@ -65,12 +65,12 @@ type Reader struct {
 	facts  *Facts
 }
 
-// Get reads one object, and reports whether there is one.
+// Get reads one object, and reports whether it exists.
 func (r *Reader) Get(ctx context.Context, kind string, key client.ObjectKey, into client.Object) bool {
 	return r.note(kind, r.reader.Get(ctx, key, into))
 }
 
-// List reads objects, and reports whether that worked.
+// List reads objects, and reports whether that succeeded.
 func (r *Reader) List(ctx context.Context, kind string, into client.ObjectList, options ...client.ListOption) bool {
 	return r.note(kind, r.reader.List(ctx, into, options...))
 }
@@ -82,7 +82,7 @@ func (r *Reader) note(kind string, err error) bool {
 	return err == nil
 }
 
-// addToScheme registers the kinds of sections.
+// addToScheme registers the kinds of the sections.
 func addToScheme(sections []Section, scheme *runtime.Scheme) error {
 	var errs []error
 	for _, s := range sections {
@@ -95,7 +95,7 @@ func addToScheme(sections []Section, scheme *runtime.Scheme) error {
 	return errors.Join(errs...)
 }
 
-// sections adds what networks say by themselves, and what nodes report of them.
+// sections adds the reports of the networks.
 func (j *judgement) sections() {
 	for _, c := range j.facts.Sections {
 		said := c.Section.Judge(c.Facts, j.facts)
@@ -105,10 +105,10 @@ func (j *judgement) sections() {
 	}
 }
 
-// elsewhere reports whether pods have another network than the overlay.
+// elsewhere reports whether pods use a network other than the overlay.
 func (j *judgement) elsewhere() bool { return j.facts.Network == nil && len(j.facts.Sections) > 0 }
 
-// nodeSections judges what a node reports of its networks but the overlay, whose HostSubnet says more.
+// nodeSections adds the problems that a node reports of its networks. It leaves out the overlay, whose HostSubnet has more details.
 func (j *judgement) nodeSections(node string) {
 	at := slices.IndexFunc(j.facts.NodeNetworks, func(n weftv1.NodeNetwork) bool { return n.Name == node })
 	if at < 0 {
@@ -135,7 +135,7 @@ func orReason(c *metav1.Condition) string {
 	return c.Message
 }
 
-// nodeNetworkReady reports whether a node serves pods of a network that is not the overlay.
+// nodeNetworkReady reports whether a node serves pods of a network other than the overlay.
 func (j *judgement) nodeNetworkReady(node string) bool {
 	return slices.ContainsFunc(j.facts.NodeNetworks, func(n weftv1.NodeNetwork) bool {
 		return n.Name == node && slices.ContainsFunc(n.Status.Networks, func(s weftv1.NodeNetworkSection) bool {
@@ -144,7 +144,7 @@ func (j *judgement) nodeNetworkReady(node string) bool {
 	})
 }
 
-// owned reports whether a definition is of a group that a report reads.
+// owned reports whether a definition belongs to a group that a report reads.
 func (c *Cluster) owned(definition string) bool {
 	for _, s := range c.sections {
 		for _, kind := range s.Kinds {

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// restBetween is how long changes are gathered before the next report is made: many objects change at once.
+// restBetween is how long changes are gathered before the next report: many objects change at once.
 const restBetween = 500 * time.Millisecond
 
-// Wait calls progress with each report that differs from the one before, until one is OK, and returns that. It looks again
-// when an object changes. When ctx ends first it returns the last report, and why ctx ended.
+// Wait reads reports until one is OK, and returns it. It calls progress with each report whose problems differ from those of the one
+// before. A new report is made when an object changes. If ctx ends first, Wait returns the last report and the cause of the end.
 func (c *Cluster) Wait(ctx context.Context, progress func(Report)) (Report, error) {
 	watching, stop := context.WithCancel(ctx)
 	changed, failed := make(chan struct{}, 1), make(chan error, 1)
@@ -44,7 +44,7 @@ func (c *Cluster) Wait(ctx context.Context, progress func(Report)) (Report, erro
 	}
 }
 
-// next waits for a change, and lets others come along with it.
+// next waits for a change, and then for restBetween to gather further changes.
 func next(ctx context.Context, changed <-chan struct{}, failed <-chan error) error {
 	select {
 	case <-changed:

@@ -19,13 +19,13 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// definitionsVersion is the API of CustomResourceDefinitions.
+// definitionsVersion is the API version of CustomResourceDefinitions.
 func definitionsVersion() schema.GroupVersion {
 	return schema.GroupVersion{Group: "apiextensions.k8s.io", Version: "v1"}
 }
 
-// watch signals changed whenever a report may be another, until ctx ends. Kinds that are not defined yet are watched as soon
-// as they are.
+// watch signals changed whenever the report may have changed, until ctx ends. Kinds that are not defined yet are watched as soon as they
+// are.
 func (c *Cluster) watch(ctx context.Context, changed chan struct{}) error {
 	defined := make(chan struct{}, 1)
 	definitions := &metav1.PartialObjectMetadata{}
@@ -54,7 +54,7 @@ func (c *Cluster) watch(ctx context.Context, changed chan struct{}) error {
 	}
 }
 
-// kinds are what a report is made of.
+// kinds are the kinds of objects from which a report is made.
 func (c *Cluster) kinds() []client.Object {
 	kinds := []client.Object{
 		&corev1.Node{}, &corev1.Pod{}, &appsv1.DaemonSet{}, &appsv1.Deployment{}, &coordinationv1.Lease{},
@@ -68,12 +68,12 @@ func (c *Cluster) kinds() []client.Object {
 	return kinds
 }
 
-// watchKinds watches kinds of objects until ctx ends, and signals those changes that matter.
+// watchKinds watches kinds of objects until ctx ends, and signals the changes for which matters returns true.
 func (c *Cluster) watchKinds(ctx context.Context, matters func(old, now any) bool, signals []chan struct{}, kinds ...client.Object) error {
 	objects, err := cache.New(c.config, cache.Options{
 		Scheme: c.scheme, Mapper: c.mapper, DefaultTransform: cache.TransformStripManagedFields(),
 		DefaultNamespaces: map[string]cache.Config{c.namespace: {}},
-		// What cannot be watched cannot be read either, and the report says so.
+		// A kind that cannot be watched cannot be read either, and the report has that as a problem.
 		DefaultWatchErrorHandler: func(context.Context, *toolscache.Reflector, error) {},
 	})
 	if err != nil {
@@ -86,7 +86,7 @@ func (c *Cluster) watchKinds(ctx context.Context, matters func(old, now any) boo
 		for _, s := range signals {
 			select {
 			case s <- struct{}{}:
-			default: // whoever reads next reads this as well
+			default: // a signal is pending, which covers this change
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func (c *Cluster) watchKinds(ctx context.Context, matters func(old, now any) boo
 	return objects.Start(ctx)
 }
 
-// matters leaves out the heartbeats of leases: an election changes the holder, and a holder that comes back leaves a gap.
+// matters ignores renewals of leases. An election changes the holder, and a holder that returns leaves a gap between renewals.
 func matters(old, now any) bool {
 	before, was := old.(*coordinationv1.Lease)
 	after, is := now.(*coordinationv1.Lease)
@@ -120,7 +120,7 @@ func matters(old, now any) bool {
 		b.RenewTime.Sub(a.RenewTime.Time) > time.Duration(*a.LeaseDurationSeconds)*time.Second
 }
 
-// ownDefinition leaves out the definitions of others. That of an object which is gone may be unknown.
+// ownDefinition ignores the definitions of other groups. The object may be unknown if it was deleted.
 func (c *Cluster) ownDefinition(old, now any) bool {
 	for _, object := range []any{old, now} {
 		if named, ok := object.(client.Object); ok {

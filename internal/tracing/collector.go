@@ -15,30 +15,30 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// collector is where spans go, and how.
+// collector is the destination of spans, and how to reach it.
 type collector struct {
 	url     *url.URL
 	headers http.Header
-	// timeout bounds the sending of one batch, tries and waits together.
+	// timeout bounds the sending of one batch, including retries and waits.
 	timeout time.Duration
 	// tls is nil for the system's certificates.
 	tls *tls.Config
 }
 
-// What the specification has where the environment says nothing ("OpenTelemetry Protocol Exporter").
+// Defaults of the specification ("OpenTelemetry Protocol Exporter").
 const (
 	defaultEndpoint = "http://localhost:4318"
 	defaultTimeout  = 10 * time.Second
 	signalPath      = "v1/traces"
 )
 
-// The variables: those for traces alone come before those for all signals.
+// Prefixes of variables. Those for traces take precedence over those for all signals.
 const (
 	prefixAll    = "OTEL_EXPORTER_OTLP_"
 	prefixTraces = "OTEL_EXPORTER_OTLP_TRACES_"
 )
 
-// collectorOf reads the standard environment. Its errors name the variable, and never what a header says.
+// collectorOf reads the standard environment variables. Its errors name the variable, and never contain the value of a header.
 func collectorOf(getenv func(string) string) (collector, error) {
 	get := func(what string) (name, value string) {
 		if value := getenv(prefixTraces + what); value != "" {
@@ -72,14 +72,14 @@ func collectorOf(getenv func(string) string) (collector, error) {
 	return to, nil
 }
 
-// endpointOf returns the address that spans are posted to. Only that for all signals gets the path of this one.
+// endpointOf returns the URL to which spans are posted. Only the variable for all signals gets the path of traces added.
 func endpointOf(name, value string) (*url.URL, error) {
 	if value == "" {
 		value = defaultEndpoint
 	}
 	at, err := url.Parse(value)
 	if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "" {
-		return nil, fmt.Errorf("%s: it is the collector's address, http://host:4318 or https://", name) // it may hold a password
+		return nil, fmt.Errorf("%s: it is the collector's address, http://host:4318 or https://", name) // the value may contain a password
 	}
 	if name == prefixAll+"ENDPOINT" {
 		at = at.JoinPath(signalPath)
@@ -87,7 +87,7 @@ func endpointOf(name, value string) (*url.URL, error) {
 	return at, nil
 }
 
-// headersOf reads key=value,key=value, the values escaped as in URLs.
+// headersOf parses key=value,key=value, with values escaped as in URLs.
 func headersOf(name, value string) (http.Header, error) {
 	headers := http.Header{}
 	for i, pair := range strings.Split(value, ",") {
@@ -107,7 +107,7 @@ func headersOf(name, value string) (http.Header, error) {
 
 var errNoCertificate = errors.New("it has no PEM certificate")
 
-// trusting returns a configuration that takes the certificates in a file, in place of the system's, for authorities.
+// trusting returns a configuration that trusts the certificates in a file instead of those of the system.
 func trusting(path string) (*tls.Config, error) {
 	pem, err := os.ReadFile(path)
 	if err != nil {

@@ -16,43 +16,43 @@ import (
 )
 
 const (
-	// firstDelay is waited before a batch is sent again, where the collector does not say how long; then twice that.
+	// firstDelay is the delay before the first retry of a batch, if the collector does not send one; it doubles with each retry.
 	firstDelay = time.Second
-	// mostHold bounds what a collector can ask to be waited.
+	// mostHold limits the delay that a collector can request.
 	mostHold = time.Hour
-	// mostAnswer bounds what is read of an answer, in bytes.
+	// mostAnswer limits how much of a response is read, in bytes.
 	mostAnswer = 64 << 10
-	// mostWords bounds what is told of the collector's words, in bytes.
+	// mostWords limits how much of the collector's message is logged, in bytes.
 	mostWords = 300
-	// idle is how long a connection is kept for the next batch: these go every 5 seconds while there is something to send.
+	// idle is how long a connection is kept for the next batch. Batches are sent every 5 seconds while there are spans.
 	idle = 30 * time.Second
 )
 
-// exporter posts spans to a collector. The batcher calls it from a goroutine of its own, one batch at a time, and drops
-// spans while it is busy and the queue is full.
+// exporter posts spans to a collector. The batcher calls it from its own goroutine, one batch at a time, and drops spans while it is busy
+// and the queue is full.
 type exporter struct {
 	client *http.Client
 	to     collector
 	log    *slog.Logger
 
-	// held is when the collector may be asked again, and why it says until when it may not.
+	// held is the earliest time of the next request, and why the failure that requires the delay.
 	held time.Time
 	why  *failure
-	// told is the kind of failure that was logged last.
+	// told is the kind of the failure logged last.
 	told string
 }
 
-// failure says why spans did not arrive.
+// failure is why spans did not arrive.
 type failure struct {
-	// kind is what makes a failure another: its words may differ at each try.
+	// kind distinguishes failures; the message may differ at each attempt.
 	kind string
 	err  error
-	// again says that the same batch may be sent again, after at least that long if that is known.
+	// again says that the same batch may be sent again, not before the duration after, if that is set.
 	again bool
 	after time.Duration
 }
 
-// ExportSpans implements sdktrace.SpanExporter. What goes wrong is logged here, once until something else goes wrong.
+// ExportSpans implements sdktrace.SpanExporter. It logs a failure once, until the kind of failure changes.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	body, err := json.Marshal(encode(spans))
 	if err != nil {
@@ -70,7 +70,7 @@ func (e *exporter) Shutdown(context.Context) error {
 	return nil
 }
 
-// send posts a batch until it is taken or refused for good, or ctx ends.
+// send posts a batch until it is accepted or permanently refused, or ctx ends.
 func (e *exporter) send(ctx context.Context, body []byte) *failure {
 	for delay := firstDelay; ; delay *= 2 {
 		if !waitUntil(ctx, e.held) {
@@ -88,7 +88,7 @@ func (e *exporter) send(ctx context.Context, body []byte) *failure {
 	}
 }
 
-// waitUntil reports whether a time came before ctx ended.
+// waitUntil waits until a time, and reports whether it was reached before ctx ended.
 func waitUntil(ctx context.Context, when time.Time) bool {
 	timer := time.NewTimer(time.Until(when))
 	defer timer.Stop()
@@ -122,8 +122,8 @@ func (e *exporter) post(ctx context.Context, body []byte) *failure {
 	return partial(answer)
 }
 
-// refusal reads an answer that is not a success. Which of them may be tried again is the specification's ("Retryable Response
-// Codes"); a body in JSON is a google.rpc.Status.
+// refusal evaluates a response that is not a success. The specification defines which of them may be retried ("Retryable Response Codes").
+// A JSON body is a google.rpc.Status.
 func refusal(resp *http.Response, answer []byte) *failure {
 	failed := &failure{kind: resp.Status}
 	var status struct {
@@ -143,7 +143,7 @@ func refusal(resp *http.Response, answer []byte) *failure {
 	return failed
 }
 
-// retryAfter reads seconds or a date (RFC 9110, 10.2.3); 0 if it is neither, or over.
+// retryAfter parses seconds or a date (RFC 9110, 10.2.3); 0 if the value is neither, or in the past.
 func retryAfter(value string) time.Duration {
 	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
 		return min(time.Duration(seconds)*time.Second, mostHold)
@@ -154,8 +154,8 @@ func retryAfter(value string) time.Duration {
 	return 0
 }
 
-// partial reads the answer to a request that was taken, if not all of it (ExportTraceServiceResponse). Such a batch must not
-// be sent again.
+// partial evaluates the response to an accepted request, of which parts may have been rejected (ExportTraceServiceResponse). Such a batch
+// must not be sent again.
 func partial(answer []byte) *failure {
 	var response struct {
 		PartialSuccess struct {
@@ -164,7 +164,7 @@ func partial(answer []byte) *failure {
 		} `json:"partialSuccess"`
 	}
 	if json.Unmarshal(answer, &response) != nil {
-		return nil // it was taken; what else it says is not needed
+		return nil // it was accepted; the rest of the response is not needed
 	}
 	rejected, words := response.PartialSuccess.RejectedSpans.String(), response.PartialSuccess.ErrorMessage
 	switch {

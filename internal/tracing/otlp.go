@@ -12,9 +12,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// The messages of opentelemetry/proto/trace/v1/trace.proto and collector/trace/v1/trace_service.proto, in the JSON encoding
-// of OTLP: field names in lowerCamelCase, ids in hex, 64-bit integers as strings, enums as numbers. Fields that hold their
-// zero value may be left out.
+// The messages of opentelemetry/proto/trace/v1/trace.proto and collector/trace/v1/trace_service.proto, in OTLP's JSON encoding: field names
+// in lowerCamelCase, ids in hex, 64-bit integers as strings, enums as numbers. Fields with their zero value may be left out.
 type (
 	// exportRequest is ExportTraceServiceRequest.
 	exportRequest struct {
@@ -78,7 +77,7 @@ type (
 		Key   string   `json:"key"`
 		Value anyValue `json:"value"`
 	}
-	// anyValue is AnyValue: one key, which names the type.
+	// anyValue is AnyValue: an object with one key, which is the type.
 	anyValue map[string]any
 	// nanos is a time since 1970, in nanoseconds.
 	nanos string
@@ -90,7 +89,7 @@ const (
 	flagIsRemote    = 1 << 9
 )
 
-// encode returns the request that exports spans of one provider: they share its resource.
+// encode returns the request that exports spans of one provider, which share its resource.
 func encode(spans []sdktrace.ReadOnlySpan) exportRequest {
 	if len(spans) == 0 {
 		return exportRequest{ResourceSpans: []resourceSpans{}}
@@ -139,7 +138,7 @@ func spanOf(span sdktrace.ReadOnlySpan) spanMessage {
 	return message
 }
 
-// flags returns trace flags, and whether another span, the parent or the one linked to, is another process's.
+// flags returns trace flags, with the bit that says whether another span, the parent or the linked one, belongs to another process.
 func flags(own trace.TraceFlags, other trace.SpanContext) uint32 {
 	bits := uint32(own) | flagHasIsRemote
 	if other.IsRemote() {
@@ -222,7 +221,7 @@ func arrayOf[T any](from []T, value func(T) attribute.Value) anyValue {
 	return anyValue{"arrayValue": map[string]any{"values": values}}
 }
 
-// double returns a number, or its name in JSON, which has no number for it.
+// double returns a number, or the name that JSON has for it if it is not finite.
 func double(f float64) any {
 	switch {
 	case math.IsNaN(f):

@@ -1,7 +1,7 @@
-// Package tracing sends spans to a collector of OpenTelemetry. It is for mains: whoever makes spans gets a provider.
+// Package tracing sends spans to an OpenTelemetry collector. It is for mains, which pass the provider to the code that makes spans.
 //
-// It speaks OTLP over HTTP in JSON itself: the libraries for that bring gRPC and protocol buffers along, which cost an agent
-// 19 MB of memory while nothing is traced.
+// It implements OTLP over HTTP in JSON itself: the libraries for it need gRPC and protocol buffers, which cost an agent 19 MB of memory
+// even if nothing is traced.
 package tracing
 
 import (
@@ -14,26 +14,26 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// Config says what is traced.
+// Config configures tracing.
 type Config struct {
-	// Sampling is the part of requests that are traced, 0 to 1. A request whose caller is traced is traced as well, and
-	// one whose caller decided against it is not.
+	// Sampling is the share of requests that are traced, 0 to 1. The decision of a request's caller takes precedence, in both directions.
 	Sampling float64
-	// Service, Version and Node are told of every span. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come before them.
+	// Service, Version and Node are attributes of every span. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
 	Service, Version, Node string
-	// Getenv is os.Getenv, by which the collector is found. Default: nothing is set, the collector is at localhost:4318.
+	// Getenv is os.Getenv, with which the collector is found. Default: no variable is set, so the collector is at localhost:4318.
 	Getenv func(string) string
-	// Log is told when spans stop arriving, and when they arrive again. Default: nobody is told.
+	// Log receives a message when spans no longer arrive, and when they arrive again. Default: discarded.
 	Log *slog.Logger
 }
 
-// queue bounds the spans that wait for the collector, at about a kilobyte each; more are dropped. Nobody waits for it.
+// queue is the maximum number of spans that wait for the collector, at about a kilobyte each. Further spans are dropped; callers never
+// wait.
 const queue = 2048
 
-// New returns a provider that sends spans to where the standard environment says: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS,
-// _TIMEOUT and _CERTIFICATE, each with OTEL_EXPORTER_OTLP_TRACES_ before it. Shutdown sends what waits.
+// New returns a provider that sends spans to the collector in the standard environment variables: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS,
+// _TIMEOUT and _CERTIFICATE; the same with the prefix OTEL_EXPORTER_OTLP_TRACES_ take precedence. Shutdown sends the spans in the queue.
 func New(config Config) (*sdktrace.TracerProvider, error) {
-	if !(config.Sampling >= 0 && config.Sampling <= 1) { // not a number is neither
+	if !(config.Sampling >= 0 && config.Sampling <= 1) { // also refuses NaN
 		return nil, fmt.Errorf("trace sampling %v: it is a part of all requests, from 0 to 1", config.Sampling)
 	}
 	if config.Getenv == nil {
@@ -60,7 +60,7 @@ func New(config Config) (*sdktrace.TracerProvider, error) {
 	), nil
 }
 
-// client returns a client for one collector. It follows no redirection: the headers may be credentials.
+// client returns a client for the collector. It does not follow redirects, because the headers may contain credentials.
 func (c collector) client() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
