@@ -15,6 +15,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
@@ -22,8 +23,13 @@ import (
 type object map[string]any
 
 // fakeOpenStack keeps objects as Neutron and Octavia do: by collection, in all projects, with lists filtered by the query. What is made has
-// an id, and is ready at once.
+// an id, and is ready at once, but for load balancers.
 type fakeOpenStack struct {
+	// pending is for how many requests that read load balancers a change of one is under way. Until it ends, Octavia refuses others.
+	pending int
+	// monitors has TCP listeners monitored.
+	monitors bool
+
 	mu   sync.Mutex
 	next int
 	held map[string][]object // by collection, such as "ports"
@@ -47,7 +53,8 @@ func (f *fakeOpenStack) session(t *testing.T) *session {
 		}
 	}
 	client := &openstack.Client{Network: at(""), LoadBalancer: at(""), ProjectID: "admin"}
-	return &session{Cloud: cloud.New(client, cloud.Config{Cluster: clusterName, ExternalNetwork: externalNetwork}), project: client.ProjectID}
+	config := cloud.Config{Cluster: clusterName, ExternalNetwork: externalNetwork, LoadBalancer: conf.LoadBalancer{CreateMonitor: f.monitors}}
+	return &session{Cloud: cloud.New(client, config), project: client.ProjectID}
 }
 
 // add keeps an object, and returns its id.
@@ -69,10 +76,22 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 			o["binding:vif_type"] = "ovs"
 		}
 	case "loadbalancers":
-		o["provisioning_status"], o["vip_address"], o["vip_port_id"] = "ACTIVE", "10.244.0.9", "vip-"+id
+		if o["provisioning_status"] == nil {
+			o["provisioning_status"] = "ACTIVE"
+		}
+		o["vip_address"], o["vip_port_id"] = "10.244.0.9", "vip-"+id
+		if f.pending > 0 {
+			o["provisioning_status"], o["left"] = "PENDING_CREATE", f.pending
+		}
 	case "floatingips":
 		if o["floating_ip_address"] == nil {
 			o["floating_ip_address"] = fmt.Sprintf("192.0.2.%d", 100+f.next)
+		}
+	case "healthmonitors":
+		for _, p := range f.held["pools"] {
+			if p["id"] == o["pool_id"] {
+				p["healthmonitor_id"] = id
+			}
 		}
 	case "listeners":
 		o["loadbalancers"] = []object{{"id": o["loadbalancer_id"]}}
@@ -130,6 +149,12 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if req.Body != nil {
 		_ = json.NewDecoder(req.Body).Decode(&body) // without a body: none
 	}
+	if strings.Contains(req.URL.Path, "/lbaas/") {
+		if !f.octavia(req, parts, singular, body) {
+			w.WriteHeader(http.StatusConflict)
+			return
+		}
+	}
 	if len(parts) == 2 {
 		f.serveOne(w, req, parts, singular, body)
 		return
@@ -168,6 +193,62 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// octavia counts the load balancer of a request as changing, and reports false where it is already.
+func (f *fakeOpenStack) octavia(req *http.Request, parts []string, singular string, body map[string]json.RawMessage) bool {
+	if req.Method == http.MethodGet {
+		if parts[0] == "loadbalancers" {
+			for _, lb := range f.held["loadbalancers"] {
+				if left, is := lb["left"].(int); is {
+					lb["left"] = left - 1
+					if left <= 1 {
+						delete(lb, "left")
+						lb["provisioning_status"] = "ACTIVE"
+					}
+				}
+			}
+		}
+		return true
+	}
+	var o object
+	_ = json.Unmarshal(body[singular], &o)
+	lb := f.balancerOf(parts, o)
+	if lb == nil {
+		return true // the load balancer itself
+	}
+	if strings.HasPrefix(fmt.Sprint(lb["provisioning_status"]), "PENDING") {
+		return false
+	}
+	if f.pending > 0 && parts[0] != "loadbalancers" {
+		lb["provisioning_status"], lb["left"] = "PENDING_UPDATE", f.pending
+	}
+	return true
+}
+
+// balancerOf is the load balancer that a request changes, by the path or by what is to be made; nil: none.
+func (f *fakeOpenStack) balancerOf(parts []string, made object) object {
+	find := func(collection string, id any) object {
+		for _, o := range f.held[collection] {
+			if o["id"] == id {
+				return o
+			}
+		}
+		return nil
+	}
+	id := made["loadbalancer_id"]
+	if l := find("listeners", made["listener_id"]); l != nil {
+		id = l["loadbalancer_id"]
+	}
+	if p := find("pools", made["pool_id"]); p != nil {
+		id = p["loadbalancer_id"]
+	}
+	if below := strings.Split(strings.Join(parts, "/"), "/"); len(below) > 1 {
+		if id = below[1]; below[0] != "loadbalancers" {
+			id = find(below[0], id)["loadbalancer_id"]
+		}
+	}
+	return find("loadbalancers", id)
+}
+
 func (f *fakeOpenStack) serveOne(w http.ResponseWriter, req *http.Request, parts []string, singular string, body map[string]json.RawMessage) {
 	at := slices.IndexFunc(f.held[parts[0]], func(o object) bool { return o["id"] == parts[1] })
 	if at < 0 {
@@ -178,6 +259,11 @@ func (f *fakeOpenStack) serveOne(w http.ResponseWriter, req *http.Request, parts
 	switch req.Method {
 	case http.MethodDelete:
 		f.held[parts[0]] = slices.Delete(f.held[parts[0]], at, at+1)
+		for _, l := range f.held["listeners"] {
+			if parts[0] == "pools" && l["default_pool_id"] == parts[1] {
+				delete(l, "default_pool_id")
+			}
+		}
 		w.WriteHeader(http.StatusNoContent)
 		return
 	case http.MethodPut:

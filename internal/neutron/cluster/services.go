@@ -29,6 +29,7 @@ type serviceReconciler struct {
 	cloud  *connection
 	events events.EventRecorder
 	log    *slog.Logger
+	waits  waits
 }
 
 func (r *serviceReconciler) setUp(tools cluster.Tools) error {
@@ -65,10 +66,12 @@ func (r *serviceReconciler) servicesOf(ctx context.Context, n client.Object) []r
 	return requests
 }
 
-// Reconcile brings the load balancer of one Service into step.
+// Reconcile asks Octavia for the next change of one Service's load balancer. While Octavia makes it, no worker waits: the Service is queued
+// again.
 func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	s := &corev1.Service{}
 	if err := r.client.Get(ctx, req.NamespacedName, s); err != nil {
+		r.waits.end(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	network, err := r.networkOf(ctx, s)
@@ -76,7 +79,7 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		return ctrl.Result{}, err
 	}
 	if !objects.Balanced(s) || network == nil {
-		return settle(ctrl.Result{}, r.remove(ctx, s))
+		return settle(r.remove(ctx, s))
 	}
 	if network.Status.NetworkID == "" {
 		return ctrl.Result{}, nil // the Network's change leads here again
@@ -87,7 +90,7 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 			return cluster.Settle(fmt.Errorf("add the finalizer to service %s: %w", req.NamespacedName, err))
 		}
 	}
-	err = r.ensure(ctx, s, network)
+	result, err := r.ensure(ctx, s, network)
 	if err != nil {
 		r.log.WarnContext(ctx, "load balancer not in step", "service", req.String(), "error", err)
 		r.events.Eventf(s, nil, corev1.EventTypeWarning, "LoadBalancer", "EnsureLoadBalancer", "%s", cluster.Note(err.Error()))
@@ -95,7 +98,7 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 			return ctrl.Result{RequeueAfter: reread}, nil
 		}
 	}
-	return settle(ctrl.Result{RequeueAfter: reread}, err)
+	return settle(result, err)
 }
 
 // networkOf is the Network that the pods of a Service's namespace are on; nil: there is none.
@@ -114,42 +117,68 @@ func (r *serviceReconciler) networkOf(ctx context.Context, s *corev1.Service) (*
 // errService marks what only a change of the Service mends.
 var errService = errors.New("the Service cannot be served")
 
-// ensure makes what is missing in Octavia, and writes the addresses to the Service.
-func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *stackubev1.Network) (err error) {
+// ensure asks for the next change in Octavia, and writes the addresses to the Service once there is none.
+func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *stackubev1.Network) (result ctrl.Result, err error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
-		return err
+		return result, err
 	}
 	defer func() { r.cloud.failed(os, err) }()
-	project, err := projectOf(ctx, r.client, os, n)
+	want, err := r.wanted(ctx, os, s, n)
 	if err != nil {
-		return err
+		return result, err
 	}
-	network, err := os.FindNetwork(ctx, "", "", n.Status.NetworkID)
+	held, progress, err := os.AdvanceBalancer(ctx, want)
+	if errors.Is(err, cloud.ErrBalancer) && len(s.Status.LoadBalancer.Ingress) == 0 {
+		// It has failed before it served anything: it is made anew.
+		_, gone := os.WithdrawBalancer(ctx, &held.LoadBalancer)
+		err = errors.Join(err, gone)
+	}
 	if err != nil {
-		return err
+		return result, err
 	}
-	var slicesOf discoveryv1.EndpointSliceList
-	err = r.client.List(ctx, &slicesOf, client.InNamespace(s.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: s.Name})
-	if err != nil {
-		return fmt.Errorf("list the EndpointSlices of service %s/%s: %w", s.Namespace, s.Name, err)
+	if progress != cloud.InStep {
+		return r.again(s, progress == cloud.Pending), nil
 	}
-	want, err := objects.Balancer(s, slicesOf.Items, n, network, project)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errService, err)
-	}
-	if _, err := os.OwnBalancer(ctx, want.Project, want.Owner, want.Name); err != nil && !errors.Is(err, cloud.ErrNotFound) {
-		return err
-	}
-	held, err := os.EnsureBalancer(ctx, want)
-	if err != nil {
-		return err
-	}
+	r.waits.end(client.ObjectKeyFromObject(s))
 	address := held.VipAddress
 	if held.FloatingIP.IsValid() {
 		address = held.FloatingIP.String()
 	}
-	return r.tell(ctx, s, address)
+	return ctrl.Result{RequeueAfter: reread}, r.tell(ctx, s, address)
+}
+
+// wanted compiles the load balancer of a Service.
+func (r *serviceReconciler) wanted(ctx context.Context, os *session, s *corev1.Service, n *stackubev1.Network) (cloud.Balancer, error) {
+	project, err := projectOf(ctx, r.client, os, n)
+	if err != nil {
+		return cloud.Balancer{}, err
+	}
+	network, err := os.FindNetwork(ctx, "", "", n.Status.NetworkID)
+	if err != nil {
+		return cloud.Balancer{}, err
+	}
+	var slicesOf discoveryv1.EndpointSliceList
+	err = r.client.List(ctx, &slicesOf, client.InNamespace(s.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: s.Name})
+	if err != nil {
+		return cloud.Balancer{}, fmt.Errorf("list the EndpointSlices of service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	want, err := objects.Balancer(s, slicesOf.Items, n, network, project)
+	if err != nil {
+		return cloud.Balancer{}, fmt.Errorf("%w: %w", errService, err)
+	}
+	return want, nil
+}
+
+// again has the Service queued again, once Octavia may have made the change that is under way. An event reports a change that takes too long.
+func (r *serviceReconciler) again(s *corev1.Service, pending bool) ctrl.Result {
+	next, waited := r.waits.next(client.ObjectKeyFromObject(s), pending)
+	if waited >= pendingLimit {
+		r.events.Eventf(s, nil, corev1.EventTypeWarning, "LoadBalancer", "EnsureLoadBalancer",
+			"Octavia has had a change of load balancer %s under way for more than %s: openstack loadbalancer show %[1]s",
+			objects.BalancerName(s.Namespace, s.Name), pendingLimit)
+	}
+	return ctrl.Result{RequeueAfter: next}
 }
 
 // tell writes the Service's address from outside. kube-proxy must not take it for its own: what the nodes send there goes to Octavia.
@@ -173,37 +202,39 @@ func (r *serviceReconciler) tell(ctx context.Context, s *corev1.Service, address
 	return nil
 }
 
-// remove removes the load balancer of a Service that asks for none any more.
-func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (err error) {
+// remove removes the load balancer of a Service that asks for none any more, without waiting for Octavia.
+func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (result ctrl.Result, err error) {
 	if !controllerutil.ContainsFinalizer(s, Finalizer) {
-		return nil
+		return result, nil
 	}
 	os, err := r.cloud.get(ctx)
 	if err != nil {
-		return err
+		return result, err
 	}
 	defer func() { r.cloud.failed(os, err) }()
 	held, err := os.OwnBalancer(ctx, "", objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
+	gone := errors.Is(err, cloud.ErrNotFound) || errors.Is(err, cloud.ErrForeign) || errors.Is(err, cloud.ErrNoOctavia)
+	if err == nil {
+		gone, err = os.WithdrawBalancer(ctx, held)
+	}
 	switch {
-	case err == nil:
-		err = os.RemoveBalancer(ctx, held)
-	case errors.Is(err, cloud.ErrNotFound), errors.Is(err, cloud.ErrForeign), errors.Is(err, cloud.ErrNoOctavia):
-		err = nil
+	case !gone && err != nil:
+		return result, err
+	case !gone:
+		return r.again(s, true), nil
 	}
-	if err != nil {
-		return err
-	}
+	r.waits.end(client.ObjectKeyFromObject(s))
 	if s.DeletionTimestamp.IsZero() {
 		if err := r.tell(ctx, s, ""); err != nil {
-			return err
+			return result, err
 		}
 	}
 	before := s.DeepCopy()
 	controllerutil.RemoveFinalizer(s, Finalizer)
 	if err := client.IgnoreNotFound(r.client.Patch(ctx, s, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))); err != nil {
-		return fmt.Errorf("remove the finalizer of service %s/%s: %w", s.Namespace, s.Name, err)
+		return result, fmt.Errorf("remove the finalizer of service %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	return nil
+	return result, nil
 }
 
 // trimSlice keeps of a cached EndpointSlice what load balancers need.

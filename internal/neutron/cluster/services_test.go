@@ -1,13 +1,21 @@
 package cluster
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"weft.dev/weft/internal/neutron/cloud"
 )
 
 // web is a Service of the namespace blue that asks for a load balancer.
@@ -28,6 +36,21 @@ func (r *rig) services() *serviceReconciler {
 	return &serviceReconciler{client: r.client, cloud: r.open, events: r.events, log: discard()}
 }
 
+// inStep reconciles a Service until it is left alone, and returns the last error.
+func (r *rig) inStep(t *testing.T, services *serviceReconciler) error {
+	t.Helper()
+	at := request("blue")
+	at.Name = "web"
+	for range 1000 {
+		result, err := services.Reconcile(t.Context(), at)
+		if err != nil || result.RequeueAfter == 0 || result.RequeueAfter >= reread {
+			return err
+		}
+	}
+	t.Fatal("the load balancer is never in step")
+	return nil
+}
+
 // Another project's load balancer of the same name keeps no Service from its own, nor from its deletion, and stays.
 func TestLoadBalancersOfOneName(t *testing.T) {
 	for _, first := range []bool{true, false} {
@@ -43,7 +66,7 @@ func TestLoadBalancersOfOneName(t *testing.T) {
 		services, at := r.services(), request("blue")
 		at.Name = "web"
 		for range 2 {
-			if _, err := services.Reconcile(t.Context(), at); err != nil {
+			if err := r.inStep(t, services); err != nil {
 				t.Fatalf("another's is there first: %v: %v", first, err)
 			}
 			if foreign == "" {
@@ -60,7 +83,7 @@ func TestLoadBalancersOfOneName(t *testing.T) {
 		if err := r.client.Delete(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := services.Reconcile(t.Context(), at); err != nil {
+		if err := r.inStep(t, services); err != nil {
 			t.Fatalf("deletion: %v", err)
 		}
 		if err := r.client.Get(t.Context(), at.NamespacedName, s); client.IgnoreNotFound(err) != nil || err == nil && controllerutil.ContainsFinalizer(s, Finalizer) {
@@ -93,7 +116,7 @@ func TestFloatingAddressesOfServices(t *testing.T) {
 		}
 		at := request("blue")
 		at.Name = "web"
-		_, err := r.services().Reconcile(t.Context(), at)
+		err := r.inStep(t, r.services())
 		s := &corev1.Service{}
 		if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil {
 			t.Fatal(err)
@@ -115,9 +138,182 @@ func TestFloatingAddressesOfServices(t *testing.T) {
 	}
 	r := newRig(t, append(blue(), web(nil))...)
 	r.addBlue()
-	at := request("blue")
-	at.Name = "web"
-	if _, err := r.services().Reconcile(t.Context(), at); err != nil || len(r.cloud.all("floatingips")) != 1 {
+	if err := r.inStep(t, r.services()); err != nil || len(r.cloud.all("floatingips")) != 1 {
 		t.Errorf("without a name: %v: %v", r.cloud.all("floatingips"), err)
+	}
+}
+
+// octaviaChanges are the requests by which Octavia was asked for a change.
+func (f *fakeOpenStack) octaviaChanges() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.changes), func(c string) bool { return strings.Contains(c, "floatingips") })
+}
+
+// balanced is what Octavia has below the load balancers: each listener with its members.
+func (f *fakeOpenStack) balanced() map[string]int {
+	all := map[string]int{}
+	for _, l := range f.all("listeners") {
+		pool, _ := l["default_pool_id"].(string)
+		all[fmt.Sprint(l["protocol"], l["protocol_port"])] = len(f.all("pools/" + pool + "/members"))
+	}
+	return all
+}
+
+// However long Octavia takes for a change, a reconciliation asks for one at most and waits for none. The changes of a Service in between lead
+// to the load balancer of the last one.
+func TestReconciliationsOfServicesAreShort(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "blue", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.5"}}, {Addresses: []string{"10.244.0.6"}}},
+		}
+		r := newRig(t, append(blue(), web(nil), slice)...)
+		r.addBlue()
+		r.cloud.pending = rapid.IntRange(0, 2).Draw(rt, "reads until a change is made")
+		services, at := r.services(), request("blue")
+		at.Name = "web"
+		r.cloud.monitors = rapid.Bool().Draw(rt, "monitors")
+		r.open.held.Store(r.cloud.session(t))
+		s := &corev1.Service{}
+		ports := map[int32]bool{80: true}
+		for round := range rapid.IntRange(1, 3).Draw(rt, "rounds") {
+			if round > 0 {
+				if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil {
+					rt.Fatal(err)
+				}
+				s.Spec.Ports = nil
+				ports = map[int32]bool{}
+				for _, p := range rapid.SliceOfNDistinct(rapid.Int32Range(80, 84), 1, 4, rapid.ID[int32]).Draw(rt, "ports") {
+					ports[p] = true
+					s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "http", Port: p})
+				}
+				if err := r.client.Update(t.Context(), s); err != nil {
+					rt.Fatal(err)
+				}
+			}
+			for range rapid.IntRange(0, 8).Draw(rt, "reconciliations") {
+				before := len(r.cloud.octaviaChanges())
+				result, err := services.Reconcile(t.Context(), at)
+				if err != nil || result.RequeueAfter == 0 {
+					rt.Fatalf("%v: %v", result, err)
+				}
+				if made := r.cloud.octaviaChanges()[before:]; len(made) > 1 {
+					rt.Fatalf("one reconciliation asked for %v", made)
+				}
+			}
+		}
+		if err := r.inStep(t, services); err != nil {
+			rt.Fatal(err)
+		}
+		held := r.cloud.balanced()
+		for p := range ports {
+			if held[fmt.Sprint("TCP", p)] != len(slice.Endpoints) {
+				rt.Errorf("port %d is not balanced over the endpoints: members of listeners %v", p, held)
+			}
+		}
+		if len(held) != len(ports) || len(r.cloud.all("loadbalancers")) != 1 || len(r.cloud.all("pools")) != len(ports) {
+			rt.Errorf("Octavia has listeners %v, pools %v, want ports %v", held, r.cloud.all("pools"), ports)
+		}
+		before := len(r.cloud.octaviaChanges())
+		if err := r.inStep(t, services); err != nil || len(r.cloud.octaviaChanges()) > before {
+			rt.Errorf("what was in step was changed: %v: %v", r.cloud.octaviaChanges()[before:], err)
+		}
+	})
+}
+
+// A load balancer that stays PENDING is asked for less and less often, is reported after minutes, and is changed by nothing meanwhile.
+func TestPendingLoadBalancers(t *testing.T) {
+	r := newRig(t, append(blue(), web(nil))...)
+	r.addBlue()
+	r.cloud.pending = 1 << 20
+	services, at := r.services(), request("blue")
+	at.Name = "web"
+	now := time.Now()
+	services.waits.now = func() time.Time { return now }
+	looks := 0
+	for begin := now; now.Sub(begin) < pendingLimit; looks++ {
+		result, err := services.Reconcile(t.Context(), at)
+		if err != nil || result.RequeueAfter < shortWait || result.RequeueAfter > longWait {
+			t.Fatalf("after %s: %v: %v", now.Sub(begin), result, err)
+		}
+		now = now.Add(result.RequeueAfter)
+	}
+	if said := r.said(); looks > 60 || said != "" {
+		t.Errorf("%d looks within %s, events %q", looks, pendingLimit, said)
+	}
+	if _, err := services.Reconcile(t.Context(), at); err != nil {
+		t.Fatal(err)
+	}
+	if said := r.said(); !strings.Contains(said, "openstack loadbalancer show stackube_blue_web") {
+		t.Errorf("events after %s: %q", pendingLimit, said)
+	}
+	if made := r.cloud.octaviaChanges(); len(made) != 1 {
+		t.Errorf("Octavia was asked for %v", made)
+	}
+	s := &corev1.Service{}
+	if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.Delete(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	result, err := services.Reconcile(t.Context(), at)
+	if err != nil || result.RequeueAfter == 0 {
+		t.Errorf("deletion: %v: %v", result, err)
+	}
+}
+
+// A load balancer that Octavia could not make is made anew; one that has served stays, since its address would change.
+func TestFailedLoadBalancers(t *testing.T) {
+	for _, served := range []bool{false, true} {
+		r := newRig(t, append(blue(), web(nil))...)
+		r.addBlue()
+		services := r.services()
+		if served {
+			if err := r.inStep(t, services); err != nil {
+				t.Fatal(err)
+			}
+			r.cloud.mu.Lock()
+			r.cloud.held["loadbalancers"][0]["provisioning_status"] = "ERROR"
+			r.cloud.mu.Unlock()
+		} else {
+			r.cloud.add("loadbalancers", object{
+				"name": "stackube_blue_web", "project_id": "admin", "description": "weft weft service/uid-web", "provisioning_status": "ERROR",
+			})
+		}
+		before := r.cloud.all("loadbalancers")[0]["id"]
+		for range 2 {
+			if err := r.inStep(t, services); err != nil && !errors.Is(err, cloud.ErrBalancer) {
+				t.Fatal(err)
+			}
+		}
+		all := r.cloud.all("loadbalancers")
+		if len(all) != 1 || (all[0]["id"] == before) != served {
+			t.Errorf("it has served: %v: load balancer %v was followed by %v", served, before, all)
+		}
+		if said := r.said(); !strings.Contains(said, "ERROR") {
+			t.Errorf("events: %s", said)
+		}
+	}
+}
+
+func TestServicesOfManyPorts(t *testing.T) {
+	r := newRig(t, append(blue(), web(func(s *corev1.Service) {
+		s.Spec.Ports = nil
+		for i := range int32(65) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Port: 1000 + i})
+		}
+	}))...)
+	r.addBlue()
+	if err := r.inStep(t, r.services()); err != nil {
+		t.Errorf("it is tried again: %v", err)
+	}
+	if said := r.said(); !strings.Contains(said, "spec.ports: 65 given, at most 64 are served") {
+		t.Errorf("events: %s", said)
+	}
+	if made := r.cloud.octaviaChanges(); len(made) > 0 {
+		t.Errorf("Octavia was asked for %v", made)
 	}
 }

@@ -23,6 +23,9 @@ func Balanced(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == BalancerClass) && s.DeletionTimestamp.IsZero()
 }
 
+// mostListeners bounds the ports of a Service. Octavia changes one listener after the other, each in three steps of about a second.
+const mostListeners = 64
+
 // BalancerName is stackube's name of a Service's load balancer in OpenStack.
 func BalancerName(namespace, name string) string { return "stackube_" + namespace + "_" + name }
 
@@ -43,6 +46,9 @@ func Balancer(
 	}
 	if want.FloatingIP, err = floatingOf(s); err != nil {
 		return cloud.Balancer{}, err
+	}
+	if len(s.Spec.Ports) > mostListeners {
+		return cloud.Balancer{}, fmt.Errorf("spec.ports: %d given, at most %d are served: split the Service", len(s.Spec.Ports), mostListeners)
 	}
 	var inside netip.Prefix
 	if i := slices.IndexFunc(held.Held, func(n subnets.Subnet) bool { return n.ID == id }); i >= 0 {

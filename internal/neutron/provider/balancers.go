@@ -95,7 +95,7 @@ func (b *balancers) wanted(ctx context.Context, req *kubestack.CreateLoadBalance
 	return cloud.Balancer{
 		Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnet: in.GetSubnets()[0].GetUid(),
 		Listeners: listeners, SourceAffinity: req.GetAffinity() == affinityClientIP, FloatingIP: floating,
-		MakeFloating: true,
+		MakeFloating: true, ByName: true,
 	}, nil
 }
 
@@ -185,7 +185,7 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 	}
 	held, err = b.cloud.EnsureBalancer(ctx, cloud.Balancer{
 		Owner: "provider/" + held.Name, Name: held.Name, Project: held.ProjectID, Subnet: held.VipSubnetID,
-		Listeners: listeners, FloatingIP: floating, MakeFloating: true,
+		Listeners: listeners, FloatingIP: floating, MakeFloating: true, ByName: true,
 	})
 	if err != nil {
 		return "", err
@@ -202,5 +202,5 @@ func (b *balancers) DeleteLoadBalancer(ctx context.Context, req *kubestack.Delet
 	if err != nil {
 		return &kubestack.CommonResponse{Error: words(err)}, nil
 	}
-	return &kubestack.CommonResponse{Error: text(b.cloud.RemoveBalancer(ctx, held))}, nil
+	return &kubestack.CommonResponse{Error: text(b.cloud.RemoveBalancer(ctx, &held.LoadBalancer))}, nil
 }

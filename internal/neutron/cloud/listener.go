@@ -1,0 +1,152 @@
+package cloud
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/listeners"
+	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/monitors"
+	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/pools"
+
+	"weft.dev/weft/internal/neutron/openstack"
+)
+
+// Ways to choose a member. Octavia's OVN provider has SOURCE_IP_PORT alone.
+const (
+	roundRobin   = pools.LBMethodRoundRobin
+	sourceIPPort = pools.LBMethodSourceIpPort
+	providerOVN  = "ovn"
+)
+
+// readListeners reads a load balancer's listeners with their pools, without members.
+func (c *Cloud) readListeners(ctx context.Context, held *HeldBalancer) error {
+	below, err := list(ctx, listeners.List(c.client.LoadBalancer, listeners.ListOpts{LoadbalancerID: held.ID}), listeners.ExtractListeners)
+	if err != nil {
+		return fmt.Errorf("list the listeners of load balancer %q: %w", held.Name, err)
+	}
+	all, err := list(ctx, pools.List(c.client.LoadBalancer, pools.ListOpts{LoadbalancerID: held.ID}), pools.ExtractPools)
+	if err != nil {
+		return fmt.Errorf("list the pools of load balancer %q: %w", held.Name, err)
+	}
+	for _, l := range below {
+		h := HeldListener{Listener: l}
+		if i := slices.IndexFunc(all, func(p pools.Pool) bool { return p.ID == l.DefaultPoolID }); i >= 0 {
+			h.Pool = &all[i]
+		}
+		held.Listeners = append(held.Listeners, h)
+	}
+	return nil
+}
+
+// membersOf reads a pool's members.
+func (c *Cloud) membersOf(ctx context.Context, held *HeldBalancer, p *pools.Pool) ([]pools.Member, error) {
+	members, err := list(ctx, pools.ListMembers(c.client.LoadBalancer, p.ID, pools.ListMembersOpts{}), pools.ExtractMembers)
+	if err != nil {
+		return nil, fmt.Errorf("list the members of load balancer %q: %w", held.Name, err)
+	}
+	return members, nil
+}
+
+// advanceListener asks for the next change that makes a listener the wanted one, and reports whether there was one.
+func (c *Cloud) advanceListener(ctx context.Context, want Balancer, l Listener, held *HeldBalancer) (changed bool, err error) {
+	i := slices.IndexFunc(held.Listeners, func(h HeldListener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port })
+	if i < 0 {
+		_, err := whole(listeners.Create(ctx, c.client.LoadBalancer, listeners.CreateOpts{
+			LoadbalancerID: held.ID, Name: l.name(), Protocol: listeners.Protocol(l.Protocol), ProtocolPort: l.Port, ProjectID: held.ProjectID,
+		}).Extract())
+		if err != nil {
+			return false, fmt.Errorf("create listener %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
+		}
+		return true, nil
+	}
+	h := &held.Listeners[i]
+	if h.Pool == nil {
+		return true, c.makePool(ctx, want, l, held, h)
+	}
+	if c.config.LoadBalancer.CreateMonitor && l.Protocol == "TCP" && h.Pool.MonitorID == "" {
+		return true, c.makeMonitor(ctx, want, l, held, h)
+	}
+	return c.setMembers(ctx, want, l, held, h)
+}
+
+func (c *Cloud) makePool(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
+	method := pools.LBMethod(c.config.LoadBalancer.Method)
+	if held.Provider == providerOVN {
+		method = sourceIPPort
+	} else if method == "" {
+		method = roundRobin
+	}
+	opts := pools.CreateOpts{
+		Name: l.name(), ListenerID: h.ID, Protocol: pools.Protocol(l.Protocol), LBMethod: method, ProjectID: held.ProjectID,
+	}
+	if want.SourceAffinity {
+		opts.Persistence = &pools.SessionPersistence{Type: "SOURCE_IP"}
+	}
+	_, err := whole(pools.Create(ctx, c.client.LoadBalancer, opts).Extract())
+	if openstack.Is(err, http.StatusNotImplemented) && c.config.LoadBalancer.Method == "" {
+		opts.LBMethod = sourceIPPort
+		_, err = whole(pools.Create(ctx, c.client.LoadBalancer, opts).Extract())
+	}
+	if err != nil {
+		return fmt.Errorf("create pool %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
+	}
+	return nil
+}
+
+func (c *Cloud) makeMonitor(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
+	lb := c.config.LoadBalancer
+	err := monitors.Create(ctx, c.client.LoadBalancer, monitors.CreateOpts{
+		PoolID: h.Pool.ID, Type: monitors.TypeTCP, Delay: int(lb.MonitorDelay.Seconds()), Timeout: int(lb.MonitorTimeout.Seconds()),
+		MaxRetries: lb.MonitorMaxRetries, ProjectID: held.ProjectID,
+	}).Err
+	if err != nil {
+		return fmt.Errorf("create the monitor of pool %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
+	}
+	return nil
+}
+
+// setMembers replaces a pool's members in one request, when they differ in address or port.
+func (c *Cloud) setMembers(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) (changed bool, err error) {
+	if h.Members, err = c.membersOf(ctx, held, h.Pool); err != nil {
+		return false, err
+	}
+	wanted, has := map[Member]bool{}, map[Member]bool{}
+	batch := make([]pools.BatchUpdateMemberOpts, 0, len(l.Members))
+	for _, m := range l.Members {
+		if !wanted[m] {
+			wanted[m] = true
+			batch = append(batch, pools.BatchUpdateMemberOpts{Address: m.Addr.String(), ProtocolPort: m.Port, SubnetID: &want.Subnet})
+		}
+	}
+	same := len(wanted) == len(h.Members)
+	for _, m := range h.Members {
+		addr, err := netip.ParseAddr(m.Address)
+		one := Member{Addr: addr, Port: m.ProtocolPort}
+		same = same && err == nil && wanted[one] && !has[one]
+		has[one] = true
+	}
+	if same {
+		return false, nil
+	}
+	if err := pools.BatchUpdateMembers(ctx, c.client.LoadBalancer, h.Pool.ID, batch).ExtractErr(); err != nil {
+		return false, fmt.Errorf("set the members of listener %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
+	}
+	return true, nil
+}
+
+// prune removes the pool of a listener that is not wanted, or a listener whose pool is gone, and reports whether there was one.
+func (c *Cloud) prune(ctx context.Context, want Balancer, held *HeldBalancer) (changed bool, err error) {
+	for _, h := range held.Listeners {
+		if slices.ContainsFunc(want.Listeners, func(l Listener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port }) {
+			continue
+		}
+		if h.Pool != nil {
+			return true, gone("pool "+h.Pool.Name, pools.Delete(ctx, c.client.LoadBalancer, h.Pool.ID).ExtractErr())
+		}
+		return true, gone("listener "+h.Name, listeners.Delete(ctx, c.client.LoadBalancer, h.ID).ExtractErr())
+	}
+	return false, nil
+}
