@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// Action is one step of what a flow or a bucket does with a packet. Make actions by the constructors of this package;
-// what a switch holds beyond those comes back as an opaque action that encodes to the bytes it was read from.
+// Action is one step of what a flow or a bucket does with a packet. The constructors of this package make actions. An action of the
+// switch that has no constructor is decoded as an opaque action, which encodes to the bytes it was read from.
 type Action interface {
 	// String prints the action as ovs-ofctl does.
 	String() string
@@ -15,7 +15,7 @@ type Action interface {
 	appendWire(b []byte) []byte
 }
 
-// Actions is a list of steps, done in order. The empty list drops the packet.
+// Actions is a list of actions, executed in order. The empty list drops the packet.
 type Actions []Action
 
 // String prints the list as ovs-ofctl does; the empty list is "drop".
@@ -80,7 +80,7 @@ const (
 // vendorNicira is the experimenter of Open vSwitch's extensions.
 const vendorNicira = 0x00002320
 
-// header appends type and length, and returns the place of the length for finish.
+// beginAction appends type and length. It returns the position of the action, for endAction.
 func beginAction(b []byte, kind uint16) []byte {
 	return append(binary.BigEndian.AppendUint16(b, kind), 0, 0)
 }
@@ -103,11 +103,11 @@ func zeros(b []byte, n int) []byte { return append(b, make([]byte, n)...) }
 // output sends the packet out of a port.
 type output struct {
 	port uint32
-	// maxLen is how much of the packet a controller gets; 0 for other ports.
+	// maxLen is how many bytes of the packet a controller gets; 0 for other ports.
 	maxLen uint16
 }
 
-// Output sends the packet out of a port, but never back out of the port it came in by: for that use InPortAction.
+// Output sends the packet out of a port, but never out of the port that it came in by: for that use InPortAction.
 func Output(port uint32) Action {
 	if port == PortController {
 		return output{port, 0xffff}
@@ -158,7 +158,7 @@ func (a outputReg) appendWire(b []byte) []byte {
 	return endAction(zeros(binary.BigEndian.AppendUint16(b, a.maxLen), 6), start)
 }
 
-// number is an action with one number for an argument.
+// number is an action whose argument is one number.
 type number struct {
 	kind  uint16
 	value uint32
@@ -204,10 +204,10 @@ func PushVLAN(ethType uint16) Action { return tag{actPushVLAN, ethType} }
 // PopVLAN removes the outermost VLAN tag.
 func PopVLAN() Action { return tag{kind: actPopVLAN} }
 
-// PushMPLS adds a label; PopMPLS removes it and says what is below.
+// PushMPLS adds a label.
 func PushMPLS(ethType uint16) Action { return tag{actPushMPLS, ethType} }
 
-// PopMPLS removes the outermost label, below which is a packet of ethType.
+// PopMPLS removes the outermost label. ethType is the type of the packet below the label.
 func PopMPLS(ethType uint16) Action { return tag{actPopMPLS, ethType} }
 
 func (a tag) String() string { return string(a.appendText(nil)) }
@@ -236,7 +236,7 @@ func (a tag) appendWire(b []byte) []byte {
 	return endAction(zeros(b, 4), start)
 }
 
-// plain is an action without arguments; text names it.
+// plain is an action without arguments; text is its name.
 type plain struct {
 	kind, subtype uint16
 	text          string
@@ -245,10 +245,10 @@ type plain struct {
 // DecTTL decrements the time to live; at zero the packet goes to the controller and its processing ends.
 func DecTTL() Action { return plain{actDecTTL, 0, "dec_ttl"} }
 
-// CTClear forgets what conntrack said of the packet.
+// CTClear removes the packet's conntrack state.
 func CTClear() Action { return plain{actExperimenter, nxCTClear, "ct_clear"} }
 
-// Exit ends the processing of the packet, also in the flows that resubmitted it.
+// Exit ends the processing of the packet, also in the flows that resubmitted the packet.
 func Exit() Action { return plain{actExperimenter, nxExit, "exit"} }
 
 func (a plain) String() string { return a.text }
@@ -269,10 +269,11 @@ type resubmit struct {
 	withCT bool
 }
 
-// tableCurrent as a resubmit's table is the table of the flow itself.
+// tableCurrent, as the table of a resubmit, is the table of the flow itself.
 const tableCurrent = 255
 
-// Resubmit looks the packet up again in a table, as if it had come in by port (PortInPort: as it did), and comes back.
+// Resubmit looks the packet up again in a table, as if it had come in by port, and then continues with the next action. PortInPort keeps
+// the packet's own port.
 func Resubmit(port uint32, table uint8) Action { return resubmit{port: port, table: table} }
 
 func (a resubmit) String() string { return string(a.appendText(nil)) }
@@ -310,8 +311,8 @@ type conjunction struct {
 	clause, n uint8
 }
 
-// Conjunction says that the flow's match is one alternative of clause (from 1) of the n clauses of a conjunction.
-// Nothing but conjunctions and notes may stand beside it.
+// Conjunction says that the flow's match is one alternative of one of the n clauses of a conjunction. clause counts from 1. A flow with a
+// conjunction may have no other actions than conjunctions and notes.
 func Conjunction(id uint32, clause, n uint8) Action { return conjunction{id, clause, n} }
 
 func (a conjunction) String() string { return string(a.appendText(nil)) }
@@ -331,7 +332,7 @@ func (a conjunction) appendWire(b []byte) []byte {
 
 type note struct{ data string }
 
-// Note does nothing and carries data, which the switch pads with zeros to 6 bytes and a multiple of 8 beyond.
+// Note does nothing and carries data. The switch pads data with zeros to 6 bytes, or to a multiple of 8 bytes beyond these 6.
 func Note(data []byte) Action {
 	n := len(data)
 	for n < 6 || (n-6)%8 != 0 {
@@ -351,7 +352,7 @@ func (a note) appendWire(b []byte) []byte {
 	return endAction(append(beginNicira(b, nxNote), a.data...), start)
 }
 
-// opaque is an action that this package does not know, whole.
+// opaque is an action, with its header, that this package cannot decode.
 type opaque struct{ raw string }
 
 func (a opaque) String() string { return string(a.appendText(nil)) }

@@ -2,13 +2,13 @@ package openflow
 
 import "sync"
 
-// arrivals tells those who wait for ports that they have come.
+// arrivals notifies callers that wait for ports.
 type arrivals struct {
 	mu      *sync.Mutex
 	waiting map[arrival]chan struct{}
 }
 
-// arrival is a port that somebody waits for.
+// arrival is a port that a caller waits for.
 type arrival struct {
 	name   string
 	number uint32
@@ -42,11 +42,10 @@ func (a arrivals) tell(name string, number uint32) {
 	}
 }
 
-// Added returns a channel that is closed when the switch says that it has added the port of that name under that number:
-// from then on what comes in by the port is kept for the pipeline. The switch says so before it goes over its other ports,
-// and so long before its database tells. A port that is there already is not told of, nor one that is added while there is
-// no connection: who waits watches the database as well. Of two who wait for the same port the later one is told. stop ends
-// the waiting.
+// Added returns a channel that is closed when the switch reports that it has added the port with that name and number. From then on the
+// switch keeps packets from the port for the pipeline. The report comes before the switch updates its other ports, and so long before its
+// database shows the port. Added does not report a port that exists already, or one that is added while there is no connection: a caller
+// watches the database as well. If two callers wait for the same port, only the later one is notified. stop ends the waiting.
 func (e *Engine) Added(name string, number uint32) (added <-chan struct{}, stop func()) {
 	return e.ports.await(name, number)
 }

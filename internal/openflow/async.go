@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 )
 
-// PortStatus says that a port came, went or changed.
+// PortStatus reports that a port was added, deleted or changed.
 type PortStatus struct {
 	Reason PortReason
 	Port   Port
@@ -21,22 +21,22 @@ const (
 	PortModified
 )
 
-// PacketIn is a packet that the switch hands up.
+// PacketIn is a packet that the switch sends to the controller.
 type PacketIn struct {
 	Reason   uint8
 	Table    uint8
 	Cookie   uint64
 	Packet   []byte
 	UserData []byte
-	// Metadata is what the pipeline knew of the packet: in_port, registers, tunnel.
+	// Metadata has the pipeline's fields of the packet: in_port, registers, tunnel.
 	Metadata Match
 }
 
 // GroupsChanged says that another connection has changed groups.
 type GroupsChanged struct{}
 
-// async decodes what no call waits for and hands it up. What cannot be decoded is dropped: the engine's next dump
-// will tell.
+// async decodes messages that no call waits for, and passes them to OnAsync. It drops what it cannot decode: the engine's next dump finds
+// the change.
 func (c *Conn) async(m message) {
 	if c.options.OnAsync == nil {
 		return
@@ -123,7 +123,7 @@ func decodePacketIn2(b []byte) *PacketIn {
 	return p
 }
 
-// decodeFields reads a bare list of fields up to the first that is malformed.
+// decodeFields decodes a list of fields without a header, up to the first malformed field.
 func decodeFields(b []byte) Match {
 	var m Match
 	for len(b) > 0 {

@@ -17,7 +17,7 @@ import (
 
 const benchFlows = 50_000
 
-// manyFlows are like what policies compile to: an address, a register, a conjunction.
+// manyFlows returns flows like those that policies compile to: an address, a register, a conjunction.
 func manyFlows(n int) map[openflow.Key]openflow.Entry {
 	entries := make(map[openflow.Key]openflow.Entry, n)
 	for i := range n {

@@ -11,11 +11,11 @@ const (
 	bundleOpen    = 0
 	bundleCommit  = 4
 	bundleDiscard = 6
-	// bundleFlags: atomic, so that no packet sees half of it; ordered, so that groups are there before flows use them.
+	// bundleFlags: atomic, so that no packet sees half of the bundle; ordered, so that a group exists before a flow uses it.
 	bundleFlags = 1 | 2
 )
 
-// Mod is one change of a bundle: a flow or a group to put in place, or to delete.
+// Mod is one change of a bundle: it adds, replaces or deletes a flow or a group.
 type Mod struct {
 	Entry  Entry
 	Delete bool
@@ -58,7 +58,7 @@ func bundleControl(id uint32, kind uint16) message {
 	return message{kind: msgBundleControl, body: binary.BigEndian.AppendUint16(b, bundleFlags)}
 }
 
-// appendBundleAdd appends a message wrapped as part of a bundle. Both carry the same number.
+// appendBundleAdd appends m, wrapped as a part of bundle id. The wrapper and m have the same XID.
 func appendBundleAdd(b []byte, id uint32, m message) []byte {
 	start := len(b)
 	b = append(b, version15, msgBundleAdd, 0, 0)
@@ -72,12 +72,12 @@ func appendBundleAdd(b []byte, id uint32, m message) []byte {
 // bundleOverhead is what a bundle adds to a message: a header, and the bundle's number and flags.
 const bundleOverhead = headerLen + 8
 
-// Bundle makes the changes in their order, all or none, so that every packet sees the tables either before or after
-// them. It returns once they are in effect. The first change that the switch refuses is returned as *Error. If ctx or
-// the connection ends while the commit is under way, the switch may have made the changes or not: read again.
+// Bundle makes all changes in their order, or none, so that every packet sees the tables either before or after them. It returns once
+// they are in effect. The first change that the switch refuses is returned as *Error. If ctx or the connection ends during the commit,
+// the switch may have made the changes or not: the caller must read again.
 //
-// What the switch would refuse while it undoes a half-made bundle is better refused here: changes are validated first,
-// and the bundle is committed only when the switch has taken every message of it.
+// Bundle validates the changes first, and commits only after the switch has accepted every message of the bundle. So the switch seldom
+// has to undo a half-made bundle.
 func (c *Conn) Bundle(ctx context.Context, mods []Mod) error {
 	if len(mods) == 0 {
 		return nil
@@ -89,20 +89,20 @@ func (c *Conn) Bundle(ctx context.Context, mods []Mod) error {
 	return c.commit(ctx, b)
 }
 
-// prepared is a bundle in the words of the wire, up to the barrier before its commit. commit ends it.
+// prepared is an encoded bundle, up to the barrier before its commit. commit must follow.
 type prepared struct {
 	mods []Mod
 	call *call
 	fill []byte
 }
 
-// preparing is a bundle once it is prepared, or why it cannot be.
+// preparing is the result of prepare: a bundle, or the error.
 type preparing struct {
 	bundle *prepared
 	err    error
 }
 
-// prepareSoon prepares a bundle beside what the caller does meanwhile.
+// prepareSoon prepares a bundle concurrently with its caller.
 func (c *Conn) prepareSoon(mods []Mod) <-chan preparing {
 	ready := make(chan preparing, 1)
 	go func() {
@@ -112,7 +112,7 @@ func (c *Conn) prepareSoon(mods []Mod) <-chan preparing {
 	return ready
 }
 
-// drop ends a bundle that is not committed; nil is none.
+// drop releases a bundle that is not committed. next may be nil.
 func (c *Conn) drop(next <-chan preparing) {
 	if next == nil {
 		return
@@ -181,12 +181,12 @@ func (c *Conn) commit(ctx context.Context, b *prepared) error {
 	return c.bundleError(k, mods)
 }
 
-// discard tells the switch to forget a bundle; it does not wait.
+// discard makes the switch drop a bundle. It does not wait for an answer.
 func (c *Conn) discard(id uint32) {
 	c.enqueue(bundleControl(id, bundleDiscard).appendWire(nil))
 }
 
-// bundleError is the first refusal, with the change that it is about.
+// bundleError returns the first error of the switch, with the change that it is about.
 func (c *Conn) bundleError(k *call, mods []Mod) error {
 	errs := c.refused(k)
 	if len(errs) == 0 {

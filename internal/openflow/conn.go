@@ -12,20 +12,20 @@ import (
 	"time"
 )
 
-// DefaultKeepAlive is how often a silent switch is asked whether it is there. It must outlast what keeps ovs-vswitchd
-// busy: committing 50,000 flows takes it about two seconds.
+// DefaultKeepAlive is the default interval of echo requests to a silent switch. It must be longer than ovs-vswitchd's longest task: a
+// commit of 50,000 flows takes it about two seconds.
 const DefaultKeepAlive = 5 * time.Second
 
-// silentIntervals is how many intervals without a sign of life end a connection.
+// silentIntervals is the number of intervals without any message after which the connection is closed.
 const silentIntervals = 3
 
-// Options are how a connection is kept.
+// Options are the options of a connection.
 type Options struct {
-	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive. Three of them without
-	// anything from the switch close the connection with ErrUnresponsive.
+	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive. After three intervals without any message from the
+	// switch, the connection is closed with ErrUnresponsive.
 	KeepAlive time.Duration
-	// OnAsync gets what the switch says unasked: *PortStatus, *PacketIn, []FlowUpdate, *GroupsChanged, *Error that no call
-	// waits for. It runs on the goroutine that reads and must not block. nil: dropped.
+	// OnAsync gets the messages that no call waits for: *PortStatus, *PacketIn, []FlowUpdate, *GroupsChanged, *Error. It runs on the reading
+	// goroutine and must not block. nil: they are dropped.
 	OnAsync func(any)
 }
 
@@ -39,13 +39,13 @@ type Conn struct {
 	heard   atomic.Bool
 
 	mu      sync.Mutex
-	err     error // why it is closed
+	err     error // the reason why the connection is closed
 	nextXID uint32
 	calls   []*call
 	queue   [][]byte
 }
 
-// call is an exchange under way: messages with consecutive numbers, of which one is awaited.
+// call is a running exchange: messages with consecutive XIDs, of which the call awaits the answer to one.
 type call struct {
 	first, count uint32
 	// The rest is guarded by the connection's lock until done is closed.
@@ -58,8 +58,8 @@ type call struct {
 
 func (k *call) has(xid uint32) bool { return xid-k.first < k.count }
 
-// Dial connects to a bridge: the path of its socket (<run directory>/<bridge>.mgmt) or host:port. It returns once both
-// sides have agreed on OpenFlow 1.5, with ErrVersion if they do not.
+// Dial connects to a bridge. The address is the path of the bridge's socket (<run directory>/<bridge>.mgmt), or host:port. Dial returns
+// once both sides have agreed on OpenFlow 1.5, and fails with ErrVersion if they do not.
 func Dial(ctx context.Context, address string, options Options) (*Conn, error) {
 	network := "tcp"
 	if strings.Contains(address, "/") {
@@ -82,7 +82,7 @@ func newConn(ctx context.Context, nc net.Conn, options Options) (*Conn, error) {
 		options.KeepAlive = DefaultKeepAlive
 	}
 	c := &Conn{nc: nc, options: options, closed: make(chan struct{}), wake: make(chan struct{}, 1), nextXID: 2}
-	// A context that ends unblocks the greeting by a deadline in the past.
+	// When the context ends, a deadline in the past unblocks the handshake.
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	r := bufio.NewReaderSize(nc, 64<<10)
 	err := c.greet(r)
@@ -113,16 +113,16 @@ func (c *Conn) greet(r *bufio.Reader) error {
 	return nil
 }
 
-// Close ends the connection. Calls that wait return ErrClosed.
+// Close ends the connection. Waiting calls return ErrClosed.
 func (c *Conn) Close() error {
 	c.fail(ErrClosed)
 	return nil
 }
 
-// Done is closed when the connection is; Err then says why.
+// Done returns a channel that is closed when the connection ends. Err then returns the reason.
 func (c *Conn) Done() <-chan struct{} { return c.closed }
 
-// Err returns why the connection is closed, nil while it is open.
+// Err returns why the connection is closed, or nil while it is open.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,14 +157,14 @@ func (c *Conn) readLoop(r *bufio.Reader) {
 			c.enqueue(message{msgEchoReply, m.xid, m.body}.appendWire(nil))
 			continue
 		}
-		// What another connection has asked for bears the number that it has there.
+		// A forwarded request of another connection has the XID that it has there.
 		if m.kind == msgRequestForward || !c.deliver(m) {
 			c.async(m)
 		}
 	}
 }
 
-// deliver hands a message to the call it answers, if there is one.
+// deliver passes a message to the call that awaits it, if there is one.
 func (c *Conn) deliver(m message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,7 +185,7 @@ func (c *Conn) deliver(m message) bool {
 			}
 		}
 		k.reply = m
-		k.awaited = k.first - 1 // nothing: an answer comes once
+		k.awaited = k.first - 1 // none: the call gets one answer only
 		close(k.done)
 		return true
 	}
@@ -202,7 +202,7 @@ func (c *Conn) enqueue(b []byte) {
 	}
 }
 
-// writeLoop writes what is queued and watches over the switch's silence.
+// writeLoop writes queued messages and closes the connection when the switch is silent for too long.
 func (c *Conn) writeLoop() {
 	ticker := time.NewTicker(c.options.KeepAlive)
 	defer ticker.Stop()
@@ -235,7 +235,7 @@ func (c *Conn) flush() error {
 	queue := net.Buffers(c.queue)
 	c.queue = nil
 	c.mu.Unlock()
-	// A switch that does not read must not keep this goroutine for ever.
+	// A switch that does not read must not block this goroutine for ever.
 	_ = c.nc.SetWriteDeadline(time.Now().Add((silentIntervals + 1) * c.options.KeepAlive))
 	if _, err := queue.WriteTo(c.nc); err != nil {
 		return fmt.Errorf("write to the switch: %w", err)
@@ -243,13 +243,13 @@ func (c *Conn) flush() error {
 	return nil
 }
 
-// begin reserves numbers for count messages and listens for what the switch says to them.
+// begin reserves XIDs for count messages and registers the call for the switch's answers.
 func (c *Conn) begin(count int) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := uint32(count) //nolint:gosec // far below
 	if c.nextXID+n < c.nextXID {
-		c.nextXID = 2 // 0 is the switch's for what it says unasked, 1 was the hello's
+		c.nextXID = 2 // the switch uses 0 for messages that answer no request; 1 was the hello's
 	}
 	k := &call{first: c.nextXID, count: n}
 	c.nextXID += n
@@ -257,7 +257,7 @@ func (c *Conn) begin(count int) *call {
 	return k
 }
 
-// expect names the message whose answer the next wait is for. It comes before sending.
+// expect sets the message whose answer the next wait is for. Call it before sending.
 func (c *Conn) expect(k *call, xid uint32) {
 	c.mu.Lock()
 	k.awaited, k.done = xid, make(chan struct{})
@@ -286,14 +286,14 @@ func (c *Conn) end(k *call) {
 	}
 }
 
-// refused returns the errors that the switch has answered so far.
+// refused returns the errors that the switch has sent for the call so far.
 func (c *Conn) refused(k *call) []*Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return k.errs
 }
 
-// exchange sends messages and waits for the answer to the last. what names the request in an error.
+// exchange sends messages and waits for the answer to the last one. what names the request in errors.
 func (c *Conn) exchange(ctx context.Context, what string, messages ...message) (*call, error) {
 	k := c.begin(len(messages))
 	defer c.end(k)

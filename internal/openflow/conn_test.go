@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 )
 
-// mute is a switch that says hello and nothing more.
+// mute is a switch that sends a hello and then nothing.
 func mute(t *testing.T, hello string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -134,7 +134,7 @@ func TestAnEngineTellsWhyItCannotConnect(t *testing.T) {
 	}
 }
 
-// A switch that starts is connected to when it makes its socket, however long the pause between attempts is by then.
+// A starting switch gets its connection when it makes its socket, however long the pause between attempts has become.
 func TestAnEngineConnectsWhenTheSocketIsMade(t *testing.T) {
 	dir, err := os.MkdirTemp("", "wtof") // a unix socket's path has room for 107 bytes
 	if err != nil {

@@ -5,21 +5,21 @@ import (
 	"strconv"
 )
 
-// ControllerAction sends the packet to controllers as a packet-in.
+// ControllerAction sends the packet as a packet-in.
 type ControllerAction struct {
 	// MaxLen is how many bytes of the packet to send; 0: all of it.
 	MaxLen uint16
-	// ID is the connection that gets it, as that connection named itself; 0: those that did not.
+	// ID is the controller ID of the connection that gets the packet-in; 0: all connections that have not set an ID.
 	ID uint16
 	// Reason is the packet-in's reason. The zero value is OpenFlow's "no match"; ReasonAction is the usual one.
 	Reason uint8
-	// UserData comes back in the packet-in.
+	// UserData is returned in the packet-in.
 	UserData []byte
-	// Pause lets the packet wait in the pipeline until it is resumed.
+	// Pause keeps the packet in the pipeline until a controller resumes it.
 	Pause bool
 }
 
-// ReasonAction is the reason of a packet-in that a flow's action asked for (OFPR_ACTION).
+// ReasonAction is the reason of a packet-in that a flow's action caused (OFPR_ACTION).
 const ReasonAction = 1
 
 // Properties of the controller action (ovs-actions(7)).
@@ -107,7 +107,7 @@ func appendProperty(b []byte, kind uint16, value []byte) []byte {
 	return pad(append(b, value...), start)
 }
 
-// nextProperty splits the first property off. Lengths that do not add up are an error.
+// nextProperty splits off the first property. Inconsistent lengths are an error.
 func nextProperty(b []byte) (kind uint16, value, rest []byte, err error) {
 	if len(b) < 4 {
 		return 0, nil, nil, malformed("property header")
@@ -119,10 +119,10 @@ func nextProperty(b []byte) (kind uint16, value, rest []byte, err error) {
 	return binary.BigEndian.Uint16(b), b[4:n], b[min(roundUp8(n), len(b)):], nil
 }
 
-// clone does actions on a copy of the packet.
+// clone executes actions on a copy of the packet.
 type clone struct{ actions Actions }
 
-// Clone does actions on a copy: what they change does not outlive them.
+// Clone executes actions on a copy of the packet: their changes affect the copy only.
 func Clone(actions ...Action) Action { return clone{actions} }
 
 func (a clone) String() string { return string(a.appendText(nil)) }

@@ -8,26 +8,26 @@ import (
 
 // CTAction sends the packet through the connection tracker.
 type CTAction struct {
-	// Commit makes the connection known beyond this packet; Force replaces one that began in the other direction.
+	// Commit keeps the connection beyond this packet. Force replaces a connection that began in the other direction.
 	Commit, Force bool
 	// Zone is the connection tracking zone.
 	Zone uint16
-	// ZoneField takes the zone from a field instead.
+	// ZoneField, if not nil, is the field that has the zone; Zone is then not used.
 	ZoneField *Subfield
-	// Table is where the packet goes on with its state known; nil: nowhere, the actions after this one still follow.
+	// Table is the table where the tracked packet goes on; nil: none. The actions after this one are executed in both cases.
 	Table *uint8
-	// NAT translates addresses; nil: not. An empty NAT does to the packet what was committed for its connection.
+	// NAT translates addresses; nil: no translation. An empty NAT applies the translation that was committed for the connection.
 	NAT *NAT
 	// Exec writes ct_mark and ct_label of a committed connection.
 	Exec Actions
-	// ALG is the well-known port of an application gateway (21: FTP, 69: TFTP); 0: none.
+	// ALG is the well-known port of an application layer gateway (21: FTP, 69: TFTP); 0: none.
 	ALG uint16
 }
 
-// NATKind is which end of a connection is translated.
+// NATKind is which address of a connection is translated.
 type NATKind uint16
 
-// The kinds of translation: what is committed already, source, destination.
+// The kinds of translation: as committed, source, destination.
 const (
 	NATExisting NATKind = 0
 	NATSource   NATKind = 1
@@ -37,11 +37,11 @@ const (
 // NAT says how a connection's addresses are translated. The switch refuses source and destination in one ct action.
 type NAT struct {
 	Kind NATKind
-	// Min and Max are the range of addresses; Max may be left invalid for one address, both for ports only.
+	// Min and Max are the range of addresses. For one address, Max may be invalid. For a translation of ports only, both are invalid.
 	Min, Max netip.Addr
 	// PortMin and PortMax are the range of ports; 0: any. They need Min.
 	PortMin, PortMax uint16
-	// Persistent maps a client to the same address always. Hash and Random choose how a port is picked.
+	// Persistent always maps a client to the same address. Hash and Random choose how a port is picked.
 	Persistent, Hash, Random bool
 }
 

@@ -8,8 +8,8 @@ import (
 // maxMessage is the longest OpenFlow message: its length is a 16-bit number.
 const maxMessage = 0xffff
 
-// decodeActions reads a list of actions to the end of b. What is not known, or not in the form that this package
-// writes, becomes opaque; only lengths that do not add up are an error.
+// decodeActions decodes a list of actions to the end of b. Unknown actions, and those in a form that this package does not write, become
+// opaque. Only inconsistent lengths are an error.
 func decodeActions(b []byte) (Actions, error) {
 	var actions Actions
 	for len(b) > 0 {

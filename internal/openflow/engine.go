@@ -19,47 +19,47 @@ var (
 	_ reconcile.Engine[Key, Entry] = (*Fake)(nil)
 )
 
-// DefaultBundleSize is the most changes that go in one bundle. The userspace datapath forwards on the thread that
-// commits bundles, and a change costs it 6 to 50 microseconds by the machine and its load: 500 of them hold traffic up
-// for 25 milliseconds at worst, which the sockets' buffers bear. On an idle switch, large bundles gain a quarter.
+// DefaultBundleSize is the default of Config.BundleSize. The userspace datapath forwards on the thread that commits bundles. One change
+// takes it 6 to 50 microseconds, depending on the machine and its load. So 500 changes stop traffic for 25 milliseconds at most, for
+// which the sockets' buffers suffice. On an idle switch, large bundles are a quarter faster.
 const DefaultBundleSize = 500
 
-// Config is how an Engine reaches its bridge.
+// Config describes an Engine's bridge and connection.
 type Config struct {
 	// Address is the path of the bridge's socket (<run directory>/<bridge>.mgmt), or host:port.
 	Address string
-	// BundleSize is the most changes in a bundle; 0: DefaultBundleSize. A Commit of no more is atomic.
+	// BundleSize is the maximum number of changes in a bundle; 0: DefaultBundleSize. A Commit of at most so many changes is atomic.
 	BundleSize int
-	// Last names what is written after all else, such as the hash of the whole state; nil: nothing.
+	// Last selects the entries that are written after all others, such as the hash of the whole state; nil: none.
 	Last func(Key) bool
-	// OnBundle, if not nil, is told of each bundle: how many changes, and what it ended with.
+	// OnBundle, if not nil, is called after each bundle with the number of changes and the error.
 	OnBundle func(mods int, err error)
-	// OnPacket, if not nil, is called with each packet that a flow sends to the controller. The connection's reader calls it: it
+	// OnPacket, if not nil, is called with each packet that a flow sends to the controller. It runs on the connection's reading goroutine and
 	// must not block.
 	OnPacket func(*PacketIn)
 	// KeepAlive is the interval of echo requests to a silent switch; 0: DefaultKeepAlive.
 	KeepAlive time.Duration
-	// ConnectWait is how long Read and Commit wait for a connection that is not there; 0: 1 s.
+	// ConnectWait is how long Read and Commit wait for a connection if there is none; 0: 1 s.
 	ConnectWait time.Duration
 	// RetryMin and RetryMax bound the pause between attempts to connect, which doubles; 0: 50 ms and 2 s.
 	RetryMin, RetryMax time.Duration
 }
 
-// Event is what happened on the switch that its user did not do. Several that wait are one.
+// Event is a change on the switch that the engine did not make. Waiting events are merged into one.
 type Event struct {
-	// Connected says that there is a new connection: the switch may have restarted, everything is to be read again.
+	// Connected reports a new connection: the switch may have restarted, so everything must be read again.
 	Connected bool
-	// Lost is why the last connection ended, nil if none did.
+	// Lost is the reason why the last connection ended, nil if none ended.
 	Lost error
 	// Drift are flows that others added, changed or removed.
 	Drift []Key
-	// Unclear says that more may have changed than Drift names: everything is to be read again.
+	// Unclear reports that more than Drift may have changed: everything must be read again.
 	Unclear bool
 }
 
-// Engine programs the flows and groups of one bridge over a connection that it renews whenever it breaks.
+// Engine programs the flows and groups of one bridge. It renews the connection whenever it breaks.
 //
-// Its state is what carries no timeout: flows that a learn action made belong to the switch.
+// The engine's state has no flows with a timeout: flows that a learn action added belong to the switch.
 type Engine struct {
 	config Config
 	feed   feed
@@ -70,7 +70,7 @@ type Engine struct {
 	ready chan struct{} // closed while there is a connection
 }
 
-// NewEngine makes an engine. It does nothing before Run.
+// NewEngine makes an engine. It connects in Run.
 func NewEngine(config Config) *Engine {
 	if config.BundleSize == 0 {
 		config.BundleSize = DefaultBundleSize
@@ -90,9 +90,9 @@ func NewEngine(config Config) *Engine {
 	return &Engine{config: config, feed: newFeed(), ports: newArrivals(), ready: make(chan struct{})}
 }
 
-// Run keeps a connection until ctx ends, whose cause it returns. What keeps it from connecting is told by Next as Lost.
+// Run keeps a connection until ctx ends, and returns the cause of that. Next reports a failed attempt to connect as Lost.
 //
-// A switch that starts makes its socket anew, which ends the pause: all its traffic waits for the flows that come by this connection.
+// A starting switch makes its socket anew. That ends the pause, because all traffic waits for the flows that this connection programs.
 func (e *Engine) Run(ctx context.Context) error {
 	pause := e.config.RetryMin
 	for {
@@ -115,7 +115,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 }
 
-// rest waits for the pause, or until the switch's socket is made, and reports whether it was.
+// rest waits for the pause, or until the switch makes its socket. It reports whether the socket was made.
 func (e *Engine) rest(ctx context.Context, made <-chan fsnotify.Event, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -135,10 +135,11 @@ func (e *Engine) rest(ctx context.Context, made <-chan fsnotify.Event, pause tim
 	}
 }
 
-// listenPause is the first pause after the socket was made: a switch listens at it a moment later.
+// listenPause is the first pause after the switch made its socket: it listens on the socket a moment later.
 const listenPause = 5 * time.Millisecond
 
-// socketMade reports what is made in the folder of a switch's socket. Without inotify, or for another address, it reports nothing.
+// socketMade reports new files in the directory of the switch's socket. Without inotify, or for an address that is not a path, it reports
+// nothing.
 func socketMade(address string) (made <-chan fsnotify.Event, stop func()) {
 	if !filepath.IsAbs(address) {
 		return nil, func() {}
@@ -148,13 +149,13 @@ func socketMade(address string) (made <-chan fsnotify.Event, stop func()) {
 		return nil, func() {}
 	}
 	if err := watcher.Add(filepath.Dir(address)); err != nil {
-		_ = watcher.Close() // it watches nothing
+		_ = watcher.Close() // it has no watches
 		return nil, func() {}
 	}
 	return watcher.Events, sync.OnceFunc(func() { _ = watcher.Close() })
 }
 
-// session connects and stays until the connection breaks. It calls connected once there is one.
+// session connects and returns when the connection breaks. It calls connected once there is a connection.
 func (e *Engine) session(ctx context.Context, connected func()) error {
 	conn, err := Dial(ctx, e.config.Address, Options{KeepAlive: e.config.KeepAlive, OnAsync: e.onAsync})
 	if err != nil {
@@ -162,7 +163,7 @@ func (e *Engine) session(ctx context.Context, connected func()) error {
 	}
 	defer func() { _ = conn.Close() }()
 	connected()
-	// The monitors come before the dump that Connected brings about, so that nothing happens unseen in between.
+	// The monitors start before the dump that Connected causes, so that no change is missed in between.
 	if err := conn.Monitor(ctx, 1); err != nil {
 		return err
 	}
@@ -191,7 +192,7 @@ func (e *Engine) set(conn *Conn) {
 	}
 }
 
-// Conn waits for the connection and returns it, for what is no state: flushing conntrack, sending packets.
+// Conn waits for the connection and returns it. It is for operations that are not state: flushing conntrack, sending packets.
 func (e *Engine) Conn(ctx context.Context) (*Conn, error) {
 	for {
 		e.mu.Lock()
@@ -208,10 +209,11 @@ func (e *Engine) Conn(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// Next waits until something happened on the switch, and returns all of it at once.
+// Next waits for a change on the switch, and returns all waiting events as one.
 func (e *Engine) Next(ctx context.Context) (Event, error) { return e.feed.next(ctx) }
 
-// soon returns the connection, waiting for a moment only: a loop that waits longer tells nobody that the switch is away.
+// soon returns the connection and waits at most ConnectWait for it: a loop that waits longer does not report that the switch is
+// unavailable.
 func (e *Engine) soon(ctx context.Context) (*Conn, error) {
 	limited, cancel := context.WithTimeout(ctx, e.config.ConnectWait)
 	defer cancel()
@@ -222,7 +224,7 @@ func (e *Engine) soon(ctx context.Context) (*Conn, error) {
 	return conn, err
 }
 
-// away marks an error that ended the connection as one about the switch as a whole.
+// away marks an error that ended the connection as reconcile.ErrUnavailable.
 func away(err error) error {
 	if errors.Is(err, ErrClosed) || errors.Is(err, ErrUnresponsive) {
 		return fmt.Errorf("%w: %w", reconcile.ErrUnavailable, err)
@@ -260,9 +262,9 @@ func state(groups []*Group, flows []*Flow) map[Key]Entry {
 	return entries
 }
 
-// Commit makes the change and returns once it is in effect. A change of at most BundleSize is one bundle: all of it
-// or nothing. A larger one is several, in an order that opens no hole; if one fails, those before it stay, and the
-// next Read tells. It fails with reconcile.ErrUnavailable while there is no connection.
+// Commit makes the change and returns once it is in effect. A change of at most BundleSize is one bundle: all of it or nothing. A larger
+// change is split into several bundles, in an order that opens no hole. If a bundle fails, the bundles before it stay in effect, which
+// the next Read shows. Commit fails with reconcile.ErrUnavailable while there is no connection.
 func (e *Engine) Commit(ctx context.Context, change Change) error {
 	mods, err := plan(change, e.config.Last)
 	if err != nil || len(mods) == 0 {
@@ -277,7 +279,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	for i, bundle := range bundles {
 		p := <-next
 		next = nil
-		if i+1 < len(bundles) { // the switch works on the one while this end works on the other
+		if i+1 < len(bundles) { // prepare the next bundle while the switch commits this one
 			next = conn.prepareSoon(bundles[i+1])
 		}
 		if p.err == nil {
@@ -292,7 +294,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	return nil
 }
 
-// FlushCT makes the switch forget connections.
+// FlushCT removes connections from the switch's conntrack.
 func (e *Engine) FlushCT(ctx context.Context, what CTFlush) error {
 	conn, err := e.Conn(ctx)
 	if err != nil {
@@ -318,7 +320,7 @@ func (e *Engine) onAsync(event any) {
 	}
 }
 
-// drift is what reports of a flow monitor mean for the state.
+// drift converts reports of a flow monitor to an event.
 func drift(updates []FlowUpdate) Event {
 	var event Event
 	for _, u := range updates {

@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// Fake is a switch in memory: it keeps flows and groups, refuses what a switch refuses (a flow to a group that is not
-// there, a field without what it depends on), and leaves nothing of a change that it refuses. It is an engine like
-// Engine, and Serve lets an Engine talk to it as to a switch.
+// Fake is a switch in memory. It keeps flows and groups. It refuses what a switch refuses (a flow to a missing group, a field without the
+// field it depends on), and applies nothing of a refused change. It is an engine like Engine; with Serve, an Engine connects to it as to
+// a switch.
 type Fake struct {
 	feed feed
 
@@ -41,7 +41,7 @@ func (f *Fake) Read(context.Context) (map[Key]Entry, error) {
 	return entries, nil
 }
 
-// Commit makes the change, or nothing of it.
+// Commit makes all of the change, or nothing.
 func (f *Fake) Commit(_ context.Context, change Change) error {
 	mods, err := plan(change, nil)
 	if err != nil || len(mods) == 0 {
@@ -51,10 +51,10 @@ func (f *Fake) Commit(_ context.Context, change Change) error {
 	return err
 }
 
-// Next waits until something happened that its user did not do.
+// Next waits for a change that Commit did not make.
 func (f *Fake) Next(ctx context.Context) (Event, error) { return f.feed.next(ctx) }
 
-// Disturb makes changes as somebody else would, past the engine, and tells by Next.
+// Disturb makes changes without the engine, which Next reports.
 func (f *Fake) Disturb(mods ...Mod) error {
 	changed, err := f.apply(mods, nil)
 	if err == nil {
@@ -63,7 +63,7 @@ func (f *Fake) Disturb(mods ...Mod) error {
 	return err
 }
 
-// Restart empties the switch, as a restart of ovs-vswitchd does, and ends the connections that Serve has.
+// Restart empties the switch, as a restart of ovs-vswitchd does, and ends the connections of Serve.
 func (f *Fake) Restart() {
 	f.mu.Lock()
 	clear(f.entries)
@@ -75,14 +75,14 @@ func (f *Fake) Restart() {
 	f.feed.post(Event{Connected: true})
 }
 
-// Commits is how many changes were made.
+// Commits returns the number of commits so far.
 func (f *Fake) Commits() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.commits
 }
 
-// FlushCT records what was to be forgotten.
+// FlushCT records the connections to flush.
 func (f *Fake) FlushCT(_ context.Context, what CTFlush) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +90,7 @@ func (f *Fake) FlushCT(_ context.Context, what CTFlush) error {
 	return nil
 }
 
-// Flushed is what FlushCT was told, in order.
+// Flushed returns the arguments of FlushCT, in order.
 func (f *Fake) Flushed() []CTFlush {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,8 +135,8 @@ func CompareKeys(a, b Key) int {
 	return strings.Compare(a.Match, b.Match)
 }
 
-// apply makes changes in their order, all or none, and reports the keys of flows that are not as before. by is whom
-// not to tell.
+// apply makes the changes in their order, all or none, and returns the keys of the changed flows. It does not notify the session by,
+// which made them.
 func (f *Fake) apply(mods []Mod, by *fakeSession) ([]Key, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// Serve lets engines talk OpenFlow 1.5 to the fake until ctx ends or the listener fails. It closes the listener.
+// Serve serves OpenFlow 1.5 from the fake until ctx ends or the listener fails. It closes the listener.
 func (f *Fake) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -86,7 +86,7 @@ func (s *fakeSession) refuse(xid uint32, e *Error) {
 	s.send(refusal.message())
 }
 
-// tell reports changes of others; it runs under the fake's lock, and so in the order of the changes.
+// tell sends reports of changes by others. It runs under the fake's lock, so reports are in the order of the changes.
 func (s *fakeSession) tell(updates []FlowUpdate) {
 	for _, u := range updates {
 		s.send(multipartReply(0, partFlowMonitor, 0, appendFlowUpdate(nil, u.Event, u.Flow)))
@@ -100,7 +100,7 @@ func multipartReply(xid uint32, kind uint16, flags byte, body []byte) message {
 
 func (s *fakeSession) handle(m message) error {
 	switch m.kind {
-	case msgHello, msgEchoReply, msgExperimenter, msgSetConfig, msgSetAsync: // of groups that others change it does not tell
+	case msgHello, msgEchoReply, msgExperimenter, msgSetConfig, msgSetAsync: // the fake does not forward group changes
 	case msgEchoRequest:
 		s.send(message{msgEchoReply, m.xid, m.body})
 	case msgBarrierRequest:
@@ -163,12 +163,12 @@ func (s *fakeSession) bundleControl(m message) error {
 		delete(s.bundles, id)
 	}
 	body := append([]byte(nil), m.body...)
-	body[5]++ // the answer's type is the request's and one
+	body[5]++ // the type of an answer is that of the request plus one
 	s.send(message{msgBundleControl, m.xid, body})
 	return nil
 }
 
-// commit makes a bundle's changes. Like a switch it names the change that failed, and then says that the commit did.
+// commit makes a bundle's changes. Like a switch it first reports the change that failed, and then that the commit failed.
 func (s *fakeSession) commit(id uint32) error {
 	all := s.bundles[id]
 	mods := make([]Mod, 0, len(all))

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// maxDrift is how many flows an event names one by one; beyond, reading everything again is cheaper.
+// maxDrift is the maximum number of flows that an event names; beyond it, reading everything again is cheaper.
 const maxDrift = 1000
 
-// feed merges events until somebody asks for them. Posting never blocks.
+// feed merges events until the next call of next. Posting never blocks.
 type feed struct {
 	mu      *sync.Mutex
 	waiting *Event

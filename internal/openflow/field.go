@@ -2,10 +2,10 @@ package openflow
 
 import "fmt"
 
-// Field names a match field: something of a packet or of its metadata that flows match on and actions read and write.
+// Field names a match field: a field of a packet or of its metadata that flows match and actions read and write.
 type Field uint8
 
-// The fields, in the order in which a match is encoded: a field comes after those it depends on, as OXM demands.
+// The fields, in the order of encoding: a field comes after those it depends on, as OXM requires.
 const (
 	fieldNone Field = iota
 	// FieldInPort is the 32-bit OpenFlow port a packet came in by.
@@ -81,7 +81,7 @@ const (
 	fieldCount  = FieldXXReg0 + 4
 )
 
-// FieldReg names register n, 0 to 15. It panics beyond: that is a mistake of the program, not of its input.
+// FieldReg returns register n, 0 to 15. It panics for other numbers, which are programming errors.
 func FieldReg(n int) Field {
 	if n < 0 || n > 15 {
 		panic(fmt.Sprintf("openflow: no register %d", n))
@@ -89,7 +89,7 @@ func FieldReg(n int) Field {
 	return FieldReg0 + Field(n)
 }
 
-// FieldXXReg names the 128-bit register n, 0 to 3. It panics beyond.
+// FieldXXReg returns the 128-bit register n, 0 to 3. It panics for other numbers.
 func FieldXXReg(n int) Field {
 	if n < 0 || n > 3 {
 		panic(fmt.Sprintf("openflow: no 128-bit register %d", n))
@@ -97,7 +97,7 @@ func FieldXXReg(n int) Field {
 	return FieldXXReg0 + Field(n)
 }
 
-// String returns the field's name as ovs-fields(7) has it.
+// String returns the field's name in ovs-fields(7).
 func (f Field) String() string { return f.info().name }
 
 // Bits returns the field's width.
@@ -134,7 +134,7 @@ const (
 	formatFrag
 )
 
-// oxmID is class and number of a field: the part of its header that says which field it is.
+// oxmID is class and number of a field: the part of an OXM header that identifies the field.
 type oxmID struct {
 	class uint16
 	num   uint8
@@ -148,8 +148,8 @@ func (id oxmID) header(hasMask bool, length int) uint32 {
 	return h
 }
 
-// requirement says that a field makes sense only where another holds one of the values. The first is what a match
-// is given when it does not say; a requirement that leaves a choice has implied unset.
+// requirement says that a field needs another field with one of the values. A match that lacks that field gets the first value. If
+// implied is false, a match must choose the value itself.
 type requirement struct {
 	field   Field
 	values  []uint64
@@ -164,12 +164,12 @@ type fieldInfo struct {
 	symbol string
 	// oxm identifies the field in matches and OpenFlow actions, nxm in Nicira's actions, which predate OXM.
 	oxm, nxm oxmID
-	// bits is the width in use, bytes the width on the wire.
+	// bits is the width in use, bytes the width in a message.
 	bits     uint16
 	bytes    int
 	format   fieldFormat
 	maskable bool
-	// rank orders the fields in a match's text.
+	// rank is the field's position in a match's text.
 	rank  uint8
 	needs []requirement
 }

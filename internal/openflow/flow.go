@@ -22,7 +22,7 @@ const (
 type Flow struct {
 	Table    uint8
 	Priority uint16
-	// Cookie leads back to the flow's owner.
+	// Cookie identifies the flow's owner.
 	Cookie  uint64
 	Match   Match
 	Actions Actions
@@ -32,9 +32,9 @@ type Flow struct {
 	Importance               uint16
 }
 
-// Key is a flow's or a group's identity on the switch.
+// Key is the identity of a flow or a group on the switch.
 type Key struct {
-	// Group is the group's number; for a flow it is 0 and the other members hold.
+	// Group is the group's number; it is 0 for a flow, which the other members identify.
 	Group    uint32
 	Table    uint8
 	Priority uint16
@@ -42,7 +42,7 @@ type Key struct {
 	Match string
 }
 
-// String prints the key as ovs-ofctl would accept it.
+// String prints the key in a form that ovs-ofctl accepts.
 func (k Key) String() string {
 	if k.Group != 0 {
 		return "group_id=" + strconv.FormatUint(uint64(k.Group), 10)
@@ -72,7 +72,7 @@ func (f *Flow) Key() Key {
 	return Key{Table: f.Table, Priority: f.Priority, Match: f.Match.String()}
 }
 
-// Equal reports whether the other is the same flow with the same effect. Counters do not count.
+// Equal reports whether the other is the same flow with the same effect. It ignores counters.
 func (f *Flow) Equal(other Entry) bool {
 	o, ok := other.(*Flow)
 	if !ok || f == nil || o == nil {
@@ -119,7 +119,7 @@ func (f *Flow) String() string {
 	return string(f.orderedActions().appendText(append(b, "actions="...)))
 }
 
-// orderedActions puts what stands beside the applied actions behind them, as the switch does.
+// orderedActions puts instructions behind the applied actions, as the switch does.
 func (f *Flow) orderedActions() Actions {
 	order := func(a Action) int {
 		if inst, ok := a.(instruction); ok {

@@ -6,14 +6,15 @@ import (
 	"fmt"
 )
 
-// FlowStats is a flow with what it has seen.
+// FlowStats is a flow with its counters.
 type FlowStats struct {
 	Flow *Flow
-	// Packets and Bytes are counted since the flow was added. What the datapath forwards by itself arrives here within a second.
+	// Packets and Bytes are counted since the flow was added. They include packets that the datapath forwarded by itself, with a delay of up
+	// to a second.
 	Packets, Bytes uint64
 }
 
-// FlowStats dumps the flows of all tables with their counters, those of the switch's own making included.
+// FlowStats dumps the flows of all tables with their counters, including those that the switch itself added.
 func (c *Conn) FlowStats(ctx context.Context) ([]FlowStats, error) {
 	k, err := c.exchange(ctx, "flow dump", flowsRequest(partFlowDesc, tableAll))
 	if err != nil {
@@ -32,7 +33,7 @@ func (c *Conn) FlowStats(ctx context.Context) ([]FlowStats, error) {
 	return all, nil
 }
 
-// decodeFlowStats reads a flow's description with its counters, which stand between match and instructions.
+// decodeFlowStats decodes a flow's description with its counters, which are between match and instructions.
 func decodeFlowStats(b []byte) (FlowStats, []byte, error) {
 	flow, rest, err := decodeFlowDesc(b)
 	if err != nil {
@@ -46,7 +47,7 @@ func decodeFlowStats(b []byte) (FlowStats, []byte, error) {
 	return FlowStats{Flow: flow, Packets: totals.Packets, Bytes: totals.Bytes}, rest, err
 }
 
-// LearnedCookies returns the cookies of the flows that a flow's actions make the switch add.
+// LearnedCookies returns the cookies of the flows that the learn actions in the list add.
 func (a Actions) LearnedCookies() []uint64 {
 	var cookies []uint64
 	for _, action := range a {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// goldenPath holds, a line each, flows as a real switch described them (without statistics) and the text that ovs-ofctl
-// prints of them. The test behind the build tag `real` keeps it true, and writes it with -update.
+// goldenPath holds one flow per line: as a real switch described it (without statistics), and the text that ovs-ofctl prints. The test
+// behind the build tag `real` checks the file, and writes it with -update.
 const goldenPath = "testdata/dump.golden"
 
 type goldenFlow struct {
@@ -55,7 +55,7 @@ func TestFlowsOfARealSwitchPrintAsOvsOfctlPrintsThem(t *testing.T) {
 	}
 }
 
-// FuzzFlowDesc begins with what a real switch says: decoding never panics, and keeps its meaning when done again.
+// FuzzFlowDesc starts from a real switch's descriptions: decoding never panics, and decoding what was encoded gives the same flow.
 func FuzzFlowDesc(f *testing.F) {
 	for _, g := range readGolden(f) {
 		f.Add(g.wire)

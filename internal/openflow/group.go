@@ -11,7 +11,7 @@ import (
 // GroupType is how a group uses its buckets.
 type GroupType uint8
 
-// The types: every bucket; one by a hash; the only one; the first that is alive.
+// The types: all buckets; one by a hash; the only one; the first that is live.
 const (
 	GroupAll GroupType = iota
 	GroupSelect
@@ -40,15 +40,15 @@ type Group struct {
 	opaque string
 }
 
-// Bucket is one alternative of a group.
+// Bucket is one bucket of a group.
 type Bucket struct {
-	// ID numbers the bucket within its group. If all are 0, they are numbered by place, from 0.
+	// ID numbers the bucket within its group. If all are 0, they are numbered by position, from 0.
 	ID uint32
-	// Weight is the share of a select group's packets; 0 in a select group: none. Other groups have none.
+	// Weight is the bucket's share of the packets in a select group; 0 there means no packets. Other groups have no weights.
 	Weight uint16
-	// WatchPort makes the bucket live while the port is; 0: none watched.
+	// WatchPort makes the bucket live only while the port is live; 0: none watched.
 	WatchPort uint32
-	// WatchGroup makes the bucket live while the group is; 0: none watched.
+	// WatchGroup makes the bucket live only while the group is live; 0: none watched.
 	WatchGroup uint32
 	Actions    Actions
 }
@@ -115,7 +115,7 @@ func (k *Bucket) appendText(b []byte, id uint32, kind GroupType) []byte {
 	return k.Actions.appendText(append(b, "actions="...))
 }
 
-// bucketID is the number that bucket i goes by on the wire.
+// bucketID returns the number of bucket i in messages.
 func (g *Group) bucketID(i int) uint32 {
 	for _, b := range g.Buckets {
 		if b.ID != 0 {
@@ -137,7 +137,6 @@ const (
 	selectionNameLen = 16
 )
 
-// buckets encodes the buckets.
 func (g *Group) buckets() []byte {
 	var b []byte
 	for i := range g.Buckets {
@@ -180,8 +179,8 @@ func (g *Group) appendProperties(b []byte) []byte {
 	return append(b, g.opaque...)
 }
 
-// Validate reports what the switch would refuse, before it is put into a bundle: Open vSwitch has had faults in
-// undoing a bundle that fails half-way (CVE-2018-17205), so a bundle should not be sent that is known to fail.
+// Validate reports what the switch would refuse, before the group is put into a bundle. Open vSwitch has had bugs in undoing a bundle
+// that fails half-way (CVE-2018-17205), so no bundle that is known to fail should be sent.
 func (g *Group) Validate() error {
 	seen := map[uint32]bool{}
 	for i, b := range g.Buckets {

@@ -16,17 +16,17 @@ const (
 	instClearActions  = 5
 )
 
-// instruction is an action that stands on the wire beside the list of applied actions, not in it. A flow's Actions
-// may hold them among the others, as ovs-ofctl's text does.
+// instruction is an action that is encoded beside the list of applied actions, not in it. A flow's Actions may have instructions among
+// the others, as ovs-ofctl's text does.
 type instruction interface {
 	Action
-	// order is the place among the instructions of a flow: that in which the switch executes and prints them.
+	// order is the position among the instructions of a flow, in which the switch executes and prints them.
 	order() int
 }
 
 type gotoTable struct{ table uint8 }
 
-// GotoTable goes on in a later table, after all other actions. It may stand in a flow only, once.
+// GotoTable goes on in a later table, after all other actions. A flow may have it once. Buckets and nested actions may not have it.
 func GotoTable(table uint8) Action { return gotoTable{table} }
 
 func (a gotoTable) order() int     { return 4 }
@@ -43,7 +43,7 @@ func (a gotoTable) appendWire(b []byte) []byte {
 
 type writeMetadata struct{ value, mask uint64 }
 
-// WriteMetadata writes the mask's bits of the metadata.
+// WriteMetadata writes the bits of the metadata that are set in mask.
 func WriteMetadata(value, mask uint64) Action { return writeMetadata{value, mask} }
 
 func (a writeMetadata) order() int     { return 3 }
@@ -65,7 +65,7 @@ func (a writeMetadata) appendWire(b []byte) []byte {
 
 type writeActions struct{ actions Actions }
 
-// WriteActions adds to the action set, which is done when no table follows.
+// WriteActions adds actions to the action set, which is executed when the packet goes to no further table.
 func WriteActions(actions ...Action) Action { return writeActions{actions} }
 
 func (a writeActions) order() int     { return 2 }
@@ -94,7 +94,7 @@ func (a clearActions) appendWire(b []byte) []byte {
 	return endAction(zeros(beginAction(b, instClearActions), 4), start)
 }
 
-// opaqueInstruction is an instruction that this package does not know, whole.
+// opaqueInstruction is an instruction that this package cannot decode.
 type opaqueInstruction struct{ opaque }
 
 func (a opaqueInstruction) order() int { return 5 }
@@ -166,7 +166,7 @@ func decodeInstruction(raw []byte) (Action, error) {
 	}
 }
 
-// splitTLV returns the first of a list of structures that begin with type and length, a multiple of 8.
+// splitTLV returns the first structure of a list. Each structure begins with type and length; the length is a multiple of 8.
 func splitTLV(b []byte, what string) ([]byte, error) {
 	if len(b) < 4 {
 		return nil, malformed(what + " header")

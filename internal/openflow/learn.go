@@ -5,19 +5,19 @@ import (
 	"strconv"
 )
 
-// LearnSpec is a learn action: it makes the switch add a flow of its own for a packet it sees. Learned flows belong to
-// the switch: this package's engine neither reads nor deletes flows that carry a timeout.
+// LearnSpec is a learn action: it makes the switch add a flow when a packet executes the action. Learned flows belong to the switch: this
+// package's engine neither reads nor deletes flows that have a timeout.
 type LearnSpec struct {
 	Table    uint8
 	Priority uint16
 	Cookie   uint64
-	// IdleTimeout and HardTimeout are in seconds, 0: never. FinIdleTimeout and FinHardTimeout replace them once a TCP
-	// connection ends.
+	// IdleTimeout and HardTimeout are in seconds; 0: never. FinIdleTimeout and FinHardTimeout replace them once a TCP connection ends.
 	IdleTimeout, HardTimeout       uint16
 	FinIdleTimeout, FinHardTimeout uint16
-	// SendFlowRemoved tells controllers of its end; DeleteLearned removes the learned flows with the flow that learned.
+	// SendFlowRemoved makes the switch notify controllers when the learned flow ends. DeleteLearned deletes the learned flows together with
+	// the flow that has the learn action.
 	SendFlowRemoved, DeleteLearned bool
-	// Limit is the most flows in Table with Cookie, 0: no limit. Result, if given, gets 1 where a flow was learned.
+	// Limit is the maximum number of flows in Table with Cookie; 0: no limit. Result, if given, is set to 1 if a flow was learned.
 	Limit  uint32
 	Result *Subfield
 	// Fields are the conditions and actions of the flow to learn.
@@ -42,7 +42,7 @@ const (
 
 	learnImmediate = 1 << 13
 	learnBitsMask  = 0x3ff
-	// flowDefaultPriority is what ovs-ofctl takes for granted, and so does not print.
+	// flowDefaultPriority is ovs-ofctl's default, which it does not print.
 	flowDefaultPriority = 0x8000
 
 	learnSendFlowRemoved = 1
@@ -50,7 +50,7 @@ const (
 	learnWriteResult     = 4
 )
 
-// LearnMatch makes the learned flow match dst on what src holds in the packet now.
+// LearnMatch makes the learned flow match dst on the value that src has in the packet now.
 func LearnMatch(dst, src Subfield) LearnField {
 	return LearnField{dst: learnMatch, from: true, src: src, to: dst}
 }
@@ -60,7 +60,7 @@ func LearnMatchValue(dst Subfield, value uint64) LearnField {
 	return LearnField{dst: learnMatch, value: u64(value), to: dst}
 }
 
-// LearnLoad makes the learned flow write to dst what src holds in the packet now.
+// LearnLoad makes the learned flow write the value that src has in the packet now to dst.
 func LearnLoad(dst, src Subfield) LearnField {
 	return LearnField{dst: learnLoad, from: true, src: src, to: dst}
 }
@@ -70,12 +70,12 @@ func LearnLoadValue(dst Subfield, value uint64) LearnField {
 	return LearnField{dst: learnLoad, value: u64(value), to: dst}
 }
 
-// LearnOutput makes the learned flow output to the port that src holds now.
+// LearnOutput makes the learned flow output to the port that src has in the packet now.
 func LearnOutput(src Subfield) LearnField {
 	return LearnField{dst: learnOutput, from: true, src: src}
 }
 
-// Learn makes the switch add a flow.
+// Learn makes the switch add a flow for the packet.
 func Learn(spec LearnSpec) Action { return learn{spec} }
 
 type learn struct{ LearnSpec }

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// ErrMalformed is what a decoder returns for bytes that are no OpenFlow: too short, or lengths that do not add up.
+// ErrMalformed is a decoder's error for bytes that are not OpenFlow: too short, or with inconsistent lengths.
 var ErrMalformed = errors.New("malformed OpenFlow")
 
 func malformed(what string) error { return fmt.Errorf("%s: %w", what, ErrMalformed) }
@@ -19,26 +19,26 @@ type MatchField struct {
 	mask  u128
 }
 
-// Field says which field it is.
+// Field returns the field.
 func (m MatchField) Field() Field { return m.field }
 
 func (m MatchField) exact() bool { return m.mask == m.field.info().fullMask() }
 
-// Match is the condition of a flow. The zero value matches every packet. It is canonical: two matches that select
-// the same packets by the same fields are equal, encode to the same bytes and print the same text.
+// Match is the condition of a flow. The zero value matches every packet. A Match is canonical: two matches that select the same packets
+// by the same fields are equal, encode to the same bytes and print the same text.
 type Match struct {
 	// fields are sorted by field, masks are not zero, values are within masks.
 	fields []MatchField
-	// opaque are fields that this package does not know, whole, in the order in which they came.
+	// opaque are fields that this package cannot decode, with their headers, in the order of the message.
 	opaque []string
-	// invalid remembers that a condition was none: an address that is not one, a value too large for its field.
-	// Without it the match would select more than was meant.
+	// invalid marks a match with an invalid condition: an invalid address, or a value too large for its field. Without the mark, the match
+	// would select more packets than intended.
 	invalid bool
 }
 
-// NewMatch makes a match of all conditions together. What a field requires is added where there is no choice: IPSrc of
-// an IPv4 prefix brings eth_type, TCPDst brings ip_proto (but no eth_type: TCP runs over IPv4 and IPv6). A field that is
-// given twice holds the union of both masks; where both say something about a bit, the later wins.
+// NewMatch makes a match of all conditions together. It adds the fields that a condition requires if their value is unambiguous: IPSrc of
+// an IPv4 prefix adds eth_type; TCPDst adds ip_proto (but not eth_type: TCP runs over IPv4 and IPv6). A field that is given twice gets
+// the union of both masks; for a bit in both masks, the later value wins.
 func NewMatch(fields ...MatchField) Match {
 	var m Match
 	for _, f := range fields {
@@ -62,7 +62,7 @@ func (m Match) With(fields ...MatchField) Match {
 	return next
 }
 
-// Has reports whether the match says anything about the field.
+// Has reports whether the match has a condition on the field.
 func (m Match) Has(f Field) bool {
 	_, ok := m.find(f)
 	return ok
@@ -84,7 +84,7 @@ func (m Match) find(f Field) (MatchField, bool) {
 	return m.fields[i], true
 }
 
-// value returns the field's value if the match pins it exactly.
+// value returns the field's value if the match is exact on the field.
 func (m Match) value(f Field) (uint64, bool) {
 	e, ok := m.find(f)
 	return e.value.lo, ok && e.exact()
@@ -117,8 +117,8 @@ func (m *Match) merge(f MatchField) {
 	have.mask = have.mask.or(f.mask)
 }
 
-// canonicalParts rewrites the several spellings of one condition to one: wide registers become 32-bit ones (the switch
-// answers with xregs whatever it was told), the 16-bit in_port the 32-bit one, nw_tos dscp, vlan_tci vid and pcp.
+// canonicalParts rewrites a condition to its canonical form. Wide registers become 32-bit ones (the switch always reports xregs), the
+// 16-bit in_port becomes the 32-bit one, nw_tos becomes dscp, and vlan_tci becomes vid and pcp.
 func canonicalParts(f MatchField) []MatchField {
 	switch {
 	case f.field >= FieldXReg0 && f.field < FieldXXReg0:
@@ -166,7 +166,7 @@ func (m *Match) addRequirements(f Field) {
 	}
 }
 
-// Validate reports what the switch would refuse: a field without what it depends on, a mask where none is allowed.
+// Validate reports what the switch would refuse: a field without the field it depends on, a mask where none is allowed.
 func (m Match) Validate() error {
 	if m.invalid {
 		return fmt.Errorf("match %s: a condition holds no address of the field's kind, or a value too large for it", m)
@@ -189,7 +189,7 @@ func (m Match) Validate() error {
 	return nil
 }
 
-// appendWire appends the match as struct ofp_match: type OXM, length, fields, padding to 8 bytes.
+// appendWire encodes the match as struct ofp_match: type OXM, length, fields, padding to 8 bytes.
 func (m Match) appendWire(b []byte) []byte {
 	start := len(b)
 	b = append(b, 0, 1, 0, 0)
@@ -243,13 +243,13 @@ func decodeMatch(b []byte) (Match, []byte, error) {
 	return m, rest, nil
 }
 
-// isDefaultPacketType recognises OXM_OF_PACKET_TYPE (0,0), Ethernet: the switch puts it in front of a match that says
-// nothing of Ethernet, where it adds nothing on a bridge.
+// isDefaultPacketType reports whether raw is OXM_OF_PACKET_TYPE (0,0), Ethernet. The switch puts it before a match without an Ethernet
+// condition. On a bridge it has no effect.
 func isDefaultPacketType(raw []byte) bool {
 	return string(raw) == "\x80\x00\x58\x04\x00\x00\x00\x00"
 }
 
-// decodeOXM reads one field. A field that is not known comes back as fieldNone, with its bytes.
+// decodeOXM decodes one field. An unknown field is returned as fieldNone, with its bytes.
 func decodeOXM(b []byte) (f MatchField, raw []byte, err error) {
 	if len(b) < 4 {
 		return f, nil, malformed("field header")

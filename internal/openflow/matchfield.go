@@ -37,7 +37,7 @@ const (
 	ARPReply   = 2
 )
 
-// Frag is which IP fragments a match selects.
+// Frag selects packets by IP fragmentation.
 type Frag uint8
 
 // The kinds of fragments (ovs-fields(7), nw_frag).
@@ -49,8 +49,8 @@ const (
 	FragNotLater
 )
 
-// exact pins a field. A value too large for the field is no condition at all, which Validate reports: cut to fit, it
-// would select other packets than were meant.
+// exact matches one value of a field. A value too large for the field makes the condition invalid, which Validate reports: a truncated
+// value would select other packets than intended.
 func exact(f Field, v uint64) MatchField {
 	if !u64(v).andNot(f.info().fullMask()).isZero() {
 		return MatchField{}
@@ -65,10 +65,10 @@ func masked(f Field, v, mask uint64) MatchField {
 	return MatchField{f, u64(v), u64(mask)}
 }
 
-// Exact pins a field of at most 64 bits to a value.
+// Exact matches one value of a field of at most 64 bits.
 func Exact(f Field, v uint64) MatchField { return exact(f, v) }
 
-// Masked pins the mask's bits of a field of at most 64 bits.
+// Masked matches the mask's bits of a field of at most 64 bits.
 func Masked(f Field, v, mask uint64) MatchField { return masked(f, v, mask) }
 
 // InPort selects packets that came in by an OpenFlow port.
@@ -77,8 +77,8 @@ func InPort(port uint32) MatchField { return exact(FieldInPort, uint64(port)) }
 // EthType selects the Ethernet type.
 func EthType(t uint16) MatchField { return exact(FieldEthType, uint64(t)) }
 
-// EthSrc selects the source address. An address that is not 48 bits long makes the match invalid, as every value does
-// that its field cannot hold.
+// EthSrc selects the source address. An address that is not 48 bits long makes the match invalid, as does every value that does not fit
+// its field.
 func EthSrc(a net.HardwareAddr) MatchField { return mac(FieldEthSrc, a, nil) }
 
 // EthSrcMasked selects the mask's bits of the source address.
@@ -109,10 +109,10 @@ func VLANVID(vid uint16) MatchField {
 	return exact(FieldVLANVID, uint64(vid)|vlanPresent)
 }
 
-// vlanPresent is the bit of a VLAN field that says that there is a tag (OFPVID_PRESENT).
+// vlanPresent is the bit of a VLAN field that is set if there is a tag (OFPVID_PRESENT).
 const vlanPresent = 0x1000
 
-// VLANAny selects packets with any tag, VLANNone those without.
+// VLANAny selects packets with any VLAN tag.
 func VLANAny() MatchField { return masked(FieldVLANVID, vlanPresent, vlanPresent) }
 
 // VLANNone selects packets without a VLAN tag.
@@ -136,7 +136,7 @@ func IPDSCP(v uint8) MatchField { return exact(FieldIPDSCP, uint64(v)) }
 // IPECN selects the congestion bits.
 func IPECN(v uint8) MatchField { return exact(FieldIPECN, uint64(v)) }
 
-// IPTTL selects the time to live or hop limit.
+// IPTTL selects the time to live or the hop limit.
 func IPTTL(v uint8) MatchField { return exact(FieldIPTTL, uint64(v)) }
 
 // IPFrag selects by fragmentation.
@@ -156,7 +156,7 @@ func IPFrag(kind Frag) MatchField {
 	}
 }
 
-// IPSrc selects sources in a prefix, IPv4 or IPv6; it brings the eth_type. A prefix of length 0 selects all of the family.
+// IPSrc selects sources in a prefix, IPv4 or IPv6, and adds the eth_type. A prefix of length 0 selects the whole family.
 func IPSrc(p netip.Prefix) MatchField { return byFamily(FieldIPv4Src, FieldIPv6Src, p) }
 
 // IPDst selects destinations in a prefix, as IPSrc.
@@ -193,16 +193,16 @@ func ARPSPA(p netip.Prefix) MatchField { return prefix(FieldARPSPA, p) }
 // ARPTPA selects the target's IPv4 address.
 func ARPTPA(p netip.Prefix) MatchField { return prefix(FieldARPTPA, p) }
 
-// ARPSHA selects the sender's Ethernet address as ARP has it.
+// ARPSHA selects the sender's Ethernet address in the ARP packet.
 func ARPSHA(a net.HardwareAddr) MatchField { return mac(FieldARPSHA, a, nil) }
 
 // ARPSHAMasked selects the mask's bits of the sender's Ethernet address.
 func ARPSHAMasked(a, mask net.HardwareAddr) MatchField { return mac(FieldARPSHA, a, mask) }
 
-// ARPTHA selects the target's Ethernet address as ARP has it.
+// ARPTHA selects the target's Ethernet address in the ARP packet.
 func ARPTHA(a net.HardwareAddr) MatchField { return mac(FieldARPTHA, a, nil) }
 
-// TCPSrc selects the source port of TCP. Like every transport field it brings ip_proto, and needs an eth_type.
+// TCPSrc selects the source port of TCP. Like every transport field it adds ip_proto, and needs an eth_type.
 func TCPSrc(p uint16) MatchField { return exact(FieldTCPSrc, uint64(p)) }
 
 // TCPSrcMasked selects the mask's bits of the source port.
@@ -214,7 +214,7 @@ func TCPDst(p uint16) MatchField { return exact(FieldTCPDst, uint64(p)) }
 // TCPDstMasked selects the mask's bits of the destination port.
 func TCPDstMasked(p, mask uint16) MatchField { return masked(FieldTCPDst, uint64(p), uint64(mask)) }
 
-// TCPFlags selects bits of the TCP flags, FIN the lowest.
+// TCPFlags selects bits of the TCP flags; FIN is the lowest bit.
 func TCPFlags(flags, mask uint16) MatchField {
 	return masked(FieldTCPFlags, uint64(flags), uint64(mask))
 }
@@ -243,25 +243,25 @@ func SCTPDst(p uint16) MatchField { return exact(FieldSCTPDst, uint64(p)) }
 // SCTPDstMasked selects the mask's bits of the destination port.
 func SCTPDstMasked(p, mask uint16) MatchField { return masked(FieldSCTPDst, uint64(p), uint64(mask)) }
 
-// ICMPType selects the type of ICMP for IPv4; it brings eth_type and ip_proto.
+// ICMPType selects the type of ICMP for IPv4. It adds eth_type and ip_proto.
 func ICMPType(t uint8) MatchField { return exact(FieldICMPType, uint64(t)) }
 
 // ICMPCode selects the code of ICMP for IPv4.
 func ICMPCode(c uint8) MatchField { return exact(FieldICMPCode, uint64(c)) }
 
-// ICMPv6Type selects the type of ICMPv6; it brings eth_type and ip_proto.
+// ICMPv6Type selects the type of ICMPv6. It adds eth_type and ip_proto.
 func ICMPv6Type(t uint8) MatchField { return exact(FieldICMPv6Type, uint64(t)) }
 
 // ICMPv6Code selects the code of ICMPv6.
 func ICMPv6Code(c uint8) MatchField { return exact(FieldICMPv6Code, uint64(c)) }
 
-// NDTarget selects the target of a neighbour solicitation or advertisement; it needs the icmpv6_type.
+// NDTarget selects the target of a neighbour solicitation or advertisement. It needs the icmpv6_type.
 func NDTarget(p netip.Prefix) MatchField { return prefix(FieldNDTarget, p) }
 
-// NDSLL selects the source link-layer option of a solicitation; it brings the icmpv6_type.
+// NDSLL selects the source link-layer option of a solicitation. It adds the icmpv6_type.
 func NDSLL(a net.HardwareAddr) MatchField { return mac(FieldNDSLL, a, nil) }
 
-// NDTLL selects the target link-layer option of an advertisement; it brings the icmpv6_type.
+// NDTLL selects the target link-layer option of an advertisement. It adds the icmpv6_type.
 func NDTLL(a net.HardwareAddr) MatchField { return mac(FieldNDTLL, a, nil) }
 
 // TunID selects the tunnel key: a VNI.
@@ -278,7 +278,7 @@ func TunSrc(a netip.Addr) MatchField {
 	return address(FieldTunIPv6Src, a)
 }
 
-// TunDst selects (or, set by an action, chooses) the outer destination address.
+// TunDst selects the outer destination address of a tunnelled packet, IPv4 or IPv6. In a set-field action it sets that address.
 func TunDst(a netip.Addr) MatchField {
 	if a.Is4() {
 		return address(FieldTunDst, a)
@@ -294,10 +294,10 @@ func RegMasked(n int, v, mask uint32) MatchField {
 	return masked(FieldReg(n), uint64(v), uint64(mask))
 }
 
-// XXReg selects the 128-bit register n, 0 to 3, as an IPv6 address: what it mostly holds.
+// XXReg selects the 128-bit register n, 0 to 3. The value is an IPv6 prefix, because these registers mostly have IPv6 addresses.
 func XXReg(n int, p netip.Prefix) MatchField { return prefix(FieldXXReg(n), p) }
 
-// CTState selects packets whose connection has all states of set and none of clear.
+// CTState selects packets whose connection has all states in set and none in clear.
 func CTState(set, clear CTFlag) MatchField {
 	return masked(FieldCTState, uint64(set), uint64(set|clear))
 }
@@ -311,12 +311,12 @@ func CTMark(v uint32) MatchField { return exact(FieldCTMark, uint64(v)) }
 // CTMarkMasked selects the mask's bits of the connection's mark.
 func CTMarkMasked(v, mask uint32) MatchField { return masked(FieldCTMark, uint64(v), uint64(mask)) }
 
-// CTLabel selects the connection's label by its two halves.
+// CTLabel selects the connection's label; hi and lo are its two halves.
 func CTLabel(hi, lo uint64) MatchField {
 	return MatchField{FieldCTLabel, u128{hi, lo}, onesU128(128)}
 }
 
-// CTLabelMasked selects the mask's bits of the connection's label; pairs are high and low half.
+// CTLabelMasked selects the mask's bits of the connection's label; each pair is the high and the low half.
 func CTLabelMasked(v, mask [2]uint64) MatchField {
 	return MatchField{FieldCTLabel, u128{v[0], v[1]}, u128{mask[0], mask[1]}}
 }
@@ -336,7 +336,7 @@ func CTTpSrc(p uint16) MatchField { return exact(FieldCTTpSrc, uint64(p)) }
 // CTTpDst selects the original destination port of the connection. Needs CTNwProto.
 func CTTpDst(p uint16) MatchField { return exact(FieldCTTpDst, uint64(p)) }
 
-// PktMark selects the packet's mark, which the kernel's netfilter sees too.
+// PktMark selects the packet's mark, which is also netfilter's mark in the kernel.
 func PktMark(v uint32) MatchField { return exact(FieldPktMark, uint64(v)) }
 
 // PktMarkMasked selects the mask's bits of the packet's mark.

@@ -6,10 +6,10 @@ import (
 	"strconv"
 )
 
-// String prints the match as ovs-ofctl does, without priority; "" matches everything.
+// String prints the match as ovs-ofctl does, without the priority. The empty text matches everything.
 func (m Match) String() string { return string(m.appendText(nil)) }
 
-// rankKeyword is where the protocol's short name (tcp, arp, ip) stands: after conntrack, before the registers.
+// rankKeyword is the position of the protocol's short name (tcp, arp, ip): after conntrack, before the registers.
 const rankKeyword = 20
 
 func (m Match) appendText(b []byte) []byte {
@@ -68,7 +68,7 @@ func (m Match) typeKeyword() string {
 	}
 }
 
-// keyword is the short name of type and protocol together, and whether it says the protocol.
+// keyword returns the short name of Ethernet type and protocol together, and whether it includes the protocol.
 func (m Match) keyword() (string, bool) {
 	name := m.typeKeyword()
 	proto, ok := m.value(FieldIPProto)
@@ -93,7 +93,7 @@ func (m Match) keyword() (string, bool) {
 	}
 }
 
-// appendVLAN prints the tag: dl_vlan and dl_vlan_pcp where the match is of that simple form, else vlan_tci.
+// appendVLAN prints the tag: as dl_vlan and dl_vlan_pcp if these can express the match, else as vlan_tci.
 func (m Match) appendVLAN(b []byte) []byte {
 	vid, _ := m.find(FieldVLANVID)
 	pcp, hasPCP := m.find(FieldVLANPCP)
@@ -119,7 +119,7 @@ func (m Match) appendVLAN(b []byte) []byte {
 	return b
 }
 
-// appendMatch prints name=value/mask in the way of a match, which in places differs from that of an action.
+// appendMatch prints name=value/mask in the form of a match, which differs from that of an action for some fields.
 func (m MatchField) appendMatch(b []byte) []byte {
 	info := m.field.info()
 	name := info.matchName
@@ -141,10 +141,10 @@ func (m MatchField) appendMatch(b []byte) []byte {
 	case m.field == FieldCTZone:
 		return strconv.AppendUint(b, m.value.lo, 10)
 	case m.field == FieldTunFlags:
-		// A match shows the sign, as if there were flags that it leaves open: inside the switch there are.
+		// A match prints the sign, as if it left other flags open: the field has more bits inside the switch.
 		return appendFlags(b, m, u128{}, []string{"oam"})
 	case info.format == formatDecimal && !m.exact():
-		// Zero has its 0x here, unlike in a register's match.
+		// Zero is printed as 0x0 here, unlike in a register's match.
 		b = strconv.AppendUint(append(b, "0x"...), m.value.lo, 16)
 		return strconv.AppendUint(append(b, "/0x"...), m.mask.lo, 16)
 	default:
@@ -236,7 +236,7 @@ func tcpFlagNames() []string {
 	return []string{"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr", "ns", "[200]", "[400]", "[800]"}
 }
 
-// appendFlags prints a|b for flags of which all are said, +a-b for others.
+// appendFlags prints a|b if the mask covers all flags, else +a-b.
 func appendFlags(b []byte, m MatchField, all u128, names []string) []byte {
 	value, mask := m.value.lo, m.mask.lo
 	if mask == all.lo {

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// version15 is OpenFlow 1.5's number on the wire.
+// version15 is the number of OpenFlow 1.5 in messages.
 const version15 = 6
 
 // headerLen is the length of an OpenFlow message's header.
@@ -53,7 +53,7 @@ func (m message) appendWire(b []byte) []byte {
 
 func (m message) fits() bool { return headerLen+len(m.body) <= maxMessage }
 
-// readMessage reads the next message. Hello and error may come in another version, others may not.
+// readMessage reads the next message. Only hello and error may have another version.
 func readMessage(r *bufio.Reader) (message, error) {
 	var h [headerLen]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
@@ -77,12 +77,12 @@ func readMessage(r *bufio.Reader) (message, error) {
 	return m, nil
 }
 
-// helloMessage says that 1.5 is the only version spoken.
+// helloMessage offers version 1.5 only.
 func helloMessage() message {
 	return message{msgHello, 1, []byte{0, 1, 0, 8, 0, 0, 0, 1 << version15}}
 }
 
-// helloSpeaks15 reads a hello's version bitmap; without one, its own version is the highest that it speaks.
+// helloSpeaks15 reads a hello's version bitmap. Without a bitmap, the hello's own version is the highest one supported.
 func helloSpeaks15(version uint8, body []byte) bool {
 	for len(body) >= 8 {
 		kind, value, rest, err := nextProperty(body)
@@ -136,7 +136,7 @@ func flowMod(command uint8, f *Flow) message {
 	return message{kind: msgFlowMod, body: b}
 }
 
-// Encode returns what is sent to have the entry: a hash of it changes with whatever matters to the switch. Of what is no entry
+// Encode returns the message that adds the entry. A hash of it changes with everything that is significant to the switch. For a nil entry
 // it is empty.
 func Encode(_ Key, entry Entry) []byte {
 	m, err := Mod{Entry: entry}.message()
@@ -167,7 +167,7 @@ func decodeFlowMod(b []byte) (uint8, *Flow, error) {
 	return b[17], f, nil
 }
 
-// decodeBody reads the match and skips statistics if there are such, and returns the instructions.
+// decodeBody decodes the match, skips stats bytes of statistics, and returns the instructions.
 func (f *Flow) decodeBody(b []byte, stats int) ([]byte, error) {
 	match, rest, err := decodeMatch(b)
 	if err != nil {
@@ -210,7 +210,7 @@ func decodeGroupMod(b []byte) (uint16, *Group, error) {
 	return binary.BigEndian.Uint16(b), g, err
 }
 
-// decodeBody reads buckets of the given length in all, then properties.
+// decodeBody decodes buckets, whose total length is buckets, and then properties.
 func (g *Group) decodeBody(b []byte, buckets int) error {
 	if buckets > len(b) {
 		return malformed("group's buckets")
@@ -282,7 +282,7 @@ func unlessAny(v uint32) uint32 {
 	return v
 }
 
-// decodeSelection reads the property of a selection method, nil if it is another property.
+// decodeSelection decodes the property of a selection method; nil for another property.
 func decodeSelection(kind uint16, v []byte) *Selection {
 	const fixed = 12 + selectionNameLen + 8
 	if kind != groupExperimenter || len(v) < fixed ||

@@ -14,9 +14,9 @@ const (
 	FlowAdded
 	FlowRemoved
 	FlowModified
-	// FlowOwn stands for changes that this connection made; XID says by which message.
+	// FlowOwn reports changes that this connection made; XID identifies the message.
 	FlowOwn
-	// MonitorPaused says that the switch ran out of buffers: what follows until MonitorResumed may lack detail.
+	// MonitorPaused says that the switch ran out of buffers: reports before MonitorResumed may lack details.
 	MonitorPaused
 	MonitorResumed
 )
@@ -24,9 +24,9 @@ const (
 // FlowUpdate is one report of a flow monitor.
 type FlowUpdate struct {
 	Event FlowEvent
-	// Flow has its actions only if the monitor asked for them.
+	// Flow has its actions only if the monitor request includes them.
 	Flow *Flow
-	// XID is that of the own message that made the change, for FlowOwn.
+	// XID is the XID of this connection's message that made the change, for FlowOwn.
 	XID uint32
 }
 
@@ -36,7 +36,7 @@ const (
 	monitorModify  = 1 << 3
 )
 
-// monitorRequest asks for reports of changes that others make in any table: own ones come abbreviated.
+// monitorRequest requests reports of changes by others in any table. Reports of own changes are abbreviated.
 func monitorRequest(id uint32) message {
 	b := binary.BigEndian.AppendUint32(nil, id)
 	b = binary.BigEndian.AppendUint32(b, PortAny)
@@ -45,7 +45,7 @@ func monitorRequest(id uint32) message {
 	return multipart(partFlowMonitor, Match{}.appendWire(append(b, tableAll, 0)))
 }
 
-// flowUpdateLen is the fixed part of a full report.
+// flowUpdateLen is the length of the fixed part of a full report.
 const flowUpdateLen = 24
 
 // decodeFlowUpdates reads the reports of one message.

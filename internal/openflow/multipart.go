@@ -24,7 +24,7 @@ func multipart(kind uint16, body []byte) message {
 	return message{kind: msgMultipart, body: append(zeros(b, 6), body...)}
 }
 
-// flowsRequest asks for the flows of one table, or tableAll.
+// flowsRequest requests the flows of one table, or of all tables with tableAll.
 func flowsRequest(kind uint16, table uint8) message {
 	b := append([]byte{table}, 0, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, PortAny)
@@ -54,7 +54,7 @@ func decodeFlows(b []byte) ([]*Flow, error) {
 	return flows, nil
 }
 
-// flowDescLen is the fixed part of a flow's description.
+// flowDescLen is the length of the fixed part of a flow's description.
 const flowDescLen = 24
 
 func decodeFlowDesc(b []byte) (*Flow, []byte, error) {
@@ -126,7 +126,7 @@ type Port struct {
 	Number uint32
 	Name   string
 	MAC    net.HardwareAddr
-	// Down is the administrator's wish, LinkDown the fact.
+	// Down is the configured state, LinkDown the actual state of the link.
 	Down, LinkDown bool
 }
 
@@ -152,7 +152,7 @@ func decodePorts(b []byte) ([]Port, error) {
 	return ports, nil
 }
 
-// SwitchDesc is how a switch describes itself.
+// SwitchDesc is a switch's description of itself.
 type SwitchDesc struct{ Manufacturer, Hardware, Software, Serial, Datapath string }
 
 func decodeSwitchDesc(b []byte) (SwitchDesc, error) {

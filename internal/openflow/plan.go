@@ -13,13 +13,12 @@ import (
 // Change is what an engine commits.
 type Change = reconcile.Change[Key, Entry]
 
-// errTimeout says why a flow is refused that would end by itself.
+// errTimeout refuses a flow with a timeout, which would expire by itself.
 var errTimeout = errors.New("a flow with a timeout belongs to the switch: it cannot be desired state")
 
-// plan puts a change in an order in which no packet falls into a hole, also where it is too large for one bundle:
-// groups before the flows that use them, flows of later tables before those that lead there, and of one table those of
-// higher priorities first, so that what they make an exception from opens last; deletions afterwards and the other way
-// round. What last names comes at the very end.
+// plan orders a change so that no packet falls into a hole between its bundles: groups come before the flows that use them, and flows of
+// later tables before those that lead there. Within a table, higher priorities come first, so that an exception is in effect before the
+// flow that it restricts. Deletions follow, in the reverse order. Entries that last selects come at the very end.
 func plan(change Change, last func(Key) bool) ([]Mod, error) {
 	steps := make([]*step, 0, len(change.Set)+len(change.Delete))
 	for key, entry := range change.Set {
@@ -47,14 +46,14 @@ func plan(change Change, last func(Key) bool) ([]Mod, error) {
 	return mods, nil
 }
 
-// step is a change with its place in the order.
+// step is a change with its position in the order.
 type step struct {
 	mod  Mod
 	key  Key
 	rank int
 }
 
-// compare orders steps; what does not matter to packets is ordered so that the same change is always sent alike.
+// compare orders steps. Where packets need no order, it orders by key, so that equal changes are always sent in the same order.
 func (s *step) compare(other *step) int {
 	if s.rank != other.rank {
 		return cmp.Compare(s.rank, other.rank)

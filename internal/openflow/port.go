@@ -13,11 +13,11 @@ const (
 	PortAll        uint32 = 0xfffffffc
 	PortController uint32 = 0xfffffffd
 	PortLocal      uint32 = 0xfffffffe
-	// PortAny matches any port, or says that a bucket watches none.
+	// PortAny matches any port; for a bucket it means that the bucket watches no port.
 	PortAny uint32 = 0xffffffff
 )
 
-// widenPort turns a port of OpenFlow 1.0's 16 bits, which Nicira's actions keep, into one of 32: the reserved ones move.
+// widenPort converts a 16-bit port of OpenFlow 1.0, which Nicira's actions use, to 32 bits. The reserved ports have other numbers there.
 func widenPort(p uint16) uint32 {
 	if p >= 0xff00 {
 		return 0xffff0000 | uint32(p)
@@ -32,7 +32,7 @@ func appendPort(b []byte, p uint32) []byte {
 	if p >= PortUnset {
 		return append(b, names[p-PortUnset]...)
 	}
-	if p >= PortMax { // reserved and nameless: inside the switch ports have 16 bits
+	if p >= PortMax { // reserved without a name: inside the switch ports have 16 bits
 		p &= 0xffff
 	}
 	return strconv.AppendUint(b, uint64(p), 10)

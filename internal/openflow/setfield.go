@@ -8,19 +8,19 @@ import (
 // Subfield is a range of a field's bits.
 type Subfield struct {
 	Field Field
-	// Offset is the lowest bit, 0 the field's least significant.
+	// Offset is the lowest bit; 0 is the field's least significant bit.
 	Offset uint16
 	// Bits is the number of bits, at least 1.
 	Bits uint16
 }
 
-// Whole is all of a field.
+// Whole returns all bits of a field.
 func Whole(f Field) Subfield { return Subfield{Field: f, Bits: f.Bits()} }
 
-// Bits is the range of a field from bit low to bit high, both included.
+// Bits returns the range of a field from bit low to bit high, both included.
 func Bits(f Field, low, high uint16) Subfield { return Subfield{f, low, high - low + 1} }
 
-// RegBits is the range of register n from bit low to bit high, both included.
+// RegBits returns the range of register n from bit low to bit high, both included.
 func RegBits(n int, low, high uint16) Subfield { return Bits(FieldReg(n), low, high) }
 
 // String prints the range as ovs-ofctl does: NXM_NX_REG0[0..15].
@@ -39,7 +39,7 @@ func (s Subfield) appendText(b []byte) []byte {
 	return append(b, ']')
 }
 
-// offsetBits packs the range as Nicira's actions do.
+// offsetBits encodes the range as Nicira's actions do.
 func (s Subfield) offsetBits() uint16 { return s.Offset<<6 | (s.Bits - 1) }
 
 func (s Subfield) appendNXM(b []byte) []byte {
@@ -47,7 +47,7 @@ func (s Subfield) appendNXM(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, info.nxm.header(false, info.bytes))
 }
 
-// subfieldOf reads a field's header and makes the range, or reports that it is no range of a field that is known.
+// subfieldOf decodes a field's header and makes the range. ok is false if the field is unknown or the range does not fit it.
 func subfieldOf(header uint32, offset, bits uint16) (Subfield, bool) {
 	f, ok := fieldByOXM[oxmID{uint16(header >> 16), uint8(header >> 9 & 0x7f)}] //nolint:gosec // parts of a header
 	s := Subfield{f, offset, bits}
@@ -60,15 +60,15 @@ func subfieldOfPacked(header uint32, packed uint16) (Subfield, bool) {
 
 type setField struct{ to MatchField }
 
-// SetField writes a field: SetField(Reg(0, 7)), SetField(EthDst(mac)). Masked values write the mask's bits only.
+// SetField writes a field: SetField(Reg(0, 7)), SetField(EthDst(mac)). A masked value writes the mask's bits only.
 func SetField(to MatchField) Action {
 	to.mask = to.mask.and(to.field.info().fullMask())
 	to.value = to.value.and(to.mask)
 	return setField{to}
 }
 
-// Load writes a number to a range of a field. In OpenFlow 1.5 it is a set_field, and prints as one. A number that the
-// range cannot hold makes the flow invalid.
+// Load writes a number to a range of a field. In OpenFlow 1.5 it is a set_field, and prints as one. A number that does not fit the range
+// makes the flow invalid.
 func Load(dst Subfield, value uint64) Action {
 	if !u64(value).andNot(onesU128(dst.Bits)).isZero() {
 		return setField{} // Validate reports it
@@ -91,7 +91,7 @@ func (a setField) appendWire(b []byte) []byte {
 
 type move struct{ src, dst Subfield }
 
-// Move copies a range of one field to one of another, of the same number of bits.
+// Move copies a range of one field to a range of another with the same number of bits.
 func Move(src, dst Subfield) Action { return move{src, dst} }
 
 func (a move) String() string { return string(a.appendText(nil)) }
@@ -117,7 +117,7 @@ type checkPktLarger struct {
 	dst    Subfield
 }
 
-// CheckPktLarger sets one bit to whether the packet is longer than length bytes.
+// CheckPktLarger sets one bit to 1 if the packet is longer than length bytes, else to 0.
 func CheckPktLarger(length uint16, dst Field, bit uint16) Action {
 	return checkPktLarger{length, Subfield{dst, bit, 1}}
 }

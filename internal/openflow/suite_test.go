@@ -70,7 +70,7 @@ func runEngine(t testing.TB, address string) *openflow.Engine {
 	return engine
 }
 
-// inBackground runs something that ends with its context, until the test ends.
+// inBackground runs a function until the test ends.
 func inBackground(t testing.TB, run func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

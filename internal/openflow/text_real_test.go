@@ -25,7 +25,7 @@ func dial(t testing.TB, s *ovstest.Switch, bridge string) *openflow.Conn {
 	return c
 }
 
-// dumpText is what ovs-ofctl prints, one line a flow, sorted.
+// dumpText returns what ovs-ofctl prints, one line per flow, sorted.
 func dumpText(s *ovstest.Switch, bridge string) []string {
 	out := s.OFCtl("--no-stats", "--no-names", "dump-flows", s.Mgmt(bridge))
 	var lines []string
@@ -87,7 +87,7 @@ func TestTextOfDumpedFlowsIsThatOfOvsOfctl(t *testing.T) {
 
 	openflow.CheckGolden(t, understood(flows, known))
 
-	// What was read is written to a second bridge: opaque parts too, it prints the same.
+	// The flows that were read are written to a second bridge. It prints the same, including opaque parts.
 	mods := make([]openflow.Mod, 0, len(flows))
 	for _, f := range flows {
 		mods = append(mods, openflow.Mod{Entry: f})
@@ -114,7 +114,7 @@ func TestTextOfDumpedFlowsIsThatOfOvsOfctl(t *testing.T) {
 	}
 }
 
-// unknownToUs names what is in the corpus on purpose although this package does not know it.
+// unknownToUs reports lines of the corpus that test a feature which this package does not support.
 func unknownToUs(line string) bool {
 	for _, part := range []string{"push:", "fin_timeout", "multipath", "tun_gbp_id", "output(port", "dec_ttl("} {
 		if strings.Contains(line, part) {

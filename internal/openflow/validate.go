@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Validate reports what the switch would refuse, as far as it can be seen without the switch, and values that do not
-// fit their fields.
+// Validate reports what the switch would refuse, as far as that can be checked without the switch, and values that do not fit their
+// fields.
 func (f *Flow) Validate() error {
 	err := f.validate()
 	if err != nil {
@@ -61,7 +61,7 @@ func (f *Flow) validate() error {
 	return nil
 }
 
-// validateNested is for actions within an action or a bucket.
+// validateNested checks actions within an action or a bucket.
 func validateNested(actions Actions) error {
 	for _, a := range actions {
 		if _, ok := a.(instruction); ok {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// u128 is a field's value or mask, right-aligned: no OpenFlow field that this package knows is wider than 128 bits.
+// u128 is a field's value or mask, right-aligned. No OpenFlow field of this package is wider than 128 bits.
 type u128 struct{ hi, lo uint64 }
 
 func u64(v uint64) u128 { return u128{lo: v} }
@@ -43,7 +43,7 @@ func (v u128) shr(n uint16) u128 {
 	return u128{hi: v.hi >> n, lo: v.lo>>n | v.hi<<(64-n)}
 }
 
-// put appends the lowest n bytes in network order.
+// put appends the lowest n bytes in network byte order.
 func (v u128) put(b []byte, n int) []byte {
 	var full [16]byte
 	binary.BigEndian.PutUint64(full[:8], v.hi)
@@ -58,7 +58,7 @@ func getU128(b []byte) u128 {
 	return u128{binary.BigEndian.Uint64(full[:8]), binary.BigEndian.Uint64(full[8:])}
 }
 
-// appendHex prints as C's %#x does: "0" for zero, else 0x and no leading zeros.
+// appendHex prints like C's %#x: "0" for zero, else 0x without leading zeros.
 func (v u128) appendHex(b []byte) []byte {
 	if v.isZero() {
 		return append(b, '0')
@@ -80,7 +80,7 @@ func appendHexPadded(b []byte, v uint64, width int) []byte {
 	return b
 }
 
-// prefixLen reports the length of a mask of width bits that is a prefix (all ones, then all zeros).
+// prefixLen returns the length of a mask that is a prefix (all ones, then all zeros) of width bits, and whether it is one.
 func (v u128) prefixLen(width uint16) (int, bool) {
 	inverted := onesU128(width).andNot(v)
 	trailing := 128 - leadingZeros(inverted)
@@ -116,7 +116,7 @@ func prefixMask(n int, width uint16) u128 {
 	return onesU128(width).andNot(onesU128(width - uint16(n))) //nolint:gosec // a netip prefix length fits
 }
 
-// pad appends zeros until b's length beyond start is a multiple of 8, as OpenFlow aligns nearly everything.
+// pad appends zeros until b's length from start is a multiple of 8, the alignment of most OpenFlow structures.
 func pad(b []byte, start int) []byte {
 	for (len(b)-start)%8 != 0 {
 		b = append(b, 0)

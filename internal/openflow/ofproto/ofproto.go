@@ -1,5 +1,5 @@
-// Package ofproto asks a running ovs-vswitchd about its flow tables over its control socket, in the JSON-RPC that
-// ovs-appctl(8) speaks, without starting a program.
+// Package ofproto queries a running ovs-vswitchd about its flow tables. It sends commands to the control socket in the JSON-RPC of
+// ovs-appctl(8), without starting a program.
 package ofproto
 
 import (
@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// ErrCommand says that the switch knew the command and refused it: no such bridge, a flow that it cannot read.
+// ErrCommand says that the switch refused a valid command: for example no such bridge, or a flow that it cannot parse.
 var ErrCommand = errors.New("ovs-vswitchd refused")
 
-// Trace returns what the bridge would do with a packet, in the words of `ovs-appctl ofproto/trace`. flow is in the
-// syntax of ovs-ofctl, for example "in_port=3,tcp,nw_src=10.128.0.5,tp_dst=80"; options stand before it on the
-// command's line, for example "--ct-next", "trk,est". ctlSocket is the path of the control socket.
+// Trace returns what the bridge would do with a packet, as `ovs-appctl ofproto/trace` prints it. flow is in the syntax of ovs-ofctl, for
+// example "in_port=3,tcp,nw_src=10.128.0.5,tp_dst=80". options precede it on the command line, for example "--ct-next", "trk,est".
+// ctlSocket is the path of the control socket.
 func Trace(ctx context.Context, ctlSocket, bridge, flow string, options ...string) (string, error) {
 	return Command(ctx, ctlSocket, "ofproto/trace", append([]string{bridge, flow}, options...)...)
 }
@@ -40,7 +40,7 @@ func Command(ctx context.Context, ctlSocket, name string, args ...string) (strin
 	return text, nil
 }
 
-// request and reply are JSON-RPC 1.0's.
+// request and reply are JSON-RPC 1.0 messages.
 type request struct {
 	Method string   `json:"method"`
 	Params []string `json:"params"`

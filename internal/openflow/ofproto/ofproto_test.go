@@ -37,7 +37,7 @@ func serve(t *testing.T, answer string) (path string, asked <-chan map[string]an
 		_ = json.NewDecoder(nc).Decode(&q)
 		questions <- q
 		if answer == "" {
-			_, _ = nc.Read(make([]byte, 1)) // until the other side gives up
+			_, _ = nc.Read(make([]byte, 1)) // until the other side closes the connection
 		}
 		_, _ = nc.Write([]byte(answer))
 	}()

@@ -26,7 +26,7 @@ import (
 // schemaPath is where Debian's openvswitch-common keeps the database's schema.
 const schemaPath = "/usr/share/openvswitch/vswitch.ovsschema"
 
-// waitFor bounds every wait for a condition: generous, because test machines are busy.
+// waitFor is the time limit of every wait for a condition. It is generous, because test machines are busy.
 const waitFor = 30 * time.Second
 
 // Switch is a running Open vSwitch.
@@ -35,7 +35,7 @@ type Switch struct {
 	RunDir string
 	// DBSock is the unix socket of the OVSDB server.
 	DBSock string
-	// CtlSock is the unix socket that ovs-vswitchd takes appctl commands on.
+	// CtlSock is the unix socket for ovs-appctl's commands to ovs-vswitchd.
 	CtlSock string
 	// NetNS is the network namespace that the switch runs in; nil: the test's own.
 	NetNS ns.NetNS
@@ -43,14 +43,14 @@ type Switch struct {
 	t testing.TB
 }
 
-// Start starts a switch in a network namespace of its own (NetNS), which needs root: the devices that it makes for its
-// bridges go with it. Its sockets are files, and so within reach from the test's namespace.
+// Start starts a switch in a network namespace of its own (NetNS), which needs root. The devices of its bridges are deleted with the
+// namespace. Its sockets are files, which the test can reach from its own namespace.
 func Start(t testing.TB) *Switch {
 	t.Helper()
 	return StartIn(t, NewNetNS(t))
 }
 
-// NewNetNS makes a network namespace that has no name and goes with the test.
+// NewNetNS makes a network namespace without a name. It is deleted when the test ends.
 func NewNetNS(t testing.TB) ns.NetNS {
 	t.Helper()
 	runtime.LockOSThread()
@@ -76,11 +76,11 @@ func NewNetNS(t testing.TB) ns.NetNS {
 	return space
 }
 
-// StartIn starts a switch in a network namespace, which the caller keeps open until the test has ended; nil: the
-// test's own, where devices of its bridges stay behind.
+// StartIn starts a switch in a network namespace, which the caller keeps open until the test has ended. nil: the test's own namespace,
+// where devices of its bridges remain.
 func StartIn(t testing.TB, netns ns.NetNS) *Switch {
 	t.Helper()
-	// Not t.TempDir: its path holds the test's name, and a unix socket's path has room for 107 bytes only.
+	// Not t.TempDir: its path includes the test's name, and a unix socket's path has room for 107 bytes only.
 	dir, err := os.MkdirTemp("", "wtovs")
 	if err != nil {
 		t.Fatalf("make the switch's run directory: %v", err)
@@ -92,7 +92,7 @@ func StartIn(t testing.TB, netns ns.NetNS) *Switch {
 	return s
 }
 
-// StartDB starts ovsdb-server on the database of the run directory, which it makes if there is none.
+// StartDB starts ovsdb-server on the database in the run directory, and makes the database if it is missing.
 func (s *Switch) StartDB() {
 	s.t.Helper()
 	db := filepath.Join(s.RunDir, "conf.db")
@@ -111,7 +111,7 @@ func (s *Switch) StartVSwitchd() {
 	s.waitSocket(s.CtlSock)
 }
 
-// Stop ends one of the programs, by its pid: "ovs-vswitchd" or "ovsdb-server". With kill it gets no chance to tidy up.
+// Stop ends one of the programs, by its pid: "ovs-vswitchd" or "ovsdb-server". With kill, the program cannot clean up.
 func (s *Switch) Stop(program string, kill bool) {
 	s.t.Helper()
 	sig := syscall.SIGTERM
@@ -121,11 +121,11 @@ func (s *Switch) Stop(program string, kill bool) {
 	s.stop(program, sig)
 }
 
-// Mgmt is the path of the socket on which a bridge speaks OpenFlow.
+// Mgmt returns the path of a bridge's OpenFlow socket.
 func (s *Switch) Mgmt(bridge string) string { return filepath.Join(s.RunDir, bridge+".mgmt") }
 
-// AddBridge adds a bridge on the userspace datapath that speaks OpenFlow 1.3 and 1.5 and drops what no flow matches.
-// Its name is the name of a network device: take one from Name.
+// AddBridge adds a bridge on the userspace datapath with OpenFlow 1.3 and 1.5, which drops packets that match no flow. Its name becomes
+// the name of a network device: use Name to make it.
 func (s *Switch) AddBridge(bridge string) {
 	s.t.Helper()
 	s.VSCtl("add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev", "fail_mode=secure",
@@ -133,7 +133,7 @@ func (s *Switch) AddBridge(bridge string) {
 	s.waitSocket(s.Mgmt(bridge))
 }
 
-// Name makes a device name that no other test uses: "wt", letters of the run directory, suffix.
+// Name returns a device name that no other test uses: "wt", letters of the run directory, suffix.
 func (s *Switch) Name(suffix string) string {
 	base := strings.TrimPrefix(filepath.Base(s.RunDir), "wtovs")
 	return "wt" + base[max(0, len(base)-8):] + suffix
@@ -194,7 +194,7 @@ func (s *Switch) daemon(program string, args ...string) {
 	s.run(program, args...)
 }
 
-// PID is the process of one of the programs, 0 if it does not run.
+// PID returns the process ID of one of the programs, 0 if it does not run.
 func (s *Switch) PID(program string) int {
 	text, err := os.ReadFile(filepath.Join(s.RunDir, program+".pid"))
 	if err != nil {
@@ -218,7 +218,7 @@ func (s *Switch) stop(program string, sig syscall.Signal) {
 	_ = os.Remove(filepath.Join(s.RunDir, program+".pid"))
 }
 
-// alive reports whether a process runs; one that has ended and waits for its parent does not.
+// alive reports whether a process runs. A zombie does not run.
 func alive(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *Switch) waitSocket(path string) {
 	}
 }
 
-// holds waits until a condition holds, and reports whether it came to that.
+// holds waits for a condition, and reports whether it became true in time.
 func holds(condition func() bool) bool {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
