@@ -12,23 +12,22 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// maxConflicts bounds how often a transaction is made anew because others wrote to the same rows meanwhile.
+// maxConflicts is how often a transaction is planned again because another client changed the same rows.
 const maxConflicts = 16
 
-// errConflict says that the database is no longer what the transaction was made for.
+// errConflict says that the database has changed since the transaction was planned.
 var errConflict = errors.New("another client changed the same rows")
 
-// Commit makes the change in one transaction and returns once ovs-vswitchd has applied it. Rows that are as desired
-// already are not written; if nothing is to be written, nothing is.
+// Commit makes the change in one transaction and returns once ovs-vswitchd has applied it. It does not write rows that are already as
+// desired; if no row is to be written, there is no transaction.
 //
-// A row that cannot be written, or that the switch cannot bring into effect, fails alone: the others are committed,
-// and the returned error is a reconcile.PartialError with a *[PortError] for every row that failed ([FailedKeys]). What
-// failed and was made by this Commit is removed again before it returns; what was there before stays, and is read with
-// a Failure. Any other error (ErrNotConnected, ErrNotApplied, ErrClosed) is about
-// the whole change, and whether that is in effect is then known by the next Read only. If the connection is lost
-// meanwhile, Commit goes on with the next one while ctx lets it.
+// A row that cannot be written, or that the switch cannot bring into effect, fails alone: the others are committed. The returned error is
+// then a reconcile.PartialError with a *[PortError] for every failed row ([FailedKeys]). A failed row that this Commit made is removed
+// before Commit returns. A failed row that existed before remains, and Read returns it with a Failure. Any other error (ErrNotConnected,
+// ErrNotApplied, ErrClosed) is about the whole change; only the next Read shows whether the change is in effect. If the connection is
+// lost, Commit continues on the next connection until ctx ends.
 //
-// Rows that do not belong to Weft are not touched: setting one fails with ErrNotOwned, deleting one does nothing.
+// Commit does not change rows that do not belong to Weft: setting one fails with ErrNotOwned, deleting one does nothing.
 func (e *Engine) Commit(ctx context.Context, change Change) error {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -45,8 +44,8 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	return partial(errors.Join(append(c.errors(), err)...))
 }
 
-// learn takes over what the change was about, so that only what others changed is drift. A row that was committed and is not as it
-// was is another's change as well.
+// learn updates the known rows after a commit, so that only changes by others are drift. A committed row that differs from the change was
+// also changed by another client.
 func (e *Engine) learn(change Change, c *commit) {
 	if c.after == nil || e.known == nil {
 		return
@@ -78,18 +77,18 @@ func (e *Engine) learn(change Change, c *commit) {
 	}
 }
 
-// commit is one call of Commit, over as many transactions and connections as it takes.
+// commit is one call of Commit, with its transactions on one or more connections.
 type commit struct {
 	work   Change
 	own    claim
 	failed map[Key]*PortError
-	// created are the rows that this commit has made, in whichever attempt.
+	// created are the rows that this commit has made, in any attempt.
 	created map[Key]bool
-	// after is the last view that was taken once the switch had applied a transaction.
+	// after is the last view after the switch applied a transaction.
 	after *view
 }
 
-// newCommit takes the change, without the rows that nobody may write.
+// newCommit takes the change, without the rows that must not be written.
 func newCommit(change Change, own claim) *commit {
 	c := &commit{
 		work: change, own: own,
@@ -105,7 +104,7 @@ func newCommit(change Change, own claim) *commit {
 	return c
 }
 
-// checkRow returns why the row must not be written under the key.
+// checkRow returns the reason why the row must not be written under the key.
 func checkRow(key Key, row Row) error {
 	switch r := row.(type) {
 	case *Bridge:
@@ -122,7 +121,7 @@ func checkRow(key Key, row Row) error {
 	return row.Validate()
 }
 
-// fail takes the row out of the work.
+// fail records the error and removes the row from the change.
 func (c *commit) fail(err *PortError) {
 	c.failed[err.Key] = err
 	delete(c.work.Set, err.Key)
@@ -136,7 +135,7 @@ func (c *commit) errors() []error {
 	return errs
 }
 
-// run makes the change over one connection.
+// run makes the change on one connection.
 func (c *commit) run(ctx context.Context, s *session.Session) error {
 	for range maxConflicts {
 		err := c.attempt(ctx, s)
@@ -150,7 +149,7 @@ func (c *commit) run(ctx context.Context, s *session.Session) error {
 	return fmt.Errorf("%w, after %d attempts", errConflict, maxConflicts)
 }
 
-// attempt makes one transaction of what is left to do, waits for the switch and hears its verdict.
+// attempt makes one transaction for the remaining rows, waits for the switch, and checks the result.
 func (c *commit) attempt(ctx context.Context, s *session.Session) error {
 	v, err := currentView(ctx, s, c.own)
 	if err != nil {
@@ -177,8 +176,8 @@ func (c *commit) attempt(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// initialise makes the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. Its table takes one row at
-// most, so two who do it at once do no harm.
+// initialise inserts the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. The table can have only one row, so two
+// concurrent clients do no harm.
 func (c *commit) initialise(ctx context.Context, s *session.Session) error {
 	results, err := s.Transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{"next_cfg": 0}})
 	if err != nil {
@@ -192,8 +191,8 @@ func (c *commit) initialise(ctx context.Context, s *session.Session) error {
 	return errConflict
 }
 
-// transact writes the plan and waits until the switch has applied it. With nothing to write it waits for what others,
-// or an earlier attempt, have written.
+// transact commits the plan and waits until the switch has applied it. If there is nothing to write, it waits until the switch has
+// applied earlier transactions, of others or of an earlier attempt.
 func (c *commit) transact(ctx context.Context, s *session.Session, p *plan) error {
 	if len(p.ops) == 0 {
 		return applied(ctx, s, p.view.root.NextCfg)
@@ -214,8 +213,8 @@ func (c *commit) transact(ctx context.Context, s *session.Session, p *plan) erro
 	return applied(ctx, s, cfg)
 }
 
-// nextConfiguration returns the operations that ask the switch to tell when it has applied the transaction they end
-// (ovs-vswitchd.conf.db(5), next_cfg), and that learn the number to wait for.
+// nextConfiguration returns the operations that make the switch report when it has applied the transaction (ovs-vswitchd.conf.db(5),
+// next_cfg), and that return the number to wait for.
 func nextConfiguration(root *rootRow) []ovsdb.Operation {
 	where := byUUID(root.UUID)
 	return []ovsdb.Operation{
@@ -227,7 +226,7 @@ func nextConfiguration(root *rootRow) []ovsdb.Operation {
 	}
 }
 
-// judge looks at what the database says. A row that the database refuses fails, and the others are tried again.
+// judge evaluates the database's results. A row that the database refuses fails, and the others are tried again.
 func (c *commit) judge(p *plan, results []ovsdb.OperationResult, ops int) error {
 	for i, r := range results {
 		switch {
@@ -248,7 +247,7 @@ func (c *commit) judge(p *plan, results []ovsdb.OperationResult, ops int) error 
 	return nil
 }
 
-// nextCfg reads the answer to the select of next_cfg.
+// nextCfg returns the value from the select of next_cfg.
 func nextCfg(result ovsdb.OperationResult) (int, error) {
 	if len(result.Rows) != 1 {
 		return 0, errConflict // the Open_vSwitch row has been replaced
@@ -263,7 +262,7 @@ func nextCfg(result ovsdb.OperationResult) (int, error) {
 	}
 }
 
-// clean removes what this commit has made and what did not come into effect.
+// clean removes the rows that this commit made and that are not in effect.
 func (c *commit) clean(ctx context.Context, s *session.Session) error {
 	remove := Change{Delete: map[Key]Row{}}
 	for key := range c.failed {

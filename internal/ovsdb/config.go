@@ -9,40 +9,37 @@ import (
 
 // Defaults of [Config].
 const (
-	// DefaultEndpoint is where Debian's and upstream's packages put the database.
+	// DefaultEndpoint is the socket of the database in Debian's and upstream's packages.
 	DefaultEndpoint = "unix:/var/run/openvswitch/db.sock"
-	// DefaultApplyTimeout is some thousand times what ovs-vswitchd takes to add a port.
+	// DefaultApplyTimeout is about a thousand times as long as ovs-vswitchd needs to add a port.
 	DefaultApplyTimeout = 30 * time.Second
 	// DefaultProbeInterval is half of ovs-vswitchd's own default for its connections.
 	DefaultProbeInterval = 5 * time.Second
 )
 
-// Config says which switch an [Engine] is for.
+// Config describes the switch of an [Engine].
 type Config struct {
 	// Endpoint is the database's socket in OVSDB connection format. Empty means DefaultEndpoint.
 	Endpoint string
-	// Bridges are the names of Weft's own bridges: these, and every port on them, are within the engine's care even
-	// without OwnerID, so that strays are found. None means that only marked rows are.
+	// Bridges are the names of Weft's own bridges. The engine manages these and all their ports even without OwnerID, so that it finds
+	// foreign ports. None: the engine manages only marked rows.
 	Bridges []string
-	// Program tells the rows of programs apart that share a switch: rows of other programs are neither reported nor changed, except on
-	// Bridges. The rows that the caller writes have it in external_ids, under ProgramID. Empty: Weft's agent, whose rows have none.
+	// Program distinguishes programs that share a switch. Rows of other programs are neither reported nor changed, except on Bridges. The
+	// caller must set external_ids:ProgramID to Program in its rows. Empty: Weft's agent, whose rows have no ProgramID.
 	Program string
-	// ControlSocket is a pattern (path/filepath.Match) for ovs-vswitchd's control socket. The engine keeps an idle
-	// connection to it, for nothing in the database tells that ovs-vswitchd has started anew. Empty means
-	// ovs-vswitchd.*.ctl beside the database's socket, and nothing if the endpoint is not a unix socket: then there is
-	// no EventSwitchRestarted.
+	// ControlSocket is a pattern (path/filepath.Match) for ovs-vswitchd's control socket. The engine keeps an idle connection to it, because
+	// the database does not show that ovs-vswitchd has restarted. Empty means ovs-vswitchd.*.ctl beside the database's socket. If the
+	// endpoint is not a unix socket, empty means none, and there is no EventSwitchRestarted.
 	ControlSocket string
-	// ApplyTimeout bounds how long Commit waits for ovs-vswitchd, in addition to its context. 0 means
-	// DefaultApplyTimeout.
+	// ApplyTimeout limits how long Commit waits for ovs-vswitchd, in addition to its context. 0 means DefaultApplyTimeout.
 	ApplyTimeout time.Duration
-	// ProbeInterval is how often an idle connection is asked whether it still lives, and how long the answer may take.
-	// 0 means DefaultProbeInterval.
+	// ProbeInterval is the interval of probes on an idle connection, and the time limit of an answer. 0 means DefaultProbeInterval.
 	ProbeInterval time.Duration
-	// Logger is told when the connection is lost and when it is back. Nil means silence.
+	// Logger logs when the connection is lost and when it is back. Nil: no logs.
 	Logger *slog.Logger
 }
 
-// withDefaults returns c with every zero value replaced by what it means.
+// withDefaults returns c with every zero value replaced by its default.
 func (c Config) withDefaults() Config {
 	if c.Endpoint == "" {
 		c.Endpoint = DefaultEndpoint
@@ -62,5 +59,5 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// claim returns what of the switch is the program's.
+// claim returns which rows are the program's.
 func (c Config) claim() claim { return claim{c.Bridges, c.Program} }

@@ -12,9 +12,8 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// watchSwitch tells when ovs-vswitchd has started anew. A switch that starts on a database which it knows writes
-// nothing there: its numbers and states are as it finds them. So the engine holds an idle connection to its control
-// socket, which ends with the process.
+// watchSwitch reports restarts of ovs-vswitchd. A switch that restarts on the same database writes nothing there, because numbers and
+// states are already correct. So the engine keeps an idle connection to the switch's control socket, which ends with the process.
 func (e *Engine) watchSwitch(ctx context.Context) {
 	if e.config.ControlSocket == "" {
 		return
@@ -36,8 +35,8 @@ func (e *Engine) watchSwitch(ctx context.Context) {
 	}
 }
 
-// dialSwitch connects to whichever of the sockets of the pattern answers; a switch that was killed leaves its own
-// behind. prompt says that one answered without being waited for. Nil means that ctx is done.
+// dialSwitch connects to the first socket of the pattern that answers; a killed switch leaves its socket behind. prompt is true if a
+// socket answered at the first attempt. conn is nil if ctx is done.
 func (e *Engine) dialSwitch(ctx context.Context) (conn net.Conn, prompt bool) {
 	pause := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
@@ -55,16 +54,16 @@ func (e *Engine) dialSwitch(ctx context.Context) (conn net.Conn, prompt bool) {
 	}
 }
 
-// awaitEnd returns when the other end has closed the connection or ctx is done, and closes it.
+// awaitEnd waits until the other side closes the connection or ctx is done, and then closes it.
 func awaitEnd(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(0, 1)) })
 	defer stop()
-	_, _ = io.Copy(io.Discard, conn) // whatever ends it, it has ended
+	_, _ = io.Copy(io.Discard, conn) // every result means that the connection has ended
 	_ = conn.Close()
 }
 
-// reconfigured returns once the switch has made its bridges from the database: the new process says so by applying a
-// configuration number that only it can have seen. It returns false when ctx is done.
+// reconfigured returns once the switch has made its bridges from the database: the new process applies a configuration number that was
+// written after it started. It returns false if ctx is done.
 func (e *Engine) reconfigured(ctx context.Context) bool {
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
 		root := rootOf(s)

@@ -17,9 +17,9 @@ const (
 	DatapathNetdev = "netdev"
 )
 
-// Datapath says where a switch can forward.
+// Datapath describes the datapaths that a switch can use.
 type Datapath struct {
-	// Types are the types that this ovs-vswitchd was built for, sorted.
+	// Types are the types that this ovs-vswitchd is built with, sorted.
 	Types []string
 	// Kernel reports whether the running kernel has the datapath (the generic netlink family ovs_datapath).
 	Kernel bool
@@ -30,7 +30,7 @@ func (d Datapath) Supports(datapathType string) bool {
 	return slices.Contains(d.Types, datapathType) && (datapathType != DatapathSystem || d.Kernel)
 }
 
-// Best returns DatapathSystem where it can work, else DatapathNetdev.
+// Best returns DatapathSystem where it works, else DatapathNetdev.
 func (d Datapath) Best() string {
 	if d.Supports(DatapathSystem) {
 		return DatapathSystem
@@ -38,8 +38,8 @@ func (d Datapath) Best() string {
 	return DatapathNetdev
 }
 
-// kernelDatapath asks the kernel for the family that the module registers. Asking for it by name also makes the
-// kernel load the module, if it is there and the caller has CAP_NET_ADMIN.
+// kernelDatapath looks up the family that the module registers. The lookup by name also makes the kernel load the module, if it is
+// installed and the caller has CAP_NET_ADMIN.
 func kernelDatapath() (bool, error) {
 	_, err := netlink.GenlFamilyGet("ovs_datapath")
 	switch {

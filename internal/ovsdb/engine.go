@@ -15,14 +15,14 @@ import (
 // Change is a change of an Open vSwitch database.
 type Change = reconcile.Change[Key, Row]
 
-// Bounds of how often ovs-vswitchd's control socket is tried again. There is no end to it.
+// Bounds of the pause between attempts to reach ovs-vswitchd's control socket. The attempts never end.
 const (
 	redialFirst = 25 * time.Millisecond
 	redialLast  = time.Second
 )
 
-// Engine programs one switch over its database. It keeps a connection, and makes a new one whenever it is lost.
-// Read, Commit, OFPort and Datapath wait for a connection if there is none, as long as their context lets them.
+// Engine programs one switch over its database. It keeps a connection, and makes a new one whenever it is lost. While there is none,
+// Read, Commit, OFPort and Datapath wait for a connection until their context ends.
 type Engine struct {
 	config Config
 	events *mailbox
@@ -30,10 +30,9 @@ type Engine struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	// commit is held while a change is made, so that the watch for drift does not take it for someone else's.
+	// commit is held while a change is made, so that the check for drift does not mistake it for a change by others.
 	commit sync.Mutex
-	// known is what the caller knows or has asked for: the rows of the last Read, Commit or event.
-	// Nil means that nothing is known.
+	// known are the rows that the caller knows: those of the last Read, Commit or event. Nil means none.
 	known map[Key]tracked
 	// outdated says that known is from before the connection was lost.
 	outdated atomic.Bool
@@ -44,23 +43,22 @@ type Engine struct {
 
 var _ reconcile.Engine[Key, Row] = (*Engine)(nil)
 
-// tracked is a row with what else of it the caller depends on, and the copy's rows that it was made of.
+// tracked is a row, its OpenFlow port number, and the rows of the copy that it was made from.
 type tracked struct {
 	row    Row
 	ofport int
 	of     sources
 }
 
-// sources are what the copy has of a port. The copy replaces its rows and never writes into them.
+// sources are the rows of a port in the copy. The copy replaces its rows and never writes into them.
 type sources struct {
 	bridge string
 	port   *portRow
 	iface  *interfaceRow
 }
 
-// Open connects to the switch's database and returns once its content is known. It fails with ErrNotConnected if
-// there is no connection before ctx is done; ctx has no influence after that. The caller must Close the engine, and
-// should take its Events.
+// Open connects to the switch's database and returns once the copy is complete. It fails with ErrNotConnected if there is no connection
+// before ctx is done; after Open, ctx has no influence. The caller must Close the engine, and should receive its Events.
 func Open(ctx context.Context, config Config) (*Engine, error) {
 	for _, name := range config.Bridges {
 		if err := ValidName(name); err != nil {
@@ -89,20 +87,20 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close ends the connection and all that the engine runs, and closes the channel of events. It changes nothing in the
-// switch. It may be called more than once.
+// Close ends the connection and all goroutines of the engine, and closes the channel of events. It changes nothing in the switch. It may
+// be called more than once.
 func (e *Engine) Close() {
 	e.cancel()
 	e.keeper.Close()
 	e.group.Wait()
 }
 
-// Events returns the channel of events. Events of one kind that nobody has taken yet are joined; none is lost and
-// nothing waits for the taker. The channel is closed by Close.
+// Events returns the channel of events. Waiting events of one kind are merged; none is lost, and nothing waits for the receiver. Close
+// closes the channel.
 func (e *Engine) Events() <-chan Event { return e.events.out }
 
-// Read returns Weft's rows as the database has them at the time of the call, also those that nobody asked for. Rows
-// that are not in effect in the switch carry a Failure.
+// Read returns Weft's rows as the database has them at the time of the call, including rows that the caller did not write. Rows that are
+// not in effect in the switch have a Failure.
 func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -119,9 +117,9 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	return v.own(), nil
 }
 
-// OFPort returns the OpenFlow port number of a port or of a bridge's local port, whoever's it is, as the switch gave
-// it. It waits for the switch to take up a port that is in the database. It returns ErrNotFound if there is no such
-// port, and a *PortError if the switch could not make it.
+// OFPort returns the OpenFlow port number that the switch gave to a port, or to a bridge's local port, whether it is Weft's or not. If
+// the port is in the database, it waits until the switch has added it. It returns ErrNotFound if there is no such port, and a *PortError
+// if the switch could not make it.
 func (e *Engine) OFPort(ctx context.Context, name string) (uint32, error) {
 	var number uint32
 	err := e.keeper.Do(ctx, func(s *session.Session) (err error) {
@@ -161,9 +159,9 @@ func ofport(ctx context.Context, s *session.Session, name string, own claim) (ui
 	}
 }
 
-// Datapath says which datapaths work here: what ovs-vswitchd was built for, and whether the running kernel has its
-// part of the system datapath. An ovs-vswitchd that has never run on this database has left no types there; then only
-// DatapathNetdev is taken for granted, which every build has.
+// Datapath returns the datapaths that work here: those that ovs-vswitchd is built with, and whether the running kernel has the system
+// datapath. An ovs-vswitchd that has never run on this database has written no types there; then only DatapathNetdev is returned, which
+// every build has.
 func (e *Engine) Datapath(ctx context.Context) (Datapath, error) {
 	d := Datapath{}
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
@@ -183,14 +181,14 @@ func (e *Engine) Datapath(ctx context.Context) (Datapath, error) {
 	return d, err
 }
 
-// connected is called when there is a connection.
+// connected is called for each new connection.
 func (e *Engine) connected(again bool) {
 	if again {
 		e.events.post(Event{Kind: EventReconnected})
 	}
 }
 
-// wait returns after d, or with false when ctx is done before.
+// wait returns true after d, or false when ctx is done before.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -202,7 +200,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// track returns what there is to know of Weft's rows. What is known of ports that have not changed is taken over.
+// track returns Weft's rows of the view. It reuses the known values of ports that have not changed.
 func track(v *view, known map[Key]tracked) map[Key]tracked {
 	now := make(map[Key]tracked, len(v.ports))
 	for name, b := range v.bridges {
@@ -229,7 +227,7 @@ func track(v *view, known map[Key]tracked) map[Key]tracked {
 // noteChange is called for every change of a table that may hold Weft's rows.
 func (e *Engine) noteChange(table string) {
 	if table == tableRoot {
-		return // cur_cfg and next_cfg; a bridge that comes or goes shows in its own table
+		return // only cur_cfg and next_cfg changed; a new or deleted bridge changes its own table
 	}
 	select {
 	case e.dirty <- struct{}{}:
@@ -237,7 +235,7 @@ func (e *Engine) noteChange(table string) {
 	}
 }
 
-// watchDrift tells of rows that others have changed.
+// watchDrift reports rows that others have changed.
 func (e *Engine) watchDrift(ctx context.Context) {
 	for {
 		select {
@@ -249,8 +247,8 @@ func (e *Engine) watchDrift(ctx context.Context) {
 	}
 }
 
-// checkDrift compares once. Without a connection it does nothing: the next one brings EventReconnected. It holds up
-// Read and Commit, so it waits for nothing but an answer of the server.
+// checkDrift compares once. Without a connection it does nothing: the next connection causes an EventReconnected. It blocks Read and
+// Commit, so it waits only for an answer of the server.
 func (e *Engine) checkDrift(ctx context.Context) {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -260,9 +258,9 @@ func (e *Engine) checkDrift(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.config.ProbeInterval)
 	defer cancel()
-	v, err := latestView(ctx, s, e.config.claim()) // what comes later makes it look again
+	v, err := latestView(ctx, s, e.config.claim()) // a later change triggers another check
 	if err != nil {
-		return // the connection is lost or about to be given up
+		return // the connection is lost or about to be closed
 	}
 	now := track(v, e.known)
 	if e.outdated.Swap(false) {
@@ -276,7 +274,7 @@ func (e *Engine) checkDrift(ctx context.Context) {
 	e.known = now
 }
 
-// drifted returns the keys under which the two differ, sorted.
+// drifted returns the keys whose rows differ, sorted.
 func drifted(known, now map[Key]tracked) []Key {
 	var keys []Key
 	for key, was := range known {

@@ -11,27 +11,25 @@ import (
 var (
 	// ErrNotFound says that a port or bridge is not in the database, or is not Weft's.
 	ErrNotFound = errors.New("not found")
-	// ErrNotApplied says that the database has a change and ovs-vswitchd has not applied it in the time that the
-	// caller gave: it is not running, or busy. The rows stay; the next Read shows them with a Failure until they are
-	// in effect.
+	// ErrNotApplied says that the database has a change, but ovs-vswitchd has not applied it within the caller's time limit: ovs-vswitchd is
+	// not running, or busy. The rows stay; the next Read returns them with a Failure until they are in effect.
 	ErrNotApplied = fmt.Errorf("%w: not applied by ovs-vswitchd: is it running?", reconcile.ErrUnavailable)
-	// ErrNotConnected says that there was no connection to ovsdb-server in the time that the caller gave.
+	// ErrNotConnected says that there was no connection to ovsdb-server within the caller's time limit.
 	ErrNotConnected = session.ErrNotConnected
 	// ErrClosed says that the engine has been closed.
 	ErrClosed = session.ErrClosed
-	// ErrNotOwned says that a row of that name exists and is not Weft's, so it is left as it is.
+	// ErrNotOwned says that a row of that name exists and is not Weft's, so it was not changed.
 	ErrNotOwned = errors.New("exists and does not belong to Weft")
-	// ErrInvalid says that a row was refused before anything was written.
+	// ErrInvalid says that a row was refused before it was written.
 	ErrInvalid = errors.New("invalid")
 )
 
-// PortError says that one row of a change is not in effect. The other rows of the change are: Commit returns the
-// errors of all rows that failed, in a reconcile.PartialError. A row that Commit had newly made is gone again, one that was there before
-// stays as the switch has it.
+// PortError says that one row of a change is not in effect. The other rows of the change are: Commit returns the errors of all failed
+// rows in a reconcile.PartialError. A failed row that Commit made is removed again; a row that existed before stays as the switch has it.
 type PortError struct {
 	// Key is the row that failed.
 	Key Key
-	// Reason is what the switch, or the database, says about it.
+	// Reason is the error of the switch, or of the database.
 	Reason string
 	// Err is the cause if it is one of this package's errors, else nil.
 	Err error
@@ -52,15 +50,14 @@ func (e *PortError) Error() string {
 // Unwrap returns the cause.
 func (e *PortError) Unwrap() error { return e.Err }
 
-// FailedKeys returns the rows that err says have failed. whole reports whether err is more than that: then nothing is
-// known of the other rows of the change either. FailedKeys(nil) returns nothing and false.
+// FailedKeys returns the failed rows of err. whole reports whether err has another cause as well: then the other rows of the change may
+// not be in effect either. FailedKeys(nil) returns nothing and false.
 func FailedKeys(err error) (failed map[Key]*PortError, whole bool) {
 	failed = map[Key]*PortError{}
 	return failed, collectFailed(err, failed)
 }
 
-// partial returns an error that is about single rows only in the form by which a reconcile.Loop knows that the others
-// are in effect.
+// partial converts an error that is about single rows only, so that a reconcile.Loop treats the others as in effect.
 func partial(err error) error {
 	failed, whole := FailedKeys(err)
 	if whole || len(failed) == 0 {

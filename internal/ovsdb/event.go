@@ -2,18 +2,17 @@ package ovsdb
 
 import "fmt"
 
-// EventKind says what has happened.
+// EventKind is the kind of an event.
 type EventKind uint8
 
 // The kinds of events.
 const (
-	// EventReconnected: the connection to ovsdb-server was lost and is back. What happened in between is unknown, so
-	// the caller reads again.
+	// EventReconnected: the connection to ovsdb-server was lost and is back. Changes in between are unknown, so the caller must read again.
 	EventReconnected EventKind = iota + 1
-	// EventSwitchRestarted: ovs-vswitchd has started anew on the same database. Ports keep their numbers, flows,
-	// groups and connections are gone.
+	// EventSwitchRestarted: ovs-vswitchd has restarted on the same database. Ports keep their numbers; flows, groups and connections are
+	// lost.
 	EventSwitchRestarted
-	// EventDrift: someone else changed, added or removed the rows in Keys, or their OpenFlow port numbers.
+	// EventDrift: others changed, added or removed the rows in Keys, or their OpenFlow port numbers.
 	EventDrift
 )
 
@@ -31,10 +30,9 @@ func (k EventKind) String() string {
 	}
 }
 
-// Event tells that what a caller knows of the switch may no longer hold. It carries keys, never values: the caller
-// reads again.
+// Event reports that a caller's copy of the switch's state may be out of date. It has keys, never values: the caller reads again.
 type Event struct {
 	Kind EventKind
-	// Keys are the rows that an EventDrift is about, sorted. Other events are about everything.
+	// Keys are the rows of an EventDrift, sorted. Other events are about all rows.
 	Keys []Key
 }

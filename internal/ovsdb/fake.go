@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Fake is an engine that keeps its switch in memory. It does what [Engine] does, held to that by the same tests:
-// ownership, validation, port numbers, rows that fail alone, events. The zero value is not ready; use [NewFake].
+// Fake is an engine with a switch in memory. It behaves like [Engine], and passes the same tests: ownership, validation, port numbers,
+// rows that fail alone, events. The zero value is not usable; use [NewFake].
 type Fake struct {
 	mu           sync.Mutex
 	ownBridges   []string
@@ -26,7 +26,7 @@ type Fake struct {
 
 var _ reconcile.Engine[Key, Row] = (*Fake)(nil)
 
-// fakeEvents is how many events wait for a taker; more are dropped, as a test that takes none expects none.
+// fakeEvents is the number of events that wait for a receiver. Further events are dropped, as a test that receives none needs none.
 const fakeEvents = 256
 
 type fakeRow struct {
@@ -34,7 +34,7 @@ type fakeRow struct {
 	ofport int // 0: none
 }
 
-// NewFake returns a switch without bridges, whose userspace datapath works and whose kernel has none.
+// NewFake returns a switch without bridges. Its userspace datapath works; its kernel has no datapath.
 func NewFake(ownBridges ...string) *Fake {
 	return &Fake{
 		ownBridges: ownBridges,
@@ -45,8 +45,8 @@ func NewFake(ownBridges ...string) *Fake {
 	}
 }
 
-// Refuse makes the switch unable to take up the port, or the bridge, of that name, and lets it say why. One that is
-// there already fails now, as a port does whose link has gone. Empty words make it able again.
+// Refuse makes the switch fail to add the port or bridge of that name, with the error words. An existing one fails now, like a port whose
+// link was removed. Empty words end the failure.
 func (f *Fake) Refuse(name, words string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,15 +61,15 @@ func (f *Fake) Refuse(name, words string) {
 	}
 }
 
-// SetDatapath sets what Datapath returns. A bridge of a type that it does not support fails.
+// SetDatapath sets the result of Datapath. A bridge of a type that it does not support fails.
 func (f *Fake) SetDatapath(d Datapath) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.datapath = d
 }
 
-// Hand changes rows as somebody else does who has access to the database: without the mark of an owner that the rows
-// do not carry, and with nothing said but an EventDrift if they are Weft's.
+// Hand changes rows as another client of the database does. It does not add the owner's mark. It sends only an EventDrift, for rows that
+// are Weft's.
 func (f *Fake) Hand(change Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,13 +93,13 @@ func (f *Fake) Hand(change Change) {
 	}
 }
 
-// Restart tells that the switch has started anew. Its rows stay.
+// Restart reports a restart of the switch. Its rows stay.
 func (f *Fake) Restart() { f.post(Event{Kind: EventSwitchRestarted}) }
 
-// Reconnect tells that the connection was lost and is back.
+// Reconnect reports that the connection was lost and is back.
 func (f *Fake) Reconnect() { f.post(Event{Kind: EventReconnected}) }
 
-// Transactions returns how many transactions were needed so far.
+// Transactions returns the number of transactions so far.
 func (f *Fake) Transactions() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,17 +116,17 @@ func (f *Fake) Close() {
 	}
 }
 
-// Events is what Engine.Events is.
+// Events works like Engine.Events.
 func (f *Fake) Events() <-chan Event { return f.events }
 
-// Datapath is what Engine.Datapath is.
+// Datapath works like Engine.Datapath.
 func (f *Fake) Datapath(ctx context.Context) (Datapath, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.datapath, f.ready(ctx)
 }
 
-// OFPort is what Engine.OFPort is.
+// OFPort works like Engine.OFPort.
 func (f *Fake) OFPort(ctx context.Context, name string) (uint32, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +163,7 @@ func (f *Fake) Read(ctx context.Context) (map[Key]Row, error) {
 	return rows, nil
 }
 
-// present returns a copy of the row as it is read back.
+// present returns a copy of the row as Read returns it.
 func present(r Row, failure string) Row {
 	row := cloneRow(r)
 	switch v := row.(type) {
@@ -217,7 +217,7 @@ func (f *Fake) Commit(ctx context.Context, change Change) error {
 	return partial(errors.Join(errs...))
 }
 
-// judge adds the rows of the change that the switch cannot bring into effect.
+// judge records the rows of the change that the switch cannot bring into effect.
 func (f *Fake) judge(change Change, failed map[Key]*PortError) {
 	for key := range change.Set {
 		if failed[key] != nil {
@@ -229,7 +229,7 @@ func (f *Fake) judge(change Change, failed map[Key]*PortError) {
 	}
 }
 
-// set writes one row. made says that it was not there before, changed that it was not as desired.
+// set writes one row. made reports whether the row is new, changed whether it was not as desired.
 func (f *Fake) set(key Key, row Row, change Change) (made, changed bool, failed *PortError) {
 	if err := checkRow(key, row); err != nil {
 		return false, false, &PortError{Key: key, Err: err}
@@ -250,7 +250,7 @@ func (f *Fake) set(key Key, row Row, change Change) (made, changed bool, failed 
 	return !there, true, nil
 }
 
-// obstacle returns why the row cannot be written as things stand.
+// obstacle returns why the row cannot be written now.
 func (f *Fake) obstacle(key Key, row Row, change Change) *PortError {
 	if _, there := f.rows[key]; there && !f.owns(key) {
 		return &PortError{Key: key, Err: ErrNotOwned}
@@ -273,7 +273,7 @@ func (f *Fake) obstacle(key Key, row Row, change Change) *PortError {
 	return nil
 }
 
-// number gives the port a number as the switch does: the one asked for if it is free, else the lowest free one.
+// number gives the port a number as the switch does: the requested number if it is free, else the lowest free one.
 func (f *Fake) number(key Key, r *fakeRow) {
 	port, ok := r.row.(*Port)
 	if !ok {
@@ -324,7 +324,7 @@ func (f *Fake) failure(key Key) string {
 	return ""
 }
 
-// owns reports whether the row is there and Weft's.
+// owns reports whether the row exists and is Weft's.
 func (f *Fake) owns(key Key) bool {
 	r, ok := f.rows[key]
 	if !ok {
@@ -339,7 +339,7 @@ func (f *Fake) owns(key Key) bool {
 	return false
 }
 
-// remove takes the row out, and a bridge's ports with it.
+// remove deletes the row, and for a bridge also its ports.
 func (f *Fake) remove(key Key) {
 	delete(f.rows, key)
 	if key.Kind != KindBridge {
@@ -351,7 +351,7 @@ func (f *Fake) remove(key Key) {
 	})
 }
 
-// ready returns what keeps every call from working.
+// ready returns the error that every call fails with, if there is one.
 func (f *Fake) ready(ctx context.Context) error {
 	if f.closed {
 		return ErrClosed
@@ -380,7 +380,7 @@ func (f *Fake) send(event Event) {
 	}
 }
 
-// marked returns a copy of the row that carries the owner's mark.
+// marked returns a copy of the row with the owner's mark.
 func marked(row Row) Row {
 	c := cloneRow(row)
 	switch v := c.(type) {
@@ -392,14 +392,14 @@ func marked(row Row) Row {
 	return c
 }
 
-// sameBridge reports whether two ports are on one bridge, so that one keeps the other's number.
+// sameBridge reports whether two ports are on one bridge, so that the new one keeps the number.
 func sameBridge(a, b Row) bool {
 	p, ok := a.(*Port)
 	q, ok2 := b.(*Port)
 	return ok && ok2 && p.Bridge == q.Bridge
 }
 
-// Ports returns the numbers of all ports of a bridge by name, whoever's they are; 0 for one without effect.
+// Ports returns the numbers of all ports of a bridge by name, including foreign ports; 0 for a port that is not in effect.
 func (f *Fake) Ports(bridge string) map[string]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

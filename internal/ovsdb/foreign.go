@@ -7,17 +7,17 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// Foreign is a bridge of another program, and what the switch is to that program.
+// Foreign is a bridge of another program, with the settings of the switch that this program uses.
 type Foreign struct {
-	// Exists says that there is a bridge of the name.
+	// Exists reports whether there is a bridge of the name.
 	Exists bool
 	// Datapath is the bridge's datapath type, DatapathSystem or DatapathNetdev.
 	Datapath string
-	// Hostname is external_ids:hostname of the switch, by which OVN and Neutron know the node. Empty: nobody has set it.
+	// Hostname is external_ids:hostname of the switch, which identifies the node for OVN and Neutron. Empty: not set.
 	Hostname string
 }
 
-// Foreign returns what the database says of a bridge that is not Weft's. Nothing of it is changed.
+// Foreign returns a bridge that is not Weft's. It changes nothing.
 func (e *Engine) Foreign(ctx context.Context, bridge string) (Foreign, error) {
 	var found Foreign
 	err := e.keeper.Do(ctx, func(s *session.Session) error {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// mailbox holds events until the caller takes them. Events of one kind that wait are joined, so it never grows beyond
-// one event a kind, and never blocks whoever posts.
+// mailbox holds events until the caller receives them. Waiting events of one kind are merged. So the mailbox holds at most one event of
+// each kind, and post never blocks.
 type mailbox struct {
 	mu      sync.Mutex
 	pending []Event
@@ -36,7 +36,7 @@ func (m *mailbox) post(event Event) {
 	}
 }
 
-// run delivers events in the order of their first posting until stop is closed, and then closes the outlet.
+// run delivers events in the order of their first posting. When stop is closed, it closes the channel.
 func (m *mailbox) run(stop <-chan struct{}) {
 	defer close(m.out)
 	for {

@@ -9,26 +9,26 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
 
-// plan is one transaction in the making. It is a pure function of what the database holds and of what is asked for.
+// plan is one planned transaction. It is a pure function of the database's contents and of the change.
 type plan struct {
 	view   *view
 	change Change
 
 	ops []ovsdb.Operation
-	// keys says for every operation which row it is for; the zero Key for those that serve many.
+	// keys has the row of each operation; the zero Key for operations that serve many rows.
 	keys []Key
-	// failed are the rows that cannot be written as things stand.
+	// failed are the rows that cannot be written to this database.
 	failed map[Key]*PortError
 	// created are the rows that the transaction makes.
 	created map[Key]bool
-	// attach and detach collect, by bridge name, the ports to put into and take out of Bridge.ports, so that a bridge
-	// is written once however many ports come and go.
+	// attach and detach collect, by bridge name, the ports to add to and remove from Bridge.ports, so that a bridge is written once for all
+	// its ports.
 	attach, detach map[string][]any
 	// bridgesIn and bridgesOut are the same for Open_vSwitch.bridges.
 	bridgesIn, bridgesOut []any
 }
 
-// newPlan returns the operations that make the change. Keys that the view shows to be as desired get none.
+// newPlan returns the operations that make the change. Rows that are already as desired need none.
 func newPlan(v *view, change Change) *plan {
 	p := &plan{
 		view: v, change: change,
@@ -56,7 +56,7 @@ func newPlan(v *view, change Change) *plan {
 	return p
 }
 
-// remove takes out what is Weft's. The rows themselves are collected by the database once nothing refers to them.
+// remove removes Weft's row from its parent. The database deletes rows that nothing refers to.
 func (p *plan) remove(key Key) {
 	switch key.Kind {
 	case KindBridge:
@@ -204,7 +204,7 @@ func (p *plan) updatePort(want *Port, have *portState) {
 	p.updateIDs(key, tablePort, have.row.UUID, have.row.ExternalIDs, want.ExternalIDs)
 }
 
-// interfaceColumns returns what Weft writes into an Interface row, except its name and external_ids.
+// interfaceColumns returns the columns that Weft writes into an Interface row, except its name and external_ids.
 func interfaceColumns(want *Port) ovsdb.Row {
 	lldp := "false"
 	if want.LLDP {
@@ -246,10 +246,10 @@ func (p *plan) attachToNew(name string) {
 	}
 }
 
-// updateIDs brings external_ids from have to want by single keys, so that what OVN keeps there stays.
+// updateIDs changes external_ids from have to want key by key, so that OVN's keys stay.
 func (p *plan) updateIDs(key Key, table, uuid string, have, want map[string]string) {
 	want = withOwner(want)
-	stale := []any{} // a nil slice would be written as null
+	stale := []any{} // a nil slice would be encoded as null
 	fresh := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(have)) {
 		if v, ok := want[k]; (!ok || v != have[k]) && !keptByOVN(k) {
@@ -280,7 +280,7 @@ func (p *plan) update(key Key, table, uuid string, row ovsdb.Row) {
 	}
 }
 
-// mutateSet puts values into a set of a row that serves many keys, or takes them out.
+// mutateSet adds values to, or removes them from, a set in a row that serves many keys.
 func (p *plan) mutateSet(table, uuid, column string, how ovsdb.Mutator, values []any) {
 	p.add(Key{}, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: table, Where: byUUID(uuid), Mutations: []ovsdb.Mutation{
 		{Column: column, Mutator: how, Value: ovsdb.OvsSet{GoSet: values}},
@@ -296,8 +296,8 @@ func byUUID(uuid string) []ovsdb.Condition {
 	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: uuid})}
 }
 
-// symbol returns the name by which operations of one transaction refer to a row that it inserts. Names of rows may
-// hold bytes that an <id> (RFC 7047, 3.1) may not, so those are written as their number.
+// symbol returns the name by which operations of one transaction refer to a row that it inserts. Names of rows may contain bytes that an
+// <id> (RFC 7047, 3.1) must not contain; these are written as numbers.
 func symbol(kind, name string) string {
 	s := []byte(kind + "_")
 	for i := range len(name) {
@@ -328,7 +328,7 @@ func stringMap(m map[string]string) ovsdb.OvsMap {
 	return ovsdb.OvsMap{GoMap: out}
 }
 
-// optional returns a column of zero or one value; the zero value of T is none.
+// optional returns a column of zero or one value. The zero value of T means no value.
 func optional[T comparable](value T) ovsdb.OvsSet {
 	var zero T
 	if value == zero {

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Two programs share a switch: each reads and changes its own rows on a bridge that is neither's.
+// Two programs share a switch: each reads and changes its own rows on a bridge that belongs to neither.
 func TestProgramsShareASwitch(t *testing.T) {
 	s := newReal(t)
 	s.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
@@ -37,7 +37,7 @@ func TestProgramsShareASwitch(t *testing.T) {
 			t.Errorf("the program of %s reads %v", name, have)
 		}
 	}
-	// What is not its own is not removed, whatever is asked for.
+	// Rows of others are not removed, even if the change names them.
 	all := map[ovsdb.Key]ovsdb.Row{
 		ovsdb.PortKey("agent0"):    &ovsdb.Port{Bridge: "br-int", Name: "agent0"},
 		ovsdb.PortKey("provider0"): &ovsdb.Port{Bridge: "br-int", Name: "provider0"},

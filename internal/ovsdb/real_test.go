@@ -69,7 +69,7 @@ func (s *realSwitch) open(t testing.TB) *ovsdb.Engine {
 	return e
 }
 
-// newNetNS makes a named network namespace that goes with the test.
+// newNetNS makes a named network namespace. It is deleted when the test ends.
 func newNetNS(t testing.TB) ns.NetNS {
 	t.Helper()
 	runtime.LockOSThread()
@@ -93,7 +93,7 @@ func newNetNS(t testing.TB) ns.NetNS {
 	return space
 }
 
-// counted is the engine with a way to count what it has written.
+// counted is the engine with a counter of its transactions.
 type counted struct {
 	*ovsdb.Engine
 	s *realSwitch
@@ -135,7 +135,7 @@ func (s *realSwitch) bench() *bench {
 	}
 }
 
-// addLink makes a veth pair of which the end of that name is for the switch, unless there is such a link.
+// addLink makes a veth pair with an end of that name for the switch, unless the link exists.
 func (s *realSwitch) addLink(t testing.TB, name string) {
 	t.Helper()
 	if _, err := s.links.LinkByName(name); err == nil {
@@ -158,7 +158,7 @@ func TestRealServerRestart(t *testing.T) {
 	if _, err := b.engine.Read(short); !errors.Is(err, ovsdb.ErrNotConnected) || !errors.Is(err, reconcile.ErrUnavailable) {
 		t.Errorf("Read without a server: %v", err)
 	}
-	// A change that is asked for meanwhile is made once the server is back.
+	// A change during the outage is made once the server is back.
 	committed := make(chan error, 1)
 	go func() { committed <- b.engine.Commit(ctx, set(pod("pod2", 4))) }()
 	s.StartDB()
@@ -166,7 +166,7 @@ func TestRealServerRestart(t *testing.T) {
 	b.event(t, "the connection is back", func(e ovsdb.Event) bool { return e.Kind == ovsdb.EventReconnected })
 	b.holds(t, br0(), pod("pod1", 3), pod("pod2", 4))
 
-	// The new connection serves as the old one did.
+	// The new connection works like the old one.
 	b.quietBut(t, ovsdb.EventReconnected)
 	must(t, b.engine.Commit(ctx, set(pod("pod3", 5))))
 	b.remove(t, "pod1")
@@ -200,7 +200,7 @@ func TestRealServerRestartsAgainAndAgain(t *testing.T) {
 		b.event(t, "the connection is back", func(e ovsdb.Event) bool { return e.Kind == ovsdb.EventReconnected })
 		b.holds(t, br0())
 	}
-	// ovs-vswitchd doubles its own wait with every loss, so only the last connection is asked for an effect.
+	// ovs-vswitchd doubles its own wait with every loss, so only the last connection is tested for an effect.
 	port := pod("tap0", 10)
 	port.Type = ovsdb.TypeInternal
 	must(t, b.engine.Commit(ctx, set(port)))
@@ -219,7 +219,7 @@ func TestRealSwitchRestart(t *testing.T) {
 		b.event(t, "the switch has started anew", restarted)
 		b.holds(t, br0(), pod("pod1", 3), pod("pod2", 4))
 	}
-	// While there is no switch, a change is not in effect, and it is when the switch is back.
+	// While there is no switch, a change does not come into effect. It does when the switch is back.
 	s.Stop("ovs-vswitchd", true)
 	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
@@ -257,7 +257,7 @@ func TestRealEmptyDatabase(t *testing.T) {
 	b.holds(t, br0())
 }
 
-// run makes a transaction beside the engine.
+// run makes a transaction without the engine.
 func (s *realSwitch) run(t *testing.T, transaction string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "ovsdb-client", "transact", "unix:"+s.DBSock, transaction).CombinedOutput()
@@ -284,7 +284,7 @@ func TestRealGarbage(t *testing.T) {
 			t.Errorf("stray %q is not seen", name)
 		}
 	}
-	// A member of a bond by the name of a port that is wanted: the stray goes and the port comes in one change.
+	// A member of a bond has the name of a desired port: one change removes the bond and adds the port.
 	change.Set[ovsdb.PortKey("eth1")] = pod("eth1", 11)
 	must(t, b.engine.Commit(ctx, change))
 	b.holds(t, br0(), pod("pod1", 3), pod("eth1", 11))
@@ -307,7 +307,7 @@ func TestRealOVNsIDsStay(t *testing.T) {
 	}
 }
 
-// A controller that somebody sets is found, and goes when the bridge is written.
+// A controller that another client sets is found. It is removed when the bridge is written.
 func TestRealControllerOfOthers(t *testing.T) {
 	s := newReal(t)
 	b, ctx := s.bench(), suiteContext(t)
@@ -348,8 +348,8 @@ func TestRealNoServer(t *testing.T) {
 	}
 }
 
-// BenchmarkAddPorts adds ports to a switch, n in one transaction, and takes them away again outside the measurement.
-// present is how many ports the switch has already, which its cost grows with.
+// BenchmarkAddPorts adds n ports to a switch in one transaction, and removes them again outside the measurement. present is the number of
+// ports that the switch already has, with which the cost grows.
 func BenchmarkAddPorts(b *testing.B) {
 	for _, present := range []int{0, 200} {
 		for _, group := range []int{1, 10, 160} {

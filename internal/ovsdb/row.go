@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// OwnerID is the external_ids key that marks a row as Weft's. Its value names the object the row comes from. Commit
-// adds it, with an empty value, to rows that come without.
+// OwnerID is the external_ids key that marks a row as Weft's. Its value names the object that the row is for. Commit adds it, with an
+// empty value, to rows without it.
 const OwnerID = "weft.dev/owner"
 
-// ProgramID is the external_ids key that names the program whose row it is, if that is not Weft's agent ([Config.Program]).
+// ProgramID is the external_ids key that names the program that owns the row, if that is not Weft's agent ([Config.Program]).
 const ProgramID = "weft.dev/program"
 
-// Kind says which table a key is about.
+// Kind is the kind of a row: its table.
 type Kind uint8
 
 // The kinds of rows.
@@ -27,7 +27,7 @@ const (
 	KindPort
 )
 
-// String returns the name of the kind as users know it.
+// String returns the name of the kind for users.
 func (k Kind) String() string {
 	switch k {
 	case KindBridge:
@@ -39,7 +39,7 @@ func (k Kind) String() string {
 	}
 }
 
-// Key identifies a row. Open vSwitch keeps names of bridges, and those of ports, unique within a database.
+// Key identifies a row. In Open vSwitch, names of bridges are unique within a database, and so are names of ports.
 type Key struct {
 	Kind Kind
 	Name string
@@ -56,18 +56,18 @@ func PortKey(name string) Key { return Key{Kind: KindPort, Name: name} }
 
 // Row is the value of the engine: a *[Bridge] or a *[Port].
 type Row interface {
-	// Key returns the key that the row stands under.
+	// Key returns the key of the row.
 	Key() Key
-	// Equal reports whether the two rows ask the switch for the same. What only the switch fills in is not compared,
-	// except a failure, so that a row that is written but not in effect differs from what is desired.
+	// Equal reports whether both rows configure the switch in the same way. It ignores what only the switch fills in, except a failure. So a
+	// row that is written but not in effect differs from the desired row.
 	Equal(other Row) bool
 	// Validate returns an error that names the field if the row cannot or must not be written.
 	Validate() error
-	// String returns the row in one line, in the words of ovs-vsctl.
+	// String returns the row in one line, in the syntax of ovs-vsctl.
 	String() string
 }
 
-// Bridge is a desired or present bridge. Its local port is made with it.
+// Bridge is a desired or existing bridge. Its local port is made with it.
 type Bridge struct {
 	// Name is the name of the bridge and of its local port, at most 15 bytes.
 	Name string
@@ -83,10 +83,10 @@ type Bridge struct {
 	// ExternalIDs is the column external_ids, without what OVN keeps in it.
 	ExternalIDs map[string]string
 
-	// Controllers is set by Read: how many OpenFlow controllers somebody has the bridge obey. None is ever desired: the
-	// switch would open hidden flows for them (in-band control), and each may change any flow.
+	// Controllers is set by Read: the number of OpenFlow controllers that others have set on the bridge. Desired state has none: the switch
+	// would add hidden flows for them (in-band control), and each may change any flow.
 	Controllers int
-	// Failure is set by Read when the bridge is in the database and not in effect, and says why. It is never written.
+	// Failure is set by Read if the bridge is in the database but not in effect: the reason. It is never written.
 	Failure string
 }
 
@@ -142,7 +142,7 @@ const (
 	TypePatch    = "patch"
 )
 
-// Port is a desired or present port: a Port row and its one Interface row, both of the same name.
+// Port is a desired or existing port: a Port row and its one Interface row, both of the same name.
 type Port struct {
 	// Bridge is the name of the bridge that the port is on.
 	Bridge string
@@ -150,19 +150,18 @@ type Port struct {
 	Name string
 	// Type is one of the Type constants. The zero value is an existing link.
 	Type string
-	// OFPort is the OpenFlow port number to ask for, 1 to 65279. 0 leaves the choice to the switch.
-	// A port that does not get the number asked for has failed.
+	// OFPort is the OpenFlow port number to request, 1 to 65279. 0: the switch chooses. A port that does not get the requested number has
+	// failed.
 	OFPort uint16
 	// Options is the interface's column options, such as remote_ip or dst_port of a tunnel.
 	Options map[string]string
-	// MAC is the address of an internal port's link, in the form 0a:58:0a:80:00:01. Empty leaves it to the switch.
+	// MAC is the address of an internal port's link, in the form 0a:58:0a:80:00:01. Empty: the switch chooses.
 	MAC string
-	// MTURequest is the MTU in bytes to give an internal port's link. 0 leaves it alone.
+	// MTURequest is the MTU in bytes of an internal port's link. 0: unchanged.
 	MTURequest int
-	// LLDP lets the switch take part in LLDP on this port. The zero value forbids it: OVS has leaked memory and
-	// crashed on crafted LLDP frames (CVE-2020-27827).
+	// LLDP enables LLDP on this port. The zero value disables it: OVS has leaked memory and crashed on crafted LLDP frames (CVE-2020-27827).
 	LLDP bool
-	// IngressRate limits what comes in from the port, in kbit/s; what is over is dropped. 0 is no limit.
+	// IngressRate limits the traffic from the port, in kbit/s; excess packets are dropped. 0 is no limit.
 	IngressRate int
 	// IngressBurst is the burst that IngressRate allows, in kbit. 0 is the switch's default (8000).
 	IngressBurst int
@@ -170,8 +169,7 @@ type Port struct {
 	// looks for the owner) and to the Interface row (where OVN looks for iface-id).
 	ExternalIDs map[string]string
 
-	// Failure is set by Read when the port is in the database and not in effect, and says why in the switch's words.
-	// It is never written.
+	// Failure is set by Read if the port is in the database but not in effect: the switch's error. It is never written.
 	Failure string
 }
 
@@ -233,7 +231,7 @@ func cloneRow(r Row) Row {
 	}
 }
 
-// withOwner returns ids with the owner's mark in it.
+// withOwner returns a copy of ids with the owner's mark.
 func withOwner(ids map[string]string) map[string]string {
 	if _, ok := ids[OwnerID]; ok {
 		return ids

@@ -123,7 +123,7 @@ func rowGen(t *rapid.T) Row {
 	}
 }
 
-// What is planned for any rows on any database makes it hold those rows, and a second plan then has nothing to do.
+// A plan for any rows makes any database hold those rows; a second plan then has nothing to do.
 func TestPlanReachesWhatIsDesired(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		db := newMemory()
@@ -138,7 +138,7 @@ func TestPlanReachesWhatIsDesired(t *testing.T) {
 			change := reconcile.Diff(desired, db.view().own())
 			p := newPlan(db.view(), change)
 			if len(p.failed) > 0 {
-				// A bridge in place of a port of that name: it goes first, as a caller does who is told.
+				// A bridge replaces a port of the same name: the port is removed first, as a caller does after the error.
 				p = newPlan(db.view(), Change{Delete: change.Delete})
 				db.apply(t, p)
 				change = reconcile.Diff(desired, db.view().own())
@@ -161,7 +161,7 @@ func taken(rows map[Key]Row, row Row) bool {
 	return bridge || port
 }
 
-// memory executes the operations of a plan on tables, as ovsdb-server and a willing switch do.
+// memory executes the operations of a plan on tables, as ovsdb-server and a switch without failures do.
 type memory struct {
 	tables
 	next int
@@ -197,7 +197,7 @@ func (m *memory) apply(t *rapid.T, p *plan) {
 	m.collect()
 }
 
-// row returns the row, made if need be.
+// row returns the row, and makes it if it is missing.
 func (m *memory) row(table, uuid string) any {
 	switch table {
 	case tableRoot:
@@ -220,7 +220,7 @@ func (m *memory) row(table, uuid string) any {
 	}
 }
 
-// column returns the field of the row that holds the column.
+// column returns the struct field of the column.
 func column(row any, name string) reflect.Value {
 	v := reflect.ValueOf(row).Elem()
 	for i := range v.NumField() {
@@ -294,7 +294,7 @@ func (m *memory) mutate(op ovsdb.Operation, names map[string]string) {
 	}
 }
 
-// collect removes rows that nothing refers to, and lets the switch take up the rest.
+// collect deletes rows that nothing refers to, and brings the others into effect, as the switch does.
 func (m *memory) collect() {
 	var bridges, ports, interfaces []string
 	bridges = m.root["root"].Bridges
@@ -369,8 +369,8 @@ func TestMailboxJoins(t *testing.T) {
 	}
 }
 
-// FuzzView arranges whatever a database may hold: rows that refer to rows that are not there, to each other, to rows of
-// odd names and values. Nothing may panic, and a plan that removes everything of Weft's must exist.
+// FuzzView arranges any contents of a database: rows that refer to missing rows or to each other, rows with odd names and values. Nothing
+// may panic, and a plan that removes all of Weft's rows must exist.
 func FuzzView(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var in struct {

@@ -2,9 +2,9 @@ package ovsdb
 
 import "github.com/ovn-kubernetes/libovsdb/model"
 
-// The tables and columns of Open_vSwitch (ovs-vswitchd.conf.db(5)) that Weft reads. They are written by hand and not
-// generated: a generated model asks for every column of one schema version, so that a client made from it refuses an
-// older switch, and a monitor over all columns is told of every interface's statistics every few seconds.
+// The tables and columns of Open_vSwitch (ovs-vswitchd.conf.db(5)) that Weft reads. They are written by hand, not generated. A generated
+// model requires every column of one schema version, so that its client refuses an older switch. A monitor of all columns gets every
+// interface's statistics every few seconds.
 
 const databaseName = "Open_vSwitch"
 

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// tablesOf copies the rows. The rows themselves are the session's, which replaces them and never writes into them.
+// tablesOf copies the maps of rows. The rows belong to the session, which replaces them and never writes into them.
 func tablesOf(s *session.Session) tables {
 	return tables{
 		root:       session.Rows[rootRow](s, tableRoot),
@@ -26,10 +26,10 @@ func rootOf(s *session.Session) *rootRow {
 	return nil
 }
 
-// maxTorn bounds how often a view is taken again because it was taken in the middle of an update.
+// maxTorn is how often a view is taken again because it was taken in the middle of an update.
 const maxTorn = 20
 
-// latestView returns a view of what has come so far.
+// latestView returns a view of the updates received so far.
 func latestView(ctx context.Context, s *session.Session, own claim) (*view, error) {
 	if v := newView(tablesOf(s), own); !v.dangling {
 		return v, nil
@@ -50,8 +50,8 @@ func currentView(ctx context.Context, s *session.Session, own claim) (*view, err
 	}
 }
 
-// applied waits until ovs-vswitchd has applied the configuration of that number. A view that is taken then shows the
-// outcome: it is in the same update as the number, but the copy takes tables in one by one.
+// applied waits until ovs-vswitchd has applied the configuration of that number. A later view shows the outcome: it is in the same update
+// as the number, but the copy applies an update table by table.
 func applied(ctx context.Context, s *session.Session, cfg int) error {
 	err := s.Await(ctx, func() bool {
 		root := rootOf(s)

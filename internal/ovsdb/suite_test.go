@@ -28,20 +28,20 @@ type engine interface {
 	Events() <-chan ovsdb.Event
 }
 
-// bench is a switch with an engine, and other people's hands on it.
+// bench is a switch with an engine, and functions that change the switch without the engine.
 type bench struct {
 	engine engine
-	// link makes a link that a port of that name can take.
+	// link makes links that ports of these names can use.
 	link func(t *testing.T, names ...string)
-	// noLink says that there is none.
+	// noLink removes the link.
 	noLink func(t *testing.T, name string)
 	// foreign makes a bridge and a port on it that are not Weft's.
 	foreign func(t *testing.T, bridge, port string)
 	// stray adds an unmarked internal port to a bridge by hand.
 	stray func(t *testing.T, bridge, port string)
-	// remove takes a port away by hand.
+	// remove deletes a port by hand.
 	remove func(t *testing.T, port string)
-	// ports lists all ports of a bridge, whoever's.
+	// ports lists all ports of a bridge, including foreign ports.
 	ports func(t *testing.T, bridge string) []string
 }
 
@@ -88,7 +88,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// holds fails unless the engine reads back exactly these rows.
+// holds fails unless the engine reads exactly these rows.
 func (b *bench) holds(t *testing.T, rows ...ovsdb.Row) {
 	t.Helper()
 	have, err := b.engine.Read(suiteContext(t))
@@ -120,7 +120,7 @@ func (b *bench) event(t *testing.T, what string, ok func(ovsdb.Event) bool) {
 	}
 }
 
-// quiet fails if there is an event now. It is asked after Read, which is answered after whatever came before it.
+// quiet fails if there is an event now. It first calls Read, which returns after all earlier updates.
 func (b *bench) quiet(t *testing.T) {
 	t.Helper()
 	_, err := b.engine.Read(suiteContext(t))
@@ -139,7 +139,7 @@ func driftOf(keys ...ovsdb.Key) func(ovsdb.Event) bool {
 	}
 }
 
-// suite is what holds for the fake and for the real switch.
+// suite has the tests that the fake and the real switch must pass.
 func suite(t *testing.T, start func(t *testing.T) *bench) {
 	cases := map[string]func(*testing.T, *bench){
 		"a bridge and its ports come and go":           testLifecycle,
@@ -186,8 +186,8 @@ func testLifecycle(t *testing.T, b *bench) {
 	b.holds(t, br0(), tun)
 	must(t, b.engine.Commit(ctx, del(br0(), tun)))
 	b.holds(t)
-	must(t, b.engine.Commit(ctx, del(br0(), tun))) // nothing is there: nothing to do
-	must(t, b.engine.Commit(ctx, set(br0())))      // and the bridge can come back
+	must(t, b.engine.Commit(ctx, del(br0(), tun))) // no such rows: nothing to do
+	must(t, b.engine.Commit(ctx, set(br0())))      // and the bridge can be made again
 	b.holds(t, br0())
 	b.quiet(t)
 }
@@ -273,7 +273,7 @@ func testMany(t *testing.T, b *bench) {
 	b.holds(t, br0())
 }
 
-// failedKeys fails the test if err is about more than single rows.
+// failedKeys returns the failed keys. It fails the test if err is about more than single rows.
 func failedKeys(t *testing.T, err error) []ovsdb.Key {
 	t.Helper()
 	failed, whole := ovsdb.FailedKeys(err)
@@ -462,7 +462,7 @@ func testMove(t *testing.T, b *bench) {
 	port.Bridge = "br1"
 	must(t, b.engine.Commit(ctx, set(port)))
 	b.holds(t, br0(), br1, port)
-	change := del(br1) // the bridge goes and the port comes back in one change
+	change := del(br1) // one change removes the bridge and moves the port
 	port.Bridge = "br0"
 	change.Set = set(port).Set
 	must(t, b.engine.Commit(ctx, change))

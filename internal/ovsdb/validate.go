@@ -9,8 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of what is accepted. Values come from objects that tenants write, and the database keeps every byte in the
-// memory of two daemons.
+// Limits of accepted values. Values come from objects that tenants write, and the database keeps every byte in the memory of two daemons.
 const (
 	maxName     = 15    // IFNAMSIZ - 1, linux/if.h
 	maxOFPort   = 65279 // 0xfeff, the highest port number that Interface.ofport_request takes
@@ -22,9 +21,9 @@ const (
 	maxPolicing = 1 << 40 // kbit/s or kbit; keeps sums within an OVSDB integer
 )
 
-// ValidName returns an error unless name can be the name of a link, a port or a bridge: 1 to 15 letters, digits,
-// dots, dashes and underscores, beginning with a letter or a digit. That is stricter than the kernel and the switch,
-// so that a name is never mistaken for an option, a path or a wildcard by a tool that reads it.
+// ValidName returns an error unless name is valid for a link, a port or a bridge: 1 to 15 letters, digits, dots, dashes and underscores,
+// beginning with a letter or a digit. That is stricter than the kernel and the switch, so that no tool mistakes a name for an option, a
+// path or a wildcard.
 func ValidName(name string) error {
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("%w: name %.32q has %d bytes, want 1 to %d", ErrInvalid, name, len(name), maxName)
@@ -113,7 +112,7 @@ func oneOf(column, value string, allowed ...string) error {
 	return fmt.Errorf("%w: %s %.64q is none of %q", ErrInvalid, column, value, allowed)
 }
 
-// validMAC wants the one form that the switch reads and writes, so that what is read back compares equal.
+// validMAC accepts only the form that the switch reads and writes, so that the value read back compares equal.
 func validMAC(column, value string) error {
 	mac, err := net.ParseMAC(value)
 	if err != nil || len(mac) != 6 || mac.String() != value {
@@ -154,8 +153,8 @@ func printable(s string) bool {
 	return true
 }
 
-// keptByOVN reports whether ovn-controller writes this external_ids key to ports and bridges that others made
-// (ovn-controller(8)). Weft neither sees nor removes those.
+// keptByOVN reports whether ovn-controller writes this external_ids key to bridges and ports of others (ovn-controller(8)). Weft ignores
+// these keys and does not remove them.
 func keptByOVN(key string) bool {
 	return strings.HasPrefix(key, "ovn-installed") || strings.HasPrefix(key, "ct-zone-") ||
 		strings.HasPrefix(key, "ovn-nb-cfg") || key == "ovn-startup-ts"

@@ -7,8 +7,8 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// Version returns the release of Open vSwitch that runs, as ovs-vswitchd or its start script wrote it to the database; ""
-// when nobody did.
+// Version returns the release of the running Open vSwitch, as ovs-vswitchd or its start script wrote it to the database; "" if it is not
+// set.
 func (e *Engine) Version(ctx context.Context) (string, error) {
 	version := ""
 	err := e.keeper.Do(ctx, func(s *session.Session) error {

@@ -21,14 +21,14 @@ type tables struct {
 	interfaces map[string]*interfaceRow
 }
 
-// view is the database arranged by name. It shows all rows, and says which are Weft's.
+// view is the database arranged by name. It has all rows, and marks those that are Weft's.
 type view struct {
 	root    *rootRow
 	bridges map[string]*bridgeState
 	ports   map[string]*portState
 	// interfaces maps every interface's name to the name of its port.
 	interfaces map[string]string
-	// dangling says that a row refers to one that is not there: the copy was taken in the middle of an update.
+	// dangling says that a row refers to a missing row: the copy was taken in the middle of an update.
 	dangling bool
 }
 
@@ -41,17 +41,17 @@ type bridgeState struct {
 type portState struct {
 	row    *portRow
 	bridge *bridgeRow
-	// iface is the interface of the port's name, else any of the port's, else nil.
+	// iface is the interface with the port's name, else any interface of the port, else nil.
 	iface *interfaceRow
 	local bool
 	own   bool
 }
 
-// claim is what of the switch is this program's.
+// claim says which rows of the switch are this program's.
 type claim struct {
 	// bridges are the names of its own bridges.
 	bridges []string
-	// program is its name in ProgramID; empty: its rows have none.
+	// program is its name in ProgramID. Empty: its rows have no ProgramID.
 	program string
 }
 
@@ -131,7 +131,7 @@ func (v *view) own() map[Key]Row {
 	return rows
 }
 
-// verdict returns what the switch says against the row after it was written, and nothing if it is in effect.
+// verdict returns the switch's error for the row after it was written, or "" if the row is in effect.
 func (v *view) verdict(key Key) string {
 	b, p := v.bridges[key.Name], v.ports[key.Name]
 	switch {
@@ -216,7 +216,7 @@ func (p *portState) failure() string {
 	return p.switchFailure()
 }
 
-// switchFailure returns what the switch says against the port.
+// switchFailure returns the switch's error for the port.
 func (p *portState) switchFailure() string {
 	i := p.iface
 	switch {
@@ -229,8 +229,8 @@ func (p *portState) switchFailure() string {
 	case i.OFPortRequest != nil && *i.OFPort != *i.OFPortRequest:
 		return fmt.Sprintf("the switch gave it port number %d instead of %d", *i.OFPort, *i.OFPortRequest)
 	case (i.Type == TypeLink || i.Type == typeSystem) && i.IfIndex != nil && *i.IfIndex == 0:
-		// The userspace datapath keeps the port's number when its link goes, and says so nowhere else. If a link of
-		// that name comes, the switch takes it up by itself.
+		// The userspace datapath keeps a port's number when its link is removed, and reports the removal nowhere else. If a link of that name is
+		// made, the switch adds it by itself.
 		return "its link has gone (No such device)"
 	}
 	return ""

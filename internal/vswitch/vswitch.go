@@ -1,5 +1,5 @@
-// Package vswitch starts Open vSwitch's daemons in containers, for nodes that have none of their own: it prepares what a
-// distribution's start scripts prepare, and then becomes the daemon. There is no shell in the image.
+// Package vswitch starts Open vSwitch's daemons in containers, on nodes without a switch of their own. It does the preparation of a
+// distribution's start scripts, and then executes the daemon in its place. The image has no shell.
 package vswitch
 
 import (
@@ -21,18 +21,18 @@ const (
 	DefaultSchema   = "/usr/share/openvswitch/vswitch.ovsschema"
 )
 
-// Options say where things are. Zero values are the defaults.
+// Options are the paths and names. Zero values mean the defaults.
 type Options struct {
-	// RunDir has the daemons' sockets. Default DefaultRunDir.
+	// RunDir is the directory of the daemons' sockets. Default DefaultRunDir.
 	RunDir string
-	// Database is the file of the switch's configuration; it is made when it is missing, and converted when it is of
-	// another version of Open vSwitch. Default DefaultDatabase.
+	// Database is the file of the switch's configuration. It is made if it is missing, and converted if it has the schema of another version
+	// of Open vSwitch. Default DefaultDatabase.
 	Database string
-	// Schema is what it is made of. Default DefaultSchema.
+	// Schema is the file of the database's schema. Default DefaultSchema.
 	Schema string
-	// Tell is called when a database was set aside. Nil: nothing is.
+	// Tell is called when a database was set aside. Nil: no call.
 	Tell func(message string)
-	// Node is the name of the node, which the database tells as system-id and hostname. Only Switch needs it.
+	// Node is the name of the node, which the database has as system-id and hostname. Only Switch needs it.
 	Node string
 }
 
@@ -47,16 +47,16 @@ func (o Options) withDefaults() Options {
 
 func (o Options) socket() string { return filepath.Join(o.RunDir, "db.sock") }
 
-// ErrOther says that the node has a switch of its own.
+// ErrOther says that another switch runs on the node.
 var ErrOther = errors.New("another Open vSwitch runs on this node: remove the node's label, so that Weft's does not run here")
 
-// Daemon is a program to become.
+// Daemon is a program to execute in place of this one.
 type Daemon struct {
 	Argv []string
 	Env  []string
 }
 
-// Database prepares the database and returns its server. It refuses to run beside another.
+// Database prepares the database and returns the command of its server. It refuses if another server runs.
 func Database(ctx context.Context, o Options) (Daemon, error) {
 	o = o.withDefaults()
 	if answers(ctx, o.socket()) == nil {
@@ -68,8 +68,8 @@ func Database(ctx context.Context, o Options) (Daemon, error) {
 	return o.daemon("ovsdb-server", o.Database, "--remote=punix:"+o.socket())
 }
 
-// damage returns why a file is no database of Open vSwitch's, nil if it is one; err says that this cannot be found out. Whatever is wrong
-// behind the schema, ovsdb-server leaves out by itself.
+// damage returns the reason why a file is not a database of Open vSwitch, nil if it is one; err says that this cannot be determined. It
+// checks only up to the schema: ovsdb-server skips damaged records after it.
 func damage(ctx context.Context, o Options) (why, err error) {
 	data, err := os.ReadFile(o.Database)
 	if err != nil {
@@ -78,7 +78,7 @@ func damage(ctx context.Context, o Options) (why, err error) {
 	if len(data) == 0 {
 		return errors.New("it is empty"), nil
 	}
-	want, err := run(ctx, "ovsdb-tool", "schema-name", o.Schema) // without a program or a schema, the database is not to blame
+	want, err := run(ctx, "ovsdb-tool", "schema-name", o.Schema) // fails without the program or the schema: then the database is not damaged
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func damage(ctx context.Context, o Options) (why, err error) {
 	return why, ctx.Err()
 }
 
-// setAside moves a damaged database to a name that is free, for inspection. The agent makes its contents anew.
+// setAside renames a damaged database to a free name, for inspection. The agent makes its contents again.
 func setAside(o Options, why error) error {
 	aside := o.Database + ".damaged"
 	for n := 1; ; n++ {
@@ -108,7 +108,7 @@ func setAside(o Options, why error) error {
 	return nil
 }
 
-// Prepare makes a database of OVSDB when it is missing or damaged, atomically, and converts it when it has another schema. fresh says that it
+// Prepare makes a database if it is missing or damaged, atomically, and converts it if it has another schema. fresh reports whether it
 // was made.
 func Prepare(ctx context.Context, o Options) (fresh bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(o.Database), 0o755); err != nil {
@@ -150,7 +150,7 @@ func create(ctx context.Context, o Options) error {
 	return nil
 }
 
-// Switch waits for the database, tells it whose it is, and returns the switch's daemon.
+// Switch waits for the database, writes the node's name into it, and returns the command of the switch's daemon.
 func Switch(ctx context.Context, o Options) (Daemon, error) {
 	o = o.withDefaults()
 	if o.Node == "" {
@@ -167,7 +167,7 @@ func Switch(ctx context.Context, o Options) (Daemon, error) {
 	return o.daemon("ovs-vswitchd", "unix:"+o.socket())
 }
 
-// quote makes an OVSDB string of a word.
+// quote returns the word as an OVSDB string.
 func quote(word string) string { return `"` + word + `"` }
 
 // daemon returns a daemon that logs to its standard error only.

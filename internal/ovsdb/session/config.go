@@ -20,19 +20,18 @@ import (
 // DefaultProbeInterval is the default of Config.ProbeInterval, half of ovs-vswitchd's own default for its connections.
 const DefaultProbeInterval = 5 * time.Second
 
-// Config describes which database a [Keeper] is for.
+// Config describes the database of a [Keeper].
 type Config struct {
 	// Database is the name of the database in its schema.
 	Database string
-	// Tables maps the name of each table to a pointer to a struct with libovsdb's tags. The copy has the tagged
-	// columns and no others: a struct that is generated from a newer schema would refuse an older server, and a column
-	// of statistics would be an update every few seconds.
+	// Tables maps the name of each table to a pointer to a struct with libovsdb's tags. The copy has only the tagged columns. A struct that
+	// is generated from a newer schema would refuse an older server, and a column of statistics would cause an update every few seconds.
 	Tables map[string]model.Model
 	// Endpoints are tried in turn: unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT.
 	Endpoints []string
 	// TLS is for ssl: endpoints.
 	TLS *tls.Config
-	// Locate returns endpoints and TLS before each attempt, in place of Endpoints and TLS, for servers that move. Nil: they stay.
+	// Locate returns endpoints and TLS before each attempt, in place of Endpoints and TLS, for servers that move. Nil: they are fixed.
 	Locate func(context.Context) ([]string, *tls.Config, error)
 	// LeaderOnly accepts only the leader of a clustered database.
 	LeaderOnly bool
@@ -44,13 +43,13 @@ type Config struct {
 
 	// Changed is called for each changed row with its table. It must not block. Nil means no calls.
 	Changed func(table string)
-	// Connected is called when a session is ready, again says that it is not the first. Nil means no calls.
+	// Connected is called when a session is ready; again is false for the first one. Nil means no calls.
 	Connected func(again bool)
 	// Lost is called when a session has ended. Nil means no calls.
 	Lost func()
 }
 
-// withDefaults returns c with every zero value replaced by what it means.
+// withDefaults returns c with every zero value replaced by its default.
 func (c Config) withDefaults() Config {
 	if c.ProbeInterval <= 0 {
 		c.ProbeInterval = DefaultProbeInterval
@@ -91,7 +90,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// validEndpoint refuses what the library would replace by a default or find out while connecting.
+// validEndpoint refuses endpoints that the library would replace by a default or reject only when it connects.
 func (c Config) validEndpoint(endpoint string) error {
 	method, where, _ := strings.Cut(endpoint, ":")
 	switch method {
@@ -112,8 +111,8 @@ func (c Config) validEndpoint(endpoint string) error {
 	return nil
 }
 
-// monitorRequest asks for the modelled columns. The method is set: what the library chooses by default resumes from a
-// transaction number that its cache may not match.
+// monitorRequest requests the modelled columns. It sets the method, because the library's default method resumes from a transaction
+// number that its cache may not match.
 func (c Config) monitorRequest() *client.Monitor {
 	request := &client.Monitor{Method: ovsdb.ConditionalMonitorRPC}
 	for _, table := range slices.Sorted(maps.Keys(c.Tables)) {

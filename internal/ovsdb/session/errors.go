@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// ErrNotConnected reports that no connection could be made in the time that the caller gave.
+	// ErrNotConnected reports that no connection could be made within the caller's time limit.
 	ErrNotConnected = fmt.Errorf("%w: no connection to ovsdb-server: is it running?", reconcile.ErrUnavailable)
 	// ErrClosed reports that the keeper has been closed.
 	ErrClosed = errors.New("engine is closed")

@@ -10,7 +10,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Bounds of how often a lost connection is tried again. It is tried until the keeper is closed.
+// Bounds of the pause between attempts to reconnect. The attempts end when the keeper is closed.
 const (
 	redialFirst = 50 * time.Millisecond
 	redialLast  = 2 * time.Second
@@ -27,12 +27,11 @@ type Keeper struct {
 	mu       sync.Mutex
 	current  *Session      // nil while there is none
 	replaced chan struct{} // closed, and replaced, whenever current is set
-	dialErr  error         // why there is none
+	dialErr  error         // why there is no session
 }
 
-// Keep starts to connect and returns at once; the first [Keeper.Do] waits for the connection. It fails only for a
-// configuration that cannot work (ErrInvalid). The keeper has the values of ctx and runs until Close, which the caller must
-// call.
+// Keep starts to connect and returns at once; the first [Keeper.Do] waits for the connection. It fails only for a configuration that
+// cannot work (ErrInvalid). The keeper uses the values of ctx, not its end. It runs until Close, which the caller must call.
 func Keep(ctx context.Context, config Config) (*Keeper, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
@@ -43,15 +42,15 @@ func Keep(ctx context.Context, config Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Close ends the connection and returns when nothing runs any more. It may be called more than once.
+// Close ends the connection and returns when all goroutines have ended. It may be called more than once.
 func (k *Keeper) Close() {
 	k.cancel()
 	k.group.Wait()
 }
 
-// Do calls work with the current session, and again with the next one if work returns ErrLost, so work must be fit to be
-// repeated. While there is no session it waits: ErrNotConnected when ctx ends before, ErrClosed after Close. Other errors
-// of work are returned as they are.
+// Do calls work with the current session, and again with the next one if work returns ErrLost. So work must be safe to repeat. While
+// there is no session, Do waits; it returns ErrNotConnected if ctx ends before, and ErrClosed after Close. Other errors of work are
+// returned as they are.
 func (k *Keeper) Do(ctx context.Context, work func(*Session) error) error {
 	for {
 		s, err := k.wait(ctx)
@@ -77,7 +76,7 @@ func (k *Keeper) Current() *Session {
 	return s
 }
 
-// wait returns the current session, and waits for one.
+// wait returns the current session, and waits if there is none.
 func (k *Keeper) wait(ctx context.Context) (*Session, error) {
 	for {
 		s, replaced, dialErr := k.state()
@@ -94,7 +93,7 @@ func (k *Keeper) wait(ctx context.Context) (*Session, error) {
 	}
 }
 
-// state returns the session, nil if there is none, a channel that is closed when there may be another, and why there is
+// state returns three values: the session, or nil; a channel that is closed when the session may have changed; and the reason if there is
 // none.
 func (k *Keeper) state() (*Session, <-chan struct{}, error) {
 	k.mu.Lock()
@@ -136,7 +135,7 @@ func (k *Keeper) run(ctx context.Context) {
 	}
 }
 
-// redial tries the endpoints in turn until there is a connection; nil means that ctx is done.
+// redial tries the endpoints in turn until there is a connection. It returns nil if ctx is done.
 func (k *Keeper) redial(ctx context.Context) *Session {
 	pause := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
@@ -158,7 +157,7 @@ func (k *Keeper) redial(ctx context.Context) *Session {
 	}
 }
 
-// located returns the configuration with the endpoints as they are now.
+// located returns the configuration with the current endpoints.
 func (c Config) located(ctx context.Context) (Config, error) {
 	if c.Locate == nil {
 		return c, nil

@@ -7,8 +7,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 )
 
-// The database that every ovsdb-server has about itself, and the part of its one table that the leadership needs
-// (ovsdb-server(5)).
+// The database that every ovsdb-server has about itself, with the columns of its one table that show the leadership (ovsdb-server(5)).
 const (
 	serverDatabase = "_Server"
 	serverTable    = "Database"
@@ -23,8 +22,8 @@ type databaseRow struct {
 	Connected bool   `ovsdb:"connected"`
 }
 
-// watchLeader opens a session with the server's own database, and fails unless the server may be used. The library has
-// an option for that; it leaves a goroutine behind for each connection.
+// watchLeader opens a session with the server's own database. It fails unless the server may be used. The library has an option for that,
+// but it leaks a goroutine for each connection.
 func watchLeader(ctx context.Context, config Config, endpoint string) (*Session, error) {
 	s, err := dial(ctx, Config{
 		Database: serverDatabase, Tables: map[string]model.Model{serverTable: &databaseRow{}},
@@ -40,7 +39,7 @@ func watchLeader(ctx context.Context, config Config, endpoint string) (*Session,
 	return s, nil
 }
 
-// leads reports whether the server leads the database or does not share it with others.
+// leads reports whether the server leads the database, or the database is not clustered.
 func (s *Session) leads(database string) bool {
 	for _, row := range Rows[databaseRow](s, serverTable) {
 		if row.Name == database {
@@ -50,7 +49,7 @@ func (s *Session) leads(database string) bool {
 	return false
 }
 
-// awaitDeposed returns when the server no longer leads, or cannot say so.
+// awaitDeposed returns when the server no longer leads, or the connection is lost.
 func (s *Session) awaitDeposed(ctx context.Context, database string) {
-	_ = s.Await(ctx, func() bool { return !s.leads(database) }) // a lost connection says as little of the leadership
+	_ = s.Await(ctx, func() bool { return !s.leads(database) }) // after a lost connection, the leadership is unknown too
 }

@@ -36,7 +36,7 @@ func tool(t testing.TB, args ...string) {
 	}
 }
 
-// startServer starts ovsdb-server on a database file and returns once it has its socket.
+// startServer starts ovsdb-server on a database file and returns once its socket exists.
 func startServer(t testing.TB, file string, args ...string) *process {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "wtdb") // short: a unix socket's path has room for 107 bytes
@@ -85,7 +85,7 @@ func TestReal(t *testing.T) {
 	})
 }
 
-// The session is with the leader, and moves to the next leader with a complete copy.
+// The session uses the leader, and moves to the next leader with a complete copy.
 func TestRealLeader(t *testing.T) {
 	var address [3]string
 	for i := range address {
@@ -115,7 +115,7 @@ func TestRealLeader(t *testing.T) {
 	if leader != endpoints[2] {
 		t.Fatalf("connected to %s, the leader is %s", leader, endpoints[2])
 	}
-	// The others must have joined, or the cluster dies with its only member.
+	// The others must have joined first: the cluster would die with its only member.
 	follower := keep(t, session.Config{Endpoints: endpoints[:1]})
 	second := keep(t, session.Config{Endpoints: endpoints[1:2]})
 	for _, k := range []*session.Keeper{follower, second} {

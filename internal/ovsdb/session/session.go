@@ -15,10 +15,10 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
 
-// closeGrace is how long a session waits for the library's goroutines when it is closed.
+// closeGrace is how long close waits for the library's goroutines.
 const closeGrace = 2 * time.Second
 
-// maxCompare bounds how often a new copy is compared with the server while others write to the database.
+// maxCompare is how often a new copy is compared with the server while others write to the database.
 const maxCompare = 20
 
 // noRow is the UUID of no row.
@@ -31,9 +31,9 @@ type Session struct {
 	database string
 	tables   []string
 	endpoint string
-	// lost is closed when the connection is gone.
+	// lost is closed when the connection is lost.
 	lost chan struct{}
-	// abandoned is closed when the library does not let go in time.
+	// abandoned is closed when the library does not release the connection in time.
 	abandoned chan struct{}
 	// leader is the watch for the leadership of the server, nil without LeaderOnly.
 	leader *Session
@@ -78,8 +78,8 @@ func dial(ctx context.Context, config Config, endpoint string) (*Session, error)
 	return s, nil
 }
 
-// watch closes lost when the library has let go of the connection. The library signals that once, and only to a
-// receiver that waits at that moment.
+// watch closes lost when the library has released the connection. The library signals that once, and only to a receiver that is waiting
+// at that moment.
 func (s *Session) watch() {
 	defer close(s.lost)
 	select {
@@ -104,13 +104,13 @@ func (s *Session) close() {
 	}
 }
 
-// OnAdd implements cache.EventHandler; it is not for callers.
+// OnAdd implements cache.EventHandler; callers do not use it.
 func (s *Session) OnAdd(table string, _ model.Model) { s.touch(table) }
 
-// OnUpdate implements cache.EventHandler; it is not for callers.
+// OnUpdate implements cache.EventHandler; callers do not use it.
 func (s *Session) OnUpdate(table string, _, _ model.Model) { s.touch(table) }
 
-// OnDelete implements cache.EventHandler; it is not for callers.
+// OnDelete implements cache.EventHandler; callers do not use it.
 func (s *Session) OnDelete(table string, _ model.Model) { s.touch(table) }
 
 func (s *Session) touch(table string) {
@@ -124,17 +124,17 @@ func (s *Session) touch(table string) {
 // Endpoint returns the endpoint that the session is connected to.
 func (s *Session) Endpoint() string { return s.endpoint }
 
-// Lost is closed when the connection is gone.
+// Lost returns a channel that is closed when the connection is lost.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
-// Changed returns a channel that is closed at the next change of the copy. A caller takes it before it looks at rows.
+// Changed returns a channel that is closed at the next change of the copy. A caller must take it before it reads rows.
 func (s *Session) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changed
 }
 
-// IsLost reports whether the connection is gone.
+// IsLost reports whether the connection is lost.
 func (s *Session) IsLost() bool {
 	select {
 	case <-s.lost:
@@ -168,8 +168,8 @@ func (s *Session) Sync(ctx context.Context) error {
 	return err
 }
 
-// Await returns nil once holds returns true for the copy, which is asked now and after each change. It returns ErrLost
-// when the connection is lost, and the context's cause when ctx ends.
+// Await returns nil once holds returns true; it calls holds now and after each change of the copy. It returns ErrLost when the connection
+// is lost, and the context's cause when ctx ends.
 func (s *Session) Await(ctx context.Context, holds func() bool) error {
 	for {
 		changed := s.Changed()
@@ -203,8 +203,7 @@ func Rows[T any](s *Session, table string) map[string]*T {
 	return out
 }
 
-// verify compares the UUIDs of the copy with those of the server. Others may write meanwhile, so a difference counts
-// only if it stays.
+// verify compares the UUIDs of the copy with those of the server. Others may write meanwhile, so only a lasting difference is an error.
 func (s *Session) verify(ctx context.Context) error {
 	ops := make([]ovsdb.Operation, len(s.tables))
 	for i, table := range s.tables {

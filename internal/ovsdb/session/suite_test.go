@@ -28,7 +28,7 @@ const (
 	patience   = 30 * time.Second
 )
 
-// box is a row without the column weight, which the copy must not need.
+// box is a row without the column weight: the copy must work without it.
 type box struct {
 	UUID   string            `ovsdb:"_uuid"`
 	Name   string            `ovsdb:"name"`
@@ -88,7 +88,7 @@ func names(t testing.TB, k *session.Keeper) map[string]bool {
 	return have
 }
 
-// wire passes connections on to a server and cuts them.
+// wire forwards connections to a server and can cut them.
 type wire struct {
 	path     string
 	listener net.Listener
