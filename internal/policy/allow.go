@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// Connection is a connection as policies see it: its source, and the destination once Services' addresses have been replaced.
+// Connection is a connection as policies evaluate it: its source, and the destination after the translation of Services' addresses.
 type Connection struct {
 	Source, Destination netip.Addr
-	// Protocol is the number in the IP header, and Port the destination's; 0 for protocols without ports.
+	// Protocol is the number in the IP header. Port is the destination port; 0 for protocols without ports.
 	Protocol Protocol
 	Port     uint16
 }
 
-// Allows reports whether the policies that isolate a pod in a direction allow a connection of which the pod is the source (Egress) or the
-// destination (Ingress). It is for single connections; compiled rules are for packets.
+// Allows reports whether the policies that isolate a pod in a direction allow a connection. The pod is the source for Egress and the
+// destination for Ingress. Allows is for single connections; compiled rules are for packets.
 func (x *Index) Allows(pod Key, d Direction, c Connection) bool {
 	isolation, known := x.Isolation(pod)
 	switch {

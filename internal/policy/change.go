@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// change finds what a change of the index does to sets, by looking at what it may touch before and after.
+// change finds the effect of a change of the index on sets. It compares the addresses and pods that may be affected, before and after.
 type change struct {
 	index    *Index
 	views    map[view]*touched
@@ -16,7 +16,7 @@ type change struct {
 	pods     map[Key]struct{}
 }
 
-// touched is what of a view may change, and whether it was in it before.
+// touched are the addresses and pods of a view that may change. The value is whether the view had them before.
 type touched struct {
 	addresses map[netip.Addr]bool
 	pods      map[Key]bool
@@ -26,7 +26,7 @@ func (x *Index) begin() *change {
 	return &change{index: x, views: map[view]*touched{}, policies: map[Key]struct{}{}, pods: map[Key]struct{}{}}
 }
 
-// touch notes that a pod may come into a set or go out of it, as it is.
+// touch notes that a change may add this pod to a set or remove it.
 func (c *change) touch(s *set, p *Pod) {
 	if p == nil {
 		return
@@ -53,7 +53,7 @@ func (c *change) note(v view, p *Pod) {
 	t.pods[p.Key] = false
 }
 
-// before looks at what was noted, while nothing has changed. Views that are not yet there tell no delta.
+// before records the noted addresses and pods before the change. Views that do not exist yet get no delta.
 func (c *change) before() {
 	for v, t := range c.views {
 		if _, there := c.index.views[v.name()]; !there {
@@ -69,7 +69,7 @@ func (c *change) before() {
 	}
 }
 
-// count keeps the numbers of named ports of the sets that select a pod.
+// count updates the numbers of named ports of the sets that select a pod.
 func (c *change) count(sets map[*set]struct{}, p *Pod, by int) {
 	for s := range sets {
 		if s.pods.Matches(p.Labels) {
@@ -93,7 +93,7 @@ func (c *change) countSet(s *set, p *Pod, by int) {
 	}
 }
 
-// countNumber counts a pod that has a number, and reports whether the number is new or gone.
+// countNumber counts a pod that has a number, and reports whether the number is new or no longer used.
 func (x *Index) countNumber(s *split, number uint16, by int) bool {
 	v := view{s.set, s.port, number}
 	old := s.numbers[number]
@@ -111,7 +111,7 @@ func (x *Index) countNumber(s *split, number uint16, by int) bool {
 	}
 }
 
-// effect compares with what is now.
+// effect compares with the state after the change.
 func (c *change) effect() Effect {
 	e := Effect{Policies: sortedKeys(c.policies), Pods: sortedKeys(c.pods)}
 	for v, t := range c.views {

@@ -1,6 +1,6 @@
 package policy
 
-// Sets returns how many sets, names of sets and scopes there are.
+// Sets returns the numbers of sets, names of sets and scopes.
 func (x *Index) Sets() int {
 	n := len(x.sets) + len(x.views) + len(x.scopes) + len(x.seeking.selectors) + len(x.seeking.pairs) + len(x.seeking.rest)
 	if x.any != nil {
@@ -9,7 +9,7 @@ func (x *Index) Sets() int {
 	return n
 }
 
-// Size returns how much an index holds in all.
+// Size returns the total number of elements in an index.
 func (x *Index) Size() int {
 	return x.Sets() + len(x.spaces) + len(x.known.all) + len(x.known.pairs) + len(x.pods) + len(x.groups) + len(x.at) + len(x.policies)
 }

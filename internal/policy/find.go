@@ -1,19 +1,19 @@
 package policy
 
-// pair is a label that something has, or that a selector asks for. With any it is the label with whatever value.
+// pair is a label of an element, or a label that a selector requires. With any it is the label with any value.
 type pair struct {
 	key, value string
 	any        bool
 }
 
-// holders finds by a selector those that have labels, without looking at all of them.
+// holders finds the elements whose labels match a selector, without matching all of them.
 type holders[T comparable] struct {
 	all map[T]map[string]string
-	// pairs is nil while there are so few that looking at all of them is as fast.
+	// pairs is nil while there are so few elements that matching all of them is as fast.
 	pairs map[pair]map[T]struct{}
 }
 
-// fewHolders is up to how many are looked at one by one.
+// fewHolders is the number of elements up to which all are matched one by one.
 const fewHolders = 16
 
 func (h *holders[T]) add(t T, labels map[string]string) {
@@ -46,7 +46,7 @@ func (h *holders[T]) remove(t T) {
 	delete(h.all, t)
 }
 
-// match calls yield for everyone whose labels a selector matches.
+// match calls yield for every element whose labels match a selector.
 func (h *holders[T]) match(s Selector, yield func(T)) {
 	buckets, narrowed := h.narrow(s)
 	if !narrowed {
@@ -66,7 +66,7 @@ func (h *holders[T]) match(s Selector, yield func(T)) {
 	}
 }
 
-// narrow returns those among whom all that match are, each once: by the requirement that fewest meet.
+// narrow returns disjoint buckets that contain all matching elements: those of the requirement that the fewest elements meet.
 func (h *holders[T]) narrow(s Selector) (best []map[T]struct{}, narrowed bool) {
 	if h.pairs == nil {
 		return nil, false
@@ -87,7 +87,7 @@ func (h *holders[T]) narrow(s Selector) (best []map[T]struct{}, narrowed bool) {
 	return best, narrowed
 }
 
-// pairs are labels of which something must have exactly one to meet the requirement; none if it may do without any.
+// pairs are the labels of which an element must have exactly one to meet the requirement; none if it can meet it without labels.
 func (r *requirement) pairs() []pair {
 	switch r.operator {
 	case in:
@@ -103,18 +103,18 @@ func (r *requirement) pairs() []pair {
 	}
 }
 
-// seekers finds by labels those whose selectors match them, without looking at all of them.
+// seekers finds the elements whose selectors match given labels, without matching all of them.
 type seekers[T comparable] struct {
 	selectors map[T]filed
 	pairs     map[pair]map[T]struct{}
-	// rest are those whose selectors ask for no label that there must be.
+	// rest are the elements whose selectors require no label.
 	rest map[T]struct{}
 }
 
-// filed is a selector and where it was put.
+// filed is a selector and the place where it was filed.
 type filed struct {
 	selector Selector
-	// requirement is the number of the one whose pairs it stands under; -1: the rest.
+	// requirement is the index of the requirement under whose pairs the selector is filed; -1: in rest.
 	requirement int
 }
 
@@ -122,7 +122,7 @@ func (s *seekers[T]) add(t T, selector Selector) {
 	if s.selectors == nil {
 		s.selectors, s.pairs, s.rest = map[T]filed{}, map[pair]map[T]struct{}{}, map[T]struct{}{}
 	}
-	// It goes where there are fewest, so that a label that all ask for does not gather them all.
+	// File it where there are fewest, so that a label that all selectors require does not collect them all.
 	best, least := -1, 0
 	for i := range selector.requirements {
 		pairs := selector.requirements[i].pairs()
@@ -158,7 +158,7 @@ func (s *seekers[T]) remove(t T) {
 	}
 }
 
-// match calls yield for everyone whose selector matches the labels.
+// match calls yield for every element whose selector matches the labels.
 func (s *seekers[T]) match(labels map[string]string, yield func(T)) {
 	try := func(bucket map[T]struct{}) {
 		for t := range bucket {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Index keeps pods, namespaces and policies, and says what the policies mean. It is for one goroutine at a time; the zero
-// value is not ready, New is. Objects may come in any order.
+// Index keeps pods, namespaces and policies, and computes what the policies mean. It must not be used concurrently. The zero value is not
+// usable; New returns an Index. Objects may come in any order.
 type Index struct {
 	node     string
 	spaces   map[string]*space
@@ -22,7 +22,7 @@ type Index struct {
 	scopes   map[scopeKey]*scope
 	// seeking are the scopes that select namespaces.
 	seeking seekers[*scope]
-	// any is the scope of all namespaces, if there are sets in it.
+	// any is the scope of all namespaces, if it has sets.
 	any  *scope
 	sets map[string]*set
 	// views are the sets, and their parts, that rules name.
@@ -34,13 +34,13 @@ type space struct {
 	name   string
 	known  bool
 	labels map[string]string
-	// own is the scope of this namespace alone, if there are sets in it.
+	// own is the scope of this namespace alone, if it has sets.
 	own    *scope
 	groups map[string]*group
 	find   holders[*group]
 }
 
-// group is the pods of a namespace whose labels are equal. Selectors are matched with groups, not with pods.
+// group is the pods of a namespace that have equal labels. Selectors are matched with groups, not with pods.
 type group struct {
 	space  *space
 	name   string
@@ -48,7 +48,7 @@ type group struct {
 	pods   map[*Pod]struct{}
 }
 
-// New returns an empty index. If node is not "", effects name the pods of that node only, and cost accordingly less.
+// New returns an empty index. If node is not "", effects name the pods of that node only, and cost less.
 func New(node string) *Index {
 	return &Index{
 		node: node, spaces: map[string]*space{}, pods: map[Key]*Pod{}, groups: map[Key]*group{}, at: map[netip.Addr][]*Pod{},
@@ -56,8 +56,8 @@ func New(node string) *Index {
 	}
 }
 
-// Isolation returns in which directions a pod is isolated. It is not ok if the index knows no such pod, or one whose
-// traffic is not its own (on its node's network, or ended): a network that has such a pod keeps it closed.
+// Isolation returns in which directions a pod is isolated. ok is false if the index does not have the pod, or if the pod's traffic is not
+// its own (it is on its node's network, or has ended). A network keeps such a pod closed.
 func (x *Index) Isolation(pod Key) (isolation Isolation, ok bool) {
 	g, ok := x.groups[pod]
 	if !ok {
@@ -66,7 +66,7 @@ func (x *Index) Isolation(pod Key) (isolation Isolation, ok bool) {
 	return g.isolation(), true
 }
 
-// isolation is made by the policies of the pod's own namespace.
+// isolation computes the isolation from the policies of the pods' own namespace.
 func (g *group) isolation() Isolation {
 	var isolated, ends [directions]bool
 	if g.space.own != nil {
@@ -83,8 +83,7 @@ func (g *group) isolation() Isolation {
 	}
 }
 
-// Policies returns the policies that isolate a pod in whichever direction, sorted: those whose rules may let something
-// through to it or from it.
+// Policies returns the policies that isolate a pod in any direction, sorted: those whose rules may allow traffic to or from the pod.
 func (x *Index) Policies(pod Key) []Key {
 	var list []Key
 	if g, ok := x.groups[pod]; ok && g.space.own != nil {
@@ -110,7 +109,7 @@ func (x *Index) Addresses(name SetName) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// Pods returns the pods of a set, also those that have no address yet, sorted; none if no rule names it.
+// Pods returns the pods of a set, including those without an address yet, sorted; none if no rule names the set.
 func (x *Index) Pods(name SetName) []Key {
 	var list []Key
 	if v, ok := x.views[name]; ok {
@@ -161,7 +160,7 @@ func (x *Index) eachSpace(c *scope, yield func(*space)) {
 	}
 }
 
-// eachSet calls yield for the sets that select what has these labels in a namespace.
+// eachSet calls yield for the sets that select these labels in a namespace.
 func (x *Index) eachSet(s *space, labels map[string]string, yield func(*set)) {
 	if s.own != nil {
 		s.own.sets.match(labels, yield)
@@ -174,7 +173,7 @@ func (x *Index) eachSet(s *space, labels map[string]string, yield func(*set)) {
 	}
 }
 
-// SetPod tells of a pod, new or changed.
+// SetPod adds or replaces a pod.
 func (x *Index) SetPod(pod Pod) Effect {
 	if pod.HostNetwork || pod.Ended {
 		return x.DeletePod(pod.Key)
@@ -186,7 +185,7 @@ func (x *Index) SetPod(pod Pod) Effect {
 	return x.movePod(old, &pod)
 }
 
-// DeletePod tells that a pod is gone.
+// DeletePod deletes a pod.
 func (x *Index) DeletePod(pod Key) Effect {
 	old, ok := x.pods[pod]
 	if !ok {
@@ -195,7 +194,7 @@ func (x *Index) DeletePod(pod Key) Effect {
 	return x.movePod(old, nil)
 }
 
-// movePod puts one value of a pod in place of another; nil is none.
+// movePod replaces one value of a pod by another; nil is none.
 func (x *Index) movePod(old, pod *Pod) Effect {
 	key := cmp.Or(pod, old).Key
 	s := x.space(key.Namespace)
@@ -264,7 +263,7 @@ func (x *Index) removePod(pod *Pod) {
 	}
 }
 
-// labelsText is equal for equal labels. No label has a line break.
+// labelsText is equal for equal labels. Labels have no line breaks.
 func labelsText(labels map[string]string) string {
 	var b strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
@@ -276,7 +275,7 @@ func labelsText(labels map[string]string) string {
 	return b.String()
 }
 
-// SetNamespace tells of a namespace, new or changed.
+// SetNamespace adds or replaces a namespace.
 func (x *Index) SetNamespace(namespace Namespace) Effect {
 	s := x.space(namespace.Name)
 	if s.known && maps.Equal(s.labels, namespace.Labels) {
@@ -285,8 +284,7 @@ func (x *Index) SetNamespace(namespace Namespace) Effect {
 	return x.moveNamespace(s, true, namespace.Labels)
 }
 
-// DeleteNamespace tells that a namespace is gone. Pods in it that are still there have no namespace that a selector could
-// match.
+// DeleteNamespace deletes a namespace. No namespace selector matches the pods that remain in it.
 func (x *Index) DeleteNamespace(name string) Effect {
 	s, ok := x.spaces[name]
 	if !ok || !s.known {
@@ -296,7 +294,7 @@ func (x *Index) DeleteNamespace(name string) Effect {
 }
 
 func (x *Index) moveNamespace(s *space, known bool, labels map[string]string) Effect {
-	// What selects the namespace before or after, but not both, loses or gains all its pods that it selects.
+	// A scope that selects the namespace only before or only after the change loses or gains all its selected pods.
 	lost, gained := map[*scope]struct{}{}, map[*scope]struct{}{}
 	if s.known {
 		x.seeking.match(s.labels, func(c *scope) { lost[c] = struct{}{} })
@@ -335,7 +333,7 @@ func (s *space) eachPodOf(scopes map[*scope]struct{}, yield func(*set, *Pod)) {
 	}
 }
 
-// space returns the namespace of a name, made if need be.
+// space returns the namespace of a name, and makes it if it is missing.
 func (x *Index) space(name string) *space {
 	s, ok := x.spaces[name]
 	if !ok {
@@ -345,7 +343,7 @@ func (x *Index) space(name string) *space {
 	return s
 }
 
-// tidy forgets a namespace of which there is nothing left.
+// tidy deletes a namespace that is empty.
 func (x *Index) tidy(s *space) {
 	if !s.known && s.own == nil && len(s.groups) == 0 {
 		delete(x.spaces, s.name)

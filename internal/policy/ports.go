@@ -8,14 +8,13 @@ import (
 
 const highestPort = 65535
 
-// portRange is ports from first to last, both in it. Numbers have room for what comes behind the highest port.
+// portRange is the ports from first to last, both included. The type of the numbers can also hold 65536.
 type portRange struct {
 	protocol    Protocol
 	first, last uint32
 }
 
-// services splits ranges into ports and masks, as few as say the same for each protocol: what overlaps or touches is
-// joined before.
+// services splits ranges into the fewest ports and masks that cover them for each protocol. It first joins ranges that overlap or touch.
 func services(ranges []portRange) []Service {
 	slices.SortFunc(ranges, func(a, b portRange) int {
 		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.first, b.first))
@@ -31,8 +30,7 @@ func services(ranges []portRange) []Service {
 	return list
 }
 
-// split appends the fewest ports with masks that are the range: each the largest block that begins where the one before
-// has ended.
+// split appends the fewest ports with masks that cover the range: each is the largest block that begins at the end of the one before.
 func (r portRange) split(list []Service) []Service {
 	for first := r.first; first <= r.last; {
 		size := uint32(highestPort + 1)

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Selector selects by labels. The zero value selects everything. It is in a canonical form: those that say the same in
-// another order are equal.
+// Selector selects by labels. The zero value selects everything. Its form is canonical: selectors with the same requirements in another
+// order are equal.
 type Selector struct {
 	requirements []requirement
 	text         string
@@ -37,7 +37,7 @@ type requirement struct {
 // String returns the selector as "{app=web,tier in (a,b),!legacy}"; everything is "{}".
 func (s Selector) String() string { return "{" + s.text + "}" }
 
-// Matches reports whether it selects something with these labels.
+// Matches reports whether the selector selects these labels.
 func (s Selector) Matches(labels map[string]string) bool {
 	for i := range s.requirements {
 		if !s.requirements[i].matches(labels) {
@@ -47,7 +47,7 @@ func (s Selector) Matches(labels map[string]string) bool {
 	return true
 }
 
-// asks reports whether there must be a label for it to match.
+// asks reports whether the selector requires a label to exist.
 func (s Selector) asks() bool {
 	return slices.ContainsFunc(s.requirements, func(r requirement) bool { return r.operator == in || r.operator == exists })
 }

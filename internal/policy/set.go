@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// scope is the namespaces whose pods a set may have.
+// scope is the namespaces whose pods a set may contain.
 type scope struct {
 	scopeKey
-	// selector selects them, if they are some. asks says that it asks for a label that they must have.
+	// selector selects the namespaces, if the scope has a selector. asks says that the selector requires a label to exist.
 	selector Selector
 	asks     bool
 	sets     seekers[*set]
 }
 
-// scopeKey is what tells scopes apart: the name of one namespace, or the text of a selector of namespaces.
+// scopeKey identifies a scope: the name of one namespace, or the text of a namespace selector.
 type scopeKey struct {
 	kind scopeKind
 	name string
@@ -28,11 +28,11 @@ type scopeKind uint8
 const (
 	oneNamespace scopeKind = iota
 	someNamespaces
-	// allNamespaces are also those that nobody has told of.
+	// allNamespaces includes namespaces without an object.
 	allNamespaces
 )
 
-// set is pods that rules name together.
+// set is a set of pods that rules name.
 type set struct {
 	name  string
 	scope *scope
@@ -42,11 +42,11 @@ type set struct {
 	// plain counts the rules that name the set whole; splits are its parts by a named port.
 	plain  int
 	splits map[NamedPort]*split
-	// isolates counts the policies that isolate the set's pods, by Direction.
+	// isolates counts the policies that isolate the set's pods, per Direction.
 	isolates [directions]int
 	// keeps counts those of them that keep established connections.
 	keeps [directions]int
-	// policies are those that isolate the set's pods, for whichever direction.
+	// policies are those that isolate the set's pods, in any direction.
 	policies map[Key]struct{}
 }
 
@@ -60,7 +60,7 @@ type split struct {
 	users map[Key]int
 }
 
-// view is what a name of a set stands for: the set, or with a number the part that has it for the named port.
+// view is what the name of a set means: the whole set, or with a number the part that has this number for the named port.
 type view struct {
 	set    *set
 	port   NamedPort
@@ -74,7 +74,7 @@ func (v view) name() SetName {
 	return shorten(v.set.name + " port " + v.port.String() + "=" + decimal(v.number))
 }
 
-// longestName is from where on names are cut and told apart by a hash: selectors may be as long as an object.
+// longestName is the length beyond which names are cut and distinguished by a hash: selectors may be as long as an object.
 const longestName = 200
 
 func shorten(name string) SetName {
@@ -109,18 +109,18 @@ func (c *scope) covers(s *space) bool {
 	}
 }
 
-// has reports whether an address of a pod of the set counts.
+// has reports whether the set includes the pod address ip.
 func (s *set) has(ip netip.Addr) bool {
 	if s.within == nil {
 		return true
 	}
-	// Prefixes are sorted and apart: it can only be in the last that does not begin behind it.
+	// Prefixes are sorted and disjoint: only the last one that does not begin after ip can contain it.
 	i, found := slices.BinarySearchFunc(s.within, ip, func(p netip.Prefix, ip netip.Addr) int { return p.Addr().Compare(ip) })
 	return found || i > 0 && s.within[i-1].Contains(ip)
 }
 
-// holds reports whether a pod that the set selects is in it: always, unless only some addresses count. A node is not, where no label is
-// asked for: what comes from nodes may be from outside.
+// holds reports whether a selected pod is in the set: always, unless only some addresses count. A node is not in a set whose scope
+// requires no label: traffic from nodes may be from outside.
 func (s *set) holds(p *Pod) bool {
 	if p.IsNode && !s.scope.asks {
 		return false
@@ -133,8 +133,8 @@ func (v view) has(p *Pod) bool {
 	return v.set.holds(p) && (v.number == 0 || slices.Contains(v.port.numbers(p), v.number))
 }
 
-// numbers returns what a named port is in a pod, sorted; several if containers do not agree. A pod without an address has none:
-// it would only split sets.
+// numbers returns the numbers of a named port in a pod, sorted; several if containers disagree. A pod without an address has none: it
+// would only split sets.
 func (n NamedPort) numbers(p *Pod) []uint16 {
 	var list []uint16
 	if len(p.Addresses) == 0 {

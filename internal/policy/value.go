@@ -13,9 +13,9 @@ type Direction uint8
 
 // The directions.
 const (
-	// Ingress: connections to the pods that are selected.
+	// Ingress: connections to the selected pods.
 	Ingress Direction = iota
-	// Egress: connections from them.
+	// Egress: connections from the selected pods.
 	Egress
 	directions
 )
@@ -31,7 +31,7 @@ func (d Direction) String() string {
 // Protocol is a transport protocol, by its number in an IP header.
 type Protocol uint8
 
-// The protocols that NetworkPolicies know.
+// The protocols of NetworkPolicies.
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
@@ -65,36 +65,36 @@ func compareKeys(a, b Key) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// Policy is what counts of a NetworkPolicy.
+// Policy is the value of a NetworkPolicy.
 type Policy struct {
 	Key Key
-	// Pods selects the pods of its namespace that it is for.
+	// Pods selects the policy's pods in its namespace.
 	Pods Selector
-	// Sides say what it does to them, by Direction.
+	// Sides are the policy's effects, by Direction.
 	Sides [directions]Side
-	// Keeps says that established connections of its pods go on when they are allowed no more.
+	// Keeps says that established connections of its pods continue when they are no longer allowed.
 	Keeps bool
 }
 
-// Owner names the policy as the origin of what is compiled from it.
+// Owner returns the policy as the owner of what is compiled from it.
 func (p *Policy) Owner() reconcile.Owner { return reconcile.Owner("networkpolicy/" + p.Key.String()) }
 
-// Side is what a policy says of one direction.
+// Side is a policy's effect in one direction.
 type Side struct {
-	// Isolates says that the pods are isolated: nothing passes but what some policy allows.
+	// Isolates says that the pods are isolated: only traffic that some policy allows passes.
 	Isolates bool
-	// Allows are its rules, in the object's order; each adds to what passes.
+	// Allows are its rules, in the object's order; each allows more.
 	Allows []Allow
 }
 
 // Allow is a rule as a policy has it: connections between its pods and the peers, for the services.
 type Allow struct {
-	// AnyPeer: everybody, pod or not. Otherwise those of Peers and of Blocks, and if there are none: nobody.
+	// AnyPeer allows every address, pod or not. Otherwise the rule allows Peers and Blocks; if there are none, it allows nothing.
 	AnyPeer bool
 	Peers   []Peer
-	// Blocks are the IP blocks without their exceptions, as few prefixes as say the same, sorted.
+	// Blocks are the IP blocks without their exceptions, as the fewest prefixes, sorted.
 	Blocks []netip.Prefix
-	// AnyService: every protocol and port. Otherwise those of Services and of Named.
+	// AnyService allows every protocol and port. Otherwise the rule allows Services and Named.
 	AnyService bool
 	Services   []Service
 	Named      []NamedPort
@@ -102,12 +102,12 @@ type Allow struct {
 
 // Peer selects pods by their labels and their namespaces' labels.
 type Peer struct {
-	// Namespaces selects namespaces; nil: the policy's own only.
+	// Namespaces selects namespaces; nil: only the policy's own.
 	Namespaces *Selector
 	Pods       Selector
 }
 
-// NamedPort is a port by the name that containers give it.
+// NamedPort is a port by its name in containers.
 type NamedPort struct {
 	Protocol Protocol
 	Name     string
@@ -116,56 +116,56 @@ type NamedPort struct {
 // String returns "<protocol>/<name>".
 func (n NamedPort) String() string { return n.Protocol.String() + "/" + n.Name }
 
-// Pod is what counts of a pod.
+// Pod is the value of a pod.
 type Pod struct {
 	Key Key
-	// Node is where it runs; "" if that is not decided.
+	// Node is the name of the pod's node; "" if it is not scheduled.
 	Node string
-	// Labels must not be changed after they were handed over.
+	// Labels must not be changed after the Pod is passed to an Index.
 	Labels map[string]string
-	// Addresses are those of its own, sorted; none before it has any.
+	// Addresses are the pod's own, sorted; none before it has any.
 	Addresses []netip.Addr
-	// Ports are the ports of its containers that have names, sorted.
+	// Ports are the named ports of its containers, sorted.
 	Ports []ContainerPort
-	// HostNetwork says that it has no address of its own but its node's.
+	// HostNetwork says that the pod has no address of its own, only its node's.
 	HostNetwork bool
-	// Ended says that it has run to its end, and uses its addresses no more.
+	// Ended says that the pod has ended and no longer uses its addresses.
 	Ended bool
-	// IsNode says that it is no pod, and stands for a node: what its namespace's labels are asked for finds it, as a peer. What asks for
-	// no label finds pods only, and no policy isolates it.
+	// IsNode says that the value is not a pod but represents a node. As a peer, it is selected by selectors that require a label of its
+	// namespace. Selectors that require no label select pods only. No policy isolates it.
 	IsNode bool
 }
 
-// ContainerPort is a port that a container has a name for.
+// ContainerPort is a named port of a container.
 type ContainerPort struct {
 	NamedPort
 	Number uint16
 }
 
-// Namespace is what counts of a namespace.
+// Namespace is the value of a namespace.
 type Namespace struct {
 	Name string
-	// Labels must not be changed after they were handed over.
+	// Labels must not be changed after the Namespace is passed to an Index.
 	Labels map[string]string
 }
 
-// RuleName names a verdict rule: "<namespace>/<name> ingress[2]" for the third of that policy's ingress rules. Where a
-// named port has a number of its own, it is added: "shop/web ingress[2] TCP/http=8080". It is a comparable key, the same
-// for the same objects on every node, whatever came before.
+// RuleName names a verdict rule: "<namespace>/<name> ingress[2]" for the third of that policy's ingress rules. If a named port has its
+// own number, it is added: "shop/web ingress[2] TCP/http=8080". It is a comparable key, the same for the same objects on every node,
+// whatever the history.
 type RuleName string
 
-// SetName names a set of pods by what it selects: "pods shop/{app=web}" for those of one namespace, "pods
-// {team=a}/{app=web}" for those of all namespaces that a selector finds. Equal selections have equal names.
+// SetName names a set of pods by what it selects: "pods shop/{app=web}" for pods of one namespace, "pods {team=a}/{app=web}" for pods of
+// all namespaces that a selector matches. Equal selections have equal names.
 type SetName string
 
-// Rule is a verdict rule: it allows new connections that are in all three dimensions.
+// Rule is a verdict rule: it allows new connections that match all three dimensions.
 type Rule struct {
 	Name      RuleName
 	Policy    Key
 	Direction Direction
 	// Subjects are the policy's pods: the destination for Ingress, the source for Egress.
 	Subjects SetName
-	// AnyPeer: the other side may be anybody. Otherwise it is in one of PeerSets or PeerBlocks; there is at least one.
+	// AnyPeer: the other side may be any address. Otherwise it is in one of PeerSets or PeerBlocks; there is at least one.
 	AnyPeer    bool
 	PeerSets   []SetName
 	PeerBlocks []netip.Prefix
@@ -174,13 +174,13 @@ type Rule struct {
 	Services   []Service
 }
 
-// Service is a protocol with destination ports: those that are Port in the bits of Mask. Mask 0 is all ports.
+// Service is a protocol with destination ports: those equal to Port in the bits of Mask. Mask 0 is all ports.
 type Service struct {
 	Protocol   Protocol
 	Port, Mask uint16
 }
 
-// Contains reports whether a packet of a protocol to a port is of the service.
+// Contains reports whether a packet of this protocol to this port belongs to the service.
 func (s Service) Contains(protocol Protocol, port uint16) bool {
 	return s.Protocol == protocol && port&s.Mask == s.Port
 }
@@ -188,33 +188,33 @@ func (s Service) Contains(protocol Protocol, port uint16) bool {
 // Isolation says in which directions a pod is isolated.
 type Isolation struct {
 	Ingress, Egress bool
-	// KeepsIngress and KeepsEgress say that established connections go on when they are allowed no more: all policies that isolate
-	// the pod in that direction say so.
+	// KeepsIngress and KeepsEgress say that established connections continue when they are no longer allowed: all policies that isolate the
+	// pod in that direction keep them.
 	KeepsIngress, KeepsEgress bool
 }
 
-// Narrower reports whether it lets less through than another.
+// Narrower reports whether i allows less than another.
 func (i Isolation) Narrower(than Isolation) bool {
 	less := func(isolates, keeps, did, kept bool) bool { return isolates && (!did || kept && !keeps) }
 	return less(i.Ingress, i.KeepsIngress, than.Ingress, than.KeepsIngress) || less(i.Egress, i.KeepsEgress, than.Egress, than.KeepsEgress)
 }
 
-// Delta is how a set has changed.
+// Delta is a change of a set.
 type Delta struct {
 	Set SetName
-	// Added and Removed are addresses; one that two pods have comes with the first and goes with the last. Sorted.
+	// Added and Removed are addresses, sorted. An address of two pods is added with the first pod and removed with the last.
 	Added, Removed []netip.Addr
-	// Joined and Left are pods, with addresses or not yet; those of a part that has a number for a named port have one. Sorted.
+	// Joined and Left are pods, with or without addresses, sorted; pods in a part with a number for a named port have one.
 	Joined, Left []Key
 }
 
-// Effect is what a change of the objects did: whose answers are others than before. A set that rules name for the first
-// time has no delta: read it whole. One that no rule names any more has none either.
+// Effect is the effect of a change of the objects: the objects whose answers have changed. A set that rules name for the first time has
+// no delta: read it whole. A set that no rule names any more has none either.
 type Effect struct {
-	// Policies are those whose Rules are others, or that are new or gone. Sorted.
+	// Policies are those whose Rules changed, and new and deleted ones. Sorted.
 	Policies []Key
-	// Sets are those whose Addresses or Pods are others, sorted by name.
+	// Sets are those whose Addresses or Pods changed, sorted by name.
 	Sets []Delta
-	// Pods are those whose Isolation is another, or that are new or gone; of one node, if the index is for one. Sorted.
+	// Pods are those whose Isolation changed, and new and deleted ones; only those of one node if the index is for one. Sorted.
 	Pods []Key
 }

@@ -6,8 +6,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Revoked returns a function that reports whether an established connection is one that the policies of this node's pods allow no more, and
-// do not keep. Connections that the node itself began are not judged: the caller leaves them out. The function takes the lock.
+// Revoked returns a function that reports whether an established connection must end: the policies of this node's pods no longer allow
+// it, and do not keep it. The function must not be called for connections that the node itself began. It takes the lock.
 func (e *Enforcer) Revoked() func(c policy.Connection) bool {
 	e.lock.Lock()
 	defer e.lock.Unlock()
@@ -31,7 +31,7 @@ func (e *Enforcer) Revoked() func(c policy.Connection) bool {
 	}
 }
 
-// ends reports whether the policies of one end neither allow a connection nor keep it.
+// ends reports whether the policies of the pod neither allow a connection nor keep it.
 func (x *state) ends(pod policy.Key, d policy.Direction, c policy.Connection) bool {
 	if x.lent || x.index.Allows(pod, d, c) {
 		return false

@@ -1,6 +1,6 @@
-// Package enforcer keeps what NetworkPolicies mean for the pods of one node, for one network: which pods are attached, which are
-// closed until their isolation is known, which permissions were revoked, and which policies are not enforced as they say. It knows
-// no engine: a Compiler compiles and commits, and Revocations end what an engine's caches or conntrack still allow.
+// Package enforcer keeps the effect of NetworkPolicies on the pods of one node, for one network: which pods are attached, which are
+// closed until their isolation is known, which permissions were revoked, and which policies are not fully enforced. It is independent of
+// engines: a Compiler compiles and commits, and Revocations end what an engine's caches or conntrack still allow.
 //
 //	e := enforcer.New(enforcer.Options{Node: name, Revocations: enforcer.NewRevocations(...)})
 //	e.Update(ctx, change)               // objects, from the API server; may come before Compile
@@ -11,7 +11,7 @@
 //
 // # Locks
 //
-// Options.Lock guards the Enforcer and its Compiler. A network that hands over the fragments of pods for other reasons as well passes
-// the lock that it holds then, so that no older fragment follows a newer one. Methods say whether they take it. Indexing all objects
-// of a large cluster takes seconds: it is done beside, and the lock is taken only for the result.
+// Options.Lock guards the Enforcer and its Compiler. If a network also hands over fragments of pods for other reasons, it must pass the
+// lock that it holds meanwhile, so that no older fragment follows a newer one. The methods' comments say whether they take the lock.
+// Indexing all objects of a large cluster takes seconds: it runs without the lock, which is taken only for the result.
 package enforcer

@@ -14,39 +14,39 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Pod is a pod as policies see it.
+// Pod is a pod as policies need it.
 type Pod struct {
 	policy.Pod
-	// UIDs are the UIDs by which a runtime may know the pod: its own, and that of the static pod that it mirrors.
+	// UIDs are the UIDs by which a runtime may identify the pod: its own, and that of the static pod that it mirrors.
 	UIDs []string
 }
 
-// Change is what changed of the objects that NetworkPolicies depend on. A nil value means that the object is gone.
+// Change is a change of the objects that NetworkPolicies depend on. A nil value means that the object is deleted.
 type Change struct {
 	// Reset discards all objects of earlier changes.
 	Reset      bool
 	Policies   map[policy.Key]*policy.Policy
 	Pods       map[policy.Key]*Pod
 	Namespaces map[string]*policy.Namespace
-	// Problems are the reasons for which some of Policies are invalid.
+	// Problems are the errors of those Policies that are invalid.
 	Problems map[policy.Key]error
 }
 
-// Compiler keeps what one engine needs of policies. The Enforcer calls it with its lock held.
+// Compiler compiles policies for one engine. The Enforcer calls it with its lock held.
 type Compiler interface {
-	// Apply takes over the effect of one change of the index. The index is as it is right after that change.
+	// Apply applies the effect of one change of the index. It is called right after that change.
 	Apply(effect policy.Effect, index *policy.Index)
-	// Commit hands over to the engine, in one change and without waiting, what changed since the last Commit, together with the
-	// fragments of open attachments whose Decision changed. closed were detached since the last Commit. It returns the owners of
-	// what it handed over.
+	// Commit hands over to the engine all changes since the last Commit, in one change and without waiting, together with the fragments of
+	// open attachments whose Decision changed. closed are the attachments detached since the last Commit. It returns the owners of the
+	// fragments that it handed over.
 	Commit(index *policy.Index, open []Attachment, closed []attach.Record) []reconcile.Owner
-	// Narrowed reports whether something that was allowed may no longer be allowed, since it was last called.
+	// Narrowed reports whether a permission may have been revoked since the last call.
 	Narrowed() bool
-	// Clear gives up all that was compiled from the index.
+	// Clear drops everything that was compiled from the index.
 	Clear()
 }
 
-// Attachment is an attachment of the node with what was decided about its pod.
+// Attachment is an attachment of the node with the decision about its pod.
 type Attachment struct {
 	attach.Record
 	Decision
@@ -54,10 +54,10 @@ type Attachment struct {
 
 // Decision is what an attachment's fragment depends on.
 type Decision struct {
-	// Known says that the isolation of the pod is known. Otherwise the attachment is closed.
+	// Known says that the isolation of the pod is known. If not, the attachment is closed.
 	Known     bool
 	Isolation policy.Isolation
-	// Policies name the policies that isolate the pod; only with Options.PerPolicy.
+	// Policies names the policies that isolate the pod; only with Options.PerPolicy.
 	Policies string
 }
 
@@ -68,42 +68,42 @@ func (d Decision) narrower(than Decision) bool {
 
 // Options of an Enforcer.
 type Options struct {
-	// Node is the node's name, as pods name it.
+	// Node is the node's name, as in pods' spec.nodeName.
 	Node string
 	// Lock guards the Enforcer; nil: a lock of its own.
 	Lock sync.Locker
-	// Revocations is notified of what is revoked. Required, with the same lock.
+	// Revocations is notified of revoked permissions. Required, with the same lock.
 	Revocations *Revocations
-	// PerPolicy says that the fragment of an attachment depends on which policies isolate its pod, not only on its isolation.
+	// PerPolicy says that an attachment's fragment depends on which policies isolate its pod, not only on whether it is isolated.
 	PerPolicy bool
-	// Families are those of the network, and SCTP says that its engine tracks the ports of SCTP (TracksSCTP changes it): policies that
-	// need more are Problems.
+	// Families are the network's address families. SCTP says that its engine tracks the ports of SCTP (TracksSCTP changes that). Policies
+	// that need more are reported as Problems.
 	Families Families
 	SCTP     bool
-	// Problems is called with what a NetworkPolicy that isolates a pod of this node says that is not enforced here, once for each
-	// change of the policy. It must not wait. Nil: nothing is reported.
+	// Problems is called with what is not enforced of a NetworkPolicy that isolates a pod of this node, once for each change of the policy.
+	// It must not block. Nil: nothing is reported.
 	Problems func(key policy.Key, problems []error)
 }
 
 // Families are the address families of a network.
 type Families struct{ IPv4, IPv6 bool }
 
-// Enforcer keeps what NetworkPolicies mean for the pods of one node. New returns one.
+// Enforcer keeps the effect of NetworkPolicies on the pods of one node. New returns one.
 type Enforcer struct {
 	opts Options
 	lock sync.Locker
-	// indexing serialises what changes the index, except for attachments. It is held across long work, and taken before lock.
+	// indexing serialises changes of the index, except for attachments. It is held during long work, and taken before lock.
 	indexing sync.Mutex
 	// state is guarded by lock.
 	state
-	// enforcing says that changes are handed over, and closed are attachments that were detached since.
+	// enforcing says that changes are handed over. closed are the attachments that were detached since the last time.
 	enforcing bool
 	closed    []attach.Record
 	// sctp says that the engine tracks the ports of SCTP.
 	sctp bool
 }
 
-// state is what is known of policies and of the pods that they isolate.
+// state is the state of policies and of the pods that they isolate.
 type state struct {
 	node      string
 	perPolicy bool
@@ -112,24 +112,24 @@ type state struct {
 	index     *policy.Index
 	pods      map[policy.Key]*Pod
 	objects   map[policy.Key]struct{}
-	// byNode are the pods by the names of their nodes, and ranges the ranges of the pods of other nodes.
+	// byNode are the pods by node name. ranges are the pod ranges of other nodes.
 	byNode map[string]map[policy.Key]struct{}
 	ranges map[string][]netip.Prefix
 	// attached are the node's open attachments, by pod.
 	attached map[policy.Key]map[attach.Key]attach.Record
-	// lent says that index and pods are being changed without the lock: attachments are fed afterwards.
+	// lent says that index and pods are being changed without the lock: attachments are added to the index afterwards.
 	lent bool
-	// nodes are the nodes that the index knows, by their addresses.
+	// nodes are the nodes in the index, with their addresses.
 	nodes map[policy.Key][]netip.Addr
 	// compiler is nil while the network does not isolate by policies.
 	compiler Compiler
 	// stale are pods whose attachments' decisions may have changed.
 	stale map[policy.Key]struct{}
-	// told is closed, and made anew, when pods change.
+	// told is closed and replaced when pods change.
 	told chan struct{}
-	// shown are the decisions in the fragments that were handed over.
+	// shown are the decisions in the handed-over fragments.
 	shown map[attach.Key]Decision
-	// doubts are the policies that may not be enforced as they say.
+	// doubts are the policies that may not be fully enforced.
 	doubts map[policy.Key]*doubt
 }
 
@@ -152,16 +152,16 @@ func newState(opts Options) state {
 	}
 }
 
-// Update takes a change of the objects over, and returns once its effect is in effect, revocations included. Before Compile it only
-// takes note: all objects have to be in changes before the network begins to isolate by policies, because pods that are not known are
-// closed then. What is refused keeps nothing else from being in effect or revoked.
+// Update applies a change, and returns once its effect is in effect, including revocations. Before Compile it only stores the change. All
+// objects must be in changes before the network begins to isolate by policies, because from then on unknown pods are closed. An error of
+// one fragment does not keep others from being in effect or revoked.
 func (e *Enforcer) Update(ctx context.Context, change Change) error {
 	err := e.opts.Revocations.effective(ctx, e.take(change))
 	e.ReportProblems()
 	return err
 }
 
-// take indexes a change, hands over what differs, and returns the owners whose fragments may not be in effect yet.
+// take indexes a change, hands over the differences, and returns the owners whose fragments may not be in effect yet.
 func (e *Enforcer) take(change Change) []reconcile.Owner {
 	e.indexing.Lock()
 	defer e.indexing.Unlock()
@@ -179,8 +179,8 @@ func (e *Enforcer) take(change Change) []reconcile.Owner {
 	return slices.Collect(maps.Keys(e.revoked.handed))
 }
 
-// indexAll indexes a change without the lock, if it has all objects and nothing is compiled from earlier ones; else it returns nil. The
-// caller holds indexing.
+// indexAll indexes a change without the lock if the change has all objects and nothing is compiled from earlier ones; else it returns
+// nil. The caller holds indexing.
 func (e *Enforcer) indexAll(change Change) *state {
 	e.lock.Lock()
 	compiled := e.compiler != nil
@@ -193,7 +193,8 @@ func (e *Enforcer) indexAll(change Change) *state {
 	return &beside
 }
 
-// takeOver takes over what was indexed beside. The attachments are fed again; nodes are not known before Compile.
+// takeOver takes the state that was indexed without the lock. Attachments are added to the index again; nodes are not known before
+// Compile.
 func (x *state) takeOver(beside *state) {
 	x.index, x.pods, x.byNode, x.objects, x.doubts = beside.index, beside.pods, beside.byNode, beside.objects, beside.doubts
 	x.feedAttached()
@@ -201,8 +202,8 @@ func (x *state) takeOver(beside *state) {
 	x.told = make(chan struct{})
 }
 
-// Compile compiles all policies, unless that is done; ranges are the ranges of the pods of other nodes, by the nodes' names. Meanwhile
-// no pod's isolation is known. It takes the lock.
+// Compile compiles all policies, unless that is done already. ranges are the pod ranges of other nodes, by the nodes' names. No pod's
+// isolation is known meanwhile. It takes the lock.
 func (e *Enforcer) Compile(compiler Compiler, ranges map[string][]netip.Prefix) {
 	e.indexing.Lock()
 	defer e.indexing.Unlock()
@@ -222,7 +223,7 @@ func (e *Enforcer) Compile(compiler Compiler, ranges map[string][]netip.Prefix) 
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	e.lent, e.compiler, e.ranges = false, compiler, beside.ranges
-	for key := range beside.attached { // the index knows addresses of those that were detached meanwhile
+	for key := range beside.attached { // the index has addresses of attachments that were detached meanwhile
 		if _, still := e.attached[key]; !still {
 			e.feed(key)
 		}
@@ -230,24 +231,23 @@ func (e *Enforcer) Compile(compiler Compiler, ranges map[string][]netip.Prefix) 
 	e.feedAttached()
 }
 
-// Recompile replaces the compiler: what the former one compiled is cleared, and has to be committed by the caller. The caller holds the
-// lock.
+// Recompile replaces the compiler. It clears what the former one compiled, which the caller has to commit. The caller holds the lock.
 func (e *Enforcer) Recompile(compiler Compiler, ranges map[string][]netip.Prefix) {
 	e.compile(compiler, ranges)
 }
 
 func (x *state) compile(compiler Compiler, ranges map[string][]netip.Prefix) {
 	x.ranges = ranges
-	// The index gets the pods' addresses first: which of them count depends on the ranges.
+	// The index needs the pods' addresses first: the ranges determine which of them count.
 	for _, key := range slices.SortedFunc(maps.Keys(x.pods), compareKeys) {
 		x.feed(key)
 	}
 	x.compiler = compiler
-	// In order, so that numbers that the compiler gives are the same in each life.
+	// In order, so that the compiler gives the same numbers after each restart.
 	x.compiler.Apply(policy.Effect{Policies: slices.SortedFunc(maps.Keys(x.objects), compareKeys)}, x.index)
 }
 
-// Retire clears what is compiled and forgets the compiler; the caller commits what Clear changed. The caller holds the lock.
+// Retire clears what is compiled and drops the compiler. The caller commits the changes of Clear. The caller holds the lock.
 func (e *Enforcer) Retire() {
 	if e.compiler != nil {
 		e.compiler.Clear()
@@ -255,7 +255,7 @@ func (e *Enforcer) Retire() {
 	}
 }
 
-// Forget discards all objects, nodes and ranges: the network does not isolate by policies any more. The caller holds the lock.
+// Forget discards all objects, nodes and ranges: the network no longer isolates by policies. The caller holds the lock.
 func (e *Enforcer) Forget() {
 	e.SetNodes(nil)
 	e.ranges = nil
@@ -264,13 +264,13 @@ func (e *Enforcer) Forget() {
 	}
 }
 
-// Compiler returns the compiler, nil while nothing is compiled. The caller holds the lock.
+// Compiler returns the compiler; nil while nothing is compiled. The caller holds the lock.
 func (e *Enforcer) Compiler() Compiler { return e.compiler }
 
 // Enforce sets whether changes are handed over to the compiler's engine. The caller holds the lock.
 func (e *Enforcer) Enforce(on bool) { e.enforcing = on }
 
-// update takes a change over.
+// update applies a change.
 func (x *state) update(change Change) {
 	if change.Reset {
 		x.reset()
@@ -305,7 +305,7 @@ func (x *state) update(change Change) {
 	}
 }
 
-// reset discards all objects. An ADD that waits for a pod goes on waiting.
+// reset discards all objects. An ADD that waits for a pod continues to wait.
 func (x *state) reset() {
 	if x.compiler != nil {
 		x.compiler.Clear()
@@ -318,7 +318,7 @@ func (x *state) reset() {
 	x.SetNodes(x.nodes)
 }
 
-// follow brings what is compiled in step with an effect.
+// follow applies an effect to what is compiled.
 func (x *state) follow(effect policy.Effect) {
 	for _, key := range effect.Pods {
 		x.stale[key] = struct{}{}
@@ -331,7 +331,7 @@ func (x *state) follow(effect policy.Effect) {
 	}
 }
 
-// touch has the decisions looked at of the pods that policies may isolate.
+// touch marks the pods of these policies' namespaces as stale, so that their decisions are checked.
 func (x *state) touch(policies []policy.Key) {
 	namespaces := map[string]struct{}{}
 	for _, key := range policies {

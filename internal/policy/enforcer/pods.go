@@ -14,16 +14,16 @@ func PodOf(rec *attach.Record) policy.Key {
 	return policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}
 }
 
-// is reports whether the attachment is of this pod: of two pods with one name, one after the other, only one is.
+// is reports whether the attachment belongs to this pod: of two successive pods with one name, it belongs to one only.
 func (p *Pod) is(rec *attach.Record) bool {
 	return p != nil && (rec.PodUID == "" || slices.Contains(p.UIDs, rec.PodUID))
 }
 
-// gone reports whether the pod does not exist any more, or has ended.
+// gone reports whether the pod is deleted or has ended.
 func (p *Pod) gone() bool { return p == nil || p.Ended }
 
-// feed sets the pod in the index as it is now: a pod of this node has the addresses that this node gave it, and a pod of another node
-// those of its status that lie in that node's ranges.
+// feed sets the pod in the index to its current state. A pod of this node has the addresses that this node gave it. A pod of another node
+// has the addresses of its status that are in that node's ranges.
 func (x *state) feed(key policy.Key) {
 	if x.lent {
 		return
@@ -55,7 +55,7 @@ func (x *state) feed(key policy.Key) {
 	x.follow(x.index.SetPod(pod))
 }
 
-// feedAttached sets the pods in the index that this node has addresses for.
+// feedAttached adds to the index the pods that this node gave addresses to.
 func (x *state) feedAttached() {
 	for key := range x.attached {
 		x.stale[key] = struct{}{}
@@ -63,7 +63,7 @@ func (x *state) feedAttached() {
 	}
 }
 
-// Attach notes an attachment that is open, or is about to be opened. The caller holds the lock.
+// Attach notes an attachment that is open or about to be opened. The caller holds the lock.
 func (x *state) Attach(rec *attach.Record) {
 	key := PodOf(rec)
 	if x.attached[key] == nil {
@@ -73,7 +73,7 @@ func (x *state) Attach(rec *attach.Record) {
 	x.feed(key)
 }
 
-// Detach notes that an attachment is closed. The caller holds the lock, and calls HandOver when it has detached all.
+// Detach notes that an attachment is closed. The caller holds the lock, and calls HandOver after it has detached all.
 func (e *Enforcer) Detach(rec *attach.Record) {
 	key := PodOf(rec)
 	delete(e.attached[key], rec.Key())
@@ -110,23 +110,22 @@ func (x *state) decide(rec *attach.Record) Decision {
 	return d
 }
 
-// Show returns the decision about an attachment for a fragment that the caller is about to hand over, holding the lock.
+// Show returns the decision about an attachment, for a fragment that the caller is about to hand over. The caller holds the lock.
 func (x *state) Show(rec *attach.Record) Decision {
 	d := x.decide(rec)
 	x.shown[rec.Key()] = d
 	return d
 }
 
-// Hide notes that the fragment of an attachment, or of all, says nothing of policies. The caller holds the lock.
+// Hide notes that the fragments of these attachments, or of all without keys, have no policies. The caller holds the lock.
 func (x *state) Hide(keys ...attach.Key) {
 	for _, key := range keys {
 		delete(x.shown, key)
 	}
 }
 
-// Place sets the ranges of the pods of other nodes, and feeds the index with the pods of those nodes whose ranges changed. A pod's status
-// is written by its node and may outlive the node: of a remote pod's addresses only those in the ranges of its node count. The caller
-// holds the lock.
+// Place sets the pod ranges of other nodes, and updates the pods of nodes whose ranges changed in the index. A pod's status is written by
+// its node and may outlive the node: of a remote pod's addresses, only those in the ranges of its node count. The caller holds the lock.
 func (e *Enforcer) Place(ranges map[string][]netip.Prefix) {
 	was := e.ranges
 	e.ranges = ranges
@@ -140,7 +139,7 @@ func (e *Enforcer) Place(ranges map[string][]netip.Prefix) {
 	}
 }
 
-// placed returns those addresses of a remote pod that lie in the ranges of its node, and that the node may give to a pod.
+// placed returns the addresses of a remote pod that are in the ranges of its node, and that the node may give to a pod.
 func (x *state) placed(pod *policy.Pod) []netip.Addr {
 	var addresses []netip.Addr
 	for _, address := range pod.Addresses {
@@ -151,14 +150,14 @@ func (x *state) placed(pod *policy.Pod) []netip.Addr {
 	return addresses
 }
 
-// forPods reports whether a node may give an address of its subnet to a pod: the first is the network's, the second the gateway's, and the
-// last one of IPv4 the broadcast address.
+// forPods reports whether a node may give an address of its subnet to a pod. It may not give the first address, which is the network's,
+// the second, which is the gateway's, and the last one of IPv4, which is the broadcast address.
 func forPods(subnet netip.Prefix, address netip.Addr) bool {
 	first := subnet.Addr()
 	return subnet.Contains(address) && address != first && address != first.Next() && (address.Is6() || subnet.Contains(address.Next()))
 }
 
-// remember takes over a pod object, nil if it is gone, and keeps the index of pods by node.
+// remember stores a pod object, nil if it is deleted, and updates the pods by node.
 func (x *state) remember(key policy.Key, pod *Pod) {
 	if was := x.pods[key]; was != nil {
 		delete(x.byNode[was.Node], key)

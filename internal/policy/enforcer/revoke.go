@@ -17,26 +17,26 @@ import (
 type RevocationOptions struct {
 	// Lock guards the Revocations: that of the Enforcer. Required.
 	Lock sync.Locker
-	// Settled waits until what was handed over for owners was tried, and returns what keeps it from being in effect. Required.
+	// Settled waits until the engine has tried the fragments of owners, and returns why some are not in effect. Required.
 	Settled func(ctx context.Context, owners []reconcile.Owner) error
-	// Revoke ends what was allowed before the state that is in effect: cached verdicts, conntrack entries. Required.
+	// Revoke ends what was allowed before the state in effect: cached verdicts, conntrack entries. Required.
 	Revoke func(ctx context.Context) error
-	// Caches says that the engine caches verdicts: then every change is followed by a Revoke, soon.
+	// Caches says that the engine caches verdicts: then a Revoke follows every change soon.
 	Caches bool
 	// Rest returns how long a revocation that is not due at once may wait, so that several are made together. Required.
 	Rest func() time.Duration
-	// Log gets failures that are tried again. Default: discarded.
+	// Log gets failures that are retried. Default: discarded.
 	Log *slog.Logger
 }
 
-// Revocations end what was allowed and is no longer allowed, once the change is in effect: at once, if a permission was revoked; within
-// Rest, all that come until then together, if a pod is gone, or if an engine with caches allows something new.
+// Revocations end what is no longer allowed, once the change is in effect. If a permission was revoked, that happens at once. If a pod
+// was deleted, or an engine with caches allows something new, it happens within Rest, for all changes until then together.
 type Revocations struct {
 	opts RevocationOptions
 	soon chan struct{}
 
-	// due and later say that a revocation is to be made at once, or soon. handed are owners of what was handed over and may not be in
-	// effect. Lock guards them.
+	// due and later say that a revocation is due at once, or soon. handed are owners whose handed-over fragments may not be in effect. Lock
+	// guards them.
 	due, later bool
 	handed     map[reconcile.Owner]struct{}
 }
@@ -49,16 +49,16 @@ func NewRevocations(opts RevocationOptions) *Revocations {
 	return &Revocations{opts: opts, soon: make(chan struct{}, 1), handed: map[reconcile.Owner]struct{}{}}
 }
 
-// note notes a revocation; gone says that it is because a pod is gone. The caller holds the lock.
+// note notes a revocation; gone says that a deleted pod is the cause. The caller holds the lock.
 func (r *Revocations) note(gone bool) {
 	r.later = r.later || gone
 	r.due = r.due || !gone
 }
 
-// changed notes that something was handed over. The caller holds the lock.
+// changed notes that fragments were handed over. The caller holds the lock.
 func (r *Revocations) changed() { r.later = r.later || r.opts.Caches }
 
-// Due notes that a revocation is due at once, if it is. It takes the lock.
+// Due notes that a revocation is due at once, if due is true. It takes the lock.
 func (r *Revocations) Due(due bool) {
 	r.opts.Lock.Lock()
 	defer r.opts.Lock.Unlock()
@@ -68,7 +68,7 @@ func (r *Revocations) Due(due bool) {
 // Later notes that a revocation is due soon. The caller holds the lock.
 func (r *Revocations) Later() { r.later = true }
 
-// Soon is Later for a caller that does not hold the lock, and has Run make the revocation. It takes the lock.
+// Soon is Later for a caller that does not hold the lock. It also wakes Run to make the revocation. It takes the lock.
 func (r *Revocations) Soon() {
 	r.opts.Lock.Lock()
 	defer r.opts.Lock.Unlock()
@@ -83,7 +83,7 @@ func (r *Revocations) Pending() bool {
 	return r.due || r.later
 }
 
-// Wake has Run make a revocation, if one is due. The caller holds the lock.
+// Wake wakes Run to make a revocation, if one is due. The caller holds the lock.
 func (r *Revocations) Wake() { r.wake() }
 
 func (r *Revocations) wake() {
@@ -92,12 +92,12 @@ func (r *Revocations) wake() {
 	}
 	select {
 	case r.soon <- struct{}{}:
-	default: // Run is about to
+	default: // Run has a wake-up waiting
 	}
 }
 
-// inEffect waits until what was handed over for these owners was tried, and returns what keeps some of it from being in effect; some says
-// that at least one owner's is.
+// inEffect waits until the engine has tried the fragments of these owners, and returns why some of them are not in effect. some reports
+// whether the fragment of at least one owner is in effect.
 func (r *Revocations) inEffect(ctx context.Context, handed []reconcile.Owner) (some bool, err error) {
 	settled := handed
 	if err = r.opts.Settled(ctx, handed); err != nil {
@@ -116,8 +116,8 @@ func (r *Revocations) inEffect(ctx context.Context, handed []reconcile.Owner) (s
 	return len(settled) > 0, err
 }
 
-// effective waits until what was handed over for these owners was tried, and makes a revocation that is due at once, also where some of it
-// is refused: the revocation is repeated when that is in effect. Where all of it is refused, nothing is to be revoked yet.
+// effective waits until the engine has tried the fragments of these owners, and makes a revocation that is due at once, also if some of
+// the fragments are refused: the revocation is repeated when these are in effect. If all are refused, nothing is to be revoked yet.
 func (r *Revocations) effective(ctx context.Context, handed []reconcile.Owner) error {
 	if len(handed) == 0 {
 		return r.Flush(ctx)
@@ -132,7 +132,7 @@ func (r *Revocations) effective(ctx context.Context, handed []reconcile.Owner) e
 	return errors.Join(err, r.Flush(ctx))
 }
 
-// Flush makes a revocation if it is due at once, and has Run make it if it is due soon. What fails is due again. It takes the lock.
+// Flush makes a revocation if it is due at once, and wakes Run if it is due soon. A failed revocation is due again. It takes the lock.
 func (r *Revocations) Flush(ctx context.Context) error {
 	r.opts.Lock.Lock()
 	due := r.due
@@ -146,7 +146,7 @@ func (r *Revocations) Flush(ctx context.Context) error {
 	return r.revoke(ctx)
 }
 
-// revoke makes a revocation if one is due, once what was handed over is in effect.
+// revoke makes a revocation if one is due, once the handed-over fragments are in effect.
 func (r *Revocations) revoke(ctx context.Context) error {
 	r.opts.Lock.Lock()
 	due, handed := r.due || r.later, slices.Collect(maps.Keys(r.handed))
@@ -157,7 +157,7 @@ func (r *Revocations) revoke(ctx context.Context) error {
 	}
 	if len(handed) > 0 {
 		_, err := r.inEffect(ctx, handed)
-		r.Due(err != nil) // the owner's failure is reported by its engine
+		r.Due(err != nil) // the engine reports the owner's failure
 	}
 	err := r.opts.Revoke(ctx)
 	if err != nil {

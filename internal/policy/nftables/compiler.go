@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// OwnerStatic owns what does not depend on policies.
+// OwnerStatic owns the items that do not depend on policies.
 const OwnerStatic = reconcile.Owner("policies")
 
 // Table is the loop that keeps the table: a *reconcile.Loop[nftnl.Key, nftnl.Item].
@@ -20,8 +20,8 @@ type Table interface {
 	Set(fragments map[reconcile.Owner]map[nftnl.Key]nftnl.Item)
 }
 
-// Compiler compiles policies for an enforcer.Enforcer with Options.PerPolicy. It keeps fragments of the policies that isolate a pod of the
-// node, and of the sets that their rules name; other policies cost nothing.
+// Compiler compiles policies for an enforcer.Enforcer with Options.PerPolicy. It keeps fragments for the policies that isolate a pod of
+// the node, and for the sets that their rules name. Other policies cost nothing.
 type Compiler struct {
 	table    Table
 	pods     map[attach.Key][]policy.Key
@@ -33,7 +33,7 @@ type Compiler struct {
 	narrowed      bool
 }
 
-// used is a policy that isolates pods of the node: how many attachments, and the sets that its rules name.
+// used is a policy that isolates pods of the node: the number of attachments, and the sets that its rules name.
 type used struct {
 	by   int
 	sets []policy.SetName
@@ -41,7 +41,7 @@ type used struct {
 
 var _ enforcer.Compiler = (*Compiler)(nil)
 
-// NewCompiler returns a Compiler for a table, to which the caller has set [Static].
+// NewCompiler returns a Compiler for a table that already has the items of [Static].
 func NewCompiler(table Table) *Compiler {
 	return &Compiler{
 		table: table, pods: map[attach.Key][]policy.Key{}, policies: map[policy.Key]*used{}, sets: map[policy.SetName]int{},
@@ -54,7 +54,7 @@ func (c *Compiler) Apply(effect policy.Effect, _ *policy.Index) {
 	for _, key := range effect.Policies {
 		if _, is := c.policies[key]; is {
 			c.dirtyPolicies[key] = struct{}{}
-			c.narrowed = true // the rules are not compared: looking through conntrack once more is cheaper
+			c.narrowed = true // the rules are not compared: another pass over conntrack is cheaper
 		}
 	}
 	for i := range effect.Sets {
@@ -72,7 +72,7 @@ func (c *Compiler) Narrowed() bool {
 	return narrowed
 }
 
-// Clear implements enforcer.Compiler: all is compiled again of what the index has at the next Commit.
+// Clear implements enforcer.Compiler: the next Commit compiles everything from the index again.
 func (c *Compiler) Clear() {
 	for key := range c.policies {
 		c.dirtyPolicies[key] = struct{}{}
@@ -118,7 +118,7 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 	return slices.Collect(maps.Keys(fragments))
 }
 
-// use notes the policies that isolate the pod of an attachment.
+// use records the policies that isolate the pod of an attachment.
 func (c *Compiler) use(key attach.Key, policies []policy.Key) {
 	for _, p := range policies {
 		if c.policies[p] == nil {

@@ -5,9 +5,9 @@
 // for each set of pods that their rules name ([Set]). [Static] has the base chains and verdict maps. [Guard] is a second table, of family
 // bridge. [Flush] ends connections that were revoked.
 //
-// # A packet's way
+// # Path of a packet
 //
-//	forward, output chain answers: TCP in the middle of a connection that conntrack does not know, from or to an isolated pod -> drop
+//	forward, output chain answers: TCP in the middle of a connection without a conntrack entry, from or to an isolated pod -> drop
 //	forward, input  chain egress:  established -> accept; neighbour discovery -> accept; pod to itself -> accept; map of source addresses
 //	forward         chain ingress: the same, with the map of destination addresses
 //	map             not isolated -> accept; isolated -> chain of the pod's policies
@@ -16,13 +16,13 @@
 //	forward         chain judged:  between ports of the bridge: set the bit [Judged] of the mark
 //	bridge forward  chain guard:   from a pod's port without that bit -> drop
 //
-// Egress and ingress are base chains of their own, so accept in the first leads to the second. A packet from or to the
-// bridge whose pod has no element is dropped: a pod is closed until its fragment is in effect. Packets from the node to its
-// own pods do not pass these hooks and are not judged.
+// Egress and ingress are separate base chains, so a packet that the first accepts goes on to the second. A packet from or to the bridge
+// whose pod has no element is dropped: a pod is closed until its fragment is in effect. Packets from the node to its own pods do not pass
+// these hooks and are not judged.
 //
-// An established connection passes without being judged again. When a permission is revoked, [Flush] removes the entries of its connections
-// from conntrack, and what follows is judged as new. The answering side of a TCP connection could then make it a connection of its own,
-// because conntrack picks up connections in the middle: chain answers drops that.
+// An established connection passes without being judged again. When a permission is revoked, [Flush] removes the entries of its
+// connections from conntrack, and later packets are judged as new. Then the replying side of a TCP connection could make a new connection
+// of it, because conntrack picks up connections in the middle: chain answers drops such packets.
 //
 // Pods with the same policies share a chain. A policy costs its rules and sets; a rule costs one nftables rule for each of
 // its peer sets and address families, however many services it has.

@@ -16,8 +16,9 @@ type Conntrack interface {
 	Flush(ends func(link.Tracked) bool) (removed int, err error)
 }
 
-// Flush removes the connections that policies allow no more; revoked is that of the node's enforcer. What follows in one of them is judged
-// as new. Connections that the node itself began are not judged. It removes those of the addresses in left as well, as FlushPods does.
+// Flush removes the connections that policies no longer allow; revoked is the function of the node's enforcer. Later packets of these
+// connections are judged as new. Connections that the node itself began are not judged. Flush also removes the connections of the
+// addresses in left, as FlushPods does.
 func Flush(tracked Conntrack, revoked func(policy.Connection) bool, left ...netip.Addr) error {
 	own, err := tracked.Own()
 	if err != nil {
@@ -32,8 +33,8 @@ func Flush(tracked Conntrack, revoked func(policy.Connection) bool, left ...neti
 	return err
 }
 
-// FlushPods removes the connections of addresses, of pods that had them before: what a pod that has one now goes on sending in one would
-// count as a reply.
+// FlushPods removes the connections of addresses, which belonged to former pods: packets of a new pod with such an address would count as
+// replies.
 func FlushPods(tracked Conntrack, addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
@@ -43,7 +44,7 @@ func FlushPods(tracked Conntrack, addresses ...netip.Addr) error {
 	return err
 }
 
-// FlushRanges removes the connections of addresses in ranges that are neither the node's nor of the pods that are attached.
+// FlushRanges removes the connections of addresses in ranges that neither the node nor an attached pod has.
 func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached ...netip.Addr) error {
 	if len(ranges) == 0 {
 		return nil

@@ -1,9 +1,8 @@
-// Package oracle judges packets by networking.k8s.io/v1 NetworkPolicies in the most naive way: by the API's documentation,
-// clause by clause, from Kubernetes' own objects, looking at every one of them for every packet. It shares no code with
-// package policy. It is what compiled rules are compared with, those of policy and those that networks make of them.
+// Package oracle evaluates packets by networking.k8s.io/v1 NetworkPolicies in the most naive way: by the API's documentation, clause by
+// clause, from Kubernetes' own objects, and looks at every object for every packet. It shares no code with package policy. Tests compare
+// it with compiled rules: those of policy and those that networks compile from them.
 //
-// It takes policies that the API server would have accepted. Where the documentation leaves something open, package policy
-// says what holds.
+// It expects policies that the API server would have accepted. Where the documentation leaves a case open, it follows package policy.
 package oracle
 
 import (
@@ -17,19 +16,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// World is all there is.
+// World is the complete state of a cluster.
 type World struct {
 	Policies   []*networkingv1.NetworkPolicy
 	Pods       []*corev1.Pod
 	Namespaces []*corev1.Namespace
 }
 
-// Packet is the first of a connection, as it is once Services' addresses have been replaced.
+// Packet is the first packet of a connection, after the translation of Services' addresses.
 type Packet struct {
 	Src, Dst netip.Addr
 	// Protocol is TCP, UDP, SCTP, or anything else (ICMP).
 	Protocol corev1.Protocol
-	// Port is the destination's; it means nothing for other protocols.
+	// Port is the destination port; it has no meaning for other protocols than TCP, UDP and SCTP.
 	Port uint16
 }
 
@@ -91,8 +90,7 @@ func (w World) policyAllows(np *networkingv1.NetworkPolicy, subject *corev1.Pod,
 	return false
 }
 
-// egressRule: a named port is that of the destination pod; where two pods have the address, it is that of the one which is
-// the peer.
+// egressRule: a named port is a port of the destination pod. If two pods have the address, it is a port of the pod that is the peer.
 func (w World) egressRule(rule networkingv1.NetworkPolicyEgressRule, namespace string, p Packet) bool {
 	at := w.podsAt(p.Dst)
 	if len(rule.To) == 0 {
@@ -214,7 +212,7 @@ func hasNamedPort(pod *corev1.Pod, name string, p Packet) bool {
 	return false
 }
 
-// podsAt returns the pods whose own the address is.
+// podsAt returns the pods that have the address as their own.
 func (w World) podsAt(ip netip.Addr) []*corev1.Pod {
 	var list []*corev1.Pod
 	for _, pod := range w.Pods {
