@@ -7,9 +7,9 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// WantedEgressIPs returns the egress addresses that a NetNamespace wants, also those that no node can have, such as 127.0.0.1. The API server
-// refuses what is no address; should it have let some through, it is left out, and where nothing remains 0.0.0.0 replaces it: a
-// namespace that wants egress addresses must not leave by its nodes'.
+// WantedEgressIPs returns the egress IPs that a NetNamespace wants, including those that no node can have, such as 127.0.0.1. The API
+// server refuses text that is not an address. If an object has such text anyway, it is left out; if no address remains, the result is
+// 0.0.0.0, because the traffic of a namespace with egress IPs must not leave by the nodes' addresses.
 func WantedEgressIPs(nn *networkv1.NetNamespace) []netip.Addr {
 	var addresses []netip.Addr
 	for _, text := range nn.EgressIPs {
@@ -23,10 +23,10 @@ func WantedEgressIPs(nn *networkv1.NetNamespace) []netip.Addr {
 	return addresses
 }
 
-// HostedEgressIPs returns the egress addresses that a HostSubnet lists, without what is no address.
+// HostedEgressIPs returns the egress IPs that a HostSubnet lists, without invalid ones.
 func HostedEgressIPs(hs *networkv1.HostSubnet) []netip.Addr { return egressAddresses(hs.EgressIPs) }
 
-// RefusedEgressIPs returns the egress addresses that a HostSubnet's node says it cannot hold, and why.
+// RefusedEgressIPs returns the egress IPs that a HostSubnet's node reports it cannot hold, with the reason.
 func RefusedEgressIPs(hs *networkv1.HostSubnet) map[netip.Addr]string {
 	refused := map[netip.Addr]string{}
 	for _, r := range hs.Status.RefusedEgressIPs {
@@ -37,7 +37,7 @@ func RefusedEgressIPs(hs *networkv1.HostSubnet) map[netip.Addr]string {
 	return refused
 }
 
-// EgressCIDRs returns the ranges of egress addresses that a HostSubnet's node may host, without what is no range.
+// EgressCIDRs returns the ranges of egress IPs that a HostSubnet's node may host, without invalid ones.
 func EgressCIDRs(hs *networkv1.HostSubnet) []netip.Prefix {
 	var ranges []netip.Prefix
 	for _, text := range hs.EgressCIDRs {

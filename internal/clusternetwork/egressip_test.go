@@ -8,7 +8,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// Whoever wants egress addresses is never taken for one who wants none.
+// A namespace that wants egress IPs is never treated as one that wants none.
 func TestEgressIPs(t *testing.T) {
 	good := netip.MustParseAddr("192.0.2.9")
 	for _, test := range []struct {

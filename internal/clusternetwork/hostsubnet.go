@@ -11,7 +11,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// HostSubnet is a HostSubnet that can be used.
+// HostSubnet is a valid HostSubnet.
 type HostSubnet struct {
 	// UID identifies the object: two may briefly share a name or an address.
 	UID types.UID
@@ -19,16 +19,15 @@ type HostSubnet struct {
 	Host string
 	// HostIP is where the node's tunnels end.
 	HostIP netip.Addr
-	// Subnet is the range of the node's pods. It is not valid where the object waits for one to be assigned.
+	// Subnet is the range of the node's pods. It is not valid while the object waits for an assignment.
 	Subnet netip.Prefix
-	// VNID is the VNID of all traffic from the host where it is no Node and has one; 0 otherwise.
+	// VNID is the VNID of all traffic from the host, for a host without a Node that has one; otherwise 0.
 	VNID uint32
-	// NodeUID is the UID of the Node that the object was made for; empty for a host that is no Node.
+	// NodeUID is the UID of the Node for which the object was created; empty for a host without a Node.
 	NodeUID types.UID
 }
 
-// ParseHostSubnet returns what the object describes, or an error that lists everything that is wrong with it. A VNID
-// in the annotation that cannot be used is an error as well.
+// ParseHostSubnet parses the object. The error lists everything that is invalid, including a VNID in the annotation.
 func ParseHostSubnet(obj *networkv1.HostSubnet) (HostSubnet, error) {
 	p := &parser{}
 	if obj.Host != obj.Name {
@@ -57,7 +56,7 @@ func ParseHostSubnet(obj *networkv1.HostSubnet) (HostSubnet, error) {
 	return parsed, nil
 }
 
-// subnet parses a node's range, which has room for at least one pod.
+// subnet parses a node's range. It must have room for at least one pod.
 func (p *parser) subnet(path *field.Path, text string) netip.Prefix {
 	const smallest = 30
 	prefix := p.prefix(path, text)

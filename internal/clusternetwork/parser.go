@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// parser gathers what is wrong while fields are parsed; a field that is wrong gives a zero value.
+// parser collects errors while fields are parsed; an invalid field results in a zero value.
 type parser struct {
 	errs field.ErrorList
 }
@@ -23,7 +23,7 @@ func (p *parser) prefix(path *field.Path, text string) netip.Prefix {
 	return prefix
 }
 
-// address parses an IPv4 address that a packet on the network may come from.
+// address parses an IPv4 address that can be the source of packets on the network.
 func (p *parser) address(path *field.Path, text string) netip.Addr {
 	addr, err := netip.ParseAddr(text)
 	switch {
@@ -58,8 +58,8 @@ func (p *parser) hostBits(path *field.Path, cidr string, bits uint32) int {
 	return 0
 }
 
-// ParsePrefix parses an IPv4 range in canonical form: no leading zeros, no bits set right of the prefix. Its errors
-// say what would be right.
+// ParsePrefix parses an IPv4 range in canonical form: no leading zeros, no bits set to the right of the prefix. Its errors describe a valid
+// value.
 func ParsePrefix(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	switch {
@@ -82,7 +82,7 @@ func bounded(text string) string {
 	return text
 }
 
-// FirstNames names the first of many, and how many more there are.
+// FirstNames returns the first names, and the number of the others, as text.
 func FirstNames(names []string, most int) string {
 	text := strings.Join(names[:min(most, len(names))], ", ")
 	if more := len(names) - most; more > 0 {

@@ -14,13 +14,13 @@ import (
 	neutroncluster "weft.dev/weft/internal/neutron/cluster"
 )
 
-// neutronPart is OpenStack's part of the controller. It is given the ranges of the overlay, which it does not know.
+// neutronPart returns OpenStack's part of the controller. It passes it the ranges of the overlay, which that part cannot read itself.
 func neutronPart(options neutroncluster.Options) shared.Part {
 	options.Reserved = overlayRanges
 	return neutroncluster.Part(options)
 }
 
-// overlayRanges are the ranges of the ClusterNetwork.
+// overlayRanges returns the ranges of the ClusterNetwork.
 func overlayRanges(ctx context.Context, reader client.Reader) (map[string][]netip.Prefix, error) {
 	var network networkv1.ClusterNetwork
 	err := reader.Get(ctx, client.ObjectKey{Name: networkv1.ClusterNetworkDefault}, &network)

@@ -38,14 +38,14 @@ func TestNodesGetSubnets(t *testing.T) {
 	c.node("b", "192.0.2.2")
 	c.awaitSubnet("b", "192.0.2.2", "10.129.0.0/23")
 
-	c.address(a, "192.0.2.11") // followed in place
+	c.address(a, "192.0.2.11") // updated in place
 	if moved := c.awaitSubnet("a", "192.0.2.11", "10.128.0.0/23"); moved.UID != hs.UID {
 		t.Error("the HostSubnet was made again")
 	}
 
-	c.must(c.Delete(t.Context(), a)) // made again at once, with another UID
+	c.must(c.Delete(t.Context(), a)) // created again at once, with another UID
 	a = c.node("a", "192.0.2.12")
-	hs = c.awaitSubnet("a", "192.0.2.12", "10.128.0.0/23") // its pods go on with their addresses
+	hs = c.awaitSubnet("a", "192.0.2.12", "10.128.0.0/23") // its pods keep their addresses
 	if hs.Annotations[networkv1.AnnotationNodeUID] != string(a.UID) {
 		t.Errorf("annotations %v", hs.Annotations)
 	}
@@ -53,9 +53,9 @@ func TestNodesGetSubnets(t *testing.T) {
 	c.must(c.Delete(t.Context(), a))
 	c.awaitGone(&hs)
 	c.node("d", "192.0.2.4")
-	c.awaitSubnet("d", "192.0.2.4", "10.130.0.0/23") // no rewind
+	c.awaitSubnet("d", "192.0.2.4", "10.130.0.0/23") // the order does not start over
 
-	b, err := c.hostSubnet("b") // deleted by hand: made again
+	b, err := c.hostSubnet("b") // deleted by hand: created again
 	c.must(err)
 	c.must(c.Delete(t.Context(), &b))
 	c.awaitSubnet("b", "192.0.2.2", "10.129.0.0/23")
@@ -84,7 +84,7 @@ func TestHostsWithoutNode(t *testing.T) {
 		t.Errorf("annotations %v", hs.Annotations)
 	}
 	c.awaitEvent("HostSubnet", "f6", "fixed-vnid-host removed")
-	c.node("f5", "192.0.2.50") // it becomes a Node: stamped, subnet kept
+	c.node("f5", "192.0.2.50") // it becomes a Node: gets its annotation, keeps its subnet
 	c.eventually("stamp", func() error {
 		hs, err := c.hostSubnet("f5")
 		if err == nil && (hs.Annotations[networkv1.AnnotationNodeUID] == "" || hs.Subnet != "10.128.0.0/23") {
@@ -104,7 +104,7 @@ func TestExhaustionIsToldAndEnds(t *testing.T) {
 	c.awaitEvent("Node", "b", "add a range to clusterNetworks")
 	c.awaitCondition(networkv1.ConditionReady, networkv1.ReasonExhausted, "no subnet for b")
 	c.must(c.Get(t.Context(), client.ObjectKeyFromObject(network), network))
-	network.ClusterNetworks = append(network.ClusterNetworks, usualRange()) // it grows while it runs
+	network.ClusterNetworks = append(network.ClusterNetworks, usualRange()) // a range is added at run time
 	c.must(c.Update(t.Context(), network))
 	c.awaitSubnet("b", "192.0.2.2", "10.128.0.0/23")
 	c.awaitCondition(networkv1.ConditionReady, networkv1.ReasonAllocated)
@@ -133,7 +133,7 @@ func TestBadObjectsStopNobody(t *testing.T) {
 	})
 }
 
-// A ClusterNetwork that slipped past the rules (they may be older than the object) is told, and nothing is given out.
+// A ClusterNetwork that the validation rules did not refuse (they may be newer than the object) is reported, and nothing is assigned.
 func TestBadClusterNetworkWaits(t *testing.T) {
 	c := newCluster(t)
 	network := &networkv1.ClusterNetwork{
@@ -185,7 +185,7 @@ func TestNamespacesGetVNIDs(t *testing.T) {
 	c.request("wt-a", "global")
 	c.awaitVNID("wt-a", func(nn networkv1.NetNamespace) bool { return answered(nn) && nn.NetID == 0 })
 
-	c.request("wt-a", "join:wt-later") // it waits, and says so
+	c.request("wt-a", "join:wt-later") // the request waits, and a condition says so
 	c.awaitVNID("wt-a", func(nn networkv1.NetNamespace) bool {
 		return meta.IsStatusConditionFalse(nn.Status.Conditions, networkv1.ConditionValid) && nn.NetID == 0
 	})
@@ -195,7 +195,7 @@ func TestNamespacesGetVNIDs(t *testing.T) {
 		return answered(nn) && nn.NetID == later && meta.IsStatusConditionTrue(nn.Status.Conditions, networkv1.ConditionValid)
 	})
 
-	c.must(c.Delete(t.Context(), &idB)) // by hand: made again
+	c.must(c.Delete(t.Context(), &idB)) // deleted by hand: created again
 	c.awaitVNID("wt-b", func(nn networkv1.NetNamespace) bool { return nn.UID != idB.UID && random(nn) })
 
 	c.removeNamespace(b)
@@ -223,7 +223,7 @@ func TestVNIDsStayWithPoliciesAndAreNoneOnAFlatNetwork(t *testing.T) {
 	c.awaitEvent("NetNamespace", "kube-system", "VNIDs change only with plugin")
 }
 
-// In a cluster that is as it should be, and in one with problems that last, nothing is written.
+// In steady state nothing is written, with or without lasting problems.
 func TestNothingIsWrittenInSteadyState(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, usualRange())
@@ -238,7 +238,7 @@ func TestNothingIsWrittenInSteadyState(t *testing.T) {
 	c.awaitEvent("Node", "bad", "lies in the cluster network")
 	c.awaitCondition(networkv1.ConditionReady, networkv1.ReasonIncomplete)
 	before := len(r.written())
-	again := c.start(nil) // takes over in the middle
+	again := c.start(nil) // takes over in between
 	for beat := range 6 { // heartbeats, over several resyncs
 		for _, node := range nodes {
 			node.Status.Conditions = []corev1.NodeCondition{{
@@ -255,16 +255,16 @@ func TestNothingIsWrittenInSteadyState(t *testing.T) {
 		wait(t, time.Second) // for resyncs, which are one second apart and leave no trace
 	}
 	quiet := again.written()
-	c.node("last", "192.0.2.9") // the other one does lead
+	c.node("last", "192.0.2.9") // proves that the second replica leads
 	c.awaitSubnet("last", "192.0.2.9", "")
 	for _, w := range quiet {
-		if !strings.Contains(w, "/events") { // a new leader tells a problem that lasts once more
+		if !strings.Contains(w, "/events") { // a new leader reports a lasting problem once more
 			t.Errorf("the new leader wrote %s", w)
 		}
 	}
 }
 
-// wait lets time pass where passing time is what the test is about.
+// wait waits for a duration, in tests that are about the passage of time.
 func wait(t *testing.T, d time.Duration) {
 	t.Helper()
 	select {
@@ -273,7 +273,7 @@ func wait(t *testing.T, d time.Duration) {
 	}
 }
 
-// A leader that loses the API server gives up; the other takes over; nothing is allocated twice.
+// A leader that loses the API server gives up, the other replica takes over, and nothing is assigned twice.
 func TestFailover(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, networkv1.ClusterNetworkEntry{CIDR: "10.1.0.0/16", HostSubnetLength: 8})
@@ -311,7 +311,7 @@ func TestFailover(t *testing.T) {
 	c.awaitCondition(networkv1.ConditionReady, networkv1.ReasonAllocated)
 }
 
-// Another controller, or a person, allocates at the same time: what the cache does not know yet is not given out.
+// Another controller, or an administrator, assigns at the same time: values that the cache does not have yet are not assigned.
 func TestAllocationSeesWhatTheCacheDoesNot(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginSubnet, usualRange())
@@ -341,7 +341,7 @@ func TestAllocationSeesWhatTheCacheDoesNot(t *testing.T) {
 	}
 }
 
-// The manifest runs the controller as it documents.
+// The manifest runs the controller as documented.
 func TestManifest(t *testing.T) {
 	c := newClient(t)
 	var deployment appsv1.Deployment
@@ -352,7 +352,7 @@ func TestManifest(t *testing.T) {
 	if *deployment.Spec.Replicas != 2 || !deployment.Spec.Template.Spec.HostNetwork || !*container.SecurityContext.ReadOnlyRootFilesystem {
 		t.Errorf("%+v", deployment.Spec)
 	}
-	// What it may not do.
+	// Requests that must be forbidden.
 	config := server.ConfigAs("weft", "weft-controller")
 	restricted, err := client.New(config, client.Options{})
 	if err != nil {

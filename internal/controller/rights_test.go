@@ -22,7 +22,7 @@ import (
 	vpccluster "weft.dev/weft/internal/vpc/cluster"
 )
 
-// The chart gives the controller what its parts use, and nothing more.
+// The chart gives the controller exactly the rights that its parts use.
 func TestRightsAreWhatPartsUse(t *testing.T) {
 	withVPCs, err := deploy.VPCObjects()
 	if err != nil {
@@ -43,7 +43,7 @@ func TestRightsAreWhatPartsUse(t *testing.T) {
 	checkRights(t, granted(t, alone), parts(Options{}))
 }
 
-// All networks' parts can share a cache, which keeps of Pods what each of them reads.
+// All networks' parts can share a cache, which keeps the fields of Pods that any of them reads.
 func TestPartsShareACache(t *testing.T) {
 	all := parts(Options{vpcs: &vpccluster.Options{}, Neutron: &neutroncluster.Options{}})
 	scheme := runtime.NewScheme()
@@ -74,11 +74,11 @@ func TestPartsShareACache(t *testing.T) {
 	t.Error("Pods are not cached")
 }
 
-// checkRights compares the rights of the controller with what parts use.
+// checkRights compares the rights of the controller with those that parts use.
 func checkRights(t *testing.T, have map[string][]string, parts []shared.Part) {
 	t.Helper()
 	want := map[string][]string{
-		// Any part may report about objects, and read what nodes report.
+		// All parts may send events about objects, and read the nodes' reports.
 		"events.k8s.io/events":          {"create", "patch"},
 		"network.weft.dev/nodenetworks": {"get", "list", "watch"},
 	}
@@ -103,12 +103,12 @@ func checkRights(t *testing.T, have map[string][]string, parts []shared.Part) {
 	}
 }
 
-// granted are the verbs that the controller's ClusterRoles among objects give, by "group/resource".
+// granted returns the verbs that the controller's ClusterRoles in objects grant, by "group/resource".
 func granted(t *testing.T, objects []*unstructured.Unstructured) map[string][]string {
 	t.Helper()
 	have := map[string][]string{}
 	for _, object := range objects {
-		own := object.GetNamespace() == "weft" // the lease and its events are no part's
+		own := object.GetNamespace() == "weft" // the lease and its events belong to no part
 		if !strings.HasSuffix(object.GetKind(), "Role") || own || !strings.HasPrefix(object.GetName(), "weft-controller") {
 			continue
 		}

@@ -8,7 +8,7 @@ import (
 	vpccluster "weft.dev/weft/internal/vpc/cluster"
 )
 
-// openVPCs opens what the part for VPCs works with, where they are served, and returns what closes it.
+// openVPCs opens OVN's northbound database for the part for VPCs, if VPCs are served, and returns a function that closes it.
 func openVPCs(ctx context.Context, options *Options) (closeVPCs func(), err error) {
 	if len(options.Northbound.Endpoints) == 0 {
 		return func() {}, nil

@@ -9,17 +9,18 @@ import (
 	"weft.dev/weft/internal/ovsdb"
 )
 
-// Handovers knows which networks have not handed over their complete state yet. Until then the loops remove nothing that may be
-// theirs: a network that starts sooner, or alone, leaves the others' state as it is. One that never hands over holds up no other.
+// Handovers tracks which networks have not handed over their complete state yet. Until then the loops remove nothing that may belong to
+// them: a network that starts earlier, or alone, does not remove the state of the others. A network that never hands over does not delay
+// the others.
 type Handovers struct {
 	mu      sync.Mutex
 	waiting map[string]Care
-	// bridges are those in any network's care.
+	// bridges are the bridges of all networks.
 	bridges []string
 	resync  []func()
 }
 
-// NewHandovers returns the handovers of networks with these cares, none of which has handed over.
+// NewHandovers returns the handovers of networks with the given cares. None of them has handed over.
 func NewHandovers(cares map[string]Care) *Handovers {
 	h := &Handovers{waiting: map[string]Care{}}
 	for name, care := range cares {
@@ -31,14 +32,14 @@ func NewHandovers(cares map[string]Care) *Handovers {
 	return h
 }
 
-// OnChange has a loop asked again what is to be kept: its Resync.
+// OnChange adds the Resync of a loop, to be called when what is kept changes.
 func (h *Handovers) OnChange(resync func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.resync = append(h.resync, resync)
 }
 
-// Done says that a network has handed over its complete state, or that it is not present and has none.
+// Done records that a network has handed over its complete state, or that it is not present and has none.
 func (h *Handovers) Done(network string) {
 	h.mu.Lock()
 	_, waited := h.waiting[network]
@@ -59,7 +60,7 @@ func (h *Handovers) Waiting() bool {
 	return len(h.waiting) > 0
 }
 
-// any reports whether the care of a network that has not handed over satisfies a condition.
+// any reports whether the condition is true for the care of a network that has not handed over.
 func (h *Handovers) any(condition func(Care) bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,17 +72,17 @@ func (h *Handovers) any(condition func(Care) bool) bool {
 	return false
 }
 
-// KeepRule is the Keep of a RuleLoop: tables belong to one network each.
+// KeepRule is the Keep of a RuleLoop. Each table belongs to one network.
 func (h *Handovers) KeepRule(key nft.Key, _ nft.Item) bool {
 	return h.any(func(c Care) bool {
 		return slices.ContainsFunc(c.Tables, func(t nft.Table) bool { return t.Family == key.Family && t.Name == key.Table })
 	})
 }
 
-// KeepLink is the Keep of a LinkLoop. Whose a route or a device is cannot be seen in it, so all are kept until all have handed over.
+// KeepLink is the Keep of a LinkLoop. The network of a route or a device is not known, so all are kept until all networks have handed over.
 func (h *Handovers) KeepLink(link.Key, link.Item) bool { return h.Waiting() }
 
-// KeepRow is the Keep of a RowLoop: bridges belong to one network each. A row on a bridge of none is kept until all have handed over.
+// KeepRow is the Keep of a RowLoop. Each bridge belongs to one network. Rows on other bridges are kept until all networks have handed over.
 func (h *Handovers) KeepRow(key ovsdb.Key, row ovsdb.Row) bool {
 	bridge := key.Name
 	if port, ok := row.(*ovsdb.Port); ok {

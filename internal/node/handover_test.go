@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/ovsdb"
 )
 
-// TestHandovers: what may be of a network that has not handed over stays, of all others goes.
+// TestHandovers checks that state that may belong to a network without handover is kept, and all other state is not.
 func TestHandovers(t *testing.T) {
 	h := node.NewHandovers(map[string]node.Care{
 		"red":  {Tables: []nft.Table{{Family: nft.FamilyInet, Name: "red"}}, Bridges: []node.Bridge{{Name: "br-red"}}},

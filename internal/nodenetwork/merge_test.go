@@ -24,7 +24,7 @@ func section(name string, conditions ...metav1.Condition) weftv1.NodeNetworkSect
 	return weftv1.NodeNetworkSection{Name: name, Conditions: conditions}
 }
 
-// A section that is set replaces the one that is reported; a condition's time is that of its last change of status.
+// A section that is set replaces the reported one. A condition's time is that of its last change of status.
 func TestMerge(t *testing.T) {
 	now := metav1.NewTime(time.Unix(100, 5))
 	all := func(string) bool { return true }

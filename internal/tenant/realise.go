@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/realised"
 )
 
-// judge says whether a change of VNIDs is in effect on a node. It is so when its pods have taken all steps of the move.
+// judge returns a function that reports whether a change of VNIDs is in effect on a node: its pods have then taken all steps of the move.
 func judge(version uint64) func(*networkv1.HostSubnet) realised.Verdict {
 	return func(hs *networkv1.HostSubnet) realised.Verdict {
 		done, err := realised.Version(hs.Status.VNIDsVersion)
@@ -34,7 +34,7 @@ func (c *Client) realise(ctx context.Context, report *Report, version uint64, pr
 	switch {
 	case err == nil:
 		return nil
-	case last.All(): // it was not even asked
+	case last.All(): // the nodes were not even read
 		return err
 	}
 	return fmt.Errorf("the change is made, and not in effect yet on %s: %w", last.Names(), err)

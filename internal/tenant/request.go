@@ -14,26 +14,26 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 )
 
-// Request is what becomes of some namespaces. Make one with Join, Isolate or Global.
+// Request is a change of some namespaces. Make one with Join, Isolate or Global.
 type Request struct {
 	annotation string
 	to         string
-	// Namespaces are those that change. Either they or the Selector are given.
+	// Namespaces are the namespaces to change. Set either this or Selector.
 	Namespaces []string
-	// Selector selects those that change by their labels.
+	// Selector selects the namespaces to change by their labels.
 	Selector labels.Selector
 }
 
-// Join makes namespaces one network with another.
+// Join requests that namespaces share the network of another one.
 func Join(to string) Request { return Request{annotation: networkv1.ChangeJoinPrefix + to, to: to} }
 
-// Isolate makes each namespace a network of its own.
+// Isolate requests a network of its own for each namespace.
 func Isolate() Request { return Request{annotation: networkv1.ChangeIsolate} }
 
-// Global makes namespaces reach, and be reached by, all others.
+// Global requests that namespaces reach all others, and are reached by them.
 func Global() Request { return Request{annotation: networkv1.ChangeGlobal} }
 
-// names returns the namespaces that a request is about, in order.
+// names returns the namespaces of a request, sorted.
 func (c *Client) names(ctx context.Context, r *Request) ([]string, error) {
 	switch {
 	case len(r.Namespaces) > 0 && r.Selector != nil:
@@ -49,7 +49,7 @@ func (c *Client) names(ctx context.Context, r *Request) ([]string, error) {
 	}
 	var names []string
 	for i := range list.Items {
-		if name := list.Items[i].Name; name != r.to { // which is joined, and may have the label as well
+		if name := list.Items[i].Name; name != r.to { // the namespace to join may have the label as well
 			names = append(names, name)
 		}
 	}
@@ -60,7 +60,7 @@ func (c *Client) names(ctx context.Context, r *Request) ([]string, error) {
 	return names, nil
 }
 
-// check returns what is wrong with a request, before anything is changed. have are all NetNamespaces.
+// check validates a request before anything is changed. have are all NetNamespaces.
 func (r *Request) check(names []string, have map[string]*networkv1.NetNamespace) error {
 	var errs []error
 	missing := func(name string) {
