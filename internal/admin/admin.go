@@ -1,11 +1,11 @@
-// Package admin is how an operator talks to the agent of a node: HTTP and JSON over a unix socket that only root may use. It
-// knows words, server and client; what the agent answers is the agent's to say.
+// Package admin is the operator's interface to the agent of a node: HTTP and JSON over a unix socket that only root may use. It has the
+// messages, a server and a client; the agent provides the content of the responses.
 //
-//	GET /v1/state       how the agent and its engines stand
-//	GET /v1/diff        what is programmed otherwise than desired, read back now
-//	GET /v1/owners      whose the switch's flows are, by their cookies
-//	GET /v1/log-level   the least severe messages that are logged
-//	PUT /v1/log-level   another level, until the agent's end
+//	GET /v1/state       the state of the agent and its engines
+//	GET /v1/diff        differences between programmed and desired state, read back now
+//	GET /v1/owners      the owners of the switch's flows, by cookie
+//	GET /v1/log-level   the log level
+//	PUT /v1/log-level   sets the log level until the agent ends
 package admin
 
 import (
@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// DefaultSocket is where the agent listens unless told otherwise.
+// DefaultSocket is where the agent listens by default.
 const DefaultSocket = "/run/weft/admin/admin.sock"
 
-// Realised says which objects of one kind are in effect: those whose resourceVersion is not above Version, but for Exceptions.
-// Without a Version, none are. Reason says why others are not, where it is known.
+// Realised says which objects of one kind are in effect: those whose resourceVersion is not above Version, except Exceptions. Without a
+// Version, none are. Reason says why other objects are not in effect, if that is known.
 type Realised struct {
 	Kind       string            `json:"kind"`
 	Version    string            `json:"version,omitempty"`
@@ -27,71 +27,72 @@ type Realised struct {
 	Exceptions map[string]string `json:"exceptions,omitempty"`
 }
 
-// State is how an agent stands.
+// State is the state of an agent.
 type State struct {
 	// Node is the name of the agent's node, Version the agent's release.
 	Node    string `json:"node"`
 	Version string `json:"version"`
-	// Ready says that pods can be attached; else Waiting says what is waited for.
+	// Ready says that pods can be attached. If not, Waiting says what the agent waits for.
 	Ready   bool   `json:"ready"`
 	Waiting string `json:"waiting,omitempty"`
-	// Refused says what of the objects the node cannot follow: it stays as it was.
+	// Refused says which content of the objects the node cannot apply; the node then keeps its previous state.
 	Refused string `json:"refused,omitempty"`
-	// Warnings do not keep pods from being attached.
+	// Warnings are problems that do not prevent attachments.
 	Warnings []string `json:"warnings,omitempty"`
-	// Leftovers are what OpenShift SDN left on the node, and what to do about it.
+	// Leftovers are remains of OpenShift SDN on the node, and what to do about them.
 	Leftovers []string `json:"leftovers,omitempty"`
-	// OpenVSwitch and Kernel are versions; Datapath is the bridge's type, system (the kernel's) or netdev (userspace).
+	// OpenVSwitch and Kernel are versions. Datapath is the bridge's type, system (the kernel's) or netdev (userspace).
 	OpenVSwitch string `json:"openVSwitch,omitempty"`
 	Kernel      string `json:"kernel,omitempty"`
 	Datapath    string `json:"datapath,omitempty"`
-	// Attachments counts the pods' interfaces.
+	// Attachments is the number of pods' interfaces.
 	Attachments int `json:"attachments"`
-	// AddressesUsed of AddressesTotal addresses for pods are taken.
+	// AddressesUsed is how many of the AddressesTotal addresses for pods are taken.
 	AddressesUsed  int `json:"addressesUsed"`
 	AddressesTotal int `json:"addressesTotal"`
-	// VNIDsVersion is the resourceVersion of the last change of a NetNamespace's netid that is in effect, where pods are
-	// isolated by VNID.
+	// VNIDsVersion is the resourceVersion of the last change of a NetNamespace's netid that is in effect, in clusters where pods are isolated
+	// by VNID.
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`
-	// VXLANPorts has the UDP port of the node's tunnels, once there is one.
+	// VXLANPorts has the UDP port of the node's tunnels, once it is known.
 	VXLANPorts []uint16 `json:"vxlanPorts,omitempty"`
-	// Realised says, by kind, which objects of the API server are in effect, as far as it is Known: an agent that starts does not know.
+	// Realised says, by kind, which objects of the API server are in effect. It is valid if RealisedKnown; an agent that has just started does
+	// not know.
 	Realised      []Realised `json:"realised,omitempty"`
 	RealisedKnown bool       `json:"realisedKnown"`
-	// RefusedEgressIPs are egress addresses that the node cannot hold, and why; nil while they are not known.
+	// RefusedEgressIPs are egress IPs that the node cannot hold, with the reason; nil until they are known.
 	RefusedEgressIPs map[string]string `json:"refusedEgressIPs,omitempty"`
-	// Engines are all that the agent keeps in step.
+	// Engines are all engines of the agent.
 	Engines []Engine `json:"engines"`
 }
 
-// Engine is how one engine stands.
+// Engine is the state of one engine.
 type Engine struct {
 	// Name is openflow, ovsdb, link or nft.
 	Name string `json:"name"`
-	// InStep says that all that is desired is programmed, as far as is known without reading back.
+	// InStep says that the whole desired state is programmed, as far as is known without reading back.
 	InStep bool `json:"inStep"`
-	// Items counts what is desired, Waiting what of it is still to be committed.
+	// Items is the number of desired items, Waiting the number of those still to be committed.
 	Items   int `json:"items"`
 	Waiting int `json:"waiting,omitempty"`
-	// Hash is that of the desired state, where one is kept.
+	// Hash is the hash of the desired state, if the engine has one.
 	Hash string `json:"hash,omitempty"`
-	// Committed is when it was last changed; not set: not since the agent's start.
+	// Committed is the time of the last change; nil: none since the agent started.
 	Committed *time.Time `json:"committed,omitempty"`
-	// Failures are what could not be programmed, sorted by owner.
+	// Failures are the items that could not be programmed, sorted by owner.
 	Failures []Failure `json:"failures,omitempty"`
 }
 
-// Failure is an owner whose part is not programmed.
+// Failure is an owner whose state is not programmed.
 type Failure struct {
-	// Owner is the object that the part comes from: "attachment/<container>/<interface>", "hostsubnet/<uid>", "cluster".
+	// Owner is the object concerned: "attachment/<container>/<interface>", "hostsubnet/<uid>", "cluster".
 	Owner string `json:"owner"`
-	// Pod is the attachment's, namespace/name, where the runtime has named it.
+	// Pod is the pod of the attachment, namespace/name, if the runtime has named it.
 	Pod string `json:"pod,omitempty"`
-	// Message says why, and what would help.
+	// Message says why, and what to do.
 	Message string `json:"message"`
 }
 
-// String names the owner, by its pod where it has one, and says why.
+// String returns the owner, with its pod if it has one, and the message.
 func (f *Failure) String() string {
 	if f.Pod != "" {
 		return "pod " + f.Pod + " (" + f.Owner + "): " + f.Message
@@ -99,32 +100,32 @@ func (f *Failure) String() string {
 	return f.Owner + ": " + f.Message
 }
 
-// The ways in which an item can differ.
+// The kinds of difference.
 const (
-	// Missing: it is desired and not programmed.
+	// Missing: desired, but not programmed.
 	Missing = "missing"
-	// Extra: it is programmed and nobody desires it.
+	// Extra: programmed, but not desired.
 	Extra = "extra"
-	// Different: it is programmed otherwise than desired.
+	// Different: programmed differently than desired.
 	Different = "different"
 )
 
-// Diff is what is programmed otherwise than desired.
+// Diff has the differences between programmed and desired state.
 type Diff struct {
-	// InStep says that nothing differs and everything could be read.
+	// InStep says that there is no difference and that everything could be read.
 	InStep bool `json:"inStep"`
-	// Engines are all that the agent keeps in step, in the order in which a start programs them.
+	// Engines are all engines of the agent, in the order in which they are programmed at a start.
 	Engines []EngineDiff `json:"engines"`
 }
 
-// EngineDiff is what differs in one engine.
+// EngineDiff has the differences in one engine.
 type EngineDiff struct {
 	// Name is openflow, ovsdb, link or nft.
 	Name string `json:"name"`
-	// Desired and Programmed count the items.
+	// Desired and Programmed are numbers of items.
 	Desired    int `json:"desired"`
 	Programmed int `json:"programmed"`
-	// Error says why the engine could not be read; then nothing is known of differences.
+	// Error says why the engine could not be read; differences are then not known.
 	Error string `json:"error,omitempty"`
 	// Differences are sorted by owner and item.
 	Differences []Difference `json:"differences,omitempty"`
@@ -132,63 +133,64 @@ type EngineDiff struct {
 
 // Difference is one item that differs.
 type Difference struct {
-	// Owner is the object that the item comes from; "" is nobody known.
+	// Owner is the owner of the item; "" if it has no known owner.
 	Owner string `json:"owner,omitempty"`
-	// Pod is the attachment's, namespace/name, where the runtime has named it.
+	// Pod is the pod of the attachment, namespace/name, if the runtime has named it.
 	Pod string `json:"pod,omitempty"`
 	// Change is Missing, Extra or Different.
 	Change string `json:"change"`
-	// Item names the item in the engine's words.
+	// Item is the name of the item, in the engine's notation.
 	Item string `json:"item"`
-	// Want and Have are the whole item in the engine's words: a flow as ovs-ofctl prints it, a row, a link, a rule.
+	// Want and Have are the whole item, in the engine's notation: a flow as ovs-ofctl prints it, a row, a link, a rule.
 	Want string `json:"want,omitempty"`
 	Have string `json:"have,omitempty"`
-	// Why says why it could not be programmed, if that was tried.
+	// Why is why the item could not be programmed, if that was tried.
 	Why string `json:"why,omitempty"`
 }
 
-// OwnersQuery asks for the owners of the flows of one bridge.
+// OwnersQuery requests the owners of the flows of one bridge.
 type OwnersQuery struct {
 	// Bridge is the bridge's name; "" for br0.
 	Bridge string
-	// Policy, namespace/name, is named wherever flows of br0 come from it: of the policies that flows come from, a few are named. May be empty.
+	// Policy, namespace/name, is included in the objects of all flows of br0 that come from it; otherwise only a few of the policies of a flow
+	// are listed. May be empty.
 	Policy string
 }
 
-// Owners says whose the flows of a bridge of a node are.
+// Owners are the owners of the flows of a bridge.
 type Owners struct {
 	// Node is the name of the agent's node.
 	Node string `json:"node"`
-	// Tables are the names of the bridge's tables, by their numbers, for bridges other than br0.
+	// Tables are the names of the bridge's tables, by number, for bridges other than br0.
 	Tables map[uint8]string `json:"tables,omitempty"`
-	// Owners are all that desire flows, or did until lately, sorted by owner.
+	// Owners are all current owners of flows, and recent ones, sorted by owner.
 	Owners []Owner `json:"owners"`
 }
 
-// Owner is whose the flows with a cookie are.
+// Owner is the owner of the flows with a cookie.
 type Owner struct {
-	// Cookie is that of the flows, as the switch prints it: "0x…".
+	// Cookie is the cookie of the flows, as the switch prints it: "0x…".
 	Cookie string `json:"cookie"`
-	// Owner is the agent's own name of it: "attachment/<container>/<interface>", "service/<namespace>/<name>", "policyrule/<hash>".
+	// Owner is the owner's name in the agent: "attachment/<container>/<interface>", "service/<namespace>/<name>", "policyrule/<hash>".
 	Owner string `json:"owner"`
-	// Objects are the objects that it comes from; none: they are not known any more.
+	// Objects are the objects from which the owner's flows come; none: they are no longer known.
 	Objects []Object `json:"objects,omitempty"`
-	// MoreObjects says that there are more than are listed.
+	// MoreObjects says that there are more than those listed.
 	MoreObjects bool `json:"moreObjects,omitempty"`
-	// Pod is the pod of this node, namespace/name, of whose address the flows are, where they come from other objects.
+	// Pod is the pod of this node, namespace/name, whose address is in the flows, if they come from other objects.
 	Pod string `json:"pod,omitempty"`
 }
 
-// Object names an object of the API server.
+// Object identifies an object of the API server.
 type Object struct {
-	// Kind is the object's.
+	// Kind is the object's kind.
 	Kind string `json:"kind"`
-	// Namespace and Name are the object's. Without a name it stands for all of its kind, in its namespace if it has one.
+	// Namespace and Name identify the object. Without a name, it means all objects of the kind, in the namespace if there is one.
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 }
 
-// String is the object as kubectl's users write it: "NetworkPolicy web/allow-api".
+// String returns the object in the usual notation: "NetworkPolicy web/allow-api".
 func (o Object) String() string {
 	switch {
 	case o.Name == "" && o.Namespace == "":
@@ -201,12 +203,12 @@ func (o Object) String() string {
 	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
-// levelWords is the body of requests and answers about the level.
+// levelWords is the body of requests and responses about the log level.
 type levelWords struct {
 	Level string `json:"level"`
 }
 
-// ParseLevel returns the level that a word names.
+// ParseLevel returns the level with this name.
 func ParseLevel(word string) (slog.Level, error) {
 	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError} {
 		if word == LevelName(level) {
@@ -216,5 +218,5 @@ func ParseLevel(word string) (slog.Level, error) {
 	return 0, fmt.Errorf("log level %.32q: it is one of debug, info, warn, error", word)
 }
 
-// LevelName returns the word for a level.
+// LevelName returns the name of a level.
 func LevelName(level slog.Level) string { return strings.ToLower(level.String()) }

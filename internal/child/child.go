@@ -1,8 +1,8 @@
 // Package child starts programs that end when this process does, however that ends.
 //
-// The kernel sends a child's parent-death signal (prctl(2), PR_SET_PDEATHSIG) when the thread that started the child ends, not the process.
-// Threads of a Go program end at any time: with each goroutine that ends while it is locked to one. Therefore each child has a thread here
-// that starts it and waits for it.
+// The kernel sends the parent-death signal of a child (prctl(2), PR_SET_PDEATHSIG) when the thread that started the child ends, not when
+// the process ends. Threads of a Go program can end at any time: with each goroutine that ends while it is locked to one. Therefore each
+// child here has its own thread, which starts it and waits for it.
 package child
 
 import (
@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a program that was started.
+// Process is a running program.
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error
 }
 
-// Start starts a command in the network namespace at a path; "" is the process's own. The command must not be used afterwards: the Process
-// waits for it.
+// Start starts a command in the network namespace at a path; "" means the namespace of this process. The caller must not use the command
+// afterwards: the Process waits for it.
 func Start(cmd *exec.Cmd, netns string) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -32,7 +32,7 @@ func Start(cmd *exec.Cmd, netns string) (*Process, error) {
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // to the end: the thread may be in another namespace, and ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread may be in another namespace, and ends with the goroutine
 		defer close(p.done)
 		err := enter(netns)
 		if err == nil {
@@ -58,7 +58,7 @@ func enter(netns string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }() // it was only looked at
+	defer func() { _ = file.Close() }() // nothing was written
 	if err := unix.Setns(int(file.Fd()), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("entering network namespace %s: %w", netns, err)
 	}
@@ -68,7 +68,7 @@ func enter(netns string) error {
 // Done is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err returns what the program ended with, as exec.Cmd's Wait does; nil before Done.
+// Err returns the program's result, as exec.Cmd's Wait does; nil before Done is closed.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -78,10 +78,10 @@ func (p *Process) Err() error {
 	}
 }
 
-// Signal sends the program a signal, unless it has ended.
-func (p *Process) Signal(signal os.Signal) { _ = p.cmd.Process.Signal(signal) } // it fails where the program has ended
+// Signal sends a signal to the program, unless it has ended.
+func (p *Process) Signal(signal os.Signal) { _ = p.cmd.Process.Signal(signal) } // fails only if the program has ended
 
-// Kill ends the program at once, and returns when it has ended.
+// Kill ends the program at once, and returns after it has ended.
 func (p *Process) Kill() {
 	p.Signal(syscall.SIGKILL)
 	<-p.done

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/child"
 )
 
-// TestThreadEnds: a program outlives the thread that asked for it.
+// TestThreadEnds checks that a program outlives the thread that requested its start.
 func TestThreadEnds(t *testing.T) {
 	cmd := exec.Command("cat")
 	in, err := cmd.StdinPipe()
@@ -49,7 +49,8 @@ func TestThreadEnds(t *testing.T) {
 	}
 }
 
-// onThread calls f on a thread that then ends, and returns its number. The main thread never ends: it is kept busy.
+// onThread calls f on a thread that then ends, and returns its number. If the goroutine is on the main thread, which never ends, it blocks
+// that thread and tries another one.
 func onThread(f func()) int {
 	thread := make(chan int)
 	go func() { // the thread ends with the goroutine
@@ -64,7 +65,7 @@ func onThread(f func()) int {
 	return <-thread
 }
 
-// TestEnd: how a program ended is known, once it has.
+// TestEnd checks that the result of a program is available after its end.
 func TestEnd(t *testing.T) {
 	p, err := child.Start(exec.Command("sleep", "600"), "")
 	if err != nil {

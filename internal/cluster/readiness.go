@@ -34,7 +34,7 @@ type Readiness struct {
 	away error
 }
 
-// NewReadiness returns the readiness of a replica that has not started. Its metrics go to told.
+// NewReadiness returns the readiness of a replica that has not started. It records its metrics in told.
 func NewReadiness(told *metrics.Controller) *Readiness { return &Readiness{metrics: told} }
 
 // Server returns the server for probes and scrapes.

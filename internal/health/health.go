@@ -1,8 +1,7 @@
-// Package health serves what probes and people ask a program: /healthz (it runs), /readyz (it can do its work, check by
-// check), and /metrics.
+// Package health serves a program's health over HTTP: /healthz (it runs), /readyz (it can do its work, check by check), and /metrics.
 //
-// Both are answered with one line a check: "[+]name" is well, "[-]name: why" is not, "[!]name: what" is told and counts
-// for nothing. As with Kubernetes' own, /readyz/<name> asks one check alone, and ?exclude=<name> leaves one out.
+// Each check is one line of the response: "[+]name" is healthy, "[-]name: why" is not, and "[!]name: what" is a warning that does not
+// affect the result. As in Kubernetes, /readyz/<name> runs a single check, and ?exclude=<name> leaves one out.
 package health
 
 import (
@@ -18,19 +17,19 @@ import (
 	"time"
 )
 
-// Check is a named question: nil when it is well, else what is wrong.
+// Check is a named check.
 type Check struct {
-	// Name is what the check is called, in lower case, words joined by a hyphen.
+	// Name is the name of the check, in lower case, with words joined by hyphens.
 	Name string
-	// Run answers at once: it looks at what is known and asks nobody.
+	// Run returns nil if the check is healthy, otherwise what is wrong. It returns at once: it evaluates known state and sends no requests.
 	Run func() error
 }
 
 // Server serves health. The zero value is usable: it is alive, and not ready.
 type Server struct {
-	// Metrics answers /metrics. Nil: nobody does.
+	// Metrics serves /metrics. Nil: not served.
 	Metrics http.Handler
-	// Profiling also serves the runtime's own profiles, such as how many goroutines there are and where.
+	// Profiling also serves the Go runtime's profiles, such as the stacks of all goroutines.
 	Profiling bool
 
 	mu       sync.Mutex
@@ -38,21 +37,21 @@ type Server struct {
 	warnings []Check
 }
 
-// Add adds checks to /readyz. Until there is one, the program is not ready.
+// Add adds checks to /readyz. Without a check the program is not ready.
 func (s *Server) Add(checks ...Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks = append(s.checks, checks...)
 }
 
-// Warn adds checks to /readyz that are told, and without which the program is ready all the same.
+// Warn adds checks to /readyz whose failure is reported but does not make the program unready.
 func (s *Server) Warn(checks ...Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.warnings = append(s.warnings, checks...)
 }
 
-// Handler returns what answers. /healthz asks nothing: that something else is away is no reason to start the program anew.
+// Handler returns the HTTP handler. /healthz runs no checks: restarting the program does not help if something else is down.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	alive := func() (checks, warnings []Check) {
@@ -74,13 +73,13 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) ready() (checks, warnings []Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.checks) == 0 { // nothing to be ready of exists yet
+	if len(s.checks) == 0 { // without checks the program is still starting
 		return []Check{{"start", func() error { return errors.New("it is starting") }}}, nil
 	}
 	return slices.Clone(s.checks), slices.Clone(s.warnings)
 }
 
-// handle answers for all checks of a path, and for each of them below it.
+// handle serves all checks at a path, and each of them below it.
 func handle(mux *http.ServeMux, path string, of func() (checks, warnings []Check)) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
 		excluded := r.URL.Query()["exclude"]
@@ -91,7 +90,7 @@ func handle(mux *http.ServeMux, path string, of func() (checks, warnings []Check
 	mux.HandleFunc("GET "+path+"/{check}", func(w http.ResponseWriter, r *http.Request) {
 		name := r.PathValue("check")
 		checks, warnings := of()
-		all := slices.Concat(checks, warnings) // asked for alone, a warning is what it says
+		all := slices.Concat(checks, warnings) // requested alone, a warning decides the result
 		at := slices.IndexFunc(all, func(c Check) bool { return c.Name == name })
 		if at < 0 {
 			var names []string
@@ -105,7 +104,7 @@ func handle(mux *http.ServeMux, path string, of func() (checks, warnings []Check
 	})
 }
 
-// answer runs the checks and writes a line each.
+// answer runs the checks and writes one line for each.
 func answer(w http.ResponseWriter, checks, warnings []Check) {
 	var lines []string
 	status := http.StatusOK
@@ -130,10 +129,10 @@ func answer(w http.ResponseWriter, checks, warnings []Check) {
 	}
 }
 
-// timeout bounds reading a request, and answering it; profiles are asked for in pieces of less.
+// timeout bounds reading a request, and writing its response; clients must request profiles of a shorter duration.
 const timeout = 10 * time.Second
 
-// Serve answers on address (host:port) with handler until ctx ends. An empty address serves nothing.
+// Serve serves handler on address (host:port) until ctx ends. An empty address serves nothing.
 func Serve(ctx context.Context, address string, handler http.Handler) error {
 	if address == "" {
 		return nil

@@ -28,7 +28,7 @@ func TestAnswers(t *testing.T) {
 	ask("/readyz?verbose", 200, "[+]network\n[+]engines\n[!]host-firewall: chain c drops\n")
 
 	broken = errors.New("the switch is away")
-	ask("/healthz", 200, "[+]ping\n") // starting anew would not bring the switch back
+	ask("/healthz", 200, "[+]ping\n") // a restart would not bring the switch back
 	ask("/readyz", 503, "[+]network\n[-]engines: the switch is away\n[!]host-firewall: chain c drops\n")
 	ask("/readyz?exclude=engines", 200, "[+]network\n[!]host-firewall: chain c drops\n")
 	ask("/readyz?exclude=engines&exclude=host-firewall", 200, "[+]network\n")

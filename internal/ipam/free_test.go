@@ -17,15 +17,15 @@ func TestFree(t *testing.T) {
 	}{
 		{"10.128.0.0/14", 9, nil, 512},
 		{"10.128.0.0/14", 9, []string{"10.128.0.0/23", "10.130.2.0/23"}, 510},
-		{"10.128.0.0/14", 9, []string{"10.128.0.0/26", "10.128.1.0/24", "10.128.0.0/23"}, 511}, // all in one
+		{"10.128.0.0/14", 9, []string{"10.128.0.0/26", "10.128.1.0/24", "10.128.0.0/23"}, 511}, // all inside one subnet
 		{"10.128.0.0/14", 9, []string{"10.128.0.0/16", "10.128.4.0/23", "10.129.0.0/23"}, 383},
 		{"10.128.0.0/14", 9, []string{"10.0.0.0/8"}, 0},
 		{"10.128.0.0/14", 9, []string{"10.128.0.0/14"}, 0},
-		{"10.128.0.0/14", 9, []string{"10.132.0.0/23", "10.127.254.0/23", "fd00::/64"}, 512}, // elsewhere
+		{"10.128.0.0/14", 9, []string{"10.132.0.0/23", "10.127.254.0/23", "fd00::/64"}, 512}, // outside the range
 		{"10.1.0.0/16", 16, nil, 1},
 		{"10.1.0.0/16", 16, []string{"10.1.255.255/32"}, 0},
 		{"fd00:1::/48", 64, []string{"fd00:1:0:1::/64", "fd00:1:0:1::1/128", "fd00:1:0:ff00::/56"}, 65536 - 257},
-		{"fd00::/8", 64, nil, 1 << 24}, // no more than these are handed out
+		{"fd00::/8", 64, nil, 1 << 24}, // the maximum that is allocated
 		{"fd00::/8", 64, []string{"fd00::/64", "fdff::/64"}, 1<<24 - 1},
 		{"fd00::/8", 1, []string{"fd00::/9", "fd80::/9"}, 0},
 		{"fd00::/8", 1, []string{"fd00::/127", "fd00::1:0/112", "fd80::/9"}, 1<<24 - 1 - 1<<15},
@@ -41,7 +41,7 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// What Free counts is what Allocate then gives, whatever is used.
+// Allocate can allocate exactly as many subnets as Free returns, whatever is used.
 func TestFreeIsWhatAllocateGives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var ranges []Range
@@ -76,7 +76,7 @@ func TestFreeIsWhatAllocateGives(t *testing.T) {
 	})
 }
 
-// Where a range has more subnets than are handed out, each of these counts for one at its own place, and they are all.
+// If a range has more subnets than can be allocated, each subnet that can be counts once at its own index, and there are no others.
 func TestFreeOfRangesThatAreNotHandedOutInFull(t *testing.T) {
 	for _, r := range []Range{
 		{pfx("0.0.0.0/1"), 1}, {pfx("0.0.0.0/1"), 6}, {pfx("0.0.0.0/3"), 3}, {pfx("0.0.0.0/2"), 5}, {pfx("fd00::/8"), 1}, {pfx("fd00::/32"), 70},
@@ -85,7 +85,7 @@ func TestFreeOfRangesThatAreNotHandedOutInFull(t *testing.T) {
 		if all := n.below(power(n.bits)); all != uint64(n.count()) {
 			t.Errorf("%v: %d, want %d", r, all, n.count())
 		}
-		for i := uint32(0); i < n.count(); i += 9973 { // a prime, so that every residue comes
+		for i := uint32(0); i < n.count(); i += 9973 { // a prime, so that all residues occur
 			at := n.number(n.subnet(i).Addr())
 			if n.below(at+1)-n.below(at) != 1 {
 				t.Errorf("%v: subnet %d, %s, does not count", r, i, n.subnet(i))

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Range is an address range that nodes take their subnets from.
+// Range is an address range from which nodes get their subnets.
 type Range struct {
 	// Prefix is the whole range, in canonical form.
 	Prefix netip.Prefix
@@ -16,7 +16,7 @@ type Range struct {
 	HostBits int
 }
 
-// Validate reports what keeps subnets from being taken from the range.
+// Validate returns why no subnets can be allocated from the range.
 func (r Range) Validate() error {
 	if !r.Prefix.IsValid() {
 		return errors.New("no range given")
@@ -30,12 +30,12 @@ func (r Range) Validate() error {
 	return nil
 }
 
-// maxSubnetBits bounds how many subnets of one range are numbered: 2^24, the bound that OpenShift SDN has.
+// maxSubnetBits limits the number of subnets of a range that can be allocated: 2^24, as in OpenShift SDN.
 const maxSubnetBits = 24
 
-// numbering is the order in which OpenShift SDN hands out the subnets of one range. Where the subnet's number starts
-// inside an octet and ends in a higher one, the number is rotated so that all subnets with zeros in the shared octet
-// come first: 10.128.0.0/14 in /23s gives 10.128.0.0, 10.129.0.0, 10.130.0.0, 10.131.0.0, 10.128.2.0 and so on.
+// numbering is the order in which OpenShift SDN allocates the subnets of a range. If the subnet's number starts inside an octet and ends in
+// a higher one, the number is rotated so that all subnets with zeros in the shared octet come first: 10.128.0.0/14 with /23 subnets gives
+// 10.128.0.0, 10.129.0.0, 10.130.0.0, 10.131.0.0, 10.128.2.0 and so on.
 type numbering struct {
 	base                  netip.Addr
 	hostBits, bits        int
@@ -55,10 +55,10 @@ func newNumbering(r Range) numbering {
 	return n
 }
 
-// count returns how many subnets are numbered.
+// count returns how many subnets can be allocated.
 func (n numbering) count() uint32 { return 1 << min(n.bits, maxSubnetBits) }
 
-// subnet returns the i-th subnet to hand out.
+// subnet returns the i-th subnet to allocate.
 func (n numbering) subnet(i uint32) netip.Prefix {
 	number := i
 	if n.leftShift > 0 {
@@ -80,27 +80,26 @@ func plus(base netip.Addr, number uint32, shift int) netip.Addr {
 type cursor struct {
 	Range
 	numbering
-	next uint32 // the number to look at next; may equal count
+	next uint32 // the number to try next; may equal count
 	full bool   // no subnet was free since the last release
 }
 
-// NodeSubnets hands out subnets to nodes in exactly OpenShift SDN's order: the first range with room, within it the
-// next free subnet after the one handed out last. A released subnet is handed out again only after a wrap-around, or
-// after the range was found exhausted, which starts it over.
+// NodeSubnets allocates subnets to nodes in exactly OpenShift SDN's order: from the first range with a free subnet, and in it the next free
+// subnet after the one allocated last. A released subnet is allocated again only after a wrap-around, or after the range was exhausted,
+// because then the order starts over.
 type NodeSubnets struct {
 	ranges []*cursor
 	used   prefixSet
 }
 
-// NewNodeSubnets returns an allocator of the ranges, in order of preference. It fails where a range is not valid or
-// overlaps another, and names it.
+// NewNodeSubnets returns an allocator for the ranges, in order of preference. The error names ranges that are not valid or overlap.
 func NewNodeSubnets(ranges []Range) (*NodeSubnets, error) {
 	s := &NodeSubnets{used: newPrefixSet()}
 	return s, s.SetRanges(ranges)
 }
 
-// SetRanges replaces the ranges, also while subnets are used: they stay used. A range that was there before goes on
-// where it was; one that is new, or that grew, starts at its beginning. On error nothing changes.
+// SetRanges replaces the ranges. Used subnets stay used. A range that existed before keeps its position; one that is new, or has another
+// size, starts at its beginning. After an error nothing is changed.
 func (s *NodeSubnets) SetRanges(ranges []Range) error {
 	var errs []error
 	next := make([]*cursor, 0, len(ranges))
@@ -138,8 +137,8 @@ func (s *NodeSubnets) Ranges() []Range {
 	return out
 }
 
-// Use marks a subnet as used, also one of another size or outside the ranges: whatever overlaps it is not handed out.
-// It returns the used subnets that it overlaps, itself included if it was used already; each Use needs its own Release.
+// Use marks a subnet as used. It may have any size, and may be outside the ranges; no subnet that overlaps it is allocated. Use returns the
+// used subnets that it overlaps, including itself if it was used already. Each Use needs its own Release.
 func (s *NodeSubnets) Use(subnet netip.Prefix) (overlaps []netip.Prefix) {
 	subnet = subnet.Masked()
 	overlaps = s.used.overlapping(subnet)
@@ -147,8 +146,8 @@ func (s *NodeSubnets) Use(subnet netip.Prefix) (overlaps []netip.Prefix) {
 	return overlaps
 }
 
-// SetUsed replaces what is used, in one go and without changing where the ranges go on. It returns the pairs of subnets
-// that overlap, each pair once.
+// SetUsed replaces all used subnets at once, and does not change the positions in the ranges. It returns the pairs of subnets that overlap,
+// each pair once.
 func (s *NodeSubnets) SetUsed(subnets []netip.Prefix) (overlaps [][2]netip.Prefix) {
 	s.used = newPrefixSet()
 	for _, c := range s.ranges {
@@ -162,7 +161,7 @@ func (s *NodeSubnets) SetUsed(subnets []netip.Prefix) (overlaps [][2]netip.Prefi
 	return overlaps
 }
 
-// Clone returns an allocator in the same state, with which to try things out.
+// Clone returns an allocator in the same state, to try out changes.
 func (s *NodeSubnets) Clone() *NodeSubnets {
 	clone := &NodeSubnets{used: s.used.clone()}
 	for _, c := range s.ranges {
@@ -172,12 +171,12 @@ func (s *NodeSubnets) Clone() *NodeSubnets {
 	return clone
 }
 
-// Overlapping returns the used subnets that the subnet overlaps, in order.
+// Overlapping returns the used subnets that overlap the subnet, sorted.
 func (s *NodeSubnets) Overlapping(subnet netip.Prefix) []netip.Prefix {
 	return s.used.overlapping(subnet.Masked())
 }
 
-// Release takes back one Use or Allocate. It reports whether the subnet was used.
+// Release undoes one Use or Allocate. It reports whether the subnet was used.
 func (s *NodeSubnets) Release(subnet netip.Prefix) bool {
 	if !s.used.remove(subnet.Masked()) {
 		return false
@@ -195,7 +194,7 @@ func (s *NodeSubnets) Contains(subnet netip.Prefix) bool {
 	})
 }
 
-// Allocate hands out the next free subnet and marks it as used. It fails with ErrExhausted when no range has room.
+// Allocate returns the next free subnet and marks it as used. It fails with ErrExhausted if all subnets of all ranges are used.
 func (s *NodeSubnets) Allocate() (netip.Prefix, error) {
 	for _, c := range s.ranges {
 		if subnet, ok := s.allocateFrom(c); ok {
@@ -206,8 +205,8 @@ func (s *NodeSubnets) Allocate() (netip.Prefix, error) {
 		ErrExhausted, len(s.ranges), s.used.len())
 }
 
-// Take hands out a subnet that was handed out before, if it is free and still one of those to hand out. Where the ranges go on does not
-// change.
+// Take marks a subnet that was allocated before as used, if it is free and the ranges still contain it. It does not change the positions in
+// the ranges.
 func (s *NodeSubnets) Take(subnet netip.Prefix) bool {
 	whole := slices.ContainsFunc(s.ranges, func(c *cursor) bool {
 		return c.Prefix.Contains(subnet.Addr()) && c.subnetBits() == subnet.Bits() && subnet == subnet.Masked()

@@ -2,7 +2,7 @@ package ipam
 
 import "fmt"
 
-// Ofports of a bridge that pods get: 1 is the tunnel's and 2 the node's own; from 0xff00 on OpenFlow reserves them.
+// The ofports of pods. 1 is the tunnel and 2 the node itself; OpenFlow reserves those from 0xff00 on.
 const (
 	// OfportMin is the lowest ofport of a pod.
 	OfportMin uint32 = 3
@@ -10,21 +10,20 @@ const (
 	OfportMax uint32 = 0xfeff
 )
 
-// Ofports picks OpenFlow port numbers for pods, round robin like Pool. The zero value is ready and starts at OfportMin.
+// Ofports picks OpenFlow port numbers for pods, round robin like Pool. The zero value is ready for use and starts at OfportMin.
 type Ofports struct {
 	last uint32
 }
 
-// Resume makes the next pick start after the ofport, as after a restart with the one picked last. One that is no pod's
-// changes nothing.
+// Resume lets the next pick start after the given ofport, for example after a restart with the ofport picked last. An ofport that is not
+// for pods changes nothing.
 func (o *Ofports) Resume(last uint32) {
 	if OfportMin <= last && last <= OfportMax {
 		o.last = last
 	}
 }
 
-// Pick returns the next ofport that inUse does not report as used. It records nothing but its place. It fails with
-// ErrExhausted.
+// Pick returns the next ofport for which inUse returns false. It stores only its position. It fails with ErrExhausted.
 func (o *Ofports) Pick(inUse func(uint32) bool) (uint32, error) {
 	port := o.last
 	for range OfportMax - OfportMin + 1 {

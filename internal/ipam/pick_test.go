@@ -14,7 +14,7 @@ func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
 func TestVNIDs(t *testing.T) {
 	v := NewVNIDs(10, 13, rand.New(rand.NewPCG(1, 2)))
-	v.Use(0) // the global one is never handed out and does not count
+	v.Use(0) // the global one is never allocated and does not count
 	v.Use(12)
 	seen := map[uint32]bool{12: true}
 	for range 3 {
@@ -27,7 +27,7 @@ func TestVNIDs(t *testing.T) {
 	if _, err := v.Allocate(); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "all 4 VNIDs from 10 to 13") {
 		t.Fatalf("full: %v", err)
 	}
-	v.Use(11) // a second namespace joins it
+	v.Use(11) // a second namespace joins
 	v.Release(11)
 	if _, err := v.Allocate(); !errors.Is(err, ErrExhausted) {
 		t.Fatalf("an identifier is free while it has a holder: %v", err)
@@ -106,7 +106,7 @@ func TestPool(t *testing.T) {
 		pick(want)
 	}
 	delete(used, addr("10.128.0.3"))
-	pick("10.128.0.5") // not the one just released
+	pick("10.128.0.5") // not the address just released
 	pick("10.128.0.6")
 	pick("10.128.0.3")
 	_, err = p.Pick(func(a netip.Addr) bool { return used[a] })
@@ -116,7 +116,7 @@ func TestPool(t *testing.T) {
 	delete(used, addr("10.128.0.2"))
 	delete(used, addr("10.128.0.5"))
 	p.Resume(addr("10.128.0.4"))
-	p.Resume(addr("10.128.0.1")) // not a pod's: no change
+	p.Resume(addr("10.128.0.1")) // not for pods: no change
 	p.Resume(addr("192.0.2.1"))
 	pick("10.128.0.5")
 }
@@ -205,7 +205,7 @@ func TestOfports(t *testing.T) {
 		t.Fatalf("%d, %d; want 3, 5", a, b)
 	}
 	o.Resume(OfportMax)
-	o.Resume(0xfffe) // LOCAL: no pod's
+	o.Resume(0xfffe) // LOCAL: not for pods
 	if got := pick(); got != 3 {
 		t.Errorf("after the last: %d", got)
 	}

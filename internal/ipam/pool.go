@@ -5,20 +5,20 @@ import (
 	"net/netip"
 )
 
-// Pool picks pod addresses of one node's subnet, round robin: each pick starts after the last, so that an address that
-// was just released is not used again at once (its old connections and its neighbours' caches have time to go).
+// Pool picks pod addresses from a node's subnet, round robin: each pick starts after the last one. So an address that was just released is
+// not used again at once, and old connections and neighbour caches have time to expire.
 //
-// Never picked are the network's address, the gateway (the one after it) and, for IPv4, the broadcast address: a /23
-// has 509 for pods.
+// It never picks the network address, the gateway (the address after it) and, for IPv4, the broadcast address: a /23 has 509 addresses for
+// pods.
 type Pool struct {
 	subnet      netip.Prefix
-	first, end  netip.Addr // what pods get: first is included, end is the last one
-	last        netip.Addr // the address handed out last
+	first, end  netip.Addr // the addresses for pods, both included
+	last        netip.Addr // the address picked last
 	capacity    uint64
 	exhaustible bool // whether capacity is exact
 }
 
-// NewPool returns a pool of the subnet. It fails where the subnet is not in canonical form or has no address for a pod.
+// NewPool returns a pool of the subnet. It fails if the subnet is not in canonical form or has no address for a pod.
 func NewPool(subnet netip.Prefix) (*Pool, error) {
 	if !subnet.IsValid() || subnet != subnet.Masked() {
 		return nil, fmt.Errorf("pod subnet %s: not a range in canonical form", subnet)
@@ -40,18 +40,18 @@ func NewPool(subnet netip.Prefix) (*Pool, error) {
 	return p, nil
 }
 
-// Subnet returns the range that the pool picks from.
+// Subnet returns the subnet of the pool.
 func (p *Pool) Subnet() netip.Prefix { return p.subnet }
 
-// Gateway returns the node's own address in the subnet, the first after the network's.
+// Gateway returns the node's own address in the subnet, the first after the network address.
 func (p *Pool) Gateway() netip.Addr { return p.subnet.Addr().Next() }
 
-// Contains reports whether the address may be a pod's: within the subnet, and none of the reserved ones.
+// Contains reports whether the address can be a pod's: it is in the subnet and not reserved.
 func (p *Pool) Contains(addr netip.Addr) bool {
 	return addr.Is4() == p.first.Is4() && p.first.Compare(addr) <= 0 && addr.Compare(p.end) <= 0
 }
 
-// Capacity returns how many addresses there are for pods; 2^64-1 stands for more than fit.
+// Capacity returns the number of addresses for pods; 2^64-1 means that the number does not fit.
 func (p *Pool) Capacity() uint64 {
 	if !p.exhaustible {
 		return ^uint64(0)
@@ -59,17 +59,16 @@ func (p *Pool) Capacity() uint64 {
 	return p.capacity
 }
 
-// Resume makes the next pick start after the address, as after a restart with the address picked last. An address that
-// the pool does not contain changes nothing.
+// Resume lets the next pick start after the given address, for example after a restart with the address picked last. An address that is not
+// in the pool changes nothing.
 func (p *Pool) Resume(last netip.Addr) {
 	if p.Contains(last) {
 		p.last = last
 	}
 }
 
-// Pick returns the next address that inUse does not report as used. It records nothing but its place: until the caller
-// has an attachment with the address, and so inUse knows of it, another Pick may come round to it again. It fails with
-// ErrExhausted.
+// Pick returns the next address for which inUse returns false. It stores only its position: until the caller has an attachment with the
+// address, so that inUse returns true for it, another Pick may return it again. It fails with ErrExhausted.
 func (p *Pool) Pick(inUse func(netip.Addr) bool) (netip.Addr, error) {
 	addr := p.last
 	for tried := uint64(0); tried < p.Capacity(); tried++ {

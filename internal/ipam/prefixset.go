@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// prefixSet is a multiset of prefixes that answers which of them overlap another.
+// prefixSet is a multiset of prefixes that can be searched for overlaps.
 type prefixSet struct {
 	holders map[netip.Prefix]int
-	sorted  []netip.Prefix // the keys of holders, by address and then length
-	lengths [129]int       // how many keys have that prefix length
+	sorted  []netip.Prefix // the keys of holders, sorted by address, then length
+	lengths [129]int       // the number of keys of each prefix length
 }
 
 func newPrefixSet() prefixSet { return prefixSet{holders: map[netip.Prefix]int{}} }
@@ -50,12 +50,12 @@ func (s *prefixSet) remove(p netip.Prefix) bool {
 func (s *prefixSet) overlaps(p netip.Prefix) bool {
 	at := s.firstFrom(p)
 	if at < len(s.sorted) && p.Contains(s.sorted[at].Addr()) {
-		return true // the first member at or after p's address is p or lies inside it, or contains it from its start
+		return true // this member is p, or is inside p, or contains p and has the same address
 	}
 	return s.parent(p, func(netip.Prefix) bool { return true })
 }
 
-// overlapping returns every member that overlaps p, in order.
+// overlapping returns all members that overlap p, sorted.
 func (s *prefixSet) overlapping(p netip.Prefix) []netip.Prefix {
 	var found []netip.Prefix
 	s.parent(p, func(parent netip.Prefix) bool { found = append(found, parent); return false })
@@ -71,7 +71,7 @@ func (s *prefixSet) overlapping(p netip.Prefix) []netip.Prefix {
 	return found
 }
 
-// firstFrom returns the position of the first member whose address is p's or higher.
+// firstFrom returns the index of the first member whose address is p's or higher.
 func (s *prefixSet) firstFrom(p netip.Prefix) int {
 	at, _ := slices.BinarySearchFunc(s.sorted, p.Addr(), func(member netip.Prefix, addr netip.Addr) int {
 		return member.Addr().Compare(addr)
@@ -79,7 +79,7 @@ func (s *prefixSet) firstFrom(p netip.Prefix) int {
 	return at
 }
 
-// parent visits the members that strictly contain p, until visit returns true; it reports whether that happened.
+// parent calls visit for the members that strictly contain p, until visit returns true; it reports whether that happened.
 func (s *prefixSet) parent(p netip.Prefix, visit func(netip.Prefix) bool) bool {
 	for bits := range p.Bits() {
 		if s.lengths[bits] == 0 {

@@ -11,28 +11,28 @@ import (
 )
 
 var (
-	// ErrTaken is wrapped by the error of an address that is in use.
+	// ErrTaken is wrapped by the error for an address that is in use.
 	ErrTaken = errors.New("address is in use")
-	// ErrOutside is wrapped by the error of an address that no host of the subnet can have.
+	// ErrOutside is wrapped by the error for an address that no host of the subnet can have.
 	ErrOutside = errors.New("address is not one for a host of the subnet")
 )
 
-// SubnetPool is the addresses of one IPv4 subnet of a VPC, and who has them. It is rebuilt from the objects that hold addresses
-// before anything is given out (Use), and says what status says: counts and ranges come from the same sets.
+// SubnetPool has the addresses of one IPv4 subnet of a VPC, and their owners. Before addresses are assigned, it is rebuilt from the objects
+// that hold addresses (Use). Counts and ranges for the Subnet's status come from the same sets.
 //
-// Next gives addresses in order, each after the last, so that a released address comes again only after a lap. Excluded addresses
-// are given to those only who ask for them; they count neither as available nor as in use.
+// Next assigns addresses in order, each after the last one, so that a released address is assigned again only after a wrap-around. Excluded
+// addresses are assigned only on explicit request; they count neither as available nor as in use.
 type SubnetPool struct {
 	prefix   netip.Prefix
 	gateway  netip.Addr
-	excluded *netipx.IPSet // the gateway, the first and last address, and what the user excludes
-	size     int64         // addresses that Next may give
+	excluded *netipx.IPSet // the gateway, the first and last address, and the user's exclusions
+	size     int64         // number of addresses that Next may assign
 	used     map[netip.Addr]string
 	counted  int64 // used addresses that are not excluded
 	last     netip.Addr
 }
 
-// NewSubnetPool returns the pool of a subnet with a length between /8 and /30.
+// NewSubnetPool returns the pool of a subnet with a prefix length from 8 to 30.
 func NewSubnetPool(prefix netip.Prefix, gateway netip.Addr, excludes []netipx.IPRange) (*SubnetPool, error) {
 	if !prefix.Addr().Is4() || prefix != prefix.Masked() || prefix.Bits() < 8 || prefix.Bits() > 30 {
 		return nil, fmt.Errorf("subnet %s: not an IPv4 range in canonical form between /8 and /30", prefix)
@@ -59,8 +59,8 @@ func NewSubnetPool(prefix netip.Prefix, gateway netip.Addr, excludes []netipx.IP
 	}, nil
 }
 
-// Use records that the owner has the address. It fails with ErrTaken when another owner has it, and with ErrOutside for addresses
-// that no host can have: the gateway's, the first and the last of the range, and all others than the range's.
+// Use records that the owner has the address. It fails with ErrTaken if another owner has it, and with ErrOutside for addresses that no
+// host can have: the gateway, the first and the last address of the subnet, and addresses outside it.
 func (p *SubnetPool) Use(addr netip.Addr, owner string) error {
 	switch holder, taken := p.used[addr]; {
 	case taken && holder == owner:
@@ -79,7 +79,7 @@ func (p *SubnetPool) Use(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// Release forgets that the owner has the address. An address that another has, or nobody, stays as it is.
+// Release removes the owner of an address. An address without an owner, or with another one, is not changed.
 func (p *SubnetPool) Release(addr netip.Addr, owner string) {
 	if p.used[addr] != owner || owner == "" {
 		return
@@ -90,17 +90,17 @@ func (p *SubnetPool) Release(addr netip.Addr, owner string) {
 	}
 }
 
-// Owner returns who has the address, empty if nobody does.
+// Owner returns the owner of the address, or "" if there is none.
 func (p *SubnetPool) Owner(addr netip.Addr) string { return p.used[addr] }
 
-// Resume makes the next address the one after the given one. An address outside the subnet changes nothing.
+// Resume lets Next start after the given address. An address outside the subnet changes nothing.
 func (p *SubnetPool) Resume(last netip.Addr) {
 	if p.prefix.Contains(last) {
 		p.last = last
 	}
 }
 
-// Next gives the owner the next free address. It fails with ErrExhausted.
+// Next assigns the next free address to the owner. It fails with ErrExhausted.
 func (p *SubnetPool) Next(owner string) (netip.Addr, error) {
 	addr, err := p.Peek()
 	if err != nil {
@@ -110,7 +110,7 @@ func (p *SubnetPool) Next(owner string) (netip.Addr, error) {
 	return addr, p.Use(addr, owner)
 }
 
-// Peek returns the address that Next would give.
+// Peek returns the address that Next would assign.
 func (p *SubnetPool) Peek() (netip.Addr, error) {
 	ahead := p.Ahead(1)
 	if len(ahead) == 0 {
@@ -119,7 +119,7 @@ func (p *SubnetPool) Peek() (netip.Addr, error) {
 	return ahead[0], nil
 }
 
-// Ahead returns the addresses that the next n calls of Next would give; fewer when fewer are free.
+// Ahead returns the addresses that the next n calls of Next would assign; fewer if fewer are free.
 func (p *SubnetPool) Ahead(n int) []netip.Addr {
 	var ahead []netip.Addr
 	n = min(n, int(p.Available()))
@@ -135,10 +135,10 @@ func (p *SubnetPool) Ahead(n int) []netip.Addr {
 	return ahead
 }
 
-// Last returns the address that Next gave last, or that Resume set.
+// Last returns the address that Next assigned last, or that Resume set.
 func (p *SubnetPool) Last() netip.Addr { return p.last }
 
-// after returns the next address of the subnet, the first one after the last.
+// after returns the next address of the subnet; after the last address, the first one.
 func (p *SubnetPool) after(addr netip.Addr) netip.Addr {
 	if next := addr.Next(); p.prefix.Contains(next) {
 		return next
@@ -146,7 +146,7 @@ func (p *SubnetPool) after(addr netip.Addr) netip.Addr {
 	return p.prefix.Addr()
 }
 
-// excludedRange returns the range of excluded addresses that holds the address.
+// excludedRange returns the range of excluded addresses that contains the address.
 func (p *SubnetPool) excludedRange(addr netip.Addr) (netipx.IPRange, bool) {
 	ranges := p.excluded.Ranges()
 	at, found := slices.BinarySearchFunc(ranges, addr, func(r netipx.IPRange, a netip.Addr) int {
@@ -165,13 +165,13 @@ func (p *SubnetPool) excludedRange(addr netip.Addr) (netipx.IPRange, bool) {
 	return ranges[at], true
 }
 
-// Available counts the addresses that Next can still give.
+// Available returns the number of addresses that Next can still assign.
 func (p *SubnetPool) Available() int64 { return p.size - p.counted }
 
-// Using counts the addresses in use, without excluded ones.
+// Using returns the number of addresses in use, without excluded ones.
 func (p *SubnetPool) Using() int64 { return p.counted }
 
-// Ranges returns the available and the used addresses as status lists them: "10.0.1.2-10.0.1.9,10.0.1.11".
+// Ranges returns the available and the used addresses in the form of the status: "10.0.1.2-10.0.1.9,10.0.1.11".
 func (p *SubnetPool) Ranges() (available, using string) {
 	var free, used netipx.IPSetBuilder
 	free.AddPrefix(p.prefix)
@@ -188,7 +188,7 @@ func (p *SubnetPool) Ranges() (available, using string) {
 func rangeText(b *netipx.IPSetBuilder) string {
 	set, err := b.IPSet()
 	if err != nil {
-		return "" // valid prefixes and addresses make no error
+		return "" // valid prefixes and addresses cause no error
 	}
 	var words []string
 	for _, r := range set.Ranges() {

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// naive is a pool that goes over all addresses.
+// naive is a pool that searches all addresses.
 type naive struct {
 	all                []netip.Addr
 	gateway, low, high netip.Addr
@@ -52,7 +52,7 @@ func (n *naive) use(addr netip.Addr, owner string) bool {
 	return true
 }
 
-// expand lists the addresses of a text of ranges.
+// expand returns the addresses in a text of ranges.
 func expand(t *rapid.T, text string) map[netip.Addr]bool {
 	all := map[netip.Addr]bool{}
 	for word := range strings.SplitSeq(text, ",") {
@@ -76,7 +76,7 @@ func expand(t *rapid.T, text string) map[netip.Addr]bool {
 	return all
 }
 
-// Whatever is used, released and given out, the pool does what the naive one does, and counts and ranges agree after every step.
+// For any uses, releases and assignments, the pool behaves as the naive one, and counts and ranges agree after every step.
 func TestSubnetPool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		prefix := netip.PrefixFrom(netip.MustParseAddr("10.0.1.0"), rapid.IntRange(27, 30).Draw(t, "bits"))
@@ -142,7 +142,7 @@ func agree(t *rapid.T, p *SubnetPool, n *naive) {
 	}
 }
 
-// A pool of a large range is made and used without going over it.
+// A pool of a large range is created and used without a pass over all addresses.
 func TestSubnetPoolOfALargeRange(t *testing.T) {
 	excluded := netipx.IPRangeFrom(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.200.0.0"))
 	p, err := NewSubnetPool(netip.MustParsePrefix("10.0.0.0/8"), netip.MustParseAddr("10.0.0.1"), []netipx.IPRange{excluded})

@@ -5,22 +5,21 @@ import (
 	"math/rand/v2"
 )
 
-// VNIDs hands out virtual network identifiers: a random one to start from, then the next that is free, with wrap.
-// Several namespaces may hold the same one; it is free again when its last holder released it.
+// VNIDs allocates virtual network identifiers: the first free one from a random start, with wrap-around. Several namespaces may hold the
+// same identifier; it is free again when its last holder has released it.
 type VNIDs struct {
 	first, last uint32
 	random      *rand.Rand
 	holders     map[uint32]int
-	used        uint32 // how many of first..last have a holder
+	used        uint32 // the number of identifiers in first..last with a holder
 }
 
-// NewVNIDs returns an allocator of first..last, both included. The random source makes the choice; the same source and
-// the same calls give the same identifiers.
+// NewVNIDs returns an allocator of first..last, both included. The same random source and the same calls result in the same identifiers.
 func NewVNIDs(first, last uint32, random *rand.Rand) *VNIDs {
 	return &VNIDs{first: first, last: last, random: random, holders: map[uint32]int{}}
 }
 
-// Use adds a holder to an identifier, also to one that is never handed out (such as 0, the global one).
+// Use adds a holder to an identifier, also to one that is never allocated (such as 0, the global one).
 func (v *VNIDs) Use(id uint32) {
 	v.holders[id]++
 	if v.holders[id] == 1 && v.ranges(id) {
@@ -28,7 +27,7 @@ func (v *VNIDs) Use(id uint32) {
 	}
 }
 
-// Release takes a holder from an identifier. It reports whether it had one.
+// Release removes a holder from an identifier. It reports whether it had one.
 func (v *VNIDs) Release(id uint32) bool {
 	switch v.holders[id] {
 	case 0:
@@ -44,10 +43,10 @@ func (v *VNIDs) Release(id uint32) bool {
 	return true
 }
 
-// Holders returns how many hold the identifier.
+// Holders returns the number of holders of the identifier.
 func (v *VNIDs) Holders(id uint32) int { return v.holders[id] }
 
-// Allocate hands out an identifier that nobody holds, and makes the caller its holder. It fails with ErrExhausted.
+// Allocate returns an identifier without a holder, and adds one holder. It fails with ErrExhausted.
 func (v *VNIDs) Allocate() (uint32, error) {
 	count := v.last - v.first + 1
 	if v.used >= count {

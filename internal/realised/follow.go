@@ -14,7 +14,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// Follow has a tally take all nodes, and again whenever one says something else, until done says that it is enough of that.
+// Follow adds all nodes to a tally, updates it with each change of a node's report, and returns when done returns true.
 func Follow(ctx context.Context, objects client.WithWatch, tally *Tally, done func(Count) bool) error {
 	var list networkv1.HostSubnetList
 	if err := objects.List(ctx, &list); err != nil {
@@ -51,7 +51,7 @@ func Follow(ctx context.Context, objects client.WithWatch, tally *Tally, done fu
 	}
 }
 
-// Watch watches objects since a version, also over the end of a connection.
+// Watch watches objects since a version, and reconnects when a connection ends.
 func Watch(ctx context.Context, objects client.WithWatch, list client.ObjectList, since string) (watch.Interface, error) {
 	begin := func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 		return objects.Watch(ctx, list, &client.ListOptions{Raw: &options})

@@ -1,5 +1,4 @@
-// Package rootsocket makes the agent's unix sockets: in a directory that nobody but its owner may enter, for connections of
-// one user only.
+// Package rootsocket creates the agent's unix sockets: in a directory that only its owner can enter, for connections of one user only.
 package rootsocket
 
 import (
@@ -17,11 +16,11 @@ import (
 	"weft.dev/weft/internal/cni/rootdir"
 )
 
-// refusalTimeout is how long a peer that may not be here has to send its request, and then to read the refusal.
-// Nobody else waits for it.
+// refusalTimeout is how long a forbidden peer has to send its request, and then to read the refusal. Other connections do not wait for
+// this.
 const refusalTimeout = 100 * time.Millisecond
 
-// Listener is a unix socket that takes connections of one user only.
+// Listener is a unix socket that accepts connections of one user only.
 type Listener struct {
 	path    string
 	uid     uint32
@@ -29,18 +28,18 @@ type Listener struct {
 
 	mu     sync.Mutex
 	socket *net.UnixListener
-	// made is the socket's file, and dir the folder that it is in.
+	// made identifies the socket's file, and dir is the folder that contains it.
 	made   os.FileInfo
 	dir    *os.File
 	closed bool
 }
 
-// Refusal returns the body, JSON, that a peer is answered who may not connect.
+// Refusal returns the JSON body of the response to a forbidden peer.
 type Refusal func(reason error) []byte
 
-// ForbiddenError says that a peer is another user than the one who may connect.
+// ForbiddenError means that a peer is not the allowed user.
 type ForbiddenError struct {
-	// Allowed is the uid that may connect, Peer the one that did.
+	// Allowed is the uid that may connect, Peer the uid of the peer.
 	Allowed, Peer uint32
 }
 
@@ -49,9 +48,9 @@ func (e *ForbiddenError) Error() string {
 	return fmt.Sprintf("the weft agent serves user %d, not user %d", e.Allowed, e.Peer)
 }
 
-// Listen makes the socket at path and the directory it is in. The directory gets mode 0700 and is locked: a
-// second agent on the node is refused (rootdir.ErrInUse) while this one lives. What an agent that has died left
-// at path is replaced, if it is a socket. Connections of others than the user uid are refused by the listener.
+// Listen creates the socket at path and its directory. The directory gets mode 0700 and is locked: while this agent lives, a second agent
+// on the node is refused (rootdir.ErrInUse). A socket that a dead agent left at path is replaced; another kind of file is not. The listener
+// refuses connections of users other than uid.
 func Listen(path string, uid uint32, refusal Refusal) (*Listener, error) {
 	dir, err := rootdir.Open(filepath.Dir(path))
 	if err != nil {
@@ -64,8 +63,8 @@ func Listen(path string, uid uint32, refusal Refusal) (*Listener, error) {
 	return l, nil
 }
 
-// Renew makes the socket again if its file or its folder has been removed or replaced, and reports whether it did. Connections that are
-// open stay, and Accept goes on with the new socket.
+// Renew creates the socket again if its file or folder was removed or replaced, and reports whether it did. Open connections stay, and
+// Accept continues with the new socket.
 func (l *Listener) Renew() (renewed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,13 +92,13 @@ func (l *Listener) Renew() (renewed bool, err error) {
 	return true, errors.Join(err, former.Close())
 }
 
-// stands reports whether the socket's file is where it was made. The caller holds mu.
+// stands reports whether the socket's file is still at its path. The caller holds mu.
 func (l *Listener) stands() bool {
 	info, err := os.Lstat(l.path)
 	return err == nil && os.SameFile(info, l.made) && isAt(l.dir, filepath.Dir(l.path))
 }
 
-// isAt reports whether an open folder is the one at path.
+// isAt reports whether an open folder is the folder at path.
 func isAt(dir *os.File, path string) bool {
 	have, err := dir.Stat()
 	there, missing := os.Lstat(path)
@@ -109,7 +108,7 @@ func isAt(dir *os.File, path string) bool {
 // Addr returns the address of the socket.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
-// current returns the socket that connections come by now, nil once the listener is closed.
+// current returns the socket that accepts connections now, nil once the listener is closed.
 func (l *Listener) current() *net.UnixListener {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,8 +145,7 @@ func bind(path string) (*net.UnixListener, os.FileInfo, error) {
 	return socket, info, nil
 }
 
-// Accept returns the next connection of the user that is allowed. Others are told so and cut off before a byte of
-// theirs is read.
+// Accept returns the next connection of the allowed user. Other connections get a refusal and are closed, and nothing is read from them.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		socket := l.current()
@@ -156,7 +154,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		conn, err := socket.AcceptUnix()
 		if err != nil && errors.Is(err, net.ErrClosed) && l.current() != socket {
-			continue // it was made again, or the listener is closed
+			continue // the socket was created again, or the listener is closed
 		}
 		if err != nil {
 			return nil, err
@@ -172,7 +170,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close removes the socket and gives the directory up.
+// Close removes the socket and releases the directory.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,7 +185,7 @@ func (l *Listener) Close() error {
 	return errors.Join(err, l.socket.Close(), l.dir.Close())
 }
 
-// peerUID asks the kernel who is at the other end (SO_PEERCRED of unix(7)): the effective uid at connect time.
+// peerUID returns the effective uid of the peer at connect time (SO_PEERCRED of unix(7)).
 func peerUID(conn *net.UnixConn) (uint32, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -204,11 +202,11 @@ func peerUID(conn *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// refuse answers a connection without reading from it, as well as that works. An HTTP client wants the answer
-// neither before it has sent its request nor in the form of a broken pipe while it does: the answer waits for the
-// first byte to arrive, which stays unread, and the connection is closed a moment after it.
+// refuse writes a response without reading the request, as well as that is possible. An HTTP client fails if the response arrives before it
+// has sent its request, or if the connection breaks while it sends. So refuse waits for the first byte to arrive, leaves it unread, writes
+// the response, and closes the connection a moment later.
 func refuse(conn *net.UnixConn, body []byte) {
-	defer time.AfterFunc(2*refusalTimeout, func() { _ = conn.Close() }) // Nobody is owed anything here.
+	defer time.AfterFunc(2*refusalTimeout, func() { _ = conn.Close() }) // the peer has no right to more time
 	if conn.SetDeadline(time.Now().Add(refusalTimeout)) != nil {
 		return
 	}
@@ -221,7 +219,7 @@ func refuse(conn *net.UnixConn, body []byte) {
 	_ = conn.CloseWrite()
 }
 
-// awaitInput returns when something could be read from the connection, at its deadline at the latest.
+// awaitInput returns when the connection has data to read, or at its deadline.
 func awaitInput(conn *net.UnixConn) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 func noRefusal(error) []byte { return nil }
 
-// says connects, sends a word, and returns what comes back.
+// says connects, sends a word, and returns the response.
 func says(t *testing.T, path string) string {
 	t.Helper()
 	conn, err := new(net.Dialer).DialContext(t.Context(), "unix", path)
@@ -26,8 +26,8 @@ func says(t *testing.T, path string) string {
 	return string(answer)
 }
 
-// A socket whose file or folder is removed, moved away or replaced is made again, and answers; a connection that was open stays. What is
-// no socket is not removed, and told.
+// A socket whose file or folder is removed, moved or replaced is created again, and serves; open connections stay. A file that is not a
+// socket is not removed, and reported.
 func TestRenew(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "sub")
 	path := filepath.Join(dir, "s")
@@ -56,7 +56,7 @@ func TestRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := <-first // one that is not accepted yet goes with the former socket
+	conn := <-first // a connection that is not accepted yet is lost with the former socket
 	if renewed, err := l.Renew(); err != nil || renewed {
 		t.Errorf("nothing was done to it: %v, %v", renewed, err)
 	}
