@@ -53,10 +53,9 @@ func New(now func() time.Time, changed func()) *Mark {
 }
 
 // Begin starts to follow, from an empty state: all objects are reported again.
-// End stops following and clears the state. Version then returns nothing.
 func (m *Mark) Begin() { m.reset(true) }
 
-// End has the mark say nothing, and forget everything.
+// End stops following and clears the state. Version then returns no version.
 func (m *Mark) End() { m.reset(false) }
 
 func (m *Mark) reset(active bool) {
