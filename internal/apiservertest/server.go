@@ -1,6 +1,6 @@
-// Package apiservertest starts a real Kubernetes API server, with its etcd, for tests: on loopback, for one test
-// program, in a temporary directory. Nothing else of Kubernetes runs, so objects stay as a test leaves them: no
-// namespace is finalized and nothing is garbage collected.
+// Package apiservertest starts a real Kubernetes API server with its etcd for tests: on loopback, for one test program, in a temporary
+// directory. Nothing else of Kubernetes runs, so objects stay as a test leaves them: no namespace is finalized and nothing is garbage
+// collected.
 package apiservertest
 
 import (
@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	// Environment names the variable that says which directory holds kube-apiserver.
+	// Environment is the variable with the directory of kube-apiserver.
 	Environment = "WEFT_KUBERNETES"
-	// DefaultDirectory is where it is looked for otherwise: where the laboratory keeps what it built.
+	// DefaultDirectory is the directory if the variable is not set: the laboratory keeps its builds there.
 	DefaultDirectory = "/var/cache/weft-lab/kubernetes/v1.34.4"
 
 	readyTimeout = 2 * time.Minute // a machine that builds at the same time is slow
@@ -45,7 +45,7 @@ type Server struct {
 	api     *process
 }
 
-// Main starts a server, gives it to use, runs the tests, and stops it. It returns what TestMain exits with.
+// Main starts a server, passes it to use, runs the tests, and stops it. It returns the exit code for TestMain.
 func Main(m *testing.M, use func(*Server) error) int {
 	server, err := start()
 	if err != nil {
@@ -60,7 +60,7 @@ func Main(m *testing.M, use func(*Server) error) int {
 	return m.Run()
 }
 
-// Config returns the configuration of a client that may do everything.
+// Config returns the configuration of a client with all permissions.
 func (s *Server) Config() *rest.Config {
 	return &rest.Config{
 		Host:            "https://" + s.address,
@@ -70,7 +70,7 @@ func (s *Server) Config() *rest.Config {
 	}
 }
 
-// ConfigAs returns the configuration of a client that may do what the service account may.
+// ConfigAs returns the configuration of a client with the permissions of the service account.
 func (s *Server) ConfigAs(namespace, serviceAccount string) *rest.Config {
 	config := s.Config()
 	config.Impersonate = rest.ImpersonationConfig{
@@ -138,7 +138,7 @@ func (s *Server) writeKeys() error {
 	)
 }
 
-// awaitReady waits until the server says that it is ready, or one of the programs ended.
+// awaitReady waits until the server reports that it is ready. It fails if one of the programs ends.
 func (s *Server) awaitReady() error {
 	client, err := rest.HTTPClientFor(s.Config())
 	if err != nil {
@@ -193,14 +193,14 @@ type process struct {
 	program, log string
 }
 
-// run starts a program that ends when the test program does, however that ends.
+// run starts a program that ends with the test program, however that ends.
 func run(dir, name, program string, args ...string) (*process, error) {
 	p := &process{program: program, log: filepath.Join(dir, name+".log")}
 	log, err := os.Create(p.log)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = log.Close() }() // the program has its own
+	defer func() { _ = log.Close() }() // the program has its own descriptor
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -11,11 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// errInjected is what a faulty disk fails with.
+// errInjected is the error of a faulty disk.
 var errInjected = errors.New("injected fault")
 
-// faultyDisk is a disk on which one step fails: the one with number at. A write that fails has written the first
-// half bytes. After a crash every later step fails as well, clearing up included, as if the process had died.
+// faultyDisk is a disk on which step number at fails. A failing write has written the first half bytes. After a crash every later step
+// fails as well, including the cleanup, as if the process had died.
 type faultyDisk struct {
 	disk
 	at, half int
@@ -74,7 +74,7 @@ func (w *faultyWriter) Close() error {
 	return errors.Join(w.disk.step("close"), w.WriteCloser.Close())
 }
 
-// scenario is a change of one record: from before to after, nil standing for none.
+// scenario is a change of one record from before to after; nil means no record.
 type scenario struct {
 	name          string
 	before, after *Record
@@ -91,7 +91,7 @@ func scenarios() []scenario {
 	}
 }
 
-// start returns a store with the scenario's first state, and a neighbour's record.
+// start returns a store with the scenario's first state, and another attachment's record.
 func (c scenario) start(t *testing.T, neighbour Record) *Store {
 	t.Helper()
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
@@ -110,7 +110,7 @@ func (c scenario) change(t *testing.T, s *Store) error {
 	return s.Put(t.Context(), *c.after)
 }
 
-// wantEither fails unless the store has the record before the change or the one after it, whole.
+// wantEither fails unless the store has the complete record from before or from after the change.
 func (c scenario) wantEither(t *testing.T, s *Store) {
 	t.Helper()
 	key := sampleKey(1)
@@ -126,7 +126,7 @@ func (c scenario) wantEither(t *testing.T, s *Store) {
 	t.Errorf("neither the record before nor the one after: %+v, %v", rec, err)
 }
 
-// faults runs test for every step of every scenario, with the step failing.
+// faults runs test for every failing step of every scenario.
 func faults(t *testing.T, crash bool, half int, test func(t *testing.T, c scenario, s *Store, d *faultyDisk)) {
 	t.Helper()
 	for _, c := range scenarios() {
@@ -151,7 +151,7 @@ func faults(t *testing.T, crash bool, half int, test func(t *testing.T, c scenar
 	}
 }
 
-// TestCrash stops the process at every step of a change: the next start finds the state before or the one after.
+// TestCrash stops the process at every step of a change: the next start finds the state from before or after the change.
 func TestCrash(t *testing.T) {
 	faults(t, true, 100, func(t *testing.T, c scenario, s *Store, _ *faultyDisk) {
 		s = reopen(t, s)
@@ -186,8 +186,8 @@ func TestCrashInWrite(t *testing.T) {
 	}
 }
 
-// TestFault has one step fail and the process live on: the store agrees with the disk, nothing half-written is left,
-// and the same change succeeds when it is made again.
+// TestFault has one step fail while the process continues: the store agrees with the disk, no half-written file is left, and the same
+// change succeeds when it is repeated.
 func TestFault(t *testing.T) {
 	faults(t, false, 10, func(t *testing.T, c scenario, s *Store, d *faultyDisk) {
 		c.wantEither(t, s)
@@ -215,7 +215,7 @@ func TestFault(t *testing.T) {
 	})
 }
 
-// What a loss of power leaves of records, nothing or zeros under their names, is no record, and nothing to be told of.
+// After a loss of power, a record's file may be empty or full of zeros. That is not a record, and is not reported.
 func TestPowerLoss(t *testing.T) {
 	c := scenarios()[1]
 	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00"} {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is what the store does to its directory. Names are plain file names in it.
+// disk is the set of operations of the store on its directory. Names are plain file names.
 type disk interface {
-	// create makes a file that was not there.
+	// create makes a file, which must not exist.
 	create(name string) (io.WriteCloser, error)
 	rename(from, to string) error
 	remove(name string) error
@@ -20,7 +20,7 @@ type disk interface {
 	read(name string) ([]byte, error)
 }
 
-// rootDisk is the disk of an opened directory. It reaches nothing outside of it.
+// rootDisk is the disk of an opened directory. It cannot access anything outside of it.
 type rootDisk struct {
 	root *os.Root
 }
@@ -33,7 +33,7 @@ func (d rootDisk) rename(from, to string) error { return d.root.Rename(from, to)
 
 func (d rootDisk) remove(name string) error { return d.root.Remove(name) }
 
-// read reads a regular file of at most MaxRecord bytes. It follows no link and waits for no pipe.
+// read reads a regular file of at most MaxRecord bytes. It follows no symlink and does not block on a pipe.
 func (d rootDisk) read(name string) ([]byte, error) {
 	info, err := d.root.Lstat(name)
 	if err != nil {
@@ -57,18 +57,18 @@ func (d rootDisk) read(name string) ([]byte, error) {
 	return data, nil
 }
 
-// errContent marks errors that lie in a file, as against those of reading it.
+// errContent marks errors in a file's content, as opposed to errors of reading it.
 var errContent = errors.New("not an attachment record")
 
-// errVoid marks a file of nothing, or of zeros: what a loss of power leaves of a record that the device had not got yet. No
-// program's end does so. Its interface has gone with the power.
+// errVoid marks an empty file, or one of zeros. A loss of power leaves such a file in place of a record that was not yet on the device.
+// The end of a program leaves none. The record's interface was lost with the power too.
 var errVoid = errors.New("it is empty")
 
-// writeFile puts data under name in one step: whoever reads name finds what was there before, or all of data. What it leaves
-// behind when it fails is at most a temporary file that the next Open removes.
+// writeFile puts data under name in one step: a reader of name gets either the former content or all of data. After a failure there may
+// be a temporary file, which the next Open removes.
 //
-// It does not wait for the device (fsync, 0.7 to 1.1 ms for each of an ADD's two). The kernel keeps what was written
-// whatever becomes of the agent; what a loss of power takes, or gives back, is of a boot whose interfaces have gone with it.
+// It does not wait for the device (an fsync takes 0.7 to 1.1 ms, and each ADD would need two). The kernel keeps written data even if the
+// agent dies. What a loss of power removes, or brings back, belongs to a boot whose interfaces no longer exist.
 func writeFile(d disk, name, temporary string, data []byte) error {
 	if err := writeTemporary(d, temporary, data); err != nil {
 		return errors.Join(err, ignoreMissing(d.remove(temporary)))

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDiskFull fills a real file system. It needs root, to mount one.
+// TestDiskFull fills a real file system. It mounts one, which needs root.
 func TestDiskFull(t *testing.T) {
 	mount := t.TempDir()
 	if err := unix.Mount("wt-records", mount, "tmpfs", 0, "size=64k"); err != nil {

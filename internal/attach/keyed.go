@@ -5,21 +5,21 @@ import (
 	"sync"
 )
 
-// Keyed is a lock for each key: calls about one sandbox follow one another, calls about different ones run side
-// by side. The zero value is ready. Nothing is kept for keys that nobody holds or waits for.
+// Keyed is a lock for each key: calls about one sandbox run one after the other, calls about different ones concurrently. The zero value
+// is ready. It stores nothing for keys that are neither held nor waited for.
 type Keyed[K comparable] struct {
 	mu    sync.Mutex
 	slots map[K]*slot
 }
 
-// slot is the lock of one key. Its channel has room for one token: who has put it there holds the lock.
+// slot is the lock of one key. Its channel has room for one token, which the holder of the lock has put there.
 type slot struct {
 	token chan struct{}
 	users int
 }
 
-// Lock waits until the key is free, takes it, and returns what frees it again, to be called once. It gives up
-// with ctx's error when ctx ends first. Waiters are served in the order they came.
+// Lock waits until the key is free, and takes it. unlock frees the key; call it once. Lock fails with ctx's error if ctx ends first.
+// Waiters are served in order of arrival.
 func (k *Keyed[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	s := k.enter(key)
 	select {

@@ -49,7 +49,7 @@ func TestKeyedRunsKeysSideBySide(t *testing.T) {
 	}
 	unlockB()
 	unlockA()
-	unlockA() // Once more does nothing.
+	unlockA() // A second call has no effect.
 	again, err := lock.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestKeyedOrderAndContext(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		<-time.After(2 * time.Second) // The bubble's clock: the deadline passes, nothing waits.
+		<-time.After(2 * time.Second) // The bubble's clock: the deadline passes at once.
 		unlock()
 		if first, second := <-order, <-order; first != 0 || second != 2 {
 			t.Errorf("order %d, %d; want 0, 2", first, second)

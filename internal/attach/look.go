@@ -9,12 +9,11 @@ import (
 	"strings"
 )
 
-// ErrLookOnly is returned by a Store of Look to who wants to change it.
+// ErrLookOnly is the error of changes of a Store that Look returned.
 var ErrLookOnly = errors.New("these attachment records were opened for reading only")
 
-// Look returns a Store of the records in dir that nothing can be written to, and that leaves dir as it is: it takes no lock, and
-// may be used beside the agent that has it. Records that come or go meanwhile may be in it or not. A dir that does not
-// exist has no records.
+// Look returns a read-only Store of the records in dir. It changes nothing in dir and takes no lock, so it may be used while the agent
+// runs. Concurrent changes of records may be missing. A dir that does not exist has no records.
 func Look(dir string) (*Store, error) {
 	s := &Store{path: dir, disk: lookDisk{}, close: func() error { return nil }, records: map[Key]Record{}, pending: map[Key]Record{}}
 	root, err := os.OpenRoot(dir)
@@ -48,7 +47,7 @@ func Look(dir string) (*Store, error) {
 	return s, s.lookAtExtra()
 }
 
-// lookDisk refuses everything.
+// lookDisk refuses every operation.
 type lookDisk struct{}
 
 func (lookDisk) create(string) (io.WriteCloser, error) { return nil, ErrLookOnly }

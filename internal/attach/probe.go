@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// Recorded reports whether the records in dir may have one of the attachment. It is for a reader beside the
-// agent, the CNI plugin: it opens no store, and a file that was set aside as broken counts as a record, as
-// something may exist that it stood for.
+// Recorded reports whether the records in dir may have one of the attachment. It is for the CNI plugin, which reads beside the agent: it
+// opens no store. A file that was set aside as broken counts as a record, because its interface may exist.
 func Recorded(dir string, key Key) (bool, error) {
 	name := fileName(key)
 	_, err := os.Lstat(filepath.Join(dir, name))

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// sample returns a complete record of its own for every n.
+// sample returns a complete record, different for every n.
 func sample(n int) Record {
 	key := Key{ContainerID: strings.Repeat("c", 1+n%7) + "-" + string(rune('a'+n%26)) + itoa(n), IfName: "eth0"}
 	return Record{
@@ -133,8 +133,8 @@ func TestParseRecordRefused(t *testing.T) {
 	}
 }
 
-// TestTruncated cuts a record at every byte: what is left is refused, or is the record (only its last newline is
-// missing). It is never another record.
+// TestTruncated cuts a record at every byte: the rest is refused, or is the same record (if only its last newline is missing). It is
+// never another record.
 func TestTruncated(t *testing.T) {
 	rec := sample(1)
 	data, err := rec.encode()
@@ -154,7 +154,7 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// Every port has a name that the kernel takes.
+// Every port has a name that the kernel accepts.
 func TestPortName(t *testing.T) {
 	for ofport, want := range map[uint32]string{3: "weft-p3", 65279: "weft-p65279"} {
 		if name := PortName(ofport); name != want || !isInterfaceName(name) {
@@ -163,7 +163,7 @@ func TestPortName(t *testing.T) {
 	}
 }
 
-// FuzzParseRecord: whatever is accepted is valid, and is the same after another trip to disk.
+// FuzzParseRecord: every accepted record is valid, and is the same after writing and reading it.
 func FuzzParseRecord(f *testing.F) {
 	for n := range 3 {
 		rec := sample(n)

@@ -26,61 +26,61 @@ import (
 const (
 	// fileSuffix ends the names of records.
 	fileSuffix = ".json"
-	// temporaryPrefix starts the names of files that are being written.
+	// temporaryPrefix is the prefix of the names of files that are being written.
 	temporaryPrefix = ".tmp-"
-	// brokenDir is where files go that are no records. They are kept for whoever wants to know.
+	// brokenDir is the directory for files that are not records. They are kept for inspection.
 	brokenDir = "broken"
 )
 
 // ErrNotFound is returned by Get for an attachment without a record.
 var ErrNotFound = errors.New("no record of the attachment")
 
-// ConflictError is returned by Put when another attachment holds what the record claims.
+// ConflictError is returned by Put if another attachment has a resource that the record claims.
 type ConflictError struct {
-	// What is claimed twice: an address, an ofport, a host interface or one of Claims.
+	// What is the resource: an address, an ofport, a host interface or one of Claims.
 	What string
 	// Holder is the attachment that has it.
 	Holder Key
 }
 
-// Error says who holds what.
+// Error names the resource and its holder.
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("%s belongs to attachment %s", e.What, e.Holder)
 }
 
-// HostPortError is returned by Put when a port of the node that the record claims leads to another pod.
+// HostPortError is returned by Put if a port of the node that the record claims is forwarded to another pod.
 type HostPortError struct {
-	// Port is what the record claims.
+	// Port is the claimed port.
 	Port cni.HostPort
 	// Holder is the attachment that has it, and Pod its pod, as namespace/name.
 	Holder Key
 	Pod    string
 }
 
-// Error says who holds what.
+// Error names the port and its holder.
 func (e *HostPortError) Error() string {
 	return fmt.Sprintf("host port %s leads to pod %s already (attachment %s)", e.Port, e.Pod, e.Holder)
 }
 
-// Broken is a file in the store's directory, or beside it, that is no record, or not what a record has. Nothing was made of it.
+// Broken is a file in the store's directory, or beside it, that is not a valid record or extra file. The store ignores its content.
 type Broken struct {
 	// Path is where the file is now.
 	Path string
-	// Err says what is wrong with it.
+	// Err is the error in the file.
 	Err error
-	// Modified is when it was written last: before the node's boot it stands for nothing that exists.
+	// Modified is the time of the last write. If it is before the node's boot, nothing of the record exists any more.
 	Modified time.Time
 }
 
-// Is reports whether the file was the record of an attachment, by its name.
+// Is reports, by the name, whether the file was the attachment's record.
 func (b Broken) Is(key Key) bool {
 	name := fileName(key)
 	rest, ok := strings.CutPrefix(filepath.Base(b.Path), name)
 	return ok && (rest == "" || rest[0] == '.')
 }
 
-// Store keeps records in a directory. Its methods may be called concurrently; those about one attachment follow
-// one another, those about different ones run side by side.
+// Store keeps records in a directory. Its methods may be called concurrently: those about one attachment run one after the other, those
+// about different ones at the same time.
 type Store struct {
 	path   string
 	disk   disk
@@ -88,20 +88,20 @@ type Store struct {
 	broken []Broken
 	keys   Keyed[Key]
 	serial atomic.Uint64
-	// extra is what records have beyond the fields of the first version.
+	// extra has the extra fields of records: those that the first version lacks.
 	extra extraFiles
 
 	// mu guards the maps. It is never held across I/O.
 	mu sync.Mutex
-	// records is what is on disk.
+	// records are the records on disk.
 	records map[Key]Record
-	// pending is what is being written; what it claims is taken.
+	// pending are the records being written; their claims are taken already.
 	pending map[Key]Record
 }
 
-// Open reads the records in dir, which it creates and gives mode 0700 as needed and locks against other
-// processes (rootdir.ErrInUse). Files that are no records are set aside under broken/ and listed by Broken; they
-// keep nothing else from being read. Files whose writing was interrupted are removed: nothing relied on them.
+// Open reads the records in dir. It creates dir if needed, sets its mode to 0700, and locks it against other processes
+// (rootdir.ErrInUse). It moves files that are not records to broken/, which Broken lists; they do not prevent reading others. It removes
+// incompletely written files, on which nothing depends.
 func Open(dir string) (*Store, error) {
 	lock, err := rootdir.Open(dir)
 	if err != nil {
@@ -128,18 +128,18 @@ func Open(dir string) (*Store, error) {
 	return s, nil
 }
 
-// Close gives the directory up. Calls that still run fail.
+// Close closes and unlocks the directory. Calls that still run fail.
 func (s *Store) Close() error { return s.close() }
 
-// Broken returns the files that are no records: those that Open has set aside, and those that were so before.
+// Broken returns the files that are not records: those that this Open has set aside, and earlier ones.
 func (s *Store) Broken() []Broken {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.broken)
 }
 
-// Rebuild writes a record in place of one that is broken, with what stands beside the records for it, and removes the broken file. check
-// has the last word on the whole record. It returns ErrNotFound where no broken file is the attachment's.
+// Rebuild writes a record in place of a broken one, with its extra fields, and removes the broken file. check validates the whole record
+// last. Rebuild returns ErrNotFound if no broken file is the attachment's.
 func (s *Store) Rebuild(ctx context.Context, rec Record, check func(Record) error) error {
 	key := rec.Key()
 	if !slices.ContainsFunc(s.Broken(), func(b Broken) bool { return b.Is(key) }) {
@@ -165,7 +165,7 @@ func (s *Store) Rebuild(ctx context.Context, rec Record, check func(Record) erro
 	return s.RemoveBroken(key)
 }
 
-// RemoveBroken removes the files that were set aside of an attachment that is gone, or has a record again.
+// RemoveBroken removes the files set aside of an attachment that is deleted or has a record again.
 func (s *Store) RemoveBroken(key Key) error {
 	var errs []error
 	for _, b := range s.Broken() {
@@ -220,7 +220,7 @@ func (s *Store) loadBroken(root *os.Root) error {
 	return nil
 }
 
-// loadEntry takes one entry of the directory in, or away.
+// loadEntry loads one entry of the directory, or removes it or sets it aside.
 func (s *Store) loadEntry(name string) error {
 	if name == brokenDir {
 		return nil
@@ -242,8 +242,7 @@ func (s *Store) loadEntry(name string) error {
 	}
 }
 
-// readRecord reads the record in a file, and holds it against the file's name. An error that lies in the file's
-// content has errContent in its chain.
+// readRecord reads the record in a file, and compares its key with the file's name. An error in the file's content wraps errContent.
 func readRecord(d disk, name string) (Record, error) {
 	data, err := d.read(name)
 	if err != nil {
@@ -262,7 +261,7 @@ func readRecord(d disk, name string) (Record, error) {
 	return rec, nil
 }
 
-// setAside moves a file to broken/, under a name that is free there.
+// setAside moves a file to broken/, under a free name.
 func (s *Store) setAside(name string, reason error) error {
 	taken := map[string]bool{}
 	for _, b := range s.broken {
@@ -308,17 +307,17 @@ func (s *Store) List() []Record {
 	return list
 }
 
-// Stale returns the records that were made in another boot than the given one: their interfaces are gone, what
-// they claim is not free until they are deleted.
+// Stale returns the records of other boots than the given one: their interfaces no longer exist, but their claims are taken until the
+// records are deleted.
 func (s *Store) Stale(bootID string) []Record {
 	return slices.DeleteFunc(s.List(), func(rec Record) bool { return rec.BootID == bootID })
 }
 
-// Put writes a record, in place of the attachment's earlier one if there is one. When it returns nil the record
-// outlives this process, though not this boot of the node, which no interface does; when it fails, readers of the store and of the disk agree on what is there. It returns a
-// *ConflictError, and writes nothing, when another attachment holds one of the record's addresses (in the same
-// network), its OFPort, its HostInterface or one of its Claims: whoever chose them from InUse chooses again. It returns a *HostPortError, and
-// writes nothing, when one of its HostPorts is another's that is not closing.
+// Put writes a record, in place of the attachment's earlier one if there is one. When it returns nil, the record outlives this process,
+// though not this boot of the node; no interface does either. When it fails, the store and the disk agree. It returns a *ConflictError,
+// and writes nothing, if another attachment has one of the record's addresses (in the same network), its OFPort, its HostInterface or one
+// of its Claims: a caller that chose them from InUse chooses again. It returns a *HostPortError, and writes nothing, if one of its
+// HostPorts belongs to another attachment that is not closing.
 func (s *Store) Put(ctx context.Context, rec Record) error {
 	rec = rec.clone()
 	rec.Version = Version
@@ -328,7 +327,7 @@ func (s *Store) Put(ctx context.Context, rec Record) error {
 	}
 	if len(rec.Details) > 0 {
 		var err error
-		if rec.Details, err = json.Marshal(rec.Details); err != nil { // as it is after a trip to disk
+		if rec.Details, err = json.Marshal(rec.Details); err != nil { // the form it has after reading from disk
 			return err
 		}
 	}
@@ -346,7 +345,7 @@ func (s *Store) Put(ctx context.Context, rec Record) error {
 		return fmt.Errorf("attachment %s: %w", key, err)
 	}
 	temporary := temporaryPrefix + strconv.FormatUint(s.serial.Add(1), 10)
-	err = s.extra.put(&rec, temporary) // first: a record is never without
+	err = s.extra.put(&rec, temporary) // first, so that a record never lacks it
 	if err == nil {
 		err = writeFile(s.disk, fileName(key), temporary, data)
 	}
@@ -372,7 +371,7 @@ func (s *Store) Delete(ctx context.Context, key Key) error {
 	defer unlock()
 	err = ignoreMissing(s.disk.remove(fileName(key)))
 	if err == nil {
-		err = s.extra.remove(key) // last: without a record, the next Open removes them
+		err = s.extra.remove(key) // last: if it remains without a record, the next Open removes it
 	}
 	if err != nil {
 		s.settle(key)
@@ -392,8 +391,8 @@ func (s *Store) has(key Key) bool {
 	return ok
 }
 
-// settle makes the store agree with the disk about a key, after a failure that leaves open what is there. If the
-// disk cannot tell, the store keeps what it had, and so claims rather too much.
+// settle makes the store agree with the disk about a key, after a failure with an unknown result. If the disk cannot be read, the store
+// keeps its state, and so may claim too much.
 func (s *Store) settle(key Key) {
 	rec, err := readRecord(s.disk, fileName(key))
 	s.extra.get(key).give(&rec)
@@ -408,7 +407,7 @@ func (s *Store) settle(key Key) {
 	delete(s.pending, key)
 }
 
-// claim marks a record as being written, unless it conflicts with another.
+// claim marks a record as pending, unless it conflicts with another.
 func (s *Store) claim(rec Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -429,7 +428,7 @@ func (s *Store) claim(rec Record) error {
 	return nil
 }
 
-// conflict names what two attachments claim both; empty when there is nothing.
+// conflict returns a resource that both attachments claim; empty if there is none.
 func conflict(a, b *Record) string {
 	if a.OFPort != 0 && a.OFPort == b.OFPort {
 		return fmt.Sprintf("ofport %d", a.OFPort)
@@ -453,17 +452,17 @@ func conflict(a, b *Record) string {
 	return ""
 }
 
-// InUse is what the attachments of a node claim, with the claimant.
+// InUse is what the attachments of a node claim, each with its holder.
 type InUse struct {
-	// Addresses are in use per network.
+	// Addresses are the addresses in use, per network.
 	Addresses map[string]map[netip.Addr]Key
-	// OFPorts are in use on the integration bridge.
+	// OFPorts are the port numbers in use on the integration bridge.
 	OFPorts map[uint32]Key
-	// Claims are what else is in use.
+	// Claims are the other resources in use.
 	Claims map[string]Key
 }
 
-// InUse returns what is claimed, by records on disk and by those that are being written.
+// InUse returns all claims, of records on disk and of pending ones.
 func (s *Store) InUse() InUse {
 	use := InUse{
 		Addresses: map[string]map[netip.Addr]Key{},

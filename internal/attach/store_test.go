@@ -174,7 +174,7 @@ func TestStoreSetsBrokenAside(t *testing.T) {
 		t.Errorf("a broken record counts as none: %v, %v", recorded, err)
 	}
 
-	// The same again: nothing that was set aside is overwritten, and the attachment can be recorded anew.
+	// The same again: files set aside are not overwritten, and the attachment can get a new record.
 	put(t, s, bad)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -217,7 +217,7 @@ func TestStoreTruncatedFiles(t *testing.T) {
 	}
 	put(t, s, other)
 	file := filepath.Join(s.path, fileName(rec.Key()))
-	for n := 1; n < len(data)-1; n++ { // of nothing at all: TestPowerLoss
+	for n := 1; n < len(data)-1; n++ { // for an empty file see TestPowerLoss
 		if err := os.WriteFile(file, data[:n], 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +281,7 @@ func TestStoreStale(t *testing.T) {
 	}
 }
 
-// TestStoreConcurrent has 64 sandboxes come, choose what is free, change and go, all at once.
+// TestStoreConcurrent has 64 concurrent sandboxes that are added, choose free resources, change and are deleted.
 func TestStoreConcurrent(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	var wg sync.WaitGroup
@@ -324,7 +324,7 @@ func TestStoreConcurrent(t *testing.T) {
 	}
 }
 
-// TestStoreModel holds the store against a map, under random operations and reopenings.
+// TestStoreModel compares the store with a map, under random operations and reopenings.
 func TestStoreModel(t *testing.T) {
 	base := t.TempDir()
 	var run int

@@ -1,5 +1,5 @@
-// Package flows says whose the flows of a node's switch are: it joins what the switch holds with the agent's word for each
-// cookie. Explain is pure; Read and Whose ask.
+// Package flows reports the owners of a switch's flows on a node: it joins the switch's flows with the agent's answer for each cookie.
+// Explain is pure; Read and Whose do I/O.
 package flows
 
 import (
@@ -17,16 +17,16 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Report is what a switch holds, and whose it is.
+// Report is the flows of a switch with their owners.
 type Report struct {
-	// Node is the name of the node; empty where its agent did not say.
+	// Node is the name of the node; empty if its agent did not answer.
 	Node string `json:"node,omitempty"`
-	// OwnersUnknown says why nobody knows whose the flows are; then Kind is all that is told of their owners.
+	// OwnersUnknown is the reason why the owners are unknown; then only Kind is known about them.
 	OwnersUnknown string `json:"ownersUnknown,omitempty"`
-	// Total counts the switch's flows, Unowned those of them that nobody owns.
+	// Total counts the switch's flows, Unowned those without an owner.
 	Total   int `json:"total"`
 	Unowned int `json:"unowned"`
-	// Flows are those that were asked for, by table, and within one by priority, the highest first.
+	// Flows are the selected flows, ordered by table and then by priority, the highest first.
 	Flows []Flow `json:"flows"`
 }
 
@@ -40,21 +40,22 @@ type Flow struct {
 	Actions string `json:"actions"`
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
-	// Cookie is the flow's, "0x…"; Kind is what it says by itself of its owner: attachment, service, policyrule; empty: it is not Weft's.
+	// Cookie is the flow's cookie, "0x…". Kind is the owner's kind, which the cookie contains: attachment, service, policyrule; empty: the
+	// flow is not Weft's.
 	Cookie string `json:"cookie"`
 	Kind   string `json:"kind,omitempty"`
-	// Owner is whose the flow is, as the agent and `weft diff` name it; empty: nobody's, or not known.
+	// Owner is the flow's owner, as named by the agent and `weft diff`; empty: none, or unknown.
 	Owner string `json:"owner,omitempty"`
-	// Objects are the objects that it comes from; none: they have gone. MoreObjects says that there are more of them.
+	// Objects are the objects that the flow was compiled from; none: they are deleted. MoreObjects says that there are more of them.
 	Objects     []admin.Object `json:"objects,omitempty"`
 	MoreObjects bool           `json:"moreObjects,omitempty"`
-	// Pod is the pod of this node, namespace/name, of whose address the flow is, where it comes from other objects.
+	// Pod is the pod of this node, as namespace/name, that has the flow's address, if the flow was compiled from other objects.
 	Pod string `json:"pod,omitempty"`
-	// Learned says that the switch made the flow, because another of the same owner told it to.
+	// Learned says that the switch added the flow, by a learn action of another flow of the same owner.
 	Learned bool `json:"learned,omitempty"`
 }
 
-// Read dumps the flows of a bridge of the node, whose sockets are in Open vSwitch's run directory.
+// Read dumps the flows of a bridge of the node. runDir is Open vSwitch's run directory with the sockets.
 func Read(ctx context.Context, runDir, bridge string) (dump []openflow.FlowStats, err error) {
 	conn, err := openflow.Dial(ctx, filepath.Join(runDir, bridge+".mgmt"), openflow.Options{})
 	if err != nil {
@@ -64,8 +65,8 @@ func Read(ctx context.Context, runDir, bridge string) (dump []openflow.FlowStats
 	return conn.FlowStats(ctx)
 }
 
-// Whose reads a switch's flows and asks whose they are. A flow may come while the questions are under way, and one may go: what
-// the first answer does not explain is asked for once more.
+// Whose reads a switch's flows and requests their owners from the agent. Flows may be added or removed between the two requests: for
+// flows that the first answer does not explain, it requests once more.
 func Whose(ctx context.Context, runDir string, client *admin.Client, filter Filter) (Report, error) {
 	query := admin.OwnersQuery{Bridge: filter.Bridge, Policy: filter.Policy}
 	before, unknown := ask(ctx, client, query)
@@ -92,7 +93,7 @@ func Whose(ctx context.Context, runDir string, client *admin.Client, filter Filt
 	return report, nil
 }
 
-// of replaces what is br0's: the tables' names, and what cookies say by themselves.
+// of replaces what is specific to br0: the tables' names, and the kinds that cookies contain.
 func (r *Report) of(bridge string, tables map[uint8]string) {
 	if bridge == "" || bridge == host.Bridge {
 		return
@@ -102,7 +103,8 @@ func (r *Report) of(bridge string, tables map[uint8]string) {
 	}
 }
 
-// ask asks the agent. One that does not answer takes half of the time that there is: the switch is read all the same.
+// ask requests the owners from the agent. An agent that does not answer uses up half of the remaining time, so that the rest is left for
+// the switch.
 func ask(ctx context.Context, client *admin.Client, query admin.OwnersQuery) (admin.Owners, error) {
 	if deadline, limited := ctx.Deadline(); limited {
 		var cancel context.CancelFunc
@@ -112,7 +114,7 @@ func ask(ctx context.Context, client *admin.Client, query admin.OwnersQuery) (ad
 	return client.Owners(ctx, query)
 }
 
-// Explain says whose flows are, by their cookies. Of two owners with one cookie, the first counts.
+// Explain assigns owners to flows, by their cookies. If two owners have one cookie, the first counts.
 func Explain(dump []openflow.FlowStats, owners []admin.Owner) Report {
 	byCookie := make(map[string]*admin.Owner, len(owners))
 	for i := range owners {
@@ -156,7 +158,7 @@ func explained(s *openflow.FlowStats) Flow {
 
 func hex(cookie uint64) string { return fmt.Sprintf("%#x", cookie) }
 
-// ownerOf is an owner as it is known without an agent.
+// ownerOf returns an owner that was computed without an agent.
 func ownerOf(owner string, object admin.Object) admin.Owner {
 	return admin.Owner{Cookie: hex(pipeline.Cookie(reconcile.Owner(owner))), Owner: owner, Objects: []admin.Object{object}}
 }

@@ -1,8 +1,8 @@
-// Package ovsport puts pods' interfaces on an integration bridge that another program programs: ovn-controller, or an agent of
-// OpenStack. It writes one row for each interface, which names the logical port (external_ids:iface-id), and waits until that
-// program reports that the port's flows are installed (external_ids:ovn-installed, ovn-controller(8)).
+// Package ovsport puts pods' interfaces on an integration bridge that another program programs: ovn-controller, or an agent of OpenStack.
+// It writes one row for each interface, which names the logical port (external_ids:iface-id). It then waits until the other program
+// reports that the port's flows are installed (external_ids:ovn-installed, ovn-controller(8)).
 //
-// Rows are the package's own by a mark in their external_ids. Rows of others are neither changed nor removed.
+// A mark in external_ids identifies the package's own rows. It neither changes nor removes other rows.
 package ovsport
 
 import (
@@ -24,7 +24,7 @@ const Netdev = "netdev"
 
 // Keys in external_ids of Port (the mark) and Interface.
 const (
-	// OwnerKey names the object that a row is for. It is another key than that of package ovsdb, whose engine would remove the rows.
+	// OwnerKey names the object that a row is for. The key differs from that of package ovsdb, whose engine would otherwise remove the rows.
 	OwnerKey = "weft.dev/attachment"
 	// IfaceIDKey names the logical port.
 	IfaceIDKey = "iface-id"
@@ -33,29 +33,29 @@ const (
 )
 
 var (
-	// ErrForeign is wrapped when a row of the device's name is another program's.
+	// ErrForeign is wrapped if another program has a row with the device's name.
 	ErrForeign = errors.New("the switch has a port of this name that is not Weft's; remove it")
 	// ErrNoBridge is wrapped when the integration bridge does not exist.
 	ErrNoBridge = errors.New("the integration bridge does not exist; does its controller run on this node?")
-	// ErrNotInstalled is wrapped when the flows of a port were not reported in time.
+	// ErrNotInstalled is wrapped if the flows of a port were not reported in time.
 	ErrNotInstalled = errors.New("the flows of the logical port are not installed")
 )
 
-// Config says which switch and bridge.
+// Config describes the switch and the bridge.
 type Config struct {
 	// Endpoint is the switch's database: unix:PATH.
 	Endpoint string
 	// Bridge is the integration bridge, such as br-int.
 	Bridge string
-	// Logger logs when the connection is lost and when it is back. Nil means silence.
+	// Logger logs when the connection is lost and when it is back. Nil: no logs.
 	Logger *slog.Logger
-	// Changed is called when ports of the switch have changed, and when there is a new connection. It must not block. Nil means no calls.
+	// Changed is called when ports of the switch have changed, and for each new connection. It must not block. Nil: no calls.
 	Changed func()
 }
 
 // Port is an interface on the bridge.
 type Port struct {
-	// Device is the host's end of the pod's interface.
+	// Device is the host veth of the pod's interface.
 	Device string
 	// IfaceID is the name of the logical port.
 	IfaceID string
@@ -91,13 +91,13 @@ const (
 	interfaceTable = "Interface"
 )
 
-// Ports are the interfaces on one integration bridge. It is safe for concurrent use.
+// Ports manages the interfaces on one integration bridge. It is safe for concurrent use.
 type Ports struct {
 	config Config
 	keeper *session.Keeper
 }
 
-// Open returns Ports that connect, and connect again whenever the connection is lost. The caller must Close them.
+// Open returns Ports that connect, and reconnect whenever the connection is lost. The caller must Close them.
 func Open(ctx context.Context, config Config) (*Ports, error) {
 	if config.Changed == nil {
 		config.Changed = func() {}
@@ -117,8 +117,8 @@ func Open(ctx context.Context, config Config) (*Ports, error) {
 // Close ends the connection. It changes nothing on the switch.
 func (p *Ports) Close() { p.keeper.Close() }
 
-// Attach puts the interface on the bridge, and returns once its flows are installed. It may be called again with the same port. When
-// ctx ends before, the row stays, and the error wraps ErrNotInstalled.
+// Attach puts the interface on the bridge, and returns once its flows are installed. It may be called again with the same port. If ctx
+// ends before, the row remains, and the error wraps ErrNotInstalled.
 func (p *Ports) Attach(ctx context.Context, port Port) error {
 	err := p.keeper.Do(ctx, func(s *session.Session) error {
 		if err := s.Sync(ctx); err != nil {
@@ -139,8 +139,8 @@ func (p *Ports) Attach(ctx context.Context, port Port) error {
 	return nil
 }
 
-// Put makes the rows of the interfaces as they should be, and does not wait for their flows. One that is another program's does not keep
-// the others from being made.
+// Put writes the rows of the interfaces, and does not wait for their flows. If one row is another program's, the others are still
+// written.
 func (p *Ports) Put(ctx context.Context, ports ...Port) error {
 	var refused []error
 	err := p.keeper.Do(ctx, func(s *session.Session) error {
@@ -184,7 +184,7 @@ func (p *Ports) Datapath(ctx context.Context) (string, error) {
 	return datapath, nil
 }
 
-// attach returns the operations that make the row, or change what it says; none when it is as it should be.
+// attach returns the operations that make or correct the row; none if it is correct.
 func (p *Ports) attach(s *session.Session, port Port) ([]ovsdb.Operation, error) {
 	bridge, err := p.bridge(s)
 	if err != nil {
@@ -205,7 +205,7 @@ func (p *Ports) attach(s *session.Session, port Port) ([]ovsdb.Operation, error)
 		ops = append(ops, setIDs(portTable, row.UUID, map[string]string{OwnerKey: port.Owner}))
 	}
 	if iface.ExternalIDs[IfaceIDKey] != port.IfaceID {
-		// What was installed was another logical port.
+		// ovn-installed is about the former logical port.
 		op := setIDs(interfaceTable, iface.UUID, map[string]string{IfaceIDKey: port.IfaceID})
 		op.Mutations[0].Value = ovsdb.OvsSet{GoSet: []any{IfaceIDKey, InstalledKey}}
 		ops = append(ops, op)
@@ -222,7 +222,7 @@ func (p *Ports) bridge(s *session.Session) (*bridgeRow, error) {
 	return nil, fmt.Errorf("%w: %s", ErrNoBridge, p.config.Bridge)
 }
 
-// find returns the rows of a device, nil if there are none.
+// find returns the rows of a device; nil if there are none.
 func find(s *session.Session, device string) (*portRow, *interfaceRow) {
 	for _, row := range session.Rows[portRow](s, portTable) {
 		if row.Name != device {
@@ -262,7 +262,7 @@ func byUUID(uuid string) []ovsdb.Condition {
 	return []ovsdb.Condition{{Column: "_uuid", Function: ovsdb.ConditionEqual, Value: ovsdb.UUID{GoUUID: uuid}}}
 }
 
-// setIDs sets keys of external_ids and leaves the others.
+// setIDs sets keys of external_ids and keeps the others.
 func setIDs(table, uuid string, ids map[string]string) ovsdb.Operation {
 	keys, values := ovsdb.OvsSet{GoSet: []any{}}, ovsdb.OvsMap{GoMap: map[any]any{}}
 	for key, value := range ids {
@@ -278,13 +278,13 @@ func setIDs(table, uuid string, ids map[string]string) ovsdb.Operation {
 	}
 }
 
-// transact writes the operations, if there are any, and asks ovs-vswitchd to take them up.
+// transact writes the operations, if there are any, and triggers ovs-vswitchd to apply them.
 func transact(ctx context.Context, s *session.Session, ops []ovsdb.Operation) error {
 	if len(ops) == 0 {
 		return nil
 	}
 	ops = append(ops, ovsdb.Operation{
-		Op: ovsdb.OperationMutate, Table: database, // its one row
+		Op: ovsdb.OperationMutate, Table: database, // the table has one row
 		Where:     []ovsdb.Condition{{Column: "next_cfg", Function: ovsdb.ConditionGreaterThanOrEqual, Value: 0}},
 		Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}},
 	})
@@ -295,7 +295,7 @@ func transact(ctx context.Context, s *session.Session, ops []ovsdb.Operation) er
 	return session.Check(ops, results) //nolint:wrapcheck // the callers say which port
 }
 
-// installed waits until the port's flows are there.
+// installed waits until the port's flows are installed.
 func installed(ctx context.Context, s *session.Session, port Port) error {
 	var failure error
 	err := s.Await(ctx, func() bool {
@@ -322,7 +322,7 @@ func installed(ctx context.Context, s *session.Session, port Port) error {
 	}
 }
 
-// Detach removes the interfaces from the bridge in one transaction. Those that are not there, or not Weft's, are left out.
+// Detach removes the interfaces from the bridge in one transaction. It skips those that do not exist or are not Weft's.
 func (p *Ports) Detach(ctx context.Context, devices ...string) error {
 	err := p.keeper.Do(ctx, func(s *session.Session) error {
 		if err := s.Sync(ctx); err != nil {
@@ -342,7 +342,7 @@ func (p *Ports) Detach(ctx context.Context, devices ...string) error {
 		if len(gone.GoSet) == 0 {
 			return nil
 		}
-		return transact(ctx, s, []ovsdb.Operation{{ // ports and interfaces without a bridge go by themselves
+		return transact(ctx, s, []ovsdb.Operation{{ // the database deletes ports and interfaces without a bridge
 			Op: ovsdb.OperationMutate, Table: bridgeTable, Where: byUUID(bridge.UUID),
 			Mutations: []ovsdb.Mutation{{Column: "ports", Mutator: ovsdb.MutateOperationDelete, Value: gone}},
 		}})

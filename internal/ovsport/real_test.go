@@ -21,7 +21,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A pod's interface is attached when its logical port is there, waits until it is, follows another one, and is removed alone.
+// A pod's interface waits until its logical port exists and is then attached; it can change to another logical port, and is removed
+// alone.
 func TestPorts(t *testing.T) {
 	site := ovntest.NewSite(t, 1)
 	node := site.Chassis[0]

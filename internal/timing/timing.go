@@ -1,5 +1,5 @@
-// Package timing tells how long the steps of a request took, to whoever asked for it by the context: to an observer, for
-// metrics, and to the span of OpenTelemetry that the request has. Where nobody asked, it costs two look-ups in the context.
+// Package timing measures the steps of a request. It reports them to the context's observer, for metrics, and to the OpenTelemetry span
+// of the request. Without both, it costs two look-ups in the context.
 package timing
 
 import (
@@ -14,18 +14,18 @@ import (
 // scope names the instrumentation in spans.
 const scope = "weft.dev/weft"
 
-// Observer is told how long a step took.
+// Observer is called with the duration of each step.
 type Observer func(step string, took time.Duration)
 
-// observerKey is the observer's key in a context.
+// observerKey is the key of the observer in a context.
 type observerKey struct{}
 
-// With returns a context whose steps observe is told of. It may be called from several goroutines.
+// With returns a context whose steps are reported to observe. observe may be called concurrently.
 func With(ctx context.Context, observe Observer) context.Context {
 	return context.WithValue(ctx, observerKey{}, observe)
 }
 
-// Start begins a step. What is done within it is done with the context returned; end ends it, with what it ended with.
+// Start begins a step. Use the returned context within the step; end ends it with its error.
 func Start(ctx context.Context, step string, attributes ...attribute.KeyValue) (_ context.Context, end func(error)) {
 	begin := time.Now()
 	ctx, span := Tracer(ctx).Start(ctx, step, trace.WithTimestamp(begin), trace.WithAttributes(attributes...))
@@ -38,18 +38,18 @@ func Start(ctx context.Context, step string, attributes ...attribute.KeyValue) (
 	}
 }
 
-// Record tells of a step that is over, as a span only.
+// Record reports a step that is already over, as a span only.
 func Record(ctx context.Context, step string, begin, end time.Time, attributes ...attribute.KeyValue) {
 	_, span := Tracer(ctx).Start(ctx, step, trace.WithTimestamp(begin), trace.WithAttributes(attributes...))
 	span.End(trace.WithTimestamp(end))
 }
 
-// Tracer returns what makes the children of the context's span. Without a span they are nothing.
+// Tracer returns a tracer for children of the context's span. Without a span, the children are no-ops.
 func Tracer(ctx context.Context) trace.Tracer {
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer(scope)
 }
 
-// End ends a span at a time, with what it ended with.
+// End ends a span at a time, with its error.
 func End(span trace.Span, err error, at time.Time) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Check compares a pod's interface with its record, and the record with what the runtime was told. It implements cni.Handler.
+// Check compares a pod's interface with its record, and the record with the result that the runtime got. It implements cni.Handler.
 func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	if err := h.any(); err != nil {
 		return err
@@ -46,7 +46,7 @@ func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	return nil
 }
 
-// previous returns what the runtime says that ADD's result was; nil where it does not say.
+// previous returns ADD's result as the runtime passes it; nil if it passes none.
 func previous(req *cni.Request) (*types100.Result, error) {
 	if req.NetConf == nil {
 		return nil, nil //nolint:nilnil // no result is an answer here
@@ -54,7 +54,7 @@ func previous(req *cni.Request) (*types100.Result, error) {
 	return req.NetConf.PrevResult()
 }
 
-// codeOf gives an error without a code of its own the one that runtimes act on.
+// codeOf gives an error without a code the code that runtimes act on.
 func codeOf(err error) error {
 	var own *cni.Error
 	switch {

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// TestRemoveHangs: a network that waits for its engines holds up no other one's removal, and no request of another network.
+// TestRemoveHangs: a network that waits for its engines delays neither another network's removals nor its requests.
 func TestRemoveHangs(t *testing.T) {
 	r := newRig(t)
 	r.placed["b"] = placement.Decision{Network: "blue"}
@@ -30,7 +30,7 @@ func TestRemoveHangs(t *testing.T) {
 	r.gone("a")
 }
 
-// TestAddBeforeHandover: what an earlier life left of the attachment is not removed before the network has taken it over.
+// TestAddBeforeHandover: the rest of an attachment from before the restart is not removed before the network has handed over.
 func TestAddBeforeHandover(t *testing.T) {
 	r := newRig(t)
 	r.add("a")
@@ -57,7 +57,7 @@ func TestAddBeforeHandover(t *testing.T) {
 	r.add("a")
 }
 
-// TestRepeatedAddTakesItBack: an attachment that an undoing left to the reaper, and that the runtime asks for again, stays.
+// TestRepeatedAddTakesItBack: an attachment stays if the runtime repeats its ADD after an undo has left it to the reaper.
 func TestRepeatedAddTakesItBack(t *testing.T) {
 	r := newRig(t)
 	r.add("a")
@@ -73,7 +73,8 @@ func TestRepeatedAddTakesItBack(t *testing.T) {
 	r.want("a", "red", true)
 }
 
-// TestRestart: what was attached stays and is known to its network; what was under way is removed, not before the network has handed over.
+// TestRestart: complete attachments stay, and their network gets them. Unfinished ones are removed, but not before the network has handed
+// over.
 func TestRestart(t *testing.T) {
 	r := newRig(t)
 	r.placed["b"], r.placed["d"] = placement.Decision{Network: "blue"}, placement.Decision{Network: "blue"}

@@ -11,19 +11,19 @@ import (
 	"weft.dev/weft/internal/network"
 )
 
-// served is a network that requests go to.
+// served is a network that gets requests.
 type served struct {
 	name    string
 	network network.Network
-	// handedOver is closed once the network can remove, and left when requests do not go to it any more.
+	// handedOver is closed once the network can remove attachments. left is closed when it gets no more requests.
 	handedOver <-chan struct{}
 	left       chan struct{}
-	// wake has its loop look at what is to be removed.
+	// wake makes its loop check the attachments to remove.
 	wake chan struct{}
 }
 
-// Serve lets requests for the network's attachments through to it, until stop is called. What an earlier life of the agent or an earlier
-// boot left unfinished is removed once handedOver is closed.
+// Serve passes requests for the network's attachments to it, until stop is called. Unfinished attachments of earlier agents or earlier
+// boots are removed once handedOver is closed.
 func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct{}) (stop func()) {
 	s := &served{name: name, network: n, handedOver: handedOver, left: make(chan struct{}), wake: make(chan struct{}, 1)}
 	for _, rec := range h.store.List() {
@@ -36,7 +36,7 @@ func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct
 	h.mu.Unlock()
 	select {
 	case h.changed <- struct{}{}:
-	default: // Run will look
+	default: // Run has a wake-up waiting
 	}
 	return sync.OnceFunc(func() {
 		h.mu.Lock()
@@ -48,7 +48,7 @@ func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct
 	})
 }
 
-// of returns the network of that name, with a CNI error of the code where requests cannot reach it.
+// of returns the network of that name, or a CNI error with the code if requests cannot reach it.
 func (h *Handler) of(name string, code cni.Code) (*served, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -61,8 +61,8 @@ func (h *Handler) of(name string, code cni.Code) (*served, error) {
 	return nil, cni.Errorf(code, "network %s is not running on this node: %s: try again later", name, h.opts.Waiting())
 }
 
-// Status reports whether the default network can serve ADD: a node whose pods can be attached stays ready while another network of it
-// is not. Without a default network it reports whether any can. It implements cni.Handler.
+// Status reports whether the default network can serve ADD: the node stays ready while only another of its networks is not. Without a
+// default network it reports whether any network can. It implements cni.Handler.
 func (h *Handler) Status(context.Context, *cni.Request) error {
 	if err := h.any(); err != nil {
 		err.Code = cni.CodeNotAvailable
@@ -109,7 +109,7 @@ func ready(s *served) error {
 	return nil
 }
 
-// any returns an error while no network is there.
+// any returns an error while there is no network.
 func (h *Handler) any() *cni.Error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,6 +1,5 @@
-// Package plan says what an attachment's record means: the veth pair to make, and the result to tell the runtime.
-// Its functions are pure: the same record and settings give the same pair and the same result, so that an ADD, a
-// CHECK and a restart agree.
+// Package plan derives from an attachment's record the veth pair to make and the result for the runtime. Its functions are pure: the same
+// record and settings give the same pair and the same result, so that an ADD, a CHECK and a restart agree.
 package plan
 
 import (
@@ -19,22 +18,22 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// Settings are what all attachments of a node have in common.
+// Settings are common to all attachments of a node.
 type Settings struct {
-	// ClusterNetworks are the pods' networks. Pods reach them directly: their neighbours answer for all of it.
+	// ClusterNetworks are the pods' networks. They are on-link for pods: neighbours answer for all their addresses.
 	ClusterNetworks []netip.Prefix
 	// ServiceNetworks are the networks of the Services, reached through the gateway.
 	ServiceNetworks []netip.Prefix
-	// RouteMTU is the MTU of the pods' routes in bytes, where it has to be less than the interface's (while a
-	// cluster's MTU is being changed). 0 leaves the routes to the interface.
+	// RouteMTU is the MTU of the pods' routes in bytes, if it has to be less than the interface's (while a cluster's MTU is being changed).
+	// With 0, routes use the interface's MTU.
 	RouteMTU int
-	// HostGroup is the device group of the host's ends.
+	// HostGroup is the device group of the host veths.
 	HostGroup uint32
 	// TxOffloadOff turns transmit offloads off, as Open vSwitch's userspace datapath needs.
 	TxOffloadOff bool
 }
 
-// multicast is what pods send multicast to: the interface, not the gateway. Of IPv6 the kernel knows by itself.
+// multicast is the destinations that pods send to on-link, not through the gateway. For IPv6 the kernel does that by itself.
 func multicast() netip.Prefix { return netip.MustParsePrefix("224.0.0.0/4") }
 
 // MAC returns the hardware address of an interface with the given addresses: 0a:58 and the first IPv4 address, as
@@ -82,12 +81,12 @@ func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
 	}, nil
 }
 
-// How much passes a shaper at once, and how much waits at it, in milliseconds of its rate. The burst is what a timer of the kernel's may be late
-// by without that the rate is lost. The queue holds what TCP has in flight while it finds its rate, and makes no more than that of delay.
+// The burst and the queue of a shaper, in milliseconds of its rate. The burst covers the delay of a kernel timer, so that the rate is not
+// lost. The queue holds the packets that TCP has in flight while it finds its rate, and limits the delay to the same time.
 const (
 	burstTime = 25
 	queueTime = 100
-	// leastBurst and leastQueue are the least of both, in packets of the interface's MTU.
+	// leastBurst and leastQueue are the minimum of both, in packets of the interface's MTU.
 	leastBurst = 2
 	leastQueue = 32
 )
@@ -112,9 +111,9 @@ func shaper(bits uint64, mtu int) link.Shaper {
 	return link.Shaper{Rate: rate, Burst: part(burstTime, leastBurst), Queue: part(queueTime, leastQueue)}
 }
 
-// routes returns the routes of the pod, family by family: what is reached directly, then what the gateway is for.
-// The subnets of the addresses are not among them, the kernel adds those with the addresses. A secondary interface has no others: the
-// first one's stay as they are.
+// routes returns the routes of the pod for each family: first the on-link destinations, then those through the gateway. The subnets of
+// the addresses are not included: the kernel adds these routes with the addresses. A secondary interface has no routes here, so the first
+// interface's routes remain as they are.
 func routes(rec *attach.Record, settings *Settings) []link.Route {
 	if rec.Secondary {
 		return nil
@@ -150,8 +149,8 @@ func gatewayRoutes(rec *attach.Record, settings *Settings, v4 bool) []link.Route
 	return list
 }
 
-// nodeAddresses returns what a pod with a macvlan reaches by its own interface only, whatever becomes of its default route: the
-// addresses of the device that the macvlan is upon.
+// nodeAddresses returns the destinations that a pod with a macvlan reaches only by its own interface, whatever its default route: the
+// addresses of the device below the macvlan.
 func nodeAddresses(rec *attach.Record, v4 bool) []netip.Prefix {
 	if rec.Macvlan == nil || !v4 {
 		return nil
@@ -185,8 +184,8 @@ func defaultRoute(v4 bool) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// Result returns what the runtime is told of an attachment: the host's end of the veth, the pod's end, its
-// addresses with their gateways, and its routes. hostMAC is the host end's hardware address; nil leaves it out.
+// Result returns the CNI result of an attachment: the host veth, its veth peer, the addresses with their gateways, and the routes.
+// hostMAC is the host veth's hardware address; nil leaves it out.
 func Result(rec *attach.Record, settings *Settings, hostMAC net.HardwareAddr) *types100.Result {
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	if rec.HostInterface != "" {
@@ -217,12 +216,11 @@ func Result(rec *attach.Record, settings *Settings, hostMAC net.HardwareAddr) *t
 	return result
 }
 
-// ErrDiffers is in the chain of what Compare returns.
+// ErrDiffers is wrapped by Compare's errors.
 var ErrDiffers = errors.New("the attachment differs from the result given to the runtime")
 
-// Compare reports whether the attachment is still what prev, the result of its ADD, says: the pod's interface with
-// its hardware address, and its addresses. Interfaces and addresses that other plugins of a chain have added do not
-// matter. A nil prev has nothing to compare.
+// Compare reports whether the attachment still matches prev, the result of its ADD: the pod's interface with its hardware address, and
+// its addresses. It ignores interfaces and addresses of other plugins of a chain. If prev is nil, it compares nothing.
 func Compare(rec *attach.Record, prev *types100.Result) error {
 	if prev == nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// A second interface of a pod on the same network has its subnet's route only. The first one's routes are the same before it comes,
-// while it exists, and after it has gone.
+// A second interface of a pod on the same network has only its subnet's route. The first interface's routes are the same before, while
+// and after the second exists.
 func TestSecondInterfaceLeavesRoutes(t *testing.T) {
 	home, pod := nstest.New(t), nstest.New(t)
 	var pods *link.Pods
