@@ -2,19 +2,19 @@ package cni
 
 import "encoding/json"
 
-// AnnotationAssignMacvlan is the one annotation of pods that the agent reads (AnnotationAssignMacvlan of api/openshift/v1, which the
-// plugin does without: it is to be small).
+// AnnotationAssignMacvlan is the only pod annotation that the agent reads (AnnotationAssignMacvlan of api/openshift/v1, which the plugin
+// does not import, to remain small).
 const AnnotationAssignMacvlan = "pod.network.openshift.io/assign-macvlan"
 
 const (
 	annotationsKey = "io.kubernetes.cri.pod-annotations"
-	// maxAnnotation is more than a value that is right can have. A longer one is cut, and refused by the agent as what it is.
+	// maxAnnotation is longer than every valid value. A longer value is cut, and the agent refuses it as invalid.
 	maxAnnotation = 64
 )
 
-// WithoutAnnotations returns a network configuration without the annotations that the agent does not read for a command: a pod may have 256 KiB
-// of them, which as JSON are more than a request may be. Without any it returns the configuration as it came. The configuration is one
-// that ParseNetConf takes.
+// WithoutAnnotations returns a network configuration without the annotations that the agent does not read for a command: a pod may have
+// 256 KiB of them, which exceed the limit of a request when encoded as JSON. It returns a configuration without annotations unchanged.
+// The configuration must be valid for ParseNetConf.
 func WithoutAnnotations(command Command, config []byte) ([]byte, error) {
 	const runtimeKey = "runtimeConfig"
 	var conf, runtime map[string]json.RawMessage

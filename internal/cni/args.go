@@ -2,15 +2,14 @@ package cni
 
 import "strings"
 
-// maxName bounds the names that arrive from outside, in bytes: the longest name Kubernetes has, that of an
-// object (a DNS subdomain, RFC 1123).
+// maxName is the maximum length of names from outside, in bytes: the longest name in Kubernetes is that of an object (a DNS subdomain,
+// RFC 1123).
 const maxName = 253
 
-// maxContainerID bounds container ids, in bytes. The specification has no bound; runtimes' ids have 64.
+// maxContainerID is the maximum length of a container id, in bytes. The specification has no limit; runtimes' ids have 64.
 const maxContainerID = 128
 
-// Args is what a Kubernetes runtime says about the pod in CNI_ARGS. Runtimes other than Kubernetes' leave it
-// empty.
+// Args is the pod's data that a Kubernetes runtime passes in CNI_ARGS. With other runtimes it is empty.
 type Args struct {
 	// PodNamespace is K8S_POD_NAMESPACE.
 	PodNamespace string `json:"podNamespace,omitempty"`
@@ -22,9 +21,9 @@ type Args struct {
 	InfraContainerID string `json:"infraContainerID,omitempty"`
 }
 
-// ParseArgs reads a CNI_ARGS string: pairs KEY=VALUE separated by semicolons. Keys that Weft does not know are
-// left alone, as runtimes add theirs (IgnoreUnknown among them). A part that is no pair, a key given twice and a
-// value that cannot be what its key says are refused with CodeInvalidEnvironment, naming the part.
+// ParseArgs parses a CNI_ARGS string: pairs KEY=VALUE separated by semicolons. It ignores unknown keys, because runtimes add their own
+// (IgnoreUnknown among them). It refuses a part that is not a pair, a key given twice, and an invalid value, with CodeInvalidEnvironment
+// and the part's name.
 func ParseArgs(s string) (Args, error) {
 	var args Args
 	if s == "" {
@@ -47,7 +46,7 @@ func ParseArgs(s string) (Args, error) {
 	return args, args.validate()
 }
 
-// field returns where the value of a key belongs, nil for a key that Weft does not know.
+// field returns the field for the value of a key; nil for an unknown key.
 func (a *Args) field(key string) *string {
 	switch key {
 	case "K8S_POD_NAMESPACE":
@@ -80,8 +79,8 @@ func (a *Args) validate() error {
 	return nil
 }
 
-// isObjectName reports whether s can name a Kubernetes object: lower case letters, digits, '-' and '.', with a
-// letter or digit at both ends (RFC 1123).
+// isObjectName reports whether s is a valid name of a Kubernetes object: lower case letters, digits, '-' and '.', with a letter or digit
+// at both ends (RFC 1123).
 func isObjectName(s string) bool {
 	if s == "" || len(s) > maxName {
 		return false
@@ -96,11 +95,11 @@ func isObjectName(s string) bool {
 	return true
 }
 
-// isContainerID reports whether s can be a container id.
+// isContainerID reports whether s is a valid container id.
 func isContainerID(s string) bool { return IsIdentifier(s) && len(s) <= maxContainerID }
 
-// IsIdentifier reports whether s is what the CNI specification allows as container id and network name: a letter
-// or digit, followed by letters, digits, '_', '.' and '-'.
+// IsIdentifier reports whether the CNI specification allows s as container id and network name: a letter or digit, followed by letters,
+// digits, '_', '.' and '-'.
 func IsIdentifier(s string) bool {
 	if s == "" || len(s) > maxName {
 		return false

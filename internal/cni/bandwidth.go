@@ -6,34 +6,34 @@ import (
 	"fmt"
 )
 
-// The least and the most that a limit of Bandwidth may be, in bits a second: those of Kubernetes' annotations, 1k and 1P.
+// The minimum and the maximum of a limit of Bandwidth, in bits per second: those of Kubernetes' annotations, 1k and 1P.
 const (
 	MinBandwidth uint64 = 1_000
 	MaxBandwidth uint64 = 1_000_000_000_000_000
 )
 
-// Bandwidth limits what a pod receives (Ingress) and sends (Egress), in bits of IP packets a second; 0: it is not limited.
+// Bandwidth limits what a pod receives (Ingress) and sends (Egress), in bits of IP packets per second; 0: no limit.
 type Bandwidth struct {
 	Ingress uint64 `json:"ingress,omitempty"`
 	Egress  uint64 `json:"egress,omitempty"`
 }
 
-// Limited reports whether anything is limited.
+// Limited reports whether at least one direction is limited.
 func (b Bandwidth) Limited() bool { return b != Bandwidth{} }
 
-// Valid reports whether it is one that ParseBandwidth can have returned.
+// Valid reports whether ParseBandwidth can have returned b.
 func (b Bandwidth) Valid() bool { return validLimit(b.Ingress) && validLimit(b.Egress) }
 
 func validLimit(bits uint64) bool { return bits == 0 || bits >= MinBandwidth && bits <= MaxBandwidth }
 
-// ParseBandwidth reads RuntimeConfig.Bandwidth. Bursts are not read: for Kubernetes' annotations runtimes pass "no limit" there, some 4 Gbit. An
-// error has CodeInvalidConfig, and names each field that is wrong and the annotation that runtimes take it from.
+// ParseBandwidth parses RuntimeConfig.Bandwidth. It ignores bursts: for Kubernetes' annotations, runtimes pass "no limit" there, some 4
+// Gbit. An error has CodeInvalidConfig, and names each invalid field and the annotation that runtimes take it from.
 func ParseBandwidth(raw json.RawMessage) (Bandwidth, error) {
 	if len(raw) == 0 || isNull(raw) {
 		return Bandwidth{}, nil
 	}
 	const field = "network configuration: runtimeConfig.bandwidth"
-	var said struct { // containerd writes IngressRate, CRI-O and the specification ingressRate: encoding/json takes both
+	var said struct { // containerd writes IngressRate, CRI-O and the specification ingressRate: encoding/json accepts both
 		IngressRate, EgressRate json.RawMessage
 	}
 	if err := json.Unmarshal(raw, &said); err != nil {

@@ -12,7 +12,7 @@ const cachedText = `{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","net
 "result":{"cniVersion":"1.0.0","interfaces":[{"name":"weft-p7"},{"name":"eth0","mac":"0a:58:0a:80:00:02","sandbox":"/run/netns/c1"}],
 "ips":[{"interface":1,"address":"10.128.0.2/23","gateway":"10.128.0.1"}]}}`
 
-// What runtimes keep is read; whatever else is in the folder is passed over.
+// Entries of the runtime are read; other files in the directory are skipped.
 func TestReadCache(t *testing.T) {
 	dir := t.TempDir()
 	if all, err := ReadCache(filepath.Join(dir, "none")); err != nil || len(all) != 0 {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Whatever answers on the socket: the plugin has a result or an error of the specification's, never both and never neither.
+// Whatever program answers on the socket: the plugin returns either a result or a valid error of the specification.
 func FuzzReadAnswer(f *testing.F) {
 	for _, answer := range []string{
 		"HTTP/1.0 200 OK\r\n\r\n" + `{"result":{"cniVersion":"1.0.0","ips":[{"address":"10.128.0.2/23"}]}}`,

@@ -13,68 +13,67 @@ import (
 )
 
 const (
-	// PluginType is the "type" of Weft's plugin in a network configuration, and so the file name of the
-	// executable in the runtime's plugin directory.
+	// PluginType is the "type" of Weft's plugin in a network configuration, and so the file name of the executable in the runtime's plugin
+	// directory.
 	PluginType = "weft"
-	// DefaultSocket is where the agent listens when the configuration does not say otherwise.
+	// DefaultSocket is the agent's socket if the configuration has none.
 	DefaultSocket = "/run/weft/cni/cni.sock"
-	// DefaultRecords is where the agent keeps its records of attachments when the configuration does not say
-	// otherwise.
+	// DefaultRecords is the directory of the agent's attachment records if the configuration has none.
 	DefaultRecords = "/var/lib/weft/attachments"
 
-	// maxSocketPath is what fits into a unix socket address, terminated (sun_path, unix(7): 108 bytes).
+	// maxSocketPath is the maximum length of a unix socket's path, which must be NUL-terminated (sun_path, unix(7): 108 bytes).
 	maxSocketPath = 107
 )
 
-// NetConf is the network configuration that a runtime gives to the plugin. Fields that are not here are ignored,
-// as the specification has it: a configuration may carry other plugins' words.
+// NetConf is the network configuration that a runtime passes to the plugin. Fields that are not here are ignored, as the specification
+// requires: a configuration may have fields of other plugins.
 type NetConf struct {
-	// CNIVersion is the version of the specification that the answer is to be in.
+	// CNIVersion is the version of the specification for the answer.
 	CNIVersion string `json:"cniVersion"`
-	// Name is the name of the network, the same in the cluster.
+	// Name is the name of the network, the same in the whole cluster.
 	Name string `json:"name"`
-	// Type is the name of the plugin's executable. Informative: the runtime has acted on it.
+	// Type is the name of the plugin's executable. It is informative: the runtime has used it already.
 	Type string `json:"type"`
-	// Socket is the path of the agent's socket; DefaultSocket when empty.
+	// Socket is the path of the agent's socket; DefaultSocket if empty.
 	Socket string `json:"socket,omitempty"`
-	// Records is the directory of the agent's attachment records; DefaultRecords when empty.
+	// Records is the directory of the agent's attachment records; DefaultRecords if empty.
 	Records string `json:"records,omitempty"`
-	// Ports is the path at which the agent wants the namespace of ports that stand ready for pods; empty: nowhere. The plugin
-	// makes it, because a mount that an agent makes in its container is not the node's.
+	// Ports is the path for the namespace of pre-plugged ports; empty: none. The plugin makes it, because a mount that an agent makes in its
+	// container is not visible on the node.
 	Ports string `json:"ports,omitempty"`
-	// RuntimeConfig is what the runtime was asked to pass for the capabilities that the configuration declares.
+	// RuntimeConfig has the runtime's values for the capabilities that the configuration declares.
 	RuntimeConfig RuntimeConfig `json:"runtimeConfig,omitzero"`
-	// RawPrevResult is the result of the plugin before this one (ADD), or of this attachment's ADD (CHECK, DEL),
-	// in the version of CNIVersion; empty when there is none. See PrevResult.
+	// RawPrevResult is the result of the plugin before this one (ADD), or of this attachment's ADD (CHECK, DEL), in the version of
+	// CNIVersion; empty if there is none. See PrevResult.
 	RawPrevResult json.RawMessage `json:"prevResult,omitempty"`
-	// ValidAttachments, for GC, are the attachments to keep. Nil means that the runtime did not name the key,
-	// which is not the same as an empty list or null: those keep nothing.
+	// ValidAttachments, for GC, are the attachments to keep. Nil means that the key is missing, which differs from an empty list or null:
+	// these keep nothing.
 	ValidAttachments []Attachment `json:"cni.dev/valid-attachments,omitempty"`
 }
 
-// RuntimeConfig holds the capabilities that Weft knows (CONVENTIONS.md of the CNI project).
+// RuntimeConfig has the capabilities that Weft supports (CONVENTIONS.md of the CNI project).
 type RuntimeConfig struct {
-	// IPs are the addresses asked for, with or without a prefix length (capability "ips").
+	// IPs are the requested addresses, with or without a prefix length (capability "ips").
 	IPs []string `json:"ips,omitempty"`
-	// MAC is the hardware address asked for (capability "mac").
+	// MAC is the requested hardware address (capability "mac").
 	MAC string `json:"mac,omitempty"`
-	// PortMappings are the ports of the node that lead to the pod (capability "portMappings"). ParsePortMappings reads them: for
-	// an ADD, so that what it refuses can still be taken down.
+	// PortMappings are the ports of the node that are forwarded to the pod (capability "portMappings"). ParsePortMappings parses them for an
+	// ADD only, so that a pod whose mappings are refused can still be deleted.
 	PortMappings []PortMapping `json:"portMappings,omitempty"`
-	// Bandwidth limits what the pod receives and sends (capability "bandwidth"). ParseBandwidth reads it, for an ADD, as above.
+	// Bandwidth limits what the pod receives and sends (capability "bandwidth"). ParseBandwidth parses it for an ADD only, as above.
 	Bandwidth json.RawMessage `json:"bandwidth,omitempty"`
 	// PodAnnotations are the pod's annotations (capability "io.kubernetes.cri.pod-annotations" of containerd and CRI-O).
 	PodAnnotations map[string]string `json:"io.kubernetes.cri.pod-annotations,omitempty"`
 }
 
-// Attachment names an attachment: an interface of a container.
+// Attachment identifies an attachment: an interface of a container.
 type Attachment struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// ParseNetConf reads a network configuration, sets the defaults and checks every field. What is no JSON, or is
-// cut short, gives CodeDecode; a field with a wrong value gives CodeInvalidConfig and is named.
+// ParseNetConf parses a network configuration, sets the defaults and checks every field. Invalid or truncated JSON gives CodeDecode. A
+// field with an invalid value gives CodeInvalidConfig and is named.
 func ParseNetConf(data []byte) (*NetConf, error) {
 	conf := &NetConf{}
 	if err := json.Unmarshal(data, conf); err != nil {
@@ -98,8 +97,8 @@ func ParseNetConf(data []byte) (*NetConf, error) {
 	return conf, nil
 }
 
-// tellNullFromAbsent makes a valid-attachments of null the empty list: the CNI library writes null when a runtime
-// collects garbage on a node without attachments. Only the absence of the key means that nothing was said.
+// tellNullFromAbsent makes a valid-attachments of null the empty list: the CNI library writes null when a runtime collects garbage on a
+// node without attachments. Only a missing key means that there is no list.
 func (c *NetConf) tellNullFromAbsent(data []byte) error {
 	if c.ValidAttachments != nil {
 		return nil
@@ -151,8 +150,7 @@ func (c *NetConf) validate() error {
 	return nil
 }
 
-// ParseAddress reads an address of RuntimeConfig.IPs. An address without a prefix length gets that of a single
-// address.
+// ParseAddress parses an address of RuntimeConfig.IPs. An address without a prefix length gets that of a single address.
 func ParseAddress(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		return netip.ParsePrefix(s)
@@ -164,7 +162,7 @@ func ParseAddress(s string) (netip.Prefix, error) {
 	return netip.PrefixFrom(addr.WithZone(""), addr.BitLen()), nil
 }
 
-// PrevResult returns the result that the runtime passed, in the newest form; nil when it passed none.
+// PrevResult returns the result that the runtime passed, in the newest form; nil if it passed none.
 func (c *NetConf) PrevResult() (*types100.Result, error) {
 	if len(c.RawPrevResult) == 0 {
 		return nil, nil //nolint:nilnil // No result is an answer here.
@@ -180,8 +178,8 @@ func (c *NetConf) PrevResult() (*types100.Result, error) {
 	return newest, nil
 }
 
-// prevResultWithVersion returns prevResult with the configuration's cniVersion where it has none of its own:
-// before version 1.0.0 results came without.
+// prevResultWithVersion returns prevResult, with the configuration's cniVersion if it has none of its own: before version 1.0.0 results
+// had no version.
 func (c *NetConf) prevResultWithVersion() []byte {
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(c.RawPrevResult, &fields); err != nil || fields["cniVersion"] != nil {
@@ -199,8 +197,7 @@ func (c *NetConf) prevResultWithVersion() []byte {
 	return data
 }
 
-// isCleanPath reports whether s is an absolute path without detours and without characters that have no place
-// in one.
+// isCleanPath reports whether s is an absolute, clean path without unprintable characters.
 func isCleanPath(s string) bool {
 	return len(s) < 4096 && path.IsAbs(s) && path.Clean(s) == s && isPrintable(s)
 }

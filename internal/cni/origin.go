@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// Headers of a request that say where it comes from. An agent that does not know them serves it all the same.
+// Headers with the origin of a request. An agent that does not support them serves the request all the same.
 const (
 	headerTraceParent = "Traceparent" // as in W3C Trace Context
 	headerStarted     = "Weft-Started"
 )
 
-// maxAge is how long ago a plugin may say that it was started; what is older, or to come, is not believed.
+// maxAge is the maximum age of a plugin's start time. An older time, or one in the future, is ignored.
 const maxAge = 5 * time.Minute
 
-// Origin is where a request comes from, for whoever traces it. Nothing in it changes what is done.
+// Origin is the origin of a request, for tracing. It has no effect on the request.
 type Origin struct {
-	// TraceParent is the span that the runtime executed the plugin in, in the form of W3C Trace Context; empty when the
-	// runtime did not say. It is not checked.
+	// TraceParent is the span in which the runtime executed the plugin, in the form of W3C Trace Context; empty if the runtime set none. It
+	// is not checked.
 	TraceParent string
-	// Started is when the plugin began; zero when it did not say.
+	// Started is the time when the plugin started; zero if unknown.
 	Started time.Time
 }
 
-// set hands over the headers to send.
+// set passes the headers to send to header.
 func (o Origin) set(header func(name, value string)) {
 	if o.TraceParent != "" && isPrintable(o.TraceParent) {
 		header(headerTraceParent, o.TraceParent)
@@ -33,7 +33,7 @@ func (o Origin) set(header func(name, value string)) {
 	}
 }
 
-// OriginOf reads the headers of a request.
+// OriginOf reads the origin from a request's headers.
 func OriginOf(header func(name string) string) Origin {
 	origin := Origin{TraceParent: header(headerTraceParent)}
 	if ns, err := strconv.ParseInt(header(headerStarted), 10, 64); err == nil {

@@ -13,7 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Command is a verb of the CNI specification. VERSION is not among them: the plugin answers it alone.
+// Command is a command of the CNI specification. VERSION is not one of them: the plugin answers it alone.
 type Command string
 
 // The commands that the agent serves.
@@ -26,10 +26,9 @@ const (
 )
 
 const (
-	// Endpoint is the path that requests are posted to. Its number changes when a request of the next version
-	// can be misunderstood by an agent of this one.
+	// Endpoint is the path of requests. Its number changes when an agent of this version could misunderstand a request of the next version.
 	Endpoint = "/v1/cni"
-	// MaxBody bounds a request and an answer, in bytes. The largest are GC's, about 120 bytes an attachment.
+	// MaxBody is the maximum size of a request and of an answer, in bytes. GC's are the largest, with about 120 bytes per attachment.
 	MaxBody = 1 << 20
 	// maxInterfaceName is the length of the longest interface name (IFNAMSIZ of linux/if.h is 16, with its NUL).
 	maxInterfaceName = 15
@@ -41,42 +40,41 @@ type Request struct {
 	Command Command `json:"command"`
 	// ContainerID is CNI_CONTAINERID: the sandbox. Empty for STATUS and GC.
 	ContainerID string `json:"containerID,omitempty"`
-	// Netns is CNI_NETNS: the path of the sandbox's network namespace. Empty for STATUS and GC, and for a DEL
-	// after which the namespace is gone already.
+	// Netns is CNI_NETNS: the path of the sandbox's network namespace. Empty for STATUS and GC, and for a DEL after the namespace was
+	// removed.
 	Netns string `json:"netns,omitempty"`
 	// IfName is CNI_IFNAME: the interface's name in the sandbox. Empty for STATUS and GC.
 	IfName string `json:"ifName,omitempty"`
-	// Args are what CNI_ARGS says.
+	// Args are the values of CNI_ARGS.
 	Args Args `json:"args,omitzero"`
-	// Path is CNI_PATH: where plugins are. Empty when unknown.
+	// Path is CNI_PATH: the directories of plugins. Empty if unknown.
 	Path string `json:"path,omitempty"`
-	// Config is the plugin's standard input as it came.
+	// Config is the plugin's unchanged standard input.
 	Config json.RawMessage `json:"config"`
 
 	// NetConf is Config, parsed by Validate.
 	NetConf *NetConf `json:"-"`
 }
 
-// Response is the answer to a Request: an error, or none, and then for ADD a result.
+// Response is the answer to a Request: an error, or for ADD a result.
 type Response struct {
 	Error  *Error           `json:"error,omitempty"`
 	Result *types100.Result `json:"result,omitempty"`
 }
 
-// Handler is what the agent does for each command. Calls are concurrent, also for one attachment: a runtime may
-// give up on an ADD and send its DEL while the ADD still runs.
+// Handler executes the commands in the agent. Calls are concurrent, also for one attachment: a runtime may abandon an ADD and send its
+// DEL while the ADD still runs.
 //
-// The context ends when the runtime has gone away (it kills the plugin when it gives up), when the server's
-// RequestTimeout is over, or when the server is stopped and its grace is over. Add then undoes what it has
-// done: nobody will read its answer.
+// The context ends when the runtime has abandoned the request (it kills the plugin then), after the server's RequestTimeout, or when the
+// server is stopped and its grace is over. Add must then undo its work: no runtime reads its answer.
 //
-// An error that is or wraps an *Error keeps its code, any other gets CodeInternal.
+// An error that is or wraps an *Error keeps its code; any other gets CodeInternal.
 type Handler interface {
-	// Add attaches the interface, and returns what it looks like. The server sets the result's version.
+	// Add attaches the interface, and returns its description. The server sets the result's version.
 	Add(ctx context.Context, req *Request) (*types100.Result, error)
-	// Del detaches the interface. It succeeds when there is nothing to detach.
+	// Del detaches the interface. It succeeds if there is none.
 	Del(ctx context.Context, req *Request) error
-	// Check compares the interface with what Add made of it.
+	// Check compares the interface with the result of Add.
 	Check(ctx context.Context, req *Request) error
 	// Status reports whether Add can be served: nil, or an *Error with CodeNotAvailable or
 	// CodeLimitedConnectivity.
@@ -85,8 +83,7 @@ type Handler interface {
 	GC(ctx context.Context, req *Request) error
 }
 
-// ParseRequest reads a Request from the wire and validates it. Fields it does not know are refused, and so is
-// anything after the object.
+// ParseRequest decodes and validates a Request. It refuses unknown fields, and anything after the object.
 func ParseRequest(data []byte) (*Request, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -103,8 +100,8 @@ func ParseRequest(data []byte) (*Request, error) {
 	return req, nil
 }
 
-// Validate checks every field and sets NetConf. The error names the field: with CodeInvalidEnvironment a
-// variable, with CodeInvalidConfig or CodeDecode the configuration.
+// Validate checks every field and sets NetConf. The error names the field: with CodeInvalidEnvironment it is a variable, with
+// CodeInvalidConfig or CodeDecode a field of the configuration.
 func (r *Request) Validate() error {
 	switch r.Command {
 	case CommandAdd, CommandCheck, CommandDel:
@@ -148,7 +145,7 @@ func (r *Request) validateAttachment() error {
 	return nil
 }
 
-// Pod returns the namespace and the name of the pod, and CodeInvalidEnvironment when the runtime did not say.
+// Pod returns the namespace and the name of the pod, or CodeInvalidEnvironment if the runtime did not pass them.
 func (r *Request) Pod() (namespace, name string, err error) {
 	if r.Args.PodNamespace == "" {
 		return "", "", Errorf(CodeInvalidEnvironment, "CNI_ARGS: K8S_POD_NAMESPACE is missing")
@@ -159,7 +156,7 @@ func (r *Request) Pod() (namespace, name string, err error) {
 	return r.Args.PodNamespace, r.Args.PodName, nil
 }
 
-// String names the request for a log: the command and the attachment.
+// String returns the command and the attachment, for logs.
 func (r *Request) String() string {
 	if r.ContainerID == "" {
 		return string(r.Command)
@@ -167,8 +164,7 @@ func (r *Request) String() string {
 	return fmt.Sprintf("%s %s of %s", r.Command, r.IfName, r.ContainerID)
 }
 
-// isInterfaceName reports whether the kernel takes s as the name of an interface (dev_valid_name of
-// net/core/dev.c).
+// isInterfaceName reports whether the kernel accepts s as the name of an interface (dev_valid_name of net/core/dev.c).
 func isInterfaceName(s string) bool {
 	return s != "" && len(s) <= maxInterfaceName && s != "." && s != ".." && isPrintable(s) &&
 		!strings.ContainsFunc(s, func(r rune) bool { return r == '/' || r == ':' || unicode.IsSpace(r) })

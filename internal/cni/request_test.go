@@ -25,7 +25,7 @@ func sampleRequest() *Request {
 	}
 }
 
-// wantError fails unless err is an *Error with the code, whose text has the part.
+// wantError fails unless err is an *Error with the code, whose text contains part.
 func wantError(t *testing.T, err error, code Code, part string) {
 	t.Helper()
 	var own *Error
@@ -268,7 +268,7 @@ func TestAsError(t *testing.T) {
 	}
 }
 
-// FuzzParseRequest: what is accepted is the same after another trip over the wire.
+// FuzzParseRequest: an accepted request is the same after encoding and decoding.
 func FuzzParseRequest(f *testing.F) {
 	data, err := json.Marshal(sampleRequest())
 	if err != nil {
@@ -294,7 +294,7 @@ func FuzzParseRequest(f *testing.F) {
 		if err != nil {
 			t.Fatalf("its own encoding is refused: %v", err)
 		}
-		back.Config, req.Config = nil, nil // The encoder removes white space from it.
+		back.Config, req.Config = nil, nil // The encoder removes its white space.
 		back.NetConf.RawPrevResult, req.NetConf.RawPrevResult = nil, nil
 		if diff := cmp.Diff(req, back); diff != "" {
 			t.Fatal(diff)
@@ -302,7 +302,7 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// FuzzParseArgs: no input leads to a pod that is not one.
+// FuzzParseArgs: no input gives an invalid pod name.
 func FuzzParseArgs(f *testing.F) {
 	f.Add("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1")
 	f.Add("K8S_POD_NAME=../../x;=;")

@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/internal/rootsocket"
 )
 
-// Listen makes the socket at path for connections of the user uid (rootsocket.Listen). Others are answered as the plugin
-// understands it.
+// Listen makes the socket at path for connections of the user uid (rootsocket.Listen). It answers other users with an error that the
+// plugin can parse.
 func Listen(path string, uid uint32) (*rootsocket.Listener, error) {
 	return rootsocket.Listen(path, uid, refusal)
 }
@@ -21,7 +21,7 @@ func refusal(reason error) []byte {
 	}
 	body, err := json.Marshal(cni.Response{Error: failure})
 	if err != nil {
-		return []byte("{}") // an Error is always JSON; who reads this finds that no agent answers so
+		return []byte("{}") // an Error always encodes to JSON; the client treats this as an invalid answer
 	}
 	return body
 }

@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds waits for what is about to happen.
+// patience is the time limit of waits for expected events.
 const patience = 20 * time.Second
 
 func request(command cni.Command) *cni.Request {
@@ -37,7 +37,7 @@ func request(command cni.Command) *cni.Request {
 	}
 }
 
-// served is a server that runs.
+// served is a running server.
 type served struct {
 	socket string
 	stop   context.CancelFunc
@@ -132,7 +132,7 @@ func TestServeErrors(t *testing.T) {
 	}
 }
 
-// TestServeLogs: the log has what an operator looks for.
+// TestServeLogs: the log has the data that an operator needs.
 func TestServeLogs(t *testing.T) {
 	var log bytes.Buffer
 	var mu sync.Mutex
@@ -166,7 +166,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// post sends a request with net/http alone.
+// post sends a request with net/http only.
 func (s *served) post(t *testing.T, method, path string, body io.Reader) (status int, response cni.Response) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -222,8 +222,7 @@ func TestServeRefuses(t *testing.T) {
 	}
 }
 
-// TestServeStuckClients: clients that send nothing, half a request or garbage keep nobody from being served, and are
-// cut off.
+// TestServeStuckClients: clients that send nothing, half a request or garbage do not block others, and are disconnected.
 func TestServeStuckClients(t *testing.T) {
 	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{}, ReadTimeout: 300 * time.Millisecond})
 	var stuck []net.Conn
@@ -238,7 +237,7 @@ func TestServeStuckClients(t *testing.T) {
 			}
 			defer func() { _ = conn.Close() }()
 			_ = conn.SetDeadline(time.Now().Add(patience))
-			_, _ = io.WriteString(conn, text) // The server may have cut it off by now.
+			_, _ = io.WriteString(conn, text) // The server may have closed the connection by now.
 			stuck = append(stuck, conn)
 		}
 	}
@@ -252,7 +251,7 @@ func TestServeStuckClients(t *testing.T) {
 	}
 }
 
-// blocking returns a hook for a Handler that tells when a request has come, and then waits for its end.
+// blocking returns a hook for a Handler that reports each new request, and then waits for its end.
 func blocking(release <-chan struct{}) (before func(context.Context, *cni.Request) error, entered chan struct{}, left chan error) {
 	entered, left = make(chan struct{}, 1), make(chan error, 1)
 	return func(ctx context.Context, req *cni.Request) error {
@@ -282,7 +281,7 @@ func receive[T any](t *testing.T, what string, ch <-chan T) T {
 	}
 }
 
-// TestServeClientLeaves: the handler of an abandoned ADD learns of it, so that it can undo what it did.
+// TestServeClientLeaves: the context of an abandoned ADD ends, so that its handler can undo it.
 func TestServeClientLeaves(t *testing.T) {
 	before, entered, left := blocking(nil)
 	handler := &cnitest.Handler{Before: before}
@@ -301,7 +300,7 @@ func TestServeClientLeaves(t *testing.T) {
 	}
 }
 
-// TestServeSlowHandler: a handler may take longer than a client may take to send.
+// TestServeSlowHandler: a handler may take longer than the time limit for reading the request.
 func TestServeSlowHandler(t *testing.T) {
 	release := make(chan struct{})
 	before, entered, left := blocking(release)
@@ -312,7 +311,7 @@ func TestServeSlowHandler(t *testing.T) {
 	select {
 	case err := <-left:
 		t.Fatalf("the handler's context ended with the reading: %v", err)
-	case <-time.After(400 * time.Millisecond): // Several times ReadTimeout, in which nothing may happen.
+	case <-time.After(400 * time.Millisecond): // Several times ReadTimeout; nothing may happen meanwhile.
 	}
 	close(release)
 	if err := receive(t, "the answer", answered); err != nil {
@@ -397,7 +396,7 @@ func TestServeConcurrently(t *testing.T) {
 	}
 }
 
-// TestForeignPeer: a peer of another user is refused before its request is read.
+// TestForeignPeer: a process of another user is refused before its request is read.
 func TestForeignPeer(t *testing.T) {
 	handler := &cnitest.Handler{}
 	s := serveUID(t, &cniserver.Server{Handler: handler}, uint32(os.Geteuid())+1) //nolint:gosec // Uids fit.
@@ -502,7 +501,7 @@ func TestClientAgentAway(t *testing.T) {
 	}
 }
 
-// TestClientStrangeAgent: whatever answers, the client has an error with a code.
+// TestClientStrangeAgent: whatever the answer is, the client returns an error with a code.
 func TestClientStrangeAgent(t *testing.T) {
 	const head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 	for name, test := range map[string]struct {

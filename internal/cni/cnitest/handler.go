@@ -1,4 +1,4 @@
-// Package cnitest has an agent for tests of what talks to one: a Handler that keeps attachments in memory.
+// Package cnitest has an agent for tests of its clients: a Handler that keeps attachments in memory.
 package cnitest
 
 import (
@@ -12,10 +12,10 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// Handler attaches in memory: every attachment gets the next address of 10.128.0.0/14. It does what the
-// specification asks of a plugin, and nothing to the node. The zero value is ready.
+// Handler keeps attachments in memory: each gets the next address of 10.128.0.0/14. It does what the specification requires of a plugin,
+// and changes nothing on the node. The zero value is ready.
 type Handler struct {
-	// Before is called first for every request, when not nil; its error is the request's.
+	// Before, if not nil, is called first for every request; its error is the request's.
 	Before func(ctx context.Context, req *cni.Request) error
 
 	mu       sync.Mutex
@@ -31,7 +31,7 @@ func (h *Handler) Requests() []*cni.Request {
 	return slices.Clone(h.requests)
 }
 
-// Attached returns how many attachments there are.
+// Attached returns the number of attachments.
 func (h *Handler) Attached() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -52,7 +52,7 @@ func key(req *cni.Request) cni.Attachment {
 	return cni.Attachment{ContainerID: req.ContainerID, IfName: req.IfName}
 }
 
-// Add implements cni.Handler. An ADD of what is attached gets the same answer again.
+// Add implements cni.Handler. A repeated ADD gets the same answer.
 func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
 	if err := h.begin(ctx, req); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (h *Handler) Del(ctx context.Context, req *cni.Request) error {
 	return nil
 }
 
-// Check implements cni.Handler. The addresses have to be those of the result that the runtime passes.
+// Check implements cni.Handler. The addresses must be those of the result that the runtime passes.
 func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	if err := h.begin(ctx, req); err != nil {
 		return err

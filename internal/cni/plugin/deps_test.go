@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestDependencies holds the plugin to a small program: it is executed for every pod, several times.
+// TestDependencies keeps the plugin small: it is executed for every pod, several times.
 func TestDependencies(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "weft.dev/weft/cmd/weft-cni").Output()
 	if err != nil {

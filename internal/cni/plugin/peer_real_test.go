@@ -11,11 +11,11 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// nobody is the user without rights (the overflow uid, proc(5), /proc/sys/kernel/overflowuid).
+// nobody is the unprivileged user (the overflow uid, proc(5), /proc/sys/kernel/overflowuid).
 const nobody = 65534
 
-// TestNobodyIsRefused executes the plugin as nobody, with the directories opened as an administrator might by
-// mistake: the agent asks the kernel who is there. It needs root.
+// TestNobodyIsRefused executes the plugin as nobody, with the directories' modes opened as by an administrator's mistake: the agent reads
+// the peer's uid from the kernel. It needs root.
 func TestNobodyIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
@@ -44,7 +44,7 @@ func TestNobodyIsRefused(t *testing.T) {
 	}
 }
 
-// makePassable lets everybody pass through a directory until the test ends.
+// makePassable lets every user pass through a directory until the test ends.
 func makePassable(t *testing.T, dir string) {
 	t.Helper()
 	info, err := os.Stat(dir)

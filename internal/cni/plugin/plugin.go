@@ -1,10 +1,9 @@
-// Package plugin is the program that container runtimes execute: it turns its environment and standard input into
-// a request, has the agent of the node serve it, and prints the answer in the version of the CNI specification
-// that was asked for. It keeps no state, and changes nothing by itself but for one namespace that the agent wants to be there
-// (package portspace).
+// Package plugin is the program that container runtimes execute. It converts its environment and standard input to a request, has the
+// agent of the node serve it, and prints the answer in the requested version of the CNI specification. It has no state, and changes
+// nothing by itself except for one namespace that the agent needs (package portspace).
 //
-// When the agent is away, ADD, CHECK, GC and DEL fail with code 11 (try again later) and STATUS with code 50.
-// DEL succeeds without the agent when the node has no record of the attachment: there is nothing to remove then.
+// If the agent does not run, ADD, CHECK, GC and DEL fail with code 11 (try again later) and STATUS with code 50. DEL succeeds without the
+// agent if the node has no record of the attachment: there is nothing to remove then.
 package plugin
 
 import (
@@ -27,17 +26,15 @@ import (
 )
 
 const (
-	// requestTimeout bounds the wait for the agent. It is more than the agent gives itself
-	// (cniserver.DefaultRequestTimeout), so that the agent's own error is what is told, and less than the 2 minutes that
-	// a kubelet gives the runtime.
+	// requestTimeout is the time limit for the agent's answer. It is longer than the agent's own limit (cniserver.DefaultRequestTimeout), so
+	// that the agent's error is reported, and less than the 2 minutes that a kubelet gives the runtime.
 	requestTimeout = 75 * time.Second
-	// statusTimeout bounds STATUS, which runtimes ask often and expect an answer to at once.
+	// statusTimeout is the time limit of STATUS, which runtimes call often and which must answer quickly.
 	statusTimeout = 5 * time.Second
 )
 
-// Main serves one execution. It returns the exit code of the process: 0, or 1 after an error has been printed to
-// stdout, as the specification wants it.
-// origin is told to the agent.
+// Main serves one execution. It returns the exit code of the process: 0, or 1 after it has printed an error to stdout, as the
+// specification requires. It sends origin to the agent.
 func Main(stdout io.Writer, origin cni.Origin) int {
 	p := &plugin{stdout: stdout, origin: origin}
 	info := version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -48,7 +45,8 @@ func Main(stdout io.Writer, origin cni.Origin) int {
 	return p.fail(failure)
 }
 
-// Funcs returns what has the agent serve each verb, for a program that serves some requests itself. ADD prints its result to stdout.
+// Funcs returns functions that have the agent serve each command, for a program that serves some requests itself. ADD prints its result
+// to stdout.
 func Funcs(stdout io.Writer, origin cni.Origin) skel.CNIFuncs {
 	return (&plugin{stdout: stdout, origin: origin}).funcs()
 }
@@ -89,8 +87,8 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 	return nil
 }
 
-// checkNetns refuses an ADD into the node's own namespace. The CNI library does so as well, but only after the
-// ADD, when the pod's addresses would be on the node already and the result printed.
+// checkNetns refuses an ADD into the node's own namespace. The CNI library does so as well, but only after the ADD, when the node already
+// has the pod's addresses and the result is printed.
 func (p *plugin) checkNetns(args *skel.CmdArgs) error {
 	if override := args.NetnsOverride; override == "1" || strings.EqualFold(override, "true") {
 		return nil
@@ -137,7 +135,7 @@ func (p *plugin) forward(command cni.Command, args *skel.CmdArgs) error {
 	return specError(err)
 }
 
-// ask has the agent serve the request.
+// ask sends the request to the agent.
 func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Duration) (types.Result, error) {
 	conf, err := cni.ParseNetConf(args.StdinData)
 	if err != nil {
@@ -165,7 +163,7 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 		return nil, err
 	}
 	if command == cni.CommandAdd && req.NetConf.Ports != "" {
-		if err := portspace.Ensure(req.NetConf.Ports); err != nil { // the pod gets a port of its own then
+		if err := portspace.Ensure(req.NetConf.Ports); err != nil { // on error the pod gets a newly made port
 			fmt.Fprintln(os.Stderr, "weft-cni:", err)
 		}
 	}
@@ -179,7 +177,7 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 	return result, nil
 }
 
-// specError turns an error into the CNI library's, which keeps the code. It returns nil for nil.
+// specError converts an error to the CNI library's, with the same code. It returns nil for nil.
 func specError(err error) error {
 	if err == nil {
 		return nil
@@ -188,7 +186,7 @@ func specError(err error) error {
 	return types.NewError(uint(failure.Code), failure.Msg, failure.Details)
 }
 
-// fail prints an error as the specification has it, which is with cniVersion; the CNI library leaves that out.
+// fail prints an error with cniVersion, as the specification requires; the CNI library leaves that out.
 func (p *plugin) fail(failure *types.Error) int {
 	own := &cni.Error{Code: cni.Code(failure.Code), Msg: failure.Msg, Details: failure.Details}
 	speak := p.version

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Several plugins make one namespace, and the next finds it. A file that a killed one has left is no namespace.
+// Several concurrent plugins make one namespace, and the next plugin finds it. The file of a killed plugin is not a namespace.
 func TestEnsure(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ports")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -64,7 +64,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// A symbolic link in its place is not followed.
+// A symbolic link at the path is not followed.
 func TestEnsureFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	path, elsewhere := filepath.Join(dir, "ports"), filepath.Join(dir, "elsewhere")

@@ -1,5 +1,5 @@
-// Package rootdir opens directories that nobody but their owner may enter, and that one process at a time may
-// use: where the agent's socket and its records are.
+// Package rootdir opens directories that only their owner may enter, and that one process at a time may use: those of the agent's socket
+// and records.
 package rootdir
 
 import (
@@ -15,15 +15,14 @@ import (
 // Mode is the mode of such a directory.
 const Mode os.FileMode = 0o700
 
-// ErrInUse is returned by Open when another process has the directory.
+// ErrInUse is returned by Open if another process uses the directory.
 var ErrInUse = errors.New("another process uses the directory")
 
-// Open creates dir, and its parents with mode 0755, where they are missing, corrects the mode of dir to 0700, and
-// takes an exclusive lock on it that lasts until the returned file is closed or the process ends. The file is the
-// directory.
+// Open creates dir if it is missing, and missing parents with mode 0755. It sets the mode of dir to 0700. It takes an exclusive lock on
+// dir, which lasts until the returned file is closed or the process ends. The file is the directory.
 //
-// It refuses a dir that is a symbolic link or belongs to somebody else, and one whose parent others could swap it
-// in (belongs to neither root nor this user, or is writable for others without being sticky).
+// Open refuses a dir that is a symbolic link or belongs to another user. It also refuses one that other users could replace: its parent
+// belongs to neither root nor this user, or is writable for others without being sticky.
 func Open(dir string) (*os.File, error) {
 	file, err := openDir(dir)
 	if err != nil {
@@ -35,7 +34,7 @@ func Open(dir string) (*os.File, error) {
 	return file, nil
 }
 
-// Lock takes the lock of Open on a directory that exists, and changes nothing of it. Without one it returns fs.ErrNotExist.
+// Lock takes the lock of Open on an existing directory, and does not change it. If there is none, it returns fs.ErrNotExist.
 func Lock(dir string) (*os.File, error) {
 	file, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -100,7 +99,7 @@ func lock(file *os.File) error {
 	return err
 }
 
-// owner returns the uid that a file belongs to.
+// owner returns the uid of a file's owner.
 func owner(info os.FileInfo) uint32 {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

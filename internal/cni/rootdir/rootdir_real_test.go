@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/cni/rootdir"
 )
 
-// TestOpenRefusesOthers: a directory of another user's, and one whose parent is another user's. It needs root.
+// TestOpenRefusesOthers: Open refuses another user's directory, and one whose parent is another user's. It needs root.
 func TestOpenRefusesOthers(t *testing.T) {
 	const nobody = 65534
 	base := t.TempDir()
