@@ -2,121 +2,29 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
+	"maps"
+	"reflect"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
 
-// follow compiles all flows anew whenever an object changes that they depend on, until ctx ends.
-func (n *Network) follow(ctx context.Context) {
-	for {
-		var retry <-chan time.Time
-		if err := n.compileAll(ctx); err != nil && ctx.Err() == nil {
-			n.deps.Log.Warn("flows of Neutron networks", "error", err)
-			retry = time.After(lastRetry)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-n.wake:
-		case <-retry:
-		}
-	}
-}
-
-func (n *Network) wakeUp() {
-	select {
-	case n.wake <- struct{}{}:
-	default:
-	}
-}
-
-// compileAll hands over the flows of all networks that have pods here, without waiting for the switch.
-func (n *Network) compileAll(ctx context.Context) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	all, err := compileHost(ctx, n.deps.Objects)
-	if err != nil {
+// open notes an attachment, and returns once its flows are in effect.
+func (n *Network) open(ctx context.Context, rec *attach.Record, d *details) error {
+	if err := n.compiler.open(ctx, rec, scopeOf(rec, d)); err != nil {
 		return err
 	}
-	scopes := map[scope]bool{}
-	for _, rec := range n.attached {
-		if d, err := detailsOf(&rec); err == nil {
-			scopes[scopeOf(&rec, &d)] = true
-		}
-	}
-	var errs []error
-	for s := range scopes {
-		made, _, err := n.compile(ctx, s)
-		errs = append(errs, err)
-		all.merge(made)
-	}
-	for s := range n.served {
-		if !scopes[s] {
-			all[s.owner()] = nil
-			delete(n.served, s)
-		}
-	}
-	n.flows().Loop.Set(all)
-	return errors.Join(errs...)
-}
-
-// compile returns the flows of a network, and its judge. The caller holds mu. The objects are in the cache: nothing is waited for.
-func (n *Network) compile(ctx context.Context, s scope) (fragments, *judge, error) {
-	w := world{scope: s, node: n.node.Name, subnet: n.ports.subnet(s)}
-	for _, rec := range n.attached {
-		d, err := detailsOf(&rec)
-		if err != nil || scopeOf(&rec, &d) != s {
-			continue
-		}
-		w.attached = append(w.attached, rec)
-		for _, p := range rec.Addresses {
-			w.subnet.prefixes = append(w.subnet.prefixes, p.Masked())
-		}
-	}
-	if err := read(ctx, n.deps.Objects, &w); err != nil {
-		return nil, nil, err
-	}
-	made, problem := w.compile()
-	j, _ := w.judge() // the problem is the same
-	n.served[s] = true
-	return made, j, problem
-}
-
-// open notes an attachment and hands over the flows of its network. It returns once they are in effect, and waits until the labels of the
-// pod are known if its namespace has policies.
-func (n *Network) open(ctx context.Context, rec *attach.Record, d *details) error {
-	waiting, cancel := context.WithTimeout(ctx, labelsPatience)
-	defer cancel()
-	for {
-		n.mu.Lock()
-		n.attached[rec.Key()] = *rec
-		changed := n.changed
-		made, j, err := n.compile(ctx, scopeOf(rec, d))
-		if made != nil {
-			n.flows().Loop.Set(made)
-		}
-		n.mu.Unlock()
-		switch {
-		case made == nil:
-			return err
-		case j == nil || j.knows(rec):
-			return n.settled(ctx, ownerOf(rec), scopeOf(rec, d).owner())
-		}
-		select {
-		case <-changed:
-		case <-waiting.Done():
-			return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s (UID %s) has not been received from the API server: without its labels no NetworkPolicy can be applied: try again later",
-				rec.PodNamespace, rec.PodName, rec.PodUID)
-		}
-	}
+	return n.settled(ctx, ownerOf(rec), scopeOf(rec, d).owner())
 }
 
 // settled waits until what was handed over is programmed, and returns what keeps these owners from it.
@@ -132,15 +40,50 @@ func (n *Network) settled(ctx context.Context, owners ...reconcile.Owner) error 
 	return nil
 }
 
-// objectChanged has flows compiled anew.
-func (n *Network) objectChanged(object any) {
-	if _, is := object.(*corev1.Pod); is {
-		n.mu.Lock()
-		close(n.changed)
-		n.changed = make(chan struct{})
-		n.mu.Unlock()
+// objectChanged has those flows compiled that depend on an object. before is nil for an object that is new or gone.
+func (n *Network) objectChanged(before, object client.Object) {
+	if before != nil && before.GetResourceVersion() == object.GetResourceVersion() {
+		return // the watch repeats what there is
 	}
-	n.wakeUp()
+	switch now := object.(type) {
+	case *weftv1.NeutronPort:
+		n.ports.wakeUp()
+		if was, is := before.(*weftv1.NeutronPort); !is || !equality.Semantic.DeepEqual(was.Spec, now.Spec) {
+			n.compiler.namespaceChanged(now.Spec.Network.Namespace, false)
+		}
+	case *corev1.Pod:
+		was, is := before.(*corev1.Pod)
+		if !is || was.UID != now.UID || !reflect.DeepEqual(policy.FromPod(was), policy.FromPod(now)) {
+			n.compiler.namespaceChanged(now.Namespace, true)
+		}
+	case *corev1.Namespace:
+		if was, is := before.(*corev1.Namespace); !is || !maps.Equal(was.Labels, now.Labels) {
+			n.compiler.namespaceChanged(now.Name, true)
+		}
+	case *corev1.Service:
+		if slices.Contains(hostServices(), client.ObjectKeyFromObject(now)) {
+			n.compiler.hostChanged()
+		}
+		n.compiler.namespaceChanged(now.Namespace, false)
+	default:
+		n.compiler.namespaceChanged(now.GetNamespace(), false)
+	}
+}
+
+// handler hands the events of an informer to objectChanged.
+func (n *Network) handler() toolscache.ResourceEventHandlerFuncs {
+	changed := func(before, now any) {
+		if gone, is := now.(toolscache.DeletedFinalStateUnknown); is {
+			now = gone.Obj
+		}
+		was, _ := before.(client.Object)
+		if object, is := now.(client.Object); is {
+			n.objectChanged(was, object)
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(now any) { changed(nil, now) }, UpdateFunc: changed, DeleteFunc: func(last any) { changed(nil, last) },
+	}
 }
 
 // stripPod keeps of a pod what policies depend on.

@@ -14,7 +14,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	toolscache "k8s.io/client-go/tools/cache"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -50,16 +49,8 @@ type Network struct {
 	ports   *ports
 	handed  chan struct{}
 
-	wake chan struct{}
-
-	// mu keeps what the loops are handed over in the order of Connect and Close.
-	mu   sync.Mutex
-	shut map[attach.Key]bool
-	// attached are the attachments that are open, and served the networks that have flows.
-	attached map[attach.Key]attach.Record
-	served   map[scope]bool
-	// changed is closed and replaced when a pod's object changes.
-	changed chan struct{}
+	// compiler has the flows of the networks.
+	compiler *compiler
 }
 
 var (
@@ -81,10 +72,9 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	made := &Network{
-		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), wake: make(chan struct{}, 1), shut: map[attach.Key]bool{},
-		attached: map[attach.Key]attach.Record{}, served: map[scope]bool{}, changed: make(chan struct{}),
-		ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
+		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
 	}
+	made.compiler = newCompiler(n.Name, deps.Objects, deps.Log, func(f fragments) { made.flows().Loop.Set(f) })
 	made.ports.describe = made.describe
 	if n.Elsewhere != nil {
 		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }
@@ -103,7 +93,7 @@ func (n *Network) Run(ctx context.Context) error {
 	close(n.handed)
 	n.deps.Changed()
 	var group sync.WaitGroup
-	group.Go(func() { n.follow(ctx) })
+	group.Go(func() { n.compiler.run(ctx) })
 	n.ports.run(ctx)
 	group.Wait()
 	return nil
@@ -124,9 +114,8 @@ func (n *Network) start(ctx context.Context) error {
 	if err := n.ports.read(ctx); err != nil {
 		return err
 	}
-	if err := n.compileAll(ctx); err != nil {
-		n.deps.Log.Warn("flows of Neutron networks", "error", err)
-	}
+	n.compiler.hostChanged()
+	n.compiler.serveAll(ctx)
 	if err := n.node.Pass(ctx, Name, host.Passages()); err != nil {
 		return fmt.Errorf("rules of others: %w", err)
 	}
@@ -153,44 +142,35 @@ func (n *Network) start(ctx context.Context) error {
 
 // restore sets the fragments of attached pods that have not been closed, and returns their records.
 func (n *Network) restore() []attach.Record {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	var kept []attach.Record
 	for _, rec := range n.deps.Records.Attached() {
-		if n.shut[rec.Key()] {
-			continue
-		}
 		_, d, err := podOf(&rec)
 		if err != nil {
 			n.deps.Log.Error("an attachment cannot be restored", "error", err)
 			continue
 		}
 		owner := ownerOf(&rec)
-		n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
-		n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
-		n.attached[rec.Key()] = rec
-		kept = append(kept, rec)
+		if n.compiler.restore(&rec, scopeOf(&rec, &d), func() {
+			n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
+			n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
+		}) {
+			kept = append(kept, rec)
+		}
 	}
 	return kept
 }
 
-// watch has the ports compared whenever a NeutronPort changes, and waits until all are known.
+// watch has ports and flows follow the objects, and waits until all are known.
 func (n *Network) watch(ctx context.Context) error {
-	handlers := map[client.Object]func(any){
-		&weftv1.NeutronPort{}: func(any) { n.ports.wakeUp() },
-		&stackubev1.Network{}: func(any) {},
-	}
-	for _, kind := range worldKinds() {
-		handlers[kind] = n.objectChanged
-	}
-	for kind, handle := range handlers {
+	for _, kind := range append(worldKinds(), &weftv1.NeutronPort{}, &stackubev1.Network{}) {
 		informer, err := n.deps.Objects.GetInformer(ctx, kind, ctrlcache.BlockUntilSynced(true))
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", kind, err)
 		}
-		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: handle, UpdateFunc: func(_, now any) { handle(now) }, DeleteFunc: handle,
-		})
+		if _, is := kind.(*stackubev1.Network); is {
+			continue // it is read only
+		}
+		registration, err := informer.AddEventHandler(n.handler())
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", kind, err)
 		}
@@ -330,9 +310,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 	}
-	n.mu.Lock()
-	delete(n.shut, rec.Key())
-	n.mu.Unlock()
+	n.compiler.reopen(rec.Key())
 	if rec.State != attach.Attached {
 		// A connection of the zone's former pod would be this one's.
 		if err := n.flows().Engine.FlushCT(ctx, openflow.CTFlush{Zone: &pod.Zone}); err != nil {
@@ -433,11 +411,7 @@ func result(rec *attach.Record, d *details, routes []link.Route, hostMAC net.Har
 // Close implements network.Network: without its interface the pod sends and receives nothing.
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	owner := ownerOf(&rec)
-	n.mu.Lock()
-	n.shut[rec.Key()] = true
-	delete(n.attached, rec.Key())
-	n.flows().Loop.Set(fragments{owner: nil})
-	n.mu.Unlock()
+	n.compiler.close(&rec)
 	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
 	return n.node.Pods.Delete(ctx, rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
 }
@@ -448,11 +422,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	links := map[reconcile.Owner]map[link.Key]link.Item{}
 	flows := fragments{}
-	n.mu.Lock()
-	for i := range recs {
-		delete(n.attached, recs[i].Key())
-	}
-	n.mu.Unlock()
+	n.compiler.withdraw(recs)
 	for i := range recs {
 		owner := ownerOf(&recs[i])
 		veths = append(veths, recs[i].HostInterface)
@@ -469,12 +439,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		return failed
 	}
 	n.ports.release(recs)
-	n.wakeUp() // the Services of a network without pods go
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for i := range recs {
-		delete(n.shut, recs[i].Key())
-	}
+	n.compiler.removed(recs)
 	return failed
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -537,28 +536,6 @@ func (ps *ports) release(recs []attach.Record) {
 		}
 	}
 	ps.wakeUp()
-}
-
-// subnet returns what the ports of a network say of it.
-func (ps *ports) subnet(s scope) subnet {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	var found subnet
-	for _, p := range ps.all {
-		if p.object == nil || p.problem != nil || p.object.Spec.Network.Namespace != s.namespace || p.object.Spec.Network.Name != s.name {
-			continue
-		}
-		for i, a := range p.spec.addresses {
-			if prefix := a.Masked(); !slices.Contains(found.prefixes, prefix) {
-				found.prefixes = append(found.prefixes, prefix)
-			}
-			// The CRD has checked it.
-			if mac, err := net.ParseMAC(p.object.Spec.Addresses[i].GatewayMAC); err == nil && a.Addr().Is4() {
-				found.gatewayMAC = mac
-			}
-		}
-	}
-	return found
 }
 
 // counts returns how many ports the node has, and on how many of them pods are.

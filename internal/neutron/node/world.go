@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/openflow"
@@ -62,8 +62,10 @@ func (s *subnet) macOf(addr netip.Addr) net.HardwareAddr {
 	return s.gatewayMAC
 }
 
-// scope is a network as flows know it: the namespace and the name of its Network.
+// scope is a network as flows know it: the namespace and the name of its Network. The zero value stands for the Services that the host serves.
 type scope struct{ namespace, name string }
+
+func (s scope) host() bool { return s == scope{} }
 
 func (s scope) owner() reconcile.Owner {
 	return reconcile.Owner(networkOwner + s.namespace + "/" + s.name)
@@ -89,27 +91,34 @@ type world struct {
 	labels map[string]string
 	// attached are the network's pods on this node.
 	attached []attach.Record
+	// number returns the group of a Service's port.
+	number func(groupKey) uint32
 }
 
-// read reads the objects of a network's namespace from the cache.
+// read reads the objects of a network's namespace from the cache. They are the cache's own, and are not changed.
 func read(ctx context.Context, objects client.Reader, w *world) error {
 	var (
 		all      corev1.ServiceList
 		eps      discoveryv1.EndpointSliceList
 		policies networkingv1.NetworkPolicyList
+		ports    weftv1.NeutronPortList
 	)
-	in := client.InNamespace(w.scope.namespace)
-	err := errors.Join(objects.List(ctx, &all, in), objects.List(ctx, &eps, in), objects.List(ctx, &policies, in))
+	in, shared := client.InNamespace(w.scope.namespace), client.UnsafeDisableDeepCopy
+	err := errors.Join(objects.List(ctx, &all, in, shared), objects.List(ctx, &eps, in, shared), objects.List(ctx, &policies, in, shared))
 	if err != nil {
 		return fmt.Errorf("read Services and NetworkPolicies of namespace %s: %w", w.scope.namespace, err)
 	}
+	if err := objects.List(ctx, &ports, shared); err != nil {
+		return fmt.Errorf("read NeutronPorts: %w", err)
+	}
+	w.subnet = subnetOf(ports.Items, w)
 	w.services, w.slices, w.policies = all.Items, eps.Items, policies.Items
 	if len(w.policies) == 0 {
 		return nil
 	}
 	var pods corev1.PodList
 	var namespace corev1.Namespace
-	err = errors.Join(objects.List(ctx, &pods, in), client.IgnoreNotFound(objects.Get(ctx, client.ObjectKey{Name: w.scope.namespace}, &namespace)))
+	err = errors.Join(objects.List(ctx, &pods, in, shared), client.IgnoreNotFound(objects.Get(ctx, client.ObjectKey{Name: w.scope.namespace}, &namespace)))
 	if err != nil {
 		return fmt.Errorf("read pods of namespace %s: %w", w.scope.namespace, err)
 	}
@@ -117,8 +126,42 @@ func read(ctx context.Context, objects client.Reader, w *world) error {
 	return nil
 }
 
-// compile returns the flows of the network's Services and of its pods on this node, and the policies that are invalid.
-func (w *world) compile() (fragments, error) {
+// subnetOf returns what the node's ports of a network say of it.
+func subnetOf(ports []weftv1.NeutronPort, w *world) subnet {
+	var found subnet
+	add := func(p netip.Prefix) {
+		if p = p.Masked(); !slices.Contains(found.prefixes, p) {
+			found.prefixes = append(found.prefixes, p)
+		}
+	}
+	for i := range w.attached {
+		for _, p := range w.attached[i].Addresses {
+			add(p)
+		}
+	}
+	last := ""
+	for i := range ports {
+		object := &ports[i]
+		if object.Spec.Node != w.node || object.Spec.Network.Namespace != w.scope.namespace || object.Spec.Network.Name != w.scope.name {
+			continue
+		}
+		parsed, err := parse(object)
+		if err != nil {
+			continue // the port's status says why
+		}
+		for i, a := range parsed.addresses {
+			add(a)
+			// The CRD has checked it. Of several, the cache's order decides nothing.
+			if mac, err := net.ParseMAC(object.Spec.Addresses[i].GatewayMAC); err == nil && a.Addr().Is4() && (last == "" || object.Name < last) {
+				found.gatewayMAC, last = mac, object.Name
+			}
+		}
+	}
+	return found
+}
+
+// compile returns the flows of the network's Services and of its pods on this node, what judged them, and the policies that are invalid.
+func (w *world) compile() (fragments, *judge, error) {
 	out := fragments{}
 	list := w.compileServices()
 	if len(w.attached) == 0 {
@@ -143,20 +186,26 @@ func (w *world) compile() (fragments, error) {
 	if judge != nil {
 		problem = errors.Join(append(judge.problems, problem)...)
 	}
-	return out, problem
+	return out, judge, problem
 }
 
 // compileServices returns the virtual addresses of the namespace's Services, except those that the host serves.
 func (w *world) compileServices() []pipeline.Service {
 	var list []pipeline.Service
+	of := map[string][]service.Slice{}
+	for i := range w.slices {
+		if slice, is := service.FromSlice(&w.slices[i]); is {
+			of[slice.Service] = append(of[slice.Service], slice)
+		}
+	}
 	for i := range w.services {
 		object := &w.services[i]
 		if slices.Contains(hostServices(), client.ObjectKeyFromObject(object)) {
 			continue
 		}
-		for _, va := range addressesOf(object, w.slices, w.node) {
+		for _, va := range addressesOf(object, of[object.Name], w.node) {
 			s := pipeline.Service{
-				Group:   groupOf(object, &va),
+				Group:   w.number(groupKey{object.UID, va.PortName, va.Protocol, va.Port}),
 				Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}, Sticky: va.Affinity > 0,
 			}
 			for _, e := range va.Endpoints {
@@ -170,28 +219,15 @@ func (w *world) compileServices() []pipeline.Service {
 	return list
 }
 
-// addressesOf returns the cluster addresses of a Service.
-func addressesOf(object *corev1.Service, all []discoveryv1.EndpointSlice, node string) []service.VirtualAddress {
+// addressesOf returns the cluster addresses of a Service with its slices.
+func addressesOf(object *corev1.Service, own []service.Slice, node string) []service.VirtualAddress {
 	s, usable := service.FromService(object)
 	if !usable {
 		return nil
 	}
-	var own []service.Slice
-	for i := range all {
-		if slice, is := service.FromSlice(&all[i]); is && slice.Service == s.Name && slice.Namespace == s.Namespace {
-			own = append(own, slice)
-		}
-	}
 	return slices.DeleteFunc(service.Compile(s, own, service.Place{Node: node}), func(va service.VirtualAddress) bool {
 		return va.Kind != service.KindClusterIP
 	})
-}
-
-// groupOf numbers the group of a Service's port. The UID is the API server's choice: no user can make two collide.
-func groupOf(object *corev1.Service, va *service.VirtualAddress) uint32 {
-	const groups = 1<<31 - 1
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d/%d", object.UID, va.PortName, va.Protocol, va.Port))
-	return binary.BigEndian.Uint32(sum[:4])&groups | 1
 }
 
 // judge knows what policies allow to the network's pods.
@@ -337,6 +373,3 @@ func compileHost(ctx context.Context, objects client.Reader) (fragments, error) 
 	}
 	return fragments{hostOwner: pipeline.HostServiceEntries(hostOwner, list)}, nil
 }
-
-// merge adds the fragments of another.
-func (f fragments) merge(other fragments) { maps.Copy(f, other) }

@@ -39,7 +39,7 @@ func TestPoliciesOfManyCombinations(t *testing.T) {
 				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, Ingress: []networkingv1.NetworkPolicyIngressRule{rule},
 			}}},
 		}
-		made, problem := w.compile()
+		made, _, problem := w.compile()
 		if errors.Is(problem, errMatches) != closed {
 			t.Errorf("%d peers and ports: %v, want it told: %v", count, problem, closed)
 		}

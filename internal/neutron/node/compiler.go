@@ -1,0 +1,385 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+)
+
+// compiler keeps the flows of the networks that have pods here in step with the objects and the attachments. Each network is compiled on its
+// own, when something has changed that it depends on, and by one goroutine at a time: what is handed over last was read last. Nothing is
+// compiled under mu, so that a DEL and the ADDs of other networks wait for no compilation.
+type compiler struct {
+	node    string
+	objects client.Reader
+	// set hands flows over to the switch's loop, and does not wait for it.
+	set func(fragments)
+	log *slog.Logger
+	// groups numbers the Services' groups.
+	groups groups
+	// wake has run look for networks to compile.
+	wake chan struct{}
+
+	// mu keeps what is handed over in the order of attach and detach.
+	mu sync.Mutex
+	// attached are the attachments that are open. Each opening has one of its own, so that it is told from an earlier one of the same key.
+	attached map[attach.Key]*attachment
+	// shut are attachments that were closed, until they are removed or opened again.
+	shut map[attach.Key]bool
+	jobs map[scope]*job
+}
+
+// attachment is an open attachment with its network.
+type attachment struct {
+	rec   attach.Record
+	scope scope
+}
+
+// job is the compilation of one network.
+type job struct {
+	// asked counts the changes, and served is how many of them are in what was handed over.
+	asked, served uint64
+	// running says that a goroutine compiles it.
+	running bool
+	// judge is that of what was handed over; nil: no policy.
+	judge *judge
+	// err is why nothing was handed over.
+	err error
+	// logged is the problem that was logged last.
+	logged string
+	// done is closed and replaced when served changes.
+	done chan struct{}
+}
+
+// batch is one compilation under way.
+type batch struct {
+	scope    scope
+	asked    uint64
+	attached []*attachment
+	// made is nil where nothing could be compiled, for err. Otherwise err has what is invalid.
+	made  fragments
+	judge *judge
+	err   error
+	// numbered are the groups in made.
+	numbered map[groupKey]bool
+}
+
+func newCompiler(node string, objects client.Reader, log *slog.Logger, set func(fragments)) *compiler {
+	return &compiler{
+		node: node, objects: objects, set: set, log: log, wake: make(chan struct{}, 1),
+		attached: map[attach.Key]*attachment{}, shut: map[attach.Key]bool{}, jobs: map[scope]*job{},
+	}
+}
+
+// run compiles what is asked for until ctx ends.
+func (c *compiler) run(ctx context.Context) {
+	var group sync.WaitGroup
+	defer group.Wait()
+	var retry <-chan time.Time
+	for {
+		if retry == nil && c.anyFailed() {
+			retry = time.After(lastRetry)
+		}
+		for _, s := range c.waiting() {
+			group.Go(func() { c.serve(ctx, s) })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-retry:
+			retry = nil
+			c.askFailed()
+		}
+	}
+}
+
+// waiting returns the networks that no goroutine compiles and that are to be compiled.
+func (c *compiler) waiting() []scope {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []scope
+	for s, j := range c.jobs {
+		if !j.running && j.asked > j.served {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// serve compiles a network until nothing more is asked for.
+func (c *compiler) serve(ctx context.Context, s scope) {
+	for {
+		b := c.begin(s)
+		if b == nil {
+			return
+		}
+		b.compile(ctx, c)
+		c.handOver(ctx, b)
+	}
+}
+
+// serveAll compiles all that is asked for.
+func (c *compiler) serveAll(ctx context.Context) {
+	for _, s := range c.waiting() {
+		c.serve(ctx, s)
+	}
+}
+
+// begin starts a compilation; nil: none is asked for, or one is under way.
+func (c *compiler) begin(s scope) *batch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j := c.jobs[s]
+	if j == nil || j.running || j.asked == j.served {
+		return nil
+	}
+	j.running = true
+	b := &batch{scope: s, asked: j.asked, numbered: map[groupKey]bool{}}
+	for _, a := range c.attached {
+		if a.scope == s {
+			b.attached = append(b.attached, a)
+		}
+	}
+	return b
+}
+
+// compile reads the objects from the cache, and compiles them. It holds no lock and waits for nothing.
+func (b *batch) compile(ctx context.Context, c *compiler) {
+	switch {
+	case b.scope.host():
+		b.made, b.err = compileHost(ctx, c.objects)
+	case len(b.attached) == 0:
+		b.made = fragments{b.scope.owner(): nil}
+	default:
+		w := world{scope: b.scope, node: c.node, number: func(key groupKey) uint32 {
+			b.numbered[key] = true
+			return c.groups.number(b.scope, key)
+		}}
+		for _, a := range b.attached {
+			w.attached = append(w.attached, a.rec)
+		}
+		if b.err = read(ctx, c.objects, &w); b.err == nil {
+			b.made, b.judge, b.err = w.compile()
+		}
+	}
+}
+
+// handOver hands over what was compiled, except what has been closed since, and ends the compilation.
+func (c *compiler) handOver(ctx context.Context, b *batch) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j := c.jobs[b.scope]
+	for _, a := range b.attached {
+		if c.attached[a.rec.Key()] != a {
+			delete(b.made, ownerOf(&a.rec))
+		}
+	}
+	j.running, j.served, j.err = false, b.asked, nil
+	if b.made != nil {
+		c.set(b.made)
+		j.judge = b.judge
+		c.groups.keep(b.scope, b.numbered)
+	} else {
+		j.err = b.err
+	}
+	close(j.done)
+	j.done = make(chan struct{})
+	c.report(ctx, b, j)
+	if j.err != nil || j.asked > j.served {
+		c.wakeUp()
+	} else if len(b.attached) == 0 && !b.scope.host() {
+		delete(c.jobs, b.scope)
+	}
+}
+
+// report logs what is invalid, once.
+func (c *compiler) report(ctx context.Context, b *batch, j *job) {
+	problem := ""
+	if b.err != nil {
+		problem = b.err.Error()
+	}
+	if problem == j.logged || ctx.Err() != nil {
+		return
+	}
+	j.logged = problem
+	if b.err != nil {
+		c.log.WarnContext(ctx, "flows of a Neutron network", "network", string(b.scope.owner()), "error", b.err)
+	}
+}
+
+func (c *compiler) anyFailed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, j := range c.jobs {
+		if j.err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *compiler) askFailed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, j := range c.jobs {
+		if j.err != nil {
+			c.ask(s)
+		}
+	}
+}
+
+// ask has a network compiled, and returns its job. The caller holds mu.
+func (c *compiler) ask(s scope) *job {
+	j := c.jobs[s]
+	if j == nil {
+		j = &job{done: make(chan struct{})}
+		c.jobs[s] = j
+	}
+	j.asked++
+	c.wakeUp()
+	return j
+}
+
+func (c *compiler) wakeUp() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// hostChanged has the Services compiled that the host serves.
+func (c *compiler) hostChanged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ask(scope{})
+}
+
+// namespaceChanged has the networks of a namespace compiled that have pods here. policies says that only policies depend on the change.
+func (c *compiler) namespaceChanged(namespace string, policies bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, j := range c.jobs {
+		// Without policies when it was compiled last, and with nothing changed since: a policy that comes has it compiled.
+		if s.namespace != namespace || s.host() || policies && j.judge == nil && j.err == nil && j.asked == j.served {
+			continue
+		}
+		c.ask(s)
+	}
+}
+
+// restore notes an attachment of a former life and calls set, or reports false if it has been closed in this one.
+func (c *compiler) restore(rec *attach.Record, s scope, set func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.shut[rec.Key()] {
+		return false
+	}
+	c.attached[rec.Key()] = &attachment{*rec, s}
+	c.ask(s)
+	set()
+	return true
+}
+
+// reopen has an attachment opened again that was closed.
+func (c *compiler) reopen(key attach.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.shut, key)
+}
+
+// errClosed is returned for an attachment that is closed while it is opened.
+var errClosed = errors.New("it was closed meanwhile")
+
+// opening is an attachment whose flows are asked for.
+type opening struct {
+	*attachment
+
+	job   *job
+	asked uint64
+}
+
+// admit notes an attachment, and has its network compiled with it.
+func (c *compiler) admit(rec *attach.Record, s scope) opening {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := &attachment{*rec, s}
+	c.attached[rec.Key()] = a
+	j := c.ask(s)
+	return opening{a, j, j.asked}
+}
+
+// answer reports whether the flows of an opening are handed over, with the labels of its pod if its namespace has policies. compiled says that
+// only the labels are missing, and again is closed when the answer may have changed.
+func (c *compiler) answer(o *opening) (open, compiled bool, again <-chan struct{}, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	compiled = o.job.served >= o.asked
+	switch {
+	case c.attached[o.rec.Key()] != o.attachment:
+		return false, compiled, nil, errClosed
+	case compiled && o.job.err != nil:
+		return false, compiled, nil, o.job.err
+	}
+	return compiled && (o.job.judge == nil || o.job.judge.knows(&o.rec)), compiled, o.job.done, nil
+}
+
+// open notes an attachment, and returns once the flows of its network are handed over with it. It waits until the labels of the pod are
+// known if its namespace has policies.
+func (c *compiler) open(ctx context.Context, rec *attach.Record, s scope) error {
+	waiting, cancel := context.WithTimeout(ctx, labelsPatience)
+	defer cancel()
+	o := c.admit(rec, s)
+	for {
+		open, compiled, done, err := c.answer(&o)
+		if open || err != nil {
+			return err
+		}
+		select {
+		case <-done:
+		case <-waiting.Done():
+			if !compiled {
+				return cni.Errorf(cni.CodeTryAgainLater, "flows of the pods in namespace %s are still being compiled: %w", s.namespace, waiting.Err())
+			}
+			return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s (UID %s) has not been received from the API server: without its labels no NetworkPolicy can be applied: try again later",
+				rec.PodNamespace, rec.PodName, rec.PodUID)
+		}
+	}
+}
+
+// close hands over that an attachment has no flows any more: no compilation that is under way brings them back.
+func (c *compiler) close(rec *attach.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shut[rec.Key()] = true
+	delete(c.attached, rec.Key())
+	c.set(fragments{ownerOf(rec): nil})
+}
+
+// withdraw forgets attachments that are removed. Their networks are compiled without them.
+func (c *compiler) withdraw(recs []attach.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range recs {
+		delete(c.attached, recs[i].Key())
+		if d, err := detailsOf(&recs[i]); err == nil { // one that cannot be read was never compiled
+			c.ask(scopeOf(&recs[i], &d))
+		}
+	}
+}
+
+// removed forgets that attachments were closed.
+func (c *compiler) removed(recs []attach.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range recs {
+		delete(c.shut, recs[i].Key())
+	}
+}
