@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ type Server struct {
 
 // Main starts a server, passes it to use, runs the tests, and stops it. It returns the exit code for TestMain.
 func Main(m *testing.M, use func(*Server) error) int {
-	server, err := start()
+	server, err := startWhere()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "start the API server:", err)
 		return 1
@@ -78,6 +79,17 @@ func (s *Server) ConfigAs(namespace, serviceAccount string) *rest.Config {
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
 	}
 	return config
+}
+
+// startWhere is start, with other ports if another program took one of those that were free a moment before.
+func startWhere() (*Server, error) {
+	const tries = 3
+	for try := 1; ; try++ {
+		server, err := start()
+		if err == nil || try == tries || !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) {
+			return server, err
+		}
+	}
 }
 
 func start() (_ *Server, err error) {

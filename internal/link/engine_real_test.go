@@ -142,7 +142,7 @@ func TestRealWatch(t *testing.T) {
 	}
 	until := func(want func(link.Drift) bool) {
 		t.Helper()
-		deadline := time.After(10 * time.Second)
+		deadline := time.After(60 * time.Second)
 		for {
 			select {
 			case drift := <-drifts:
@@ -199,7 +199,7 @@ func TestRealForeign(t *testing.T) {
 func TestRealAttend(t *testing.T) {
 	s, home := subject(t)
 	engine := s.Engine.(*link.Engine)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	nstest.Do(t, home, func() error {
 		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wtuplink", TxQLen: -1}})

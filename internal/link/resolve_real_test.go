@@ -18,7 +18,7 @@ import (
 
 // neighbour returns the hardware address that the kernel knows for an address, waiting for it.
 func neighbour(index int, address string) (net.HardwareAddr, error) {
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); {
 		list, err := netlink.NeighList(index, netlink.FAMILY_V4)
 		if err != nil {
 			return nil, err

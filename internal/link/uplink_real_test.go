@@ -109,7 +109,7 @@ func TestOtherAddresses(t *testing.T) {
 
 // within waits until a condition holds that the kernel brings about beside.
 func within(condition func() error) error {
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(60 * time.Second)
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
 	for {

@@ -78,7 +78,7 @@ func TestWatcher(t *testing.T) {
 		t.Helper()
 		select {
 		case <-changed:
-		case <-time.After(10 * time.Second):
+		case <-time.After(60 * time.Second):
 			t.Fatal("not told")
 		}
 	}
@@ -133,7 +133,7 @@ func TestProven(t *testing.T) {
 		t.Error("who was never asked is known to answer or not")
 	}
 	go func() { ended <- w.Run(ctx) }()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(60 * time.Second)
 	for known := false; !known || !w.Gone(once); { // a caller notified of all changes reads the final state
 		select {
 		case <-changed:

@@ -176,6 +176,9 @@ func (n *Network) open(rec attach.Record) {
 		n.inhabit(rec.PodNamespace, 1)
 	}
 	n.live[rec.Key()] = rec
+	if rec.State == attach.Attached {
+		n.endMade(&rec)
+	}
 	n.enforcer.Attach(&rec)
 	n.joinMulticast(&rec)
 }
@@ -187,6 +190,7 @@ func (n *Network) shut(keys ...attach.Key) {
 	for _, key := range keys {
 		if rec, live := n.live[key]; live {
 			delete(n.live, key)
+			delete(n.ends.seen, key)
 			n.enforcer.Detach(&rec)
 			n.inhabit(rec.PodNamespace, -1)
 		}

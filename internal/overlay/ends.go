@@ -25,13 +25,16 @@ type ends struct {
 	network *Network
 	wake    chan struct{}
 
+	// seen is what the host ends of attachments that are being made were like last. The network's opening guards it.
+	seen map[attach.Key]link.HostEnd
+
 	mu sync.Mutex
 	// doubtful tells that they are to be looked at.
 	doubtful bool
 }
 
 func newEnds(n *Network) *ends {
-	return &ends{network: n, wake: make(chan struct{}, 1), doubtful: true}
+	return &ends{network: n, wake: make(chan struct{}, 1), seen: map[attach.Key]link.HostEnd{}, doubtful: true}
 }
 
 // wanted is a host end as it is to be; key is that of its attachment, empty where it stands without one.
@@ -51,13 +54,43 @@ func (n *Network) CheckHostEnds() {
 	}
 }
 
-// HostEndChanged is for whoever is told what a host end is like now. It does not wait.
+// HostEndChanged reports what a host end is like now. One that is being made is compared once it is made. It does not wait.
 func (n *Network) HostEndChanged(name string, now link.HostEnd) {
 	s := n.settings.Load()
 	if s == nil {
 		return // all are looked at once the engines run
 	}
-	if want, ours := n.wantedEnds(s)[name]; ours && want.end != now {
+	if n.standing.changed(name, now) || n.podEndChanged(s, name, now) {
+		n.CheckHostEnds()
+	}
+}
+
+// podEndChanged notes what the host end of a pod with a port of its own is like now, and reports whether it has to be restored.
+func (n *Network) podEndChanged(s *settings, name string, now link.HostEnd) bool {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	for key, rec := range n.live {
+		if rec.HostInterface != name || n.standing.has(rec.OFPort) {
+			continue
+		}
+		if rec.State == attach.Attached {
+			return now != podEnd(s, &rec)
+		}
+		n.ends.seen[key] = now
+	}
+	return false
+}
+
+// podEnd returns what the host end of a pod with a port of its own is to be.
+func podEnd(s *settings, rec *attach.Record) link.HostEnd {
+	return link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}
+}
+
+// endMade compares the host end of an attachment that is made now with what it was like last. The caller holds opening.
+func (n *Network) endMade(rec *attach.Record) {
+	seen, changed := n.ends.seen[rec.Key()]
+	delete(n.ends.seen, rec.Key())
+	if changed && seen != podEnd(n.settings.Load(), rec) {
 		n.CheckHostEnds()
 	}
 }
@@ -72,7 +105,7 @@ func (n *Network) wantedEnds(s *settings) map[string]wanted {
 	}
 	for key, rec := range n.live {
 		if rec.State == attach.Attached && !n.standing.has(rec.OFPort) {
-			all[rec.HostInterface] = wanted{key: key, end: link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}}
+			all[rec.HostInterface] = wanted{key: key, end: podEnd(s, &rec)}
 		}
 	}
 	return all

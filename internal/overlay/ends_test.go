@@ -1,6 +1,9 @@
 package overlay
 
 import (
+	"context"
+	"fmt"
+	"maps"
 	"testing"
 
 	"weft.dev/weft/internal/link"
@@ -47,4 +50,59 @@ func TestHostEndsByHand(t *testing.T) {
 	l = l.restart(t)
 	eventually(t, pod+" is as it was", func() bool { return ends()[pod] == want[pod] })
 	l.whole(t, req)
+}
+
+// What another program changes of a host end while the port is being made is restored once it is made: of a pod's own port, and of a
+// pre-plugged one.
+func TestHostEndsChangedWhileMade(t *testing.T) {
+	for name, spare := range map[string]int{"own": 0, "pre-plugged": 4} {
+		t.Run(name, func(t *testing.T) {
+			l := standingStart(t, spare)
+			eventually(t, "the look at the start is over", func() bool { return !l.ends.pending() })
+			before := l.hostEnds(t)
+			changed := make(chan map[string]link.HostEnd, 1)
+			l.node.rowEngine.before(func() { // the links are there, and the ports not yet
+				made := l.hostEnds(t)
+				maps.DeleteFunc(made, func(name string, _ link.HostEnd) bool { _, old := before[name]; return old })
+				if len(made) == 0 || len(changed) > 0 {
+					return
+				}
+				for name := range made {
+					other := link.HostEnd{MTU: 1400}
+					if err := l.node.pods.Restore(context.Background(), name, other); err != nil {
+						t.Error(err)
+					}
+					l.HostEndChanged(name, other)
+				}
+				changed <- made
+			})
+			for i := range 3 {
+				l.add(t, l.request(fmt.Sprintf("s%d", i)))
+			}
+			eventually(t, "ports are made", func() bool { return len(changed) > 0 })
+			want := <-changed
+			eventually(t, "they are as they are to be", func() bool {
+				now := l.hostEnds(t)
+				maps.DeleteFunc(now, func(name string, _ link.HostEnd) bool { _, ours := want[name]; return !ours })
+				return maps.Equal(now, want)
+			})
+		})
+	}
+}
+
+// hostEnds returns the host ends that exist.
+func (l *life) hostEnds(t tb) map[string]link.HostEnd {
+	t.Helper()
+	all, err := l.node.pods.HostEnds(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// pending reports whether the host ends are still to be looked at.
+func (e *ends) pending() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.doubtful
 }

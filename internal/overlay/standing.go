@@ -50,6 +50,8 @@ type standingPort struct {
 	// that should not be.
 	clean, condemned bool
 	doubted          time.Time
+	// seen is what its host end was like last, of those changes that were reported.
+	seen link.HostEnd
 }
 
 type standingState int
@@ -212,10 +214,28 @@ func (s *standing) ends() map[string]link.HostEnd {
 	ends := make(map[string]link.HostEnd, len(s.ports))
 	for ofport, port := range s.ports {
 		if port.state == standingFree || port.state == standingTaken {
-			ends[attach.PortName(ofport)] = link.HostEnd{MTU: port.mtu, Group: s.shape.HostGroup, Up: true}
+			ends[attach.PortName(ofport)] = s.end(port)
 		}
 	}
 	return ends
+}
+
+// end returns what a port's host end is to be. The caller holds mu.
+func (s *standing) end(port *standingPort) link.HostEnd {
+	return link.HostEnd{MTU: port.mtu, Group: s.shape.HostGroup, Up: true}
+}
+
+// changed notes what a host end is like now, and reports whether it has to be restored.
+func (s *standing) changed(name string, now link.HostEnd) bool {
+	ofport, ok := attach.PortNumber(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	port := s.ports[ofport]
+	if !ok || port == nil {
+		return false
+	}
+	port.seen = now
+	return (port.state == standingFree || port.state == standingTaken) && now != s.end(port)
 }
 
 // takeOver sorts the ports that a former life of the agent left: those that records name are taken, the others are free, or
@@ -452,6 +472,9 @@ func (s *standing) make(ctx context.Context, count int, state standingState) ([]
 			port.state = standingTaken
 		} else {
 			s.release(ofport, port, err == nil)
+		}
+		if port := s.ports[ofport]; err == nil && port.seen != (link.HostEnd{}) && port.seen != s.end(port) {
+			n.CheckHostEnds()
 		}
 	}
 	return numbers, err

@@ -153,7 +153,7 @@ func TestRealServerRestart(t *testing.T) {
 	must(t, b.engine.Commit(ctx, set(br0(), pod("pod1", 3))))
 	s.Stop("ovsdb-server", true)
 
-	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	short, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if _, err := b.engine.Read(short); !errors.Is(err, ovsdb.ErrNotConnected) || !errors.Is(err, reconcile.ErrUnavailable) {
 		t.Errorf("Read without a server: %v", err)
@@ -221,7 +221,7 @@ func TestRealSwitchRestart(t *testing.T) {
 	}
 	// While there is no switch, a change does not come into effect. It does when the switch is back.
 	s.Stop("ovs-vswitchd", true)
-	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	short, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if err := b.engine.Commit(short, set(pod("pod3", 5))); !errors.Is(err, ovsdb.ErrNotApplied) ||
 		!errors.Is(err, reconcile.ErrUnavailable) {

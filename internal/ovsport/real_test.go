@@ -44,7 +44,7 @@ func TestPorts(t *testing.T) {
 	must(t, ports.Attach(t.Context(), port))
 
 	t.Run("logical port that comes later", func(t *testing.T) {
-		short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		short, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		late := ovsport.Port{Device: "va", IfaceID: "late", Owner: "attachment/2"}
 		if err := ports.Attach(short, late); !errors.Is(err, ovsport.ErrNotInstalled) {

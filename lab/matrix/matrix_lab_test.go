@@ -289,7 +289,7 @@ func list(t *testing.T, own string) listing {
 		return strings.Contains(s, "wl-"+own) || strings.Contains(s, "weft-lab/"+own)
 	}
 	others := func(s string) bool {
-		return !mine(s) && (strings.Contains(s, "wl-") || strings.Contains(s, "weft-lab/") || strings.Contains(s, "/tmp/") || strings.HasPrefix(s, "wt"))
+		return !mine(s) && (strings.Contains(s, "wl-") || strings.Contains(s, "weft-lab/") || strings.Contains(s, "/tmp/") || strings.Contains(s, "cnitest-") || strings.HasPrefix(s, "wt"))
 	}
 	add := func(to *[]string, what string) {
 		if !others(what) && !slices.Contains(*to, what) {

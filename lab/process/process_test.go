@@ -23,7 +23,7 @@ func group(t *testing.T) *process.Group {
 // await waits until something holds.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	const patience = 10 * time.Second
+	const patience = 60 * time.Second
 	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within %s", what, patience)

@@ -21,16 +21,17 @@ import (
 
 const (
 	floodPort = 7794
-	// warmUp is not measured, measured is, and again is what is measured once more.
+	// warmUp is not measured, measured is, and again is how long each measurement after it takes.
 	warmUp   = 5 * time.Second
 	measured = 20 * time.Second
-	again    = 4 * time.Second
+	again    = 12 * time.Second
 	// transferred is how much TCP is sent, in bytes.
 	transferred = 256 << 10
 	// othersRate is how many datagrams a second others exchange meanwhile, of which none may be lost.
 	othersRate = 100
-	// tolerance is how far from its limit a rate may be.
-	tolerance = 0.05
+	// above and below are how far a rate may be from its limit. A sender that the machine stops for a while does not make up for it, so that
+	// the lower bound is the wider one.
+	above, below = 0.05, 0.15
 )
 
 // limits are a pod's in bits a second, as a runtime tells of them.
@@ -135,7 +136,7 @@ func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f 
 	for i, l := range p.floods {
 		rate := rates[i]
 		t.Logf("%s: %s: %.3f Mbit/s of %.2f", what, l.name, rate/1e6, float64(l.limit)/1e6)
-		if math.Abs(rate/float64(l.limit)-1) > tolerance {
+		if relative := rate / float64(l.limit); relative > 1+above || relative < 1-below {
 			t.Errorf("%s: %s: %.0f bit/s, limit %d", what, l.name, rate, l.limit)
 		}
 	}
@@ -149,7 +150,7 @@ func (p *limitedPods) flowing(t *testing.T) {
 		var errs []error
 		for i, l := range p.floods {
 			rate := rates[i]
-			if rate < float64(l.limit)*(1-tolerance) {
+			if rate < float64(l.limit)*(1-below) {
 				errs = append(errs, fmt.Errorf("%s: %.0f bit/s, limit %d", l.name, rate, l.limit))
 			}
 		}

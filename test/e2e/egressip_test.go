@@ -432,7 +432,7 @@ func (s *egressScene) refused(t *testing.T) {
 		s.notHeld(t, n.Name, address)
 		s.sees(t, "n1 does not hold "+address, "a1 nobody a2 nobody")
 		for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "n2": s.cluster.Node(2).Netns, "a pod": s.pods["b2"].Netns} {
-			ctx, cancel := context.WithTimeout(t.Context(), brief)
+			ctx, cancel := context.WithTimeout(t.Context(), generous)
 			if _, err := traffic.Ask(ctx, netns, "tcp", port(netip.MustParseAddr(address), nodePort)); err != nil {
 				t.Errorf("%s does not reach n1 by %s: %v", from, address, err)
 			}

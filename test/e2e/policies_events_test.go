@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -38,7 +37,7 @@ func TestPolicyTellsOfProblems(t *testing.T) {
 		s.annotations = map[string]string{policy.AnnotationEstablished: value}
 		s.policy(t, "tell", server, ingress())
 		want = append(want, fmt.Sprintf("%q is neither keep nor end", value))
-		awaitWithin(t, 20*time.Second, "the event of "+value, func(ctx context.Context) error {
+		await(t, "the event of "+value, func(ctx context.Context) error {
 			got, err := notes(ctx)
 			if err == nil && !slices.EqualFunc(got, want, func(note, part string) bool { return strings.HasPrefix(note, "n1: ") && strings.Contains(note, part) }) {
 				err = fmt.Errorf("the events are %q", got)

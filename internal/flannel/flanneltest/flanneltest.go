@@ -428,10 +428,37 @@ func (p *Pod) Stream(address string) *Stream {
 }
 
 // answered returns how many packets of the flow have been answered so far.
-func (s *Stream) answered() int { return strings.Count(s.p.Log(), " icmp_seq=") }
+func (s *Stream) answered() int { return strings.Count(s.p.Log(), reply) }
 
-// streamed is how many packets a flow has at least: the control, and what comes after the last change, need them.
-const streamed = 100
+// reply is part of what ping prints of an answer, and of nothing else.
+const reply = " bytes from "
+
+// answers returns of ping's output the sequence number of the last packet that was answered, from 1, and how many up to it were not. ping
+// prints 16 bits of a sequence number.
+func answers(log string) (last, lost int) {
+	seen := map[int]struct{}{}
+	for line := range strings.Lines(log) {
+		_, after, found := strings.Cut(line, " icmp_seq=")
+		if !found || !strings.Contains(line, reply) {
+			continue
+		}
+		number, _, _ := strings.Cut(after, " ")
+		low, err := strconv.ParseUint(number, 10, 16)
+		if err != nil {
+			continue
+		}
+		sequence := last + int(int16(uint16(low)-uint16(last))) //nolint:gosec // the distance modulo 2^16
+		seen[sequence], last = struct{}{}, max(last, sequence)
+	}
+	return last, last - len(seen)
+}
+
+const (
+	// streamed is how many packets a flow has at least: the control, and what comes after the last change, need them.
+	streamed = 100
+	// underWay is how many of a flow's last packets may still be under way when it ends: 100 ms of them.
+	underWay = 50
+)
 
 // Stop ends the flow after some hundred packets more, and fails the test if one was lost.
 func (s *Stream) Stop(t *testing.T) {
@@ -446,15 +473,16 @@ func (s *Stream) Stop(t *testing.T) {
 	s.p.Signal(syscall.SIGINT)
 	<-s.p.Done()
 	log := s.p.Log()
-	var sent, received int
+	var sent int
 	for line := range strings.Lines(log) {
-		if _, err := fmt.Sscanf(line, "%d packets transmitted, %d received", &sent, &received); err == nil {
+		if _, err := fmt.Sscanf(line, "%d packets transmitted", &sent); err == nil {
 			break
 		}
 	}
-	// The last packet may be on its way when the flow ends.
-	if sent < streamed || sent-received > 1 {
-		const last = 1000
-		t.Errorf("%s: %d of %d packets answered:\n%s", s.from, received, sent, log[max(0, len(log)-last):])
+	last, lost := answers(log)
+	t.Logf("%s: sent %d, last answered %d, lost before %d", s.from, sent, last, lost)
+	if sent < streamed || lost > 0 || sent-last > underWay {
+		const end = 1000
+		t.Errorf("%s: %d packets sent; the last answered is number %d, %d before it are not:\n%s", s.from, sent, last, lost, log[max(0, len(log)-end):])
 	}
 }

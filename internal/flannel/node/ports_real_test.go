@@ -104,7 +104,7 @@ func TestPortChecks(t *testing.T) {
 		t.Helper()
 		for _, subnet := range gateways {
 			gw := subnet.Addr().Next()
-			err := reaches(t, pod.Path(), gw)
+			err := reaches(t, pod.Path(), gw, want)
 			if (err == nil) != want {
 				t.Errorf("%s: the pod reaches %s: %v, want %t", when, gw, err, want)
 			}
@@ -191,7 +191,7 @@ func TestInterfaceGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	h = serve(t, s)
-	if err := reaches(t, other.Path(), s.state.Subnets[0].Addr().Next()); err != nil {
+	if err := reaches(t, other.Path(), s.state.Subnets[0].Addr().Next(), true); err != nil {
 		t.Errorf("the other pod: %v", err)
 	}
 	if _, err := add(t, h, "new", space(t)); err != nil {

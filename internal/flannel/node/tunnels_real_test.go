@@ -154,7 +154,7 @@ func TestUnknownPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	gw := s.state.Subnets[0].Addr().Next()
-	if err := reaches(t, pod.Path(), gw); err != nil {
+	if err := reaches(t, pod.Path(), gw, true); err != nil {
 		t.Fatal(err)
 	}
 	stop() // it would put the set right again
@@ -165,7 +165,7 @@ func TestUnknownPort(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := reaches(t, pod.Path(), gw); err == nil {
+	if err := reaches(t, pod.Path(), gw, false); err == nil {
 		t.Error("with another MAC the pod reaches its node")
 	}
 }

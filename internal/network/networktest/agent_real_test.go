@@ -73,12 +73,12 @@ func TestAlone(t *testing.T) {
 	})
 	one, bound := m.pod("alone-one", ""), m.pod("alone-bound", "overlay")
 	m.add("alone-one", one)
-	if err := reaches(one, hostAddress()); err != nil {
+	if err := reaches(one, hostAddress(), connects); err != nil {
 		t.Error(err)
 	}
 	m.refused("alone-bound", bound, "overlay", "there is no ClusterNetwork default")
 	m.kill()
-	if err := reaches(one, hostAddress()); err != nil {
+	if err := reaches(one, hostAddress(), connects); err != nil {
 		t.Errorf("without the agent: %v", err)
 	}
 	m.start()
@@ -101,7 +101,7 @@ func TestAlone(t *testing.T) {
 		}
 		return nil
 	})
-	if err := reaches(one, hostAddress()); err != nil {
+	if err := reaches(one, hostAddress(), connects); err != nil {
 		t.Errorf("of a network that is not configured any more: %v", err)
 	}
 	if _, err := m.do(cni.CommandDel, "alone-one", one.Path()); err != nil {
@@ -131,10 +131,10 @@ func TestBesideTheOverlay(t *testing.T) {
 	m.want(map[string]string{"beside-a": "overlay", "beside-b": networktest.Name})
 	both := func(when string) {
 		t.Helper()
-		if err := reaches(a, gateway); err != nil {
+		if err := reaches(a, gateway, connects); err != nil {
 			t.Errorf("%s: the overlay's pod: %v", when, err)
 		}
-		if err := reaches(b, hostAddress()); err != nil {
+		if err := reaches(b, hostAddress(), connects); err != nil {
 			t.Errorf("%s: the other network's pod: %v", when, err)
 		}
 		if set := m.run("nft", "list", "set", "inet", networktest.Table, networktest.Pods); !strings.Contains(set, "10.99.0.1") {
@@ -172,7 +172,7 @@ func TestBesideTheOverlay(t *testing.T) {
 		t.Errorf("GC: %v", err)
 	}
 	m.want(map[string]string{"beside-b": networktest.Name})
-	if err := reaches(b, hostAddress()); err != nil {
+	if err := reaches(b, hostAddress(), connects); err != nil {
 		t.Errorf("after GC: %v", err)
 	}
 	if _, err := m.do(cni.CommandDel, "beside-b", b.Path()); err != nil {

@@ -41,7 +41,11 @@ func TestCable(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer func() { _ = pod.Close() }()
-				if err := reaches(pod, hostAddress()); (err == nil) != want {
+				within := unanswered
+				if want {
+					within = connects
+				}
+				if err := reaches(pod, hostAddress(), within); (err == nil) != want {
 					t.Errorf("the pod reaches its node: %v, want %t", err, want)
 				}
 			},

@@ -101,10 +101,17 @@ func hostSpace(t *testing.T) ns.NetNS {
 	return made
 }
 
-// reaches reports whether the pod in a namespace can connect to the node.
-func reaches(pod ns.NetNS, to netip.Addr) error {
+const (
+	// connects is how long a connection that must come about may take: the kernel sends a lost SYN again after 1 s, 3 s, 7 s and 15 s.
+	connects = 30 * time.Second
+	// unanswered is how long one is tried that must not come about.
+	unanswered = time.Second
+)
+
+// reaches returns nil if the pod in a namespace connects to the node within a time.
+func reaches(pod ns.NetNS, to netip.Addr, within time.Duration) error {
 	return pod.Do(func(ns.NetNS) error {
-		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(to, hostPort).String(), time.Second)
+		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(to, hostPort).String(), within)
 		if err != nil {
 			return err
 		}

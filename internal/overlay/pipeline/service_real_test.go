@@ -250,7 +250,7 @@ func TestAffinity(t *testing.T) {
 	n := startNode(t, 4)
 	sticky := func(to ...string) service.VirtualAddress {
 		v := vip("sticky", "172.30.0.12", service.TCP, 80, to...)
-		v.Affinity = 2 * time.Second
+		v.Affinity = 10 * time.Second // longer than the two changes below take on a busy machine
 		return v
 	}
 	for _, pod := range []string{"b", "c", "d"} {

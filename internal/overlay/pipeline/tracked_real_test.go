@@ -65,14 +65,20 @@ func (n *serviceNode) listen(t *testing.T, pod, at string) *net.UDPConn {
 	return conn
 }
 
-// gets reports whether what one socket sends comes to another.
-func gets(t *testing.T, from, to *net.UDPConn) bool {
+const (
+	// soon is how long a packet is waited for that must come, also where the machine is busy: it ends the wait.
+	soon = 10 * time.Second
+	// long is how long one is waited for that must not come: it takes a fraction of a millisecond.
+	long = 500 * time.Millisecond
+)
+
+// gets reports whether what one socket sends comes to another within a time.
+func gets(t *testing.T, from, to *net.UDPConn, within time.Duration) bool {
 	t.Helper()
 	if _, err := from.WriteTo([]byte("x"), to.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
-	const long = 500 * time.Millisecond // a packet takes a fraction of a millisecond
-	if err := to.SetReadDeadline(time.Now().Add(long)); err != nil {
+	if err := to.SetReadDeadline(time.Now().Add(within)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := to.Read(make([]byte, 1))
@@ -87,11 +93,11 @@ func gets(t *testing.T, from, to *net.UDPConn) bool {
 func TestAddressReuse(t *testing.T) {
 	n := byPolicies(t)
 	old, peer := n.listen(t, "a", "10.128.0.5:7946"), n.listen(t, "b", "10.128.0.6:7946")
-	if !gets(t, old, peer) || !gets(t, peer, old) {
+	if !gets(t, old, peer, soon) || !gets(t, peer, old, soon) {
 		t.Fatal("the pods do not talk")
 	}
 	n.isolate("a", policy.Isolation{Ingress: true, Egress: true})
-	if !gets(t, peer, old) {
+	if !gets(t, peer, old, soon) {
 		t.Error("the other side goes on, and is no answer: what is forgotten would say nothing")
 	}
 	for _, flush := range n.config.FlushPod(netip.MustParseAddr("10.128.0.5")) {
@@ -102,11 +108,11 @@ func TestAddressReuse(t *testing.T) {
 	if known := n.AppCtl("dpctl/dump-conntrack"); strings.Contains(known, "10.128.0.5") {
 		t.Errorf("still known: %s", known)
 	}
-	if gets(t, peer, old) {
+	if gets(t, peer, old, long) {
 		t.Error("an isolated pod gets what was for who had its address before")
 	}
 	n.isolate("a", policy.Isolation{Ingress: true})
-	if !gets(t, old, peer) || !gets(t, peer, old) {
+	if !gets(t, old, peer, soon) || !gets(t, peer, old, soon) {
 		t.Error("the pod cannot begin such a connection itself")
 	}
 }
@@ -129,19 +135,18 @@ func TestConnectionsOfBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = served.Close() }()
-	arrives := func(from, to net.Conn) bool {
+	arrives := func(from, to net.Conn, within time.Duration) bool {
 		if _, err := from.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		const long = 500 * time.Millisecond
-		if err := to.SetReadDeadline(time.Now().Add(long)); err != nil {
+		if err := to.SetReadDeadline(time.Now().Add(within)); err != nil {
 			t.Fatal(err)
 		}
 		_, err := to.Read(make([]byte, 1))
 		return err == nil
 	}
 	n.AppCtl("dpctl/flush-conntrack")
-	if !arrives(conn, served) || !arrives(served, conn) {
+	if !arrives(conn, served, soon) || !arrives(served, conn, soon) {
 		t.Error("it does not go on")
 	}
 	const unseen = "mark=2"
@@ -149,14 +154,14 @@ func TestConnectionsOfBefore(t *testing.T) {
 		t.Errorf("it is not known as one whose beginning nobody saw: %s", known)
 	}
 	n.isolate("b", policy.Isolation{Ingress: true, KeepsIngress: true})
-	if arrives(conn, served) {
+	if arrives(conn, served, long) {
 		t.Error("it goes on at a pod that is isolated")
 	}
 	if known := n.AppCtl("dpctl/dump-conntrack"); !strings.Contains(known, unseen) {
 		t.Errorf("it ends as if it had been seen: %s", known)
 	}
 	n.isolate("b", policy.Isolation{})
-	if !arrives(served, conn) {
+	if !arrives(served, conn, soon) {
 		t.Error("it does not go on when nothing isolates the pod any more")
 	}
 }
