@@ -82,7 +82,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	}
 	s.VXLANPorts = a.objects.port.reported()
 	s.RefusedEgressIPs = a.objects.egressIPs.refusals()
-	for _, e := range append(r.engines.all(), r.engines.others()...) {
+	for _, e := range r.engines.withOthers() {
 		s.Engines = append(s.Engines, e.state())
 	}
 	s.Engines = withClosed(s.Engines, a.closed(r.network))
@@ -184,7 +184,7 @@ func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	r, e := a.running.Load(), a.engines.Load()
 	switch {
 	case r != nil:
-		diff := a.compare(ctx, append(append(r.engines.all(), r.engines.others()...), a.tables.all()...))
+		diff := a.compare(ctx, append(r.engines.withOthers(), a.tables.all()...))
 		diffClosed(&diff, a.closed(r.network))
 		a.nameDifferences(&diff)
 		return diff, nil
@@ -267,6 +267,9 @@ func (e *engines) all() []observed {
 		engineView[openflow.Key, openflow.Entry]{name: "openflow", loop: e.flowLoop, owner: flowOwner, hashed: true},
 	}
 }
+
+// withOthers returns all engines of a node with the overlay: its own in the order in which a start programs them, then those of other bridges.
+func (e *engines) withOthers() []observed { return append(e.all(), e.others()...) }
 
 // kernel returns the engines of a node without Open vSwitch.
 func (e *engines) kernel() []observed {

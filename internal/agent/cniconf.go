@@ -2,13 +2,16 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/overlay"
 )
 
 const (
@@ -138,6 +141,87 @@ func CopyFile(from, to string) error {
 	}
 	if err := writeAtomically(to, data, info.Mode().Perm()); err != nil {
 		return fmt.Errorf("copying a file: %w", err)
+	}
+	return nil
+}
+
+// configure writes the runtime's configuration and the node's condition for a default network that is not the overlay, which does so itself.
+func (n *networks) configure(ctx context.Context, e *engines) error {
+	return n.agent.keepInStep(ctx, n.changed, "the runtime's configuration", func() error {
+		if n.decided() != nil {
+			return nil //nolint:nilerr // pods could not be placed yet; what is decided wakes this
+		}
+		standard, _ := n.standard()
+		if r := n.agent.running.Load(); standard == overlay.NetworkName && r != nil && r.network.Ready() == nil {
+			return n.configureOverlay(ctx, e)
+		}
+		at := slices.IndexFunc(n.kinds, func(k *kind) bool { return k.Name == standard })
+		if at < 0 || n.kinds[at].CNI.Content == nil {
+			return nil // there is none, or it brings no configuration
+		}
+		if _, running, err := n.kinds[at].state(); !running || err != nil {
+			return nil //nolint:nilerr // it wakes this when that is over
+		}
+		return n.configureKind(ctx, e, n.kinds[at])
+	})
+}
+
+// configureKind makes a network's configuration the node's.
+func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error {
+	data, err := k.CNI.Content()
+	if err != nil {
+		return fmt.Errorf("CNI configuration of network %s: %w", k.Name, err)
+	}
+	if path := filepath.Join(n.agent.opts.CNIConfDir, k.CNI.Name); !isThere(path, data, confMode) {
+		if err := writeAtomically(path, data, confMode); err != nil {
+			return err
+		}
+	}
+	n.agent.configured.Store(false)
+	if err := n.withdrawConf(k.CNI.Name); err != nil {
+		return err
+	}
+	return n.agent.tellReady(ctx, e.firewall.warning())
+}
+
+// configureOverlay makes the overlay's configuration the node's.
+func (n *networks) configureOverlay(ctx context.Context, e *engines) error {
+	a := n.agent
+	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
+		return err
+	}
+	a.configured.Store(true)
+	if err := n.withdrawConf(CNIConfName); err != nil {
+		return err
+	}
+	return a.tellReady(ctx, e.firewall.warning())
+}
+
+// withdrawConf removes the configurations that the agent wrote for other networks: a node has one. A file of the same name that differs is
+// another program's, and stays.
+func (n *networks) withdrawConf(now string) error {
+	a := n.agent
+	mine, err := confData(a.socket, a.records, PortsNamespace(a.opts.RunDir))
+	if err != nil {
+		return err
+	}
+	written := map[string][]byte{CNIConfName: mine}
+	for _, k := range n.kinds {
+		if k.CNI.Content == nil {
+			continue
+		}
+		if data, err := k.CNI.Content(); err == nil {
+			written[k.CNI.Name] = data
+		}
+	}
+	for name, data := range written {
+		path := filepath.Join(a.opts.CNIConfDir, name)
+		if name == now || !isThere(path, data, confMode) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("CNI configuration of a network that is not the default: %w", err)
+		}
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
@@ -208,4 +209,19 @@ func (r *recorder) drift(event reconcile.Event) {
 	}
 	r.Node(reasonDrift, "Verify", event.Engine+": what Weft had programmed was changed, and is restored: another program changed it, or the switch restarted. "+
 		"weft_engine_drift_total counts these changes; the agent's log has their times")
+}
+
+// objectEvents reports events of objects.
+type objectEvents struct {
+	recorder *recorder
+	node     string
+}
+
+// Warning implements network.Events.
+func (o objectEvents) Warning(object client.Object, reason, action, note string) {
+	gvk := object.GetObjectKind().GroupVersionKind()
+	o.recorder.warn(Object{
+		Kind: gvk.Kind, APIVersion: gvk.GroupVersion().String(), Namespace: object.GetNamespace(), Name: object.GetName(),
+		UID: string(object.GetUID()), Version: object.GetResourceVersion(),
+	}, reason, action, o.node+": "+note)
 }

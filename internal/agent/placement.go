@@ -138,3 +138,36 @@ func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Ob
 func placeOnOverlay(context.Context, *cni.Request) (placement.Decision, error) {
 	return placement.Decision{Network: overlay.NetworkName, Reason: "it is the only network"}, nil
 }
+
+// cluster returns what placement has to know of the networks.
+func (n *networks) cluster(ctx context.Context) (placement.Cluster, int, error) {
+	c := placement.Cluster{Absent: map[string]string{}, Known: []string{overlay.NetworkName}}
+	c.Default, c.DefaultReason = n.standard()
+	if err := n.decided(); err != nil {
+		return c, 0, err
+	}
+	n.mu.Lock()
+	if !n.home.Present {
+		c.Absent[overlay.NetworkName] = n.home.Why
+	}
+	n.mu.Unlock()
+	for _, k := range n.kinds {
+		c.Known = append(c.Known, k.Name)
+		presence, _, why := k.state()
+		if !presence.Present {
+			if why == nil {
+				why = errors.New("it is not configured")
+			}
+			c.Absent[k.Name] = why.Error()
+		}
+		if !k.binds() {
+			continue
+		}
+		binder, err := k.Bind(ctx, k.objects)
+		if err != nil {
+			return c, 0, fmt.Errorf("bindings of network %s: %w", k.Name, err)
+		}
+		c.Binders = append(c.Binders, binder)
+	}
+	return c, len(n.serving()), nil
+}

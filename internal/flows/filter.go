@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -13,8 +15,8 @@ import (
 // Filter asks for the flows of one object, each namespace/name; the zero value for all. Bridge is whose flows they are, "" for br0.
 type Filter struct{ Pod, Policy, Service, Bridge string }
 
-// maxBridge is IFNAMSIZ of linux/if.h without the final zero.
-const maxBridge = 15
+// maxBridge is the length of the longest interface name, without the final NUL.
+const maxBridge = unix.IFNAMSIZ - 1
 
 // Validate returns an error that says what would be right.
 func (f Filter) Validate() error {

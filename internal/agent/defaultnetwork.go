@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/placement"
+)
+
+// serving returns the names of the networks that are present, the overlay's first.
+func (n *networks) serving() []string {
+	var names []string
+	n.mu.Lock()
+	if n.home.Present || len(n.kinds) == 0 {
+		names = append(names, overlay.NetworkName)
+	}
+	n.mu.Unlock()
+	for _, k := range n.kinds {
+		if presence, running, _ := k.state(); presence.Present || running {
+			names = append(names, k.Name)
+		}
+	}
+	return names
+}
+
+// standard returns the name of the default network and why it is; "" while there is none.
+func (n *networks) standard() (name, reason string) {
+	if len(n.kinds) == 0 {
+		return overlay.NetworkName, "it is the only network"
+	}
+	n.mu.Lock()
+	home := n.home
+	n.mu.Unlock()
+	all := []struct {
+		name string
+		network.Presence
+	}{{overlay.NetworkName, home}}
+	for _, k := range n.kinds {
+		presence, _, _ := k.state()
+		all = append(all, struct {
+			name string
+			network.Presence
+		}{k.Name, presence})
+	}
+	for _, p := range all {
+		if p.Present && p.Default {
+			return p.name, p.Why + " has annotation " + placement.AnnotationDefault
+		}
+	}
+	for _, p := range all {
+		if p.Present && p.Cluster {
+			return p.name, "it is the cluster's default network (" + p.Why + ")"
+		}
+	}
+	return "", ""
+}
+
+// decided returns nil once it is known of every network whether it is present.
+func (n *networks) decided() error {
+	if len(n.kinds) == 0 {
+		return nil
+	}
+	n.mu.Lock()
+	known := n.known
+	n.mu.Unlock()
+	for _, k := range n.kinds {
+		known = known && k.decided()
+	}
+	if !known {
+		return errors.New("the API server has not reported yet which networks are configured")
+	}
+	return nil
+}
+
+// problems returns why networks that are present cannot serve pods, but for the default one.
+func (n *networks) problems() error {
+	standard, _ := n.standard()
+	var errs []error
+	for _, k := range n.kinds {
+		presence, running, err := k.state()
+		if err != nil && k.Name != standard && (presence.Present || running) {
+			errs = append(errs, fmt.Errorf("network %s: %w", k.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ready returns nil when the default network can serve pods.
+func (n *networks) ready() error {
+	standard, _ := n.standard()
+	for _, k := range n.kinds {
+		if k.Name == standard {
+			_, _, err := k.state()
+			return err
+		}
+	}
+	if r := n.agent.running.Load(); r != nil {
+		return r.network.Ready()
+	}
+	return errors.New(n.agent.waiting.get())
+}

@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"weft.dev/weft/internal/network"
+)
+
+// servedRetry is how often the API server is asked whether it serves a network's kinds by now: of a definition that is installed later,
+// no watch of the kind tells.
+const servedRetry = time.Minute
+
+// watch watches the objects that say whether the network is configured, once the API server serves their kinds. Until then the network is
+// not present.
+func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.ResourceEventHandler) error {
+	for _, object := range k.Presence {
+		n.awaitServed(ctx, k, object)
+		informer, err := k.objects.GetInformer(ctx, object, cache.BlockUntilSynced(true))
+		if err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		if _, err := informer.AddEventHandler(signal); err != nil {
+			return fmt.Errorf("network %s: watching the API server: %w", k.Name, err)
+		}
+	}
+	k.mu.Lock()
+	k.watched = true
+	k.mu.Unlock()
+	wakeUp(k.wake)
+	return nil
+}
+
+// binds reports whether the network's bindings can be read, and count: also while it is not present, as a pod that is bound to it is then
+// refused, and not placed elsewhere.
+func (k *kind) binds() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Bind != nil && (k.watched || k.presence.Present)
+}
+
+// awaitServed returns once the API server serves the kind of an object, or ctx ends.
+func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Object) {
+	for {
+		err := k.served(ctx, object)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		retry := lastFollowRetry
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			retry = servedRetry
+			k.absent(fmt.Sprintf("the API server does not serve %T", object))
+			wakeUp(n.changed)
+			if !hasRecords(n.agent.store, k.Name) {
+				n.agent.engines.Load().handovers.Done(k.Name)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retry):
+		}
+	}
+}
+
+// served returns nil when the API server serves the kind of an object.
+func (k *kind) served(ctx context.Context, object client.Object) error {
+	gvk, err := apiutil.GVKForObject(object, k.api.Scheme())
+	if err != nil {
+		return err
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
+	err = k.api.List(ctx, list, client.Limit(1))
+	if apierrors.IsForbidden(err) { // the agent may read some of them only, which are those that it watches
+		return nil
+	}
+	return err
+}
+
+// absent says that the network is not present, and why.
+func (k *kind) absent(why string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.presence, k.known = network.Presence{Why: why}, true
+	if k.network == nil {
+		k.why = why
+	}
+}
+
+// look decides whether the network is present.
+func (n *networks) look(ctx context.Context, k *kind) (network.Presence, error) {
+	limited, cancel := context.WithTimeout(ctx, podTimeout)
+	defer cancel()
+	presence, err := k.Present(limited, k.objects)
+	if err != nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.presence, err
+	}
+	k.mu.Lock()
+	k.presence, k.known = presence, true
+	if !presence.Present && k.network == nil {
+		k.why = cmp.Or(presence.Why, "it is not configured")
+	}
+	k.mu.Unlock()
+	wakeUp(n.changed)
+	return presence, nil
+}
+
+// decided reports whether it is known if the network is present.
+func (k *kind) decided() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.known
+}

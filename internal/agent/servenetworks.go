@@ -1,0 +1,167 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/node"
+)
+
+// follow keeps one network running while it is present, or has attachments here.
+func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
+	signal := toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { wakeUp(k.wake) }, UpdateFunc: func(any, any) { wakeUp(k.wake) }, DeleteFunc: func(any) { wakeUp(k.wake) },
+	}
+	// What it left in a former life goes on at once: its pods do not wait for the API server.
+	watching := make(chan error, 1)
+	go func() { watching <- n.watch(ctx, k, signal) }()
+	if !hasRecords(n.agent.store, k.Name) {
+		if err := <-watching; err != nil || ctx.Err() != nil {
+			return ignoreEnd(ctx, err)
+		}
+	} else if err := n.serve(ctx, engineCtx, k, e, group); err != nil || ctx.Err() != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		presence, err := n.look(ctx, k)
+		switch {
+		case err != nil:
+			n.agent.opts.Log.Warn("reading whether a network is configured failed", "network", k.Name, "error", err)
+		case presence.Present || hasRecords(n.agent.store, k.Name):
+			if err := n.serve(ctx, engineCtx, k, e, group); err != nil {
+				return err
+			}
+			continue
+		default:
+			e.handovers.Done(k.Name) // what is left of it is removed
+		}
+		select {
+		case <-ctx.Done():
+		case <-k.wake:
+		}
+	}
+	return nil
+}
+
+// serve runs a network until it is neither present nor has attachments here.
+func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
+	a := n.agent
+	made, runner, err := n.open(ctx, k, e, group)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	runCtx, stop := context.WithCancel(engineCtx)
+	leave := a.handler.Serve(k.Name, made, runner.HandedOver())
+	k.set(made, "")
+	wakeUp(n.changed)
+	ended := make(chan struct{})
+	group.Go(func() error {
+		defer close(ended)
+		defer stop()
+		err := runner.Run(runCtx)
+		if err != nil && runCtx.Err() == nil {
+			return fmt.Errorf("network %s: %w", k.Name, err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		select {
+		case <-runner.HandedOver():
+			e.handovers.Done(k.Name)
+			wakeUp(n.changed)
+		case <-runCtx.Done():
+		}
+		return nil
+	})
+	a.opts.Log.Info("serving a network", "network", k.Name)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil // requests that are under way find the network: it ends with the engines
+		case <-ended:
+			return nil
+		case <-k.wake:
+		}
+		presence, err := n.look(ctx, k)
+		if err == nil && !presence.Present && !hasRecords(a.store, k.Name) {
+			a.opts.Log.Info("network is no longer configured, and has no pods on this node", "network", k.Name)
+			leave()
+			k.set(nil, cmp.Or(presence.Why, "it is not configured"))
+			stop()
+			<-ended
+			return nil
+		}
+	}
+}
+
+// open makes the network, again and again until what it needs of the node is there.
+func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgroup.Group) (network.Network, network.Runner, error) {
+	a := n.agent
+	delay := firstFollowRetry
+	for {
+		if _, err := setAll(k.Care.Sysctls); err != nil {
+			return nil, nil, err
+		}
+		made, runner, err := k.New(ctx, n.node(k, e, group), network.Deps{
+			Log: a.opts.Log.With("network", k.Name), Records: a.handler.Records(k.Name), Objects: k.objects, API: k.api, Config: a.opts.Config,
+			Events: objectEvents{recorder: a.events, node: a.opts.Node}, Changed: func() { wakeUp(n.changed) },
+			Report: a.reportOf(k.Name),
+		})
+		if err == nil || ctx.Err() != nil {
+			return made, runner, err
+		}
+		k.set(nil, err.Error())
+		a.opts.Log.Warn("network failed to start, trying again", "network", k.Name, "error", err)
+		select {
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		case <-k.wake:
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, lastFollowRetry)
+	}
+}
+
+// node is this node, as the network has it.
+func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
+	a := n.agent
+	return &node.Node{
+		Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
+		Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Pass: e.firewall.pass, WatchLinks: e.watchers.add,
+		Observe: a.tables.add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
+		Switch: func(ctx context.Context) (*node.Switch, error) {
+			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)
+			if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitch(a.engineCtx, group) }); err != nil {
+				return nil, err
+			}
+			return &node.Switch{Datapath: e.datapath, Database: e.rows, Rows: e.rowLoop, Bridges: e.bridges}, nil
+		},
+	}
+}
+
+func (k *kind) set(made network.Network, why string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.network, k.why = made, why
+}
+
+// state returns the network's presence, and why it cannot serve; nil: it can, or nothing is known against it.
+func (k *kind) state() (presence network.Presence, running bool, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.network == nil:
+		return k.presence, false, errors.New(k.why)
+	case k.known && !k.presence.Present:
+		return k.presence, true, fmt.Errorf("it is no longer configured (%s), and still serves the pods that it has on this node", k.presence.Why)
+	}
+	return k.presence, true, k.network.Ready()
+}
