@@ -16,8 +16,7 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// apiAway makes the API server unreachable for the nodes, and returns what brings it back. Connections that are open
-// are reset when they are used.
+// apiAway makes the API server unreachable for the nodes. back restores it. Open connections are reset at their next packet.
 func apiAway(t *testing.T, c *lab.Cluster) (back func()) {
 	t.Helper()
 	restore, err := probe.CutAPI(t.Context(), c)
@@ -35,7 +34,7 @@ func apiAway(t *testing.T, c *lab.Cluster) (back func()) {
 	return back
 }
 
-// While the API server is away, running pods go on, and others come and go.
+// While the API server is away, running pods are not affected, and pods can be added and deleted.
 func TestAPIServerAway(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "api")
@@ -57,8 +56,8 @@ func TestAPIServerAway(t *testing.T) {
 	back()
 }
 
-// An agent that starts while the API server is away leaves running pods alone, answers "try again later" to new ones,
-// and serves as soon as the API server is back.
+// An agent that starts while the API server is away does not change running pods, answers ADD with "try again later", and serves as soon
+// as the API server is back.
 func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "alone")
@@ -83,7 +82,7 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 				t.Fatalf("ADD: %v, not code %d", err, codeTryAgain)
 			}
 			if !strings.Contains(failure.Error(), "API server") {
-				return err // it has not come that far
+				return err // the agent has not started so far
 			}
 			return nil
 		})

@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// patience is how long a test waits for what happens by itself.
+	// patience is the time limit of waits for changes.
 	patience = probe.Patience
-	// echoPort is where pods and hosts answer.
+	// echoPort is the port where pods and hosts answer.
 	echoPort = 7777
 )
 
-// cluster returns the lab, and fails the test if a node does not serve.
+// cluster returns the lab, and fails the test if a node is not ready.
 func cluster(t *testing.T) *lab.Cluster {
 	t.Helper()
 	c, err := lab.Open(t.Context(), *labName)
@@ -40,7 +40,7 @@ func cluster(t *testing.T) *lab.Cluster {
 	return c
 }
 
-// ready asks a node's agent whether it serves, as its readiness probe does.
+// ready calls a node's readiness probe.
 func ready(ctx context.Context, n lab.Node) error { return probe.Ready(ctx, n) }
 
 // await waits until f returns nil, and returns how long that took.
@@ -58,7 +58,7 @@ func awaitWithin(t *testing.T, limit time.Duration, what string, f func(context.
 	return took
 }
 
-// run runs a command and returns what it wrote.
+// run runs a command and returns its output.
 func run(ctx context.Context, argv []string) (string, error) { return probe.Run(ctx, argv) }
 
 func mustRun(t *testing.T, argv []string) string {
@@ -70,13 +70,13 @@ func mustRun(t *testing.T, argv []string) string {
 	return out
 }
 
-// addPod starts a pod as a kubelet does, which tries again when it is told to. It goes with the test.
+// addPod starts a pod as a kubelet does, which retries after "try again later". The pod is deleted when the test ends.
 func addPod(t *testing.T, c *lab.Cluster, node, name string) *lab.Pod {
 	t.Helper()
 	return addPodAs(t, c, lab.PodSpec{Node: node, Name: name, NoObject: true})
 }
 
-// addPodAs starts a pod. It goes with the test.
+// addPodAs starts a pod. It is deleted when the test ends.
 func addPodAs(t *testing.T, c *lab.Cluster, spec lab.PodSpec) *lab.Pod {
 	t.Helper()
 	p, err := tryAddPod(t.Context(), c, spec)
@@ -89,7 +89,7 @@ func addPodAs(t *testing.T, c *lab.Cluster, spec lab.PodSpec) *lab.Pod {
 	return p
 }
 
-// addPods starts pods at the same time.
+// addPods starts pods concurrently.
 func addPods(t *testing.T, c *lab.Cluster, names ...[2]string) []*lab.Pod {
 	t.Helper()
 	pods := make([]*lab.Pod, len(names))
@@ -115,15 +115,15 @@ func addPods(t *testing.T, c *lab.Cluster, names ...[2]string) []*lab.Pod {
 // codeTryAgain is the CNI specification's "try again later".
 const codeTryAgain = probe.CodeTryAgain
 
-// tryAddPod adds a pod; what says "try again later" it tries again, with a new sandbox, as a kubelet does.
+// tryAddPod adds a pod. After "try again later" it retries with a new sandbox, as a kubelet does.
 func tryAddPod(ctx context.Context, c *lab.Cluster, spec lab.PodSpec) (*lab.Pod, error) {
 	return probe.AddPod(ctx, c, spec)
 }
 
-// retryDetach ends a pod's sandbox, trying again while the agent says so.
+// retryDetach ends a pod's sandbox, and retries after "try again later".
 func retryDetach(ctx context.Context, p *lab.Pod) error { return probe.Detach(ctx, p) }
 
-// delPod ends a pod at the end of its test; repeating it is no error.
+// delPod deletes a pod when its test ends. Repeating it is not an error.
 func delPod(t *testing.T, p *lab.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -144,7 +144,7 @@ func echo(t *testing.T, netns string, ip netip.Addr) *traffic.Echo {
 	return e
 }
 
-// ping waits until a datagram from a namespace is answered, and returns how long that took at last.
+// ping waits until a datagram from a namespace is answered, and returns the duration of the last attempt.
 func ping(t *testing.T, from string, to netip.Addr) time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -156,13 +156,12 @@ func ping(t *testing.T, from string, to netip.Addr) time.Duration {
 	return took
 }
 
-// program returns what is known of one of the lab's programs.
+// program returns the status of one of the lab's programs.
 func program(ctx context.Context, c *lab.Cluster, name string) (process.Status, error) {
 	return probe.Program(ctx, c, name)
 }
 
-// kill sends a signal to one of the lab's programs, which its supervisor then starts again, and waits until that has
-// happened.
+// kill sends a signal to one of the lab's programs, and waits until its supervisor has restarted it.
 func kill(t *testing.T, c *lab.Cluster, name string, signal syscall.Signal) {
 	t.Helper()
 	if err := probe.Kill(t.Context(), c, name, signal); err != nil {
@@ -170,7 +169,7 @@ func kill(t *testing.T, c *lab.Cluster, name string, signal syscall.Signal) {
 	}
 }
 
-// signalProgram sends a signal to one of the lab's programs and returns its number.
+// signalProgram sends a signal to one of the lab's programs and returns its PID.
 func signalProgram(t *testing.T, c *lab.Cluster, name string, signal syscall.Signal) int {
 	t.Helper()
 	pid, err := probe.Signal(t.Context(), c, name, signal)
@@ -180,7 +179,7 @@ func signalProgram(t *testing.T, c *lab.Cluster, name string, signal syscall.Sig
 	return pid
 }
 
-// hang stops one of the lab's programs, without an end, until it is let go on, by the test's end at the latest.
+// hang stops one of the lab's programs without ending it. goOn, or the test's end, continues it.
 func hang(t *testing.T, c *lab.Cluster, name string) (goOn func()) {
 	t.Helper()
 	pid := signalProgram(t, c, name, syscall.SIGSTOP)
@@ -193,7 +192,7 @@ func hang(t *testing.T, c *lab.Cluster, name string) (goOn func()) {
 	return goOn
 }
 
-// logOf returns what one of the lab's programs has logged.
+// logOf returns the log of one of the lab's programs.
 func logOf(t *testing.T, c *lab.Cluster, name string) string {
 	t.Helper()
 	log, err := probe.Log(t.Context(), c, name)
@@ -203,10 +202,10 @@ func logOf(t *testing.T, c *lab.Cluster, name string) string {
 	return log
 }
 
-// stateOf reads a node's state; what cannot be read is part of it.
+// stateOf reads a node's state, including read errors.
 func stateOf(ctx context.Context, n lab.Node) probe.State { return probe.StateOf(ctx, n) }
 
-// settledState returns a node's state once it is the same twice in a row: nothing is being removed any more.
+// settledState returns a node's state once it is the same twice in succession: removals are complete.
 func settledState(t *testing.T, n lab.Node) probe.State {
 	t.Helper()
 	s, err := probe.SettledState(t.Context(), n)
@@ -216,7 +215,7 @@ func settledState(t *testing.T, n lab.Node) probe.State {
 	return s
 }
 
-// awaitState waits until a node is as it was, and returns how long that took.
+// awaitState waits until a node has the state again, and returns how long that took.
 func awaitState(t *testing.T, n lab.Node, want probe.State, after string) time.Duration {
 	t.Helper()
 	took, err := probe.AwaitState(t.Context(), n, want, after)
@@ -226,8 +225,8 @@ func awaitState(t *testing.T, n lab.Node, want probe.State, after string) time.D
 	return took
 }
 
-// addrPort is where a pod answers.
+// addrPort is the address and port where a pod answers.
 func addrPort(p *lab.Pod) netip.AddrPort { return netip.AddrPortFrom(p.IPs[0], echoPort) }
 
-// asFailure tells whether an error is the network's own.
+// asFailure reports whether an error is an error of the network plugin.
 func asFailure(err error, failure **podruntime.Failure) bool { return errors.As(err, failure) }

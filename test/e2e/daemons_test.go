@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// trio is a pod on the first node that asks, and one on each node that answers.
+// trio is a client pod on the first node, and a server pod on each node.
 type trio struct {
 	asks, near, far *lab.Pod
 }
@@ -32,7 +32,7 @@ func newTrio(t *testing.T, c *lab.Cluster, name string) trio {
 	return tr
 }
 
-// reaches waits until the pod reaches everybody, and returns how long that took.
+// reaches waits until the client reaches both servers and all hosts, and returns how long that took.
 func (tr trio) reaches(t *testing.T, c *lab.Cluster) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -44,7 +44,7 @@ func (tr trio) reaches(t *testing.T, c *lab.Cluster) time.Duration {
 	return time.Since(begin)
 }
 
-// A switch whose daemon dies comes back by itself, with everything in it: its flows, its ports, the host's interface.
+// A switch whose daemon dies comes back by itself, complete with its flows, its ports and the host's interface.
 func TestSwitchKilled(t *testing.T) {
 	c := cluster(t)
 	tr := newTrio(t, c, "switch")
@@ -63,7 +63,7 @@ func TestSwitchKilled(t *testing.T) {
 	ping(t, tr.far.Netns, fresh.IPs[0])
 }
 
-// A switch's database that dies stops nobody's traffic, and pods can be attached again as soon as it is back.
+// When the switch's database dies, traffic continues. Pods can be attached again as soon as it is back.
 func TestDatabaseKilled(t *testing.T) {
 	c := cluster(t)
 	tr := newTrio(t, c, "database")
@@ -89,7 +89,7 @@ func TestDatabaseKilled(t *testing.T) {
 	t.Logf("a pod was attached again %s after the database was killed; %s", back.Round(time.Millisecond), watch)
 }
 
-// What somebody removes or changes by hand is put back, whatever it is.
+// Everything that is removed or changed by hand is restored.
 func TestByHand(t *testing.T) {
 	c := cluster(t)
 	tr := newTrio(t, c, "by-hand")
@@ -131,7 +131,7 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// What somebody changes of a pod's link on the node is put back.
+// Changes by hand of a pod's link on the node are undone.
 func TestPodLinkByHand(t *testing.T) {
 	c := cluster(t)
 	tr := newTrio(t, c, "link-by-hand")
@@ -157,7 +157,7 @@ func TestPodLinkByHand(t *testing.T) {
 	}
 }
 
-// restoreGuard puts the lab's own rules back, which are no matter of Weft's.
+// restoreGuard restores the lab's own rules, which Weft does not manage.
 func restoreGuard(t *testing.T, n lab.Node) {
 	t.Helper()
 	rules := `table inet weft-lab { chain prerouting { type filter hook prerouting priority -450; policy accept; meta iifgroup 77 drop; }; }

@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Where fields are in a tunnel packet: a VXLAN header (RFC 7348, section 5), and in it an Ethernet frame with IPv4 and UDP.
+// Offsets of fields in a tunnel packet: a VXLAN header (RFC 7348, section 5), and in it an Ethernet frame with IPv4 and UDP.
 const (
 	vniAt    = 4
 	innerAt  = 8
@@ -29,17 +29,17 @@ const (
 	innerUDP = innerIP + 20
 )
 
-// device is a host without a Node: it has a subnet, a VNID, and a tunnel's end.
+// device is a host without a Node: it has a subnet, a VNID, and a tunnel endpoint.
 type device struct {
 	conn    *net.UDPConn
-	address netip.Addr // of something behind it
+	address netip.Addr // of a host behind the device
 	buffer  []byte
 }
 
-// deviceVNID is what all traffic to the device has.
+// deviceVNID is the VNID of all traffic to the device.
 const deviceVNID = 4711
 
-// newDevice makes a HostSubnet for a host outside that asks for a subnet, and waits until it has one.
+// newDevice makes a HostSubnet for a host outside that requests a subnet, and waits until it has one.
 func newDevice(t *testing.T, c *lab.Cluster) *device {
 	t.Helper()
 	const name = "device.example"
@@ -69,7 +69,7 @@ func newDevice(t *testing.T, c *lab.Cluster) *device {
 	return d
 }
 
-// hear waits for a datagram from a pod by the tunnel, with that content, and returns the whole.
+// hear waits for a pod's datagram with that content in the tunnel, and returns the whole packet.
 func (d *device) hear(ctx context.Context, content []byte) (packet []byte, from netip.AddrPort, err error) {
 	for {
 		deadline, _ := ctx.Deadline()
@@ -86,7 +86,7 @@ func (d *device) hear(ctx context.Context, content []byte) (packet []byte, from 
 	}
 }
 
-// answer turns a tunnel packet round and sends it back with another VNI. Checksums do not mind.
+// answer turns a tunnel packet around and sends it back with another VNI. The checksums remain valid.
 func (d *device) answer(packet []byte, vni uint32, to netip.AddrPort) error {
 	packet = bytes.Clone(packet)
 	swap := func(at, size int) {
@@ -101,7 +101,7 @@ func (d *device) answer(packet []byte, vni uint32, to netip.AddrPort) error {
 	return err
 }
 
-// talk has a pod send to the device, which answers with a VNI: whether that arrives.
+// talk has a pod send to the device, which answers with a VNI, and returns whether the answer arrives.
 func (d *device) talk(ctx context.Context, pod *lab.Pod, vni uint32) (arrives bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -134,7 +134,7 @@ func (d *device) talk(ctx context.Context, pod *lab.Pod, vni uint32) (arrives bo
 	return err == nil && bytes.Equal(d.buffer[:n], content), err
 }
 
-// What goes to a host without a Node has the VNID that is fixed for it, whoever sends; what comes from there counts by its VNI.
+// Traffic to a host without a Node has the fixed VNID, whatever pod sends it. Traffic from there counts by its VNI.
 func TestFixedVNID(t *testing.T) {
 	c := cluster(t)
 	e := &estate{cluster: c}
@@ -145,7 +145,7 @@ func TestFixedVNID(t *testing.T) {
 	begin := func(t *testing.T) {
 		t.Helper()
 		d = newDevice(t, c)
-		for _, p := range pods { // nobody answers ARP there
+		for _, p := range pods { // no host there answers ARP
 			mustRun(t, p.Enter("ip", "neigh", "replace", d.address.String(), "lladdr", "0a:58:00:00:00:99", "dev", "eth0"))
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// networkClient returns a client that knows the network's objects.
+// networkClient returns a client for the network's objects.
 func networkClient(t *testing.T, c *lab.Cluster) client.Client {
 	t.Helper()
 	config, err := c.RESTConfig()
@@ -37,8 +37,8 @@ func networkClient(t *testing.T, c *lab.Cluster) client.Client {
 	return api
 }
 
-// A namespace with an egress firewall and an egress IP: what the firewall allows leaves by the address, and what it denies leaves
-// nowhere, whether the pod is at the node that holds the address or at another.
+// A namespace has an egress firewall and an egress IP. Allowed traffic leaves by the egress IP, and denied traffic is dropped, whether
+// the pod is on the node with the address or on another.
 func TestEgressFirewallWithEgressIP(t *testing.T) {
 	for name, plugin := range map[string]string{"projects": networkv1.PluginMultitenant, "policies": networkv1.PluginNetworkPolicy} {
 		t.Run(name, func(t *testing.T) {
@@ -50,11 +50,11 @@ func TestEgressFirewallWithEgressIP(t *testing.T) {
 	}
 }
 
-// bothScene is two projects, of which the first has a firewall and egress addresses, and two hosts outside.
+// bothScene is two projects, the first with a firewall and egress IPs, and two hosts outside.
 type bothScene struct {
 	*egressScene
 	guards *guardScene
-	// good is the host that the firewall allows, bad one that it does not.
+	// good is the host that the firewall allows, bad a host that it denies.
 	good, bad netip.Addr
 }
 
@@ -96,18 +96,19 @@ func (s *bothScene) run(t *testing.T) {
 	}
 }
 
-// leaves waits until the two hosts see both pods of the first project as told, by TCP and by UDP, and the second project's as ever.
+// leaves waits until the two hosts see the expected sources for both pods of the first project, by TCP and by UDP. The second project's
+// sources must be unchanged.
 func (s *bothScene) leaves(t *testing.T, when, good, bad string) {
 	t.Helper()
 	s.seenBy(t, when, [2]string{good, good}, [2]string{bad, bad})
 }
 
-// seenBy is leaves where the pods are seen as others: a1 first, then a2.
+// seenBy is leaves with different sources for the pods: a1 first, then a2.
 func (s *bothScene) seenBy(t *testing.T, when string, good, bad [2]string) {
 	t.Helper()
 	n1, n2 := s.cluster.Node(1).IP.String(), s.cluster.Node(2).IP.String()
 	took := await(t, when, func(ctx context.Context) error {
-		var asking errgroup.Group // all at once: what is not answered takes its time
+		var asking errgroup.Group // all at once: an unanswered request takes long
 		for _, want := range []struct {
 			pod    string
 			host   netip.Addr
@@ -127,7 +128,7 @@ func (s *bothScene) seenBy(t *testing.T, when string, good, bad [2]string) {
 	t.Logf("%s, after %s", when, took)
 }
 
-// namesFromNode: pods ask their own node for names, under their own addresses.
+// namesFromNode: pods resolve names at their own node, with their own addresses.
 func (s *bothScene) namesFromNode(t *testing.T) {
 	t.Helper()
 	for i, name := range []string{"a1", "a2"} {
@@ -140,7 +141,7 @@ func (s *bothScene) namesFromNode(t *testing.T) {
 	}
 }
 
-// throughout: while agents are killed and the address moves, the host that is denied sees nobody, and the other nobody but the address.
+// throughout: while agents are killed and the address moves, the denied host sees no packet, and the other host only the egress IP.
 func (s *bothScene) throughout(t *testing.T) {
 	t.Helper()
 	good, bad := echo(t, s.cluster.Outside.Netns, s.good), echo(t, s.cluster.Outside.Netns, s.bad)
@@ -164,7 +165,7 @@ func (s *bothScene) throughout(t *testing.T) {
 	s.host(t, "n2")
 	s.host(t, "n1", egressOne)
 	s.leaves(t, "it is back", egressOne, closed)
-	tallies, _ := running.Stop() // what is denied is lost
+	tallies, _ := running.Stop() // denied datagrams are lost
 	for name, tally := range tallies {
 		t.Logf("%s: %s", name, tally)
 	}

@@ -24,7 +24,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// goodConfig is a network configuration as the runtime hands it to the plugin.
+// goodConfig is a network configuration as the runtime passes it to the plugin.
 const goodConfig = `{"cniVersion":"1.0.0","name":"weft","type":"weft"}`
 
 // plugin runs the CNI plugin on a node, as a runtime does, and returns its answer.
@@ -58,7 +58,7 @@ func plugin(t *testing.T, n lab.Node, stdin string, env map[string]string) (code
 	return failure.Code, failure.Msg
 }
 
-// Whatever a runtime hands over that is wrong, it gets a clear error, and nothing is left of it.
+// Invalid input from a runtime gets a clear error, and leaves nothing behind.
 func TestWrongRequests(t *testing.T) {
 	c := cluster(t)
 	n := c.Node(1)
@@ -113,7 +113,7 @@ func TestWrongRequests(t *testing.T) {
 	addPod(t, c, "n1", "input-after")
 }
 
-// Garbage on the agent's socket harms nobody.
+// Garbage on the agent's socket does no harm.
 func TestGarbageOnSocket(t *testing.T) {
 	c := cluster(t)
 	n := c.Node(1)
@@ -152,8 +152,9 @@ func TestGarbageOnSocket(t *testing.T) {
 	}
 }
 
-// A record that a power cut left half written is rebuilt from the result that the container runtime keeps of the ADD. Without that result it is
-// set aside and logged, and the pod's port closes, since its owner is no longer known; other pods are not affected, and DEL removes what is left.
+// A half-written record after a power cut is rebuilt from the result of the ADD that the container runtime keeps. Without that result,
+// the record is set aside and logged, and the pod's port closes because its owner is unknown. Other pods are not affected, and DEL
+// removes the rest.
 func TestHalfWrittenRecord(t *testing.T) {
 	c := cluster(t)
 	n := c.Node(1)
@@ -217,7 +218,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		delete(have, "files") // what was set aside is kept for whoever wants to know
+		delete(have, "files") // the file set aside is kept for inspection
 		for name := range have {
 			if strings.HasPrefix(name, "restarts") {
 				delete(have, name)
@@ -227,7 +228,8 @@ func TestHalfWrittenRecord(t *testing.T) {
 	})
 }
 
-// halveRecord cuts the record of a pod on n1 in half and kills the agent. It returns the record's file, and how much the agent had logged.
+// halveRecord cuts the record of a pod on n1 in half and kills the agent. It returns the record's file, and the length of the agent's log
+// before.
 func halveRecord(t *testing.T, c *lab.Cluster, p *lab.Pod) (path string, logged int) {
 	t.Helper()
 	path, raw := recordOf(t, p)
@@ -249,7 +251,7 @@ func runtimeResults(t *testing.T, p *lab.Pod) []string {
 	return files
 }
 
-// recordOf returns the file of a pod's attachment, and what it holds.
+// recordOf returns the file of a pod's attachment, and its content.
 func recordOf(t *testing.T, p *lab.Pod) (path string, raw []byte) {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(p.Node.Dir, "root/var/lib/weft/attachments/*"))

@@ -1,7 +1,7 @@
 //go:build lab
 
-// Package e2e holds Weft to what its users rely on, in a lab of two nodes whose pods are namespaces attached through
-// libcni: every test runs real agents on real switches, and judges by packets.
+// Package e2e tests what Weft's users rely on, in a lab of two nodes whose pods are namespaces attached through libcni: every test runs
+// real agents on real switches, and checks packets.
 package e2e
 
 import (
@@ -27,8 +27,8 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// child tells the process that runs the tests from the one that keeps the lab: a test that panics, or runs out of time,
-// ends its process, and the lab goes down all the same.
+// child marks the process that runs the tests, in contrast to the one that keeps the lab: a test that panics or times out ends only its
+// process, and the lab is still removed.
 const child = "WEFT_E2E_CHILD"
 
 var ( //nolint:gochecknoglobals // flags of the test binary
@@ -36,7 +36,7 @@ var ( //nolint:gochecknoglobals // flags of the test binary
 	keepLab = flag.Bool("lab.keep", false, "use the lab if it is up, and leave it up")
 	weftBin = flag.String("lab.bin", "", "folder with weft, weft-cni and weft-lab; without it, they are built")
 
-	// Smaller numbers for slower machines. What is asserted stays the same.
+	// Smaller numbers are for slower machines. The assertions are the same.
 	pairRate  = flag.Int("lab.rate", 1000, "how many datagrams a second each pair of pods exchanges while none may be lost")
 	bandwidth = flag.Float64("lab.bandwidth", 1, "which share of their usual bandwidth limited pods have")
 	restarts  = flag.Int("lab.restarts", 20, "how often agents are restarted")
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// keep brings the lab up, runs the tests in a process of their own, takes the lab down, and finds what it left.
+// keep brings the lab up, runs the tests in a process of their own, takes the lab down, and checks for leftovers.
 func keep() (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	defer stop()
@@ -81,7 +81,7 @@ func keep() (code int, err error) {
 			return 1, err
 		}
 	}
-	if err := lab.Down(ctx, *labName, nil); err != nil { // of a run that was killed
+	if err := lab.Down(ctx, *labName, nil); err != nil { // of a killed run
 		return 1, err
 	}
 	before, err := probe.TakeInventory(*labName)
@@ -115,7 +115,7 @@ func crashed(c *lab.Cluster) error {
 	return c.Crashed(ctx)
 }
 
-// takeDown ends the lab, however the tests ended, and returns an error that names what is left of it.
+// takeDown ends the lab, however the tests ended, and returns an error that lists its leftovers.
 func takeDown(before probe.Inventory) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -129,7 +129,7 @@ func takeDown(before probe.Inventory) error {
 	return before.LeftBy(after)
 }
 
-// build returns the folder with Weft's programs: dir, into which they are built, unless they are built already.
+// build returns the directory with Weft's programs. It builds them into dir, unless they are built already.
 func build(ctx context.Context, dir string) (string, error) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

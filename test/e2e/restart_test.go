@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// pairs is how many pairs of pods talk.
+// pairs is the number of pairs of pods that exchange packets.
 const pairs = 5
 
 // load is traffic between pairs of pods on two nodes.
@@ -25,7 +25,7 @@ type load struct {
 	running  *traffic.Load
 }
 
-// newLoad starts the pods, which answer.
+// newLoad starts the pods with their servers.
 func newLoad(t *testing.T, c *lab.Cluster, name string) *load {
 	t.Helper()
 	var names [][2]string
@@ -34,7 +34,7 @@ func newLoad(t *testing.T, c *lab.Cluster, name string) *load {
 	}
 	l := &load{}
 	for i, p := range addPods(t, c, names...) {
-		// Every other pair sends the other way.
+		// Every other pair sends in the other direction.
 		if (i%2 == 0) == (i/2%2 == 0) {
 			l.from = append(l.from, p)
 		} else {
@@ -60,7 +60,7 @@ func (l *load) start(t *testing.T) {
 	}
 }
 
-// stop returns how many datagrams were sent and how many were lost.
+// stop returns the numbers of sent and lost datagrams.
 func (l *load) stop() (sent, lost uint64, err error) {
 	tallies, err := l.running.Stop()
 	for _, tally := range tallies {
@@ -69,12 +69,12 @@ func (l *load) stop() (sent, lost uint64, err error) {
 	return sent, lost, err
 }
 
-// control runs the same traffic with nothing done to the network. A machine that loses packets then can tell nothing.
+// control runs the same traffic without changes to the network. A machine that loses packets then cannot give a result.
 func (l *load) control(t *testing.T, length time.Duration) {
 	t.Helper()
 	l.start(t)
 	select {
-	case <-time.After(length): // the time that traffic runs
+	case <-time.After(length): // the duration of the traffic
 	case <-t.Context().Done():
 	}
 	sent, lost, err := l.stop()
@@ -99,8 +99,8 @@ func (l *load) during(t *testing.T, what string, f func()) {
 	f()
 }
 
-// Restarting the agent, gently or not, is nothing that running pods notice, also while others come and go: an upgrade
-// needs no drain.
+// Running pods do not notice a restart of the agent, by SIGTERM or SIGKILL, also while pods are added and deleted: an upgrade needs no
+// drain.
 func TestAgentRestarts(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "restart")
@@ -136,7 +136,7 @@ func TestAgentRestarts(t *testing.T) {
 	t.Logf("slowest: %s from the signal until the new pod was attached, reached and the old one gone", slowest.Round(time.Millisecond))
 }
 
-// churn keeps one pod on each node that is replaced at each turn.
+// churn keeps one pod on each node, which each turn replaces.
 type churn struct {
 	cluster *lab.Cluster
 	pods    map[string]*lab.Pod
@@ -152,8 +152,8 @@ func newChurn(t *testing.T, c *lab.Cluster) *churn {
 	return ch
 }
 
-// turn deletes a node's pod and creates another at the same time, checks that the new one is reached from the other
-// node, and returns the deleted one.
+// turn deletes a node's pod and creates another one concurrently. It checks that the new one is reachable from the other node, and
+// returns the deleted one.
 func (ch *churn) turn(t *testing.T, node string) *lab.Pod {
 	t.Helper()
 	old := ch.pods[node]

@@ -32,7 +32,7 @@ func (s *serviceScene) load(t *testing.T, to netip.AddrPort) *serviceLoad {
 	return l
 }
 
-// stop returns what was sent and what was lost.
+// stop returns the numbers of sent and lost datagrams.
 func (l *serviceLoad) stop() (sent, lost uint64, err error) {
 	for _, stream := range l.streams {
 		tally, failed := stream.Stop()
@@ -43,8 +43,8 @@ func (l *serviceLoad) stop() (sent, lost uint64, err error) {
 	return sent, lost, err
 }
 
-// Restarting the agent is nothing that traffic to Services notices: not one datagram is lost, not one flow is written, and
-// a connection made before goes on. What the switch has learned about clients is its own.
+// Restarting the agent does not affect traffic to Services: no datagram is lost, no flow is written, and an existing connection
+// continues. Flows that the switch learned about clients are its own.
 func TestAgentRestartsUnderServices(t *testing.T) {
 	s := newServiceScene(t, "srestart")
 	echo(t, s.here.Netns, s.here.IPs[0])
@@ -77,7 +77,7 @@ func TestAgentRestartsUnderServices(t *testing.T) {
 	control := s.load(t, vip)
 	const length = 5 * time.Second
 	select {
-	case <-time.After(length): // the time that traffic runs
+	case <-time.After(length): // the duration of the traffic
 	case <-t.Context().Done():
 	}
 	sent, lost, err := control.stop()
@@ -116,7 +116,7 @@ func TestAgentRestartsUnderServices(t *testing.T) {
 	}
 }
 
-// A client that goes on sending from one port does not stay with an endpoint that is gone.
+// A client that always sends from one port does not stay with a removed endpoint.
 func TestServiceEndpointGoesUnderUDP(t *testing.T) {
 	s := newServiceScene(t, "udpgone")
 	vip := port(s.simple(t, "udpgone", nil, at(s.here)), 80)
@@ -144,16 +144,16 @@ func TestServiceEndpointGoesUnderUDP(t *testing.T) {
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort), at(s.there))
 		took := await(t, from.name+": the same socket at the endpoint that is left", moved("there"))
 		t.Logf("%s: moved %s after the object was written", from.name, took.Round(time.Millisecond))
-		// It loses all endpoints and gets one again: what was refused is not so for good.
+		// The Service loses all endpoints and gets one again: a refusal is not permanent.
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort))
 		refused(t, from.netns, vip, "tcp", "udp")
-		_, _ = talk.Ask() // is refused
+		_, _ = talk.Ask() // it is refused
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort), at(s.there))
 		await(t, from.name+": the same socket, once there is an endpoint again", moved("there"))
 	}
 }
 
-// While the API server is away, Services go on as they were.
+// While the API server is away, Services keep working.
 func TestServicesWithoutAPIServer(t *testing.T) {
 	s := newServiceScene(t, "sapi")
 	vip := port(s.simple(t, "sapi", nil, at(s.here), at(s.there)), 80)

@@ -11,14 +11,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// What is no Service's passes as it did, and meets no connection tracker, unless it goes straight to a port where endpoints
-// of a Service answer. Errors about it find their way.
+// Traffic that is not a Service's passes unchanged and without connection tracking, unless it goes directly to a port where endpoints of
+// a Service answer. ICMP errors about it arrive.
 func TestOnlyServicesAreTracked(t *testing.T) {
 	s := newServiceScene(t, "tracked")
 	vip := port(s.simple(t, "tracked", nil, at(s.here), at(s.there)), 80)
 	settles(t, s.near.Netns, vip, "here", "there")
 	settles(t, s.far.Netns, vip, "here", "there")
-	const other = 7070 // where no Service has an endpoint
+	const other = 7070 // no Service has an endpoint there
 	everybody := []string{s.near.Netns, s.far.Netns, s.cluster.Node(1).Netns, s.cluster.Node(2).Netns}
 	for _, p := range []*lab.Pod{s.here, s.there} {
 		tell(t, p.Netns, p.Name, other)
