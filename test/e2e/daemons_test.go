@@ -32,7 +32,7 @@ func newTrio(t *testing.T, c *lab.Cluster, name string) trio {
 	return tr
 }
 
-// reaches waits until the client reaches both servers and all hosts, and returns how long that took.
+// reaches waits until the client reaches both servers and the outside, and both nodes reach the client. It returns how long that took.
 func (tr trio) reaches(t *testing.T, c *lab.Cluster) time.Duration {
 	t.Helper()
 	begin := time.Now()
