@@ -25,8 +25,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// front stands between Weft's programs and the API server, on the control plane's own address: it answers what it is
-// told to answer, and hands the rest on. Programs that had a connection lose it.
+// front is a proxy between Weft's programs and the API server, on the control plane's own address. It answers as configured, and forwards
+// other requests. Existing connections of programs are closed.
 type front struct {
 	control string // network namespace
 	server  *http.Server
@@ -34,25 +34,25 @@ type front struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
-	// seen are the addresses that connections have come from.
+	// seen are the source addresses of connections so far.
 	seen map[string]bool
 }
 
-// frontPort is where the control plane's own port leads to while the front stands. Weft's programs know 6443.
+// frontPort is the port to which the control plane's own port is redirected while the front is open. Weft's programs use 6443.
 const frontPort = 16443
 
-// redirect leads Weft's programs to the front; connections that they have are reset, because the front knows nothing of
-// them. The administrator's come by another address.
+// redirect sends Weft's programs to the front. Their existing connections are reset, because the front does not have them. The
+// administrator uses another address.
 const redirect = `table ip wtfront {
 	chain pre { type nat hook prerouting priority -100; ip daddr %[1]s tcp dport 6443 redirect to :%[2]d; };
 	chain out { type nat hook output priority -100; ip daddr %[1]s tcp dport 6443 redirect to :%[2]d; };
 	chain cut { type filter hook input priority 0; ip daddr %[1]s tcp dport 6443 reject with tcp reset; };
 }`
 
-// answer handles a request, or hands it on to next.
+// answer handles a request, or passes it to next.
 type answer func(w http.ResponseWriter, r *http.Request, next http.Handler)
 
-// openFront puts a front before the API server, until it is closed.
+// openFront puts a front before the API server until close is called.
 func openFront(ctx context.Context, c *lab.Cluster, how answer) (*front, error) {
 	st, err := lab.Inspect(ctx, c.Name())
 	if err != nil {
@@ -75,7 +75,7 @@ func openFront(ctx context.Context, c *lab.Cluster, how answer) (*front, error) 
 	f.server = &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { how(w, r, next) }),
 		ReadHeaderTimeout: 10 * time.Second, ConnState: f.note,
-		ErrorLog: log.New(io.Discard, "", 0), // it is there to break connections
+		ErrorLog: log.New(io.Discard, "", 0), // it breaks connections on purpose
 	}
 	go func() {
 		defer close(f.served)
@@ -90,8 +90,8 @@ func openFront(ctx context.Context, c *lab.Cluster, how answer) (*front, error) 
 	return f, nil
 }
 
-// gather waits until every agent's connection has come to the front. The ones that they have end at the first packet: an
-// object that changes brings it about.
+// gather waits until the front has a connection of every agent. Existing connections end at the next packet, which a changed object
+// causes.
 func (f *front) gather(ctx context.Context, c *lab.Cluster) error {
 	hosts, err := probe.Objects(c, networkGroup, "hostsubnets")
 	if err != nil {
@@ -120,7 +120,7 @@ func (f *front) nft(args ...string) []string {
 	return append([]string{"nsenter", "--net=" + f.control, "--", "nft"}, args...)
 }
 
-// proxy hands requests on to the API server, in Weft's name.
+// proxy forwards requests to the API server, with Weft's identity.
 func (f *front) proxy(keys string) (http.Handler, error) {
 	pair, err := tls.LoadX509KeyPair(filepath.Join(keys, "weft.crt"), filepath.Join(keys, "weft.key"))
 	if err != nil {
@@ -168,7 +168,7 @@ func (f *front) cut() {
 	}
 }
 
-// close takes the front away: programs find the API server itself again.
+// close removes the front: programs then reach the API server itself again.
 func (f *front) close(ctx context.Context) error {
 	_, err := probe.Run(context.WithoutCancel(ctx), f.nft("delete", "table", "ip", "wtfront"))
 	err = errors.Join(err, f.server.Close())

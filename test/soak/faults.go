@@ -13,26 +13,26 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// fault is something that goes wrong, on the first node if on any. Weft has to come back by itself, whatever it was.
+// fault is a fault, on the first node if it concerns a node. Weft must recover from every fault by itself.
 type fault struct {
 	name string
-	// spares are the pairs of pods that it must not take a packet from.
+	// spares are the pairs of pods that must not lose a packet.
 	spares scope
-	// opens says that whoever does it opens the network by it: what is heard until it is put back is no hole of Weft's.
+	// opens says that the fault itself opens the network: packets received until it is undone are not a hole of Weft's.
 	opens bool
-	// kills are the programs that it ends; others must not end.
+	// kills are the programs that the fault ends; others must not end.
 	kills []string
-	// do brings it about, and ends what such a fault ends by itself: a disk that has room again, an API server that is
-	// back. It returns what it saw, and an error when something was not as Weft promises while it lasted.
+	// do causes the fault, and ends it if such a fault ends by itself: a disk that has space again, an API server that is back. It returns
+	// what it observed, and an error if Weft did not behave as promised during the fault.
 	do func(ctx context.Context, s *soak, n lab.Node) (note string, err error)
 }
 
-// kinds are all faults, in their order.
+// kinds returns all faults, in their order.
 func kinds() []fault {
 	return slices.Concat(requestFaults(), agentFaults(), byHand(), switchFaults(), apiFaults(), clusterFaults(), diskFaults())
 }
 
-// faults brings each fault about, under traffic and siege, and waits until everything is as it was.
+// faults causes each fault, under traffic and siege, and waits until everything is as before.
 func (s *soak) faults(ctx context.Context) error {
 	lost, err := s.control(ctx, all, controlTime)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *soak) faults(ctx context.Context) error {
 	return nil
 }
 
-// before is what there was before a fault.
+// before is the state before a fault.
 type before struct {
 	states   map[string]probe.State
 	census   map[string]probe.Counts
@@ -95,14 +95,14 @@ func (s *soak) before(ctx context.Context) (b before, err error) {
 	return b, err
 }
 
-// suffer brings one fault about, and reports whether everything came back.
+// suffer causes one fault, and reports whether everything recovered.
 func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 	was, err := s.before(ctx)
 	if err != nil {
 		r.wrong(fmt.Errorf("before it: %w", err))
 		return false
 	}
-	s.holes(r) // of before, by rights none
+	s.holes(r) // from before the fault; normally none
 	err = s.load(ctx, r, f.spares, func() error {
 		begun := time.Now()
 		note, err := f.do(ctx, s, s.cluster.Node(1))
@@ -134,10 +134,10 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 	return back
 }
 
-// recoveryTime is how long a fault may take to be over by itself. It is long: 10 s between tries is the loops' longest.
+// recoveryTime is the time limit for recovery from a fault. It is long: the loops retry after up to 10 s.
 const recoveryTime = time.Minute
 
-// recovered waits until both nodes are as they were, serve, and everybody reaches everybody.
+// recovered waits until both nodes have their former state, serve, and all required paths work.
 func (s *soak) recovered(ctx context.Context, was *before) error {
 	for _, n := range s.cluster.Nodes() {
 		_, err := probe.Await(ctx, recoveryTime, n.Name+" as it was", func(ctx context.Context) error {
@@ -153,7 +153,7 @@ func (s *soak) recovered(ctx context.Context, was *before) error {
 	return s.cast.reach(ctx)
 }
 
-// ended returns an error when a program ended that the fault did not end, or an agent panicked.
+// ended returns an error if a program ended that the fault does not end, or an agent panicked.
 func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
 	programs, err := s.cluster.Programs(ctx)
 	if err != nil {
@@ -182,7 +182,7 @@ func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
 	return errors.Join(errs...)
 }
 
-// agentOf and its like name programs.
+// agentOf and the functions below return the names of programs.
 func agentOf(n lab.Node) string    { return n.Name + "/weft-agent" }
 func switchOf(n lab.Node) string   { return n.Name + "/ovs-vswitchd" }
 func databaseOf(n lab.Node) string { return n.Name + "/ovsdb-server" }

@@ -1,8 +1,8 @@
-// Soak puts Weft under everything that goes wrong on a cluster, for as long as it takes: agents that are killed under
-// traffic and in the middle of requests, crowds of pods, and faults of every kind, while a pod sends hostile packets all
-// the time. It ends with a table, and the same as JSON. docs/testing.md says how to read it.
+// Soak exposes Weft to the faults that occur on a cluster, for as long as needed: agents that are killed under traffic and in the middle
+// of requests, crowds of pods, and faults of every kind, while a pod sends hostile packets all the time. It ends with a table, and the
+// same data as JSON. docs/testing.md explains how to read it.
 //
-// It needs root, and the machine for itself. `make soak` runs it.
+// It needs root, and an otherwise idle machine. `make soak` runs it.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// options are what a run is asked to do. The defaults are issue-sized: a whole run.
+// options are the options of a run. The defaults are those of a release: a whole run.
 type options struct {
 	lab, bin, out string
 	parts         *regexp.Regexp
@@ -40,7 +40,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run returns the exit code: 0 when all that was asked for went well and was judged, 1 when not, 2 for wrong use.
+// run returns the exit code: 0 if all selected parts passed with a verdict, 1 if not, 2 for wrong use.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	opts, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -104,7 +104,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// loadOf returns the machine's load of the last minute, for each of its processors.
+// loadOf returns the machine's load average of the last minute, per processor.
 func loadOf() (float64, error) {
 	raw, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// neutronRate is how many datagrams a second each pair of pods of Neutron's networks exchanges.
+	// neutronRate is the number of datagrams per second that each pair of pods on Neutron networks exchanges.
 	neutronRate = 1000
-	// neutronCrowd are the pods of a round that come and go.
+	// neutronCrowd is the number of pods that a round adds and deletes.
 	neutronCrowd = 100
-	// neutronCalm is how long the traffic runs on after a program is back.
+	// neutronCalm is how long the traffic continues after a program is back.
 	neutronCalm = 3 * time.Second
 )
 
-// neutron kills every program of pods on OpenStack's networks under traffic, and has pods come and go, in a lab with an OpenStack of its own.
+// neutron kills every program of pods on OpenStack's networks under traffic, and adds and deletes pods, in a lab with its own OpenStack.
 func (s *soak) neutron(ctx context.Context) (err error) {
 	name := s.opts.lab + "n"
 	bin, err := filepath.Abs(s.opts.bin)
 	if err != nil {
 		return err
 	}
-	if err := lab.Down(ctx, name, nil); err != nil { // of a run that was killed
+	if err := lab.Down(ctx, name, nil); err != nil { // of a killed run
 		return err
 	}
 	before, err := probe.TakeInventory(name)
@@ -68,7 +68,7 @@ func (s *soak) neutron(ctx context.Context) (err error) {
 	return s.neutronCrowds(ctx, t)
 }
 
-// neutronKills kills one program after the other, while pods exchange packets and one comes and goes.
+// neutronKills kills one program after the other, while pods exchange packets and one pod is added and deleted.
 func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
 	control := row{Part: "neutron", Name: "control: nothing is killed", Spared: string(all), Count: 1}
 	calm, err := t.load(ctx, func() error { return t.fresh(ctx, "control") })
@@ -100,7 +100,8 @@ func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
 	return nil
 }
 
-// sparedBy says whose packets the end of a program must not cost: the switch and ovn-controller are in their way. Others are not killed.
+// sparedBy returns the pairs that must lose no packet when a program ends: the switch and ovn-controller carry packets. Other programs
+// that do so are not killed.
 func sparedBy(program string) scope {
 	switch program {
 	case "n1/ovs-vswitchd", "n1/ovn-controller":
@@ -114,7 +115,7 @@ func sparedBy(program string) scope {
 	return untested
 }
 
-// compare adds to a row what its pairs lost, and finds wrong what they lost beyond the run without a failure.
+// compare adds the pairs' losses to a row, and an error for losses beyond those of the run without a failure.
 func (s *soak) compare(r *row, calm map[string]traffic.Tally) {
 	for pair, tally := range r.pairs {
 		if r.Spared == string(nobody) {
@@ -131,7 +132,7 @@ func (s *soak) compare(r *row, calm map[string]traffic.Tally) {
 	}
 }
 
-// neutronKill kills one program, and waits until a new pod is served and OpenStack, switches and objects have what they had.
+// neutronKill kills one program, and waits until a new pod is served and OpenStack, switches and objects have their former state.
 func (s *soak) neutronKill(ctx context.Context, t *tenants, r *row, program string) error {
 	began := time.Now()
 	defer func() { r.Took = time.Since(began) }()
@@ -167,7 +168,7 @@ func (s *soak) neutronKill(ctx context.Context, t *tenants, r *row, program stri
 	return errors.Join(err, t.reach(ctx))
 }
 
-// neutronCrowds has pods come and go, and counts what they leave.
+// neutronCrowds adds and deletes pods, and counts what remains of them.
 func (s *soak) neutronCrowds(ctx context.Context, t *tenants) error {
 	before, err := t.census(ctx)
 	if err != nil {
@@ -205,7 +206,7 @@ func (s *soak) neutronCrowds(ctx context.Context, t *tenants) error {
 	return nil
 }
 
-// crowd has as many pods come on both nodes, half of each tenant, and go.
+// crowd adds that many pods on both nodes, half of each tenant, and deletes them.
 func (t *tenants) crowd(ctx context.Context, r *row, count int) error {
 	pods := make([]*lab.Pod, count)
 	var adding, deleting errgroup.Group
@@ -237,7 +238,7 @@ func (t *tenants) crowd(ctx context.Context, r *row, count int) error {
 	return errors.Join(err, deleting.Wait())
 }
 
-// load sends on all pairs while act runs, and for a while after it.
+// load sends on all pairs while act runs, and for some time after it.
 func (t *tenants) load(ctx context.Context, act func() error) (map[string]traffic.Tally, error) {
 	running, err := traffic.NewLoad(t.pairs, neutronRate)
 	if err != nil {
@@ -248,6 +249,6 @@ func (t *tenants) load(ctx context.Context, act func() error) (map[string]traffi
 	case <-ctx.Done():
 	case <-time.After(neutronCalm):
 	}
-	tallies, _ := running.Stop() // what is lost is judged by the caller
+	tallies, _ := running.Stop() // the caller judges the losses
 	return tallies, err
 }
