@@ -1,5 +1,5 @@
-// Package measure compares two sides that do the same work: in interleaved rounds, so that whatever else the machine does
-// meets both, and by the median of the rounds' ratios, so that a bad round decides nothing.
+// Package measure compares two sides that do the same work. It interleaves their rounds, so that other load on the machine affects both.
+// It uses the median of the rounds' ratios, so that a bad round has no effect.
 package measure
 
 import (
@@ -7,30 +7,29 @@ import (
 	"fmt"
 )
 
-// MinRounds is the fewest rounds that a comparison has.
+// MinRounds is the minimum number of rounds of a comparison.
 const MinRounds = 7
 
-// Figures are what one side measured in one round: metric to value.
+// Figures are the values of one side in one round, by metric.
 type Figures map[string]float64
 
 // Side does one round of work.
 type Side func(ctx context.Context) (Figures, error)
 
-// Round is what both sides measured next to each other.
+// Round is the figures of both sides, measured one after the other.
 type Round struct{ Ours, Peer Figures }
 
-// Plan says how a comparison goes.
+// Plan describes a comparison.
 type Plan struct {
-	// Rounds counts; fewer than MinRounds are MinRounds.
+	// Rounds is the number of rounds, at least MinRounds.
 	Rounds int
 	// Ours and Peer are the sides. A nil Peer measures ours alone.
 	Ours, Peer Side
-	// Progress is told of every round that is done; it may be nil.
+	// Progress is called after every round; it may be nil.
 	Progress func(done, all int)
 }
 
-// Run does one round that does not count, in which caches fill and files are made, and then the rounds. Who goes first
-// alternates.
+// Run does one round that does not count, which fills caches and makes files, and then the rounds. The sides alternate in going first.
 func (p Plan) Run(ctx context.Context) ([]Round, error) {
 	all := max(p.Rounds, MinRounds)
 	var rounds []Round
@@ -73,39 +72,39 @@ func wrap(err error, side string, round int) error {
 	return nil
 }
 
-// Row is what is measured of the rounds, and what it must reach.
+// Row is a metric of the rounds, and its target.
 type Row struct {
 	// Name is the row's, such as "cni/10/add".
 	Name string
-	// Metric is the figure's name in Figures.
+	// Metric is the key in Figures.
 	Metric string
-	// Unit is the figures'.
+	// Unit is the unit of the figures.
 	Unit string
-	// Target may be zero: the row is printed, and nothing is demanded of it.
+	// Target may be zero: then the row is printed without a target.
 	Target Target
-	// Alone is a row that has no peer, also where the rounds have one.
+	// Alone says that the row has no peer, even if the rounds have one.
 	Alone bool
 }
 
-// Result is a row of the report; the names of its keys are for programs that read it.
+// Result is a row of the report. Programs read its JSON, so the keys are stable.
 type Result struct {
 	Row  string `json:"row"`
 	Unit string `json:"unit"`
 	// Ours and Peer are the medians over the rounds.
 	Ours float64 `json:"ours"`
-	// Peer is 0 where there is none.
+	// Peer is 0 if there is none.
 	Peer float64 `json:"peer"`
-	// Ratio is the median of the rounds' ratios, ours by the peer's; 0 without a peer.
+	// Ratio is the median of the rounds' ratios of ours to the peer's; 0 without a peer.
 	Ratio float64 `json:"ratio"`
-	// Spread is the distance between the quartiles of the rounds' ratios; without a peer, of our figures.
+	// Spread is the interquartile range of the rounds' ratios; without a peer, of our figures.
 	Spread float64 `json:"spread"`
 	Target string  `json:"target"`
 	Met    bool    `json:"met"`
-	// Invalid says why the figures must not be quoted; it is there only then.
+	// Invalid is the reason why the figures must not be quoted; empty if they are valid.
 	Invalid string `json:"invalid,omitempty"`
 }
 
-// Judge makes the row's result of the rounds. A round in which a side has no such figure is an error.
+// Judge computes the row's result from the rounds. A round without the figure for a side is an error.
 func (r Row) Judge(rounds []Round) (Result, error) {
 	result := Result{Row: r.Name, Unit: r.Unit, Target: r.Target.String()}
 	var ours, peer, ratios []float64
@@ -132,7 +131,7 @@ func (r Row) Judge(rounds []Round) (Result, error) {
 	return result, nil
 }
 
-// Judge makes the results of rows of the same rounds.
+// Judge computes the results of several rows from the same rounds.
 func Judge(rows []Row, rounds []Round) ([]Result, error) {
 	results := make([]Result, 0, len(rows))
 	for _, r := range rows {

@@ -65,7 +65,7 @@ func TestJudge(t *testing.T) {
 		want   measure.Result
 	}{
 		{
-			// The machine was four times slower in two rounds: both sides were.
+			// The machine was four times slower in two rounds, for both sides.
 			"the median of ratios, not the ratio of medians",
 			measure.RatioAtMost(1).Goal(0.6),
 			rounds([2]float64{10, 20}, [2]float64{80, 80}, [2]float64{40, 80}, [2]float64{11, 20}, [2]float64{9, 20}),

@@ -19,7 +19,7 @@ func Missed(results []Result) []string {
 	return missed
 }
 
-// WriteTable prints the results for people.
+// WriteTable prints the results as a table.
 func WriteTable(w io.Writer, results []Result) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "row\tunit\tours\tpeer\tratio\tspread\ttarget\tmet")
@@ -43,7 +43,7 @@ func WriteTable(w io.Writer, results []Result) error {
 	return nil
 }
 
-// short has three digits that count.
+// short prints three significant digits.
 func short(v float64) string {
 	switch {
 	case v == 0:
@@ -54,7 +54,7 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// WriteJSON writes the results for programs: an array of Result.
+// WriteJSON writes the results as JSON: an array of Result.
 func WriteJSON(w io.Writer, results []Result) error {
 	if results == nil {
 		results = []Result{}

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Median is the middle of the values, or the mean of the two in the middle; 0 of none.
+// Median returns the middle value, or the mean of the two middle ones; 0 without values.
 func Median(values []float64) float64 { return Quantile(values, 0.5) }
 
-// Spread is the distance between the first and the third quartile.
+// Spread returns the distance between the first and the third quartile.
 func Spread(values []float64) float64 { return Quantile(values, 0.75) - Quantile(values, 0.25) }
 
-// Quantile is the value below which a share q (0 to 1) of the values lies, interpolated between neighbours (the method of
-// R's default, type 7); 0 of none.
+// Quantile returns the value below which a share q (0 to 1) of the values lies, interpolated between neighbours (the method of R's
+// default, type 7); 0 without values.
 func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0

@@ -2,30 +2,30 @@ package measure
 
 import "fmt"
 
-// Target is what a row must reach: a limit for the ratio or for our own figure. The zero Target demands nothing.
+// Target is a row's target: a limit for the ratio or for our own figure. The zero Target is no limit.
 type Target struct {
 	kind  string // "", ratio or ours
 	op    string // <= or >=
 	limit float64
-	goal  float64 // beyond the limit; 0: none
+	goal  float64 // stricter than the limit; 0: none
 }
 
-// RatioAtMost wants ours to be at most limit times the peer's: what is better when it is less.
+// RatioAtMost requires ours to be at most limit times the peer's, for metrics where less is better.
 func RatioAtMost(limit float64) Target { return Target{kind: "ratio", op: "<=", limit: limit} }
 
-// RatioAtLeast wants ours to be at least limit times the peer's: what is better when it is more.
+// RatioAtLeast requires ours to be at least limit times the peer's, for metrics where more is better.
 func RatioAtLeast(limit float64) Target { return Target{kind: "ratio", op: ">=", limit: limit} }
 
 // AtMost limits our own figure.
 func AtMost(limit float64) Target { return Target{kind: "ours", op: "<=", limit: limit} }
 
-// Goal names what is hoped for beyond the limit; it is printed, and a miss fails nothing.
+// Goal sets a goal that is stricter than the limit. It is printed, and missing it is no failure.
 func (t Target) Goal(goal float64) Target {
 	t.goal = goal
 	return t
 }
 
-// String is the target in words, such as "ratio <= 1 (goal 0.6)".
+// String returns the target as text, such as "ratio <= 1 (goal 0.6)".
 func (t Target) String() string {
 	if t.kind == "" {
 		return ""

@@ -11,20 +11,20 @@ import (
 	"weft.dev/weft/test/bench/stage"
 )
 
-// podsPerRound is how many pods a round adds and deletes, one after the other.
+// podsPerRound is the number of pods that a round adds and deletes, one after the other.
 const podsPerRound = 10
 
 // Metrics of pods.
 const (
 	addWall     = "add-wall"     // p50 of a round
-	addCPU      = "add-cpu"      // all of the adds' by their number
+	addCPU      = "add-cpu"      // of all adds, divided by their number
 	delAnswered = "del-answered" // p50
 	delGone     = "del-gone"     // p50
 	delEvent    = "del-event"    // p50
-	cycleCPU    = "cycle-cpu"    // from the first ADD of a round to the last link gone, by the number of pods
+	cycleCPU    = "cycle-cpu"    // from the first ADD of a round until the last link is removed, divided by the number of pods
 )
 
-// cni compares ADD and DEL on a node that has pods already, with the bridge plugin.
+// cni compares ADD and DEL with the bridge plugin, on a node that already has pods.
 func cni(pods int) Group {
 	name := func(what string) string { return fmt.Sprintf("cni/%d/%s", pods, what) }
 	return Group{
@@ -52,8 +52,7 @@ func cni(pods int) Group {
 	}
 }
 
-// addAndDelete adds pods one after the other, and deletes them one after the other, each when the link of the one before
-// is gone.
+// addAndDelete adds pods one after the other, and then deletes them one after the other, each when the link of the one before is removed.
 func addAndDelete(n stage.Node) measure.Side {
 	round := 0
 	return func(ctx context.Context) (measure.Figures, error) {
@@ -125,12 +124,12 @@ func addPods(ctx context.Context, n stage.Node, name string) ([]stage.Pod, measu
 	return pods, measure.Figures{addWall: measure.Median(walls), addCPU: milliseconds(after-before) / podsPerRound}, nil
 }
 
-// burstPods is how many pods start at the same time on each node.
+// burstPods is the number of pods that start at the same time on each node.
 const burstPods = 32
 
 const podsPerSecond = "pods-per-second"
 
-// burst compares how many pods a second come up when many are asked for at once, on all nodes of a side.
+// burst compares how many pods per second start if many are requested at once, on all nodes of a side.
 func burst() Group {
 	return Group{
 		lab:   true,
@@ -150,7 +149,7 @@ func burst() Group {
 	}
 }
 
-// addTogether adds pods on all nodes at once, and then deletes them so.
+// addTogether adds pods on all nodes concurrently, and then deletes them concurrently.
 func addTogether(nodes []stage.Node) measure.Side {
 	round := 0
 	return func(ctx context.Context) (measure.Figures, error) {
@@ -200,7 +199,7 @@ func addTogether(nodes []stage.Node) measure.Side {
 	}
 }
 
-// onEach calls f for every pod of a burst on every node, all at the same time.
+// onEach calls f for every pod of a burst on every node, concurrently.
 func onEach(ctx context.Context, nodes []stage.Node, f func(ctx context.Context, node, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for node := range nodes {
@@ -211,7 +210,7 @@ func onEach(ctx context.Context, nodes []stage.Node, f func(ctx context.Context,
 	return g.Wait()
 }
 
-// used is the processor time that nodes' networks have taken.
+// used returns the processor time of the nodes' networks.
 func used(ctx context.Context, nodes []stage.Node) (time.Duration, error) {
 	var all time.Duration
 	for _, n := range nodes {
@@ -233,7 +232,7 @@ func curveRow(pods int) measure.Row {
 	return measure.Row{Name: fmt.Sprintf("curve/%d/add", pods), Metric: addWall, Unit: "ms, p50"}
 }
 
-// curve prints ADD over the number of pods on the node.
+// curve prints the duration of ADD for different numbers of pods on the node.
 func curve(pods int) Group {
 	return Group{
 		lab:   true,

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Paths are compared at the highest rate that the control forwards without loss, at a lower one where the comparison loses packets, and
-// what is no loss ends the row.
+// Paths are compared at the highest rate that the control forwards without loss, and at a lower one if the comparison loses packets. Any
+// other error ends the row.
 func TestAtHighestRate(t *testing.T) {
 	broken := errors.New("no switch")
 	for _, test := range []struct {

@@ -17,14 +17,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// switchWall is how long after the daemon's start pods reach each other, or for the floor, how long the daemon's own start takes.
+// switchWall is the time from the daemon's start until pods reach each other; for the floor, the duration of the daemon's own start.
 const switchWall = "switch-wall"
 
-// switchRest is how long the daemon runs before it is killed again: its supervisor pauses less before it starts a daemon that has run a while.
+// switchRest is how long the daemon runs before it is killed again: its supervisor restarts a daemon sooner if it has run for some time.
 const switchRest = 3 * time.Second
 
 // switchKilled kills the switch's daemon under traffic. The floor is the daemon's own start with the same ports and no flows: until its
-// bridge takes connections, no flow can be programmed.
+// bridge accepts connections, no flow can be programmed.
 func switchKilled() Group {
 	return Group{
 		lab:   true,
@@ -45,7 +45,7 @@ func switchKilled() Group {
 	}
 }
 
-// switchRatio is what pods may wait at most, in starts of the daemon without flows.
+// switchRatio is the maximum time that pods may wait, as a multiple of the daemon's start without flows.
 const switchRatio = 2
 
 func forwardsAgain(c *stage.Cluster) measure.Side {
@@ -74,7 +74,7 @@ func startsWithoutFlows(c *stage.Cluster) measure.Side {
 	}
 }
 
-// killOnce kills the daemon, and returns the time from the start of the next one until the first occurrence after that.
+// killOnce kills the daemon, and returns the time from the start of the next one to the first occurrence after that.
 func killOnce(ctx context.Context, c *stage.Cluster, watch func(stop <-chan struct{}) (*occurrences, error)) (measure.Figures, error) {
 	from, to := c.Standing(0), c.Standing(1)
 	echo, err := traffic.NewEcho(to.Netns, netip.AddrPortFrom(to.IPs[0], echoPort))
@@ -115,7 +115,7 @@ func killOnce(ctx context.Context, c *stage.Cluster, watch func(stop <-chan stru
 	return measure.Figures{switchWall: milliseconds(first.Sub(status.Since))}, err
 }
 
-// occurrences are the times of something that is waited for.
+// occurrences are the times of an awaited event.
 type occurrences struct {
 	wait sync.WaitGroup
 	mu   sync.Mutex
@@ -130,7 +130,7 @@ func (o *occurrences) add() {
 
 var errNothing = errors.New("nothing was seen")
 
-// after returns the first time after another.
+// after returns the first time after begin.
 func (o *occurrences) after(begin time.Time) (time.Time, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -142,10 +142,10 @@ func (o *occurrences) after(begin time.Time) (time.Time, error) {
 	return time.Time{}, errNothing
 }
 
-// watchEvery is how often is asked.
+// watchEvery is the interval of checks.
 const watchEvery = time.Millisecond
 
-// often asks until stop is closed.
+// often calls ask repeatedly until stop is closed.
 func often(stop <-chan struct{}, ask func()) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -159,7 +159,7 @@ func often(stop <-chan struct{}, ask func()) {
 	}
 }
 
-// answers notes each answer to a datagram a millisecond.
+// answers records the time of each answer, to one datagram per millisecond.
 func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences, error) {
 	conn, err := traffic.ListenUDP(from, netip.AddrPort{})
 	if err != nil {
@@ -168,7 +168,7 @@ func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences
 	seen := &occurrences{}
 	seen.wait.Go(func() {
 		defer func() { _ = conn.Close() }()
-		often(stop, func() { _, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) }) // what cannot be sent is not answered
+		often(stop, func() { _, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) }) // a datagram that cannot be sent is not answered
 	})
 	seen.wait.Go(func() {
 		buffer := make([]byte, 64)
@@ -182,7 +182,7 @@ func answers(from string, to netip.AddrPort, stop <-chan struct{}) (*occurrences
 	return seen, nil
 }
 
-// connections notes each time that a unix socket takes a connection, of one a millisecond.
+// connections records each time that a unix socket accepts a connection, of one per millisecond.
 func connections(socket string, stop <-chan struct{}) *occurrences {
 	seen := &occurrences{}
 	seen.wait.Go(func() {

@@ -14,13 +14,13 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// Meter reads the processor time, user and system, that a side's programs have taken so far.
+// Meter reads the processor time, user and system, of a side's programs so far.
 type Meter struct {
 	daemons []int // their own time
-	parents []int // their children's that have ended, and those children's children's
+	parents []int // programs whose ended children count, with the children's ended children
 }
 
-// Used is the time so far.
+// Used returns the time so far.
 func (m Meter) Used() (time.Duration, error) {
 	var all time.Duration
 	for _, pid := range m.daemons {
@@ -40,8 +40,8 @@ func (m Meter) Used() (time.Duration, error) {
 	return all, nil
 }
 
-// processTime is the time of all threads of a process, also of those that have ended. A process's clock has nanoseconds
-// where /proc has ticks of 10 ms; its number follows from the process's (clock_getcpuclockid(3), linux/posix-timers.h).
+// processTime returns the time of all threads of a process, including ended ones. A process's clock has nanoseconds, while /proc has
+// ticks of 10 ms; its number is derived from the PID (clock_getcpuclockid(3), linux/posix-timers.h).
 func processTime(pid int) (time.Duration, error) {
 	const schedulerClock = 2
 	var ts unix.Timespec
@@ -51,10 +51,10 @@ func processTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// tick is what /proc/PID/stat counts in: USER_HZ is 100 on every architecture that Go runs on with Linux.
+// tick is the unit of /proc/PID/stat: USER_HZ is 100 on every architecture that Go supports with Linux.
 const tick = 10 * time.Millisecond
 
-// childrenTime is cutime and cstime, fields 16 and 17 of /proc/PID/stat (proc(5)).
+// childrenTime returns cutime and cstime, fields 16 and 17 of /proc/PID/stat (proc(5)).
 func childrenTime(pid int) (time.Duration, error) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -80,8 +80,8 @@ func parseChildrenTime(raw []byte) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// labMeter reads what Weft and the switch of a node take: the agent, the switch's two daemons, and the plugin, which is a
-// child of the node's container runtime. The runtime itself is on neither side.
+// labMeter reads the processor time of Weft and the switch on a node: the agent, the switch's two daemons, and the plugin, which is a
+// child of the node's container runtime. The runtime itself counts for neither side.
 func labMeter(ctx context.Context, c *lab.Cluster, node string) (Meter, error) {
 	pids, err := programs(ctx, c, node+"/weft-agent", node+"/ovs-vswitchd", node+"/ovsdb-server", node+"/pods")
 	if err != nil {
@@ -90,7 +90,7 @@ func labMeter(ctx context.Context, c *lab.Cluster, node string) (Meter, error) {
 	return Meter{daemons: pids[:3], parents: pids[3:]}, nil
 }
 
-// programs gives the numbers of a lab's programs.
+// programs returns the PIDs of a lab's programs.
 func programs(ctx context.Context, c *lab.Cluster, names ...string) ([]int, error) {
 	all, err := c.Programs(ctx)
 	if err != nil {
@@ -110,5 +110,5 @@ func programs(ctx context.Context, c *lab.Cluster, names ...string) ([]int, erro
 	return pids, nil
 }
 
-// OwnMeter reads what this very process takes.
+// OwnMeter reads the processor time of this process.
 func OwnMeter() Meter { return Meter{daemons: []int{os.Getpid()}} }

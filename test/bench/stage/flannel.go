@@ -18,7 +18,7 @@ type Flannel struct {
 	Ours, Peers []Node
 }
 
-// Flannel brings that lab up. StrikeLab takes it down.
+// Flannel starts that lab. StrikeLab removes it.
 func (s *Stage) Flannel(ctx context.Context) (*Flannel, error) {
 	const peers = "n3,n4"
 	up, err := s.Lab(ctx, KindFlannel, lab.Config{Nodes: 2 * clusterNodes, Network: plan.NetworkFlannel, Flanneld: peers})

@@ -14,16 +14,16 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// Node is a node of one of the sides, whose container runtime is the same program on both.
+// Node is a node of one of the sides. Both sides use the same container runtime program.
 type Node struct {
 	lab.Node
 	cpu func(context.Context) (Meter, error)
-	// objects makes Pod objects, for a network that looks at them; nil: none are made. uids are those of the objects, by name.
+	// objects makes Pod objects, for a network that reads them; nil: none are made. uids are the UIDs of the objects, by name.
 	objects func(context.Context, lab.PodSpec) (uid string, err error)
 	uids    *sync.Map
 }
 
-// Expect makes the objects of pods that will be added, where the network needs them: a kubelet's ADD comes long after its Pod object.
+// Expect makes the objects of pods that will be added, if the network needs them: a kubelet's ADD comes long after its Pod object.
 func (n Node) Expect(ctx context.Context, names ...string) error {
 	if n.objects == nil {
 		return nil
@@ -48,7 +48,7 @@ type Pod struct {
 	link int
 }
 
-// Add starts a pod. The time that the network took is Took.
+// Add starts a pod. Took is the network's share of the time.
 func (n Node) Add(ctx context.Context, name string) (Pod, error) {
 	var uid string
 	if n.uids != nil {
@@ -61,7 +61,7 @@ func (n Node) Add(ctx context.Context, name string) (Pod, error) {
 	return Pod{Pod: p}, err
 }
 
-// FindLink looks for the pod's interface.
+// FindLink finds the pod's interface.
 func (p *Pod) FindLink() error {
 	return inNetns(p.Netns, func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
@@ -73,18 +73,18 @@ func (p *Pod) FindLink() error {
 	})
 }
 
-// Deletion is how long it took, from the request to the container runtime on.
+// Deletion has the durations of a deletion, from the request to the container runtime on.
 type Deletion struct {
-	// Answered is the time within libcni, until the network had answered.
+	// Answered is the time within libcni, until the network's answer.
 	Answered time.Duration
-	// Event is when the kernel told that the pod's interface was gone. The bridge plugin has its answer held up after
-	// that, by the kernel's rcu_barrier; Weft answers before.
+	// Event is when the kernel reported that the pod's interface was removed. The bridge plugin's answer comes after that, delayed by the
+	// kernel's rcu_barrier; Weft answers before.
 	Event time.Duration
-	// Gone is the later of both: the network has answered, and the interface is gone.
+	// Gone is the later of both: the network has answered, and the interface is removed.
 	Gone time.Duration
 }
 
-// Delete ends a pod and waits until its interface is gone. FindLink must have been called.
+// Delete deletes a pod and waits until its interface is removed. FindLink must have been called.
 func (n Node) Delete(ctx context.Context, p Pod) (Deletion, error) {
 	links, err := watchLinks(p.Netns)
 	if err != nil {
@@ -104,7 +104,7 @@ func (n Node) Delete(ctx context.Context, p Pod) (Deletion, error) {
 	return Deletion{Answered: answered, Event: event, Gone: max(answered, event)}, nil
 }
 
-// inNetns runs f with a netlink connection into the namespace at path.
+// inNetns calls f with a netlink connection into the namespace at path.
 func inNetns(path string, f func(*netlink.Handle) error) error {
 	space, err := netns.GetFromPath(path)
 	if err != nil {
@@ -119,7 +119,7 @@ func inNetns(path string, f func(*netlink.Handle) error) error {
 	return f(h)
 }
 
-// links knows when which link of a namespace went.
+// links records when each link of a namespace was removed.
 type links struct {
 	stop chan struct{}
 
@@ -137,7 +137,7 @@ func watchLinks(path string) (*links, error) {
 	defer func() { _ = space.Close() }()
 	l := &links{stop: make(chan struct{}), gone: map[int]time.Time{}, changed: make(chan struct{})}
 	updates := make(chan netlink.LinkUpdate, 1024)
-	const buffer = 8 << 20 // bytes: a thousand links that come and go at once
+	const buffer = 8 << 20 // bytes: a thousand links that are added and removed at once
 	err = netlink.LinkSubscribeWithOptions(updates, l.stop, netlink.LinkSubscribeOptions{
 		Namespace: &space, ErrorCallback: l.fail, ReceiveBufferSize: buffer, ReceiveBufferForceSize: true,
 	})
@@ -150,7 +150,7 @@ func watchLinks(path string) (*links, error) {
 
 func (l *links) follow(updates <-chan netlink.LinkUpdate) {
 	for u := range updates {
-		// A bridge tells of the ports that it loses by the same message in its own family.
+		// A bridge reports its removed ports by the same message in its own family.
 		if u.Header.Type != unix.RTM_DELLINK || u.Family != unix.AF_UNSPEC {
 			continue
 		}
@@ -175,7 +175,7 @@ func (l *links) fail(err error) {
 
 func (l *links) close() { close(l.stop) }
 
-// awaitGone waits until a link is gone, and returns when that was.
+// awaitGone waits until a link is removed, and returns when that was.
 func (l *links) awaitGone(ctx context.Context, index int) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -198,10 +198,10 @@ func (l *links) awaitGone(ctx context.Context, index int) (time.Time, error) {
 	}
 }
 
-// fillTogether is how many pods come or go at once while a node is filled.
+// fillTogether is the number of pods that are added or deleted concurrently while a node is filled.
 const fillTogether = 32
 
-// Populate brings the first node of each side to a number of pods, which stay.
+// Populate sets the number of permanent pods on the first node of each side.
 func (c *Cluster) Populate(ctx context.Context, pods int) error {
 	for i := range c.standing {
 		node := c.Ours[0]
@@ -242,5 +242,5 @@ func (n Node) populate(ctx context.Context, standing *[]Pod, want int) error {
 	return g.Wait()
 }
 
-// Standing is one of the pods that Populate keeps on the first of our nodes.
+// Standing returns pod i of those that Populate keeps on the first of our nodes.
 func (c *Cluster) Standing(i int) *Pod { return &c.standing[0][i] }

@@ -13,11 +13,11 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// pluginDir is where Debian's containernetworking-plugins keeps them.
+// pluginDir is the directory of Debian's containernetworking-plugins.
 const pluginDir = "/usr/lib/cni"
 
-// bridgeConf is the peer's network, at its cheapest: no masquerading and no port mappings, each of which would start
-// further programs. The range has room for the curve.
+// bridgeConf is the peer's network in its cheapest form: without masquerading and port mappings, each of which would start further
+// programs. The range has room for the curve.
 const bridgeConf = `{
   "cniVersion": "1.0.0",
   "name": "peer",
@@ -28,8 +28,8 @@ const bridgeConf = `{
 }
 `
 
-// peer makes a node of the same kind as the lab's, whose network is Debian's bridge and host-local, run by the same
-// container runtime.
+// peer makes a node of the same kind as the lab's. Its network is Debian's bridge and host-local plugins, run by the same container
+// runtime.
 func (s *Stage) peer(ctx context.Context, name string) (Node, error) {
 	place, space, err := s.space(ctx, name, []plan.Bind{
 		{Target: "/etc/cni/net.d"}, {Target: "/opt/cni/bin"}, {Target: "/var/lib/cni"},

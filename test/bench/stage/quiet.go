@@ -10,18 +10,17 @@ import (
 	"time"
 )
 
-// ErrLoaded is returned for a machine that does other work.
+// ErrLoaded reports that the machine does other work.
 var ErrLoaded = errors.New("the machine is loaded")
 
-// busyLimit is the share of the machine's processor time that may be taken while nothing is measured: a lab at rest, with
-// its API server, etcd and switches full of ports, takes its part. One busy program on two cores is half.
+// busyLimit is the maximum share of the machine's processor time in use while nothing is measured. An idle lab with its API server, etcd
+// and switches full of ports uses some. One busy program on two cores uses half.
 const busyLimit = 0.25
 
-// window is how long the machine is looked at.
+// window is the duration of a measurement of the machine's load.
 const window = 3 * time.Second
 
-// AwaitQuiet returns when others have left the machine alone for a while, or, after patience, an ErrLoaded that says how
-// loaded it is.
+// AwaitQuiet returns when the machine has been idle for some time. After patience it returns an ErrLoaded with the load.
 func AwaitQuiet(ctx context.Context, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -39,7 +38,7 @@ func AwaitQuiet(ctx context.Context, patience time.Duration) error {
 	}
 }
 
-// busyShare is which share of the processors' time was taken during a window.
+// busyShare returns the share of the processors' time in use during a window.
 func busyShare(ctx context.Context) (float64, error) {
 	busy, all, err := readStat()
 	if err != nil {
@@ -65,8 +64,8 @@ func readStat() (busy, all uint64, err error) {
 	return parseStat(string(raw))
 }
 
-// parseStat reads the first line of /proc/stat (proc(5)): user nice system idle iowait irq softirq steal, in ticks. Time
-// that a hypervisor gave to others (steal) is as good as taken; guest time is in user's already.
+// parseStat parses the first line of /proc/stat (proc(5)): user nice system idle iowait irq softirq steal, in ticks. Time that a
+// hypervisor gave to others (steal) counts as busy; guest time is included in user.
 func parseStat(raw string) (busy, all uint64, err error) {
 	line, _, _ := strings.Cut(raw, "\n")
 	fields := strings.Fields(line)
