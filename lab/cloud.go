@@ -6,7 +6,7 @@ import (
 	"weft.dev/weft/lab/stack/openstack"
 )
 
-// OpenStackEnvironment is what the openstack command needs inside the lab, as NAME=VALUE; nothing for a lab without OpenStack.
+// OpenStackEnvironment returns the environment of the openstack command inside the lab, as NAME=VALUE; none for a lab without OpenStack.
 func OpenStackEnvironment(st report.Status) []string {
 	if st.Config.OpenStack == "" {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"weft.dev/weft/lab/supervisor"
 )
 
-// Down takes a lab down and leaves nothing of it: no process, namespace, link, mount, cgroup, file; the last lab also
-// puts the machine's sysctls back. It works on a lab in any state, also on what a killed one left, and on none at all.
+// Down removes a lab completely: no process, namespace, link, mount, cgroup or file remains. The last lab also restores the machine's
+// sysctls. It works on a lab in any state, also on the rest of a killed one, and on none at all.
 func Down(ctx context.Context, name string, progress report.Progress) error {
 	if err := plan.CheckName(name); err != nil {
 		return err
@@ -36,7 +36,7 @@ func Down(ctx context.Context, name string, progress report.Progress) error {
 	return remove(ctx, name, progress)
 }
 
-// remove needs the machine's lock. The lab's name is enough to find everything.
+// remove requires the machine's lock. The lab's name is enough to find everything.
 func remove(ctx context.Context, name string, progress report.Progress) error {
 	l := plan.New(plan.Config{Name: name, Nodes: plan.MaxNodes})
 	if !traces(l) {
@@ -62,7 +62,7 @@ func remove(ctx context.Context, name string, progress report.Progress) error {
 	return err
 }
 
-// traces tells whether there is anything of a lab.
+// traces reports whether anything of a lab exists.
 func traces(l plan.Lab) bool {
 	ledger, err := machine.ReadLedger()
 	if err != nil {
@@ -79,7 +79,7 @@ func traces(l plan.Lab) bool {
 	return false
 }
 
-// stop lets the supervisor end the lab in order, if there is one that can.
+// stop makes the supervisor end the lab in order, if one runs.
 func stop(ctx context.Context, l plan.Lab) {
 	pidFile := supervisor.PidFile(l)
 	if machine.ReadPid(pidFile) == 0 {
@@ -97,10 +97,10 @@ func stop(ctx context.Context, l plan.Lab) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	_ = machine.Kill(pidFile, unix.SIGKILL) // what comes next finds all that it leaves
+	_ = machine.Kill(pidFile, unix.SIGKILL) // the next step finds everything that it leaves
 }
 
-// sweep removes what is left of a lab by its names. Every part is tried, whatever became of the others.
+// sweep removes the rest of a lab by its names. It tries every part, even if others fail.
 func sweep(ctx context.Context, l plan.Lab) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -119,7 +119,7 @@ func sweep(ctx context.Context, l plan.Lab) error {
 	return machine.Leave(l.Name)
 }
 
-// removeNames removes the names of namespaces. Another lab's never look the same: the part is compared as a whole.
+// removeNames removes the names of namespaces. It compares the lab's part of a name as a whole, so that another lab's names never match.
 func removeNames(l plan.Lab) error {
 	var errs []error
 	parts := []string{"ul", "cp", "out", "ext", "os"}
@@ -135,7 +135,7 @@ func removeNames(l plan.Lab) error {
 	return errors.Join(errs...)
 }
 
-// removeDir unmounts whatever somebody mounted below a directory, and removes it.
+// removeDir unmounts everything below a directory, and removes it.
 func removeDir(dir string) error {
 	points, err := ground.MountsBelow(dir)
 	if err != nil {

@@ -1,5 +1,5 @@
-// coredns is CoreDNS with the plugins that a cluster's DNS needs, for the pods of the lab. It is a module of its own, so
-// that Weft's does not require CoreDNS.
+// coredns is CoreDNS with the plugins that a cluster's DNS needs, for the pods of the lab. It is a separate module, so that Weft's module
+// does not require CoreDNS.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	// The order in which plugins see a query, as CoreDNS's own plugin.cfg has it.
+	// The order of the plugins for each query, as in CoreDNS's own plugin.cfg.
 	dnsserver.Directives = []string{"reload", "health", "ready", "errors", "cache", "kubernetes"}
 	coremain.Run()
 }

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package flanneld pins flannel's daemon, which tests run beside Weft's.
+// Package flanneld pins the version of flannel's daemon, which tests run beside Weft's.
 package flanneld
 
 import _ "github.com/flannel-io/flannel"

@@ -1,5 +1,5 @@
-// Package ground is what a lab stands on: namespaces with their mounts, the links between them, and the watch that puts
-// a node's address back on a link that was made anew.
+// Package ground makes the ground of a lab: namespaces with their mounts, and the links between them. It also watches nodes' addresses
+// and restores them on a link that was made again.
 package ground
 
 import (
@@ -19,9 +19,9 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// Hold says what the first process of a namespace does before it goes to sleep.
+// Hold is the configuration of a namespace's first process, which sets it up and then sleeps.
 type Hold struct {
-	RunDir  string      `json:"runDir"` // takes the place of /run; "" leaves the mounts alone
+	RunDir  string      `json:"runDir"` // is mounted at /run; "" leaves the mounts unchanged
 	Binds   []plan.Bind `json:"binds"`
 	Forward bool        `json:"forward"` // routes packets
 	// Forward6 routes IPv6 packets.
@@ -33,8 +33,8 @@ func HoldAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 }
 
-// RunHold is the body of a holder: it sets its namespaces up and becomes `sleep infinity`. Descriptor 3 is closed by
-// that, which tells the parent that all is well; an error is written there first. It returns only on failure.
+// RunHold is the body of a holder: it sets up its namespaces and executes `sleep infinity`. That closes descriptor 3, which signals
+// success to the parent. On failure it writes the error to descriptor 3 and returns.
 func RunHold(config string) error {
 	pipe := os.NewFile(3, "ready")
 	if pipe == nil {
@@ -91,9 +91,8 @@ func lookPath(name string) (string, error) {
 	return "", fmt.Errorf("%s is neither in /bin nor in /usr/bin", name)
 }
 
-// mounts gives the namespace mounts of its own. Nothing of it reaches the machine: propagation is cut first. At the end
-// everything is shared again, within the namespace, as on a machine with systemd, because container runtimes demand it
-// of what is handed to pods with mount propagation.
+// mounts gives the namespace mounts of its own. They do not reach the machine, because propagation is cut first. At the end everything is
+// shared again, within the namespace, as on a machine with systemd: container runtimes require that for pods' mounts with propagation.
 func (h Hold) mounts() error {
 	if err := cutPropagation(); err != nil {
 		return err
@@ -135,7 +134,7 @@ func bind(source, target string) error {
 	return nil
 }
 
-// cutPropagation makes every mount private. In a chroot / is no mount, and the mounts are taken one by one.
+// cutPropagation makes every mount private. In a chroot, / is not a mount, so it processes the mounts one by one.
 func cutPropagation() error {
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {
@@ -156,9 +155,9 @@ func cutPropagation() error {
 	return nil
 }
 
-// ownRoot makes / a mount where it is none, which is in a chroot: container runtimes set the propagation of /, and change
-// to a container's root by pivot_root(2), which wants the old root to be a mount whose parent is not shared. Out of sight
-// above a chroot may be one that is; /proc is a mount that was just made private, and nobody misses its folder tty.
+// ownRoot makes / a mount if it is none, as in a chroot. Container runtimes set the propagation of /, and change to a container's root by
+// pivot_root(2), which requires that the old root is a mount whose parent is not shared. Above a chroot there may be an invisible shared
+// one. /proc is a mount that is already private, and its unused directory tty serves as the place.
 func ownRoot() error {
 	const place = "/proc/tty"
 	roots, err := mountPoints(func(m mount) bool { return m.point == "/" })
@@ -177,8 +176,8 @@ func ownRoot() error {
 	return nil
 }
 
-// dropForeign lets go of the copies of namespaces that were mounted on the machine when this one was made: they would
-// live as long as this one does.
+// dropForeign unmounts the copies of namespaces that were mounted on the machine when this one was made: they would live as long as this
+// one.
 func dropForeign() error {
 	points, err := mountPoints(func(m mount) bool { return m.fs == "nsfs" })
 	if err != nil {
@@ -209,7 +208,7 @@ func mountPoints(accept func(mount) bool) ([]string, error) {
 	return points, nil
 }
 
-// parseMount reads a line of mountinfo (proc(5)): the mount point is the fifth field, the type follows the " - ".
+// parseMount parses a line of mountinfo (proc(5)): the mount point is the fifth field, the type follows the " - ".
 func parseMount(line string) (mount, bool) {
 	left, right, ok := strings.Cut(line, " - ")
 	fields, types := strings.Fields(left), strings.Fields(right)
@@ -221,7 +220,7 @@ func parseMount(line string) (mount, bool) {
 
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`) //nolint:gochecknoglobals // a constant table
 
-// MountsBelow lists the mount points below a directory, in the order in which they were mounted.
+// MountsBelow lists the mount points below a directory, in mount order.
 func MountsBelow(dir string) ([]string, error) {
 	return mountPoints(func(m mount) bool { return strings.HasPrefix(m.point, dir+"/") })
 }

@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keep is the address of a link that may be made anew at any time, by a switch that restarts.
+// Keep is the address of a link that a restarting switch may make again at any time.
 type Keep struct {
 	Link    string
 	Addr    netip.Prefix
 	Addr6   netip.Prefix // invalid: none
 	Gateway netip.Addr
-	// Gateway6 is that of IPv6; invalid: none.
+	// Gateway6 is the IPv6 gateway; invalid: none.
 	Gateway6 netip.Addr
 	MTU      int
 }
 
-// KeepAddress plays the node's network configuration daemon until the context ends: whenever the link appears or
-// changes, its address and the default route are put back. It looks again every 2 s, should an event be lost.
+// KeepAddress acts as the node's network configuration daemon until the context ends: whenever the link appears or changes, it restores
+// the link's address and the default route. It also checks every 2 s, in case an event was lost.
 func (s Space) KeepAddress(ctx context.Context, k Keep, log *slog.Logger) error {
 	ns, err := netns.GetFromPath(s.NetPath())
 	if err != nil {
@@ -80,7 +80,7 @@ func (k Keep) watch(ctx context.Context, ns netns.NsHandle, h *netlink.Handle, l
 	}
 }
 
-// put sets the link up with its address and route; with everything in place it changes nothing.
+// put sets the link up with its address and route. If everything is correct, it changes nothing.
 func (k Keep) put(h *netlink.Handle) error {
 	link, err := h.LinkByName(k.Link)
 	if err != nil {
@@ -107,7 +107,7 @@ func (k Keep) put(h *netlink.Handle) error {
 	return putRoute(h, link, netlink.FAMILY_V4, k.Gateway)
 }
 
-// putAddress gives the link an address that it has not.
+// putAddress adds an address that the link lacks.
 func (k Keep) putAddress(h *netlink.Handle, link netlink.Link, family int, want netlink.Addr) error {
 	have, err := h.AddrList(link, family)
 	if err != nil {
@@ -124,7 +124,7 @@ func (k Keep) putAddress(h *netlink.Handle, link netlink.Link, family int, want 
 	return nil
 }
 
-// putRoute gives the link a default route that it has not.
+// putRoute adds a default route that the link lacks.
 func putRoute(h *netlink.Handle, link netlink.Link, family int, gateway netip.Addr) error {
 	routes, err := h.RouteList(link, family)
 	if err != nil {
@@ -150,7 +150,7 @@ func isDefault(r netlink.Route) bool {
 	return ones == 0
 }
 
-// Await waits until the link carries its address.
+// Await waits until the link has its address.
 func (s Space) Await(ctx context.Context, k Keep) error {
 	h, err := s.Handle()
 	if err != nil {

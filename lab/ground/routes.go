@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownRoutes is the protocol number of the routes that SetRoutes manages, a free one in rtnetlink(7)'s range for administrators.
+// ownRoutes is the protocol number of the routes that SetRoutes manages, an unused one in rtnetlink(7)'s range for administrators.
 const ownRoutes = 199
 
-// SetRoutes adds and removes routes of the main table until those that it made before are exactly want: the gateway of each network. Other
-// routes stay. It goes on after a route that fails, and returns all errors.
+// SetRoutes adds and removes routes of the main table until its own routes are exactly want: the gateway of each network. It does not
+// change other routes. It continues after an error, and returns all errors.
 func (s Space) SetRoutes(want map[netip.Prefix]netip.Addr) error {
 	h, err := s.Handle()
 	if err != nil {

@@ -20,21 +20,21 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// NetnsDir is where `ip` looks for names of network namespaces.
+// NetnsDir is the directory where `ip` finds names of network namespaces.
 const NetnsDir = "/run/netns"
 
-// Space is a namespace of a lab, held by a process. There is no mount on the machine that could be left behind: the name
-// under /run/netns is a link to the holder's.
+// Space is a namespace of a lab, held by a process. It has no mount on the machine that could remain: the name under /run/netns is a
+// symlink to the holder's namespace.
 type Space struct {
 	Name string // under /run/netns
 	Pid  int    // of the holder
 }
 
-// NetPath is the network namespace's file.
+// NetPath returns the path of the network namespace.
 func (s Space) NetPath() string { return "/proc/" + strconv.Itoa(s.Pid) + "/ns/net" }
 
-// Enter prefixes a command so that it runs in the namespace: network and mounts, and nothing remounted (a fresh /sys
-// would hide the cgroups from a kubelet).
+// Enter returns the command that runs argv in the namespace, of network and mounts, without remounting anything (a fresh /sys would hide
+// the cgroups from a kubelet).
 func (s Space) Enter(argv ...string) []string {
 	root := "/proc/" + strconv.Itoa(s.Pid)
 	return append([]string{
@@ -42,8 +42,7 @@ func (s Space) Enter(argv ...string) []string {
 	}, argv...)
 }
 
-// NewSpace makes a namespace: it starts a holder (the program's own hidden command `hold`) and waits until its mounts
-// are in place.
+// NewSpace makes a namespace: it starts a holder (the program's own hidden command `hold`) and waits until its mounts are done.
 func NewSpace(ctx context.Context, g *process.Group, self, name string, h Hold) (Space, error) {
 	config, err := json.Marshal(h)
 	if err != nil {
@@ -103,7 +102,7 @@ func (s Space) Handle() (*netlink.Handle, error) {
 	return nl, nil
 }
 
-// Do runs f on a thread in the network namespace at path. The thread is thrown away afterwards.
+// Do runs f on a thread in the network namespace at path. The thread ends afterwards.
 func Do(path string, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -123,7 +122,7 @@ func Do(path string, f func() error) error {
 	return <-done
 }
 
-// Dial connects to a numeric address from within the namespace: a socket belongs to where it was made.
+// Dial connects to a numeric address from within the namespace: a socket belongs to the namespace where it was made.
 func (s Space) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var c net.Conn
 	err := Do(s.NetPath(), func() error {
@@ -137,8 +136,8 @@ func (s Space) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return c, nil
 }
 
-// offloads are the transmit offloads that leave a checksum or a segment unfinished. The userspace datapath forwards
-// frames as they are: with these on, ping works and TCP does not.
+// offloads are the transmit offloads that leave a checksum or a segment incomplete. The userspace datapath forwards frames unchanged:
+// with these on, ping works and TCP does not.
 var offloads = map[string]bool{ //nolint:gochecknoglobals // a constant table
 	"tx-checksum-ip-generic": false, "tx-checksum-sctp": false,
 	"tx-generic-segmentation": false, "tx-tcp-segmentation": false, "tx-tcp6-segmentation": false,

@@ -1,6 +1,5 @@
-// Package image makes container images without a registry and without a builder: an archive with one layer around
-// programs of this machine. The archive is an OCI image layout, and a docker-archive as well, so that ctr, podman, docker
-// and skopeo read it.
+// Package image makes container images without a registry or a builder: an archive with one layer of this machine's programs. The archive
+// is both an OCI image layout and a docker-archive, so that ctr, podman, docker and skopeo can read it.
 package image
 
 import (
@@ -20,7 +19,7 @@ import (
 	"strings"
 )
 
-// Image says what to make.
+// Image describes an image.
 type Image struct {
 	Ref        string            // such as weft.local/weft:dev
 	Entrypoint []string          // may be empty
@@ -30,7 +29,7 @@ type Image struct {
 	Labels     map[string]string // may be empty; those of OCI are documented in its image specification
 }
 
-// directories that every image has; tmp is for everyone.
+// directories are in every image; every user may write to tmp.
 var directories = []string{"bin", "dev", "etc", "proc", "run", "sys", "tmp", "usr", "var"} //nolint:gochecknoglobals // a constant table
 
 // Media types of the OCI image specification.
@@ -41,7 +40,7 @@ const (
 	mediaLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// descriptor names a blob (OCI image specification, descriptor.md).
+// descriptor identifies a blob (OCI image specification, descriptor.md).
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -50,7 +49,7 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// archive is an image layout on its way into a tar.
+// archive is an image layout being written to a tar.
 type archive struct {
 	out *tar.Writer
 }
@@ -82,7 +81,7 @@ func blobPath(d descriptor) string {
 	return "blobs/sha256/" + strings.TrimPrefix(d.Digest, "sha256:")
 }
 
-// Write writes the image's archive. The same files make the same archive, byte by byte.
+// Write writes the image's archive. The same files give the same archive, byte by byte.
 func Write(w io.Writer, im Image) error {
 	if err := im.write(w); err != nil {
 		return fmt.Errorf("image %s: %w", im.Ref, err)
@@ -112,7 +111,7 @@ func (im Image) write(w io.Writer) error {
 	}
 	manifest.Platform = map[string]string{"architecture": runtime.GOARCH, "os": "linux"}
 	_, tag, _ := strings.Cut(path.Base(im.Ref), ":")
-	// containerd takes the whole name from an annotation of its own; others know a reference within the layout.
+	// containerd takes the whole name from its own annotation; others use a reference within the layout.
 	manifest.Annotations = map[string]string{"io.containerd.image.name": im.Ref, "org.opencontainers.image.ref.name": tag}
 	return errors.Join(
 		a.json("index.json", map[string]any{"schemaVersion": 2, "mediaType": mediaIndex, "manifests": []descriptor{manifest}}),
@@ -140,7 +139,7 @@ func digest(raw []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// layer is the same for the same files: entries are sorted and carry no times.
+// layer returns the same bytes for the same files: entries are sorted and have no times.
 func (im Image) layer() ([]byte, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -223,17 +222,17 @@ func file(w *tar.Writer, name string, mode int64, raw []byte) error {
 	return nil
 }
 
-// Libraries lists the shared libraries and the loader that a program needs, by their paths, as the machine's own loader
-// finds them. A static program has none.
+// Libraries lists the paths of the shared libraries and the loader that a program needs, as found by the machine's loader. A static
+// program has none.
 func Libraries(ctx context.Context, run func(ctx context.Context, stdin string, argv ...string) (string, error), program string) []string {
 	out, err := run(ctx, "", "ldd", program)
 	if err != nil {
-		return nil // "not a dynamic executable" is an exit status
+		return nil // "not a dynamic executable" has a non-zero exit status
 	}
 	return parseLibraries(out)
 }
 
-// parseLibraries reads ldd's lines: "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)" or "/lib64/ld-linux... (0x...)".
+// parseLibraries parses ldd's lines: "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)" or "/lib64/ld-linux... (0x...)".
 func parseLibraries(text string) []string {
 	var libs []string
 	for line := range strings.Lines(text) {

@@ -10,11 +10,11 @@ import (
 // Ref is the name of Weft's image in the manifests.
 const Ref = "weft.local/weft:dev"
 
-// Runner runs a command and returns what it printed.
+// Runner runs a command and returns its output.
 type Runner func(ctx context.Context, stdin string, argv ...string) (string, error)
 
-// borrowed are the programs of Debian's that Weft's image has: nft, which Weft's nftables engine runs, and Open vSwitch for
-// nodes that have none, and OVN for VPCs, with the tools to look at them.
+// borrowed are Debian's programs in Weft's image: nft for Weft's nftables engine, Open vSwitch for nodes without one, OVN for VPCs, and
+// the tools to inspect them.
 var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"nft", "nftables"},
 	{"ovsdb-server", "openvswitch-switch"},
@@ -32,7 +32,7 @@ var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a c
 	{"ovn-appctl", "ovn-common"},
 }
 
-// data are the files beside programs: the schemas of the databases, and the authorities for outgoing TLS.
+// data are the files beside programs: the schemas of the databases, and the CA certificates for outgoing TLS.
 var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"/usr/share/openvswitch/vswitch.ovsschema", "openvswitch-common"},
 	{"/usr/share/ovn/ovn-nb.ovsschema", "ovn-common"},
@@ -40,7 +40,7 @@ var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant
 	{"/etc/ssl/certs/ca-certificates.crt", "ca-certificates"},
 }
 
-// Weft describes Weft's image: its programs, from a folder, and what they run, from this machine.
+// Weft describes Weft's image: its programs from the directory bin, and the programs that they run from this machine.
 func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 	weft, plugin, flannel := filepath.Join(bin, "weft"), filepath.Join(bin, "weft-cni"), filepath.Join(bin, "weft-flannel")
 	files := map[string]string{"/weft": weft, "/weft-cni": plugin, "/weft-flannel": flannel}
@@ -63,7 +63,7 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 	}
 	return Image{
 		Ref: Ref, Files: files,
-		// Open vSwitch's tools look below /var/run.
+		// Open vSwitch's tools use /var/run.
 		Env: []string{"OVS_RUNDIR=/run/openvswitch", "OVS_DBDIR=/var/lib/openvswitch"},
 		// flannel's manifest works with this image: its daemon, and what its init containers run and copy.
 		Links: map[string]string{

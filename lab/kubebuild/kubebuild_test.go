@@ -24,7 +24,7 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-// A build that is interrupted leaves nothing under a program's name, and the next one makes it.
+// An interrupted build leaves no file with a program's name, and the next build makes the program.
 func TestEnsureKeepsOnlyWhatIsComplete(t *testing.T) {
 	cache, module := t.TempDir(), t.TempDir()
 	t.Setenv("WEFT_LAB_CACHE", cache)
@@ -75,7 +75,7 @@ func TestEnsureKeepsOnlyWhatIsComplete(t *testing.T) {
 	}
 }
 
-// A new version of CoreDNS has a name of its own, so that one of an older version is not taken for it.
+// A new version of CoreDNS has its own name, so that a program of an older version is not mistaken for it.
 func TestCoreDNSHasItsVersionInItsName(t *testing.T) {
 	lab := t.TempDir()
 	module := filepath.Join(lab, "kubernetes")

@@ -1,5 +1,5 @@
-// Package loopback is the CNI plugin that container runtimes run in every sandbox before the cluster's network: it sets
-// lo up. containerd will not start a pod without it, and the lab installs no further packages for it.
+// Package loopback is the CNI plugin that container runtimes run in every sandbox before the cluster's network: it sets lo up. containerd
+// requires it to start a pod, and the lab installs no further packages for it.
 package loopback
 
 import (
@@ -16,10 +16,10 @@ import (
 	"weft.dev/weft/lab/ground"
 )
 
-// Name is what runtimes call the plugin.
+// Name is the plugin's name in runtimes.
 const Name = "loopback"
 
-// Main runs the plugin as the runtime's environment says.
+// Main runs the plugin with the runtime's environment.
 func Main() {
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Check: check, Del: del}, version.All, "loopback of weft-lab")
 }
@@ -48,7 +48,7 @@ func parse(stdin []byte) (types.NetConf, error) {
 	return types.NetConf{CNIVersion: version}, nil
 }
 
-// del leaves lo as it is: it goes with its namespace, which may be gone already.
+// del does not change lo: it is removed with its namespace, which may be removed already.
 func del(*skel.CmdArgs) error { return nil }
 
 var errDown = errors.New("the interface is down")

@@ -17,7 +17,7 @@ import (
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// ErrNoCgroups is returned where no cgroup hierarchy is mounted that could hold a lab's processes.
+// ErrNoCgroups reports that no cgroup hierarchy is mounted that could hold a lab's processes.
 var ErrNoCgroups = errors.New("no cgroup hierarchy under /sys/fs/cgroup (in a chroot: mount --rbind /sys CHROOT/sys)")
 
 // Hierarchies lists the mounted cgroup hierarchies: one for cgroup v2 alone, one per controller for v1 and hybrid.
@@ -32,7 +32,7 @@ func Hierarchies() ([]string, error) {
 	var found []string
 	for _, e := range entries {
 		path := filepath.Join(cgroupMount, e.Name())
-		if e.IsDir() && isCgroup(path) { // links such as cpu,cpuacct name hierarchies that are listed already
+		if e.IsDir() && isCgroup(path) { // symlinks such as cpu,cpuacct name hierarchies that are already in the list
 			found = append(found, path)
 		}
 	}
@@ -50,8 +50,8 @@ func isCgroup(path string) bool {
 	return st.Type == unix.CGROUP2_SUPER_MAGIC || st.Type == unix.CGROUP_SUPER_MAGIC
 }
 
-// tracking is the hierarchy in which every process of a lab can be found: cgroup v2 where there is one, because nothing
-// in a hybrid set-up moves processes there; otherwise any.
+// tracking is the hierarchy in which every process of a lab can be found: cgroup v2 if there is one, because nothing in a hybrid set-up
+// moves processes there; otherwise any.
 func tracking() (string, error) {
 	all, err := Hierarchies()
 	if err != nil {
@@ -66,8 +66,8 @@ func tracking() (string, error) {
 	return all[0], nil
 }
 
-// JoinCgroup makes the calling process, and so all that it will start, a member of the lab's cgroup. What a process tree
-// does afterwards (double forks, new sessions) does not take it out.
+// JoinCgroup makes the calling process, and so all its later children, members of the lab's cgroup. Double forks and new sessions do not
+// remove them from it.
 func JoinCgroup(lab string) error {
 	h, err := tracking()
 	if err != nil {
@@ -83,7 +83,7 @@ func JoinCgroup(lab string) error {
 	return nil
 }
 
-// MakeCgroups makes a cgroup in every hierarchy, for a kubelet to root its pods in; cpuset has to be filled by hand.
+// MakeCgroups makes a cgroup in every hierarchy, as the root of a kubelet's pods; cpuset must be filled by hand.
 func MakeCgroups(path string) error {
 	all, err := Hierarchies()
 	if err != nil {
@@ -108,8 +108,8 @@ func MakeCgroups(path string) error {
 	return nil
 }
 
-// passOn enables all controllers below a cgroup v2. In a hybrid set-up it is not used: kubelets use v1's there, and the
-// machine's root group shall stay as it is. What cannot be passed on is for kubelet to complain about.
+// passOn enables all controllers below a cgroup v2. It is not used in a hybrid set-up: kubelets use v1 there, and the machine's root
+// group must not change. Controllers that cannot be enabled are reported by the kubelet.
 func passOn(parent string) {
 	raw, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers"))
 	if err != nil {
@@ -120,7 +120,7 @@ func passOn(parent string) {
 	}
 }
 
-// inherit copies what an empty cgroup lacks: cpuset's sets in v1.
+// inherit copies the settings that an empty cgroup lacks: cpuset's sets in v1.
 func inherit(parent, dir string) error {
 	for _, f := range []string{"cpuset.cpus", "cpuset.mems"} {
 		have, err := os.ReadFile(filepath.Join(dir, f))
@@ -138,7 +138,7 @@ func inherit(parent, dir string) error {
 	return nil
 }
 
-// Processes lists the processes in a lab's cgroups, of all hierarchies, without zombies.
+// Processes lists the processes in a lab's cgroups of all hierarchies, without zombies.
 func Processes(lab string) ([]int, error) {
 	all, err := Hierarchies()
 	if errors.Is(err, ErrNoCgroups) {
@@ -183,7 +183,7 @@ func alive(pid int) bool {
 	return err == nil && s.State != 'Z'
 }
 
-// KillCgroup kills whatever is in a lab's cgroups below sub ("" for all), until nothing is left or the context ends.
+// KillCgroup kills all processes in a lab's cgroups below sub ("" for all), until none is left or the context ends.
 func KillCgroup(ctx context.Context, lab, sub string) error {
 	group := filepath.Join(lab, sub)
 	for {
@@ -206,11 +206,11 @@ func KillCgroup(ctx context.Context, lab, sub string) error {
 	}
 }
 
-// Members gives the identities of the processes in a lab's cgroups.
+// Members returns the identities of the processes in a lab's cgroups.
 func Members(lab string) []ProcStat {
 	pids, err := Processes(lab)
 	if err != nil {
-		return nil // there is nothing to wait for that could be found again
+		return nil // there is no process to wait for
 	}
 	var members []ProcStat
 	for _, pid := range pids {
@@ -221,11 +221,11 @@ func Members(lab string) []ProcStat {
 	return members
 }
 
-// reapTimeout bounds the wait for the machine's first process to take notice of the dead; some do so now and then only.
+// reapTimeout is the time limit for the machine's init process to reap ended processes; some do so only from time to time.
 const reapTimeout = 10 * time.Second
 
-// AwaitReaped waits until processes that have ended are in no listing any more. One that is still there after some time
-// is a zombie that somebody else has to wait for, and no error: it holds nothing.
+// AwaitReaped waits until ended processes are in no listing any more. One that remains after the time limit is a zombie of another
+// parent, and no error: it holds no resources.
 func AwaitReaped(ctx context.Context, processes []ProcStat) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()
@@ -247,8 +247,8 @@ func AwaitReaped(ctx context.Context, processes []ProcStat) error {
 	return nil
 }
 
-// killMember kills a process that is a member of the group; the handle is opened before membership is looked at, so that
-// a number that was given to somebody else meanwhile is never signalled.
+// killMember kills a process that is a member of the group. It opens the pidfd before it checks the membership, so that it never signals
+// another process that has got the same PID.
 func killMember(pid int, group string) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -262,7 +262,7 @@ func killMember(pid int, group string) {
 	_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 }
 
-// memberOf reads /proc/PID/cgroup: lines of hierarchy:controllers:path.
+// memberOf parses /proc/PID/cgroup: lines of hierarchy:controllers:path.
 func memberOf(text, group string) bool {
 	for line := range strings.Lines(text) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -273,8 +273,8 @@ func memberOf(text, group string) bool {
 	return false
 }
 
-// RemoveCgroups removes a lab's empty cgroups from every hierarchy, trying until the context ends: the kernel lets the
-// last process go a little later than it reports.
+// RemoveCgroups removes a lab's empty cgroups from every hierarchy. It retries until the context ends: the kernel removes the last
+// process a little later than it reports.
 func RemoveCgroups(ctx context.Context, lab string) error {
 	all, err := Hierarchies()
 	if errors.Is(err, ErrNoCgroups) {

@@ -1,6 +1,6 @@
-// Package machine keeps what labs share on one machine, and puts it back: sysctls, directories that nodes mount over,
-// the addresses of links to the host, cgroups. Everything a lab changes outside of its own namespaces and directories is
-// written down here before it is done, so that a lab whose processes were all killed can still be undone.
+// Package machine manages what labs share on one machine, and restores it: sysctls, directories that nodes mount over, the addresses of
+// links to the host, cgroups. Every change that a lab makes outside of its own namespaces and directories is recorded before it is made,
+// so that a lab whose processes were all killed can still be undone.
 package machine
 
 import (
@@ -21,30 +21,30 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// Ledger is what all labs of the machine have changed, kept in a file under plan.StateRoot.
+// Ledger is the record of all labs' changes of the machine, a file under plan.StateRoot.
 type Ledger struct {
-	BootID  string            `json:"bootID"`  // sysctls of another boot are not put back
-	Sysctls map[string]string `json:"sysctls"` // name to the value from before the first lab
+	BootID  string            `json:"bootID"`  // sysctls of another boot are not restored
+	Sysctls map[string]string `json:"sysctls"` // by name, the value before the first lab
 	Dirs    []string          `json:"dirs"`    // made by labs, parents before children
 	Labs    map[string]Entry  `json:"labs"`
 }
 
-// Entry is one lab's.
+// Entry is the record of one lab.
 type Entry struct {
 	HostNet netip.Prefix `json:"hostNet"` // the /30 between the root namespace and the lab's control plane
 	Config  plan.Config  `json:"config"`
 }
 
-// HostIP is the machine's end of the link to the lab.
+// HostIP is the machine's address on the link to the lab.
 func (e Entry) HostIP() netip.Addr { return e.HostNet.Addr().Next() }
 
-// APIHost is the control plane's end of that link: where the machine reaches the API server.
+// APIHost is the control plane's address on that link: the machine reaches the API server there.
 func (e Entry) APIHost() netip.Addr { return e.HostIP().Next() }
 
-// Lock is the machine-wide lock that every change of the ledger holds.
+// Lock is the machine-wide lock for changes of the ledger.
 type Lock struct{ dir *os.File }
 
-// Acquire waits for the lock until the context ends. The lock is on the directory itself, so that it leaves no file.
+// Acquire waits for the lock until the context ends. The lock is on the directory itself, so that no lock file remains.
 func Acquire(ctx context.Context) (*Lock, error) {
 	for {
 		l, err := tryLock()
@@ -59,7 +59,7 @@ func Acquire(ctx context.Context) (*Lock, error) {
 	}
 }
 
-// tryLock returns nil without an error when somebody else holds the lock, or just removed the directory.
+// tryLock returns nil without an error if another process holds the lock, or has just removed the directory.
 func tryLock() (*Lock, error) {
 	if err := os.MkdirAll(plan.RunRoot, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w (weft-lab needs root)", plan.RunRoot, err)
@@ -85,7 +85,7 @@ func tryLock() (*Lock, error) {
 	return &Lock{dir: dir}, nil
 }
 
-// sameDir tells whether the open directory is still the one that its path names.
+// sameDir reports whether the path of the open directory still names it.
 func sameDir(dir *os.File) bool {
 	held, err := dir.Stat()
 	if err != nil {
@@ -95,9 +95,9 @@ func sameDir(dir *os.File) bool {
 	return err == nil && os.SameFile(held, now)
 }
 
-// Release gives the lock back, and removes the directories that no lab needs any more.
+// Release releases the lock, and removes the directories that no lab needs any more.
 func (l *Lock) Release() {
-	_ = os.Remove(plan.RunRoot) // fails while a lab is there, which is meant
+	_ = os.Remove(plan.RunRoot) // fails on purpose while there is a lab
 	_ = l.dir.Close()
 }
 
@@ -133,7 +133,7 @@ func (l Ledger) write() error {
 		if err := os.Remove(ledgerFile); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove the ledger of labs: %w", err)
 		}
-		_ = os.Remove(plan.StateRoot) // fails while something else is there, which is meant
+		_ = os.Remove(plan.StateRoot) // fails on purpose while the directory has other files
 		return nil
 	}
 	raw, err := json.MarshalIndent(l, "", "  ")
@@ -143,7 +143,7 @@ func (l Ledger) write() error {
 	return WriteFile(ledgerFile, raw, 0o600)
 }
 
-// WriteFile replaces a file in one step, so that a reader or a crash never meets half of it.
+// WriteFile replaces a file in one step, so that neither a reader nor a crash leads to half of it.
 func WriteFile(path string, data []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -166,24 +166,24 @@ func bootID() string {
 	return strings.TrimSpace(string(raw))
 }
 
-// sysctlsKept are written by labs or by the kubelets in them, and belong to the whole machine.
+// sysctlsKept are set by labs or by their kubelets, and apply to the whole machine.
 var sysctlsKept = []string{ //nolint:gochecknoglobals // a constant table
 	"net/core/rmem_default",
 	// kubelet sets these at its start (k8s.io/kubernetes/pkg/kubelet/cm, setupKernelTunables)
 	"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
 	"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
-	// a kubelet and a containerd need some ten inotify instances a node; the default of 128 is for all of root's
+	// A kubelet and a containerd need about ten inotify instances per node; the default of 128 applies to all processes of root.
 	"fs/inotify/max_user_instances",
 }
 
-// sysctlsSet are the lab's own wishes. The receive buffer is that of the packet sockets by which the userspace datapath
-// reads links: with the default of 212992 bytes it loses 4 to 18 % at 20,000 packets a second, with 8 MB none of 594,000.
+// sysctlsSet are the lab's own settings. The receive buffer is that of the packet sockets by which the userspace datapath reads links:
+// with the default of 212992 bytes it loses 4 to 18 % at 20,000 packets per second, with 8 MB none of 594,000.
 var sysctlsSet = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"net/core/rmem_default":         "8388608",
 	"fs/inotify/max_user_instances": "1024",
 }
 
-// Enter writes a lab into the ledger and changes what labs change on a machine. The lock must be held.
+// Enter records a lab in the ledger and makes a lab's changes of the machine. The lock must be held.
 func Enter(cfg plan.Config, taken []netip.Prefix) (Entry, error) {
 	l, err := ReadLedger()
 	if err != nil {
@@ -232,7 +232,7 @@ func setSysctls() error {
 	return nil
 }
 
-// missingDirs lists the mount points that do not exist, parents first, and what else a lab makes on the machine.
+// missingDirs lists the mount points that do not exist, parents first, and the other directories that a lab makes on the machine.
 func missingDirs(nodes []plan.Node) []string {
 	var missing []string
 	add := func(path string) {
@@ -259,8 +259,7 @@ func missingDirs(nodes []plan.Node) []string {
 	return missing
 }
 
-// Leave takes a lab out of the ledger; the last one puts the machine back. The lock must be held, and nothing of the lab
-// may run any more.
+// Leave removes a lab from the ledger; the last one restores the machine. The lock must be held, and nothing of the lab may run any more.
 func Leave(name string) error {
 	l, err := ReadLedger()
 	if err != nil {

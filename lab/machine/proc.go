@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcStat is what identifies a process: numbers are used again, number and start time are not.
+// ProcStat identifies a process: PIDs are reused, but PID and start time together are unique.
 type ProcStat struct {
 	Pid    int    `json:"pid"`
 	Start  uint64 `json:"start"` // clock ticks since boot, field 22 of /proc/PID/stat (proc(5))
@@ -29,7 +29,7 @@ func Stat(pid int) (ProcStat, error) {
 	return parseStat(pid, raw)
 }
 
-// parseStat skips the program's name, which may hold spaces and parentheses, by the last closing parenthesis.
+// parseStat skips the program's name, which may contain spaces and parentheses, up to the last closing parenthesis.
 func parseStat(pid int, raw []byte) (ProcStat, error) {
 	end := bytes.LastIndexByte(raw, ')')
 	if end < 0 {
@@ -64,7 +64,7 @@ func WritePid(path string, pid int) error {
 	return WriteFile(path, raw, 0o644)
 }
 
-// ReadPid gives the process that a file names, or 0 if that very process is gone.
+// ReadPid returns the process that a file names, or 0 if that process has ended.
 func ReadPid(path string) int {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -81,7 +81,7 @@ func ReadPid(path string) int {
 	return want.Pid
 }
 
-// Kill signals the process that a file names, if it is that very process.
+// Kill signals the process that a file names, unless it has ended.
 func Kill(path string, sig unix.Signal) error {
 	pid := ReadPid(path)
 	if pid == 0 {

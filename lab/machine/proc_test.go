@@ -19,7 +19,7 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
-// A number alone does not make a process the one that was meant.
+// A PID alone does not identify a process.
 func TestReadPid(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pid")
 	if err := WritePid(path, os.Getpid()); err != nil {

@@ -17,8 +17,8 @@ import (
 
 var errName = errors.New("the name does not lead to the Service")
 
-// lookUp asks the cluster's DNS for the way's name, and makes sure that the answer is the Service's address. Every second
-// question goes by TCP. It is written out because net.Resolver asks from other threads.
+// lookUp resolves the way's name by the cluster's DNS, and checks that the answer is the Service's address. Every second query uses TCP.
+// It does not use net.Resolver, which sends queries from other threads.
 func (w *Way) lookUp(n uint16) (time.Duration, error) {
 	network := "udp4"
 	if n%2 == 1 {
@@ -36,12 +36,12 @@ func (w *Way) lookUp(n uint16) (time.Duration, error) {
 	return 0, fmt.Errorf("%s: %w: %v", w.Name, errName, answers)
 }
 
-// Resolve asks a DNS server for a name's IPv4 addresses from the thread's network namespace, by UDP.
+// Resolve queries a DNS server for a name's IPv4 addresses from the thread's network namespace, by UDP.
 func Resolve(server netip.Addr, name string) ([]netip.Addr, error) {
 	return ask("udp4", netip.AddrPortFrom(server, 53), name, 1)
 }
 
-// ask asks a DNS server for a name's IPv4 addresses.
+// ask queries a DNS server for a name's IPv4 addresses.
 func ask(network string, server netip.AddrPort, name string, id uint16) ([]netip.Addr, error) {
 	query, err := question(name, id)
 	if err != nil {
@@ -74,7 +74,7 @@ func question(name string, id uint16) ([]byte, error) {
 	return m.Pack()
 }
 
-// exchange sends a message and reads one. By TCP, each has its length before it (RFC 1035, 4.2.2).
+// exchange sends a message and reads one. By TCP, a length precedes each message (RFC 1035, 4.2.2).
 func exchange(c net.Conn, network string, query []byte) ([]byte, error) {
 	const most = 4096
 	answer := make([]byte, most)

@@ -1,6 +1,6 @@
-// Package matrix measures who reaches whom in a lab that is up: pods, hosts and the outside, each way with the source
-// address that the other side saw and with its latency; it compares who reaches whom between projects with what the
-// NetworkPolicies there say; and it proves, by sniffing everywhere, that what a pod sends in another's name arrives nowhere.
+// Package matrix measures the connectivity of a running lab: between pods, hosts and the outside, each path with the source address that
+// the receiver saw and with its latency. It compares the connectivity between projects with the NetworkPolicies there. And it proves, by
+// sniffing everywhere, that a pod's packets with a foreign source arrive nowhere.
 package matrix
 
 import (
@@ -14,15 +14,15 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// Options say what to measure; the zero value is good.
+// Options are the options of a measurement; the zero value is usable.
 type Options struct {
-	// Namespace and Selector choose the pods in a lab of runtime kubelet; default "quickstart" and all that are ready.
-	// They must serve what agnhost's netexec does on port 8080. In a lab of runtime cni, pods are made and removed.
-	// In a lab of both networks, the pods on flannel are those of the namespace with "-flannel" behind its name.
-	// Projects are besides the namespaces with the label weft.dev/matrix=project, and their pods.
+	// Namespace and Selector choose the pods in a lab of runtime kubelet; default "quickstart" and all ready pods. They must serve like
+	// agnhost's netexec on port 8080. In a lab of runtime cni, pods are made and removed. In a lab of both networks, the pods on flannel are
+	// those of the namespace with "-flannel" appended to its name. In addition, Projects are the namespaces with the label
+	// weft.dev/matrix=project, and their pods.
 	Namespace string
 	Selector  string
-	// Exchanges is how often each way is measured; default 20.
+	// Exchanges is the number of exchanges per path; default 20.
 	Exchanges int
 }
 
@@ -42,14 +42,14 @@ type Report struct {
 	Runtime  plan.Runtime  `json:"runtime"`
 	Datapath plan.Datapath `json:"datapath"`
 	Ways     []Way         `json:"ways"`
-	// Judged are the ways between pods of projects, in the mode that isolates by NetworkPolicies.
+	// Judged are the paths between pods of projects, in the mode with NetworkPolicies.
 	Judged []Judged `json:"judged,omitempty"`
 	Tricks []Trick  `json:"tricks"`
-	// AsItMust is set when every row of it is.
+	// AsItMust is set if every row is as expected.
 	AsItMust bool `json:"asItMust"`
 }
 
-// Party is one end of a way.
+// Party is one end of a path.
 type Party struct {
 	Name string     `json:"name"`           // of the pod or the node; "outside"
 	Node string     `json:"node,omitempty"` // where it is
@@ -58,12 +58,12 @@ type Party struct {
 	kind    kind
 	name    string // in the cluster's DNS; Services only
 	netns   string // path of the network namespace
-	port    uint16 // where it answers HTTP
-	answers string // what it says its name is; "" when it does not say
+	port    uint16 // its HTTP port
+	answers string // the name in its answers; "" if they have none
 	key     string // of its attachment record: namespace/name; pods only
 
 	network  string // of its attachment record; pods only
-	hostPort uint16 // the port of its node that leads to port; 0: none
+	hostPort uint16 // the port of its node that is forwarded to port; 0: none
 }
 
 type kind int
@@ -75,29 +75,29 @@ const (
 	service
 )
 
-// Way is a row: from one party to another.
+// Way is a row: the path from one party to another.
 type Way struct {
 	Kind string `json:"kind"` // such as "pod to pod, same node"
 	From Party  `json:"from"`
 	To   Party  `json:"to"`
-	// Source is the address that the receiver must see; Seen the one that it saw, invalid when it saw nothing.
+	// Source is the address that the receiver must see; Seen the one that it saw, invalid if it saw nothing.
 	Source netip.Addr `json:"source"`
 	Seen   netip.Addr `json:"seen"`
-	// Name is what the sender asks the cluster's DNS for, before every exchange; "" when it goes by the address.
+	// Name is the name that the sender resolves by the cluster's DNS before every exchange; "" if it uses the address.
 	Name string `json:"dnsName,omitempty"`
-	// Reached is set when every exchange, of HTTP and of ICMP, was answered by the right party. It must be. A Service's
-	// address answers no ICMP.
+	// Reached is set if every exchange, of HTTP and of ICMP, was answered by the right party. It must be set. A Service's address does not
+	// answer ICMP.
 	Reached  bool     `json:"reached"`
 	DNS      Measured `json:"dns"`  // question and answer, when there is a Name
 	HTTP     Measured `json:"http"` // TCP connect, request and answer
 	Ping     Measured `json:"ping"` // ICMP echo
 	AsItMust bool     `json:"asItMust"`
 
-	limit time.Duration // how long one exchange may take; 0: patience
-	from  int           // which of the ports that connections come from was used last; 0: none
+	limit time.Duration // time limit of one exchange; 0: patience
+	from  int           // the last source port of connections; 0: none
 }
 
-// Measured is what became of a number of exchanges.
+// Measured is the result of a number of exchanges.
 type Measured struct {
 	Sent     int           `json:"sent"`
 	Answered int           `json:"answered"`
@@ -105,23 +105,22 @@ type Measured struct {
 	Problem  string        `json:"problem,omitempty"` // the first
 }
 
-// Trick is a row that must fail: frames that a pod sends in a name that is not its own.
+// Trick is a row that must fail: frames of a pod with a source that is not its own.
 type Trick struct {
 	Kind string `json:"kind"`
 	From Party  `json:"from"`
-	// Sent counts the frames, Arrived those that were seen anywhere else than on the sender's own link.
+	// Sent counts the frames, Arrived those seen anywhere except on the sender's own link.
 	Sent    int `json:"sent"`
 	Arrived int `json:"arrived"`
 	// Examples name some that arrived, and where.
 	Examples []string `json:"examples,omitempty"`
-	// Control tells whether a frame like them, but honest, sent after them by the same socket, arrived where it should.
+	// Control reports whether a similar but honest frame, sent after them by the same socket, arrived.
 	Control     bool   `json:"controlArrived"`
 	ControlName string `json:"control"`
 	AsItMust    bool   `json:"asItMust"`
 }
 
-// Run measures the matrix of a lab that is up. An error means that it could not be measured; what is not as it must be
-// is in the report.
+// Run measures the matrix of a running lab. An error means that it could not be measured; unexpected results are in the report.
 func Run(ctx context.Context, c *lab.Cluster, o Options) (*Report, error) {
 	o = o.withDefaults()
 	s, err := openScene(ctx, c, o)
@@ -169,9 +168,9 @@ func (s *scene) measure(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// ways lists what to measure. Each node's first pod speaks for the node; a second one, where there is one, is its
-// neighbour. The other node is the next in order. Gateways and tunnels are the nodes' own
-// addresses with pods of their own and of other nodes, by name.
+// ways lists the paths to measure. Each node's first pod represents the node; a second one, if there is one, is its neighbour. The other
+// node is the next in order. Gateways and tunnels are, by node name, the nodes' own addresses towards their own pods and towards pods of
+// other nodes.
 func ways(pods, hosts []Party, outside Party, gateways, tunnels map[string]netip.Addr) []Way {
 	on := map[string][]Party{}
 	for _, p := range pods {
@@ -221,8 +220,8 @@ func ways(pods, hosts []Party, outside Party, gateways, tunnels map[string]netip
 	return out
 }
 
-// serviceWays lists the ways to Services: each node's first pod goes to each Service, by its address and by its name, and
-// the pod behind the Service goes to itself.
+// serviceWays lists the paths to Services: each node's first pod to each Service, by its address and by its name, and the pod behind the
+// Service to itself.
 func serviceWays(pods, services []Party, hairpin func(Party) netip.Addr) []Way {
 	first := map[string]Party{}
 	var nodes []string

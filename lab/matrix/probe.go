@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	patience = 2 * time.Second // how long one exchange may take
-	giveUp   = 3               // exchanges without an answer after which the way is closed
+	patience = 2 * time.Second // time limit of one exchange
+	giveUp   = 3               // number of exchanges without an answer after which the path counts as broken
 )
 
-// patience is how long one exchange of the way may take.
+// patience returns the time limit of one exchange of the path.
 func (w *Way) patience() time.Duration { return cmp.Or(w.limit, patience) }
 
-// measure fills in what the way does.
+// measure measures the path and fills in the results.
 func (w *Way) measure(exchanges int) {
 	err := ground.Do(w.From.netns, func() error {
 		if w.Name != "" {
@@ -52,7 +52,7 @@ func (w *Way) measure(exchanges int) {
 	w.AsItMust = w.Reached && w.Seen == w.Source
 }
 
-// repeat does an exchange a number of times, unless the first few have no answer.
+// repeat does an exchange a number of times, but stops if the first few have no answer.
 func repeat(times int, exchange func(n int) (time.Duration, error)) Measured {
 	var m Measured
 	var took []time.Duration
@@ -80,11 +80,11 @@ func median(took []time.Duration) time.Duration {
 	return took[len(took)/2]
 }
 
-// source asks the receiver whom it sees.
+// source returns the source address that the receiver sees.
 func (w *Way) source() netip.Addr {
 	said, _, err := w.get(pathSource)
 	if err != nil {
-		return netip.Addr{} // the exchanges that follow say why
+		return netip.Addr{} // the following exchanges report the reason
 	}
 	if at, err := netip.ParseAddrPort(said); err == nil {
 		return at.Addr().Unmap()
@@ -93,7 +93,7 @@ func (w *Way) source() netip.Addr {
 	return addr.Unmap()
 }
 
-// identify measures an exchange and makes sure of who answered.
+// identify measures an exchange and checks which party answered.
 func (w *Way) identify() (time.Duration, error) {
 	said, took, err := w.get(pathName)
 	if err == nil && w.To.answers != "" && said != w.To.answers {
@@ -104,8 +104,8 @@ func (w *Way) identify() (time.Duration, error) {
 
 var errStranger = errors.New("somebody else answered")
 
-// get makes a request on a connection of its own, from the namespace of the thread, and tells how long that took from
-// the first packet to the answer. It is written out because http.Transport connects on other threads.
+// get makes a request on its own connection, from the thread's namespace, and returns the time from the first packet to the answer. It
+// does not use http.Transport, which connects on other threads.
 func (w *Way) get(path string) (string, time.Duration, error) {
 	to, limit := netip.AddrPortFrom(w.To.IP, w.To.port), w.patience()
 	began := time.Now()
@@ -135,16 +135,16 @@ func (w *Way) get(path string) (string, time.Duration, error) {
 	return strings.TrimSpace(string(body)), time.Since(began), nil
 }
 
-// Ports that connections come from: through Services from these, all others from the range before. On the userspace datapath a direct
-// connection that follows one through a Service, from the same port to the same endpoint, receives the replies of that one
-// (docs/services.md): a matrix that is measured again would meet it now and then.
+// Source ports of connections: those through Services use this range, all others the range before. On the userspace datapath a direct
+// connection from the same port to the same endpoint as an earlier one through a Service receives that one's replies (docs/services.md):
+// a repeated matrix would meet this occasionally.
 const (
 	directPorts  = 12000
 	servicePorts = 18000
 	portsOfKind  = servicePorts - directPorts
 )
 
-// dial connects from the next port that is free.
+// dial connects from the next free port.
 func (w *Way) dial(to netip.AddrPort) (net.Conn, error) {
 	if w.from == 0 {
 		w.from = 1 + rand.IntN(portsOfKind) //nolint:gosec // no secret
@@ -173,7 +173,7 @@ func (w *Way) ping(exchanges int) Measured {
 	return repeat(exchanges, func(n int) (time.Duration, error) { return echo(c, w.To.IP, id, uint16(n), w.patience()) })
 }
 
-// echo sends an ICMP echo request and waits for its answer among all that the socket sees.
+// echo sends an ICMP echo request and waits for its answer among all messages of the socket.
 func echo(c net.PacketConn, to netip.Addr, id, seq uint16, limit time.Duration) (time.Duration, error) {
 	buffer := gopacket.NewSerializeBuffer()
 	icmp := &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoRequest, 0), Id: id, Seq: seq}
@@ -200,7 +200,7 @@ func echo(c net.PacketConn, to netip.Addr, id, seq uint16, limit time.Duration) 
 	}
 }
 
-// isReply tells whether a message is the reply to an echo request (RFC 792).
+// isReply reports whether a message is the reply to an echo request (RFC 792).
 func isReply(message []byte, id, seq uint16) bool {
 	return len(message) >= 8 && message[0] == layers.ICMPv4TypeEchoReply &&
 		binary.BigEndian.Uint16(message[4:]) == id && binary.BigEndian.Uint16(message[6:]) == seq

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// Names of networks, as attachment records have them.
+// Names of networks, as in attachment records.
 const (
 	overlayNetwork = "overlay"
 	flannelNetwork = "flannel"
@@ -17,9 +17,9 @@ const (
 // realm is one pod network of the lab, with the nodes' own addresses in it.
 type realm struct {
 	name     string
-	device   string                // the host's own link to the pods
+	device   string                // the host's link to the pods
 	gateways map[string]netip.Addr // of that link, by node
-	tunnels  map[string]netip.Addr // by which hosts reach pods elsewhere, by node
+	tunnels  map[string]netip.Addr // source addresses of hosts towards pods of other nodes, by node
 }
 
 // newRealms returns the networks of a lab, the default one first.
@@ -53,8 +53,8 @@ func (r *realm) add(n lab.Node, backend string) error {
 	return err
 }
 
-// hairpin is the source address that a pod sees when it reaches itself by a Service. It cannot be the pod's own, or the pod would answer
-// itself directly. On a flannel network kube-proxy masquerades the connection with the bridge's address.
+// hairpin is the source address that a pod sees when it reaches itself through a Service. It cannot be the pod's own, or the pod would
+// answer itself directly. On a flannel network kube-proxy masquerades the connection with the bridge's address.
 func (r *realm) hairpin(p Party) netip.Addr {
 	if r.name == flannelNetwork {
 		return r.gateways[p.Node]
@@ -73,8 +73,8 @@ func (r *realm) members(parties []Party) []Party {
 	return out
 }
 
-// betweenNetworks lists the ways from each node's first pod on one network to pods on another, on the node and on the next one. To a network,
-// the pods of another are outside: they come by their node's address in it.
+// betweenNetworks lists the paths from each node's first pod on one network to pods on another, on the same node and on the next one. For
+// a network, pods of another network are outside: their source is their node's address in it.
 func betweenNetworks(from, to *realm, pods, hosts []Party) []Way {
 	first := func(r *realm, node string) (Party, bool) {
 		for _, p := range r.members(pods) {
@@ -101,7 +101,7 @@ func betweenNetworks(from, to *realm, pods, hosts []Party) []Way {
 	return out
 }
 
-// toHostPorts lists the ways from outside to pods' host ports. The pod sees the client's own address.
+// toHostPorts lists the paths from outside to pods' host ports. The pod sees the client's own address.
 func toHostPorts(from Party, hosts, pods []Party) []Way {
 	var out []Way
 	for _, p := range pods {
@@ -116,7 +116,7 @@ func toHostPorts(from Party, hosts, pods []Party) []Way {
 	return out
 }
 
-// all lists every way that is measured.
+// all lists every measured path.
 func (s *scene) all() []Way {
 	var out []Way
 	for _, r := range s.realms {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Table writes the report for people.
+// Table writes the report as a table.
 func (r *Report) Table(out io.Writer) error {
 	var cells, lines strings.Builder
 	cells.WriteString("WHO REACHES WHOM\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tDNS\tHTTP\tPING\tRESULT\n")
@@ -44,7 +44,7 @@ func (r *Report) Table(out io.Writer) error {
 	return nil
 }
 
-// problems explains the rows that are not as they must be.
+// problems explains the rows that are not as expected.
 func (r *Report) problems() string {
 	var b strings.Builder
 	for _, way := range r.Ways {
@@ -80,7 +80,7 @@ func (r *Report) problems() string {
 	return b.String()
 }
 
-// String is the party as tables have it.
+// String returns the party as text for tables.
 func (p Party) String() string {
 	if p.kind == pod {
 		return fmt.Sprintf("%s %s (%s)", p.Name, p.IP, p.Node)
@@ -88,7 +88,7 @@ func (p Party) String() string {
 	return fmt.Sprintf("%s %s", p.Name, p.IP)
 }
 
-// String is the median, or how many exchanges were answered when not all were.
+// String returns the median, or the number of answered exchanges if some were not.
 func (m Measured) String() string {
 	switch {
 	case m.Answered == 0:
@@ -99,7 +99,7 @@ func (m Measured) String() string {
 	return fmt.Sprintf("%.2f ms", float64(m.Median)/float64(time.Millisecond))
 }
 
-// tally is how many exchanges were answered, and what became of the first that was not.
+// tally returns the number of answered exchanges, and the error of the first that was not.
 func (m Measured) tally() string {
 	text := fmt.Sprintf("%d of %d", m.Answered, m.Sent)
 	if m.Problem != "" {

@@ -13,18 +13,18 @@ import (
 
 // The requests of the matrix; agnhost's netexec answers them as well.
 const (
-	pathName   = "/hostname" // answers the receiver's name
-	pathSource = "/clientip" // answers the sender's address and port
+	pathName   = "/hostname" // answers with the receiver's name
+	pathSource = "/clientip" // answers with the sender's address and port
 	podPort    = 8080        // where netexec listens
 )
 
-// responder answers in a namespace where nobody else does: hosts, and pods without containers.
+// responder answers in namespaces without a server: hosts, and pods without containers.
 type responder struct {
 	server *http.Server
 	port   uint16
 }
 
-// respond starts a responder; port 0 takes any that is free.
+// respond starts a responder; port 0 uses any free port.
 func respond(netns, name string, port uint16) (*responder, error) {
 	var l net.Listener
 	err := ground.Do(netns, func() (err error) {
@@ -42,7 +42,7 @@ func respond(netns, name string, port uint16) (*responder, error) {
 	mux.HandleFunc("GET "+pathName, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })
 	mux.HandleFunc("GET "+pathSource, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RemoteAddr) })
 	r := &responder{port: uint16(at.Port), server: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}
-	go func() { _ = r.server.Serve(l) }() // ends with close; whoever asks then says that nobody answers
+	go func() { _ = r.server.Serve(l) }() // ends with close; later requests then report a missing server
 	return r, nil
 }
 

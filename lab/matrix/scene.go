@@ -24,23 +24,23 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// ErrPods is returned when there are too few pods to measure anything.
+// ErrPods reports that there are too few pods to measure anything.
 var ErrPods = errors.New("no pods to measure")
 
 const (
-	tun        = "tun0"        // the host's own link to the pods
+	tun        = "tun0"        // the host's link to the pods
 	cni        = "cni0"        // that of a flannel network
 	tunnel     = "flannel.1"   // the tunnel device of a flannel network, whose address hosts use with pods elsewhere
 	ownPods    = "weft-matrix" // the namespace of pods that the matrix makes
 	recordsDir = "/var/lib/weft/attachments"
 )
 
-// scene is who takes part.
+// scene is the parties of a measurement.
 type scene struct {
 	cluster  *lab.Cluster
 	pods     []Party
 	services []Party
-	// projects are the pods of namespaces that are judged by policies, and world what they are judged by.
+	// projects are the pods of namespaces that are judged by policies, and world the objects that judge them.
 	projects []Party
 	world    oracle.World
 	hosts    []Party
@@ -103,7 +103,7 @@ func (s *scene) addHost(n lab.Node) error {
 	return nil
 }
 
-// gateway reads the host's address on a device.
+// gateway returns the host's address on a device.
 func gateway(n lab.Node, tun string) (netip.Addr, error) {
 	h, err := n.Space.Handle()
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *scene) makePods(ctx context.Context) error {
 	return nil
 }
 
-// dropOwn removes the pods that an interrupted run has left.
+// dropOwn removes the pods of an interrupted run.
 func (s *scene) dropOwn(ctx context.Context) error {
 	old, err := s.cluster.Pods(ctx)
 	if err != nil {
@@ -185,7 +185,7 @@ func (s *scene) makePod(ctx context.Context, n lab.Node, name string) error {
 	return nil
 }
 
-// findWorkload takes the ready pods of a namespace, which answer by themselves, and its Services.
+// findWorkload finds the ready pods of a namespace, which have servers, and its Services.
 func (s *scene) findWorkload(ctx context.Context, o Options) error {
 	k, err := s.cluster.Client()
 	if err != nil {
@@ -219,7 +219,7 @@ func (s *scene) findPods(ctx context.Context, k kubernetes.Interface, o Options)
 	return nil
 }
 
-// partyOf is a pod that is ready.
+// partyOf returns a ready pod as a party.
 func partyOf(p *corev1.Pod) (Party, bool) {
 	ip, err := netip.ParseAddr(p.Status.PodIP)
 	if err != nil || !ready(p) {
@@ -236,7 +236,7 @@ func partyOf(p *corev1.Pod) (Party, bool) {
 	return party, true
 }
 
-// namespaces are those of the pods and Services that are measured: one for each network.
+// namespaces returns the namespaces of the measured pods and Services: one for each network.
 func (s *scene) namespaces(o Options) []string {
 	if s.cluster.Config.Network == plan.NetworkBoth {
 		return []string{o.Namespace, o.Namespace + "-flannel"}
@@ -244,8 +244,8 @@ func (s *scene) namespaces(o Options) []string {
 	return []string{o.Namespace}
 }
 
-// findServices takes the Services that have one endpoint, which is one of the pods: it is known then who must answer, and
-// whom it must see.
+// findServices finds the Services with one endpoint that is one of the pods: then it is clear which pod must answer, and which source it
+// must see.
 func (s *scene) findServices(ctx context.Context, k kubernetes.Interface, o Options) error {
 	for _, namespace := range s.namespaces(o) {
 		if err := s.findServicesOf(ctx, k, namespace); err != nil {
@@ -280,7 +280,7 @@ func (s *scene) findServicesOf(ctx context.Context, k kubernetes.Interface, name
 	return nil
 }
 
-// endpoints names the pods of the scene that are behind a Service.
+// endpoints returns the pods of the scene that are behind a Service.
 func (s *scene) endpoints(ctx context.Context, k kubernetes.Interface, svc *corev1.Service) ([]string, error) {
 	of := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + svc.Name}
 	slicesOf, err := k.DiscoveryV1().EndpointSlices(svc.Namespace).List(ctx, of)
@@ -308,7 +308,7 @@ func ready(p *corev1.Pod) bool {
 	})
 }
 
-// bindRecords finds the pods' namespaces and links by what the agents keep of them.
+// bindRecords finds the pods' namespaces and links in the agents' attachment records.
 func (s *scene) bindRecords() error {
 	nodes := map[string]lab.Node{}
 	for _, n := range s.cluster.Nodes() {
@@ -345,7 +345,7 @@ func (s *scene) readRecords(n lab.Node) error {
 	for _, path := range paths {
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // it ended just now
+			continue // it has just ended
 		}
 		if err != nil {
 			return fmt.Errorf("read the attachments of %s: %w", n.Name, err)
@@ -354,7 +354,7 @@ func (s *scene) readRecords(n lab.Node) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		// Of a pod that was started anew there may be an older sandbox, which is being removed.
+		// A restarted pod may have an older sandbox, which is being removed.
 		key := rec.PodNamespace + "/" + rec.PodName
 		if old, ok := s.records[key]; !ok || old.Created.Before(rec.Created) {
 			s.records[key] = rec
@@ -376,7 +376,7 @@ func (s *scene) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// mac reads the hardware address of a link of a node.
+// mac returns the hardware address of a link of a node.
 func mac(n lab.Node, name string) (net.HardwareAddr, error) {
 	h, err := n.Space.Handle()
 	if err != nil {

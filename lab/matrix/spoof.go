@@ -23,20 +23,19 @@ import (
 const (
 	podLink   = "eth0"
 	vxlanPort = 4789
-	// flannelPort is the kernel's port of VXLAN, which flannel takes.
+	// flannelPort is the kernel's VXLAN port, which flannel uses.
 	flannelPort = 8472
-	// nobodyListens is where the frames are sent to: the discard port.
+	// nobodyListens is the destination port of the frames: the discard port.
 	nobodyListens = 9
-	// markerLength is of hostile's markers, and of the controls'.
+	// markerLength is the length of hostile's markers, and of the controls'.
 	markerLength = len("hostile-0000-frame")
-	// controlWait is how long an honest frame may take; it takes a millisecond.
+	// controlWait is the time limit for an honest frame; it takes a millisecond.
 	controlWait = 3 * time.Second
-	// grace is for what a hostile frame may have set off, after the honest ones behind it have arrived.
+	// grace is the time for effects of hostile frames, after the honest ones that follow them have arrived.
 	grace = 300 * time.Millisecond
 )
 
-// tricks are the rows that must fail, by the classes of hostile frames that they consist of, each with the honest frame
-// that shows that the way was open.
+// tricks are the rows that must fail: each has its classes of hostile frames, and an honest frame which shows that the path works.
 var tricks = []struct { //nolint:gochecknoglobals // a constant table
 	kind    string
 	classes []string
@@ -56,22 +55,22 @@ type control int
 const (
 	honestPacket   control = iota // UDP to the pod elsewhere
 	honestARP                     // an ARP reply to the neighbour
-	honestStraight                // UDP to the pod elsewhere, in a frame to the host's end: the switch takes it up as well
+	honestStraight                // UDP to the pod elsewhere, in a frame to the host veth: the switch forwards it as well
 )
 
-// names say what each control is.
+// name describes the control.
 func (c control) name() string {
 	return [...]string{"UDP in its own name", "ARP in its own name", "UDP in its own name"}[c]
 }
 
-// cast is who plays what in the tricks. The remote pod may be missing in a lab of one node.
+// cast is the parties of the tricks. The remote pod may be missing in a lab of one node.
 type cast struct {
 	attacker, neighbour, remote Party
 	scene                       hostile.Scene
 	hostLink                    string // the attacker's, on the node
 	controls                    []sentControl
 	podDevice                   string // the host's link to the pods
-	routed                      bool   // pods of other nodes are reached by the gateway
+	routed                      bool   // pods of other nodes are reached through the gateway
 }
 
 type sentControl struct {
@@ -80,10 +79,10 @@ type sentControl struct {
 	at     string // the sniffer that must see it
 }
 
-// ErrCast is returned when there are too few pods to spoof among.
+// ErrCast reports that there are too few pods for spoofing.
 var ErrCast = errors.New("spoofing is tried with two pods on one node and one on another")
 
-// spoof sends what a pod must not send, and looks for it everywhere.
+// spoof sends packets that a pod must not send, and looks for them everywhere.
 func (s *scene) spoof(ctx context.Context, in *realm) ([]Trick, error) {
 	c, err := s.choose(in)
 	if err != nil {
@@ -113,7 +112,7 @@ func (s *scene) spoof(ctx context.Context, in *realm) ([]Trick, error) {
 	return rows, nil
 }
 
-// choose finds a pod with a neighbour and one elsewhere.
+// choose finds a pod with a neighbour and one on another node.
 func (s *scene) choose(in *realm) (*cast, error) {
 	c, pods := &cast{}, in.members(s.pods)
 	for _, a := range pods {
@@ -134,7 +133,7 @@ func (s *scene) choose(in *realm) (*cast, error) {
 	return c, s.dress(c, in)
 }
 
-// dress gives everybody their addresses and makes the honest frames.
+// dress sets the addresses of all parties and makes the honest frames.
 func (s *scene) dress(c *cast, in *realm) error {
 	node, err := s.cluster.NodeNamed(c.attacker.Node)
 	if err != nil {
@@ -210,7 +209,7 @@ func (c *cast) makeControls() error {
 	return nil
 }
 
-// sort makes the rows, and picks the frames that belong to one: data and marker, with the row's number.
+// sort makes the rows, and selects the frames of each row: data and marker, with the row's number.
 func sort(frames []hostile.Frame, attacker Party) ([]Trick, []numbered, error) {
 	rows := make([]Trick, len(tricks))
 	var picked []numbered
@@ -234,14 +233,13 @@ type numbered struct {
 	row int
 }
 
-// sniffer is an ear on a link, with the name that a report has for it.
+// sniffer listens on a link, with the link's name for reports.
 type sniffer struct {
 	*traffic.Sniffer
 	at string
 }
 
-// sniff listens at every pod, on every link of the nodes and between them, and outside; not where the attacker's own
-// frames begin their way.
+// sniff starts sniffers at every pod, on every link of the nodes and between them, and outside; but not on the attacker's own link.
 func (s *scene) sniff(c *cast) ([]sniffer, error) {
 	var list []sniffer
 	listen := func(netns, link, at string, incoming bool) error {
@@ -314,12 +312,12 @@ func (c *cast) send(ctx context.Context, frames []numbered, sniffers []sniffer) 
 	}
 }
 
-// tunnelClass are the frames that a pod makes up as packets of a tunnel.
+// tunnelClass is the class of frames that a pod makes as tunnel packets.
 const tunnelClass = "tunnel packets from a pod"
 
-// beyondHost takes out what has not arrived yet: a fragment that the attacker's own host has got. The port is not in every
-// fragment, so the host judges the packet when all of it is there; with one fragment it never is. On a flannel network the host has all
-// tunnel packets on its bridge, and drops them when it forwards or accepts them: their destination is known after DNAT only.
+// beyondHost removes frames that do not count as arrived: a fragment on the attacker's own host. Not every fragment has the port, so the
+// host judges the packet after reassembly, which never completes with one fragment. On a flannel network all tunnel packets reach the
+// host's bridge. The host drops them when it forwards or accepts them, because their destination is known only after DNAT.
 func (c *cast) beyondHost(frames []numbered, seen map[string][]string) map[string][]string {
 	for _, f := range frames {
 		if isFragment(f.Data) || c.routed && f.Class == tunnelClass {
@@ -331,17 +329,17 @@ func (c *cast) beyondHost(frames []numbered, seen map[string][]string) map[strin
 	return seen
 }
 
-// isFragment tells whether a frame holds a part of an IPv4 packet (RFC 791: more fragments, or an offset).
+// isFragment reports whether a frame has a part of an IPv4 packet (RFC 791: more fragments, or an offset).
 func isFragment(frame []byte) bool {
 	const ethernet, flags = 14, 6 // bytes
 	return len(frame) >= ethernet+20 && binary.BigEndian.Uint16(frame[12:]) == uint16(layers.EthernetTypeIPv4) &&
 		binary.BigEndian.Uint16(frame[ethernet+flags:])&0x3fff != 0
 }
 
-// place names a link.
+// place returns the name of a link for reports.
 func place(where, link string) string { return where + ", " + link }
 
-// arrivals tells where each marker was seen.
+// arrivals returns where each marker was seen.
 func arrivals(sniffers []sniffer) map[string][]string {
 	seen := map[string][]string{}
 	for _, sn := range sniffers {
@@ -356,7 +354,7 @@ func arrivals(sniffers []sniffer) map[string][]string {
 	return seen
 }
 
-// judge fills in what became of each row's frames, by where their markers were seen.
+// judge fills in each row's results, by where the markers of its frames were seen.
 func judge(rows []Trick, sent []numbered, controls []sentControl, seen map[string][]string) {
 	const examples = 5
 	for _, f := range sent {
@@ -375,7 +373,7 @@ func judge(rows []Trick, sent []numbered, controls []sentControl, seen map[strin
 	}
 }
 
-// markers finds the markers in a frame, also in one that is wrapped.
+// markers finds the markers in a frame, also in an encapsulated one.
 func markers(frame []byte) []string {
 	var found []string
 	for _, start := range []string{"hostile-", "control-"} {

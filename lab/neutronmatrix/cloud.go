@@ -32,7 +32,7 @@ type Port struct {
 	portsbinding.PortsBindingExt
 }
 
-// Cloud is all that a lab's OpenStack has.
+// Cloud is the content of a lab's OpenStack.
 type Cloud struct {
 	Projects  []projects.Project
 	Networks  []networks.Network
@@ -75,7 +75,7 @@ func Read(ctx context.Context, c *lab.Cluster) (*Cloud, error) {
 	return &found, nil
 }
 
-// list reads a list to its end.
+// list reads all pages of a list.
 func list[T any](ctx context.Context, into *[]T, pager pagination.Pager, extract func(pagination.Page) ([]T, error)) func() error {
 	return func() error {
 		pages, err := pager.AllPages(ctx)
@@ -87,7 +87,7 @@ func list[T any](ctx context.Context, into *[]T, pager pagination.Pager, extract
 	}
 }
 
-// RouterAddress returns the address that the outside sees of a router's networks; zero: it has none.
+// RouterAddress returns the source address of a router's networks outside; zero if there is none.
 func (c *Cloud) RouterAddress(name string) netip.Addr {
 	for _, r := range c.Routers {
 		if r.Name != name {
@@ -102,7 +102,7 @@ func (c *Cloud) RouterAddress(name string) netip.Addr {
 	return netip.Addr{}
 }
 
-// project and network return names by their ids.
+// project returns a project's name by its id, and network a network's.
 func (c *Cloud) project(id string) string {
 	for _, p := range c.Projects {
 		if p.ID == id {
@@ -121,7 +121,7 @@ func (c *Cloud) network(id string) string {
 	return id
 }
 
-// Table writes the ports, and what is beyond them.
+// Table writes the ports, and the remaining objects.
 func (c *Cloud) Table(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(columns ...string) error {

@@ -1,5 +1,5 @@
-// Package ovsnode gives a node its Open vSwitch: a database server and a switch of its own, and on the userspace
-// datapath the bridge that the node's own address sits on.
+// Package ovsnode starts a node's Open vSwitch: its own database server and switch, and on the userspace datapath the bridge with the
+// node's own address.
 package ovsnode
 
 import (
@@ -16,10 +16,10 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// Phy is the userspace bridge that eth0 is plugged into.
+// Phy is the userspace bridge with eth0 as a port.
 const Phy = "br-phy"
 
-// schema is where Debian's openvswitch-common installs it.
+// schema is the schema's path in Debian's openvswitch-common.
 const schema = "/usr/share/openvswitch/vswitch.ovsschema"
 
 // Switch is a node's Open vSwitch.
@@ -27,14 +27,13 @@ type Switch struct {
 	Node  plan.Node
 	Space ground.Space
 	Group *process.Group
-	// Routes are set on the userspace datapath only, where tunnels end in the switch itself: its own way to the other
-	// nodes.
+	// Routes are set on the userspace datapath only, where tunnels end in the switch itself: its own routes to the other nodes.
 	Routes *Routes
 }
 
 func (s Switch) db() string { return filepath.Join(s.Node.Dir, "ovs", "conf.db") }
 
-// Start brings both daemons up. They use Open vSwitch's usual paths, which are the node's own.
+// Start starts both daemons. They use Open vSwitch's usual paths, within the node.
 func (s Switch) Start(ctx context.Context) error {
 	for _, dir := range []string{filepath.Dir(s.db()), filepath.Join(s.Node.RunDir, "openvswitch")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -76,7 +75,7 @@ func (s Switch) database() process.Program {
 func (s Switch) daemon() process.Program {
 	return process.Program{
 		Name: s.Node.Name + "/ovs-vswitchd",
-		// Its control socket is where ovs-appctl looks for it.
+		// ovs-appctl expects its control socket there.
 		Argv: s.Space.Enter(append([]string{
 			"ovs-vswitchd", "unix:/run/openvswitch/db.sock",
 			"--pidfile=/run/openvswitch/ovs-vswitchd.pid",
@@ -89,9 +88,9 @@ func (s Switch) daemon() process.Program {
 	}
 }
 
-// ownRoutes keeps the userspace datapath from following the kernel's routes: at every change of any link of the node it
-// forgets them all and reads them anew (Open vSwitch 3.1, route_table_reset), and a revalidation that falls into that gap
-// drops tunnelled packets of everybody for some 10 ms. Pods that come and go change links all the time.
+// ownRoutes keeps the userspace datapath from using the kernel's routes: at every change of any link of the node it discards and rereads
+// all of them (Open vSwitch 3.1, route_table_reset). A revalidation in this gap drops all tunnelled packets for some 10 ms. Pods that are
+// added and deleted change links all the time.
 func (s Switch) ownRoutes() []string {
 	if s.Routes != nil {
 		return []string{"--disable-system-route"}
@@ -99,13 +98,13 @@ func (s Switch) ownRoutes() []string {
 	return nil
 }
 
-// Routes are a userspace switch's way to the other nodes.
+// Routes are a userspace switch's routes to the other nodes.
 type Routes struct {
 	Underlay netip.Prefix
 	Router   netip.Addr
 }
 
-// route puts the routes in the switch; the node's address has to be there, for it becomes the tunnels' source.
+// route adds the routes to the switch. The node's address must exist, because it becomes the tunnels' source.
 func (s Switch) route(ctx context.Context) error {
 	if s.Routes == nil {
 		return nil
@@ -119,14 +118,14 @@ func (s Switch) route(ctx context.Context) error {
 	return nil
 }
 
-// routeAgain puts the routes in a switch that has just started.
+// routeAgain adds the routes to a switch that has just started.
 func (s Switch) routeAgain() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_ = s.AwaitRoute(ctx) // tunnels that stay without a route are what the lab's users then see
+	_ = s.AwaitRoute(ctx) // without a route, tunnels do not work, which the lab's users notice
 }
 
-// AwaitRoute puts the routes in the switch as soon as it takes them: it refuses until it has noticed the node's address.
+// AwaitRoute adds the routes to the switch as soon as it accepts them: it refuses until it has processed the node's address.
 func (s Switch) AwaitRoute(ctx context.Context) error {
 	for {
 		err := s.route(ctx)
@@ -149,8 +148,8 @@ func (s Switch) vsctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// guard drops what the node's kernel gets by links of the group: the switch reads the same frames by a packet socket,
-// and whatever the kernel answered beside it would be a way around the switch. There before the first such link is up.
+// guard drops what the node's kernel receives on links of the group: the switch reads the same frames by a packet socket, and an answer
+// of the kernel would bypass the switch. It is set before the first such link is up.
 const guard = `
 table inet weft-lab {
 	chain prerouting {
@@ -166,7 +165,7 @@ table arp weft-lab {
 }
 `
 
-// Guard closes the kernel's way around the userspace datapath.
+// Guard keeps the kernel from bypassing the userspace datapath.
 func (s Switch) Guard(ctx context.Context) error {
 	rules := fmt.Sprintf(guard, plan.LinkGroup)
 	if _, err := s.Group.Run(ctx, rules, s.Space.Enter("nft", "-f", "-")...); err != nil {
@@ -175,8 +174,8 @@ func (s Switch) Guard(ctx context.Context) error {
 	return nil
 }
 
-// PhyBridge plugs eth0 into a userspace bridge, whose own port will carry the node's address. Its MAC is fixed, so that
-// neighbours still know it after the switch was restarted.
+// PhyBridge adds eth0 to a userspace bridge, whose own port will have the node's address. Its MAC is fixed, so that neighbours' caches
+// remain valid after a restart of the switch.
 func (s Switch) PhyBridge(ctx context.Context, uplink string, mtu int) error {
 	return s.vsctl(ctx,
 		"--", "--may-exist", "add-br", Phy,

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// lifetime of everything made here; a lab that is older is to be made anew.
+// lifetime is the validity of all certificates; an older lab must be made again.
 const lifetime = 365 * 24 * time.Hour
 
 // Authority signs certificates.
@@ -32,7 +32,7 @@ type Authority struct {
 	pem  []byte
 }
 
-// New makes an authority that writes into dir (0700).
+// New makes an authority that stores its files in dir (0700).
 func New(dir string) (*Authority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make %s: %w", dir, err)
@@ -56,13 +56,13 @@ func New(dir string) (*Authority, error) {
 	return a, a.write("ca.crt", a.pem)
 }
 
-// CAFile is the path of the authority's certificate.
+// CAFile returns the path of the authority's certificate.
 func (a *Authority) CAFile() string { return a.Path("ca.crt") }
 
 // Path gives the path of a file made here.
 func (a *Authority) Path(name string) string { return filepath.Join(a.dir, name) }
 
-// Identity is who a certificate speaks for.
+// Identity is the subject of a certificate.
 type Identity struct {
 	File   string // NAME.crt and NAME.key
 	User   string
@@ -72,7 +72,7 @@ type Identity struct {
 	IPs []netip.Addr
 }
 
-// Issue makes a certificate and its key, for clients and servers alike.
+// Issue makes a certificate and its key, for clients and servers.
 func (a *Authority) Issue(id Identity) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -142,8 +142,8 @@ func template(user string, groups []string) *x509.Certificate {
 	}
 }
 
-// Kubeconfig writes the file with which an issued identity reaches a server; credentials are inside, so that the file
-// can be read from any mount namespace.
+// Kubeconfig writes the kubeconfig of an issued identity for a server. It contains the credentials, so that it can be read from any mount
+// namespace.
 func (a *Authority) Kubeconfig(path, server, file string) error {
 	crt, err := os.ReadFile(a.Path(file + ".crt"))
 	if err != nil {

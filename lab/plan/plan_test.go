@@ -35,7 +35,7 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestFlannel: what a flannel network cannot have is refused, and nodes of two families differ in both.
+// TestFlannel: settings that a flannel network does not support are refused, and the addresses of nodes differ in both families.
 func TestFlannel(t *testing.T) {
 	for _, bad := range []plan.Config{
 		{FlannelStore: plan.StoreEtcd},
@@ -72,7 +72,7 @@ func TestFlannel(t *testing.T) {
 	}
 }
 
-// What the kernel limits must hold for the longest name, and no two nodes may share anything.
+// The kernel's limits hold for the longest name, and no two nodes share anything.
 func TestNamesFitAndDiffer(t *testing.T) {
 	l := plan.New(plan.Config{Name: "abcdefghijkl", Nodes: plan.MaxNodes})
 	const linkName, socketPath = 15, 107 // IFNAMSIZ-1, sizeof(sun_path)-1

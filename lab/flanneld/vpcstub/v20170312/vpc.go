@@ -1,5 +1,5 @@
-// Package v20170312 stands in for Tencent Cloud's VPC client, which the module proxy does not serve. It has the
-// declarations that flannel's tencent-vpc backend compiles against; its calls fail.
+// Package v20170312 replaces Tencent Cloud's VPC client, which the module proxy does not serve. It has the declarations that flannel's
+// tencent-vpc backend needs to compile; its calls fail.
 package v20170312
 
 import "errors"
@@ -28,7 +28,7 @@ type RouteTable struct {
 	RouteSet     []*Route
 }
 
-// DescribeRouteTablesRequest asks for route tables.
+// DescribeRouteTablesRequest requests route tables.
 type DescribeRouteTablesRequest struct{ Filters []*Filter }
 
 // DescribeRouteTablesResponse holds route tables.
