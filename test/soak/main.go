@@ -19,6 +19,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/go-logr/logr"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // options are the options of a run. The defaults are those of a release: a whole run.
@@ -49,6 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintln(stderr, "soak:", err)
 		return 2
 	}
+	ctrllog.SetLogger(logr.Discard()) // clients return their errors
 	s := newSoak(opts, stdout)
 	err = s.run(ctx)
 	if err != nil {
