@@ -97,7 +97,7 @@ func (w *Watcher) watch(hosts []netip.Addr) (changed bool) {
 	return changed
 }
 
-// begin initializes the zero value. The caller holds mu.
+// begin initialises the zero value. The caller holds mu.
 func (w *Watcher) begin() {
 	if w.hosts == nil {
 		w.hosts, w.wake = map[netip.Addr]*host{}, make(chan struct{}, 1)

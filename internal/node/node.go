@@ -35,7 +35,7 @@ type Care struct {
 // Bridge is a bridge of Open vSwitch that belongs to one network, with its ports and flows.
 type Bridge struct {
 	Name string
-	// Note returns the item that stores the hash of all flows, which is written last; IsNote recognizes it. Nil: there is none.
+	// Note returns the item that stores the hash of all flows, which is written last; IsNote recognises it. Nil: there is none.
 	Note   func(reconcile.Hash) (openflow.Key, openflow.Entry)
 	IsNote func(openflow.Key) bool
 	// Tables returns the names of the bridge's tables. Object returns the object from which an owner of flows comes, by kind, namespace and
