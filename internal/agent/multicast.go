@@ -12,10 +12,11 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/multicast"
 )
 
-// multicast tells which namespaces want multicast, with which VNIDs. NetNamespaces are watched for it in the modes that have VNIDs.
-type multicast struct {
+// multicastNamespaces reports which namespaces want multicast, with which VNIDs. NetNamespaces are watched for it in the modes that have VNIDs.
+type multicastNamespaces struct {
 	*follower
 	cache cache.Cache
 
@@ -25,12 +26,12 @@ type multicast struct {
 	told, unsettled bool
 }
 
-func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *multicast {
-	return &multicast{follower: newFollower(vnids, changed), cache: store}
+func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *multicastNamespaces {
+	return &multicastNamespaces{follower: newFollower(vnids, changed), cache: store}
 }
 
 // prepare tells the network of everything before it is in a mode that has VNIDs. An error says what is waited for.
-func (m *multicast) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
+func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
 	}
@@ -48,7 +49,7 @@ func (m *multicast) prepare(ctx context.Context, network *overlay.Network, view 
 }
 
 // end stops watching. The network is in a mode without multicast; all is told anew before another comes.
-func (m *multicast) end(ctx context.Context) error {
+func (m *multicastNamespaces) end(ctx context.Context) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
 	watched, err := m.follower.end(ctx)
@@ -59,7 +60,7 @@ func (m *multicast) end(ctx context.Context) error {
 }
 
 // step tells the network of what changed since the last, the first time of everything.
-func (m *multicast) step(ctx context.Context, network *overlay.Network) error {
+func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
 	dirty, ok := m.take()
@@ -72,7 +73,7 @@ func (m *multicast) step(ctx context.Context, network *overlay.Network) error {
 }
 
 // advance is step once something is watched. The caller holds stepping.
-func (m *multicast) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
+func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	change, err := m.change(ctx, dirty)
 	if err != nil {
 		m.untake(dirty)
@@ -91,8 +92,8 @@ func (m *multicast) advance(ctx context.Context, network *overlay.Network, dirty
 }
 
 // change reads what changed.
-func (m *multicast) change(ctx context.Context, names map[string]struct{}) (overlay.MulticastChange, error) {
-	change := overlay.MulticastChange{Namespaces: map[string]*overlay.MulticastNamespace{}}
+func (m *multicastNamespaces) change(ctx context.Context, names map[string]struct{}) (multicast.Change, error) {
+	change := multicast.Change{Namespaces: map[string]*multicast.Namespace{}}
 	for name := range names {
 		var nn networkv1.NetNamespace
 		err := m.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
@@ -108,16 +109,16 @@ func (m *multicast) change(ctx context.Context, names map[string]struct{}) (over
 }
 
 // wantsMulticast returns what multicast depends on of a NetNamespace.
-func wantsMulticast(nn *networkv1.NetNamespace) *overlay.MulticastNamespace {
-	return &overlay.MulticastNamespace{VNID: nn.NetID, On: nn.Annotations[networkv1.AnnotationMulticast] == "true"}
+func wantsMulticast(nn *networkv1.NetNamespace) *multicast.Namespace {
+	return &multicast.Namespace{VNID: nn.NetID, On: nn.Annotations[networkv1.AnnotationMulticast] == "true"}
 }
 
 // stripNetNamespace keeps of a NetNamespace what nodes look at.
 func stripNetNamespace(nn *networkv1.NetNamespace) {
-	multicast, says := nn.Annotations[networkv1.AnnotationMulticast]
+	value, says := nn.Annotations[networkv1.AnnotationMulticast]
 	nn.Annotations, nn.Status = nil, networkv1.NetNamespaceStatus{}
 	if says {
-		nn.Annotations = map[string]string{networkv1.AnnotationMulticast: multicast}
+		nn.Annotations = map[string]string{networkv1.AnnotationMulticast: value}
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/multicast"
 )
 
 // Multicast is asked for by one word; what is kept of an object in memory is enough to know it.
@@ -19,7 +19,7 @@ func TestWantsMulticast(t *testing.T) {
 		if _, err := strip(nn); err != nil {
 			t.Fatal(err)
 		}
-		if got := *wantsMulticast(nn); got != (overlay.MulticastNamespace{VNID: 42, On: want}) {
+		if got := *wantsMulticast(nn); got != (multicast.Namespace{VNID: 42, On: want}) {
 			t.Errorf("%q: %+v", value, got)
 		}
 		if len(nn.Annotations) != 1 {

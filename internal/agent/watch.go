@@ -50,7 +50,7 @@ type objects struct {
 	egressFirewalls *egressFirewalls
 	egressIPs       *egressIPs
 	// multicast is watched beside, in the modes that have VNIDs.
-	multicast *multicast
+	multicast *multicastNamespaces
 	// closed is what the agent's options close to pods.
 	closed overlay.Closed
 	// closedPorts are UDP ports of other networks' tunnels.

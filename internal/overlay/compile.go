@@ -52,7 +52,7 @@ func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet,
 	changed := all || !maps.Equal(n.remotes, usable)
 	n.remotes = usable
 	if changed {
-		maps.Copy(f.flows, n.multicastNodes(s))
+		maps.Copy(f.flows, n.multicast.Nodes(s.multicastView(), n.remotes))
 	}
 	return f
 }
@@ -119,7 +119,7 @@ func (n *Network) setPods(s *settings) {
 	// those that are would get nothing.
 	flows := n.adaptPolicies(s)
 	maps.Copy(flows, n.firewalls.adapt(s, n.live))
-	maps.Copy(flows, n.multicast.adapt(s, n.live))
+	maps.Copy(flows, n.multicast.Adapt(s.multicastView(), n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", err)
@@ -180,7 +180,11 @@ func (n *Network) open(rec attach.Record) {
 		n.endMade(&rec)
 	}
 	n.enforcer.Attach(&rec)
-	n.joinMulticast(&rec)
+	if s := n.settings.Load(); s != nil {
+		if flows, _ := n.multicast.Place(s.multicastView(), rec); len(flows) > 0 {
+			n.engines.Flows.Set(flows)
+		}
+	}
 }
 
 // shut takes attachments away from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
@@ -195,7 +199,12 @@ func (n *Network) shut(keys ...attach.Key) {
 			n.inhabit(rec.PodNamespace, -1)
 		}
 	}
-	n.leaveMulticast(keys...)
+	if s := n.settings.Load(); s != nil {
+		if flows := n.multicast.Leave(s.multicastView(), keys...); len(flows) > 0 {
+			n.purges.Later()
+			n.engines.Flows.Set(flows)
+		}
+	}
 	n.enforcer.HandOver()
 	n.enforcer.Narrow(true)
 	n.purges.Wake()

@@ -90,7 +90,8 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 		}
 	}
 	hostPorts := n.withdrawHostPorts(recs...) // they may be another pod's already, whatever becomes of the rest
-	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicastWithdrawn(keys)); err != nil {
+	failure := func(o reconcile.Owner) error { return named(string(o), n.engines.Flows.Failure(o)) }
+	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicast.Withdrawn(keys, failure)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
 	// Side by side: both wait, the links for the kernel and the ports for the switch, and neither for the other.

@@ -16,20 +16,21 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 )
 
 // wants is a change: "a 10 on" says that namespace a has VNID 10 and wants multicast, "a 10" that it does not, "a" that it is gone.
-func wants(texts ...string) MulticastChange {
-	change := MulticastChange{Namespaces: map[string]*MulticastNamespace{}}
+func wants(texts ...string) multicast.Change {
+	change := multicast.Change{Namespaces: map[string]*multicast.Namespace{}}
 	for _, text := range texts {
 		var name, on string
 		var vnid uint32
 		n, _ := fmt.Sscan(text, &name, &vnid, &on) // fewer are meant
 		change.Namespaces[name] = nil
 		if n > 1 {
-			change.Namespaces[name] = &MulticastNamespace{VNID: vnid, On: on == "on"}
+			change.Namespaces[name] = &multicast.Namespace{VNID: vnid, On: on == "on"}
 		}
 	}
 	return change
@@ -268,10 +269,10 @@ func TestMulticastProperty(t *testing.T) {
 		l := newNode(tempDir(t, dir)).begin(t)
 		defer l.stop()
 		names := []string{"a", "b", "c"}
-		have := map[string]MulticastNamespace{}
+		have := map[string]multicast.Namespace{}
 		told := TenantChange{VNIDs: map[string]uint32{}}
 		for _, name := range names {
-			have[name] = MulticastNamespace{VNID: 10}
+			have[name] = multicast.Namespace{VNID: 10}
 			told.VNIDs[name] = 10
 		}
 		l.tenants.step = 0
@@ -282,10 +283,10 @@ func TestMulticastProperty(t *testing.T) {
 			name := rapid.SampledFrom(names).Draw(t, "namespace")
 			switch rapid.IntRange(0, 2).Draw(t, "what") {
 			case 0:
-				ns := MulticastNamespace{VNID: rapid.Uint32Range(10, 12).Draw(t, "vnid"), On: rapid.Bool().Draw(t, "on")}
+				ns := multicast.Namespace{VNID: rapid.Uint32Range(10, 12).Draw(t, "vnid"), On: rapid.Bool().Draw(t, "on")}
 				have[name] = ns
 				l.tenancy(t, TenantChange{VNIDs: map[string]uint32{name: ns.VNID}})
-				if err := l.UpdateMulticast(context.Background(), MulticastChange{Namespaces: map[string]*MulticastNamespace{name: &ns}}); err != nil {
+				if err := l.UpdateMulticast(context.Background(), multicast.Change{Namespaces: map[string]*multicast.Namespace{name: &ns}}); err != nil {
 					t.Fatal(err)
 				}
 			case 1:
@@ -300,7 +301,7 @@ func TestMulticastProperty(t *testing.T) {
 				}
 			}
 		}
-		if err := l.UpdateMulticast(context.Background(), MulticastChange{Reset: true, Namespaces: pointers(have)}); err != nil {
+		if err := l.UpdateMulticast(context.Background(), multicast.Change{Reset: true, Namespaces: pointers(have)}); err != nil {
 			t.Fatal(err)
 		}
 		l.settled(t)
@@ -313,8 +314,8 @@ func TestMulticastProperty(t *testing.T) {
 	})
 }
 
-func pointers(have map[string]MulticastNamespace) map[string]*MulticastNamespace {
-	all := map[string]*MulticastNamespace{}
+func pointers(have map[string]multicast.Namespace) map[string]*multicast.Namespace {
+	all := map[string]*multicast.Namespace{}
 	for name, ns := range have {
 		all[name] = &ns
 	}
@@ -322,7 +323,7 @@ func pointers(have map[string]MulticastNamespace) map[string]*MulticastNamespace
 }
 
 // choirOf is who takes part, by the rule: VNID by VNID.
-func choirOf(have map[string]MulticastNamespace, pods map[string]string) string {
+func choirOf(have map[string]multicast.Namespace, pods map[string]string) string {
 	var lines []string
 	for vnid := range uint32(100) {
 		all := true

@@ -100,7 +100,7 @@ func (n *Network) objects(o reconcile.Owner) []Object {
 	case o == pipeline.OwnerMulticastNodes:
 		return []Object{{Kind: "HostSubnet"}}
 	case kind == "multicast":
-		return n.multicast.projects(name)
+		return n.multicastProjects(name)
 	}
 	return nil
 }

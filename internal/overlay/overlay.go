@@ -25,6 +25,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
@@ -167,7 +168,7 @@ type Network struct {
 	// firewalls are the namespaces' egress firewalls.
 	firewalls *firewalls
 	// multicast is which projects have multicast.
-	multicast *multicast
+	multicast *multicast.Projects
 
 	// settings is nil until the first View is programmed: until then nothing is attached.
 	settings atomic.Pointer[settings]
@@ -231,7 +232,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.ends = newEnds(n)
 	n.tenants = newTenants(n, opts.MoveStep)
 	n.firewalls = newFirewalls()
-	n.multicast = newMulticast()
+	n.multicast = multicast.New()
 	n.Waiting("the agent is starting")
 	return n
 }

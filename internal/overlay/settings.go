@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -36,7 +37,7 @@ type settings struct {
 	// the rest they change.
 	tenants   *tenants
 	firewalls *firewalls
-	multicast *multicast
+	multicast *multicast.Projects
 	// egress is which namespaces leave by egress addresses.
 	egress egressOf
 }

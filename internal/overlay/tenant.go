@@ -102,14 +102,15 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 	n.settings.Store(&again)
 	names := n.tenants.due()
 	n.opening.Lock()
-	flows, touched := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}, map[uint32]struct{}{}
+	flows, moved := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}, []attach.Record{}
 	for key, rec := range n.live {
 		if _, affected := names[rec.PodNamespace]; affected {
 			flows[owner(key)] = n.podFlows(&again, &rec)
-			n.multicast.place(&again, &rec, touched)
+			moved = append(moved, rec)
 		}
 	}
-	n.multicast.compile(&again, touched, flows)
+	lists, _ := n.multicast.Place(again.multicastView(), moved...)
+	maps.Copy(flows, lists)
 	n.engines.Flows.Set(flows)
 	n.opening.Unlock()
 	if err := settled(ctx, n.engines.Flows, maps.Keys(flows)); err != nil {
@@ -300,6 +301,17 @@ func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
 	return next, n.retenant(ctx, s)
 }
 
+// of returns the VNIDs with which a namespace's pods are reached, and that with which they send.
+func (t *tenants) of(namespace string) (reached []uint32, sends uint32, has bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	p := t.known[namespace]
+	if p == nil {
+		return nil, 0, false
+	}
+	return append([]uint32{p.sends, p.vnid}, p.admits...), p.sends, true
+}
+
 // pod returns what the flows have to know of an attachment, false for one whose namespace has no VNID: it stays closed.
 func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	p := pod(rec)
@@ -308,7 +320,7 @@ func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	if !s.hasVNIDs() {
 		return p, true
 	}
-	p.Multicast = s.part(rec).sends
+	p.Multicast = s.multicast != nil && s.multicast.Sends(s.multicastView(), rec)
 	s.tenants.mu.RLock()
 	defer s.tenants.mu.RUnlock()
 	has := s.tenants.known[rec.PodNamespace]
