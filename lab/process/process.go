@@ -1,5 +1,5 @@
-// Package process runs the programs of a lab and brings back those that die, as a service manager with Restart=always
-// would. Each has a log, and a file with its number and start time, by which a later run can find it.
+// Package process runs the programs of a lab and restarts those that end, as a service manager with Restart=always would. Each program
+// has a log, and a file with its PID and start time, by which a later run can find it.
 package process
 
 import (
@@ -19,33 +19,33 @@ import (
 	"weft.dev/weft/lab/machine"
 )
 
-// Program says what to run.
+// Program describes a program.
 type Program struct {
 	Name string   // unique in the lab, such as n1/ovs-vswitchd; names the log and the pid file
-	Argv []string // first the program, looked up in PATH
+	Argv []string // the program first, looked up in PATH
 	Env  []string // added to the lab's own environment
-	// Ready tells that the program serves; asked again and again until it returns nil. Nil means ready at once.
+	// Ready returns nil when the program serves; it is called repeatedly until then. Nil means ready at once.
 	Ready func(ctx context.Context) error
-	// Started is called after each start, also after a restart, before Ready is asked; it may be nil.
+	// Started is called after each start, also after a restart, before Ready is called; it may be nil.
 	Started func()
-	// Files are handed down from descriptor 3 on.
+	// Files are passed as descriptors from 3 on.
 	Files []*os.File
 	// SysProcAttr may be nil.
 	SysProcAttr *syscall.SysProcAttr
-	// Eager is for programs that suites kill by the hundred: they are brought back after the shortest pause each time.
+	// Eager is for programs that test suites kill very often: each restart comes after the shortest pause.
 	Eager bool
-	// NoRestart is for programs without which nothing makes sense: a namespace's holder.
+	// NoRestart is for programs whose end cannot be repaired: a namespace's holder.
 	NoRestart bool
 }
 
-// Status is what is known of a program.
+// Status is the state of a program.
 type Status struct {
 	Name     string    `json:"name"`
 	Pid      int       `json:"pid"` // 0 while it is not running
 	Restarts int       `json:"restarts"`
-	Crash    string    `json:"crash,omitempty"` // how it ended last by its own fault, and the end of its log then
+	Crash    string    `json:"crash,omitempty"` // the cause of the last crash, with the end of the log then
 	Since    time.Time `json:"since"`
-	Last     string    `json:"last,omitempty"` // how it ended the last time
+	Last     string    `json:"last,omitempty"` // the cause of the last end
 	Log      string    `json:"log"`
 }
 
@@ -53,7 +53,7 @@ type Status struct {
 type Group struct {
 	logDir, pidDir string
 
-	mu    sync.Mutex // held while a process is started, so that the reaper never takes one that is not written down yet
+	mu    sync.Mutex // held while a process is started, so that the reaper never takes one that is not recorded yet
 	procs map[string]*running
 	pids  map[int]bool
 }
@@ -62,7 +62,7 @@ type running struct {
 	prog   Program
 	status Status
 	handle *os.Process   // nil while it is not running
-	stop   chan struct{} // closed when the program shall end
+	stop   chan struct{} // closed when the program must end
 	done   chan struct{} // closed when it has ended for good
 	once   sync.Once
 }
@@ -75,7 +75,7 @@ func NewGroup(logDir, pidDir string) *Group {
 // ErrEnded is returned when a program ended before it was ready.
 var ErrEnded = errors.New("ended before it was ready")
 
-// Start runs a program and waits until it is ready. Its error holds the end of the program's log.
+// Start runs a program and waits until it is ready. Its error has the end of the program's log.
 func (g *Group) Start(ctx context.Context, p Program) error {
 	r, err := g.add(p)
 	if err != nil {
@@ -106,7 +106,7 @@ func (g *Group) add(p Program) (*running, error) {
 func (g *Group) logPath(name string) string { return filepath.Join(g.logDir, name+".log") }
 func (g *Group) pidPath(name string) string { return filepath.Join(g.pidDir, name+".pid") }
 
-// askAgain is how long a program is left alone that is not ready.
+// askAgain is the minimum pause between calls of Ready.
 const askAgain = 50 * time.Millisecond
 
 func (g *Group) awaitReady(ctx context.Context, r *running) error {
@@ -121,12 +121,12 @@ func (g *Group) awaitReady(ctx context.Context, r *running) error {
 			return fmt.Errorf("%s is not ready: %w (last: %w)%s", r.prog.Name, ctx.Err(), err, g.logTail(r.prog.Name))
 		case <-r.done:
 			return fmt.Errorf("%s: %w%s", r.prog.Name, ErrEnded, g.logTail(r.prog.Name))
-		case <-time.After(max(askAgain, 3*time.Since(asked))): // on a slow machine, asking keeps it from getting ready
+		case <-time.After(max(askAgain, 3*time.Since(asked))): // on a slow machine, frequent checks keep it from becoming ready
 		}
 	}
 }
 
-// logTail gives the last lines of a program's log, for an error that a person reads.
+// logTail returns the last lines of a program's log, for an error message.
 func (g *Group) logTail(name string) string {
 	const keep = 1500 // bytes
 	f, err := os.Open(g.logPath(name))
@@ -141,7 +141,7 @@ func (g *Group) logTail(name string) string {
 	return "\n--- end of " + g.logPath(name) + " ---\n" + strings.TrimSpace(string(raw))
 }
 
-// launch starts the process once and leaves a goroutine that waits for it and starts it again.
+// launch starts the process once, with a goroutine that waits for it and restarts it.
 func (g *Group) launch(r *running) error {
 	cmd, err := g.exec(r)
 	if err != nil {
@@ -181,8 +181,7 @@ func (g *Group) exec(r *running) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// keep waits for a process to end and starts it again, at most once in 100 ms, rising to 2 s while it keeps dying, unless it
-// is eager.
+// keep waits for a process to end and restarts it, at most once in 100 ms, rising to 2 s while it keeps ending, unless it is eager.
 func (g *Group) keep(r *running, cmd *exec.Cmd) {
 	defer close(r.done)
 	pause := 100 * time.Millisecond
@@ -234,8 +233,8 @@ func (g *Group) ended(r *running, cmd *exec.Cmd, err error) time.Duration {
 	return lived
 }
 
-// crashed reports whether a program ended by its own fault: by a signal that only the kernel sends, and abort, or as Go's runtime ends one that
-// panicked.
+// crashed reports whether a program crashed: by a signal that only the kernel sends, by abort, or by a panic with the exit code of Go's
+// runtime.
 func crashed(err error) bool {
 	var end *exec.ExitError
 	if !errors.As(err, &end) {
@@ -253,7 +252,7 @@ func (g *Group) note(r *running, text string) {
 	r.status.Last = text
 }
 
-// Pid gives a program's process number, 0 while it does not run.
+// Pid returns a program's PID, 0 while it does not run.
 func (g *Group) Pid(name string) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -263,7 +262,7 @@ func (g *Group) Pid(name string) int {
 	return 0
 }
 
-// List tells the state of all programs, by name.
+// List returns the state of all programs, by name.
 func (g *Group) List() []Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -275,7 +274,7 @@ func (g *Group) List() []Status {
 	return list
 }
 
-// Stop ends the programs that the filter accepts, at the same time: SIGTERM, and SIGKILL for what is left after grace.
+// Stop ends the programs that the filter accepts, concurrently: by SIGTERM, and by SIGKILL for those that remain after grace.
 func (g *Group) Stop(grace time.Duration, accept func(name string) bool) {
 	g.mu.Lock()
 	var chosen []*running
@@ -313,7 +312,7 @@ func closed() <-chan time.Time {
 	return c
 }
 
-// signal is safe against reused numbers: os.Process holds a handle (pidfd), not a number.
+// signal is safe against reused PIDs: os.Process holds a handle (pidfd), not a PID.
 func (g *Group) signal(r *running, sig syscall.Signal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -322,8 +321,8 @@ func (g *Group) signal(r *running, sig syscall.Signal) {
 	}
 }
 
-// Run runs a command to its end and returns what it wrote. It is for set-up steps; commands of a process that adopted
-// orphans must run through here, or the reaper would take their exit status.
+// Run runs a command to its end and returns its output. It is for set-up steps. A process that called Adopt must run all its commands
+// through Run, or the reaper would take their exit status.
 func (g *Group) Run(ctx context.Context, stdin string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the lab's own commands
 	cmd.Dir, cmd.Stdin = "/", strings.NewReader(stdin)

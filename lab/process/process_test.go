@@ -31,7 +31,7 @@ func await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// A program that ends by its own fault is not forgotten when it comes back, nor what it said last.
+// A program's crash remains in its status after a restart, and so does the end of its log.
 func TestCrashIsTold(t *testing.T) {
 	for _, script := range []string{"echo boom; kill -ABRT $$", "echo boom; kill -SEGV $$", "echo boom; exit 2"} {
 		g := group(t)

@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/lab/machine"
 )
 
-// Adopt makes the calling process the one that orphans below it fall to, and reaps them until the context ends: shims
-// and their containers, daemons that left their parents.
+// Adopt makes the calling process the subreaper of orphans below it, and reaps them until the context ends: shims and their containers,
+// daemons whose parents have ended.
 func (g *Group) Adopt(ctx context.Context) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of the lab's processes: %w", err)
@@ -28,7 +28,7 @@ func (g *Group) Adopt(ctx context.Context) error {
 			case <-ctx.Done():
 				return
 			case <-ended:
-			case <-time.After(5 * time.Second): // a signal may stand for several deaths
+			case <-time.After(5 * time.Second): // one signal may stand for several ended processes
 			}
 			g.reap()
 		}
@@ -36,7 +36,7 @@ func (g *Group) Adopt(ctx context.Context) error {
 	return nil
 }
 
-// reap waits for dead children that are nobody's; those of the group are waited for by their own goroutines.
+// reap reaps ended children that are not the group's; those of the group are waited for by their own goroutines.
 func (g *Group) reap() {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	"os/exec"
 )
 
-// FolderVariable names the environment variable with the folder of programs that are built already. build/test sets it.
+// FolderVariable is the environment variable with the directory of programs that are already built. build/test sets it.
 const FolderVariable = "WEFT_LAB_BIN"
 
-// All are the programs that a lab runs.
+// All returns the names of the programs that a lab runs.
 func All() []string { return []string{"weft", "weft-cni", "weft-flannel", "weft-lab"} }
 
-// Build puts the named programs of the source tree at root into dir.
+// Build builds the named programs of the source tree at root into dir.
 func Build(ctx context.Context, root, dir string, names ...string) error {
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir + "/"}
 	for _, name := range names {
@@ -28,7 +28,8 @@ func Build(ctx context.Context, root, dir string, names ...string) error {
 	return nil
 }
 
-// Folder returns a folder with all programs of the source tree at root: the one that FolderVariable names, else dir, into which they are built.
+// Folder returns a directory with all programs of the source tree at root: the one in FolderVariable, else dir, into which it builds
+// them.
 func Folder(ctx context.Context, root, dir string) (string, error) {
 	if built := os.Getenv(FolderVariable); built != "" { //nolint:forbidigo // one folder for every test of a run
 		return built, nil

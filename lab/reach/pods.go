@@ -20,7 +20,7 @@ import (
 // recordsDir has a node's attachment records.
 const recordsDir = "/var/lib/weft/attachments"
 
-// Pod is a pod of a lab as frames know it.
+// Pod is a pod of a lab with its addresses.
 type Pod struct {
 	// Name is namespace/name.
 	Name string
@@ -86,7 +86,7 @@ func recordOf(n lab.Node, name string) (attach.Record, error) {
 	for _, path := range paths {
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // it ended just now
+			continue // it has just ended
 		}
 		if err != nil {
 			return newest, fmt.Errorf("read the attachments of %s: %w", n.Name, err)

@@ -1,5 +1,5 @@
-// Package reach measures in a lab what reaches what: it makes requests from network namespaces and compares the source address that the
-// other side saw with the one that it must see. Ways on which nothing may arrive are measured as well.
+// Package reach measures connectivity in a lab: it makes requests from network namespaces and compares the source address that the
+// receiver saw with the expected one. It also measures paths on which nothing may arrive.
 package reach
 
 import (
@@ -19,25 +19,25 @@ import (
 	"weft.dev/weft/lab/ground"
 )
 
-// patience is how long a request may take.
+// patience is the time limit of a request.
 const patience = 3 * time.Second
 
-// Row is one way that was measured.
+// Row is one measured path.
 type Row struct {
 	Name, From, To string
-	// Want is the source that the other side must see; zero: nothing may arrive. Seen is what it saw; zero: nothing arrived.
+	// Want is the source that the receiver must see; zero: nothing may arrive. Seen is the source that it saw; zero: nothing arrived.
 	Want, Seen netip.Addr
-	// Problem says why nothing arrived.
+	// Problem is the reason why nothing arrived.
 	Problem string
 }
 
-// OK reports whether the row is as it must be.
+// OK reports whether the row is as expected.
 func (r Row) OK() bool { return r.Want == r.Seen }
 
 // Report is a whole matrix.
 type Report struct{ Rows []Row }
 
-// OK reports whether every row is as it must be.
+// OK reports whether every row is as expected.
 func (r *Report) OK() bool {
 	for _, row := range r.Rows {
 		if !row.OK() {
@@ -47,22 +47,21 @@ func (r *Report) OK() bool {
 	return len(r.Rows) > 0
 }
 
-// Way is a row to measure: a request for Path to At, from a network namespace.
+// Way is a path to measure: a request for Path to At, from a network namespace.
 type Way struct {
 	Row
 	Netns string
 	At    netip.AddrPort
-	// Path answers with the sender's address. Empty: any connection that is accepted counts, with the address of this side.
+	// Path is answered with the sender's address. Empty: every accepted connection counts, with this side's address.
 	Path string
-	// Prepare, if not nil, is called in the namespace before each request, and its address takes the place of At's.
+	// Prepare, if not nil, is called in the namespace before each request. The address that it returns replaces At's.
 	Prepare func() (netip.Addr, error)
 }
 
-// atOnce bounds how many ways are measured at the same time.
+// atOnce is the maximum number of paths that are measured concurrently.
 const atOnce = 8
 
-// Measure measures all ways. A request that must arrive is made up to as many times as tries says: what serves it may be a moment behind its
-// objects.
+// Measure measures all paths. A request that must arrive is tried up to tries times: its server may lag behind its objects.
 func Measure(ways []Way, tries int) *Report {
 	var group errgroup.Group
 	group.SetLimit(atOnce)
@@ -80,7 +79,7 @@ func Measure(ways []Way, tries int) *Report {
 	return report
 }
 
-// measure makes one request, and where one must arrive, more until it does.
+// measure makes one request, and if it must arrive, repeats it until it does.
 func (w *Way) measure(tries int) {
 	if w.Problem != "" {
 		return
@@ -98,7 +97,7 @@ func (w *Way) measure(tries int) {
 	}
 }
 
-// once makes a request on the thread's namespace.
+// once makes a request from the thread's namespace.
 func (w *Way) once() error {
 	at := w.At
 	if w.Prepare != nil {
@@ -115,7 +114,7 @@ func (w *Way) once() error {
 
 var errAnswer = errors.New("the answer is no address")
 
-// ask makes a request, and returns the source address that the other side saw.
+// ask makes a request, and returns the source address that the receiver saw.
 func ask(to netip.AddrPort, path string) (netip.Addr, error) {
 	conn, err := net.DialTimeout("tcp4", to.String(), patience)
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package report holds what a lab tells about itself: what its supervisor answers, and what `weft-lab status -o json`
-// prints.
+// Package report has the state of a lab: the answers of its supervisor, and the output of `weft-lab status -o json`.
 package report
 
 import (
@@ -9,10 +8,10 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// Phase is where a lab is in its life.
+// Phase is the phase of a lab's life.
 type Phase string
 
-// The phases. A lab that failed keeps running as far as it came, so that one can look at it.
+// The phases. A lab whose start failed keeps running as far as it got, for inspection.
 const (
 	Starting Phase = "starting"
 	Up       Phase = "up"
@@ -21,7 +20,7 @@ const (
 	Dead     Phase = "dead" // there are leftovers, but no supervisor
 )
 
-// State is what an event tells of a step.
+// State is the state of a step in an event.
 type State string
 
 // The states of a step.
@@ -35,11 +34,11 @@ const (
 type Event struct {
 	Step  string        `json:"step"`
 	State State         `json:"state"`
-	Took  time.Duration `json:"took,omitempty"` // nanoseconds; of a step that is done
+	Took  time.Duration `json:"took,omitempty"` // nanoseconds; for a step that is done
 	Text  string        `json:"text,omitempty"`
 }
 
-// Progress is told of every event; nil is allowed where it is taken.
+// Progress is called for every event; functions that take one accept nil.
 type Progress func(Event)
 
 // Node is one node of a running lab.
@@ -59,13 +58,13 @@ type Space struct {
 	Holder int    `json:"holder"` // the process that holds it
 }
 
-// Status is a lab.
+// Status is the state of a lab.
 type Status struct {
 	Name       string        `json:"name"`
 	Phase      Phase         `json:"phase"`
 	Error      string        `json:"error,omitempty"`
 	Config     plan.Config   `json:"config"`
-	Datapath   plan.Datapath `json:"datapath"` // what auto became
+	Datapath   plan.Datapath `json:"datapath"` // the datapath that auto has chosen
 	Kubeconfig string        `json:"kubeconfig"`
 	API        string        `json:"api"`     // URL, from the machine
 	HostIP     string        `json:"hostIP"`  // the machine's address on the link to the lab

@@ -1,5 +1,5 @@
-// Package reporter tells whoever asks which source address it sees: over HTTP, and over UDP on the same port. It runs
-// outside of a lab's cluster, where it makes "pods reach the outside masqueraded" a fact.
+// Package reporter answers every request with the source address that it sees: over HTTP, and over UDP on the same port. It runs outside
+// of a lab's cluster, where it shows whether pods' traffic to the outside is masqueraded.
 package reporter
 
 import (

@@ -36,7 +36,7 @@ vxlanPort: 4789
 `, l.ClusterCIDR, l.HostSubnetLength, l.ServiceCIDR, l.PluginName, l.MTU-vxlanOverhead)
 }
 
-// restConfig is the administrator's, around any proxy that the environment names.
+// restConfig returns the administrator's client configuration. It ignores proxies in the environment.
 func (s *Supervisor) restConfig() (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", s.lab.Kubeconfig())
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Supervisor) client() (kubernetes.Interface, error) {
 	return c, nil
 }
 
-// registerNodes makes the Node objects where no kubelet does.
+// registerNodes makes the Node objects if there is no kubelet.
 func (s *Supervisor) registerNodes(ctx context.Context) error {
 	if s.lab.Runtime != plan.RuntimeCNI {
 		return nil
@@ -81,7 +81,7 @@ func (s *Supervisor) registerNodes(ctx context.Context) error {
 func registerNode(ctx context.Context, c kubernetes.Interface, n plan.Node, cidrs []string) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{corev1.LabelHostname: n.Name}}}
 	if len(cidrs) > 0 {
-		// kube-controller-manager writes it; flanneld ends with a panic on a Node without annotations.
+		// kube-controller-manager would write this annotation; flanneld panics on a Node without annotations.
 		node.Annotations = map[string]string{"node.alpha.kubernetes.io/ttl": "0"}
 		node.Spec.PodCIDR, node.Spec.PodCIDRs = cidrs[0], cidrs
 	}

@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// journal keeps the events of a start for whoever comes to listen, also after it is over.
+// journal keeps the events of a start for all readers, also after it is over.
 type journal struct {
 	mu       sync.Mutex
 	events   []report.Event
@@ -36,7 +36,7 @@ func (j *journal) wake() {
 	j.changed = make(chan struct{})
 }
 
-// follow hands every event to f, from the first on, until the start is over or the context ends.
+// follow passes every event to f, from the first on, until the start is over or the context ends.
 func (j *journal) follow(ctx context.Context, f func(report.Event) error) error {
 	for next := 0; ; {
 		j.mu.Lock()

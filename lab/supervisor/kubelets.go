@@ -19,13 +19,13 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// applets are the commands that the busybox image has under their own names.
+// applets are the commands that the busybox image provides as files.
 var applets = []string{ //nolint:gochecknoglobals // a constant table
 	"sh", "sleep", "ping", "httpd", "ip", "ls", "cat", "hostname", "arping", "traceroute", "grep", "env", "date", "id", "timeout", "seq",
 }
 
-// tools are programs of Debian's that upstream's test images have. busybox has commands of these names too; built statically, those that
-// resolve names crash on some processors, and its nc lacks what upstream's tests ask of OpenBSD's.
+// tools are Debian's programs in place of upstream's test images'. busybox has commands of these names too. But if it is built
+// statically, those that resolve names crash on some processors, and its nc lacks options of OpenBSD's that upstream's tests use.
 var tools = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"/usr/bin/curl": "curl", "/usr/bin/wget": "wget", "/bin/nc": "nc.openbsd", "/usr/bin/dig": "dig", "/usr/bin/nslookup": "nslookup",
 }
@@ -46,7 +46,7 @@ func (s *Supervisor) toolFiles(ctx context.Context) (map[string]string, error) {
 	return files, nil
 }
 
-// bringKubelets starts what runs pods on every node, and Weft in pods.
+// bringKubelets starts the programs that run pods on every node, and Weft in pods.
 func (s *Supervisor) bringKubelets(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
@@ -94,7 +94,7 @@ func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives
 		return err
 	}
 	if s.lab.Network.Flannel() {
-		// flannel's plugin executes bridge and host-local; Weft's agent leaves host ports to portmap.
+		// flannel's plugin executes bridge and host-local; with Weft's agent, host ports are portmap's task.
 		if err := installBorrowed(n.Node, "portmap", "bridge", "host-local"); err != nil {
 			return err
 		}
@@ -123,7 +123,7 @@ func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives
 	return s.awaitNode(ctx, n.Name)
 }
 
-// installLoopback puts this program where container runtimes look for their loopback plugin; by that name, it is one.
+// installLoopback installs this program as container runtimes' loopback plugin; under that name, it acts as the plugin.
 func (s *Supervisor) installLoopback(n plan.Node) error {
 	dir := filepath.Join(n.Dir, "root", "opt/cni/bin")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -215,7 +215,7 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 	return append(images, weft), err
 }
 
-// deployDNS brings the cluster's DNS up, and waits until it answers.
+// deployDNS starts the cluster's DNS, and waits until it answers.
 func (s *Supervisor) deployDNS(ctx context.Context) error {
 	if _, err := s.kubectl(ctx, addon.CoreDNS, "apply", "-f", "-"); err != nil {
 		return err
@@ -251,7 +251,7 @@ func (s *Supervisor) deployWeft(ctx context.Context) error {
 	waits = append(waits, [][]string{
 		{"-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s"},
 		{"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"},
-		// On one node there is room for one replica of two.
+		// On one node, only one replica of two can run.
 		{"-n", "weft", "wait", "--for=condition=Available", "deployment/weft-controller", "--timeout=120s"},
 	}...)
 	for _, w := range waits {

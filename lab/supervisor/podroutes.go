@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// routed are the objects that say which node has which pods: HostSubnets for the overlay, Nodes for flannel.
+// routed are the objects that show which node has which pods: HostSubnets for the overlay, Nodes for flannel.
 func routed(n plan.Network) []schema.GroupVersionResource {
 	subnets := schema.GroupVersionResource{Group: "network.openshift.io", Version: "v1", Resource: "hostsubnets"}
 	nodes := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
@@ -31,8 +31,8 @@ func routed(n plan.Network) []schema.GroupVersionResource {
 	}
 }
 
-// podRoutes returns the control plane's routes to pods: each node's subnet, by the node's address. Objects of other hosts, and those that
-// cannot be read, have none. Of two objects with one subnet the first by name counts.
+// podRoutes returns the control plane's routes to pods: each node's subnet, by the node's address. Objects of other hosts, and invalid
+// objects, give none. Of two objects with one subnet, the first by name counts.
 func podRoutes(l plan.Lab, objects []*unstructured.Unstructured) map[netip.Prefix]netip.Addr {
 	nodes := map[netip.Addr]bool{}
 	byName := map[string]netip.Addr{}
@@ -61,8 +61,8 @@ func podRoutes(l plan.Lab, objects []*unstructured.Unstructured) map[netip.Prefi
 	return routes
 }
 
-// routePods keeps the control plane's routes to the pods of all nodes until the lab ends, so that the API server reaches webhooks, aggregated
-// APIs and what it is a proxy for.
+// routePods keeps the control plane's routes to the pods of all nodes until the lab ends. The API server needs them for webhooks,
+// aggregated APIs and its proxy.
 func (s *Supervisor) routePods() error {
 	config, err := s.restConfig()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// serve answers on the lab's socket. The returned function waits a little for answers that are under way.
+// serve answers on the lab's socket. The returned function waits a short time for running answers.
 func (s *Supervisor) serve(ctx context.Context) (func(), error) {
 	_ = os.Remove(s.lab.Socket())
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", s.lab.Socket())
@@ -46,7 +46,7 @@ func (s *Supervisor) answerStatus(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.status())
 }
 
-// answerEvents streams the events of the start as lines of JSON and ends with the start.
+// answerEvents streams the events of the start as lines of JSON, until the start is over.
 func (s *Supervisor) answerEvents(w http.ResponseWriter, r *http.Request) {
 	enc := json.NewEncoder(w)
 	_ = s.journal.follow(r.Context(), func(e report.Event) error {
@@ -96,7 +96,7 @@ func (s *Supervisor) status() report.Status {
 	return st
 }
 
-// netPath is "" until the namespace is there. The lock must be held.
+// netPath returns "" until the namespace exists. The lock must be held.
 func (s *Supervisor) netPath(part string) string {
 	if sp, ok := s.spaces[part]; ok {
 		return sp.NetPath()

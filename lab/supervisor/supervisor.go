@@ -1,5 +1,5 @@
-// Package supervisor is the one process of a lab that stays: it brings the lab up, runs its programs and brings back
-// those that die, answers on a unix socket, and ends everything in order.
+// Package supervisor is the one permanent process of a lab: it starts the lab, runs its programs and restarts those that end, answers on
+// a unix socket, and ends everything in order.
 package supervisor
 
 import (
@@ -26,14 +26,14 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// upLimit bounds the whole start: a cold build of Kubernetes takes some 10 minutes on two idle cores.
+// upLimit is the time limit of the whole start: a first build of Kubernetes takes some 10 minutes on two idle cores.
 const upLimit = 45 * time.Minute
 
-// stepLimit bounds a step of it that takes seconds: in a virtual machine whose processor is emulated, on a machine with
+// stepLimit is the time limit of a step that normally takes seconds: in a virtual machine with an emulated processor, on a machine with
 // other work, it takes minutes.
 const stepLimit = 15 * time.Minute
 
-// Supervisor is one lab, running.
+// Supervisor is one running lab.
 type Supervisor struct {
 	lab      plan.Lab
 	entry    machine.Entry
@@ -49,12 +49,12 @@ type Supervisor struct {
 	failed error
 	spaces map[string]ground.Space // by part: ul, cp, out, n1...
 
-	down     chan struct{} // closed when the lab shall end
+	down     chan struct{} // closed when the lab must end
 	downOnce sync.Once
 	ended    chan struct{} // closed when all programs have ended
 }
 
-// PidFile names the supervisor's own process.
+// PidFile returns the path of the supervisor's own PID file.
 func PidFile(l plan.Lab) string { return l.RunPath("supervisor.pid") }
 
 // Run is the body of `weft-lab supervise`: it returns when the lab is down.
@@ -119,7 +119,7 @@ func (s *Supervisor) run() error {
 	return nil
 }
 
-// raise brings the lab up and settles its phase.
+// raise starts the lab and sets its phase.
 func (s *Supervisor) raise(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, upLimit)
 	defer cancel()
@@ -146,7 +146,7 @@ func (s *Supervisor) setPhase(p report.Phase, err error) {
 	}
 }
 
-// step runs a part of the start and tells of it.
+// step runs a part of the start and reports it.
 func (s *Supervisor) step(name string, f func() error) error {
 	s.journal.add(report.Event{Step: name, State: report.Begin})
 	began := time.Now()
@@ -158,7 +158,7 @@ func (s *Supervisor) step(name string, f func() error) error {
 	return nil
 }
 
-// together runs parts of the start at the same time; the first error cancels the others.
+// together runs parts of the start concurrently; the first error cancels the others.
 func together(ctx context.Context, parts ...func(context.Context) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, p := range parts {
@@ -167,7 +167,7 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 	return g.Wait()
 }
 
-// end stops the programs: what uses the network before the network, clients before servers, holders last.
+// end stops the programs: users of the network before the network, clients before servers, holders last.
 func (s *Supervisor) end() {
 	const grace = 3 * time.Second
 	is := func(names ...string) func(string) bool {
@@ -181,13 +181,13 @@ func (s *Supervisor) end() {
 	s.group.Stop(grace, func(name string) bool { return strings.HasPrefix(name, "openstack/") })
 	s.group.Stop(grace, is("ovs-vswitchd"))
 	s.group.Stop(grace, is("ovsdb-server"))
-	s.group.Stop(100*time.Millisecond, is("kube-apiserver")) // it drains for a minute if it may; there is nobody left
+	s.group.Stop(100*time.Millisecond, is("kube-apiserver")) // its graceful end takes up to a minute; no client is left
 	s.group.Stop(grace, is("etcd"))
 	s.group.Stop(grace, func(name string) bool { return strings.HasPrefix(name, "hold/") })
 	s.group.Stop(grace, func(string) bool { return true })
 }
 
-// endPods kills the containers, which no longer have a runtime that would.
+// endPods kills the containers, because their runtime has ended.
 func (s *Supervisor) endPods() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/lab/stack/ovn"
 )
 
-// externalLink is the nodes' link into the outside network of NAT gateways, by the name that the example manifests have.
+// externalLink is the nodes' link into the outside network of NAT gateways, with its name in the example manifests.
 const externalLink = "ens37"
 
 // externalBridge connects the outside network in the underlay's namespace, which routes for it.
@@ -21,8 +21,8 @@ const externalBridge = "ext0"
 // southboundPort is the southbound database's usual port.
 const southboundPort = 6642
 
-// connectExternal makes the outside network: its gateway is the lab's router, a host is in it, and every node has a link into it, without
-// an address: the parent of VPCs' gateways, or a port of Neutron's external bridge. The lab's outside has a route back.
+// connectExternal makes the outside network. Its gateway is the lab's router; it has a host, and a link of every node without an address:
+// the parent of VPCs' gateways, or a port of Neutron's external bridge. The lab's outside has a route back.
 func (s *Supervisor) connectExternal() error {
 	l := s.lab
 	ul, ext, out := s.space(partUnderlay), s.space(partExternal), s.space(partOutside)
@@ -55,7 +55,7 @@ func (s *Supervisor) connectExternal() error {
 	return nil
 }
 
-// bringExternal starts what answers on the host in the outside network.
+// bringExternal starts the server on the host in the outside network.
 func (s *Supervisor) bringExternal(ctx context.Context) error {
 	at := netip.AddrPortFrom(s.lab.ExternalIP, uint16(s.lab.OutsidePort))
 	return s.group.Start(ctx, process.Program{
@@ -88,7 +88,7 @@ func (s *Supervisor) bringOVN(ctx context.Context) error {
 	return together(ctx, parts...)
 }
 
-// vpcController returns what a controller's command line has for VPCs.
+// vpcController returns a controller's flags for VPCs.
 func (s *Supervisor) vpcController() []string {
 	if !s.lab.VPC {
 		return nil
@@ -96,7 +96,7 @@ func (s *Supervisor) vpcController() []string {
 	return []string{"--ovn-northbound=" + s.central().NB()}
 }
 
-// vpcAgent returns what an agent's command line has for VPCs.
+// vpcAgent returns an agent's flags for VPCs.
 func (s *Supervisor) vpcAgent() []string {
 	if !s.lab.VPC {
 		return nil
@@ -104,7 +104,7 @@ func (s *Supervisor) vpcAgent() []string {
 	return []string{"--vpc"}
 }
 
-// manifest names the manifest that the lab installs Weft with.
+// manifest returns the manifest by which the lab installs Weft.
 func (s *Supervisor) manifest() string {
 	switch {
 	case s.lab.VPC:
@@ -118,7 +118,7 @@ func (s *Supervisor) manifest() string {
 	}
 }
 
-// vpcWaits returns what kubectl waits for besides, where OVN runs in pods.
+// vpcWaits returns further arguments for kubectl wait, if OVN runs in pods.
 func (s *Supervisor) vpcWaits() [][]string {
 	if !s.lab.VPC {
 		return nil
@@ -126,14 +126,14 @@ func (s *Supervisor) vpcWaits() [][]string {
 	return [][]string{{"-n", "weft", "rollout", "status", "statefulset/weft-ovn", "--timeout=180s"}}
 }
 
-// Images of users' manifests, of which a lab without a registry has its own.
+// Images in users' manifests, for which a lab without a registry has its own.
 const (
 	gatewayImage = "docker.io/kubeovn/vpc-nat-gateway:v1.12.4"
 	webImage     = "docker.io/library/nginx:alpine"
 )
 
-// vpcImages returns the lab's own images by the names that the example manifests have: a NAT gateway's, which has nothing to do but sleep, and
-// a web server that answers on port 80 with what agnhost's netexec does, the sender's address at /clientip.
+// vpcImages returns the lab's own images with the names in the example manifests: a NAT gateway's, which only sleeps, and a web server
+// that answers on port 80 like agnhost's netexec, with the sender's address at /clientip.
 func vpcImages(box, agnhost, links map[string]string) []image.Image {
 	return []image.Image{
 		{Ref: gatewayImage, Entrypoint: []string{"/bin/busybox"}, Files: box, Links: links},

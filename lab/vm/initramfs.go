@@ -6,9 +6,8 @@ import (
 	"io/fs"
 )
 
-// archive writes an initramfs: the "newc" form of cpio (the kernel's Documentation/driver-api/early-userspace/
-// buffer-format.rst). Equal content gives equal bytes: there are no times and no owners in it. The first error is kept
-// and returned by close.
+// archive writes an initramfs: the "newc" form of cpio (the kernel's Documentation/driver-api/early-userspace/ buffer-format.rst). Equal
+// content gives equal bytes: it has no times and no owners. close returns the first error.
 type archive struct {
 	to      io.Writer
 	inode   int
@@ -23,7 +22,7 @@ const (
 	cpioPad  = 4
 )
 
-// dir adds a folder; its parent must be there.
+// dir adds a directory; its parent must exist.
 func (a *archive) dir(name string) { a.entry(name, typeDir|0o755, nil) }
 
 // file adds a file.

@@ -31,8 +31,8 @@ func config(t *testing.T, command string) Config {
 	}
 }
 
-// A command runs on another kernel, which has Open vSwitch's module, and sees the machine's files; what it writes the
-// machine never sees. Its output and exit code come back.
+// A command runs on another kernel, which has Open vSwitch's module, and sees the machine's files. The machine never sees what the
+// command writes. Its output and exit code are returned.
 func TestRun(t *testing.T) {
 	var out bytes.Buffer
 	c := config(t, `uname -r; cat seen; echo changed > seen; cat seen; echo own > unseen; test -d /sys/module/openvswitch && exit 7`)
@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// said cancels when it has been written to.
+// said calls stop at the first write.
 type said struct{ stop context.CancelFunc }
 
 func (s said) Write(b []byte) (int, error) {
@@ -73,7 +73,7 @@ func (s said) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A virtual machine that is given up is gone, with its files.
+// A cancelled virtual machine is removed with its files.
 func TestRunGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -99,7 +99,7 @@ func TestRunGivenUp(t *testing.T) {
 	}
 }
 
-// A command that cannot be started is told with what the virtual machine said of it.
+// A command that cannot be started gives an error with the virtual machine's output.
 func TestRunNothing(t *testing.T) {
 	c := config(t, "")
 	c.Argv, c.Output = []string{"/bin/there-is-no-such-program"}, &bytes.Buffer{}

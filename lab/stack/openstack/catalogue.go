@@ -15,8 +15,8 @@ import (
 	"github.com/gophercloud/gophercloud/v2/pagination"
 )
 
-// catalogue completes Keystone: the services with their endpoints at this lab's addresses, the services' users, the roles.
-// Calling it again changes nothing.
+// catalogue completes Keystone: the services with their endpoints at this lab's addresses, the services' users, the roles. A second call
+// changes nothing.
 func (s *Stack) catalogue(ctx context.Context) error {
 	c, err := s.identity(ctx)
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *Stack) catalogue(ctx context.Context) error {
 	return nil
 }
 
-// identity is Keystone at the address itself: the catalogue has none yet.
+// identity returns a client for Keystone by its address: the catalogue has none yet.
 func (s *Stack) identity(ctx context.Context) (*gophercloud.ServiceClient, error) {
 	auth := fmt.Sprintf("http://127.0.0.1:%d/v3", KeystonePort)
 	p, err := gophercloudopenstack.NewClient(auth)
@@ -93,7 +93,7 @@ func serviceOf(have []services.Service, kind string) string {
 	return ""
 }
 
-// endpoint makes one, or moves the one that is there to this lab's address.
+// endpoint makes an endpoint, or changes the existing one to this lab's address.
 func endpoint(ctx context.Context, c *gophercloud.ServiceClient, present []endpoints.Endpoint, want endpoints.CreateOpts) error {
 	for _, have := range present {
 		if have.ServiceID != want.ServiceID || have.Availability != want.Availability {
@@ -155,7 +155,7 @@ func serviceProject(ctx context.Context, c *gophercloud.ServiceClient) (string, 
 	return made.ID, nil
 }
 
-// roleID finds a role, and makes it if there is none.
+// roleID finds a role, or makes it.
 func roleID(ctx context.Context, c *gophercloud.ServiceClient, name string) (string, error) {
 	have, err := all(ctx, roles.List(c, roles.ListOpts{Name: name}), roles.ExtractRoles)
 	if err != nil {
@@ -171,7 +171,7 @@ func roleID(ctx context.Context, c *gophercloud.ServiceClient, name string) (str
 	return made.ID, nil
 }
 
-// all reads a list to its end.
+// all reads all pages of a list.
 func all[T any](ctx context.Context, list pagination.Pager, extract func(pagination.Page) ([]T, error)) ([]T, error) {
 	pages, err := list.AllPages(ctx)
 	if err != nil {

@@ -12,18 +12,18 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 )
 
-// External is the network beyond Neutron's routers, that floating IPs are in.
+// External is the network outside of Neutron's routers, which has the floating IPs.
 type External struct {
 	Range   netip.Prefix
 	Gateway netip.Addr
-	// First and Last are the addresses that Neutron gives out.
+	// First and Last are the range of addresses that Neutron allocates.
 	First, Last netip.Addr
 }
 
 // externalName is the name of the network and of its subnet.
 const externalName = "external"
 
-// ExternalNetwork creates Neutron's external network on PhysicalNetwork, unless it is there, and returns its id.
+// ExternalNetwork creates Neutron's external network on PhysicalNetwork, unless it exists, and returns its id.
 func (s *Stack) ExternalNetwork(ctx context.Context, e External) (string, error) {
 	identity, err := s.identity(ctx)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"weft.dev/weft/lab/stack/ovn"
 )
 
-// Integration is the bridge that Neutron's ports are on.
+// Integration is the bridge with Neutron's ports.
 const Integration = ovn.Integration
 
-// external is the bridge behind PhysicalNetwork on each node.
+// external is the bridge for PhysicalNetwork on each node.
 const external = "br-ex"
 
 // Node is a node with a real switch that OVN controls.
@@ -23,7 +23,7 @@ type Node struct {
 	Group *process.Group
 }
 
-// ChassisConfig says which node becomes a chassis of OVN.
+// ChassisConfig describes a node that becomes a chassis of OVN.
 type ChassisConfig struct {
 	Group *process.Group
 	Space ground.Space
@@ -31,10 +31,10 @@ type ChassisConfig struct {
 	SB    string // OVN's southbound database
 	// Datapath is the bridges' datapath type. Default: the userspace datapath.
 	Datapath plan.Datapath
-	Uplink   string // a link that leads outside; "" leaves the node without
+	Uplink   string // a link to the outside; "": none
 }
 
-// Chassis lets OVN control a node's switch, and waits until OVN has its bridge.
+// Chassis makes OVN control a node's switch, and waits until OVN has made its bridge.
 func Chassis(ctx context.Context, c ChassisConfig) error {
 	c.Datapath = cmp.Or(c.Datapath, plan.DatapathNetdev)
 	kind := "datapath_type=" + string(c.Datapath)

@@ -1,9 +1,8 @@
-// Package openstack runs a real OpenStack for labs and tests: Keystone, Neutron with ML2/OVN, Octavia with the OVN
-// provider, MariaDB and OVN's central programs, all from Debian's packages (build/prepare --openstack), without systemd
-// and without a message broker.
+// Package openstack runs a real OpenStack for labs and tests: Keystone, Neutron with ML2/OVN, Octavia with the OVN provider, MariaDB and
+// OVN's central programs, all from Debian's packages (build/prepare --openstack), without systemd and without a message broker.
 //
-// Everything runs in one namespace of the lab. Databases listen on unix sockets; the three APIs listen on all addresses of
-// the namespace. Schemas are made once per machine and kept in the cache, because they take half of the first start.
+// Everything runs in one namespace of the lab. Databases listen on unix sockets; the three APIs listen on all addresses of the namespace.
+// Schemas are made once per machine and cached, because they take half of the first start.
 package openstack
 
 import (
@@ -27,7 +26,7 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// Ports of the three APIs: those of every OpenStack.
+// Ports of the three APIs, the same as in every OpenStack.
 const (
 	KeystonePort = 5000
 	NeutronPort  = 9696
@@ -40,7 +39,7 @@ const (
 	Admin           = "admin"
 	AdminPassword   = "weft-lab-admin-password"
 	servicePassword = "weft-lab-service-password"
-	// PhysicalNetwork is what Neutron calls the way to the outside; each node maps it to a bridge.
+	// PhysicalNetwork is Neutron's name of the network outside; each node maps it to a bridge.
 	PhysicalNetwork = "physnet1"
 )
 
@@ -48,11 +47,11 @@ const (
 type Stack struct {
 	Space ground.Space   // where the programs run; it needs a /run of its own (Octavia's sockets have fixed paths there)
 	Group *process.Group // runs them
-	Dir   string         // state, configuration, sockets and logs; at most 60 bytes, for the sockets' sake
-	Cache string         // folder for the prepared databases; "": every start prepares them
-	// Addr is where nodes of the lab reach the APIs: the public and internal endpoints of the catalogue. Default 127.0.0.1.
+	Dir   string         // state, configuration, sockets and logs; at most 60 bytes, because of the sockets' paths
+	Cache string         // directory of the prepared databases; "": every start prepares them
+	// Addr is the address of the APIs for nodes of the lab: the public and internal endpoints of the catalogue. Default 127.0.0.1.
 	Addr netip.Addr
-	// HostAddr is where the machine reaches them: the admin endpoints of the catalogue. Default: Addr.
+	// HostAddr is the address of the APIs for the machine: the admin endpoints of the catalogue. Default: Addr.
 	HostAddr netip.Addr
 	// Without leaves a service out: "octavia" saves 320 MB.
 	Without string
@@ -68,7 +67,7 @@ var files embed.FS
 // maxDir leaves room for the socket's name within the 107 bytes of a unix socket's path.
 const maxDir = 60
 
-// Start brings everything up and returns once all APIs answer and the catalogue is complete.
+// Start starts everything and returns once all APIs answer and the catalogue is complete.
 func (s *Stack) Start(ctx context.Context) error {
 	if err := s.defaults(); err != nil {
 		return err
@@ -76,7 +75,7 @@ func (s *Stack) Start(ctx context.Context) error {
 	if err := s.write(); err != nil {
 		return err
 	}
-	// Octavia's sockets are in a folder with a fixed name, which a /run of the namespace's own keeps apart.
+	// Octavia's sockets are in a directory with a fixed name; the namespace's own /run separates them from other labs'.
 	if _, err := s.Group.Run(ctx, "", s.Space.Enter("mkdir", "-p", "/run/octavia")...); err != nil {
 		return err
 	}
@@ -113,13 +112,13 @@ func (s *Stack) inOrder(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// step is a program to start, and what to do once it serves.
+// step is a program to start, and a function to call once it serves.
 type step struct {
 	program process.Program
 	then    func(context.Context) error
 }
 
-// apis gives what is started side by side; each list in its order.
+// apis returns lists of steps: the lists run concurrently, each list in its order.
 func (s *Stack) apis() [][]step {
 	lists := [][]step{
 		{{program: s.keystone(), then: s.catalogue}},
@@ -131,7 +130,7 @@ func (s *Stack) apis() [][]step {
 	return lists
 }
 
-// Stop ends everything that Start started. MariaDB gets time to write; the rest keeps no state.
+// Stop ends everything that Start started. MariaDB gets time to write; the other programs keep no state.
 func (s *Stack) Stop() {
 	s.Group.Stop(0, func(name string) bool { return s.own(name) && !strings.HasSuffix(name, "/mariadb") })
 	s.Group.Stop(15*time.Second, s.own)
@@ -142,10 +141,10 @@ func (s *Stack) own(name string) bool { return strings.HasPrefix(name, s.Prefix+
 // AuthURL is Keystone's address for the lab's nodes.
 func (s *Stack) AuthURL() string { return url(s.Addr, KeystonePort) + "/v3" }
 
-// HTTP returns a client that reaches the APIs from any namespace.
+// HTTP returns a client that works from any namespace.
 func (s *Stack) HTTP() *http.Client { return &http.Client{Transport: s.Transport()} }
 
-// Transport dials from inside the stack's namespace.
+// Transport connects from inside the stack's namespace.
 func (s *Stack) Transport() *http.Transport {
 	return &http.Transport{DialContext: s.dial, IdleConnTimeout: 10 * time.Second, MaxIdleConnsPerHost: 8}
 }
@@ -154,7 +153,7 @@ func (s *Stack) dial(ctx context.Context, network, address string) (net.Conn, er
 	return s.Space.Dial(ctx, network, address)
 }
 
-// Environment is what the openstack command needs, as NAME=VALUE; from the machine.
+// Environment returns the environment of the openstack command on the machine, as NAME=VALUE.
 func (s *Stack) Environment() []string {
 	return []string{
 		"OS_AUTH_URL=" + url(s.HostAddr, KeystonePort) + "/v3", "OS_USERNAME=" + Admin, "OS_PASSWORD=" + AdminPassword,
@@ -163,10 +162,10 @@ func (s *Stack) Environment() []string {
 	}
 }
 
-// NB and SB are OVN's databases as its programs name them.
+// NB returns OVN's northbound database as OVN's programs name it, and SB the southbound one.
 func (s *Stack) NB() string { return "unix:" + s.sock("nb") }
 
-// SB is the southbound database; ovn-controllers of all nodes connect to it by its socket's path.
+// SB returns the southbound database; ovn-controllers of all nodes connect to it by its socket's path.
 func (s *Stack) SB() string { return "unix:" + s.sock("sb") }
 
 func (s *Stack) sock(name string) string { return filepath.Join(s.Dir, "run", name+".sock") }
@@ -221,13 +220,13 @@ func (s *Stack) write() error {
 	return nil
 }
 
-// view is what the configuration's templates see of a stack.
+// view has the values for the configuration's templates.
 type view struct{ *Stack }
 
-// Log is the folder of logs.
+// Log returns the directory of logs.
 func (v view) Log() string { return filepath.Join(v.Dir, "log") }
 
-// Conf is the folder of rendered files.
+// Conf returns the directory of rendered files.
 func (v view) Conf() string { return filepath.Join(v.Dir, "conf") }
 
 // NeutronPort is the port of Neutron's API.
@@ -239,15 +238,15 @@ func (v view) OctaviaPort() int { return OctaviaPort }
 // Region is the catalogue's only region.
 func (v view) Region() string { return Region }
 
-// PhysicalNetwork is the name of the way to the outside.
+// PhysicalNetwork returns Neutron's name of the network outside.
 func (v view) PhysicalNetwork() string { return PhysicalNetwork }
 
-// Database is SQLAlchemy's address of a database.
+// Database returns SQLAlchemy's URL of a database.
 func (v view) Database(name string) string {
 	return "mysql+pymysql://root@localhost/" + name + "?unix_socket=" + v.sock("mysql") + "&charset=utf8"
 }
 
-// Service is how a service authenticates.
+// Service returns a service's authentication settings.
 func (v view) Service(name string) string {
 	auth := fmt.Sprintf("http://127.0.0.1:%d/v3", KeystonePort)
 	return strings.Join([]string{

@@ -1,5 +1,5 @@
 // Package ovn runs OVN's programs in a lab as plain processes: the two databases and northd in one namespace (Central), and
-// ovn-controller on nodes that have a switch (Chassis). The programs are those of Debian's packages (build/prepare --tests).
+// ovn-controller on nodes with a switch (Chassis). The programs are those of Debian's packages (build/prepare --tests).
 package ovn
 
 import (
@@ -20,7 +20,7 @@ import (
 // Integration is OVN's bridge on every chassis.
 const Integration = "br-int"
 
-// schemas is where Debian's ovn-common installs the schemas of the databases.
+// schemas is the directory of the databases' schemas in Debian's ovn-common.
 const schemas = "/usr/share/ovn"
 
 // Central is the two databases and northd. Its programs are PREFIX/ovsdb-nb, PREFIX/ovsdb-sb and PREFIX/ovn-northd.
@@ -30,14 +30,14 @@ type Central struct {
 	Dir    string         // of the two database files
 	Run    string         // of the sockets
 	Prefix string         // of the programs' names in the group
-	// Remote is a further remote of the southbound database, such as ptcp:6642:172.31.0.250; "": the socket only.
+	// Remote is an additional remote of the southbound database, such as ptcp:6642:172.31.0.250; "": only the socket.
 	Remote string
 }
 
-// NB is the northbound database's endpoint, SB the southbound one's, both by a socket's path.
+// NB returns the northbound database's endpoint, SB the southbound one's, both as a socket's path.
 func (c *Central) NB() string { return "unix:" + c.sock("nb") }
 
-// SB is the southbound database's endpoint.
+// SB returns the southbound database's endpoint.
 func (c *Central) SB() string { return "unix:" + c.sock("sb") }
 
 func (c *Central) sock(name string) string { return filepath.Join(c.Run, name+".sock") }
@@ -98,12 +98,12 @@ type Chassis struct {
 	Group *process.Group
 	Space ground.Space
 	Node  plan.Node
-	// Remote is the southbound database for the node, and SB for the machine.
+	// Remote is the southbound database's endpoint for the node, SB that for the machine.
 	Remote, SB string
 	// Datapath is the integration bridge's.
 	Datapath plan.Datapath
-	// Settings are further external_ids of the node's Open_vSwitch row, as NAME=VALUE, and Prepare what ovs-vsctl does before, as its
-	// arguments.
+	// Settings are further external_ids of the node's Open_vSwitch row, as NAME=VALUE. Prepare are ovs-vsctl's arguments for changes before
+	// that.
 	Settings, Prepare []string
 }
 
@@ -119,7 +119,7 @@ func (c Chassis) Start(ctx context.Context) error {
 	if _, err := c.Group.Run(ctx, "", c.Space.Enter(set...)...); err != nil {
 		return err
 	}
-	if _, err := c.Group.Run(ctx, "", c.Space.Enter("mkdir", "-p", "/run/ovn")...); err != nil { // its control socket's folder
+	if _, err := c.Group.Run(ctx, "", c.Space.Enter("mkdir", "-p", "/run/ovn")...); err != nil { // for its control socket
 		return err
 	}
 	if err := c.Group.Start(ctx, process.Program{
@@ -131,10 +131,10 @@ func (c Chassis) Start(ctx context.Context) error {
 	return c.registered(ctx)
 }
 
-// ovsdbString quotes a value with characters that ovs-vsctl reads as its own.
+// ovsdbString quotes a value with characters that are special for ovs-vsctl.
 func ovsdbString(value string) string { return `"` + value + `"` }
 
-// registered waits until the chassis is in the southbound database: nothing is bound to a chassis before.
+// registered waits until the chassis is in the southbound database: no port can be bound to it before.
 func (c Chassis) registered(ctx context.Context) error {
 	for {
 		out, err := c.Group.Run(ctx, "", "ovn-sbctl", "--db="+c.SB, "--no-leader-only", "--bare", "--columns=name", "find", "chassis",

@@ -1,5 +1,5 @@
-// Package guest is the first process of the lab's virtual machine: it makes the machine's own files the root, loads
-// modules, runs one command, and tells how that ended.
+// Package guest is the first process of the lab's virtual machine: it mounts the machine's own files as the root, loads modules, runs one
+// command, and reports how that ended.
 package guest
 
 import (
@@ -18,31 +18,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where things are in the initramfs.
+// Paths in the initramfs.
 const (
 	Init      = "/init" // the kernel starts it
 	FileTask  = "/task.json"
 	DirModule = "/modules" // loaded in the order of their names
 )
 
-// What the emulator calls its devices.
+// The emulator's names of its devices.
 const (
-	TagRoot    = "root"        // the file system that is shared with the guest
-	PortOutput = "weft.output" // what the command prints
+	TagRoot    = "root"        // the file system that the machine shares with the guest
+	PortOutput = "weft.output" // output of the command
 	PortResult = "weft.result" // its exit code, in digits
 )
 
-// Task is what a virtual machine is made for.
+// Task is the task of a virtual machine.
 type Task struct {
 	Argv    []string `json:"argv"`
 	Dir     string   `json:"dir"`
 	Env     []string `json:"env"`
-	Kernel  string   `json:"kernel"`  // takes the place of /lib/modules
+	Kernel  string   `json:"kernel"`  // mounted at /lib/modules
 	Modules []string `json:"modules"` // loaded before the command starts
-	Empty   []string `json:"empty"`   // folders that are the guest's own
+	Empty   []string `json:"empty"`   // directories that are empty in the guest
 }
 
-// Main runs as the first process. It ends the machine.
+// Main runs as the first process. It powers off the machine at the end.
 func Main() {
 	code, err := run()
 	if err != nil {
@@ -96,7 +96,7 @@ func loadModules() error {
 	return nil
 }
 
-// mountAt makes a folder and mounts there.
+// mountAt makes a directory and mounts there.
 func mountAt(source, target, kind, options string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", target, err)
@@ -111,12 +111,11 @@ func mountAt(source, target, kind, options string) error {
 	return nil
 }
 
-// makeRoot puts the machine's own files, with a layer above them that takes what is written, in the place of the
-// initramfs.
+// makeRoot mounts the machine's own files as the root in place of the initramfs, with a layer above them for writes.
 func (t Task) makeRoot() error {
 	const lower, layer, root = "/lower", "/layer", "/root"
 	steps := [][4]string{
-		// Nothing writes there while the guest runs that the guest would read again.
+		// While the guest runs, nothing changes files there that the guest would read again.
 		{TagRoot, lower, "9p", "trans=virtio,version=9p2000.L,msize=262144,cache=loose,ro"},
 		{"tmpfs", layer, "tmpfs", "mode=0755,size=90%"},
 	}
@@ -145,7 +144,7 @@ func (t Task) makeRoot() error {
 	return os.Chdir("/")
 }
 
-// prepare makes of the root what a started system is.
+// prepare makes the root like that of a started system.
 func (t Task) prepare() error {
 	steps := [][4]string{
 		{"proc", "/proc", "proc", ""},
@@ -180,16 +179,16 @@ func (t Task) prepare() error {
 	if err := unix.Sethostname([]byte("weft-vm")); err != nil {
 		return fmt.Errorf("name the machine: %w", err)
 	}
-	const files = 1 << 20 // a system with systemd has as many; the kernel's own limit is 4096, too few for a switch
+	const files = 1 << 20 // as with systemd; the kernel's own limit is 4096, too few for a switch
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}); err != nil {
 		return fmt.Errorf("allow for more open files: %w", err)
 	}
 	return nil
 }
 
-// switchNeeds is how long the machine must have been up before a switch is started: ovs-vswitchd 3.1 keeps the number
-// of processors for 10 s, beginning at 0 with the clock, and one that is started in the clock's first 10 s sees none,
-// starts no handler threads and loses every first packet of a flow (lib/ovs-thread.c, count_cpu_cores).
+// switchNeeds is the minimum uptime of the machine before a switch is started. ovs-vswitchd 3.1 caches the number of processors for 10 s,
+// starting with 0 at clock time 0. So one that is started in the clock's first 10 s sees none, starts no handler threads and loses every
+// first packet of a flow (lib/ovs-thread.c, count_cpu_cores).
 const switchNeeds = 11 * time.Second
 
 func awaitClock() error {
@@ -201,8 +200,7 @@ func awaitClock() error {
 	return nil
 }
 
-// execute loads what the command wants, runs it, and takes notice of every process that ends meanwhile, as the first
-// process of a machine must.
+// execute loads the command's modules, runs it, and meanwhile reaps every ended process, as the first process of a machine must.
 func (t Task) execute() (int, error) {
 	out, err := port(PortOutput)
 	if err != nil {
@@ -238,7 +236,7 @@ func (t Task) start(in, out *os.File, argv []string) child {
 	return child{pid: pid, err: err}
 }
 
-// wait returns the child's exit code; that of one that a signal ended is 128 and the signal's number, as in a shell.
+// wait returns the child's exit code; for a child ended by a signal it is 128 plus the signal's number, as in a shell.
 func (c child) wait() (int, error) {
 	if c.err != nil {
 		return 0, fmt.Errorf("start: %w", c.err)
@@ -262,7 +260,7 @@ func (c child) wait() (int, error) {
 	}
 }
 
-// port opens one of the emulator's ports by its name, which the kernel tells in /sys.
+// port opens one of the emulator's ports by its name, which is in /sys.
 func port(name string) (*os.File, error) {
 	found, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 	if err != nil {
