@@ -1,6 +1,6 @@
-// Package plan derives everything about a lab from its configuration: names of namespaces and links, directories,
-// addresses, ports. It is pure: it reads nothing and changes nothing, so that a lab that was killed can be found
-// again from its name alone, and two labs with different names never meet.
+// Package plan derives everything about a lab from its configuration: names of namespaces and links, directories, addresses, ports. It is
+// pure: it reads nothing and changes nothing. So a killed lab can be found by its name alone, and two labs with different names never
+// conflict.
 package plan
 
 import (
@@ -15,33 +15,33 @@ import (
 	"strings"
 )
 
-// Where labs live. Both trees are gone when the last lab is down.
+// Directories of labs. Both are removed with the last lab.
 const (
-	StateRoot = "/var/lib/weft-lab" // what must survive a reboot to be cleaned up: data, logs, keys
+	StateRoot = "/var/lib/weft-lab" // what must survive a reboot for the cleanup: data, logs, keys
 	RunRoot   = "/run/weft-lab"     // sockets, pid files, the nodes' own /run
 )
 
-// MaxNodes bounds a lab: the underlay is a /24 whose upper addresses belong to the lab itself.
+// MaxNodes is the maximum number of nodes: the underlay is a /24 whose upper addresses belong to the lab itself.
 const MaxNodes = 64
 
-// LinkGroup is the link group of every underlay port of a userspace bridge. What a node's kernel receives by a link of
-// this group is dropped, because the switch reads the same frames by a packet socket of its own.
+// LinkGroup is the link group of every underlay port of a userspace bridge. What a node's kernel receives on a link of this group is
+// dropped, because the switch reads the same frames by its own packet socket.
 const LinkGroup = 77
 
 // DefaultMTU is the underlay's MTU in bytes.
 const DefaultMTU = 1500
 
-// Datapath says which of Open vSwitch's forwarding paths the nodes use.
+// Datapath selects Open vSwitch's forwarding path on the nodes.
 type Datapath string
 
-// The datapaths. DatapathAuto takes the kernel's where the openvswitch module is loaded, the userspace one elsewhere.
+// The datapaths. DatapathAuto uses the kernel's if the openvswitch module is loaded, otherwise the userspace one.
 const (
 	DatapathAuto   Datapath = "auto"
 	DatapathSystem Datapath = "system"
 	DatapathNetdev Datapath = "netdev"
 )
 
-// Runtime says who starts pods.
+// Runtime selects the program that starts pods.
 type Runtime string
 
 // The runtimes.
@@ -50,7 +50,7 @@ const (
 	RuntimeKubelet Runtime = "kubelet" // containerd, kubelet and kube-proxy on every node
 )
 
-// Network says which networks a lab's cluster has.
+// Network selects the networks of a lab's cluster.
 type Network string
 
 // The networks. With NetworkBoth the overlay is the default one, and pods are on flannel by annotation.
@@ -63,7 +63,7 @@ const (
 // Flannel reports whether there is a flannel network.
 func (n Network) Flannel() bool { return n == NetworkFlannel || n == NetworkBoth }
 
-// Store says where the nodes of a flannel network keep their leases.
+// Store selects where the nodes of a flannel network keep their leases.
 type Store string
 
 // The stores. With StoreEtcd, the nodes without flanneld run `weft flanneld` and Weft's plugin, not the agent, and the control plane has an
@@ -73,18 +73,17 @@ const (
 	StoreEtcd Store = "etcd"
 )
 
-// Config is what a lab is asked to be.
+// Config is the configuration of a lab.
 type Config struct {
 	Name     string   `json:"name"`     // 1 to 12 of [a-z0-9-]; default "lab"
 	Nodes    int      `json:"nodes"`    // 1 to MaxNodes; default 2
 	Runtime  Runtime  `json:"runtime"`  // default RuntimeCNI
 	Datapath Datapath `json:"datapath"` // default DatapathAuto
-	NoWeft   bool     `json:"noWeft"`   // bring everything else up, without Weft's own programs
+	NoWeft   bool     `json:"noWeft"`   // start everything else, without Weft's own programs
 	// KubeProxy runs kube-proxy on every node also with RuntimeCNI; with RuntimeKubelet it always runs.
 	KubeProxy bool `json:"kubeProxy"`
-	// NoSwitch leaves Open vSwitch out of the nodes: Weft's manifest brings it, in pods. Runtime kubelet only. On the
-	// userspace datapath the nodes' addresses are then on no bridge, so that there are no tunnels: pods reach those of
-	// their own node.
+	// NoSwitch leaves Open vSwitch out of the nodes: Weft's manifest starts it, in pods. Runtime kubelet only. On the userspace datapath the
+	// nodes' addresses are then on no bridge, so that there are no tunnels: pods reach only those of their own node.
 	NoSwitch bool `json:"noSwitch"`
 	// VPC adds OVN, an outside network for NAT gateways with a host in it, and a link into it on every node. With RuntimeKubelet OVN runs in
 	// pods of Weft's manifest, with RuntimeCNI as plain processes.
@@ -94,34 +93,35 @@ type Config struct {
 	OpenStack string `json:"openstack,omitempty"`
 	// Network is the pods' network; default NetworkOverlay.
 	Network Network `json:"network"`
-	// Backend is that of the flannel network, default vxlan.
+	// Backend is the flannel network's backend, default vxlan.
 	Backend string `json:"backend"`
-	// Flanneld are nodes that run the original flanneld and its plugin in place of Weft, with commas between: "n2,n3". Network flannel and
-	// runtime cni only.
+	// Flanneld are the nodes that run the original flanneld and its plugin in place of Weft, separated by commas: "n2,n3". Network flannel
+	// and runtime cni only.
 	Flanneld string `json:"flanneld"`
-	// FlannelStore is where nodes of the flannel network keep their leases; default StoreKube. StoreEtcd: network flannel and runtime cni only.
+	// FlannelStore is where nodes of the flannel network keep their leases; default StoreKube. StoreEtcd: network flannel and runtime
+	// cni only.
 	FlannelStore Store `json:"flannelStore,omitempty"`
 	// DualStack gives nodes and pods of a flannel network IPv6 addresses too. Network flannel and runtime cni only.
 	DualStack bool `json:"dualStack,omitempty"`
-	// WeftBin is the folder with weft, weft-cni and weft-lab. Default: the folder of the running program.
+	// WeftBin is the directory with weft, weft-cni and weft-lab. Default: the directory of the running program.
 	WeftBin string `json:"weftBin"`
-	// DeployDir is the folder with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
+	// DeployDir is the directory with Weft's manifests (the project's deploy/). Default: deploy/ beside or above WeftBin.
 	DeployDir string `json:"deployDir"`
-	// KubernetesModule is the folder whose go.mod Kubernetes' programs are built from. Default: lab/kubernetes beside
-	// or above WeftBin. It is read only when a program is not in the cache yet, and for the version.
+	// KubernetesModule is the directory of the go.mod from which Kubernetes' programs are built. Default: lab/kubernetes beside or above
+	// WeftBin. It is read only for the version, and if a program is not in the cache.
 	KubernetesModule string `json:"kubernetesModule"`
 	// PluginName is ClusterNetwork's pluginName; default redhat/openshift-ovs-subnet.
 	PluginName string `json:"pluginName"`
-	// HostSubnetLength is ClusterNetwork's: how many bits of an address count the pods of a node; default 9.
+	// HostSubnetLength is ClusterNetwork's hostSubnetLength: the number of address bits for the pods of a node; default 9.
 	HostSubnetLength int `json:"hostSubnetLength"`
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?$`) //nolint:gochecknoglobals // a constant: the form of a name
 
-// ErrName is returned for a lab's name that cannot be used.
+// ErrName reports an invalid name of a lab.
 var ErrName = errors.New("a lab's name is 1 to 12 characters of a-z, 0-9 and '-', and starts and ends with a letter or digit")
 
-// CheckName tells whether a name may be a lab's: it becomes part of link names, which the kernel limits to 15 bytes.
+// CheckName checks a lab's name: it becomes part of link names, which the kernel limits to 15 bytes.
 func CheckName(name string) error {
 	if !nameForm.MatchString(name) {
 		return fmt.Errorf("%q: %w", name, ErrName)
@@ -129,7 +129,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Default fills what was left empty and refuses what cannot work.
+// Default sets empty fields to their defaults and refuses invalid values.
 func (c Config) Default() (Config, error) {
 	if c.Name == "" {
 		c.Name = "lab"
@@ -224,7 +224,7 @@ func (c Config) checkNetwork() error {
 	return errors.Join(c.checkFlannel(), c.checkFlanneld())
 }
 
-// checkFlannel refuses what a flannel network cannot have.
+// checkFlannel refuses settings that a flannel network does not support.
 func (c Config) checkFlannel() error {
 	alone := c.Network == NetworkFlannel && c.Runtime == RuntimeCNI
 	switch {
@@ -260,7 +260,7 @@ func (c Config) flanneldNodes() []string {
 // RunsFlanneld reports whether a node runs the original flanneld in place of Weft.
 func (c Config) RunsFlanneld(node string) bool { return slices.Contains(c.flanneldNodes(), node) }
 
-// Lab holds the names and addresses of one lab. Node addresses are the same in every lab: each has an underlay of its own.
+// Lab has the names and addresses of one lab. Node addresses are the same in every lab: each has its own underlay.
 type Lab struct {
 	Config
 	Dir    string // under StateRoot
@@ -271,7 +271,7 @@ type Lab struct {
 	Underlay   netip.Prefix // nodes, control plane and router
 	Router     netip.Addr   // the nodes' default gateway
 	ControlIP  netip.Addr   // of the API server on the underlay
-	OutsideNet netip.Prefix // behind the router; it knows the way to nodes, and to nothing of the cluster's
+	OutsideNet netip.Prefix // behind the router; it has routes to nodes, and to nothing of the cluster's
 	OutsideGW  netip.Addr
 	OutsideIP  netip.Addr
 
@@ -279,7 +279,7 @@ type Lab struct {
 	ExternalGW  netip.Addr
 	ExternalIP  netip.Addr // of the host in it
 
-	OpenStackIP netip.Addr // with OpenStack: of its interfaces on the underlay
+	OpenStackIP netip.Addr // with OpenStack: its address on the underlay
 	// FloatingFirst and FloatingLast are the addresses of ExternalNet that Neutron gives to routers and floating IPs.
 	FloatingFirst, FloatingLast netip.Addr
 
@@ -287,7 +287,7 @@ type Lab struct {
 	FlannelCIDR  netip.Prefix // of the pods of a flannel network; the nodes' podCIDRs are in it
 	FlannelCIDR6 netip.Prefix // its IPv6 range; used with DualStack
 	Underlay6    netip.Prefix // of the nodes' IPv6 addresses; used with DualStack
-	// Router6 is the nodes' IPv6 default gateway, by which flannel finds the interface. No router has it.
+	// Router6 is the nodes' IPv6 default gateway, by which flannel finds the interface. No router uses the address.
 	Router6      netip.Addr
 	ServiceCIDR  netip.Prefix
 	APIServiceIP netip.Addr // the Service default/kubernetes
@@ -297,7 +297,7 @@ type Lab struct {
 	HostLink string // the root namespace's end of the link to the control plane
 }
 
-// New derives a lab from its configuration, which must have passed Default.
+// New derives a lab from a configuration returned by Default.
 func New(c Config) Lab {
 	l := Lab{
 		Config: c,
@@ -326,12 +326,12 @@ func New(c Config) Lab {
 	return l
 }
 
-// PodCIDR is the node's in a flannel network.
+// PodCIDR returns the node's pod range in a flannel network.
 func (n Node) PodCIDR() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n.Index), 0}), 24)
 }
 
-// PodCIDRs are a node's in a flannel network, IPv4 first.
+// PodCIDRs returns a node's pod ranges in a flannel network, IPv4 first.
 func (l Lab) PodCIDRs(n Node) []string {
 	cidrs := []string{n.PodCIDR().String()}
 	if l.DualStack {
@@ -342,7 +342,7 @@ func (l Lab) PodCIDRs(n Node) []string {
 	return cidrs
 }
 
-// Address6 is a node's IPv6 address with the length of the underlay's range; invalid without DualStack.
+// Address6 returns a node's IPv6 address with the prefix length of the underlay; invalid without DualStack.
 func (l Lab) Address6(n Node) netip.Prefix {
 	if !l.DualStack {
 		return netip.Prefix{}
@@ -352,27 +352,27 @@ func (l Lab) Address6(n Node) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(addr), l.Underlay6.Bits())
 }
 
-// Namespace gives the name under /run/netns of one of the lab's namespaces.
+// Namespace returns the name under /run/netns of one of the lab's namespaces.
 func (l Lab) Namespace(part string) string { return "wl-" + l.Name + "-" + part }
 
-// Path joins to the lab's state directory.
+// Path returns a path in the lab's state directory.
 func (l Lab) Path(elem ...string) string { return filepath.Join(append([]string{l.Dir}, elem...)...) }
 
-// RunPath joins to the lab's run directory.
+// RunPath returns a path in the lab's run directory.
 func (l Lab) RunPath(elem ...string) string {
 	return filepath.Join(append([]string{l.RunDir}, elem...)...)
 }
 
-// Socket is where the lab's supervisor answers.
+// Socket returns the path of the supervisor's socket.
 func (l Lab) Socket() string { return l.RunPath("supervisor.sock") }
 
-// Kubeconfig is the administrator's, for the machine's own kubectl.
+// Kubeconfig returns the path of the administrator's kubeconfig, for the machine's own kubectl.
 func (l Lab) Kubeconfig() string { return l.Path("admin.kubeconfig") }
 
 // Node is one node of a lab.
 type Node struct {
 	Index  int    // from 1
-	Name   string // as Kubernetes knows it
+	Name   string // the name in Kubernetes
 	IP     netip.Addr
 	MAC    net.HardwareAddr // of the node's address, also across restarts of the switch
 	Dir    string           // state: what is bound to /var/lib/... in the node
@@ -380,7 +380,7 @@ type Node struct {
 	Cgroup string           // of the node's pods
 }
 
-// Node gives the i-th node, counted from 1.
+// Node returns node i, counted from 1.
 func (l Lab) Node(i int) Node {
 	name := "n" + strconv.Itoa(i)
 	ip := l.Underlay.Addr().As4()
@@ -401,13 +401,13 @@ func (l Lab) AllNodes() []Node {
 	return nodes
 }
 
-// Bind is a directory of a node's own that stands in for one of the machine's.
+// Bind is a directory of a node that replaces one of the machine's.
 type Bind struct {
-	Target string // the path inside the node; made on the machine when missing, and removed by the last lab
+	Target string // the path inside the node; made on the machine if missing, and removed by the last lab
 	Source string // the node's directory
 }
 
-// Binds lists what a node has of its own beside /run, so that fixed host paths work on several nodes of one machine.
+// Binds lists the node's own directories beside /run, so that fixed host paths work on several nodes of one machine.
 func (n Node) Binds() []Bind {
 	targets := []string{
 		"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/weft", "/var/lib/cni",
