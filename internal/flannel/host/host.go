@@ -154,8 +154,9 @@ func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
 func (c *Config) closeTunnel(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
 	var in, dnat, out []string
 	for _, match := range c.Tunnel.Matches() {
-		// To this node, broadcast and multicast included: the tunnel's socket accepts those as well.
-		in = append(in, fmt.Sprintf("%s fib daddr type != unicast %s saddr != @%s counter drop", match, l3, nodes))
+		// To this node, broadcast and multicast included: the tunnel's socket accepts those as well. The set comes first, so that packets
+		// of nodes cost no look-up of a route.
+		in = append(in, fmt.Sprintf("%s %s saddr != @%s fib daddr type != unicast counter drop", match, l3, nodes))
 		dnat = append(dnat, match+" ct status dnat counter drop")
 		if f.Local.IsValid() {
 			out = append(out, fmt.Sprintf("%s %s daddr @%s %s saddr != %s counter drop", match, l3, nodes, l3, f.Local))

@@ -24,7 +24,7 @@ ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
-ip tunnel: udp dport 8472 fib daddr type != unicast ip saddr != @nodes counter drop
+ip tunnel: udp dport 8472 ip saddr != @nodes fib daddr type != unicast counter drop
 ip tunnel-input: udp dport 8472 ct status dnat counter drop
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip6 forward: ip6 saddr 2001:db8::/48 accept
@@ -35,7 +35,7 @@ ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-random
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random
-ip6 tunnel: udp dport 8472 fib daddr type != unicast ip6 saddr != @nodes counter drop
+ip6 tunnel: udp dport 8472 ip6 saddr != @nodes fib daddr type != unicast counter drop
 ip6 tunnel-input: udp dport 8472 ct status dnat counter drop`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)

@@ -47,12 +47,13 @@ func portRules() items {
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
 			// A pod's port has the group and is in the set: neither a port that is unknown yet nor a changed group opens it.
 			pass(nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(hostGroup))), nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
+			// IPv4 first, with nothing in its way that is about IPv6.
 			toLoopback(nftnl.IPDestination, netip.MustParsePrefix("127.0.0.0/8")),
+			pass(nftnl.In(setPods4, ofPod4...)),
 			toLoopback(nftnl.IP6Destination, netip.MustParsePrefix("::1/128")),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
 			foreignAdvertisement(),
-			pass(nftnl.In(setPods4, ofPod4...)),
 			pass(nftnl.In(setPods6, ofPod6...)),
 			pass(nftnl.In(setARP, ofARP...)),
 			{Counter: true, Verdict: nftnl.Drop(), Owner: "not the MAC and address of the port"},
@@ -149,12 +150,12 @@ func AllTables() []nft.Table {
 // also what a host port or a Service leads there. Answers pass: a client's port may be a tunnel's number.
 func hostRules(b *bridge) map[nft.Key]nft.Item {
 	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
-	var tunnels []nft.Rule
+	tunnels := []nft.Rule{{Text: "meta l4proto tcp accept", Owner: string(owner)}} // no tunnel is: most packets look at nothing else
 	for _, match := range append(b.Tunnel.Matches(), fmt.Sprintf("udp dport %d", genevePort)) {
 		// A packet that conntrack does not track, such as one with a wrong checksum, has no direction: what is no answer is dropped.
 		tunnels = append(tunnels,
-			nft.Rule{Text: fmt.Sprintf("iifname %q ct direction reply %s accept", b.Name, match), Owner: string(owner)},
-			nft.Rule{Text: fmt.Sprintf("iifname %q %s counter drop", b.Name, match), Owner: string(owner)})
+			nft.Rule{Text: fmt.Sprintf("%s iifname %q ct direction reply accept", match, b.Name), Owner: string(owner)},
+			nft.Rule{Text: fmt.Sprintf("%s iifname %q counter drop", match, b.Name), Owner: string(owner)})
 	}
 	table := &nft.Table{Family: nft.FamilyInet, Name: hostTable}
 	out := map[nft.Key]nft.Item{table.Key(): table}

@@ -19,7 +19,7 @@ type Config struct {
 	Bridge string
 	// Group is the device group of the pods' ports, for [Guard].
 	Group uint32
-	// Priority is that of the chain for egress; the others have up to two less or more.
+	// Priority is that of the chains for egress; the chain for ingress has one more.
 	Priority int
 }
 
@@ -35,10 +35,9 @@ const (
 	chainEgress  = "egress"
 	chainInput   = "egress-input"
 	chainIngress = "ingress"
-	chainJudged  = "judged"
-	chainAnswers = "answers"
-	chainOutput  = "answers-output"
-	chainAsked   = "answers-to"
+	chainFrom    = "midstream-from"
+	chainTo      = "midstream-to"
+	chainOutput  = "midstream-output"
 	chainGuard   = "guard"
 	mapEgress    = "from"
 	mapIngress   = "to"
@@ -58,6 +57,10 @@ func families() [2]family {
 	}
 }
 
+func (f family) from() nftnl.Field { return f.source }
+
+func (f family) to() nftnl.Field { return f.destination }
+
 func familyOf(address netip.Addr) family {
 	if address.Unmap().Is4() {
 		return families()[0]
@@ -67,21 +70,14 @@ func familyOf(address netip.Addr) family {
 
 // Static compiles what is there without any policy.
 func Static(config Config) Items {
-	bridge := nftnl.Name(config.Bridge)
+	in, out := nftnl.Is(nftnl.InDevice, nftnl.Name(config.Bridge)), nftnl.Is(nftnl.OutDevice, nftnl.Name(config.Bridge))
 	items := []nftnl.Item{
 		&nftnl.Chain{Name: chainEgress, Hook: nftnl.HookForward, Priority: config.Priority},
-		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
 		&nftnl.Chain{Name: chainIngress, Hook: nftnl.HookForward, Priority: config.Priority + 1},
-		&nftnl.Chain{Name: chainAnswers, Hook: nftnl.HookForward, Priority: config.Priority - 2},
-		&nftnl.Chain{Name: chainAsked, Hook: nftnl.HookForward, Priority: config.Priority - 1},
+		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
 		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: config.Priority},
-		&nftnl.Rules{Chain: chainAnswers, Rules: answers(policy.Ingress, nftnl.Is(nftnl.InDevice, bridge))},
-		&nftnl.Rules{Chain: chainAsked, Rules: answers(policy.Egress, nftnl.Is(nftnl.OutDevice, bridge))},
-		&nftnl.Rules{Chain: chainOutput, Rules: answers(policy.Egress, nftnl.Is(nftnl.OutDevice, bridge))},
-		&nftnl.Chain{Name: chainJudged, Hook: nftnl.HookForward, Priority: config.Priority + 2},
-		&nftnl.Rules{Chain: chainJudged, Rules: []nftnl.Rule{{
-			Matches: []nftnl.Match{nftnl.Is(nftnl.InDevice, bridge), nftnl.Is(nftnl.OutDevice, bridge)}, Mark: Judged, MarkMask: Judged,
-		}}},
+		&nftnl.Chain{Name: chainFrom},
+		&nftnl.Chain{Name: chainTo},
 	}
 	for _, f := range families() {
 		items = append(items,
@@ -90,10 +86,24 @@ func Static(config Config) Items {
 			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
 		)
 	}
-	for _, chain := range []string{chainEgress, chainInput} {
-		items = append(items, &nftnl.Rules{Chain: chain, Rules: judged(policy.Egress, nftnl.Is(nftnl.InDevice, bridge))})
+	// Most packets belong to established connections: they leave each chain as early as possible.
+	established := nftnl.Rule{
+		Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)}, Verdict: nftnl.Accept(),
 	}
-	items = append(items, &nftnl.Rules{Chain: chainIngress, Rules: judged(policy.Ingress, nftnl.Is(nftnl.OutDevice, bridge))})
+	// First of all: a packet that a chain drops has the bit in vain, so that setting it needs no chain of its own behind the others.
+	mark := nftnl.Rule{Matches: []nftnl.Match{in, out}, Mark: Judged, MarkMask: Judged}
+	to := nftnl.Rule{Matches: append([]nftnl.Match{out}, midstream()...), Verdict: nftnl.Jump(chainTo)}
+	from := nftnl.Rule{Matches: append([]nftnl.Match{in}, midstream()...), Verdict: nftnl.Jump(chainFrom)}
+	for chain, rules := range map[string][]nftnl.Rule{
+		chainEgress:  append([]nftnl.Rule{mark, established, from, to}, judged(policy.Egress, in)...),
+		chainIngress: append([]nftnl.Rule{established}, judged(policy.Ingress, out)...),
+		chainInput:   append([]nftnl.Rule{established}, judged(policy.Egress, in)...),
+		chainOutput:  {to},
+		chainFrom:    lookup(mapIngress, family.from),
+		chainTo:      lookup(mapEgress, family.to),
+	} {
+		items = append(items, &nftnl.Rules{Chain: chain, Rules: rules})
+	}
 	return nftnl.Items(items...)
 }
 
@@ -105,17 +115,15 @@ func midstream() []nftnl.Match {
 	}
 }
 
-// answers returns the rules of a base chain that treats such packets as answers: the chains of pods that are isolated for the direction in
-// which the connection may have begun drop them. Otherwise the answering side of a connection that was revoked would make it a
-// connection of its own.
-func answers(began policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
+// lookup returns the rules that look an address of a packet up in a verdict map of each family.
+//
+// The chains midstream-from and midstream-to treat packets of [midstream] as answers: they look up the sender in the map of destinations, and
+// the receiver in that of sources. The chains of pods that are isolated for the direction in which the connection may have begun drop such
+// packets, and all others return. Otherwise the answering side of a connection that was revoked would make it a connection of its own.
+func lookup(verdicts string, address func(family) nftnl.Field) []nftnl.Rule {
 	var rules []nftnl.Rule
 	for _, f := range families() {
-		rule := nftnl.Rule{Matches: append([]nftnl.Match{ofBridge}, midstream()...), Map: mapEgress + f.suffix, MapFields: []nftnl.Field{f.destination}}
-		if began == policy.Ingress {
-			rule.Map, rule.MapFields = mapIngress+f.suffix, []nftnl.Field{f.source}
-		}
-		rules = append(rules, rule)
+		rules = append(rules, nftnl.Rule{Map: verdicts + f.suffix, MapFields: []nftnl.Field{address(f)}})
 	}
 	return rules
 }
@@ -151,13 +159,9 @@ const (
 	wholeHopLimit         = 255
 )
 
-// judged returns the rules of a base chain for packets of the bridge.
+// judged returns the rules of a base chain for packets of the bridge that belong to no established connection.
 func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
-	established := nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)
-	rules := []nftnl.Rule{
-		{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()},
-		{Matches: []nftnl.Match{established}, Verdict: nftnl.Accept()},
-	}
+	rules := []nftnl.Rule{{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()}}
 	// As ARP: the owner of an address is not secret. RFC 4861, 7.1: neighbour discovery has a hop limit of 255. A forwarded packet has less,
 	// so a pod can send nothing beyond its bridge in the form of a neighbour solicitation.
 	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} {
@@ -171,12 +175,10 @@ func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
 			Matches: []nftnl.Match{nftnl.In(setSelf+f.suffix, f.source, f.destination)}, Verdict: nftnl.Accept(),
 		})
 	}
-	for _, f := range families() {
-		rule := nftnl.Rule{Map: mapEgress + f.suffix, MapFields: []nftnl.Field{f.source}}
-		if direction == policy.Ingress {
-			rule = nftnl.Rule{Map: mapIngress + f.suffix, MapFields: []nftnl.Field{f.destination}}
-		}
-		rules = append(rules, rule)
+	if direction == policy.Egress {
+		rules = append(rules, lookup(mapEgress, family.from)...)
+	} else {
+		rules = append(rules, lookup(mapIngress, family.to)...)
 	}
 	return append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop(), Owner: "no pod with this address is attached"})
 }
@@ -210,7 +212,7 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 		isolates  bool
 		verdicts  string
 	}{{policy.Egress, isolation.Egress, mapEgress}, {policy.Ingress, isolation.Ingress, mapIngress}} {
-		verdict := nftnl.Accept()
+		verdict := nftnl.Return() // in a base chain: accept
 		if side.isolates {
 			chain, made := combination(policies, side.direction)
 			verdict = nftnl.Goto(chain)

@@ -7,13 +7,14 @@
 //
 // # Path of a packet
 //
-//	forward, output chain answers: TCP in the middle of a connection without a conntrack entry, from or to an isolated pod -> drop
 //	forward, input  chain egress:  established -> accept; neighbour discovery -> accept; pod to itself -> accept; map of source addresses
 //	forward         chain ingress: the same, with the map of destination addresses
-//	map             not isolated -> accept; isolated -> chain of the pod's policies
+//	forward         before these:  between ports of the bridge: set the bit [Judged] of the mark, which is in vain where a chain drops
+//	forward, output before these:  chains midstream-from, midstream-to: TCP in the middle of a connection without a conntrack entry, from or
+//	                               to an isolated pod -> drop
+//	map             not isolated -> return, which ends the base chain; isolated -> chain of the pod's policies
 //	policies        jump to the chain of each policy; drop
 //	policy          accept what a rule allows
-//	forward         chain judged:  between ports of the bridge: set the bit [Judged] of the mark
 //	bridge forward  chain guard:   from a pod's port without that bit -> drop
 //
 // Egress and ingress are separate base chains, so a packet that the first accepts goes on to the second. A packet from or to the bridge
@@ -22,7 +23,7 @@
 //
 // An established connection passes without being judged again. When a permission is revoked, [Flush] removes the entries of its
 // connections from conntrack, and later packets are judged as new. Then the replying side of a TCP connection could make a new connection
-// of it, because conntrack picks up connections in the middle: chain answers drops such packets.
+// of it, because conntrack picks up connections in the middle: the chains midstream-from and midstream-to drop such packets.
 //
 // Pods with the same policies share a chain. A policy costs its rules and sets; a rule costs one nftables rule for each of
 // its peer sets and address families, however many services it has.

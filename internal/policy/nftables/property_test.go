@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -208,6 +209,61 @@ func TestVerdicts(t *testing.T) {
 	})
 }
 
+// A TCP packet in the middle of a connection that conntrack does not know passes between pods that no policy isolates, and not from or to
+// another: it may be the answering side of a connection that was revoked. One that opens a connection is judged as any other.
+func TestMidstream(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := drawWorld(r)
+		fake := nftnl.NewFake()
+		if err := fake.Commit(context.Background(), reconcile.Change[nftnl.Key, nftnl.Item]{Set: compile(r, w)}); err != nil {
+			r.Fatal(err)
+		}
+		index := policy.New("n1")
+		for _, np := range w.Policies {
+			of, err := policy.FromNetworkPolicy(np)
+			if err != nil {
+				r.Fatal(err)
+			}
+			index.SetPolicy(of)
+		}
+		for _, ns := range w.Namespaces {
+			index.SetNamespace(policy.FromNamespace(ns))
+		}
+		pods, isolated := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+		for _, pod := range w.Pods {
+			of := policy.FromPod(pod)
+			index.SetPod(of)
+			isolation, _ := index.Isolation(of.Key)
+			for _, address := range of.Addresses {
+				pods[address], isolated[address] = true, isolation.Ingress || isolation.Egress
+			}
+		}
+		outside := netip.MustParseAddr("192.0.2.1")
+		for source := range isolated {
+			for _, to := range append(slices.Collect(maps.Keys(isolated)), outside) {
+				for _, ends := range [][2]netip.Addr{{source, to}, {to, source}} {
+					if ends[0].Is4() != ends[1].Is4() || ends[0] == ends[1] {
+						continue
+					}
+					p := oracle.Packet{Src: ends[0], Dst: ends[1], Protocol: corev1.ProtocolTCP, Port: 80}
+					packet := packetOf(p, pods)
+					packet[nftnl.ConntrackState] = nftnl.Bits(nftnl.StateNew)
+					for flags, want := range map[uint8]bool{nftnl.SYN: w.Allowed(p), 1 << 4: !isolated[ends[0]] && !isolated[ends[1]]} {
+						packet[nftnl.TCPFlags] = nftnl.Byte(flags)
+						got, left := fake.Judge(nftnl.HookForward, packet)
+						if want != (got == nftnl.Accept()) {
+							r.Fatalf("%+v with flags %#x: %v, allowed is %t", p, flags, got, want)
+						}
+						if between := pods[p.Src] && pods[p.Dst]; want && between != (left[nftnl.Mark] == nftnl.Bits(nftables.Judged)) {
+							r.Fatalf("%+v leaves with mark %x", p, left[nftnl.Mark].From)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
 // A pod without a fragment is closed in both directions, and established connections pass.
 func TestClosed(t *testing.T) {
 	fake := nftnl.NewFake()
@@ -228,6 +284,10 @@ func TestClosed(t *testing.T) {
 		packet[nftnl.ConntrackState] = nftnl.Bits(nftnl.StateEstablished)
 		if got, _ := fake.Judge(nftnl.HookForward, packet); got != nftnl.Accept() {
 			t.Errorf("established %+v: %v", p, got)
+		}
+		packet[nftnl.InDevice], packet[nftnl.OutDevice] = nftnl.Name(bridge), nftnl.Name(bridge)
+		if got, left := fake.Judge(nftnl.HookForward, packet); got != nftnl.Accept() || left[nftnl.Mark] != nftnl.Bits(nftables.Judged) {
+			t.Errorf("established %+v between ports: %v, mark %x", p, got, left[nftnl.Mark].From)
 		}
 	}
 }
