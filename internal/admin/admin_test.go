@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 20 * time.Second
 
-// serve runs a server for this user, and returns its socket.
+// serve runs a server for the user uid, and returns its socket.
 func serve(t *testing.T, s *admin.Server, uid int) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "admin", "admin.sock")
@@ -93,7 +93,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestFailuresAreTold: what the agent cannot say, and a panic, are one request's errors.
+// TestFailuresAreTold checks that an error of the agent, and a panic, fail only their own request.
 func TestFailuresAreTold(t *testing.T) {
 	s := &admin.Server{
 		State: func() admin.State { panic("broken") }, Level: &slog.LevelVar{},
@@ -110,7 +110,7 @@ func TestFailuresAreTold(t *testing.T) {
 	}
 }
 
-// TestOnlyItsUser: directory and socket are closed to others, and so are connections of theirs.
+// TestOnlyItsUser checks that other users can neither use the directory and the socket nor connect.
 func TestOnlyItsUser(t *testing.T) {
 	s := &admin.Server{State: sample, Level: &slog.LevelVar{}}
 	socket := serve(t, s, os.Geteuid()+1)
@@ -124,7 +124,7 @@ func TestOnlyItsUser(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded: a body without end, another path and another method are refused with words.
+// TestRequestsAreBounded checks that an endless body, another path and another method are refused with an error message.
 func TestRequestsAreBounded(t *testing.T) {
 	s := &admin.Server{State: sample, Level: &slog.LevelVar{}}
 	socket := serve(t, s, os.Geteuid())
@@ -159,7 +159,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// TestAgentAway: an agent that is not there, or does not answer, is told with what to do.
+// TestAgentAway checks that the error says what to do if the agent does not run, or does not answer.
 func TestAgentAway(t *testing.T) {
 	never := filepath.Join(t.TempDir(), "never.sock")
 	if _, err := (&admin.Client{Socket: never}).State(t.Context()); err == nil || !strings.Contains(err.Error(), "no agent runs here") {

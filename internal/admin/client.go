@@ -14,51 +14,51 @@ import (
 	"syscall"
 )
 
-// maxAnswer bounds an answer, in bytes: a node whose 100,000 flows all differ has some 50 MB to say.
+// maxAnswer is the maximum size of a response, in bytes: the differences of a node whose 100,000 flows all differ are some 50 MB.
 const maxAnswer = 256 << 20
 
-// Client asks the agent of this node.
+// Client sends requests to the agent of this node.
 type Client struct {
 	// Socket is the path of the agent's admin socket; DefaultSocket when empty.
 	Socket string
 }
 
-// State asks how the agent stands.
+// State returns the state of the agent.
 func (c *Client) State(ctx context.Context) (State, error) {
 	var state State
 	err := c.do(ctx, http.MethodGet, "/v1/state", nil, &state)
 	return state, err
 }
 
-// Diff has the agent read back what is programmed.
+// Diff lets the agent read back what is programmed, and returns the differences.
 func (c *Client) Diff(ctx context.Context) (Diff, error) {
 	var diff Diff
 	err := c.do(ctx, http.MethodGet, "/v1/diff", nil, &diff)
 	return diff, err
 }
 
-// Owners asks whose the flows of a bridge are.
+// Owners returns the owners of the flows of a bridge.
 func (c *Client) Owners(ctx context.Context, q OwnersQuery) (Owners, error) {
 	var owners Owners
 	err := c.do(ctx, http.MethodGet, "/v1/owners?"+url.Values{"policy": {q.Policy}, "bridge": {q.Bridge}}.Encode(), nil, &owners)
 	return owners, err
 }
 
-// LogLevel asks what the agent logs.
+// LogLevel returns the agent's log level.
 func (c *Client) LogLevel(ctx context.Context) (string, error) {
 	var words levelWords
 	err := c.do(ctx, http.MethodGet, "/v1/log-level", nil, &words)
 	return words.Level, err
 }
 
-// SetLogLevel changes what the agent logs, and returns the level that it has then.
+// SetLogLevel changes the agent's log level, and returns the new one.
 func (c *Client) SetLogLevel(ctx context.Context, level string) (string, error) {
 	var words levelWords
 	err := c.do(ctx, http.MethodPut, "/v1/log-level", levelWords{level}, &words)
 	return words.Level, err
 }
 
-// do sends a request and decodes the answer. How long to wait is up to ctx.
+// do sends a request and decodes the response. Only ctx bounds its duration.
 func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
 	socket := c.Socket
 	if socket == "" {
@@ -107,7 +107,7 @@ func refused(socket string, status int, content []byte) error {
 	return errors.New(said.Error)
 }
 
-// explain says what to do about an agent that does not answer.
+// explain adds to the error what to do about an agent that does not answer.
 func explain(socket string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):

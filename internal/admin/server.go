@@ -15,49 +15,49 @@ import (
 )
 
 const (
-	// maxRequest bounds a request's body, in bytes; the longest is a few words.
+	// maxRequest is the maximum size of a request's body, in bytes; real ones are a few words.
 	maxRequest = 64 << 10
-	// readTimeout is how long a client has to send its request, in all.
+	// readTimeout is how long a client has to send its whole request.
 	readTimeout = 5 * time.Second
-	// answerTimeout is how long an answer may take, and be taken: reading back 100,000 flows is seconds.
+	// answerTimeout bounds both the creation and the transfer of a response: reading back 100,000 flows takes seconds.
 	answerTimeout = time.Minute
-	// grace is how long answers under way have when the server stops.
+	// grace is how long responses in progress may take when the server stops.
 	grace = 2 * time.Second
-	// maxConnections bounds what is served at once; more wait.
+	// maxConnections is the maximum number of requests served at once; further ones wait.
 	maxConnections = 16
 )
 
-// Server answers operators. Set its fields before Serve; do not copy it afterwards.
+// Server serves operators' requests. Set its fields before Serve; do not copy it afterwards.
 type Server struct {
-	// State returns how the agent stands, without waiting for anything. Required.
+	// State returns the state of the agent, and does not block. Required.
 	State func() State
 	// Diff reads back what is programmed. Required.
 	Diff func(context.Context) (Diff, error)
-	// Owners returns whose the flows of a bridge are. Required.
+	// Owners returns the owners of the flows of a bridge. Required.
 	Owners func(OwnersQuery) (Owners, error)
-	// Level is the log's. Required.
+	// Level is the level of the agent's log. Required.
 	Level *slog.LevelVar
-	// Logger gets what is changed by an operator. Nobody does when nil.
+	// Logger logs changes made by an operator. Nil: discarded.
 	Logger *slog.Logger
 }
 
-// failure is the body of an answer that is no success.
+// failure is the body of an error response.
 type failure struct {
 	Error string `json:"error"`
 }
 
-// Listen makes the socket at path, for root only.
+// Listen creates the socket at path, for the user uid only.
 func Listen(path string, uid uint32) (*rootsocket.Listener, error) {
 	return rootsocket.Listen(path, uid, func(reason error) []byte {
 		body, err := json.Marshal(failure{"the agent's admin socket: " + reason.Error()})
 		if err != nil {
-			return []byte("{}") // text is always JSON
+			return []byte("{}") // a string can always be encoded
 		}
 		return body
 	})
 }
 
-// Serve answers on listener until ctx ends, and closes it.
+// Serve serves on listener until ctx ends, and closes it.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
@@ -79,7 +79,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		stopped <- err
 	})
 	err := server.Serve(listener)
-	if stop() { // it failed by itself
+	if stop() { // Serve failed before ctx ended
 		return fmt.Errorf("admin socket %s: %w", listener.Addr(), errors.Join(err, server.Close()))
 	}
 	if err := <-stopped; err != nil {
@@ -112,7 +112,7 @@ func (s *Server) routes() http.Handler {
 	})
 }
 
-// recover makes a panic one request's error.
+// recover turns a panic into an error of one request.
 func (s *Server) recover(w http.ResponseWriter) {
 	if reason := recover(); reason != nil {
 		s.Logger.Error("admin request panicked", "panic", reason, "stack", string(debug.Stack()))
@@ -170,7 +170,7 @@ func (s *Server) answer(w http.ResponseWriter, value any, err error) {
 func (s *Server) refuse(w http.ResponseWriter, status int, reason error) {
 	body, err := json.Marshal(failure{reason.Error()})
 	if err != nil {
-		body = []byte("{}") // text is always JSON
+		body = []byte("{}") // a string can always be encoded
 	}
 	s.write(w, status, body)
 }

@@ -1,5 +1,5 @@
-// Package cleanup takes everything of Weft's off a node: what the agent has programmed and written, once no agent runs
-// there any more. What it finds, it finds by the engines' own marks, so it needs neither the API server nor records.
+// Package cleanup removes Weft from a node: everything that the agent has programmed and written, once no agent runs there. It finds these
+// things by the engines' own marks, and needs neither the API server nor records.
 package cleanup
 
 import (
@@ -21,44 +21,46 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// Options say where things are on the node. None has a default but Root.
+// Options are the paths on the node, and how to clean it. Only Root has a default.
 type Options struct {
-	// Root is where the node's file system is; it is put before every path. Default "/".
+	// Root is the folder where the node's file system is mounted; it is put before every path. Default "/".
 	Root string
-	// OVSRunDir, StateDir, RunDir and CNIConfDir are the agent's.
+	// OVSRunDir, StateDir, RunDir and CNIConfDir are the agent's folders.
 	OVSRunDir, StateDir, RunDir, CNIConfDir string
 	// CNIConf is the name of the file in CNIConfDir.
 	CNIConf string
 	// Plugin is the CNI plugin's executable.
 	Plugin string
-	// Socket is the agent's for CNI requests: while it answers, an agent runs.
+	// Socket is the agent's socket for CNI requests. If it accepts a connection, an agent runs.
 	Socket string
-	// Records is the folder of the attachment records: an agent holds its lock from its start to its end.
+	// Records is the folder of the attachment records. A running agent holds its lock.
 	Records string
-	// Ports is the namespace of ports that stood ready; empty: there was none.
+	// Ports is the network namespace of the pre-plugged ports; empty: there is none.
 	Ports string
-	// Tell is called with each thing that was taken away.
+	// Tell is called with each thing that was removed.
 	Tell func(what string)
-	// GiveBack names a network of another program's whose pods Weft serves: the node is given back to that program with its pods. Empty: all
-	// that is Weft's is removed.
+	// GiveBack is the name of a network of another program, whose pods Weft serves: the node is given back to that program with its pods.
+	// Empty: all of Weft is removed.
 	GiveBack string
-	// Parts are the networks'.
+	// Parts are the networks' parts.
 	Parts []Part
 }
 
-// Part is what a network has on a node beside what all networks share: the runtime's configuration, pods' links, folders.
+// Part is one network's part of the cleanup. What all networks share is removed without it: the runtime's configuration, pods' links,
+// folders.
 type Part struct {
-	// Name is the network's.
+	// Name is the network's name.
 	Name string
-	// Run removes it. It is called while no agent runs, whatever networks the node had: what is not there is no error. It finds its own
-	// by marks, without records and without the API server, and reports what it removes by Options.Tell.
+	// Run removes what the network has on the node. It is called while no agent runs, for all networks, whether or not the node has them;
+	// nothing to remove is no error. It finds its state by marks, without records and without the API server, and reports what it removes by
+	// Options.Tell.
 	Run func(ctx context.Context, o Options) error
-	// GiveBack removes what only Weft has, so that the program that Weft replaces serves the network and its pods again. Nil: there is no such
-	// program.
+	// GiveBack removes what only Weft uses, so that the program that Weft replaced serves the network and its pods again. Nil: there is no
+	// such program.
 	GiveBack func(ctx context.Context, o Options) error
 }
 
-// giveBack gives the node back, and removes the records: from then on the network's plugin no longer asks for the agent.
+// giveBack gives the node back, and removes the records. From then on the network's plugin works without the agent.
 func (o Options) giveBack(ctx context.Context) error {
 	var names []string
 	for _, part := range o.Parts {
@@ -80,7 +82,7 @@ func (o Options) giveBack(ctx context.Context) error {
 	return fmt.Errorf("network %q cannot be given back: it is one of %s", o.GiveBack, strings.Join(names, ", "))
 }
 
-// others returns an error if pods of other networks are on the node: they would lose their records.
+// others returns an error if pods of other networks are on the node, because they would lose their records.
 func (o Options) others() error {
 	found, err := filepath.Glob(filepath.Join(o.At(o.Records), "*.json"))
 	if err != nil {
@@ -107,7 +109,7 @@ func (o Options) others() error {
 	return nil
 }
 
-// parts removes what the networks have.
+// parts runs the networks' parts.
 func (o Options) parts(ctx context.Context) error {
 	var errs []error
 	for _, part := range o.Parts {
@@ -118,10 +120,10 @@ func (o Options) parts(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ErrAgentRuns says that it is too early.
+// ErrAgentRuns is returned by Run while an agent runs on the node.
 var ErrAgentRuns = errors.New("an agent runs on this node, and would restore everything: delete the DaemonSet weft-agent first, or stop the agent")
 
-// Run takes everything of Weft's off the node. Every part is tried, whatever became of the others; it may be run again.
+// Run removes Weft from the node. It tries every step, even if others fail, and may be run again.
 func Run(ctx context.Context, o Options) error {
 	if o.Root == "" {
 		o.Root = "/"
@@ -148,7 +150,7 @@ func Run(ctx context.Context, o Options) error {
 		return o.giveBack(ctx)
 	}
 	return errors.Join(
-		o.Remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first: no pod comes any more
+		o.Remove(filepath.Join(o.CNIConfDir, o.CNIConf)), // first, so that no new pod arrives
 		o.pods(ctx),
 		o.parts(ctx),
 		o.Remove(o.Plugin),
@@ -157,7 +159,7 @@ func Run(ctx context.Context, o Options) error {
 		o.Remove(o.StateDir), o.Remove(o.RunDir))
 }
 
-// At returns where a path of the node is.
+// At returns a path of the node under Root.
 func (o Options) At(path string) string { return filepath.Join(o.Root, path) }
 
 func agentRuns(ctx context.Context, socket string) bool {
@@ -165,11 +167,11 @@ func agentRuns(ctx context.Context, socket string) bool {
 	if err != nil {
 		return false
 	}
-	_ = conn.Close() // it was only asked whether somebody is there
+	_ = conn.Close() // only a test whether an agent listens
 	return true
 }
 
-// Remove removes a file of the node, or a folder and all in it, and reports it. One that is not there is no error.
+// Remove removes a file or a folder of the node and reports it. A path that does not exist is no error.
 func (o Options) Remove(path string) error {
 	if _, err := os.Lstat(o.At(path)); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -181,7 +183,7 @@ func (o Options) Remove(path string) error {
 	return nil
 }
 
-// isEmptyMount reports whether all that stays after a failed removal is a mount point, which is the administrator's.
+// isEmptyMount reports whether only an empty mount point is left after a failed removal; the mount belongs to the administrator.
 func (o Options) isEmptyMount(path string, err error) bool {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(err, unix.EBUSY) || filepath.Clean(at.Path) != o.At(path) {
@@ -191,7 +193,7 @@ func (o Options) isEmptyMount(path string, err error) bool {
 	return err == nil && len(left) == 0
 }
 
-// ports removes the namespace of ports that stood ready, which is a mount.
+// ports removes the network namespace of pre-plugged ports, which is a mount.
 func (o Options) ports() error {
 	if o.Ports == "" {
 		return nil
@@ -206,7 +208,7 @@ func (o Options) ports() error {
 	return nil
 }
 
-// leftovers removes the beginnings of files that a killed agent was about to put in place.
+// leftovers removes temporary files of an agent that was killed while it wrote files.
 func (o Options) leftovers(dir string) error {
 	found, err := filepath.Glob(filepath.Join(o.At(dir), ".weft-*"))
 	var errs []error
@@ -216,7 +218,7 @@ func (o Options) leftovers(dir string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// pods removes the pods' links. Where pods still run they lose their network, which they are about to lose anyway.
+// pods removes the pods' links. Pods that still run lose their network, which they would lose anyway.
 func (o Options) pods(ctx context.Context) error {
 	names, err := podLinks()
 	if err != nil || len(names) == 0 {
@@ -236,7 +238,7 @@ func (o Options) pods(ctx context.Context) error {
 	return nil
 }
 
-// dumpAttempts bounds how often the kernel's links are listed again because the list changed meanwhile.
+// dumpAttempts limits how often the kernel's links are listed again when the list changes meanwhile.
 const dumpAttempts = 10
 
 func podLinks() ([]string, error) {

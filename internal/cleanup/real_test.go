@@ -23,10 +23,10 @@ import (
 	"weft.dev/weft/internal/overlay/clean"
 )
 
-// options are those of a node of the test's own: a root, and a network namespace for as long as the test runs.
+// options returns the options for a node of the test: a root, and a network namespace for the duration of the test.
 func options(t *testing.T) (o cleanup.Options, told *[]string) {
 	t.Helper()
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func options(t *testing.T) (o cleanup.Options, told *[]string) {
 	return o, told
 }
 
-// Weft's files go and others' stay; a second run finds nothing to do.
+// Weft's files are removed and other files stay. A second run finds nothing to do.
 func TestFiles(t *testing.T) {
 	o, told := options(t)
 	if err := cleanup.Run(t.Context(), o); err != nil {
@@ -87,7 +87,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// While an agent runs, nothing is touched: it would put everything back.
+// While an agent runs, nothing is removed, because the agent would restore it.
 func TestRefusesWhileAnAgentRuns(t *testing.T) {
 	o, told := options(t)
 	if err := os.MkdirAll(filepath.Dir(o.At(o.Socket)), 0o755); err != nil {
@@ -103,7 +103,7 @@ func TestRefusesWhileAnAgentRuns(t *testing.T) {
 	}
 }
 
-// An agent whose socket's file is gone still runs: it holds its records. Once it ends, the node can be cleaned.
+// An agent whose socket file was removed still runs: it holds the lock of its records. Once it ends, the node can be cleaned.
 func TestRefusesWhileRecordsAreLocked(t *testing.T) {
 	o, told := options(t)
 	store, err := attach.Open(o.At(o.Records))
@@ -121,7 +121,7 @@ func TestRefusesWhileRecordsAreLocked(t *testing.T) {
 	}
 }
 
-// A root that does not exist has no node in it that could be clean.
+// A root that does not exist is an error, and does not count as a clean node.
 func TestRootThatDoesNotExist(t *testing.T) {
 	o, told := options(t)
 	o.Root = filepath.Join(o.Root, "nope")
@@ -130,7 +130,7 @@ func TestRootThatDoesNotExist(t *testing.T) {
 	}
 }
 
-// A database that does not answer is an error that says what to do, and keeps nothing else from being removed.
+// If the database does not answer, the error says what to do, and everything else is still removed.
 func TestSwitchDoesNotAnswer(t *testing.T) {
 	o, told := options(t)
 	if err := os.MkdirAll(o.At(o.OVSRunDir), 0o755); err != nil {
@@ -155,7 +155,7 @@ func TestSwitchDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// Egress addresses go from an interface that is the node's own, whose others stay.
+// Egress IPs are removed from an interface of the node, and its other addresses stay.
 func TestAddresses(t *testing.T) {
 	o, told := options(t)
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far"}

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/metrics"
 )
 
-// synced is a source whose objects have been read, or not.
+// synced is a source that has been read, or that fails with err.
 type synced struct {
 	source.TypedSource[Everything]
 	err error
@@ -50,7 +50,7 @@ func TestReadiness(t *testing.T) {
 	s.Reading("clusternetworks", &synced{}) // by another controller
 	expect(503, "[-]leader-election: this replica has not joined the leader election yet\n[+]caches\n")
 	s.elects = true
-	expect(200, "[+]leader-election\n[+]caches\n") // it waits, and reads nothing
+	expect(200, "[+]leader-election\n[+]caches\n") // a replica that is not the leader reads nothing
 	s.lead(true)
 	expect(503, "[+]leader-election\n[-]caches: not read yet: clusternetworks, hostsubnets, nodes\n")
 	for _, read := range []source.TypedSource[Everything]{nodes, networks} {
@@ -65,7 +65,7 @@ func TestReadiness(t *testing.T) {
 	s.unread = nil
 	s.answered(errors.New("connection refused"))
 	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and changes wait until it does: connection refused\n")
-	s.answered(fmt.Errorf("get: %w", context.Canceled)) // says nothing, neither way
+	s.answered(fmt.Errorf("get: %w", context.Canceled)) // this error changes nothing
 	expect(200, "[+]leader-election\n[+]caches\n[!]api-server: the API server does not answer, and changes wait until it does: connection refused\n")
 	s.answered(nil)
 	expect(200, "[+]leader-election\n[+]caches\n")

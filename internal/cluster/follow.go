@@ -17,52 +17,52 @@ import (
 	"weft.dev/weft/internal/cluster/plan"
 )
 
-// Planner decides what to write. It reads objects from the reader only, writes nothing, and gives the same plan for the same objects.
+// Planner computes what to write. It reads objects only from the given reader, writes nothing, and returns the same plan for the same
+// objects.
 type Planner interface {
 	Plan(ctx context.Context, from client.Reader) (Plan, error)
 }
 
-// Plan is what a planner wants written.
+// Plan is the changes that a planner wants.
 type Plan struct {
-	// Create, Update and Status are objects to create, to update, and to update the status of. They are written in this order,
-	// after the deletions.
+	// Create and Update are objects to create and to update; Status are objects whose status to update. They are written in this order, after
+	// the deletions.
 	Create, Update, Status []client.Object
 	// Delete are objects to delete.
 	Delete []Deletion
-	// Assigns says that the plan gives out something that no two objects may have. It is planned again from the API server itself
-	// before anything of it is written.
+	// Assigns says that the plan assigns a value that must be unique among objects. The plan is then computed again from the API server itself
+	// before anything in it is written.
 	Assigns bool
-	// Problems are what an administrator has to correct.
+	// Problems are reported to the administrator, to be corrected.
 	Problems []plan.Problem
-	// Again is when to plan again although nothing changes; 0 for no such time.
+	// Again is when to plan again without a change; 0: never.
 	Again time.Duration
 }
 
-// Deletion is an object to delete, and why.
+// Deletion is an object to delete, and its owner.
 type Deletion struct {
-	// Object is deleted as it was read: not if it has changed since.
+	// Object is deleted only if it has not changed since it was read.
 	Object client.Object
-	// Owner is the object that Object exists for, with its name and namespace. It is not deleted while the API server itself has the
-	// owner; with a UID, while it has that very one. Nil: there is none.
+	// Owner is the object that Object exists for, with its name and namespace. Object is not deleted while the API server itself has the
+	// owner; if the owner has a UID, the UIDs must be equal. Nil: there is no owner.
 	Owner client.Object
 }
 
-// Following is how a planner is followed.
+// Following is the configuration of a controller that runs a planner.
 type Following struct {
-	// Name is the controller's, in logs and metrics.
+	// Name is the controller's name in logs and metrics.
 	Name string
-	// Planner plans.
+	// Planner computes the plans.
 	Planner Planner
-	// Given are the kinds that things are given out in. When a plan is confirmed, lists of these kinds, and single objects of any
-	// kind, are read from the API server itself; other lists are the cache's.
+	// Given are the kinds that hold assigned values. To confirm a plan, lists of these kinds, and single objects of any kind, are read from
+	// the API server itself. Other lists are read from the cache.
 	Given []client.Object
-	// Reporter reports the plan's problems, and Action names in their events what the controller was doing. Nil: problems are
-	// logged only.
+	// Reporter reports the plan's problems. Action is the action in their events. Nil: problems are only logged.
 	Reporter *Reporter
 	Action   string
 }
 
-// Follow adds a controller that plans whenever one of the sources reports a change.
+// Follow adds a controller that computes a plan whenever one of the sources reports a change.
 func Follow(tools Tools, f Following, sources ...source.TypedSource[Everything]) error {
 	r := &follower{tools: tools, Following: f}
 	c, err := controller.NewTyped(f.Name, tools.Manager, Options(f.Name, tools.Metrics, r))
@@ -101,7 +101,7 @@ func (f *follower) Reconcile(ctx context.Context, _ Everything) (reconcile.Resul
 	return result, err
 }
 
-// confirm makes a plan again from what the API server itself says. What it deletes besides is left to the next plan.
+// confirm computes a plan again from the API server itself. Additional deletions in it are left to the next plan.
 func (f *follower) confirm(ctx context.Context, cached Plan) (Plan, error) {
 	live := &confirming{cached: f.tools.Client, live: f.tools.Live}
 	for _, kind := range f.Given {
@@ -160,7 +160,7 @@ func (f *follower) report(ctx context.Context, problems []plan.Problem) {
 	}
 }
 
-// write carries a plan out. One object's error does not keep the others from being written.
+// write executes a plan. An error with one object does not prevent the writes of the others.
 func (f *follower) write(ctx context.Context, wanted *Plan) []error {
 	writes := plan.Writes[client.Object]{Create: wanted.Create, Update: wanted.Update}
 	for _, d := range wanted.Delete {
@@ -175,7 +175,7 @@ func (f *follower) write(ctx context.Context, wanted *Plan) []error {
 	return errs
 }
 
-// confirming reads single objects and some lists from the API server itself, other lists from the cache.
+// confirming reads single objects and some lists from the API server itself, and other lists from the cache.
 type confirming struct {
 	cached, live client.Reader
 	lists        []string

@@ -21,8 +21,7 @@ import (
 	"weft.dev/weft/internal/metrics"
 )
 
-// numbers is a planner that gives each Namespace a ConfigMap with the lowest number that none has, and deletes those of Namespaces that
-// are gone.
+// numbers is a planner that gives each Namespace a ConfigMap with the lowest free number, and deletes the ConfigMaps of deleted Namespaces.
 type numbers struct{ plans int }
 
 func (n *numbers) Plan(ctx context.Context, from client.Reader) (Plan, error) {
@@ -73,7 +72,7 @@ func namespace(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-// behind reads from a cache that is behind, and writes to the API server.
+// behind reads from an outdated cache, and writes to the API server.
 type behind struct {
 	client.Client
 
@@ -97,7 +96,7 @@ func store(t *testing.T, objects ...client.Object) client.Client {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 }
 
-// given returns what the API server has given out: name to number.
+// given returns the numbers assigned in the API server, by name.
 func given(t *testing.T, live client.Client) string {
 	t.Helper()
 	var all corev1.ConfigMapList
@@ -111,8 +110,8 @@ func given(t *testing.T, live client.Client) string {
 	return strings.Join(lines, " ")
 }
 
-// What a plan gives out or deletes is planned again from the API server itself: a cache that is behind gives no number twice, and
-// deletes nothing that has come back.
+// A plan that assigns or deletes is computed again from the API server itself. So with an outdated cache, no number is assigned twice, and
+// an object that exists again is not deleted.
 func TestPlansAreConfirmed(t *testing.T) {
 	for name, test := range map[string]struct {
 		cache, live []client.Object
@@ -143,7 +142,7 @@ func TestPlansAreConfirmed(t *testing.T) {
 	}
 }
 
-// Lists of kinds that nothing is given out in are the cache's, single objects the API server's.
+// Lists of kinds without assigned values are read from the cache, single objects from the API server.
 func TestConfirmingReader(t *testing.T) {
 	live, cache := store(t, namespace("live"), numbered("live", "1")), store(t, namespace("cached"))
 	reader := &confirming{cached: cache, live: live, lists: []string{"ConfigMapList"}}
@@ -160,7 +159,7 @@ func TestConfirmingReader(t *testing.T) {
 	}
 }
 
-// A problem is reported on its object, with its namespace, and once.
+// A problem is reported once, on its object, with the object's namespace.
 func TestProblemsOfPlans(t *testing.T) {
 	recorder, empty := events.NewFakeRecorder(16), store(t)
 	tools := Tools{Client: empty, Live: empty, Events: recorder, Log: slog.New(slog.DiscardHandler), Metrics: metrics.NewController("v1")}
@@ -182,7 +181,7 @@ func TestProblemsOfPlans(t *testing.T) {
 	}
 }
 
-// What the cache keeps is the union of what parts select.
+// The cache keeps the union of the parts' selections.
 func TestCachedIsTheUnion(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {

@@ -1,8 +1,8 @@
-// Package clusternetwork turns the objects of network.openshift.io/v1 into typed values, and says everything that is
-// wrong with one that cannot be used: each error names the field and what would be right.
+// Package clusternetwork parses the objects of network.openshift.io/v1 into typed values. For an invalid object it reports all errors; each
+// names the field and a valid value.
 //
-// The API server enforces most of the same rules when objects are written. They are checked again here because objects
-// may be older than the rules, and because some rules need more than one object.
+// The API server enforces most of the same rules when objects are written. They are checked here again because objects may be older than
+// the rules, and because some rules concern more than one object.
 package clusternetwork
 
 import (
@@ -33,22 +33,21 @@ const (
 // HasVNIDs reports whether namespaces have VNIDs of their own in this mode.
 func (m Mode) HasVNIDs() bool { return m == ModeMultitenant || m == ModeNetworkPolicy }
 
-// Config is a ClusterNetwork that can be used.
+// Config is a valid ClusterNetwork.
 type Config struct {
-	// ClusterNetworks are the ranges of the pods, in order of preference. There is at least one; none overlaps another.
+	// ClusterNetworks are the ranges of the pods, in order of preference. There is at least one; they do not overlap.
 	ClusterNetworks []ipam.Range
 	// ServiceNetwork is the range of the Services' addresses. It overlaps no cluster network.
 	ServiceNetwork netip.Prefix
 	// VXLANPort is the UDP port of the tunnels.
 	VXLANPort uint16
-	// MTU is the pods' MTU in bytes; 0 leaves it to each node: its interface's MTU less networkv1.VXLANOverhead.
+	// MTU is the pods' MTU in bytes; 0: each node uses its interface's MTU minus networkv1.VXLANOverhead.
 	MTU int
 	// Mode is the kind of isolation.
 	Mode Mode
 }
 
-// Parse returns what the object describes, or an error that lists everything that is wrong with it
-// (an utilerrors.Aggregate of *field.Error).
+// Parse parses the object. The error lists everything that is invalid (an utilerrors.Aggregate of *field.Error).
 func Parse(obj *networkv1.ClusterNetwork) (Config, error) {
 	p := &parser{}
 	config := Config{
@@ -65,10 +64,10 @@ func Parse(obj *networkv1.ClusterNetwork) (Config, error) {
 	return config, nil
 }
 
-// legacyNetwork is the field of the first range in the form that ClusterNetworks had before there were several.
+// legacyNetwork is the field of the range in the old form of a ClusterNetwork, with a single range.
 const legacyNetwork = "network"
 
-// ranges returns the valid cluster networks, at the index they have in the object; the others are zero.
+// ranges returns the cluster networks, at the same index as in the object; invalid ones are zero.
 func (p *parser) ranges(obj *networkv1.ClusterNetwork) []ipam.Range {
 	path := field.NewPath("clusterNetworks")
 	network, length := field.NewPath(legacyNetwork), field.NewPath("hostsubnetlength")
@@ -128,7 +127,7 @@ func (p *parser) overlaps(obj *networkv1.ClusterNetwork, config Config) {
 	}
 }
 
-// CheckNode reports why a node with this address cannot take part: the address must be none of the pods' or Services'.
+// CheckNode returns why a node with this address cannot be used: the address must not be in the ranges of pods and Services.
 func (c Config) CheckNode(address netip.Addr) error {
 	for _, r := range c.ClusterNetworks {
 		if r.Prefix.Contains(address) {
@@ -141,7 +140,7 @@ func (c Config) CheckNode(address netip.Addr) error {
 	return nil
 }
 
-// InterfaceAddress is an address of a host with its prefix length, and the interface it is on.
+// InterfaceAddress is an address of a host with its prefix length and its interface.
 type InterfaceAddress struct {
 	// Interface is the interface's name.
 	Interface string
@@ -149,8 +148,8 @@ type InterfaceAddress struct {
 	Prefix netip.Prefix
 }
 
-// CheckHost reports, all at once, which networks that a host is directly connected to overlap the pods' or Services'
-// ranges: the host could not tell them apart. Leave Weft's own interface (tun0) out of the addresses.
+// CheckHost reports, all at once, which directly connected networks of a host overlap the ranges of pods or Services: the host could not
+// distinguish them. Leave Weft's own interface (tun0) out of the addresses.
 func (c Config) CheckHost(addresses []InterfaceAddress) error {
 	var errs field.ErrorList
 	for _, a := range addresses {

@@ -70,7 +70,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// OpenShift SDN refused a ClusterNetwork with one of the old fields and not the other.
+// OpenShift SDN refused a ClusterNetwork with only one of the old fields.
 func TestParseHalfOfTheOldForm(t *testing.T) {
 	for want, change := range map[string]func(*networkv1.ClusterNetwork){
 		"hostsubnetlength: Required": func(o *networkv1.ClusterNetwork) { o.Network = "10.128.0.0/14" },
@@ -182,7 +182,7 @@ func TestParseHostSubnet(t *testing.T) {
 	}
 }
 
-// Whatever an object holds: no panic, and what is accepted is canonical and fits.
+// For any object: no panic, and accepted values are canonical and fit.
 func FuzzParse(f *testing.F) {
 	f.Add("10.128.0.0/14", uint32(9), "172.30.0.0/16", "redhat/openshift-ovs-subnet")
 	f.Add("10.1.2.3/16", uint32(0), "::/0", "")
@@ -206,8 +206,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Whatever an object and its annotations hold: no panic, and what is accepted can be an address of a host, a canonical
-// range with room for a pod, and a VNID.
+// For any object and annotations: no panic, and accepted values are an address that a host can have, a canonical range with room for a pod,
+// and a VNID.
 func FuzzParseHostSubnet(f *testing.F) {
 	f.Add("n1", "192.0.2.1", "10.128.0.0/23", "", "5")
 	f.Add("a", "127.0.0.1", "10.128.0.1/23", "true", "-1")

@@ -10,8 +10,8 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// Where no network is configured the controller creates the ClusterNetwork of OpenShift's documents, with the API server's
-// Services, and nodes get subnets.
+// If no network is configured, the controller creates the ClusterNetwork of OpenShift's documentation, with the API server's service range,
+// and nodes get subnets.
 func TestDefaultClusterNetwork(t *testing.T) {
 	c := newCluster(t)
 	c.node("n1", "192.0.2.1")

@@ -15,7 +15,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// list writes a HostSubnet's or a NetNamespace's list.
+// list changes a list in a HostSubnet or a NetNamespace.
 func (c *cluster) list(obj client.Object, name string, change func()) {
 	c.t.Helper()
 	c.eventually("writing "+name, func() error {
@@ -70,7 +70,8 @@ func (c *cluster) awaitInUse(namespace, reason string, words ...string) {
 	})
 }
 
-// Addresses are given to nodes with ranges, and leave one that is not ready; the namespace which are in use, or why they are not.
+// Addresses are assigned to nodes with ranges, and removed from a node that is not ready. The namespace's condition says which are in use,
+// or why they are not.
 func TestEgressIPsAreAssigned(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, usualRange())
@@ -103,14 +104,14 @@ func TestEgressIPsAreAssigned(t *testing.T) {
 	c.wants("cart", "192.0.2.101")
 	c.ready("n1", corev1.ConditionTrue)
 	c.wants("cart", "192.0.2.101", "192.0.2.102")
-	c.awaitEgressIPs("n1", "192.0.2.102") // the other node has one of the project already
+	c.awaitEgressIPs("n1", "192.0.2.102") // the other node has an address of the project already
 	c.wants("cart")
 	c.awaitVNID("cart", func(nn networkv1.NetNamespace) bool {
 		return meta.FindStatusCondition(nn.Status.Conditions, networkv1.ConditionEgressIPsInUse) == nil
 	})
 }
 
-// A node's annotation of a cloud limits how many it has; one that cannot be read is told.
+// A node's cloud annotation limits how many addresses it gets. An annotation that cannot be parsed is reported.
 func TestEgressIPCapacity(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginNetworkPolicy, usualRange())
@@ -128,7 +129,7 @@ func TestEgressIPCapacity(t *testing.T) {
 		c.wants(name, fmt.Sprintf("192.0.2.%d", 100+i))
 	}
 	c.ranges("n1", "192.0.2.0/24")
-	c.awaitEgressIPs("n1", "192.0.2.101") // cart's: of projects that want as many, the first by name
+	c.awaitEgressIPs("n1", "192.0.2.101") // among projects with the same number of addresses, the first by name is cart
 	c.awaitInUse("shop", networkv1.ReasonEgressIPUnassigned, "node n1 has all 1 that it can have")
 	c.list(node, "n1", func() { node.Annotations = map[string]string{"cloud.network.openshift.io/egress-ipconfig": "nonsense"} })
 	c.awaitEvent("Node", "n1", "annotation "+"cloud.network.openshift.io/egress-ipconfig")

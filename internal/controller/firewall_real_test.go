@@ -16,8 +16,8 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// A policy's condition says whether it is in effect, with the rights that the manifest gives; an event says what is wrong, where
-// the policy is; and what is well again says so.
+// With the rights in the manifest, a policy's condition says whether it is in effect. An event on the policy reports a problem, and another
+// one its end.
 func TestFirewallConditions(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, usualRange())

@@ -35,7 +35,7 @@ import (
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
-const deadline = 60 * time.Second // for a condition to come true, on a busy machine
+const deadline = 60 * time.Second // for a condition to become true, on a busy machine
 
 func TestMain(m *testing.M) {
 	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// prepare applies what a user applies: the definitions, and the manifest that says what the controller may do.
+// prepare applies what a user applies: the CRDs, and the manifest with the controller's rights.
 func prepare(ctx context.Context) error {
 	all, err := crds.All()
 	if err != nil {
@@ -82,7 +82,7 @@ func newClient(t *testing.T) client.Client {
 	return c
 }
 
-// cluster is an emptied cluster that a test has for itself.
+// cluster is an empty cluster for one test.
 type cluster struct {
 	client.Client
 	t *testing.T
@@ -160,7 +160,7 @@ func (c *cluster) hostSubnet(name string) (networkv1.HostSubnet, error) {
 	return hs, c.Get(c.t.Context(), client.ObjectKey{Name: name}, &hs)
 }
 
-// awaitSubnet waits until the host has the address and the subnet; an empty one stands for any.
+// awaitSubnet waits until the host has the address and the subnet; an empty subnet matches any.
 func (c *cluster) awaitSubnet(name, address, subnet string) networkv1.HostSubnet {
 	c.t.Helper()
 	var hs networkv1.HostSubnet
@@ -203,7 +203,7 @@ func (c *cluster) awaitGone(obj client.Object) {
 	})
 }
 
-// awaitCondition waits for a condition of the ClusterNetwork, and for words in its message.
+// awaitCondition waits for a condition of the ClusterNetwork, with the given words in its message.
 func (c *cluster) awaitCondition(name, reason string, words ...string) {
 	c.t.Helper()
 	c.eventually("condition "+name, func() error {
@@ -240,16 +240,16 @@ func (c *cluster) awaitEvent(kind, name, words string) {
 	})
 }
 
-// replica is a running controller with a network of its own to the API server.
+// replica is a running controller with its own connection to the API server.
 type replica struct {
 	cancel context.CancelFunc
 	done   chan error
-	cut    atomic.Bool // nothing gets through
+	cut    atomic.Bool // all requests fail
 	mu     sync.Mutex
 	writes []string // "METHOD path", without leases
 }
 
-// RoundTrip passes a request on, or not.
+// trip returns a transport that passes requests on, or fails them while the replica is cut off.
 func (r *replica) trip(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(request *http.Request) (*http.Response, error) {
 		if r.cut.Load() {
@@ -274,7 +274,7 @@ func (r *replica) written() []string {
 	return slices.Clone(r.writes)
 }
 
-// start runs a controller with the rights of its service account until the test ends, or stop.
+// start runs a controller with the rights of its service account until the end of the test, or until stop.
 func (c *cluster) start(change func(*Options)) *replica {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -282,7 +282,7 @@ func (c *cluster) start(change func(*Options)) *replica {
 	config := server.ConfigAs("weft", "weft-controller")
 	config.Wrap(r.trip)
 	options := Options{
-		Config: config, LeaseDuration: 9 * time.Second, // less is lost on a busy machine
+		Config: config, LeaseDuration: 9 * time.Second, // a shorter lease gets lost on a busy machine
 		Resync: time.Second,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
@@ -301,7 +301,7 @@ func (c *cluster) start(change func(*Options)) *replica {
 	return r
 }
 
-// stop ends a controller in order.
+// stop ends a controller orderly.
 func (c *cluster) stop(r *replica) {
 	c.t.Helper()
 	r.cancel()
@@ -312,7 +312,7 @@ func (c *cluster) stop(r *replica) {
 	r.done <- err
 }
 
-// withoutRules lets objects be written that today's rules refuse.
+// withoutRules writes objects while the CRD's validation rules are removed.
 func (c *cluster) withoutRules(write func()) {
 	c.t.Helper()
 	key := client.ObjectKey{Name: "clusternetworks.network.openshift.io"}
@@ -350,7 +350,7 @@ func (c *cluster) namespace(name string) *corev1.Namespace {
 	return ns
 }
 
-// removeNamespace does what the namespace controller does: it finalizes.
+// removeNamespace deletes a namespace and finalizes it, as the namespace controller does.
 func (c *cluster) removeNamespace(ns *corev1.Namespace) {
 	ctx := context.Background()
 	if err := c.Delete(ctx, ns); apierrors.IsNotFound(err) {
@@ -365,7 +365,7 @@ func (c *cluster) removeNamespace(ns *corev1.Namespace) {
 	}
 }
 
-// request asks for another VNID.
+// request requests another VNID for a namespace.
 func (c *cluster) request(name, value string) {
 	c.t.Helper()
 	c.eventually("request on "+name, func() error {

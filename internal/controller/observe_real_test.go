@@ -21,7 +21,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// freeAddress returns an address of the loopback interface at which nobody listens.
+// freeAddress returns an unused address of the loopback interface.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	var config net.ListenConfig
@@ -33,7 +33,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// get asks a replica; an error stands for no answer.
+// get sends a request to a replica; an error means no response.
 func get(ctx context.Context, url string) (status int, body string, _ error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -111,7 +111,7 @@ func TestMetricsAndHealth(t *testing.T) {
 		t.Error("the ClusterNetwork's status was written, and is not counted")
 	}
 
-	c.address(bad, "192.0.2.9") // it is put right, a HostSubnet without a Node comes, and a Node goes
+	c.address(bad, "192.0.2.9") // the address is corrected, a HostSubnet without a Node is added, and a Node is removed
 	c.awaitSubnet("bad", "192.0.2.9", "")
 	c.must(c.Create(t.Context(), &networkv1.HostSubnet{
 		ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Host: "by-hand", HostIP: "192.0.2.40", Subnet: "10.1.0.12/30",
@@ -134,7 +134,7 @@ func TestMetricsAndHealth(t *testing.T) {
 	c.awaitPage("http://"+waiting+"/metrics", 200, "weft_controller_leader 1", "weft_controller_free_subnets 2")
 }
 
-// While the API server is away, the replica says so, and goes on being ready.
+// While the API server does not answer, the replica reports that, and stays ready.
 func TestApiServerAwayIsAWarning(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginSubnet, usualRange())
@@ -150,7 +150,7 @@ func TestApiServerAwayIsAWarning(t *testing.T) {
 	c.awaitPage("http://"+waiting+"/readyz/api-server", 200, "[+]api-server")
 }
 
-// An address that is taken ends the program, with the reason.
+// An address that is in use ends the program, with the reason.
 func TestHealthAddressThatIsTaken(t *testing.T) {
 	c := newCluster(t)
 	var config net.ListenConfig
@@ -169,7 +169,7 @@ func TestHealthAddressThatIsTaken(t *testing.T) {
 	}
 }
 
-// eventsOf counts events by "Kind/name reason", with the repetitions that one of them stands for.
+// eventsOf returns the number of events by "Kind/name reason", including the repetitions in each event.
 func (c *cluster) eventsOf() map[string]int {
 	c.t.Helper()
 	var list eventsv1.EventList
@@ -186,7 +186,7 @@ func (c *cluster) eventsOf() map[string]int {
 	return counts
 }
 
-// Users see on the objects what became of them: each change once, and nothing while nothing changes.
+// The events on objects report each change once, and nothing without a change.
 func TestEvents(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginSubnet, networkv1.ClusterNetworkEntry{CIDR: "10.1.0.0/29", HostSubnetLength: 2})
@@ -215,7 +215,7 @@ func TestEvents(t *testing.T) {
 	}
 	wait(t, 3*time.Second) // for resyncs, which are one second apart and leave no trace
 	got := c.eventsOf()
-	delete(got, "Node/late Incomplete") // if it was seen before it had its address
+	delete(got, "Node/late Incomplete") // sent only if the Node was seen before it had its address
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("events %v, want %v", got, want)
 	}

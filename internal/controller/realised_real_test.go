@@ -17,7 +17,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// say has a node's agent say up to which version EgressNetworkPolicies are in effect, and why one is not.
+// say writes a node's status as its agent would: the version up to which EgressNetworkPolicies are in effect, and the exceptions.
 func (c *cluster) say(node string, version uint64, exceptions ...networkv1.HostSubnetException) {
 	c.t.Helper()
 	c.eventually("status of "+node, func() error {
@@ -31,8 +31,8 @@ func (c *cluster) say(node string, version uint64, exceptions ...networkv1.HostS
 	})
 }
 
-// A policy's condition says on how many nodes it is in effect, with the rights that the manifest gives. In steady state nothing is
-// written: not when nodes say that they have followed what others ask, nor by another leader.
+// With the rights in the manifest, a policy's condition says on how many nodes it is in effect. In steady state nothing is written, neither
+// when nodes report other changes as in effect, nor by a new leader.
 func TestRealisedConditions(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, usualRange())
@@ -58,7 +58,7 @@ func TestRealisedConditions(t *testing.T) {
 			return nil
 		})
 	}
-	c.say("a", version+1000) // the controller may have seen it with its condition Valid first
+	c.say("a", version+1000) // the controller may have first seen it with its condition Valid
 	c.say("b", version+1000)
 	says(metav1.ConditionTrue, "realised on 2 of 2 nodes")
 	c.say("b", version+1000, networkv1.HostSubnetException{Object: "fenced/one", Reason: "www.example is not resolved yet"})

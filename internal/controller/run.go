@@ -1,12 +1,12 @@
-// Package controller is the cluster's side of Weft: one program that has a part for each network (parts). It is wiring: what a part
-// reads, writes and decides is in the network's own package cluster.
+// Package controller is the controller program, with a part for each network (parts). It is wiring: what a part reads, writes and decides
+// is in the network's own package cluster.
 //
-// Of several replicas one works at a time, chosen by a lease. In a cluster that is as it should be nothing is written.
+// One of several replicas leads at a time, elected by a lease. In a cluster in steady state nothing is written.
 //
-// At the API server it needs what its parts say (cluster.Part.Objects; a test compares that with
-// deploy/chart/templates/controller-rbac.yaml, and neutron-rbac.yaml), and besides:
+// The program needs the API server rights that its parts declare (cluster.Part.Objects; a test compares them with
+// deploy/chart/templates/controller-rbac.yaml, and neutron-rbac.yaml), and in addition:
 //
-//	events (events.k8s.io)                  create, patch       in "default" of cluster-scoped objects, of others in theirs
+//	events (events.k8s.io)                  create, patch       in "default" for cluster-scoped objects, otherwise in their namespaces
 //	leases, events in its own namespace     leader election
 package controller
 
@@ -50,41 +50,40 @@ const (
 	DefaultLeaseNamespace = "weft"
 	// DefaultLeaseName is the name of the lease.
 	DefaultLeaseName = "weft-controller"
-	// DefaultHealthAddress is where the program serves health and metrics; the manifests say another one.
+	// DefaultHealthAddress is where the program serves health and metrics; the manifests set another one.
 	DefaultHealthAddress = "127.0.0.1:9470"
 )
 
-// Options say how a controller runs. Only Config is required.
+// Options configure a controller. Only Config is required.
 type Options struct {
-	// Config leads to the API server.
+	// Config is the configuration of the API server client.
 	Config *rest.Config
-	// LeaseNamespace is the namespace of the lease by which one replica leads. Empty: DefaultLeaseNamespace.
+	// LeaseNamespace is the namespace of the lease that elects the leader. Empty: DefaultLeaseNamespace.
 	LeaseNamespace string
 	// LeaseName is the name of that lease. Empty: DefaultLeaseName.
 	LeaseName string
-	// LeaseDuration is how long others wait for a leader that is silent. Zero: 15 s. A leader that cannot renew gives up
-	// after two thirds of it, and renews every seventh part, as Kubernetes' own controllers do.
+	// LeaseDuration is how long the other replicas wait for a leader that does not renew the lease. Zero: 15 s. A leader that cannot renew
+	// gives up after two thirds of it. It renews about every seventh part of it, as Kubernetes' own controllers do.
 	LeaseDuration time.Duration
 	// HealthAddress is where /healthz, /readyz and /metrics are served, as host:port. Empty: nowhere.
 	HealthAddress string
-	// MetricsAddress is where /metrics alone is served besides, as host:port. Empty: nowhere.
+	// MetricsAddress is an additional address that serves only /metrics, as host:port. Empty: none.
 	MetricsAddress string
 	// Version is the program's release, for weft_build_info.
 	Version string
-	// Resync is how often everything is looked at again without a reason. Zero: 10 min, 10 % more or less.
+	// Resync is the interval at which all objects are processed again without a change. Zero: 10 min, 10 % more or less.
 	Resync time.Duration
-	// Defaults has a ClusterNetwork created where no network is configured and no node has a subnet.
+	// Defaults creates a ClusterNetwork if no network is configured and no node has a subnet.
 	Defaults bool
-	// Neutron configures OpenStack's networks. Nil: the cluster has none.
+	// Neutron configures OpenStack's networks. Nil: none.
 	Neutron *neutroncluster.Options
 	// Random chooses among free VNIDs. Nil: seeded by the system.
 	Random *rand.Rand
-	// Northbound is how the part for VPCs reaches OVN's northbound database. Without endpoints there is no such part.
+	// Northbound configures the connection to OVN's northbound database. Without endpoints there is no part for VPCs.
 	Northbound ovn.Config
 	vpcs       *vpccluster.Options // nil: VPCs are not served
-	identity   string              // this replica's in the lease
-	// Logger receives what the controller, and controller-runtime below it, have to say; the latter's is the whole
-	// program's. Nil: slog.Default().
+	identity   string              // of this replica, in the lease
+	// Logger is the logger of the controller and of controller-runtime, for which it is set process-wide. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -113,8 +112,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// Run leads, or waits to lead, until the context ends, and returns nil then. It returns an error when the API server
-// cannot be used, or when leadership was lost: the program must then end, and be started again.
+// Run leads, or waits to lead, until the context ends, and then returns nil. It returns an error if the API server cannot be used, or if
+// leadership is lost: the program must then exit and be restarted.
 func Run(ctx context.Context, options Options) error {
 	options, err := options.withDefaults()
 	if err != nil {
@@ -162,7 +161,7 @@ func Run(ctx context.Context, options Options) error {
 	return group.Wait()
 }
 
-// parts are the networks' parts of the controller: a network adds its own by one line.
+// parts are the networks' parts of the controller. To add a network, add one line.
 func parts(options Options) []shared.Part {
 	all := []shared.Part{
 		overlaycluster.Part(),
@@ -177,8 +176,8 @@ func parts(options Options) []shared.Part {
 	return all
 }
 
-// Rates of requests to the API server, which has its own say in it (priority and fairness). With client-go's default, 5 a
-// second, a change of the mode would take a cluster of a thousand namespaces minutes.
+// Rates of requests to the API server, which also limits them itself (priority and fairness). With client-go's default, 5 a second, a
+// change of the mode would take minutes in a cluster of a thousand namespaces.
 const (
 	requestRate  = 200
 	requestBurst = 400
@@ -205,9 +204,9 @@ func newManager(options Options) (manager.Manager, error) {
 	mgr, err := manager.New(options.Config, manager.Options{
 		Scheme: scheme, Logger: logr.FromSlogHandler(options.Logger.Handler()),
 		LeaderElection: true, LeaderElectionResourceLockInterface: lock,
-		LeaderElectionReleaseOnCancel: true, // nothing is written once Run returns
+		LeaderElectionReleaseOnCancel: true, // nothing is written after Run returns
 		LeaseDuration:                 &options.LeaseDuration, RenewDeadline: &renew, RetryPeriod: &retry,
-		HealthProbeBindAddress: "0", // none: ours are served by package health
+		HealthProbeBindAddress: "0", // none: package health serves the probes
 		Metrics:                metricsserver.Options{BindAddress: "0"},
 		Controller:             config.Controller{SkipNameValidation: &always},
 		Cache: cache.Options{
@@ -222,7 +221,7 @@ func newManager(options Options) (manager.Manager, error) {
 	return mgr, nil
 }
 
-// newLock returns the lease that replicas lead by. This replica's identity in it is known to parts that write elsewhere than at the API server.
+// newLock returns the lease for leader election. Parts that write to systems other than the API server use this replica's identity in it.
 func newLock(options Options, renew time.Duration) (resourcelock.Interface, error) {
 	config := rest.AddUserAgent(options.Config, "leader-election")
 	config.Timeout = max(renew/2, time.Second) // one request that hangs must not lose the leadership

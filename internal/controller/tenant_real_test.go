@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/tenant"
 )
 
-// tenants asks the cluster as an operator does.
+// tenants returns a client for requests of an operator.
 func (c *cluster) tenants() *tenant.Client {
 	c.t.Helper()
 	tenants, err := tenant.New(server.Config())
@@ -31,7 +31,7 @@ func named(r tenant.Request, names ...string) tenant.Request {
 	return r
 }
 
-// What an operator asks for is done by the controller, and told with the VNIDs before and after.
+// The controller carries out an operator's request, and the report has the VNIDs before and after.
 func TestTenantRequests(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, usualRange())
@@ -93,7 +93,7 @@ func TestTenantRequests(t *testing.T) {
 	}
 }
 
-// In another mode nothing is asked for.
+// In another mode no request is made.
 func TestTenantRequestsNeedTheMode(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginSubnet, usualRange())
@@ -103,8 +103,8 @@ func TestTenantRequestsNeedTheMode(t *testing.T) {
 	}
 }
 
-// A change is waited for until each node's HostSubnet says that it is in effect; hosts that are no nodes do not count. Who
-// is behind is named.
+// A request waits until each node's HostSubnet reports that the change is in effect. Hosts that are not nodes do not count. The error names
+// the nodes that are missing.
 func TestTenantRequestsWaitForNodes(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginMultitenant, usualRange())

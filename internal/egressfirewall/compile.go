@@ -7,33 +7,34 @@ import (
 	"slices"
 )
 
-// MaxEntries is the most ranges that a firewall may come to: a name may stand for thousands of addresses, and each costs the
-// switch of every node about a kilobyte. One that comes to more is closed.
+// MaxEntries is the maximum number of ranges of a firewall. A name may have thousands of addresses, and each costs about a kilobyte in the
+// switch of every node. A firewall with more ranges is closed.
 const MaxEntries = 10_000
 
-// Firewall is what a namespace's pods may reach outside the cluster.
+// Firewall defines which destinations outside the cluster the pods of a namespace may reach.
 type Firewall struct {
-	// Closed says in words why nothing may leave; "": Entries say what may.
+	// Closed is the reason why nothing may leave; "": Entries decide.
 	Closed string
-	// TooLarge says that it is closed because its rules come to more than MaxEntries. Only who resolves its names can know.
+	// TooLarge says that it is closed because its rules result in more than MaxEntries ranges. Only a node that resolves the names can detect
+	// this.
 	TooLarge bool
-	// Entries have different ranges, longest first. Of those that hold a destination, the first decides; the last holds all.
+	// Entries have different ranges, longest prefix first. The first range that contains a destination decides; the last one contains all.
 	Entries []Entry
 }
 
-// Entry is a range and what becomes of what is sent there.
+// Entry is a range and its verdict.
 type Entry struct {
 	To      netip.Prefix
 	Verdict Verdict
-	// Rule is the place, from 0, of the rule that it comes from, or NoRule.
+	// Rule is the index of the rule that the entry comes from, or NoRule.
 	Rule int
-	// Name is the rule's, if it has one.
+	// Name is the DNS name in the rule, if any.
 	Name string
-	// Unknown says that the addresses of Name are not known, and that the rule denies them: all are denied.
+	// Unknown says that the addresses of Name are not known and the rule denies them: all addresses are denied.
 	Unknown bool
 }
 
-// NoRule is the place of what no rule matches: that is allowed.
+// NoRule is the Rule of the entry for destinations that no rule matches: they are allowed.
 const NoRule = -1
 
 // Equal reports whether two firewalls are the same.
@@ -44,7 +45,7 @@ func (f *Firewall) Equal(other *Firewall) bool {
 	return f.Closed == other.Closed && slices.Equal(f.Entries, other.Entries)
 }
 
-// Verdict judges a destination.
+// Verdict returns the verdict on a destination.
 func (f *Firewall) Verdict(to netip.Addr) Verdict {
 	for i := range f.Entries {
 		if f.Entries[i].To.Contains(to) {
@@ -54,13 +55,13 @@ func (f *Firewall) Verdict(to netip.Addr) Verdict {
 	return Deny
 }
 
-// Addresses returns what a name stands for; known is false while nobody has said.
+// Addresses returns the addresses of a name; known is false until they are known.
 type Addresses func(name string) (addrs []netip.Addr, known bool)
 
-// Compile makes a firewall of rules of which the first that matches decides.
+// Compile compiles rules, of which the first match decides, to a firewall.
 //
-// A range within that of an earlier rule never decides, and is left out. Of two that are left and overlap, one holds the other,
-// and the longer one is the earlier rule's: so the longest decides.
+// A range inside the range of an earlier rule never decides, and is left out. If two remaining ranges overlap, one contains the other, and
+// the longer prefix belongs to the earlier rule. Therefore the longest prefix decides.
 func Compile(rules []Rule, addresses Addresses) Firewall {
 	c := compiler{seen: map[netip.Prefix]struct{}{}}
 	for i, rule := range rules {
@@ -86,12 +87,12 @@ func Compile(rules []Rule, addresses Addresses) Firewall {
 type compiler struct {
 	entries []Entry
 	seen    map[netip.Prefix]struct{}
-	// lengths has a bit for each length of a range that was seen.
+	// lengths has a bit for each prefix length seen.
 	lengths uint64
 }
 
-// name adds what a name stands for. What a name of which nothing is known stands for can be any address: a rule that allows
-// it allows none, one that denies it denies all.
+// name adds the addresses of a name. As long as they are not known, they can be any address: a rule that allows the name then allows no
+// address, and one that denies it denies all.
 func (c *compiler) name(place int, rule Rule, addresses Addresses) {
 	addrs, known := addresses(rule.Name)
 	if !known && rule.Verdict == Deny {
@@ -99,13 +100,13 @@ func (c *compiler) name(place int, rule Rule, addresses Addresses) {
 		return
 	}
 	for _, addr := range addrs {
-		if addr = addr.Unmap(); addr.Is4() { // IPv6 is closed anyway
+		if addr = addr.Unmap(); addr.Is4() { // IPv6 is closed in any case
 			c.add(Entry{To: netip.PrefixFrom(addr, addr.BitLen()), Verdict: rule.Verdict, Rule: place, Name: rule.Name})
 		}
 	}
 }
 
-// add adds an entry unless an earlier one hides it.
+// add adds an entry unless an earlier one covers it.
 func (c *compiler) add(e Entry) {
 	if c.hidden(e.To) {
 		return

@@ -15,19 +15,19 @@ import (
 	"weft.dev/weft/internal/egressfirewall/oracle"
 )
 
-// All values are of a few, so that they meet.
+// Only a few distinct values, so that they interact.
 var (
 	spaces = []string{"a", "b", "c"}
 	cidrs  = []string{
 		"0.0.0.0/0", "0.0.0.0/32", "10.0.0.0/8", "192.0.2.0/24", "192.0.2.0/25", "192.0.2.128/25", "192.0.2.7/32", "192.0.2.200/32",
 		"198.51.100.0/24", "128.0.0.0/1", "203.0.113.4/30", "203.0.113.5/32",
 	}
-	// looseCIDRs have bits set right of the prefix.
+	// looseCIDRs have bits set to the right of the prefix.
 	looseCIDRs = []string{"192.0.2.1/24", "203.0.113.6/30"}
 	badCIDRs   = []string{"::/0", "192.0.2.0", "00.0.0.0/0", "192.0.2.0/33", "x"}
 	names      = []string{"one.example", "Two.Example.", "three.example", "four.example"}
 	badNames   = []string{"*.example", "under_score.example"}
-	// targets are inside and beside all ranges.
+	// targets are inside and outside of all ranges.
 	targets = []string{
 		"10.1.2.3", "192.0.2.0", "192.0.2.7", "192.0.2.8", "192.0.2.127", "192.0.2.128", "192.0.2.200", "192.0.2.255", "192.0.3.0",
 		"198.51.100.10", "203.0.113.3", "203.0.113.5", "203.0.113.7", "203.0.113.8", "1.1.1.1", "255.255.255.254",
@@ -69,7 +69,7 @@ func drawAddrs(r *rapid.T) []netip.Addr {
 	return addrs
 }
 
-// world is the oracle's world and the index, kept in step.
+// world is the oracle's world and an index with the same content.
 type world struct {
 	oracle.World
 	index     *egressfirewall.Index
@@ -120,7 +120,7 @@ func (w *world) delete(namespace, name string) {
 	w.Policies = slices.DeleteFunc(w.Policies, func(p *networkv1.EgressNetworkPolicy) bool { return p.Namespace == namespace && p.Name == name })
 }
 
-// After any changes, what the index has told comes to what the API's words say, for every namespace and destination.
+// After any changes, the firewalls from the index agree with the API's text, for every namespace and destination.
 func TestIndexProperty(t *testing.T) {
 	judged, allowed := 0, 0
 	rapid.Check(t, func(r *rapid.T) {
@@ -220,7 +220,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// What differs between two firewalls are the ranges that the change is about, wherever in the list a rule comes or goes.
+// Two firewalls differ only in the ranges that a change is about, wherever in the list a rule is added.
 func TestChangesAreSmall(t *testing.T) {
 	var list []string
 	for i := range 200 {
@@ -246,7 +246,7 @@ func TestChangesAreSmall(t *testing.T) {
 	}
 }
 
-// A range with bits set right of its prefix is taken as its network, with a warning, as OpenShift SDN took it.
+// A range with bits set to the right of its prefix is read as its network, with a warning, as OpenShift SDN did.
 func TestRangesThatAreNotCanonical(t *testing.T) {
 	policy := &networkv1.EgressNetworkPolicy{}
 	for _, text := range []string{"198.51.100.7/24", "192.0.2.0/24", "0.0.0.0/32", "198.51.100.7/32"} {
@@ -299,7 +299,7 @@ func TestWrongObjects(t *testing.T) {
 	}
 }
 
-// A name may stand for so many addresses that no switch has room for them: nothing is left out, all is closed.
+// A name may have so many addresses that no switch has room for them. Then none is left out: everything is closed.
 func TestTooManyAddresses(t *testing.T) {
 	addrs := make([]netip.Addr, 0, egressfirewall.MaxEntries+1)
 	for addr := netip.MustParseAddr("10.0.0.0"); len(addrs) <= egressfirewall.MaxEntries; addr = addr.Next() {
@@ -311,7 +311,7 @@ func TestTooManyAddresses(t *testing.T) {
 	}
 }
 
-// Names are asked for only where pods are, and each once.
+// Names are returned only for the given namespaces, without duplicates.
 func TestNames(t *testing.T) {
 	x := egressfirewall.NewIndex()
 	for _, p := range []struct{ namespace, name, rule string }{{"a", "one", "Allow web.example"}, {"b", "one", "Deny Web.Example."}, {"c", "one", "Deny other.example"}} {

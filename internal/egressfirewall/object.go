@@ -9,22 +9,22 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// Key names a policy.
+// Key is the namespace and name of a policy.
 type Key struct{ Namespace, Name string }
 
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Verdict says what becomes of a packet.
+// Verdict is the decision on a packet.
 type Verdict uint8
 
-// The verdicts. The zero value is the one that fails closed.
+// The verdicts. The zero value denies.
 const (
 	Deny Verdict = iota
 	Allow
 )
 
-// String returns the API's word.
+// String returns the verdict as the API writes it.
 func (v Verdict) String() string {
 	if v == Allow {
 		return string(networkv1.EgressNetworkPolicyRuleAllow)
@@ -32,33 +32,33 @@ func (v Verdict) String() string {
 	return string(networkv1.EgressNetworkPolicyRuleDeny)
 }
 
-// Rule is one rule of a policy: it matches a range, or what a name stands for.
+// Rule is one rule of a policy. It matches a range, or the addresses of a name.
 type Rule struct {
 	Verdict Verdict
-	// CIDR is the range; not valid: Name counts.
+	// CIDR is the range; if it is not valid, Name is used.
 	CIDR netip.Prefix
-	// Name is a DNS name in lower case, with its last dot.
+	// Name is a DNS name in lower case, with the final dot.
 	Name string
 }
 
-// Policy is an EgressNetworkPolicy that was parsed.
+// Policy is a parsed EgressNetworkPolicy.
 type Policy struct {
 	Key
-	// Rules are its rules, in order.
+	// Rules are in the policy's order.
 	Rules []Rule
-	// Err is why it cannot be used: its namespace is closed then.
+	// Err is why the policy is invalid. Its namespace is then closed.
 	Err error
-	// Warnings say what of it is taken otherwise than it is written; a few, of many.
+	// Warnings say which parts are not used as they are written; at most a few.
 	Warnings []string
 }
 
-// MaxRules is the most rules that a policy may have. It is the API's bound as well.
+// MaxRules is the maximum number of rules in a policy; the API has the same limit.
 const MaxRules = 8000
 
-// maxErrors bounds how many errors of one policy are told.
+// maxErrors limits the errors reported for one policy.
 const maxErrors = 5
 
-// FromObject parses an EgressNetworkPolicy. What is wrong with it stands in Err, which names the fields.
+// FromObject parses an EgressNetworkPolicy. Errors are in Err, with the names of the fields.
 func FromObject(o *networkv1.EgressNetworkPolicy) Policy {
 	p := Policy{Key: Key{o.Namespace, o.Name}}
 	if len(o.Spec.Egress) > MaxRules {
@@ -115,13 +115,14 @@ func within(field string, err error) error {
 	return fmt.Errorf("%s: %w", field, err)
 }
 
-// notCanonical reports whether a range has bits set right of its prefix.
+// notCanonical reports whether a range has bits set to the right of its prefix.
 func notCanonical(text string) bool {
 	prefix, err := netip.ParsePrefix(text)
 	return err == nil && prefix != prefix.Masked()
 }
 
-// parseCIDR parses a range. Bits right of the prefix are ignored, as OpenShift SDN did. 0.0.0.0/32 is read as 0.0.0.0/0: what some once wrote for all addresses still means them.
+// parseCIDR parses a range. Bits to the right of the prefix are ignored, as in OpenShift SDN. 0.0.0.0/32 is read as 0.0.0.0/0: some users
+// once wrote it for all addresses.
 func parseCIDR(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	switch {
@@ -133,14 +134,13 @@ func parseCIDR(text string) (netip.Prefix, error) {
 	return prefix.Masked(), nil
 }
 
-// Bounds of names (RFC 1035, 2.3.4), without the last dot.
+// Limits of names (RFC 1035, 2.3.4), without the final dot.
 const (
 	maxName  = 253
 	maxLabel = 63
 )
 
-// ParseName returns a name as rules have it: in lower case and with its last dot. Names are absolute: no search list is
-// applied.
+// ParseName returns a name as rules contain it: in lower case, with the final dot. Names are absolute: no search list is applied.
 func ParseName(text string) (string, error) {
 	name := strings.ToLower(strings.TrimSuffix(text, "."))
 	if name == "" || len(name) > maxName {

@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// Assignment is what one round gives to nodes with ranges.
+// Assignment is the result of one round of assigning addresses to nodes with ranges.
 type Assignment struct {
-	// IPs are what each node with ranges is to list, in the order that it lists them in now, what is new behind.
+	// IPs are the addresses that each node with ranges is to list: first those that it lists now, in the same order, then new ones.
 	IPs map[string][]netip.Addr
-	// Again says that addresses were taken off nodes, and wait for the next round to be given to others.
+	// Again says that addresses were removed from nodes, and are given to other nodes in the next round.
 	Again bool
-	// Problems are addresses that no node with ranges can have, in order.
+	// Problems are the addresses that no node with ranges can have, sorted.
 	Problems []Problem
 }
 
-// Assign makes one round of giving addresses to nodes that have ranges. What is where it can stay, stays.
+// Assign computes one round of assigning addresses to nodes that have ranges. An address stays on its node if it can.
 //
-// In a balanced cluster nothing moves. A node counts as empty that has less than half of what it would have if all were given
-// out anew: then what it would have is taken off the others, provided that the next round brings it there.
+// In a balanced cluster nothing moves. A node counts as empty if it has less than half of the addresses that it would have in a completely
+// new assignment. The addresses that it would have are then removed from the other nodes, provided that the next round gives them to it.
 func Assign(namespaces []Namespace, nodes []Node) Assignment {
 	a := newAssigner(namespaces, nodes)
 	if len(a.nodes) == 0 {
@@ -52,15 +52,15 @@ func Assign(namespaces []Namespace, nodes []Node) Assignment {
 	return result
 }
 
-// placement says which node has an address.
+// placement is an assignment of addresses to nodes.
 type placement struct {
 	at map[netip.Addr]string
-	// count is how many a node has, and has which of a project.
+	// count is the number of addresses of each node; has is the address that a node has for a project.
 	count map[string]int
 	has   map[seat]netip.Addr
 }
 
-// seat is the room that a node has for a project: one address.
+// seat is a node's place for an address of a project. A node has at most one address for each project.
 type seat struct {
 	node string
 	vnid uint32
@@ -82,12 +82,12 @@ func (s ipSet) has(ip netip.Addr) bool {
 	return in
 }
 
-// assigner is what a round knows.
+// assigner is the input of a round.
 type assigner struct {
 	claims *claims
-	// nodes have ranges, in the order of their names.
+	// nodes are the nodes with ranges, sorted by name.
 	nodes []Node
-	// order has the addresses that can be given out, in the order in which they are; project is whose each is.
+	// order has the addresses that can be assigned, in the order of assignment; project has the VNID that each belongs to.
 	order   []netip.Addr
 	project map[netip.Addr]uint32
 }
@@ -114,7 +114,7 @@ func newAssigner(namespaces []Namespace, nodes []Node) *assigner {
 	return a
 }
 
-// doubt takes back what is told of nodes, where it is told of all: then it is more likely that who tells it is cut off.
+// doubt ignores the offline state if all nodes are reported offline: it is then more likely that the observer is disconnected.
 func (a *assigner) doubt() {
 	online := slices.ContainsFunc(a.nodes, func(n Node) bool { return !n.Offline })
 	for i := range a.nodes {
@@ -122,7 +122,7 @@ func (a *assigner) doubt() {
 	}
 }
 
-// turns returns all wanted addresses: in turn one of each project, those that want the fewest first.
+// turns returns all wanted addresses: one of each project in turn, beginning with the projects that want the fewest.
 func (c *claims) turns() []netip.Addr {
 	projects := slices.SortedFunc(maps.Values(c.projects), func(a, b *project) int {
 		return cmp.Or(cmp.Compare(len(a.ips), len(b.ips)), cmp.Compare(a.namespaces[0], b.namespaces[0]))
@@ -145,7 +145,7 @@ func (c *claims) turns() []netip.Addr {
 	return order
 }
 
-// listed returns where nodes with ranges list addresses now; one that several list is at none.
+// listed returns which node with ranges lists each address now. An address that several nodes list is left out.
 func (a *assigner) listed() map[netip.Addr]string {
 	at := map[netip.Addr]string{}
 	for _, node := range a.nodes {
@@ -158,8 +158,8 @@ func (a *assigner) listed() map[netip.Addr]string {
 	return at
 }
 
-// leave returns the addresses of nodes that do not answer, that others can have: by what this round, without them, and the next one
-// would make of it. What nobody else can have stays where it is.
+// leave returns the addresses of offline nodes that other nodes can have. To find them it computes this round and the next one, without the
+// offline nodes. An address that no other node can have stays.
 func (a *assigner) leave() ipSet {
 	offline, leaving := ipSet{}, ipSet{}
 	now := a.listed()
@@ -180,18 +180,18 @@ func (a *assigner) leave() ipSet {
 	return leaving
 }
 
-// node returns a node with ranges by its name.
+// node returns the node with ranges that has this name.
 func (a *assigner) node(name string) *Node {
 	return &a.nodes[slices.IndexFunc(a.nodes, func(n Node) bool { return n.Name == name })]
 }
 
-// keep returns what stays where it is, without what is to be released, and what is taken off its node.
+// keep returns the addresses that stay on their nodes, and those that are removed from them. Addresses in release do not stay.
 func (a *assigner) keep(now map[netip.Addr]string, release ipSet) (kept *placement, dropped ipSet) {
 	kept, dropped = newPlacement(), ipSet{}
 	for _, ip := range a.order {
 		name, has := now[ip]
 		if !has {
-			if len(a.claims.nodes[ip]) > 0 { // several list it: it is taken off all first
+			if len(a.claims.nodes[ip]) > 0 { // several nodes list it: it is removed from all of them first
 				dropped[ip] = struct{}{}
 			}
 			continue
@@ -205,7 +205,7 @@ func (a *assigner) keep(now map[netip.Addr]string, release ipSet) (kept *placeme
 	return kept, dropped
 }
 
-// refuses says why a node cannot get an address besides what is placed already, "" if it can.
+// refuses returns why a node cannot be given an address, in addition to what is placed already; "" if it can.
 func (a *assigner) refuses(node *Node, ip netip.Addr, placed *placement) string {
 	if why := a.unfit(node, ip, placed); why != "" {
 		return why
@@ -219,7 +219,7 @@ func (a *assigner) refuses(node *Node, ip netip.Addr, placed *placement) string 
 	return ""
 }
 
-// unfit says why a node cannot have an address besides what is placed already, even if it has it, "" if it can.
+// unfit returns why a node cannot have an address, even if it has it now, in addition to what is placed already; "" if it can.
 func (a *assigner) unfit(node *Node, ip netip.Addr, placed *placement) string {
 	other, taken := placed.has[seat{node.Name, a.project[ip]}]
 	switch {
@@ -235,7 +235,7 @@ func (a *assigner) unfit(node *Node, ip netip.Addr, placed *placement) string {
 	return ""
 }
 
-// place gives what is nowhere to nodes, and adds it to what is placed: first what only one node can have, then the rest.
+// place assigns the addresses that are on no node, and adds them to placed: first those that only one node can have, then the others.
 func (a *assigner) place(placed *placement, without ipSet) *placement {
 	for _, single := range []bool{true, false} {
 		for _, ip := range a.order {
@@ -251,8 +251,8 @@ func (a *assigner) place(placed *placement, without ipSet) *placement {
 	return placed
 }
 
-// best returns the node that an address is given to, and how many can have it: the one with the fewest, of several the one
-// with most room.
+// best returns the node that an address is given to, and how many nodes can have it. It is the node with the fewest addresses, and among
+// equal nodes the one with the most room.
 func (a *assigner) best(ip netip.Addr, placed *placement) (name string, candidates int) {
 	var best *Node
 	for i := range a.nodes {
@@ -268,7 +268,7 @@ func (a *assigner) best(ip netip.Addr, placed *placement) (name string, candidat
 	return name, candidates
 }
 
-// compareRoom orders nodes by how many addresses they can still have, most first.
+// compareRoom orders nodes by how many more addresses they can have, most first.
 func compareRoom(x, y *Node, counts map[string]int) int {
 	switch {
 	case x.Limited != y.Limited && y.Limited:
@@ -281,10 +281,10 @@ func compareRoom(x, y *Node, counts map[string]int) int {
 	return cmp.Compare(y.Capacity-counts[y.Name], x.Capacity-counts[x.Name])
 }
 
-// rebalance returns what is to be taken off nodes so that others get their part.
+// rebalance returns the addresses to remove from nodes so that empty nodes get their share.
 func (a *assigner) rebalance(round *placement) ipSet {
 	fresh := newPlacement()
-	for ip, name := range round.at { // who has not answered gets nothing, and gives nothing
+	for ip, name := range round.at { // a node that has not answered yet gets and loses nothing
 		if a.node(name).Unproven {
 			fresh.put(ip, name, a.project[ip])
 		}
@@ -300,7 +300,7 @@ func (a *assigner) rebalance(round *placement) ipSet {
 	if len(released) == 0 {
 		return nil
 	}
-	// What the next round would make of it: where that is no better, everything stays.
+	// Compute the next round. If it is no better, everything stays.
 	rest := newPlacement()
 	for ip, name := range round.at {
 		if !released.has(ip) {
@@ -313,7 +313,7 @@ func (a *assigner) rebalance(round *placement) ipSet {
 	return released
 }
 
-// empty returns the nodes that have less than half of what they would have in a fresh plan.
+// empty returns the nodes that have less than half of what they would have in a new assignment.
 func (a *assigner) empty(round, fresh *placement) []string {
 	var names []string
 	for _, node := range a.nodes {
@@ -324,7 +324,7 @@ func (a *assigner) empty(round, fresh *placement) []string {
 	return names
 }
 
-// ordered returns what a node is to list.
+// ordered returns the addresses that a node is to list.
 func (a *assigner) ordered(node Node, round *placement) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range slices.Concat(node.IPs, a.order) {
@@ -335,7 +335,7 @@ func (a *assigner) ordered(node Node, round *placement) []netip.Addr {
 	return list
 }
 
-// explain says why no node has an address.
+// explain returns why no node has an address, as problems of the namespaces that want it.
 func (a *assigner) explain(ip netip.Addr, round *placement) []Problem {
 	const most = 5
 	var why []string

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/egressip"
 )
 
-// An address that no host can have is named as it is written, and is no conflict of the projects that want it.
+// An address that no node can have is reported as it is written, and not as a conflict between the projects that want it.
 func TestAddressesOfNoHost(t *testing.T) {
 	loopback := netip.MustParseAddr("127.0.0.1")
 	plan := egressip.NewPlan([]egressip.Namespace{{Name: "a", VNID: 10, IPs: []netip.Addr{loopback}}, {Name: "b", VNID: 11, IPs: []netip.Addr{loopback}}}, nil)

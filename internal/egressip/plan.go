@@ -9,49 +9,49 @@ import (
 	"strings"
 )
 
-// Namespace is what a namespace wants.
+// Namespace is a namespace and the egress IPs that it wants.
 type Namespace struct {
 	Name string
-	// VNID is the project's: namespaces with the same one share their addresses.
+	// VNID is the project's VNID. Namespaces with the same VNID share their addresses.
 	VNID uint32
-	// IPs are the addresses that it wants, in order of preference. None: its traffic leaves by the pods' own nodes.
+	// IPs are the wanted addresses, in order of preference. None: the traffic leaves by the nodes of the pods.
 	IPs []netip.Addr
 }
 
-// Node is what a node hosts.
+// Node is a node and the egress IPs that it hosts.
 type Node struct {
 	Name string
-	// IPs are the addresses that it is to hold.
+	// IPs are the addresses that the node is to hold.
 	IPs []netip.Addr
-	// CIDRs are the ranges that Assign may give it addresses of. None: IPs are written by hand.
+	// CIDRs are the ranges from which Assign may give addresses to the node. None: IPs are set by hand.
 	CIDRs []netip.Prefix
-	// Limited says that it can hold at most Capacity addresses.
+	// Limited says that the node can hold at most Capacity addresses.
 	Limited  bool
 	Capacity int
-	// Refused are addresses that it says it cannot hold, and why: it does not count as their node.
+	// Refused has the addresses that the node reports it cannot hold, with the reason. For these the node does not count.
 	Refused map[netip.Addr]string
-	// Offline says that it does not answer: what another can have instead is taken off it. Only Assign looks at it.
+	// Offline says that the node does not answer. Addresses that another node can have are removed from it. Used only by Assign.
 	Offline bool
-	// Unproven says that it is not known to answer: it keeps what it has, and gets nothing. Only Assign looks at it.
+	// Unproven says that the node is not known to answer. It keeps its addresses and gets no new ones. Used only by Assign.
 	Unproven bool
 }
 
-// Holder is an address in use.
+// Holder is an address in use, and the node that holds it.
 type Holder struct {
 	IP   netip.Addr
 	Node string
 }
 
-// Way is how traffic of a project that wants addresses leaves.
+// Way is how the traffic of a project with egress IPs leaves.
 type Way struct {
 	VNID uint32
-	// Namespaces are those of the project that want any, in order.
+	// Namespaces are the project's namespaces that want addresses, sorted.
 	Namespaces []string
-	// Holders are the addresses in use, in order of preference, each at another node. None: nothing leaves.
+	// Holders are the addresses in use, in order of preference, each on a different node. None: nothing leaves.
 	Holders []Holder
 }
 
-// Kinds of objects that a Problem is about.
+// Kinds of the object of a Problem.
 const (
 	KindNamespace = "NetNamespace"
 	KindNode      = "HostSubnet"
@@ -59,15 +59,15 @@ const (
 
 // Reasons of problems.
 const (
-	// ReasonConflict says that an address is claimed more than once.
+	// ReasonConflict means that an address is claimed more than once.
 	ReasonConflict = "EgressIPConflict"
-	// ReasonUnassigned says that no node has an address.
+	// ReasonUnassigned means that no node has an address.
 	ReasonUnassigned = "EgressIPUnassigned"
-	// ReasonRefused says that the node that lists an address cannot hold it.
+	// ReasonRefused means that the node that lists an address cannot hold it.
 	ReasonRefused = "EgressIPRefused"
 )
 
-// Problem is what keeps an address from being used.
+// Problem is why an address is not used.
 type Problem struct {
 	Kind, Name string
 	IP         netip.Addr
@@ -75,15 +75,15 @@ type Problem struct {
 	Message    string
 }
 
-// Plan is the judgement of all objects.
+// Plan is the result for all objects.
 type Plan struct {
-	// Ways are of all projects that want addresses, by VNID.
+	// Ways has the way of each project that wants addresses, by VNID.
 	Ways map[uint32]Way
-	// Problems are in order.
+	// Problems are sorted.
 	Problems []Problem
 }
 
-// Held returns the addresses that a node holds, and the VNID that each is for.
+// Held returns the addresses that a node holds, and the VNID of each.
 func (p Plan) Held(node string) map[netip.Addr]uint32 {
 	held := map[netip.Addr]uint32{}
 	for vnid, way := range p.Ways {
@@ -96,7 +96,7 @@ func (p Plan) Held(node string) map[netip.Addr]uint32 {
 	return held
 }
 
-// NewPlan judges what namespaces want and nodes host.
+// NewPlan computes the plan from the addresses that namespaces want and nodes host.
 func NewPlan(namespaces []Namespace, nodes []Node) Plan {
 	c := newClaims(namespaces, nodes)
 	plan := Plan{Ways: map[uint32]Way{}}
@@ -125,22 +125,22 @@ func compareProblems(a, b Problem) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), a.IP.Compare(b.IP), cmp.Compare(a.Message, b.Message))
 }
 
-// project is what the namespaces of one VNID want together.
+// project has the addresses that all namespaces of one VNID want.
 type project struct {
 	vnid       uint32
 	namespaces []string
-	// ips are in order of preference, each once; wants says which namespaces want it.
+	// ips are in order of preference, without duplicates; wants has the namespaces that want each.
 	ips   []netip.Addr
 	wants map[netip.Addr][]string
 }
 
-// claims are who claims which address.
+// claims has the claims on each address.
 type claims struct {
 	projects map[uint32]*project
-	// vnids are those that want an address, nodes are those that list it, in order.
+	// vnids has the VNIDs that want an address, nodes the nodes that list it, sorted.
 	vnids map[netip.Addr][]uint32
 	nodes map[netip.Addr][]string
-	// refused are what nodes cannot hold, by their names, and why.
+	// refused has, by node name, the addresses that the node cannot hold, with the reason.
 	refused map[string]map[netip.Addr]string
 }
 
@@ -181,7 +181,7 @@ func newClaims(namespaces []Namespace, nodes []Node) *claims {
 	return c
 }
 
-// judge returns the addresses of a project that are in use, and adds what is wrong with the others.
+// judge returns the addresses of a project that are in use, and adds the problems of the others.
 func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 	var holders []Holder
 	contested := false
@@ -219,7 +219,7 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 	return holders, problems
 }
 
-// others names the namespaces of other projects that want an address.
+// others returns the namespaces of other projects that want an address, as text.
 func (c *claims) others(p *project, ip netip.Addr) string {
 	const most = 5
 	var names []string

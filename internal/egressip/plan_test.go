@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/egressip"
 )
 
-// ip returns the address that a number stands for, as the worked examples have numbers.
+// ip returns the address for a number; the examples name addresses by numbers.
 func ip(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}) }
 
 func ips(numbers ...int) []netip.Addr {
@@ -92,14 +92,14 @@ func TestPlan(t *testing.T) {
 				"NetNamespace a: EgressIPConflict: egressIPs: 192.0.2.1 is listed by nodes n1, n2",
 			},
 		},
-		{ // OpenShift SDN: whether both or one, by what came first
+		{ // OpenShift SDN used one or both, depending on the order of events
 			"two of a project at one node: the first one wanted is used",
 			[]egressip.Namespace{ns("a", 10, 2, 1)},
 			[]egressip.Node{node("n1", 1, 2)},
 			map[uint32]holders{10: {{ip(2), "n1"}}},
 			[]string{"NetNamespace a: EgressIPConflict: egressIPs: 192.0.2.1 is not used: node n1 has 192.0.2.2 for this project already"},
 		},
-		{ // OpenShift SDN: the joined namespace that wants none took the other's away
+		{ // in OpenShift SDN, the joined namespace without addresses removed those of the other
 			"joined projects share",
 			[]egressip.Namespace{ns("a", 10, 1), ns("b", 10), ns("c", 10, 1, 2)},
 			[]egressip.Node{node("n1", 1), node("n2", 2)},
@@ -133,8 +133,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A VNID that changes takes the addresses along: nothing of the old one is left to conflict with. (OpenShift SDN dropped
-// both.)
+// When a namespace's VNID changes, its addresses move to the new VNID, and the old one leaves no conflict. (OpenShift SDN lost both.)
 func TestMovedProjectTakesAddressesAlong(t *testing.T) {
 	nodes := []egressip.Node{node("n1", 1)}
 	plan := egressip.NewPlan([]egressip.Namespace{ns("a", 99, 1)}, nodes)
@@ -147,7 +146,7 @@ func TestMovedProjectTakesAddressesAlong(t *testing.T) {
 	}
 }
 
-// world is any number of objects, alike enough to meet.
+// world is a random set of objects with few distinct values, so that they interact.
 type world struct {
 	namespaces []egressip.Namespace
 	nodes      []egressip.Node
@@ -183,7 +182,7 @@ func drawWorld(t *rapid.T, automatic bool) world {
 	return w
 }
 
-// used says, by the rules as they are written down and nothing else, whether a node's address is in use by a VNID.
+// used computes from the documented rules alone whether a VNID uses an address on a node.
 func (w *world) used(vnid uint32, addr netip.Addr, at string) bool {
 	wanters := map[uint32]bool{}
 	var wanted []netip.Addr
@@ -209,7 +208,7 @@ func (w *world) used(vnid uint32, addr netip.Addr, at string) bool {
 	for _, any := range wanted {
 		hosts := w.hosts(any)
 		if len(hosts) == 1 && hosts[0] == at {
-			return any == addr // the first that the node has alone
+			return any == addr // the first address that only this node has
 		}
 	}
 	return false
@@ -251,7 +250,7 @@ func TestPlanIsAsTheRulesSay(t *testing.T) {
 	})
 }
 
-// give carries an assignment out.
+// give applies an assignment.
 func (w *world) give(a egressip.Assignment) {
 	w.nodes = slices.Clone(w.nodes)
 	for i := range w.nodes {
@@ -303,7 +302,7 @@ func TestAssignNeverMovesInOneRoundAndSettles(t *testing.T) {
 	})
 }
 
-// lasting are addresses that nodes that do not answer list, and nothing else keeps them from having.
+// lasting returns the addresses that offline nodes list and can still have: no other rule removes them.
 func (w *world) lasting() []netip.Addr {
 	var lasting []netip.Addr
 	for _, n := range w.nodes {
@@ -370,7 +369,8 @@ func (w *world) wanters(addr netip.Addr) []uint32 {
 	return vnids
 }
 
-// checkSettled: what a node could take is somewhere, and what is nowhere is told; no two nodes with ranges have one address.
+// checkSettled checks that every address that a node could have is on a node, that a problem is reported for every other one, and that no
+// two nodes with ranges have the same address.
 func (w *world) checkSettled(t *rapid.T) {
 	settled := egressip.Assign(w.namespaces, w.nodes)
 	at := w.at()

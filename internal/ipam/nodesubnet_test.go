@@ -48,13 +48,13 @@ func every(base string, step, n, bits int) []string {
 	return out
 }
 
-// The sequences are those that OpenShift SDN's allocator gives.
+// The sequences are those of OpenShift SDN's allocator.
 func TestNodeSubnetsOrder(t *testing.T) {
 	for _, test := range []struct {
 		prefix   string
 		hostBits int
 		want     []string
-		full     bool // nothing follows want
+		full     bool // want is complete
 	}{
 		{"10.128.0.0/14", 9, []string{
 			"10.128.0.0/23", "10.129.0.0/23", "10.130.0.0/23", "10.131.0.0/23",
@@ -113,7 +113,7 @@ func TestNodeSubnetsWrapAndExhaustion(t *testing.T) {
 	if _, err := s.Allocate(); !errors.Is(err, ErrExhausted) {
 		t.Fatalf("full: %v", err)
 	}
-	// Being full started it over: the lowest of the two comes first, not the one after the last handed out.
+	// The exhausted range starts over: the lower of the two comes first, not the one after the last allocation.
 	s.Release(pfx("192.168.1.192/26"))
 	s.Release(pfx("192.168.1.0/26"))
 	if diff := cmp.Diff([]string{"192.168.1.0/26", "192.168.1.192/26"}, allocate(t, s, 2)); diff != "" {
@@ -138,7 +138,7 @@ func TestNodeSubnetsSeveralRangesAndGrowth(t *testing.T) {
 	if got := allocate(t, s, 1)[0]; got != "10.3.0.0/23" {
 		t.Errorf("from the appended range: %s", got)
 	}
-	// A range that grows is used where it is free.
+	// A larger range is used where it is free.
 	if err := s.SetRanges([]Range{{pfx("10.0.0.0/14"), 15}}); err != nil {
 		t.Fatal(err)
 	}
@@ -186,15 +186,15 @@ func TestRangeValidate(t *testing.T) {
 	}
 }
 
-// oracle is the allocator at its simplest: it lists all subnets in order, and looks through all used ones.
+// oracle is the simplest allocator: it lists all subnets in order, and compares with all used ones.
 type oracle struct {
 	order [][]netip.Prefix
 	next  []int
 	used  []netip.Prefix
 }
 
-// newOracle orders by the definition: a subnet's number, its bits at their place in the address, is the counter with
-// its low bits moved to the top octet where the number spills into one.
+// newOracle computes the order from the definition: a subnet's number, which is its bits in the address, is the counter with its low bits
+// moved to the top octet if the number extends into a higher octet.
 func newOracle(ranges []Range) *oracle {
 	o := &oracle{next: make([]int, len(ranges))}
 	for _, r := range ranges {
@@ -203,7 +203,7 @@ func newOracle(ranges []Range) *oracle {
 		for i := range 1 << bits {
 			number, h := i, r.HostBits
 			if bits > 0 && h%8 != 0 && (h-1)/8 != (h+bits-1)/8 {
-				low := 8 - h%8 // bits of the number in its lowest octet: they change slowest
+				low := 8 - h%8 // bits of the number in its lowest octet, which change slowest
 				number = i%(1<<(bits-low))<<low | i>>(bits-low)
 			}
 			order = append(order, netip.PrefixFrom(plus(r.Prefix.Addr(), uint32(number), h), 32-h))

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Agent is the metrics of a node's agent.
+// Agent has the metrics of a node's agent.
 type Agent struct {
 	*Registry
 
@@ -20,7 +20,7 @@ type Agent struct {
 	describe                                             agentState
 }
 
-// agentState describes what is looked up at each scrape.
+// agentState has the descriptions of the gauges that are evaluated at each scrape.
 type agentState struct {
 	desired, programmed, failures, inStep, flows, attachments, addresses, capacity, ready *prometheus.Desc
 }
@@ -28,7 +28,7 @@ type agentState struct {
 // Engines are the values of the label engine: the names of the agent's loops.
 func Engines() []string { return []string{"link", "nft", "openflow", "ovsdb"} }
 
-// NewAgent returns an agent's metrics.
+// NewAgent returns the metrics of an agent.
 func NewAgent(version string) *Agent {
 	r := newRegistry(version)
 	m := &Agent{Registry: r}
@@ -73,7 +73,7 @@ func NewAgent(version string) *Agent {
 	return m
 }
 
-// preset makes the series that alerts rely on exist from the first scrape on, at zero.
+// preset creates the series that alerts rely on, so that they exist from the first scrape, with value zero.
 func (m *Agent) preset() {
 	for _, engine := range Engines() {
 		m.commitErrors.WithLabelValues(engine)
@@ -94,20 +94,20 @@ func (m *Agent) preset() {
 	m.flowMods.WithLabelValues()
 }
 
-// NoNetwork is the value of the label network where there is none.
+// NoNetwork is the value of the label network if there is none.
 const NoNetwork = "none"
 
-// Request counts a container runtime's request. Code is 0 for success.
+// Request records a request of the container runtime. Code is 0 for success.
 func (m *Agent) Request(network, command string, code uint, took time.Duration) {
 	m.cni.WithLabelValues(network, command, strconv.FormatUint(uint64(code), 10)).Observe(took.Seconds())
 }
 
-// Step counts a step of a request.
+// Step records a step of a request.
 func (m *Agent) Step(network, command, step string, took time.Duration) {
 	m.step.WithLabelValues(network, command, step).Observe(took.Seconds())
 }
 
-// Commit is told what loops do; it is their Options.Observe.
+// Commit records an event of a loop; it is used as Options.Observe of the loops.
 func (m *Agent) Commit(event reconcile.Event) {
 	if event.Read {
 		m.readErrors.WithLabelValues(event.Engine).Inc()
@@ -128,7 +128,7 @@ func (m *Agent) Commit(event reconcile.Event) {
 	}
 }
 
-// Bundle tells of a bundle of changes sent to the switch.
+// Bundle records a bundle of changes sent to the switch.
 func (m *Agent) Bundle(mods int, err error) {
 	m.bundles.WithLabelValues(outcome(err)).Inc()
 	if err == nil {
@@ -136,15 +136,15 @@ func (m *Agent) Bundle(mods int, err error) {
 	}
 }
 
-// Connected tells of a connection: "openflow", "ovsdb", or "switch" for a daemon that started anew.
+// Connected counts a connection: "openflow", "ovsdb", or "switch" for a restarted daemon.
 func (m *Agent) Connected(to string) { m.reconnects.WithLabelValues(to).Inc() }
 
-// Synced counts a change of a network's objects that the node is in step with, and how long that took.
+// Synced records how long it took until the node was in step with a change of a network's objects.
 func (m *Agent) Synced(network string, took time.Duration) {
 	m.objects.WithLabelValues(network).Observe(took.Seconds())
 }
 
-// Event tells whether an event about an object was sent.
+// Event counts an event about an object, sent or dropped.
 func (m *Agent) Event(sent bool) {
 	if sent {
 		m.events.WithLabelValues("sent").Inc()
@@ -153,7 +153,7 @@ func (m *Agent) Event(sent bool) {
 	m.events.WithLabelValues("dropped").Inc()
 }
 
-// KubeRequest tells of a request to the API server; status is 0 when there was no answer.
+// KubeRequest counts a request to the API server; status is 0 if there was no response.
 func (m *Agent) KubeRequest(method string, status int) {
 	text := "error"
 	if status != 0 {
@@ -162,37 +162,37 @@ func (m *Agent) KubeRequest(method string, status int) {
 	m.kubeRequests.WithLabelValues(method, text).Inc()
 }
 
-// KubeWatches tells how many watches have been opened (1) or closed (-1).
+// KubeWatches adds to the number of open watches: 1 for one opened, -1 for one closed.
 func (m *Agent) KubeWatches(change int) { m.kubeWatches.Add(float64(change)) }
 
-// Engine is how a loop stands.
+// Engine is the state of a loop.
 type Engine struct {
 	reconcile.Status
-	// Programmed counts what the engine holds.
+	// Programmed is the number of items that the engine holds.
 	Programmed int
 }
 
-// State is what is looked up at each scrape.
+// State has the values that are evaluated at each scrape.
 type State struct {
-	// Engines are the loops' figures, by name.
+	// Engines are the states of the loops, by name.
 	Engines map[string]Engine
 	// Networks are the node's networks, by name.
 	Networks map[string]Network
 }
 
-// Network is what is looked up of a network.
+// Network is the state of a network.
 type Network struct {
 	// Ready says that pods can be attached.
 	Ready bool
-	// Attachments counts the records by state.
+	// Attachments is the number of records by state.
 	Attachments map[string]int
-	// AddressesInUse and Addresses count the network's addresses on the node. Addresses is 0 where it has none of its own.
+	// AddressesInUse and Addresses are numbers of the network's addresses on the node. Addresses is 0 if it has none of its own.
 	AddressesInUse, Addresses uint64
-	// Flows counts the network's flows by table, and its groups as "groups".
+	// Flows is the number of the network's flows by table; its groups are under "groups".
 	Flows map[string]int
 }
 
-// Watch has each scrape look up what state returns. It is called at most once.
+// Watch sets the function that each scrape calls for the state. It is called at most once.
 func (m *Agent) Watch(state func() State) {
 	d := m.describe
 	m.registry.MustRegister(&scraped{

@@ -6,22 +6,22 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Controller is the metrics of a cluster's controller.
+// Controller has the metrics of the controller.
 type Controller struct {
 	*Registry
 
-	// network is the part's that counts.
+	// network is the label of the part that uses these metrics.
 	network string
 
 	reconcile *prometheus.HistogramVec
 	writes    *prometheus.CounterVec
 	problems  *prometheus.GaugeVec
 	leader    prometheus.Gauge
-	// What only a replica that works knows has no value on the others.
+	// Gauges that only the leader knows; the other replicas have no value for them.
 	hostSubnets, free, vnids *prometheus.GaugeVec
 }
 
-// NewController returns a controller's metrics.
+// NewController returns the metrics of a controller.
 func NewController(version string) *Controller {
 	r := newRegistry(version)
 	m := &Controller{Registry: r, network: NoNetwork}
@@ -37,7 +37,7 @@ func NewController(version string) *Controller {
 	return m
 }
 
-// For returns the same metrics for a network's part of the controller.
+// For returns the same metrics, with a network's name as label.
 func (m *Controller) For(network string) *Controller {
 	part := *m
 	part.network = network
@@ -49,20 +49,20 @@ func (m *Controller) For(network string) *Controller {
 	return &part
 }
 
-// Lead tells whether this replica works.
+// Lead sets whether this replica is the leader.
 func (m *Controller) Lead(leads bool) { m.leader.Set(one(leads)) }
 
-// Reconciled tells of one look at all objects.
+// Reconciled records one run over all objects.
 func (m *Controller) Reconciled(controller string, took time.Duration, err error) {
 	m.reconcile.WithLabelValues(m.network, controller, outcome(err)).Observe(took.Seconds())
 }
 
-// Wrote tells of the write of an object; result is ok, conflict or error.
+// Wrote counts the write of an object; result is ok, conflict or error.
 func (m *Controller) Wrote(verb, result string) {
 	m.writes.WithLabelValues(m.network, verb, result).Inc()
 }
 
-// Problems tells how many problems last, by reason.
+// Problems sets the number of current problems, by reason.
 func (m *Controller) Problems(controller string, byReason map[string]int) {
 	m.problems.DeletePartialMatch(prometheus.Labels{"network": m.network, "controller": controller})
 	for reason, n := range byReason {
@@ -70,11 +70,11 @@ func (m *Controller) Problems(controller string, byReason map[string]int) {
 	}
 }
 
-// Subnets tells how many node subnets are given out and how many are free.
+// Subnets sets the number of assigned and of free node subnets.
 func (m *Controller) Subnets(given int, free uint64) {
 	m.hostSubnets.WithLabelValues().Set(float64(given))
 	m.free.WithLabelValues().Set(float64(free))
 }
 
-// VNIDs tells how many VNIDs are given out.
+// VNIDs sets the number of assigned VNIDs.
 func (m *Controller) VNIDs(given int) { m.vnids.WithLabelValues().Set(float64(given)) }

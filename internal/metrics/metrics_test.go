@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/metrics.md anew")
 
-// TestDocument keeps docs/metrics.md true: it is made of what is registered.
+// TestDocument checks that docs/metrics.md is up to date with what is registered.
 func TestDocument(t *testing.T) {
 	const path = "../../docs/metrics.md"
 	if *update {
@@ -35,7 +35,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// full returns metrics with a value in every series that there can be.
+// full returns metrics with a value in every possible series.
 func full() (*Agent, *Controller) {
 	agent := NewAgent("v1")
 	agent.Request("overlay", "ADD", 0, 14*time.Millisecond)
@@ -75,7 +75,7 @@ func full() (*Agent, *Controller) {
 	return agent, controller
 }
 
-// Names, help and types are as Prometheus' own tool wants them, and everything that is promised is there.
+// Names, help and types follow the rules of Prometheus' own linter, and every definition is exported.
 func TestConventions(t *testing.T) {
 	agent, controller := full()
 	for name, r := range map[string]*Registry{"agent": agent.Registry, "controller": controller.Registry} {
@@ -110,7 +110,7 @@ func TestConventions(t *testing.T) {
 	}
 }
 
-// What is told is what a scrape says.
+// A scrape returns the recorded values.
 func TestValues(t *testing.T) {
 	agent, controller := full()
 	expect(t, agent.Handler(),
@@ -148,7 +148,7 @@ func TestValues(t *testing.T) {
 	)
 }
 
-// A replica that waits says so, and nothing of what it does not know: an alert on too few subnets is not for it.
+// A replica that is not the leader exports that, and no values that it does not know: an alert on too few subnets must not fire for it.
 func TestReplicaThatWaits(t *testing.T) {
 	controller := NewController("v1").For("overlay")
 	expect(t, controller.Handler(), `weft_controller_leader 0`, `weft_controller_writes_total{network="overlay",result="error",verb="create"} 0`)
@@ -175,7 +175,7 @@ func expect(t *testing.T, handler http.Handler, lines ...string) {
 	}
 }
 
-// Two programs in one process, as in tests, do not share anything.
+// Two registries in one process, as in tests, share nothing.
 func TestRegistriesAreApart(t *testing.T) {
 	one, two := NewAgent("v1"), NewAgent("v1")
 	one.Connected("ovsdb")

@@ -1,5 +1,5 @@
-// Package nodenetwork keeps the NodeNetwork of one node true: networks set their sections, and the writer creates the object, writes
-// what differs, and restores what others change. It is for the node's agent; nothing here reads the objects of other nodes.
+// Package nodenetwork writes the NodeNetwork of one node: networks set their sections, and the writer creates the object, writes the
+// differences, and restores what others change. It is for the node's agent, and does not read the objects of other nodes.
 package nodenetwork
 
 import (
@@ -34,31 +34,31 @@ import (
 const (
 	// DefaultGather is how long changes are gathered before the first write after a quiet time.
 	DefaultGather = 250 * time.Millisecond
-	// DefaultRest is the least time between two writes.
+	// DefaultRest is the minimum time between two writes.
 	DefaultRest = 5 * time.Second
 )
 
-// requestTimeout bounds a request.
+// requestTimeout bounds a request to the API server.
 const requestTimeout = 5 * time.Second
 
-// maxMessage bounds the message of a condition, in bytes.
+// maxMessage is the maximum length of a condition's message, in bytes.
 const maxMessage = 1024
 
-// Options say how a Writer works.
+// Options configure a Writer.
 type Options struct {
-	// Config leads to the API server. Required.
+	// Config is the configuration of the API server client. Required.
 	Config *rest.Config
 	// Node is the name of the node. Required.
 	Node string
 	// Gather is how long changes are gathered before the first write after a quiet time. Default DefaultGather.
 	Gather time.Duration
-	// Rest is the least time between two writes, and the time until a failed one is repeated. Default DefaultRest.
+	// Rest is the minimum time between two writes, and the delay before a failed write is repeated. Default DefaultRest.
 	Rest time.Duration
-	// Log is where the writer logs. Default: nowhere.
+	// Log is the writer's logger. Default: discarded.
 	Log *slog.Logger
 }
 
-// Writer keeps the NodeNetwork of one node true. Its methods may be called at any time, also before Run.
+// Writer writes the NodeNetwork of one node. Its methods may be called at any time, also before Run.
 type Writer struct {
 	opts   Options
 	client client.Client
@@ -66,7 +66,7 @@ type Writer struct {
 	wake   chan struct{}
 
 	mu sync.Mutex
-	// sections are those that were set, by name; only are the node's networks, once they are known.
+	// sections has the sections that were set, by name. only has the node's networks, once they are known.
 	sections map[string]weftv1.NodeNetworkSection
 	only     []string
 	known    bool
@@ -112,8 +112,8 @@ func New(opts Options) (*Writer, error) {
 	return &Writer{opts: opts, client: c, cache: store, wake: make(chan struct{}, 1), sections: map[string]weftv1.NodeNetworkSection{}}, nil
 }
 
-// Set replaces the section of a network. Conditions without a transition time keep the one that is reported while their status does
-// not change. It returns at once; a section that does not differ is not written.
+// Set replaces the section of a network. A condition without a transition time keeps the reported one while its status does not change. Set
+// returns at once; an unchanged section is not written.
 func (w *Writer) Set(section weftv1.NodeNetworkSection) {
 	section = *section.DeepCopy()
 	for i := range section.Conditions {
@@ -125,7 +125,7 @@ func (w *Writer) Set(section weftv1.NodeNetworkSection) {
 	w.signal()
 }
 
-// Keep says which networks the node has. Sections of others are removed: until the first call those that an earlier agent wrote stay.
+// Keep sets the node's networks. The sections of all others are removed. Until the first call, sections that a previous agent wrote stay.
 func (w *Writer) Keep(networks ...string) {
 	w.mu.Lock()
 	w.only, w.known = slices.Clone(networks), true
@@ -141,11 +141,11 @@ func (w *Writer) Keep(networks ...string) {
 func (w *Writer) signal() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // it will look already
+	default: // a signal is pending already
 	}
 }
 
-// Run writes until ctx ends.
+// Run writes changes until ctx ends.
 func (w *Writer) Run(ctx context.Context) error {
 	informer, err := w.cache.GetInformer(ctx, &weftv1.NodeNetwork{}, cache.BlockUntilSynced(false))
 	if err != nil {
@@ -167,7 +167,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow writes whenever something changed, in the pace of the options.
+// follow writes after each change, at the intervals of the options.
 func (w *Writer) follow(ctx context.Context) {
 	for {
 		select {
@@ -189,7 +189,7 @@ func (w *Writer) follow(ctx context.Context) {
 	}
 }
 
-// pause waits for a time, and reports whether ctx lasted.
+// pause waits, and reports whether it ended before ctx did.
 func pause(ctx context.Context, rest time.Duration) bool {
 	timer := time.NewTimer(rest)
 	defer timer.Stop()
@@ -201,7 +201,7 @@ func pause(ctx context.Context, rest time.Duration) bool {
 	}
 }
 
-// step writes what differs, and reports whether anything did.
+// step writes the differences, and reports whether there were any.
 func (w *Writer) step(ctx context.Context) (wrote bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -228,7 +228,7 @@ func (w *Writer) step(ctx context.Context) (wrote bool, err error) {
 	return true, w.singly(ctx, &have, want)
 }
 
-// create makes the node's object, owned by its Node.
+// create creates the node's object, owned by its Node.
 func (w *Writer) create(ctx context.Context) (*weftv1.NodeNetwork, error) {
 	var node corev1.Node
 	if err := w.client.Get(ctx, client.ObjectKey{Name: w.opts.Node}, &node); err != nil {
@@ -238,7 +238,7 @@ func (w *Writer) create(ctx context.Context) (*weftv1.NodeNetwork, error) {
 		APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID,
 	}}}}
 	err := w.client.Create(ctx, object)
-	if apierrors.IsAlreadyExists(err) { // the watch is behind
+	if apierrors.IsAlreadyExists(err) { // the cache is outdated
 		err = w.client.Get(ctx, client.ObjectKey{Name: w.opts.Node}, object)
 	}
 	if err != nil {
@@ -247,7 +247,7 @@ func (w *Writer) create(ctx context.Context) (*weftv1.NodeNetwork, error) {
 	return object, nil
 }
 
-// patch writes sections. It is refused if the object has changed since it was read: the watch brings what it is now.
+// patch writes sections. It fails if the object has changed since it was read: the watch then reports the new state.
 func (w *Writer) patch(ctx context.Context, have *weftv1.NodeNetwork, sections []weftv1.NodeNetworkSection) error {
 	text, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": have.UID, "resourceVersion": have.ResourceVersion},
@@ -264,7 +264,7 @@ func (w *Writer) patch(ctx context.Context, have *weftv1.NodeNetwork, sections [
 	return nil
 }
 
-// singly writes one section after the other: one that the API server refuses does not stop the others.
+// singly writes the sections one by one, so that one that the API server refuses does not block the others.
 func (w *Writer) singly(ctx context.Context, have *weftv1.NodeNetwork, want []weftv1.NodeNetworkSection) error {
 	var refused error
 	sections := slices.DeleteFunc(slices.Clone(have.Status.Networks), func(s weftv1.NodeNetworkSection) bool { return find(want, s.Name) < 0 })
@@ -295,14 +295,14 @@ func find(sections []weftv1.NodeNetworkSection, name string) int {
 	return slices.IndexFunc(sections, func(s weftv1.NodeNetworkSection) bool { return s.Name == name })
 }
 
-// want returns what the object is to have, in the order of names.
+// want returns the sections that the object is to have, sorted by name.
 func (w *Writer) want(have []weftv1.NodeNetworkSection, now metav1.Time) []weftv1.NodeNetworkSection {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return merge(have, w.sections, now, func(name string) bool { return !w.known || slices.Contains(w.only, name) })
 }
 
-// merge puts sections in place of those that the object has. Of the others those stay that stays says.
+// merge replaces sections of the object with those in set. A section that is not in set stays if stays returns true for its name.
 func merge(have []weftv1.NodeNetworkSection, set map[string]weftv1.NodeNetworkSection, now metav1.Time, stays func(string) bool) []weftv1.NodeNetworkSection {
 	var result []weftv1.NodeNetworkSection
 	reported := map[string]*weftv1.NodeNetworkSection{}
@@ -319,7 +319,7 @@ func merge(have []weftv1.NodeNetworkSection, set map[string]weftv1.NodeNetworkSe
 			if !c.LastTransitionTime.IsZero() {
 				continue
 			}
-			c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second)) // as it is written
+			c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second)) // in the precision in which it is stored
 			if before := reported[name]; before != nil {
 				if was := meta.FindStatusCondition(before.Conditions, c.Type); was != nil && was.Status == c.Status {
 					c.LastTransitionTime = was.LastTransitionTime

@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// log is a buffer that may be read while it is written.
+// log is a buffer that may be read while it is written to.
 type log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -72,7 +72,7 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// fixture is a node with a running writer that has the rights of an agent.
+// fixture is a node with a running writer that has an agent's rights.
 type fixture struct {
 	*Writer
 	client.Client
@@ -127,7 +127,7 @@ func (f *fixture) makeNode() *corev1.Node {
 	return node
 }
 
-// eventually waits until the node's object is as check wants it, and returns it.
+// eventually waits until check returns true for the node's object, and returns the object.
 func (f *fixture) eventually(what string, check func(*weftv1.NodeNetwork) bool) *weftv1.NodeNetwork {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
@@ -155,7 +155,7 @@ func names(object *weftv1.NodeNetwork) string {
 	return strings.Join(all, " ")
 }
 
-// With the rights of the chart the writer creates the object once there is a Node to own it, and restores it whatever others do.
+// With the rights in the chart, the writer creates the object once there is a Node to own it, and restores it after any change by others.
 func TestWriter(t *testing.T) {
 	f := start(t, "node-1")
 	f.Set(section("overlay", ready("True", 0, "")))
@@ -187,7 +187,7 @@ func TestWriter(t *testing.T) {
 	f.Keep("overlay")
 	last := f.eventually("networks that the node has no more go", func(o *weftv1.NodeNetwork) bool { return names(o) == "overlay" })
 
-	// What does not differ is not written. The section after it is proof that the writer has looked.
+	// An unchanged section is not written. The section set after it proves that the writer has compared.
 	f.Set(section("overlay", ready("False", 0, "waiting for the API server")))
 	f.Keep("overlay", "flannel")
 	f.Set(section("flannel"))
@@ -197,8 +197,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// A second agent of the node finds the object as it left it, keeps the sections of networks that have not reported yet, and writes
-// nothing.
+// A restarted agent finds its object, keeps the sections of networks that have not reported yet, and writes nothing.
 func TestWriterStartsAgain(t *testing.T) {
 	f := start(t, "node-2")
 	f.makeNode()

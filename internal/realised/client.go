@@ -21,23 +21,23 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 )
 
-// Report says where an object is in effect.
+// Report says on which nodes an object is in effect.
 type Report struct {
 	Kind Kind `json:"kind"`
-	// Object is its name, with its namespace before it if it has one.
+	// Object is the object's name, after its namespace if it has one.
 	Object string `json:"object"`
-	// Version is the resourceVersion that was asked about.
+	// Version is the resourceVersion that the report is about.
 	Version string `json:"version"`
 	Count
 }
 
-// Text writes a report for people.
+// Text writes the report as text.
 func (r *Report) Text(w io.Writer) error {
 	if _, err := fmt.Fprintf(w, "%s %s: realised on %d of %d nodes\n", r.Kind, r.Object, r.Realised, r.Nodes); err != nil || r.All() {
 		return err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "\nNODE\tNOT REALISED BECAUSE") // Flush tells
+	_, _ = fmt.Fprintln(table, "\nNODE\tNOT REALISED BECAUSE") // Flush returns the error
 	for _, node := range r.Not {
 		_, _ = fmt.Fprintf(table, "%s\t%s\n", node.Name, strings.ReplaceAll(node.Reason, "\n", "; "))
 		if node.Next != "" {
@@ -47,16 +47,16 @@ func (r *Report) Text(w io.Writer) error {
 	return table.Flush()
 }
 
-// Client asks one cluster.
+// Client reads from one cluster.
 type Client struct{ objects client.WithWatch }
 
-// New returns a Client. Nothing is asked yet.
+// New returns a Client. It does not connect.
 func New(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), networkv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
 	}
-	mapper := meta.NewDefaultRESTMapper(nil) // what is asked for is known
+	mapper := meta.NewDefaultRESTMapper(nil) // the kinds are known, so no discovery is needed
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(networkingv1.SchemeGroupVersion.WithKind(string(NetworkPolicy)), meta.RESTScopeNamespace)
 	mapper.Add(networkv1.GroupVersion().WithKind(string(EgressNetworkPolicy)), meta.RESTScopeNamespace)
@@ -70,7 +70,7 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{objects: objects}, nil
 }
 
-// ParseKind returns the kind that a word stands for: its name, in any case and in the plural, or kubectl's short name.
+// ParseKind returns the kind for a word: its name, in any case and also in the plural, or kubectl's short name.
 func ParseKind(word string) (Kind, error) {
 	for kind, words := range map[Kind][]string{
 		NetworkPolicy: {"networkpolicy", "networkpolicies", "netpol"}, EgressNetworkPolicy: {"egressnetworkpolicy", "egressnetworkpolicies"},
@@ -83,11 +83,11 @@ func ParseKind(word string) (Kind, error) {
 	return "", fmt.Errorf("nodes do not report on kind %q: give networkpolicy, egressnetworkpolicy or netnamespace", word)
 }
 
-// explainTimeout bounds the question for Nodes, without which less is said.
+// explainTimeout bounds the list of Nodes, without which the report has less detail.
 const explainTimeout = 5 * time.Second
 
-// Ask says where an object, as it is now, is in effect. With wait it waits until that is everywhere, and calls progress with how far
-// it is; when ctx ends first, the report is complete, and the error that of ctx.
+// Ask reports on which nodes an object, in its current version, is in effect. With wait, it waits until that is true for all nodes, and
+// calls progress with the status so far. If ctx ends first, it returns a complete report and the error of ctx.
 func (c *Client) Ask(ctx context.Context, kind Kind, name string, wait bool, progress func(string)) (Report, error) {
 	mode, err := c.mode(ctx, kind)
 	if err != nil {
@@ -114,13 +114,13 @@ func (c *Client) Ask(ctx context.Context, kind Kind, name string, wait bool, pro
 	if !asked {
 		return Report{}, err
 	}
-	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainTimeout) // also when waiting is over
+	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainTimeout) // also after ctx has ended
 	defer cancel()
 	c.explain(short, &report)
 	return report, err
 }
 
-// mode returns the network's, and an error where objects of a kind have no effect in it.
+// mode returns the network's mode, and an error if objects of the kind have no effect in it.
 func (c *Client) mode(ctx context.Context, kind Kind) (clusternetwork.Mode, error) {
 	var network networkv1.ClusterNetwork
 	if err := c.objects.Get(ctx, client.ObjectKey{Name: networkv1.ClusterNetworkDefault}, &network); err != nil {
@@ -169,14 +169,15 @@ func (c *Client) subject(ctx context.Context, kind Kind, name string) (*Subject,
 	return &Subject{Kind: kind, Name: name, Version: version}, nil
 }
 
-// Since returns the version since which a policy says what it says, if its status has it: the object's own goes on with its status.
+// Since returns the version since which a policy has its current content, if its status has it. The object's own version also changes with
+// the status.
 func Since(policy *networkv1.EgressNetworkPolicy) (version uint64, known bool) {
 	asked := &policy.Status.Asked
 	version, err := Version(asked.Version)
 	return version, err == nil && asked.Generation == policy.Generation
 }
 
-// explain adds what Kubernetes knows of nodes where the object is not in effect, and what to do.
+// explain adds, for nodes where the object is not in effect, the state of the Node and what to do.
 func (c *Client) explain(ctx context.Context, report *Report) {
 	if report.All() {
 		return
@@ -193,7 +194,7 @@ func (c *Client) explain(ctx context.Context, report *Report) {
 		switch {
 		case node.Failing:
 			node.Next = "correct what the reason names; on that node: weft diff"
-		case err == nil && known && !isReady: // who may not list nodes is told the rest
+		case err == nil && known && !isReady: // without the right to list Nodes, the rest is still reported
 			node.Reason = NotReady(node.Reason)
 			node.Next = "kubectl describe node " + node.Name
 		default:
@@ -202,7 +203,7 @@ func (c *Client) explain(ctx context.Context, report *Report) {
 	}
 }
 
-// Ready reports whether a Node's kubelet tells that it works. One that has told nothing yet counts as ready.
+// Ready reports whether a Node is ready. A Node without this condition counts as ready.
 func Ready(node *corev1.Node) bool {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -212,7 +213,7 @@ func Ready(node *corev1.Node) bool {
 	return true
 }
 
-// NotReady adds to a reason that Kubernetes does not find the node ready.
+// NotReady adds to a reason that the node is not ready in Kubernetes.
 func NotReady(reason string) string {
 	return "Kubernetes does not find the node ready, so that its agent may be away: " + reason
 }

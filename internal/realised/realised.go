@@ -1,5 +1,5 @@
-// Package realised says on how many nodes an object of the API server is in effect, and why not on the others, by what the agents
-// say of their nodes (HostSubnet's status.realised).
+// Package realised computes on how many nodes an object of the API server is in effect, and why not on the others, from the agents' reports
+// (HostSubnet's status.realised).
 package realised
 
 import (
@@ -16,21 +16,21 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 )
 
-// Kind is a kind of object of which nodes say whether it is in effect.
+// Kind is a kind of object for which nodes report whether objects are in effect.
 type Kind string
 
 // The kinds.
 const (
 	NetworkPolicy       Kind = "NetworkPolicy"
 	EgressNetworkPolicy Kind = "EgressNetworkPolicy"
-	// NetNamespace stands for the egress addresses and the multicast of one.
+	// NetNamespace means the egress IPs and the multicast setting of a NetNamespace.
 	NetNamespace Kind = "NetNamespace"
-	// VNID stands for the VNID of a NetNamespace, where VNIDs isolate.
+	// VNID means the VNID of a NetNamespace, in clusters where VNIDs isolate.
 	VNID Kind = "VNID"
 )
 
-// Version returns a resourceVersion as a number; those of one kind are in the order of the changes (Kubernetes' "Resource versions
-// must be comparable", KEP 5504).
+// Version returns a resourceVersion as a number. Versions of one kind are ordered as the changes (Kubernetes' "Resource versions must be
+// comparable", KEP 5504).
 func Version(text string) (uint64, error) {
 	version, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
@@ -39,26 +39,26 @@ func Version(text string) (uint64, error) {
 	return version, nil
 }
 
-// Verdict is whether something is in effect on a node.
+// Verdict says whether an object is in effect on a node.
 type Verdict struct {
-	// Realised says that it is.
+	// Realised says that it is in effect.
 	Realised bool
-	// Failing says that the node knows of it, and cannot do it, or not as it says; else it may only have to be waited for.
+	// Failing says that the node has the object, and cannot apply it, or not as written. If false, it may be enough to wait.
 	Failing bool
-	// Reason says why it is not.
+	// Reason is why it is not in effect.
 	Reason string
 }
 
 // Subject is an object in a version.
 type Subject struct {
 	Kind Kind
-	// Name is the object's, with its namespace before it if it has one: shop/web.
+	// Name is the object's name, after its namespace if it has one: shop/web.
 	Name    string
 	Version uint64
 }
 
-// Judge says whether the object is in effect on a node, in this version or a later one. An agent that was stopped, or a node that is
-// not ready, leaves in effect what was.
+// Judge returns whether the object, in this version or a later one, is in effect on a node. If an agent has stopped, or a node is not
+// ready, what was in effect stays in effect.
 func (s *Subject) Judge(hs *networkv1.HostSubnet) Verdict {
 	at := slices.IndexFunc(hs.Status.Realised, func(r networkv1.HostSubnetRealised) bool { return r.Kind == string(s.Kind) })
 	if at < 0 {
@@ -79,7 +79,7 @@ func (s *Subject) Judge(hs *networkv1.HostSubnet) Verdict {
 	return Verdict{Reason: behind(hs, said.Reason)}
 }
 
-// JudgeAll says whether all of several subjects are in effect on a node, and, of the first that is not, why.
+// JudgeAll returns a function that reports whether all subjects are in effect on a node, with the reason of the first that is not.
 func JudgeAll(subjects ...Subject) func(*networkv1.HostSubnet) Verdict {
 	return func(hs *networkv1.HostSubnet) Verdict {
 		for i := range subjects {
@@ -91,7 +91,7 @@ func JudgeAll(subjects ...Subject) func(*networkv1.HostSubnet) Verdict {
 	}
 }
 
-// behind says why a node has not followed.
+// behind returns why a node has not applied a change yet.
 func behind(hs *networkv1.HostSubnet, known string) string {
 	ready := meta.FindStatusCondition(hs.Status.Conditions, networkv1.ConditionReady)
 	step := meta.FindStatusCondition(hs.Status.Conditions, networkv1.ConditionEnginesInStep)
@@ -110,29 +110,29 @@ func behind(hs *networkv1.HostSubnet, known string) string {
 	return "its agent has not said yet that it has followed"
 }
 
-// Node is a node where something is not in effect.
+// Node is a node where an object is not in effect.
 type Node struct {
 	Name   string `json:"name"`
 	Reason string `json:"reason"`
-	// Next says what to do.
+	// Next is what to do.
 	Next string `json:"next,omitempty"`
-	// Failing says that to wait will not do.
+	// Failing says that waiting does not help.
 	Failing bool `json:"failing,omitempty"`
 }
 
-// Count is how many nodes there are, and where something is in effect.
+// Count has the number of nodes, and those where an object is in effect.
 type Count struct {
-	// Nodes counts the cluster's nodes, Realised those where it is in effect.
+	// Nodes is the number of the cluster's nodes, Realised that of the nodes where the object is in effect.
 	Nodes    int `json:"nodes"`
 	Realised int `json:"realised"`
-	// Not are the others, in order.
+	// Not are the other nodes, sorted by name.
 	Not []Node `json:"notRealised,omitempty"`
 }
 
-// All reports whether it is in effect on all nodes.
+// All reports whether the object is in effect on all nodes.
 func (c *Count) All() bool { return len(c.Not) == 0 }
 
-// Summary says it in a sentence that names a few of the nodes where it is not.
+// Summary returns the count as a sentence, with the first nodes where the object is not in effect.
 func (c *Count) Summary() string {
 	const most = 3
 	var not []string
@@ -149,7 +149,7 @@ func (c *Count) Summary() string {
 	return text
 }
 
-// Names names the first of the nodes where it is not in effect.
+// Names returns the names of the first nodes where the object is not in effect.
 func (c *Count) Names() string {
 	const most = 5
 	var names []string
@@ -159,18 +159,18 @@ func (c *Count) Names() string {
 	return clusternetwork.FirstNames(names, most)
 }
 
-// Tally judges the cluster's nodes, one by one.
+// Tally evaluates the cluster's nodes, one by one.
 type Tally struct {
 	judge func(*networkv1.HostSubnet) Verdict
 	nodes map[string]Verdict
 }
 
-// NewTally returns a Tally of no nodes.
+// NewTally returns a Tally without nodes.
 func NewTally(judge func(*networkv1.HostSubnet) Verdict) *Tally {
 	return &Tally{judge: judge, nodes: map[string]Verdict{}}
 }
 
-// Take judges a node, again if it was before. Hosts that are no nodes follow nothing, and do not count.
+// Take adds or updates a node. Hosts without a Node have no agent, and do not count.
 func (t *Tally) Take(hs *networkv1.HostSubnet) {
 	if hs.Annotations[networkv1.AnnotationNodeUID] == "" {
 		delete(t.nodes, hs.Name)
@@ -179,10 +179,10 @@ func (t *Tally) Take(hs *networkv1.HostSubnet) {
 	t.nodes[hs.Name] = t.judge(hs)
 }
 
-// Drop forgets a node that has gone.
+// Drop removes a deleted node.
 func (t *Tally) Drop(name string) { delete(t.nodes, name) }
 
-// Count counts.
+// Count returns the current count.
 func (t *Tally) Count() Count {
 	c := Count{Nodes: len(t.nodes)}
 	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/realised"
 )
 
-// host is a node's HostSubnet as an agent that serves writes it.
+// host returns a node's HostSubnet as a serving agent writes it.
 func host(name string, said ...networkv1.HostSubnetRealised) *networkv1.HostSubnet {
 	hs := &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{networkv1.AnnotationNodeUID: "u"}}}
 	hs.Status.Realised = said
@@ -69,7 +69,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Of several things the first that is not in effect says why: a node that was in another mode says nothing of VNIDs.
+// The verdict has the reason of the first subject that is not in effect. A node that was in another mode reports nothing about VNIDs.
 func TestJudgeAll(t *testing.T) {
 	space := realised.Subject{Kind: realised.NetNamespace, Name: "shop", Version: 5}
 	vnid := realised.Subject{Kind: realised.VNID, Name: "shop", Version: 5}

@@ -21,7 +21,7 @@ func lookup(t *testing.T, c *resolver.Client, name string) string {
 	return fmt.Sprint(answer.Addrs, " ", answer.TTL)
 }
 
-// What name servers say, and what is made of it.
+// The addresses and TTLs that Lookup derives from name servers' replies.
 func TestLookup(t *testing.T) {
 	many := make([]string, 0, 301)
 	for i := range 300 {
@@ -104,7 +104,7 @@ func TestLookup(t *testing.T) {
 	})
 }
 
-// A server that gives no answer does not keep the next one from giving it.
+// If one server does not answer, the next one is queried.
 func TestOtherServers(t *testing.T) {
 	for name, bad := range map[string]func(network string, q dns.Question, reply *dns.Msg) bool{
 		"fails":    func(_ string, _ dns.Question, reply *dns.Msg) bool { reply.Rcode = dns.RcodeServerFailure; return true },
@@ -149,7 +149,7 @@ func TestOtherServers(t *testing.T) {
 	}
 }
 
-// A server without EDNS is asked without.
+// A server that does not support EDNS is queried without it.
 func TestNoEDNS(t *testing.T) {
 	s := serve(t)
 	var list []dns.RR
@@ -168,7 +168,7 @@ func TestNoEDNS(t *testing.T) {
 	}
 }
 
-// Questions for IPv6 addresses that nobody answers keep no IPv4 address back, nor delay it.
+// IPv6 queries that fail or get no answer neither suppress nor delay IPv4 addresses.
 func TestBrokenIPv6(t *testing.T) {
 	for what, broken := range map[string]func(reply *dns.Msg) bool{
 		"fails":    func(reply *dns.Msg) bool { reply.Rcode = dns.RcodeServerFailure; return true },
@@ -193,7 +193,7 @@ func TestBrokenIPv6(t *testing.T) {
 	}
 }
 
-// A Lookup has an end, however long the servers may take; and says of which it waited for.
+// A Lookup ends, however slow the servers are, and its error names the server that it waited for.
 func TestPatience(t *testing.T) {
 	s := serve(t)
 	s.says(func(string, dns.Question, *dns.Msg) bool { return false })
@@ -208,7 +208,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// The file is read for each question; what is wrong with it is told.
+// resolv.conf is read for each query, and errors in it are reported.
 func TestResolvConf(t *testing.T) {
 	s := serve(t)
 	s.has(t, "www.example. 60 IN A 192.0.2.7")
@@ -216,7 +216,7 @@ func TestResolvConf(t *testing.T) {
 	if got := lookup(t, client, "www.example."); !strings.Contains(got, "no nameserver line has an address") {
 		t.Errorf("got %s", got)
 	}
-	rewrite(t, client.ResolvConf, "") // the local machine's
+	rewrite(t, client.ResolvConf, "") // the default is the local machine
 	if got := lookup(t, client, "www.example."); !strings.HasPrefix(got, "[192.0.2.7]") {
 		t.Errorf("got %s", got)
 	}
@@ -226,7 +226,7 @@ func TestResolvConf(t *testing.T) {
 	}
 }
 
-// Who stops waiting does not wait for the servers.
+// A cancelled Lookup returns without waiting for the servers.
 func TestLookupEnds(t *testing.T) {
 	s := serve(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -14,8 +14,8 @@ import (
 
 var here = service.Place{Node: "here", Zone: "z1"}
 
-// eps makes endpoints: "<last byte>[@node][:state]", state of r (ready), s (serves and terminates), t (terminates),
-// n (not ready); "!z=a" and "!n=b" are hints.
+// eps returns endpoints from texts of the form "<last byte>[@node][:state]". The states are r (ready), s (serves and terminates), t
+// (terminates) and n (not ready); "!z=a" and "!n=b" are hints.
 func eps(texts ...string) []service.SliceEndpoint {
 	var list []service.SliceEndpoint
 	for _, text := range texts {
@@ -55,7 +55,7 @@ func web(change func(*service.Service)) service.Service {
 	return s
 }
 
-// lines prints addresses in one line each.
+// lines prints addresses, one per line.
 func lines(list []service.VirtualAddress) []string {
 	out := []string{}
 	for _, v := range list {

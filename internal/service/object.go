@@ -13,9 +13,8 @@ import (
 // AnnotationIdled is the annotation by which `oc idle` marks a Service as idled, with the time as its value.
 const AnnotationIdled = "idling.alpha.openshift.io/idled-at"
 
-// FromService returns what counts of a Service, and whether it has virtual addresses at all: a headless one and one
-// that is another name (ExternalName) have none. What cannot be used of an object is left out: the API server lets
-// nothing such in, and other users of the same object must not suffer.
+// FromService converts a Service, and reports whether it has virtual addresses at all: headless Services and those of type ExternalName
+// have none. Unusable parts of an object are left out: the API server rejects them, and the other parts must keep working.
 func FromService(obj *corev1.Service) (Service, bool) {
 	if obj.Spec.Type == corev1.ServiceTypeExternalName || obj.Spec.ClusterIP == "" || obj.Spec.ClusterIP == corev1.ClusterIPNone {
 		return Service{}, false
@@ -56,7 +55,7 @@ func FromService(obj *corev1.Service) (Service, bool) {
 	return s, s.ClusterIP.IsValid() || len(s.ExternalIPs)+len(s.LoadBalancerIPs) > 0 || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort != 0 })
 }
 
-// maxAffinitySeconds is the longest that the API server accepts: a day.
+// maxAffinitySeconds is the maximum that the API server accepts: a day.
 const maxAffinitySeconds int32 = 86400
 
 func affinity(spec *corev1.ServiceSpec) time.Duration {
@@ -70,15 +69,14 @@ func affinity(spec *corev1.ServiceSpec) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// FromSlice returns what counts of an EndpointSlice, and whether it can be used: not if its addresses are not IPv4 or no
-// Service is named.
+// FromSlice converts an EndpointSlice, and reports whether it can be used: its addresses must be IPv4, and it must name a Service.
 func FromSlice(obj *discoveryv1.EndpointSlice) (Slice, bool) {
 	s := Slice{Namespace: obj.Namespace, Service: obj.Labels[discoveryv1.LabelServiceName], Name: obj.Name}
 	if obj.AddressType != discoveryv1.AddressTypeIPv4 || s.Service == "" {
 		return Slice{}, false
 	}
 	for _, p := range obj.Ports {
-		if p.Port == nil { // any port: of no use to a Service
+		if p.Port == nil { // all ports: not usable for a Service
 			continue
 		}
 		proto, known := TCP, true
@@ -104,7 +102,7 @@ func FromSlice(obj *discoveryv1.EndpointSlice) (Slice, bool) {
 }
 
 func endpoint(obj *discoveryv1.Endpoint) (SliceEndpoint, bool) {
-	if len(obj.Addresses) == 0 { // several are alternatives for the same endpoint: consumers take the first
+	if len(obj.Addresses) == 0 { // several addresses belong to the same endpoint: consumers use the first
 		return SliceEndpoint{}, false
 	}
 	ip, ok := address(obj.Addresses[0])
@@ -135,8 +133,8 @@ func endpoint(obj *discoveryv1.Endpoint) (SliceEndpoint, bool) {
 	return e, true
 }
 
-// address parses an IPv4 address that a host can have. Loopback and link-local addresses are nobody's elsewhere: a
-// connection there would end at whatever the node has.
+// address parses an IPv4 address that a host can have. Loopback and link-local addresses are not usable: a connection to them would end at
+// the node itself.
 func address(text string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
@@ -159,11 +157,11 @@ func addresses(texts []string) []netip.Addr {
 	return list
 }
 
-// nobody is a range that no client is in: what stands where no given range could be used.
+// nobody returns a range that contains no client, for use if none of the given ranges is usable.
 func nobody() netip.Prefix { return netip.MustParsePrefix("255.255.255.255/32") }
 
-// ranges parses IPv4 ranges; none if one of them is everybody. If there are ranges and none of them can be used, nobody
-// is meant: not everybody. The API server accepts spaces around them.
+// ranges parses IPv4 ranges. It returns none, which means no limit, if one of them contains all addresses. If ranges are given and none is
+// usable, no client is allowed. The API server accepts spaces around ranges.
 func ranges(texts []string) []netip.Prefix {
 	var list []netip.Prefix
 	for _, text := range texts {

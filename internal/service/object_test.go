@@ -94,7 +94,7 @@ func TestFromSlice(t *testing.T) {
 	}
 }
 
-// Whatever a slice says: nothing comes of it but addresses that a host can have, and ports.
+// For any slice, the result has only addresses that a host can have, and valid ports.
 func FuzzFromSlice(f *testing.F) {
 	f.Add([]byte(sliceJSON))
 	f.Add([]byte(`{"metadata":{"labels":{"kubernetes.io/service-name":"x"}},"addressType":"IPv4","ports":[{"port":-1},{"port":70000},{"port":1,"protocol":"ICMP"}],"endpoints":[{"addresses":["::ffff:127.0.0.1","169.254.1.1"]}]}`))
@@ -129,7 +129,7 @@ func FuzzFromSlice(f *testing.F) {
 	})
 }
 
-// Whatever a Service says: nothing comes of it but addresses that traffic can have, and ports.
+// For any Service, the result has only addresses that traffic can have, and valid ports.
 func FuzzFromService(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"172.30.0.1","ports":[{"port":80,"protocol":"TCP","nodePort":30080}],"externalIPs":["192.0.2.9"]}}`))
 	f.Add([]byte(`{"spec":{"clusterIP":"::1","clusterIPs":["127.0.0.1","x"],"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":-1}},"ports":[{"port":70000},{"port":53,"protocol":"ICMP"}]}}`))

@@ -19,7 +19,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// Cluster asks one cluster.
+// Cluster reads the status of one cluster.
 type Cluster struct {
 	config    *rest.Config
 	namespace string
@@ -30,7 +30,7 @@ type Cluster struct {
 	sections  []Section
 }
 
-// New returns a Cluster. Nothing is asked yet. The namespace is the installation's. Networks besides the overlay have a section each.
+// New returns a Cluster, and sends no request. namespace is that of the installation. Networks other than the overlay have a section each.
 func New(config *rest.Config, namespace string, sections ...Section) (*Cluster, error) {
 	c := &Cluster{config: rest.CopyConfig(config), namespace: namespace, scheme: runtime.NewScheme(), clock: &serverClock{}, sections: sections}
 	c.config.Wrap(c.clock.wrap)
@@ -45,7 +45,8 @@ func New(config *rest.Config, namespace string, sections ...Section) (*Cluster, 
 	return c, nil
 }
 
-// mapper knows what is read: asking the API server would fail where a kind is not defined, which is for the report to say.
+// mapper returns a mapper with the kinds that are read. A mapper that queries the API server would fail for a kind that is not defined; the
+// report has to show that instead.
 func mapper(sections []Section) meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	add := func(version schema.GroupVersion, scope meta.RESTScope, kinds ...string) {
@@ -72,7 +73,7 @@ func mapper(sections []Section) meta.RESTMapper {
 	return m
 }
 
-// Report reads the objects once.
+// Report reads the objects once, and returns the report.
 func (c *Cluster) Report(ctx context.Context) (Report, error) {
 	facts, err := Collect(ctx, c.reader, c.namespace, c.sections...)
 	if err != nil {

@@ -16,13 +16,13 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 )
 
-// judgement is a report in the making.
+// judgement is a report under construction.
 type judgement struct {
 	facts  *Facts
 	report Report
 }
 
-// Judge makes the report of facts. It is pure.
+// Judge makes a report from facts. It is pure.
 func Judge(facts *Facts) Report {
 	j := &judgement{facts: facts, report: Report{
 		Problems: []Finding{}, Warnings: []Finding{}, Nodes: []Node{}, Versions: map[string][]Version{},
@@ -48,7 +48,7 @@ func (j *judgement) warn(object, next, what string, args ...any) {
 
 const objectCluster = "cluster"
 
-// access says what could not be asked.
+// access adds problems for what could not be read.
 func (j *judgement) access() {
 	if len(j.facts.Undefined) > 0 {
 		j.problem(objectCluster, "apply the CustomResourceDefinitions of the release (deploy/crds)",
@@ -59,7 +59,7 @@ func (j *judgement) access() {
 	}
 }
 
-// known reports whether there was an answer about a kind.
+// known reports whether a kind could be read.
 func (j *judgement) known(kind string) bool {
 	return !slices.Contains(j.facts.Undefined, kind) &&
 		!slices.ContainsFunc(j.facts.Unreadable, func(u Unreadable) bool { return u.What == kind })
@@ -170,7 +170,7 @@ func (j *judgement) agents() {
 	}
 }
 
-// reported says that an agent has written the object's status.
+// reported reports whether an agent has written the object's status.
 func reported(hs networkv1.HostSubnet) bool {
 	return meta.FindStatusCondition(hs.Status.Conditions, networkv1.ConditionReady) != nil
 }
@@ -186,7 +186,7 @@ func (j *judgement) nodes() {
 	}
 }
 
-// node judges one node. Of what is wrong with it only the first thing is told that explains the rest.
+// node evaluates one node. If one problem explains the others, only that one is reported.
 func (j *judgement) node(node *corev1.Node) {
 	told := Node{Name: node.Name, KubernetesReady: nodeReady(node), Agent: agentUnknown}
 	before := len(j.report.Problems)
@@ -208,7 +208,7 @@ func (j *judgement) node(node *corev1.Node) {
 			"Kubernetes does not find it ready: %s", conditionMessage(node, corev1.NodeReady))
 	case at < 0 && j.elsewhere():
 		j.agentAlone(object, pod, told.Agent)
-	case !j.known("HostSubnet"), at < 0 && (j.report.Network == nil || !j.report.Network.Valid): // told already
+	case !j.known("HostSubnet"), at < 0 && (j.report.Network == nil || !j.report.Network.Valid): // reported already
 	case at < 0:
 		j.problem(object, "give the Node an InternalIP (the kubelet's --node-ip); look at the controller's log, and at the ClusterNetwork",
 			"it has no HostSubnet, and so no addresses for pods")
@@ -221,7 +221,7 @@ func (j *judgement) node(node *corev1.Node) {
 	}
 }
 
-// agentProblem says what is wrong with a node's agent.
+// agentProblem adds the problem of a node's agent.
 func (j *judgement) agentProblem(object string, pod *corev1.Pod, hs *networkv1.HostSubnet) {
 	if pod == nil {
 		j.problem(object, "kubectl -n "+j.facts.Namespace+" describe ds/"+agentName+": does a taint or a selector keep it away?",
@@ -231,7 +231,7 @@ func (j *judgement) agentProblem(object string, pod *corev1.Pod, hs *networkv1.H
 	j.problem(object, "kubectl -n "+j.facts.Namespace+" logs "+pod.Name, "its agent is not ready: %s", agentTrouble(pod, hs))
 }
 
-// agentAlone judges the agent of a node that the overlay does not serve.
+// agentAlone evaluates the agent of a node that the overlay does not serve.
 func (j *judgement) agentAlone(object string, pod *corev1.Pod, agent string) {
 	if agent == agentMissing || agent == agentNotReady {
 		j.agentProblem(object, pod, &networkv1.HostSubnet{})
@@ -243,7 +243,7 @@ func (j *judgement) agentAlone(object string, pod *corev1.Pod, agent string) {
 	}
 }
 
-// Words for agents.
+// States of agents.
 const (
 	agentRunning  = "running"
 	agentNotReady = "not ready"
@@ -272,7 +272,7 @@ func (j *judgement) agent(pod *corev1.Pod) string {
 	return agentNotReady
 }
 
-// conditions tells what an agent has written of itself.
+// conditions adds problems from the conditions that an agent has written.
 func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.HostSubnet) {
 	logs := "the agent's log on that node"
 	exec := "on that node: weft diff"
@@ -291,7 +291,7 @@ func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.Hos
 	} {
 		if found := meta.FindStatusCondition(hs.Status.Conditions, c.kind); found != nil && found.Status != metav1.ConditionTrue {
 			next := c.next
-			switch found.Reason { // what weft diff shows nothing of
+			switch found.Reason { // weft diff does not show these
 			case networkv1.ReasonRefused:
 				next = "correct the object that the message names; " + logs
 			case networkv1.ReasonNotServing:
@@ -299,7 +299,7 @@ func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.Hos
 			}
 			j.problem(object, next, "%s", found.Message)
 			if c.kind != networkv1.ConditionEnginesInStep {
-				return // it explains the rest
+				return // it explains the others
 			}
 		}
 	}
@@ -318,7 +318,7 @@ func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.Hos
 	}
 }
 
-// describe fills in what a HostSubnet says.
+// describe fills in the content of a HostSubnet.
 func describe(told *Node, hs *networkv1.HostSubnet) {
 	s := &hs.Status
 	told.Address, told.Subnet = hs.HostIP, hs.Subnet
@@ -354,7 +354,7 @@ func podReady(pod *corev1.Pod) bool {
 	})
 }
 
-// agentTrouble says why an agent's pod is not ready: what its container waits for, else what the agent itself says.
+// agentTrouble returns why an agent's pod is not ready: the reason why a container waits or ended, otherwise the agent's own conditions.
 func agentTrouble(pod *corev1.Pod, hs *networkv1.HostSubnet) string {
 	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch {
@@ -372,7 +372,7 @@ func agentTrouble(pod *corev1.Pod, hs *networkv1.HostSubnet) string {
 	return "its /readyz does not answer, or says no"
 }
 
-// versions collects releases, and warns where several of one thing run.
+// versions collects the versions, and warns if agents of several releases run.
 func (j *judgement) versions() {
 	for _, v := range []struct {
 		name string
@@ -403,7 +403,7 @@ func (j *judgement) versions() {
 	}
 }
 
-// spell names versions and on how many nodes they run.
+// spell lists versions, with the number of nodes that run each.
 func spell(all []Version) string {
 	words := make([]string, 0, len(all))
 	for _, v := range all {

@@ -71,10 +71,10 @@ func agentPod(node string, ready bool) corev1.Pod {
 	}
 }
 
-// now is the API server's time in all of these.
+// now is the API server's time in all tests.
 var now = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC) //nolint:gochecknoglobals // a constant
 
-// well is a cluster of two nodes with nothing wrong.
+// well is a cluster of two nodes without problems.
 func well() *status.Facts {
 	return &status.Facts{
 		Now: now, Namespace: "weft",
@@ -100,7 +100,7 @@ func well() *status.Facts {
 	}
 }
 
-// set replaces a condition of a HostSubnet.
+// set sets a condition of a HostSubnet.
 func set(hs *networkv1.HostSubnet, c metav1.Condition) {
 	for i := range hs.Status.Conditions {
 		if hs.Status.Conditions[i].Type == c.Type {
@@ -111,7 +111,7 @@ func set(hs *networkv1.HostSubnet, c metav1.Condition) {
 	hs.Status.Conditions = append(hs.Status.Conditions, c)
 }
 
-// vpcs is a section of a network whose facts are how many VPCs there are.
+// vpcs is a section whose facts are the number of VPCs.
 func vpcs() status.Section {
 	return status.Section{Name: "vpc", Judge: func(collected any, all *status.Facts) status.SectionReport {
 		count, _ := collected.(int)
@@ -133,7 +133,7 @@ func reports(node string, sections ...weftv1.NodeNetworkSection) weftv1.NodeNetw
 	return weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: weftv1.NodeNetworkStatus{Networks: sections}}
 }
 
-// A section is collected where its network is configured; a kind that is not defined is no problem, one that may not be read is.
+// The section of a configured network is collected. A kind that is not defined is no problem; a kind that may not be read is.
 func TestCollectSections(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), networkv1.AddToScheme(scheme), weftv1.AddToScheme(scheme)); err != nil {
@@ -178,7 +178,7 @@ func TestCollectSections(t *testing.T) {
 	}
 }
 
-// TestReports: what people read, for a cluster in each state that they meet.
+// TestReports compares the text for clusters in different states.
 func TestReports(t *testing.T) {
 	for name, change := range map[string]func(*status.Facts){
 		"well": func(*status.Facts) {},
@@ -285,7 +285,7 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// TestShape: the JSON of a report, which scripts rely on.
+// TestShape compares the JSON of a report, which scripts rely on.
 func TestShape(t *testing.T) {
 	facts := well()
 	facts.AgentPods[1] = agentPod("n2", false)

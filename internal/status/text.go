@@ -8,10 +8,10 @@ import (
 	"text/tabwriter"
 )
 
-// screen is how many nodes are shown to people, and half of it how many findings of a kind; JSON has all.
+// screen is the maximum number of nodes in the text, and half of it that of findings of a kind; JSON has all.
 const screen = 20
 
-// Text writes the report for people: one screen, the nodes that have something wrong before the others.
+// Text writes the report as text: one screen, with the nodes that are not ready before the others.
 func (r *Report) Text(w io.Writer) error {
 	out := &strings.Builder{}
 	r.head(out)
@@ -30,7 +30,7 @@ func (r *Report) Text(w io.Writer) error {
 
 func (r *Report) head(out *strings.Builder) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) } // a Builder takes everything
+	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) } // writing to a Builder cannot fail
 	if r.Network != nil || len(r.Networks) == 0 {
 		row("Network", r.networkLine())
 	}
@@ -51,7 +51,7 @@ func (r *Report) head(out *strings.Builder) {
 	}
 	row("Nodes", fmt.Sprintf("%d of %d ready", ready, len(r.Nodes)))
 	row("Versions", r.versionLine())
-	_ = table.Flush() // a Builder takes everything
+	_ = table.Flush() // writing to a Builder cannot fail
 }
 
 func (r *Report) networkLine() string {
@@ -77,7 +77,7 @@ func (r *Report) controllerLine() string {
 	c := &r.Controller
 	leader := "no leader"
 	if c.Leader != "" {
-		name, _, _ := strings.Cut(c.Leader, "_") // the rest is random
+		name, _, _ := strings.Cut(c.Leader, "_") // the suffix is random
 		leader = "led by " + name
 	}
 	if c.Replicas == nil {
@@ -103,14 +103,14 @@ func (r *Report) versionLine() string {
 	return strings.Join(parts, "; ")
 }
 
-// nodeTable lists the nodes, those that are not ready first.
+// nodeTable lists the nodes, first those that are not ready.
 func (r *Report) nodeTable(out *strings.Builder) {
 	if len(r.Nodes) == 0 {
 		return
 	}
 	out.WriteByte('\n')
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NODE\tREADY\tAGENT\tSUBNET\tPODS\tADDRESSES\tIN STEP\tWEFT") // a Builder takes everything
+	_, _ = fmt.Fprintln(table, "NODE\tREADY\tAGENT\tSUBNET\tPODS\tADDRESSES\tIN STEP\tWEFT") // writing to a Builder cannot fail
 	shown := 0
 	for _, ready := range []bool{false, true} {
 		for i := range r.Nodes {
@@ -121,13 +121,13 @@ func (r *Report) nodeTable(out *strings.Builder) {
 			}
 		}
 	}
-	_ = table.Flush() // a Builder takes everything
+	_ = table.Flush() // writing to a Builder cannot fail
 	if more := len(r.Nodes) - shown; more > 0 {
 		fmt.Fprintf(out, "and %d more nodes (-o json has all)\n", more)
 	}
 }
 
-// inStep says which engines are not.
+// inStep returns which engines are not in step.
 func inStep(n *Node) string {
 	var behind []string
 	for _, e := range n.Engines {
@@ -158,7 +158,7 @@ func dash(s string) string {
 	return s
 }
 
-// findings lists what is wrong, what it is about first, and under it what to do.
+// findings lists findings: the object, the problem, and in the next line what to do.
 func findings(out *strings.Builder, title string, all []Finding) {
 	if len(all) == 0 {
 		return

@@ -21,38 +21,38 @@ import (
 	"weft.dev/weft/internal/realised"
 )
 
-// Result is what has become of one namespace.
+// Result is the result for one namespace.
 type Result struct {
 	// Namespace is its name.
 	Namespace string `json:"namespace"`
-	// NetID is the VNID that it has now; Was is the one before.
+	// NetID is the current VNID; Was is the previous one.
 	NetID uint32 `json:"netid"`
 	Was   uint32 `json:"was"`
 }
 
-// Report is what has become of a request.
+// Report is the result of a request.
 type Report struct {
-	// Namespaces are in order.
+	// Namespaces are sorted by name.
 	Namespaces []Result `json:"namespaces"`
-	// Nodes counts the cluster's nodes, Realised those where the change is in effect.
+	// Nodes is the number of the cluster's nodes, Realised that of the nodes where the change is in effect.
 	Nodes    int `json:"nodes"`
 	Realised int `json:"realised"`
-	// Behind are nodes where it is not, in order.
+	// Behind are the nodes where it is not, sorted.
 	Behind []string `json:"behind,omitempty"`
 }
 
-// Client asks one cluster.
+// Client sends requests to one cluster.
 type Client struct {
 	objects client.WithWatch
 }
 
-// New returns a Client. Nothing is asked yet.
+// New returns a Client. It does not connect.
 func New(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), networkv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
 	}
-	mapper := meta.NewDefaultRESTMapper(nil) // what is asked for is known
+	mapper := meta.NewDefaultRESTMapper(nil) // the kinds are known, so no discovery is needed
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	for _, kind := range []string{"ClusterNetwork", "HostSubnet", "NetNamespace"} {
 		mapper.Add(networkv1.GroupVersion().WithKind(kind), meta.RESTScopeRoot)
@@ -64,8 +64,8 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{objects: objects}, nil
 }
 
-// Change asks for a change and waits until it is made; with everywhere also until it is in effect on all nodes. progress is
-// called with what is waited for. When ctx ends first, the error says what was still waited for, and the report how far it is.
+// Change requests a change and waits until the controller has made it; with everywhere, also until it is in effect on all nodes. progress
+// is called with what Change waits for. If ctx ends first, the error says what was missing, and the report what is done.
 func (c *Client) Change(ctx context.Context, r Request, everywhere bool, progress func(string)) (Report, error) {
 	if err := c.checkMode(ctx); err != nil {
 		return Report{}, err
@@ -100,16 +100,16 @@ func (c *Client) Change(ctx context.Context, r Request, everywhere bool, progres
 	return report, err
 }
 
-// change is a request under way.
+// change is a request in progress.
 type change struct {
 	request *Request
 	was     map[string]*networkv1.NetNamespace
-	// waits are the namespaces whose change is not made yet; now are the others as they are.
+	// waits are the namespaces whose change is not made yet; now has the changed NetNamespaces.
 	waits map[string]bool
 	now   map[string]*networkv1.NetNamespace
-	// asked are those whose annotation was seen.
+	// asked are the namespaces whose annotation was seen.
 	asked map[string]bool
-	// version is the resourceVersion of the last change of a VNID; 0: none was needed.
+	// version is the resourceVersion of the last change of a VNID; 0: no change was needed.
 	version uint64
 }
 
@@ -123,8 +123,8 @@ func (ch *change) report(names []string) Report {
 	return report
 }
 
-// make writes the annotations and waits until the controller has taken all of them away. The version is that of the write
-// which did so: it is seen because the watch begins before.
+// make writes the annotations and waits until the controller has removed all of them. It begins to watch before that, so that it sees the
+// write that removes an annotation, whose version it records.
 func (c *Client) make(ctx context.Context, ch *change, names []string, since string, progress func(string)) error {
 	events, err := realised.Watch(ctx, c.objects, &networkv1.NetNamespaceList{}, since)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Client) make(ctx context.Context, ch *change, names []string, since str
 		if err := c.objects.Patch(ctx, nn, client.RawPatch(types.MergePatchType, patch)); err != nil {
 			return fmt.Errorf("NetNamespace %s: %w", name, err)
 		}
-		// Somebody may have asked for the same already: then this is no change, and no event.
+		// The same request may exist already: then the patch changes nothing, and causes no event.
 		ch.asked[name] = ch.was[name].Annotations[networkv1.AnnotationChangeNetwork] == ch.request.annotation
 	}
 	progress("waiting for the controller to change the VNIDs")
@@ -153,7 +153,7 @@ func (c *Client) make(ctx context.Context, ch *change, names []string, since str
 	return nil
 }
 
-// see takes note of what has become of a NetNamespace.
+// see processes the state of a NetNamespace.
 func (ch *change) see(event watch.Event) error {
 	nn, ok := event.Object.(*networkv1.NetNamespace)
 	if !ok || !ch.waits[nn.Name] {
@@ -172,7 +172,7 @@ func (ch *change) see(event watch.Event) error {
 	return nil
 }
 
-// made takes note of a change that is made.
+// made records a change that is made.
 func (ch *change) made(nn *networkv1.NetNamespace) {
 	delete(ch.waits, nn.Name)
 	ch.now[nn.Name] = nn
@@ -181,8 +181,8 @@ func (ch *change) made(nn *networkv1.NetNamespace) {
 	}
 }
 
-// refused returns why the controller does not do what the annotation asks for. What it said of a request before counts only
-// if that was the same.
+// refused returns why the controller refuses the request in the annotation. A message about a previous request counts only if that request
+// was the same.
 func (ch *change) refused(nn *networkv1.NetNamespace) error {
 	for _, c := range nn.Status.Conditions {
 		if c.Type == networkv1.ConditionValid && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, strconv.Quote(ch.request.annotation)) {
@@ -192,5 +192,5 @@ func (ch *change) refused(nn *networkv1.NetNamespace) error {
 	return nil
 }
 
-// Patience is how long a change takes at most on a cluster that is well: the moves' steps, and the nodes' word of it.
+// Patience is the maximum duration of a change on a healthy cluster, including the steps of the move and the nodes' reports.
 const Patience = time.Minute

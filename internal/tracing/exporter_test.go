@@ -21,7 +21,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
-// answers is a collector that gives its answers in turn, and notes when it was asked; nil is one that is not there.
+// answers is a collector that gives its responses in turn, and records the times of the requests; nil is no response at all.
 type answers struct {
 	next  []func(http.ResponseWriter)
 	begin time.Time
@@ -62,7 +62,7 @@ func says(status int, body string, headers ...string) func(http.ResponseWriter) 
 	}
 }
 
-// What a collector answers decides when, and whether, it is asked again; what is wrong is logged once.
+// The collector's response decides when, and whether, a batch is sent again. A failure is logged once.
 func TestAnswers(t *testing.T) {
 	fine := says(http.StatusOK, "{}")
 	const s = time.Second
@@ -149,7 +149,7 @@ func newExporter(t *testing.T, log *slog.Logger) *exporter {
 	return &exporter{client: to.client(), to: to, log: log}
 }
 
-// A collector is trusted by the authority that the environment names, and by no other then.
+// If the environment names a CA, a collector is trusted only with a certificate of that CA.
 func TestCollectorsCertificate(t *testing.T) {
 	r := &receiver{spans: map[string]wireSpan{}}
 	server := httptest.NewTLSServer(r)

@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/internal/timing"
 )
 
-// What a collector may rely on, by the specification of OTLP's JSON and the messages' definitions.
+// The messages as a collector expects them, by the specification of OTLP's JSON and the message definitions.
 type (
 	wireValue map[string]any
 	wirePairs []struct {
@@ -64,7 +64,7 @@ type (
 	}
 )
 
-// receiver is a collector: it takes what is posted to it, and refuses what the specification does not know.
+// receiver is a collector that accepts posted spans, and refuses what the specification does not define.
 type receiver struct {
 	mu       sync.Mutex
 	resource map[string]any
@@ -144,7 +144,7 @@ func environment(pairs ...string) func(string) string {
 	return func(name string) string { return values[name] }
 }
 
-// Spans arrive at a collector that the standard environment names, with all that is known of them.
+// Spans arrive at the collector in the standard environment variables, with all their data.
 func TestSpansArrive(t *testing.T) {
 	r, server := newReceiver(t)
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=east")
@@ -207,7 +207,7 @@ func TestSpansArrive(t *testing.T) {
 	}
 }
 
-// Whoever ends a span does not wait for a collector that hangs: what does not fit the queue is dropped.
+// Ending a span never waits for a collector that hangs. Spans that do not fit into the queue are dropped.
 func TestNobodyWaitsForTheCollector(t *testing.T) {
 	r := &receiver{spans: map[string]wireSpan{}}
 	asked, release := make(chan struct{}), make(chan struct{})
@@ -260,7 +260,7 @@ func TestSamplingIsAPart(t *testing.T) {
 	}
 }
 
-// What is wrong in the environment is said by the variable's name; what headers and addresses hold in secret is not.
+// Errors in the environment name the variable, and do not contain secrets from headers and addresses.
 func TestEnvironmentIsChecked(t *testing.T) {
 	for variable, want := range map[string]string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4318":              "OTEL_EXPORTER_OTLP_ENDPOINT: it is",
