@@ -46,12 +46,81 @@ func (s *Subnet) permits(pod placement.Pod, namespace placement.Namespace) bool 
 
 // names reports whether the Subnet's own lists name the namespace.
 func (s *Subnet) names(namespace placement.Namespace) bool {
-	return slices.Contains(s.Namespaces, namespace.Name) ||
-		slices.ContainsFunc(s.Selectors, func(l labels.Selector) bool { return l.Matches(labels.Set(namespace.Labels)) })
+	return slices.Contains(s.Namespaces, namespace.Name) || s.selects(namespace)
 }
 
-// Subnets are all Subnets by name.
-type Subnets map[string]*Subnet
+// selects reports whether the Subnet selects the namespace by its labels.
+func (s *Subnet) selects(namespace placement.Namespace) bool {
+	return slices.ContainsFunc(s.Selectors, func(l labels.Selector) bool { return l.Matches(labels.Set(namespace.Labels)) })
+}
+
+// Subnets are all Subnets.
+type Subnets struct {
+	byName map[string]*Subnet
+	// naming are the Subnets whose list names a namespace, by its name, and selecting those that select namespaces by labels; by name.
+	naming    map[string]map[string]*Subnet
+	selecting map[string]*Subnet
+}
+
+// NewSubnets returns Subnets without any.
+func NewSubnets() *Subnets {
+	return &Subnets{byName: map[string]*Subnet{}, naming: map[string]map[string]*Subnet{}, selecting: map[string]*Subnet{}}
+}
+
+// Get returns a Subnet; nil: there is none of that name.
+func (s *Subnets) Get(name string) *Subnet { return s.byName[name] }
+
+// Set adds a Subnet, or replaces the one of its name. Its namespaces must not be changed afterwards.
+func (s *Subnets) Set(subnet *Subnet) {
+	s.Remove(subnet.Name)
+	s.byName[subnet.Name] = subnet
+	if subnet.Definition != "" {
+		return // an address pool binds no namespace
+	}
+	for _, namespace := range subnet.Namespaces {
+		if s.naming[namespace] == nil {
+			s.naming[namespace] = map[string]*Subnet{}
+		}
+		s.naming[namespace][subnet.Name] = subnet
+	}
+	if len(subnet.Selectors) > 0 {
+		s.selecting[subnet.Name] = subnet
+	}
+}
+
+// Remove takes a Subnet.
+func (s *Subnets) Remove(name string) {
+	before := s.byName[name]
+	if before == nil {
+		return
+	}
+	delete(s.byName, name)
+	delete(s.selecting, name)
+	for _, namespace := range before.Namespaces {
+		if delete(s.naming[namespace], name); len(s.naming[namespace]) == 0 {
+			delete(s.naming, namespace)
+		}
+	}
+}
+
+// oldest returns the oldest Subnet that names the namespace; nil: none does.
+func (s *Subnets) oldest(namespace placement.Namespace) *Subnet {
+	var oldest *Subnet
+	consider := func(subnet *Subnet) {
+		if oldest == nil || subnet.Age.Compare(oldest.Age) < 0 {
+			oldest = subnet
+		}
+	}
+	for _, subnet := range s.naming[namespace.Name] {
+		consider(subnet)
+	}
+	for _, subnet := range s.selecting {
+		if subnet.selects(namespace) {
+			consider(subnet)
+		}
+	}
+	return oldest
+}
 
 // Bound is what a pod is bound to.
 type Bound struct {
@@ -62,9 +131,27 @@ type Bound struct {
 	Names []string
 }
 
+// Asked returns the Subnet that the annotations of a pod name; empty: they name none.
+func Asked(annotations map[string]string) string {
+	return strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch])
+}
+
+// Listed returns the Subnets that the annotations of a namespace name.
+func Listed(annotations map[string]string) []string {
+	list := strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch])
+	if list == "" {
+		return nil
+	}
+	names := strings.Split(list, ",")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+	}
+	return names
+}
+
 // Of returns what the pod is bound to; ok is false when nothing binds it.
-func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
-	if name := strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]); name != "" {
+func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
+	if name := Asked(pod.Annotations); name != "" {
 		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %.64q", kubeovn.AnnotationLogicalSwitch, name)}
 		s.choose(&b, pod, namespace, name)
 		return b, true
@@ -74,20 +161,15 @@ func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, 
 			Level:  placement.ByNamespace,
 			Reason: fmt.Sprintf("annotation %s of namespace %s is %.256q", kubeovn.AnnotationLogicalSwitch, namespace.Name, list),
 		}
-		for name := range strings.SplitSeq(list, ",") {
-			s.choose(&b, pod, namespace, strings.TrimSpace(name))
+		for _, name := range Listed(namespace.Annotations) {
+			s.choose(&b, pod, namespace, name)
 		}
 		if len(b.Names) > 0 {
 			b.Refuse = ""
 		}
 		return b, true
 	}
-	var oldest *Subnet
-	for _, subnet := range s {
-		if subnet.Definition == "" && subnet.names(namespace) && (oldest == nil || subnet.Age.Compare(oldest.Age) < 0) {
-			oldest = subnet
-		}
-	}
+	oldest := s.oldest(namespace)
 	if oldest == nil {
 		return Bound{}, false
 	}
@@ -97,8 +179,8 @@ func (s Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, 
 }
 
 // choose adds a Subnet to those that the pod may be in, or says why it may not.
-func (s Subnets) choose(b *Bound, pod placement.Pod, namespace placement.Namespace, name string) {
-	subnet, there := s[name]
+func (s *Subnets) choose(b *Bound, pod placement.Pod, namespace placement.Namespace, name string) {
+	subnet, there := s.byName[name]
 	switch {
 	case !there:
 		b.Refuse = fmt.Sprintf("Subnet %.64q does not exist", name)
@@ -114,7 +196,7 @@ func (s Subnets) choose(b *Bound, pod placement.Pod, namespace placement.Namespa
 }
 
 // Bind is the placement.Binder of VPCs.
-func (s Subnets) Bind(pod placement.Pod, namespace placement.Namespace) []placement.Binding {
+func (s *Subnets) Bind(pod placement.Pod, namespace placement.Namespace) []placement.Binding {
 	b, ok := s.Of(pod, namespace)
 	if !ok {
 		return nil

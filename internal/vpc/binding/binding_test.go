@@ -23,7 +23,7 @@ func subnet(name string, second int, change func(*binding.Subnet)) *binding.Subn
 }
 
 func TestOf(t *testing.T) {
-	all := binding.Subnets{}
+	all := binding.NewSubnets()
 	for _, s := range []*binding.Subnet{
 		subnet("open", 1, nil),
 		subnet("shop", 2, func(s *binding.Subnet) { s.Namespaces = []string{"shop"} }),
@@ -35,7 +35,8 @@ func TestOf(t *testing.T) {
 		subnet("broken", 1, func(s *binding.Subnet) { s.Broken, s.Namespaces = "spec.cidrBlock: is bad", []string{"unlucky"} }),
 		subnet("pool", 1, func(s *binding.Subnet) { s.Definition, s.Namespaces = "a.kube-system", []string{"other"} }),
 	} {
-		all[s.Name] = s
+		all.Set(subnet(s.Name, 9, func(other *binding.Subnet) { other.Namespaces = []string{"default"} })) // replaced
+		all.Set(s)
 	}
 	const key = "ovn.kubernetes.io/logical_switch"
 	for name, test := range map[string]struct {

@@ -185,14 +185,11 @@ func (r *reconciler) run(ctx context.Context) error {
 
 // Reconcile implements reconcile.TypedReconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlreconcile.Result, error) {
-	errs := r.round(ctx)
-	if errors.Join(errs...) != nil {
-		r.planner.Again() // what was not carried out is planned again
-	}
-	return cluster.Settle(errs...)
+	return cluster.Settle(r.round(ctx)...)
 }
 
-// round makes a plan of what changed, and carries it out.
+// round makes a plan of what changed, and carries it out. A plan that is not carried out is made again from all objects; of one that is carried
+// out but for some objects, these alone are planned again.
 func (r *reconciler) round(ctx context.Context) []error {
 	if err := r.lead(ctx); err != nil {
 		return []error{err}
@@ -204,20 +201,20 @@ func (r *reconciler) round(ctx context.Context) []error {
 	for behind := true; behind; {
 		var err error
 		p = r.planner.Plan(metav1.Now())
-		if behind, err = r.confirm(ctx, p); err != nil {
-			return []error{err}
-		}
-		if behind {
+		if behind, err = r.confirm(ctx, p); behind || err != nil {
 			r.planner.Again()
 		}
-	}
-	if err := r.program(ctx, p); err != nil {
-		return []error{err}
-	}
-	if p.Assigns() { // also where no row changes, a deposed replica gives out nothing
-		if err := r.options.Northbound.Lead(ctx, r.term); err != nil {
+		if err != nil {
 			return []error{err}
 		}
+	}
+	err := r.program(ctx, p)
+	if err == nil && p.Assigns() { // also where no row changes, a deposed replica gives out nothing
+		err = r.options.Northbound.Lead(ctx, r.term)
+	}
+	if err != nil {
+		r.planner.Again()
+		return []error{err}
 	}
 	r.report(p)
 	errs := append(r.write(ctx, p), r.held)
@@ -271,13 +268,17 @@ func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 		_, found := failed[reconcile.Owner(kind+"/"+name+"/"+uid)]
 		return found
 	}
-	left := len(p.Create) + len(p.Vpcs) + len(p.Subnets)
-	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool { return fails("Subnet", ip.Spec.Subnet, ip.Spec.SubnetUID) })
-	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool { return fails("Vpc", v.Name, string(v.UID)) })
-	p.Subnets = slices.DeleteFunc(p.Subnets, func(s *kubeovn.Subnet) bool { return fails("Subnet", s.Name, string(s.UID)) })
-	if left != len(p.Create)+len(p.Vpcs)+len(p.Subnets) {
+	hold := func(object plan.Object, kind, name, uid string) bool {
+		if !fails(kind, name, uid) {
+			return false
+		}
+		r.planner.Retry(object)
 		r.held = fmt.Errorf("northbound database: %w", err)
+		return true
 	}
+	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool { return hold(ip, "Subnet", ip.Spec.Subnet, ip.Spec.SubnetUID) })
+	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool { return hold(v, "Vpc", v.Name, string(v.UID)) })
+	p.Subnets = slices.DeleteFunc(p.Subnets, func(s *kubeovn.Subnet) bool { return hold(s, "Subnet", s.Name, string(s.UID)) })
 	return nil
 }
 

@@ -67,7 +67,7 @@ func (w *writer) put(ctx context.Context, verb string, object client.Object, cal
 		object.SetResourceVersion(version)
 	}
 	if err := call(); err != nil {
-		w.errs = append(w.errs, fmt.Errorf("%s %T %s: %w", verb, object, object.GetName(), err))
+		w.failed(object, fmt.Errorf("%s %T %s: %w", verb, object, object.GetName(), err))
 		return
 	}
 	w.log.InfoContext(ctx, "wrote", "verb", verb, "object", fmt.Sprintf("%T/%s", object, object.GetName()))
@@ -83,11 +83,17 @@ func (w *writer) put(ctx context.Context, verb string, object client.Object, cal
 func (w *writer) remove(ctx context.Context, object client.Object) {
 	err := w.tools.Client.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID()), ResourceVersion: new(object.GetResourceVersion())})
 	if err != nil && !apierrors.IsNotFound(err) {
-		w.errs = append(w.errs, fmt.Errorf("delete %T %s: %w", object, object.GetName(), err))
+		w.failed(object, fmt.Errorf("delete %T %s: %w", object, object.GetName(), err))
 		return
 	}
 	w.log.InfoContext(ctx, "wrote", "verb", "delete", "object", fmt.Sprintf("%T/%s", object, object.GetName()))
 	if _, ip := object.(*kubeovn.IP); ip {
 		w.tell(object, true)
 	}
+}
+
+// failed has what the object depends on planned again.
+func (w *writer) failed(object client.Object, err error) {
+	w.errs = append(w.errs, err)
+	w.planner.Retry(object)
 }

@@ -34,7 +34,7 @@ func present(ctx context.Context, objects client.Reader) (network.Presence, erro
 type bindings struct {
 	mu       sync.Mutex
 	versions []version
-	compiled binding.Subnets
+	compiled *binding.Subnets
 }
 
 // version is an object as it was compiled.

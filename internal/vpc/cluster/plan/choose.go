@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/binding"
 	"weft.dev/weft/internal/vpc/nat"
-	"weft.dev/weft/internal/vpc/objects"
 )
 
 // placed is a pod without an address, and what it is bound to.
@@ -35,6 +33,11 @@ func (c *compiler) choose() []placed {
 	for name := range c.named {
 		if s := c.byName[name]; s != nil {
 			c.chooseSubnet(s)
+		}
+	}
+	for name := range c.routers {
+		if v := c.vpcs[name]; v != nil {
+			c.chooseVPC(v)
 		}
 	}
 	c.readGateways()
@@ -129,19 +132,10 @@ func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 	if !c.everyPod {
 		return
 	}
-	for key := range maps.Clone(c.waiting) {
-		namespace, name, _ := strings.Cut(key, "/")
-		if pod := c.objects.podOf[objects.PodKey(namespace, name)]; pod != nil {
+	for _, pods := range c.objects.asking {
+		for _, pod := range pods {
 			visit(pod)
 		}
-	}
-	for _, pods := range maps.Clone(c.wants) {
-		for _, pod := range maps.Clone(pods) {
-			visit(pod)
-		}
-	}
-	for _, pod := range c.objects.asking {
-		visit(pod)
 	}
 	for name, pods := range c.objects.open {
 		if _, bound := c.bindings.Of(placement.Pod{Namespace: name}, c.namespace(name)); !bound {
@@ -155,13 +149,13 @@ func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 
 // readGateways reads what gateways, EIPs and rules ask for, and chooses the external subnets, which have addresses of theirs only.
 func (c *compiler) readGateways() {
-	c.natChanged = c.natChanged || c.reshape
 	if c.natChanged {
 		c.gatewaysChanged = true
 		c.listed = c.natObjects()
 		c.nat = nat.Parse(c.listed)
 		c.gatesByAge = slices.SortedFunc(maps.Values(c.nat.Gateways), func(a, b *nat.Gateway) int { return a.Age.Compare(b.Age) })
 		c.eipsByAge = slices.SortedFunc(maps.Values(c.nat.EIPs), func(a, b *nat.EIP) int { return a.Value.Compare(b.Value.Age) })
+		c.nameForNAT()
 	}
 	external := c.natChanged
 	for s := range c.chosen {
@@ -171,9 +165,24 @@ func (c *compiler) readGateways() {
 		return
 	}
 	c.gatewaysChanged = true
-	for _, s := range c.subnets {
-		if s.value.Definition != "" {
-			c.chooseSubnet(s)
+	for _, s := range c.external {
+		c.chooseSubnet(s)
+	}
+}
+
+// nameForNAT notes the VPCs and Subnets that gateways and EIPs name, and the VPCs of these Subnets.
+func (c *compiler) nameForNAT() {
+	c.natNames = newNames()
+	for _, g := range c.gatesByAge {
+		c.natNames.vpcs[g.Value.VPC] = struct{}{}
+		c.natNames.subnets[g.Value.Subnet], c.natNames.subnets[g.Value.External] = struct{}{}, struct{}{}
+	}
+	for _, e := range c.eipsByAge {
+		c.natNames.subnets[e.Value.External] = struct{}{}
+	}
+	for name := range c.natNames.subnets {
+		if s := c.objects.subnets[name]; s != nil {
+			c.natNames.vpcs[s.Spec.Vpc] = struct{}{}
 		}
 	}
 }

@@ -2,39 +2,42 @@ package plan
 
 import (
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/vpc/northbound"
 )
 
-// policy is a NetworkPolicy: which pods it isolates, and in which directions. Its rules are not served in VPCs: a pod that it isolates is
+// isolation is a NetworkPolicy: which pods it isolates, and in which directions. Its rules are not served in VPCs: a pod that it isolates is
 // closed.
-type policy struct {
-	selector labels.Selector
-	closed   northbound.Closed
+type isolation struct {
+	selector interface {
+		Matches(of map[string]string) bool
+	}
+	closed northbound.Closed
+}
+
+// readPolicy reads a NetworkPolicy. One that cannot be read isolates its pods, and all pods of the namespace if its selector cannot be.
+func readPolicy(o *networkingv1.NetworkPolicy) isolation {
+	read, _ := policy.FromNetworkPolicy(o) // what is wrong in its rules makes no difference here
+	return isolation{read.Pods, northbound.Closed{Ingress: read.Sides[policy.Ingress].Isolates, Egress: read.Sides[policy.Egress].Isolates}}
 }
 
 // setPolicy sets a NetworkPolicy; nil: it is gone.
 func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolicy) {
-	if o == nil {
-		delete(p.objects.policies[namespace], name)
-	} else {
-		if p.objects.policies[namespace] == nil {
-			p.objects.policies[namespace] = map[string]policy{}
-		}
-		p.objects.policies[namespace][name] = readPolicy(o)
+	var now isolation
+	if o != nil {
+		now = readPolicy(o)
 	}
-	now, there := p.objects.policies[namespace][name]
+	index(p.objects.policies, namespace, name, now, o != nil)
 	for _, v := range p.objects.verdicts[namespace] {
 		delete(v.by, name)
-		if there && now.selector.Matches(labels.Set(v.labels)) {
+		if o != nil && now.selector.Matches(v.labels) {
 			v.by[name] = now.closed
 		}
 	}
@@ -43,37 +46,45 @@ func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolic
 	}
 }
 
-// verdict has the NetworkPolicies that select a pod with the labels, by name. It is kept with the pod: a plan asks no selector again.
+// verdict has the NetworkPolicies that select the pods of a namespace with the labels, by name. A plan asks no selector again.
 type verdict struct {
-	labels map[string]string
-	by     map[string]northbound.Closed
+	namespace, key string
+	labels         map[string]string
+	by             map[string]northbound.Closed
+	pods           int
 }
 
 // verdictOf returns the verdict on a pod.
 func (p *Planner) verdictOf(pod *corev1.Pod) *verdict {
-	kept := p.objects.verdicts[pod.Namespace]
-	if kept == nil {
-		kept = map[types.UID]*verdict{}
-		p.objects.verdicts[pod.Namespace] = kept
-	}
-	v := kept[pod.UID]
+	v := p.objects.verdictOf[pod.UID]
 	if v != nil && maps.Equal(v.labels, pod.Labels) {
 		return v
 	}
-	v = &verdict{labels: pod.Labels, by: map[string]northbound.Closed{}}
-	for name, policy := range p.objects.policies[pod.Namespace] {
-		if policy.selector.Matches(labels.Set(pod.Labels)) {
-			v.by[name] = policy.closed
+	p.forget(pod.UID)
+	key := labels.Set(pod.Labels).String()
+	if v = p.objects.verdicts[pod.Namespace][key]; v == nil {
+		v = &verdict{namespace: pod.Namespace, key: key, labels: pod.Labels, by: map[string]northbound.Closed{}}
+		for name, one := range p.objects.policies[pod.Namespace] {
+			if one.selector.Matches(pod.Labels) {
+				v.by[name] = one.closed
+			}
 		}
+		index(p.objects.verdicts, pod.Namespace, key, v, true)
 	}
-	kept[pod.UID] = v
+	v.pods++
+	p.objects.verdictOf[pod.UID] = v
 	return v
 }
 
-// forget takes the verdict on a pod that is gone, or that another one of its name is now.
-func (p *Planner) forget(namespace string, uid types.UID) {
-	if delete(p.objects.verdicts[namespace], uid); len(p.objects.verdicts[namespace]) == 0 {
-		delete(p.objects.verdicts, namespace)
+// forget takes the verdict on a pod that is gone, or that has other labels now.
+func (p *Planner) forget(uid types.UID) {
+	v := p.objects.verdictOf[uid]
+	if v == nil {
+		return
+	}
+	delete(p.objects.verdictOf, uid)
+	if v.pods--; v.pods == 0 {
+		index(p.objects.verdicts, v.namespace, v.key, v, false)
 	}
 }
 
@@ -90,18 +101,6 @@ func (p *Planner) hold(ip *kubeovn.IP, change int) {
 	if delete(held, ip.Spec.SubnetUID); len(held) == 0 {
 		delete(p.objects.holdersOf, ip.Spec.Namespace)
 	}
-}
-
-func readPolicy(o *networkingv1.NetworkPolicy) policy {
-	selector, err := metav1.LabelSelectorAsSelector(&o.Spec.PodSelector)
-	if err != nil {
-		selector = labels.Everything() // what cannot be read closes
-	}
-	in := o.Spec.PolicyTypes
-	return policy{selector, northbound.Closed{
-		Ingress: len(in) == 0 || slices.Contains(in, networkingv1.PolicyTypeIngress),
-		Egress:  len(in) == 0 && len(o.Spec.Egress) > 0 || slices.Contains(in, networkingv1.PolicyTypeEgress),
-	}}
 }
 
 // isolated returns the directions in which NetworkPolicies isolate a pod. The pods of NAT gateways carry others' packets, and are exempt.

@@ -99,7 +99,7 @@ func Compile(o *Objects) *Plan {
 }
 
 // Bindings returns the Subnets as pods are bound to them.
-func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) binding.Subnets {
+func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) *binding.Subnets {
 	p := NewPlanner()
 	p.Load(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
 	newCompiler(p, metav1.Time{}).shape()
@@ -129,7 +129,7 @@ func newCompiler(p *Planner, now metav1.Time) *compiler {
 // What a change costs is the computation of the Subnets and the VPCs that it concerns, and not of the others.
 func (p *Planner) Plan(now metav1.Time) *Plan {
 	c := newCompiler(p, now)
-	if p.reshape {
+	if len(p.reshaped.vpcs)+len(p.reshaped.subnets) > 0 {
 		c.shape()
 	}
 	pods := c.choose()
@@ -181,7 +181,8 @@ func (c *compiler) retire() {
 		if s.object.DeletionTimestamp == nil || s.holders > 0 {
 			continue
 		}
-		s.exists, c.retired = false, true
+		s.exists = false
+		c.retired.subnets[s.object.Name] = struct{}{}
 		if v := c.vpcs[s.value.VPC]; v != nil {
 			v.subnets = slices.DeleteFunc(v.subnets, func(other *subnet) bool { return other == s })
 			c.chooseVPC(v)
@@ -196,11 +197,10 @@ func (c *compiler) retire() {
 		if v.object.DeletionTimestamp == nil || v.named > 0 {
 			continue
 		}
-		v.exists, c.retired = false, true
-		for _, other := range c.vpcs { // peers
-			if slices.ContainsFunc(other.value.Peerings, func(p objects.Peering) bool { return p.Remote == v.object.Name }) {
-				c.chooseVPC(other)
-			}
+		v.exists = false
+		c.retired.vpcs[v.object.Name] = struct{}{}
+		for _, peer := range c.peersOf[v.object.Name] {
+			c.chooseVPC(peer)
 		}
 		if slices.Contains(v.object.Finalizers, kubeovn.Finalizer) {
 			changed := v.object.DeepCopy()

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/binding"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
@@ -28,6 +29,7 @@ type Planner struct {
 	// compiled is the same with the gateways' state, and listed the objects that it is made from.
 	nat, compiled *nat.Network
 	listed        *nat.Objects
+	natNames      names // those that objects of NAT gateways name
 	gatesByAge    []*nat.Gateway
 	eipsByAge     []*nat.EIP
 	// lanRefused and refused say why objects of NAT gateways have no address, inside and outside, and given has the addresses that they get;
@@ -46,27 +48,38 @@ type Planner struct {
 
 // changes are what the next plan has to compute.
 type changes struct {
-	// reshape: VPCs and Subnets are others. gatewaysChanged: objects of NAT gateways, their pods or workloads are. natChanged: what gateways
-	// and EIPs ask for is. everyPod: pods may be bound to other Subnets.
-	reshape, gatewaysChanged, natChanged, everyPod bool
-	// ranges are the UIDs of Subnets whose addresses changed, named the names of those to compute, podsChanged the pods to place.
-	ranges, named map[string]struct{}
-	podsChanged   map[types.UID]*corev1.Pod
-	gone          []string // owners of rows whose objects are gone
-	retired       bool     // the last plan took rows of objects that are being deleted
+	// reshaped are the VPCs and Subnets that are others, or that others of them depend on, and retired those whose rows this plan takes,
+	// because their objects are being deleted: the next plan shapes them.
+	reshaped, retired names
+	// gatewaysChanged: objects of NAT gateways, their pods or workloads are others. natChanged: what gateways and EIPs ask for is. everyPod: all
+	// pods are to be placed.
+	gatewaysChanged, natChanged, everyPod bool
+	// ranges are the UIDs of Subnets whose addresses changed, named the names of Subnets to compute, routers those of VPCs, podsChanged the pods to
+	// place.
+	ranges, named, routers map[string]struct{}
+	podsChanged            map[types.UID]*corev1.Pod
+	gone                   []string // owners of rows whose objects are gone
 }
+
+// names are names of VPCs and Subnets.
+type names struct{ vpcs, subnets map[string]struct{} }
+
+func newNames() names { return names{map[string]struct{}{}, map[string]struct{}{}} }
 
 // store is all objects, by name.
 type store struct {
 	vpcs        map[string]*kubeovn.Vpc
 	subnets     map[string]*kubeovn.Subnet
+	subnetsOf   map[string]map[string]struct{} // their names, by the Vpc that they name
 	gateways    map[string]*kubeovn.VpcNatGateway
+	gatewaysIn  map[string]map[string]*kubeovn.VpcNatGateway // by the Subnet that they name
 	eips        map[string]*kubeovn.IptablesEIP
 	snats       map[string]*kubeovn.IptablesSnatRule
 	dnats       map[string]*kubeovn.IptablesDnatRule
 	fips        map[string]*kubeovn.IptablesFIPRule
 	workloads   map[string]*appsv1.StatefulSet
 	namespaces  map[string]*corev1.Namespace
+	choosing    map[string]map[string]struct{} // names of namespaces, by a Subnet that their annotation names
 	definitions map[string]string
 	config      objects.NATConfig
 	ips         map[string]*kubeovn.IP
@@ -75,14 +88,15 @@ type store struct {
 	podOf       map[string]*corev1.Pod            // by PodKey
 	ipsOfPod    map[string]map[string]*kubeovn.IP // by PodKey, and their names
 	gates       map[types.UID]*corev1.Pod
-	// open are pods that may need an address and have none, by namespace; asking are those of them that name a Subnet themselves.
-	open   map[string]map[types.UID]*corev1.Pod
-	asking map[types.UID]*corev1.Pod
+	// open are pods that may need an address and have none, by namespace, but for those that name a Subnet themselves: askingIn has these by
+	// namespace, and asking by the Subnet.
+	open, askingIn, asking map[string]map[types.UID]*corev1.Pod
 	// policies are NetworkPolicies, by namespace and name.
-	policies map[string]map[string]policy
-	// verdicts are which policies select a pod, by namespace. holdersOf has the UIDs of Subnets of which pods have IP objects, and how many, by
-	// the pods' namespace.
-	verdicts  map[string]map[types.UID]*verdict
+	policies map[string]map[string]isolation
+	// verdicts are which policies select the pods with the same labels, by namespace and labels, and verdictOf has those of pods.
+	verdicts  map[string]map[string]*verdict
+	verdictOf map[types.UID]*verdict
+	// holdersOf has the UIDs of Subnets of which pods have IP objects, and how many, by the pods' namespace.
 	holdersOf map[string]map[string]int
 }
 
@@ -90,14 +104,16 @@ type store struct {
 func NewPlanner() *Planner {
 	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
 	p.objects = store{
-		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, gateways: map[string]*kubeovn.VpcNatGateway{},
+		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, subnetsOf: map[string]map[string]struct{}{},
+		gateways: map[string]*kubeovn.VpcNatGateway{}, gatewaysIn: map[string]map[string]*kubeovn.VpcNatGateway{},
 		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
 		fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{}, namespaces: map[string]*corev1.Namespace{},
-		definitions: map[string]string{}, ips: map[string]*kubeovn.IP{}, ipsOf: map[string]map[string]*kubeovn.IP{},
-		ipsOfPod: map[string]map[string]*kubeovn.IP{},
-		pods:     map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
-		open: map[string]map[types.UID]*corev1.Pod{}, asking: map[types.UID]*corev1.Pod{},
-		policies: map[string]map[string]policy{}, verdicts: map[string]map[types.UID]*verdict{}, holdersOf: map[string]map[string]int{},
+		choosing: map[string]map[string]struct{}{}, definitions: map[string]string{}, ips: map[string]*kubeovn.IP{},
+		ipsOf: map[string]map[string]*kubeovn.IP{}, ipsOfPod: map[string]map[string]*kubeovn.IP{},
+		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
+		open: map[string]map[types.UID]*corev1.Pod{}, askingIn: map[string]map[types.UID]*corev1.Pod{}, asking: map[string]map[types.UID]*corev1.Pod{},
+		policies: map[string]map[string]isolation{}, verdicts: map[string]map[string]*verdict{}, verdictOf: map[types.UID]*verdict{},
+		holdersOf: map[string]map[string]int{},
 	}
 	p.Again()
 	return p
@@ -106,7 +122,7 @@ func NewPlanner() *Planner {
 // Again makes the next plan compute everything.
 func (p *Planner) Again() {
 	gone := p.gone
-	for _, s := range p.subnets {
+	for _, s := range p.byName {
 		gone = append(gone, s.value.Owner())
 	}
 	for _, v := range p.vpcs {
@@ -114,7 +130,13 @@ func (p *Planner) Again() {
 	}
 	p.done()
 	p.gone, p.network, p.nat = gone, newNetwork(), nil
-	p.reshape, p.gatewaysChanged, p.natChanged, p.everyPod = true, true, true, true
+	p.gatewaysChanged, p.natChanged, p.everyPod = true, true, true
+	for name := range p.objects.vpcs {
+		p.reshaped.vpcs[name] = struct{}{}
+	}
+	for name := range p.objects.subnets {
+		p.reshaped.subnets[name] = struct{}{}
+	}
 	p.lanRefused, p.refused, p.given = map[string]nat.Problem{}, map[string]nat.Problem{}, map[string]string{}
 	clear(p.waiting)
 	clear(p.wants)
@@ -127,7 +149,28 @@ func (p *Planner) Again() {
 
 // done begins to gather what the plan after this one computes.
 func (p *Planner) done() {
-	p.changes = changes{reshape: p.retired, ranges: map[string]struct{}{}, named: map[string]struct{}{}, podsChanged: map[types.UID]*corev1.Pod{}}
+	retired := p.retired
+	p.changes = changes{
+		reshaped: newNames(), retired: newNames(), ranges: map[string]struct{}{}, named: map[string]struct{}{}, routers: map[string]struct{}{},
+		podsChanged: map[types.UID]*corev1.Pod{},
+	}
+	maps.Copy(p.reshaped.vpcs, retired.vpcs)
+	maps.Copy(p.reshaped.subnets, retired.subnets)
+}
+
+// Retry has the next plan compute what an object of the last one depends on: it was not written.
+func (p *Planner) Retry(object Object) {
+	switch o := object.(type) {
+	case *kubeovn.IP:
+		p.ranges[o.Spec.SubnetUID] = struct{}{}
+		delete(p.closed, o.Spec.Namespace+"/"+o.Spec.PodName)
+	case *kubeovn.Subnet:
+		p.named[o.Name] = struct{}{}
+	case *kubeovn.Vpc:
+		p.routers[o.Name] = struct{}{}
+	default:
+		p.natChanged = true
+	}
 }
 
 // Load sets all objects.
@@ -176,8 +219,9 @@ func (p *Planner) SetDefinition(name, config string) {
 // defined has the gateways computed if what changed is the NetworkAttachmentDefinition of a Subnet. A Subnet that is new has them computed
 // itself.
 func (p *Planner) defined(name string, changed bool) {
-	p.gatewaysChanged = p.gatewaysChanged ||
-		changed && slices.ContainsFunc(p.subnets, func(s *subnet) bool { return s.value.Definition == name })
+	for _, s := range p.external {
+		p.gatewaysChanged = p.gatewaysChanged || changed && s.value.Definition == name
+	}
 }
 
 // RemoveDefinition takes a NetworkAttachmentDefinition that is gone.
@@ -191,7 +235,8 @@ func (p *Planner) RemoveDefinition(name string) {
 func (p *Planner) Set(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.Vpc:
-		p.objects.vpcs[o.Name], p.reshape = o, true
+		p.objects.vpcs[o.Name] = o
+		p.reshaped.vpcs[o.Name] = struct{}{}
 	case *kubeovn.Subnet:
 		p.setSubnet(o)
 	case *kubeovn.VpcNatGateway:
@@ -207,12 +252,7 @@ func (p *Planner) Set(object Object) {
 	case *appsv1.StatefulSet:
 		p.objects.workloads[o.Name], p.gatewaysChanged = o, true
 	case *corev1.Namespace:
-		before := p.objects.namespaces[o.Name]
-		p.objects.namespaces[o.Name] = o
-		if before == nil || !maps.Equal(before.Labels, o.Labels) ||
-			before.Annotations[kubeovn.AnnotationLogicalSwitch] != o.Annotations[kubeovn.AnnotationLogicalSwitch] {
-			p.placeAll(o.Name)
-		}
+		p.setNamespace(o.Name, o)
 	case *networkingv1.NetworkPolicy:
 		p.setPolicy(o.Namespace, o.Name, o)
 	case *kubeovn.IP:
@@ -220,7 +260,7 @@ func (p *Planner) Set(object Object) {
 	case *corev1.Pod:
 		before := p.objects.podOf[objects.PodKey(o.Namespace, o.Name)]
 		if p.removePod(before); before != nil && before.UID != o.UID {
-			p.forget(before.Namespace, before.UID)
+			p.forget(before.UID)
 		}
 		p.addPod(o)
 	}
@@ -232,10 +272,11 @@ func (p *Planner) Remove(object Object) {
 	switch object.(type) {
 	case *kubeovn.Vpc:
 		delete(p.objects.vpcs, name)
-		p.reshape = true
+		p.reshaped.vpcs[name] = struct{}{}
 	case *kubeovn.Subnet:
+		p.nameVPC(p.objects.subnets[name], false)
 		delete(p.objects.subnets, name)
-		p.reshape = true
+		p.reshaped.subnets[name] = struct{}{}
 	case *kubeovn.VpcNatGateway:
 		p.setGateway(name, nil)
 	case *kubeovn.IptablesEIP:
@@ -254,8 +295,7 @@ func (p *Planner) Remove(object Object) {
 		delete(p.objects.workloads, name)
 		p.gatewaysChanged = true
 	case *corev1.Namespace:
-		delete(p.objects.namespaces, name)
-		p.placeAll(name)
+		p.setNamespace(name, nil)
 	case *networkingv1.NetworkPolicy:
 		p.setPolicy(object.GetNamespace(), name, nil)
 	case *kubeovn.IP:
@@ -263,7 +303,7 @@ func (p *Planner) Remove(object Object) {
 	case *corev1.Pod:
 		if pod := p.objects.podOf[objects.PodKey(object.GetNamespace(), name)]; pod != nil {
 			p.removePod(pod)
-			p.forget(pod.Namespace, pod.UID)
+			p.forget(pod.UID)
 		}
 	}
 }
@@ -277,16 +317,62 @@ func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
 // setSubnet sets a Subnet. One whose status alone changed, as with each address, leaves the network's shape.
 func (p *Planner) setSubnet(o *kubeovn.Subnet) {
 	before := p.objects.subnets[o.Name]
+	p.nameVPC(before, false)
+	p.nameVPC(o, true)
 	p.objects.subnets[o.Name] = o
 	s := p.byName[o.Name]
 	if before == nil || s == nil || s.object != before || before.UID != o.UID || before.Generation != o.Generation ||
 		!before.DeletionTimestamp.Equal(o.DeletionTimestamp) || !slices.Equal(before.Finalizers, o.Finalizers) ||
 		s.value.TunnelKey != o.Status.TunnelKey || !reflect.DeepEqual(before.Spec, o.Spec) {
-		p.reshape = true
+		p.reshaped.subnets[o.Name] = struct{}{}
 		return
 	}
 	s.object, s.read.TunnelKey = o, o.Status.TunnelKey
+	p.keys.stored(&s.value.TunnelKey)
 	p.named[o.Name] = struct{}{}
+}
+
+// nameVPC notes which Vpc a Subnet names, or that it does not any more. Nil names none.
+func (p *Planner) nameVPC(o *kubeovn.Subnet, names bool) {
+	if o != nil {
+		index(p.objects.subnetsOf, o.Spec.Vpc, o.Name, struct{}{}, names)
+	}
+}
+
+// index adds an entry to an index, or takes it.
+func index[A, B comparable, V any](of map[A]map[B]V, at A, key B, value V, add bool) {
+	if add {
+		if of[at] == nil {
+			of[at] = map[B]V{}
+		}
+		of[at][key] = value
+		return
+	}
+	if delete(of[at], key); len(of[at]) == 0 {
+		delete(of, at)
+	}
+}
+
+// setNamespace sets a namespace; nil: it is gone.
+func (p *Planner) setNamespace(name string, o *corev1.Namespace) {
+	before := p.objects.namespaces[name]
+	same := before != nil && o != nil && maps.Equal(before.Labels, o.Labels) &&
+		before.Annotations[kubeovn.AnnotationLogicalSwitch] == o.Annotations[kubeovn.AnnotationLogicalSwitch]
+	for _, namespace := range []*corev1.Namespace{before, o} {
+		if namespace == nil {
+			continue
+		}
+		for _, subnet := range binding.Listed(namespace.Annotations) {
+			index(p.objects.choosing, subnet, name, struct{}{}, namespace == o)
+		}
+	}
+	if p.objects.namespaces[name] = o; o == nil {
+		delete(p.objects.namespaces, name)
+	}
+	if !same {
+		maps.Copy(p.podsChanged, p.objects.open[name])
+		maps.Copy(p.podsChanged, p.objects.askingIn[name])
+	}
 }
 
 // setGateway sets a gateway; nil: it is gone.
@@ -298,12 +384,14 @@ func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
 		p.objects.gateways[name] = o
 	}
 	p.natChanged = true
-	if before == nil || o == nil || before.Spec.Subnet != o.Spec.Subnet || before.Spec.Vpc != o.Spec.Vpc {
-		p.reshape = true
-	}
+	binds := before == nil || o == nil || before.Spec.Subnet != o.Spec.Subnet || before.Spec.Vpc != o.Spec.Vpc
 	for _, g := range []*kubeovn.VpcNatGateway{before, o} {
-		if g != nil {
-			p.named[g.Spec.Subnet] = struct{}{}
+		if g == nil {
+			continue
+		}
+		index(p.objects.gatewaysIn, g.Spec.Subnet, name, g, g == o)
+		if p.named[g.Spec.Subnet] = struct{}{}; binds {
+			p.reshaped.subnets[g.Spec.Subnet] = struct{}{}
 		}
 	}
 }
@@ -403,21 +491,23 @@ func (p *Planner) place(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
 		return
 	}
-	if strings.TrimSpace(pod.Annotations[kubeovn.AnnotationLogicalSwitch]) != "" {
-		p.objects.asking[pod.UID] = pod
-	} else {
-		if p.objects.open[pod.Namespace] == nil {
-			p.objects.open[pod.Namespace] = map[types.UID]*corev1.Pod{}
-		}
-		p.objects.open[pod.Namespace][pod.UID] = pod
-	}
+	p.index(pod, true)
 	p.podsChanged[pod.UID] = pod
+}
+
+// index notes a pod as one without an address, or that it is not any more.
+func (p *Planner) index(pod *corev1.Pod, without bool) {
+	if name := binding.Asked(pod.Annotations); name != "" {
+		index(p.objects.asking, name, pod.UID, pod, without)
+		index(p.objects.askingIn, pod.Namespace, pod.UID, pod, without)
+		return
+	}
+	index(p.objects.open, pod.Namespace, pod.UID, pod, without)
 }
 
 // close takes a pod from those without an address. What it would have got is free for others.
 func (p *Planner) close(pod *corev1.Pod) {
-	delete(p.objects.asking, pod.UID)
-	delete(p.objects.open[pod.Namespace], pod.UID)
+	p.index(pod, false)
 	delete(p.podsChanged, pod.UID)
 	key := pod.Namespace + "/" + pod.Name
 	delete(p.waiting, key)
@@ -436,14 +526,4 @@ func (p *Planner) unwant(key string) []string {
 		}
 	}
 	return names
-}
-
-// placeAll has the pods of a namespace placed anew.
-func (p *Planner) placeAll(namespace string) {
-	maps.Copy(p.podsChanged, p.objects.open[namespace])
-	for uid, pod := range p.objects.asking {
-		if pod.Namespace == namespace {
-			p.podsChanged[uid] = pod
-		}
-	}
 }

@@ -15,7 +15,8 @@ import (
 	"weft.dev/weft/internal/vpc/cluster/plan"
 )
 
-// Whatever changes, the plan of what changed is the one of everything: world.plan compares them after each change.
+// Whatever changes, and whatever cannot be written, the plan of what changed is the one of everything: world.plan compares them after each
+// change.
 func TestPlannerAgreesWithCompile(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)
@@ -30,6 +31,10 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 		steps := map[string]func(){
 			"a Vpc": func() {
 				name, other := one("vpc", "v1", "v2", "v3"), one("peer", "v1", "v2", "v3")
+				if v := w.vpcs[name]; v != nil && rapid.IntRange(0, 9).Draw(r, "key of another") == 0 {
+					v.Status.TunnelKey = rapid.IntRange(0, 4).Draw(r, "key")
+					return
+				}
 				spec := kubeovn.VpcSpec{Namespaces: rapid.SampledFrom([][]string{nil, {"ns1"}, {"ns2"}}).Draw(r, "namespaces")}
 				if rapid.Bool().Draw(r, "peering") {
 					local := map[string]string{"v1": "169.254.0.1/29", "v2": "169.254.0.2/29", "v3": "169.254.0.3/29"}[name]
@@ -48,6 +53,13 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 					s.Spec.ExcludeIps = rapid.SampledFrom([][]string{nil, {"10.0.1.2"}, {"10.0.1.2..10.0.1.6"}}).Draw(r, "excludes")
 					s.Spec.Namespaces = rapid.SampledFrom([][]string{nil, {"ns1"}}).Draw(r, "bound")
 					s.Spec.Private = rapid.Bool().Draw(r, "private")
+					s.Spec.NamespaceSelectors = nil
+					if team := one("of team", "", "a", "b"); team != "" {
+						s.Spec.NamespaceSelectors = []metav1.LabelSelector{{MatchLabels: map[string]string{"team": team}}}
+					}
+					if to := one("moves to", "", "", "", "v1", "v2", "v3"); to != "" {
+						s.Spec.Vpc = to
+					}
 					return
 				}
 				fresh(w.subnet(name, rapid.IntRange(1, 5).Draw(r, "age"), vpc, cidr))
@@ -83,7 +95,9 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 			"a policy less": func() { delete(w.policies, "p") },
 			"a pod less":    func() { delete(w.pods, one("pod", "p1", "p2", "p3", "p4")) },
 			"a namespace": func() {
-				w.spaces[one("namespace", "ns1", "ns2")].Annotations = map[string]string{kubeovn.AnnotationLogicalSwitch: one("in", "", "s1", "s2,s1", "s3, s2")}
+				space := w.spaces[one("namespace", "ns1", "ns2")]
+				space.Annotations = map[string]string{kubeovn.AnnotationLogicalSwitch: one("in", "", "s1", "s2,s1", "s3, s2")}
+				space.Labels = map[string]string{"team": one("team", "a", "b")}
 			},
 			"a gateway": func() {
 				name := one("gateway", "gw1", "gw2")
@@ -138,10 +152,14 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 40).Draw(r, "steps") {
 			steps[rapid.SampledFrom(keys(steps)).Draw(r, "step")]()
+			if w.refuses = nil; rapid.IntRange(0, 3).Draw(r, "refusals") == 0 {
+				w.refuses = func(plan.Object) bool { return rapid.Bool().Draw(r, "refused") }
+			}
 			if rapid.IntRange(0, 3).Draw(r, "plan") > 0 {
 				w.step(r)
 			}
 		}
+		w.refuses = nil
 		for range 30 {
 			if !w.step(r) {
 				return

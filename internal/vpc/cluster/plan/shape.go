@@ -2,8 +2,11 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
@@ -46,66 +49,180 @@ type subnet struct {
 
 // network is which VPCs and subnets there are.
 type network struct {
-	vpcs     map[string]*vpc
-	subnets  []*subnet // by age
-	byName   map[string]*subnet
-	byUID    map[string]*subnet
-	bindings binding.Subnets
+	vpcs   map[string]*vpc
+	byName map[string]*subnet
+	byUID  map[string]*subnet
+	// external are the subnets that are address pools of NetworkAttachmentDefinitions, by name.
+	external map[string]*subnet
+	// peersOf are the VPCs that name a VPC in their peerings, by its name and theirs.
+	peersOf  map[string]map[string]*vpc
+	bindings *binding.Subnets
+	keys     keys
 }
 
 func newNetwork() network {
-	return network{vpcs: map[string]*vpc{}, byName: map[string]*subnet{}, byUID: map[string]*subnet{}, bindings: binding.Subnets{}}
-}
-
-// shape decides anew which VPCs and subnets there are, and chooses those that are others than before.
-func (c *compiler) shape() {
-	old := c.network
-	c.network = newNetwork()
-	c.parseVPCs(&old)
-	c.parseSubnets(&old)
-	c.admitSubnets()
-	c.keys()
-	c.chooseChanged(&old)
-	c.everyPod = true
-}
-
-func (c *compiler) parseVPCs(old *network) {
-	for name, object := range c.objects.vpcs {
-		v := &vpc{object: object}
-		if before := old.vpcs[name]; before != nil && before.object == object {
-			v.read, v.parsed = before.read, before.parsed
-		} else {
-			v.read, v.parsed = objects.ParseVPC(object)
-		}
-		v.value, v.problems = v.read, v.parsed
-		v.exists = name != kubeovn.DefaultVpc && slices.Contains(object.Finalizers, kubeovn.Finalizer)
-		c.vpcs[name] = v
+	return network{
+		vpcs: map[string]*vpc{}, byName: map[string]*subnet{}, byUID: map[string]*subnet{}, external: map[string]*subnet{},
+		peersOf: map[string]map[string]*vpc{}, bindings: binding.NewSubnets(), keys: newKeys(),
 	}
 }
 
-func (c *compiler) parseSubnets(old *network) {
-	for name, object := range c.objects.subnets {
-		s := &subnet{object: object}
-		if before := old.byName[name]; before != nil && before.object == object {
-			s.read, s.problems, s.usable, s.unfit = before.read, before.problems, before.usable, before.unfit
-		} else {
-			s.parse()
+// part is what a shape takes from the network and makes anew.
+type part struct {
+	vpcs    map[string]*vpc
+	subnets map[string]*subnet
+	// bindings are those of the subnets.
+	bindings map[string]*binding.Subnet
+}
+
+// shape decides anew which VPCs and subnets there are, as far as changes name them, and chooses those that are others than before. A VPC
+// and its subnets depend on each other, and on nothing else but tunnel keys and peers.
+func (c *compiler) shape() {
+	c.complete()
+	old := c.takePart()
+	made := part{vpcs: map[string]*vpc{}, subnets: map[string]*subnet{}}
+	for name := range c.reshaped.vpcs {
+		if object := c.objects.vpcs[name]; object != nil {
+			made.vpcs[name] = c.parseVPC(object, old.vpcs[name])
 		}
-		s.value = s.read
-		if !s.usable {
-			s.reason, s.message = kubeovn.ReasonInvalid, s.problems.Error()
-			if object.Spec.Vpc == "" || object.Spec.Vpc == kubeovn.DefaultVpc {
-				s.reason = kubeovn.ReasonDefaultVpc
+	}
+	var byAge []*subnet
+	for name := range c.reshaped.subnets {
+		if object := c.objects.subnets[name]; object != nil {
+			made.subnets[name] = c.parseSubnet(object, old.subnets[name])
+			byAge = append(byAge, made.subnets[name])
+		}
+	}
+	slices.SortFunc(byAge, func(a, b *subnet) int { return a.age.Compare(b.age) })
+	for _, s := range byAge {
+		c.admit(s)
+	}
+	c.assignKeys(&made)
+	c.chooseChanged(&old, &made)
+	c.goneWith(&old, &made)
+	c.placeChanged(&old)
+	c.natChanged = c.natChanged || c.natConcerned(&old) || c.natConcerned(&made)
+}
+
+// assignKeys gives the made VPCs and subnets their tunnel keys, and chooses what gets another one.
+func (c *compiler) assignKeys(made *part) {
+	for _, v := range made.vpcs {
+		if v.exists {
+			age := objects.Age{Meta: v.value.Meta, Created: v.object.CreationTimestamp.Time}
+			c.keys.add(keyHolder{age: age, has: v.read.TunnelKey, key: &v.value.TunnelKey, vpc: v})
+		}
+	}
+	for _, s := range made.subnets {
+		if s.switched() {
+			c.keys.add(keyHolder{age: s.age, has: s.read.TunnelKey, key: &s.value.TunnelKey, subnet: s})
+		}
+	}
+	for _, h := range c.keys.assign() {
+		if h.vpc != nil {
+			c.chooseVPC(h.vpc)
+		} else {
+			c.chooseSubnet(h.subnet)
+		}
+	}
+}
+
+// complete has all subnets of VPCs shaped that are shaped themselves, or of which a subnet is.
+func (c *compiler) complete() {
+	for name := range c.reshaped.subnets {
+		for _, vpc := range []string{specVPC(c.objects.subnets[name]), specVPC(c.subnetObject(name))} {
+			if c.objects.vpcs[vpc] != nil || c.vpcs[vpc] != nil {
+				c.reshaped.vpcs[vpc] = struct{}{}
 			}
 		}
-		s.age = objects.Age{Meta: s.value.Meta, Created: object.CreationTimestamp.Time}
-		c.subnets = append(c.subnets, s)
-		c.byName[name], c.byUID[string(object.UID)] = s, s
-		if v := c.vpcs[object.Spec.Vpc]; v != nil {
-			v.named++
+	}
+	for vpc := range c.reshaped.vpcs {
+		for name := range c.objects.subnetsOf[vpc] {
+			c.reshaped.subnets[name] = struct{}{}
 		}
 	}
-	slices.SortFunc(c.subnets, func(a, b *subnet) int { return a.age.Compare(b.age) })
+}
+
+// takePart takes what is to be shaped from the network.
+func (c *compiler) takePart() part {
+	old := part{vpcs: map[string]*vpc{}, subnets: map[string]*subnet{}, bindings: map[string]*binding.Subnet{}}
+	for name := range c.reshaped.subnets {
+		if s := c.byName[name]; s != nil {
+			old.subnets[name], old.bindings[name] = s, c.bindings.Get(name)
+			c.keys.remove(&s.value.TunnelKey)
+			c.bindings.Remove(name)
+			delete(c.byName, name)
+			delete(c.byUID, string(s.object.UID))
+			delete(c.external, name)
+		}
+	}
+	for name := range c.reshaped.vpcs {
+		if v := c.vpcs[name]; v != nil {
+			old.vpcs[name] = v
+			c.keys.remove(&v.value.TunnelKey)
+			delete(c.vpcs, name)
+			for _, peering := range v.value.Peerings {
+				delete(c.peersOf[peering.Remote], name)
+			}
+		}
+	}
+	return old
+}
+
+// subnetObject returns a Subnet as the last shape took it.
+func (c *compiler) subnetObject(name string) *kubeovn.Subnet {
+	if s := c.byName[name]; s != nil {
+		return s.object
+	}
+	return nil
+}
+
+// specVPC returns the name of the Vpc that a Subnet names; nil names none.
+func specVPC(o *kubeovn.Subnet) string {
+	if o == nil {
+		return ""
+	}
+	return o.Spec.Vpc
+}
+
+func (c *compiler) parseVPC(object *kubeovn.Vpc, before *vpc) *vpc {
+	v := &vpc{object: object, named: len(c.objects.subnetsOf[object.Name])}
+	if before != nil && before.object == object {
+		v.read, v.parsed = before.read, before.parsed
+	} else {
+		v.read, v.parsed = objects.ParseVPC(object)
+	}
+	v.value, v.problems = v.read, v.parsed
+	v.exists = object.Name != kubeovn.DefaultVpc && slices.Contains(object.Finalizers, kubeovn.Finalizer)
+	c.vpcs[object.Name] = v
+	for _, peering := range v.value.Peerings {
+		if c.peersOf[peering.Remote] == nil {
+			c.peersOf[peering.Remote] = map[string]*vpc{}
+		}
+		c.peersOf[peering.Remote][object.Name] = v
+	}
+	return v
+}
+
+func (c *compiler) parseSubnet(object *kubeovn.Subnet, before *subnet) *subnet {
+	s := &subnet{object: object}
+	if before != nil && before.object == object {
+		s.read, s.problems, s.usable, s.unfit = before.read, before.problems, before.usable, before.unfit
+	} else {
+		s.parse()
+	}
+	s.value = s.read
+	if !s.usable {
+		s.reason, s.message = kubeovn.ReasonInvalid, s.problems.Error()
+		if object.Spec.Vpc == "" || object.Spec.Vpc == kubeovn.DefaultVpc {
+			s.reason = kubeovn.ReasonDefaultVpc
+		}
+	}
+	s.age = objects.Age{Meta: s.value.Meta, Created: object.CreationTimestamp.Time}
+	c.byName[object.Name], c.byUID[string(object.UID)] = s, s
+	if s.value.Definition != "" {
+		c.external[object.Name] = s
+	}
+	return s
 }
 
 func (s *subnet) parse() {
@@ -117,75 +234,137 @@ func (s *subnet) parse() {
 	}
 }
 
-// admitSubnets decides, from the oldest on, which subnets exist.
-func (c *compiler) admitSubnets() {
-	for _, s := range c.subnets {
-		if s.reason == "" {
-			s.reason, s.message = c.obstacle(s)
-		}
-		if s.reason == "" && s.unfit != "" {
-			s.reason, s.message = kubeovn.ReasonInvalid, s.unfit
-		}
-		s.exists = s.reason == "" && slices.Contains(s.object.Finalizers, kubeovn.Finalizer)
-		b := &binding.Subnet{Subnet: s.value, Age: s.age, Broken: s.message}
-		if v := c.vpcs[s.value.VPC]; v != nil {
-			b.Permitted = v.value.Namespaces
-			if s.switched() {
-				v.subnets = append(v.subnets, s)
-			}
-		}
-		c.bindings[s.value.Name] = b
+// admit decides whether a subnet exists. The older ones of its VPC are admitted before.
+func (c *compiler) admit(s *subnet) {
+	if s.reason == "" {
+		s.reason, s.message = c.obstacle(s)
 	}
-	for name, g := range c.objects.gateways {
-		if b := c.bindings[g.Spec.Subnet]; b != nil && b.VPC == g.Spec.Vpc {
+	if s.reason == "" && s.unfit != "" {
+		s.reason, s.message = kubeovn.ReasonInvalid, s.unfit
+	}
+	s.exists = s.reason == "" && slices.Contains(s.object.Finalizers, kubeovn.Finalizer)
+	b := &binding.Subnet{Subnet: s.value, Age: s.age, Broken: s.message}
+	if v := c.vpcs[s.value.VPC]; v != nil {
+		b.Permitted = v.value.Namespaces
+		if s.switched() {
+			v.subnets = append(v.subnets, s)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.objects.gatewaysIn[s.value.Name])) {
+		if c.objects.gatewaysIn[s.value.Name][name].Spec.Vpc == s.value.VPC {
 			b.Gateways = append(b.Gateways, nat.PodName(name))
 		}
 	}
+	c.bindings.Set(b)
 }
 
 // chooseChanged chooses what is not as it was: subnets and VPCs, and the VPCs of subnets and of peers.
-func (c *compiler) chooseChanged(old *network) {
-	for name, s := range c.byName {
-		before := old.byName[name]
+func (c *compiler) chooseChanged(old, made *part) {
+	for name, s := range made.subnets {
+		before := old.subnets[name]
 		if before != nil && before.object == s.object && before.reason == s.reason && before.message == s.message &&
-			before.value.TunnelKey == s.value.TunnelKey && sameVPC(old.vpcs[s.value.VPC], c.vpcs[s.value.VPC]) {
+			before.value.TunnelKey == s.value.TunnelKey && sameVPC(old.vpcs[s.value.VPC], made.vpcs[s.value.VPC]) {
 			s.keep(before)
 			continue
 		}
 		c.chooseSubnet(s)
 	}
-	changed := map[string]bool{}
-	for name, v := range c.vpcs {
+	changed := map[string]struct{}{}
+	for name, v := range made.vpcs {
 		before := old.vpcs[name]
-		changed[name] = !sameVPC(before, v)
-		if changed[name] || before.object != v.object || before.named != v.named || before.value.TunnelKey != v.value.TunnelKey ||
+		same := sameVPC(before, v)
+		if !same {
+			changed[name] = struct{}{}
+		}
+		if !same || before.object != v.object || before.named != v.named || before.value.TunnelKey != v.value.TunnelKey ||
 			!sameSubnets(before.subnets, v.subnets) {
 			c.chooseVPC(v)
 		}
 	}
 	for name := range old.vpcs {
-		changed[name] = changed[name] || c.vpcs[name] == nil
-	}
-	for _, v := range c.vpcs {
-		if slices.ContainsFunc(v.value.Peerings, func(p objects.Peering) bool { return changed[p.Remote] }) {
-			c.chooseVPC(v)
+		if made.vpcs[name] == nil {
+			changed[name] = struct{}{}
 		}
 	}
-	c.goneWith(old)
+	for name := range changed {
+		for _, peer := range c.peersOf[name] {
+			c.chooseVPC(peer)
+		}
+	}
 }
 
 // goneWith notes the owners of rows whose objects are gone.
-func (c *compiler) goneWith(old *network) {
-	for name, before := range old.byName {
-		if now := c.byName[name]; now == nil || now.object.UID != before.object.UID {
-			c.gone = append(c.gone, before.value.Owner())
-		}
-	}
+func (c *compiler) goneWith(old, made *part) {
 	for name, before := range old.vpcs {
-		if now := c.vpcs[name]; now == nil || now.object.UID != before.object.UID {
+		if now := made.vpcs[name]; now == nil || now.object.UID != before.object.UID {
 			c.gone = append(c.gone, before.value.Owner())
 		}
 	}
+	for name, before := range old.subnets {
+		if now := made.subnets[name]; now == nil || now.object.UID != before.object.UID {
+			c.gone = append(c.gone, before.value.Owner())
+		}
+	}
+}
+
+// placeChanged has the pods placed that may be bound to other subnets than before: those that name a subnet which is another to pods now, and
+// those of namespaces that it names, or that name it.
+func (c *compiler) placeChanged(old *part) {
+	for name := range c.reshaped.subnets {
+		before, now := old.bindings[name], c.bindings.Get(name)
+		if sameBinding(before, now) && (now == nil || old.subnets[name].object == c.byName[name].object) {
+			continue
+		}
+		maps.Copy(c.podsChanged, c.objects.asking[name])
+		for namespace := range c.objects.choosing[name] {
+			maps.Copy(c.podsChanged, c.objects.open[namespace])
+		}
+		for _, b := range []*binding.Subnet{before, now} {
+			if b == nil {
+				continue
+			}
+			for _, namespace := range b.Namespaces {
+				maps.Copy(c.podsChanged, c.objects.open[namespace])
+			}
+			c.placeSelected(b.Selectors)
+		}
+	}
+}
+
+// placeSelected has the pods of the namespaces placed that one of the selectors selects.
+func (c *compiler) placeSelected(selectors []labels.Selector) {
+	for _, selector := range selectors {
+		for namespace, pods := range c.objects.open {
+			if n := c.objects.namespaces[namespace]; n != nil && selector.Matches(labels.Set(n.Labels)) {
+				maps.Copy(c.podsChanged, pods)
+			}
+		}
+	}
+}
+
+// sameBinding reports whether two states of a subnet are the same to pods, if its object is the same.
+func sameBinding(a, b *binding.Subnet) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Broken == b.Broken && slices.Equal(a.Permitted, b.Permitted) && slices.Equal(a.Gateways, b.Gateways)
+}
+
+// natConcerned reports whether gateways or EIPs are computed from something of the part.
+func (c *compiler) natConcerned(p *part) bool {
+	for name := range p.vpcs {
+		if _, named := c.natNames.vpcs[name]; named {
+			return true
+		}
+	}
+	for name, s := range p.subnets {
+		_, named := c.natNames.subnets[name]
+		_, beside := c.natNames.vpcs[s.object.Spec.Vpc]
+		if named || beside || s.value.Definition != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // sameVPC reports whether two states of a VPC are the same to its subnets and peers.
@@ -243,73 +422,4 @@ func (c *compiler) obstacle(s *subnet) (reason, message string) {
 		}
 	}
 	return "", ""
-}
-
-// keyHolder is what has the tunnel key of a datapath.
-type keyHolder struct {
-	age objects.Age
-	key *int
-}
-
-// keys gives each router and switch its datapath's tunnel key, and keeps those given.
-func (c *compiler) keys() {
-	var lack []keyHolder
-	used := make(map[int]bool, len(c.vpcs)+len(c.subnets))
-	c.eachKey(func(h keyHolder) bool {
-		if *h.key < 1 || *h.key > maxTunnelKey {
-			*h.key = 0
-			lack = append(lack, h)
-			return true
-		}
-		if used[*h.key] { // two have it: the older one keeps it
-			lack, used = c.keysByAge()
-			return false
-		}
-		used[*h.key] = true
-		return true
-	})
-	slices.SortFunc(lack, func(a, b keyHolder) int { return a.age.Compare(b.age) })
-	next := 1
-	for _, h := range lack {
-		for *h.key == 0 {
-			if !used[next] {
-				*h.key, used[next] = next, true
-			}
-			next++
-		}
-	}
-}
-
-// eachKey visits what has a tunnel key, until visit returns false.
-func (c *compiler) eachKey(visit func(keyHolder) bool) {
-	for _, v := range c.vpcs {
-		if v.exists && !visit(keyHolder{objects.Age{Meta: v.value.Meta, Created: v.object.CreationTimestamp.Time}, &v.value.TunnelKey}) {
-			return
-		}
-	}
-	for _, s := range c.subnets {
-		if s.switched() && !visit(keyHolder{s.age, &s.value.TunnelKey}) {
-			return
-		}
-	}
-}
-
-// keysByAge returns which keys are used, each by the oldest that has it, and which holders have none then.
-func (c *compiler) keysByAge() (lack []keyHolder, used map[int]bool) {
-	var all []keyHolder
-	c.eachKey(func(h keyHolder) bool {
-		all = append(all, h)
-		return true
-	})
-	slices.SortFunc(all, func(a, b keyHolder) int { return a.age.Compare(b.age) })
-	used = map[int]bool{}
-	for _, h := range all {
-		if *h.key < 1 || *h.key > maxTunnelKey || used[*h.key] {
-			*h.key = 0
-			lack = append(lack, h)
-		} else {
-			used[*h.key] = true
-		}
-	}
-	return lack, used
 }

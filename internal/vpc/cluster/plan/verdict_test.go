@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
@@ -14,43 +13,44 @@ import (
 )
 
 // counted is a selector that counts how often it is asked.
-type counted struct {
-	labels.Selector
-	asked *int
-}
+type counted struct{ asked *int }
 
-func (c counted) Matches(l labels.Labels) bool {
+func (c counted) Matches(labels map[string]string) bool {
 	*c.asked++
-	return c.Selector.Matches(l)
+	return labels["app"] == "db"
 }
 
-// A pod's selectors are asked once, however often its Subnet is planned, and again when its labels are others.
+// Selectors are asked once of all pods with the same labels, however often their Subnet is planned, and again of a pod whose labels are others.
 func TestVerdictIsKept(t *testing.T) {
 	p, asked := NewPlanner(), 0
 	closed := northbound.Closed{Ingress: true}
-	p.objects.policies["ns1"] = map[string]policy{}
+	p.objects.policies["ns1"] = map[string]isolation{}
 	for i := range 200 {
-		p.objects.policies["ns1"][fmt.Sprint(i)] = policy{counted{labels.Set{"app": "db"}.AsSelector(), &asked}, closed}
+		p.objects.policies["ns1"][fmt.Sprint(i)] = isolation{counted{&asked}, closed}
 	}
-	pod := func(app, version string) *corev1.Pod {
+	pod := func(name, app, version string) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "ns1", Name: "p", UID: types.UID("uid"), ResourceVersion: version, Labels: map[string]string{"app": app},
+			Namespace: "ns1", Name: name, UID: types.UID(name), ResourceVersion: version, Labels: map[string]string{"app": app},
 		}}
 	}
 	for i, c := range []struct {
-		app   string
-		want  northbound.Closed
-		asked int
-	}{{"db", closed, 200}, {"db", closed, 200}, {"web", northbound.Closed{}, 400}, {"web", northbound.Closed{}, 400}} {
-		now := pod(c.app, fmt.Sprint(i))
+		pod, app string
+		want     northbound.Closed
+		asked    int
+	}{
+		{"p", "db", closed, 200}, {"p", "db", closed, 200}, {"q", "db", closed, 200}, {"p", "web", northbound.Closed{}, 400},
+		{"p", "web", northbound.Closed{}, 400}, {"q", "db", closed, 400}, {"q", "web", northbound.Closed{}, 400},
+	} {
+		now := pod(c.pod, c.app, fmt.Sprint(i))
 		p.Set(now)
 		if have := p.isolated(now, &kubeovn.IP{}); have != c.want || asked != c.asked {
 			t.Errorf("step %d: %+v after %d questions, want %+v after %d", i, have, asked, c.want, c.asked)
 		}
 	}
-	p.Remove(pod("web", ""))
-	if len(p.objects.verdicts) > 0 {
-		t.Errorf("verdicts are left: %v", p.objects.verdicts)
+	p.Remove(pod("p", "web", ""))
+	p.Remove(pod("q", "web", ""))
+	if len(p.objects.verdicts)+len(p.objects.verdictOf) > 0 {
+		t.Errorf("verdicts are left: %v %v", p.objects.verdicts, p.objects.verdictOf)
 	}
 }
 

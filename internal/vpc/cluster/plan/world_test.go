@@ -52,6 +52,9 @@ type world struct {
 	definitions map[string]string
 	config      objects.NATConfig
 
+	// refuses says which of the objects that a plan writes the API server refuses; nil: none.
+	refuses func(plan.Object) bool
+
 	planner   *plan.Planner // has seen every change of the objects
 	told      map[string]plan.Object
 	defined   map[string]string
@@ -211,10 +214,33 @@ func (w *world) wanted() northbound.Rows {
 	return all
 }
 
+// refuse takes from the plan what the API server refuses to write, and asks the planner for it again.
+func (w *world) refuse(p *plan.Plan) {
+	if w.refuses == nil {
+		return
+	}
+	p.Create, p.Delete = refused(w, p.Create), refused(w, p.Delete)
+	p.Vpcs, p.VpcStatus, p.Subnets, p.SubnetStatus = refused(w, p.Vpcs), refused(w, p.VpcStatus), refused(w, p.Subnets), refused(w, p.SubnetStatus)
+	p.Updates, p.Statuses = refused(w, p.Updates), refused(w, p.Statuses)
+	p.CreateWorkloads, p.UpdateWorkloads = refused(w, p.CreateWorkloads), refused(w, p.UpdateWorkloads)
+	p.DeleteWorkloads = refused(w, p.DeleteWorkloads)
+}
+
+func refused[T plan.Object](w *world, list []T) []T {
+	return slices.DeleteFunc(list, func(object T) bool {
+		if !w.refuses(object) {
+			return false
+		}
+		w.planner.Retry(object)
+		return true
+	})
+}
+
 // step carries out one plan, rows first, and reports whether it wrote anything.
 func (w *world) step(t fataler) bool {
 	t.Helper()
 	p := w.plan(t)
+	w.refuse(p)
 	have, err := w.engine.Read(context.Background())
 	if err != nil {
 		t.Fatalf("%v", err)

@@ -1,0 +1,139 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// keyHolder is what has the tunnel key of a datapath: a VPC's router, or a subnet's switch.
+type keyHolder struct {
+	age objects.Age
+	// has is the key that the object's status has, and key the one that the datapath gets.
+	has int
+	key *int
+	// One of both is the holder.
+	vpc    *vpc
+	subnet *subnet
+}
+
+// keys give each router and switch its datapath's tunnel key. A key that an object's status has is kept; of two that have the same, the
+// older one keeps it. The others get the lowest free keys, by age.
+type keys struct {
+	holders map[*int]keyHolder
+	// used are the holders of each key that a status has, and twice the keys with several of them.
+	used  map[int]map[*int]struct{}
+	twice map[int]struct{}
+	// lack are the holders whose status has no key, and given those whose key is another than that of the status.
+	lack, given map[*int]struct{}
+	// lowest: all lower keys are used.
+	lowest int
+}
+
+func newKeys() keys {
+	return keys{
+		holders: map[*int]keyHolder{}, used: map[int]map[*int]struct{}{}, twice: map[int]struct{}{}, lack: map[*int]struct{}{},
+		given: map[*int]struct{}{}, lowest: 1,
+	}
+}
+
+// add adds a holder.
+func (k *keys) add(h keyHolder) {
+	if h.has < 1 || h.has > maxTunnelKey {
+		h.has = 0
+	}
+	*h.key, k.holders[h.key] = h.has, h
+	if h.has == 0 {
+		k.lack[h.key] = struct{}{}
+		return
+	}
+	if k.used[h.has] == nil {
+		k.used[h.has] = map[*int]struct{}{}
+	}
+	if k.used[h.has][h.key] = struct{}{}; len(k.used[h.has]) > 1 {
+		k.twice[h.has] = struct{}{}
+	}
+}
+
+// remove takes a holder, if it is one.
+func (k *keys) remove(key *int) {
+	h, there := k.holders[key]
+	if !there {
+		return
+	}
+	delete(k.holders, key)
+	delete(k.lack, key)
+	delete(k.given, key)
+	if h.has == 0 {
+		return
+	}
+	switch delete(k.used[h.has], key); len(k.used[h.has]) {
+	case 0:
+		delete(k.used, h.has)
+		k.lowest = min(k.lowest, h.has)
+	case 1:
+		delete(k.twice, h.has)
+	}
+}
+
+// stored notes that the holder's status has the key now that it was given.
+func (k *keys) stored(key *int) {
+	h, there := k.holders[key]
+	if !there || h.has == *key {
+		return
+	}
+	k.remove(key)
+	h.has = *key
+	k.add(h)
+}
+
+// assign gives keys to those that lack one, and returns the holders whose key is another than before.
+func (k *keys) assign() []keyHolder {
+	var lack []keyHolder
+	for key := range k.lack {
+		lack = append(lack, k.holders[key])
+	}
+	for number := range k.twice {
+		sharing := k.sorted(k.used[number])
+		lack = append(lack, sharing[1:]...)
+	}
+	slices.SortFunc(lack, compareHolders)
+	before := make(map[*int]int, len(k.given)+len(lack))
+	for key := range k.given {
+		before[key], *key = *key, k.holders[key].has
+	}
+	clear(k.given)
+	for len(k.used[k.lowest]) > 0 {
+		k.lowest++
+	}
+	next := k.lowest
+	for _, h := range lack {
+		for len(k.used[next]) > 0 {
+			next++
+		}
+		if _, noted := before[h.key]; !noted {
+			before[h.key] = *h.key
+		}
+		*h.key, k.given[h.key] = next, struct{}{}
+		next++
+	}
+	var changed []keyHolder
+	for key, was := range before {
+		if *key != was {
+			changed = append(changed, k.holders[key])
+		}
+	}
+	return changed
+}
+
+func (k *keys) sorted(of map[*int]struct{}) []keyHolder {
+	all := make([]keyHolder, 0, len(of))
+	for key := range maps.Keys(of) {
+		all = append(all, k.holders[key])
+	}
+	slices.SortFunc(all, compareHolders)
+	return all
+}
+
+func compareHolders(a, b keyHolder) int { return a.age.Compare(b.age) }
