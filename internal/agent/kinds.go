@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"slices"
+
 	"weft.dev/weft/internal/cni"
 	flannel "weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
@@ -26,6 +28,16 @@ func Kinds(o *Options) []network.Kind {
 		kinds = append(kinds, neutron.Kind(o.Node))
 	}
 	return kinds
+}
+
+// closedPorts are the UDP ports of the networks' tunnels, in ascending order, each once.
+func closedPorts(kinds []network.Kind) []uint16 {
+	var ports []uint16
+	for i := range kinds {
+		ports = append(ports, kinds[i].ClosedPorts...)
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 // pluginKeys are the keys by which a plugin finds an agent that is not at the usual place.

@@ -103,10 +103,7 @@ func newObjects(opts *Options) (*objects, error) {
 		port:   &tunnelPort{log: log},
 		closed: overlay.Closed{Metadata: opts.MetadataAddresses, TCPPorts: opts.ClosedNodePorts},
 	}
-	for i := range opts.Networks {
-		o.closedPorts = append(o.closedPorts, opts.Networks[i].ClosedPorts...)
-	}
-	slices.Sort(o.closedPorts)
+	o.closedPorts = closedPorts(opts.Networks)
 	vnids := &netNamespaces{cache: store, marks: marks}
 	o.tenants = newTenants(store, vnids, log, o.signal)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, log)

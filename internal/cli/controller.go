@@ -63,7 +63,7 @@ func (f *neutronFlags) register(flags *pflag.FlagSet) {
 		"name of this cluster in OpenStack's descriptions; clusters that share an OpenStack need different names")
 	flags.StringVar(&f.userCIDR, "neutron-user-cidr", "10.244.0.0/16", "range of the Network that each Tenant gets; must not overlap nodes, pods or Services")
 	flags.StringSliceVar(&f.ranges, "neutron-ranges", nil,
-		"ranges that tenants' networks may use; nodes route pods' addresses, so that public ranges would lead to tenants; empty: RFC 1918 and 100.64.0.0/10")
+		"ranges that tenants' networks may use; nodes route pods' addresses, so that what nodes reach in these ranges is led to tenants; empty: --neutron-user-cidr alone")
 	flags.StringSliceVar(&f.reserved, "neutron-reserved", nil,
 		"further ranges that nodes need, such as those of registries and name servers: no tenant's network may overlap them")
 	flags.StringVar(&f.userGateway, "neutron-user-gateway", "", "router's address in --neutron-user-cidr; empty: the first")

@@ -150,6 +150,8 @@ type Deps struct {
 	Config *rest.Config
 	// Events reports what concerns a user of the object.
 	Events Events
+	// ClosedPorts are the Kinds' that the agent serves: UDP ports of tunnels between nodes, in ascending order, each once.
+	ClosedPorts []uint16
 	// Changed is called when Ready may return something else. It does not wait.
 	Changed func()
 	// Report replaces the network's section of the node's NodeNetwork, whose name is the Kind's. It does not wait.

@@ -171,7 +171,7 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 		var judge node.Judge
 		judge, errs[4] = s.judge()
 		made, errs[3] = node.New(node.Options{
-			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {},
+			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {}, ClosedPorts: []uint16{4789, 6081},
 			Conf: func(context.Context) ([]byte, error) { return []byte(s.conf), nil },
 		})
 		return errors.Join(errs[:]...)

@@ -158,7 +158,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	}
 	made, err := New(Options{
 		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Results: handover.ResultsDir,
-		Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
+		ClosedPorts: deps.ClosedPorts, Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
 	})
 	if err != nil {
 		judge.close()

@@ -60,6 +60,8 @@ type Options struct {
 	Bridge string
 	// Results is where the container runtime keeps the results of ADD, by which pods of flannel's plugin are found; "": nowhere.
 	Results string
+	// ClosedPorts are UDP ports of other networks' tunnels, to which pods send nothing.
+	ClosedPorts []uint16
 	// Log is where records that cannot be read are reported. Nil: nowhere.
 	Log *slog.Logger
 	// Changed is called when Ready may return something else.

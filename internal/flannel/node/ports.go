@@ -146,12 +146,17 @@ func AllTables() []nft.Table {
 // hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
 // bridge is.
 //
-// Packets of pods into tunnels are dropped: they would leave with their node's address, and be accepted as the node's. After DNAT that is
-// also what a host port or a Service leads there. Answers pass: a client's port may be a tunnel's number.
-func hostRules(b *bridge) map[nft.Key]nft.Item {
+// Packets of pods into tunnels, of this network and at the closed UDP ports of others, are dropped: they would leave with their node's address,
+// and be accepted as the node's. After DNAT that is also what a host port or a Service leads there. Answers pass: a client's port may be a
+// tunnel's number.
+func hostRules(b *bridge, closed []uint16) map[nft.Key]nft.Item {
 	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
 	tunnels := []nft.Rule{{Text: "meta l4proto tcp accept", Owner: string(owner)}} // no tunnel is: most packets look at nothing else
-	for _, match := range append(b.Tunnel.Matches(), fmt.Sprintf("udp dport %d", genevePort)) {
+	matches := b.Tunnel.Matches()
+	for _, port := range closed {
+		matches = append(matches, fmt.Sprintf("udp dport %d", port))
+	}
+	for _, match := range matches {
 		// A packet that conntrack does not track, such as one with a wrong checksum, has no direction: what is no answer is dropped.
 		tunnels = append(tunnels,
 			nft.Rule{Text: fmt.Sprintf("%s iifname %q ct direction reply accept", match, b.Name), Owner: string(owner)},
@@ -175,9 +180,6 @@ func hostRules(b *bridge) map[nft.Key]nft.Item {
 	}
 	return out
 }
-
-// genevePort is the UDP port at which networks of OVN on the same nodes accept each other's packets unauthenticated (RFC 8926).
-const genevePort = 6081
 
 // portLoop keeps the table of the bridge family.
 type portLoop = reconcile.Loop[nftnl.Key, nftnl.Item]

@@ -169,7 +169,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return fmt.Errorf("program table bridge %s: %w", portsTable, err)
 	}
 	node := n.opts.Node
-	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b)}); err != nil {
+	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b, n.opts.ClosedPorts)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", hostTable, err)
 	}
 	// Others' rules are not opened (Node.Pass): the judge's table drops as well, and would be taken for another program's.

@@ -83,7 +83,7 @@ func arrives(t *testing.T, from ns.NetNS, to string, listener net.PacketConn) {
 	})
 }
 
-// TestTunnelsAreClosed: no packet of a pod gets into a tunnel between nodes, of this network or of OVN, not by a host port either.
+// TestTunnelsAreClosed: no packet of a pod gets into a tunnel between nodes, of this network, of OVN or of Neutron, not by a host port either.
 func TestTunnelsAreClosed(t *testing.T) {
 	s := newStage(t)
 	listen := func(network, address string) net.PacketConn {
@@ -99,6 +99,7 @@ func TestTunnelsAreClosed(t *testing.T) {
 		return made
 	}
 	vxlan, geneve, other := listen("udp4", ":8472"), listen("udp4", ":6081"), listen("udp4", ":7779")
+	neutron := listen("udp4", ":4789")
 	ipip, icmp := listen("ip4:4", ""), listen("ip4:143", "")
 	// Host ports: what portmap and kube-proxy do.
 	runNFT(t, s.space, "add table ip ports; add chain ip ports prerouting { type nat hook prerouting priority dstnat; }; "+
@@ -108,8 +109,8 @@ func TestTunnelsAreClosed(t *testing.T) {
 		tunnel host.Tunnel
 		want   map[string]bool
 	}{
-		{"vxlan", host.Tunnel{Port: 8472}, map[string]bool{"8472": false, "6081": false, "7777": false, "7778": true, "ip4:4": true, "ip4:143": true}},
-		{"ipip", host.Tunnel{IPIP: true}, map[string]bool{"8472": true, "6081": false, "7777": true, "7778": true, "ip4:4": false, "ip4:143": true}},
+		{"vxlan", host.Tunnel{Port: 8472}, map[string]bool{"8472": false, "6081": false, "4789": false, "7777": false, "7778": true, "ip4:4": true, "ip4:143": true}},
+		{"ipip", host.Tunnel{IPIP: true}, map[string]bool{"8472": true, "6081": false, "4789": false, "7777": true, "7778": true, "ip4:4": false, "ip4:143": true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s.state.Tunnel = c.tunnel
@@ -120,7 +121,7 @@ func TestTunnelsAreClosed(t *testing.T) {
 				t.Fatal(err)
 			}
 			for to, want := range c.want {
-				at := map[string]net.PacketConn{"8472": vxlan, "6081": geneve, "7777": vxlan, "7778": other, "ip4:4": ipip, "ip4:143": icmp}[to]
+				at := map[string]net.PacketConn{"8472": vxlan, "6081": geneve, "4789": neutron, "7777": vxlan, "7778": other, "ip4:4": ipip, "ip4:143": icmp}[to]
 				target := "udp4 10.244.3.1:" + to
 				if strings.HasPrefix(to, "ip4") {
 					target = to + " 10.244.3.1"

@@ -38,7 +38,7 @@ type Options struct {
 	Cluster string
 	// Reserved reads ranges of the cluster's other networks, by what they are. Nil: there are none.
 	Reserved func(context.Context, client.Reader) (map[string][]netip.Prefix, error)
-	// Ranges are those that tenants' networks may use. Default: objects.PrivateRanges.
+	// Ranges are those that tenants' networks may use. Default: UserCIDR.
 	Ranges []netip.Prefix
 	// ReservedRanges are further ranges that no network may overlap.
 	ReservedRanges []netip.Prefix
@@ -81,13 +81,23 @@ func Part(opts Options) cluster.Part {
 	}
 }
 
+// withDefaults returns the options with what is not given. Nodes route the addresses of tenants' pods, so that tenants get the range that was
+// chosen for them, and a further one only by the configuration.
+func (o Options) withDefaults() Options {
+	if o.Cluster == "" {
+		o.Cluster = DefaultCluster
+	}
+	if !o.UserCIDR.IsValid() {
+		o.UserCIDR, o.UserGateway = netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.244.0.1")
+	}
+	if len(o.Ranges) == 0 {
+		o.Ranges = []netip.Prefix{o.UserCIDR.Masked()}
+	}
+	return o
+}
+
 func setUp(tools cluster.Tools, opts Options) error {
-	if opts.Cluster == "" {
-		opts.Cluster = DefaultCluster
-	}
-	if !opts.UserCIDR.IsValid() {
-		opts.UserCIDR, opts.UserGateway = netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.244.0.1")
-	}
+	opts = opts.withDefaults()
 	spec := stackubev1.NetworkSpec{CIDR: opts.UserCIDR.String()}
 	if opts.UserGateway.IsValid() {
 		spec.Gateway = opts.UserGateway.String()
@@ -96,9 +106,6 @@ func setUp(tools cluster.Tools, opts Options) error {
 		return err
 	}
 	os := &connection{path: opts.Config, cluster: opts.Cluster, transport: opts.Transport, log: tools.Log}
-	if len(opts.Ranges) == 0 {
-		opts.Ranges = objects.PrivateRanges()
-	}
 	reserved := &reservedReader{cached: tools.Client, live: tools.Live, more: opts.Reserved, allowed: opts.Ranges, own: opts.ReservedRanges}
 	networks := &networkReconciler{client: tools.Client, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log}
 	tenants := &tenantReconciler{client: tools.Client, cloud: os, events: tools.Events, network: spec, log: tools.Log}

@@ -19,7 +19,6 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
-	"weft.dev/weft/internal/neutron/objects"
 )
 
 // rig is the controller's reconcilers with an API server and an OpenStack, both in memory.
@@ -63,7 +62,7 @@ func (r *rig) said() string {
 func (r *rig) ports(now func() time.Time) *portReconciler {
 	return &portReconciler{
 		client: r.client, live: r.client, cloud: r.open, events: r.events, log: discard(), now: now,
-		reserved: &reservedReader{cached: r.client, live: r.client, allowed: objects.PrivateRanges()},
+		reserved: &reservedReader{cached: r.client, live: r.client, allowed: Options{}.withDefaults().Ranges},
 		known:    map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[nodeAddress]bool{},
 	}
 }

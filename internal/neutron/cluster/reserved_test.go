@@ -56,7 +56,7 @@ func TestRangesThatNodesNeed(t *testing.T) {
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.6.0.0/16"}}},
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.7.0.0/16"}}},
 	).Build()
-	r := &reservedReader{cached: reader, live: reader, allowed: objects.PrivateRanges(), own: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}}
+	r := &reservedReader{cached: reader, live: reader, allowed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, own: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}}
 	rules, err := r.read(t.Context(), &session{addresses: []netip.Addr{netip.MustParseAddr("10.9.0.5")}}, "n1")
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"weft.dev/weft/internal/attach"
@@ -22,6 +23,8 @@ type compiler struct {
 	// set hands flows over to the switch's loop, and does not wait for it.
 	set func(fragments)
 	log *slog.Logger
+	// warn reports why a NetworkPolicy is not in effect as it is written. Nil: nowhere.
+	warn func(policy client.Object, note string)
 	// groups numbers the Services' groups.
 	groups groups
 	// wake has run look for networks to compile.
@@ -122,7 +125,7 @@ func (c *compiler) serve(ctx context.Context, s scope) {
 			return
 		}
 		b.compile(ctx, c)
-		c.handOver(ctx, b)
+		c.tell(c.handOver(ctx, b))
 	}
 }
 
@@ -172,8 +175,8 @@ func (b *batch) compile(ctx context.Context, c *compiler) {
 	}
 }
 
-// handOver hands over what was compiled, except what has been closed since, and ends the compilation.
-func (c *compiler) handOver(ctx context.Context, b *batch) {
+// handOver hands over what was compiled, except what has been closed since, and ends the compilation. It returns what is to be reported.
+func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	j := c.jobs[b.scope]
@@ -192,26 +195,42 @@ func (c *compiler) handOver(ctx context.Context, b *batch) {
 	}
 	close(j.done)
 	j.done = make(chan struct{})
-	c.report(ctx, b, j)
+	refused := c.report(ctx, b, j)
 	if j.err != nil || j.asked > j.served {
 		c.wakeUp()
 	} else if len(b.attached) == 0 && !b.scope.host() {
 		delete(c.jobs, b.scope)
 	}
+	return refused
 }
 
-// report logs what is invalid, once.
-func (c *compiler) report(ctx context.Context, b *batch, j *job) {
+// report logs what is invalid, once, and returns what its policies' events are to say.
+func (c *compiler) report(ctx context.Context, b *batch, j *job) []refusal {
 	problem := ""
 	if b.err != nil {
 		problem = b.err.Error()
 	}
 	if problem == j.logged || ctx.Err() != nil {
-		return
+		return nil
 	}
 	j.logged = problem
 	if b.err != nil {
 		c.log.WarnContext(ctx, "flows of a Neutron network", "network", string(b.scope.owner()), "error", b.err)
+	}
+	if b.judge == nil {
+		return nil
+	}
+	return b.judge.refused
+}
+
+// tell reports each policy once.
+func (c *compiler) tell(refused []refusal) {
+	told := map[*networkingv1.NetworkPolicy]bool{}
+	for _, r := range refused {
+		if c.warn != nil && !told[r.policy] {
+			told[r.policy] = true
+			c.warn(r.policy, r.err.Error())
+		}
 	}
 }
 

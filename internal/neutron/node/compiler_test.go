@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -357,6 +358,30 @@ func TestPodChangesDuringACompilation(t *testing.T) {
 	c.handOver(t.Context(), b)
 	if len(c.waiting()) != 1 {
 		t.Error("the pod's change is lost")
+	}
+}
+
+// A policy that is not in effect as it is written has one event that says why, until that changes.
+func TestRefusedPoliciesHaveEvents(t *testing.T) {
+	invalid := policyOf("blue", "a")
+	invalid.Spec.Ingress[0].From = []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "nowhere"}}}
+	large := manyCombinations(65)
+	c := newCompiler("n1", fakeCache(t, invalid, large), slog.New(slog.DiscardHandler), func(fragments) {})
+	said := map[string][]string{}
+	c.warn = func(policy client.Object, note string) { said[policy.GetName()] = append(said[policy.GetName()], note) }
+	rec := podNumber(t, "blue", 1, 1)
+	if err := c.objects.(client.Client).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: rec.PodName}}); err != nil { //nolint:forcetypeassert // it is
+		t.Fatal(err)
+	}
+	c.admit(rec, scope{"blue", "blue"})
+	for range 3 {
+		c.serveAll(t.Context())
+		c.namespaceChanged("blue", false)
+	}
+	for name, want := range map[string]string{invalid.Name: "nowhere", large.Name: "write fewer ports, or peers as ranges"} {
+		if len(said[name]) != 1 || !strings.Contains(said[name][0], want) {
+			t.Errorf("events of policy %s: %q, want one with %q", name, said[name], want)
+		}
 	}
 }
 

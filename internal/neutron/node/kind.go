@@ -28,8 +28,12 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// genevePort is the UDP port of OVN's tunnels between nodes (IANA): a pod's packet there would come from a chassis, and choose its network.
-const genevePort = 6081
+// UDP ports of tunnels between nodes (IANA): OVN's, and those of Neutron's agent with Open vSwitch. A pod's packet there would come from a node,
+// and choose its network.
+const (
+	genevePort = 6081
+	vxlanPort  = 4789
+)
 
 // Name is the network's.
 const Name = objects.NetworkKind
@@ -39,7 +43,7 @@ func Kind(node string) network.Kind {
 	return network.Kind{
 		Name:    Name,
 		Present: present, Presence: []client.Object{&stackubev1.Network{}},
-		Bind: bind, ClosedPorts: []uint16{genevePort},
+		Bind: bind, ClosedPorts: []uint16{vxlanPort, genevePort},
 		Care: noderoom.Care{
 			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge, Tables: pipeline.TableNames, Object: objectOf}},
 			// Services that the host serves are forwarded by it.

@@ -75,6 +75,11 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
 	}
 	made.compiler = newCompiler(n.Name, deps.Objects, deps.Log, func(f fragments) { made.flows().Loop.Set(f) })
+	if deps.Events != nil {
+		made.compiler.warn = func(policy client.Object, note string) {
+			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
+		}
+	}
 	made.ports.describe = made.describe
 	if n.Elsewhere != nil {
 		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }

@@ -168,7 +168,8 @@ func (w *world) compile() (fragments, *judge, error) {
 		list = nil
 	}
 	out[w.scope.owner()] = pipeline.ServiceEntries(w.scope.owner(), w.scope.number(), list)
-	judge, problem := w.judge()
+	var problem error
+	judge := w.judge()
 	for i := range w.attached {
 		rec := &w.attached[i]
 		pod, _, err := podOf(rec)
@@ -184,7 +185,9 @@ func (w *world) compile() (fragments, *judge, error) {
 		out[pod.Owner] = pipeline.Fragment(pipeline.PodRules(pod))
 	}
 	if judge != nil {
-		problem = errors.Join(append(judge.problems, problem)...)
+		for _, r := range judge.refused {
+			problem = errors.Join(problem, fmt.Errorf("NetworkPolicy %s/%s: %w", r.policy.Namespace, r.policy.Name, r.err))
+		}
 	}
 	return out, judge, problem
 }
@@ -234,16 +237,23 @@ func addressesOf(object *corev1.Service, own []service.Slice, node string) []ser
 type judge struct {
 	index *policy.Index
 	uids  map[policy.Key][]string
-	// problems are those of pods that have been judged.
-	problems []error
+	// policies are the objects, and refused what of them is not in effect as written.
+	policies map[policy.Key]*networkingv1.NetworkPolicy
+	refused  []refusal
+}
+
+// refusal is why a policy is not in effect as it is written.
+type refusal struct {
+	policy *networkingv1.NetworkPolicy
+	err    error
 }
 
 // judge returns nil when the namespace has no policy. An invalid policy isolates its pods and allows what of it can be read.
-func (w *world) judge() (*judge, error) {
+func (w *world) judge() *judge {
 	if len(w.policies) == 0 {
-		return nil, nil
+		return nil
 	}
-	j := &judge{index: policy.New(""), uids: map[policy.Key][]string{}}
+	j := &judge{index: policy.New(""), uids: map[policy.Key][]string{}, policies: map[policy.Key]*networkingv1.NetworkPolicy{}}
 	j.index.SetNamespace(policy.Namespace{Name: w.scope.namespace, Labels: w.labels})
 	local := map[policy.Key][]netip.Addr{}
 	for i := range w.attached {
@@ -265,15 +275,15 @@ func (w *world) judge() (*judge, error) {
 		j.index.SetPod(pod)
 		j.uids[pod.Key] = []string{string(object.UID), object.Annotations[corev1.MirrorPodAnnotationKey]}
 	}
-	var problems []error
 	for i := range w.policies {
 		p, err := policy.FromNetworkPolicy(&w.policies[i])
+		j.policies[p.Key] = &w.policies[i]
 		if err != nil {
-			problems = append(problems, fmt.Errorf("NetworkPolicy %s/%s: %w", w.policies[i].Namespace, w.policies[i].Name, err))
+			j.refused = append(j.refused, refusal{&w.policies[i], err})
 		}
 		j.index.SetPolicy(p)
 	}
-	return j, errors.Join(problems...)
+	return j
 }
 
 // knows reports whether the pod of an attachment is known.
@@ -334,8 +344,10 @@ func (j *judge) bounded(key policy.Key, direction string, a *pipeline.Allowed) *
 			ports = 1
 		}
 		if peers > mostMatches || ports > mostMatches || count+peers*ports > mostMatches {
-			j.problems = append(j.problems, fmt.Errorf("NetworkPolicies of pod %s/%s, %s: more than %d: %w",
-				key.Namespace, key.Name, direction, mostMatches, errMatches))
+			err := fmt.Errorf("the NetworkPolicies of pod %s/%s, %s: more than %d: %w", key.Namespace, key.Name, direction, mostMatches, errMatches)
+			for _, name := range j.index.Policies(key) {
+				j.refused = append(j.refused, refusal{j.policies[name], err})
+			}
 			return &pipeline.Allowed{}
 		}
 		count += peers * ports

@@ -15,16 +15,23 @@ import (
 	"weft.dev/weft/internal/attach"
 )
 
+// manyCombinations is a policy of the namespace blue with as many peers, and as many ports.
+func manyCombinations(count int) *networkingv1.NetworkPolicy {
+	rule := networkingv1.NetworkPolicyIngressRule{}
+	for i := range count {
+		port, protocol := intstr.FromInt32(int32(2*i+1)), corev1.ProtocolTCP
+		rule.Ports = append(rule.Ports, networkingv1.NetworkPolicyPort{Port: &port, Protocol: &protocol})
+		block := networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.%d/32", 1+i>>15, i>>7&255, 2*i&255)}
+		rule.From = append(rule.From, networkingv1.NetworkPolicyPeer{IPBlock: &block})
+	}
+	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "many"}, Spec: networkingv1.NetworkPolicySpec{
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, Ingress: []networkingv1.NetworkPolicyIngressRule{rule},
+	}}
+}
+
 // A policy whose peers and ports combine to more flows than a node programs closes its pods, and is told; a smaller one is in effect.
 func TestPoliciesOfManyCombinations(t *testing.T) {
 	for count, closed := range map[int]bool{64: false, 65: true, 15000: true} {
-		rule := networkingv1.NetworkPolicyIngressRule{}
-		for i := range count {
-			port, protocol := intstr.FromInt32(int32(2*i+1)), corev1.ProtocolTCP
-			rule.Ports = append(rule.Ports, networkingv1.NetworkPolicyPort{Port: &port, Protocol: &protocol})
-			block := networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.%d/32", 1+i>>15, i>>7&255, 2*i&255)}
-			rule.From = append(rule.From, networkingv1.NetworkPolicyPeer{IPBlock: &block})
-		}
 		details, err := json.Marshal(details{Port: "p", Network: "blue"})
 		if err != nil {
 			t.Fatal(err)
@@ -35,9 +42,7 @@ func TestPoliciesOfManyCombinations(t *testing.T) {
 		}
 		w := world{
 			scope: scope{"blue", "blue"}, attached: []attach.Record{rec}, pods: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web"}}},
-			policies: []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "many"}, Spec: networkingv1.NetworkPolicySpec{
-				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, Ingress: []networkingv1.NetworkPolicyIngressRule{rule},
-			}}},
+			policies: []networkingv1.NetworkPolicy{*manyCombinations(count)},
 		}
 		made, _, problem := w.compile()
 		if errors.Is(problem, errMatches) != closed {

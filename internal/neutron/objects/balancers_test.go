@@ -64,7 +64,7 @@ func TestBalancer(t *testing.T) {
 			{Protocol: "UDP", Port: 53, Members: []cloud.Member{member("10.244.0.5", 5353), member("10.244.0.9", 5353)}},
 		},
 	}
-	got, err := Balancer(balanced(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.7"} }), all, &stackubev1.Network{}, subnetOf(), "p")
+	got, err := Balancer(balanced(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.7"} }), all, &stackubev1.Network{Spec: stackubev1.NetworkSpec{NetworkID: "net"}}, subnetOf(), "p")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestBalancer(t *testing.T) {
 		"spec.loadBalancerIP":    func(s *corev1.Service) { s.Spec.LoadBalancerIP = "outside" },
 		"spec.ports[1].protocol": func(s *corev1.Service) { s.Spec.Ports[1].Protocol = "ICMP" },
 	} {
-		if _, err := Balancer(balanced(change), all, &stackubev1.Network{}, subnetOf(), "p"); err == nil || !strings.HasPrefix(err.Error(), field) {
+		if _, err := Balancer(balanced(change), all, &stackubev1.Network{Spec: stackubev1.NetworkSpec{NetworkID: "net"}}, subnetOf(), "p"); err == nil || !strings.HasPrefix(err.Error(), field) {
 			t.Errorf("%s: error %v", field, err)
 		}
 	}

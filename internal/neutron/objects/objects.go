@@ -37,14 +37,6 @@ func (r *Rules) Refuses(addr netip.Addr) bool {
 	return !slices.ContainsFunc(r.Allowed, contains)
 }
 
-// PrivateRanges are what tenants' networks may use unless configured otherwise: RFC 1918 and RFC 6598.
-func PrivateRanges() []netip.Prefix {
-	return []netip.Prefix{
-		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
-		netip.MustParsePrefix("100.64.0.0/10"),
-	}
-}
-
 // NetworkName is stackube's name of a network and its router in OpenStack.
 func NetworkName(namespace, name string) string { return "kube-" + namespace + "-" + name }
 

@@ -25,7 +25,9 @@ func reserved() Reserved {
 	}
 }
 
-func rules() *Rules { return &Rules{Allowed: PrivateRanges(), Reserved: reserved()} }
+func rules() *Rules {
+	return &Rules{Allowed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("100.64.0.0/10")}, Reserved: reserved()}
+}
 
 // Addresses that no pod may have are those in reserved ranges and those outside the allowed ones.
 func TestRefusedAddresses(t *testing.T) {

@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -70,20 +69,15 @@ var (
 	ErrNoAddress = errors.New("the port has no address of a known subnet")
 )
 
-// PodSubnet is the subnet that pods' ports are created in: the Network's own, which has its range; else the first IPv4 subnet by name. Its
-// allocation pools are what Neutron gives out.
+// PodSubnet is the subnet that pods' ports are created in: the one that has the Network's range, since a project can add subnets to its network,
+// and none that overlaps another. Of a network that networkID names it is the first IPv4 subnet by name. Its allocation pools are what
+// Neutron gives out.
 func PodSubnet(n *stackubev1.Network, held *cloud.HeldNetwork) (id string, pool []ahead.Range, err error) {
-	foreign := func(s *subnets.Subnet) int { // a project can add subnets of any name to its network, and none that overlaps this one
-		if n.Spec.NetworkID == "" && s.CIDR == n.Spec.CIDR {
-			return 0
-		}
-		return 1
-	}
 	sorted := slices.SortedFunc(slices.Values(held.Held), func(a, b subnets.Subnet) int {
-		return cmp.Or(foreign(&a)-foreign(&b), strings.Compare(a.Name+a.ID, b.Name+b.ID))
+		return strings.Compare(a.Name+a.ID, b.Name+b.ID)
 	})
 	for _, s := range sorted {
-		if s.IPVersion != 4 {
+		if s.IPVersion != 4 || n.Spec.NetworkID == "" && s.CIDR != n.Spec.CIDR {
 			continue
 		}
 		for _, p := range s.AllocationPools {

@@ -108,12 +108,17 @@ func TestPort(t *testing.T) {
 	if _, err := Port(n, held, all, &all[3], "n1"); !errors.Is(err, ErrNoAddress) {
 		t.Errorf("a port of another subnet: %v", err)
 	}
-	id, pool, err := PodSubnet(&stackubev1.Network{}, held)
+	own := &stackubev1.Network{Spec: stackubev1.NetworkSpec{CIDR: "192.168.7.0/24"}}
+	if id, _, err := PodSubnet(own, held); !errors.Is(err, ErrNoSubnet) {
+		t.Errorf("a network that Weft made, with subnets of the project's own alone: %q, %v", id, err)
+	}
+	named := &stackubev1.Network{Spec: stackubev1.NetworkSpec{NetworkID: "net"}}
+	id, pool, err := PodSubnet(named, held)
 	if err != nil || id != "v4" || len(pool) != 1 || pool[0].First.String() != "10.244.0.2" {
 		t.Errorf("the pods' subnet is %s, %v: %v", id, pool, err)
 	}
 	held.Held = held.Held[:1]
-	if _, _, err := PodSubnet(&stackubev1.Network{}, held); !errors.Is(err, ErrNoSubnet) {
+	if _, _, err := PodSubnet(named, held); !errors.Is(err, ErrNoSubnet) {
 		t.Errorf("a network of IPv6 alone: %v", err)
 	}
 }
