@@ -9,6 +9,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"time"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
@@ -84,6 +85,10 @@ type Node struct {
 	Name, BootID string
 	// RunDir and StateDir are the agent's folders. A network has its own folder in each.
 	RunDir, StateDir string
+	// Ports is the path of the network namespace with the far ends of pre-plugged ports (link.Standing). The CNI plugin creates it.
+	Ports string
+	// Verify is how often a network compares what it keeps on the node in no loop and gets no event of. 0: never.
+	Verify time.Duration
 	// Links and Rules contain what all networks have handed over with Start, Apply or Set. A network's first call is Start.
 	Links *LinkLoop
 	Rules *RuleLoop

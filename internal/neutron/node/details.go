@@ -112,8 +112,13 @@ func parseAddress(a *weftv1.NeutronPortAddress) (p netip.Prefix, gateway netip.A
 	return p, gateway, nil
 }
 
-// vethName returns the name of an attachment's host veth. It depends on the attachment alone: the next pod on a port has another.
-func vethName(key attach.Key) string {
+// vethName returns the name of an attachment's host veth. It depends on the attachment alone: the next pod on a port has another. A limited
+// pod's is shorter, because link.Standing makes further names of it.
+func vethName(key attach.Key, limited bool) string {
 	sum := sha256.Sum256([]byte(key.String()))
+	if limited {
+		const digits = 5
+		return "wb" + hex.EncodeToString(sum[:digits])
+	}
 	return "wp" + hex.EncodeToString(sum[:6])
 }

@@ -99,6 +99,7 @@ func (n *Network) Run(ctx context.Context) error {
 	n.deps.Changed()
 	var group sync.WaitGroup
 	group.Go(func() { n.compiler.run(ctx) })
+	group.Go(func() { n.keepShapes(ctx) })
 	n.ports.run(ctx)
 	group.Wait()
 	return nil
@@ -208,7 +209,8 @@ func addressClaim(p netip.Prefix) string { return "neutron address " + p.Addr().
 
 // Plan implements network.Network: it chooses a port that is ready, and waits for one if there is none.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
-	if err := unserved(req); err != nil {
+	limits, err := requested(req)
+	if err != nil {
 		return attach.Record{}, err
 	}
 	object, err := n.networkOf(ctx, req.Args.PodNamespace, at.Part)
@@ -235,7 +237,10 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 				n.ports.refuse(chosen.uuid, err)
 				continue
 			}
-			return n.record(req, at, chosen)
+			rec, err := n.record(req, at, chosen)
+			rec.Bandwidth = limits
+			rec.HostInterface = vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
+			return rec, err
 		}
 		var rested <-chan time.Time
 		if next > 0 {
@@ -292,8 +297,7 @@ func (n *Network) record(req *cni.Request, at placement.Decision, chosen *choice
 	}
 	rec := attach.Record{
 		Network: Name, Addresses: chosen.spec.addresses, Gateway: chosen.spec.gateways, MAC: chosen.spec.mac.String(), MTU: chosen.spec.mtu,
-		HostInterface: vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}),
-		Claims:        []string{portClaim(chosen.uuid)}, Details: kept,
+		Claims: []string{portClaim(chosen.uuid)}, Details: kept,
 	}
 	for _, p := range chosen.spec.addresses {
 		rec.Claims = append(rec.Claims, addressClaim(p))
@@ -322,7 +326,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 			return nil, fmt.Errorf("conntrack zone %d of port %s: %w", pod.Zone, d.Port, err)
 		}
 	}
-	created, err := n.node.Pods.Create(ctx, pair)
+	created, err := n.create(ctx, pair)
 	if err != nil {
 		return nil, fmt.Errorf("interface of %s: %w", rec.Key(), err)
 	}
@@ -362,6 +366,9 @@ func (n *Network) pair(rec *attach.Record, d *details) (link.Pair, error) {
 		return link.Pair{}, err //nolint:wrapcheck // it names the attachment
 	}
 	pair.PodRoutes = routesOf(rec, d)
+	if rec.Bandwidth.Limited() {
+		pair.Standing = n.node.Ports
+	}
 	return pair, nil
 }
 
@@ -436,6 +443,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	err := errors.Join(
 		n.flows().Loop.Apply(ctx, flows), n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows), n.node.Links.Apply(ctx, links),
 	)
+	err = errors.Join(err, n.unshape(ctx, recs))
 	failed := map[attach.Key]error{}
 	if err != nil {
 		for i := range recs {

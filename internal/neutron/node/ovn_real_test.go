@@ -49,31 +49,10 @@ func (s *site) serve() {
 	boot, err := attach.ReadBootID()
 	must(s.t, err)
 	for _, c := range s.Chassis {
-		n := &served{machine: &machine{Switch: c.Switch, name: c.Name, boot: boot}, chassis: c}
-		store, err := attach.Open(filepath.Join(s.t.TempDir(), "attachments"))
-		must(s.t, err)
-		n.handler = lifecycle.New(store, lifecycle.Options{
-			BootID: boot, Default: func() (string, error) { return Name, nil }, Waiting: func() string { return "the test" },
-			Place: func(_ context.Context, req *cni.Request) (placement.Decision, error) {
-				return placement.Decision{Network: Name, Part: req.Args.PodNamespace}, nil
-			},
-		})
-		ctx, cancel := context.WithCancel(context.Background())
-		n.Network = n.life(ctx, s.t, n.handler.Records(Name))
-		leave := n.handler.Serve(Name, n.Network, n.HandedOver())
-		var group sync.WaitGroup
-		group.Go(func() { _ = n.handler.Run(ctx) })
-		group.Go(func() {
-			if err := n.Run(ctx); err != nil {
-				s.t.Errorf("Run: %v", err)
-			}
-		})
-		s.t.Cleanup(func() {
-			cancel()
-			group.Wait()
-			leave()
-			_ = store.Close()
-		})
+		m := &machine{Switch: c.Switch, name: c.Name, boot: boot}
+		n, stop := m.serve(s.t, filepath.Join(s.t.TempDir(), "attachments"))
+		n.chassis = c
+		s.t.Cleanup(stop)
 		s.nodes = append(s.nodes, n)
 	}
 	for _, n := range s.nodes {
@@ -83,6 +62,36 @@ func (s *site) serve() {
 			s.t.Errorf("the section of %s: %+v", n.name, got)
 		}
 	}
+}
+
+// serve starts an agent's part for this network with the records in dir. stop ends it.
+func (m *machine) serve(t *testing.T, dir string) (n *served, stop func()) {
+	t.Helper()
+	n = &served{machine: m}
+	store, err := attach.Open(dir)
+	must(t, err)
+	n.handler = lifecycle.New(store, lifecycle.Options{
+		BootID: m.boot, Default: func() (string, error) { return Name, nil }, Waiting: func() string { return "the test" },
+		Place: func(_ context.Context, req *cni.Request) (placement.Decision, error) {
+			return placement.Decision{Network: Name, Part: req.Args.PodNamespace}, nil
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	n.Network = n.life(ctx, t, n.handler.Records(Name))
+	leave := n.handler.Serve(Name, n.Network, n.HandedOver())
+	var group sync.WaitGroup
+	group.Go(func() { _ = n.handler.Run(ctx) })
+	group.Go(func() {
+		if err := n.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return n, sync.OnceFunc(func() {
+		cancel()
+		group.Wait()
+		leave()
+		_ = store.Close()
+	})
 }
 
 // network makes a tenant's network, in Kubernetes and in OVN.

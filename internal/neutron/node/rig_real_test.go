@@ -145,6 +145,8 @@ type machine struct {
 	*ovstest.Switch
 	name string
 	boot string
+	// ports is the path of the namespace with the peers of limited pods' ports.
+	ports string
 	// rest is how long ports rest in the next life.
 	rest time.Duration
 	// reported is the section of NodeNetwork.
@@ -175,7 +177,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 		}},
 	}
 	n := &noderoom.Node{
-		Name: m.name, BootID: m.boot, Pods: pods,
+		Name: m.name, BootID: m.boot, Ports: m.ports, Pods: pods,
 		Links:  reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules:  reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Switch: func(context.Context) (*noderoom.Switch, error) { return vswitch, nil },

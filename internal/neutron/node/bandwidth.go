@@ -1,0 +1,141 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
+)
+
+// requested returns the limits that a pod asks for, and an error for what it asks for and the network does not have: a pod never runs
+// without it.
+func requested(req *cni.Request) (cni.Bandwidth, error) {
+	if req.NetConf == nil {
+		return cni.Bandwidth{}, nil
+	}
+	pod := req.Args.PodNamespace + "/" + req.Args.PodName
+	limits, err := cni.ParseBandwidth(req.NetConf.RuntimeConfig.Bandwidth)
+	if err != nil {
+		return limits, fmt.Errorf("pod %s: %w", pod, err)
+	}
+	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings)
+	if err != nil {
+		return limits, fmt.Errorf("pod %s: %w", pod, err)
+	}
+	if len(ports) > 0 {
+		return limits, cni.Errorf(cni.CodeRefused, "pod %s has host port %d, and pods on Neutron networks have none: remove hostPort, or use a Service of type LoadBalancer", pod, ports[0].Port)
+	}
+	return limits, nil
+}
+
+// create creates a pod's interface. A limited pod's is on a veth pair whose peer is in a namespace of the node: there its traffic is shaped,
+// out of the pod's reach and with both datapaths (link.Shape). The pair is the attachment's own; what a run that was interrupted left of it is
+// replaced.
+func (n *Network) create(ctx context.Context, pair link.Pair) (link.Created, error) {
+	created, err := n.node.Pods.Create(ctx, pair)
+	if pair.Standing == "" || !errors.Is(err, link.ErrUnusable) {
+		return created, err //nolint:wrapcheck // the caller names the attachment
+	}
+	if err := n.node.Pods.Delete(ctx, pair.HostName); err != nil {
+		return created, err //nolint:wrapcheck // the caller names the attachment
+	}
+	under := link.Standing{Name: pair.HostName, MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff}
+	if err := n.node.Pods.CreateStanding(ctx, pair.Standing, under); err != nil {
+		// Its text alone: a missing namespace of ports is not the pod's.
+		return created, cni.Errorf(cni.CodeTryAgainLater, "bandwidth limits need a port whose peer is in %s: %s: try again later", pair.Standing, err.Error())
+	}
+	return n.node.Pods.Create(ctx, pair) //nolint:wrapcheck // the caller names the attachment
+}
+
+// unshape removes what remains of the limits of pods whose interfaces are gone.
+func (n *Network) unshape(ctx context.Context, recs []attach.Record) error {
+	var errs []error
+	for i := range recs {
+		if recs[i].Bandwidth.Limited() {
+			errs = append(errs, n.node.Pods.Reshape(ctx, n.node.Ports, recs[i].HostInterface, link.Shape{}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// keepShapes restores the limits of attached pods that another program changed: at the start, and at each verification, because no event
+// reports such a change. It returns when ctx ends.
+func (n *Network) keepShapes(ctx context.Context) {
+	var due <-chan time.Time
+	if n.node.Verify > 0 {
+		ticker := time.NewTicker(n.node.Verify)
+		defer ticker.Stop()
+		due = ticker.C
+	}
+	for {
+		var retry <-chan time.Time
+		if err := n.reshape(ctx); err != nil && ctx.Err() == nil {
+			n.deps.Log.Warn("bandwidth limits of pods", "error", err)
+			retry = time.After(lastRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-due:
+		case <-retry:
+		}
+	}
+}
+
+// errBusy says that a request for an attachment is under way.
+var errBusy = errors.New("a request for the attachment is under way")
+
+// limited returns the attached pods that have limits.
+func (n *Network) limited() map[attach.Key]attach.Record {
+	found := map[attach.Key]attach.Record{}
+	for _, rec := range n.deps.Records.Attached() {
+		if rec.Bandwidth.Limited() {
+			found[rec.Key()] = rec
+		}
+	}
+	return found
+}
+
+// reshape compares the limits of attached pods once.
+func (n *Network) reshape(ctx context.Context) error {
+	limited := n.limited()
+	if len(limited) == 0 {
+		return nil
+	}
+	have, err := n.node.Pods.Shapes(ctx, n.node.Ports)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	var errs []error
+	for _, rec := range limited {
+		if want, is := plan.Shape(&rec), have[rec.HostInterface]; !want.Matches(is) {
+			errs = append(errs, n.reshapeOne(ctx, &rec, want, is))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reshapeOne restores the limits of one pod, unless a request for it is under way.
+func (n *Network) reshapeOne(ctx context.Context, rec *attach.Record, want, is link.Shape) error {
+	unlock, free := n.deps.Records.TryLock(rec.Key())
+	if !free {
+		return errBusy
+	}
+	defer unlock()
+	if _, attached := n.limited()[rec.Key()]; !attached {
+		return nil
+	}
+	err := n.node.Pods.Reshape(ctx, n.node.Ports, rec.HostInterface, want)
+	if errors.Is(err, link.ErrNoDevice) { // its interface is gone, and no packet passes
+		return nil
+	}
+	if err == nil {
+		n.deps.Log.Warn("restored bandwidth limits that another program changed", "link", rec.HostInterface, "was", is.String(), "is", want.String())
+	}
+	return err //nolint:wrapcheck // it names the link
+}
