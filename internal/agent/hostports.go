@@ -30,3 +30,13 @@ func reservedPorts(healthAddress string) []overlay.ReservedPort {
 	}
 	return append(reserved, overlay.ReservedPort{Port: health, For: "the agent's health and metrics"})
 }
+
+// reservedFor says for what a port of the node is kept from pods: "" if it is not.
+func (a *agent) reservedFor(port cni.HostPort) string {
+	for _, r := range reservedPorts(a.opts.HealthAddress) {
+		if r.Port.Overlaps(port) {
+			return r.For
+		}
+	}
+	return ""
+}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -89,6 +90,8 @@ type Node struct {
 	Ports string
 	// Verify is how often a network compares what it keeps on the node in no loop and gets no event of. 0: never.
 	Verify time.Duration
+	// Reserved says for what a port of the node is kept from pods: "" if it is not. Nil: none is.
+	Reserved func(port cni.HostPort) string
 	// Links and Rules contain what all networks have handed over with Start, Apply or Set. A network's first call is Start.
 	Links *LinkLoop
 	Rules *RuleLoop

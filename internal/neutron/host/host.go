@@ -174,7 +174,8 @@ func Links() map[link.Key]link.Item {
 	device := &link.Device{
 		Name: Device, Owner: string(pipeline.Owner), MAC: pipeline.HostMAC(), Up: true,
 		Addresses: []netip.Prefix{netip.PrefixFrom(pipeline.HostAddress(), pipeline.HostAddress().BitLen())}, NoPrefixRoute: true,
-		Sysctls: link.Sysctls{DisableIPv6: link.On, ProxyARP: link.Off, SendRedirects: link.Off},
+		// Answers to what the node sends to a host port at 127.0.0.1 come in here.
+		Sysctls: link.Sysctls{DisableIPv6: link.On, ProxyARP: link.Off, SendRedirects: link.Off, RouteLocalnet: link.On},
 	}
 	return map[link.Key]link.Item{device.Key(): device}
 }
@@ -195,7 +196,9 @@ func Routes(addresses []netip.Prefix) map[link.Key]link.Item {
 const (
 	priorityClose  = -450 // before defragmentation and connection tracking
 	priorityFilter = 0
-	prioritySNAT   = 101 // after kube-proxy's, which is at 100
+	priorityDNAT   = -99 // after kube-proxy's, which is at -100
+	priorityFirst  = 99  // before kube-proxy's, which is at 100
+	prioritySNAT   = 101 // after kube-proxy's
 )
 
 // Rules returns the node's rules. They must be in effect before the first port of a userspace datapath.
@@ -231,7 +234,12 @@ func Rules() map[nft.Key]nft.Item {
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "input", Hook: nft.HookInput, Priority: priorityFilter},
 		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Device),
 		fmt.Sprintf(`iifname "%s" ct state new ct status & dnat == 0 drop`, Device))
+	add(hostPortSets()...)
+	for name, rules := range hostPortRules() {
+		chain(name, rules...)
+	}
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
+		toHostPort+" accept",
 		fmt.Sprintf(`oifname "%s" ct direction original drop`, Device),
 		fmt.Sprintf(`oifname "%s" ct state invalid drop`, Device),
 		fmt.Sprintf(`iifname "%s" ct status & dnat == 0 drop`, Device))

@@ -12,23 +12,14 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// requested returns the limits that a pod asks for, and an error for what it asks for and the network does not have: a pod never runs
-// without it.
-func requested(req *cni.Request) (cni.Bandwidth, error) {
+// bandwidth returns the limits that a pod asks for.
+func bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 	if req.NetConf == nil {
 		return cni.Bandwidth{}, nil
 	}
-	pod := req.Args.PodNamespace + "/" + req.Args.PodName
 	limits, err := cni.ParseBandwidth(req.NetConf.RuntimeConfig.Bandwidth)
 	if err != nil {
-		return limits, fmt.Errorf("pod %s: %w", pod, err)
-	}
-	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings)
-	if err != nil {
-		return limits, fmt.Errorf("pod %s: %w", pod, err)
-	}
-	if len(ports) > 0 {
-		return limits, cni.Errorf(cni.CodeRefused, "pod %s has host port %d, and pods on Neutron networks have none: remove hostPort, or use a Service of type LoadBalancer", pod, ports[0].Port)
+		return limits, fmt.Errorf("pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
 	}
 	return limits, nil
 }

@@ -37,20 +37,28 @@ const (
 	window = 3 * time.Second
 )
 
-func newLimitedSite(t *testing.T) *limitedSite {
+// newMachine is a node with four ports of a network, all of its name. br-int has no program.
+func newMachine(t *testing.T, name string, tag int) *machine {
 	t.Helper()
 	boot, err := attach.ReadBootID()
 	must(t, err)
+	m := &machine{Switch: ovstest.Start(t), name: name, boot: boot}
+	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
+	ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
+	own := tenant(t, name)
+	for number := range 4 {
+		portOf{network: own, node: m.name, tag: tag, number: number}.create(t)
+	}
+	return m
+}
+
+func newLimitedSite(t *testing.T) *limitedSite {
+	t.Helper()
 	ports, err := testutils.NewNS()
 	must(t, err)
 	t.Cleanup(func() { _ = errors.Join(ports.Close(), testutils.UnmountNS(ports)) })
-	m := &machine{Switch: ovstest.Start(t), name: "limited", boot: boot, ports: ports.Path()}
-	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
-	ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
-	blue := tenant(t, "limited")
-	for number := range 4 {
-		portOf{network: blue, node: m.name, tag: 90, number: number}.create(t)
-	}
+	m := newMachine(t, "limited", 90)
+	m.ports = ports.Path()
 	s := &limitedSite{dir: filepath.Join(t.TempDir(), "attachments")}
 	for i := range s.pods {
 		s.pods[i] = ovntest.NewPod(t)

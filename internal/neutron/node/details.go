@@ -97,7 +97,7 @@ func parseAddress(a *weftv1.NeutronPortAddress) (p netip.Prefix, gateway netip.A
 		return p, gateway, fmt.Errorf("address: %w", err)
 	}
 	addr := p.Addr()
-	if !addr.IsGlobalUnicast() || addr.Is4In6() || p.Masked().Contains(pipeline.HostAddress()) {
+	if !addr.IsGlobalUnicast() || addr.Is4In6() || p.Masked().Overlaps(pipeline.HostAddresses()) {
 		return p, gateway, fmt.Errorf("address: a pod cannot have %s", a.Address)
 	}
 	if a.Gateway == "" {

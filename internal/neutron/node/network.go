@@ -159,6 +159,9 @@ func (n *Network) restore() []attach.Record {
 		if n.compiler.restore(&rec, scopeOf(&rec, &d), func() {
 			n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
 			n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
+			if published := hostPortRules(&rec); published != nil {
+				n.node.Rules.Set(rules{owner: published})
+			}
 		}) {
 			kept = append(kept, rec)
 		}
@@ -209,7 +212,11 @@ func addressClaim(p netip.Prefix) string { return "neutron address " + p.Addr().
 
 // Plan implements network.Network: it chooses a port that is ready, and waits for one if there is none.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
-	limits, err := requested(req)
+	limits, err := bandwidth(req)
+	if err != nil {
+		return attach.Record{}, err
+	}
+	ports, err := n.hostPorts(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -238,7 +245,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 				continue
 			}
 			rec, err := n.record(req, at, chosen)
-			rec.Bandwidth = limits
+			rec.Bandwidth, rec.HostPorts = limits, ports
 			rec.HostInterface = vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
 			return rec, err
 		}
@@ -341,6 +348,9 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err := n.open(ctx, rec, &d); err != nil {
 		return nil, fmt.Errorf("attachment %s: %w", rec.Key(), err)
 	}
+	if err := n.publish(ctx, rec); err != nil {
+		return nil, fmt.Errorf("attachment %s: %w", rec.Key(), err)
+	}
 	return result(rec, &d, pair.PodRoutes, created.HostMAC), nil
 }
 
@@ -356,6 +366,7 @@ func podOf(rec *attach.Record) (*pipeline.Pod, details, error) {
 	}
 	return &pipeline.Pod{
 		Owner: ownerOf(rec), OFPort: d.Slot.Pod(), Patch: d.Slot.Patch(), Zone: d.Slot.Zone(), MAC: mac, Addresses: addrs(rec.Addresses),
+		Published: publishedPorts(rec),
 	}, d, nil
 }
 
@@ -386,6 +397,9 @@ func routesOf(rec *attach.Record, d *details) []link.Route {
 	for _, p := range rec.Addresses {
 		if p.Addr().Is4() {
 			routes = append(routes, link.Route{Dst: netip.PrefixFrom(pipeline.HostAddress(), 32), Scope: link.ScopeLink})
+			if len(rec.HostPorts) > 0 {
+				routes = append(routes, link.Route{Dst: netip.PrefixFrom(pipeline.OutsideAddress(), 32), Scope: link.ScopeLink})
+			}
 			break
 		}
 	}
@@ -425,6 +439,7 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	owner := ownerOf(&rec)
 	n.compiler.close(&rec)
 	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
+	n.withdraw(rec)
 	return n.node.Pods.Delete(ctx, rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
 }
 
@@ -443,7 +458,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	err := errors.Join(
 		n.flows().Loop.Apply(ctx, flows), n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows), n.node.Links.Apply(ctx, links),
 	)
-	err = errors.Join(err, n.unshape(ctx, recs))
+	err = errors.Join(err, n.unshape(ctx, recs), n.unpublish(ctx, recs))
 	failed := map[attach.Key]error{}
 	if err != nil {
 		for i := range recs {
@@ -467,7 +482,7 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 		return err
 	}
 	owner, port := ownerOf(&rec), reconcile.Owner(portOwner+d.Port)
-	return errors.Join(n.node.Pods.Check(ctx, pair), n.node.Links.Failure(owner), n.flows().Loop.Failure(owner),
+	return errors.Join(n.node.Pods.Check(ctx, pair), n.node.Links.Failure(owner), n.node.Rules.Failure(owner), n.flows().Loop.Failure(owner),
 		n.vswitch.Rows.Failure(owner), n.vswitch.Rows.Failure(port))
 }
 

@@ -2,8 +2,8 @@
 //
 // A pod's port and the patch port that leads to its port on br-int are a pair: what comes in by one leaves by the other, and Neutron's
 // port security checks addresses there. Only packets from and to the host differ. The host reaches a pod at its address from HostAddress,
-// in connections that the host opens; a pod reaches the host by the answers in them, and by nothing else. Connections are tracked in a zone of
-// the pod's own, because pods of different tenants have equal addresses.
+// in connections that the host opens; a pod reaches the host by the answers in them, and by nothing else. What comes from elsewhere to a host port has the
+// source OutsideAddress, which NetworkPolicies judge. Connections are tracked in a zone of the pod's own, because pods of different tenants have equal addresses.
 package pipeline
 
 import (
@@ -90,6 +90,16 @@ const (
 // HostAddress is the host's address on br-n. It is the same on every node: no packet with it leaves br-n.
 func HostAddress() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 3}) }
 
+// OutsideAddress is the source address of what the host passes from elsewhere to pods' host ports. No interface has it, and no packet with it
+// leaves br-n.
+func OutsideAddress() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}) }
+
+// HostAddresses are both.
+func HostAddresses() netip.Prefix {
+	const bits = 31
+	return netip.PrefixFrom(OutsideAddress(), bits)
+}
+
 // HostMAC is the MAC address of the host's interface.
 func HostMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 169, 254, 0, 3} }
 
@@ -111,6 +121,8 @@ type Pod struct {
 	Network uint64
 	// Tracked says that the pod's connections are tracked: its network has Services, or policies isolate it.
 	Tracked bool
+	// Published are the pod's ports that host ports lead to; Mask is not used.
+	Published []Port
 	// Ingress and Egress are what policies allow; nil: the pod is not isolated in that direction.
 	Ingress, Egress *Allowed
 }
@@ -219,13 +231,13 @@ func reply(mac net.HardwareAddr, addr netip.Addr) []openflow.Action {
 // Static returns the rules that do not depend on any pod.
 func Static() []Rule {
 	p := &program{cookie: Cookie(Owner)}
-	host := single(HostAddress())
+	host := HostAddresses()
 	ip := openflow.EthType(openflow.EthTypeIPv4)
 	p.add(TableClassify, prioritySpecial, "VLAN tags: Neutron's port has none", match(openflow.VLANAny()))
 	p.add(TableClassify, priorityPod, "from the host", match(openflow.InPort(HostPort)), openflow.GotoTable(TableFromHost))
 
 	p.add(TableFromPod, prioritySpecial, "a pod asks for the host's MAC address",
-		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPTPA(host)), reply(HostMAC(), HostAddress())...)
+		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPTPA(host)), reply(HostMAC(), netip.Addr{})...)
 	for _, r := range []struct {
 		purpose string
 		on      []openflow.MatchField

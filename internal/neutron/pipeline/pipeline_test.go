@@ -34,7 +34,18 @@ func TestGolden(t *testing.T) {
 		{Peers: []netip.Prefix{netip.MustParsePrefix("10.244.0.9/32"), netip.MustParsePrefix("fd00::/64")}, Ports: []pipeline.Port{{Protocol: 6, Number: 8080, Mask: 0xffff}, {Protocol: 17}}},
 		{AnyPeer: true, Ports: []pipeline.Port{{Protocol: 132, Number: 64, Mask: 0xffc0}}},
 	}}
+	published := pod(5)
+	published.Published = []pipeline.Port{{Protocol: 6, Number: 8080}, {Protocol: 17, Number: 53}}
+	judged := pod(6)
+	judged.Published = []pipeline.Port{{Protocol: 6, Number: 8080}, {Protocol: 17, Number: 53}, {Protocol: 17, Number: 54}, {Protocol: 132, Number: 70}}
+	judged.Tracked = true
+	judged.Ingress = &pipeline.Allowed{Rules: []pipeline.Allow{
+		{Peers: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, AnyPort: true},
+		{Peers: []netip.Prefix{netip.MustParsePrefix("169.254.0.2/32")}, Ports: []pipeline.Port{{Protocol: 17, Number: 54, Mask: 0xffff}, {Protocol: 6, Number: 8081, Mask: 0xffff}}},
+		{AnyPeer: true, Ports: []pipeline.Port{{Protocol: 132, Number: 64, Mask: 0xffc0}}},
+	}}
 	for name, rules := range map[string][]pipeline.Rule{
+		"published": pipeline.PodRules(published), "judged": pipeline.PodRules(judged),
 		"static": pipeline.Static(), "pod": pipeline.PodRules(pod(3)), "isolated": pipeline.PodRules(isolated),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/openflow"
 )
@@ -32,14 +33,23 @@ func PodRules(pod *Pod) []Rule {
 
 // host adds the rules between a pod's address and the host.
 func (p *program) host(pod *Pod, addr netip.Addr) {
-	zone, host, own := zoneField(), single(HostAddress()), single(addr)
+	zone, own := zoneField(), single(addr)
 	answer, service := TableAnswer, TableFromService
 	p.add(TableFromPod, prioritySpecial, "from the pod's own address to the host, if it is an answer",
-		match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.EthDst(HostMAC()), openflow.IPSrc(own), openflow.IPDst(host)),
+		match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.EthDst(HostMAC()), openflow.IPSrc(own), openflow.IPDst(HostAddresses())),
 		openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &answer}))
-	p.add(TableFromHost, priorityPod, "from the host to the pod", match(openflow.IPSrc(host), openflow.IPDst(own)),
+	p.add(TableFromHost, priorityPod, "from the host to the pod", match(openflow.IPSrc(single(HostAddress())), openflow.IPDst(own)),
 		openflow.SetField(openflow.EthDst(pod.MAC)),
 		openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+	for _, port := range pod.Published {
+		if pod.Ingress != nil && !pod.Ingress.admits(OutsideAddress(), port) {
+			continue
+		}
+		p.add(TableFromHost, priorityPod, "from elsewhere to a host port of the pod",
+			append(match(openflow.IPSrc(single(OutsideAddress())), openflow.IPDst(own)), port.exact().match()...),
+			openflow.SetField(openflow.EthDst(pod.MAC)),
+			openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+	}
 	p.add(TableFromHost, priorityClosed, "from the host for a Service, if it is an answer", match(openflow.IPDst(own)),
 		openflow.SetField(openflow.EthDst(pod.MAC)), set(RegOut, pod.OFPort),
 		openflow.CT(openflow.CTAction{Zone: pod.Zone, Table: &service}))
@@ -124,4 +134,14 @@ func (a *Allow) matches(peer func(netip.Prefix) openflow.MatchField) [][]openflo
 		}
 	}
 	return all
+}
+
+// admits reports whether connections from an address to a port are allowed.
+func (a *Allowed) admits(peer netip.Addr, to Port) bool {
+	return slices.ContainsFunc(a.Rules, func(r Allow) bool {
+		from := r.AnyPeer || slices.ContainsFunc(r.Peers, func(p netip.Prefix) bool { return p.Contains(peer) })
+		return from && (r.AnyPort || slices.ContainsFunc(r.Ports, func(p Port) bool {
+			return p.Protocol == to.Protocol && to.Number&p.Mask == p.Number&p.Mask
+		}))
+	})
 }

@@ -1,0 +1,124 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// rules are the node's rules of several owners.
+type rules map[reconcile.Owner]map[nft.Key]nft.Item
+
+// hostPorts returns the host ports that a pod asks for, unless one is reserved.
+func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
+	if req.NetConf == nil {
+		return nil, nil
+	}
+	pod := req.Args.PodNamespace + "/" + req.Args.PodName
+	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", pod, err)
+	}
+	for _, port := range ports {
+		if n.node.Reserved == nil {
+			break
+		}
+		if why := n.node.Reserved(port); why != "" {
+			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s cannot have host port %s: it is reserved for %s; use another one", pod, port, why)
+		}
+	}
+	return ports, nil
+}
+
+// address4 is the IPv4 address that host ports lead to.
+func address4(rec *attach.Record) (netip.Addr, bool) {
+	for _, p := range rec.Addresses {
+		if p.Addr().Is4() {
+			return p.Addr(), true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// hostPortRules returns the rules of an attachment's host ports; nil if there are none.
+func hostPortRules(rec *attach.Record) map[nft.Key]nft.Item {
+	address, has := address4(rec)
+	if len(rec.HostPorts) == 0 || !has {
+		return nil
+	}
+	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Address: address, Ports: rec.HostPorts}.Rules()
+}
+
+// publishedPorts returns the pod's ports that host ports lead to, each once.
+func publishedPorts(rec *attach.Record) []pipeline.Port {
+	protocols := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
+	var ports []pipeline.Port
+	for _, p := range rec.HostPorts {
+		if port := (pipeline.Port{Protocol: protocols[p.Protocol], Number: p.ContainerPort}); !slices.Contains(ports, port) {
+			ports = append(ports, port)
+		}
+	}
+	return ports
+}
+
+// publish has an attachment's host ports lead to it, and returns once they do.
+func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
+	if len(rec.HostPorts) == 0 {
+		return nil
+	}
+	if err := n.node.Rules.Apply(ctx, rules{ownerOf(rec): hostPortRules(rec)}); err != nil {
+		return fmt.Errorf("host ports: %w", err)
+	}
+	// A TCP client opens a new connection; with the others, the former connection would go on, translated to no pod or another.
+	forgotten := map[string][]netip.AddrPort{}
+	for _, port := range rec.HostPorts {
+		forgotten[port.Protocol] = append(forgotten[port.Protocol], netip.AddrPortFrom(port.Address, port.Port))
+	}
+	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, forgotten["udp"]...), link.ForgetTo(unix.IPPROTO_SCTP, forgotten["sctp"]...))
+}
+
+// withdraw has attachments' host ports lead to them no more, without waiting.
+func (n *Network) withdraw(recs ...attach.Record) {
+	gone := rules{}
+	for i := range recs {
+		if len(recs[i].HostPorts) > 0 {
+			gone[ownerOf(&recs[i])] = nil
+		}
+	}
+	if len(gone) > 0 {
+		n.node.Rules.Set(gone)
+	}
+}
+
+// unpublish is withdraw, and returns once it is in effect. The connections end with the pods.
+func (n *Network) unpublish(ctx context.Context, recs []attach.Record) error {
+	n.withdraw(recs...)
+	var addresses []netip.Addr
+	for i := range recs {
+		if address, has := address4(&recs[i]); has && len(recs[i].HostPorts) > 0 && recs[i].BootID == n.node.BootID {
+			addresses = append(addresses, address)
+		}
+	}
+	if len(addresses) == 0 {
+		return nil
+	}
+	if err := n.node.Rules.Apply(ctx, nil); err != nil {
+		return fmt.Errorf("host ports: %w", err)
+	}
+	if err := link.ForgetLedTo(addresses...); err != nil {
+		n.deps.Log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+//go:build real
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/ovn/ovntest"
+)
+
+// mirrors answers each connection in a namespace with the client's address.
+func mirrors(t *testing.T, space ns.NetNS, port string) {
+	t.Helper()
+	var listener net.Listener
+	must(t, space.Do(func(ns.NetNS) (err error) {
+		listener, err = net.Listen("tcp4", ":"+port)
+		return err
+	}))
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+			_, _ = io.WriteString(conn, host)
+			_ = conn.Close()
+		}
+	}()
+}
+
+// published is a node with a neighbour, and a pod with a host port.
+type publishedSite struct {
+	*served
+	stop      func()
+	dir       string
+	neighbour *ovntest.Pod
+}
+
+func newPublishedSite(t *testing.T) *publishedSite {
+	t.Helper()
+	m := newMachine(t, "published", 91)
+	s := &publishedSite{dir: filepath.Join(t.TempDir(), "attachments"), neighbour: ovntest.NewPod(t)}
+	ovntest.Veth(t, m.NetNS, "uplink", s.neighbour.NetNS, "far")
+	for space, at := range map[ns.NetNS][2]string{m.NetNS: {"192.0.2.1/24", "uplink"}, s.neighbour.NetNS: {"192.0.2.9/24", "far"}} {
+		ovntest.Run(t, space, "ip", "addr", "replace", at[0], "dev", at[1])
+		ovntest.Run(t, space, "ip", "link", "set", at[1], "up")
+	}
+	ovntest.Run(t, m.NetNS, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+	s.begin(t, m)
+	return s
+}
+
+func (s *publishedSite) begin(t *testing.T, m *machine) {
+	t.Helper()
+	s.served, s.stop = m.serve(t, s.dir)
+	t.Cleanup(s.stop)
+	eventually(t, "the node is ready", s.Ready)
+}
+
+// publish attaches a pod whose port 80 is at 8080 of the node.
+func (s *publishedSite) publish(t *testing.T, name string) (pod *ovntest.Pod, address string, err error) {
+	t.Helper()
+	object := podObject(t, s.served, "published", name, nil)
+	pod = ovntest.NewPod(t)
+	request := s.request(cni.CommandAdd, "published", name, pod.ProcPath())
+	request.Args.PodUID = string(object.UID)
+	request.NetConf.RuntimeConfig.PortMappings = []cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}
+	result, err := s.handler.Add(t.Context(), request)
+	if err != nil {
+		return pod, "", err
+	}
+	return pod, result.IPs[0].Address.IP.String(), nil
+}
+
+// sees expects that a pod's host port answers, and that the pod sees an address.
+func (s *publishedSite) sees(t *testing.T, from ns.NetNS, to, want string) {
+	t.Helper()
+	eventually(t, to+" answers", func() error {
+		got, err := asks(from, to, false)
+		if err != nil || got != want {
+			return fmt.Errorf("the pod sees %q, want %s: %w\n%s", got, want, err, s.flowsOf())
+		}
+		return nil
+	})
+}
+
+// refuses expects that nothing answers.
+func refuses(t *testing.T, from ns.NetNS, to string) {
+	t.Helper()
+	if got, err := asks(from, to, false); err == nil {
+		t.Errorf("%s answers %q", to, got)
+	}
+}
+
+// A host port leads to the pod from the node and from elsewhere, and nothing else does; also after a restart of the agent. NetworkPolicies hold
+// for what comes from elsewhere. With the pod its host port goes, and is another's.
+func TestHostPorts(t *testing.T) {
+	const outside, node, at = "169.254.0.2", "169.254.0.3", "192.0.2.1:8080"
+	s := newPublishedSite(t)
+	pod, address, err := s.publish(t, "a")
+	must(t, err)
+	for _, port := range []string{"80", "8080", "81"} {
+		mirrors(t, pod.NetNS, port)
+	}
+	all := func() {
+		t.Helper()
+		s.sees(t, s.neighbour.NetNS, at, outside)
+		s.sees(t, s.NetNS, at, node)
+		s.sees(t, s.NetNS, "127.0.0.1:8080", node)
+	}
+	all()
+	ovntest.Run(t, s.neighbour.NetNS, "ip", "route", "add", address, "via", "192.0.2.1")
+	for _, to := range []string{address + ":80", address + ":8080", "192.0.2.1:80", "192.0.2.1:81"} {
+		refuses(t, s.neighbour.NetNS, to)
+	}
+	if _, _, err := s.publish(t, "b"); cni.AsError(err).Code != cni.CodeTryAgainLater || !strings.Contains(err.Error(), "published/a") {
+		t.Errorf("a second pod with the host port: %v", err)
+	}
+	s.stop()
+	s.begin(t, s.machine)
+	all()
+
+	c := api(t)
+	policy := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "published", Name: "closed"},
+		Spec:       networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
+	}
+	must(t, c.Create(t.Context(), policy))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), policy) })
+	eventually(t, "a policy closes the host port to the neighbour", func() error {
+		if got, err := asks(s.neighbour.NetNS, at, false); err == nil {
+			return fmt.Errorf("it answers %q", got)
+		}
+		return nil
+	})
+	s.sees(t, s.NetNS, at, node)
+	policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: outside + "/32"}}}}}
+	must(t, c.Update(t.Context(), policy))
+	all()
+
+	s.del(t, "published", "a")
+	refuses(t, s.neighbour.NetNS, at)
+	eventually(t, "the rules of the host port are gone", func() error {
+		if left := ovntest.Run(t, s.NetNS, "nft", "list", "table", "inet", "weft-neutron"); strings.Contains(left, "8080") {
+			return errors.New(left)
+		}
+		return nil
+	})
+	next, _, err := s.publish(t, "c")
+	must(t, err)
+	mirrors(t, next.NetNS, "80")
+	all()
+	if out, err := ovntest.Try(s.neighbour.NetNS, "ping", "-n", "-c", "1", "-W", "1", address); err == nil {
+		t.Error(errors.New("a neighbour reaches a pod by the node: " + out))
+	}
+}
