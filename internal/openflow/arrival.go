@@ -43,9 +43,10 @@ func (a arrivals) tell(name string, number uint32) {
 }
 
 // Added returns a channel that is closed when the switch reports that it has added the port with that name and number. From then on the
-// switch keeps packets from the port for the pipeline. The report comes before the switch updates its other ports, and so long before its
-// database shows the port. Added does not report a port that exists already, or one that is added while there is no connection: a caller
-// watches the database as well. If two callers wait for the same port, only the later one is notified. stop ends the waiting.
+// switch keeps packets from the port for the pipeline. The report comes before the switch updates its other ports, and therefore long
+// before its database shows the port. Added does not report a port that exists already, or one that is added while there is no
+// connection: a caller watches the database as well. If two callers wait for the same port, only the later one is notified. stop ends the
+// waiting.
 func (e *Engine) Added(name string, number uint32) (added <-chan struct{}, stop func()) {
 	return e.ports.await(name, number)
 }

@@ -89,7 +89,7 @@ func (c *Conn) Bundle(ctx context.Context, mods []Mod) error {
 	return c.commit(ctx, b)
 }
 
-// prepared is an encoded bundle, up to the barrier before its commit. commit must follow.
+// prepared is an encoded bundle, up to the barrier before its commit. It holds a call, which commit or drop ends.
 type prepared struct {
 	mods []Mod
 	call *call

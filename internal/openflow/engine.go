@@ -92,7 +92,7 @@ func NewEngine(config Config) *Engine {
 
 // Run keeps a connection until ctx ends, and returns the cause of that. Next reports a failed attempt to connect as Lost.
 //
-// A starting switch makes its socket anew. That ends the pause, because all traffic waits for the flows that this connection programs.
+// A starting switch makes its socket again. That ends the pause, because all traffic waits for the flows that this connection programs.
 func (e *Engine) Run(ctx context.Context) error {
 	pause := e.config.RetryMin
 	for {

@@ -100,8 +100,8 @@ func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
 	return nil
 }
 
-// sparedBy returns the pairs that must lose no packet when a program ends: the switch and ovn-controller carry packets. Other programs
-// that do so are not killed.
+// sparedBy returns the pairs that must lose no packet when a program ends. The end of the switch or of ovn-controller may cost packets of
+// all pairs. Programs without a case here are not killed.
 func sparedBy(program string) scope {
 	switch program {
 	case "n1/ovs-vswitchd", "n1/ovn-controller":

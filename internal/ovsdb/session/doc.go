@@ -41,6 +41,6 @@
 //   - An idle connection is probed every ProbeInterval with a transaction that selects no row.
 //
 // The rows of the copy belong to the session and are read only. A reader that follows references takes the copy of
-// several tables one after the other, so a reference may lead to a row that has just come or gone; it reads again
-// after [Session.Sync].
+// several tables one after the other, so a reference may lead to a row that was just added or removed; it reads
+// again after [Session.Sync].
 package session

@@ -96,7 +96,7 @@ type Enforcer struct {
 	indexing sync.Mutex
 	// state is guarded by lock.
 	state
-	// enforcing says that changes are handed over. closed are the attachments that were detached since the last time.
+	// enforcing says that changes are handed over. closed are the attachments that were detached since the last HandOver.
 	enforcing bool
 	closed    []attach.Record
 	// sctp says that the engine tracks the ports of SCTP.
