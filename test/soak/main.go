@@ -24,7 +24,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// options are the options of a run. The defaults are those of a release: a whole run.
+// options are the options of a run. The defaults make a whole run.
 type options struct {
 	lab, bin, out string
 	parts         *regexp.Regexp
