@@ -8,7 +8,7 @@ import (
 )
 
 var (
-	// ErrClosed is what calls return whose connection is closed, or closes while they wait.
+	// ErrClosed reports that the connection is closed, or was closed during the call.
 	ErrClosed = errors.New("the OpenFlow connection is closed")
 	// ErrVersion says that the switch does not speak OpenFlow 1.5 on this bridge.
 	ErrVersion = errors.New("the bridge does not speak OpenFlow 1.5: add OpenFlow15 to its protocols")
@@ -23,11 +23,11 @@ type Error struct {
 	Type, Code uint16
 	// XID is that of the refused message.
 	XID uint32
-	// Of is what was refused: a flow, a group, or the name of a request. It may be empty.
+	// Of is the refused flow or group, or the name of the request. It may be empty.
 	Of string
 }
 
-// Error says what was refused, and why by the name that the specification gives.
+// Error says what was refused, and the reason by its name in the specification.
 func (e *Error) Error() string {
 	if e.Of == "" {
 		return "switch refused a message: " + e.Name()

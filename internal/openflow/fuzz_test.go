@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// seedFlow holds one of everything that nests.
+// seedFlow returns a flow with one of every nested action.
 func seedFlow() *Flow {
 	return &Flow{
 		Table: 3, Priority: 7, Match: NewMatch(IPSrc(netip.MustParsePrefix("10.0.0.0/8")), TCPDst(80), Reg(1, 2), CTState(CTNew|CTTrk, CTInv)),
@@ -19,7 +19,7 @@ func seedFlow() *Flow {
 	}
 }
 
-// FuzzFlowMod: decoding never panics, and what was decoded encodes to something that decodes to the same.
+// FuzzFlowMod: decoding never panics, and a decoded message encodes to bytes that decode to the same message.
 func FuzzFlowMod(f *testing.F) {
 	f.Add(flowMod(flowAdd, seedFlow()).body)
 	f.Add(flowMod(flowDeleteStrict, seedFlow()).body)
@@ -70,7 +70,7 @@ func FuzzMatch(f *testing.F) {
 	})
 }
 
-// FuzzMessage: whatever a switch sends, no decoder panics.
+// FuzzMessage: no decoder panics, whatever a switch sends.
 func FuzzMessage(f *testing.F) {
 	flow := seedFlow()
 	group := &Group{ID: 1, Type: GroupSelect, Buckets: []Bucket{{Weight: 1, Actions: Actions{Output(1)}}}, Selection: &Selection{Method: "hash", Fields: []Field{FieldIPv4Src}}}

@@ -17,7 +17,7 @@ import (
 
 const oracleSamples = 2000
 
-// ofctl runs ovs-ofctl and returns what it prints, errors of its own included: it reports what it cannot read there.
+// ofctl runs ovs-ofctl and returns its output, including stderr, where it reports text that it cannot parse.
 func ofctl(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "ovs-ofctl", append([]string{"-vconsole:off"}, args...)...)
@@ -30,8 +30,8 @@ func ofctl(t *testing.T, stdin string, args ...string) string {
 	return out.String()
 }
 
-// TestRandomActionsReadTheSameInOvsOfctl encodes random actions and lets `ovs-ofctl parse-actions` read them: its text
-// must be ours, and what it would encode must be our bytes, of which it prints the differences.
+// TestRandomActionsReadTheSameInOvsOfctl encodes random actions and lets `ovs-ofctl parse-actions` decode them. Its text must be the same
+// as ours. It also encodes the actions and prints any difference from our bytes; there must be none.
 func TestRandomActionsReadTheSameInOvsOfctl(t *testing.T) {
 	generator := rapid.Custom(func(t *rapid.T) Action { return drawAction(t, 1) })
 	agreed, refused := 0, map[string]int{}
@@ -65,7 +65,7 @@ func TestRandomActionsReadTheSameInOvsOfctl(t *testing.T) {
 	}
 }
 
-// TestRandomMatchesReadTheSameInOvsOfctl does so for matches, in flow-mods that `ovs-ofctl ofp-parse` reads.
+// TestRandomMatchesReadTheSameInOvsOfctl does the same for matches, in flow-mods that `ovs-ofctl ofp-parse` decodes.
 func TestRandomMatchesReadTheSameInOvsOfctl(t *testing.T) {
 	generator := rapid.Custom(drawMatch)
 	var stream []byte
@@ -73,7 +73,7 @@ func TestRandomMatchesReadTheSameInOvsOfctl(t *testing.T) {
 	for seed := range oracleSamples {
 		var kept []MatchField
 		for _, f := range generator.Example(seed).Fields() {
-			// What conntrack's original tuple needs of ct_state, Validate does not know.
+			// Validate does not check what conntrack's original tuple requires of ct_state.
 			if f.field < FieldCTNwProto || f.field > FieldCTTpDst {
 				kept = append(kept, f)
 			}
@@ -117,7 +117,7 @@ func TestRandomMatchesReadTheSameInOvsOfctl(t *testing.T) {
 	}
 }
 
-// TestOtherMessagesReadWell lets `ovs-ofctl ofp-print` read what no flow table shows.
+// TestOtherMessagesReadWell lets `ovs-ofctl ofp-print` decode the messages that no flow table shows.
 func TestOtherMessagesReadWell(t *testing.T) {
 	zone := uint16(5)
 	for name, test := range map[string]struct {

@@ -7,14 +7,14 @@ import (
 	"net/netip"
 )
 
-// Features is what a switch says of itself.
+// Features are a switch's reported features.
 type Features struct {
 	DatapathID   uint64
 	Tables       uint8
 	Capabilities uint32
 }
 
-// Features asks the switch for its features.
+// Features requests the switch's features.
 func (c *Conn) Features(ctx context.Context) (Features, error) {
 	k, err := c.exchange(ctx, "features request", message{kind: msgFeaturesRequest})
 	if err != nil {
@@ -27,19 +27,19 @@ func (c *Conn) Features(ctx context.Context) (Features, error) {
 	return Features{binary.BigEndian.Uint64(b), b[12], binary.BigEndian.Uint32(b[16:])}, nil
 }
 
-// Echo asks whether the switch is there.
+// Echo checks that the switch answers.
 func (c *Conn) Echo(ctx context.Context) error {
 	_, err := c.exchange(ctx, "echo request", message{kind: msgEchoRequest, body: []byte("weft")})
 	return err
 }
 
-// Barrier returns once the switch has done all that it was told before.
+// Barrier returns once the switch has processed all earlier messages of the connection.
 func (c *Conn) Barrier(ctx context.Context) error {
 	_, err := c.exchange(ctx, "barrier", message{kind: msgBarrierRequest})
 	return err
 }
 
-// Flows dumps the flows of all tables, those of the switch's own making included.
+// Flows dumps the flows of all tables, including those that the switch itself added.
 func (c *Conn) Flows(ctx context.Context) ([]*Flow, error) {
 	k, err := c.exchange(ctx, "flow dump", flowsRequest(partFlowDesc, tableAll))
 	if err != nil {
@@ -90,7 +90,7 @@ func (c *Conn) Ports(ctx context.Context) ([]Port, error) {
 	return ports, nil
 }
 
-// Describe asks the switch who made it.
+// Describe requests the switch's description of itself.
 func (c *Conn) Describe(ctx context.Context) (SwitchDesc, error) {
 	k, err := c.exchange(ctx, "description", multipart(partDesc, nil))
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *Conn) Describe(ctx context.Context) (SwitchDesc, error) {
 // Totals are the counters of several flows together.
 type Totals struct{ Flows, Packets, Bytes uint64 }
 
-// Aggregate counts the flows of all tables and what they have seen.
+// Aggregate sums up the flows of all tables and their counters.
 func (c *Conn) Aggregate(ctx context.Context) (Totals, error) {
 	k, err := c.exchange(ctx, "aggregate", flowsRequest(partAggregate, tableAll))
 	if err != nil {
@@ -146,17 +146,17 @@ func decodeTotals(b []byte) (Totals, error) {
 	return t, nil
 }
 
-// Monitor asks for reports of flow changes that others make, which then come to OnAsync as []FlowUpdate.
+// Monitor requests reports of flow changes by others. OnAsync gets them as []FlowUpdate.
 func (c *Conn) Monitor(ctx context.Context, id uint32) error {
 	_, err := c.exchange(ctx, "flow monitor", monitorRequest(id))
 	return err
 }
 
-// MonitorRest asks for reports of what flow monitors do not tell of: of group changes that others make, which then come to
-// OnAsync as *GroupsChanged (forwarded requests; OpenFlow 1.5.1, 7.3.13 and 7.4.6), and of ports that are added, as
-// *PortStatus. Packets that a flow's controller action sends come as *PacketIn. Nothing else comes with them.
+// MonitorRest requests reports that flow monitors lack. OnAsync gets group changes by others as *GroupsChanged (forwarded requests;
+// OpenFlow 1.5.1, 7.3.13 and 7.4.6), new ports as *PortStatus, and packets that a flow's controller action sends as *PacketIn. It
+// requests nothing else.
 func (c *Conn) MonitorRest(ctx context.Context) error {
-	// Properties of ofp_async_config_prop_type: of the pairs, the odd one is for connections that are no slave's.
+	// Properties of ofp_async_config_prop_type. In each pair, the odd number is for connections that are not slaves.
 	const packetIn, portStatus, flowRemoved, roleStatus, tableStatus, requestForward = 1, 3, 5, 7, 9, 11
 	const groupMod = 1 << 0 // OFPRFR_GROUP_MOD
 	var b []byte
@@ -166,8 +166,7 @@ func (c *Conn) MonitorRest(ctx context.Context) error {
 	b = appendProperty(b, packetIn, []byte{0, 0, 0, 1 << ReasonAction})
 	b = appendProperty(b, portStatus, []byte{0, 0, 0, 1 << PortAdded})
 	b = appendProperty(b, requestForward, []byte{0, 0, 0, groupMod})
-	// A connection to a bridge's own socket is told of nothing before it has set a length for packets (Open vSwitch,
-	// ofconn_receives_async_msg).
+	// A connection to a bridge's own socket gets no such reports before it has set a miss_send_len (Open vSwitch, ofconn_receives_async_msg).
 	config := binary.BigEndian.AppendUint16([]byte{0, 0}, 1)
 	_, err := c.exchange(ctx, "monitor of groups and ports", message{kind: msgSetAsync, body: b}, message{kind: msgSetConfig, body: config}, message{kind: msgBarrierRequest})
 	return err
@@ -185,24 +184,24 @@ func niciraMessage(subtype uint32, body []byte) message {
 	return message{kind: msgExperimenter, body: append(binary.BigEndian.AppendUint32(b, subtype), body...)}
 }
 
-// CTTuple is one direction of a connection. Invalid addresses and zero ports say nothing.
+// CTTuple is one direction of a connection. Invalid addresses and zero ports match everything.
 type CTTuple struct {
 	Src, Dst         netip.Addr
 	SrcPort, DstPort uint16
 }
 
-// CTFlush says which connections to forget.
+// CTFlush selects the connections to flush.
 type CTFlush struct {
 	// Zone limits it to a zone; nil: all zones.
 	Zone *uint16
 	// Proto limits it to an IP protocol; 0: all.
 	Proto uint8
-	// Orig and Reply limit it to what they say.
+	// Orig and Reply limit it to connections with these tuples.
 	Orig, Reply CTTuple
 }
 
-// FlushCT makes the switch forget connections, in the tracker that the bridge's datapath uses: in the userspace
-// datapath that is not the kernel's. Needs Open vSwitch 3.1 unless only a zone is given.
+// FlushCT removes connections from the connection tracker of the bridge's datapath. The userspace datapath has its own tracker, not the
+// kernel's. FlushCT needs Open vSwitch 3.1 unless only a zone is given.
 func (c *Conn) FlushCT(ctx context.Context, what CTFlush) error {
 	if what.Zone != nil && what == (CTFlush{Zone: what.Zone}) {
 		body := binary.BigEndian.AppendUint16(make([]byte, 6), *what.Zone)
@@ -224,7 +223,8 @@ func (f CTFlush) body() []byte {
 	return b
 }
 
-// appendWire appends the tuple as a nested property, whose contents begin 8 bytes in; nothing for one that says nothing.
+// appendWire appends the tuple as a nested property, whose contents begin at byte 8. It appends nothing for a tuple that matches
+// everything.
 func (t CTTuple) appendWire(b []byte, kind byte) []byte {
 	if t == (CTTuple{}) {
 		return b
@@ -246,7 +246,7 @@ func (t CTTuple) appendWire(b []byte, kind byte) []byte {
 	return b
 }
 
-// PacketOut sends a packet through actions, as if it had come in by port.
+// PacketOut sends a packet through actions, as if the packet had come in by port.
 func (c *Conn) PacketOut(ctx context.Context, port uint32, actions Actions, packet []byte) error {
 	encoded := actions.appendWire(nil)
 	b := binary.BigEndian.AppendUint32(nil, noBuffer)
@@ -257,8 +257,8 @@ func (c *Conn) PacketOut(ctx context.Context, port uint32, actions Actions, pack
 	return err
 }
 
-// SetMissSendLen makes the switch send packet-ins and port changes to this connection, which a connection to a
-// bridge's own socket does not get otherwise.
+// SetMissSendLen makes the switch send packet-ins and port changes to this connection. A connection to a bridge's own socket does not get
+// them otherwise.
 func (c *Conn) SetMissSendLen(ctx context.Context, n uint16) error {
 	b := binary.BigEndian.AppendUint16([]byte{0, 0}, n)
 	_, err := c.exchange(ctx, "configuration", message{kind: msgSetConfig, body: b}, message{kind: msgBarrierRequest})

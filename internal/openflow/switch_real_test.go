@@ -252,7 +252,7 @@ func TestLearnedFlowsBelongToTheSwitch(t *testing.T) {
 	}
 }
 
-// A bundle that fails after it has made groups and flows must be undone by the switch without harm (CVE-2018-17205).
+// The switch must undo a bundle that fails after it has made groups and flows, without harm (CVE-2018-17205).
 func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 	s := ovstest.Start(t)
 	br := s.Name("br")
@@ -284,7 +284,7 @@ func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 	}
 }
 
-// Whoever waits for a port is told when the switch has it, under its name and number, and of no other.
+// A waiting caller is notified of its port by name and number, and not of other ports.
 func TestAddedPortsAreTold(t *testing.T) {
 	s := ovstest.Start(t)
 	br, name, other := s.Name("br"), s.Name("p"), s.Name("q")
@@ -301,7 +301,7 @@ func TestAddedPortsAreTold(t *testing.T) {
 	defer stop()
 	wrong, stopWrong := e.Added(other, 8)
 	defer stopWrong()
-	add(other, "9") // not the number that is waited for
+	add(other, "9") // not the awaited number
 	add(name, "7")
 	select {
 	case <-added:
@@ -316,7 +316,7 @@ func TestAddedPortsAreTold(t *testing.T) {
 	}
 }
 
-// What somebody does to groups is told, though no flow changes by it; what the engine does itself is not.
+// Group changes by others are reported, even if no flow changes; the engine's own changes are not.
 func TestChangedGroupsAreTold(t *testing.T) {
 	s := ovstest.Start(t)
 	br := s.Name("br")
@@ -342,7 +342,7 @@ func TestChangedGroupsAreTold(t *testing.T) {
 			t.Errorf("after %v: %+v, %v; want it unclear", command, event, err)
 		}
 	}
-	// The next thing told is the last that somebody did: nothing of the engine's own came before it.
+	// The next event is the last change by others: the engine's own changes before it were not reported.
 	if err := e.Commit(t.Context(), openflow.Change{Set: map[openflow.Key]openflow.Entry{own.Key(): own}}); err != nil {
 		t.Fatal(err)
 	}

@@ -22,13 +22,13 @@ type Subject struct {
 		reconcile.Engine[openflow.Key, openflow.Entry]
 		Next(ctx context.Context) (openflow.Event, error)
 	}
-	// Disturb makes changes on the switch that do not come through the engine.
+	// Disturb makes changes on the switch without the engine.
 	Disturb func(t *testing.T, mods ...openflow.Mod)
 	// Restart makes the switch lose its flows, and with them the engine's connection.
 	Restart func(t *testing.T)
 }
 
-// patience bounds every wait.
+// patience is the time limit of every wait.
 const patience = 30 * time.Second
 
 // Run runs the suite; start makes a fresh subject for each test.
@@ -257,7 +257,7 @@ func tellsDrift(t *testing.T, ctx context.Context, s Subject) {
 			delete(want, key)
 		}
 	}
-	// Putting it right is an own change, which nobody is told of.
+	// The repair is the engine's own change, which it does not report.
 	reconcileTo(t, ctx, s, state(own))
 	wantState(t, ctx, s, state(own))
 	marker := drop(7, 7)
