@@ -40,7 +40,7 @@ func options(t *testing.T) Options {
 	return Options{RunDir: dir, Database: filepath.Join(dir, "db", "conf.db"), Node: "node.example"}
 }
 
-// What was configured is there after a restart, and a second server is refused while the first one serves.
+// Configuration survives a restart, and a second server is refused while the first one runs.
 func TestDatabaseKeepsWhatItHas(t *testing.T) {
 	o := options(t)
 	vsctl := func(args ...string) string {
@@ -80,7 +80,7 @@ func TestDatabaseKeepsWhatItHas(t *testing.T) {
 	}
 }
 
-// A start that was killed while it made the database is no obstacle, and an older schema is converted.
+// A start after one that was killed while it made the database succeeds, and an older schema is converted.
 func TestDatabaseAfterAnotherLife(t *testing.T) {
 	o := options(t).withDefaults()
 	if err := os.MkdirAll(filepath.Dir(o.Database), 0o755); err != nil {
@@ -117,8 +117,8 @@ func TestDatabaseAfterAnotherLife(t *testing.T) {
 	}
 }
 
-// A database that is empty, damaged or another program's is set aside and made anew, and served. A schema that cannot be read is no reason
-// to set anything aside.
+// A database that is empty, damaged or another program's is set aside; a new one is made and served. An unreadable schema is no reason to
+// set anything aside.
 func TestDamagedDatabase(t *testing.T) {
 	other := `{"name": "Other", "version": "1.0.0", "tables": {"T": {"columns": {"c": {"type": "string"}}}}}`
 	for name, damage := range map[string]func(t *testing.T, path string){
