@@ -13,7 +13,7 @@ func ownPods() *policytest.Cluster { return policytest.OneNamespace(false) }
 
 func allPods() *policytest.Cluster { return policytest.OneNamespace(true) }
 
-// BenchmarkCompute computes all of a cluster from its objects: what an agent does when it starts.
+// BenchmarkCompute computes everything from a cluster's objects, as an agent does when it starts.
 func BenchmarkCompute(b *testing.B) {
 	for _, size := range []struct {
 		name string

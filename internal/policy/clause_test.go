@@ -22,8 +22,8 @@ func parse[T any](t testing.TB, text string) *T {
 	return obj
 }
 
-// The cluster of the clauses: a shop with a database and two clients, somebody else's pods, and what has no address of its
-// own any more or never had.
+// The cluster of the clauses: a shop with a database and two clients, pods of another tenant, and pods that no longer have an address of
+// their own or never had one.
 func shop(t testing.TB) oracle.World {
 	t.Helper()
 	var w oracle.World
@@ -53,7 +53,7 @@ func shop(t testing.TB) oracle.World {
 	return w
 }
 
-// Each clause of the API's documentation, and what is left open there, by packets: "source destination protocol/port".
+// The packets ("source destination protocol/port") test each clause of the API's documentation, and the cases that it leaves open.
 var clauses = []struct {
 	name     string
 	policies []string

@@ -9,25 +9,25 @@ import (
 	"strings"
 )
 
-// bound is a policy with the sets that it names.
+// bound is a policy with the sets that its rules name.
 type bound struct {
 	policy Policy
-	// subjects are the pods that it selects.
+	// subjects are the pods that the policy selects.
 	subjects *set
 	allows   [directions][]boundAllow
 }
 
-// boundAllow is one of a policy's rules with the sets that it names.
+// boundAllow is one rule of a policy with the sets that it names.
 type boundAllow struct {
 	Allow
 	peers []*set
-	// whole says that rules name the peers whole, not only the parts of them that have a named port.
+	// whole says that the rule names the peers' whole sets, not only the parts of them that have a named port.
 	whole bool
-	// named are the splits that its named ports need, in their order: of the subjects for Ingress, of the peers for Egress.
+	// named are the splits of the rule's named ports, in their order: splits of the subjects for Ingress, of the peers for Egress.
 	named [][]*split
 }
 
-// SetPolicy tells of a policy, new or changed.
+// SetPolicy adds or replaces a policy.
 func (x *Index) SetPolicy(policy Policy) Effect {
 	old := x.policies[policy.Key]
 	if old != nil && reflect.DeepEqual(old.policy, policy) {
@@ -36,7 +36,7 @@ func (x *Index) SetPolicy(policy Policy) Effect {
 	return x.movePolicy(policy.Key, old, &policy)
 }
 
-// DeletePolicy tells that a policy is gone.
+// DeletePolicy deletes a policy.
 func (x *Index) DeletePolicy(policy Key) Effect {
 	old, ok := x.policies[policy]
 	if !ok {
@@ -58,7 +58,7 @@ func (x *Index) movePolicy(key Key, old *bound, policy *Policy) Effect {
 			x.observe(space, x.sets[setName(scopeKey{oneNamespace, key.Namespace}, policy.Pods, nil)], policy, 0, before)
 		}
 	}
-	// The new one is bound before the old one is released, so that sets that both name stay.
+	// Bind the new policy before releasing the old one, so that sets of both remain.
 	if policy != nil {
 		x.policies[key] = x.bind(policy)
 	} else {
@@ -76,7 +76,8 @@ func (x *Index) movePolicy(key Key, old *bound, policy *Policy) Effect {
 	return c.effect()
 }
 
-// isolatesAlike reports whether two policies of one namespace isolate the same pods in the same directions, in the same way.
+// isolatesAlike reports whether two policies of one namespace isolate the same pods in the same directions, and treat established
+// connections in the same way.
 func isolatesAlike(a, b *Policy) bool {
 	for d := range a.Sides {
 		if a.Sides[d].Isolates != b.Sides[d].Isolates {
@@ -86,8 +87,8 @@ func isolatesAlike(a, b *Policy) bool {
 	return a.Pods.text == b.Pods.text && a.Keeps == b.Keeps
 }
 
-// observe notes the isolation of the pods that a policy selects, if it may be for this policy that they are isolated, or so: if no
-// more than that many policies isolate what it does, or some keep connections.
+// observe records the isolation of the pods that a policy selects, if the policy may change their isolation: that is the case if at most
+// others policies isolate the same set, or if some policies keep connections.
 func (x *Index) observe(space *space, subjects *set, p *Policy, others int, before map[Key]Isolation) {
 	alone := false
 	for d := range p.Sides {
@@ -181,7 +182,7 @@ func (x *Index) bindAllow(b *bound, d Direction, allow Allow) boundAllow {
 	return out
 }
 
-// release gives back the sets that a policy named.
+// release drops a policy's references to its sets.
 func (x *Index) release(b *bound) {
 	if now := x.policies[b.policy.Key]; now == nil || now.subjects != b.subjects {
 		delete(b.subjects.policies, b.policy.Key)
@@ -212,7 +213,7 @@ func (x *Index) releaseAllow(a *boundAllow, policy Key) {
 	}
 }
 
-// scope finds or makes a scope; the selector is that of some namespaces.
+// scope finds or makes a scope. selector selects its namespaces if the scope is that of a selector.
 func (x *Index) scope(key scopeKey, selector Selector) *scope {
 	if c, ok := x.scopes[key]; ok {
 		return c
@@ -242,7 +243,7 @@ func (x *Index) set(c *scope, pods Selector, within []netip.Prefix) *set {
 	return s
 }
 
-// name counts those who name a set whole.
+// name counts the rules that name a whole set.
 func (x *Index) name(s *set, by int) {
 	v := view{set: s}
 	s.plain += by
@@ -254,7 +255,7 @@ func (x *Index) name(s *set, by int) {
 	x.drop(s)
 }
 
-// drop forgets a set that nobody names.
+// drop deletes a set that no rule names.
 func (x *Index) drop(s *set) {
 	if s.plain > 0 || len(s.splits) > 0 {
 		return
@@ -278,7 +279,7 @@ func (x *Index) drop(s *set) {
 	}
 }
 
-// split returns a set's parts by a named port, for a policy that names them.
+// split returns a set's parts by a named port, for a policy whose rules name them.
 func (x *Index) split(s *set, port NamedPort, user Key) *split {
 	p, ok := s.splits[port]
 	if !ok {
@@ -311,8 +312,7 @@ func (x *Index) unsplit(p *split, user Key) {
 	x.drop(p.set)
 }
 
-// Rules returns what a policy allows, in the order of its rules; none if there is no such policy. Rules that nothing can
-// be in are left out.
+// Rules returns the rules of a policy in its order; none if there is no such policy. It leaves out rules that can match no packet.
 func (x *Index) Rules(policy Key) []Rule {
 	b, ok := x.policies[policy]
 	if !ok {

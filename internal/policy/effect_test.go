@@ -36,8 +36,8 @@ func ips(texts ...string) []netip.Addr {
 	return list
 }
 
-// A thousand policies that say the same of the same pods share the sets that they name: a pod that comes or goes is one
-// delta of each, and no policy is compiled again.
+// A thousand policies with the same selectors share their sets: a new or deleted pod causes one delta for each set, and no policy is
+// compiled again.
 func TestAChangeCostsWhatItChanges(t *testing.T) {
 	x := policy.New("")
 	for i := range 1000 {
@@ -78,7 +78,7 @@ func TestAChangeCostsWhatItChanges(t *testing.T) {
 	}
 }
 
-// Changes that other implementations have taken for none.
+// Changes that other implementations have wrongly ignored.
 func TestChangesThatLookSmall(t *testing.T) {
 	x := policy.New("")
 	x.SetPod(pod("web", "web", "10.0.0.1"))
@@ -100,7 +100,7 @@ func TestChangesThatLookSmall(t *testing.T) {
 	}
 }
 
-// A named port has a rule for each number that it is, made and unmade by the pods.
+// A named port has a rule for each of its numbers. Pods add and remove these rules.
 func TestNamedPortsFollowThePods(t *testing.T) {
 	named := func(name string, numbers ...uint16) policy.Pod {
 		p := pod(name, "web", map[string]string{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}[name])
@@ -126,7 +126,7 @@ func TestNamedPortsFollowThePods(t *testing.T) {
 	if diff := cmp.Diff([]policy.RuleName{"shop/policy ingress[0] TCP/http=80"}, rules()); diff != "" {
 		t.Error(diff)
 	}
-	if e := x.SetPod(named("b", 80)); len(e.Policies) != 0 || len(e.Sets) != 2 { // the subjects, and those of them with 80
+	if e := x.SetPod(named("b", 80)); len(e.Policies) != 0 || len(e.Sets) != 2 { // the subjects, and the subjects with 80
 		t.Errorf("a second pod with the same number has the effect %+v", e)
 	}
 	if e := x.SetPod(named("c", 80, 8080)); len(e.Policies) != 1 {
@@ -158,7 +158,7 @@ func TestNamedPortsFollowThePods(t *testing.T) {
 	}
 }
 
-// Namespaces whose labels change take their pods' named ports along, in and out of what selects them.
+// When a namespace's labels change, its pods' named ports are added to and removed from the sets that select the namespace.
 func TestNamedPortsFollowTheNamespaces(t *testing.T) {
 	x := policy.New("")
 	web := pod("web", "web", "10.0.0.1")
@@ -197,7 +197,7 @@ func TestNamedPortsFollowTheNamespaces(t *testing.T) {
 	}
 }
 
-// Of a pod with two addresses, only that in a block is the block's, also when the pod comes later.
+// Of a pod with two addresses, only the one in a block belongs to the block, also when the pod is added later.
 func TestNamedPortInABlock(t *testing.T) {
 	x := policy.New("")
 	setPolicy(t, x, "policy", `{podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.0/30]}}], ports: [{port: http}]}]}`)
@@ -225,7 +225,7 @@ func TestNamedPortInABlock(t *testing.T) {
 	}
 }
 
-// An address that two pods have for a moment stays while one of them has it.
+// An address that two pods have for a moment stays in the set while one of them has it.
 func TestTwoPodsWithOneAddress(t *testing.T) {
 	x := policy.New("")
 	setPolicy(t, x, "policy", `{podSelector: {}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}`)
@@ -248,7 +248,7 @@ func TestTwoPodsWithOneAddress(t *testing.T) {
 	}
 }
 
-// An index for a node names the pods of that node only.
+// The effects of an index for one node name only that node's pods.
 func TestIsolationOfOneNode(t *testing.T) {
 	x := policy.New("n1")
 	there := pod("there", "web", "10.0.1.1")
@@ -272,7 +272,7 @@ func TestIsolationOfOneNode(t *testing.T) {
 	}
 }
 
-// Established connections go on if all policies that isolate the pod in a direction say so.
+// Established connections continue if all policies that isolate the pod in a direction keep them.
 func TestWhoKeepsConnections(t *testing.T) {
 	x := policy.New("")
 	x.SetPod(pod("web", "web", "10.0.0.1"))
@@ -310,7 +310,7 @@ func TestWhoKeepsConnections(t *testing.T) {
 	}
 }
 
-// Which isolation lets less through than which.
+// Which isolation allows less than which.
 func TestNarrower(t *testing.T) {
 	none, ingress, egress := policy.Isolation{}, policy.Isolation{Ingress: true}, policy.Isolation{Egress: true}
 	keeps := policy.Isolation{Ingress: true, KeepsIngress: true}
@@ -335,7 +335,7 @@ func TestNarrower(t *testing.T) {
 	}
 }
 
-// A pod without an address is in sets and isolated already: its network isolates it before it has any.
+// A pod without an address is already in sets and isolated: its network isolates it before it has an address.
 func TestPodWithoutAddress(t *testing.T) {
 	x := policy.New("")
 	setPolicy(t, x, "policy", `{podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}`)
@@ -351,7 +351,7 @@ func TestPodWithoutAddress(t *testing.T) {
 	}
 }
 
-// With many kinds of labels, pods are found by them, and not one more; and forgotten.
+// With many different labels, the index finds exactly the matching pods, and drops deleted ones.
 func TestManyKindsOfPods(t *testing.T) {
 	x := policy.New("")
 	for i := range 40 {

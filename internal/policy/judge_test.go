@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/policy/oracle"
 )
 
-// judge says of packets what compiled rules say, looking at one rule and one address after the other.
+// judge evaluates packets by compiled rules, one rule and one address after the other.
 type judge struct {
 	isolated map[netip.Addr]policy.Isolation
 	rules    []policy.Rule
@@ -87,7 +87,7 @@ func (j *judge) some(d policy.Direction, subject, peer netip.Addr, p oracle.Pack
 
 var numbers = map[corev1.Protocol]policy.Protocol{corev1.ProtocolTCP: policy.TCP, corev1.ProtocolUDP: policy.UDP, corev1.ProtocolSCTP: policy.SCTP, "ICMP": 1}
 
-// connects judges a packet by Index.Allows alone.
+// connects evaluates a packet by Index.Allows alone.
 func connects(x *policy.Index, w oracle.World, p oracle.Packet) bool {
 	c := policy.Connection{Source: p.Src, Destination: p.Dst, Protocol: numbers[p.Protocol], Port: p.Port}
 	side := func(d policy.Direction, subject netip.Addr) bool {

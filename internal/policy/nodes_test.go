@@ -9,8 +9,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Nodes are found by labels that their namespace has, whatever comes first, and by nothing else. (OpenShift SDN lost them when it had
-// heard of the policy before it heard of the namespace.)
+// Nodes are found by the labels of their namespace, whatever the order of the objects, and by nothing else. (OpenShift SDN did not find
+// them if it had received the policy before the namespace.)
 func TestNodesAreFoundByLabels(t *testing.T) {
 	const namespace = "openshift-host-network"
 	labels := map[string]string{"policy-group.network.openshift.io/host-network": ""}
@@ -72,7 +72,7 @@ func TestNodesAreFoundByLabels(t *testing.T) {
 			t.Errorf("%v: the label goes with the effect %+v", order, e)
 		}
 	}
-	// A policy of that namespace isolates no node, and names none.
+	// A policy of that namespace isolates no node, and its sets have none.
 	x := policy.New("n1")
 	steps["node"](x)
 	np := policy.Policy{Key: policy.Key{Namespace: namespace, Name: "all"}}

@@ -15,23 +15,22 @@ import (
 	utilnet "k8s.io/utils/net"
 )
 
-// AnnotationEstablished is, on a NetworkPolicy, what becomes of established connections of its pods that policies allow no more:
-// EstablishedKeep or, which is what holds without it, EstablishedEnd.
+// AnnotationEstablished, on a NetworkPolicy, says what happens to established connections of its pods that policies no longer allow:
+// EstablishedKeep or EstablishedEnd, which is the default.
 const (
 	AnnotationEstablished = "network.weft.dev/established-connections"
 	EstablishedKeep       = "keep"
 	EstablishedEnd        = "end"
 )
 
-// maxItems bounds what one policy may make of itself: its rules, peers, ports, label values, and the prefixes and port
-// masks that blocks and ranges come apart into. The API server's limit of 1.5 MiB an object would let exceptions of blocks
-// become millions of prefixes.
+// maxItems limits what one policy may expand to: its rules, peers, ports, label values, and the prefixes and port masks that blocks and
+// ranges are split into. The API server's limit of 1.5 MiB per object would allow exceptions of blocks that become millions of prefixes.
 const maxItems = 1 << 16
 
 // parser reads one policy.
 type parser struct{ items int }
 
-// spend counts items towards the bound.
+// spend counts items towards the limit.
 func (p *parser) spend(items int, field string) error {
 	p.items += min(items, maxItems+1)
 	if p.items > maxItems {
@@ -40,9 +39,8 @@ func (p *parser) spend(items int, field string) error {
 	return nil
 }
 
-// FromNetworkPolicy returns what counts of a NetworkPolicy. Where an object has what this cannot understand, the error
-// names the field, and the policy that is returned with it isolates its pods and allows nothing; if it is only
-// AnnotationEstablished, it is as without that.
+// FromNetworkPolicy returns the value of a NetworkPolicy. If it cannot parse a field, the error names the field, and the returned policy
+// isolates its pods and allows nothing. If the field is AnnotationEstablished, the policy is returned as without the annotation.
 func FromNetworkPolicy(obj *networkingv1.NetworkPolicy) (Policy, error) {
 	p := &parser{}
 	policy := Policy{Key: Key{obj.Namespace, obj.Name}}
@@ -75,7 +73,7 @@ func FromNetworkPolicy(obj *networkingv1.NetworkPolicy) (Policy, error) {
 	return policy, nil
 }
 
-// policyTypes returns in which directions the pods are isolated, with the API server's default where it left it out.
+// policyTypes returns in which directions the pods are isolated, with the API server's default for a missing field.
 func policyTypes(spec *networkingv1.NetworkPolicySpec) (isolates [directions]bool, err error) {
 	if len(spec.PolicyTypes) == 0 {
 		return [directions]bool{Ingress: true, Egress: len(spec.Egress) > 0}, nil
@@ -183,8 +181,8 @@ func (p *parser) peer(peer *networkingv1.NetworkPolicyPeer, path string, a *Allo
 	return nil
 }
 
-// block returns the addresses of a block. Exceptions are taken from their own block only: what another block of the same
-// rule has stays.
+// block returns the addresses of a block. Exceptions are subtracted from their own block only: other blocks of the same rule keep their
+// addresses.
 func (p *parser) block(block *networkingv1.IPBlock, path string) (*netipx.IPSet, error) {
 	cidr, err := prefix(block.CIDR)
 	if err != nil {
@@ -210,12 +208,12 @@ func (p *parser) block(block *networkingv1.IPBlock, path string) (*netipx.IPSet,
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	// An exception leaves up to one prefix for each bit that it is longer than its block.
+	// An exception splits the block into up to one prefix for each bit that the exception is longer than its block.
 	return set, p.spend(len(set.Prefixes()), path)
 }
 
-// prefix parses a CIDR as the API server does for this field: bits behind the mask do not count, leading zeros are
-// decimal, and IPv4 addresses written as IPv6 ones are IPv4.
+// prefix parses a CIDR as the API server does for this field: bits after the mask are ignored, leading zeros are decimal, and IPv4
+// addresses written as IPv6 ones are IPv4.
 func prefix(text string) (netip.Prefix, error) {
 	wrong := fmt.Errorf("%q is not a CIDR such as 192.0.2.0/24 or 2001:db8::/64", text)
 	_, parsed, err := utilnet.ParseCIDRSloppy(text)
@@ -273,8 +271,7 @@ func port(obj *networkingv1.NetworkPolicyPort, path string, a *Allow, ranges *[]
 	return nil
 }
 
-// FromPod returns what counts of a pod. Addresses that cannot be read are left out: the pod is then not where they would
-// be, so nothing is allowed there for its sake.
+// FromPod returns the value of a pod. It leaves out addresses that cannot be parsed: rules then allow nothing for such an address.
 func FromPod(obj *corev1.Pod) Pod {
 	p := Pod{
 		Key: Key{obj.Namespace, obj.Name}, Node: obj.Spec.NodeName, Labels: obj.Labels,
@@ -317,7 +314,7 @@ func containerPorts(ports []corev1.ContainerPort) []ContainerPort {
 	return list
 }
 
-// FromNamespace returns what counts of a namespace.
+// FromNamespace returns the value of a namespace.
 func FromNamespace(obj *corev1.Namespace) Namespace {
 	return Namespace{Name: obj.Name, Labels: obj.Labels}
 }

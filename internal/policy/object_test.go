@@ -50,7 +50,8 @@ func TestFromNetworkPolicy(t *testing.T) {
 	}
 }
 
-// What cannot be understood is named, and isolates: in the directions that are told, all pods if the selector is not.
+// An unparsable field is named in the error, and the policy isolates: in the given directions, and all pods if the selector is
+// unparsable.
 func TestWhatCannotBeUnderstood(t *testing.T) {
 	const ports = `{podSelector: {matchLabels: {a: b}}, ingress: [{}, {ports: [{port: 1}, %s]}]}`
 	const from = `{podSelector: {matchLabels: {a: b}}, ingress: [{from: [{podSelector: {}}, %s]}]}`
@@ -117,7 +118,7 @@ func TestWhatCannotBeUnderstood(t *testing.T) {
 	}
 }
 
-// What is said of established connections, and that a word that says nothing of them changes nothing else.
+// The annotation for established connections is parsed, and an unknown value changes nothing else.
 func TestEstablishedConnections(t *testing.T) {
 	for _, c := range []struct {
 		annotations map[string]string
@@ -142,7 +143,7 @@ func TestEstablishedConnections(t *testing.T) {
 	}
 }
 
-// A policy that cannot be understood closes its own pods, and nothing of the others changes.
+// An invalid policy closes its own pods, and does not affect others.
 func TestOneBadPolicyStopsNoOther(t *testing.T) {
 	x := policy.New("")
 	x.SetPod(policy.Pod{Key: policy.Key{Namespace: "shop", Name: "a"}, Labels: map[string]string{"app": "a"}})
@@ -189,7 +190,7 @@ func TestFromPod(t *testing.T) {
 	}
 }
 
-// Ranges come apart into ports and masks that have each port of them once, and no other.
+// Ranges are split into ports and masks that cover each of their ports once, and no other.
 func TestRangesOfPorts(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var ranges [][2]uint16
@@ -219,7 +220,7 @@ func TestRangesOfPorts(t *testing.T) {
 	}{
 		{[][2]uint16{{0, 65535}}, 1},
 		{[][2]uint16{{1, 65535}}, 16},
-		{[][2]uint16{{1, 65534}}, 30}, // the worst there is
+		{[][2]uint16{{1, 65534}}, 30}, // the worst case
 		{[][2]uint16{{1000, 1003}}, 1},
 		{[][2]uint16{{80, 80}, {82, 82}}, 2},
 		{[][2]uint16{{80, 80}, {81, 81}}, 1},
@@ -232,7 +233,7 @@ func TestRangesOfPorts(t *testing.T) {
 	}
 }
 
-// Whatever a policy says, it is compiled, and if not it allows nothing; nothing comes of it that no packet could match.
+// Every policy either compiles or allows nothing; no compiled rule is one that no packet could match.
 func FuzzFromNetworkPolicy(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"podSelector":{},"policyTypes":["Ingress","Egress"],"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.0/8","except":["10.1.0.0/16"]}}],"ports":[{"port":"http"},{"port":1,"endPort":65535}]}],"egress":[{}]}}`))
 	f.Add([]byte(`{"spec":{"podSelector":{"matchExpressions":[{"key":"a","operator":"NotIn","values":["b"]}]},"egress":[{"to":[{"namespaceSelector":{}},{"podSelector":{"matchLabels":{"a":"b"}}}],"ports":[{"protocol":"SCTP"}]}]}}`))
@@ -286,7 +287,7 @@ func checkAllow(t *testing.T, a policy.Allow) {
 	}
 }
 
-// Whatever a pod says: nothing comes of it but addresses and ports.
+// Whatever a pod contains: its value has only valid addresses and ports.
 func FuzzFromPod(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"namespace":"a","name":"b"},"spec":{"containers":[{"ports":[{"name":"x","containerPort":80}]}]},"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"::ffff:10.0.0.1"}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {

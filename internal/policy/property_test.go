@@ -18,14 +18,14 @@ import (
 	"weft.dev/weft/internal/policy/oracle"
 )
 
-// All names are of a few, so that they meet.
+// All names are of a small set, so that objects refer to each other often.
 var (
 	spaceNames  = []string{"a", "b", "c"}
 	mostlyA     = []string{"a", "a", "b", "a", "c"}
 	labelValues = map[string][]string{"app": {"x", "y", "z"}, "tier": {"1", "2"}}
 	podIPs      = []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.1.1", "10.0.1.2", "10.0.1.3"}
 	podIPs6     = []string{"fd00::1", "fd00::2", "fd00::100"}
-	// outside are addresses of nobody: beside the pods', the nodes', far away.
+	// outside are addresses of no pod: beside the pods', the nodes', far away.
 	outside    = []string{"10.0.0.9", "10.0.2.1", "192.0.2.1", "203.0.113.7", "fd00::9", "2001:db8::1"}
 	portNames  = []string{"http", "dns"}
 	protocols  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
@@ -191,7 +191,7 @@ func drawWorld(r *rapid.T) oracle.World {
 	return w
 }
 
-// addresses are those that a packet of a world can have: of its pods, and of nobody.
+// addresses are the addresses that a packet of a world can have: those of its pods, and outside ones.
 func addresses(w oracle.World) []netip.Addr {
 	all := map[netip.Addr]bool{}
 	for _, text := range outside {
@@ -205,7 +205,7 @@ func addresses(w oracle.World) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(all), netip.Addr.Compare)
 }
 
-// The rules say of every packet what the documentation says: of a million in a full run.
+// The rules judge every packet as the documentation says: a million packets in a full run.
 func TestRulesAgainstOracle(t *testing.T) {
 	packets := 1_000_000
 	if testing.Short() {
@@ -251,7 +251,7 @@ func TestRulesAgainstOracle(t *testing.T) {
 	t.Logf("%d packets judged, %d of them allowed", judged, passed)
 }
 
-// state is what a network keeps of an index: it asks only for what effects name.
+// state is what a network stores of an index: it reads only what effects name.
 type state struct {
 	Rules     map[policy.Key][]policy.Rule
 	Addresses map[policy.SetName]map[netip.Addr]bool
@@ -269,7 +269,7 @@ func (s *state) apply(r *rapid.T, x *policy.Index, e policy.Effect, here func(po
 			r.Fatalf("a delta of %s has nothing", d.Set)
 		}
 		if s.Addresses[d.Set] == nil {
-			continue // no rule that this network keeps has named it yet
+			continue // no rule that this network stores has named it yet
 		}
 		shift(r, s.Addresses[d.Set], d.Added, d.Removed)
 		shift(r, s.Pods[d.Set], d.Joined, d.Left)
@@ -288,7 +288,7 @@ func (s *state) apply(r *rapid.T, x *policy.Index, e policy.Effect, here func(po
 	}
 }
 
-// settle reads the sets that rules name for the first time, and forgets those that none names.
+// settle reads the sets that rules name for the first time, and drops those that no rule names.
 func (s *state) settle(x *policy.Index) {
 	named := map[policy.SetName]bool{}
 	for _, rules := range s.Rules {
@@ -330,7 +330,7 @@ func shift[T comparable](r *rapid.T, set map[T]bool, came, went []T) {
 	}
 }
 
-// events changes a world at random, and tells an index of it.
+// events changes a world at random, and updates an index.
 type events struct {
 	pods       map[policy.Key]*corev1.Pod
 	namespaces map[string]*corev1.Namespace
@@ -372,7 +372,7 @@ func (v *events) next(r *rapid.T, t *testing.T, x *policy.Index) policy.Effect {
 	}
 }
 
-// Whoever follows the effects of events has what one has who begins anew with all objects, in whatever order they come.
+// A state that follows the effects of events equals a state that starts with all objects, in whatever order these come.
 func TestEffectsAgainstBeginningAnew(t *testing.T) {
 	for _, node := range []string{"", "n1"} {
 		t.Run("node "+node, func(t *testing.T) {
@@ -419,7 +419,7 @@ func TestEffectsAgainstBeginningAnew(t *testing.T) {
 	}
 }
 
-// check checks more often than rapid does by itself, if there is time.
+// check runs more checks than rapid's default, if there is time.
 func check(t *testing.T, property func(*rapid.T)) {
 	rounds := 5
 	if testing.Short() {
@@ -432,7 +432,7 @@ func check(t *testing.T, property func(*rapid.T)) {
 	}
 }
 
-// empty takes everything away: nothing may remain.
+// empty deletes everything: nothing may remain.
 func empty(r *rapid.T, x *policy.Index, v *events) {
 	for key := range v.policies {
 		x.DeletePolicy(key)

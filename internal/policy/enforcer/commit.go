@@ -14,11 +14,11 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// isolationTimeout bounds how long an ADD waits for the labels of its pod. The API server had the pod before the runtime did.
+// isolationTimeout is how long an ADD waits for its pod's labels. The API server had the pod before the runtime did.
 const isolationTimeout = 20 * time.Second
 
-// HandOver hands over what changed, all in one change, and reports whether anything was handed over. What was handed over before and is
-// unchanged is not handed over again. The caller holds the lock.
+// HandOver hands over all changed fragments in one change, and reports whether there were any. It does not hand over unchanged fragments
+// again. The caller holds the lock.
 func (e *Enforcer) HandOver() bool {
 	if !e.enforcing || e.compiler == nil {
 		return false
@@ -47,8 +47,8 @@ func (e *Enforcer) HandOver() bool {
 	return len(owners) > 0
 }
 
-// Narrow notes whether something that was allowed is no longer allowed, since it was last called. gone says that the reason is a pod that
-// is gone: no program sends from its address any more, so there is no hurry.
+// Narrow notes a revocation if a permission was revoked since the last call. gone says that the cause is a deleted pod: no program sends
+// from its address any more, so the revocation is not urgent.
 func (x *state) Narrow(gone bool) {
 	if x.compiler != nil && x.compiler.Narrowed() {
 		x.revoked.note(gone)
@@ -65,7 +65,7 @@ func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
 		known := e.decide(rec).Known
 		told := e.told
 		e.stale[PodOf(rec)] = struct{}{}
-		e.Hide(rec.Key()) // this ADD may have handed over another fragment itself, of earlier settings
+		e.Hide(rec.Key()) // this ADD may itself have handed over another fragment, of earlier settings
 		e.HandOver()
 		e.Narrow(true)
 		e.revoked.wake()
@@ -76,7 +76,7 @@ func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
 		select {
 		case <-told:
 		case <-waiting.Done():
-			if errors.Is(ctx.Err(), context.Canceled) { // the request was given up, or another part of the ADD has failed
+			if errors.Is(ctx.Err(), context.Canceled) { // the request was cancelled, or another part of the ADD has failed
 				return fmt.Errorf("waiting for the pod's labels: %w", ctx.Err())
 			}
 			return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s (UID %s) has not been received from the API server, or has ended: without its labels its isolation is not known: try again later",
@@ -85,14 +85,14 @@ func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
 	}
 }
 
-// Open is Attach for a caller that does not hold the lock. Await or Commit hands the attachment's fragment over.
+// Open is Attach for a caller that does not hold the lock. Await or Commit hands over the attachment's fragment.
 func (e *Enforcer) Open(rec *attach.Record) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	e.Attach(rec)
 }
 
-// Close detaches attachments and hands over what follows, without waiting. It takes the lock.
+// Close detaches attachments and hands over the resulting changes, without waiting. It takes the lock.
 func (e *Enforcer) Close(recs ...attach.Record) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
@@ -104,14 +104,14 @@ func (e *Enforcer) Close(recs ...attach.Record) {
 	e.revoked.wake()
 }
 
-// Commit hands over what changed. It takes the lock.
+// Commit hands over the changes. It takes the lock.
 func (e *Enforcer) Commit() {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	e.HandOver()
 }
 
-// Begin has changes handed over from now on; nodes are the addresses of the nodes, as pods of the namespace that represents them. It takes
+// Begin starts the handing over of changes. nodes are the addresses of the nodes, as pods of the namespace that represents them. It takes
 // the lock.
 func (e *Enforcer) Begin(nodes map[policy.Key][]netip.Addr) {
 	e.lock.Lock()
@@ -121,7 +121,7 @@ func (e *Enforcer) Begin(nodes map[policy.Key][]netip.Addr) {
 	e.HandOver()
 }
 
-// Move sets the ranges of the pods of other nodes and the nodes' addresses, and returns once what follows is in effect. It takes the lock.
+// Move sets the nodes' addresses and the pod ranges of other nodes. It returns once the changes are in effect. It takes the lock.
 func (e *Enforcer) Move(ctx context.Context, ranges map[string][]netip.Prefix, nodes map[policy.Key][]netip.Addr) error {
 	e.lock.Lock()
 	e.SetNodes(nodes)

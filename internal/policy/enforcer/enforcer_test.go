@@ -24,7 +24,7 @@ import (
 
 const bridge = "cni0"
 
-// node is an enforcer whose compiler's table is a Fake that judges packets.
+// node is an enforcer whose compiler's table is a Fake that evaluates packets.
 type node struct {
 	*enforcer.Enforcer
 	table   *refusing
@@ -55,7 +55,7 @@ func (r *refusing) Commit(ctx context.Context, change reconcile.Change[nftnl.Key
 	return &reconcile.PartialError[nftnl.Key]{Failed: failed}
 }
 
-// What the engine refuses of one policy keeps no later permission from being revoked, and no node from moving.
+// An error of the engine for one policy does not keep later permissions from being revoked, or a node from moving.
 func TestRefusedFragment(t *testing.T) {
 	n := start(t)
 	rec := server()
@@ -158,7 +158,7 @@ func (n *node) update(t *testing.T, change enforcer.Change) {
 	}
 }
 
-// allows reports whether a packet from outside of the bridge to a pod passes.
+// allows reports whether a packet from one address to another passes the chains.
 func (n *node) allows(from, to string) bool {
 	verdict, _ := n.table.Judge(nftnl.HookForward, nftnl.Packet{
 		nftnl.InDevice: nftnl.Name("eth0"), nftnl.OutDevice: nftnl.Name(bridge), nftnl.ConntrackState: nftnl.Bits(nftnl.StateNew),
@@ -177,7 +177,7 @@ func pod(name, node, address string) map[policy.Key]*enforcer.Pod {
 	return map[policy.Key]*enforcer.Pod{key: p}
 }
 
-// onlyClient is a policy that isolates the server and admits the client, and those of a block.
+// onlyClient is a policy that isolates the server and allows the client and the addresses of a block.
 func onlyClient(t *testing.T, block string) enforcer.Change {
 	t.Helper()
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "one"}}
@@ -200,7 +200,7 @@ func server() attach.Record {
 	}
 }
 
-// An attachment is closed until its own pod is known, not another of the same name, and again when the pod is gone.
+// An attachment is closed until its own pod is known, not another of the same name, and is closed again when the pod is deleted.
 func TestClosedUntilKnown(t *testing.T) {
 	n := start(t)
 	rec := server()
@@ -227,7 +227,7 @@ func TestClosedUntilKnown(t *testing.T) {
 	}
 }
 
-// A pod of another node has the addresses that lie in its node's ranges, also when the ranges move. What is revoked is revoked at once.
+// A pod of another node has the addresses that are in its node's ranges, also when the ranges move. Revoked permissions end at once.
 func TestRanges(t *testing.T) {
 	n := start(t)
 	rec := server()

@@ -10,21 +10,21 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// doubt is why a policy may not be enforced as it says.
+// doubt is the reason why a policy may not be fully enforced.
 type doubt struct {
 	problems []error
 	// sctp says that the policy names SCTP.
 	sctp bool
-	// told says that it was reported since the policy changed.
+	// told says that the doubt was reported since the policy changed.
 	told bool
 }
 
 var errSCTP = errors.New("it names SCTP, but this node's datapath tracks no SCTP ports: all associations between two addresses count as one connection, and its replies pass at every port")
 
-// mostProblems is how many problems of a policy are reported: it may be wrong in thousands of places.
+// mostProblems is the maximum number of reported problems of a policy: a policy may have thousands of errors.
 const mostProblems = 3
 
-// doubt notes why a policy that changed may not be enforced as it says; wrong is why it is invalid. A nil policy is gone.
+// doubt notes why a changed policy may not be fully enforced; wrong is why it is invalid. A nil policy is deleted.
 func (x *state) doubt(key policy.Key, object *policy.Policy, wrong error) {
 	delete(x.doubts, key)
 	if object == nil {
@@ -73,7 +73,7 @@ func (d *doubt) all(sctp bool) []error {
 	return d.problems
 }
 
-// unreported returns the problems of policies that isolate pods of this node and were not reported, and notes that they were.
+// unreported returns the unreported problems of policies that isolate pods of this node, and marks them as reported.
 func (x *state) unreported(sctp bool) map[policy.Key][]error {
 	due := map[policy.Key][]error{}
 	for key, d := range x.doubts {
@@ -98,8 +98,7 @@ func (x *state) isolatesHere(key policy.Key) bool {
 // TracksSCTP sets whether the engine tracks the ports of SCTP. The caller holds the lock.
 func (e *Enforcer) TracksSCTP(does bool) { e.sctp = does }
 
-// Problems returns what policies that isolate pods of this node say that is not enforced here; nil while nothing is enforced. It takes the
-// lock.
+// Problems returns what is not enforced of policies that isolate pods of this node; nil while nothing is enforced. It takes the lock.
 func (e *Enforcer) Problems() map[policy.Key]error {
 	e.lock.Lock()
 	defer e.lock.Unlock()

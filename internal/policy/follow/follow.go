@@ -1,6 +1,6 @@
-// Package follow follows the objects that NetworkPolicies depend on, in one network's watches, and hands their changes to the network: all
-// of them first, then what changed. It watches only while the network isolates by policies: a large cluster has many pods, and each agent
-// receives all of them.
+// Package follow follows the objects that NetworkPolicies depend on, by one network's watches. It hands the network first all objects,
+// and then the changes. It watches only while the network isolates by policies: a large cluster has many pods, and each agent receives
+// all of them.
 package follow
 
 import (
@@ -23,19 +23,19 @@ import (
 	"weft.dev/weft/internal/policy/enforcer"
 )
 
-// Mark notes how far NetworkPolicies are in effect.
+// Mark records how far NetworkPolicies are in effect.
 type Mark interface {
 	// Begin and End are called when the watches begin and end.
 	Begin()
 	End()
-	// Saw is called for each notification of a watch; concerns says that the change is one of the next Take.
+	// Saw is called for each notification of a watch; concerns says that the next Take includes the change.
 	Saw(notified any, concerns bool)
-	// Take is called when a step takes all changes so far, and Done when they are in effect, or failed.
+	// Take is called when a step takes all changes so far. Done is called when these are in effect, or failed.
 	Take()
 	Done(err error)
 }
 
-// noMark notes nothing.
+// noMark records nothing.
 type noMark struct{}
 
 // Begin implements Mark.
@@ -59,15 +59,15 @@ type Follower struct {
 	wake  chan struct{}
 	mark  Mark
 
-	// mu guards what changed.
+	// mu guards the changes.
 	mu    sync.Mutex
 	dirty policyNames
 
-	// stepping serialises the steps, and guards what follows.
+	// stepping serialises the steps, and guards the fields below.
 	stepping sync.Mutex
 	// synced report whether each watch has all objects; empty while nothing is watched.
 	synced []toolscache.DoneChecker
-	// known says that the network was handed all objects.
+	// known says that the network has got all objects.
 	known bool
 }
 
@@ -81,7 +81,7 @@ func newPolicyNames() policyNames {
 	return policyNames{policies: map[policy.Key]struct{}{}, pods: map[policy.Key]struct{}{}, namespaces: map[string]struct{}{}}
 }
 
-// New returns a Follower of the objects in a cache. Nothing is watched before Enter. A nil mark is not needed.
+// New returns a Follower of the objects in a cache. It watches nothing before Enter. mark may be nil.
 func New(store cache.Cache, mark Mark) *Follower {
 	if mark == nil {
 		mark = noMark{}
@@ -92,7 +92,7 @@ func New(store cache.Cache, mark Mark) *Follower {
 // Wake returns a channel that has a value when a Step is due.
 func (p *Follower) Wake() <-chan struct{} { return p.wake }
 
-// Kinds returns what is watched.
+// Kinds returns the kinds of the watched objects.
 func Kinds() []client.Object {
 	return []client.Object{&networkingv1.NetworkPolicy{}, &corev1.Pod{}, &corev1.Namespace{}}
 }
@@ -100,7 +100,7 @@ func Kinds() []client.Object {
 // syncTimeout bounds how long Enter waits for the watches.
 const syncTimeout = 10 * time.Second
 
-// Enter watches the objects and waits until all are known. It may be called again.
+// Enter watches the objects and waits until the watches have all of them. It may be called again.
 func (p *Follower) Enter(ctx context.Context) error {
 	p.stepping.Lock()
 	defer p.stepping.Unlock()
@@ -164,14 +164,14 @@ func (p *Follower) Leave(ctx context.Context) error {
 	return nil
 }
 
-// Forget has the next Step hand over all objects: the network is about to discard them.
+// Forget makes the next Step hand over all objects: the network is about to discard its own.
 func (p *Follower) Forget() {
 	p.stepping.Lock()
 	defer p.stepping.Unlock()
 	p.known = false
 }
 
-// samePolicyObject reports whether two states of an object differ in nothing that counts: pods are written often.
+// samePolicyObject reports whether two states of an object are the same for policies: pods are written often.
 func samePolicyObject(before, after any) bool {
 	switch a := before.(type) {
 	case *corev1.Pod:
@@ -203,7 +203,7 @@ func (p *Follower) note(object any) {
 	p.Signal()
 }
 
-// Signal has a Step due.
+// Signal makes a Step due.
 func (p *Follower) Signal() {
 	select {
 	case p.wake <- struct{}{}:
@@ -211,7 +211,7 @@ func (p *Follower) Signal() {
 	}
 }
 
-// lastState returns the object of a notification: of one whose end was missed, the last known state.
+// lastState returns the object of a notification. If its deletion was missed, that is the last known state.
 func lastState(notified any) any {
 	if at, gone := notified.(toolscache.DeletedFinalStateUnknown); gone {
 		return at.Obj
@@ -219,7 +219,7 @@ func lastState(notified any) any {
 	return notified
 }
 
-// passed notes a change in which nothing counts.
+// passed records a change that does not affect policies.
 func (p *Follower) passed(object any) {
 	if _, ok := object.(*networkingv1.NetworkPolicy); ok {
 		p.mark.Saw(object, false)
@@ -243,8 +243,8 @@ func (p *Follower) putBack(names policyNames) {
 	maps.Copy(p.dirty.namespaces, names.namespaces)
 }
 
-// Step hands over what changed since the last Step, the first time all objects. While nothing is watched it does nothing; nor before all
-// objects were handed over, unless all is set: the caller knows from Enter that the watches have them.
+// Step hands over the changes since the last Step, and all objects the first time. It does nothing while nothing is watched. It also does
+// nothing before all objects were handed over, unless all is set: then the caller knows from Enter that the watches have them.
 func (p *Follower) Step(ctx context.Context, update func(context.Context, enforcer.Change) error, all bool) error {
 	p.stepping.Lock()
 	defer p.stepping.Unlock()
@@ -265,7 +265,7 @@ func (p *Follower) Step(ctx context.Context, update func(context.Context, enforc
 	return err
 }
 
-// change reads what changed.
+// change reads the changed objects.
 func (p *Follower) change(ctx context.Context, names policyNames) (enforcer.Change, error) {
 	change := enforcer.Change{
 		Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*enforcer.Pod{}, Namespaces: map[string]*policy.Namespace{},
@@ -321,7 +321,7 @@ func (p *Follower) get(ctx context.Context, key policy.Key, into client.Object) 
 	return true, nil
 }
 
-// policyPod returns what policies depend on of a pod.
+// policyPod returns the parts of a pod that policies depend on.
 func policyPod(object *corev1.Pod) enforcer.Pod {
 	pod := enforcer.Pod{Pod: policy.FromPod(object), UIDs: []string{string(object.UID)}}
 	if mirrored := object.Annotations[corev1.MirrorPodAnnotationKey]; mirrored != "" {
@@ -330,7 +330,7 @@ func policyPod(object *corev1.Pod) enforcer.Pod {
 	return pod
 }
 
-// StripPolicy removes from a NetworkPolicy what does not count.
+// StripPolicy removes from a NetworkPolicy the fields that have no effect here.
 func StripPolicy(o *networkingv1.NetworkPolicy) {
 	established, says := o.Annotations[policy.AnnotationEstablished]
 	o.Annotations = nil
@@ -339,7 +339,7 @@ func StripPolicy(o *networkingv1.NetworkPolicy) {
 	}
 }
 
-// StripPod removes from a pod what policies do not depend on.
+// StripPod removes from a pod the fields that policies do not depend on.
 func StripPod(o *corev1.Pod) {
 	mirrored, mirrors := o.Annotations[corev1.MirrorPodAnnotationKey]
 	o.Annotations, o.OwnerReferences, o.Finalizers = nil, nil, nil
@@ -361,10 +361,10 @@ func StripPod(o *corev1.Pod) {
 	o.Status = corev1.PodStatus{Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
 }
 
-// Policy returns a NetworkPolicy as watched, nil if there is none.
+// Policy returns a NetworkPolicy from the watch, nil if there is none.
 func (p *Follower) Policy(ctx context.Context, key policy.Key) *networkingv1.NetworkPolicy {
 	var object networkingv1.NetworkPolicy
-	// The cache has it: nothing is waited for.
+	// The cache has it, so the call does not block.
 	if there, err := p.get(ctx, key, &object); !there || err != nil {
 		return nil
 	}

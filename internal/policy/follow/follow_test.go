@@ -32,7 +32,7 @@ func fullPod() *corev1.Pod {
 	}
 }
 
-// What is kept of a pod says to policies what the pod says, and keeps nothing else: no environment, no volumes.
+// A stripped pod means the same to policies as the pod, and keeps nothing else: no environment, no volumes.
 func TestStripPod(t *testing.T) {
 	whole := policyPod(fullPod())
 	kept := fullPod()
@@ -49,7 +49,7 @@ func TestStripPod(t *testing.T) {
 	}
 }
 
-// Pods are written often; only what counts for policies is an event.
+// Pods are written often; only changes that affect policies are events.
 func TestSamePolicyObject(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)
@@ -86,7 +86,7 @@ func TestSamePolicyObject(t *testing.T) {
 	}
 }
 
-// Events fold: what waits is one step's, whatever came how often; the end of an object may come as a tombstone.
+// Events are merged: one step takes all waiting events of an object. The deletion of an object may come as a tombstone.
 func TestPolicyEventsFold(t *testing.T) {
 	p := New(nil, nil)
 	for range 3 {

@@ -13,24 +13,24 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Config has what the chains depend on.
+// Config is the configuration of the chains.
 type Config struct {
-	// Bridge is the name of the bridge that the pods are ports of.
+	// Bridge is the name of the pods' bridge.
 	Bridge string
 	// Group is the device group of the pods' ports, for [Guard].
 	Group uint32
-	// Priority is that of the chains for egress; the chain for ingress has one more.
+	// Priority is the priority of the egress chains; that of the ingress chain is one more.
 	Priority int
 }
 
-// Judged is the bit of the mark of packets that both directions have allowed, while they are in the node. The guard of the bridge
-// drops packets between ports without it. It is none of the bits of kube-proxy (14, 15) and of Weft's overlay.
+// Judged is the bit of the mark of packets that both directions have allowed. It is set while the packet is in the node. The guard of the
+// bridge drops packets between ports without it. kube-proxy (bits 14, 15) and Weft's overlay use other bits.
 const Judged = 1 << 27
 
-// Items are a fragment of the table.
+// Items is a fragment of the table.
 type Items = map[nftnl.Key]nftnl.Item
 
-// Names of the static chains, maps and sets. Maps and sets have the number of the address family appended.
+// Names of the static chains, maps and sets. The number of the address family is appended to names of maps and sets.
 const (
 	chainEgress  = "egress"
 	chainInput   = "egress-input"
@@ -68,7 +68,7 @@ func familyOf(address netip.Addr) family {
 	return families()[1]
 }
 
-// Static compiles what is there without any policy.
+// Static compiles the items that do not depend on policies.
 func Static(config Config) Items {
 	in, out := nftnl.Is(nftnl.InDevice, nftnl.Name(config.Bridge)), nftnl.Is(nftnl.OutDevice, nftnl.Name(config.Bridge))
 	items := []nftnl.Item{
@@ -107,7 +107,7 @@ func Static(config Config) Items {
 	return nftnl.Items(items...)
 }
 
-// midstream matches TCP packets of connections that conntrack does not know and that do not open one.
+// midstream matches TCP packets that do not open a connection, of connections that conntrack does not have.
 func midstream() []nftnl.Match {
 	return []nftnl.Match{
 		nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateNew), nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(policy.TCP))),
@@ -115,11 +115,11 @@ func midstream() []nftnl.Match {
 	}
 }
 
-// lookup returns the rules that look an address of a packet up in a verdict map of each family.
+// lookup returns the rules that look up an address of a packet in the verdict map of each family.
 //
-// The chains midstream-from and midstream-to treat packets of [midstream] as answers: they look up the sender in the map of destinations, and
+// The chains midstream-from and midstream-to treat packets of [midstream] as replies: they look up the sender in the map of destinations, and
 // the receiver in that of sources. The chains of pods that are isolated for the direction in which the connection may have begun drop such
-// packets, and all others return. Otherwise the answering side of a connection that was revoked would make it a connection of its own.
+// packets, and all others return. Otherwise the replying side of a revoked connection would make a new connection of it.
 func lookup(verdicts string, address func(family) nftnl.Field) []nftnl.Rule {
 	var rules []nftnl.Rule
 	for _, f := range families() {
@@ -128,12 +128,12 @@ func lookup(verdicts string, address func(family) nftnl.Field) []nftnl.Rule {
 	return rules
 }
 
-// Priority of the guard: after br_netfilter (0, enum nf_br_hook_priorities of the kernel's netfilter_bridge.h), which takes packets
-// through the chains of family inet.
+// guardPriority is the priority of the guard: after br_netfilter (0, enum nf_br_hook_priorities of the kernel's netfilter_bridge.h),
+// which passes packets through the chains of family inet.
 const guardPriority = 200
 
-// Guard compiles a table of family bridge. It drops packets of IP from pods to other ports of the bridge that no chain has judged: what
-// would pass while net.bridge's nf_call_iptables is off for the bridge, or br_netfilter is not loaded.
+// Guard compiles a table of family bridge. It drops IP packets from pods to other ports of the bridge that no chain has judged. Such
+// packets would pass while net.bridge's nf_call_iptables is off for the bridge, or br_netfilter is not loaded.
 func Guard(config Config) Items {
 	const ipv4, ipv6 = 0x0800, 0x86dd
 	rules := []nftnl.Rule{
@@ -162,8 +162,8 @@ const (
 // judged returns the rules of a base chain for packets of the bridge that belong to no established connection.
 func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
 	rules := []nftnl.Rule{{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()}}
-	// As ARP: the owner of an address is not secret. RFC 4861, 7.1: neighbour discovery has a hop limit of 255. A forwarded packet has less,
-	// so a pod can send nothing beyond its bridge in the form of a neighbour solicitation.
+	// As with ARP, the owner of an address is not secret. RFC 4861, 7.1: neighbour discovery has a hop limit of 255. A forwarded packet has
+	// less, so a pod cannot send data beyond its bridge in the form of a neighbour solicitation.
 	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} {
 		rules = append(rules, nftnl.Rule{Matches: []nftnl.Match{
 			nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(wholeHopLimit)),
@@ -183,7 +183,7 @@ func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
 	return append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop(), Owner: "no pod with this address is attached"})
 }
 
-// hashed returns a name that is the same for the same text on every node.
+// hashed returns a name that depends on the text only, so that it is the same on every node.
 func hashed(prefix, text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return prefix + "-" + hex.EncodeToString(sum[:10])
@@ -195,7 +195,7 @@ func policyChain(key policy.Key, direction policy.Direction) string {
 
 func setName(name policy.SetName, f family) string { return hashed("set"+f.suffix, string(name)) }
 
-// Pod compiles an attached pod of the node. A pod that the index does not know has no items, and so is closed.
+// Pod compiles an attached pod of the node. A pod that is not in the index has no items, and so is closed.
 func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 	isolation, known := index.Isolation(key)
 	if !known {
@@ -241,7 +241,7 @@ func combination(policies []policy.Key, direction policy.Direction) (string, []n
 	return chain, []nftnl.Item{&nftnl.Chain{Name: chain}, &nftnl.Rules{Chain: chain, Rules: rules}}
 }
 
-// Set compiles a set of pods that a rule names. It has one set for each address family, also without addresses.
+// Set compiles a set of pods that a rule names. It has one nftables set for each address family, even without addresses.
 func Set(name policy.SetName, addresses []netip.Addr) Items {
 	var items []nftnl.Item
 	for _, f := range families() {
@@ -253,7 +253,7 @@ func Set(name policy.SetName, addresses []netip.Addr) Items {
 	return nftnl.Items(items...)
 }
 
-// Sets returns the names of the sets that the rules of a policy refer to: each needs a [Set].
+// Sets returns the names of the sets that the rules of a policy refer to. Each needs a [Set].
 func Sets(rules []policy.Rule) []policy.SetName {
 	var names []policy.SetName
 	for i := range rules {
@@ -266,13 +266,13 @@ func Sets(rules []policy.Rule) []policy.SetName {
 	return slices.Compact(names)
 }
 
-// named reports whether the rule is for those pods only that have a certain number for a named port: its name ends with the
-// number. All others are for all pods that lead to the policy's chain.
+// named reports whether the rule applies only to pods that have a certain number for a named port: its name ends with the number. All
+// other rules apply to all pods whose chains jump to the policy's chain.
 func named(rule *policy.Rule) bool {
 	return rule.Direction == policy.Ingress && strings.Contains(string(rule.Name), "=")
 }
 
-// Policy compiles the rules of a policy. Both of its chains are there in any case, because pods' chains jump to them.
+// Policy compiles the rules of a policy. Both of its chains always exist, because pods' chains jump to them.
 func Policy(key policy.Key, rules []policy.Rule) Items {
 	items := nftnl.Items(
 		&nftnl.Chain{Name: policyChain(key, policy.Egress)},
@@ -295,7 +295,7 @@ func Policy(key policy.Key, rules []policy.Rule) Items {
 	return items
 }
 
-// compileRule returns the nftables rules of a rule, and the sets that are its own: of its address blocks and services.
+// compileRule returns the nftables rules of a rule, and the rule's own sets: of its address blocks and services.
 func compileRule(rule *policy.Rule) (rules []nftnl.Rule, items []nftnl.Item) {
 	services, items := compileServices(rule)
 	add := func(matches ...nftnl.Match) {
@@ -314,7 +314,7 @@ func compileRule(rule *policy.Rule) (rules []nftnl.Rule, items []nftnl.Item) {
 		if named(rule) {
 			subjects = []nftnl.Match{nftnl.In(setName(rule.Subjects, f), subject)}
 		}
-		if rule.AnyPeer && (len(subjects) > 0 || f.suffix == "4") { // without addresses one rule is for both families
+		if rule.AnyPeer && (len(subjects) > 0 || f.suffix == "4") { // without addresses, one rule serves both families
 			add(subjects...)
 		}
 		for _, name := range rule.PeerSets {
@@ -332,10 +332,10 @@ func compileRule(rule *policy.Rule) (rules []nftnl.Rule, items []nftnl.Item) {
 	return rules, items
 }
 
-// ownerMax is the most bytes of a rule's comment.
+// ownerMax is the maximum number of bytes of a rule's comment.
 const ownerMax = 120
 
-// ofFamily returns the prefixes of a family, without those that are in others: intervals of a set must not overlap.
+// ofFamily returns the prefixes of a family, without those contained in others: intervals of a set must not overlap.
 func ofFamily(prefixes []netip.Prefix, f family) []netip.Prefix {
 	var own []netip.Prefix
 	for _, prefix := range prefixes {

@@ -38,7 +38,7 @@ const (
 	outside4, outside6 = "192.0.2.1", "2001:db8::1"
 )
 
-// node is a network namespace with a bridge, pods of their own namespaces on it, and a host outside.
+// node is a network namespace with a bridge, pods in their own namespaces on it, and a host outside.
 type node struct {
 	space    string
 	outside  string
@@ -49,7 +49,7 @@ type node struct {
 	end      func() // of the last loop
 }
 
-// commits counts items that a loop changed.
+// commits counts the items that a loop changed.
 type commits struct {
 	mu    sync.Mutex
 	items int
@@ -87,7 +87,7 @@ func sysctl(t *testing.T, space string, settings ...string) {
 	}
 }
 
-// call sets whether bridged packets of the bridge meet the chains of family inet.
+// call sets whether bridged packets of the bridge pass the chains of family inet.
 func (n *node) call(t *testing.T, on int) {
 	t.Helper()
 	ip(t, n.space, fmt.Sprintf("link set %s type bridge nf_call_iptables %d nf_call_ip6tables %d", bridge, on, on))
@@ -120,7 +120,7 @@ func newNode(t *testing.T, pods int) *node {
 	return n
 }
 
-// table keeps a table in step with what is set, until the test ends.
+// table keeps a table up to date until the test ends.
 func (n *node) table(t *testing.T, family nftnl.Family, name string, static nftables.Items) *reconcile.Loop[nftnl.Key, nftnl.Item] {
 	t.Helper()
 	engine, err := nftnl.NewEngine(nftnl.Options{Netns: n.space, Family: family, Table: name})
@@ -150,7 +150,7 @@ func (n *node) table(t *testing.T, family nftnl.Family, name string, static nfta
 	return loop
 }
 
-// begin begins an agent's life, which finds the objects of a world, and its pods attached.
+// begin starts an agent, which finds the objects of a world with its pods attached.
 func (n *node) begin(t *testing.T, w oracle.World) {
 	t.Helper()
 	n.loop = n.table(t, nftnl.FamilyInet, "weft_policy", nil)
@@ -205,7 +205,7 @@ func record(pod *corev1.Pod) attach.Record {
 	return rec
 }
 
-// changeOf is all objects of a world.
+// changeOf returns all objects of a world as a change.
 func changeOf(t interface{ Fatal(args ...any) }, w oracle.World) enforcer.Change {
 	all := enforcer.Change{
 		Reset: true, Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*enforcer.Pod{}, Namespaces: map[string]*policy.Namespace{},
@@ -228,7 +228,7 @@ func changeOf(t interface{ Fatal(args ...any) }, w oracle.World) enforcer.Change
 	return all
 }
 
-// serve answers in a namespace at TCP 80 and 82 and UDP 85, with what it receives.
+// serve echoes what it receives, in a namespace at TCP 80 and 82 and UDP 85.
 func serve(t *testing.T, space string) {
 	t.Helper()
 	nstest.Do(t, space, func() error {
@@ -270,7 +270,7 @@ func serve(t *testing.T, space string) {
 	})
 }
 
-// dial opens a connection in a namespace, and sends through it and back.
+// dial opens a connection in a namespace, and sends data through it in both directions.
 func dial(t *testing.T, space, network string, to netip.AddrPort, patience time.Duration) (net.Conn, error) {
 	var c net.Conn
 	err := errors.New("not tried")
@@ -288,7 +288,7 @@ func dial(t *testing.T, space, network string, to netip.AddrPort, patience time.
 	return c, nil
 }
 
-// echo sends through a connection and waits for the answer. Datagrams are sent again.
+// echo sends through a connection and waits for the answer. It repeats datagrams.
 func echo(c net.Conn, patience time.Duration) error {
 	end := time.Now().Add(patience)
 	data := make([]byte, 64)
@@ -309,13 +309,13 @@ func echo(c net.Conn, patience time.Duration) error {
 	}
 }
 
-// Patience for what must arrive, and for what must not.
+// Time limits for packets that must arrive, and for packets that must not.
 const (
 	patience   = 60 * time.Second
 	impatience = 600 * time.Millisecond
 )
 
-// end is a sender or receiver of packets.
+// end is a sender or a receiver of packets.
 type end struct {
 	name      string
 	space     string
@@ -334,7 +334,7 @@ func (n *node) ends(w oracle.World) []end {
 	return list
 }
 
-// judge compares what packets reach with what the oracle says.
+// judge compares where packets arrive with the oracle's verdict.
 func (n *node) judge(t *testing.T, w oracle.World) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -384,8 +384,8 @@ func (n *node) admit(t *testing.T, w oracle.World) {
 	}
 }
 
-// Packets of pods, of their node and from outside pass as the documentation of the API says, in whatever order policies come and go; and
-// an agent that begins anew changes nothing.
+// Packets of pods, of their node and from outside pass as the API's documentation says, whatever the order in which policies are added
+// and deleted. A restarted agent changes nothing.
 func TestPackets(t *testing.T) {
 	n := newNode(t, 5)
 	n.start(t)
@@ -415,7 +415,7 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// web is a world of a server and two clients, and a policy for the server that admits one of them.
+// web is a world of a server and two clients, and a policy for the server that allows one of them.
 func web(keep bool, types ...networkingv1.PolicyType) oracle.World {
 	w := oracle.World{Namespaces: []*corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}}
 	for i, app := range []string{"server", "client", "other"} {
@@ -436,8 +436,8 @@ func web(keep bool, types ...networkingv1.PolicyType) oracle.World {
 	return w
 }
 
-// A permission that is revoked takes its connections along, whichever side sends; an annotation keeps them; a connection that an
-// isolated pod began goes on.
+// When a permission is revoked, its connections end, whichever side sends. An annotation keeps them. A connection that an isolated pod
+// began continues.
 func TestRevoked(t *testing.T) {
 	n := newNode(t, 3)
 	n.start(t)
@@ -505,7 +505,7 @@ func TestRevoked(t *testing.T) {
 	goesOn("begun by the node, to a pod isolated for egress", fromNode)
 }
 
-// push has the server send at TCP port 7 whenever it is told to.
+// push makes the server send at TCP port 7 at each value in the channel.
 func (n *node) push(t *testing.T) chan struct{} {
 	t.Helper()
 	told := make(chan struct{})
@@ -533,7 +533,7 @@ func (n *node) push(t *testing.T) chan struct{} {
 	return told
 }
 
-// Pods reach nothing before they are attached, nor past the judge while bridged packets do not meet it.
+// Pods reach nothing before they are attached, nor without the chains while bridged packets do not pass them.
 func TestNotJudged(t *testing.T) {
 	n := newNode(t, 3)
 	n.start(t)
@@ -578,7 +578,7 @@ func TestNotJudged(t *testing.T) {
 	}
 }
 
-// Policies judge the pod behind a Service, on the same node and the pod itself included: addresses are translated before the judge.
+// Policies judge the pod behind a Service, also on the same node and for the pod itself: addresses are translated before the chains.
 func TestServices(t *testing.T) {
 	n := newNode(t, 3)
 	n.start(t)

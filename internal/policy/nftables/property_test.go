@@ -155,7 +155,7 @@ var packets = []oracle.Packet{
 	{Protocol: "ICMP"},
 }
 
-// packetOf returns the packet as the forward hook has it.
+// packetOf returns the packet as it is in the forward hook.
 func packetOf(p oracle.Packet, pods map[netip.Addr]bool) nftnl.Packet {
 	device := map[bool]nftnl.Value{true: nftnl.Name(bridge), false: nftnl.Name("eth0")}
 	packet := nftnl.Packet{nftnl.InDevice: device[pods[p.Src]], nftnl.OutDevice: device[pods[p.Dst]]}
@@ -175,7 +175,7 @@ func packetOf(p oracle.Packet, pods map[netip.Addr]bool) nftnl.Packet {
 	return packet
 }
 
-// The compiled table does with every packet what the API's documentation says.
+// The compiled table treats every packet as the API's documentation says.
 func TestVerdicts(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawWorld(r)

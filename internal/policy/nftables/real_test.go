@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// The kernel takes what is compiled of any policies, in any order of worlds, and reads it back unchanged.
+// The kernel accepts the compiled items of any policies, in any order of worlds, and they are read back unchanged.
 func TestRealTable(t *testing.T) {
 	space := ovstest.NewNetNS(t)
 	engine, err := nftnl.NewEngine(nftnl.Options{Netns: fmt.Sprintf("/proc/self/fd/%d", space.Fd()), Family: nftnl.FamilyInet, Table: "weft_policy"})

@@ -1,4 +1,4 @@
-// Package policytest has large clusters, by which benchmarks measure what policies cost.
+// Package policytest has large clusters for benchmarks of policies.
 package policytest
 
 import (
@@ -12,15 +12,15 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Cluster is objects to compute.
+// Cluster is a cluster's objects.
 type Cluster struct {
 	Namespaces []policy.Namespace
 	Pods       []policy.Pod
 	Policies   []*networkingv1.NetworkPolicy
 }
 
-// OneNamespace has 10,000 pods and as many policies in one namespace. Each policy is for one pod, and lets one other and all come;
-// or, if shared is set, each is for all pods and lets all come.
+// OneNamespace has 10,000 pods and as many policies in one namespace. Each policy selects one pod, and has two peers: one
+// other pod, and all pods. If shared is set, each policy selects all pods and allows all.
 func OneNamespace(shared bool) *Cluster {
 	const many = 10_000
 	c := &Cluster{Namespaces: []policy.Namespace{{Name: "one"}}}
@@ -36,8 +36,8 @@ func OneNamespace(shared bool) *Cluster {
 	return c
 }
 
-// ManyNamespaces has 25,000 namespaces with four pods and three policies each, as Antrea's test has: nothing passes, one pod to
-// another, and one from everywhere in the namespace.
+// ManyNamespaces has 25,000 namespaces with four pods and three policies each, as in Antrea's test: one policy allows nothing, one allows
+// one pod to another, and one allows one pod from everywhere in the namespace.
 func ManyNamespaces() *Cluster {
 	c := &Cluster{}
 	for i := range 25_000 {
@@ -77,7 +77,7 @@ func (c *Cluster) policy(namespace, name string, pods metav1.LabelSelector, from
 	c.Policies = append(c.Policies, np)
 }
 
-// Index makes the index that a node has of the cluster.
+// Index makes a node's index of the cluster.
 func (c *Cluster) Index(node string) (*policy.Index, error) {
 	x := policy.New(node)
 	for _, ns := range c.Namespaces {
@@ -96,7 +96,7 @@ func (c *Cluster) Index(node string) (*policy.Index, error) {
 	return x, nil
 }
 
-// Read reads all that an index of the cluster has to program, and counts rules, addresses in sets, and pods that are isolated.
+// Read reads everything that an engine would program, and counts rules, addresses in sets, and isolated pods.
 func (c *Cluster) Read(x *policy.Index) (rules, members, isolated int) {
 	read := map[policy.SetName]bool{}
 	for _, np := range c.Policies {
