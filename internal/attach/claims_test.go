@@ -16,7 +16,7 @@ func claiming(n int, claims ...string) Record {
 	return rec
 }
 
-// TestClaims: of two attachments with one claim the second is refused, whatever their networks are, until the first is gone.
+// TestClaims: of two attachments with one claim, the second is refused until the first is deleted, whatever their networks are.
 func TestClaims(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	first, second := claiming(1, "ofport br-n 7", "address vpc.x 10.0.0.4"), claiming(2, "address vpc.x 10.0.0.4")
@@ -42,8 +42,8 @@ func TestClaims(t *testing.T) {
 	put(t, s, second)
 }
 
-// TestDetailsOutliveARestart: they come back as the same JSON, beside the record and not in it, where an older agent takes an unknown
-// field for damage.
+// TestDetailsOutliveARestart: details are read back as the same JSON. They are in a file beside the record, not in it: an older agent
+// treats a record with an unknown field as damaged.
 func TestDetailsOutliveARestart(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	rec := claiming(1, "x")
@@ -67,7 +67,7 @@ func TestDetailsOutliveARestart(t *testing.T) {
 	}
 }
 
-// TestUnknownFieldsStay: what a later version keeps beside a record outlives an agent that does not know it, and its writing.
+// TestUnknownFieldsStay: fields of a later version beside a record survive an older agent, and its writes.
 func TestUnknownFieldsStay(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	rec := claiming(1, "x")

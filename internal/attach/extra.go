@@ -19,11 +19,11 @@ import (
 	"weft.dev/weft/internal/cni/rootdir"
 )
 
-// extraSuffix ends the name of the folder with what records have beyond those of the first version. It stands beside theirs: in there,
-// an agent that does not know of it would set the files aside.
+// extraSuffix ends the name of the directory of extra files, with the fields of records that the first version lacks. The directory is
+// beside that of the records: in the same directory, an older agent would set the files aside.
 const extraSuffix = "-extra"
 
-// extraFile is what a file in it holds. Fields of later versions are kept.
+// extraFile is the content of an extra file. Fields of later versions are kept.
 type extraFile struct {
 	Version     int            `json:"version"`
 	ContainerID string         `json:"containerID"`
@@ -36,11 +36,11 @@ type extraFile struct {
 	Claims  []string        `json:"claims,omitempty"`
 	Details json.RawMessage `json:"details,omitempty"`
 
-	// unknown are the fields of later versions, which stay in the file as long as it does.
+	// unknown are the fields of later versions, which remain in the file as long as it exists.
 	unknown map[string]json.RawMessage
 }
 
-// fields are the names of the fields that this version knows.
+// fields are the names of this version's fields.
 func (extraFile) fields() []string {
 	return []string{"version", "containerID", "ifName", "hostPorts", "macvlan", "bandwidth", "secondary", "claims", "details"}
 }
@@ -78,12 +78,12 @@ func (e extraFile) MarshalJSON() ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// Macvlan is the second interface of a pod that is in the node's own network.
+// Macvlan is the second interface of a pod. It is in the node's own network.
 type Macvlan struct {
-	// Parent is the node's device that it is upon, and MTU that device's.
+	// Parent is the node's device below the macvlan; MTU is that device's MTU.
 	Parent string `json:"parent"`
 	MTU    int    `json:"mtu"`
-	// Addresses are the device's, which the pod reaches by its own interface only.
+	// Addresses are the device's addresses, which the pod reaches only by its own interface.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
@@ -98,7 +98,7 @@ func (m *Macvlan) valid() bool {
 	return m == nil || isInterfaceName(m.Parent) && m.MTU > 0 && !slices.ContainsFunc(m.Addresses, func(a netip.Addr) bool { return !a.Is4() })
 }
 
-// extraOf returns what a record has beyond the first version's fields.
+// extraOf returns the extra fields of a record.
 func extraOf(rec *Record) extraFile {
 	return extraFile{
 		Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName,
@@ -107,7 +107,7 @@ func extraOf(rec *Record) extraFile {
 	}
 }
 
-// give gives it to a record.
+// give sets the extra fields of a record.
 func (e extraFile) give(rec *Record) {
 	rec.HostPorts, rec.Macvlan, rec.Bandwidth = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone(), e.Bandwidth
 	rec.Secondary = e.Secondary
@@ -128,18 +128,18 @@ func (e extraFile) equal(o extraFile) bool {
 	return e.Macvlan == nil || e.Macvlan.Parent == o.Macvlan.Parent && e.Macvlan.MTU == o.Macvlan.MTU && slices.Equal(e.Macvlan.Addresses, o.Macvlan.Addresses)
 }
 
-// extraFiles keep what records have in it, of attachments that have any: one file each, named as the record's. A file counts only beside its
-// record.
+// extraFiles are the extra files: one for each attachment with extra fields, with the same name as the record's file. A file counts only
+// if its record exists.
 type extraFiles struct {
 	disk disk
 
 	mu sync.Mutex
-	// there is what the files hold.
+	// there is the content of the files.
 	there map[Key]extraFile
 }
 
-// openExtra opens that folder, and gives the records what is theirs. Files without a record are removed: an agent that is rolled
-// back removes records and leaves them, and so does one that ends in between.
+// openExtra opens the directory and sets the records' extra fields. It removes files without a record: an older agent after a rollback
+// leaves them when it removes records, and so does an agent that ends between the two removals.
 func (s *Store) openExtra() error {
 	dir := s.path + extraSuffix
 	lock, err := rootdir.Open(dir)
@@ -156,7 +156,7 @@ func (s *Store) openExtra() error {
 	return s.loadExtra(root, s.extra.disk.remove)
 }
 
-// lookAtExtra is openExtra for a store that is only looked at.
+// lookAtExtra is openExtra for a read-only store.
 func (s *Store) lookAtExtra() error {
 	s.extra.disk = lookDisk{}
 	root, err := os.OpenRoot(s.path + extraSuffix)
@@ -170,8 +170,8 @@ func (s *Store) lookAtExtra() error {
 	return s.loadExtra(root, func(string) error { return nil })
 }
 
-// loadExtra gives the records what is theirs. What is of no record, remove is called with; what it cannot remove is Broken, and so is a file
-// that cannot be understood, which stays until its record goes.
+// loadExtra sets the records' extra fields. It calls remove for files without a record. A file that cannot be removed is Broken. A file
+// that cannot be parsed is Broken too, and remains until its record is deleted.
 func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 	s.extra.there = map[Key]extraFile{}
 	named := make(map[string]Key, len(s.records))
@@ -216,7 +216,7 @@ func (s *Store) loadExtra(root *os.Root, remove func(name string) error) error {
 	return nil
 }
 
-// parseExtra reads what is in an attachment's file.
+// parseExtra decodes an attachment's extra file.
 func parseExtra(data []byte, key Key) (extraFile, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	var file extraFile
@@ -235,7 +235,7 @@ func parseExtra(data []byte, key Key) (extraFile, error) {
 	return file, nil
 }
 
-// get returns what is on disk for an attachment.
+// get returns the attachment's fields on disk.
 func (p *extraFiles) get(key Key) extraFile {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,7 +251,7 @@ func (p *extraFiles) set(key Key, extra extraFile) {
 	p.there[key] = extra
 }
 
-// put writes what a record has, unless that is done. The caller holds the record's lock.
+// put writes the extra fields of a record, unless they are written already. The caller holds the record's lock.
 func (p *extraFiles) put(rec *Record, temporary string) error {
 	key, extra := rec.Key(), extraOf(rec)
 	have := p.get(key)
@@ -266,7 +266,7 @@ func (p *extraFiles) put(rec *Record, temporary string) error {
 	if err != nil {
 		return err
 	}
-	p.set(key, extraFile{unknown: have.unknown}) // whatever comes of it, there may be a file
+	p.set(key, extraFile{unknown: have.unknown}) // whatever the result is, there may be a file
 	if err := writeFile(p.disk, fileName(key), temporary, data); err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func (p *extraFiles) put(rec *Record, temporary string) error {
 	return nil
 }
 
-// remove removes an attachment's file, if there may be one. The caller holds the record's lock.
+// remove removes an attachment's extra file, if there may be one. The caller holds the record's lock.
 func (p *extraFiles) remove(key Key) error {
 	p.mu.Lock()
 	_, there := p.there[key]
@@ -291,8 +291,8 @@ func (p *extraFiles) remove(key Key) error {
 	return nil
 }
 
-// portConflict returns a port of the node that both attachments claim. One that is closing, or is of another boot, has none any
-// more: its rules are gone before its record says so.
+// portConflict returns a port of the node that both attachments claim. An attachment that is closing, or is of another boot, has none any
+// more: its rules are removed before its record says so.
 func portConflict(a, b *Record) (cni.HostPort, bool) {
 	if b.State == Closing || a.State == Closing || a.BootID != b.BootID {
 		return cni.HostPort{}, false

@@ -76,8 +76,8 @@ func TestStoreKeepsHostPorts(t *testing.T) {
 	}
 }
 
-// An agent without host ports reads the records, writes and removes them. What it leaves of host ports goes at the next start of one
-// that has them.
+// An older agent without host ports reads, writes and removes the records. The next start of a newer agent removes the host ports that it
+// left.
 func TestHostPortsOutliveARollback(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	a, b := published(1, web()), published(2, cni.HostPort{Port: 1, Protocol: "sctp", ContainerPort: 1})
@@ -115,7 +115,7 @@ func TestHostPortIsOnePods(t *testing.T) {
 	}
 	udp := published(3, cni.HostPort{Port: 8080, Protocol: "udp", ContainerPort: 80})
 	put(t, s, udp)
-	a.State = Closing // its rules are gone
+	a.State = Closing // its rules are removed
 	put(t, s, a)
 	put(t, s, b)
 	other := published(4, web())
@@ -152,7 +152,7 @@ func TestBrokenHostPorts(t *testing.T) {
 	}
 }
 
-// What somebody has put into the folder keeps no agent from starting.
+// Foreign files in the directory do not keep the agent from starting.
 func TestForeignBesideRecords(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "attachments"))
 	a := published(1, web())
@@ -168,7 +168,7 @@ func TestForeignBesideRecords(t *testing.T) {
 	}
 }
 
-// Whichever step fails or is the last, nothing of host ports is left without a record, and no record without its host ports.
+// Whichever step fails or is the last, no host ports remain without a record, and no record without its host ports.
 func TestHostPortsFault(t *testing.T) {
 	for _, crash := range []bool{false, true} {
 		for at := 0; ; at++ {

@@ -1,8 +1,8 @@
-// Package attach holds what a node knows of the interfaces it has made for pods: one record on disk for each
-// (container, interface), written before the first side effect of an ADD and removed after the last of its DEL.
+// Package attach holds a node's data about its pods' interfaces: one record on disk for each (container, interface), written before the
+// first side effect of an ADD and removed after the last of its DEL.
 //
-// The records, not the switch and not the API server, are what a restart starts from. Addresses, OpenFlow ports
-// and host interface names in use are derived from them (Store.InUse): there is no second store that could leak.
+// A restart starts from the records, not from the switch or the API server. Addresses, OpenFlow ports and host interface names in use are
+// derived from them (Store.InUse): there is no second store that could leak.
 package attach
 
 import (
@@ -29,32 +29,32 @@ import (
 const (
 	// Version is the version of the records that this program reads and writes.
 	Version = 1
-	// MaxRecord bounds a record file, in bytes. A record is below 1 KiB.
+	// MaxRecord is the maximum size of a record file, in bytes. A record is below 1 KiB.
 	MaxRecord = 64 << 10
 
-	// maxContainerID bounds container ids, in bytes. The specification has no bound; runtimes' ids have 64. It keeps
-	// Owner within what a link's alias has room for.
+	// maxContainerID is the maximum length of a container id, in bytes. The specification has no limit; runtimes' ids have 64. With this
+	// limit, Owner fits into a link's alias.
 	maxContainerID = 128
 	// maxInterfaceName is the length of the longest interface name (IFNAMSIZ of linux/if.h is 16, with its NUL).
 	maxInterfaceName = 15
-	// maxAddresses bounds the addresses of one interface; dual stack needs two.
+	// maxAddresses is the maximum number of addresses of one interface; dual stack needs two.
 	maxAddresses = 16
-	// maxClaims bounds the claims of one attachment, and maxClaim each in bytes.
+	// maxClaims is the maximum number of claims of one attachment, maxClaim the maximum size of each in bytes.
 	maxClaims, maxClaim = 64, 512
-	// maxDetails bounds what a network keeps of an attachment, in bytes.
+	// maxDetails is the maximum size of a network's details about an attachment, in bytes.
 	maxDetails = 16 << 10
-	// portPrefix starts the names of host ends.
+	// portPrefix is the prefix of host veths' names.
 	portPrefix = "weft-p"
 )
 
-// State is how far an attachment has come.
+// State is the progress of an attachment.
 type State string
 
 // The states of an attachment, in their order.
 const (
 	// Planned: the record is on disk; side effects may have begun.
 	Planned State = "planned"
-	// Attached: the interface is complete, and the runtime has been or is being told.
+	// Attached: the interface is complete, and the runtime has the result or is about to get it.
 	Attached State = "attached"
 	// Closing: the interface is being removed.
 	Closing State = "closing"
@@ -66,13 +66,13 @@ type Key struct {
 	IfName      string
 }
 
-// String is the key as logs and owners of fragments have it.
+// String returns the key as in logs and owners of fragments.
 func (k Key) String() string { return k.ContainerID + "/" + k.IfName }
 
-// Owner names the attachment as the origin of links, flows and rows.
+// Owner returns the attachment's name as the owner of links, flows and rows.
 func (k Key) Owner() string { return "attachment/" + k.String() }
 
-// Record is an attachment as it is on disk.
+// Record is an attachment on disk.
 type Record struct {
 	// Version is the format's; Put sets it.
 	Version int `json:"version"`
@@ -84,7 +84,7 @@ type Record struct {
 	IfName string `json:"ifName"`
 	// Netns is the path of the sandbox's network namespace.
 	Netns string `json:"netns"`
-	// PodNamespace, PodName and PodUID name the pod; empty where the runtime did not say.
+	// PodNamespace, PodName and PodUID identify the pod; empty if the runtime did not pass them.
 	PodNamespace string `json:"podNamespace,omitempty"`
 	PodName      string `json:"podName,omitempty"`
 	PodUID       string `json:"podUID,omitempty"`
@@ -94,36 +94,37 @@ type Record struct {
 	Gateway []netip.Addr `json:"gateway,omitempty"`
 	// MAC is the interface's hardware address, empty while it has none.
 	MAC string `json:"mac,omitempty"`
-	// OFPort is the port's number in the integration bridge; 0 when it has none.
+	// OFPort is the port's number on the integration bridge; 0 if it has none.
 	OFPort uint32 `json:"ofport,omitempty"`
-	// HostInterface is the host end of the veth; empty when there is none.
+	// HostInterface is the host veth; empty if there is none.
 	HostInterface string `json:"hostInterface,omitempty"`
-	// MTU is the interface's, in bytes; 0 leaves it to the kernel.
+	// MTU is the interface's MTU in bytes; 0: the kernel's default.
 	MTU int `json:"mtu,omitempty"`
-	// BootID is the boot of the node that the interface was made in. No interface outlives its boot.
+	// BootID is the boot of the node in which the interface was made. No interface survives a reboot.
 	BootID string `json:"bootID"`
-	// State is how far the attachment has come.
+	// State is the attachment's progress.
 	State State `json:"state"`
 	// Created is when the record was first written.
 	Created time.Time `json:"created"`
 
-	// HostPorts are the ports of the node that lead to the pod, Macvlan is its second interface, nil if it has none, Bandwidth limits
-	// what it receives and sends, and Secondary says that another interface of the sandbox has the network's routes. They are in a file of their own beside the records: an agent that is rolled back takes a record with a field that it does not know for broken.
+	// HostPorts are the ports of the node that are forwarded to the pod. Macvlan is its second interface, nil if it has none. Bandwidth
+	// limits what it receives and sends. Secondary says that another interface of the sandbox has the network's routes. They are in a file of
+	// their own beside the records: after a rollback, an older agent treats a record with an unknown field as broken.
 	HostPorts []cni.HostPort `json:"-"`
 	Macvlan   *Macvlan       `json:"-"`
 	Bandwidth cni.Bandwidth  `json:"-"`
 	Secondary bool           `json:"-"`
-	// Claims are what else the attachment has for itself on this node, in words of its network: "ofport br0 17". Of two attachments
-	// with one claim the second is refused with a *ConflictError. They are beside the record as well.
+	// Claims are further resources that the attachment has for itself on this node, in a syntax of its network: "ofport br0 17". Of two
+	// attachments with one claim, the second is refused with a *ConflictError. They are in the file beside the record.
 	Claims []string `json:"-"`
-	// Details is what the network keeps of the attachment: a JSON object, or nothing. It is beside the record as well.
+	// Details is a network's data about the attachment: a JSON object, or nothing. It is in the file beside the record.
 	Details json.RawMessage `json:"-"`
 }
 
 // Key returns the attachment's key.
 func (r *Record) Key() Key { return Key{ContainerID: r.ContainerID, IfName: r.IfName} }
 
-// clone returns a copy that shares nothing with r. Empty lists become nil, as they are after a trip to disk.
+// clone returns a copy that shares nothing with r. Empty lists become nil, as after reading from disk.
 func (r *Record) clone() Record {
 	c := *r
 	c.Addresses, c.Gateway = nil, nil
@@ -134,8 +135,8 @@ func (r *Record) clone() Record {
 	return c
 }
 
-// ParseRecord reads and validates a record. It refuses unknown fields and anything after the object, so that what
-// was cut short or written by a newer program is never taken for something it is not.
+// ParseRecord decodes and validates a record. It refuses unknown fields and anything after the object, so that a truncated record, or one
+// of a newer program, is never accepted.
 func ParseRecord(data []byte) (Record, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -152,7 +153,7 @@ func ParseRecord(data []byte) (Record, error) {
 	return rec.clone(), nil
 }
 
-// encode returns the record as it is written to disk.
+// encode returns the record's encoding on disk.
 func (r *Record) encode() ([]byte, error) {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -161,7 +162,7 @@ func (r *Record) encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// Validate reports the first field that cannot be right.
+// Validate reports the first invalid field.
 func (r *Record) Validate() error {
 	if r.Version != Version {
 		return fmt.Errorf("attachment record: version %d, this program knows %d", r.Version, Version)
@@ -218,7 +219,7 @@ func validClaims(claims []string) bool {
 	return len(claims) <= maxClaims && !slices.ContainsFunc(claims, func(c string) bool { return c == "" || len(c) > maxClaim || !isPrintable(c) })
 }
 
-// validDetails reports whether details are a JSON object that leaves room in the file for all else.
+// validDetails reports whether details are a JSON object that leaves room in the file for the other fields.
 func validDetails(details json.RawMessage) bool {
 	if len(details) == 0 {
 		return true
@@ -260,16 +261,16 @@ func isPrintable(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
 }
 
-// fileName is the name of a key's record. It is a hash, so that no container id can lead out of the directory.
+// fileName is the name of a key's record. It is a hash, so that no container id can point out of the directory.
 func fileName(key Key) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s/%s#0", len(key.ContainerID), key.ContainerID, key.IfName))
 	return hex.EncodeToString(sum[:20]) + fileSuffix
 }
 
-// PortName is the name of the host end of the veth that is the port of that number: "weft-p7".
+// PortName returns the name of the host veth that is the port with that number: "weft-p7".
 func PortName(ofport uint32) string { return portPrefix + strconv.FormatUint(uint64(ofport), 10) }
 
-// PortNumber returns the number that is in a name of PortName's.
+// PortNumber returns the number in a name made by PortName.
 func PortNumber(name string) (ofport uint32, ok bool) {
 	digits, ok := strings.CutPrefix(name, portPrefix)
 	number, err := strconv.ParseUint(digits, 10, 32)

@@ -12,13 +12,14 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// Filter asks for the flows of one object, each namespace/name; the zero value for all. Bridge is whose flows they are, "" for br0.
+// Filter selects the flows of one object; each field is namespace/name. The zero value selects all. Bridge is the bridge of the flows, ""
+// for br0.
 type Filter struct{ Pod, Policy, Service, Bridge string }
 
 // maxBridge is the length of the longest interface name, without the final NUL.
 const maxBridge = unix.IFNAMSIZ - 1
 
-// Validate returns an error that says what would be right.
+// Validate returns an error that states the valid form.
 func (f Filter) Validate() error {
 	asked := 0
 	for flag, name := range map[string]string{"pod": f.Pod, "policy": f.Policy, "service": f.Service} {
@@ -43,7 +44,7 @@ func (f Filter) Validate() error {
 	return nil
 }
 
-// without returns the owners whose cookies are known without an agent.
+// without returns the owners whose cookies can be computed without an agent.
 func (f Filter) without() []admin.Owner {
 	owners := []admin.Owner{
 		ownerOf(string(pipeline.OwnerCluster), admin.Object{Kind: "ClusterNetwork", Name: "default"}),
@@ -56,7 +57,7 @@ func (f Filter) without() []admin.Owner {
 	return owners
 }
 
-// Apply keeps of a report the flows that are asked for. An error says that there are none, and what there is.
+// Apply reduces a report to the selected flows. If there are none, the error lists what has flows.
 func (r *Report) Apply(f Filter) error {
 	kind, name := "Pod", f.Pod
 	switch {
@@ -83,7 +84,7 @@ func (r *Report) Apply(f Filter) error {
 	return nil
 }
 
-// nothing says that an object has no flows, why that may be, and which have some.
+// nothing returns an error: the object has no flows, the possible reason, and which objects have some.
 func (r *Report) nothing(kind, namespace, name string) error {
 	node := "this node"
 	if r.Node != "" {
@@ -109,7 +110,7 @@ func (r *Report) nothing(kind, namespace, name string) error {
 	return fmt.Errorf("%s %s has no flows on %s: %s. %s", kind, name, node, why, thereAre(kind, same, all))
 }
 
-// thereAre names what has flows: of the same namespace, if there is any.
+// thereAre lists the objects with flows: those of the same namespace, if there are any.
 func thereAre(kind string, same, all []string) string {
 	const most = 10
 	if len(same) > 0 {

@@ -15,7 +15,8 @@ func stats(owner string, table uint8, packets uint64) openflow.FlowStats {
 	return openflow.FlowStats{Packets: packets, Bytes: 10 * packets, Flow: &openflow.Flow{Table: table, Cookie: pipeline.Cookie(reconcile.Owner(owner))}}
 }
 
-// TestByObject: a flow counts with each object that it comes from, what nobody has comes last, and what is not known is told as that.
+// TestByObject: a flow counts for each object that it was compiled from; flows without an owner come last; unknown owners are shown as
+// unknown.
 func TestByObject(t *testing.T) {
 	owners := []admin.Owner{
 		{Cookie: flowCookie("policyterm/a"), Owner: "policyterm/a", MoreObjects: true, Objects: []admin.Object{{Kind: "NetworkPolicy", Namespace: "web", Name: "a"}, {Kind: "NetworkPolicy", Namespace: "web", Name: "b"}}},

@@ -13,21 +13,21 @@ import (
 	"weft.dev/weft/internal/admin"
 )
 
-// Group is an object's flows together.
+// Group is an object's flows.
 type Group struct {
-	// Object is the object, in words: "NetworkPolicy web/allow-api".
+	// Object is the object's kind and name: "NetworkPolicy web/allow-api".
 	Object string `json:"object"`
-	// Flows counts the object's flows, Shared those of them that are others' as well.
+	// Flows counts the object's flows, Shared those of them that belong to other objects as well.
 	Flows  int `json:"flows"`
 	Shared int `json:"shared,omitempty"`
-	// Tables are where they are.
+	// Tables are the tables with these flows.
 	Tables []uint8 `json:"tables"`
-	// Packets and Bytes are what they have seen: a packet passes several flows.
+	// Packets and Bytes are the sums of the flows' counters. A packet may match several flows.
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 }
 
-// Explanation is a Report by objects.
+// Explanation is a Report grouped by objects.
 type Explanation struct {
 	Node          string  `json:"node,omitempty"`
 	OwnersUnknown string  `json:"ownersUnknown,omitempty"`
@@ -36,10 +36,10 @@ type Explanation struct {
 	Objects       []Group `json:"objects"`
 }
 
-// unowned stands for an owner in the table, for flows that have none.
+// unowned is shown in the owner's column for flows without an owner.
 const unowned = "no owner"
 
-// ByObject groups a report's flows by the objects that they come from; a flow of several objects counts with each.
+// ByObject groups a report's flows by the objects that they were compiled from. A flow of several objects counts for each.
 func (r *Report) ByObject() Explanation {
 	groups := map[string]*Group{}
 	for i := range r.Flows {
@@ -80,7 +80,7 @@ func unownedLast(a, b string) int {
 	return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(a, b))
 }
 
-// names are the objects that a flow comes from, in words.
+// names returns kind and name of the objects that a flow was compiled from.
 func (f *Flow) names(unknown bool) []string {
 	switch {
 	case len(f.Objects) > 0:
@@ -100,7 +100,7 @@ func (f *Flow) names(unknown bool) []string {
 	return []string{unowned}
 }
 
-// plural is many of a kind of policies.
+// plural returns the plural of a kind of policies.
 func plural(kind string) string {
 	if kind == "NetworkPolicy" {
 		return "NetworkPolicies"
@@ -108,7 +108,7 @@ func plural(kind string) string {
 	return kind + "s"
 }
 
-// kindWords says what a cookie's kind is.
+// kindWords describes a cookie's kind.
 func kindWords(kind string) string {
 	switch kind {
 	case "attachment":
@@ -129,7 +129,7 @@ func kindWords(kind string) string {
 	return kind
 }
 
-// Text writes an explanation for people, one object a line.
+// Text writes an explanation as a table, one object per line.
 func (e *Explanation) Text(w io.Writer) error {
 	var b strings.Builder
 	for i := range e.Objects {
@@ -162,10 +162,10 @@ func tables(numbers []uint8) string {
 	return "tables " + strings.Join(words, ", ")
 }
 
-// Text writes a report for people, one flow a line.
+// Text writes a report as a table, one flow per line.
 func (r *Report) Text(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "TABLE\tPRIORITY\tPACKETS\tBYTES\tOWNER\tMATCH\tACTIONS") // Flush tells
+	_, _ = fmt.Fprintln(table, "TABLE\tPRIORITY\tPACKETS\tBYTES\tOWNER\tMATCH\tACTIONS") // Flush returns the error
 	for i := range r.Flows {
 		f := &r.Flows[i]
 		match := f.Match
@@ -178,7 +178,7 @@ func (r *Report) Text(w io.Writer) error {
 	return table.Flush()
 }
 
-// owner is whose a flow is, in a column.
+// owner returns the flow's owner for the table.
 func (f *Flow) owner(unknown bool) string {
 	const few = 2
 	names := f.names(unknown)

@@ -1,9 +1,9 @@
-// Package placement decides which network a pod is on. It is pure: agent and controller call it with the pod and its namespace as the
-// API server has them, never with what the container runtime passes, and reach the same decision.
+// Package placement decides which network a pod is on. It is pure: agent and controller call it with the pod and its namespace as the API
+// server has them, never with the container runtime's arguments, and reach the same decision.
 //
-// A pod's own binding comes before its namespace's, and both before the cluster's default. At each level the annotation
-// network.weft.dev/network comes before what the networks' own objects say. A pod that is bound to something that cannot be served is
-// refused with the reason; it never gets the default instead.
+// A pod's own binding takes precedence over its namespace's, and both over the cluster's default. At each level, the annotation
+// network.weft.dev/network takes precedence over the networks' own objects. A pod with a binding that cannot be served is refused with
+// the reason; it never gets the default instead.
 package placement
 
 import (
@@ -14,26 +14,26 @@ import (
 )
 
 const (
-	// AnnotationNetwork names the network of a pod, or of all pods of a namespace: "flannel", or with a part of the network that the
-	// network itself defines, "neutron/blue".
+	// AnnotationNetwork names the network of a pod, or of all pods of a namespace: "flannel", or with a part that the network defines,
+	// "neutron/blue".
 	AnnotationNetwork = "network.weft.dev/network"
 	// AnnotationDefault on a network's main object, with the value "true", makes that network the default of the cluster.
 	AnnotationDefault = "network.weft.dev/default"
 )
 
-// Pod is what placement reads of a Pod.
+// Pod has the fields of a Pod that placement reads.
 type Pod struct {
 	Namespace, Name string
 	Annotations     map[string]string
 }
 
-// Namespace is what placement reads of a Namespace.
+// Namespace has the fields of a Namespace that placement reads.
 type Namespace struct {
 	Name                string
 	Annotations, Labels map[string]string
 }
 
-// Level says which object binds a pod.
+// Level says which kind of object binds a pod.
 type Level int
 
 // The levels, the strongest first.
@@ -44,45 +44,45 @@ const (
 	ByNamespace
 )
 
-// Binding is what an object of a network says about a pod.
+// Binding is the binding of a pod by an object of a network.
 type Binding struct {
 	Level Level
-	// Network is the network's name, and Part what of it, empty where the network has no parts.
+	// Network is the network's name. Part is the part of it, empty if the network has no parts.
 	Network, Part string
 	// Reason says which object binds the pod: "Subnet blue names namespace shop".
 	Reason string
-	// Refuse is why the binding cannot be served, empty when it can: "Subnet blue does not exist".
+	// Refuse is the reason why the binding cannot be served, empty if it can: "Subnet blue does not exist".
 	Refuse string
-	// Only refuses the pod on every other network, also where an annotation of the pod or of its namespace names one: the namespace belongs to a
+	// Only refuses the pod on every other network, also if an annotation of the pod or of its namespace names one: the namespace belongs to a
 	// tenant, whose users may write annotations.
 	Only bool
 }
 
-// Binder returns the bindings that a network's own objects make, as a function of them and of nothing else.
+// Binder returns the bindings made by a network's own objects. It depends on its arguments and these objects only.
 type Binder func(pod Pod, namespace Namespace) []Binding
 
-// Cluster is what placement reads of the cluster.
+// Cluster has the configuration of the cluster that placement reads.
 type Cluster struct {
-	// Default is the network of pods that nothing binds. Empty: such pods are refused.
+	// Default is the network of pods without a binding. Empty: such pods are refused.
 	Default string
-	// DefaultReason says why it is the default.
+	// DefaultReason says why this network is the default.
 	DefaultReason string
-	// Absent says of a network why it does not serve pods; networks that serve are not in it. A network that is in neither
-	// Absent nor Known does not exist.
+	// Absent has the reason for each network that does not serve pods. Networks that serve are not in it. A network that is in neither Absent
+	// nor Known does not exist.
 	Absent map[string]string
 	// Known are the names of all networks.
 	Known []string
-	// Binders are the networks' own rules.
+	// Binders are the networks' own binding rules.
 	Binders []Binder
 }
 
 // Decision is the network of a pod.
 type Decision struct {
-	// Network is the network's name, and Part what of it, empty where the network has no parts or where it chooses itself.
+	// Network is the network's name. Part is the part of it, empty if the network has no parts or chooses itself.
 	Network, Part string
-	// Reason says why, for events and `weft status`.
+	// Reason explains the decision, for events and `weft status`.
 	Reason string
-	// Refuse is why the pod cannot be attached, in words for its user; empty when it can.
+	// Refuse is the reason why the pod cannot be attached, as a message for its user; empty if it can.
 	Refuse string
 }
 
@@ -102,7 +102,7 @@ func Decide(pod Pod, namespace Namespace, cluster Cluster) Decision {
 	return decision
 }
 
-// decide returns the network of a pod by the strongest level that binds it.
+// decide returns the network of a pod by the strongest level that has a binding.
 func decide(pod Pod, namespace Namespace, cluster Cluster, bound []Binding) Decision {
 	for _, at := range []struct {
 		level       Level
@@ -140,7 +140,7 @@ func named(value, object string) Binding {
 	return b
 }
 
-// refine adds the part that the network's own objects name to an annotation that names the network only.
+// refine adds the part from the network's own objects to an annotation that names only the network.
 func refine(b Binding, bound []Binding) Binding {
 	own := slices.DeleteFunc(slices.Clone(bound), func(o Binding) bool { return o.Network != b.Network })
 	if b.Refuse != "" || b.Part != "" || len(own) == 0 {
@@ -151,8 +151,8 @@ func refine(b Binding, bound []Binding) Binding {
 	return first
 }
 
-// agree returns the binding that all of a level make, or one that is refused if they differ. Several of one network are in the order
-// that the network gave them.
+// agree returns the common binding of a level, or a refused one if the bindings differ. Several bindings of one network are in the
+// network's order.
 func agree(bound []Binding) Binding {
 	first := bound[0]
 	for _, other := range bound[1:] {
@@ -164,7 +164,7 @@ func agree(bound []Binding) Binding {
 	return first
 }
 
-// serve returns the decision that a binding leads to.
+// serve returns the decision for a binding.
 func (c Cluster) serve(b Binding) Decision {
 	d := Decision{Network: b.Network, Part: b.Part, Reason: b.Reason, Refuse: b.Refuse}
 	if d.Refuse != "" {

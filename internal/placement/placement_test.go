@@ -77,8 +77,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestBoundIsNeverTheDefault: whatever binds a pod, it is on the default network only if a binding of the strongest level that has any
-// names that network, or if nothing binds it.
+// TestBoundIsNeverTheDefault: a pod is on the default network only if a binding of its strongest level names that network, or if it has
+// no binding.
 func TestBoundIsNeverTheDefault(t *testing.T) {
 	networks := []string{"overlay", "flannel", "vpc", "fabric", ""}
 	rapid.Check(t, func(t *rapid.T) {

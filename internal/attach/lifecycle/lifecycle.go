@@ -1,8 +1,8 @@
-// Package lifecycle serves the container runtime's requests for all networks of a node: it is the one cni.Handler. ADD goes to the
-// network where placement puts the pod; CHECK, DEL and GC go to the network that the attachment's record names, and to no other.
+// Package lifecycle serves the container runtime's requests for all networks of a node: it is the only cni.Handler. ADD is passed to the
+// network where placement puts the pod. CHECK, DEL and GC are passed only to the network that the attachment's record names.
 //
-// It keeps the locks and the records. A record is written before the first side effect of an ADD and removed after the last of its DEL;
-// an ADD that is repeated gets the same answer; one that fails is undone; what is detached is removed in the background, in batches.
+// It keeps the locks and the records. A record is written before the first side effect of an ADD and removed after the last one of its
+// DEL. A repeated ADD gets the same answer. A failed ADD is undone. Detached interfaces are removed in the background, in batches.
 package lifecycle
 
 import (
@@ -24,13 +24,13 @@ import (
 )
 
 const (
-	// undoTimeout bounds the undoing of an ADD that failed. What is left then is removed in the background.
+	// undoTimeout is the time limit for undoing a failed ADD. The rest is removed in the background.
 	undoTimeout = 10 * time.Second
-	// closeTimeout bounds how long a DEL waits for a network to stop the pod's traffic.
+	// closeTimeout is how long a DEL waits for a network to stop the pod's traffic.
 	closeTimeout = 3 * time.Second
 )
 
-// Steps of a request, as metrics and traces name them.
+// Steps of a request, as in metrics and traces.
 const (
 	stepPlace   = "place"
 	stepPlan    = "plan"
@@ -40,40 +40,40 @@ const (
 
 // Options of a Handler.
 type Options struct {
-	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
+	// BootID identifies this boot of the node (attach.ReadBootID). Required.
 	BootID string
-	// Place returns the network of the pod of an ADD. Required.
+	// Place returns the network of an ADD's pod. Required.
 	Place func(ctx context.Context, req *cni.Request) (placement.Decision, error)
-	// Default returns the name of the default network, empty when there is none, or why it is not known yet: its state is that of STATUS.
-	// Required.
+	// Default returns the name of the default network, empty if there is none. It fails while the name is not known yet. STATUS reports the
+	// state of this network. Required.
 	Default func() (string, error)
-	// Waiting returns what the agent waits for while no network is there. Required.
+	// Waiting returns what the agent waits for while there is no network. Required.
 	Waiting func() string
-	// Removed is called when the record of an attachment of a network has been removed. It does not wait. Nil: not called.
+	// Removed is called after the record of a network's attachment was removed. It must not block. Nil: not called.
 	Removed func(network string)
-	// Log gets what no request waits for. Default: discarded.
+	// Log gets errors that no request returns. Default: discarded.
 	Log *slog.Logger
 }
 
-// Handler is the one cni.Handler of a node. Networks come and go with Serve and its stop function.
+// Handler is the only cni.Handler of a node. Serve adds a network; its stop function removes it.
 type Handler struct {
 	store  *attach.Store
 	opts   Options
 	locks  attach.Keyed[attach.Key]
 	reaper *reaper
 
-	// mu guards what follows. It is not held across calls of a network.
+	// mu guards the fields below. It is not held across calls of a network.
 	mu       sync.Mutex
 	networks map[string]*served
-	// closing are the attachments whose DEL is under way or done.
+	// closing are the attachments whose DEL is running or done.
 	closing map[attach.Key]bool
-	// changed has Run look at networks.
+	// changed wakes Run when networks have changed.
 	changed chan struct{}
 }
 
 var _ cni.Handler = (*Handler)(nil)
 
-// New returns a handler of the attachments in store. Run has to run for what is detached to be removed.
+// New returns a handler of the attachments in store. Run must run, because it removes detached interfaces.
 func New(store *attach.Store, opts Options) *Handler {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -86,7 +86,7 @@ func New(store *attach.Store, opts Options) *Handler {
 	return h
 }
 
-// Run removes what is detached, until ctx ends.
+// Run removes detached interfaces until ctx ends.
 func (h *Handler) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
@@ -106,10 +106,10 @@ func (h *Handler) Run(ctx context.Context) error {
 	}
 }
 
-// Idle reports whether nothing that is detached waits to be removed.
+// Idle reports whether no detached interface waits for its removal.
 func (h *Handler) Idle() bool { return len(h.reaper.keys()) == 0 }
 
-// complete reports whether a record is of an attachment that a restart keeps.
+// complete reports whether a record's attachment survives a restart.
 func (h *Handler) complete(rec *attach.Record) bool {
 	return rec.State == attach.Attached && rec.BootID == h.opts.BootID
 }
@@ -169,7 +169,7 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	return h.attach(ctx, s, req, at)
 }
 
-// again answers an ADD of an attachment that is there, after making sure of it.
+// again answers an ADD for an existing attachment, after checking it.
 func (h *Handler) again(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
@@ -178,11 +178,11 @@ func (h *Handler) again(ctx context.Context, rec *attach.Record) (*types100.Resu
 	if err := ready(s); err != nil {
 		return nil, err
 	}
-	h.forget(rec.Key()) // an undoing that failed may have left it to the reaper
+	h.forget(rec.Key()) // a failed undo may have left it to the reaper
 	return h.connect(ctx, s, rec)
 }
 
-// clear removes what an unfinished attachment of the same key left, before a network gets a new one.
+// clear removes an unfinished attachment of the same key, before a network plans a new one.
 func (h *Handler) clear(ctx context.Context, key attach.Key) error {
 	rec, err := h.record(key)
 	if err != nil {
@@ -202,7 +202,7 @@ func (h *Handler) clear(ctx context.Context, key attach.Key) error {
 	return nil
 }
 
-// record returns the attachment's record, or what the reaper has of one without.
+// record returns the attachment's record, or the reaper's data about an attachment without one.
 func (h *Handler) record(key attach.Key) (attach.Record, error) {
 	rec, err := h.store.Get(key)
 	if errors.Is(err, attach.ErrNotFound) {
@@ -216,7 +216,7 @@ func (h *Handler) record(key attach.Key) (attach.Record, error) {
 	return rec, nil
 }
 
-// attach plans, records and connects. A plan that turned out to be unusable is made once more.
+// attach plans, records and connects. If the plan proves unusable, it plans once more.
 func (h *Handler) attach(ctx context.Context, s *served, req *cni.Request, at placement.Decision) (*types100.Result, error) {
 	if err := ready(s); err != nil {
 		return nil, err
@@ -244,8 +244,8 @@ func (h *Handler) attach(ctx context.Context, s *served, req *cni.Request, at pl
 	}
 }
 
-// plan has the network choose, and records the choice before any side effect. Another ADD may claim the same in between: then the
-// network chooses again, and ends with an error of its own when all is taken.
+// plan lets the network choose, and records the choice before any side effect. If another ADD claims the same meanwhile, the network
+// chooses again. The network returns an error of its own when nothing is free.
 func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at placement.Decision) (attach.Record, error) {
 	for {
 		planned, done := timing.Start(ctx, stepPlan)
@@ -279,8 +279,8 @@ func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at plac
 	}
 }
 
-// yields detaches the attachment that has a host port which the record claims, if it is of a former sandbox of the same pod and its
-// namespace is gone: a runtime that has lost its state never detaches it. It reports whether the attachment is detached.
+// yields detaches the holder of a host port that the record claims, if the holder belongs to a former sandbox of the same pod whose
+// namespace is gone: a runtime that has lost its state never detaches it. It reports whether the holder is detached.
 func (h *Handler) yields(ctx context.Context, rec *attach.Record, taken *attach.HostPortError) bool {
 	holder, err := h.store.Get(taken.Holder)
 	if err != nil || rec.PodName == "" || holder.PodName != rec.PodName || holder.PodNamespace != rec.PodNamespace {
@@ -301,7 +301,7 @@ func (h *Handler) put(ctx context.Context, rec *attach.Record) error {
 	return err
 }
 
-// connect makes what the record says, and undoes it all if any of it fails.
+// connect makes the recorded interface, and undoes everything if a step fails.
 func (h *Handler) connect(ctx context.Context, s *served, rec *attach.Record) (*types100.Result, error) {
 	connecting, done := timing.Start(ctx, stepConnect)
 	result, err := s.network.Connect(connecting, rec)
@@ -322,7 +322,7 @@ func (h *Handler) connect(ctx context.Context, s *served, rec *attach.Record) (*
 	return result, nil
 }
 
-// undo removes what an ADD that failed has left. It works also when the ADD failed because its context ended.
+// undo removes what a failed ADD has left. It works even if the ADD failed because its context ended.
 func (h *Handler) undo(ctx context.Context, s *served, rec attach.Record) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -333,7 +333,7 @@ func (h *Handler) undo(ctx context.Context, s *served, rec attach.Record) {
 	}
 }
 
-// remove removes an attachment at once, and its record last. The caller holds its lock.
+// remove removes an attachment at once, and then its record. The caller holds its lock.
 func (h *Handler) remove(ctx context.Context, s *served, rec attach.Record) error {
 	key := rec.Key()
 	closed := s.network.Close(ctx, rec)
@@ -343,11 +343,11 @@ func (h *Handler) remove(ctx context.Context, s *served, rec attach.Record) erro
 	return h.drop(ctx, s, rec)
 }
 
-// drop deletes the record of what is removed.
+// drop deletes the record of a removed attachment.
 func (h *Handler) drop(ctx context.Context, s *served, rec attach.Record) error {
 	key := rec.Key()
 	err := h.store.Delete(ctx, key)
-	if _, have := h.store.Get(key); errors.Is(have, attach.ErrNotFound) { // also when something beside it is left
+	if _, have := h.store.Get(key); errors.Is(have, attach.ErrNotFound) { // also if a file beside the record is left
 		discard(s, rec)
 	}
 	if err != nil {
@@ -358,14 +358,14 @@ func (h *Handler) drop(ctx context.Context, s *served, rec attach.Record) error 
 	return nil
 }
 
-// discard gives back what the network kept for a record.
+// discard frees what the network reserved for a record.
 func discard(s *served, rec attach.Record) {
 	if d, is := s.network.(network.Discarder); is {
 		d.Discard(rec)
 	}
 }
 
-// giveUp leaves an attachment to the reaper, and has its record say so: a restart does not take it for attached.
+// giveUp leaves an attachment to the reaper, and marks its record, so that a restart does not treat it as attached.
 func (h *Handler) giveUp(ctx context.Context, key attach.Key) {
 	h.reaper.add(key)
 	rec, err := h.store.Get(key)
@@ -378,8 +378,8 @@ func (h *Handler) giveUp(ctx context.Context, key attach.Key) {
 	}
 }
 
-// Del detaches a pod's interface: its traffic ends before the answer, the rest is removed in the background. It succeeds when there is
-// nothing. It implements cni.Handler.
+// Del detaches a pod's interface. Its traffic ends before the answer; the rest is removed in the background. Del succeeds if there is no
+// attachment. It implements cni.Handler.
 func (h *Handler) Del(ctx context.Context, req *cni.Request) error {
 	if err := h.any(); err != nil {
 		return err
@@ -394,7 +394,7 @@ func (h *Handler) detach(ctx context.Context, key attach.Key) error {
 	}
 	defer unlock()
 	rec, err := h.store.Get(key)
-	if errors.Is(err, attach.ErrNotFound) { // or it cannot be read: what it stands for goes with the sandbox
+	if errors.Is(err, attach.ErrNotFound) { // or the record is unreadable: its resources are removed with the sandbox
 		if err := h.store.RemoveBroken(key); err != nil {
 			return cni.Errorf(cni.CodeIO, "attachment %s: %w", key, err)
 		}
@@ -415,7 +415,7 @@ func (h *Handler) detach(ctx context.Context, key attach.Key) error {
 		h.opts.Log.Warn("closing an attachment, going on in the background", "attachment", key.String(), "error", left)
 	}
 	if own := new(cni.Error); !errors.As(left, &own) {
-		left = nil // the runtime need not know
+		left = nil // no error for the runtime
 	}
 	if rec.State != attach.Closing {
 		rec.State = attach.Closing
@@ -427,8 +427,8 @@ func (h *Handler) detach(ctx context.Context, key attach.Key) error {
 	return left
 }
 
-// detachNow detaches what cannot be marked as closing, which is why, before the answer: on a full disk no record can be written, but one
-// can be removed. An agent that ended after an earlier answer would open the attachment again.
+// detachNow detaches an attachment before the answer, because its record cannot be marked as closing: on a full disk no record can be
+// written, but one can be removed. If the agent answered first and then ended, the next agent would open the attachment again.
 func (h *Handler) detachNow(ctx context.Context, s *served, rec attach.Record, why error) error {
 	if !isClosed(s.handedOver) {
 		return cni.Errorf(cni.CodeIO, "%w", why)
@@ -439,7 +439,7 @@ func (h *Handler) detachNow(ctx context.Context, s *served, rec attach.Record, w
 	return nil
 }
 
-// GC detaches what the runtime does not know any more, of all networks. It implements cni.Handler.
+// GC detaches the interfaces of all networks that the runtime no longer lists. It implements cni.Handler.
 func (h *Handler) GC(ctx context.Context, req *cni.Request) error {
 	if err := h.any(); err != nil {
 		return err
@@ -463,7 +463,7 @@ func (h *Handler) markClosing(key attach.Key) {
 	h.closing[key] = true
 }
 
-// forget takes a key back from the reaper: what was to be removed is gone, or is a new attachment.
+// forget takes a key back from the reaper: the attachment is removed already, or there is a new one.
 func (h *Handler) forget(key attach.Key) {
 	h.reaper.forget(key)
 	h.mu.Lock()

@@ -31,7 +31,7 @@ const (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kernel is what networks have made on a node; it outlives them, as a kernel does.
+// kernel is what networks have made on a node. Like a kernel's state, it outlives them.
 type kernel struct {
 	mu   sync.Mutex
 	made map[attach.Key]string // the network
@@ -50,15 +50,16 @@ func (k *kernel) has(key attach.Key) (network string, open bool) {
 type memory struct {
 	name   string
 	kernel *kernel
-	// hang is what Remove waits for; nil: nothing.
+	// hang is the channel that Remove waits for; nil: none.
 	hang chan struct{}
 
 	mu sync.Mutex
-	// notReady, and what the next calls fail with, by method; a failed Connect has made what it makes.
+	// notReady is the error of STATUS, and fail has the errors of the next calls, by method. A failed Connect has made its interface
+	// nevertheless.
 	notReady error
 	fail     map[string][]error
 	calls    []string
-	// before is called in Plan, before it chooses.
+	// chosen is called in Plan.
 	chosen func()
 }
 
@@ -154,10 +155,10 @@ type rig struct {
 	kernel *kernel
 	red    *memory
 	blue   *memory
-	// handed lets the networks remove.
+	// handed, when closed, lets the networks remove attachments.
 	handed chan struct{}
 	stop   func()
-	// placed is where pods go, by name; else red.
+	// placed is the network of each pod, by name; else red.
 	placed map[string]placement.Decision
 }
 
@@ -274,7 +275,8 @@ func wantCode(t *testing.T, err error, code cni.Code, part string) {
 	}
 }
 
-// TestByPlacementThenByRecord: ADD goes where placement says; a pod that is placed elsewhere afterwards stays where its record says.
+// TestByPlacementThenByRecord: ADD uses the network of the placement; a pod whose placement changes later stays on the network of its
+// record.
 func TestByPlacementThenByRecord(t *testing.T) {
 	r := newRig(t)
 	r.placed["b"] = placement.Decision{Network: "blue", Part: "x"}
@@ -299,7 +301,7 @@ func TestByPlacementThenByRecord(t *testing.T) {
 	if slices.ContainsFunc(r.red.calls, func(call string) bool { return strings.HasSuffix(call, " b") }) {
 		t.Errorf("the other network was called: %v", r.red.calls)
 	}
-	r.del("b") // there is nothing
+	r.del("b") // no attachment
 	wantCode(t, r.Check(t.Context(), request(cni.CommandCheck, "b")), cni.CodeUnknownContainer, "is not on this node")
 }
 
@@ -320,7 +322,7 @@ func TestRefusedInWords(t *testing.T) {
 	}
 }
 
-// TestConflictPlansAgain: a claim that another ADD takes between choice and record is chosen anew.
+// TestConflictPlansAgain: if another ADD takes a claim between choice and record, the network chooses again.
 func TestConflictPlansAgain(t *testing.T) {
 	r := newRig(t)
 	r.red.chosen = func() {
@@ -338,7 +340,7 @@ func TestConflictPlansAgain(t *testing.T) {
 	}
 }
 
-// TestFailedAddIsUndone: of an ADD that failed nothing stays, at once or, where removing fails as well, soon.
+// TestFailedAddIsUndone: nothing of a failed ADD remains, at once, or soon if the removal fails as well.
 func TestFailedAddIsUndone(t *testing.T) {
 	r := newRig(t)
 	broken := errors.New("the kernel refuses")
@@ -371,7 +373,7 @@ func TestPlanAgain(t *testing.T) {
 	r.gone("b")
 	r.want("a", "red", true)
 
-	// The second plan fails: the first one's record goes too.
+	// The second plan fails: the first one's record is removed too.
 	r.red.fail["connect"] = []error{unusable}
 	r.red.fail["plan"] = []error{nil, errors.New("no address is free")}
 	if _, err := r.Add(t.Context(), request(cni.CommandAdd, "c")); err == nil {
@@ -380,7 +382,7 @@ func TestPlanAgain(t *testing.T) {
 	r.gone("c")
 }
 
-// TestCollect: GC detaches what the runtime does not know, of all networks.
+// TestCollect: GC detaches interfaces of all networks that the runtime does not list.
 func TestCollect(t *testing.T) {
 	r := newRig(t)
 	r.placed["b"], r.placed["d"] = placement.Decision{Network: "blue"}, placement.Decision{Network: "blue"}
@@ -398,7 +400,7 @@ func TestCollect(t *testing.T) {
 	r.want("d", "blue", true)
 }
 
-// TestStatus: it is the default network's, whatever becomes of others.
+// TestStatus: STATUS reports the default network's state, whatever the state of others.
 func TestStatus(t *testing.T) {
 	r := newRig(t)
 	status := func() error { return r.Status(t.Context(), request(cni.CommandStatus, "")) }
@@ -413,7 +415,7 @@ func TestStatus(t *testing.T) {
 	wantCode(t, status(), cni.CodeNotAvailable, "network red: no subnet yet")
 }
 
-// TestRecords: a network writes records of its own attachments, and has what it finds without a record removed.
+// TestRecords: a network writes records of its own attachments, and has interfaces without a record removed.
 func TestRecords(t *testing.T) {
 	r := newRig(t)
 	r.add("a")
@@ -435,7 +437,7 @@ func TestRecords(t *testing.T) {
 	r.gone("stray")
 }
 
-// TestConcurrent: requests for one attachment follow one another, and in the end nothing is left.
+// TestConcurrent: requests for one attachment run one after the other, and in the end nothing is left.
 func TestConcurrent(t *testing.T) {
 	r := newRig(t)
 	r.placed["b"] = placement.Decision{Network: "blue"}
@@ -487,7 +489,7 @@ func TestNothingIsServedYet(t *testing.T) {
 	}
 }
 
-// A record that cannot be read is kept until its attachment is deleted, and removed then.
+// An unreadable record is kept until its attachment is deleted, and is then removed.
 func TestDelRemovesABrokenRecord(t *testing.T) {
 	r := newRig(t)
 	r.add("a")

@@ -18,13 +18,13 @@ const (
 	lastReapRetry  = 5 * time.Second
 )
 
-// reaper removes attachments in the background: all of a network that wait together, since links and ports are cheaper by the dozen. Each
-// network has a loop of its own: one that waits for its engines holds up no other.
+// reaper removes attachments in the background: all waiting ones of a network together, since links and ports are cheaper in batches.
+// Each network has its own loop: a network that waits for its engines delays no other.
 type reaper struct {
 	handler *Handler
 
 	mu sync.Mutex
-	// waiting are the attachments to be removed, with what is known of those that have no record.
+	// waiting are the attachments to remove, with the data of those without a record.
 	waiting map[attach.Key]attach.Record
 }
 
@@ -32,8 +32,8 @@ func newReaper(h *Handler) *reaper {
 	return &reaper{handler: h, waiting: map[attach.Key]attach.Record{}}
 }
 
-// add hands an attachment over: it is removed, whatever its record says, unless forget comes first. It does not wait, and may be called
-// with the attachment's lock held; wakeUp then follows when the lock is free.
+// add queues an attachment: it is removed, whatever its record says, unless forget is called first. It does not block, and may be called
+// with the attachment's lock held; then wakeUp must follow when the lock is free.
 func (r *reaper) add(key attach.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,7 +62,7 @@ func (r *reaper) waits(key attach.Key) bool {
 	return ok
 }
 
-// stray returns what addStray was told of an attachment.
+// stray returns the record that addStray got for an attachment.
 func (r *reaper) stray(key attach.Key) (attach.Record, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,7 +76,7 @@ func (r *reaper) keys() []attach.Key {
 	return slices.Collect(maps.Keys(r.waiting))
 }
 
-// wakeUp makes every network's loop look at what waits.
+// wakeUp makes every network's loop check the waiting attachments.
 func (r *reaper) wakeUp() {
 	for _, s := range r.handler.all() {
 		select {
@@ -86,7 +86,7 @@ func (r *reaper) wakeUp() {
 	}
 }
 
-// run removes what waits of one network, until ctx ends or the network is left. It begins when the network has handed over.
+// run removes the waiting attachments of one network, until ctx ends or the network is left. It begins when handedOver is closed.
 func (r *reaper) run(ctx context.Context, s *served) {
 	select {
 	case <-ctx.Done():
@@ -107,8 +107,8 @@ func (r *reaper) run(ctx context.Context, s *served) {
 	}
 }
 
-// sleep waits for work, or, if a retry is due, at most for the delay; it reports whether that is over. The delay does not grow with the
-// work that comes meanwhile.
+// sleep waits for work, and if a retry is due, at most for the delay. It reports whether the delay is over. Work that comes meanwhile
+// does not extend the delay.
 func sleep(ctx context.Context, s *served, retry bool, delay time.Duration) (over bool) {
 	var timeout <-chan time.Time
 	if retry {
@@ -126,11 +126,11 @@ func sleep(ctx context.Context, s *served, retry bool, delay time.Duration) (ove
 	return false
 }
 
-// reap removes what waits of a network and is not in use by a request, and reports whether something is left to be tried again.
+// reap removes the waiting attachments of a network that no request uses, and reports whether any must be retried.
 func (r *reaper) reap(ctx context.Context, s *served) (left bool) {
 	h := r.handler
 	now, cancel := context.WithCancel(ctx)
-	cancel() // a lock that is taken is not waited for: other attachments' locks would be held as long
+	cancel() // do not wait for locks: the locks of other attachments would be held meanwhile
 	var recs []attach.Record
 	for _, key := range r.keys() {
 		if rec, err := r.target(key); err == nil && network.KindOf(rec.Network) != s.name {
@@ -161,7 +161,7 @@ func (r *reaper) reap(ctx context.Context, s *served) (left bool) {
 	return r.remove(ctx, s, recs) || left
 }
 
-// target returns what is removed.
+// target returns the record to remove.
 func (r *reaper) target(key attach.Key) (attach.Record, error) {
 	rec, err := r.handler.store.Get(key)
 	if errors.Is(err, attach.ErrNotFound) {
@@ -172,7 +172,7 @@ func (r *reaper) target(key attach.Key) (attach.Record, error) {
 	return rec, err
 }
 
-// remove removes attachments of a network. One that cannot be removed does not keep the others.
+// remove removes attachments of a network. An error of one does not keep others from being removed.
 func (r *reaper) remove(ctx context.Context, s *served, recs []attach.Record) (left bool) {
 	h := r.handler
 	failed := s.network.Remove(ctx, recs)
@@ -194,7 +194,7 @@ func (r *reaper) remove(ctx context.Context, s *served, recs []attach.Record) (l
 	return len(reasons) > 0
 }
 
-// report logs why attachments could not be removed: once for all that have the same reason.
+// report logs why attachments could not be removed: once for all with the same reason.
 func (r *reaper) report(ctx context.Context, keys []attach.Key, err error) {
 	if ctx.Err() == nil {
 		r.handler.opts.Log.Warn("removing a detached interface failed, trying again", "attachment", keys[0].String(), "attachments", len(keys), "error", err)
