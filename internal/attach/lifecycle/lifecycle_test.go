@@ -59,7 +59,7 @@ type memory struct {
 	notReady error
 	fail     map[string][]error
 	calls    []string
-	// chosen is called in Plan.
+	// chosen is called in Plan, before the network chooses.
 	chosen func()
 }
 
