@@ -43,7 +43,7 @@ func TestParseBandwidth(t *testing.T) {
 	}
 }
 
-// What cannot be meant keeps a pod from coming, and not from being taken down.
+// An invalid value makes a pod's ADD fail, but not its DEL.
 func TestWrongBandwidthIsOfAddOnly(t *testing.T) {
 	conf, err := ParseNetConf([]byte(`{"cniVersion":"1.0.0","name":"weft","type":"weft","runtimeConfig":{"bandwidth":[7]}}`))
 	if err != nil {
@@ -54,7 +54,7 @@ func TestWrongBandwidthIsOfAddOnly(t *testing.T) {
 	}
 }
 
-// Whatever a runtime passes, it is within the range or an error.
+// Whatever a runtime passes, the result is within the range or an error.
 func FuzzParseBandwidth(f *testing.F) {
 	for _, text := range []string{`{"ingressRate":1000000}`, `{"EgressRate":1e6}`, `{"ingressRate":-1}`, `null`, `{"egressRate":{}}`, `{"ingressRate":18446744073709551616}`} {
 		f.Add([]byte(text))

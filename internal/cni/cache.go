@@ -13,24 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultCache is where runtimes keep the results of ADD (CacheDir of libcni).
+// DefaultCache is the directory where runtimes store the results of ADD (CacheDir of libcni).
 const DefaultCache = "/var/lib/cni"
 
-// maxCached bounds a file of the cache.
+// maxCached is the maximum size of a file of the cache, in bytes.
 const maxCached = 1 << 20
 
-// Cached is what the runtime keeps of an ADD that succeeded.
+// Cached is what the runtime stores about a successful ADD.
 type Cached struct {
 	ContainerID string
 	IfName      string
 	// Netns is the path of the sandbox's namespace.
 	Netns string
 	Args  Args
-	// Result is what the last plugin of the network answered.
+	// Result is the answer of the network's last plugin.
 	Result *types100.Result
 }
 
-// cachedFile is libcni's form of it (cachedInfo, kind cniCacheV1).
+// cachedFile is libcni's format (cachedInfo, kind cniCacheV1).
 type cachedFile struct {
 	Kind        string          `json:"kind"`
 	ContainerID string          `json:"containerId"`
@@ -40,8 +40,7 @@ type cachedFile struct {
 	Result      json.RawMessage `json:"result"`
 }
 
-// ReadCache returns what the runtime keeps in its cache. Files that are something else are left out, and a cache that does not exist is
-// empty.
+// ReadCache returns the entries of the runtime's cache. It skips other files. A cache that does not exist is empty.
 func ReadCache(dir string) ([]Cached, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,7 +61,7 @@ func ReadCache(dir string) ([]Cached, error) {
 		}
 		data, err := readBounded(root, "results/"+entry.Name())
 		if err != nil {
-			continue // it has just gone, or is none
+			continue // it was just deleted, or is not an entry
 		}
 		if cached, err := ParseCached(data); err == nil {
 			all = append(all, cached)
@@ -84,7 +83,7 @@ func readBounded(root *os.Root, name string) ([]byte, error) {
 	return data, err
 }
 
-// ParseCached reads a file of the runtime's cache.
+// ParseCached parses a file of the runtime's cache.
 func ParseCached(data []byte) (Cached, error) {
 	var file cachedFile
 	if err := json.Unmarshal(data, &file); err != nil {

@@ -16,17 +16,17 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Client asks the agent of this node.
+// Client sends requests to the agent of this node.
 type Client struct {
-	// Socket is the path of the agent's socket; DefaultSocket when empty.
+	// Socket is the path of the agent's socket; DefaultSocket if empty.
 	Socket string
-	// Origin is told to the agent.
+	// Origin is sent to the agent.
 	Origin Origin
 }
 
-// Do sends a request and returns what the agent answered: the result for ADD, nil for the others. Every error is
-// an *Error. When nobody listens it has CodeTryAgainLater and ErrAgentAway in its chain; when the agent goes away
-// before it has answered, or ctx ends, it has CodeTryAgainLater. How long to wait is up to ctx.
+// Do sends a request and returns the agent's answer: the result for ADD, nil for other commands. Every error is an *Error. If no agent
+// listens, it has CodeTryAgainLater and wraps ErrAgentAway. If the agent ends before it answers, or ctx ends, it has CodeTryAgainLater.
+// ctx alone limits the wait.
 func (c *Client) Do(ctx context.Context, req *Request) (*types100.Result, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -43,11 +43,12 @@ func (c *Client) Do(ctx context.Context, req *Request) (*types100.Result, error)
 	return readAnswer(socket, req, answer)
 }
 
-// maxAnswer bounds an answer with its headers, in bytes.
+// maxAnswer is the maximum size of an answer with its headers, in bytes.
 const maxAnswer = MaxBody + 16<<10
 
-// exchange sends a request and returns all that comes back, until the agent closes the connection. The request is of HTTP/1.0,
-// so that what comes back is as it is. The client of net/http has the plugin start for longer than the rest of it takes.
+// exchange sends a request and returns everything it receives until the agent closes the connection. The request is HTTP/1.0, so that the
+// answer is not chunked. It does not use the client of net/http, whose initialisation would take longer than the rest of the plugin's
+// start.
 func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]byte, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -57,7 +58,7 @@ func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]by
 		return nil, err
 	}
 	defer conn.Close()                                                               //nolint:errcheck // It has been read, or the error is told already.
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // ends what waits
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // ends blocked calls
 	defer stop()
 
 	var request bytes.Buffer
@@ -65,7 +66,7 @@ func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]by
 	c.Origin.set(func(name, value string) { fmt.Fprintf(&request, "%s: %s\r\n", name, value) })
 	request.WriteString("\r\n")
 	request.Write(body)
-	_, sendErr := conn.Write(request.Bytes()) // who is refused may not be heard to the end, and is told all the same
+	_, sendErr := conn.Write(request.Bytes()) // the server may refuse a request before it has read all of it, and still answers
 	answer, err := io.ReadAll(io.LimitReader(conn, maxAnswer+1))
 	switch {
 	case ctx.Err() != nil:
@@ -95,7 +96,7 @@ func transportError(socket string, err error) *Error {
 	return Errorf(CodeTryAgainLater, "the weft agent went away before it answered (socket %s): try again later: %w", socket, err)
 }
 
-// readAnswer reads an answer of HTTP: the status, headers up to an empty line, and the body.
+// readAnswer parses an HTTP answer: the status, headers up to an empty line, and the body.
 func readAnswer(socket string, req *Request, answer []byte) (*types100.Result, error) {
 	head, body, complete := bytes.Cut(answer, []byte("\r\n\r\n"))
 	first, headers, _ := strings.Cut(string(head), "\r\n")
@@ -126,7 +127,7 @@ func readAnswer(socket string, req *Request, answer []byte) (*types100.Result, e
 	return response.Result, nil
 }
 
-// lengthIn returns how long the headers say that the body is; 0 when they do not say.
+// lengthIn returns the length of the body according to the headers; 0 if they have none.
 func lengthIn(headers string) int {
 	for line := range strings.SplitSeq(headers, "\r\n") {
 		name, value, _ := strings.Cut(line, ":")
@@ -140,5 +141,5 @@ func lengthIn(headers string) int {
 	return 0
 }
 
-// statusOK is HTTP's status of what was done (RFC 9110, 15.3.1).
+// statusOK is the HTTP status of success (RFC 9110, 15.3.1).
 const statusOK = 200

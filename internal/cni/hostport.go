@@ -8,32 +8,32 @@ import (
 	"strings"
 )
 
-// PortMapping is one of RuntimeConfig.PortMappings as runtimes write it.
+// PortMapping is an element of RuntimeConfig.PortMappings as runtimes write it.
 type PortMapping struct {
 	// HostPort is the node's port. 0: the container's port is not published.
 	HostPort int `json:"hostPort"`
-	// ContainerPort is the pod's.
+	// ContainerPort is the pod's port.
 	ContainerPort int `json:"containerPort"`
 	// Protocol is tcp, udp or sctp, in any case; empty is tcp.
 	Protocol string `json:"protocol,omitempty"`
-	// HostIP is the node's address that the port is at; empty or 0.0.0.0: all of the node's.
+	// HostIP is the node's address of the port; empty or 0.0.0.0: all of the node's addresses.
 	HostIP string `json:"hostIP,omitempty"`
 }
 
-// HostPort is a port of the node that leads to a port of a pod.
+// HostPort is a port of the node that is forwarded to a port of a pod.
 type HostPort struct {
-	// Address is the node's address that it is at; not valid: all of the node's.
+	// Address is the node's address of the port; invalid: all of the node's addresses.
 	Address netip.Addr `json:"hostIP,omitzero"`
-	// Port is the node's, Protocol is "tcp", "udp" or "sctp", and ContainerPort is the pod's.
+	// Port is the node's port. Protocol is "tcp", "udp" or "sctp". ContainerPort is the pod's port.
 	Port          uint16 `json:"hostPort"`
 	Protocol      string `json:"protocol"`
 	ContainerPort uint16 `json:"containerPort"`
 }
 
-// maxHostPorts bounds the host ports of one pod.
+// maxHostPorts is the maximum number of host ports of one pod.
 const maxHostPorts = 512
 
-// String is the port as people write it: "8080/tcp", or "192.0.2.1:8080/tcp".
+// String returns the port as "8080/tcp", or "192.0.2.1:8080/tcp".
 func (h HostPort) String() string {
 	text := fmt.Sprintf("%d/%s", h.Port, h.Protocol)
 	if h.Address.IsValid() {
@@ -42,12 +42,12 @@ func (h HostPort) String() string {
 	return text
 }
 
-// Overlaps reports whether a packet could be for both.
+// Overlaps reports whether a packet could match both.
 func (h HostPort) Overlaps(o HostPort) bool {
 	return h.Port == o.Port && h.Protocol == o.Protocol && (h.Address == o.Address || !h.Address.IsValid() || !o.Address.IsValid())
 }
 
-// ValidHostPorts reports whether a list is one that ParsePortMappings can have returned.
+// ValidHostPorts reports whether ParsePortMappings can have returned the list.
 func ValidHostPorts(list []HostPort) bool {
 	if len(list) > maxHostPorts {
 		return false
@@ -65,13 +65,13 @@ func ValidHostPorts(list []HostPort) bool {
 
 func isProtocol(s string) bool { return s == "tcp" || s == "udp" || s == "sctp" }
 
-// sameFrom reports whether two are the same port of the node.
+// sameFrom reports whether both are the same port of the node.
 func (h HostPort) sameFrom(o HostPort) bool {
 	return h.Port == o.Port && h.Protocol == o.Protocol && h.Address == o.Address
 }
 
-// ParsePortMappings reads the mappings of a runtime. Those without a port of the node's, and those said twice, are left out. An
-// error has CodeInvalidConfig, or CodeUnsupportedField, and names the field.
+// ParsePortMappings parses the mappings of a runtime. It leaves out mappings without a port of the node, and duplicates. An error has
+// CodeInvalidConfig, or CodeUnsupportedField, and names the field.
 func ParsePortMappings(mappings []PortMapping) ([]HostPort, error) {
 	var list []HostPort
 	for i, mapping := range mappings {
@@ -96,7 +96,7 @@ func ParsePortMappings(mappings []PortMapping) ([]HostPort, error) {
 	return list, nil
 }
 
-// parse reads one mapping. field names it.
+// parse parses one mapping. field is its name in errors.
 func (m PortMapping) parse(field string) (HostPort, error) {
 	port := HostPort{Protocol: strings.ToLower(m.Protocol)}
 	if m.Protocol == "" {

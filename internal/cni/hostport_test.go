@@ -77,7 +77,7 @@ func TestParsePortMappingsRefused(t *testing.T) {
 	}
 }
 
-// What an ADD refuses can be taken down.
+// A pod with port mappings that ADD refuses can be deleted.
 func TestBadPortMappingsAreNoMatterOfDel(t *testing.T) {
 	req := sampleRequest()
 	req.Command, req.Config = CommandDel, []byte(`{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"portMappings":[{"hostPort":-1}]}}`)
@@ -109,7 +109,7 @@ func TestHostPortsOverlap(t *testing.T) {
 	}
 }
 
-// Whatever a runtime says: what is parsed is valid, and what is not has an error that it can read.
+// Whatever a runtime passes: a parsed mapping is valid, and every other one has an error for the runtime.
 func FuzzParsePortMappings(f *testing.F) {
 	f.Add(8080, 80, "tcp", "", 8080, 81, "TCP", "192.0.2.1")
 	f.Add(0, 0, "", "0.0.0.0", -1, 1<<20, "sctp\n", "::1%eth0")

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What a request says of its origin reaches who observes it, and only what can be so.
+// A request's origin is passed to the observer, but only its plausible parts.
 func TestOriginIsTold(t *testing.T) {
 	started := time.Now().Add(-time.Second)
 	for name, c := range map[string]struct{ sent, want Origin }{

@@ -1,5 +1,5 @@
-// Package cniserver answers the requests of Weft's CNI plugin in the agent. It is apart from package cni, which the plugin is
-// made of: a server of HTTP would take the plugin as long to start as all else that it does.
+// Package cniserver serves the requests of Weft's CNI plugin in the agent. It is separate from package cni, because the plugin imports
+// that: an HTTP server would take the plugin as long to start as everything else.
 package cniserver
 
 import (
@@ -21,40 +21,39 @@ import (
 )
 
 const (
-	// DefaultRequestTimeout is how long a Handler has for one request. It is half of what a kubelet gives the
-	// runtime for a whole sandbox (runtimeRequestTimeout of KubeletConfiguration, 2 minutes).
+	// DefaultRequestTimeout is the time limit of a Handler for one request. It is half of what a kubelet gives the runtime for a whole
+	// sandbox (runtimeRequestTimeout of KubeletConfiguration, 2 minutes).
 	DefaultRequestTimeout = time.Minute
-	// DefaultGrace is how long running requests have to finish once the server is to stop.
+	// DefaultGrace is the time that running requests have to finish when the server stops.
 	DefaultGrace = 10 * time.Second
-	// DefaultReadTimeout is how long a client has to send its request. The plugin has all of it when it connects.
+	// DefaultReadTimeout is the time that a client has to send its request. The plugin has the complete request when it connects.
 	DefaultReadTimeout = 5 * time.Second
 )
 
 // Server serves the plugin's requests. Set its fields before Serve; do not copy it afterwards.
 type Server struct {
-	// Handler does the work. Required.
+	// Handler executes the requests. Required.
 	Handler cni.Handler
-	// RequestTimeout bounds one request; DefaultRequestTimeout when zero.
+	// RequestTimeout is the time limit of one request; DefaultRequestTimeout if zero.
 	RequestTimeout time.Duration
-	// ReadTimeout bounds the reading of one request, and the writing of its answer; DefaultReadTimeout when zero.
+	// ReadTimeout is the time limit for reading one request, and for writing its answer; DefaultReadTimeout if zero.
 	ReadTimeout time.Duration
-	// Grace bounds the wait for running requests when the server stops; DefaultGrace when zero.
+	// Grace is the time limit for running requests when the server stops; DefaultGrace if zero.
 	Grace time.Duration
-	// Logger gets every request with its outcome; nobody does when nil.
+	// Logger logs every request with its result; nil: no logs.
 	Logger *slog.Logger
-	// Observe, if not nil, is called before each request, and what it returns after it with its error. The Handler gets
-	// the context that it returns, which is the request's or made of it.
+	// Observe, if not nil, is called before each request. The function that it returns is called after the request with its error. The
+	// Handler gets the returned context, which is the request's or derived from it.
 	Observe func(context.Context, *cni.Request, cni.Origin) (context.Context, func(error))
 
-	// mu guards stopping, and orders the last start of a Handler before the wait for all of them.
+	// mu guards stopping. It also makes sure that no Handler starts after the wait for all of them has begun.
 	mu       sync.Mutex
 	stopping bool
 	running  sync.WaitGroup
 }
 
-// Serve answers the requests that arrive on listener until ctx is done. It then stops accepting, lets running
-// requests finish within Grace, ends the contexts of those that have not, and returns nil when no Handler runs
-// any more. It closes the listener.
+// Serve serves the requests on listener until ctx is done. Then it accepts no more, and lets running requests finish within Grace. After
+// that it cancels the contexts of the remaining ones, and returns nil when no Handler runs any more. It closes the listener.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	s.setDefaults()
 	httpServer := &http.Server{
@@ -115,7 +114,7 @@ func (s *Server) stop(ctx context.Context, httpServer *http.Server) {
 	s.wait()
 }
 
-// begin counts a Handler in, unless the server has stopped.
+// begin counts a starting Handler. It returns false if the server has stopped.
 func (s *Server) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +125,7 @@ func (s *Server) begin() bool {
 	return true
 }
 
-// wait lets no Handler start any more and returns when none runs.
+// wait prevents further Handlers from starting, and returns when none runs.
 func (s *Server) wait() {
 	s.mu.Lock()
 	s.stopping = true
@@ -161,8 +160,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, http.StatusBadRequest, cni.Response{Error: cni.Errorf(cni.CodeIO, "reading the request: %w", err)})
 		return
 	}
-	// From here on the connection is read only to notice that the client leaves. A read deadline that runs out
-	// would look like that, so there is none.
+	// From here on, the connection is read only to detect that the client closes it. An expired read deadline would look the same, so there
+	// is none.
 	if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
 		s.answer(w, http.StatusInternalServerError, cni.Response{Error: cni.Errorf(cni.CodeInternal, "connection: %w", err)})
 		return
@@ -200,7 +199,7 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *cni.Req
 	s.answer(w, http.StatusOK, cni.Response{Result: result})
 }
 
-// dispatch calls the Handler. A panic of it is this request's error and nobody else's.
+// dispatch calls the Handler. A panic of the Handler becomes the error of this request only.
 func (s *Server) dispatch(ctx context.Context, req *cni.Request) (result *types100.Result, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {

@@ -29,10 +29,10 @@ import (
 	"weft.dev/weft/internal/cni/cnitest"
 )
 
-// patience bounds waits for what is about to happen.
+// patience is the time limit of waits for expected events.
 const patience = 20 * time.Second
 
-// pluginDir has the plugin, built as it is shipped. TestMain sets it.
+// pluginDir has the plugin, built as in a release. TestMain sets it.
 var pluginDir string //nolint:gochecknoglobals // Built once for all tests.
 
 func TestMain(m *testing.M) {
@@ -52,14 +52,14 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// node is a node's worth of plugin and agent.
+// node is the plugin and the agent of one node.
 type node struct {
 	dir     string
 	handler *cnitest.Handler
 	stop    func()
 }
 
-// newNode returns a node whose agent runs.
+// newNode returns a node with a running agent.
 func newNode(t testing.TB, before func(context.Context, *cni.Request) error) *node {
 	t.Helper()
 	n := &node{dir: t.TempDir(), handler: &cnitest.Handler{Before: before}}
@@ -89,7 +89,7 @@ func (n *node) conf(version string) string {
 	return fmt.Sprintf(`{"cniVersion":%q,"name":"weft","type":"weft","socket":%q,"records":%q}`, version, n.socket(), n.records())
 }
 
-// libcni returns the runtime's library and the network, as a runtime has it.
+// libcni returns the CNI library and the network list, as a runtime has them.
 func (n *node) libcni(t testing.TB, version string) (*libcni.CNIConfig, *libcni.NetworkConfigList) {
 	t.Helper()
 	list, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion":%q,"name":"weft","plugins":[%s]}`, version, n.conf(version)))
@@ -142,7 +142,7 @@ func wantSpecError(t *testing.T, err error, code cni.Code, part string) {
 	}
 }
 
-// TestVersions goes through an attachment's life in every version of the specification.
+// TestVersions runs the whole life of an attachment in every version of the specification.
 func TestVersions(t *testing.T) {
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestStatusAndGC(t *testing.T) {
 		wantSpecError(t, lib.GetStatusNetworkList(t.Context(), list), code, "no switch")
 	}
 
-	// The library sends DEL for what it has cached and is not valid, and GC for what it knows nothing of.
+	// The library sends DEL for attachments that it has cached and that are not valid, and GC for those without a cache entry.
 	for _, container := range []string{"aa", "bb", "cc"} {
 		if _, err := lib.AddNetworkList(t.Context(), list, n.runtimeConf(container)); err != nil {
 			t.Fatal(err)
@@ -247,7 +247,7 @@ func TestStatusAndGC(t *testing.T) {
 	}
 }
 
-// Annotations that are more than a request may be keep no pod from coming and going.
+// Annotations larger than a request do not make ADD or DEL fail.
 func TestManyAnnotations(t *testing.T) {
 	n := newNode(t, nil)
 	conf := strings.TrimSuffix(n.conf("1.0.0"), "}") + `,"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"` + strings.Repeat("<", 256<<10) +
@@ -264,7 +264,7 @@ func TestManyAnnotations(t *testing.T) {
 	}
 }
 
-// TestHandlerErrors: the agent's codes arrive at the runtime.
+// TestHandlerErrors: the runtime gets the agent's codes.
 func TestHandlerErrors(t *testing.T) {
 	var mu sync.Mutex
 	var failure error
@@ -329,7 +329,7 @@ func TestAgentAway(t *testing.T) {
 	}
 }
 
-// TestStdout: what is printed without libcni in between is one object of the specification, with its version.
+// TestStdout: without libcni in between, the output is one object of the specification, with its version.
 func TestStdout(t *testing.T) {
 	n := newNode(t, nil)
 	for name, test := range map[string]struct {
@@ -374,7 +374,7 @@ func TestStdout(t *testing.T) {
 	}
 }
 
-// wantPrinted fails unless stdout is one error object with everything the specification asks for.
+// wantPrinted fails unless stdout is one error object with all fields that the specification requires.
 func wantPrinted(t *testing.T, stdout string, code cni.Code, part string) {
 	t.Helper()
 	var printed struct {
@@ -427,7 +427,7 @@ func TestVersionCommand(t *testing.T) {
 	}
 }
 
-// TestKilled: a runtime that gives up kills the plugin, and the agent's handler learns of it.
+// TestKilled: if the runtime kills the plugin, the context of the agent's handler ends.
 func TestKilled(t *testing.T) {
 	entered, left := make(chan struct{}), make(chan error, 1)
 	n := newNode(t, func(ctx context.Context, _ *cni.Request) error {
@@ -459,7 +459,7 @@ func TestKilled(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestGarbageAgent: something else on the socket is no reason to hang or to say nothing.
+// TestGarbageAgent: if another program owns the socket, the plugin neither hangs nor ends without an error.
 func TestGarbageAgent(t *testing.T) {
 	n := &node{dir: t.TempDir()}
 	if err := os.Mkdir(filepath.Dir(n.socket()), 0o700); err != nil {
@@ -521,8 +521,7 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// BenchmarkExec measures an ADD from exec to answer, and the floor below it: the VERSION command, which does not
-// ask the agent.
+// BenchmarkExec measures an ADD from exec to answer, and as its lower bound the VERSION command, which does not use the agent.
 func BenchmarkExec(b *testing.B) {
 	n := newNode(b, nil)
 	for _, command := range []string{"VERSION", "STATUS", "ADD", "DEL"} {

@@ -1,6 +1,6 @@
-// Package portspace makes the network namespace in which the far ends of the ports are that stand ready for pods. It has to be
-// mounted, so that it outlives every process, and where all of the node see it: a mount that is made in a container is not. So
-// the plugin makes it, which the runtime executes on the node.
+// Package portspace makes the network namespace with the veth peers of the pre-plugged ports. The namespace must be mounted, so that it
+// outlives every process, and the whole node must see the mount. A mount made in a container is not visible on the node. So the plugin
+// makes it, which the runtime executes on the node.
 package portspace
 
 import (
@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockSuffix follows the namespace's path in the name of the file that who makes it holds locked.
+// lockSuffix is appended to the namespace's path for the name of the lock file. The process that makes the namespace holds the lock.
 const lockSuffix = ".lock"
 
-// Ensure makes the namespace at path unless it is there. Several may do so at a time. What one that was killed has left of it
-// is completed.
+// Ensure makes the namespace at path unless it exists. It may be called concurrently by several processes. It completes the work of a
+// killed one.
 func Ensure(path string) error {
 	if isThere(path) {
 		return nil
@@ -29,7 +29,7 @@ func Ensure(path string) error {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("namespace of ports: locking %s: %w", lock.Name(), err)
 	}
-	if isThere(path) { // while the lock was waited for
+	if isThere(path) { // made while this process waited for the lock
 		return nil
 	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600)
@@ -48,11 +48,11 @@ func isThere(path string) bool {
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// mountNew mounts a new network namespace at path, from a thread that goes with it.
+// mountNew mounts a new network namespace at path, from a thread that ends with the call.
 func mountNew(path string) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: nothing else may run in that namespace
+		runtime.LockOSThread() // and never unlocked: no other goroutine may run in that namespace
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- fmt.Errorf("unshare: %w", err)
 			return
@@ -66,8 +66,8 @@ func mountNew(path string) error {
 	return <-done
 }
 
-// Remove removes the namespace at path from the node, also when it is mounted where the caller does not see it: removing the
-// file unmounts it there (vfs_unlink in the kernel, since 3.18).
+// Remove removes the namespace at path from the node, even if the caller does not see the mount: removing the file unmounts it everywhere
+// (vfs_unlink in the kernel, since 3.18).
 func Remove(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("namespace of ports: unmounting %s: %w", path, err)
