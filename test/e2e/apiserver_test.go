@@ -35,8 +35,8 @@ import (
 // backends are two pods, one on each node, that serve HTTP, and HTTPS for the API server.
 type backends struct {
 	*serviceScene
-	clients *x509.CertPool // who signs the API server's certificate towards aggregated APIs
-	ca      []byte         // who signs the pods'
+	clients *x509.CertPool // the CA of the API server's certificate for aggregated APIs
+	ca      []byte         // the CA of the pods' certificates
 	pair    tls.Certificate
 	webhook string // the Service's name
 	pods    []*lab.Pod
@@ -45,11 +45,11 @@ type backends struct {
 const (
 	plainPort  = 8080
 	securePort = 8443
-	// extensionGroup is the API that the pods serve.
+	// extensionGroup is the API group that the pods serve.
 	extensionGroup = "tests.weft.dev"
 )
 
-// The API server reaches pods on every node: as their proxy, and as what asks a webhook and an API that pods serve.
+// The API server reaches pods on every node: as a proxy, as the client of a webhook, and as the client of an aggregated API.
 func TestAPIServerReachesPods(t *testing.T) {
 	b := newBackends(t, "backend")
 	get := func(ctx context.Context, path string) (string, error) {
@@ -113,7 +113,7 @@ func newBackends(t *testing.T, name string) *backends {
 	return b
 }
 
-// certify makes the pods' certificate, and reads the authority of the API server's.
+// certify makes the pods' certificate, and reads the CA of the API server's.
 func (b *backends) certify(t *testing.T) {
 	t.Helper()
 	ca, err := pki.New(t.TempDir())
@@ -140,7 +140,7 @@ func (b *backends) certify(t *testing.T) {
 	}
 }
 
-// serve answers in a pod until the test ends: with TLS where a configuration is given.
+// serve answers in a pod until the test ends, with TLS if there is a configuration.
 func (b *backends) serve(t *testing.T, p *lab.Pod, number uint16, secure *tls.Config) {
 	t.Helper()
 	var listener net.Listener
@@ -169,7 +169,7 @@ func (b *backends) serve(t *testing.T, p *lab.Pod, number uint16, secure *tls.Co
 	t.Cleanup(func() { _ = server.Close() })
 }
 
-// judge is a webhook that admits a ConfigMap with the key "good", and no other.
+// judge is a webhook that admits only ConfigMaps with the key "good".
 func judge(w http.ResponseWriter, r *http.Request) {
 	var review admissionv1.AdmissionReview
 	var config corev1.ConfigMap
@@ -189,7 +189,7 @@ func judge(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// greet answers the API server, which names the user; others it refuses.
+// greet answers the API server, which names the user, and refuses other clients.
 func greet(w http.ResponseWriter, r *http.Request) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != controlplane.FrontProxy {
 		http.Error(w, "no certificate of the API server", http.StatusUnauthorized)
@@ -198,7 +198,7 @@ func greet(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "hello "+r.Header.Get("X-Remote-User"))
 }
 
-// judges has the pods judge the ConfigMaps with a label, and finds that they do.
+// judges registers the pods as a webhook for ConfigMaps with a label, and tests it.
 func (b *backends) judges(t *testing.T) {
 	const label = "weft.dev/judged"
 	path, fail, none, number := "/judge", admissionregistrationv1.Fail, admissionregistrationv1.SideEffectClassNone, int32(443)
@@ -242,7 +242,7 @@ func (b *backends) judges(t *testing.T) {
 	}
 }
 
-// serveAPI makes the pods' API one of the cluster.
+// serveAPI registers the pods' API as an aggregated API.
 func (b *backends) serveAPI(t *testing.T) {
 	t.Helper()
 	services := objects(t, b.cluster, "apiregistration.k8s.io", "apiservices")

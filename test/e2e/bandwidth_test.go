@@ -21,36 +21,36 @@ import (
 
 const (
 	floodPort = 7794
-	// warmUp is not measured, measured is, and again is how long each measurement after it takes.
+	// warmUp is not measured. measured is the time of the first measurement, again that of each further one.
 	warmUp   = 5 * time.Second
 	measured = 20 * time.Second
 	again    = 12 * time.Second
-	// transferred is how much TCP is sent, in bytes.
+	// transferred is the size of a TCP transfer, in bytes.
 	transferred = 256 << 10
-	// othersRate is how many datagrams a second others exchange meanwhile, of which none may be lost.
+	// othersRate is the rate of other pods' datagrams per second meanwhile. None may be lost.
 	othersRate = 100
-	// above and below are how far a rate may be from its limit. A sender that the machine stops for a while does not make up for it, so that
-	// the lower bound is the wider one.
+	// above and below are the permitted relative differences between a rate and its limit. A sender that the machine delays does not catch
+	// up, so the lower bound is wider.
 	above, below = 0.05, 0.15
 )
 
-// limits are a pod's in bits a second, as a runtime tells of them.
+// limits are a pod's limits in bits per second, as a runtime passes them.
 type limits struct{ ingress, egress uint64 }
 
 func (l limits) capabilities() map[string]any {
-	return map[string]any{"bandwidth": map[string]any{ // as containerd writes it, with its word for no limit
+	return map[string]any{"bandwidth": map[string]any{ // as containerd writes it, with its value for no limit
 		"IngressRate": l.ingress, "IngressBurst": uint64(math.MaxUint32), "EgressRate": l.egress, "EgressBurst": uint64(math.MaxUint32),
 	}}
 }
 
-// limited is a flood that a limit holds.
+// limited is a flood through a limit.
 type limited struct {
 	name  string
 	limit uint64
 	flood *traffic.Flood
 }
 
-// limitedPods are two pods with limits, on two nodes, and two without.
+// limitedPods are two pods with limits, on two nodes, and two without limits.
 type limitedPods struct {
 	near, far, plainNear, plainFar *lab.Pod
 	floods                         []limited
@@ -72,7 +72,7 @@ func newLimitedPods(t *testing.T, c *lab.Cluster) *limitedPods {
 	return p
 }
 
-// transfer sends some TCP from one pod to another, all of which comes.
+// transfer sends data by TCP from one pod to another; all of it must arrive.
 func transfer(t *testing.T, from, to *lab.Pod) {
 	t.Helper()
 	at := netip.AddrPortFrom(to.IPs[0], floodPort)
@@ -98,7 +98,7 @@ func addLimited(t *testing.T, c *lab.Cluster, node, name string, l limits) *lab.
 	return addPodAs(t, c, lab.PodSpec{Node: node, Namespace: "default", Name: name, NoObject: true, Capabilities: l.capabilities()})
 }
 
-// flood sends half as much again as is allowed.
+// flood sends 1.5 times the limit.
 func (p *limitedPods) flood(t *testing.T, name string, from, to *lab.Pod, limit uint64) {
 	t.Helper()
 	flood, err := traffic.NewFlood(from.Netns, to.Netns, netip.AddrPortFrom(to.IPs[0], floodPort), limit*3/2)
@@ -113,7 +113,7 @@ func (p *limitedPods) flood(t *testing.T, name string, from, to *lab.Pod, limit 
 	p.floods = append(p.floods, limited{name, limit, flood})
 }
 
-// rates returns in bits a second what arrives of each flood while f runs, and at least for the given time.
+// rates returns the received rate of each flood in bits per second, while f runs, and at least for the given time.
 func (p *limitedPods) rates(t *testing.T, length time.Duration, f func()) []float64 {
 	t.Helper()
 	began, rates := time.Now(), make([]float64, len(p.floods))
@@ -129,7 +129,7 @@ func (p *limitedPods) rates(t *testing.T, length time.Duration, f func()) []floa
 	return rates
 }
 
-// during measures what arrives while f runs, and at least for the given time.
+// during measures the received rates while f runs, and at least for the given time.
 func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f func()) {
 	t.Helper()
 	rates := p.rates(t, length, f)
@@ -142,7 +142,7 @@ func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f 
 	}
 }
 
-// flowing waits until as much arrives again as the limits let through: the switch has learned its way, and queues are full.
+// flowing waits until the received rates reach the limits: the switch has cached the flows, and queues are full.
 func (p *limitedPods) flowing(t *testing.T) {
 	t.Helper()
 	await(t, "the limits being reached again", func(context.Context) error {
@@ -158,7 +158,7 @@ func (p *limitedPods) flowing(t *testing.T) {
 	})
 }
 
-// sleep lets traffic run for a while.
+// sleep lets traffic run for the given time.
 func sleep(t *testing.T, length time.Duration) {
 	t.Helper()
 	select {
@@ -167,7 +167,7 @@ func sleep(t *testing.T, length time.Duration) {
 	}
 }
 
-// shaping is what is in the namespace of a node's ports that shapes traffic.
+// shaping returns the shapers in the namespace of a node's ports.
 func shaping(t *testing.T, n lab.Node) string {
 	t.Helper()
 	enter := func(argv ...string) string {
@@ -182,7 +182,7 @@ func shaping(t *testing.T, n lab.Node) string {
 	return strings.Join(lines, "\n")
 }
 
-// What a pod receives and sends is limited as its annotations say, whatever is restarted, and others are not held up by that.
+// A pod's traffic is limited by its annotations, whatever restarts, and other pods are not slowed down.
 func TestBandwidth(t *testing.T) {
 	c := cluster(t)
 	p := newLimitedPods(t, c)
@@ -193,7 +193,7 @@ func TestBandwidth(t *testing.T) {
 	t.Run("restarts", func(t *testing.T) { p.restarts(t, c) })
 }
 
-// restarts has agents and a switch end, and limits removed and refused, and all pods go.
+// restarts ends agents and a switch, removes limits by hand, adds pods with invalid limits, and deletes all pods.
 func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	others, err := traffic.NewLoad([]traffic.Pair{{Name: "others", From: p.plainNear.Netns, To: addrPort(p.plainFar)}}, min(*pairRate, othersRate))
@@ -230,7 +230,7 @@ func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 	}
 }
 
-// byHand removes a pod's limits while no agent looks: the next agent puts them back.
+// byHand removes a pod's limits while the agent hangs. The next agent restores them.
 func byHand(t *testing.T, n lab.Node, p *limitedPods) {
 	t.Helper()
 	want := shaping(t, n)
@@ -253,7 +253,7 @@ func byHand(t *testing.T, n lab.Node, p *limitedPods) {
 	})
 }
 
-// wrongLimits asks for what is out of range.
+// wrongLimits adds pods with limits out of range.
 func wrongLimits(t *testing.T, n lab.Node) {
 	t.Helper()
 	pod, err := n.Attach(t.Context(), lab.PodSpec{Namespace: "default", Name: "bw-wrong", Capabilities: limits{999, 0}.capabilities()}, "")

@@ -21,11 +21,11 @@ const (
 	churnTime = 4 * time.Minute
 )
 
-// Pods that have come and gone leave nothing behind, however many: no address, interface, port, flow, file,
-// descriptor or goroutine. The agent's memory is told.
+// Deleted pods leave nothing behind, however many: no address, interface, port, flow, file, descriptor or goroutine. The agent's memory
+// is printed.
 func TestChurn(t *testing.T) {
 	c := cluster(t)
-	warm := addPods(t, c, [2]string{"n1", "warm-1"}, [2]string{"n2", "warm-2"}) // so that what is opened once is open
+	warm := addPods(t, c, [2]string{"n1", "warm-1"}, [2]string{"n2", "warm-2"}) // so that lazily opened resources are open
 	for _, p := range warm {
 		delPod(t, p)
 	}
@@ -62,7 +62,7 @@ func TestChurn(t *testing.T) {
 		quantile(adds, 0.5), quantile(adds, 0.95), quantile(adds, 1), quantile(dels, 0.5), quantile(dels, 0.95), quantile(dels, 1), atATime, memory)
 }
 
-// churnRound adds pods, on both nodes by turns, then deletes them, and returns how long each ADD and DEL took.
+// churnRound adds pods on both nodes in turn, then deletes them, and returns the duration of each ADD and DEL.
 func churnRound(ctx context.Context, t *testing.T, c *lab.Cluster, round int) (adds, dels []time.Duration) {
 	t.Helper()
 	pods := make([]*lab.Pod, *perRound)

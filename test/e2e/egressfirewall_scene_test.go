@@ -28,9 +28,9 @@ type guardScene struct {
 	cluster *lab.Cluster
 	api     client.Client
 	zone    *nameServer
-	// near and far are pods of the first namespace, on the first and the second node; stranger is of the second, on the first.
+	// near and far are pods of the first namespace, on the first and the second node; stranger is a pod of the second, on the first node.
 	near, far, stranger *lab.Pod
-	// hosts are addresses beyond the router, each of which answers with its own.
+	// hosts are addresses beyond the router. Each answers with its own address.
 	hosts []netip.Addr
 }
 
@@ -40,7 +40,7 @@ const (
 	guardedTwo = "egress-two"
 )
 
-// newGuardScene makes the scene, in the mode that the cluster has.
+// newGuardScene makes the scene, in the cluster's mode.
 func newGuardScene(t *testing.T, c *lab.Cluster) *guardScene {
 	t.Helper()
 	s := &guardScene{cluster: c, api: networkClient(t, c)}
@@ -72,7 +72,7 @@ func newGuardScene(t *testing.T, c *lab.Cluster) *guardScene {
 	return s
 }
 
-// host makes another address beyond the router, which answers with its own until the test ends.
+// host adds an address beyond the router, which answers with its own address until the test ends.
 func (s *guardScene) host(t *testing.T, number int) netip.Addr {
 	t.Helper()
 	b := s.cluster.Outside.IP.As4()
@@ -89,7 +89,7 @@ func (s *guardScene) host(t *testing.T, number int) netip.Addr {
 	return addr
 }
 
-// rules are written as "Allow 192.0.2.0/24" or "Deny www.example.test".
+// rules parses rules written as "Allow 192.0.2.0/24" or "Deny www.example.test".
 func rules(texts ...string) []networkv1.EgressNetworkPolicyRule {
 	list := []networkv1.EgressNetworkPolicyRule{}
 	for _, text := range texts {
@@ -105,7 +105,7 @@ func rules(texts ...string) []networkv1.EgressNetworkPolicyRule {
 	return list
 }
 
-// policy makes a policy, or replaces its rules; it goes with the test.
+// policy makes a policy, or replaces its rules. It is deleted when the test ends.
 func (s *guardScene) policy(t *testing.T, namespace, name string, texts ...string) {
 	t.Helper()
 	object := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -123,7 +123,7 @@ func (s *guardScene) policy(t *testing.T, namespace, name string, texts ...strin
 	}
 }
 
-// drop deletes a policy; that it is gone is no error.
+// drop deletes a policy. If it is missing, that is no error.
 func (s *guardScene) drop(t *testing.T, namespace, name string) {
 	t.Helper()
 	err := s.api.Delete(context.Background(), &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
@@ -132,7 +132,7 @@ func (s *guardScene) drop(t *testing.T, namespace, name string) {
 	}
 }
 
-// standing waits until a policy's condition Valid has a reason, and says a word.
+// standing waits until a policy's condition Valid has a reason, and a message that contains says.
 func (s *guardScene) standing(t *testing.T, namespace, name, reason, says string) {
 	t.Helper()
 	await(t, fmt.Sprintf("%s/%s: %s", namespace, name, reason), func(ctx context.Context) error {
@@ -148,8 +148,8 @@ func (s *guardScene) standing(t *testing.T, namespace, name, reason, says string
 	})
 }
 
-// reach waits until the pods of the first namespace reach just the hosts given, by their places, and no others; the second
-// namespace's reaches all, and inside the cluster everything is as it was.
+// reach waits until the pods of the first namespace reach exactly the given hosts, by index. The second namespace's pods reach all, and
+// traffic within the cluster works.
 func (s *guardScene) reach(t *testing.T, what string, places ...int) {
 	t.Helper()
 	s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: {0, 1, 2, 3}})
@@ -170,10 +170,10 @@ func (s *guardScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
 	expect(t, what, all...)
 }
 
-// nameServer answers for names, by UDP and by TCP, as the test says.
+// nameServer answers name queries by UDP and by TCP.
 type nameServer struct {
 	mu      sync.Mutex
-	records map[string][]string // by name; nil: it fails
+	records map[string][]string // by name; nil: the server fails
 	cutOff  bool
 	tcp     int
 }
@@ -213,28 +213,28 @@ func serveNames(t *testing.T, netns string, at netip.AddrPort) *nameServer {
 	return s
 }
 
-// has sets a name's records; none: the name does not exist.
+// has sets a name's records; without records, the name does not exist.
 func (s *nameServer) has(name string, records ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.records[name] = append([]string{}, records...)
 }
 
-// fails has the server fail for a name.
+// fails makes the server fail for a name.
 func (s *nameServer) fails(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.records[name] = nil
 }
 
-// cut has the server cut off its answers by UDP, or no more.
+// cut makes the server truncate its answers by UDP, or not.
 func (s *nameServer) cut(off bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cutOff = off
 }
 
-// byTCP is how often the server was asked by TCP.
+// byTCP returns the number of queries by TCP.
 func (s *nameServer) byTCP() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,15 +18,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// The name in the policies of the tests, and a record that gives it an address.
+// The name in the tests' policies, and a record that gives it an address.
 const egressName = "www.egress.test"
 
 func address(ttl int, host netip.Addr) string {
 	return fmt.Sprintf("%s. %d IN A %s", egressName, ttl, host)
 }
 
-// What a policy says of addresses and names is what pods reach outside the cluster, on all nodes and at once; and nobody else is
-// concerned.
+// A policy's rules on addresses and names take effect for pods on all nodes at the same time; other namespaces are not affected.
 func TestEgressFirewall(t *testing.T) {
 	c := cluster(t)
 	byPolicies(t, c)
@@ -106,7 +105,7 @@ func TestEgressFirewall(t *testing.T) {
 	}
 }
 
-// names: a name is what the name server says, from one TTL to the next, and what is not known is closed.
+// names: a name has the addresses of the name server's answer for one TTL. Traffic to names without a known address is denied.
 func (s *guardScene) names(t *testing.T, all string) {
 	const ttl = 5
 	allow := []string{"Allow " + egressName, "Deny " + all}
@@ -130,16 +129,16 @@ func (s *guardScene) names(t *testing.T, all string) {
 	s.reach(t, "the name is gone")
 
 	s.zone.fails(egressName)
-	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name does not exist still
+	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name still does not exist
 	s.reach(t, "a name that does not exist is denied", 0, 1, 2, 3)
-	s.zone.fails("other.egress.test") // before anybody asks: that a name does not exist is an answer
+	s.zone.fails("other.egress.test") // before the first query, because "does not exist" is an answer as well
 	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny other.egress.test")
 	s.reach(t, "a name that nobody knows is denied: all is closed that no rule before has matched", 3)
 	s.zone.has("other.egress.test", fmt.Sprintf("other.egress.test. %d IN A %s", ttl, s.hosts[0]))
 	s.reach(t, "it is resolved", 1, 2, 3)
 }
 
-// restarts: an agent that is killed changes nothing, under traffic: what is allowed by a name passes, and what is denied does not.
+// restarts: killing an agent under traffic changes nothing: traffic to an allowed name passes, and denied traffic does not.
 func (s *guardScene) restarts(t *testing.T, all string) {
 	s.zone.has(egressName, address(5, s.hosts[0]))
 	s.policy(t, guardedOne, "default", "Allow "+egressName, "Deny "+all)
@@ -164,7 +163,7 @@ func (s *guardScene) restarts(t *testing.T, all string) {
 	good, bad := running(s.hosts[0]), running(s.hosts[2])
 	for i, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGTERM, syscall.SIGKILL} {
 		n := s.cluster.Node(1 + i%2)
-		if i == 2 { // a name server that is away then makes no difference
+		if i == 2 { // with the name server away, the result is the same
 			s.zone.fails(egressName)
 		}
 		kill(t, s.cluster, n.Name+"/weft-agent", signal)
@@ -199,8 +198,8 @@ func (s *guardScene) restarts(t *testing.T, all string) {
 	s.reach(t, "after restarts", 0)
 }
 
-// Between isolated projects: namespaces that share a VNID are closed if any has a policy, one that is global is not concerned, and a
-// policy goes with its namespace wherever that moves.
+// With isolated projects: namespaces that share a VNID are closed if any has a policy. A global namespace is not affected. A policy
+// applies to its namespace even when that moves to another VNID.
 func TestEgressFirewallOfProjects(t *testing.T) {
 	c := cluster(t)
 	e := &estate{cluster: c}
@@ -208,7 +207,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.Timeout = 0 // watches last
+	config.Timeout = 0 // watches are long-lived
 	if e.tenants, err = tenant.New(config); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +242,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	s.reach(t, "flat again", 0, 1, 2, 3)
 }
 
-// forbidden sends to a host that the first namespace must not reach, and returns what ends that and counts.
+// forbidden sends to a host that the first namespace must not reach. end stops that and counts.
 func (s *guardScene) forbidden(t *testing.T, host int) (end func()) {
 	t.Helper()
 	at := echo(t, s.cluster.Outside.Netns, s.hosts[host])

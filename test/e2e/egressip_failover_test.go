@@ -24,8 +24,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// A node that dies has its share of what leaves taken over by the other that holds an address of the project; and its address,
-// where the controller gives them out, by another node. It takes three nodes, and so a lab of its own.
+// When a node dies, another node with an address of the project takes over its share of the outgoing traffic. If the controller assigns
+// the addresses, another node gets the dead node's address. The test needs three nodes, and so its own lab.
 func TestEgressIPFailover(t *testing.T) {
 	config := lab.Config{Name: *labName + "f", Nodes: 3, Runtime: plan.RuntimeCNI, WeftBin: *weftBin}
 	if config.WeftBin == "" {
@@ -49,7 +49,7 @@ func TestEgressIPFailover(t *testing.T) {
 	s.stay(t)
 }
 
-// takeOver: of two nodes that hold addresses of the project, one dies.
+// takeOver: one of two nodes with addresses of the project dies.
 func (s *egressScene) takeOver(t *testing.T) {
 	t.Helper()
 	s.want(t, egressA, egressOne, egressTwo)
@@ -95,7 +95,7 @@ func (s *egressScene) takeOver(t *testing.T) {
 	s.host(t, "n3")
 }
 
-// reassign: a node that the controller gave an address dies.
+// reassign: a node with an address from the controller dies.
 func (s *egressScene) reassign(t *testing.T) {
 	t.Helper()
 	s.want(t, egressA, egressThree)
@@ -128,7 +128,7 @@ func (s *egressScene) reassign(t *testing.T) {
 	})
 }
 
-// lists returns the addresses that HostSubnets list.
+// lists returns the addresses in HostSubnets.
 func (s *egressScene) lists(ctx context.Context, t *testing.T) (map[string][]string, error) {
 	t.Helper()
 	list, err := objects(t, s.cluster, network, "hostsubnets").List(ctx, metav1.ListOptions{})
@@ -146,7 +146,7 @@ func (s *egressScene) lists(ctx context.Context, t *testing.T) (map[string][]str
 	return lists, nil
 }
 
-// assigned waits until nodes list addresses as told.
+// assigned waits until nodes have the given addresses.
 func (s *egressScene) assigned(t *testing.T, when string, want map[string][]string) {
 	t.Helper()
 	await(t, when, func(ctx context.Context) error {
@@ -160,8 +160,8 @@ func (s *egressScene) assigned(t *testing.T, when string, want map[string][]stri
 	})
 }
 
-// stay: an address that only one node can have stays there when the node is not ready, and leaves it for nobody when it dies: it is in use
-// again as soon as the node is back. What another can have goes there.
+// stay: an address that only one node can have remains there while the node is not ready. It does not move when the node dies, and is in
+// use again as soon as the node is back. An address that another node can have moves there.
 func (s *egressScene) stay(t *testing.T) {
 	t.Helper()
 	s.set(t, "hostsubnets", "n3", "egressCIDRs")
@@ -184,7 +184,7 @@ func (s *egressScene) stay(t *testing.T) {
 	s.assigned(t, "n2 is ready", apart)
 }
 
-// setReady writes a Node's condition, as its kubelet does.
+// setReady writes a Node's Ready condition, as its kubelet does.
 func (s *egressScene) setReady(t *testing.T, node string, status corev1.ConditionStatus) {
 	t.Helper()
 	client, err := s.cluster.Client()
@@ -200,7 +200,7 @@ func (s *egressScene) setReady(t *testing.T, node string, status corev1.Conditio
 	}
 }
 
-// cut takes a node off the network while f runs.
+// cut disconnects a node from the network while f runs.
 func (s *egressScene) cut(t *testing.T, name string, f func(began time.Time)) {
 	t.Helper()
 	var node lab.Node

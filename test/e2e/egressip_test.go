@@ -29,17 +29,17 @@ const (
 	egressOne   = "172.31.0.100"
 	egressTwo   = "172.31.0.101"
 	egressThree = "172.31.0.102"
-	// virtualIP is one that a node has for something else.
+	// virtualIP is an address that a node has for another purpose.
 	virtualIP = "172.31.0.103"
 )
 
-// The projects: the first wants egress addresses, the second does not until it is told to.
+// The projects: the first has egress IPs from the start, the second gets them later.
 const (
 	egressA = "egress-a"
 	egressB = "egress-b"
 )
 
-// egressScene is two projects with a pod on each node, and somebody outside who says whom he sees.
+// egressScene is two projects with a pod on each node, and a host outside that reports the source it sees.
 type egressScene struct {
 	cluster *lab.Cluster
 	pods    map[string]*lab.Pod // a1 is the first project's on n1, and so on
@@ -66,7 +66,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 	} {
 		spec.Name = "egress-" + name
 		if spec.Namespace == egressA {
-			spec.Capabilities = published(c.Outside.IP) // at all addresses; no node has the other one
+			spec.Capabilities = published(c.Outside.IP) // on all addresses; the node without this address does not have it
 		}
 		s.pods[name] = pods(t, spec)
 		tell(t, s.pods[name].Netns, name, tellPort)
@@ -80,7 +80,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 	return s
 }
 
-// set writes a list of addresses or ranges into an object.
+// set writes a list of addresses or ranges into an object's field.
 func (s *egressScene) set(t *testing.T, resource, name, field string, list ...string) {
 	t.Helper()
 	if list == nil {
@@ -107,15 +107,15 @@ func (s *egressScene) host(t *testing.T, node string, ips ...string) {
 	s.set(t, "hostsubnets", node, "egressIPs", ips...)
 }
 
-// outsidePort is where the one outside answers; the lab has another there at the usual port.
+// outsidePort is the port where the host outside answers; the lab uses the usual port for another server.
 const outsidePort = 7792
 
-// closed stands for traffic that does not leave.
+// closed means traffic that does not leave.
 const closed = "nobody"
 
 func (s *egressScene) outside() netip.AddrPort { return port(s.cluster.Outside.IP, outsidePort) }
 
-// crowd gives the one outside other addresses, and returns where it answers by them: what a pod sends is spread over nodes by the target's.
+// crowd adds addresses to the host outside, and returns where it answers: a pod's traffic is distributed over nodes by destination.
 func (s *egressScene) crowd(t *testing.T) []netip.AddrPort {
 	t.Helper()
 	const first, some = 100, 24
@@ -136,12 +136,12 @@ func (s *egressScene) crowd(t *testing.T) []netip.AddrPort {
 	return targets
 }
 
-// seen returns whom the one outside sees.
+// seen returns the source that the host outside sees.
 func (s *egressScene) seen(ctx context.Context, pod, protocol string) string {
 	return s.seenAt(ctx, pod, protocol, s.outside())
 }
 
-// leaveBy waits until all that a1 sends to the targets leaves by one address, and returns how often it did not.
+// leaveBy waits until all traffic from a1 to the targets leaves by one address, and returns how often it did not.
 func (s *egressScene) leaveBy(t *testing.T, what string, targets []netip.AddrPort, address string) (lost int) {
 	t.Helper()
 	await(t, what, func(ctx context.Context) error {
@@ -156,7 +156,7 @@ func (s *egressScene) leaveBy(t *testing.T, what string, targets []netip.AddrPor
 	return lost
 }
 
-// seenAt returns whom one who answers sees.
+// seenAt returns the source that the server at an address sees.
 func (s *egressScene) seenAt(ctx context.Context, pod, protocol string, at netip.AddrPort) string {
 	ctx, cancel := context.WithTimeout(ctx, brief)
 	defer cancel()
@@ -167,7 +167,7 @@ func (s *egressScene) seenAt(ctx context.Context, pod, protocol string, at netip
 	return answer.Source.String()
 }
 
-// sees waits until the one outside sees the pods as they are named, "a1 172.31.0.100 a2 nobody ...", by both protocols.
+// sees waits until the host outside sees the pods' sources as listed, "a1 172.31.0.100 a2 nobody ...", by both protocols.
 func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duration {
 	t.Helper()
 	words := strings.Fields(pairs)
@@ -176,7 +176,7 @@ func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duratio
 		for i := 0; i < len(words); i += 2 {
 			for _, protocol := range []string{"tcp", "udp"} {
 				if protocol == "udp" && words[i+1] == closed {
-					continue // one question is enough where nothing comes: it takes its time
+					continue // one request suffices if no answer is expected: it takes long
 				}
 				if got := s.seen(ctx, words[i], protocol); got != words[i+1] {
 					errs = append(errs, fmt.Errorf("%s by %s as %s, not %s", words[i], protocol, got, words[i+1]))
@@ -242,7 +242,7 @@ func (s *egressScene) run(t *testing.T) {
 	}
 }
 
-// together: pods and nodes reach each other as ever.
+// together: pods and nodes reach each other as without egress IPs.
 func (s *egressScene) together(t *testing.T) {
 	t.Helper()
 	for _, from := range []string{s.pods["a1"].Netns, s.pods["a2"].Netns, s.cluster.Node(1).Netns, s.cluster.Node(2).Netns} {
@@ -254,8 +254,8 @@ func (s *egressScene) together(t *testing.T) {
 	}
 }
 
-// answers: what comes from outside to a pod is answered to where it came from, though not by an egress address, also by a host port. The
-// node's own address stands for one outside: the host does not hide it.
+// answers: replies to traffic from outside to a pod return to its sender, and not by an egress IP, also through a host port. The client
+// is on the node's own address, because the host does not masquerade that.
 func (s *egressScene) answers(t *testing.T) {
 	t.Helper()
 	for i, name := range []string{"a1", "a2"} {
@@ -263,12 +263,12 @@ func (s *egressScene) answers(t *testing.T) {
 		mustRun(t, n.Enter("ping", "-c", "3", "-i", "0.2", "-W", "2", "-I", n.IP.String(), s.pods[name].IPs[0].String()))
 		asked(t, asker{"outside", s.cluster.Outside.Netns, port(n.IP, hostPort), name, s.cluster.Outside.IP})
 	}
-	// The project's own pods ask a node's host port as they ask anybody outside.
+	// The project's own pods use a node's host port like any address outside.
 	to, source := port(s.cluster.Node(2).IP, hostPort), netip.MustParseAddr(egressOne)
 	asked(t, asker{"a1", s.pods["a1"].Netns, to, "a2", source}, asker{"a2", s.pods["a2"].Netns, to, "a2", source})
 }
 
-// transfer sends more than fits a window, and an echo of the largest size, by the other node and by the pod's own.
+// transfer sends more data than fits a TCP window, and an echo of the largest size, by the other node and by the pod's own.
 func (s *egressScene) transfer(t *testing.T) {
 	t.Helper()
 	const sinkPort, size = 7790, 4 << 20
@@ -292,7 +292,7 @@ func (s *egressScene) transfer(t *testing.T) {
 	}
 }
 
-// notReachable: nobody reaches the node by an egress address, nor a pod by a host port there.
+// notReachable: the node is not reachable by an egress IP, and a pod is not reachable by a host port there.
 func (s *egressScene) notReachable(t *testing.T) {
 	t.Helper()
 	tell(t, s.cluster.Node(1).Netns, "node", 7791)
@@ -312,7 +312,7 @@ func (s *egressScene) notReachable(t *testing.T) {
 	ask("the node", s.cluster.Node(1).Netns, hostPort)
 }
 
-// putBack: an address that somebody takes off the interface comes back.
+// putBack: an egress IP that is removed from the interface by hand is restored.
 func (s *egressScene) putBack(t *testing.T) {
 	t.Helper()
 	n := s.cluster.Node(2)
@@ -328,7 +328,7 @@ func (s *egressScene) putBack(t *testing.T) {
 	s.sees(t, "it is back", "a1 "+egressTwo+" a2 "+egressOne)
 }
 
-// restart: agents that are killed lose nothing of what leaves by egress addresses, and change nothing.
+// restart: killed agents lose no traffic that leaves by egress IPs, and change nothing.
 func (s *egressScene) restart(t *testing.T) {
 	t.Helper()
 	before := map[string]probe.State{}
@@ -336,7 +336,7 @@ func (s *egressScene) restart(t *testing.T) {
 		before[n.Name] = settledState(t, n)
 	}
 	echo(t, s.cluster.Outside.Netns, s.cluster.Outside.IP)
-	s.host(t, "n1") // so that what a1 sends leaves by the other node
+	s.host(t, "n1") // so that traffic from a1 leaves by the other node
 	s.sees(t, "by n2", "a1 "+egressOne+" a2 "+egressOne)
 	var pairs []traffic.Pair
 	for _, name := range []string{"a1", "a2"} {
@@ -365,7 +365,7 @@ func (s *egressScene) restart(t *testing.T) {
 	}
 }
 
-// ghost: a node that holds an address and does not answer loses its share of what leaves to the other that does.
+// ghost: a node that has an address but does not answer loses its share of the outgoing traffic to the other node that has one.
 func (s *egressScene) ghost(t *testing.T) {
 	t.Helper()
 	const name, address, subnet = "ghost.example", "172.31.0.203", "10.131.250.0/23"
@@ -385,8 +385,7 @@ func (s *egressScene) ghost(t *testing.T) {
 	}
 }
 
-// The network hears of an address that moves: who knows it elsewhere is told by gratuitous ARP. One that the node has itself is left
-// alone.
+// When an address moves, gratuitous ARP updates the neighbours. An address that the node itself has is not changed.
 func TestEgressIPAtNode(t *testing.T) {
 	s := newEgressScene(t, cluster(t), networkv1.PluginMultitenant)
 	t.Cleanup(func() {
@@ -416,15 +415,15 @@ func TestEgressIPAtNode(t *testing.T) {
 	s.refused(t)
 }
 
-// refused: a node holds no address that is its own, or that it has for something else, says so, and goes on to be reached by it. Once it
-// has one for nothing else any more, it holds it.
+// refused: a node does not take an egress IP that is its own, or that it has for another purpose. It reports that, and remains reachable
+// by it. Once the node has the address for no other purpose, it takes it.
 func (s *egressScene) refused(t *testing.T) {
 	t.Helper()
 	const nodePort = 7791
 	n := s.cluster.Node(1)
 	virtual := func(change string) []string { return n.Enter("ip", "addr", change, virtualIP+"/32", "dev", "lo") }
 	mustRun(t, virtual("add"))
-	t.Cleanup(func() { _, _ = run(context.Background(), virtual("del")) }) // if it is still there
+	t.Cleanup(func() { _, _ = run(context.Background(), virtual("del")) }) // if it still exists
 	tell(t, n.Netns, "node", nodePort)
 	for _, address := range []string{n.IP.String(), virtualIP} {
 		s.want(t, egressA, address)
@@ -443,7 +442,7 @@ func (s *egressScene) refused(t *testing.T) {
 	s.sees(t, "n1 has the address for nothing else any more", "a1 "+virtualIP+" a2 "+virtualIP)
 }
 
-// notHeld waits for the event on a HostSubnet that says that the node does not hold an address.
+// notHeld waits for the event on a HostSubnet which reports that the node does not have an address.
 func (s *egressScene) notHeld(t *testing.T, node, address string) {
 	t.Helper()
 	client, err := s.cluster.Client()

@@ -26,8 +26,8 @@ func routerSpec(name, annotation string) lab.PodSpec {
 	}
 }
 
-// become does what the router's image does: it takes an address of the node's network, and leads what clients send it to a
-// destination there.
+// become does what the router's image does: it takes an address of the node's network, and forwards clients' traffic to a destination
+// there.
 func become(t *testing.T, c *lab.Cluster, p *lab.Pod, source netip.Addr, destination netip.AddrPort) {
 	t.Helper()
 	route := strings.Fields(mustRun(t, c.Node(1).Enter("ip", "-4", "route", "show", "default")))
@@ -46,8 +46,8 @@ func become(t *testing.T, c *lab.Cluster, p *lab.Pod, source netip.Addr, destina
 	}
 }
 
-// A pod with a privileged container gets an interface in its node's network, by which it leads others out under an address of its own;
-// it goes on reaching pods, Services and its node.
+// A pod with a privileged container gets an interface in its node's network, by which it forwards others' traffic with an address of its
+// own. It still reaches pods, Services and its node.
 func TestEgressRouter(t *testing.T) {
 	c := cluster(t)
 	client, err := c.Client()
@@ -113,7 +113,7 @@ func TestEgressRouter(t *testing.T) {
 	}
 }
 
-// notRouters asks for what is refused, with a reason.
+// notRouters adds pods with invalid requests, which are refused with a reason.
 func notRouters(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	plain := routerSpec("er-plain", "true")

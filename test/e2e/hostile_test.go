@@ -26,11 +26,11 @@ import (
 
 const (
 	vxlanPort = 4789
-	// discard is the port that hostile packets are sent to.
+	// discard is the destination port of hostile packets.
 	discard = 9
 )
 
-// stage is where attacks are played: three pods, and ears everywhere.
+// stage is the scene of the attacks: three pods, and packet sniffers ("ears") in all namespaces.
 type stage struct {
 	cluster                     *lab.Cluster
 	attacker, neighbour, remote *lab.Pod
@@ -69,7 +69,7 @@ func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod, apart bool) *stag
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.raw.Close() })
-	// Everybody knows everybody before the attack, so that there are caches to poison.
+	// All pods resolve each other before the attack, so that there are neighbour caches to poison.
 	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
 		echo(t, p.Netns, p.IPs[0])
 	}
@@ -79,7 +79,7 @@ func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod, apart bool) *stag
 	return s
 }
 
-// meet has all reach those that they may.
+// meet checks that all pods reach those that they may reach.
 func (s *stage) meet(t *testing.T) {
 	t.Helper()
 	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
@@ -93,7 +93,7 @@ func (s *stage) meet(t *testing.T) {
 	ping(t, s.remote.Netns, s.neighbour.IPs[0])
 }
 
-// uplink is the device of a node that has its address: with the userspace datapath, eth0 is a port of a bridge.
+// uplink is the device with a node's address: with the userspace datapath, eth0 is a port of a bridge.
 func uplink(c *lab.Cluster) string {
 	if c.Datapath == plan.DatapathNetdev {
 		return ovsnode.Phy
@@ -101,7 +101,7 @@ func uplink(c *lab.Cluster) string {
 	return "eth0"
 }
 
-// hostEnd returns the MAC address of the node's end of a pod's interface.
+// hostEnd returns the MAC address of a pod's host veth.
 func hostEnd(t *testing.T, p *lab.Pod) net.HardwareAddr {
 	t.Helper()
 	mac, _, err := probe.HostEnd(p)
@@ -111,7 +111,7 @@ func hostEnd(t *testing.T, p *lab.Pod) net.HardwareAddr {
 	return mac
 }
 
-// listen opens ears on the victims' interfaces, on the nodes' and the underlay's, and in the nodes' own sockets.
+// listen starts sniffers on the victims' interfaces, on the nodes' and the underlay's interfaces, and sockets in the nodes.
 func (s *stage) listen(t *testing.T) {
 	t.Helper()
 	add := func(name string, sniffer *traffic.Sniffer, err error) {
@@ -140,7 +140,7 @@ func (s *stage) listen(t *testing.T) {
 	add("outside", outside, err)
 }
 
-// heard returns who heard a marker, sorted.
+// heard returns the sniffers that received a marker, sorted.
 func (s *stage) heard(marker []byte) []string {
 	var by []string
 	for name, ear := range s.ears {
@@ -152,7 +152,7 @@ func (s *stage) heard(marker []byte) []string {
 	return by
 }
 
-// expectation is an honest packet and who has to hear it.
+// expectation is an honest packet and the sniffers that must receive it.
 type expectation struct {
 	name string
 	from *traffic.Raw
@@ -162,8 +162,8 @@ type expectation struct {
 	ears []string
 }
 
-// honest sends packets that must arrive, and awaits each wherever it passes. They are sent last: what was sent before
-// them by the same way has arrived by then, or never will.
+// honest sends packets that must arrive, and awaits each on its whole path. They are sent last: all earlier packets on the same path have
+// arrived by then, or never will.
 func (s *stage) honest(t *testing.T, round string) {
 	t.Helper()
 	remote, err := traffic.OpenRaw(s.remote.Netns, "eth0")
@@ -178,7 +178,7 @@ func (s *stage) honest(t *testing.T, round string) {
 	defer func() { _ = neighbour.Close() }()
 	a, scene, phy := s.scene.Attacker, &s.scene, "'s "+uplink(s.cluster)
 	toNeighbour, toRemote, byNeighbour, byRemote := s.raw, s.raw, a, a
-	if scene.Apart { // the other of the two may
+	if scene.Apart { // the neighbour and the remote pod may reach each other
 		toNeighbour, byNeighbour, toRemote, byRemote = remote, scene.Remote, neighbour, scene.Neighbour
 	}
 	for _, x := range []expectation{
@@ -205,7 +205,7 @@ func (s *stage) honest(t *testing.T, round string) {
 	}
 }
 
-// unharmed checks that nobody takes anybody for somebody else, and that all still reach each other.
+// unharmed checks that no neighbour cache is poisoned, and that all still reach each other.
 func (s *stage) unharmed(t *testing.T) {
 	t.Helper()
 	for name, path := range map[string]string{
@@ -232,10 +232,10 @@ func (s *stage) unharmed(t *testing.T) {
 	s.meet(t)
 }
 
-// Whatever a pod sends that is not its own, goes nowhere: not to a pod, not to a node, not onto the network between.
+// A packet with a source that is not the pod's own arrives nowhere: not at a pod, not at a node, not on the network in between.
 func TestHostilePod(t *testing.T) { newStage(t).attack(t) }
 
-// What a pod sends that is not its own goes nowhere, and what is goes to nobody whom policies keep from it.
+// A pod's packets with sources that are not its own arrive nowhere, and its own packets do not arrive where policies deny them.
 func TestPolicyHostile(t *testing.T) {
 	s := newPolicyScene(t, "hostile")
 	var pods []*lab.Pod
@@ -256,10 +256,10 @@ func TestPolicyHostile(t *testing.T) {
 	newStageOf(t, s.cluster, pods, true).attack(t)
 }
 
-// between are the ears that hear what goes from node to node: on the kernel's datapath the tunnel ends in a UDP socket.
+// between are the sniffers on the path between nodes: on the kernel's datapath the tunnel ends in a UDP socket.
 var between = []string{"n1's eth0", "n2's eth0", "n2's UDP sockets"} //nolint:gochecknoglobals // a constant
 
-// attack sends all hostile frames, and sees that nobody hears them.
+// attack sends all hostile frames, and checks that no sniffer receives them.
 func (s *stage) attack(t *testing.T) {
 	t.Helper()
 	frames, err := hostile.Frames(s.scene)
@@ -290,8 +290,8 @@ func (s *stage) attack(t *testing.T) {
 	t.Logf("%d hostile frames of %d classes; %d ears, nothing heard", len(frames), len(classes), len(s.ears))
 }
 
-// A pod finds its gateway by ARP, at the gateway's address and by the gateway's MAC address; no other address of the
-// node's answers, and the node's end of its interface never does.
+// A pod resolves its gateway by ARP, to the gateway's MAC address. No other address of the node answers ARP, and the host veth never
+// does.
 func TestNodeAnswersNoARP(t *testing.T) {
 	s := newStage(t)
 	ears, err := traffic.NewSniffer(s.attacker.Netns, "eth0", true)
@@ -303,7 +303,7 @@ func TestNodeAnswersNoARP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The gateway last: when its answer is there, the others' would be.
+	// The gateway last: when it has answered, the others would have answered too.
 	addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a == s.scene.Gateway.IP })
 	for _, whose := range append(addresses, s.scene.Service, s.cluster.Node(2).IP, s.scene.Gateway.IP) {
 		frame, err := hostile.ARPRequest(s.scene.Attacker, whose)
@@ -336,8 +336,7 @@ func TestNodeAnswersNoARP(t *testing.T) {
 	t.Logf("asked for %v; answers: %v", addresses, answers())
 }
 
-// A host that is no node cannot send into the tunnel, whoever it says the pod behind it is: only known nodes' tunnel
-// packets count.
+// A host that is not a node cannot send into the tunnel, whatever pod's address it uses: only tunnel packets from nodes are accepted.
 func TestHostileHost(t *testing.T) {
 	s := newStage(t)
 	stranger := attachStranger(t, s.cluster)
@@ -369,7 +368,7 @@ func TestHostileHost(t *testing.T) {
 			t.Errorf("%s never came to n2's eth0: its silence further on says nothing", f.Name)
 		}
 	}
-	// A known node's packet is as good as these, and arrives; so those sent before it would have.
+	// A packet with a node's address takes the same path, and arrives; so packets sent before it would have arrived.
 	control, err := hostile.Tunnelled("control", 0, s.scene.Attacker, s.scene.Remote)
 	if err != nil {
 		t.Fatal(err)
@@ -397,7 +396,7 @@ func sendUDP(t *testing.T, netns string, to netip.AddrPort, data []byte) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	// As tunnels do; and a checksum that is left to an interface that is none would be wrong.
+	// Without checksum, as tunnels do: an offloaded checksum would be wrong on a virtual interface.
 	raw, err := conn.SyscallConn()
 	if err == nil {
 		err = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) })
@@ -410,7 +409,7 @@ func sendUDP(t *testing.T, netns string, to netip.AddrPort, data []byte) {
 	}
 }
 
-// attachStranger attaches a host to the nodes' network that is none of them, and returns its namespace.
+// attachStranger attaches a host that is not a node to the nodes' network, and returns its namespace.
 func attachStranger(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	path, remove, err := traffic.NewSpace(t.TempDir())

@@ -22,14 +22,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Ports of the nodes, which nothing else in a lab has.
+// Ports of the nodes that nothing else in a lab uses.
 const (
 	hostPort     = 18080
 	hostPortAt   = 18081
 	hostPortEcho = 18082
 )
 
-// published are host ports as a runtime tells of them; at is where one of them is only.
+// published are host ports as a runtime passes them; at is the only address of one of them.
 func published(at netip.Addr) map[string]any {
 	type mapping struct {
 		HostPort      int    `json:"hostPort"`
@@ -46,7 +46,7 @@ func published(at netip.Addr) map[string]any {
 	}}
 }
 
-// asker asks, and is to be answered by name, which is to see the source address given.
+// asker is a client and the expected answer: the server's name and the source address that it sees.
 type asker struct {
 	who    string
 	from   string
@@ -55,7 +55,7 @@ type asker struct {
 	source netip.Addr
 }
 
-// asked has all of them ask, by both protocols.
+// asked runs all clients, by both protocols.
 func asked(t *testing.T, askers ...asker) {
 	t.Helper()
 	for _, a := range askers {
@@ -68,7 +68,7 @@ func asked(t *testing.T, askers ...asker) {
 	}
 }
 
-// A port of a node leads to its pod, for everybody and from everywhere, and nothing else does.
+// A host port leads to its pod, from every client and address, and nothing else does.
 func TestHostPorts(t *testing.T) {
 	c := cluster(t)
 	n1, n2, outside := c.Node(1), c.Node(2), c.Outside
@@ -103,14 +103,14 @@ func TestHostPorts(t *testing.T) {
 		asker{"itself", web.Netns, port(n1.IP, hostPort), "web", gw},
 		asker{"outside, at the address", outside.Netns, port(n1.IP, hostPortAt), "web", outside.IP},
 		asker{"near, at the address", near.Netns, port(n1.IP, hostPortAt), "web", gw})
-	refused(t, n1.Netns, port(loopback, hostPortAt), "tcp", "udp")                              // it is at one address only
-	refused(t, n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 53}), hostPort), "tcp", "udp") // the rest of the range is the node's
+	refused(t, n1.Netns, port(loopback, hostPortAt), "tcp", "udp")                              // it is published on one address only
+	refused(t, n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 53}), hostPort), "tcp", "udp") // the other addresses of the range are the node's
 	await(t, "whoever asked before there was a pod", func(context.Context) error {
 		_, err := early.Ask()
 		return err
 	})
 
-	// What goes to other machines' ports of that number is none of the node's business (CVE-2025-67499).
+	// Traffic to the same port number on other machines is not changed by the node (CVE-2025-67499).
 	tell(t, n2.Netns, "n2", hostPort)
 	tell(t, outside.Netns, "outside", hostPort)
 	asked(t,
@@ -130,7 +130,7 @@ func TestHostPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(t, outside.Netns, port(n1.IP, hostPort), "tcp", "udp")
-	// The next pod has the ports, also for who has been talking to the one before.
+	// The next pod gets the ports, also for clients with connections to the former pod.
 	next := addPodAs(t, c, spec)
 	tell(t, next.Netns, "next", tellPort)
 	await(t, "the next pod answers who talked to the one before", func(context.Context) error {
@@ -144,7 +144,7 @@ func TestHostPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "nothing is left of pods with host ports", func(ctx context.Context) error {
-		for _, subject := range []string{"flows", "groups", "inet weft"} { // more ports may stand ready than before
+		for _, subject := range []string{"flows", "groups", "inet weft"} { // there may be more pre-plugged ports than before
 			if now := probe.StateIn(ctx, n1, subject); now != before[subject] {
 				return fmt.Errorf("%s: %s, was %s", subject, now, before[subject])
 			}
@@ -159,7 +159,7 @@ func TestHostPorts(t *testing.T) {
 	}
 }
 
-// silentLoopback sends from a pod to the loopback range of its node: nobody hears it.
+// silentLoopback sends from a pod to the loopback range of its node: it gets no answer.
 func silentLoopback(t *testing.T, from *lab.Pod) {
 	t.Helper()
 	mustRun(t, from.Enter("ip", "link", "set", "lo", "down"))
@@ -171,7 +171,7 @@ func silentLoopback(t *testing.T, from *lab.Pod) {
 	}
 }
 
-// taken asks for host ports that another pod has.
+// taken requests host ports that another pod has.
 func taken(t *testing.T, n lab.Node, spec lab.PodSpec) {
 	t.Helper()
 	spec.Name = "hp-second"
@@ -189,7 +189,7 @@ func taken(t *testing.T, n lab.Node, spec lab.PodSpec) {
 	delPod(t, bad)
 }
 
-// hostPortsOutlive restarts the agent while a host port is busy, also while the API server is away: nothing is lost.
+// hostPortsOutlive restarts the agent while a host port is in use, also while the API server is away: no packet is lost.
 func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	t.Helper()
 	echo(t, web.Netns, web.IPs[0])
@@ -213,7 +213,7 @@ func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	}
 	load("control", func() {
 		select {
-		case <-time.After(3 * time.Second): // the time that traffic runs
+		case <-time.After(3 * time.Second): // the duration of the traffic
 		case <-t.Context().Done():
 		}
 	})
@@ -230,7 +230,7 @@ func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	if err := web.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// What somebody takes away of it comes back.
+	// Elements removed by hand are restored.
 	mustRun(t, c.Node(1).Enter("nft", "flush", "map", "inet", "weft", "hostports"))
 	await(t, "what was flushed is back", func(ctx context.Context) error {
 		_, err := traffic.Ask(ctx, c.Outside.Netns, "tcp", port(c.Node(1).IP, hostPort))
@@ -238,8 +238,8 @@ func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	})
 }
 
-// Policies judge what comes by a host port as what comes from outside, by its own address where it has it still, and what the node
-// asks as the node.
+// Policies judge traffic through a host port as traffic from outside, by its original address if that is preserved, and requests of the
+// node as the node's.
 func TestPolicyHostPort(t *testing.T) {
 	s := newPolicyScene(t, "hp")
 	n1, n2, outside := s.cluster.Node(1), s.cluster.Node(2), s.cluster.Outside
@@ -284,7 +284,7 @@ func TestPolicyHostPort(t *testing.T) {
 	reach("without a policy again", all)
 }
 
-// With isolated projects a host port is open to all of them, as all that is published; the pod itself is not.
+// With isolated projects, all of them reach a host port, like all published addresses; they do not reach the pod itself.
 func TestTenantHostPort(t *testing.T) {
 	c := cluster(t)
 	e := &estate{cluster: c}

@@ -18,21 +18,21 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// podMTU is what is left of the underlay's 1,500 bytes in the tunnel.
+// podMTU is the underlay's 1,500 bytes minus the tunnel's headers.
 const podMTU = 1450
 
-// cell is one way of the matrix.
+// cell is one path of the matrix.
 type cell struct {
 	name string
 	from string // namespace
 	to   netip.Addr
 	at   string // the receiver's namespace
-	// seen is the sender's address at the receiver; invalid where it is the sender's own, given by own.
+	// seen is the sender's address at the receiver. If it is invalid, own gives the sender's own address.
 	seen netip.Addr
 	size int // of the largest packet
 }
 
-// matrix is two pods on the first node and one on the second, and everybody that they talk to.
+// matrix is two pods on the first node and one on the second, and all peers that they talk to.
 func matrix(c *lab.Cluster, pods []*lab.Pod) []cell {
 	a, b, far := pods[0], pods[1], pods[2]
 	n1, n2 := c.Node(1), c.Node(2)
@@ -52,8 +52,8 @@ func matrix(c *lab.Cluster, pods []*lab.Pod) []cell {
 	}
 }
 
-// Everybody in the cluster reaches everybody, under the address that is theirs in the cluster, and outside under the
-// node's; by UDP, TCP and ICMP; with packets as large as the interface says.
+// All pods and nodes reach each other with their own addresses, and the outside with the node's address; by UDP, TCP and ICMP; with
+// packets up to the interface's MTU.
 func TestMatrix(t *testing.T) {
 	c := cluster(t)
 	pods := addPods(t, c, [2]string{"n1", "matrix-a"}, [2]string{"n1", "matrix-b"}, [2]string{"n2", "matrix-far"})
@@ -99,8 +99,8 @@ func (c *cell) check(t *testing.T) {
 		sent.Connect.Round(time.Microsecond), sent.Took.Round(time.Millisecond), c.seen)
 }
 
-// Agents find out by themselves what the switch can forward by: the kernel's datapath where there is its module. The lab
-// has looked for the module, and laid the nodes' links accordingly.
+// Agents detect the switch's datapath: the kernel's, if its module is available. The lab has looked for the module, and made the nodes'
+// links accordingly.
 func TestDatapath(t *testing.T) {
 	c := cluster(t)
 	for _, n := range c.Nodes() {
@@ -108,7 +108,7 @@ func TestDatapath(t *testing.T) {
 		if found != string(c.Datapath) {
 			t.Errorf("br0 of %s has datapath_type %s, not %s", n.Name, found, c.Datapath)
 		}
-		// What the switch really does: with a type that does not work here, it keeps the bridge and forwards nothing.
+		// This is what the switch really does: with a type that does not work here, it keeps the bridge but forwards nothing.
 		datapaths := mustRun(t, n.Enter("ovs-appctl", "dpif/show"))
 		if !strings.Contains(datapaths, string(c.Datapath)+"@ovs-"+string(c.Datapath)+":") || !strings.Contains(datapaths, "vxlan0 1/") {
 			t.Errorf("%s does not forward br0 and its tunnel by the datapath %s:\n%s", n.Name, c.Datapath, datapaths)
@@ -116,8 +116,8 @@ func TestDatapath(t *testing.T) {
 	}
 }
 
-// A pod's interface has the MTU that fits the tunnel, and refuses what is larger instead of losing it; the pod has its
-// address, its gateway, and routes to the cluster and the Services.
+// A pod's interface has the MTU that fits the tunnel, and refuses larger packets instead of losing them. The pod has its address, its
+// gateway, and routes to the cluster and the Services.
 func TestPodInterface(t *testing.T) {
 	c := cluster(t)
 	pods := addPods(t, c, [2]string{"n1", "interface-a"}, [2]string{"n2", "interface-b"})
@@ -150,7 +150,7 @@ func TestPodInterface(t *testing.T) {
 	}
 }
 
-// Large transfers and many connections at a time go across nodes.
+// Large transfers and many concurrent connections work across nodes.
 func TestTransfers(t *testing.T) {
 	c := cluster(t)
 	pods := addPods(t, c, [2]string{"n1", "transfer-a"}, [2]string{"n2", "transfer-b"})

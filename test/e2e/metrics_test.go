@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// scrape returns the samples that a node's agent tells, by name and labels as they are written.
+// scrape returns the metrics of a node's agent, by name and labels as written.
 func scrape(ctx context.Context, n lab.Node) (map[string]float64, error) {
 	page, err := probe.AskAgent(ctx, n, "/metrics")
 	if err != nil {
@@ -34,7 +34,7 @@ func scrape(ctx context.Context, n lab.Node) (map[string]float64, error) {
 	return samples, nil
 }
 
-// What an agent tells Prometheus follows what happens: pods come and go, and somebody alters its flows.
+// An agent's metrics follow the events: pods are added and deleted, and flows are changed by hand.
 func TestMetrics(t *testing.T) {
 	c := cluster(t)
 	n := c.Node(1)
@@ -74,7 +74,7 @@ func TestMetrics(t *testing.T) {
 	if after[podFlows] <= before[podFlows] || after[`weft_openflow_flow_mods_total`] <= before[`weft_openflow_flow_mods_total`] {
 		t.Error("an ADD adds no flows")
 	}
-	await(t, "everything in step", func(ctx context.Context) error { // the database tells of the port after the switch has
+	await(t, "everything in step", func(ctx context.Context) error { // the database shows the port after the switch has it
 		now, err := scrape(ctx, n)
 		for _, name := range []string{
 			`weft_ready{network="overlay"}`, `weft_engine_in_step{engine="link"}`, `weft_engine_in_step{engine="nft"}`, `weft_engine_in_step{engine="ovsdb"}`, inStep,

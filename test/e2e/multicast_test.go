@@ -27,14 +27,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Projects of the tests of multicast. The third never has it.
+// Projects of the multicast tests. The third never enables it.
 const (
 	choirA = "choir-a"
 	choirB = "choir-b"
 	choirC = "choir-c"
 )
 
-// choir is pods of projects on both nodes, and both hosts, that are all in one group.
+// choir is pods of projects on both nodes, and both hosts, all in one multicast group.
 type choir struct {
 	estate
 
@@ -52,7 +52,7 @@ func newChoir(t *testing.T, plugin string) *choir {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.Timeout = 0 // watches last
+	config.Timeout = 0 // watches are long-lived
 	if c.tenants, err = tenant.New(config); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func newChoir(t *testing.T, plugin string) *choir {
 	return c
 }
 
-// add starts a pod that sings.
+// add starts a pod that joins the group and sends.
 func (c *choir) add(t *testing.T, name string, spec lab.PodSpec) {
 	t.Helper()
 	spec.Name = "choir-" + name
@@ -104,7 +104,7 @@ func (c *choir) joins(t *testing.T, name, netns, device string) {
 	})
 }
 
-// want has a project want multicast, or not: "" takes the annotation away.
+// want enables or disables multicast for a project; "" removes the annotation.
 func (c *choir) want(t *testing.T, project, value string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, networkv1.AnnotationMulticast, value)
@@ -118,10 +118,10 @@ func (c *choir) want(t *testing.T, project, value string) {
 	})
 }
 
-// song is one datagram of one singer.
+// song is one datagram of one sender.
 type song struct{ from, text string }
 
-// sing has everybody sing once, with so many bytes at least, and returns what was sung.
+// sing has every member send one datagram of at least size bytes, and returns the datagrams.
 func (c *choir) sing(t *testing.T, size int) []song {
 	t.Helper()
 	var songs []song
@@ -137,14 +137,15 @@ func (c *choir) sing(t *testing.T, size int) []song {
 	return songs
 }
 
-// together says whether one hears another: both are pods of one of the sets of projects.
+// together reports whether one member receives another's datagrams: both are pods of one of the sets of projects.
 func together(sets []string, from, to string) bool {
 	return from != to && slices.ContainsFunc(sets, func(set string) bool {
 		return slices.Contains([]byte(set), from[0]) && slices.Contains([]byte(set), to[0])
 	})
 }
 
-// missing names who does not hear what is meant for him, stray who hears what is not, or hears it again.
+// judge returns the members that did not receive a datagram they should (missing), and those that received a wrong or repeated one
+// (stray).
 func (c *choir) judge(songs []song, sets []string) (missing, stray []string) {
 	for _, s := range songs {
 		for to, singer := range c.singers {
@@ -163,8 +164,8 @@ func (c *choir) judge(songs []song, sets []string) (missing, stray []string) {
 	return missing, stray
 }
 
-// fence returns when whatever was sent before has arrived where it goes: behind it each node has asked each pod for an answer,
-// but for those that only their own node may ask.
+// fence returns when all earlier datagrams have arrived: after them, each node has got an answer from each pod, except for pods that only
+// their own node can reach.
 func (c *choir) fence(t *testing.T) {
 	t.Helper()
 	for range 3 {
@@ -179,8 +180,8 @@ func (c *choir) fence(t *testing.T) {
 	}
 }
 
-// hears waits until the sets of projects are one in hearing, and holds each to it by datagrams of several sizes: nobody else
-// hears anything, and nobody hears twice.
+// hears waits until each set of projects shares multicast, and then checks this with datagrams of several sizes: no other member receives
+// them, and none receives them twice.
 func (c *choir) hears(t *testing.T, when string, sets ...string) {
 	t.Helper()
 	took := await(t, when, func(context.Context) error {
@@ -207,8 +208,8 @@ func (c *choir) hears(t *testing.T, when string, sets ...string) {
 	}
 }
 
-// large: a datagram of more fragments than the switch hands on in one go comes to all pods of a node. The namespace of their ports
-// puts none of it together: it would take one pod's fragments for another's.
+// large: a datagram of more fragments than the switch forwards in one go reaches all pods of a node. The namespace of their ports
+// reassembles nothing: it would mix up fragments of different pods.
 func (c *choir) large(t *testing.T, from string, sets ...string) {
 	t.Helper()
 	const size = 60000
@@ -230,7 +231,7 @@ func (c *choir) large(t *testing.T, from string, sets ...string) {
 	}
 }
 
-// reassembled says how many fragments the ports' namespaces were to put together, node by node.
+// reassembled returns how many fragments the namespaces of ports were to reassemble, for each node.
 func (c *choir) reassembled(t *testing.T) string {
 	t.Helper()
 	var counts []string
@@ -249,8 +250,8 @@ func (c *choir) reassembled(t *testing.T) string {
 	return strings.Join(counts, " ")
 }
 
-// Multicast is off until all namespaces of a project want it; then all pods of the project hear each other on all nodes, and
-// nobody else does, hosts included. Joined projects have it together or not at all. Restarts lose nothing.
+// Multicast is off until all namespaces of a project enable it. Then all pods of the project receive each other's datagrams on all nodes,
+// and no others do, including hosts. Joined projects have it together or not at all. Restarts lose nothing.
 func TestMulticast(t *testing.T) {
 	flat := map[string]probe.State{}
 	for _, n := range cluster(t).Nodes() {
@@ -320,7 +321,7 @@ func TestMulticast(t *testing.T) {
 	}
 }
 
-// restarts kills agents while everybody hears everybody: nothing is lost.
+// restarts kills agents while all members receive all datagrams: nothing is lost.
 func (c *choir) restarts(t *testing.T) {
 	t.Helper()
 	stop, stopped := make(chan struct{}), make(chan []song)
@@ -358,7 +359,7 @@ func (c *choir) restarts(t *testing.T) {
 	t.Logf("%d datagrams sung while agents were killed", len(songs))
 }
 
-// comeAndGo: a pod that comes hears, and one of another project that gets the port of one that went does not.
+// comeAndGo: a new pod receives datagrams. A pod of another project that gets a deleted pod's port does not.
 func (c *choir) comeAndGo(t *testing.T) {
 	t.Helper()
 	for i := range 5 {
@@ -372,7 +373,7 @@ func (c *choir) comeAndGo(t *testing.T) {
 		delete(c.pods, name)
 		delete(c.singers, name)
 	}
-	for i := range 40 { // more than ports stand ready, so that some come upon those that others had
+	for i := range 40 { // more than there are pre-plugged ports, so that some get reused ports
 		c.add(t, fmt.Sprintf("c%d", 10+i), lab.PodSpec{Node: "n1", Namespace: choirC})
 	}
 	c.hears(t, "with other pods", "a", "b")

@@ -32,8 +32,8 @@ func objects(t *testing.T, c *lab.Cluster, group, resource string) dynamic.Resou
 
 const network = "network.openshift.io"
 
-// A ClusterNetwork that cannot be right is refused where it is written, in words that name the field; what the API server
-// cannot see is wrong, the controller or the agent says. Running pods notice nothing of it.
+// An invalid ClusterNetwork is refused by the API server, with an error that names the field. The controller or the agent reports errors
+// that the API server cannot detect. Running pods are not affected.
 func TestWrongClusterNetwork(t *testing.T) {
 	c := cluster(t)
 	tr := newTrio(t, c, "wrong")
@@ -100,7 +100,7 @@ func restore(t *testing.T, resource dynamic.ResourceInterface, good *unstructure
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	// The controller writes the object's status meanwhile.
+	// The controller writes the object's status concurrently.
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		now, err := resource.Get(ctx, good.GetName(), metav1.GetOptions{})
 		if err != nil {
@@ -120,7 +120,7 @@ func hostSubnet(name, host, hostIP, subnet string, annotations map[string]string
 	return probe.HostSubnet(name, host, hostIP, subnet, annotations)
 }
 
-// createHostSubnet creates a HostSubnet that goes with the test. It returns the API server's refusal.
+// createHostSubnet creates a HostSubnet, which is deleted when the test ends. It returns the API server's error.
 func createHostSubnet(t *testing.T, resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 	t.Helper()
 	_, err := resource.Create(t.Context(), object, metav1.CreateOptions{})
@@ -128,7 +128,7 @@ func createHostSubnet(t *testing.T, resource dynamic.ResourceInterface, object *
 	return err
 }
 
-// A host that is no node gets a subnet when it asks for one; its flows follow its address, and go with it.
+// A host without a Node gets a subnet on request. Its flows follow its address, and are removed with it.
 func TestHostWithoutNode(t *testing.T) {
 	c := cluster(t)
 	subnets := objects(t, c, network, "hostsubnets")
@@ -179,7 +179,7 @@ func TestHostWithoutNode(t *testing.T) {
 		programmed.Round(time.Millisecond), moved.Round(time.Millisecond), gone.Round(time.Millisecond))
 }
 
-// One host's object that cannot be right, or that is huge, does not disturb the others.
+// An invalid or huge object of one host does not affect others.
 func TestWrongHosts(t *testing.T) {
 	c := cluster(t)
 	tr := newTrio(t, c, "hosts")

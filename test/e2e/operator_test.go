@@ -24,13 +24,13 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// answer is what a command said.
+// answer is the output of a command.
 type answer struct {
 	code     int
 	out, err string
 }
 
-// ask runs a command as an operator does, and returns what it said and its exit code.
+// ask runs a command as an operator does, and returns its output and its exit code.
 func ask(ctx context.Context, t *testing.T, argv ...string) answer {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -45,10 +45,10 @@ func ask(ctx context.Context, t *testing.T, argv ...string) answer {
 	return answer{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
 }
 
-// operator has the programs of the lab, and the way to its cluster.
+// operator has the programs of the lab, and access to its cluster.
 type operator struct {
 	weft, kubectl string
-	// kubeconfig is the administrator's, agents the agents', which leads there from the nodes.
+	// kubeconfig is the administrator's; agents is the agents', which works from the nodes.
 	kubeconfig, agents string
 	datapath           string
 	cluster            *lab.Cluster
@@ -72,7 +72,7 @@ func newOperator(t *testing.T) *operator {
 	}
 }
 
-// status asks how the cluster stands. The lab's controller has its lease in kube-system.
+// status runs weft status. The lab's controller has its lease in kube-system.
 func (o *operator) status(ctx context.Context, t *testing.T, args ...string) (answer, status.Report) {
 	t.Helper()
 	a := ask(ctx, t, append([]string{o.weft, "status", "--kubeconfig", o.kubeconfig, "-n", "kube-system", "-o", "json"}, args...)...)
@@ -85,13 +85,13 @@ func (o *operator) status(ctx context.Context, t *testing.T, args ...string) (an
 	return a, report
 }
 
-// diff asks the agent of a node what differs.
+// diff runs weft diff against the agent of a node.
 func (o *operator) diff(ctx context.Context, t *testing.T, n lab.Node, args ...string) (answer, admin.Diff) {
 	t.Helper()
 	return o.compared(ctx, t, n, append([]string{"diff", "-o", "json"}, args...)...)
 }
 
-// dryRun asks what a start of the agent would change.
+// dryRun returns what a start of the agent would change.
 func (o *operator) dryRun(ctx context.Context, t *testing.T, n lab.Node) (answer, admin.Diff) {
 	t.Helper()
 	return o.compared(ctx, t, n, "agent", "--dry-run", "-o", "json", "--node-name", n.Name, "--kubeconfig", o.agents, "--datapath", o.datapath)
@@ -120,7 +120,7 @@ func (o *operator) compared(ctx context.Context, t *testing.T, n lab.Node, args 
 	return a, diff
 }
 
-// TestStatusAndDiffWhenAllIsWell: both say so, to people, to scripts, and by way of kubectl.
+// TestStatusAndDiffWhenAllIsWell: both report success, as text, as JSON, and through kubectl.
 func TestStatusAndDiffWhenAllIsWell(t *testing.T) {
 	o := newOperator(t)
 	addPod(t, o.cluster, "n1", "seen")
@@ -148,8 +148,8 @@ func TestStatusAndDiffWhenAllIsWell(t *testing.T) {
 	}
 }
 
-// TestDryRunSeesWhatAStoppedAgentDoesNot: what was changed by hand while no agent puts it back is told, with its owner, and
-// stays as it is; the agent, once it goes on, puts it back.
+// TestDryRunSeesWhatAStoppedAgentDoesNot: a change by hand while the agent is stopped is reported, with its owner, and not changed. The
+// agent undoes it when it continues.
 func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	o := newOperator(t)
 	n := o.cluster.Node(1)
@@ -192,8 +192,8 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	o.awaitInStep(t, n)
 }
 
-// TestStatusNamesWhatFails: what cannot be programmed is in status and diff, with the object that it is for; who waits is told
-// when it is over.
+// TestStatusNamesWhatFails: status and diff show what cannot be programmed, with its object. A waiting command reports the end of the
+// failure.
 func TestStatusNamesWhatFails(t *testing.T) {
 	o := newOperator(t)
 	n := o.cluster.Node(1)
@@ -229,7 +229,7 @@ func TestStatusNamesWhatFails(t *testing.T) {
 	}
 }
 
-// TestStatusOfNoCluster: an API server that is away is told, and is not taken for a cluster that is well.
+// TestStatusOfNoCluster: an unreachable API server is reported, and is not mistaken for a healthy cluster.
 func TestStatusOfNoCluster(t *testing.T) {
 	o := newOperator(t)
 	missing := filepath.Join(t.TempDir(), "kubeconfig")
@@ -241,7 +241,7 @@ func TestStatusOfNoCluster(t *testing.T) {
 	}
 }
 
-// TestLogLevelAtRunTime: an operator changes what an agent logs, and back.
+// TestLogLevelAtRunTime: an operator changes the agent's log level, and restores it.
 func TestLogLevelAtRunTime(t *testing.T) {
 	o := newOperator(t)
 	n := o.cluster.Node(2)

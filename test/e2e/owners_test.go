@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// flowsOf asks for the flows of a node.
+// flowsOf runs weft flows for a node.
 func flowsOf(t *testing.T, o *operator, n lab.Node, args ...string) (answer, flows.Report) {
 	t.Helper()
 	a := ask(t.Context(), t, n.Enter(append([]string{o.weft, "flows", "-o", "json"}, args...)...)...)
@@ -29,8 +29,8 @@ func flowsOf(t *testing.T, o *operator, n lab.Node, args ...string) (answer, flo
 	return a, report
 }
 
-// owned fails the test unless every flow of all nodes has an owner and comes from objects. It returns the kinds of the owners, with
-// the flows that the switch learned as "learned".
+// owned fails the test unless every flow of all nodes has an owner and objects. It counts the flows by kind of owner; the flows that the
+// switch learned count as "learned".
 func owned(t *testing.T) map[string]int {
 	t.Helper()
 	o := newOperator(t)
@@ -52,7 +52,7 @@ func owned(t *testing.T) map[string]int {
 	return kinds
 }
 
-// has fails the test unless there are flows of kinds of owners: else the test would say nothing of them.
+// has fails the test unless there are flows of these kinds of owners: otherwise the test would not cover them.
 func has(t *testing.T, kinds map[string]int, wanted ...string) {
 	t.Helper()
 	for _, kind := range wanted {
@@ -63,8 +63,8 @@ func has(t *testing.T, kinds map[string]int, wanted ...string) {
 	t.Logf("flows by kind of owner: %v", kinds)
 }
 
-// Every flow leads to its object, with pods, Services with affinity, and policies; an object's flows are those that are asked for.
-// Without the agent the flows are listed all the same.
+// Every flow is assigned to its object, with pods, Services with affinity, and policies. A query for an object returns its flows. Without
+// the agent the flows are still listed.
 func TestFlowsHaveOwners(t *testing.T) {
 	s := newPolicyScene(t, "owners")
 	allow := networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}}}
@@ -102,7 +102,7 @@ func TestFlowsHaveOwners(t *testing.T) {
 	s.withoutAgent(t, o)
 }
 
-// withoutAgent asks while the agent hangs.
+// withoutAgent queries the flows while the agent hangs.
 func (s *policyScene) withoutAgent(t *testing.T, o *operator) {
 	t.Helper()
 	defer hang(t, s.cluster, "n1/weft-agent")()
@@ -117,7 +117,7 @@ func (s *policyScene) withoutAgent(t *testing.T, o *operator) {
 	}
 }
 
-// The same where projects are isolated.
+// The same with isolated projects.
 func TestFlowsOfTenantsHaveOwners(t *testing.T) {
 	e := newEstate(t)
 	e.flatAgain(t)

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// A policy that says what cannot be gets an event that says so, from the node that has a pod of it, and once for each change.
+// An invalid policy gets an event with the reason, from the node that has a pod of it, once for each change.
 func TestPolicyTellsOfProblems(t *testing.T) {
 	s := newPolicyScene(t, "tell")
 	server := map[string]string{"app": "server"}

@@ -16,11 +16,12 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// maskedOutside is the source address of what a node masquerades for others than itself on its way to its own pods.
+// maskedOutside is the source address of traffic that a node masquerades for other clients than itself, on its way to the node's own
+// pods.
 var maskedOutside = netip.MustParseAddr("169.254.0.2") //nolint:gochecknoglobals // a constant
 
-// What comes by a node port from outside is judged as from outside, at whichever node it comes in; what a node itself sends to
-// its own pods passes. A pod's packets that go round by the host, which sends them on in its own name, are judged as from outside too.
+// Traffic from outside through a node port is judged as from outside, whichever node it enters. Traffic from a node to its own pods
+// passes. A pod's packets that the host forwards with its own address are judged as from outside too.
 func TestPolicyNodePort(t *testing.T) {
 	s := newPolicyScene(t, "np")
 	services := &serviceScene{cluster: s.cluster, client: s.client}
@@ -34,7 +35,7 @@ func TestPolicyNodePort(t *testing.T) {
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
 	outside, number, kept := s.cluster.Outside, uint16(open.Spec.Ports[0].NodePort), uint16(local.Spec.Ports[0].NodePort)
 	round(t, n1, port(gateway(s.server.IPs[0]), roundPort), port(s.server.IPs[0], tellPort))
-	// All of the ways in are asked each time: who is answered by each.
+	// Each check covers all of these paths: true where the server must answer.
 	type ways struct{ here, other, keeping, hostHere, hostThere, otherHost, round, byPod bool }
 	reach := func(what string, w ways) {
 		t.Helper()
@@ -82,10 +83,10 @@ func TestPolicyNodePort(t *testing.T) {
 	reach("without a policy again", all)
 }
 
-// roundPort is a port of the host's that somebody leads back to a pod.
+// roundPort is a port of the host that is forwarded back to a pod.
 const roundPort = 4444
 
-// round leads what pods send to an address of the host's to a pod, until the test ends.
+// round forwards pods' traffic for an address of the host to a pod, until the test ends.
 func round(t *testing.T, n lab.Node, from, to netip.AddrPort) {
 	t.Helper()
 	rules := fmt.Sprintf(`table ip round { chain there { type nat hook prerouting priority dstnat; ip daddr %s tcp dport %d dnat to %s; }; }`, from.Addr(), from.Port(), to)
@@ -99,7 +100,7 @@ func round(t *testing.T, n lab.Node, from, to netip.AddrPort) {
 	})
 }
 
-// gateway is the gateway address of the node whose subnet has a pod's address.
+// gateway is the gateway address of the subnet that contains a pod's address.
 func gateway(pod netip.Addr) netip.Addr {
 	const subnetBits = 23
 	return netip.PrefixFrom(pod, subnetBits).Masked().Addr().Next()

@@ -33,7 +33,7 @@ import (
 // otherPort is a second port where pods answer.
 const otherPort = tellPort + 1
 
-// byPolicies puts the lab's network in the mode that isolates by NetworkPolicies, until the test ends.
+// byPolicies sets the lab's network to the mode with NetworkPolicies, until the test ends.
 func byPolicies(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	networks := objects(t, c, network, "clusternetworks")
@@ -64,10 +64,10 @@ func byPolicies(t *testing.T, c *lab.Cluster) {
 type policyScene struct {
 	cluster *lab.Cluster
 	client  kubernetes.Interface
-	// server answers, on the first node. near and far are clients on the first and the second node; stranger is on the
-	// second node, in another namespace.
+	// server is on the first node. near and far are clients on the first and the second node. stranger is on the second node, in another
+	// namespace.
 	server, near, far, stranger *lab.Pod
-	// annotations are those of the policies that are made.
+	// annotations are set on the policies.
 	annotations map[string]string
 }
 
@@ -109,7 +109,7 @@ func (s *policyScene) pod(t *testing.T, spec lab.PodSpec) *lab.Pod {
 	return p
 }
 
-// policy makes a policy for the servers, or replaces it; it goes with the test.
+// policy makes a policy for the servers, or replaces it. It is deleted when the test ends.
 func (s *policyScene) policy(t *testing.T, name string, selector map[string]string, spec networkingv1.NetworkPolicySpec) {
 	t.Helper()
 	policies := s.client.NetworkingV1().NetworkPolicies("default")
@@ -128,7 +128,7 @@ func (s *policyScene) policy(t *testing.T, name string, selector map[string]stri
 	t.Cleanup(func() { s.drop(t, name) })
 }
 
-// drop takes a policy away; that it is gone is no error.
+// drop deletes a policy. If it is missing, that is no error.
 func (s *policyScene) drop(t *testing.T, name string) {
 	t.Helper()
 	list, err := s.client.NetworkingV1().NetworkPolicies("default").List(context.Background(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -143,9 +143,9 @@ func (s *policyScene) drop(t *testing.T, name string) {
 }
 
 const (
-	// brief is how long an answer is waited for that must not come: within a machine it comes in microseconds.
+	// brief is the time limit for an answer that must not come: within a machine it takes microseconds.
 	brief = 400 * time.Millisecond
-	// generous is how long one is waited for that must come, also where the machine is busy. An answer ends the wait.
+	// generous is the time limit for an answer that must come, also on a busy machine. An answer ends the wait.
 	generous = 5 * time.Second
 )
 
@@ -157,7 +157,7 @@ func answers(ctx context.Context, from string, to netip.AddrPort, wait time.Dura
 	return err == nil
 }
 
-// who asks where, and whether the answer is to come.
+// who is a client, the address that it connects to, and whether an answer is expected.
 type who struct {
 	name   string
 	from   string
@@ -165,7 +165,7 @@ type who struct {
 	passes bool
 }
 
-// expect waits until all is as it is to be, all at once.
+// expect waits until all expectations hold at the same time.
 func expect(t *testing.T, what string, all ...who) {
 	t.Helper()
 	took := await(t, what, func(ctx context.Context) error {
@@ -183,7 +183,7 @@ func expect(t *testing.T, what string, all ...who) {
 	t.Logf("%s, after %s", what, took.Round(time.Millisecond))
 }
 
-// reach is who reaches the server, by port: of near, far and stranger.
+// reach checks which of near, far and stranger reach the server, by port.
 func (s *policyScene) reach(t *testing.T, what string, byPort map[uint16][3]bool) {
 	t.Helper()
 	var all []who
@@ -203,7 +203,7 @@ func labelled(labels map[string]string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: labels}
 }
 
-// Who may reach a pod, by each way that a policy can say it.
+// Which clients may reach a pod, for each kind of rule of a policy.
 func TestPolicyIngress(t *testing.T) {
 	s := newPolicyScene(t, "in")
 	server := map[string]string{"app": "server"}
@@ -252,14 +252,14 @@ func TestPolicyIngress(t *testing.T) {
 	s.reach(t, "without a policy again", map[uint16][3]bool{tellPort: everybody, otherPort: everybody})
 }
 
-// hostNetwork gives the nodes' namespace labels, until the test ends.
+// hostNetwork sets labels on the nodes' namespace, until the test ends.
 func (s *policyScene) hostNetwork(t *testing.T, labels map[string]string) {
 	t.Helper()
 	set := func(ctx context.Context, labels map[string]string) error {
 		namespaces := s.client.CoreV1().Namespaces()
 		object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: networkv1.HostNetworkNamespace, Labels: labels}}
 		_, err := namespaces.Create(ctx, object, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // nobody takes namespaces away in the lab
+		if apierrors.IsAlreadyExists(err) { // the lab never deletes namespaces
 			_, err = namespaces.Update(ctx, object, metav1.UpdateOptions{})
 		}
 		return err
@@ -274,7 +274,7 @@ func (s *policyScene) hostNetwork(t *testing.T, labels map[string]string) {
 	})
 }
 
-// Whom a pod may reach, also by a Service: what counts is the endpoint.
+// Which destinations a pod may reach, also through a Service: the endpoint counts.
 func TestPolicyEgress(t *testing.T) {
 	s := newPolicyScene(t, "out")
 	services := &serviceScene{cluster: s.cluster, client: s.client}
@@ -282,7 +282,7 @@ func TestPolicyEgress(t *testing.T) {
 	for _, from := range []*lab.Pod{s.near, s.far} {
 		settles(t, from.Netns, port(ip, 80), s.server.Name)
 	}
-	// A Service that leads out of the pods' network: no packet to its endpoint comes by the switch a second time.
+	// A Service with an endpoint outside of the pods' network: packets to this endpoint do not pass the switch a second time.
 	host := s.far.Node
 	tellAt(t, host.Netns, "host", port(host.IP, tellPort))
 	outside := services.simple(t, "out-host", nil, endpoint{host.IP, host.Name, at(s.server).conditions})
@@ -329,7 +329,7 @@ func TestPolicyEgress(t *testing.T) {
 		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], tellPort), true})
 }
 
-// A pod object whose status names the address of another node's pod lets that pod through no policy.
+// A pod's status with the address of another node's pod does not make policies allow that pod.
 func TestPolicyRemoteStatus(t *testing.T) {
 	s := newPolicyScene(t, "status")
 	ghost := map[string]string{"app": "ghost"}
@@ -355,7 +355,7 @@ func TestPolicyRemoteStatus(t *testing.T) {
 	if _, err := pods.UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The agent receives changes of pods in order: once it knows this one, it knows the status.
+	// The agent receives changes of pods in order: once it has this one, it has the status.
 	patch := []byte(`{"metadata":{"labels":{"app":"ghost"}}}`)
 	if _, err := pods.Patch(t.Context(), s.far.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -363,13 +363,13 @@ func TestPolicyRemoteStatus(t *testing.T) {
 	s.reach(t, "a pod with the label, and a status that names the stranger", map[uint16][3]bool{tellPort: {false, true, false}})
 }
 
-// talk begins a connection to the server, which ends with the test.
+// talk opens a connection to the server, which is closed when the test ends.
 func (s *policyScene) talk(t *testing.T, from *lab.Pod, network string) *traffic.Talk {
 	t.Helper()
 	return talk(t, from, s.server, network)
 }
 
-// talk begins a connection, which ends with the test.
+// talk opens a connection, which is closed when the test ends.
 func talk(t *testing.T, from, to *lab.Pod, network string) *traffic.Talk {
 	t.Helper()
 	var open *traffic.Talk
@@ -384,7 +384,8 @@ func talk(t *testing.T, from, to *lab.Pod, network string) *traffic.Talk {
 	return open
 }
 
-// Connections that a policy allows no more go on if it says so, and end when it says so no more; others cannot begin.
+// Connections that a policy no longer allows continue if the policy's annotation keeps them, and end when the annotation is removed. New
+// ones cannot begin.
 func TestPolicyKeepsConnections(t *testing.T) {
 	s := newPolicyScene(t, "keep")
 	server := map[string]string{"app": "server"}
@@ -419,8 +420,8 @@ func TestPolicyKeepsConnections(t *testing.T) {
 	}
 }
 
-// Connections that a policy allows no more end, whoever sends, and those that it allows go on; so do those that an isolated pod itself
-// began, also before anything isolated it.
+// Connections that a policy no longer allows end, whichever side sends. Allowed ones continue; so do those that an isolated pod itself
+// began, also before a policy isolated it.
 func TestPolicyEndsConnections(t *testing.T) {
 	s := newPolicyScene(t, "end")
 	server := map[string]string{"app": "server"}
@@ -432,7 +433,7 @@ func TestPolicyEndsConnections(t *testing.T) {
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: peers})
 	}
 	for _, network := range []string{"tcp", "udp"} {
-		// One begins while nothing is isolated, one while a rule allows it.
+		// One connection begins before there is a policy, one while a rule allows it.
 		before := s.talk(t, s.far, network)
 		stays := s.talk(t, s.near, network)
 		own := talk(t, s.server, s.far, network)
@@ -459,12 +460,11 @@ func TestPolicyEndsConnections(t *testing.T) {
 	}
 }
 
-// An agent that is killed under traffic, with changes of policies in between, loses nothing of what is allowed and lets
-// nothing through that is not.
+// An agent that is killed under traffic, while policies change, loses no allowed packet and passes no denied one.
 func TestPolicyAgentRestarts(t *testing.T) {
 	s := newPolicyScene(t, "again")
 	echoed := echo(t, s.server.Netns, s.server.IPs[0])
-	// One policy stays as it is all the time, and one comes and goes beside it.
+	// One policy is unchanged all the time, and another is added and deleted.
 	s.policy(t, "again", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
 		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
 	}))
@@ -496,7 +496,7 @@ func TestPolicyAgentRestarts(t *testing.T) {
 	}
 	refused, err := denied.Stop()
 	if err == nil {
-		t.Error("of what no rule allows, all is answered") // a stream that loses anything is an error
+		t.Error("of what no rule allows, all is answered") // a stream that loses a packet returns an error
 	}
 	for name, tally := range refused {
 		if tally.Sent == 0 || tally.Lost != tally.Sent {
@@ -511,7 +511,7 @@ func TestPolicyAgentRestarts(t *testing.T) {
 	t.Logf("%d restarts; allowed: %s; refused: %v", *restarts, tallies["far"], refused)
 }
 
-// A pod that a policy isolates gets no packet that it must not get, and none out, from its first moment on, whatever goes on.
+// An isolated pod receives and sends no denied packet from its first moment on, whatever happens.
 func TestPolicyIsolatesFirst(t *testing.T) {
 	c := cluster(t)
 	byPolicies(t, c)
@@ -528,8 +528,8 @@ func TestPolicyIsolatesFirst(t *testing.T) {
 	}
 }
 
-// While the API server is away, also for an agent that starts meanwhile, what is known holds: nothing is opened, nothing ends, and
-// a pod that nobody knows is not attached.
+// While the API server is away, the known policies stay in effect, also for an agent that starts meanwhile: nothing is opened, nothing
+// ends, and an unknown pod is not attached.
 func TestPolicyWithoutAPIServer(t *testing.T) {
 	s := newPolicyScene(t, "away")
 	s.policy(t, "away", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{

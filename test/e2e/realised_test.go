@@ -20,10 +20,10 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// realisedPatience is how long nodes may take to say that they have followed: two nodes write every 5 seconds, and take turns.
+// realisedPatience is how long nodes may take to report: two nodes write every 5 seconds, and take turns.
 const realisedPatience = 30 * time.Second
 
-// newRealised returns who asks on how many nodes of a lab objects are in effect.
+// newRealised returns a client that reports on how many nodes of a lab objects are in effect.
 func newRealised(t *testing.T, c *lab.Cluster) *realised.Client {
 	t.Helper()
 	config, err := c.RESTConfig()
@@ -37,7 +37,7 @@ func newRealised(t *testing.T, c *lab.Cluster) *realised.Client {
 	return nodes
 }
 
-// asks returns what weft realised reports of an object once it is so on so many of the two nodes.
+// asks returns the report of weft realised about an object, once it is in effect on the given number of nodes.
 func asks(t *testing.T, nodes *realised.Client, kind realised.Kind, name string, on int) realised.Report {
 	t.Helper()
 	var report realised.Report
@@ -52,9 +52,9 @@ func asks(t *testing.T, nodes *realised.Client, kind realised.Kind, name string,
 	return report
 }
 
-// A policy is told to be in effect on all nodes once it is; while a node's agent hangs, a new one is told not to be there, and why, and
-// the one before still is; and when the agent goes on, the new one is too. One that the nodes cannot do as it says is told with the
-// reason.
+// A policy is reported as in effect on all nodes once it is. While a node's agent hangs, a new policy is reported as missing there, with
+// the reason, and an older one still as in effect. When the agent continues, the new one is in effect too. A policy that the nodes cannot
+// fully enforce is reported with the reason.
 func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	s := newPolicyScene(t, "realised")
 	nodes := newRealised(t, s.cluster)

@@ -18,11 +18,11 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// sctpPort is Diameter's.
+// sctpPort is the port of Diameter.
 const sctpPort = 3868
 
-// Pods reach each other by SCTP, directly and by a Service, as NetworkPolicies for SCTP's ports let them. It runs in the virtual machine: the
-// kernel needs SCTP, and Open vSwitch's module, which tracks it.
+// Pods reach each other by SCTP, directly and through a Service, as far as NetworkPolicies for SCTP ports allow. The test runs in the
+// virtual machine: the kernel needs SCTP and Open vSwitch's module, which tracks SCTP.
 func TestSCTP(t *testing.T) {
 	s := newPolicyScene(t, "sctp")
 	for _, p := range []*lab.Pod{s.server, s.far} {
@@ -41,7 +41,7 @@ func TestSCTP(t *testing.T) {
 	})
 	services.endpoints(t, "sctp", "sctp", []discoveryv1.EndpointPort{{Name: &name, Protocol: &sctp, Port: &number}}, at(s.server))
 	vip, direct, other := port(netip.MustParseAddr(made.Spec.ClusterIP), 80), port(s.server.IPs[0], sctpPort), port(s.server.IPs[0], sctpPort+1)
-	// The answer names the server, and the address that it sees: the pod's own, by the Service too.
+	// The answer has the server's name, and the address that it sees: the client pod's own, also through the Service.
 	reach := func(what string, from *lab.Pod, to netip.AddrPort, passes bool) {
 		t.Helper()
 		await(t, what, func(ctx context.Context) error {

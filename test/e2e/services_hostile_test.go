@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Whoever may write Services names addresses in them that are not theirs: a node's, a pod's, the gateway's, the Services'
-// own, another Service's. None is taken, and nobody else is kept from theirs.
+// A user who may write Services names foreign addresses in them: of a node, a pod, the gateway, the Services themselves, another Service.
+// None of these is redirected, and all remain reachable.
 func TestHostileServices(t *testing.T) {
 	s := newServiceScene(t, "hostile")
 	tell(t, s.near.Netns, "thief", tellPort)
@@ -31,7 +31,7 @@ func TestHostileServices(t *testing.T) {
 	settles(t, s.here.Netns, port(netip.MustParseAddr(external), 80), "there")
 	gateway := gatewayOf(s.here).IP
 	watch := watchFlows(t, n1)
-	// a- comes before victim by name, and is younger: by a second at least, since objects' ages are in seconds.
+	// a- sorts before victim by name, and is younger by at least a second, because objects' ages are in seconds.
 	await(t, "the next second", func(context.Context) error {
 		if !time.Now().After(made.Add(2 * time.Second)) {
 			return errors.New("it is the same")
@@ -80,13 +80,12 @@ func TestHostileServices(t *testing.T) {
 	}
 }
 
-// An object of any size that the API server takes stops nobody: others are served meanwhile, and what a node does not take is
-// told.
+// An object of any size that the API server accepts does not block others: these are served meanwhile. What a node refuses is reported.
 func TestHugeService(t *testing.T) {
 	s := newServiceScene(t, "huge")
 	other := port(s.simple(t, "modest", nil, at(s.here)), 80)
 	settles(t, s.near.Netns, other, "here")
-	// kube-proxy takes all of it, in nftables: what is many here is cheap there.
+	// kube-proxy programs all of it, in nftables, where these numbers are cheap.
 	const ports, addresses, endpoints = 200, 60, 900
 	s.service(t, "huge", func(o *corev1.Service) {
 		o.Spec.Ports = nil
@@ -108,7 +107,7 @@ func TestHugeService(t *testing.T) {
 	}
 	s.endpoints(t, "huge", "huge", all, list[:1]...)
 	s.endpoints(t, "huge", "huge-p0", all[:1], list...)
-	// Another Service's change is programmed all the same.
+	// Changes of another Service are still programmed.
 	s.endpoints(t, "modest", "modest", endpointPorts(tellPort), at(s.there))
 	settles(t, s.near.Netns, other, "there")
 	await(t, "a word about what is left out", func(context.Context) error {

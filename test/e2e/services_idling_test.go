@@ -19,8 +19,8 @@ import (
 
 const idledAt = "idling.alpha.openshift.io/idled-at"
 
-// The first connection to an idled Service makes the event that controllers of idled Services wait for, and is answered by the first endpoint:
-// also when the annotation goes some time before that comes.
+// The first connection to an idled Service creates the event that controllers of idled Services wait for. The first endpoint answers the
+// connection, also if the annotation is removed some time before there is one.
 func TestServiceIdled(t *testing.T) {
 	s := newServiceScene(t, "idle")
 	since := time.Now().Add(-time.Minute)
@@ -32,7 +32,7 @@ func TestServiceIdled(t *testing.T) {
 		err    error
 	}
 	results := make(chan result, 1)
-	// Until the agent has seen the annotation, the Service refuses.
+	// Before the agent has the annotation, the Service refuses connections.
 	await(t, "the event NeedPods", func(ctx context.Context) error {
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -66,7 +66,7 @@ func TestServiceIdled(t *testing.T) {
 	settles(t, s.far.Netns, vip, "there")
 }
 
-// needPods returns an error until there is the event NeedPods about a Service, of a time after since.
+// needPods returns an error until there is an event NeedPods about a Service after since.
 func needPods(ctx context.Context, client kubernetes.Interface, about *corev1.Service, since time.Time) error {
 	events, err := client.CoreV1().Events(about.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=NeedPods,involvedObject.name=" + about.Name})
 	if err != nil {

@@ -22,14 +22,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// tellPort is where the endpoints of Services answer.
+// tellPort is the port where the endpoints of Services answer.
 const tellPort = 8080
 
 // serviceScene is two pods on each node, of which the second of each answers with its name.
 type serviceScene struct {
 	cluster *lab.Cluster
 	client  kubernetes.Interface
-	// near and far ask; here and there answer: near and here are on the first node, the others on the second.
+	// near and far are clients; here and there are servers. near and here are on the first node, the others on the second.
 	near, here, far, there *lab.Pod
 }
 
@@ -47,7 +47,7 @@ func newServiceScene(t *testing.T, name string) *serviceScene {
 	return s
 }
 
-// tell answers in a namespace until the test ends, at any of its addresses.
+// tell answers in a namespace, on any of its addresses, until the test ends.
 func tell(t *testing.T, netns, name string, port uint16) {
 	t.Helper()
 	tellAt(t, netns, name, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
@@ -63,7 +63,7 @@ func tellAt(t *testing.T, netns, name string, address netip.AddrPort) {
 	t.Cleanup(func() { _ = teller.Close() })
 }
 
-// endpoint is one of a Service's, in the state that its changes give it.
+// endpoint is an endpoint of a Service. Its methods return it in other states.
 type endpoint struct {
 	ip         netip.Addr
 	node       string
@@ -76,14 +76,14 @@ func at(p *lab.Pod) endpoint {
 	return endpoint{p.IPs[0], p.Node.Name, discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no}}
 }
 
-// leaving is an endpoint that serves while it terminates.
+// leaving returns the endpoint as serving and terminating.
 func (e endpoint) leaving() endpoint {
 	yes, no := true, false
 	e.conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}
 	return e
 }
 
-// unready is an endpoint that does not serve.
+// unready returns the endpoint as not serving.
 func (e endpoint) unready() endpoint {
 	no := false
 	e.conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &no, Terminating: &no}
@@ -98,13 +98,13 @@ func servicePorts() []corev1.ServicePort {
 	}
 }
 
-// endpointPorts are those of servicePorts, at a port of the endpoints'.
+// endpointPorts are the ports of servicePorts, with the endpoints' port number.
 func endpointPorts(number int32) []discoveryv1.EndpointPort {
 	tcp, udp, tcpName, udpName := corev1.ProtocolTCP, corev1.ProtocolUDP, "tcp", "udp"
 	return []discoveryv1.EndpointPort{{Name: &tcpName, Protocol: &tcp, Port: &number}, {Name: &udpName, Protocol: &udp, Port: &number}}
 }
 
-// service makes a Service, which goes with the test.
+// service makes a Service, which is deleted when the test ends.
 func (s *serviceScene) service(t *testing.T, name string, change func(*corev1.Service)) *corev1.Service {
 	t.Helper()
 	object := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: servicePorts()}}
@@ -123,7 +123,7 @@ func (s *serviceScene) service(t *testing.T, name string, change func(*corev1.Se
 	return made
 }
 
-// endpoints says which endpoints a Service has, in a slice of that name.
+// endpoints sets a Service's endpoints in a slice of that name.
 func (s *serviceScene) endpoints(t *testing.T, service, slice string, ports []discoveryv1.EndpointPort, list ...endpoint) {
 	t.Helper()
 	object := &discoveryv1.EndpointSlice{
@@ -152,7 +152,7 @@ func (s *serviceScene) endpoints(t *testing.T, service, slice string, ports []di
 	})
 }
 
-// simple makes a Service with endpoints at tellPort and waits until it answers everybody who asks.
+// simple makes a Service with endpoints at tellPort and waits until all clients get answers.
 func (s *serviceScene) simple(t *testing.T, name string, change func(*corev1.Service), list ...endpoint) netip.Addr {
 	t.Helper()
 	made := s.service(t, name, change)
@@ -160,7 +160,7 @@ func (s *serviceScene) simple(t *testing.T, name string, change func(*corev1.Ser
 	return netip.MustParseAddr(made.Spec.ClusterIP)
 }
 
-// tally asks several times and counts who answers. Every answer has to be right: it is called once the Service is served.
+// tally connects several times and counts the answers by server. Every answer must be right: call it only when the Service is served.
 func tally(t *testing.T, from, network string, to netip.AddrPort, times int) map[traffic.Answer]int {
 	t.Helper()
 	count := map[traffic.Answer]int{}
@@ -174,12 +174,12 @@ func tally(t *testing.T, from, network string, to netip.AddrPort, times int) map
 	return count
 }
 
-// settles waits until a Service answers from exactly the tellers given, by new connections of both protocols.
+// settles waits until exactly the given servers answer for a Service, by new connections of both protocols.
 func settles(t *testing.T, from string, to netip.AddrPort, names ...string) {
 	t.Helper()
 	for _, network := range []string{"tcp", "udp"} {
 		await(t, fmt.Sprintf("%s %s answered by %v", network, to, names), func(ctx context.Context) error {
-			const enough = 8 // that one of two is missed by chance: 1 in 128, and then it is asked again
+			const enough = 8 // one of two is missed by chance with 1 in 128, and then the check is repeated
 			heard := map[string]bool{}
 			for range enough {
 				answer, err := traffic.Ask(ctx, from, network, to)
@@ -198,7 +198,7 @@ func settles(t *testing.T, from string, to netip.AddrPort, names ...string) {
 	}
 }
 
-// refused waits until a Service is rejected at once, by the protocols given.
+// refused waits until a Service rejects connections at once, by the given protocols.
 func refused(t *testing.T, from string, to netip.AddrPort, networks ...string) {
 	t.Helper()
 	for _, network := range networks {
@@ -215,7 +215,7 @@ func refused(t *testing.T, from string, to netip.AddrPort, networks ...string) {
 	}
 }
 
-// silent waits until nothing at all comes back from an address.
+// silent waits until an address returns nothing at all.
 func silent(t *testing.T, from, network string, to netip.AddrPort) {
 	t.Helper()
 	await(t, network+" "+to.String()+" without any answer", func(ctx context.Context) error {

@@ -24,8 +24,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// A cluster address leads pods on every node to all endpoints, which see the pod's own address; hosts and outside reach the
-// same by kube-proxy.
+// A cluster address leads pods on every node to all endpoints, which see the pod's own address. Hosts and the outside reach the same
+// endpoints by kube-proxy.
 func TestServiceClusterIP(t *testing.T) {
 	s := newServiceScene(t, "cip")
 	vip := port(s.simple(t, "cip", nil, at(s.here), at(s.there)), 80)
@@ -35,7 +35,7 @@ func TestServiceClusterIP(t *testing.T) {
 			const times = 60
 			count := tally(t, p.Netns, network, vip, times)
 			here, there := traffic.Answer{Name: "here", Source: p.IPs[0]}, traffic.Answer{Name: "there", Source: p.IPs[0]}
-			// Of 60 fair choices fewer than 10 fall on one side once in ten million runs.
+			// Of 60 fair choices, fewer than 10 for one side occur once in ten million runs.
 			if count[here] < 10 || count[there] < 10 || len(count) != 2 {
 				t.Errorf("%s from %s: %v", network, p.Name, count)
 			}
@@ -44,7 +44,7 @@ func TestServiceClusterIP(t *testing.T) {
 	for _, n := range s.cluster.Nodes() {
 		settles(t, n.Netns, vip, "here", "there")
 	}
-	// A pod that is an endpoint itself reaches the other, and itself.
+	// A pod that is an endpoint itself reaches the other endpoint, and itself.
 	settles(t, s.here.Netns, vip, "here", "there")
 	large, err := traffic.NewSink(s.there.Netns, port(s.there.IPs[0], 8081))
 	if err != nil {
@@ -64,8 +64,9 @@ func TestServiceClusterIP(t *testing.T) {
 	})
 }
 
-// From one port a pod may reach an endpoint by its own address and by several Services' at the same time, whichever comes first, although to
-// the endpoint they would all look the same. (The userspace datapath keeps apart only what goes by Services, and what came before.)
+// A pod may reach an endpoint from one port by the endpoint's own address and by several Services' at the same time, in any order,
+// although all these connections would look the same to the endpoint. (The userspace datapath keeps only connections through Services
+// apart, and those that existed before.)
 func TestServicesFromOnePort(t *testing.T) {
 	s := newServiceScene(t, "oneport")
 	for _, endpoint := range []*lab.Pod{s.here, s.there} {
@@ -87,7 +88,7 @@ func TestServicesFromOnePort(t *testing.T) {
 	}
 }
 
-// meet begins connections from one port, in order, and asks on all of them.
+// meet opens connections from one port, in order, and sends requests on all of them.
 func (s *serviceScene) meet(t *testing.T, network string, from uint16, order []netip.AddrPort) {
 	t.Helper()
 	var open []*traffic.Talk
@@ -99,7 +100,7 @@ func (s *serviceScene) meet(t *testing.T, network string, from uint16, order []n
 		}
 		defer func() { _ = talk.Close() }()
 		open = append(open, talk)
-		for i, earlier := range open { // those that were there before go on
+		for i, earlier := range open { // earlier connections continue
 			if answer, err := earlier.Ask(); err != nil || answer.Source != s.near.IPs[0] {
 				t.Errorf("by %s from port %d to %v: once %s is reached, %s answers %v, %v", network, from, order, to, order[i], answer, err)
 			}
@@ -107,7 +108,7 @@ func (s *serviceScene) meet(t *testing.T, network string, from uint16, order []n
 	}
 }
 
-// Each port of a Service has endpoints of its own; a named target port may have another number on each of them.
+// Each port of a Service has its own endpoints; a named target port may have another number on each of them.
 func TestServicePorts(t *testing.T) {
 	s := newServiceScene(t, "ports")
 	tell(t, s.here.Netns, "here-named", 9001)
@@ -130,7 +131,7 @@ func TestServicePorts(t *testing.T) {
 	if heard["here-named"] == 0 || heard["there-named"] == 0 || len(heard) != 2 {
 		t.Errorf("the named port: %v", heard)
 	}
-	// A port that the Service does not have is nobody's.
+	// A port that is not the Service's is not answered.
 	if answer, err := traffic.Ask(t.Context(), s.near.Netns, "tcp", port(ip, 82)); err == nil {
 		t.Errorf("a port that is none answers: %s", answer)
 	}
@@ -145,15 +146,15 @@ func TestServiceHairpin(t *testing.T) {
 	settles(t, s.far.Netns, vip, "here")
 }
 
-// Node ports answer at every node's address: pods by the switch, outside by kube-proxy. With externalTrafficPolicy Local,
-// another node's address is traffic from outside for that node.
+// Node ports answer on every node's address: for pods by the switch, for the outside by kube-proxy. With externalTrafficPolicy Local,
+// traffic to another node's address counts as traffic from outside there.
 func TestServiceNodePort(t *testing.T) {
 	s := newServiceScene(t, "nodeport")
 	open := s.service(t, "nodeport", func(o *corev1.Service) { o.Spec.Type = corev1.ServiceTypeNodePort })
 	s.endpoints(t, "nodeport", "nodeport", endpointPorts(tellPort), at(s.here), at(s.there))
 	local := s.service(t, "nodeport-local", func(o *corev1.Service) {
 		o.Spec.Type, o.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
-		// With one port for both protocols there are two node ports; which is which is asked below.
+		// One port for both protocols gives two node ports; below, the test finds out which is which.
 		o.Spec.Ports = o.Spec.Ports[:1]
 	})
 	s.endpoints(t, "nodeport-local", "nodeport-local", endpointPorts(tellPort)[:1], at(s.there))
@@ -195,14 +196,14 @@ func TestServiceNodePort(t *testing.T) {
 	heard(s.near.Netns, "tcp", port(n2.IP, to), "there")
 	heard(s.cluster.Outside.Netns, "tcp", port(n2.IP, to), "there")
 	silent(t, s.cluster.Outside.Netns, "tcp", port(n1.IP, to))
-	silent(t, s.far.Netns, "tcp", port(n1.IP, to)) // as for outside: n1 has no endpoint
+	silent(t, s.far.Netns, "tcp", port(n1.IP, to)) // like traffic from outside: n1 has no endpoint
 	answer, err = traffic.Ask(t.Context(), s.cluster.Outside.Netns, "tcp", port(n2.IP, to))
 	if err != nil || answer.Source != s.cluster.Outside.IP {
 		t.Errorf("policy Local keeps the source: %s, %v", answer, err)
 	}
 }
 
-// External addresses and a load balancer's are served within the cluster, the latter to whom they are for.
+// External addresses and a load balancer's are served within the cluster, the latter only for the allowed clients.
 func TestServiceExternalAddresses(t *testing.T) {
 	s := newServiceScene(t, "external")
 	external, balanced := netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.20")
@@ -225,7 +226,7 @@ func TestServiceExternalAddresses(t *testing.T) {
 	}
 }
 
-// sticky gives a Service affinity, of so many seconds.
+// sticky gives a Service session affinity with a timeout in seconds.
 func sticky(seconds int32) func(*corev1.Service) {
 	return func(o *corev1.Service) {
 		o.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
@@ -233,7 +234,7 @@ func sticky(seconds int32) func(*corev1.Service) {
 	}
 }
 
-// With affinity a client stays with its endpoint, by all protocols' own, until that is gone.
+// With affinity a client stays with its endpoint, separately for each protocol, until the endpoint is removed.
 func TestServiceAffinity(t *testing.T) {
 	s := newServiceScene(t, "sticky")
 	vip := port(s.simple(t, "sticky", sticky(3), at(s.here), at(s.there)), 80)
@@ -269,7 +270,7 @@ func TestServiceAffinity(t *testing.T) {
 	settles(t, s.near.Netns, vip, want)
 }
 
-// internalTrafficPolicy Local keeps a cluster address's traffic on the node: where there is no endpoint, it is dropped.
+// internalTrafficPolicy Local keeps traffic to a cluster address on the node: without an endpoint there, it is dropped.
 func TestServiceInternalTrafficPolicy(t *testing.T) {
 	s := newServiceScene(t, "internal")
 	local := corev1.ServiceInternalTrafficPolicyLocal
@@ -279,12 +280,12 @@ func TestServiceInternalTrafficPolicy(t *testing.T) {
 	settles(t, s.cluster.Node(2).Netns, vip, "there")
 	s.endpoints(t, "internal", "internal", endpointPorts(tellPort), at(s.there))
 	silent(t, s.near.Netns, "tcp", vip)
-	silent(t, s.cluster.Node(1).Netns, "tcp", vip) // kube-proxy's word for the same
+	silent(t, s.cluster.Node(1).Netns, "tcp", vip) // kube-proxy does the same
 	settles(t, s.far.Netns, vip, "there")
 }
 
-// Ready endpoints are used; where there is none, those that serve while they terminate; who has none is told at once. A
-// connection goes on with an endpoint that is on its way out.
+// Ready endpoints are used; without any, those that serve while they terminate; without these, connections are refused at once. A
+// connection to a terminating endpoint continues.
 func TestServiceEndpointConditions(t *testing.T) {
 	s := newServiceScene(t, "ready")
 	vip := port(s.simple(t, "ready", nil, at(s.here).leaving(), at(s.there)), 80)
@@ -315,11 +316,11 @@ func TestServiceEndpointConditions(t *testing.T) {
 	if answer, err := kept.Ask(); err != nil || answer.Name != "there" {
 		t.Errorf("a connection that was there, of a Service that has no endpoint now: %s, %v", answer, err)
 	}
-	set(at(s.here)) // as one that publishes addresses that are not ready has them
+	set(at(s.here)) // as in a Service that publishes addresses that are not ready
 	settles(t, s.near.Netns, vip, "here")
 }
 
-// A Service without endpoints, or without any slice, refuses every time: the kernel's limit of ICMP errors is not met.
+// A Service without endpoints, or without any slice, refuses every time: the kernel's limit of ICMP errors is not reached.
 func TestServiceWithoutEndpoints(t *testing.T) {
 	s := newServiceScene(t, "none")
 	made := s.service(t, "none", func(o *corev1.Service) { o.Spec.ExternalIPs = []string{"203.0.113.30"} })
@@ -334,7 +335,7 @@ func TestServiceWithoutEndpoints(t *testing.T) {
 	}
 }
 
-// The API server, and programs on hosts' own addresses, are reached by their Services.
+// Services lead to the API server, and to programs on hosts' own addresses.
 func TestServiceEndpointsOutsideThePodNetwork(t *testing.T) {
 	s := newServiceScene(t, "hosts")
 	for _, p := range []*lab.Pod{s.near, s.far} {
@@ -356,7 +357,7 @@ func TestServiceEndpointsOutsideThePodNetwork(t *testing.T) {
 		})
 	}
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
-	// At the address itself: a program that answers UDP from any address of the host answers from the gateway's.
+	// On the address itself: a program that answers UDP on any address of the host would answer from the gateway's.
 	tellAt(t, n1.Netns, "host1", port(n1.IP, tellPort))
 	tellAt(t, n2.Netns, "host2", port(n2.IP, tellPort))
 	ready := at(s.here).conditions
@@ -366,7 +367,7 @@ func TestServiceEndpointsOutsideThePodNetwork(t *testing.T) {
 	}
 }
 
-// Headless Services, those that are another name, and those of another proxy are none of the switch's business.
+// The switch ignores headless Services, ExternalName Services, and those of another proxy.
 func TestServicesThatAreNone(t *testing.T) {
 	s := newServiceScene(t, "headless")
 	watch := watchFlows(t, s.cluster.Node(1))
@@ -380,7 +381,7 @@ func TestServicesThatAreNone(t *testing.T) {
 	for _, name := range []string{"headless", "named", "proxied"} {
 		s.endpoints(t, name, name, endpointPorts(tellPort), at(s.here))
 	}
-	// One that is served comes after them: when it is there, they have been looked at.
+	// A served Service is created after them: when it works, they have been processed.
 	vip := port(s.simple(t, "headed", nil, at(s.here)), 80)
 	settles(t, s.near.Netns, vip, "here")
 	if err := watch.Check(t.Context(), nil); err != nil {

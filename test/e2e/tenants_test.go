@@ -26,14 +26,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Projects of the tests. They differ in what is done with them: the first stays, the second moves, the third is a stranger.
+// Projects of the tests: the first is unchanged, the second moves, the third is unrelated.
 const (
 	projectA = "tenants-a"
 	projectB = "tenants-b"
 	projectC = "tenants-c"
 )
 
-// estate is a cluster with projects, each with pods on both nodes that answer.
+// estate is a cluster with projects, each with server pods on both nodes.
 type estate struct {
 	cluster *lab.Cluster
 	tenants *tenant.Client
@@ -41,7 +41,7 @@ type estate struct {
 	echoes  map[string]*traffic.Echo
 }
 
-// addProject makes a namespace, which goes with the test as a namespace controller would let it.
+// addProject makes a namespace. When the test ends, it is deleted as a namespace controller would do it.
 func addProject(t *testing.T, c *lab.Cluster, name string) {
 	t.Helper()
 	client, err := c.Client()
@@ -66,13 +66,13 @@ func addProject(t *testing.T, c *lab.Cluster, name string) {
 	})
 }
 
-// addPodIn starts a pod of a project. It goes with the test.
+// addPodIn starts a pod of a project. It is deleted when the test ends.
 func addPodIn(t *testing.T, c *lab.Cluster, node, namespace, name string) *lab.Pod {
 	t.Helper()
 	return addPodAs(t, c, lab.PodSpec{Node: node, Namespace: namespace, Name: name, NoObject: true})
 }
 
-// newEstate makes the projects, in the mode that the cluster has.
+// newEstate makes the projects, in the cluster's mode.
 func newEstate(t *testing.T) *estate {
 	t.Helper()
 	e := &estate{cluster: cluster(t), pods: map[string]*lab.Pod{}, echoes: map[string]*traffic.Echo{}}
@@ -80,7 +80,7 @@ func newEstate(t *testing.T) *estate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.Timeout = 0 // watches last
+	config.Timeout = 0 // watches are long-lived
 	if e.tenants, err = tenant.New(config); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func newEstate(t *testing.T) *estate {
 	return e
 }
 
-// setMode changes the mode of the running cluster, and waits until all nodes say that they follow.
+// setMode changes the mode of the running cluster, and waits until all nodes report the new mode.
 func (e *estate) setMode(t *testing.T, plugin string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -133,7 +133,7 @@ func (e *estate) setMode(t *testing.T, plugin string) {
 	}
 }
 
-// flatAgain puts the cluster back into the mode that other tests expect, when the test ends however it does.
+// flatAgain restores the mode that other tests expect, however the test ends.
 func (e *estate) flatAgain(t *testing.T) {
 	t.Cleanup(func() {
 		e.setMode(t, networkv1.PluginSubnet)
@@ -145,7 +145,7 @@ func (e *estate) flatAgain(t *testing.T) {
 	})
 }
 
-// change changes projects, and waits until that is in effect.
+// change changes projects, and waits until the change is in effect.
 func (e *estate) change(t *testing.T, request tenant.Request, names ...string) tenant.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), tenant.Patience)
@@ -160,10 +160,10 @@ func (e *estate) change(t *testing.T, request tenant.Request, names ...string) t
 	return report
 }
 
-// counts are how many datagrams of one pod another has had.
+// counts returns how many datagrams a pod has received from another.
 func (e *estate) counts(from, to string) int { return e.echoes[to].Sources()[e.pods[from].IPs[0]] }
 
-// groups says who is one network: "a+b c" are two, of which one has two projects. Everybody is d's.
+// groups lists the networks: "a+b c" are two networks, of which the first has two projects. All projects can reach d's pods.
 type groups []string
 
 func (g groups) together(from, to string) bool {
@@ -172,8 +172,8 @@ func (g groups) together(from, to string) bool {
 	})
 }
 
-// judge sends from each pod to each other, and compares with who is one network. What must not arrive is sent before
-// what must, by the same sender to the same node.
+// judge sends from each pod to each other, and compares the result with the groups. Datagrams that must not arrive are sent before those
+// that must, by the same sender to the same node.
 func (e *estate) judge(t *testing.T, when string, g groups) {
 	t.Helper()
 	forbidden, allowed := 0, 0
@@ -203,7 +203,7 @@ func (e *estate) judge(t *testing.T, when string, g groups) {
 			t.Errorf("%s: %s reaches %s, which is another project's", when, from, to)
 		}
 	})
-	for _, n := range e.cluster.Nodes() { // hosts reach everybody
+	for _, n := range e.cluster.Nodes() { // hosts reach all pods
 		for _, p := range e.pods {
 			ping(t, n.Netns, p.IPs[0])
 		}
@@ -211,7 +211,7 @@ func (e *estate) judge(t *testing.T, when string, g groups) {
 	t.Logf("%s: %d pairs reach each other, %d do not", when, allowed, forbidden)
 }
 
-// pairsOf returns the streams between pods, by their short names.
+// pairsOf returns the streams between pods with these short names.
 func (e *estate) pairsOf(pairs ...[2]string) *load {
 	l := &load{}
 	for _, p := range pairs {
@@ -220,7 +220,7 @@ func (e *estate) pairsOf(pairs ...[2]string) *load {
 	return l
 }
 
-// forbid starts streams that must not arrive, and returns what ends them and counts.
+// forbid starts streams that must not arrive. end stops them and counts.
 func (e *estate) forbid(t *testing.T, pairs ...[2]string) (end func()) {
 	t.Helper()
 	const rate = 200
@@ -252,9 +252,9 @@ func (e *estate) forbid(t *testing.T, pairs ...[2]string) (end func()) {
 	}
 }
 
-// A running cluster isolates its projects and stops to, joins them, isolates them again and makes them global, all under
-// traffic: no packet is lost that is allowed before and after, and none passes that is forbidden before and after. Agents
-// that are killed meanwhile change nothing of it.
+// A running cluster turns isolation of projects on and off, joins projects, isolates them again and makes them global, all under traffic:
+// no packet is lost that is allowed before and after, and none passes that is forbidden before and after. Killed agents change nothing of
+// that.
 func TestTenants(t *testing.T) {
 	e := newEstate(t)
 	flat := map[string]probe.State{}
@@ -315,7 +315,7 @@ func TestTenants(t *testing.T) {
 	})
 	t.Run("wrong", func(t *testing.T) { e.wrongRequests(t) })
 
-	for range 3 { // an order that is wrong loses packets most times, not always
+	for range 3 { // a wrong order loses packets mostly, but not always
 		l.during(t, "the change to a flat network", func() { e.setMode(t, networkv1.PluginSubnet) })
 		l.during(t, "the change to isolated projects", func() { e.setMode(t, networkv1.PluginMultitenant) })
 	}
@@ -326,14 +326,14 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// connectionEnds: a connection that was established while it was allowed ends with the permission.
+// connectionEnds: an established connection ends when its permission is revoked.
 func (e *estate) connectionEnds(t *testing.T) {
 	e.change(t, tenant.Join(projectA), projectB)
 	streams, err := traffic.NewLoad([]traffic.Pair{{Name: "a1 to b2", From: e.pods["a1"].Netns, To: addrPort(e.pods["b2"])}}, 200)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _, _ = streams.Stop() }() // that it loses is what is asked for
+	defer func() { _, _ = streams.Stop() }() // losing packets is intended
 	await(t, "packets of a1 at b2", func(context.Context) error {
 		if e.counts("a1", "b2") == 0 {
 			return errors.New("none yet")
@@ -342,7 +342,7 @@ func (e *estate) connectionEnds(t *testing.T) {
 	})
 	e.change(t, tenant.Isolate(), projectB)
 	at := e.counts("a1", "b2")
-	for range 100 { // what was under way has arrived by then
+	for range 100 { // packets in flight have arrived by then
 		ping(t, e.pods["a1"].Netns, e.pods["a2"].IPs[0])
 	}
 	e.judge(t, "while a connection goes on trying", nil)
@@ -351,7 +351,7 @@ func (e *estate) connectionEnds(t *testing.T) {
 	}
 }
 
-// services: who asks a Service reaches the endpoints that are its own project's or global, on any node, and no others.
+// services: a Service leads a client only to endpoints of the client's own project and of global ones, on any node.
 func (e *estate) services(t *testing.T) {
 	client, err := e.cluster.Client()
 	if err != nil {
@@ -367,7 +367,7 @@ func (e *estate) services(t *testing.T) {
 	asks := e.pods["a1"].Netns
 	settles(t, asks, port(own, 80), "a2", "a3")
 	settles(t, asks, port(global, 80), "d2")
-	settles(t, e.pods["d1"].Netns, port(own, 80), "a2", "a3") // who is global reaches all; and the node has these Services
+	settles(t, e.pods["d1"].Netns, port(own, 80), "a2", "a3") // a global project reaches all; and the node has these Services
 	settles(t, e.pods["d1"].Netns, port(near, 80), "c1")
 	settles(t, e.pods["d1"].Netns, port(far, 80), "c2")
 	settles(t, e.cluster.Node(1).Netns, port(far, 80), "c2") // by kube-proxy
@@ -375,10 +375,10 @@ func (e *estate) services(t *testing.T) {
 		silent(t, asks, network, port(near, 80))
 		silent(t, asks, network, port(far, 80))
 	}
-	refused(t, asks, port(own, 81), "tcp", "udp") // what no Service has is not handed to the host
+	refused(t, asks, port(own, 81), "tcp", "udp") // an unused port of a Service is not passed to the host
 }
 
-// newProject: a pod that comes with its namespace is attached, and isolated from its first packet on.
+// newProject: a pod that is created with its namespace is attached, and isolated from its first packet on.
 func (e *estate) newProject(t *testing.T) {
 	const name = "tenants-new"
 	addProject(t, e.cluster, name)
@@ -394,7 +394,7 @@ func (e *estate) newProject(t *testing.T) {
 			t.Errorf("%s reaches the new project", from)
 		}
 	}
-	// A namespace that there is not has no VNID, and its pods are not attached.
+	// A namespace that does not exist has no VNID, and its pods are not attached.
 	if p, err := e.cluster.AddPod(t.Context(), lab.PodSpec{Node: "n1", Namespace: "tenants-none", Name: "none", NoObject: true}); err == nil {
 		t.Error("a pod of a namespace without a VNID was attached")
 		delPod(t, p)
@@ -405,7 +405,7 @@ func (e *estate) newProject(t *testing.T) {
 	}
 }
 
-// wrongRequests are refused in words, and change nothing.
+// wrongRequests are refused with a reason, and change nothing.
 func (e *estate) wrongRequests(t *testing.T) {
 	for what, bad := range map[string]struct {
 		request tenant.Request

@@ -22,8 +22,8 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// The port of the tunnels is fixed. The API server refuses a change; agents refuse that of a ClusterNetwork which was deleted and
-// created with another one, and report it. Pods reach each other all the while, and none gets a packet into a tunnel.
+// The port of the tunnels is fixed. The API server refuses a change. If a ClusterNetwork is deleted and created with another port, agents
+// refuse that and report it. Pods reach each other all the while, and none gets a packet into a tunnel.
 func TestTunnelPortIsFixed(t *testing.T) {
 	const other = 4790
 	s := newStage(t)
@@ -90,7 +90,7 @@ func TestTunnelPortIsFixed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What is sent to the port from a known node's address arrives: so would the attacker's, had it left its node.
+	// Packets from a node's address to the port arrive: so would the attacker's, if they had left its node.
 	control, err := hostile.Tunnelled("control", 0, s.scene.Attacker, s.scene.Remote)
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestTunnelPortIsFixed(t *testing.T) {
 	}
 }
 
-// tunnelFrames are the tunnel packets that a pod may try to send to ports.
+// tunnelFrames are the tunnel packets that a pod may try to send to these ports.
 func tunnelFrames(t *testing.T, scene hostile.Scene, ports ...uint16) []hostile.Frame {
 	t.Helper()
 	var frames []hostile.Frame
