@@ -66,7 +66,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 	} {
 		spec.Name = "egress-" + name
 		if spec.Namespace == egressA {
-			spec.Capabilities = published(c.Outside.IP) // on all addresses; the node without this address does not have it
+			spec.Capabilities = published(c.Outside.IP) // one port on all addresses, one on an address that no node has
 		}
 		s.pods[name] = pods(t, spec)
 		tell(t, s.pods[name].Netns, name, tellPort)
