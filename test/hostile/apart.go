@@ -14,8 +14,8 @@ type packet struct {
 	layers      []gopacket.SerializableLayer
 }
 
-// apart sends the attacker's own packets, which are as they should be, or as a filter without state lets through, to those that it may
-// not reach: by every way that a frame can take.
+// apart sends the attacker's own packets to the ends that it may not reach, on every path that a frame can take. The packets are valid,
+// or of kinds that a stateless filter passes.
 func (m *maker) apart() {
 	s := &m.scene
 	for at, victim := range map[string]End{"the neighbour": s.Neighbour, "the remote pod": s.Remote} {
@@ -29,7 +29,7 @@ func (m *maker) apart() {
 	}
 }
 
-// ordinary are packets as programs send them, and answers to what was never asked.
+// ordinary returns packets as programs send them, and replies without a request.
 func (s *Scene) ordinary(to End) []packet {
 	const class = "to who is apart"
 	header := func(protocol layers.IPProtocol) *layers.IPv4 { return ipv4(s.Attacker.IP, to.IP, protocol) }
@@ -57,7 +57,7 @@ func (s *Scene) ordinary(to End) []packet {
 	return packets
 }
 
-// unusual are packets that filters may take for something else.
+// unusual returns packets that filters may misclassify.
 func (s *Scene) unusual(to End) []packet {
 	const class = "to who is apart"
 	header := func(protocol layers.IPProtocol) *layers.IPv4 { return ipv4(s.Attacker.IP, to.IP, protocol) }

@@ -9,8 +9,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// Honest returns a UDP datagram from one end to an address, in a frame for via, with a marker of that name: what a
-// sniffer has to see, or seeing nothing of the others says nothing.
+// Honest returns a UDP datagram from one end to an address, in a frame for via, with a marker of that name. A sniffer must see it;
+// otherwise the absence of hostile packets proves nothing.
 func Honest(name string, from End, via net.HardwareAddr, to netip.AddrPort) (Frame, error) {
 	m := &maker{}
 	marker := fmt.Appendf(nil, "honest-%s-frame", name)
@@ -22,7 +22,7 @@ func Honest(name string, from End, via net.HardwareAddr, to netip.AddrPort) (Fra
 	return m.frames[0], nil
 }
 
-// ARPRequest asks, from an end, who has an address.
+// ARPRequest returns an ARP request from an end for an address.
 func ARPRequest(from End, whose netip.Addr) (Frame, error) {
 	m := &maker{}
 	m.add("honest", "ARP for "+whose.String(), ethernet(from.MAC, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, layers.EthernetTypeARP),
@@ -33,7 +33,7 @@ func ARPRequest(from End, whose netip.Addr) (Frame, error) {
 	return m.frames[0], nil
 }
 
-// ARPAnswer tells who says to have an address, if a frame is an ARP reply.
+// ARPAnswer returns the sender of a frame if it is an ARP reply.
 func ARPAnswer(frame []byte) (End, bool) {
 	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.NoCopy)
 	arp, ok := packet.Layer(layers.LayerTypeARP).(*layers.ARP)
@@ -44,8 +44,8 @@ func ARPAnswer(frame []byte) (End, bool) {
 	return End{MAC: net.HardwareAddr(arp.SourceHwAddress), IP: ip}, ok
 }
 
-// Tunnelled is what a tunnel packet to a node holds, for a UDP socket to send: a VXLAN header and an inner frame, which is
-// as good as a node's own unless its sender's address is spoofed.
+// Tunnelled returns the payload of a tunnel packet to a node, for a UDP socket to send: a VXLAN header and an inner frame. It equals a
+// node's own unless it comes from a wrong source address.
 func Tunnelled(name string, vni uint32, from, to End) (Frame, error) {
 	m := &maker{}
 	marker := fmt.Appendf(nil, "tunnel-%s-frame", name)

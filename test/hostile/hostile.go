@@ -1,5 +1,5 @@
-// Package hostile makes the packets that a pod sends when it means harm: with others' addresses, around the switch,
-// into the tunnel, in the name of infrastructure. None of them may reach anybody.
+// Package hostile makes the packets of a malicious pod: with others' addresses, past the switch, into the tunnel, with addresses of
+// infrastructure. None of them may arrive anywhere.
 package hostile
 
 import (
@@ -11,19 +11,19 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// End is somebody with addresses.
+// End is a sender or receiver with its addresses.
 type End struct {
 	MAC net.HardwareAddr
 	IP  netip.Addr
 }
 
-// Scene is where the packets are sent: the attacker's pod and everybody it may want to fool.
+// Scene is the surroundings of the attack: the attacker's pod and all the ends that it may try to deceive.
 type Scene struct {
-	// Attacker is the pod that sends; Neighbour is a pod on its node, Remote one on another.
+	// Attacker is the pod that sends. Neighbour is a pod on its node, Remote a pod on another node.
 	Attacker, Neighbour, Remote End
 	// Gateway is tun0 of the attacker's node.
 	Gateway End
-	// HostEnd is the node's end of the attacker's veth: its MAC address, and any address.
+	// HostEnd is the MAC address of the attacker's host veth.
 	HostEnd net.HardwareAddr
 	// Node and OtherNode are the nodes' own addresses.
 	Node, OtherNode netip.Addr
@@ -31,25 +31,26 @@ type Scene struct {
 	Service netip.Addr
 	// VXLANPort is the tunnels' port.
 	VXLANPort uint16
-	// Apart says that the neighbour and the remote pod are not the attacker's to reach: other tenants', or isolated by policies.
+	// Apart says that the attacker may not reach the neighbour and the remote pod: they are other tenants', or isolated by policies.
 	Apart bool
 }
 
-// ClassTunnelled is the class of tunnel packets that a pod sends. They are like any other while tunnels have another port.
+// ClassTunnelled is the class of tunnel packets that a pod sends. They are ordinary packets if the tunnels use another port.
 const ClassTunnelled = "tunnel packets from a pod"
 
 // Frame is a packet to send.
 type Frame struct {
-	// Name says what it tries, Class what kind of trick it is.
+	// Name describes the packet, Class the kind of attack.
 	Class, Name string
 	// Data is the frame.
 	Data []byte
-	// Marker is what a sniffer finds it by, wherever it arrives and whatever it is wrapped in.
+	// Marker is the text by which a sniffer recognises the packet, wherever it arrives and however it is encapsulated.
 	Marker []byte
-	// ToHost says that it is a fragment, which the switch cannot judge: it may come to the gateway's interface, where the
-	// host reassembles it, and no further.
+	// ToHost says that the frame is a fragment, which the switch cannot judge: it may arrive at the gateway's interface, where the host
+	// reassembles it, and no further.
 	ToHost bool
-	// Between says that it is the attacker's own and goes to another node, which is to stop it: it may be heard between the nodes.
+	// Between says that the packet has the attacker's own address and is sent to another node, which must drop it: it may be seen between the
+	// nodes.
 	Between bool
 }
 
@@ -79,7 +80,7 @@ func Frames(scene Scene) ([]Frame, error) {
 
 func (m *maker) marker() []byte { return fmt.Appendf(nil, "hostile-%04d-frame", len(m.frames)) }
 
-// add serialises layers with the marker as their payload.
+// add serialises layers with a marker as their payload.
 func (m *maker) add(class, name string, parts ...gopacket.SerializableLayer) {
 	marker := m.marker()
 	m.addMarked(class, name, marker, append(parts, gopacket.Payload(marker))...)
@@ -128,14 +129,14 @@ func udp(from, to uint16) *layers.UDP {
 	return &layers.UDP{SrcPort: layers.UDPPort(from), DstPort: layers.UDPPort(to)}
 }
 
-// targets are the ends that the attacker wants to reach.
+// targets returns the ends that the attacker tries to reach.
 func (s *Scene) targets() map[string]End {
 	return map[string]End{
 		"the neighbour": s.Neighbour, "the remote pod": s.Remote, "the gateway": s.Gateway,
 	}
 }
 
-// identities are whose address the attacker may put on.
+// identities returns the addresses that the attacker may pretend to have.
 func (s *Scene) identities() map[string]netip.Addr {
 	return map[string]netip.Addr{
 		"the neighbour": s.Neighbour.IP, "the remote pod": s.Remote.IP, "the gateway": s.Gateway.IP, "the node": s.Node,
@@ -162,7 +163,7 @@ func (m *maker) spoofedIP() {
 	}
 }
 
-// frameTo is the MAC address that a well-behaved pod sends to: everything in the cluster is on its link.
+// frameTo returns the MAC address that a correct pod sends to: everything in the cluster is on-link.
 func (m *maker) frameTo(target End) net.HardwareAddr { return target.MAC }
 
 func (m *maker) spoofedMAC() {
@@ -178,7 +179,7 @@ func (m *maker) spoofedMAC() {
 	}
 }
 
-// arp returns an ARP packet. It has no payload: what follows it in the frame is padding, and goes with it.
+// arp returns an ARP packet. It has no payload: the marker follows as padding of the frame, which is forwarded with it.
 func arp(operation uint16, sender, target End) *layers.ARP {
 	return &layers.ARP{
 		AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4,
@@ -212,7 +213,7 @@ func (m *maker) spoofedARP() {
 	}
 }
 
-// aroundTheSwitch sends to the node's end of the veth, where the node's kernel may take it up behind the switch's back.
+// aroundTheSwitch sends to the host veth's MAC address, where the node's kernel may accept the frame without the switch.
 func (m *maker) aroundTheSwitch() {
 	s := &m.scene
 	for as, ip := range map[string]netip.Addr{"itself": s.Attacker.IP, "the neighbour": s.Neighbour.IP, "outside": netip.MustParseAddr("198.51.100.10")} {
@@ -221,7 +222,7 @@ func (m *maker) aroundTheSwitch() {
 			"the loopback": netip.MustParseAddr("127.0.0.1"),
 		} {
 			if ip == s.Attacker.IP && to != "the loopback" {
-				continue // by the switch, where it goes as well, that is an honest packet
+				continue // through the switch, which also gets it, that is an honest packet
 			}
 			m.add("to the host's end of the veth", fmt.Sprintf("UDP as %s to %s", as, to),
 				ethernet(s.Attacker.MAC, s.HostEnd, layers.EthernetTypeIPv4), ipv4(ip, target, layers.IPProtocolUDP), udp(4000, 9))
@@ -343,7 +344,7 @@ func (m *maker) oddPackets() {
 	}
 }
 
-// otherThan is an address that the attacker may not use, and that is not the target's.
+// otherThan returns an address that the attacker may not use, and that is not the target's.
 func (s *Scene) otherThan(target End) netip.Addr {
 	if target.IP == s.Neighbour.IP {
 		return s.Remote.IP

@@ -16,26 +16,25 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// echoPort is where pods and hosts answer.
+// echoPort is the port where pods and hosts answer.
 const echoPort = 7777
 
-// castNamespace has the standing pods, and castLabel is what policies select them by: those that talk to each other by one value, the
-// others by their names.
+// castNamespace has the permanent pods. Policies select them by castLabel: the pods of pairs have a common value, the others their names.
 const (
 	castNamespace = "default"
 	castLabel     = "cast"
 	nameLabel     = "cast-name"
 )
 
-// cast are the pods that stand through it all: those that talk to each other, one that attacks, and its victims.
+// cast are the permanent pods of a run: pairs that exchange packets, an attacker, and its victims.
 type cast struct {
 	cluster *lab.Cluster
 	pods    map[string]*lab.Pod
-	echoes  map[string]*traffic.Echo // by pod, or where else
+	echoes  map[string]*traffic.Echo // by the name of the pod or host
 	pairs   []traffic.Pair
 }
 
-// newCast starts the pods. What it returns is to be closed also with an error.
+// newCast starts the pods. Close what it returns, also with an error.
 func newCast(ctx context.Context, c *lab.Cluster) (*cast, error) {
 	cs := &cast{cluster: c, pods: map[string]*lab.Pod{}, echoes: map[string]*traffic.Echo{}}
 	specs := map[string]string{
@@ -104,7 +103,7 @@ func (cs *cast) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// reach waits until everybody reaches whom they must: pods each other, nodes pods, and pods the outside.
+// reach waits until all required paths work: pods to pods, nodes to pods, and pods to the outside.
 func (cs *cast) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
@@ -130,7 +129,7 @@ func (cs *cast) reach(ctx context.Context) error {
 	return group.Wait()
 }
 
-// fresh adds a pod on a node, has a pod of the other node reach it, and deletes it.
+// fresh adds a pod on a node, checks that a pod of the other node reaches it, and deletes it.
 func (cs *cast) fresh(ctx context.Context, node, name string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
@@ -144,7 +143,7 @@ func (cs *cast) fresh(ctx context.Context, node, name string) (err error) {
 	return cs.reached(ctx, p)
 }
 
-// reached has a standing pod of the other node reach a pod.
+// reached checks that a permanent pod of the other node reaches a pod.
 func (cs *cast) reached(ctx context.Context, p *lab.Pod) error {
 	at := netip.AddrPortFrom(p.IPs[0], echoPort)
 	e, err := traffic.NewEcho(p.Netns, at)
@@ -158,7 +157,7 @@ func (cs *cast) reached(ctx context.Context, p *lab.Pod) error {
 	return nil
 }
 
-// otherOf is the standing pod of the node that is not named.
+// otherOf returns the permanent pod of the other node.
 func otherOf(node string) string {
 	if node == "n1" {
 		return "a2"
@@ -166,13 +165,13 @@ func otherOf(node string) string {
 	return "a1"
 }
 
-// scope says which pairs a fault must not take a packet from.
+// scope says which pairs must lose no packet in a fault.
 type scope string
 
 // Scopes.
 const (
 	all      scope = "all"
-	far      scope = "n2 to n2" // what happens on n1 is no matter of pods that talk on n2
+	far      scope = "n2 to n2" // events on n1 must not affect pods that talk on n2
 	local    scope = "within nodes"
 	nobody   scope = "none"
 	untested scope = ""
@@ -192,7 +191,7 @@ func (s scope) covers(pair string) bool {
 	return false
 }
 
-// load runs traffic while f runs, and adds to the row what became of it.
+// load runs traffic while f runs, and adds its result to the row.
 func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) error {
 	running, err := traffic.NewLoad(s.cast.pairs, s.opts.rate)
 	if err != nil {
@@ -219,10 +218,10 @@ func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) e
 	return done
 }
 
-// controlTime is how long the control of a loss runs.
+// controlTime is the duration of the control run after a loss.
 const controlTime = 10 * time.Second
 
-// blame says of packets that were lost whether that was the fault, by running the same traffic without it.
+// blame decides whether the fault lost the packets, by running the same traffic without it.
 func (s *soak) blame(ctx context.Context, r *row, spared scope, lossErr error) {
 	lost, controlErr := s.control(ctx, spared, controlTime)
 	if lost > 0 || controlErr != nil {
@@ -233,7 +232,7 @@ func (s *soak) blame(ctx context.Context, r *row, spared scope, lossErr error) {
 	r.wrong(fmt.Errorf("packets were lost, and none of the same traffic in %s right after: %w", controlTime, lossErr))
 }
 
-// control runs the traffic with nothing done, and returns how much of it was lost.
+// control runs the traffic without a fault, and returns its loss.
 func (s *soak) control(ctx context.Context, spared scope, length time.Duration) (lost uint64, err error) {
 	if !s.opts.loss {
 		return 0, nil
@@ -243,7 +242,7 @@ func (s *soak) control(ctx context.Context, spared scope, length time.Duration) 
 		return 0, err
 	}
 	select {
-	case <-time.After(length): // the time that traffic runs
+	case <-time.After(length): // the duration of the traffic
 	case <-ctx.Done():
 		err = ctx.Err()
 	}

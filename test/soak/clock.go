@@ -13,11 +13,11 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// jump is how far the clock jumps: past every lease and time-out there is, and within the certificates' time.
+// jump is the clock's jump: longer than every lease and time-out, and within the certificates' validity.
 const jump = time.Hour
 
-// clock sets the machine's clock forward, and back again, while everything runs. The wall clock is the whole machine's: no
-// namespace has one of its own, and a program that is linked statically takes no other. So it is asked for by a flag.
+// clock sets the machine's clock forward, and back again, while everything runs. The wall clock is the whole machine's: network
+// namespaces have none of their own, and a statically linked program cannot be given another one. So a flag must enable this part.
 func (s *soak) clock(ctx context.Context) error {
 	if !s.opts.clock {
 		s.add(row{Part: "clock", Name: "the clock jumps", Verdict: refused, Wrong: []string{
@@ -45,10 +45,10 @@ func setClock(to time.Time) error {
 	return nil
 }
 
-// jumpClock sets the clock forward, and back by what the monotonic clock says has passed meanwhile. After either jump the
-// network does everything: pods, a restart, objects, a controller that leads.
+// jumpClock sets the clock forward, and back by the time that the monotonic clock has measured meanwhile. After each jump, everything
+// must work: pods, a restart, objects, the controller's leader election.
 func jumpClock(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
-	before := time.Now() // has the monotonic clock's time too
+	before := time.Now() // includes the monotonic clock's time
 	defer func() {
 		err = errors.Join(err, setClock(before.Round(0).Add(time.Since(before))), s.afterJump(ctx, n))
 	}()

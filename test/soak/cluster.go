@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// guest is a host without a node, which comes and goes; guestSubnet is what it asks for.
+	// guest is a host without a Node, which is added and deleted; guestSubnet is the subnet that it requests.
 	guest, guestIP, guestSubnet = "guest.example", "172.31.0.201", "10.131.250.0/23"
-	// networkGroup is the group of Weft's objects.
+	// networkGroup is the API group of Weft's objects.
 	networkGroup = "network.openshift.io"
 )
 
-// apiFaults are what befalls the API server, or the way to it.
+// apiFaults are the faults of the API server, or of the path to it.
 func apiFaults() []fault {
 	front := func(name string, seen bool, how answer) fault {
 		return fault{name: name, spares: all, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
@@ -71,7 +71,7 @@ func apiFaults() []fault {
 		}),
 		front("API server answers garbage", false, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write([]byte(`{"kind":"List","items":[{"metadata":{"name":`)) // broken off, as meant
+			_, _ = w.Write([]byte(`{"kind":"List","items":[{"metadata":{"name":`)) // truncated on purpose
 		}),
 		front("API server never answers", false, func(_ http.ResponseWriter, r *http.Request, _ http.Handler) {
 			<-r.Context().Done()
@@ -82,21 +82,21 @@ func apiFaults() []fault {
 	}
 }
 
-// status answers with an error as the API server words it.
+// status writes an error in the API server's form.
 func status(w http.ResponseWriter, reason metav1.StatusReason, code int32) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(code))
-	_ = json.NewEncoder(w).Encode(metav1.Status{ // who hung up misses nothing
+	_ = json.NewEncoder(w).Encode(metav1.Status{ // a client that has closed the connection needs no answer
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 		Status:   metav1.StatusFailure, Reason: reason, Code: code, Message: "so the soak has it",
 	})
 }
 
-// frontTime is how long the API server is as a fault has it, at the least.
+// frontTime is the minimum duration of an API server's fault.
 const frontTime = 4 * time.Second
 
-// behindFront has a host come while the API server answers so, and pods come and go. If seen, the host's flows have to come
-// in that time; else as soon as it is over.
+// behindFront adds a host while the API server answers with how, and adds and deletes pods. If seen, the host's flows must be programmed
+// during the fault; else as soon as it is over.
 func (s *soak) behindFront(ctx context.Context, n lab.Node, how answer, seen bool) (note string, err error) {
 	f, err := openFront(ctx, s.cluster, how)
 	if err != nil {
@@ -137,7 +137,7 @@ func (s *soak) behindFront(ctx context.Context, n lab.Node, how answer, seen boo
 	return "in step " + time.Since(begun).Round(time.Millisecond).String() + " after it was over", nil
 }
 
-// guestComes makes a HostSubnet for a host without a node.
+// guestComes makes a HostSubnet for a host without a Node.
 func (s *soak) guestComes(ctx context.Context) (dynamic.ResourceInterface, error) {
 	hosts, err := probe.Objects(s.cluster, networkGroup, "hostsubnets")
 	if err != nil {
@@ -155,10 +155,10 @@ func guestGoes(ctx context.Context, hosts dynamic.ResourceInterface) error {
 	return err
 }
 
-// guestSeen waits until a node has the flows of the host without a node.
+// guestSeen waits until a node has the flows of the host without a Node.
 func (s *soak) guestSeen(ctx context.Context, n lab.Node) error { return s.seen(ctx, n, guestIP) }
 
-// seen waits until a node takes tunnel packets from an address.
+// seen waits until a node accepts tunnel packets from an address.
 func (s *soak) seen(ctx context.Context, n lab.Node, address string) error {
 	_, err := probe.Await(ctx, recoveryTime, "flows for "+address+" on "+n.Name, func(ctx context.Context) error {
 		if !strings.Contains(probe.StateIn(ctx, n, "flows"), "tun_src="+address) {
@@ -169,7 +169,7 @@ func (s *soak) seen(ctx context.Context, n lab.Node, address string) error {
 	return err
 }
 
-// cutOver cuts all connections ten times a second.
+// cutOver closes all connections ten times per second.
 func cutOver(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	f, err := openFront(ctx, s.cluster, func(w http.ResponseWriter, r *http.Request, next http.Handler) { next.ServeHTTP(w, r) })
 	if err != nil {
@@ -185,7 +185,7 @@ func cutOver(ctx context.Context, s *soak, n lab.Node) (note string, err error) 
 	return fmt.Sprintf("%d times", cuts), s.cast.fresh(ctx, n.Name, "cut")
 }
 
-// restartSlow has an agent start while each request takes a second.
+// restartSlow restarts an agent while each request takes a second.
 func restartSlow(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	f, err := openFront(ctx, s.cluster, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		<-time.After(time.Second)
@@ -204,7 +204,7 @@ func restartSlow(ctx context.Context, s *soak, n lab.Node) (note string, err err
 	return "served after " + time.Since(begun).Round(time.Millisecond).String(), err
 }
 
-// restartFailing has an agent start while the API server fails: it leaves everything as it is, and refuses ADD.
+// restartFailing restarts an agent while the API server fails: the agent changes nothing, and refuses ADD.
 func restartFailing(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	want, err := probe.SettledState(ctx, n)
 	if err != nil {
@@ -238,7 +238,7 @@ func restartFailing(ctx context.Context, s *soak, n lab.Node) (note string, err 
 	return note, probe.StateOf(ctx, n).Differs(want)
 }
 
-// clusterFaults are what befalls the control plane, and what its objects come to say.
+// clusterFaults are the faults of the control plane and of its objects.
 func clusterFaults() []fault {
 	kill := func(name string) fault {
 		return fault{name: name + " killed", spares: all, kills: []string{name, "weft-controller", "kube-apiserver"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
@@ -274,8 +274,8 @@ func guestMoves(ctx context.Context, s *soak, n lab.Node) (note string, err erro
 	return "", s.seen(ctx, n, moved)
 }
 
-// sameAddress has a host's object made anew under another name before the old one goes: two share an address, and deleting
-// one must not take the other's flows.
+// sameAddress makes a host's object again under another name before the old one is deleted: two objects have one address, and deleting
+// one must not remove the other's flows.
 func sameAddress(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	hosts, err := s.guestComes(ctx)
 	if err != nil {
@@ -304,7 +304,7 @@ func sameAddress(ctx context.Context, s *soak, n lab.Node) (note string, err err
 	return "", errors.Join(guestGoes(ctx, hosts), leads(guestSubnet, false), leads(twinSubnet, true))
 }
 
-// wrongObjects has objects say what cannot be; what the API server takes, the agents leave out.
+// wrongObjects writes invalid objects; agents ignore those that the API server accepts.
 func wrongObjects(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	hosts, err := probe.Objects(s.cluster, networkGroup, "hostsubnets")
 	if err != nil {
@@ -325,7 +325,7 @@ func wrongObjects(ctx context.Context, s *soak, n lab.Node) (note string, err er
 		probe.HostSubnet("bad-5", "n2", "172.31.0.206", "10.131.6.0/23", nil),
 	} {
 		if _, createErr := hosts.Create(ctx, object, metav1.CreateOptions{}); createErr != nil {
-			continue // refused: as well
+			continue // a refusal is correct too
 		}
 		taken++
 		defer func() {
@@ -338,7 +338,7 @@ func wrongObjects(ctx context.Context, s *soak, n lab.Node) (note string, err er
 	return fmt.Sprintf("%d of 6 taken by the API server", taken), s.cast.reach(ctx)
 }
 
-// otherPort tries to change the tunnels' port while everything runs: that is refused, and tunnels stay where they are.
+// otherPort tries to change the tunnels' port while everything runs: the change is refused, and the port stays the same.
 func otherPort(ctx context.Context, s *soak, _ lab.Node) (note string, err error) {
 	networks, err := probe.Objects(s.cluster, networkGroup, "clusternetworks")
 	if err != nil {
@@ -356,7 +356,7 @@ func otherPort(ctx context.Context, s *soak, _ lab.Node) (note string, err error
 	return "", s.cast.reach(ctx)
 }
 
-// otherNodeAddress gives the second node another address, as its administrator would, and the old one back.
+// otherNodeAddress gives the second node another address, as an administrator would, and then the old one again.
 func otherNodeAddress(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	n2 := s.cluster.Node(2)
 	was, now := n2.IP.String(), "172.31.0.102"
@@ -374,13 +374,13 @@ func otherNodeAddress(ctx context.Context, s *soak, n lab.Node) (note string, er
 	return "all reached " + time.Since(begun).Round(time.Millisecond).String() + " after", err
 }
 
-// readdress changes a node's address: on its link, in its switch's own routes, and in its Node object, which a kubelet does.
+// readdress changes a node's address: on its link, in its switch's own routes, and in its Node object, as a kubelet does.
 func (s *soak) readdress(ctx context.Context, n lab.Node, to string) error {
 	device := "eth0"
 	if s.cluster.Datapath == "netdev" {
 		device = "br-phy"
 	}
-	// At once: the lab puts its nodes' addresses back, and the one that is there first is the tunnels'.
+	// At once: the lab restores its nodes' addresses, and tunnels use the first address.
 	script := fmt.Sprintf("ip addr flush dev %[2]s; ip addr add %[1]s/24 dev %[2]s; ip route replace default via 172.31.0.254 dev %[2]s", to, device)
 	if _, err := probe.Run(ctx, n.Enter("sh", "-ec", script)); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// diskFaults are what befalls the disk of the records. The records move to a small file system of their own meanwhile.
+// diskFaults are the faults of the records' disk. Meanwhile the records are on a small file system of their own.
 func diskFaults() []fault {
 	return []fault{
 		{name: "the disk of the records is full", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
@@ -24,9 +24,9 @@ func diskFaults() []fault {
 }
 
 const (
-	// stateDir is the agent's, in the node.
+	// stateDir is the agent's state directory on the node.
 	stateDir = "/var/lib/weft"
-	// filler takes the room of the disk.
+	// filler is the file that fills the disk.
 	filler = stateDir + "/filler"
 )
 
@@ -50,14 +50,14 @@ func (s *soak) onSmallDisk(ctx context.Context, n lab.Node, f func() (string, er
 	return note, errors.Join(err, back)
 }
 
-// fullDisk fills the disk: ADD fails in clear words and leaves nothing, DEL works, an agent that starts serves what there is,
-// and ADD works as soon as there is room.
+// fullDisk fills the disk: ADD fails with a clear error and leaves nothing, DEL works, a restarted agent serves the existing pods, and
+// ADD works as soon as there is space.
 func (s *soak) fullDisk(ctx context.Context, n lab.Node) (note string, err error) {
 	leaving, err := s.addSome(ctx, n, 3)
 	if err != nil {
 		return "", err
 	}
-	// What does not fit any more is what is wanted.
+	// The error is expected: it writes until the disk is full.
 	_, _ = probe.Run(ctx, n.Enter("sh", "-c", "cat /dev/zero >"+filler))
 	p, err := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "full", NoObject: true})
 	failure, known := probe.AsFailure(err)
@@ -82,7 +82,7 @@ func (s *soak) fullDisk(ctx context.Context, n lab.Node) (note string, err error
 	return note, errors.Join(append(errs, err, s.cast.fresh(ctx, n.Name, "room"))...)
 }
 
-// readOnlyDisk has the disk fail as file systems do after an error: nothing can be written. DEL cannot work then, and says why.
+// readOnlyDisk makes the file system read-only, as after an error. DEL cannot work then, and returns the reason.
 func (s *soak) readOnlyDisk(ctx context.Context, n lab.Node) (note string, err error) {
 	remount := func(how string) error {
 		_, err := probe.Run(context.WithoutCancel(ctx), n.Enter("mount", "-o", "remount,"+how, stateDir))

@@ -15,27 +15,27 @@ import (
 )
 
 const (
-	// addsAKill and delsAKill are the requests that each kill has a chance to fall into.
+	// addsAKill and delsAKill are the numbers of requests that each kill can interrupt.
 	addsAKill = 3
 	delsAKill = 3
-	// forgottenOneIn says how often the runtime forgets a sandbox instead of deleting it, and collects garbage later.
+	// forgottenOneIn is how often the runtime loses a sandbox instead of deleting it, and collects garbage later.
 	forgottenOneIn = 4
-	// calibrations is how many rounds without a kill tell how long requests take.
+	// calibrations is the number of rounds without a kill, which measure how long requests take.
 	calibrations = 10
 )
 
-// tally is what the kills have met.
+// tally counts the results of the kills.
 type tally struct {
 	mu                      sync.Mutex
 	kills                   int
-	adds, dels              int // requests that were under way when the agent was killed
-	added, refused, deleted int // what became of the ADDs and DELs of all rounds
+	adds, dels              int // requests that were running when the agent was killed
+	added, refused, deleted int // the results of the ADDs and DELs of all rounds
 	forgotten               int
 	slowest                 time.Duration
 }
 
-// kills kills agents at random points of ADD and DEL, of several sandboxes at once. The runtime then does what runtimes do:
-// repeats DELs, deletes the sandboxes whose ADD failed, or collects garbage. Each time the node has to be as it was.
+// kills kills agents at random points of ADD and DEL of several concurrent sandboxes. Then the runtime does what runtimes do: it repeats
+// DELs, deletes sandboxes whose ADD failed, or collects garbage. Each time the node must have its former state.
 func (s *soak) kills(ctx context.Context) error {
 	r := row{Part: "kills", Name: "agents killed in the middle of ADD and DEL"}
 	began := time.Now()
@@ -70,13 +70,13 @@ func (s *soak) kills(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// killOne kills one node's agent so many times.
+// killOne kills one node's agent the given number of times.
 func (s *soak) killOne(ctx context.Context, n lab.Node, times int, t *tally) error {
 	want, err := probe.SettledState(ctx, n)
 	if err != nil {
 		return err
 	}
-	// How long the requests of a round take tells where the kills have to fall.
+	// The duration of a round's requests limits the time of the kills.
 	var span time.Duration
 	for range calibrations {
 		took, err := s.killRound(ctx, n, want, 0, t)
@@ -105,8 +105,8 @@ type request struct {
 	err        error
 }
 
-// killRound has some sandboxes come and others go at the same time, and kills the agent at a random time within the span,
-// if that is not 0. It returns how long the requests took.
+// killRound adds some sandboxes and deletes others concurrently, and kills the agent at a random time within the span, if that is not 0.
+// It returns how long the requests took.
 func (s *soak) killRound(ctx context.Context, n lab.Node, want probe.State, span time.Duration, t *tally) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*probe.Patience)
 	defer cancel()
@@ -152,7 +152,7 @@ func (s *soak) killRound(ctx context.Context, n lab.Node, want probe.State, span
 	return took, err
 }
 
-// addSome adds pods, at the same time.
+// addSome adds pods concurrently.
 func (s *soak) addSome(ctx context.Context, n lab.Node, many int) ([]*lab.Pod, error) {
 	pods := make([]*lab.Pod, many)
 	var group errgroup.Group
@@ -177,7 +177,7 @@ func (s *soak) ask(ctx context.Context, n lab.Node, q *request, delay time.Durat
 	q.end = time.Now()
 }
 
-// count notes what became of a round's requests.
+// count counts the results of a round's requests.
 func (t *tally) count(requests []request, killed time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -202,8 +202,8 @@ func (t *tally) count(requests []request, killed time.Time) {
 	}
 }
 
-// clean does what a runtime does afterwards: a pod that runs is ended, a sandbox whose ADD failed is deleted, a DEL that
-// failed is repeated; some sandboxes are forgotten, and left to garbage collection.
+// clean does what a runtime does after a kill: it deletes a running pod and a sandbox whose ADD failed, and repeats a failed DEL. It
+// loses some sandboxes and leaves them to garbage collection.
 func (s *soak) clean(ctx context.Context, n lab.Node, requests []request, killed bool, t *tally) error {
 	forgotten := 0
 	var group errgroup.Group
@@ -230,8 +230,8 @@ func (s *soak) clean(ctx context.Context, n lab.Node, requests []request, killed
 	return n.CollectGarbage(ctx)
 }
 
-// judge returns an error unless a request ended as requests may: an ADD that was answered has made a pod that works, whenever
-// the agent was killed; one that was not has an error of the network's own.
+// judge returns an error unless a request ended correctly: an answered ADD has made a working pod, whenever the agent was killed; another
+// ADD has an error of the network plugin.
 func (s *soak) judge(ctx context.Context, q *request) error {
 	_, ofTheNetwork := probe.AsFailure(q.err)
 	switch {
@@ -245,7 +245,7 @@ func (s *soak) judge(ctx context.Context, q *request) error {
 	return nil
 }
 
-// forget has the runtime lose a sandbox without a word to the network: its namespace goes, and what it knew of it.
+// forget makes the runtime lose a sandbox without a DEL: its namespace is removed, and the runtime's data about it.
 func forget(ctx context.Context, p *lab.Pod) error {
 	script := `umount -l /run/netns/$0; rm -f /run/netns/$0 /var/lib/cni/pods/$0; ! [ -e /run/netns/$0 ]`
 	_, err := probe.Run(ctx, p.Node.Enter("sh", "-c", script, p.Sandbox.ID))

@@ -24,12 +24,12 @@ import (
 
 // Policies of the soak.
 const (
-	pairsPolicy = "pairs" // lets the pairs talk, and nobody else to them
-	peers       = "pairs" // value of castLabel of those who talk
+	pairsPolicy = "pairs" // allows the pairs to talk, and no other pod to talk to them
+	peers       = "pairs" // value of castLabel of the pods of pairs
 )
 
-// policies changes the network's mode to the one with NetworkPolicies and back, under traffic, and restarts agents in between while
-// policies change. Nothing of what is allowed may be lost, and nothing may come that is not.
+// policies changes the network's mode to the one with NetworkPolicies and back, under traffic, and meanwhile restarts agents while
+// policies change. No allowed packet may be lost, and no denied one may arrive.
 func (s *soak) policies(ctx context.Context) error {
 	r := row{Part: "policies", Name: "agents restarted while policies change"}
 	began := time.Now()
@@ -69,7 +69,7 @@ func (s *soak) policies(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// states returns what each node has, at rest.
+// states returns the settled state of each node.
 func (s *soak) states(ctx context.Context) (map[string]probe.State, error) {
 	states := map[string]probe.State{}
 	for _, n := range s.cluster.Nodes() {
@@ -82,11 +82,11 @@ func (s *soak) states(ctx context.Context) (map[string]probe.State, error) {
 	return states, nil
 }
 
-// policies are those of a run.
+// policies is a run with policies.
 type policies struct {
 	soak   *soak
 	client kubernetes.Interface
-	// refused counts datagrams that nothing allows; before is how many of them came before they were refused.
+	// refused counts denied datagrams; before is how many of them arrived before they were denied.
 	refused uint64
 	before  int
 }
@@ -96,7 +96,7 @@ func newPolicies(s *soak) (*policies, error) {
 	return &policies{soak: s, client: client}, err
 }
 
-// strangers are pairs of pods that may not talk while the network isolates.
+// strangers are pairs of pods that must not talk while the network isolates.
 func (p *policies) strangers() []traffic.Pair {
 	cs := p.soak.cast
 	return []traffic.Pair{
@@ -107,7 +107,7 @@ func (p *policies) strangers() []traffic.Pair {
 	}
 }
 
-// isolate changes the mode, makes a policy for the pairs once their connections are known, and waits until nobody else reaches them.
+// isolate changes the mode, makes a policy for the pairs once conntrack has their connections, and waits until no other pod reaches them.
 func (p *policies) isolate(ctx context.Context) error {
 	if err := p.mode(ctx, networkv1.PluginNetworkPolicy); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (p *policies) isolate(ctx context.Context) error {
 	return nil
 }
 
-// known waits until a node that has an end of a pair knows its connection.
+// known waits until conntrack of a node with a pod of a pair has the pair's connection.
 func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) error {
 	from, to, _ := strings.Cut(pair.Name, " to ")
 	if from != n.Name && to != n.Name {
@@ -140,7 +140,7 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 	one, other := p.soak.cast.pods["a"+strings.TrimPrefix(from, "n")].IPs[0], pair.To.Addr()
 	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("the connection %s known to %s", pair.Name, n.Name), func(ctx context.Context) error {
 		known, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "dpctl/dump-conntrack"))
-		// Of a datagram and its answer, either may be the first that is looked at.
+		// The entry may begin with the datagram or with its answer.
 		if err == nil && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", one, other)) && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", other, one)) {
 			err = errors.New("it is not")
 		}
@@ -149,14 +149,14 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 	return err
 }
 
-// kept runs f, and returns an error if a datagram of a stranger came meanwhile.
+// kept runs f, and returns an error if a stranger's datagram arrived meanwhile.
 func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
 	running, err := traffic.NewLoad(p.strangers(), max(p.soak.opts.rate/10, 1))
 	if err != nil {
 		return err
 	}
 	done := f()
-	tallies, _ := running.Stop() // all is lost, as it must be
+	tallies, _ := running.Stop() // all are lost, as they must be
 	for name, tally := range tallies {
 		p.refused += tally.Sent
 		if tally.Sent == 0 || tally.Lost != tally.Sent {
@@ -170,7 +170,7 @@ func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
 	return errors.Join(done, ctx.Err())
 }
 
-// came counts the strangers' datagrams that came to the pairs.
+// came counts the strangers' datagrams that arrived.
 func (p *policies) came() int {
 	cs, sum := p.soak.cast, 0
 	for _, to := range []string{"b1", "b2"} {
@@ -182,7 +182,7 @@ func (p *policies) came() int {
 	return sum
 }
 
-// restartSome restarts the agents of both nodes, side by side, while policies change.
+// restartSome restarts the agents of both nodes concurrently, while policies change.
 func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
 	counts := [2]int{n - n/2, n / 2}
 	slowest := [2]time.Duration{}
@@ -205,8 +205,8 @@ func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
 	return err
 }
 
-// restart restarts a node's agent in the midst of a change: a pod of the pairs that nobody else may reach is opened to a stranger, closed to it
-// again by a change, and the policy that did so is taken away. The agent that comes then does as the policies say by then.
+// restart restarts a node's agent in the middle of a change: a pod of a pair is opened to a stranger, and closed again by a change, and
+// then the policy is deleted. The new agent must enforce the policies of that moment.
 func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
@@ -230,7 +230,7 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if err != nil {
 		return err
 	}
-	<-time.After(p.soak.within(10 * time.Millisecond)) // a change takes about a millisecond to come, and some to be in effect
+	<-time.After(p.soak.within(10 * time.Millisecond)) // a change reaches the agent in about a millisecond, and takes some more to be in effect
 	pid, err := probe.Signal(ctx, p.soak.cluster, agentOf(n), []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[turn%2])
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	return p.judged(ctx, traffic.Pair{Name: stranger + " to " + to, From: p.soak.cast.pods[stranger].Netns, To: p.soak.cast.at(to)}, passes)
 }
 
-// judged waits until a pair is answered, or is not.
+// judged waits until a pair gets answers, or gets none, as passes says.
 func (p *policies) judged(ctx context.Context, pair traffic.Pair, passes bool) error {
 	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("%s answered: %t", pair.Name, passes), func(ctx context.Context) error {
 		const long = 300 * time.Millisecond
@@ -255,7 +255,7 @@ func (p *policies) judged(ctx context.Context, pair traffic.Pair, passes bool) e
 	return err
 }
 
-// end takes the policies away and changes the mode back, and waits until all is as it was.
+// end deletes the policies, restores the mode, and waits until the nodes have their former state.
 func (p *policies) end(ctx context.Context, flat map[string]probe.State) error {
 	list, err := p.client.NetworkingV1().NetworkPolicies(castNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -276,7 +276,7 @@ func (p *policies) end(ctx context.Context, flat map[string]probe.State) error {
 	return err
 }
 
-// mode asks for another mode.
+// mode requests another mode.
 func (p *policies) mode(ctx context.Context, plugin string) error {
 	networks, err := probe.Objects(p.soak.cluster, networkGroup, "clusternetworks")
 	if err != nil {
@@ -286,7 +286,7 @@ func (p *policies) mode(ctx context.Context, plugin string) error {
 	return err
 }
 
-// put makes a policy, or replaces it.
+// put creates a policy, or replaces it.
 func (p *policies) put(ctx context.Context, policy *networkingv1.NetworkPolicy) error {
 	all := p.client.NetworkingV1().NetworkPolicies(castNamespace)
 	_, err := all.Create(ctx, policy, metav1.CreateOptions{})
@@ -307,7 +307,7 @@ func (p *policies) drop(ctx context.Context, name string) error {
 	return nil
 }
 
-// allowing is a policy for the pairs' pods that lets peers come; none: nobody.
+// allowing is a policy for the pairs' pods that allows these peers; without peers it allows nothing.
 func allowing(name string, from ...networkingv1.NetworkPolicyPeer) *networkingv1.NetworkPolicy {
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.NetworkPolicySpec{
 		PodSelector: *ofPairs(), PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},

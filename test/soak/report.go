@@ -14,14 +14,14 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// verdict is what became of a row.
+// verdict is the result of a row.
 type verdict string
 
 // Verdicts. Only the first passes.
 const (
 	passed   verdict = "ok"
 	failed   verdict = "FAILED"
-	busy     verdict = "machine too busy" // the same traffic lost packets while nothing was done
+	busy     verdict = "machine too busy" // the same traffic lost packets without a fault
 	unjudged verdict = "loss not judged"
 	refused  verdict = "refused"
 )
@@ -30,32 +30,32 @@ const (
 type row struct {
 	Part string `json:"part"`
 	Name string `json:"name"`
-	// Count is how many restarts, kills, pods or faults it was.
+	// Count is the number of restarts, kills, pods or faults.
 	Count int `json:"count"`
-	// Sent and Lost are the datagrams of the pairs that must lose nothing; Spared names these pairs.
+	// Sent and Lost count the datagrams of the pairs that must lose nothing; Spared names these pairs.
 	Spared string `json:"spared"`
 	Sent   uint64 `json:"sent"`
 	Lost   uint64 `json:"lost"`
-	// Others are the datagrams that the other pairs lost, which is no failure.
+	// Others counts the losses of the other pairs, which are no failure.
 	Others uint64 `json:"othersLost"`
-	// Leaks are the things left over; Holes the packets that somebody heard who must not.
+	// Leaks counts leftovers; Holes counts packets received where they must not arrive.
 	Leaks int `json:"leaks"`
 	Holes int `json:"holes"`
-	// Repairs counts the labs that had to be made anew because Weft did not come back by itself.
+	// Repairs counts the labs that were rebuilt because Weft did not recover by itself.
 	Repairs int `json:"repairs"`
-	// Back is how long it took until everything was as before, at the longest.
+	// Back is the longest time until everything was as before.
 	Back time.Duration `json:"backNanoseconds"`
 	Took time.Duration `json:"tookNanoseconds"`
-	// Note says what was seen, Wrong what should not have been.
+	// Note says what was observed, Wrong what must not have happened.
 	Note    string   `json:"note,omitempty"`
 	Wrong   []string `json:"wrong,omitempty"`
 	Verdict verdict  `json:"verdict"`
 
-	// pairs are what became of each pair's datagrams.
+	// pairs are the counts of each pair's datagrams.
 	pairs map[string]traffic.Tally
 }
 
-// wrong adds an error, if it is one.
+// wrong adds an error, if there is one.
 func (r *row) wrong(err error) {
 	if err != nil {
 		r.Wrong = append(r.Wrong, err.Error())
@@ -74,24 +74,24 @@ func (r *row) settle() {
 	}
 }
 
-// report is the outcome of a run.
+// report is the result of a run.
 type report struct {
 	Began time.Time     `json:"began"`
 	Took  time.Duration `json:"tookNanoseconds"`
 	Seed  uint64        `json:"seed"`
-	// Load is the machine's before the run, for each processor.
+	// Load is the machine's load before the run, per processor.
 	Load       float64 `json:"loadPerProcessor"`
 	Processors int     `json:"processors"`
-	// Whole says that every part was asked for, in full size.
+	// Whole says that every part was selected, in full size.
 	Whole bool  `json:"whole"`
 	Rows  []row `json:"rows"`
-	// Hostile are the hostile packets that were sent.
+	// Hostile is the number of hostile packets sent.
 	Hostile int    `json:"hostileSent"`
 	Error   string `json:"error,omitempty"`
 	Passed  bool   `json:"passed"`
 }
 
-// sums are the figures that a run is judged by.
+// sums returns the totals that decide about a run.
 func (r *report) sums() (all row) {
 	for i := range r.Rows {
 		x := &r.Rows[i]
@@ -124,7 +124,7 @@ func (r *report) finish(w io.Writer, path string) error {
 
 func (r *report) print(out io.Writer, all row) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) } // Flush tells of errors
+	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) } // Flush returns errors
 	line("", "", "", "", "", "", "", "", "")
 	line("part", "what", "times", "lost of spared", "leaks", "holes", "repairs", "back after", "verdict")
 	for i := range r.Rows {

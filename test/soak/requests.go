@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// requestFaults are what runtimes do wrong.
+// requestFaults are wrong requests of runtimes.
 func requestFaults() []fault {
 	return []fault{
 		{name: "DEL twice, one after the other", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
@@ -67,13 +67,13 @@ func (s *soak) pod(ctx context.Context, n lab.Node, name string) (*lab.Pod, erro
 	return probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: n.Name, Name: name, NoObject: true})
 }
 
-// once is one DEL.
+// once sends one DEL.
 func once(ctx context.Context, p *lab.Pod) error {
 	_, err := p.Detach(ctx)
 	return err
 }
 
-// addTwice repeats an ADD whose answer the runtime did not get: it gets the same one.
+// addTwice repeats an ADD whose answer the runtime did not get: the answer must be the same.
 func addTwice(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	p, err := s.pod(ctx, n, "again")
 	if err != nil {
@@ -90,7 +90,7 @@ func addTwice(ctx context.Context, s *soak, n lab.Node) (note string, err error)
 	return "", s.cast.reached(ctx, p)
 }
 
-// sameName has a pod of one name replaced over and over, at once.
+// sameName replaces a pod by one of the same name, repeatedly and at once.
 func sameName(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	for range 20 {
 		p, err := s.pod(ctx, n, "same")
@@ -104,7 +104,7 @@ func sameName(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	return "", nil
 }
 
-// lateDel ends a pod only when its successor of the same name runs, which must not harm that one.
+// lateDel deletes a pod only after its successor of the same name runs; the successor must not be affected.
 func lateDel(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	old, err := s.pod(ctx, n, "same")
 	if err != nil {
@@ -121,7 +121,7 @@ func lateDel(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	return "", errors.Join(err, probe.Detach(ctx, fresh))
 }
 
-// exhaust takes all addresses of a node. What is too much is refused in clear words, and comes as soon as there is room.
+// exhaust takes all addresses of a node. A further ADD is refused with a clear error, and succeeds as soon as an address is free.
 func exhaust(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	var mu sync.Mutex
 	var pods []*lab.Pod
@@ -172,7 +172,7 @@ func exhaust(ctx context.Context, s *soak, n lab.Node) (note string, err error) 
 	return note, s.cast.fresh(ctx, n.Name, "room")
 }
 
-// abandon has runtimes that end in the middle of ADD, and whose sandboxes are deleted afterwards.
+// abandon has runtimes that end in the middle of ADD; their sandboxes are deleted afterwards.
 func abandon(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	cut := 0
 	for range 10 {
@@ -191,7 +191,7 @@ func abandon(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	return fmt.Sprintf("%d of 10 cut off", cut), nil
 }
 
-// agentFaults are what befalls the agent.
+// agentFaults are the faults of the agent.
 func agentFaults() []fault {
 	away := func(name string, spares scope, opens bool, command ...string) fault {
 		return fault{name: name, spares: spares, opens: opens, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
@@ -238,7 +238,7 @@ func agentFaults() []fault {
 	}
 }
 
-// hang stops a program for a while, during which f runs, and lets it go on.
+// hang stops a program for a while, during which f runs, and then continues it.
 func (s *soak) hang(ctx context.Context, name string, length time.Duration, f func() error) (err error) {
 	if _, err := probe.Signal(ctx, s.cluster, name, syscall.SIGSTOP); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (s *soak) hang(ctx context.Context, name string, length time.Duration, f fu
 	return err
 }
 
-// whileAway runs f while a node has no agent: it is stopped first, so that it sees nothing, and killed afterwards.
+// whileAway runs f while a node has no agent: the agent is stopped first, so that it processes nothing, and killed afterwards.
 func (s *soak) whileAway(ctx context.Context, n lab.Node, f func() error) error {
 	old, err := probe.Signal(ctx, s.cluster, agentOf(n), syscall.SIGSTOP)
 	if err != nil {
@@ -269,7 +269,7 @@ func (s *soak) whileAway(ctx context.Context, n lab.Node, f func() error) error 
 	return errors.Join(err, s.awaitAgent(ctx, n, old))
 }
 
-// delWhileAway deletes pods while there is no agent, as a kubelet does until it works.
+// delWhileAway deletes pods while there is no agent, as a kubelet does, which repeats DEL until it succeeds.
 func delWhileAway(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	pods, err := s.addSome(ctx, n, 3)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// restartsAtATime are counted together: what is lost is then known to be of these.
+	// restartsAtATime is the number of restarts that are counted together, so that a loss can be assigned to them.
 	restartsAtATime = 50
-	// longControl is how long the traffic runs before the first restart, with nothing done.
+	// longControl is the duration of the traffic before the first restart, without any fault.
 	longControl = 15 * time.Second
 )
 
-// restarts restarts agents under traffic, gently and not, while pods come and go. Nothing may be lost, and no flow but those
-// of the pods that go.
+// restarts restarts agents under traffic, by SIGTERM and SIGKILL, while pods are added and deleted. No packet may be lost, and no flow
+// except those of deleted pods.
 func (s *soak) restarts(ctx context.Context) error {
 	r := row{Part: "restarts", Name: "agents restarted under traffic"}
 	began := time.Now()
@@ -55,7 +55,7 @@ func (s *soak) restarts(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// quiet runs the traffic with nothing done, and reports whether the machine loses nothing of it: else the row says that it is busy.
+// quiet runs the traffic without a fault, and reports whether nothing is lost; else the row's verdict is that the machine is too busy.
 func (s *soak) quiet(ctx context.Context, r *row) (bool, error) {
 	lost, err := s.control(ctx, all, longControl)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *soak) quiet(ctx context.Context, r *row) (bool, error) {
 	return true, nil
 }
 
-// restartSome restarts the agents of both nodes, side by side.
+// restartSome restarts the agents of both nodes concurrently.
 func (s *soak) restartSome(ctx context.Context, r *row, n int) error {
 	var mu sync.Mutex
 	var group errgroup.Group
@@ -90,7 +90,7 @@ func (s *soak) restartSome(ctx context.Context, r *row, n int) error {
 	return group.Wait()
 }
 
-// restartOne restarts one node's agent so many times, with a pod that comes and one that goes each time.
+// restartOne restarts one node's agent the given number of times; each time one pod is added and one deleted.
 func (s *soak) restartOne(ctx context.Context, n lab.Node, times int) (slowest time.Duration, err error) {
 	watch, err := probe.WatchFlows(ctx, n)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *soak) restartOne(ctx context.Context, n lab.Node, times int) (slowest t
 	return slowest, errors.Join(err, watch.Check(ctx, append(gone, pod)))
 }
 
-// restart restarts a node's agent while a pod goes and another comes, which it returns.
+// restart restarts a node's agent while a pod is deleted and another one is added, which it returns.
 func (s *soak) restart(ctx context.Context, n lab.Node, old *lab.Pod, signal syscall.Signal) (*lab.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
@@ -138,7 +138,7 @@ func (s *soak) restart(ctx context.Context, n lab.Node, old *lab.Pod, signal sys
 	return fresh, s.cast.reached(ctx, fresh)
 }
 
-// awaitAgent waits until a node's agent is another than the one of that number, and serves.
+// awaitAgent waits until a node's agent has another PID than old, and serves.
 func (s *soak) awaitAgent(ctx context.Context, n lab.Node, old int) error {
 	_, err := probe.Await(ctx, probe.Patience, "the agent of "+n.Name+" serving again", func(ctx context.Context) error {
 		now, err := probe.Program(ctx, s.cluster, n.Name+"/weft-agent")
@@ -153,13 +153,13 @@ func (s *soak) awaitAgent(ctx context.Context, n lab.Node, old int) error {
 	return err
 }
 
-// crowdMax is what both nodes' subnets have room for beside the standing pods.
+// crowdMax is the capacity of both nodes' subnets beside the permanent pods.
 const crowdMax = 2 * 500
 
-// atATime is how many requests a crowd makes at a time.
+// atATime is the number of concurrent requests of a crowd.
 const atATime = 32
 
-// crowds has crowds of pods come and go, and counts what they leave.
+// crowds adds and deletes crowds of pods, and counts what remains of them.
 func (s *soak) crowds(ctx context.Context) error {
 	before, err := s.rest(ctx, true)
 	if err != nil {

@@ -20,11 +20,11 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// hostileRate is how many hostile packets a second the attacker sends: all of them in a few seconds.
+// hostileRate is the number of hostile packets per second: all of them are sent in a few seconds.
 const hostileRate = 500
 
-// siege is an attacker that sends hostile packets all the time, over and over, and ears wherever they might come out. The
-// victims' ears hear also what is meant for others.
+// siege is an attacker that sends hostile packets repeatedly, and sniffers ("ears") wherever these might arrive. The victims' sniffers
+// also detect other pods' packets.
 type siege struct {
 	cast   *cast
 	scene  hostile.Scene
@@ -38,7 +38,7 @@ type siege struct {
 
 func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
 
-// newSiege begins the siege. What it returns is to be ended also with an error.
+// newSiege begins the siege. End what it returns, also with an error.
 func newSiege(ctx context.Context, cs *cast) (*siege, error) {
 	g := &siege{cast: cs, ears: map[string]*traffic.Sniffer{}, done: make(chan struct{}), stop: func() {}}
 	close(g.done)
@@ -57,7 +57,7 @@ func newSiege(ctx context.Context, cs *cast) (*siege, error) {
 		return g, err
 	}
 	for _, f := range frames {
-		if !f.ToHost { // those may come to tun0
+		if !f.ToHost { // frames that may arrive at tun0
 			g.frames = append(g.frames, f)
 		}
 	}
@@ -73,12 +73,12 @@ func newSiege(ctx context.Context, cs *cast) (*siege, error) {
 	return g, nil
 }
 
-// marked reports whether a frame is one of the attacker's, hostile or honest.
+// marked reports whether a frame is the attacker's, hostile or honest.
 func marked(frame []byte) bool {
 	return bytes.Contains(frame, []byte("hostile-")) || bytes.Contains(frame, []byte("honest-"))
 }
 
-// strayFor returns what reports a frame that comes to a pod and is not for it, or is one of the attacker's.
+// strayFor returns a function that reports frames at a pod that are not addressed to it, or are the attacker's.
 func strayFor(own hostile.End) func([]byte) bool {
 	address := own.IP.AsSlice()
 	return func(frame []byte) bool {
@@ -97,7 +97,7 @@ func strayFor(own hostile.End) func([]byte) bool {
 	}
 }
 
-// listen opens ears: in the victims, on all interfaces of the nodes but the attacker's own, in the nodes' own sockets, and
+// listen starts sniffers: in the victims, on all interfaces of the nodes except the attacker's host veth, in the nodes' own sockets, and
 // outside.
 func (g *siege) listen(attackersLink string) error {
 	cs := g.cast
@@ -154,7 +154,7 @@ func (g *siege) attack(ctx context.Context) {
 		case <-ticker.C:
 		}
 		for range hostileRate * int(tick) / int(time.Second) {
-			// What the kernel does not take now, it may take next time around.
+			// A frame that the kernel refuses now may be accepted in the next round.
 			if err := g.raw.Send(g.frames[next].Data); err == nil {
 				g.sent.Add(1)
 			}
@@ -163,7 +163,7 @@ func (g *siege) attack(ctx context.Context) {
 	}
 }
 
-// heard returns what the ears have heard since the last time that was not honest, in words.
+// heard describes the frames received since the last call that were not honest.
 func (g *siege) heard() []string {
 	var found []string
 	for name, ear := range g.ears {
@@ -179,10 +179,10 @@ func (g *siege) heard() []string {
 	return found
 }
 
-// victim reports whether an ear is a pod's.
+// victim reports whether a sniffer is in a victim's pod.
 func victim(ear string) bool { return ear == "neighbour" || ear == "remote" }
 
-// frameOf returns the hostile frame that was heard; nil: it is none of them.
+// frameOf returns the hostile frame that was received; nil if it is none of them.
 func (g *siege) frameOf(heard []byte) *hostile.Frame {
 	for i := range g.frames {
 		if marker := g.frames[i].Marker; len(marker) > 0 && bytes.Contains(heard, marker) {
@@ -192,18 +192,18 @@ func (g *siege) frameOf(heard []byte) *hostile.Frame {
 	return nil
 }
 
-// describe says what was heard, and which of the hostile frames it is.
+// describe returns a description of a received frame, with the name of the hostile frame.
 func describe(ear string, frame []byte, f *hostile.Frame) string {
 	switch {
 	case f != nil:
 		return fmt.Sprintf("%s: %s: heard at %s", f.Class, f.Name, ear)
 	case !victim(ear):
-		return "" // a node's own sockets get what is the node's
+		return "" // a node's own sockets may get packets for the node
 	}
 	return fmt.Sprintf("not for it, heard at %s: %s", ear, gopacket.NewPacket(frame, gopacket.DecodersByLayerName["Ethernet"], gopacket.NoCopy))
 }
 
-// honest proves that the ears hear: packets of the attacker's own are heard wherever they pass.
+// honest proves that the sniffers work: they detect the attacker's own packets wherever these pass.
 func (g *siege) honest(ctx context.Context) error {
 	scene := &g.scene
 	for _, x := range []struct {

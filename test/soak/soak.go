@@ -27,22 +27,22 @@ type soak struct {
 	cast    *cast
 	siege   *siege
 
-	// mu guards random, and keeps progress lines whole.
+	// mu guards random, and keeps lines of output whole.
 	mu     sync.Mutex
 	random *rand.Rand
 }
 
-// part is a piece of a run that can be selected.
+// part is a part of a run that can be selected.
 type part struct {
 	name string
-	// loss says that it is worth nothing on a machine that has other things to do.
+	// loss says that its result is worthless on a busy machine.
 	loss bool
-	// own says that it runs in labs of its own.
+	// own says that it uses labs of its own.
 	own bool
 	run func(*soak, context.Context) error
 }
 
-// parts are all of them, in their order: those that count packets first, while the machine is quiet.
+// parts returns all parts in their order: those that count packets first, while the machine is quiet.
 func parts() []part {
 	return []part{
 		{name: "restarts", loss: true, run: (*soak).restarts},
@@ -84,8 +84,7 @@ func (s *soak) within(limit time.Duration) time.Duration {
 	return time.Duration(s.random.Int64N(int64(limit)))
 }
 
-// run runs the parts that were asked for, in one lab. An error is what keeps it from going on; what the parts find is in
-// the report.
+// run runs the selected parts in one lab. An error means that the run cannot continue; findings of parts are in the report.
 func (s *soak) run(ctx context.Context) (err error) {
 	chosen := slices.DeleteFunc(parts(), func(p part) bool { return !s.opts.parts.MatchString(p.name) })
 	if len(chosen) == 0 {
@@ -117,7 +116,7 @@ func (s *soak) run(ctx context.Context) (err error) {
 			continue
 		}
 		s.say("%s", p.name)
-		if p.own { // those with labs of their own come last
+		if p.own { // parts with labs of their own come last
 			if err := s.lower(ctx); err != nil {
 				return err
 			}
@@ -129,10 +128,10 @@ func (s *soak) run(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-// maxLoad is the load on each processor above which packets are lost for want of a processor, and not of a network.
+// maxLoad is the load per processor above which packets are lost for lack of processor time, not by the network.
 const maxLoad = 0.75
 
-// full reports whether nothing was made smaller.
+// full reports whether the run has its full size.
 func (o *options) full() bool {
 	return o.restarts >= 500 && o.kills >= 1000 && o.rounds >= 5 && o.crowd >= 1000 && o.faults.String() == "" && o.clock && o.loss
 }
@@ -147,13 +146,13 @@ func (s *soak) add(r row) {
 	}
 }
 
-// raise brings the lab up, with the standing pods and the siege.
+// raise starts the lab, the permanent pods and the siege.
 func (s *soak) raise(ctx context.Context) error {
 	bin, err := filepath.Abs(s.opts.bin)
 	if err != nil {
 		return err
 	}
-	if err := lab.Down(ctx, s.opts.lab, nil); err != nil { // of a run that was killed
+	if err := lab.Down(ctx, s.opts.lab, nil); err != nil { // of a killed run
 		return err
 	}
 	began := time.Now()
@@ -170,7 +169,7 @@ func (s *soak) raise(ctx context.Context) error {
 	return s.siege.honest(ctx)
 }
 
-// lower takes everything down.
+// lower stops everything.
 func (s *soak) lower(ctx context.Context) error {
 	var errs []error
 	if s.siege != nil {
@@ -179,14 +178,14 @@ func (s *soak) lower(ctx context.Context) error {
 	}
 	if s.cast != nil {
 		gone, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_ = s.cast.close(gone) // the lab goes with them
+		_ = s.cast.close(gone) // the lab is removed with them
 		cancel()
 	}
 	s.siege, s.cast = nil, nil
 	return errors.Join(append(errs, lab.Down(ctx, s.opts.lab, nil))...)
 }
 
-// repair makes the lab anew after Weft did not come back by itself.
+// repair rebuilds the lab after Weft did not recover by itself.
 func (s *soak) repair(ctx context.Context, r *row) error {
 	r.Repairs++
 	s.say("%s did not come back by itself: making the lab anew", r.Name)
@@ -196,7 +195,7 @@ func (s *soak) repair(ctx context.Context, r *row) error {
 	return s.raise(ctx)
 }
 
-// leftovers returns what the lab has left on the machine.
+// leftovers returns an error that lists what the lab has left on the machine.
 func (s *soak) leftovers(before probe.Inventory) error {
 	after, err := probe.TakeInventory(s.opts.lab)
 	if err != nil {
@@ -205,10 +204,10 @@ func (s *soak) leftovers(before probe.Inventory) error {
 	return before.LeftBy(after)
 }
 
-// holes takes what was heard into a row.
+// holes adds the sniffers' findings to a row.
 func (s *soak) holes(r *row) { r.breached(s.siege.heard()) }
 
-// breached counts what was heard, and names some of it.
+// breached counts the findings, and quotes some of them.
 func (r *row) breached(found []string) {
 	r.Holes += len(found)
 	slices.Sort(found)
@@ -218,7 +217,7 @@ func (r *row) breached(found []string) {
 	}
 }
 
-// census counts what each node has that could leak; what a restarted program has anew is left out.
+// census counts everything on each node that could leak, except what a restarted program has newly made.
 func (s *soak) census(ctx context.Context, programs bool) (map[string]probe.Counts, error) {
 	census := map[string]probe.Counts{}
 	for _, n := range s.cluster.Nodes() {
@@ -246,7 +245,7 @@ func (s *soak) rest(ctx context.Context, programs bool) (map[string]probe.Counts
 	return s.census(ctx, programs)
 }
 
-// leaks waits until nothing is there that was not before, and tells in the row what is.
+// leaks waits until nothing new remains, and adds the rest to the row.
 func (s *soak) leaks(ctx context.Context, r *row, before map[string]probe.Counts, programs bool) {
 	_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
 		have, err := s.census(ctx, programs)

@@ -19,11 +19,11 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// guard are the lab's own rules on the userspace datapath, which go with the rest when somebody flushes everything.
+// guard is the lab's own rules for the userspace datapath, which are lost when all rules are flushed by hand.
 const guard = `table inet weft-lab { chain prerouting { type filter hook prerouting priority -450; policy accept; meta iifgroup 77 drop; }; }
 table arp weft-lab { chain input { type filter hook input priority -450; policy accept; meta iifgroup 77 drop; }; }`
 
-// byHand are things that somebody removes or changes on a node.
+// byHand are removals and changes by hand on a node.
 func byHand() []fault {
 	command := func(name string, spares scope, opens bool, argv ...string) fault {
 		return fault{name: name, spares: spares, opens: opens, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
@@ -65,8 +65,8 @@ func byHand() []fault {
 			return name, err
 		}},
 		command("a stray port added", all, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
-		// The switch empties its tables whenever the mode changes (connmgr_set_fail_mode in Open vSwitch): what it has cached
-		// bridges that for most packets, and not for all. Until the agent puts the mode back, the bridge switches everything.
+		// The switch empties its tables whenever the mode changes (connmgr_set_fail_mode in Open vSwitch). For most packets, but not all, its
+		// flow cache bridges that. Until the agent restores the mode, the bridge forwards everything.
 		command("the bridge set to fail open", far, true, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
 		command("a controller set on the bridge", far, false, "ovs-vsctl", "set-controller", "br0", "tcp:127.0.0.1:6653"),
 		{name: "the gateway's address removed", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
@@ -83,14 +83,14 @@ func byHand() []fault {
 			if _, err := probe.Run(ctx, n.Enter("nft", "flush", "ruleset")); err != nil {
 				return "", err
 			}
-			_, err := probe.Run(ctx, n.Enter("nft", guard)) // the lab's, which are not Weft's to put back
+			_, err := probe.Run(ctx, n.Enter("nft", guard)) // the lab's rules, which Weft does not restore
 			return "", err
 		}},
 		{name: "another firewall that drops what is forwarded", spares: all, do: otherFirewall},
 	}
 }
 
-// otherFirewall starts a firewall as Docker's, and ends it.
+// otherFirewall starts a firewall like Docker's, and ends it.
 func otherFirewall(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	defer func() {
 		_, delErr := probe.Run(context.WithoutCancel(ctx), n.Enter("nft", "delete", "table", "ip", "wtother"))
@@ -105,7 +105,8 @@ func otherFirewall(ctx context.Context, s *soak, n lab.Node) (note string, err e
 	return "opened after " + time.Since(begun).Round(time.Millisecond).String(), err
 }
 
-// halfRecord leaves a pod's record as a power cut would. The agent writes it again from the runtime's result of the ADD, and the pod goes on.
+// halfRecord truncates a pod's record as a power cut would. The agent rebuilds it from the runtime's result of the ADD, and the pod is
+// not affected.
 func halfRecord(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
 	p, err := s.pod(ctx, n, "half")
 	if err != nil {
@@ -140,7 +141,7 @@ func halfRecord(ctx context.Context, s *soak, n lab.Node) (note string, err erro
 	return "", nil
 }
 
-// recordOf returns the file of a pod's attachment, and what it holds.
+// recordOf returns the file of a pod's attachment, and its content.
 func recordOf(p *lab.Pod) (path string, raw []byte, err error) {
 	found, err := filepath.Glob(filepath.Join(p.Node.Dir, "root/var/lib/weft/attachments/*"))
 	if err != nil {
@@ -154,7 +155,7 @@ func recordOf(p *lab.Pod) (path string, raw []byte, err error) {
 	return "", nil, fmt.Errorf("no record of %s among %d files", p.Sandbox.ID, len(found))
 }
 
-// switchFaults are what befalls Open vSwitch.
+// switchFaults are the faults of Open vSwitch.
 func switchFaults() []fault {
 	kill := func(name string, spares scope, programs ...string) fault {
 		return fault{name: name, spares: spares, kills: programs, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
@@ -186,7 +187,7 @@ func switchFaults() []fault {
 	}
 }
 
-// hangDuring has pods come and go while a program hangs.
+// hangDuring adds and deletes pods while a program hangs.
 func (s *soak) hangDuring(ctx context.Context, n lab.Node, name string, length time.Duration) (string, error) {
 	leaving, err := s.addSome(ctx, n, 3)
 	if err != nil {
@@ -200,7 +201,7 @@ func (s *soak) hangDuring(ctx context.Context, n lab.Node, name string, length t
 	return "", errors.Join(err, requests.Wait())
 }
 
-// killDuring has pods come and go while a program is killed.
+// killDuring adds and deletes pods while a program is killed.
 func (s *soak) killDuring(ctx context.Context, n lab.Node, name string) (string, error) {
 	leaving, err := s.addSome(ctx, n, 3)
 	if err != nil {
@@ -212,7 +213,7 @@ func (s *soak) killDuring(ctx context.Context, n lab.Node, name string) (string,
 	return "", errors.Join(probe.Kill(ctx, s.cluster, name, syscall.SIGKILL), requests.Wait())
 }
 
-// comeAndGo deletes pods, and adds as many, which it deletes.
+// comeAndGo deletes pods, adds as many, and deletes these.
 func (s *soak) comeAndGo(ctx context.Context, n lab.Node, leaving []*lab.Pod, requests *errgroup.Group) {
 	for _, p := range leaving {
 		requests.Go(func() error { return probe.Detach(ctx, p) })
@@ -226,7 +227,7 @@ func (s *soak) comeAndGo(ctx context.Context, n lab.Node, leaving []*lab.Pod, re
 	}
 }
 
-// delTwiceHung deletes pods twice while the switch hangs. The runtime gets an answer to each before it gives up.
+// delTwiceHung deletes pods twice while the switch hangs. The runtime gets an answer to each DEL before its time limit.
 func delTwiceHung(ctx context.Context, s *soak, n lab.Node) (string, error) {
 	pods, err := s.addSome(ctx, n, 3)
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// tenants are two tenants of one range with pods on two nodes, and what talks to what.
+// tenants are two tenants with one address range, with pods on two nodes, and their pairs.
 type tenants struct {
 	cluster *lab.Cluster
 	kube    kubernetes.Interface
@@ -101,7 +101,7 @@ func (t *tenants) at(pod string) netip.AddrPort {
 	return netip.AddrPortFrom(t.pods[pod].IPs[0], echoPort)
 }
 
-// start starts a pod. What makes the ServiceAccounts of namespaces is not in this lab.
+// start starts a pod. It makes the ServiceAccount, because this lab has no controller for these.
 func (t *tenants) start(ctx context.Context, spec lab.PodSpec) (*lab.Pod, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
 	_, err := t.kube.CoreV1().ServiceAccounts(spec.Namespace).Create(ctx, account, metav1.CreateOptions{})
@@ -130,7 +130,7 @@ func (t *tenants) start(ctx context.Context, spec lab.PodSpec) (*lab.Pod, error)
 	return pod, err
 }
 
-// stand starts a pod that stays and answers.
+// stand starts a permanent server pod.
 func (t *tenants) stand(ctx context.Context, spec lab.PodSpec) error {
 	pod, err := t.start(ctx, spec)
 	if err != nil {
@@ -145,7 +145,7 @@ func (t *tenants) stand(ctx context.Context, spec lab.PodSpec) error {
 	return nil
 }
 
-// fresh has a pod come, reached from the other node, and go.
+// fresh adds a pod, checks that the other node reaches it, and deletes it.
 func (t *tenants) fresh(ctx context.Context, name string) (err error) {
 	p, err := t.start(ctx, lab.PodSpec{Namespace: "blue", Name: name, Node: "n1"})
 	if err != nil {
@@ -164,7 +164,7 @@ func (t *tenants) fresh(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// service makes a Service of tenant blue. What makes EndpointSlices is not in this lab.
+// service makes a Service of tenant blue with its EndpointSlice, because this lab has no controller for these.
 func (t *tenants) service(ctx context.Context) (netip.AddrPort, error) {
 	made, err := t.kube.CoreV1().Services("blue").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "echo"},
@@ -199,7 +199,7 @@ func (t *tenants) reach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// standing is what OpenStack has, without the ports ahead of pods, whose number follows the pods'.
+// standing returns OpenStack's inventory without the spare ports for pods, whose number follows the pods'.
 func (t *tenants) standing(ctx context.Context) (cloudfault.Inventory, error) {
 	held, err := cloudfault.Take(ctx, t.admin)
 	if err != nil {
@@ -213,7 +213,7 @@ func ahead(line string) bool {
 	return strings.HasPrefix(line, "ports ") && strings.Contains(line, "description=weft ") && strings.Contains(line, " port/")
 }
 
-// matched compares Weft's ports in OpenStack with the NeutronPorts and with the ports of br-int: each is in all three, once.
+// matched compares Weft's ports in OpenStack with the NeutronPorts and with the ports of br-int: each must be in all three, once.
 func (t *tenants) matched(ctx context.Context) error {
 	var objects weftv1.NeutronPortList
 	if err := t.ports.List(ctx, &objects); err != nil {
@@ -264,7 +264,7 @@ func same(what string, a, b []string) error {
 	return nil
 }
 
-// census counts what pods have on each node. Ports ahead of pods stay, joined by a pair of patch ports each.
+// census counts the pods' resources on each node. Spare ports remain, each connected by a pair of patch ports.
 func (t *tenants) census(ctx context.Context) (map[string]probe.Counts, error) {
 	census := map[string]probe.Counts{}
 	for _, n := range t.cluster.Nodes() {
@@ -291,7 +291,7 @@ func (t *tenants) census(ctx context.Context) (map[string]probe.Counts, error) {
 	return census, nil
 }
 
-// close ends the echoes; the pods go with the lab.
+// close ends the echoes; the pods are removed with the lab.
 func (t *tenants) close() error {
 	var errs []error
 	for _, e := range t.echoes {
