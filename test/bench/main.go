@@ -1,5 +1,5 @@
-// Bench measures Weft against what else does the same work on the same machine, in the same minutes. `make bench` runs
-// it; docs/benchmarks.md says how to read what it prints.
+// Bench measures Weft against other programs that do the same work on the same machine, in the same minutes. `make bench` runs it;
+// docs/benchmarks.md explains its output.
 package main
 
 import (
@@ -109,10 +109,10 @@ func names(groups []rows.Group) []string {
 	return all
 }
 
-// quietPatience is how long the machine may go on with what it does: building Weft, for instance.
+// quietPatience is how long the benchmark waits for other work on the machine to end: building Weft, for instance.
 const quietPatience = time.Minute
 
-// play measures group by group; what was measured before an error is returned with it.
+// play measures group by group. With an error it returns the results so far.
 func play(ctx context.Context, o options, groups []rows.Group, errs io.Writer) (results []measure.Result, err error) {
 	began := time.Now()
 	say := func(format string, args ...any) {
@@ -140,7 +140,7 @@ func play(ctx context.Context, o options, groups []rows.Group, errs io.Writer) (
 			return results, fmt.Errorf("ended early: %w", context.Cause(ctx))
 		case errors.Is(err, stage.ErrLoaded):
 			return results, errors.Join(append(failed, err)...)
-		case err != nil: // the others are measured all the same
+		case err != nil: // the others are still measured
 			say("    FAILED: %v", err)
 			failed = append(failed, fmt.Errorf("%s: %w", g.Title, err))
 		}
@@ -164,7 +164,7 @@ func measureGroup(ctx context.Context, o options, g rows.Group, b rows.Bench) ([
 	return results, err
 }
 
-// judgeMachine returns why figures are not valid, or the error that ends the run because of that.
+// judgeMachine returns why figures are not valid, or the error that ends the run for that reason.
 func judgeMachine(ctx context.Context, o options, say func(string, ...any)) (string, error) {
 	patience := quietPatience
 	if o.loaded {

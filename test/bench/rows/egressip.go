@@ -25,14 +25,14 @@ import (
 
 const (
 	failoverWall = "failover-wall"
-	// failoverStep is how far apart the connections are that are tried while a node dies.
+	// failoverStep is the interval between connection attempts while a node dies.
 	failoverStep = 5 * time.Millisecond
-	// failoverTime is how long they are tried.
+	// failoverTime is the duration of the attempts.
 	failoverTime = 3 * time.Second
-	// failoverAnswer is how long an answer may take; it takes a millisecond.
+	// failoverAnswer is the time limit of an answer; it takes a millisecond.
 	failoverAnswer = 500 * time.Millisecond
 	outsidePort    = 7792
-	leaving        = "bench-leaving" // the project that leaves by egress addresses
+	leaving        = "bench-leaving" // the project that leaves by egress IPs
 )
 
 // Egress addresses, on the nodes' network.
@@ -41,8 +41,8 @@ const (
 	egressTwo = "172.31.0.101"
 )
 
-// egressFailover has a node die that holds one of two egress addresses of a project, by taking its link down, while a pod of the project
-// on another node makes connections to many: those to some of them are lost until all leave by the other.
+// egressFailover makes a node with one of two egress IPs of a project die, by setting its link down. Meanwhile a pod of the project on
+// another node connects to many destinations: connections to some of them are lost until all use the other address.
 func egressFailover() Group {
 	return Group{
 		Title: "egress addresses: from the death of a node with a share until the last connection is lost",
@@ -60,14 +60,14 @@ func egressFailover() Group {
 	}
 }
 
-// failover is a lab of three nodes: a pod on the first, and an egress address on each of the others.
+// failover is a lab of three nodes: a pod on the first, and an egress IP on each of the others.
 type failover struct {
 	cluster *lab.Cluster
 	pod     *lab.Pod
 	outside []outside
 }
 
-// outside is one of those who are talked to: a pod's connections to one of them all leave by the same node.
+// outside is a destination. All connections of a pod to one destination leave by the same node.
 type outside struct {
 	teller *traffic.Teller
 	at     netip.AddrPort
@@ -98,7 +98,7 @@ func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
 	return err
 }
 
-// crowd has many answer outside, at addresses of their own.
+// crowd adds many destinations outside, each with its own address.
 func (f *failover) crowd(ctx context.Context) error {
 	const first, many = 100, 24
 	address := f.cluster.Outside.IP.As4()
@@ -118,7 +118,7 @@ func (f *failover) crowd(ctx context.Context) error {
 	return nil
 }
 
-// set writes the egress addresses of an object.
+// set writes the egress IPs of an object.
 func (f *failover) set(ctx context.Context, resource, name string, addresses ...string) error {
 	objects, err := probe.Objects(f.cluster, networkv1.GroupName, resource)
 	if err != nil {
@@ -159,7 +159,7 @@ func (f *failover) shared(ctx context.Context) error {
 	return err
 }
 
-// measure has the second node die, and live again.
+// measure makes the second node die, and brings it back.
 func (f *failover) measure(ctx context.Context) (figures measure.Figures, err error) {
 	if err := f.shared(ctx); err != nil {
 		return nil, err
@@ -224,8 +224,8 @@ func (a *attempts) note(at time.Time, answered bool) {
 	a.all = append(a.all, attempt{at, answered})
 }
 
-// over is when the last was lost before so many were answered one after the other that everybody was reached. A single one that is lost later
-// is none of the node's.
+// over returns the time of the last loss before so many consecutive answers that every destination was reached. A single later loss is
+// not caused by the node.
 func (a *attempts) over() (last time.Time, known bool) {
 	const enough = 50
 	a.mu.Lock()

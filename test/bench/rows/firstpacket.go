@@ -12,18 +12,18 @@ import (
 	"weft.dev/weft/test/firstpacket"
 )
 
-// firstPacketStarts is how many isolated pods start.
+// firstPacketStarts is the number of isolated pods that start.
 const firstPacketStarts = 1000
 
 // Metrics of pods that start isolated.
 const (
-	leaked      = "leaked"       // packets that came to one, or got out of one
-	pods        = "pods"         // that started
-	startedAway = "started-away" // agents that were killed in the midst of their ADD
+	leaked      = "leaked"       // packets that reached one, or left one
+	pods        = "pods"         // started
+	startedAway = "started-away" // agents that were killed in the middle of their ADD
 )
 
-// firstPacket starts pods that a policy isolates, while pods on both nodes shoot at the addresses that they get. One round: what counts
-// is that nothing leaks at all.
+// firstPacket starts pods that a policy isolates, while pods on both nodes send to the addresses that they will get. There is one round:
+// the only result is whether anything leaks.
 func firstPacket() Group {
 	return Group{
 		Title: fmt.Sprintf("%d pods start isolated, under fire; the agent restarts, the controller hangs, the API server is away for a fifth each", firstPacketStarts),

@@ -29,7 +29,7 @@ func flannelPods() Group {
 	}
 }
 
-// flannelBurst compares how many pods a second come up on one node when many are asked for at once.
+// flannelBurst compares how many pods per second start on one node if many are requested at once.
 func flannelBurst() Group {
 	return Group{
 		Title: fmt.Sprintf("flannel: %d ADDs at the same time", burstPods),
@@ -42,7 +42,7 @@ func flannelBurst() Group {
 	}
 }
 
-// onFlannel runs a group on nodes with Weft's agent and nodes with flanneld, which are there for its time.
+// onFlannel runs a group on nodes with Weft's agent and nodes with flanneld, which exist only for the group.
 func onFlannel(run func(context.Context, Bench, []measure.Row, *stage.Flannel) ([]measure.Result, error)) func(context.Context, Bench, []measure.Row) ([]measure.Result, error) {
 	return func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
 		f, err := b.Stage.Flannel(ctx)
@@ -63,16 +63,16 @@ const (
 )
 
 const (
-	// transferBytes is what one connection carries in a round.
+	// transferBytes is the size of one connection's transfer in a round.
 	transferBytes = 512 << 20
-	// pings are how many datagrams are answered, one after the other, in a round.
+	// pings is the number of datagrams in a round, each sent after the answer to the one before.
 	pings         = 500
 	transferLimit = time.Minute
 	sinkPort      = 7778
 	flannelPort   = 7779
 )
 
-// flannelTraffic compares what packets between pods cost, across nodes and on one.
+// flannelTraffic compares the cost of packets between pods, across nodes and on one node.
 func flannelTraffic() Group {
 	return Group{
 		Title: "flannel: packets between pods, against flanneld with its plugin and br_netfilter",
@@ -98,14 +98,14 @@ func flannelTraffic() Group {
 	}
 }
 
-// podScene is a pod on the first node, with one beside it and one on the second node, which answer.
+// podScene is a client pod on the first node, and server pods on the first and the second node.
 type podScene struct {
 	from    stage.Pod
-	to      map[string]netip.Addr // by where the pod is: nodes, node
+	to      map[string]netip.Addr // by the pod's location: nodes (the other node), node (the same node)
 	closers []func() error
 }
 
-// openScene adds the pods. What it opened is closed by close, also after an error.
+// openScene adds the pods. Call close after it, also after an error.
 func openScene(ctx context.Context, nodes []stage.Node) (*podScene, error) {
 	s := &podScene{to: map[string]netip.Addr{}}
 	err := errors.Join(nodes[0].Expect(ctx, nodes[0].Name+"-from", nodes[0].Name+"-"+latencyNode), nodes[1].Expect(ctx, nodes[1].Name+"-"+latencyNodes))
@@ -166,8 +166,8 @@ func (s *podScene) measure(ctx context.Context) (measure.Figures, error) {
 	return figures, nil
 }
 
-// discard reads what connections to an address in a namespace carry, and answers each when all of it has arrived. traffic.Sink would hash it,
-// which takes longer than the packets.
+// discard reads the data of connections to an address in a namespace, and answers each when all of it has arrived. traffic.Sink would
+// hash the data, which takes longer than the packets.
 func discard(path string, at netip.AddrPort) (net.Listener, error) {
 	var listener net.Listener
 	err := traffic.In(path, func() (err error) {
@@ -181,7 +181,7 @@ func discard(path string, at netip.AddrPort) (net.Listener, error) {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				return // it is closed
+				return // the listener is closed
 			}
 			go func() {
 				defer func() { _ = conn.Close() }()
@@ -194,7 +194,7 @@ func discard(path string, at netip.AddrPort) (net.Listener, error) {
 	return listener, nil
 }
 
-// transfer sends transferBytes, and returns how long it took until all of them had arrived.
+// transfer sends transferBytes, and returns the time until all of them had arrived.
 func transfer(path string, to netip.AddrPort) (time.Duration, error) {
 	var conn net.Conn
 	err := traffic.In(path, func() (err error) {

@@ -11,9 +11,9 @@ import (
 
 const (
 	manyLeases, fewLeases = 5_000, 50
-	// leaseEvents are the leases that come and go in a round, one after the other.
+	// leaseEvents is the number of leases that are added and removed in a round, one after the other.
 	leaseEvents = 20
-	// resyncTime holds a comparison of everything, which is due every 10 s.
+	// resyncTime includes one full comparison, which runs every 10 s.
 	resyncTime = 11 * time.Second
 )
 
@@ -73,7 +73,7 @@ func flannelLeaseEvent() Group {
 	}
 }
 
-// flannelResync counts what a comparison of everything changes when nothing has to.
+// flannelResync counts the changes of a full comparison when nothing needs to change.
 func flannelResync() Group {
 	return Group{
 		Title: "flannel: changes of the kernel's routes, neighbours and forwarding entries in 11 s, with 5,000 leases and nothing to do",
@@ -111,7 +111,7 @@ func leasesCome(node *stage.Leases) measure.Side {
 	}
 }
 
-// twoNodes makes a node for each side, and returns what removes them, also with an error.
+// twoNodes makes a node for each side. It returns a function that removes them, also with an error.
 func twoNodes(ctx context.Context, b Bench, ours, peer int) (o, p *stage.Leases, closeAll func() error, err error) {
 	closeAll = func() error {
 		var errs []error

@@ -20,16 +20,16 @@ import (
 
 const (
 	syncFlows = 50_000
-	// flowsPerOwner is about what one policy compiles to.
+	// flowsPerOwner is roughly the number of flows of one policy.
 	flowsPerOwner = 100
 )
 
 // Metrics of flows.
 const (
-	flowRate   = "flow-rate"   // flows a second until they are in effect
-	flowCPU    = "flow-cpu"    // of the switch and the client, by the number of flows
+	flowRate   = "flow-rate"   // flows per second until they are in effect
+	flowCPU    = "flow-cpu"    // of the switch and the client, divided by the number of flows
 	resyncWall = "resync-wall" // until everything has been read back and compared
-	resyncMods = "resync-mods" // what was sent because of that
+	resyncMods = "resync-mods" // changes sent for that
 )
 
 // flows compares the engine and its loop, as the agent uses them, with the switch's own tool.
@@ -55,7 +55,7 @@ func flows() Group {
 	}
 }
 
-// onSwitches runs f with two empty switches: ours with the engine and its loop on it, and the peer's.
+// onSwitches runs f with two empty switches: ours with the engine and its loop, and the peer's.
 func (b Bench) onSwitches(ctx context.Context, f func(context.Context, *program, *stage.Switch) ([]measure.Result, error)) (results []measure.Result, err error) {
 	ours, err := b.Stage.Switch(ctx, "ours")
 	if err != nil {
@@ -82,7 +82,7 @@ func (b Bench) onSwitches(ctx context.Context, f func(context.Context, *program,
 	return f(ctx, p, peer)
 }
 
-// ended is an error that ended a run before it was to end.
+// ended returns an error if a run ended too early.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // it was to end
@@ -90,20 +90,20 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// program is a switch with the engine of flows and its loop, made as the agent makes them.
+// program is a switch with the OpenFlow engine and its loop, configured like the agent's.
 type program struct {
 	sw     *stage.Switch
 	engine *counted
 	loop   *reconcile.Loop[openflow.Key, openflow.Entry]
 }
 
-// counted counts what is sent to the switch.
+// counted counts the changes sent to the switch.
 type counted struct {
 	*openflow.Engine
-	mods int // only the loop's goroutine writes, while nobody else reads
+	mods int // only the loop's goroutine writes, while no other reads
 }
 
-// Commit counts the change and makes it.
+// Commit counts the change and commits it.
 func (c *counted) Commit(ctx context.Context, change openflow.Change) error {
 	c.mods += len(change.Set) + len(change.Delete)
 	return c.Engine.Commit(ctx, change)
@@ -117,7 +117,7 @@ func newProgram(sw *stage.Switch) *program {
 	return p
 }
 
-// spent is the processor time of the switch and of this process, which is the client.
+// spent returns the processor time of the switch and of this process, which is the client.
 func (p *program) spent() (time.Duration, error) {
 	sw, err := p.sw.Meter().Used()
 	if err != nil {
@@ -142,7 +142,7 @@ func (p *program) apply(ctx context.Context, fragments map[reconcile.Owner]map[o
 	return stage.Ran{Wall: wall, CPU: after - before}, err
 }
 
-// empty takes everything away.
+// empty removes all fragments.
 func (p *program) empty(ctx context.Context, fragments map[reconcile.Owner]map[openflow.Key]openflow.Entry) error {
 	none := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(fragments))
 	for owner := range fragments {
@@ -170,7 +170,7 @@ func (p *program) syncFlows(fragments map[reconcile.Owner]map[openflow.Key]openf
 	}
 }
 
-// bundleFlows does the same with ovs-ofctl, whose start and reading of the file are part of it.
+// bundleFlows does the same with ovs-ofctl, including its start and the reading of the file.
 func bundleFlows(sw *stage.Switch, file string) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
 		ran, cpu, err := withSwitch(ctx, sw, "--bundle", "add-flows", stage.Bridge, file)
@@ -188,7 +188,7 @@ func bundleFlows(sw *stage.Switch, file string) measure.Side {
 	}
 }
 
-// withSwitch runs ovs-ofctl and returns what it took, and the processor time together with the switch's.
+// withSwitch runs ovs-ofctl and returns its usage, with the processor time including the switch's.
 func withSwitch(ctx context.Context, sw *stage.Switch, args ...string) (stage.Ran, time.Duration, error) {
 	before, err := sw.Meter().Used()
 	if err != nil {
@@ -202,7 +202,7 @@ func withSwitch(ctx context.Context, sw *stage.Switch, args ...string) (stage.Ra
 	return ran, ran.CPU + after - before, err
 }
 
-// manyFlows are like what policies compile to: an address, a register, a conjunction.
+// manyFlows returns flows like those that policies compile to: an address, a register, a conjunction.
 func manyFlows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	for i := range syncFlows {
@@ -222,7 +222,7 @@ func manyFlows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	return fragments
 }
 
-// writeFlows writes flows as the tool reads them.
+// writeFlows writes flows in ovs-ofctl's syntax.
 func writeFlows(sw *stage.Switch, fragments map[reconcile.Owner]map[openflow.Key]openflow.Entry) (string, error) {
 	all := map[openflow.Key]openflow.Entry{}
 	for _, fragment := range fragments {

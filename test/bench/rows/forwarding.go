@@ -20,48 +20,48 @@ import (
 )
 
 const (
-	// forwardRate is how many datagrams a second are sent at most; each is answered. A machine of two idle cores forwards that without loss
+	// forwardRate is the maximum number of datagrams per second; each is answered. A machine with two idle cores forwards that without loss
 	// in the userspace datapath.
 	forwardRate = 10_000
-	// leastForwardRate is the lowest that still measures the switch: below it, what it does without packets counts for more.
+	// leastForwardRate is the lowest rate that measures the switch: below it, work without packets dominates.
 	leastForwardRate = 500
 	forwardTime      = 2 * time.Second
 	forwardPort      = 7777
-	// forwardLoss is the share of the datagrams that may be lost in a round that counts.
+	// forwardLoss is the permitted share of lost datagrams in a valid round.
 	forwardLoss = 0.01
 )
 
 const packetCPU = "packet-cpu"
 
-// The two ends, and the Service whose only endpoint is the second.
+// The two ends, and the Service whose only endpoint is the second end.
 func client() netip.Addr         { return netip.MustParseAddr("10.128.0.5") }
 func server() netip.Addr         { return netip.MustParseAddr("10.128.0.6") }
 func virtualAddress() netip.Addr { return netip.MustParseAddr("172.30.0.10") }
 
 const clientPort, serverPort = 3, 4
 
-// plainFlows are the least that forwards between the two.
+// plainFlows are the fewest flows that forward between the two ends.
 const plainFlows = `table=0,priority=10,in_port=3,actions=output:4
 table=0,priority=10,in_port=4,actions=output:3
 `
 
-// trackedFlows have one pass through conntrack between them, which knows the connection by its first packet.
+// trackedFlows pass packets through conntrack once, which adds the connection at its first packet.
 const trackedFlows = `table=0,priority=10,ip,actions=ct(table=1,zone=7)
 table=1,priority=20,ip,ct_state=+trk+new,in_port=3,actions=ct(commit,zone=7),output:4
 table=1,priority=10,in_port=3,actions=output:4
 table=1,priority=10,in_port=4,actions=output:3
 `
 
-// translatedFlows have one pass as well, which translates: what a Service with one endpoint needs at least.
+// translatedFlows also pass packets through conntrack once, with translation: the minimum for a Service with one endpoint.
 const translatedFlows = `table=0,priority=10,ip,actions=ct(table=1,zone=7,nat)
 table=1,priority=20,ip,ct_state=+trk+new,in_port=3,actions=ct(commit,zone=7,nat(dst=10.128.0.6)),mod_dl_dst:0a:58:0a:80:00:06,output:4
 table=1,priority=10,in_port=3,actions=mod_dl_dst:0a:58:0a:80:00:06,output:4
 table=1,priority=10,in_port=4,actions=mod_dl_dst:0a:58:0a:80:00:05,output:3
 `
 
-// forwarding compares what a packet costs the switch with Weft's pipeline and with a few flows by hand.
+// forwarding compares the switch's cost of a packet with Weft's pipeline and with a few hand-written flows.
 //
-// Two flows without connection tracking translate nothing: to a Service's packets, the peer's go to the endpoint itself.
+// Two flows without connection tracking cannot translate: in the row of a Service, the peer's packets are sent to the endpoint itself.
 func forwarding(name, title, peer string, to netip.Addr, target measure.Target) Group {
 	return Group{
 		Title: "processor time of the switch a packet, " + title,
@@ -86,11 +86,11 @@ func forwarding(name, title, peer string, to netip.Addr, target measure.Target) 
 	}
 }
 
-// errLost says that more was lost than may be.
+// errLost says that more packets were lost than permitted.
 var errLost = errors.New("packets were lost")
 
-// compareSending compares two paths at the highest rate at which the peer's, the control, loses nothing, and neither loses more than a
-// round may.
+// compareSending compares two paths at the highest rate at which the peer's path, the control, loses nothing, and neither path loses more
+// than permitted.
 func (b Bench) compareSending(ctx context.Context, rows []measure.Row, ours, peer *path) (results []measure.Result, err error) {
 	control := func(rate int) error {
 		_, tally, err := peer.stream(ctx, rate)
@@ -106,8 +106,8 @@ func (b Bench) compareSending(ctx context.Context, rows []measure.Row, ours, pee
 	return results, err
 }
 
-// atHighestRate calls compare with the highest rate, of forwardRate and its halves, that control accepts, and with lower ones while either
-// loses packets.
+// atHighestRate calls compare with the highest rate, of forwardRate and its halves, that control accepts, and with lower rates while
+// compare loses packets.
 func atHighestRate(control, compare func(rate int) error) error {
 	var err error
 	for rate := forwardRate; rate >= leastForwardRate; rate /= 2 {
@@ -121,12 +121,12 @@ func atHighestRate(control, compare func(rate int) error) error {
 	return fmt.Errorf("no rate down to %d datagrams a second is forwarded without loss; run this on an idle machine: %w", leastForwardRate, err)
 }
 
-// pipelineFlows is all that a node with the two pods and the Service has.
+// pipelineFlows returns all flows and groups of a node with the two pods and the Service.
 func pipelineFlows() string {
 	return text(pipelineOf(nodeConfig(), nil))
 }
 
-// text writes flows and groups as `ovs-ofctl bundle` reads them.
+// text returns flows and groups in the syntax of `ovs-ofctl bundle`.
 func text(all map[openflow.Key]openflow.Entry) string {
 	var groups, flows strings.Builder
 	for key, entry := range all {
@@ -139,7 +139,7 @@ func text(all map[openflow.Key]openflow.Entry) string {
 	return groups.String() + flows.String()
 }
 
-// pipelineOf is what a node of a configuration has; rules, if given, are policies' and isolate the pods.
+// pipelineOf returns the flows and groups of a node with this configuration. rules, if not nil, are policies' rules and isolate the pods.
 func pipelineOf(config *pipeline.Config, rules *policyNode) map[openflow.Key]openflow.Entry {
 	all := config.Static()
 	add := func(fragment map[openflow.Key]openflow.Entry) { maps.Copy(all, fragment) }
@@ -204,7 +204,7 @@ func openPath(ctx context.Context, s *stage.Stage, name, flows string, to netip.
 	return p, err
 }
 
-// at measures a stream of one connection at a rate. Its first packets make the megaflows, and are part of it.
+// at measures a stream of one connection at a rate, including its first packets, which create the megaflows.
 func (p *path) at(rate int) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
 		used, tally, err := p.stream(ctx, rate)
@@ -218,7 +218,7 @@ func (p *path) at(rate int) measure.Side {
 	}
 }
 
-// stream sends for forwardTime, and returns what the switch used meanwhile.
+// stream sends for forwardTime, and returns the switch's processor time.
 func (p *path) stream(ctx context.Context, rate int) (used time.Duration, tally traffic.Tally, err error) {
 	before, err := p.sw.Meter().Used()
 	if err != nil {

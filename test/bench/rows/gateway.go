@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/test/bench/vpc"
 )
 
-// gatewayFloatingIPs compares 50 EIPs with floating IPs at once with the same by hand.
+// gatewayFloatingIPs compares 50 concurrent EIPs with floating IPs with the same configuration by hand.
 func gatewayFloatingIPs() Group {
 	return Group{
 		Title: "NAT gateway: 50 EIPs with floating IPs until the last one answers, against kubectl apply of as many objects, one nft -f and one ip -batch",
@@ -31,7 +31,7 @@ func gatewayFloatingIPs() Group {
 	}
 }
 
-// gatewayForwarding compares what packets through a gateway cost with a table by hand.
+// gatewayForwarding compares the cost of packets through a gateway with a table made by hand.
 func gatewayForwarding() Group {
 	return Group{
 		Title: "NAT gateway: packets through its table, against a table by hand with the same elements",

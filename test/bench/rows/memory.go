@@ -32,7 +32,7 @@ const (
 	heap     = "heap"
 )
 
-// memory looks at the agent of a node with pods, in a cluster with more.
+// memory measures the agent of a node with pods, in a cluster with more pods.
 func memory() Group {
 	return Group{
 		lab:   true,
@@ -65,8 +65,7 @@ func memory() Group {
 	}
 }
 
-// makePodObjects makes pods that run, as the API server tells of them: on the node itself as many as are attached there,
-// the others on the other.
+// makePodObjects makes running pods in the API server: as many on the node itself as are attached there, the others on the other node.
 func makePodObjects(ctx context.Context, client kubernetes.Interface) error {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: memoryNamespace}}
 	if _, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
@@ -109,7 +108,7 @@ func dropPodObjects(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// settleStep is how far apart two looks are; once the second shows the same as the first, to a hundredth, it counts.
+// settleStep is the interval between two measurements; a value counts once the next one is the same, to a hundredth.
 const settleStep = time.Second
 
 func agentMemory(c *stage.Cluster) measure.Side {
@@ -153,7 +152,7 @@ func residentSize(pid int) (float64, error) {
 	return n * kilobyte, err
 }
 
-// heapInUse is what the agent's own profile says at its end.
+// heapInUse returns the heap size at the end of the agent's own profile.
 func heapInUse(ctx context.Context, n stage.Node) (float64, error) {
 	said, err := probe.AskAgent(ctx, n.Node, "/debug/pprof/heap?debug=1")
 	if err != nil {

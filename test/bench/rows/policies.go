@@ -31,14 +31,14 @@ const (
 	computeMemory = "compute-memory"
 )
 
-// Names of the pods between which packets go, and the namespace that they and the policies are in.
+// Names of the pods that exchange packets, and the namespace of the pods and the policies.
 const (
 	policyNamespace = "bench"
 	clientName      = "client"
 	serverName      = "server"
 )
 
-// policyNode is what a node has of policies. The nil one has none, and isolates nobody.
+// policyNode is a node's policies. nil has none, and isolates no pod.
 type policyNode struct {
 	config *pipeline.Config
 	index  *policy.Index
@@ -55,14 +55,14 @@ func newPolicyNode(config *pipeline.Config) *policyNode {
 	return n
 }
 
-// pod makes a pod known.
+// pod adds a pod.
 func (n *policyNode) pod(name string, addr netip.Addr, labels map[string]string) {
 	n.rules.Apply(n.index.SetPod(policy.Pod{
 		Key: policy.Key{Namespace: policyNamespace, Name: name}, Labels: labels, Addresses: []netip.Addr{addr},
 	}), n.index)
 }
 
-// policy lets pods with one label come to those with another, at a port.
+// policy allows pods with one label to connect to those with another, at a port.
 func (n *policyNode) policy(to, from metav1.LabelSelector, port int32) error {
 	n.count++
 	p, err := policy.FromNetworkPolicy(&networkingv1.NetworkPolicy{
@@ -75,7 +75,7 @@ func (n *policyNode) policy(to, from metav1.LabelSelector, port int32) error {
 	return nil
 }
 
-// allowing is the spec of a policy by which pods with one label may come to those with another, at a port by UDP.
+// allowing returns the spec of a policy that allows pods with one label to connect to those with another, at a UDP port.
 func allowing(to, from metav1.LabelSelector, port int32) networkingv1.NetworkPolicySpec {
 	number, udp := intstr.FromInt32(port), corev1.ProtocolUDP
 	return networkingv1.NetworkPolicySpec{
@@ -86,7 +86,7 @@ func allowing(to, from metav1.LabelSelector, port int32) networkingv1.NetworkPol
 	}
 }
 
-// flows are those of the policies.
+// flows returns the policies' flows.
 func (n *policyNode) flows() map[openflow.Key]openflow.Entry {
 	if n == nil {
 		return nil
@@ -97,7 +97,7 @@ func (n *policyNode) flows() map[openflow.Key]openflow.Entry {
 	return n.all
 }
 
-// isolation is a pod's.
+// isolation returns a pod's isolation.
 func (n *policyNode) isolation(name string) policy.Isolation {
 	if n == nil {
 		return policy.Isolation{}
@@ -110,14 +110,14 @@ func labelled(key, value string) metav1.LabelSelector {
 	return metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
 }
 
-// policyConfig is a node's in the mode that isolates by policies, with room for a thousand pods.
+// policyConfig returns the configuration of a node in the mode with NetworkPolicies, with room for a thousand pods.
 func policyConfig() *pipeline.Config {
 	config := nodeConfig()
 	config.Mode, config.LocalSubnet = pipeline.ModeNetworkPolicy, netip.MustParsePrefix("10.128.0.0/20")
 	return config
 }
 
-// policyFlows counts what a policy between many pods comes to, on the node that has all of its own.
+// policyFlows counts the flows of a policy between many pods, on the node that has all of its pods.
 func policyFlows() Group {
 	return Group{
 		Title: "flows of one policy between many pods, all of its own on the node",
@@ -159,7 +159,7 @@ func flowsBetween(pods int) (int, error) {
 	return count, nil
 }
 
-// noPolicies, others and isolating are what nodes have of policies whose forwarding is compared.
+// noPolicies returns a node without policies. It, others and isolating are compared in forwarding.
 func noPolicies() func() (*policyNode, error) { return policyNodes(nil) }
 
 // flatNetwork is the same node in a flat network.
@@ -169,7 +169,7 @@ func flatNetwork() (*policyNode, error) {
 	return newPolicyNode(config), nil
 }
 
-// others are 1,000 policies for pods of the node between which no packets go.
+// others returns a node with 1,000 policies for pods that exchange no packets.
 func others() func() (*policyNode, error) {
 	const pods = 10
 	return policyNodes(func(n *policyNode) error {
@@ -185,7 +185,7 @@ func others() func() (*policyNode, error) {
 	})
 }
 
-// isolating are policies that isolate the server; the last lets the client come.
+// isolating returns a node with policies that isolate the server; the last one allows the client.
 func isolating(count int) func() (*policyNode, error) {
 	return policyNodes(func(n *policyNode) error {
 		for i := range count - 1 {
@@ -209,7 +209,7 @@ func policyNodes(add func(*policyNode) error) func() (*policyNode, error) {
 	}
 }
 
-// policyForwarding compares what a packet costs the switch with two sets of policies.
+// policyForwarding compares the switch's cost of a packet with two sets of policies.
 func policyForwarding(name, title string, ours, peer func() (*policyNode, error), target measure.Target) Group {
 	return Group{
 		Title: "processor time of the switch a packet, pod to pod " + title,
@@ -228,7 +228,8 @@ func policyForwarding(name, title string, ours, peer func() (*policyNode, error)
 	}
 }
 
-// policyCompute computes all of a cluster from its objects, as an agent does when it starts: rules, their addresses, and who is isolated.
+// policyCompute computes everything from a cluster's objects, as an agent does when it starts: rules, their addresses, and the isolation
+// of pods.
 func policyCompute(name, title string, objects func() *policytest.Cluster) Group {
 	return Group{
 		Title: "computing " + title,
@@ -252,7 +253,7 @@ func policyCompute(name, title string, objects func() *policytest.Cluster) Group
 	}
 }
 
-// watchHeap notes the most that the heap holds until its result is called.
+// watchHeap records the maximum size of the heap until its result is called.
 func watchHeap() func() float64 {
 	const often = 20 * time.Millisecond
 	stop, done := make(chan struct{}), make(chan uint64)
@@ -278,7 +279,7 @@ func watchHeap() func() float64 {
 	}
 }
 
-// compute goes from objects to all that the index of them has to program.
+// compute builds the index from the objects, and reads everything that an engine would program.
 func compute(c *policytest.Cluster) (*policy.Index, error) {
 	x, err := c.Index("")
 	if err != nil {
@@ -290,7 +291,7 @@ func compute(c *policytest.Cluster) (*policy.Index, error) {
 	return x, nil
 }
 
-// comparePaths compares what a packet costs by two sets of flows.
+// comparePaths compares the cost of a packet with two sets of flows.
 func (b Bench) comparePaths(ctx context.Context, rows []measure.Row, ours, peer string) (results []measure.Result, err error) {
 	paths := make([]*path, 0, 2)
 	defer func() {

@@ -29,24 +29,25 @@ import (
 )
 
 const (
-	// latencyTimes is how often a round makes the policy.
+	// latencyTimes is how often a round creates the policy.
 	latencyTimes = 30
-	// latencyRate is how many datagrams a second go to the pod.
+	// latencyRate is the number of datagrams per second to the pod.
 	latencyRate = 1000
-	// latencyQuiet is how long nothing must have arrived: then the last that did was the last.
+	// latencyQuiet is how long no datagram must arrive before the last one counts as the last.
 	latencyQuiet = 150 * time.Millisecond
-	// latencyPods are on the node, and have the policies that are present.
+	// latencyPods is the number of pods on the node, which the other policies select.
 	latencyPods = 10
 )
 
-// Metrics of policies that come.
+// Metrics of new policies.
 const (
 	latencyP50   = "latency-p50"   // from the API server's answer until the last packet
 	latencyP99   = "latency-p99"   // the same
 	latencyAgent = "latency-agent" // from the API server's event until the flows are committed
 )
 
-// policyLatency makes a policy that isolates a pod to which packets go, with others present, and looks when the last arrives.
+// policyLatency creates a policy that isolates a pod which receives packets, with other policies present, and measures when the last
+// packet arrives.
 func policyLatency(present int, p99 float64) Group {
 	name := "policies/latency/" + strconv.Itoa(present) + "/"
 	last := measure.Row{Name: name + "p99", Metric: latencyP99, Unit: "ms until the last packet"}
@@ -71,7 +72,7 @@ func policyLatency(present int, p99 float64) Group {
 	}
 }
 
-// isolation is a lab in which a pod comes to be isolated.
+// isolation is a lab in which a policy isolates a pod.
 type isolation struct {
 	cluster *lab.Cluster
 	client  kubernetes.Interface
@@ -117,7 +118,7 @@ func openIsolation(ctx context.Context, st *stage.Stage, present int) (s *isolat
 	return s, s.listen(ctx, to.Netns)
 }
 
-// busyClient is one whose watches last, and whose requests are not held back.
+// busyClient returns a client with long-lived watches and without a rate limit.
 func busyClient(c *lab.Cluster) (kubernetes.Interface, error) {
 	config, err := c.RESTConfig()
 	if err != nil {
@@ -131,7 +132,7 @@ func busyClient(c *lab.Cluster) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// fill makes policies for the other pods of the node, each with a port of its own, and waits until the last is programmed.
+// fill makes policies for the other pods of the node, each with its own port, and waits until the last is programmed.
 func (s *isolation) fill(ctx context.Context, present int) error {
 	g, limited := errgroup.WithContext(ctx)
 	g.SetLimit(16)
@@ -177,7 +178,7 @@ func (s *isolation) create(ctx context.Context, name string, spec networkingv1.N
 	return nil
 }
 
-// listen opens the ears for packets and for commits.
+// listen starts to watch packets and commits.
 func (s *isolation) listen(ctx context.Context, netns string) (err error) {
 	if s.heard, err = openEar(netns, s.to, s.from.Netns); err != nil {
 		return err
@@ -210,8 +211,8 @@ func (s *isolation) measure(ctx context.Context) (measure.Figures, error) {
 	return measure.Figures{latencyP50: measure.Median(last), latencyP99: measure.Quantile(last, 0.99), latencyAgent: measure.Median(agent)}, nil
 }
 
-// isolate makes the policy, and returns how long after the API server's answer the last packet arrived, and how long after its event
-// the flows were committed; then it takes the policy away.
+// isolate creates the policy. It returns the time from the API server's answer to the last packet, and from the policy's event to the
+// commit of the flows. Then it deletes the policy.
 func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
@@ -219,7 +220,7 @@ func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration
 		return 0, 0, fmt.Errorf("before the policy: %w", err)
 	}
 	policies := s.client.NetworkingV1().NetworkPolicies(policyNamespace)
-	// From what the API server has in memory: the agent has followed the end of the policy before, which came from there too.
+	// From the API server's cache: the agent has processed the deletion of the former policy, which came from the same cache.
 	events, err := policies.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + serverName, ResourceVersion: "0"})
 	if err != nil {
 		return 0, 0, fmt.Errorf("watch the policy: %w", err)
@@ -249,7 +250,7 @@ func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration
 	return until, committed, s.commits.await(ctx)
 }
 
-// added waits for the event that tells of the policy, and returns when it came.
+// added waits for the policy's event, and returns its time.
 func added(ctx context.Context, events watch.Interface) (time.Time, error) {
 	select {
 	case e := <-events.ResultChan():
@@ -262,7 +263,7 @@ func added(ctx context.Context, events watch.Interface) (time.Time, error) {
 	}
 }
 
-// commits notes when the switch's note was written, which comes last in a commit.
+// commits records when the switch's note was written, which comes last in a commit.
 type commits struct {
 	conn *openflow.Conn
 
@@ -298,14 +299,14 @@ func (c *commits) note(message any) {
 	}
 }
 
-// begin forgets what was.
+// begin discards earlier commits.
 func (c *commits) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.first = time.Time{}
 }
 
-// at is when the first commit since begin ended.
+// at returns when the first commit since begin ended.
 func (c *commits) at() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,7 +328,7 @@ func (c *commits) await(ctx context.Context) error {
 	return nil
 }
 
-// ear is a stream of datagrams, and when the last of them arrived.
+// ear is a stream of datagrams, with the time of the last arrival.
 type ear struct {
 	in, out *net.UDPConn
 	stop    chan struct{}
@@ -357,7 +358,7 @@ func (e *ear) hear() {
 	for {
 		_, _, err := e.in.ReadFromUDPAddrPort(buffer)
 		if err != nil {
-			return // it was closed
+			return // the socket was closed
 		}
 		now := time.Now()
 		e.mu.Lock()
@@ -384,14 +385,14 @@ func (e *ear) speak(to netip.AddrPort) {
 	}
 }
 
-// at is when the last datagram arrived.
+// at returns when the last datagram arrived.
 func (e *ear) at() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.last
 }
 
-// await waits until datagrams arrive, or, with quiet, until none has for a while.
+// await waits until datagrams arrive, or with quiet, until none has arrived for some time.
 func (e *ear) await(ctx context.Context, quiet bool) error {
 	const often = 5 * time.Millisecond
 	began := time.Now()

@@ -16,23 +16,23 @@ import (
 
 const (
 	restartPods = 100
-	// restartRate is how many datagrams a second go between two of the pods; each is answered.
+	// restartRate is the number of datagrams per second between two of the pods; each is answered.
 	restartRate = 500
 	echoPort    = 7777
-	// controlTime is how long the same traffic runs without a restart.
+	// controlTime is the duration of the same traffic without a restart.
 	controlTime = 2 * time.Second
 )
 
 // Metrics of restarts.
 const (
 	restartWall = "restart-wall" // from the start of the process until it is ready
-	restartMods = "restart-mods" // flows that were changed by it
+	restartMods = "restart-mods" // flows that the restart changed
 	lost        = "lost"         // datagrams
 	lostControl = "lost-control" // the same without a restart
 )
 
-// restart kills the agent of a node with pods, under traffic. The floor is what has to be read at least: the switch's
-// flows and its database, with the switch's own tools.
+// restart kills the agent of a node with pods, under traffic. The floor is the minimum that has to be read: the switch's flows and its
+// database, with the switch's own tools.
 func restart() Group {
 	return Group{
 		lab:   true,
@@ -76,7 +76,7 @@ func restartAgent(c *stage.Cluster) measure.Side {
 	}
 }
 
-// under does something while two of the standing pods talk, and returns what became of what they said.
+// under calls do while two of the permanent pods exchange datagrams, and returns their counts.
 func under(ctx context.Context, c *stage.Cluster, do func(context.Context) error) (traffic.Tally, error) {
 	from, to := c.Standing(0), c.Standing(1)
 	address := netip.AddrPortFrom(to.IPs[0], echoPort)

@@ -1,5 +1,4 @@
-// Package rows are the rows of the benchmark, a file for each subject: what is done on either side, and what the figures
-// must reach.
+// Package rows has the rows of the benchmark, one file for each subject: the work of both sides, and the targets of the figures.
 package rows
 
 import (
@@ -13,28 +12,28 @@ import (
 	"weft.dev/weft/test/bench/stage"
 )
 
-// Group are rows whose figures come from the same rounds.
+// Group is the rows whose figures come from the same rounds.
 type Group struct {
-	// Title says what the rounds do.
+	// Title describes the rounds.
 	Title string
 	// Rows are measured together.
 	Rows []measure.Row
-	// lab says that the group plays in the lab; others have switches of their own, and the lab is in their way.
+	// lab says that the group uses the lab. Other groups have their own switches, and the lab would disturb them.
 	lab bool
-	// run does it.
+	// run runs the rounds.
 	run func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error)
 }
 
-// Bench is what groups run with.
+// Bench has the options of all groups.
 type Bench struct {
 	Stage *stage.Stage
-	// Rounds is how many rounds a comparison has.
+	// Rounds is the number of rounds of a comparison.
 	Rounds int
-	// Progress is told of rounds.
+	// Progress is called after each round.
 	Progress func(done, all int)
 }
 
-// Prepare brings up what the group plays on, or takes down what is in its way: the machine is at rest after it.
+// Prepare starts what the group needs, and stops what would disturb it: afterwards the machine is idle.
 func (g Group) Prepare(ctx context.Context, b Bench) error {
 	if !g.lab {
 		return b.Stage.StrikeCluster(ctx)
@@ -43,13 +42,12 @@ func (g Group) Prepare(ctx context.Context, b Bench) error {
 	return err
 }
 
-// Run measures the group, which was prepared.
+// Run measures the group after Prepare.
 func (g Group) Run(ctx context.Context, b Bench) ([]measure.Result, error) {
 	return g.run(ctx, b, g.Rows)
 }
 
-// All are the groups in the order in which they are measured: those in the lab go from few pods to many, and come first; the
-// others have switches of their own.
+// All returns the groups in the order of measurement: first those in the lab, from few pods to many; then those with their own switches.
 func All() []Group {
 	return []Group{
 		cni(10),
@@ -91,7 +89,7 @@ func All() []Group {
 	}
 }
 
-// Matching keeps the rows whose names match, and the groups that have some.
+// Matching returns the rows whose names match, in groups that are not empty.
 func Matching(groups []Group, name *regexp.Regexp) []Group {
 	var kept []Group
 	for _, g := range groups {
@@ -103,7 +101,7 @@ func Matching(groups []Group, name *regexp.Regexp) []Group {
 	return kept
 }
 
-// compare runs rounds and judges them.
+// compare runs rounds and computes the results.
 func (b Bench) compare(ctx context.Context, rows []measure.Row, ours, peer measure.Side) ([]measure.Result, error) {
 	rounds, err := measure.Plan{Rounds: b.Rounds, Ours: ours, Peer: peer, Progress: b.Progress}.Run(ctx)
 	if err != nil {

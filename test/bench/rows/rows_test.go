@@ -34,7 +34,7 @@ func TestRowsAreNamed(t *testing.T) {
 	}
 }
 
-// TestTargets: what Weft promises is what the benchmark demands.
+// TestTargets: the benchmark requires what Weft promises.
 func TestTargets(t *testing.T) {
 	want := map[string]string{
 		"cni/10/add": "ratio <= 1 (goal 0.6)", "cni/100/add": "ratio <= 1 (goal 0.6)",
@@ -90,7 +90,7 @@ func TestMatching(t *testing.T) {
 	}
 }
 
-// TestMatchingLeavesGroups: what is filtered are copies.
+// TestMatchingLeavesGroups: Matching filters copies.
 func TestMatchingLeavesGroups(t *testing.T) {
 	groups := []rows.Group{{Rows: []measure.Row{{Name: "a"}, {Name: "b"}}}}
 	rows.Matching(groups, regexp.MustCompile("b"))

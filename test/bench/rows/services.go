@@ -31,8 +31,8 @@ const (
 	serviceCPU  = "service-cpu"
 )
 
-// services measures from objects to flows and groups that are in effect. The floor is the switch's own tool, which gets the
-// same flows and groups as text, and has nothing to compile, compare or remember.
+// services measures the time from objects until flows and groups are in effect. The floor is the switch's own tool, which gets the same
+// flows and groups as text, and has nothing to compile, compare or store.
 func services() Group {
 	return Group{
 		Title: fmt.Sprintf("%d Services with %d endpoints each, against ovs-ofctl bundle with the same flows and groups", servicesCount, endpointCount),
@@ -63,7 +63,7 @@ type serviceObjects struct {
 	slice   *discoveryv1.EndpointSlice
 }
 
-// nodeConfig is a node's, with the lab's networks.
+// nodeConfig returns a node's configuration with the lab's networks.
 func nodeConfig() *pipeline.Config {
 	return &pipeline.Config{
 		ClusterNetworks: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/14")},
@@ -102,7 +102,7 @@ func manyServices() []serviceObjects {
 	return all
 }
 
-// compileServices goes the agent's way from objects to flows and groups.
+// compileServices compiles objects to flows and groups, as the agent does.
 func compileServices(config *pipeline.Config, objects []serviceObjects) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(objects))
 	ids := &pipeline.GroupIDs{}
@@ -151,7 +151,7 @@ func bundleServices(sw *stage.Switch, file string) measure.Side {
 	}
 }
 
-// writeBundle writes flows and groups as `ovs-ofctl bundle` reads them: a kind and "add" before each.
+// writeBundle writes flows and groups in the syntax of `ovs-ofctl bundle`: the kind and "add" before each.
 func writeBundle(sw *stage.Switch, fragments map[reconcile.Owner]map[openflow.Key]openflow.Entry) (string, error) {
 	var groups, flows strings.Builder
 	for _, fragment := range fragments {

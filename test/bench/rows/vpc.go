@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/test/bench/vpc"
 )
 
-// vpcAdd compares ADD in a VPC with the same interface made by hand on the same node, for logical ports that are there.
+// vpcAdd compares ADD in a VPC with the same interface made by hand on the same node. The logical ports exist before.
 func vpcAdd() Group {
 	return Group{
 		Title: "VPC: ADD into a Subnet, against veth and iface-id by hand, until ovn-installed",
@@ -25,7 +25,7 @@ func vpcAdd() Group {
 	}
 }
 
-// vpcFirstPing compares a whole VPC with its NAT gateway, from the first object to the first answer, with the same made by hand.
+// vpcFirstPing compares a whole VPC with its NAT gateway, from the first object to the first answer, with the same configuration by hand.
 func vpcFirstPing() Group {
 	return Group{
 		Title: "VPC: from the objects of a Vpc, Subnet, gateway and EIP to the first answer, against ovn-nbctl --wait=hv and a gateway by hand",
@@ -36,7 +36,7 @@ func vpcFirstPing() Group {
 	}
 }
 
-// onVPCs runs a group in a lab with VPCs, which is there for its time.
+// onVPCs runs a group in a lab with VPCs, which exists only for the group.
 func onVPCs(run func(context.Context, Bench, []measure.Row, *vpc.Scene) ([]measure.Result, error)) func(context.Context, Bench, []measure.Row) ([]measure.Result, error) {
 	return func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
 		s, err := vpc.Open(ctx, b.Stage)

@@ -31,12 +31,12 @@ const (
 	leasesPrefix = "/coreos.com/network/"
 	leasesConf   = `{"Network":"10.0.0.0/8","SubnetLen":24,"SubnetMin":"10.250.0.0","Backend":{"Type":"vxlan"}}`
 	tunnelDevice = "flannel.1"
-	// leasesAtOnce is how many keys a transaction puts; etcd's limit is 128.
+	// leasesAtOnce is the number of keys that a transaction puts; etcd's limit is 128.
 	leasesAtOnce = 100
 	leasesLimit  = 2 * time.Minute
 )
 
-// Leases is a node of a flannel network on which `weft flanneld` runs, with an etcd that has leases of other nodes, which do not exist.
+// Leases is a node of a flannel network on which `weft flanneld` runs, with an etcd that has leases of other, nonexistent nodes.
 type Leases struct {
 	Space ground.Space
 	Peers int
@@ -114,7 +114,7 @@ type peerLease struct {
 	mac    net.HardwareAddr
 }
 
-// leaseOf is the i-th peer's.
+// leaseOf returns the lease of peer i.
 func leaseOf(i int) peerLease {
 	high, low := byte(i/250), byte(i%250)
 	return peerLease{
@@ -131,7 +131,7 @@ func (p peerLease) value() string {
 	return fmt.Sprintf(`{"PublicIP":%q,"PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":%q}}`, p.public, p.mac)
 }
 
-// Strike ends the node.
+// Strike removes the node.
 func (l *Leases) Strike() error {
 	l.Stop()
 	var err error
@@ -141,7 +141,7 @@ func (l *Leases) Strike() error {
 	name := l.place.Name
 	l.stage.group.Stop(grace, func(have string) bool { return have == name+"/etcd" })
 	l.stage.group.Stop(grace, func(have string) bool { return have == "hold/"+l.Space.Name })
-	// The next node of this name has leases of its own.
+	// The next node of this name must not find these leases.
 	return errors.Join(err, os.RemoveAll(l.place.Dir), os.RemoveAll(filepath.Dir(l.place.RunDir)), os.Remove(filepath.Join(ground.NetnsDir, l.Space.Name)))
 }
 
@@ -202,14 +202,14 @@ func (l *Leases) Stop() {
 	}
 }
 
-// Clear removes the device with its entries, and the rules.
+// Clear removes the device with its entries, and the nftables rules.
 func (l *Leases) Clear(ctx context.Context) error {
 	_, err := run(ctx, l.Space.Enter("ip", "link", "del", tunnelDevice))
 	_, _ = run(ctx, l.Space.Enter("nft", "flush", "ruleset")) // there may be none
 	return err
 }
 
-// Batch makes the device and has ip(8) and bridge(8) make the same entries, and returns how long these took.
+// Batch makes the device and has ip(8) and bridge(8) make the same entries. It returns how long these took.
 func (l *Leases) Batch(ctx context.Context) (time.Duration, error) {
 	var addresses, forwarding strings.Builder
 	for i := range l.Peers {
@@ -234,7 +234,7 @@ func (l *Leases) Batch(ctx context.Context) (time.Duration, error) {
 	return time.Since(began), l.verify(ctx)
 }
 
-// Event puts one more lease, and returns how long it took from etcd's answer until the lease was in effect. It removes the lease again.
+// Event puts one more lease, and returns the time from etcd's answer until the lease was in effect. It removes the lease again.
 func (l *Leases) Event(ctx context.Context) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leasesLimit)
 	defer cancel()
@@ -276,7 +276,7 @@ func (l *Leases) Event(ctx context.Context) (took time.Duration, err error) {
 	return max(0, there.Sub(put)), err
 }
 
-// Changes counts what changes in the kernel's routes, neighbours and forwarding entries for a while.
+// Changes counts the changes of the kernel's routes, neighbours and forwarding entries during the given time.
 func (l *Leases) Changes(ctx context.Context, length time.Duration) (int, error) {
 	space, err := netns.GetFromPath(l.Space.NetPath())
 	if err != nil {
@@ -305,5 +305,5 @@ func (l *Leases) Changes(ctx context.Context, length time.Duration) (int, error)
 	}
 }
 
-// String names the node.
+// String returns the node's name and its number of peers.
 func (l *Leases) String() string { return l.place.Name + " with " + strconv.Itoa(l.Peers) + " leases" }

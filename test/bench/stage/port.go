@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/lab/ground"
 )
 
-// podGroup is the link group of pods' host ends: what the kernel gets by them is for the switch alone.
+// podGroup is the link group of pods' host veths: packets from them are for the switch only.
 const podGroup = 77
 
 // Client is a namespace behind a port of a switch.
@@ -21,8 +21,8 @@ type Client struct {
 	Addr  netip.Addr
 }
 
-// Attach makes a namespace whose eth0 has an address, and is the switch's port of that number. It knows all the others as
-// neighbours already, so that no ARP is needed: to each address, its MAC.
+// Attach makes a namespace whose eth0 has an address, and is the switch's port of that number. It has a permanent neighbour entry for
+// every other address, so that no ARP is needed.
 func (w *Switch) Attach(ctx context.Context, ofport uint32, addr netip.Prefix, mac func(netip.Addr) net.HardwareAddr, others ...netip.Addr) (Client, error) {
 	name := fmt.Sprintf("%s-%d", w.place.Name, ofport)
 	space, err := ground.NewSpace(ctx, w.stage.group, w.stage.self(), spaceName(name), ground.Hold{})
@@ -46,7 +46,7 @@ func (w *Switch) Attach(ctx context.Context, ofport uint32, addr netip.Prefix, m
 
 const mtu = 1500
 
-// introduce gives eth0 the MAC of its address, and makes the others known.
+// introduce sets eth0's MAC address by its address, and adds the neighbour entries.
 func introduce(h *netlink.Handle, addr netip.Addr, mac func(netip.Addr) net.HardwareAddr, others []netip.Addr) error {
 	eth0, err := h.LinkByName("eth0")
 	if err != nil {

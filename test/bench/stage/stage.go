@@ -1,7 +1,7 @@
-// Package stage is what the rows of the benchmark play on: a lab with Weft, nodes of the same kind with a peer's network,
-// switches of their own, and the clocks to read: processor time, and when a link is gone.
+// Package stage has what the rows of the benchmark run on: a lab with Weft, nodes of the same kind with a peer's network, separate
+// switches, and measurements of processor time and of the removal of links.
 //
-// All of it is gone after Close; what a killed run left, the next Open removes.
+// Close removes all of it; the next Open removes what a killed run left.
 package stage
 
 import (
@@ -23,13 +23,13 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// Where things are that are not the lab's.
+// Directories that are not the lab's.
 const (
 	root  = "/run/weft-bench"     // sockets, pid files, logs, the places' own /run: short, as paths of unix sockets have to be
-	state = "/var/lib/weft-bench" // what a place keeps: it sees this directory, and has another /run
+	state = "/var/lib/weft-bench" // persistent files of a place: it sees this directory, and has another /run
 )
 
-// Kinds are the labs of rows' own: what Lab brings up, by a letter that its name ends with.
+// Kinds are the labs that Lab starts for single rows. The letter ends the lab's name.
 const (
 	// KindPolicies is the lab of policies.
 	KindPolicies = "p"
@@ -39,17 +39,17 @@ const (
 	KindVPC = "v"
 )
 
-// Config is what a stage needs.
+// Config is the configuration of a stage.
 type Config struct {
 	// Name is the lab's.
 	Name string
-	// Bin is the folder with weft, weft-cni and weft-lab.
+	// Bin is the directory of weft, weft-cni and weft-lab.
 	Bin string
-	// Say tells of what takes a while.
+	// Say is called with progress messages of slow steps.
 	Say func(format string, args ...any)
 }
 
-// Stage is one run's.
+// Stage is the stage of one run.
 type Stage struct {
 	config  Config
 	lock    *os.File
@@ -57,7 +57,7 @@ type Stage struct {
 	cluster *Cluster
 }
 
-// Open takes the machine's only stage and removes what a killed run left of it.
+// Open takes the machine's only stage and removes what a killed run left.
 func Open(ctx context.Context, config Config) (*Stage, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the benchmark makes namespaces, links and switches: run it as root")
@@ -110,7 +110,7 @@ func clearRoot() error {
 	return errors.Join(errs...)
 }
 
-// Close ends everything.
+// Close ends and removes everything.
 func (s *Stage) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -121,27 +121,27 @@ func (s *Stage) Close() error {
 	return errors.Join(err, s.lock.Close())
 }
 
-// Say tells of what takes a while.
+// Say reports the progress of a slow step.
 func (s *Stage) Say(format string, args ...any) { s.config.Say(format, args...) }
 
 const grace = 3 * time.Second
 
-// Cluster is the lab of the rows about nodes: two nodes with Weft, and as many of the same kind with the peer.
+// Cluster is the lab of the rows about nodes: two nodes with Weft, and as many of the same kind with the peer's network.
 type Cluster struct {
 	*lab.Cluster
-	// Ours and Peers are the nodes that are compared: Ours[i] with Peers[i].
+	// Ours and Peers are the compared nodes: Ours[i] with Peers[i].
 	Ours, Peers []Node
 
-	standing [2][]Pod // of the first node of each side: what Populate keeps
+	standing [2][]Pod // on the first node of each side: those that Populate keeps
 }
 
-// clusterNodes is how many nodes each side has.
+// clusterNodes is the number of nodes of each side.
 const clusterNodes = 2
 
 // hostSubnetLength gives a node room for 2,046 addresses: the curve goes to 1,000.
 const hostSubnetLength = 11
 
-// Cluster returns the lab, which it brings up if need be.
+// Cluster returns the lab, and starts it if needed.
 func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
 	if s.cluster != nil {
 		return s.cluster, nil
@@ -165,7 +165,7 @@ func (s *Stage) Cluster(ctx context.Context) (*Cluster, error) {
 	return c, nil
 }
 
-// Lab brings up a lab of a row's own, without a peer; the configuration's name and programs are the stage's to choose.
+// Lab starts a lab for single rows, without a peer. The stage sets the configuration's name and programs.
 func (s *Stage) Lab(ctx context.Context, kind string, config lab.Config) (*lab.Cluster, error) {
 	config.Name, config.Runtime, config.WeftBin = s.config.Name+kind, plan.RuntimeCNI, s.config.Bin
 	s.Say("bringing the lab %s up", config.Name)
@@ -176,7 +176,7 @@ func (s *Stage) Lab(ctx context.Context, kind string, config lab.Config) (*lab.C
 	})
 }
 
-// StrikeLab takes a lab of a row's own down.
+// StrikeLab removes a lab of Lab.
 func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
 	return lab.Down(ctx, s.config.Name+kind, nil)
 }
@@ -198,7 +198,7 @@ func (s *Stage) furnish(ctx context.Context, c *Cluster) error {
 	return nil
 }
 
-// StrikeCluster takes the lab down, and the peer's nodes with it.
+// StrikeCluster removes the lab and the peer's nodes.
 func (s *Stage) StrikeCluster(ctx context.Context) error {
 	s.cluster = nil
 	s.group.Stop(grace, func(name string) bool { return strings.HasSuffix(name, "/pods") })
@@ -213,7 +213,7 @@ func (s *Stage) self() string { return filepath.Join(s.config.Bin, "weft-lab") }
 // spaceName is the name under /run/netns.
 func spaceName(place string) string { return "weft-bench-" + place }
 
-// Space makes a namespace of a row's own, which is there until the next row.
+// Space makes a namespace for a row, which exists until the next row.
 func (s *Stage) Space(ctx context.Context, name string) (ground.Space, error) {
 	_, space, err := s.space(ctx, name, nil)
 	return space, err

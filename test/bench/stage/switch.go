@@ -15,11 +15,11 @@ import (
 	"weft.dev/weft/lab/plan"
 )
 
-// Bridge is the bridge of every switch.
+// Bridge is the name of every switch's bridge.
 const Bridge = "br0"
 
-// Switch is an Open vSwitch of a row's own, in a namespace of its own, with a bridge on the userspace datapath that drops
-// what no flow matches.
+// Switch is a separate Open vSwitch for a row, in its own namespace, with a bridge on the userspace datapath that drops packets that
+// match no flow.
 type Switch struct {
 	stage *Stage
 	place plan.Node
@@ -48,7 +48,7 @@ func (s *Stage) Switch(ctx context.Context, name string) (*Switch, error) {
 	return w, nil
 }
 
-// Strike ends the switch, and what is attached to it.
+// Strike removes the switch, and what is attached to it.
 func (w *Switch) Strike() error {
 	stop := func(program string) {
 		w.stage.group.Stop(grace, func(have string) bool { return have == program })
@@ -67,10 +67,10 @@ func (w *Switch) Strike() error {
 	return nil
 }
 
-// Mgmt is the path of the socket on which the bridge speaks OpenFlow.
+// Mgmt returns the path of the bridge's OpenFlow socket.
 func (w *Switch) Mgmt() string { return filepath.Join(w.place.RunDir, "openvswitch", Bridge+".mgmt") }
 
-// File is the path of a file of the switch's, as it is on the machine.
+// File returns the path of a file of the switch, as seen outside of its namespace.
 func (w *Switch) File(name string) string { return filepath.Join(w.place.Dir, name) }
 
 // Meter reads the processor time of the switch's daemon.
@@ -78,12 +78,12 @@ func (w *Switch) Meter() Meter {
 	return Meter{daemons: []int{w.stage.group.Pid(w.place.Name + "/ovs-vswitchd")}}
 }
 
-// Run runs a command beside the switch and returns how long it took.
+// Run runs a command in the switch's place and returns its usage.
 func (w *Switch) Run(ctx context.Context, argv ...string) (Ran, error) {
 	return run(ctx, w.Space.Enter(argv...))
 }
 
-// Ran is what a command took.
+// Ran is a command's usage.
 type Ran struct {
 	Wall, CPU time.Duration
 	Out       string

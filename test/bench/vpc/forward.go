@@ -30,22 +30,22 @@ import (
 
 // Metrics of forwarding.
 const (
-	// Throughput is that of one TCP connection, in MB/s.
+	// Throughput is the rate of one TCP connection, in MB/s.
 	Throughput = "gateway-throughput"
 	// PacketCPU is the processor time of a packet from the sender to the receiver's queue, in ns.
 	PacketCPU = "gateway-packet-cpu"
 )
 
 const (
-	// forwardBytes is what one connection carries in a round, and forwardPackets the datagrams.
+	// forwardBytes is the size of one connection's transfer in a round, forwardPackets the number of datagrams.
 	forwardBytes   = 512 << 20
 	forwardPackets = 100_000
-	// outsideHost is the host in front of the gateway.
+	// outsideHost is the host outside of the gateway.
 	outsideHost = "192.168.100.10"
 )
 
-// Forwarding makes two routers in namespaces of their own, each between a pod and a host outside: one with a NAT gateway's table as Weft
-// programs it, the other with the same elements in a table by hand. OVN is in front of neither.
+// Forwarding makes two routers in their own namespaces, each between a pod and a host outside: one with a NAT gateway's table as Weft
+// programs it, the other with the same elements in a hand-written table. OVN is not involved in either.
 func Forwarding(ctx context.Context, st *stage.Stage) (ours, peer measure.Side, err error) {
 	lines, sides := [2]*line{}, [2]measure.Side{}
 	for i, name := range []string{"weft", "hand"} {
@@ -63,10 +63,10 @@ func Forwarding(ctx context.Context, st *stage.Stage) (ours, peer measure.Side, 
 	return sides[0], sides[1], err
 }
 
-// line is a pod, a gateway and a host outside, each in a namespace of its own.
+// line is a pod, a gateway and a host outside, each in its own namespace.
 type line struct{ pod, gate, host ground.Space }
 
-// newLine makes the namespaces and what connects them.
+// newLine makes the namespaces and their connections.
 func newLine(ctx context.Context, st *stage.Stage, name string) (l *line, err error) {
 	l = &line{}
 	for part, space := range map[string]*ground.Space{"-pod": &l.pod, "-gate": &l.gate, "-host": &l.host} {
@@ -143,7 +143,7 @@ func weftTable(ctx context.Context, netns string) error {
 	return engine.Commit(ctx, reconcile.Diff(g.Result.State.Items, have))
 }
 
-// handTable is the same with the same elements, as one writes it by hand.
+// handTable returns a hand-written table with the same elements.
 func handTable() string {
 	var in, out strings.Builder
 	for i := 1; i < floatingIPs; i++ {
@@ -173,7 +173,7 @@ func (l *line) side() (measure.Side, error) {
 		return nil, fmt.Errorf("listen on %s: %w", to, err)
 	}
 	go discard(listener)
-	sink, err := traffic.ListenUDP(host, to) // datagrams end in its queue
+	sink, err := traffic.ListenUDP(host, to) // datagrams remain in its queue
 	if err != nil {
 		return nil, err
 	}
@@ -188,12 +188,12 @@ func (l *line) side() (measure.Side, error) {
 	}, nil
 }
 
-// discard reads what connections carry, and answers each when all of it has arrived.
+// discard reads the data of connections, and answers each when all of it has arrived.
 func discard(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
 		if err != nil {
-			return // it is closed
+			return // the listener is closed
 		}
 		go func() {
 			defer func() { _ = conn.Close() }()
@@ -204,7 +204,7 @@ func discard(listener net.Listener) {
 	}
 }
 
-// transfer returns how many MB a second one connection carries.
+// transfer returns the rate of one connection in MB/s.
 func transfer(from string, to netip.AddrPort) (float64, error) {
 	var conn net.Conn
 	err := traffic.In(from, func() (err error) {
@@ -232,7 +232,7 @@ func transfer(from string, to netip.AddrPort) (float64, error) {
 	return forwardBytes / 1e6 / time.Since(began).Seconds(), nil
 }
 
-// datagrams returns the processor time, in ns, of one of many datagrams. The kernel forwards them on the sender's thread.
+// datagrams returns the processor time per datagram in ns. The kernel forwards datagrams on the sender's thread.
 func datagrams(from string, to netip.AddrPort) (float64, error) {
 	var took time.Duration
 	err := traffic.In(from, func() error {

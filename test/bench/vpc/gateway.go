@@ -19,11 +19,11 @@ import (
 // Floating is the time from kubectl's start until the last of the floating IPs answers, in ms.
 const Floating = "floating-ips"
 
-// floatingIPs is how many floating IPs come at once: addresses from firstFloating on.
+// floatingIPs is the number of concurrent floating IPs: addresses from firstFloating on.
 const (
 	floatingIPs   = 50
 	firstFloating = 150
-	// firstByHand is that of the other side: the host outside has cached both sides' MAC addresses.
+	// firstByHand is the first address of the other side: the host outside has cached the MAC addresses of both sides.
 	firstByHand = 200
 )
 
@@ -31,7 +31,7 @@ func floatingIP(i int) string { return outside(firstFloating + i) }
 
 func outside(i int) string { return fmt.Sprintf("192.168.100.%d", i) }
 
-// internalIP is the address behind a floating IP. The last one is that of the pod that answers.
+// internalIP returns the address behind floating IP i. The last one belongs to the pod that answers.
 func internalIP(i int) string {
 	if i == floatingIPs-1 {
 		return server
@@ -39,7 +39,7 @@ func internalIP(i int) string {
 	return fmt.Sprintf("10.0.1.%d", 100+i)
 }
 
-// FloatingIPs makes a VPC with a gateway and a pod, and the same by hand, and returns the sides that give them floating IPs.
+// FloatingIPs makes a VPC with a gateway and a pod, and the same by hand. It returns the sides that add floating IPs to them.
 func (s *Scene) FloatingIPs(ctx context.Context, dir string) (ours, peer measure.Side, err error) {
 	const name = "fips"
 	if err := s.Create(ctx, Vpc(name), Subnet(name), gatewayOf(name)); err != nil {
@@ -101,7 +101,7 @@ func (s *Scene) floatingByObjects(dir, gateway string) (measure.Side, error) {
 	}, nil
 }
 
-// floatingByHand applies as many objects, of which nothing follows, and then adds elements and addresses by one call each.
+// floatingByHand applies as many objects without effect, and then adds elements and addresses by one call each.
 func (s *Scene) floatingByHand(dir string, h handSite) (measure.Side, error) {
 	var objects, add, remove, addresses, noAddresses strings.Builder
 	for i := range 2 * floatingIPs {
@@ -142,7 +142,7 @@ func (s *Scene) floatingByHand(dir string, h handSite) (measure.Side, error) {
 	}, nil
 }
 
-// answered returns when an outside address answered.
+// answered returns when an outside address has answered.
 func (s *Scene) answered(ctx context.Context, address int) (time.Time, error) {
 	return firstAnswer(ctx, s.External.Netns, netip.AddrPortFrom(netip.MustParseAddr(outside(address)), echoPort))
 }

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/test/bench/measure"
 )
 
-// This file is the peer of VPCs: what an administrator would do with OVN's and the kernel's own commands.
+// This file is the peer of VPCs: the work of an administrator with OVN's and the kernel's own commands.
 
 // network returns the arguments of ovn-nbctl that make a router and a switch, with a route to the gateway.
 func network(name string) []string {
@@ -34,7 +34,7 @@ func port(name, id, address string, secured bool) []string {
 	return args
 }
 
-// pod returns the commands that make a pod's interface until OVN has installed its flows; the namespace is there.
+// pod returns the commands that make a pod's interface in its existing namespace and wait until OVN has installed its flows.
 func pod(id, address string) []string {
 	return []string{
 		"ip link add " + id + " up type veth peer name eth0 address " + northbound.MAC(netip.MustParseAddr(address)) + " mtu 1400 netns " + id,
@@ -45,12 +45,12 @@ func pod(id, address string) []string {
 	}
 }
 
-// noPod returns the commands that take a pod away.
+// noPod returns the commands that remove a pod.
 func noPod(id string) []string {
 	return []string{"ovs-vsctl --timeout=60 --if-exists del-port " + id, "ip link del " + id, "ip netns del " + id}
 }
 
-// gatewayByHand returns the commands that make of a pod a NAT gateway with one address.
+// gatewayByHand returns the commands that make a pod a NAT gateway with one address.
 func gatewayByHand(id string) []string {
 	return []string{
 		"ip link add link ens37 name " + id + "o type macvlan mode bridge",
@@ -69,7 +69,7 @@ func (s *Scene) HandNetwork(ctx context.Context, name string) error {
 	return s.nbctl(ctx, append([]string{"--wait=hv"}, network(name)...)...)
 }
 
-// AddByHand makes a round's interfaces, whose logical ports and namespaces are there before.
+// AddByHand makes a round's interfaces. Their logical ports and namespaces exist before.
 func (s *Scene) AddByHand(name string) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
 		s.round++
@@ -108,7 +108,7 @@ type handSite struct{ name, pod, gateway string }
 
 func handSiteOf(name string) handSite { return handSite{name, name + "-p", name + "-g"} }
 
-// up makes the network, and then both pods at the same time.
+// up makes the network, and then both pods concurrently.
 func (s *Scene) up(ctx context.Context, h handSite) error {
 	args := append([]string{"--wait=hv"}, network(h.name)...)
 	args = append(args, port(h.name, h.pod, server, true)...)
@@ -127,7 +127,7 @@ func (s *Scene) up(ctx context.Context, h handSite) error {
 	return group.Wait()
 }
 
-// down takes all of it away.
+// down removes all of it.
 func (s *Scene) down(ctx context.Context, h handSite) error {
 	if err := s.script(ctx, append(noPod(h.pod), noPod(h.gateway)...)...); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package vpc is what the benchmark's rows of VPCs play on: a lab of one node with VPCs, what is done in it by Weft, and the same by hand with
-// OVN's and the kernel's own commands.
+// Package vpc has the scene of the benchmark's rows of VPCs: a lab of one node with VPCs, Weft's operations in it, and the same by hand
+// with OVN's and the kernel's own commands.
 package vpc
 
 import (
@@ -39,9 +39,9 @@ const (
 	router, lanIP, server = "10.0.1.1", "10.0.1.254", "10.0.1.60"
 	// echoPort is where echoes answer.
 	echoPort = 7000
-	// handEIP is the outside address of a gateway made by hand: the Subnet excludes it.
+	// handEIP is the outside address of a gateway made by hand; the Subnet excludes it.
 	handEIP = "192.168.100.50"
-	// limit bounds what a round waits for.
+	// limit is the time limit of each wait in a round.
 	limit = 2 * time.Minute
 )
 
@@ -53,11 +53,11 @@ const (
 	Ping = "first-ping"
 )
 
-// podsPerRound is how many pods a round adds, one after the other.
+// podsPerRound is the number of pods that a round adds, one after the other.
 const podsPerRound = 10
 
-// Scene is a lab of one node with VPCs. What is made by hand is in the same databases and on the same node: Weft leaves rows and ports of
-// others alone.
+// Scene is a lab of one node with VPCs. The work by hand uses the same databases and the same node: Weft does not change rows and ports
+// of others.
 type Scene struct {
 	*lab.Cluster
 	stage   *stage.Stage
@@ -66,13 +66,13 @@ type Scene struct {
 	round   int
 }
 
-// Open brings the lab up. What it opened is closed by Close, also after an error.
+// Open starts the lab. Call Close after it, also after an error.
 func Open(ctx context.Context, st *stage.Stage) (*Scene, error) {
 	s := &Scene{stage: st}
 	return s, s.open(ctx, st)
 }
 
-// Close takes the lab down.
+// Close removes the lab.
 func (s *Scene) Close(ctx context.Context) error {
 	var err error
 	if s.echo != nil {
@@ -85,7 +85,7 @@ func (s *Scene) open(ctx context.Context, st *stage.Stage) (err error) {
 	if s.Cluster, err = st.Lab(ctx, stage.KindVPC, lab.Config{Nodes: 1, VPC: true}); err != nil {
 		return err
 	}
-	log.SetLogger(logr.Discard()) // the client's library complains without one
+	log.SetLogger(logr.Discard()) // otherwise the client's library logs a warning
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("make a client: %w", err)
@@ -113,14 +113,14 @@ func (s *Scene) open(ctx context.Context, st *stage.Stage) (err error) {
 		}})
 }
 
-// Vpc returns a Vpc whose packets for outside go to the gateway.
+// Vpc returns a Vpc that sends packets for the outside to the gateway.
 func Vpc(name string) *kubeovn.Vpc {
 	return &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: kubeovn.VpcSpec{
 		StaticRoutes: []kubeovn.StaticRoute{{CIDR: "0.0.0.0/0", NextHopIP: lanIP, Policy: "policyDst"}},
 	}}
 }
 
-// Subnet returns the Subnet of the Vpc of its name.
+// Subnet returns the Subnet of the Vpc of that name.
 func Subnet(name string) *kubeovn.Subnet {
 	return &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: kubeovn.SubnetSpec{Vpc: name, CIDRBlock: prefix}}
 }
@@ -148,7 +148,7 @@ func (s *Scene) delete(ctx context.Context, objects ...client.Object) error {
 	return nil
 }
 
-// gone waits until an object is gone.
+// gone waits until an object is deleted.
 func (s *Scene) gone(ctx context.Context, object client.Object) error {
 	_, err := probe.Await(ctx, limit, fmt.Sprintf("%T %s is gone", object, object.GetName()), func(ctx context.Context) error {
 		err := s.objects.Get(ctx, client.ObjectKeyFromObject(object), object)
@@ -162,10 +162,10 @@ func (s *Scene) gone(ctx context.Context, object client.Object) error {
 
 var errThere = errors.New("it is there")
 
-// node is the lab's only one.
+// node returns the lab's only node.
 func (s *Scene) node() lab.Node { return s.Node(1) }
 
-// start starts a pod, which the network may not be ready for at once.
+// start starts a pod. It retries while the network is not ready for the pod.
 func (s *Scene) start(ctx context.Context, spec lab.PodSpec) (*lab.Pod, error) {
 	spec.Node = s.node().Name
 	uid, err := s.MakeObject(ctx, spec)
@@ -191,7 +191,7 @@ func inSubnet(name, subnet, address string) lab.PodSpec {
 	return lab.PodSpec{Namespace: "default", Name: name, Annotations: annotations}
 }
 
-// startGateway starts the pod of a NAT gateway, as its StatefulSet has it.
+// startGateway starts the pod of a NAT gateway, as its StatefulSet defines it.
 func (s *Scene) startGateway(ctx context.Context, name string) (*lab.Pod, error) {
 	set := &appsv1.StatefulSet{}
 	_, err := probe.Await(ctx, limit, "the StatefulSet of "+name, func(ctx context.Context) error {
@@ -205,7 +205,7 @@ func (s *Scene) startGateway(ctx context.Context, name string) (*lab.Pod, error)
 	})
 }
 
-// end ends pods, and waits until their addresses are free.
+// end deletes pods, and waits until their addresses are free.
 func (s *Scene) end(ctx context.Context, pods ...*lab.Pod) error {
 	for _, pod := range pods {
 		if err := s.DelPod(ctx, pod); err != nil {
@@ -247,7 +247,7 @@ func (s *Scene) awaitAddress(ctx context.Context, pod lab.PodSpec) error {
 	return err //nolint:wrapcheck // it names the pod
 }
 
-// AddPods adds a round's pods, whose addresses and logical ports are there before.
+// AddPods adds a round's pods. Their addresses and logical ports exist before.
 func (s *Scene) AddPods(subnet string) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
 		s.round++
@@ -281,7 +281,7 @@ func (s *Scene) AddPods(subnet string) measure.Side {
 	}
 }
 
-// FirstPing makes a VPC with a gateway, a pod in it, and takes the time until the pod has an answer from outside.
+// FirstPing makes a VPC with a gateway and a pod in it, and measures the time until the pod has an answer from outside.
 func (s *Scene) FirstPing(ctx context.Context) (measure.Figures, error) {
 	s.round++
 	name := fmt.Sprintf("first-%d", s.round)
@@ -340,7 +340,7 @@ func firstAnswer(ctx context.Context, from string, to netip.AddrPort) (time.Time
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				_, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) // what cannot be sent is not answered
+				_, _ = conn.WriteToUDPAddrPort([]byte("8 octets"), to) // a datagram that cannot be sent is not answered
 			}
 		}
 	}()
@@ -363,7 +363,7 @@ func (s *Scene) kubectl(ctx context.Context, args ...string) error {
 	return err
 }
 
-// script runs commands of a shell on the node.
+// script runs shell commands on the node.
 func (s *Scene) script(ctx context.Context, lines ...string) error {
 	_, err := probe.Run(ctx, s.node().Enter("sh", "-e", "-c", strings.Join(lines, "\n")))
 	return err
