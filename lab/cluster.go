@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/lab/stack/openstack"
 )
 
-// Cluster is a lab that is up, as a client sees it.
+// Cluster is a running lab, for clients.
 type Cluster struct {
 	Config     Config
 	Kubeconfig string     // the administrator's, for use on the machine
@@ -26,19 +26,19 @@ type Cluster struct {
 	ControlIP  netip.Addr // of the API server on the underlay
 	Datapath   plan.Datapath
 
-	// OpenStack is the lab's, with Config.OpenStack; nil without. It runs already.
+	// OpenStack is the lab's running OpenStack, with Config.OpenStack; nil without.
 	OpenStack *openstack.Stack
 
 	lab   plan.Lab
 	nodes []Node
 }
 
-// Outside is a namespace beyond the router: it knows the way to the nodes' addresses and to nothing of the cluster's.
+// Outside is a namespace beyond the router: it has a route to the nodes' addresses and none to the cluster's networks.
 type Outside struct {
-	Space ground.Space // External's only
+	Space ground.Space // only for External
 	Netns string       // path of the network namespace
 	IP    netip.Addr   // 198.51.100.10
-	// URL answers a GET with the source address that it saw, and UDP on the same port with the same.
+	// URL answers a GET with the request's source address. UDP on the same port answers the same.
 	URL string
 }
 
@@ -52,15 +52,15 @@ type Node struct {
 	Space  ground.Space
 }
 
-// Root gives the path, seen from the machine, of a path in the node.
+// Root returns the machine's path of a path in the node.
 func (n Node) Root(path string) string {
 	return filepath.Join("/proc", strconv.Itoa(n.Space.Pid), "root", path)
 }
 
-// Enter prefixes a command so that it runs in the node's namespaces.
+// Enter returns the command that runs argv in the node's namespaces.
 func (n Node) Enter(argv ...string) []string { return n.Space.Enter(argv...) }
 
-// Open gives the cluster of a lab that is up.
+// Open returns the cluster of a running lab.
 func Open(ctx context.Context, name string) (*Cluster, error) {
 	st, err := Inspect(ctx, name)
 	if err != nil {
@@ -95,13 +95,13 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 
 func space(s report.Space) ground.Space { return ground.Space{Name: s.Name, Pid: s.Holder} }
 
-// Name is the lab's.
+// Name returns the lab's name.
 func (c *Cluster) Name() string { return c.Config.Name }
 
 // Nodes lists the nodes in order.
 func (c *Cluster) Nodes() []Node { return c.nodes }
 
-// Node gives the i-th node, counted from 1; it panics if there is none.
+// Node returns node i, counted from 1; it panics if there is none.
 func (c *Cluster) Node(i int) Node { return c.nodes[i-1] }
 
 // NodeNamed finds a node by its name.
@@ -114,13 +114,13 @@ func (c *Cluster) NodeNamed(name string) (Node, error) {
 	return Node{}, fmt.Errorf("lab %s has no node %q: it has n1 to n%d", c.Name(), name, len(c.nodes))
 }
 
-// Programs tells the state of everything that the lab runs: number, restarts, log.
+// Programs returns the state of all programs of the lab: PID, restarts, log.
 func (c *Cluster) Programs(ctx context.Context) ([]process.Status, error) {
 	st, err := Inspect(ctx, c.Name())
 	return st.Programs, err
 }
 
-// Crashed returns an error that names the programs that ended by their own fault, the lab's supervisor among them.
+// Crashed returns an error that names the programs that crashed, including the lab's supervisor.
 func (c *Cluster) Crashed(ctx context.Context) error {
 	st, err := Inspect(ctx, c.Name())
 	if err != nil {
@@ -141,7 +141,7 @@ func (c *Cluster) Crashed(ctx context.Context) error {
 // Down takes the lab down.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Name(), nil) }
 
-// Enter gives the command that runs argv on a node, or in one of the lab's own namespaces: control, outside, underlay, external.
+// Enter returns the command that runs argv on a node, or in one of the lab's own namespaces: control, outside, underlay, external.
 func Enter(st report.Status, where string, argv []string) ([]string, error) {
 	for _, n := range st.Nodes {
 		if n.Name == where && n.Holder != 0 {
@@ -155,7 +155,7 @@ func Enter(st report.Status, where string, argv []string) ([]string, error) {
 	return nil, fmt.Errorf("lab %s has no node %q: it has n1 to n%d, and control, outside, underlay, external (with --vpc or --openstack)", st.Name, where, len(st.Nodes))
 }
 
-// KubernetesBin is the folder with the lab's kubectl, or "".
+// KubernetesBin returns the directory with the lab's kubectl, or "".
 func KubernetesBin(cfg Config) string {
 	dir, err := kubebuild.Folder(cfg.KubernetesModule)
 	if err != nil {

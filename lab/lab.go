@@ -1,6 +1,6 @@
-// Package lab brings whole clusters up on one machine, for tests and for people: a real API server, nodes that are
-// namespaces with an Open vSwitch of their own, and pods, either of real kubelets or attached through libcni as a
-// container runtime would. Everything runs below one supervisor per lab and is gone after Down, also after a crash.
+// Package lab starts whole clusters on one machine, for tests and for users: a real API server, nodes that are namespaces with their own
+// Open vSwitch, and pods, either of real kubelets or attached through libcni as a container runtime would. Everything runs below one
+// supervisor per lab and is removed by Down, also after a crash.
 package lab
 
 import (
@@ -26,10 +26,10 @@ import (
 	"weft.dev/weft/lab/supervisor"
 )
 
-// Config is what a lab is asked to be; its zero value is a lab "lab" of two nodes without kubelets.
+// Config is the configuration of a lab; its zero value is a lab "lab" of two nodes without kubelets.
 type Config = plan.Config
 
-// Errors that a caller may want to tell apart.
+// Errors that a caller may want to distinguish.
 var (
 	ErrRoot    = errors.New("weft-lab makes namespaces, links and mounts: run it as root")
 	ErrMissing = errors.New("programs are missing on this machine")
@@ -38,9 +38,8 @@ var (
 	ErrNone    = errors.New("there is no such lab: start it with `weft-lab up`")
 )
 
-// Up brings a lab up, or joins one that is coming up or is up with the same settings, and returns when it serves.
-// What a killed run of the same name left is removed first. When the context ends, the lab goes on coming up; Down ends
-// it. Progress may be nil.
+// Up starts a lab, or joins one with the same settings that is starting or running, and returns when it serves. It first removes what a
+// killed run of the same name left. When the context ends, the lab continues to start; Down ends it. Progress may be nil.
 func Up(ctx context.Context, cfg Config, progress report.Progress) (*Cluster, error) {
 	cfg, err := complete(cfg)
 	if err != nil {
@@ -56,7 +55,7 @@ func Up(ctx context.Context, cfg Config, progress report.Progress) (*Cluster, er
 	return Open(ctx, cfg.Name)
 }
 
-// complete fills the configuration's folders from where the running program is, and checks the machine.
+// complete sets the configuration's missing directories, relative to the running program, and checks the machine.
 func complete(cfg Config) (Config, error) {
 	cfg, err := cfg.Default()
 	if err != nil {
@@ -84,7 +83,7 @@ func complete(cfg Config) (Config, error) {
 	return cfg, CheckMachine(cfg)
 }
 
-// beside looks for a folder of the project next to the programs, in the folders above, and in the working directory.
+// beside finds a directory of the project next to the programs, in the directories above, or in the working directory.
 func beside(bin, name string) string {
 	starts := []string{bin}
 	if wd, err := os.Getwd(); err == nil {
@@ -103,7 +102,7 @@ func beside(bin, name string) string {
 	return ""
 }
 
-// packages says where Debian keeps the programs that a lab runs.
+// packages are Debian's packages of the programs that a lab runs.
 var packages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"etcd", "etcd-server"},
 	{"ovsdb-server", "openvswitch-switch"},
@@ -125,14 +124,14 @@ var kubeletPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals
 	{"nslookup", "bind9-dnsutils"},
 }
 
-// vpcPackages are for Config.VPC: OVN's programs run as processes or go into Weft's image.
+// vpcPackages are the packages for Config.VPC: OVN's programs run as processes or become part of Weft's image.
 var vpcPackages = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"ovn-northd", "ovn-central"},
 	{"ovn-nbctl", "ovn-common"},
 	{"ovn-controller", "ovn-host"},
 }
 
-// CheckMachine tells which programs are missing, and which packages hold them.
+// CheckMachine returns an error that lists missing programs, and their packages.
 func CheckMachine(cfg Config) error {
 	want := packages
 	if cfg.Runtime == plan.RuntimeKubelet {
@@ -157,7 +156,7 @@ func CheckMachine(cfg Config) error {
 	return nil
 }
 
-// launch makes sure that a supervisor runs for the lab.
+// launch starts a supervisor for the lab, unless one runs.
 func launch(ctx context.Context, cfg Config, progress report.Progress) error {
 	lock, err := machine.Acquire(ctx)
 	if err != nil {
@@ -225,7 +224,7 @@ func awaitSocket(ctx context.Context, l plan.Lab, ended <-chan error) error {
 	}
 }
 
-// client speaks to a lab's supervisor.
+// client returns an HTTP client of a lab's supervisor.
 func client(l plan.Lab) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", l.Socket())
@@ -259,7 +258,7 @@ func status(ctx context.Context, l plan.Lab) (report.Status, error) {
 	return st, nil
 }
 
-// follow hands the start's events on, and returns its outcome.
+// follow passes on the events of the start, and returns its result.
 func follow(ctx context.Context, l plan.Lab, progress report.Progress) error {
 	res, err := ask(ctx, l, http.MethodGet, "/events")
 	if err != nil {
@@ -288,7 +287,7 @@ func follow(ctx context.Context, l plan.Lab, progress report.Progress) error {
 	return nil
 }
 
-// Inspect tells the state of a lab. Leftovers of a killed one have phase Dead; without those the error is ErrNone.
+// Inspect returns the state of a lab. If only the rest of a killed one exists, the phase is Dead; without anything, the error is ErrNone.
 func Inspect(ctx context.Context, name string) (report.Status, error) {
 	if err := plan.CheckName(name); err != nil {
 		return report.Status{}, err
@@ -308,7 +307,7 @@ func Inspect(ctx context.Context, name string) (report.Status, error) {
 	return status(ctx, l)
 }
 
-// List names the labs of this machine.
+// List returns the names of the labs of this machine.
 func List() ([]string, error) {
 	ledger, err := machine.ReadLedger()
 	if err != nil {

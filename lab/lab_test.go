@@ -29,10 +29,10 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// limit bounds every test of a lab that has its programs; a cold build of Kubernetes has its own.
+// limit is the time limit of every test of a lab whose programs are built; a first build of Kubernetes has its own limit.
 const limit = 5 * time.Minute
 
-// weftBin is the folder with Weft's programs. TestMain sets it.
+// weftBin is the directory with Weft's programs. TestMain sets it.
 var weftBin string //nolint:gochecknoglobals // built once for all tests
 
 func TestMain(m *testing.M) {
@@ -81,7 +81,7 @@ func up(ctx context.Context, t *testing.T, cfg lab.Config) *lab.Cluster {
 	return c
 }
 
-// listing is what a machine shows of labs: all of what has a lab's name in it, and what belongs to the whole machine.
+// listing lists what labs leave on a machine: everything with a lab's name, and the settings of the whole machine.
 type listing struct {
 	Namespaces, Links, Mounts, Cgroups, Processes, Files []string
 	// Shared is what belongs to all labs; nil while other labs run.
@@ -94,7 +94,7 @@ type shared struct {
 	Files   []string
 }
 
-// left returns what a lab left; of what labs share only where no other lab ran.
+// left returns what a lab left; shared settings only if no other lab ran.
 func left(before, after listing) string {
 	if before.Shared == nil || after.Shared == nil {
 		before.Shared, after.Shared = nil, nil
@@ -137,7 +137,7 @@ func list(t *testing.T, name string) listing {
 	return l
 }
 
-// machineWide adds what labs share, while there is no lab: otherwise it belongs to the others.
+// machineWide adds the shared settings, unless there is another lab: then they belong to that.
 func machineWide(t *testing.T, l *listing) {
 	t.Helper()
 	if labs, err := lab.List(); err != nil || len(labs) > 0 {
@@ -158,7 +158,7 @@ func machineWide(t *testing.T, l *listing) {
 	}
 }
 
-// processes finds a lab's by its cgroup, its directories on a command line, and its namespaces' names.
+// processes finds a lab's processes by its cgroup, by its directories on a command line, and by its namespaces' names.
 func processes(name string) []string {
 	var found []string
 	entries, _ := os.ReadDir("/proc")
@@ -282,7 +282,7 @@ func until(ctx context.Context, t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A supervisor that is killed leaves everything running; the next down, or the next up, takes it away.
+// A killed supervisor leaves everything running; the next down, or the next up, removes it.
 func TestKilledSupervisorLeavesNothingAfterDown(t *testing.T) {
 	for _, when := range []string{"while it comes up", "when it is up"} {
 		t.Run(when, func(t *testing.T) {
@@ -360,7 +360,7 @@ func TestTwoLabsSideBySide(t *testing.T) {
 	defer cancel()
 	one, two := config(t, plan.RuntimeCNI), config(t, plan.RuntimeCNI)
 	a, b := up(ctx, t, one), up(ctx, t, two)
-	for _, c := range []*lab.Cluster{a, b} { // the same addresses in both, and nothing of the one in the other
+	for _, c := range []*lab.Cluster{a, b} { // both labs have the same addresses, and neither sees the other
 		p, err := c.AddPod(ctx, lab.PodSpec{Name: "p", Node: "n1"})
 		if err != nil {
 			t.Fatal(err)

@@ -1,5 +1,4 @@
-// Package controlplane says how a lab's Kubernetes control plane is run: credentials, the programs with their flags,
-// and when they serve.
+// Package controlplane defines a lab's Kubernetes control plane: credentials, the programs with their flags, and their readiness.
 package controlplane
 
 import (
@@ -28,22 +27,22 @@ import (
 type Plane struct {
 	Lab      plan.Lab
 	Space    ground.Space
-	Bin      string     // folder of Kubernetes' programs
-	HostAddr netip.Addr // where the machine reaches the API server
+	Bin      string     // directory of Kubernetes' programs
+	HostAddr netip.Addr // the API server's address for the machine
 	CA       *pki.Authority
 }
 
-// Identities of the lab's programs; the file names are theirs too.
+// Identities of the lab's programs, also used for file names.
 const (
 	Admin      = "admin"
 	Controller = "kube-controller-manager"
 	Scheduler  = "kube-scheduler"
 	Proxy      = "kube-proxy"
 	FrontProxy = "front-proxy-client" // the API server, towards aggregated APIs
-	Weft       = "weft"               // agent and controller, where they run as plain processes
+	Weft       = "weft"               // agent and controller, if they run as plain processes
 )
 
-// Kubelet is the identity of a node's kubelet.
+// Kubelet returns the identity of a node's kubelet.
 func Kubelet(n plan.Node) string { return "kubelet-" + n.Name }
 
 // Credentials makes all certificates and kubeconfigs.
@@ -85,14 +84,14 @@ func (p *Plane) Credentials() error {
 	return p.CA.Kubeconfig(p.Lab.Kubeconfig(), p.server(p.HostAddr), Admin)
 }
 
-// KubeconfigOf is an identity's kubeconfig, for use on the underlay.
+// KubeconfigOf returns an identity's kubeconfig, for use on the underlay.
 func (p *Plane) KubeconfigOf(id string) string { return p.Lab.Path("kubeconfig", id) }
 
 func (p *Plane) server(ip netip.Addr) string {
 	return "https://" + netip.AddrPortFrom(ip, uint16(p.Lab.APIPort)).String()
 }
 
-// Etcd serves the API server's data on the control plane's loopback.
+// Etcd is the API server's etcd, on the control plane's loopback.
 func (p *Plane) Etcd() process.Program {
 	const client = "http://127.0.0.1:2379"
 	return process.Program{
@@ -100,7 +99,7 @@ func (p *Plane) Etcd() process.Program {
 		Argv: p.Space.Enter("etcd", "--data-dir", p.Lab.Path("etcd"),
 			"--listen-client-urls", client, "--advertise-client-urls", client,
 			"--listen-peer-urls", "http://127.0.0.1:2380",
-			"--unsafe-no-fsync=true"), // a lab's data need not survive a power loss
+			"--unsafe-no-fsync=true"), // a lab's data does not need to survive a power loss
 		Ready: func(ctx context.Context) error {
 			return probe(ctx, &http.Client{Timeout: time.Second, Transport: &http.Transport{
 				DisableKeepAlives: true, DialContext: p.Space.Dial,
@@ -109,10 +108,10 @@ func (p *Plane) Etcd() process.Program {
 	}
 }
 
-// LeasesPort is that of the etcd with flannel's leases, on the control plane's address.
+// LeasesPort is the port of the etcd with flannel's leases, on the control plane's address.
 const LeasesPort = 2379
 
-// Leases is the etcd that nodes of a flannel network keep their leases in. It is another than the API server's, which nodes do not reach.
+// Leases is the etcd for the leases of a flannel network's nodes. It is not the API server's etcd, which nodes do not reach.
 func (p *Plane) Leases() process.Program {
 	client := p.LeasesURL()
 	const peers = "http://127.0.0.1:2382"
@@ -121,7 +120,7 @@ func (p *Plane) Leases() process.Program {
 		Argv: p.Space.Enter("etcd", "--data-dir", p.Lab.Path("flannel-etcd"),
 			"--listen-client-urls", client, "--advertise-client-urls", client,
 			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers,
-			"--unsafe-no-fsync=true"), // as the API server's
+			"--unsafe-no-fsync=true"), // as for the API server's
 		Ready: func(ctx context.Context) error {
 			return probe(ctx, &http.Client{Timeout: time.Second, Transport: &http.Transport{
 				DisableKeepAlives: true, DialContext: p.Space.Dial,
@@ -130,7 +129,7 @@ func (p *Plane) Leases() process.Program {
 	}
 }
 
-// LeasesURL is where nodes reach that etcd.
+// LeasesURL is the URL of that etcd for nodes.
 func (p *Plane) LeasesURL() string {
 	return "http://" + netip.AddrPortFrom(p.Lab.ControlIP, LeasesPort).String()
 }
@@ -151,24 +150,26 @@ func (p *Plane) APIServer() process.Program {
 		"--service-cluster-ip-range=" + l.ServiceCIDR.String(),
 		"--authorization-mode=Node,RBAC", "--allow-privileged=true",
 		"--enable-admission-plugins=NodeRestriction",
-		// The control plane has routes to pods, and no kube-proxy: requests to webhooks and aggregated APIs go to an endpoint of their Service.
+		// The control plane has routes to pods, and no kube-proxy: requests to webhooks and aggregated APIs are sent to an endpoint of their
+		// Service.
 		"--enable-aggregator-routing=true",
-		// The API server's own certificate for aggregated APIs. The name keeps the other certificates of the authority from passing for it.
+		// The API server's client certificate for aggregated APIs. The name excludes the authority's other certificates.
 		"--proxy-client-cert-file=" + file("apiserver-front-proxy.crt"), "--proxy-client-key-file=" + file("apiserver-front-proxy.key"),
 		"--requestheader-client-ca-file=" + p.CA.CAFile(), "--requestheader-allowed-names=" + FrontProxy,
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
-		// It lists every kind of object once a second as long as caches are not filled, and so keeps a slow machine from it.
+		// With the gate on, the API server lists every kind of object once per second until caches are filled, which delays that on a slow
+		// machine.
 		"--feature-gates=SizeBasedListCostEstimate=false",
 	}
-	if l.Runtime == plan.RuntimeCNI { // nobody makes service accounts for pods that nobody starts
+	if l.Runtime == plan.RuntimeCNI { // without kubelets, nothing makes service accounts for pods
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return process.Program{Name: "kube-apiserver", Argv: p.Space.Enter(args...), Ready: p.ready()}
 }
 
-// ready asks the API server from the machine, which is the way the lab's user takes. It keeps its connection: a slow
-// machine would have enough to do with the handshakes of those who ask.
+// ready checks the API server from the machine, on the path that the lab's user takes. It keeps its connection, because repeated
+// handshakes would load a slow machine.
 func (p *Plane) ready() func(context.Context) error {
 	client := sync.OnceValues(p.Client)
 	return func(ctx context.Context) error {
@@ -180,7 +181,7 @@ func (p *Plane) ready() func(context.Context) error {
 	}
 }
 
-// Client speaks to the API server as the administrator, around any proxy that the environment names.
+// Client returns a client of the API server with the administrator's identity. It ignores proxies in the environment.
 func (p *Plane) Client() (*http.Client, error) {
 	pair, err := tls.LoadX509KeyPair(p.CA.Path(Admin+".crt"), p.CA.Path(Admin+".key"))
 	if err != nil {
@@ -215,9 +216,9 @@ func probe(ctx context.Context, client *http.Client, url string) error {
 	return nil
 }
 
-// ControllerManager and Scheduler are needed only where kubelets run pods.
+// ControllerManager is needed only with kubelets, as is the Scheduler.
 func (p *Plane) ControllerManager() process.Program {
-	cidrs := []string{"--allocate-node-cidrs=false"} // Weft's controller gives nodes their subnets
+	cidrs := []string{"--allocate-node-cidrs=false"} // Weft's controller allocates the nodes' subnets
 	if p.Lab.Network.Flannel() {
 		cidrs = []string{"--allocate-node-cidrs=true", "--cluster-cidr=" + p.Lab.FlannelCIDR.String(), "--configure-cloud-routes=false"}
 	}

@@ -1,5 +1,4 @@
-// Package kubebuild builds Kubernetes' programs, and the cluster's DNS server, from their Go modules on first use and keeps
-// them.
+// Package kubebuild builds Kubernetes' programs, and the cluster's DNS server, from their Go modules on first use and caches them.
 package kubebuild
 
 import (
@@ -16,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultCache holds the programs, a folder per version. WEFT_LAB_CACHE in the environment takes its place.
+// DefaultCache is the directory of the programs, with a subdirectory per version. WEFT_LAB_CACHE in the environment replaces it.
 const DefaultCache = "/var/cache/weft-lab"
 
-// Config says what to build and from what.
+// Config says what to build and from which modules.
 type Config struct {
-	Module   string // the folder with the go.mod that requires k8s.io/kubernetes; CoreDNS' module is beside it
-	Kubelets bool   // also what runs pods
-	Proxy    bool   // also kube-proxy, which is among what runs pods
+	Module   string // the directory with the go.mod that requires k8s.io/kubernetes; CoreDNS' module is beside it
+	Kubelets bool   // also the programs that run pods
+	Proxy    bool   // also kube-proxy, which is one of the programs that run pods
 	// Run runs a command to its end.
 	Run func(ctx context.Context, stdin string, argv ...string) (string, error)
-	// Step tells of a part of the work.
+	// Step reports and runs a step of the work.
 	Step func(name string, f func() error) error
 }
 
@@ -40,7 +39,7 @@ var (
 	coredns = regexp.MustCompile(`(?m)^\s*(?:require\s+)?github\.com/coredns/coredns (v[0-9A-Za-z.+-]+)(?:\s|$)`)      //nolint:gochecknoglobals // a constant
 )
 
-// ErrVersion is returned when a module does not say which version of its program it requires.
+// ErrVersion reports that a module does not require a version of its program.
 var ErrVersion = errors.New("no requirement of the program's own module")
 
 // Version reads the version of Kubernetes from the module's go.mod: complete, major, minor.
@@ -61,7 +60,7 @@ func parseVersion(path, text string) ([3]string, error) {
 	return [3]string{m[1], m[2], m[3]}, nil
 }
 
-// CoreDNS is the name of the DNS server's program in the folder of the programs: it holds the version.
+// CoreDNS returns the file name of the DNS server's program, which includes the version.
 func CoreDNS(module string) (string, error) {
 	path := filepath.Join(corednsModule(module), "go.mod")
 	raw, err := os.ReadFile(path)
@@ -79,7 +78,7 @@ func corednsModule(module string) string {
 	return filepath.Join(filepath.Dir(filepath.Clean(module)), "coredns")
 }
 
-// Folder is where the programs of the module's version are kept.
+// Folder returns the directory of the programs of the module's version.
 func Folder(module string) (string, error) {
 	v, err := Version(module)
 	return folder(v), err
@@ -87,7 +86,7 @@ func Folder(module string) (string, error) {
 
 func folder(v [3]string) string { return filepath.Join(Cache(), "kubernetes", v[0]) }
 
-// Cache is where the lab keeps what took long to get.
+// Cache returns the directory where the lab keeps what takes long to build or download.
 func Cache() string {
 	cache := os.Getenv("WEFT_LAB_CACHE") //nolint:forbidigo // the place is the machine's: the same for every lab, program and test
 	if cache == "" {
@@ -96,8 +95,8 @@ func Cache() string {
 	return cache
 }
 
-// Ensure builds what is missing and returns the folder of the programs. The missing programs of one module are built by one go command, which
-// compiles what they share once and links them side by side.
+// Ensure builds missing programs and returns their directory. One go command builds the missing programs of one module: it compiles
+// shared packages once and links the programs concurrently.
 func Ensure(ctx context.Context, c Config) (string, error) {
 	v, err := Version(c.Module)
 	if err != nil {
@@ -131,8 +130,8 @@ func Ensure(ctx context.Context, c Config) (string, error) {
 type program struct {
 	name   string // of its file
 	output string // what go build names the file
-	title  string // for people
-	module string // the folder that it is built in
+	title  string // for messages
+	module string // the directory that it is built in
 	pkg    string
 	flags  string // for the linker
 }
@@ -172,8 +171,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// build builds programs of one module. It holds a lock on the folder, so that labs that start at the same time build a program once. A program
-// appears under its name only when it is complete.
+// build builds programs of one module. It locks the directory, so that labs that start at the same time build a program once. A program
+// gets its name only when it is complete.
 func (c Config) build(ctx context.Context, bin string, programs []program) error {
 	unlock, err := lock(ctx, bin)
 	if err != nil {

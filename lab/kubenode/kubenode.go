@@ -1,5 +1,5 @@
-// Package kubenode says how the programs of a node with a kubelet are run: containerd, kubelet, kube-proxy. All paths are
-// the usual ones, and the node's own.
+// Package kubenode defines the programs of a node with a kubelet: containerd, kubelet, kube-proxy. All paths are the usual ones, within
+// the node.
 package kubenode
 
 import (
@@ -31,7 +31,7 @@ type Node struct {
 	Plane *controlplane.Plane
 }
 
-// containerdConfig is for containerd 1.6 (version 2 of the format). The opt plugin's folder is moved because its default,
+// containerdConfig is for containerd 1.6 (version 2 of the format). The opt plugin has another directory because the default,
 // /opt/containerd, would be made on the machine.
 const containerdConfig = `version = 2
 root = "/var/lib/containerd"
@@ -78,7 +78,7 @@ func (n Node) Import(ctx context.Context, archive string) error {
 
 type fields = map[string]any
 
-// Kubelet is the node's kubelet. Its pods' cgroups are below the lab's, so that two kubelets never see each other's.
+// Kubelet is the node's kubelet. Its pods' cgroups are below the lab's, so that two kubelets never see each other's pods.
 func (n Node) Kubelet() (process.Program, error) {
 	if err := machine.MakeCgroups(n.Cgroup); err != nil {
 		return process.Program{}, err
@@ -110,7 +110,7 @@ func (n Node) Kubelet() (process.Program, error) {
 	)}, nil
 }
 
-// Proxy is the node's kube-proxy. It leaves conntrack's limits alone: a namespace may not set them.
+// Proxy is the node's kube-proxy. It does not change conntrack's limits: a namespace may not set them.
 func (n Node) Proxy() (process.Program, error) {
 	config, err := n.write("kube-proxy.yaml", fields{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
@@ -125,8 +125,8 @@ func (n Node) Proxy() (process.Program, error) {
 	return process.Program{Name: n.Name + "/kube-proxy", Argv: n.Space.Enter(filepath.Join(n.Plane.Bin, "kube-proxy"), "--config="+config)}, nil
 }
 
-// proxied is the range of the pods whose connections to Services come to kube-proxy, which masquerades those of all other sources. The
-// overlay's pods have their Services from the switch.
+// proxied is the range of the pods whose connections to Services are handled by kube-proxy, which masquerades those of all other sources.
+// For the overlay's pods, the switch handles Services.
 func (n Node) proxied() netip.Prefix {
 	if n.Plane.Lab.Network == plan.NetworkBoth {
 		return n.Plane.Lab.FlannelCIDR

@@ -19,12 +19,12 @@ import (
 // reader runs the commands of the documentation's pages against a lab.
 type reader struct {
 	root, bin, lab string
-	// names puts what the lab has in place of the names that pages use.
+	// names replaces the names in pages by the lab's.
 	names *strings.Replacer
 }
 
-// follow runs each block of the pages for a lab of that kind: the pages in first, then the others by name, then the page last. It returns how
-// many blocks it ran.
+// follow runs each block of the pages for a lab of that kind: first the pages in first, then the others by name, then the page last. It
+// returns the number of blocks.
 func (r reader) follow(ctx context.Context, t *testing.T, kind string, first []string, last string) int {
 	t.Helper()
 	all, err := pages.All(r.root)
@@ -60,7 +60,7 @@ func (r reader) follow(ctx context.Context, t *testing.T, kind string, first []s
 	return len(run)
 }
 
-// run runs a block as one script, which ends with its first command that fails.
+// run runs a block as one script, which stops at its first command that fails.
 func (r reader) run(ctx context.Context, t *testing.T, b pages.Block) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)

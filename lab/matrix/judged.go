@@ -26,27 +26,27 @@ import (
 )
 
 const (
-	// projectLabel is the label, with projectValue, of namespaces that are judged by policies.
+	// projectLabel with projectValue is the label of namespaces whose pods are judged by policies.
 	projectLabel, projectValue = "weft.dev/matrix", "project"
-	// refusedWait is how long an answer is waited for that must not come: one that may takes a millisecond.
+	// refusedWait is the time limit for an answer that must not come; an allowed one takes a millisecond.
 	refusedWait = 500 * time.Millisecond
-	// allowedTimes is how often an exchange is made that must be answered.
+	// allowedTimes is the number of exchanges that must be answered.
 	allowedTimes = 5
 )
 
-// Judged is a row of NetworkPolicies: from a pod of a project to another. What it must do is what the policies say that the
-// API server has, by Kubernetes' own words for them and not by Weft's rules.
+// Judged is a row of NetworkPolicies: from one pod of a project to another. The expected result comes from the policies in the API
+// server, evaluated by Kubernetes' own documentation and not by Weft's rules.
 type Judged struct {
 	Kind string `json:"kind"` // such as "in its project, other node"
 	From Party  `json:"from"`
 	To   Party  `json:"to"`
-	// HTTP is TCP to the port where pods answer, Ping ICMP echo.
+	// HTTP is TCP to the pods' server port, Ping an ICMP echo.
 	HTTP Cell `json:"http"`
 	Ping Cell `json:"ping"`
-	// Seen is the address that the receiver saw, which must be the sender's own; invalid where nothing is to arrive.
+	// Seen is the source address that the receiver saw, which must be the sender's own; invalid if nothing is expected to arrive.
 	Seen netip.Addr `json:"seen"`
-	// Control tells, of a row with something that must be refused, whether the way was open all the same: the sender reached
-	// another pod on the receiver's node, and the receiver answered its node.
+	// Control reports, for a row with denied packets, whether the path works: the sender reached another pod on the receiver's node, and the
+	// receiver answered its node.
 	Control     bool   `json:"controlReached"`
 	ControlName string `json:"control,omitempty"`
 	AsItMust    bool   `json:"asItMust"`
@@ -54,16 +54,16 @@ type Judged struct {
 
 // Cell is one kind of packet in a row.
 type Cell struct {
-	// Must tells whether policies allow it.
+	// Must reports whether policies allow it.
 	Must bool `json:"must"`
 	Measured
-	// Arrived counts the packets that begin such an exchange and that the receiver's link saw. Of what is refused there must be
-	// none: an answer that does not come says nothing of that.
+	// Arrived counts the packets on the receiver's link that begin such an exchange. For denied ones it must be zero: a missing answer alone
+	// would not prove that.
 	Arrived  int  `json:"arrived"`
 	AsItMust bool `json:"asItMust"`
 }
 
-// findProjects takes the ready pods of projects, in the mode that isolates by policies, and what they are judged by.
+// findProjects finds the ready pods of projects, in the mode with NetworkPolicies, and the objects that judge them.
 func (s *scene) findProjects(ctx context.Context, k kubernetes.Interface) error {
 	if s.cluster.Config.Network != plan.NetworkFlannel && s.cluster.Config.PluginName != networkv1.PluginNetworkPolicy {
 		return nil
@@ -98,7 +98,7 @@ func (s *scene) findProjects(ctx context.Context, k kubernetes.Interface) error 
 	return nil
 }
 
-// judgeAll measures all ways between pods of projects, all at the same time: what is refused takes its time to be so.
+// judgeAll measures all paths between pods of projects concurrently, because denied ones wait for the time limit.
 func (s *scene) judgeAll() (rows []Judged, err error) {
 	rows = judgedWays(s.projects)
 	ears := map[string]*traffic.Sniffer{}
@@ -126,7 +126,7 @@ func (s *scene) judgeAll() (rows []Judged, err error) {
 	return rows, nil
 }
 
-// judgedWays are all pairs of pods: those of a project first, then those between projects.
+// judgedWays returns all pairs of pods: first those within a project, then those between projects.
 func judgedWays(projects []Party) []Judged {
 	var rows []Judged
 	for _, same := range []bool{true, false} {
@@ -151,7 +151,7 @@ func judgedWays(projects []Party) []Judged {
 	return rows
 }
 
-// project is the namespace of a pod.
+// project returns the namespace of a pod.
 func (p Party) project() string {
 	namespace, _, _ := strings.Cut(p.key, "/")
 	return namespace
@@ -187,7 +187,7 @@ func (s *scene) judge(row *Judged) error {
 	})
 }
 
-// control shows that the way of a row is open. It runs in the sender's namespace.
+// control tests whether the path of a row works. It runs in the sender's namespace.
 func (s *scene) control(row *Judged) error {
 	at := slices.IndexFunc(s.pods, func(p Party) bool { return p.Node == row.To.Node && p.network == row.From.network })
 	on := slices.IndexFunc(s.hosts, func(p Party) bool { return p.Node == row.To.Node })
@@ -209,7 +209,7 @@ func (s *scene) control(row *Judged) error {
 	return nil
 }
 
-// conclude says whether a row is as it must be, by what the receiver's link saw.
+// conclude decides whether a row is as expected, by the frames on the receiver's link.
 func (row *Judged) conclude(frames [][]byte) {
 	for _, frame := range frames {
 		switch beginning(frame, row.From.IP, row.To.IP) {
@@ -238,8 +238,8 @@ const (
 	protocolTCP  = 6
 )
 
-// beginning returns the protocol of a frame that begins an exchange between two addresses: TCP's SYN to the port where pods
-// answer, or an ICMP echo request; 0 for others. Answers, which are allowed, begin nothing.
+// beginning returns the protocol of a frame that begins an exchange between two addresses: a TCP SYN to the pods' server port, or an ICMP
+// echo request; 0 for other frames. Replies, which are allowed, begin nothing.
 func beginning(frame []byte, from, to netip.Addr) byte {
 	const ethernet, synAck, syn, echoRequest = 14, 0x12, 0x02, 8
 	if len(frame) < ethernet+20 || binary.BigEndian.Uint16(frame[12:]) != 0x0800 {
@@ -259,7 +259,7 @@ func beginning(frame []byte, from, to netip.Addr) byte {
 	return 0
 }
 
-// judgedCells writes the rows, and counts those that are as they must be.
+// judgedCells writes the rows, and counts those that are as expected.
 func judgedCells(out io.StringWriter, rows []Judged) int {
 	if len(rows) == 0 {
 		return 0
@@ -282,7 +282,7 @@ func judgedCells(out io.StringWriter, rows []Judged) int {
 
 func (c *Cell) reached() bool { return c.Answered > 0 || c.Arrived > 0 }
 
-// text is what became of a cell: the median, or that nothing arrived.
+// text returns a cell's result: the median, or that nothing arrived.
 func (c *Cell) text() string {
 	if c.Answered == 0 && c.Arrived == 0 && c.Sent > 0 {
 		return "refused"
@@ -290,7 +290,7 @@ func (c *Cell) text() string {
 	return c.String()
 }
 
-// which names what passes.
+// which names the protocols that pass.
 func which(http, ping bool) string {
 	switch {
 	case http && ping:
@@ -303,10 +303,10 @@ func which(http, ping bool) string {
 	return "no"
 }
 
-// inProject is a pod of a project as tables have it.
+// inProject returns a pod of a project as text for tables.
 func (p Party) inProject() string { return fmt.Sprintf("%s %s (%s)", p.key, p.IP, p.Node) }
 
-// problem explains a row that is not as it must be; empty for one that is.
+// problem explains a row that is not as expected; empty for one that is.
 func (row *Judged) problem() string {
 	if row.AsItMust {
 		return ""

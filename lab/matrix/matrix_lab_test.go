@@ -33,7 +33,7 @@ import (
 	"weft.dev/weft/lab/report"
 )
 
-// limit bounds each test, with Kubernetes' programs built.
+// limit is the time limit of each test, with Kubernetes' programs built.
 const limit = 8 * time.Minute
 
 func name() string {
@@ -42,7 +42,7 @@ func name() string {
 	return "m" + hex.EncodeToString(raw)
 }
 
-// bring starts a lab without kubelets, for the time of a test.
+// bring starts a lab without kubelets for a test.
 func bring(ctx context.Context, t *testing.T, nodes int) *lab.Cluster {
 	t.Helper()
 	bin, err := programs.Folder(ctx, "../..", t.TempDir())
@@ -81,8 +81,8 @@ func show(t *testing.T, r *Report) {
 	t.Log("\n" + b.String())
 }
 
-// Every way is open under the right address and no trick works, on three nodes; and a run leaves no pod behind, so that
-// the next finds the same.
+// Every path works with the right address and no trick works, on three nodes. A run leaves no pod behind, so that the next run has the
+// same start.
 func TestMatrixWithoutKubelets(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -104,8 +104,7 @@ func TestMatrixWithoutKubelets(t *testing.T) {
 	}
 }
 
-// The matrix finds what is wrong: a switch that lets spoofing through, and a way that is closed. Without that, "as it
-// must be" would say nothing.
+// The matrix finds errors: a switch that passes spoofed packets, and a broken path. Otherwise "as it must be" would prove nothing.
 func TestMatrixFindsWhatIsWrong(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -114,7 +113,7 @@ func TestMatrixFindsWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resume := stopAgents(ctx, t, c) // they would put everything right
+	resume := stopAgents(ctx, t, c) // they would repair everything
 	t.Cleanup(func() {
 		resume()
 		if err := s.close(context.WithoutCancel(ctx)); err != nil {
@@ -123,7 +122,7 @@ func TestMatrixFindsWhatIsWrong(t *testing.T) {
 	})
 	run(ctx, t, c.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "add-flow", "br0", "table=20,priority=65000,ip,actions=load:0->NXM_NX_REG0[],goto_table:21"))
 	run(ctx, t, c.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "add-flow", "br0", "table=20,priority=65000,arp,actions=load:0->NXM_NX_REG0[],goto_table:30"))
-	// Outside forgets the way back to the second node.
+	// Outside loses the route back to the second node.
 	run(ctx, t, []string{"nsenter", "--net=" + c.Outside.Netns, "ip", "route", "add", "blackhole", netip.PrefixFrom(c.Node(2).IP, 32).String()})
 
 	r, err := s.measure(ctx, Options{Exchanges: 3})
@@ -147,7 +146,7 @@ func TestMatrixFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// stopAgents makes the agents stand still, and returns what lets them go on.
+// stopAgents stops the agents, and returns the function that continues them.
 func stopAgents(ctx context.Context, t *testing.T, c *lab.Cluster) func() {
 	t.Helper()
 	programs, err := c.Programs(ctx)
@@ -181,8 +180,8 @@ func run(ctx context.Context, t *testing.T, argv []string) {
 	}
 }
 
-// The quick start as users run it: interrupted in the middle, started again, and started when it is up; then taken down,
-// after which the machine is as it was before.
+// The quick start as users run it: interrupted in the middle, started again, and started while it runs; then removed, after which the
+// machine is as before.
 func TestQuickstart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
@@ -220,8 +219,8 @@ func TestQuickstart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One pod on each node and one more: each node is heard in every row, and one of them has a neighbour. The one more has
-	// a Service, which each node's first pod goes to, by its address and by its name, and its own pod. Each node has a host port.
+	// One pod on each node and one more: each node is in every row, and one of them has a neighbour. The additional pod has a Service. Each
+	// node's first pod uses it, by its address and by its name, and so does the additional pod itself. Each node has a host port.
 	if want := 1 + 6*2 + 2*2 + 1 + 2; !r.AsItMust || len(r.Ways) != want || len(r.Tricks) != len(tricks) {
 		show(t, r)
 		t.Errorf("the matrix is not as it must be: %d ways, want %d", len(r.Ways), want)
@@ -231,7 +230,7 @@ func TestQuickstart(t *testing.T) {
 			t.Errorf("there is no row %q", kind)
 		}
 	}
-	// Two projects of three pods and two: policies refuse all between them or some of it, and allow some.
+	// Two projects of three and two pods: policies deny some or all paths between them, and allow some.
 	may := map[[2]bool]int{}
 	for i := range r.Judged {
 		may[[2]bool{r.Judged[i].HTTP.Must, r.Judged[i].Ping.Must}]++
@@ -250,8 +249,8 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
-// interrupted starts the quick start as a terminal does, in a process group of its own, and interrupts all of the group
-// as soon as the lab is coming up.
+// interrupted starts the quick start as a terminal does, in its own process group, and interrupts the whole group as soon as the lab is
+// starting.
 func interrupted(ctx context.Context, script, own string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, script, "up", own)
@@ -279,7 +278,7 @@ func interrupted(ctx context.Context, script, own string) (string, error) {
 	}
 }
 
-// listing is what a machine shows: everything but what bears the name of another lab, which may run beside.
+// listing lists the machine's state without other labs, which may run at the same time.
 type listing struct{ Namespaces, Links, Mounts, Cgroups, Processes, Files []string }
 
 func list(t *testing.T, own string) listing {
@@ -316,11 +315,11 @@ func list(t *testing.T, own string) listing {
 	}
 	for _, root := range cgroupRoots(string(mounts)) {
 		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			// Deeper down, services and sessions of the machine come and go; a kubelet gone astray shows at the top.
+			// Deeper levels change with the machine's services and sessions; a stray kubelet shows at the top.
 			if err == nil && d.IsDir() && (filepath.Dir(path) == root || mine(path)) {
 				add(&l.Cgroups, path)
 			}
-			return nil // what has just gone is gone
+			return nil // just removed
 		})
 	}
 	for _, f := range []string{"/run/weft-lab/" + own, "/var/lib/weft-lab/" + own} {
@@ -335,7 +334,7 @@ func list(t *testing.T, own string) listing {
 	return l
 }
 
-// cgroupRoots lists where the cgroup hierarchies are mounted, by the lines of mountinfo.
+// cgroupRoots lists the mount points of the cgroup hierarchies, from the lines of mountinfo.
 func cgroupRoots(mounts string) []string {
 	var roots []string
 	for line := range strings.Lines(mounts) {
@@ -347,8 +346,8 @@ func cgroupRoots(mounts string) []string {
 	return roots
 }
 
-// processes finds a lab's own by cgroup, command line, environment, folder and open mount namespace: a machine's other
-// processes come and go.
+// processes finds a lab's processes by cgroup, command line, environment, directory and open mount namespace: other processes of the
+// machine start and end.
 func processes(mine func(string) bool) []string {
 	var found []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")

@@ -191,7 +191,7 @@ func TestJudgedWays(t *testing.T) {
 	}
 }
 
-// frameOf is a frame of one pod to another.
+// frameOf returns a frame from one pod to another.
 func frameOf(t *testing.T, from, to Party, layer gopacket.SerializableLayer, protocol layers.IPProtocol) []byte {
 	t.Helper()
 	eth := &layers.Ethernet{SrcMAC: []byte{2, 0, 0, 0, 0, 1}, DstMAC: []byte{2, 0, 0, 0, 0, 2}, EthernetType: layers.EthernetTypeIPv4}
@@ -203,8 +203,8 @@ func frameOf(t *testing.T, from, to Party, layer gopacket.SerializableLayer, pro
 	return buffer.Bytes()
 }
 
-// What policies refuse must not arrive, and what is refused must not be so because the way is closed: an answer that does not come
-// is not enough. Answers to what the receiver began are no arrivals.
+// Denied packets must not arrive, and they must not be missing because the path is broken: a missing answer is not enough. Replies in
+// exchanges that the receiver began do not count as arrivals.
 func TestConclude(t *testing.T) {
 	a, b := podOn(1, 1), podOn(2, 1)
 	syn := frameOf(t, a, b, &layers.TCP{SrcPort: 4000, DstPort: podPort, SYN: true}, layers.IPProtocolTCP)
@@ -259,7 +259,7 @@ func scenery(t *testing.T) *cast {
 	return c
 }
 
-// A row is as it must be when nothing of it was seen and its honest frame was: neither is enough alone.
+// A row is as expected if none of its frames was seen and its honest frame was: neither is enough alone.
 func TestJudge(t *testing.T) {
 	c := scenery(t)
 	frames, err := hostile.Frames(c.scene)
@@ -295,7 +295,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A fragment may get as far as its own host, which never gets the rest; a whole packet may not, and nothing further.
+// A fragment may reach its own host, which never gets the rest; a whole packet may not, and nothing may go further.
 func TestFragmentsStayWithTheirHost(t *testing.T) {
 	c := scenery(t)
 	frames, err := hostile.Frames(c.scene)

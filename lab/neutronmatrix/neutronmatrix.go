@@ -1,5 +1,6 @@
-// Package neutronmatrix measures in a lab with an OpenStack what the pods of the example (deploy/examples/neutron) reach, with the source
-// address that the other side sees: two tenants whose networks have the same range, pods on two nodes, and a pod of the cluster's network.
+// Package neutronmatrix measures, in a lab with an OpenStack, what the pods of the example (deploy/examples/neutron) reach, with the
+// source address that the receiver sees: two tenants whose networks have the same range, pods on two nodes, and a pod of the cluster's
+// network.
 package neutronmatrix
 
 import (
@@ -24,7 +25,7 @@ import (
 // overlay is the pod of the cluster's own network.
 const overlay = "default/overlay-pod"
 
-// tenants are the example's, and members the pods of each: near is on the client's node, far on another.
+// tenants are the example's; members are the pods of each: near is on the client's node, far on another.
 func tenants() []string { return []string{"blue", "red"} }
 
 func members() []string { return []string{"client", "near", "far"} }
@@ -33,13 +34,13 @@ const (
 	webPort     = 80
 	kubeletPort = 10250
 	askPath     = "/clientip" // agnhost's netexec answers with the sender's address
-	rootPath    = "/"         // so does the lab's reporter
+	rootPath    = "/"         // and so does the lab's reporter
 )
 
-// tries is how many requests are made at most where one must arrive: a load balancer may be a moment behind its objects.
+// tries is the maximum number of requests if one must arrive: a load balancer may lag behind its objects.
 const tries = 20
 
-// Run measures. An error means that it could not be measured.
+// Run measures the connectivity. An error means that it could not be measured.
 func Run(ctx context.Context, c *lab.Cluster) (*reach.Report, error) {
 	k, err := c.Client()
 	if err != nil {
@@ -81,7 +82,7 @@ func Run(ctx context.Context, c *lab.Cluster) (*reach.Report, error) {
 	return report, nil
 }
 
-// scene is what the rows are made of.
+// scene has the data for the rows.
 type scene struct {
 	cluster  *lab.Cluster
 	pods     map[string]reach.Pod
@@ -92,7 +93,7 @@ type scene struct {
 
 var errPlaces = errors.New("near must be on the client's node and far on another: are two nodes ready?")
 
-// check compares the pods' nodes with what the rows say of them.
+// check compares the pods' nodes with the rows' assumptions.
 func (s *scene) check() error {
 	for _, t := range tenants() {
 		client := s.pods[t+"/client"].Node.Name
@@ -122,7 +123,7 @@ func (s *scene) findServices(ctx context.Context, k kubernetes.Interface) error 
 	return nil
 }
 
-// pod adds a way from a pod, with the source that must be seen; zero: nothing may arrive.
+// pod adds a path from a pod, with the expected source; zero: nothing may arrive.
 func (s *scene) pod(name, from, to string, at netip.Addr, want netip.Addr) *reach.Way {
 	s.ways = append(s.ways, reach.Way{
 		Row: reach.Row{Name: name, From: from, To: to, Want: want}, Netns: s.pods[from].Netns, At: netip.AddrPortFrom(at, webPort), Path: askPath,
@@ -130,7 +131,7 @@ func (s *scene) pod(name, from, to string, at netip.Addr, want netip.Addr) *reac
 	return &s.ways[len(s.ways)-1]
 }
 
-// within adds what pods of one tenant must reach, and what must reach them.
+// within adds the paths of one tenant's pods that must work.
 func (s *scene) within(tenant string) {
 	client, near, far := tenant+"/client", tenant+"/near", tenant+"/far"
 	ip := s.pods[client].IP
@@ -174,7 +175,7 @@ func resolve(name string, want netip.Addr) (netip.Addr, error) {
 	return want, nil
 }
 
-// closed adds what pods of a tenant must not reach, and what must not reach them.
+// closed adds the paths of a tenant's pods that must not work.
 func (s *scene) closed(tenant string) {
 	client, near := tenant+"/client", tenant+"/near"
 	var none netip.Addr
@@ -192,8 +193,8 @@ func (s *scene) closed(tenant string) {
 	}
 }
 
-// between adds the ways between tenants. Each tenant may have a pod with the address of the other's: a way is added for addresses that the
-// sender's tenant does not have.
+// between adds the paths between tenants. A tenant may have a pod with the same address as the other's: only addresses that the sender's
+// tenant does not have are used.
 func (s *scene) between() {
 	for _, t := range tenants() {
 		for _, other := range tenants() {
@@ -219,7 +220,7 @@ func (s *scene) has(tenant string, ip netip.Addr) bool {
 	return false
 }
 
-// outside adds the way beyond the tenant's router.
+// outside adds the path through the tenant's router.
 func (s *scene) outside(cloud *Cloud) {
 	router := cloud.RouterAddress("kube-blue-blue")
 	if !router.IsValid() {

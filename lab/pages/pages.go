@@ -38,7 +38,7 @@ var ( //nolint:gochecknoglobals // constants
 	notMark = regexp.MustCompile(`^<!-- not run: (.+) -->$`)
 )
 
-// All reads README.md and the pages in docs below a folder.
+// All reads README.md and the pages in docs below a directory.
 func All(root string) ([]Block, error) {
 	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	if err != nil {
@@ -96,13 +96,13 @@ func Read(page, text string) []Block {
 	return blocks
 }
 
-// nextIndented reports whether the line after the one with an index goes on with a code block.
+// nextIndented reports whether the line after the given one continues a code block.
 func nextIndented(text string, index int) bool {
 	lines := strings.Split(text, "\n")
 	return index+1 < len(lines) && strings.HasPrefix(lines[index+1], "    ")
 }
 
-// read takes the commands out of a code block, and reports whether it begins with one.
+// read extracts the commands of a code block, and reports whether it begins with one.
 func (b *Block) read(lines []string, mark string) bool {
 	if !command.MatchString(lines[0] + " ") {
 		return false

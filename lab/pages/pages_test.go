@@ -36,7 +36,7 @@ Text, and a list:
 
 ` + "```sh\nweft status\n```\n"
 
-// Blocks that begin with commands are found, with what the page says of them.
+// Blocks that begin with commands are found, with the page's comment about them.
 func TestRead(t *testing.T) {
 	want := []Block{
 		{Page: "page.md", Line: 5, Lab: "quickstart", Text: "kubectl get nodes\nkubectl apply -f - <<END\nkind: Namespace\n\nmetadata: {name: shop}\nEND\n"},
