@@ -27,52 +27,52 @@ import (
 	"weft.dev/weft/lab/podruntime"
 )
 
-// PodSpec says which pod to start, in a lab of runtime cni.
+// PodSpec describes a pod, in a lab of runtime cni.
 type PodSpec struct {
 	Node        string // default: the first
-	Namespace   string // default "default"; made if it is not there
+	Namespace   string // default "default"; made if missing
 	Name        string
 	Labels      map[string]string
 	Annotations map[string]string
 	Ports       []corev1.ContainerPort
 	Privileged  bool // its container
-	// NoObject attaches a sandbox without making a Pod object, as when the API server is gone.
+	// NoObject attaches a sandbox without making a Pod object, as while the API server is away.
 	NoObject     bool
 	Args         map[string]string // further CNI_ARGS
 	Capabilities map[string]any    // capability arguments
-	CNIVersion   string            // in place of the network configuration's
-	// Before, if not nil, is called when the pod's network namespace is there, and before ADD.
+	CNIVersion   string            // replaces the network configuration's
+	// Before, if not nil, is called when the pod's network namespace exists, before ADD.
 	Before func(*Pod) error
 }
 
-// Pod is a pod that runs: a network namespace on a node.
+// Pod is a running pod: a network namespace on a node.
 type Pod struct {
 	Namespace, Name, UID string
 	Sandbox              podruntime.Sandbox
 	Node                 Node
 	Netns                string       // path of its network namespace, on the machine
-	IPs                  []netip.Addr // as the network answered
+	IPs                  []netip.Addr // from the network plugin's answer
 	Result               json.RawMessage
 	Took                 time.Duration // of ADD, within libcni
 }
 
-// Enter prefixes a command so that it runs in the pod's network namespace, on the node's files.
+// Enter returns the command that runs argv in the pod's network namespace, with the node's files.
 func (p *Pod) Enter(argv ...string) []string {
 	return append(p.Node.Enter("nsenter", "--net=/run/netns/"+p.Sandbox.ID, "--"), argv...)
 }
 
-// RESTConfig is the administrator's, around any proxy that the environment names.
+// RESTConfig returns the administrator's client configuration. It ignores proxies in the environment.
 func (c *Cluster) RESTConfig() (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig of lab %s: %w", c.Name(), err)
 	}
-	cfg.Proxy, cfg.QPS, cfg.Burst = nil, 200, 400 // a test's pods come in crowds
+	cfg.Proxy, cfg.QPS, cfg.Burst = nil, 200, 400 // tests add many pods at once
 	cfg.Timeout = 30 * time.Second
 	return cfg, nil
 }
 
-// Client speaks to the lab's API server.
+// Client returns a client of the lab's API server.
 func (c *Cluster) Client() (kubernetes.Interface, error) {
 	cfg, err := c.RESTConfig()
 	if err != nil {
@@ -85,8 +85,8 @@ func (c *Cluster) Client() (kubernetes.Interface, error) {
 	return k, nil
 }
 
-// AddPod starts a pod as a kubelet and its runtime would: the object, the sandbox, ADD through libcni, the status. On an
-// error of the network's (*podruntime.Failure) the sandbox is kept, as runtimes do, until DelPod.
+// AddPod starts a pod as a kubelet and its runtime would: the object, the sandbox, ADD through libcni, the status. After an error of the
+// network plugin (*podruntime.Failure) the sandbox is kept, as runtimes do, until DelPod.
 func (c *Cluster) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	if spec.Namespace == "" {
 		spec.Namespace = "default"
@@ -112,8 +112,8 @@ func (c *Cluster) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	return p, c.setRunning(ctx, p)
 }
 
-// Attach starts a sandbox on the node for a pod of this UID ("" makes one up), and leaves the API server alone. As with
-// AddPod, a sandbox that the network refused is kept until Detach.
+// Attach starts a sandbox on the node for a pod with this UID ("": a made-up one), without the API server. As with AddPod, a sandbox
+// whose ADD failed is kept until Detach.
 func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error) {
 	if uid == "" {
 		uid = random(16)
@@ -123,7 +123,7 @@ func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error
 		ID: random(32), Namespace: spec.Namespace, Name: spec.Name, UID: p.UID,
 		Args: spec.Args, Capabilities: maps.Clone(spec.Capabilities), CNIVersion: spec.CNIVersion,
 	}
-	if len(spec.Annotations) > 0 { // as containerd and CRI-O tell of them
+	if len(spec.Annotations) > 0 { // as containerd and CRI-O pass them
 		if p.Sandbox.Capabilities == nil {
 			p.Sandbox.Capabilities = map[string]any{}
 		}
@@ -147,7 +147,7 @@ func (n Node) Attach(ctx context.Context, spec PodSpec, uid string) (*Pod, error
 	return p, err
 }
 
-// AddAgain repeats a pod's ADD, as a runtime does that did not get the answer, and returns the answer to that.
+// AddAgain repeats a pod's ADD, as a runtime does that did not get the answer, and returns the new answer.
 func (p *Pod) AddAgain(ctx context.Context) (json.RawMessage, error) {
 	a, err := p.Node.call(ctx, "/add", p.Sandbox)
 	if err != nil {
@@ -156,7 +156,7 @@ func (p *Pod) AddAgain(ctx context.Context) (json.RawMessage, error) {
 	return a.Result, nil
 }
 
-// DelPod ends a pod: DEL through libcni, the namespace, the object. It may be repeated.
+// DelPod deletes a pod: DEL through libcni, the namespace, the object. It may be repeated.
 func (c *Cluster) DelPod(ctx context.Context, p *Pod) error {
 	if _, err := p.Node.call(ctx, "/del", p.Sandbox); err != nil {
 		return fmt.Errorf("detach pod %s/%s on %s: %w", p.Namespace, p.Name, p.Node.Name, err)
@@ -173,35 +173,34 @@ func (c *Cluster) DelPod(ctx context.Context, p *Pod) error {
 	return nil
 }
 
-// Detach ends a pod's sandbox only, and leaves the object alone; it needs no API server. It tells how long DEL took.
+// Detach deletes a pod's sandbox but not its object; it needs no API server. It returns how long DEL took.
 func (p *Pod) Detach(ctx context.Context) (time.Duration, error) {
 	a, err := p.Node.call(ctx, "/del", p.Sandbox)
 	return a.Took, err
 }
 
-// Check asks the network whether the pod's interface is as it was made (CNI CHECK).
+// Check has the network plugin check the pod's interface (CNI CHECK).
 func (p *Pod) Check(ctx context.Context) error {
 	_, err := p.Node.call(ctx, "/check", p.Sandbox)
 	return err
 }
 
-// cniNewest is the version of the specification that has STATUS and GC: libcni does not call a plugin with them for an
-// older one.
+// cniNewest is the version of the specification with STATUS and GC: libcni does not call a plugin with them for an older one.
 const cniNewest = "1.1.0"
 
-// NetworkStatus asks whether the network can serve on the node (CNI STATUS).
+// NetworkStatus has the network plugin check whether it can serve on the node (CNI STATUS).
 func (n Node) NetworkStatus(ctx context.Context) error {
 	_, err := n.call(ctx, "/status", podruntime.Sandbox{CNIVersion: cniNewest})
 	return err
 }
 
-// CollectGarbage tells the network which of the node's sandboxes there are (CNI GC).
+// CollectGarbage passes the list of the node's sandboxes to the network plugin (CNI GC).
 func (n Node) CollectGarbage(ctx context.Context) error {
 	_, err := n.call(ctx, "/gc", podruntime.Sandbox{CNIVersion: cniNewest})
 	return err
 }
 
-// Pods lists the pods of a lab of runtime cni, of all its nodes.
+// Pods lists the pods of all nodes, in a lab of runtime cni.
 func (c *Cluster) Pods(ctx context.Context) ([]*Pod, error) {
 	var pods []*Pod
 	for _, n := range c.nodes {
@@ -251,7 +250,7 @@ func (n Node) ask(ctx context.Context, method, path string, body io.Reader, into
 	return nil
 }
 
-// MakeObject makes a pod's object alone, for a sandbox that is attached later, and returns its UID.
+// MakeObject makes only a pod's object, for a sandbox that is attached later, and returns its UID.
 func (c *Cluster) MakeObject(ctx context.Context, spec PodSpec) (uid string, err error) {
 	k, err := c.Client()
 	if err != nil {
@@ -289,7 +288,7 @@ func (c *Cluster) setRunning(ctx context.Context, p *Pod) error {
 	if len(p.IPs) > 0 {
 		st.PodIP = p.IPs[0].String()
 	}
-	// A patch, as kubelets write it: an update of the status would take the labels away that it does not name.
+	// A patch, as kubelets send it: an update of the status would remove the labels that it does not contain.
 	patch, err := json.Marshal(map[string]any{"status": st})
 	if err != nil {
 		return fmt.Errorf("encode the status of pod %s/%s: %w", p.Namespace, p.Name, err)

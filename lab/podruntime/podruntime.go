@@ -1,5 +1,5 @@
-// Package podruntime is the container runtime of a node without a kubelet: a pod is a network namespace, attached to the
-// cluster's network through libcni as containerd and CRI-O do it, with the same arguments, caching and order.
+// Package podruntime is the container runtime of a node without a kubelet: a pod is a network namespace, attached to the cluster's
+// network through libcni as containerd and CRI-O do it, with the same arguments, caching and order.
 package podruntime
 
 import (
@@ -29,7 +29,7 @@ const (
 	podDir   = "/var/lib/cni/pods" // one file per sandbox
 )
 
-// Sandbox is what the runtime keeps of a pod.
+// Sandbox is what the runtime stores about a pod.
 type Sandbox struct {
 	ID        string            `json:"id"` // the CNI container id
 	Namespace string            `json:"namespace"`
@@ -39,18 +39,18 @@ type Sandbox struct {
 	Args      map[string]string `json:"args,omitempty"` // further CNI_ARGS
 	// Capabilities are capability arguments, such as portMappings or bandwidth.
 	Capabilities map[string]any `json:"capabilities,omitempty"`
-	// CNIVersion, when set, takes the place of the version in the network configuration.
+	// CNIVersion, if set, replaces the version in the network configuration.
 	CNIVersion string `json:"cniVersion,omitempty"`
 }
 
-// Answer is what came of a call.
+// Answer is the result of a call.
 type Answer struct {
 	Result json.RawMessage `json:"result,omitempty"`
 	Took   time.Duration   `json:"took"` // nanoseconds within libcni
 	Error  *Failure        `json:"error,omitempty"`
 }
 
-// Failure is an error of the network's, as the specification words it, or of the runtime's own (code 0).
+// Failure is an error of the network plugin, in the specification's form, or of the runtime itself (code 0).
 type Failure struct {
 	Code    uint   `json:"code"`
 	Msg     string `json:"msg"`
@@ -71,7 +71,7 @@ func (f *Failure) Error() string {
 
 type server struct{ cni *libcni.CNIConfig }
 
-// Run serves in the node that the process is in, until the context ends.
+// Run serves on the node whose namespaces the process is in, until the context ends.
 func Run(ctx context.Context) error {
 	for _, dir := range []string{netnsDir, podDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -183,7 +183,7 @@ func (s *server) add(ctx context.Context, b Sandbox) (types.Result, time.Duratio
 	return res, time.Since(began), err
 }
 
-// prepare makes a sandbox's namespace, unless it is there.
+// prepare makes a sandbox's namespace, unless it exists.
 func prepare(b Sandbox) error {
 	raw, err := json.Marshal(b)
 	if err != nil {
@@ -195,7 +195,7 @@ func prepare(b Sandbox) error {
 	return makeNetns(b.netns())
 }
 
-// del ends the attachment before the namespace, as runtimes do; with nothing there it succeeds.
+// del ends the attachment before the namespace, as runtimes do. If nothing exists it succeeds.
 func (s *server) del(ctx context.Context, b Sandbox) (types.Result, time.Duration, error) {
 	list, err := network(b)
 	if err != nil {
@@ -229,7 +229,7 @@ func (s *server) status(ctx context.Context, b Sandbox) (types.Result, time.Dura
 	return nil, time.Since(began), err
 }
 
-// gc tells the network which sandboxes there are.
+// gc passes the list of existing sandboxes to the network plugin.
 func (s *server) gc(ctx context.Context, b Sandbox) (types.Result, time.Duration, error) {
 	list, err := network(b)
 	if err != nil {
@@ -260,7 +260,7 @@ func sandboxes() []Sandbox {
 	return boxes
 }
 
-// makeNetns makes a namespace with lo up and gives it a path, unless it is there: an ADD may be repeated.
+// makeNetns makes a namespace with lo up at a path, unless it exists: an ADD may be repeated.
 func makeNetns(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if errors.Is(err, os.ErrExist) {

@@ -19,9 +19,9 @@ import (
 
 // The lab's own namespaces, beside those of the nodes.
 const (
-	partUnderlay  = "ul"  // the bridge that connects everything, and the router
+	partUnderlay  = "ul"  // the bridge that connects all namespaces, and the router
 	partControl   = "cp"  // the control plane
-	partOutside   = "out" // what is beyond the router
+	partOutside   = "out" // beyond the router
 	partExternal  = "ext" // with VPCs or OpenStack: a host in the outside network of their gateways
 	partOpenStack = "os"  // with OpenStack: its programs
 	uplink        = "eth0"
@@ -29,7 +29,7 @@ const (
 	underlayBridge = "ul0" // in the underlay's namespace
 )
 
-// bring starts everything. Kubernetes' programs are built, if need be, beside the work that does not need them.
+// bring starts everything. If Kubernetes' programs must be built, that runs concurrently with steps that do not need them.
 func (s *Supervisor) bring(ctx context.Context) error {
 	s.mu.Lock()
 	s.datapath = chooseDatapath(s.lab.Datapath)
@@ -66,8 +66,7 @@ func (s *Supervisor) bring(ctx context.Context) error {
 		})
 }
 
-// chooseDatapath takes the kernel's where the openvswitch module is there: its generic netlink family shows as a
-// directory of /sys/module.
+// chooseDatapath chooses the kernel's datapath if the openvswitch module is loaded: then /sys/module has a directory for it.
 func chooseDatapath(want plan.Datapath) plan.Datapath {
 	if want != plan.DatapathAuto {
 		return want
@@ -97,7 +96,7 @@ func (s *Supervisor) bringGround(ctx context.Context) error {
 	if s.lab.HasExternal() {
 		parts = append(parts, func(ctx context.Context) error { return s.newSpace(ctx, partExternal, ground.Hold{}) })
 	}
-	if s.lab.OpenStack != "" { // Octavia's sockets are in a /run of its own
+	if s.lab.OpenStack != "" { // Octavia's sockets need a /run of their own
 		parts = append(parts, func(ctx context.Context) error {
 			return s.newSpace(ctx, partOpenStack, ground.Hold{RunDir: s.lab.RunPath("os-run")})
 		})
@@ -140,7 +139,7 @@ func (s *Supervisor) newSpace(ctx context.Context, part string, h ground.Hold) e
 	return nil
 }
 
-// connect lays the links that are not a node's: the bridge, the control plane with its way to the machine, and outside.
+// connect makes the links that are not a node's: the bridge, the control plane with its link to the machine, and the outside.
 func (s *Supervisor) connect() error {
 	l := s.lab
 	ul, cp, out := s.space(partUnderlay), s.space(partControl), s.space(partOutside)
@@ -171,7 +170,7 @@ func (s *Supervisor) connect() error {
 	if err != nil {
 		return err
 	}
-	// Outside knows the way back to nodes only: that pods reach it masqueraded is then a fact, not a setting.
+	// Outside has a route back to nodes only, so pods can reach it only masqueraded.
 	return out.Route(l.Underlay, l.OutsideGW)
 }
 
@@ -197,8 +196,8 @@ func (s *Supervisor) bringSwitches(ctx context.Context) error {
 	return together(ctx, parts...)
 }
 
-// bringSwitch gives a node its switch and its address: on the userspace datapath on a bridge that eth0 is a port of, on
-// the kernel's on eth0 itself.
+// bringSwitch starts a node's switch and sets the node's address: with the userspace datapath on a bridge with eth0 as a port, with the
+// kernel's on eth0 itself.
 func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
@@ -234,7 +233,7 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	return sw.AwaitRoute(ctx)
 }
 
-// bringAddress gives a node without a switch its address, on eth0 itself.
+// bringAddress sets the address of a node without a switch, on eth0 itself.
 func (s *Supervisor) bringAddress(ctx context.Context, n plan.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
@@ -249,9 +248,9 @@ func (s *Supervisor) bringAddress(ctx context.Context, n plan.Node) error {
 	})
 }
 
-// keepAddress puts an address where it belongs, and again whenever its link comes back.
+// keepAddress sets an address, and restores it whenever its link is made again.
 func (s *Supervisor) keepAddress(ctx context.Context, sp ground.Space, keep ground.Keep) error {
-	// The watch outlives the start: it ends with the group's programs.
+	// The watch outlives the start, and ends with the group's programs.
 	watch, stop := context.WithCancel(context.Background())
 	go func() {
 		<-s.down
@@ -292,7 +291,7 @@ func (s *Supervisor) bringCluster(ctx context.Context, bin string) error {
 	return s.step("nodes in the cluster", func() error { return s.registerNodes(ctx) })
 }
 
-// installAPI installs Weft's resource definitions and the cluster network, where the manifests are known.
+// installAPI installs Weft's resource definitions and the cluster network, if the manifests are known.
 func (s *Supervisor) installAPI(ctx context.Context) error {
 	crds := filepath.Join(s.lab.DeployDir, "crds")
 	if s.lab.DeployDir == "" || !isDir(crds) {
@@ -345,7 +344,7 @@ func (s *Supervisor) kubectl(ctx context.Context, stdin string, args ...string) 
 	return s.group.Run(ctx, stdin, argv...)
 }
 
-// bringPods starts what runs pods, and Weft under it.
+// bringPods starts the programs that run pods, and Weft.
 func (s *Supervisor) bringPods(ctx context.Context) error {
 	if s.lab.Runtime == plan.RuntimeKubelet {
 		return s.bringKubelets(ctx)

@@ -16,8 +16,8 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// Folders of programs that are not the project's: Debian's containernetworking-plugins, and the original flanneld with its plugin, which
-// the tests of internal/flannel build on first use.
+// Directories of programs that are not the project's: Debian's containernetworking-plugins, and the original flanneld with its plugin,
+// which the tests of internal/flannel build on first use.
 const (
 	debianPlugins  = "/usr/lib/cni"
 	flannelCache   = "/var/cache/weft-lab/flannel"
@@ -59,7 +59,7 @@ func (s *Supervisor) flannelAgent() []string {
 	return []string{"--flannel"}
 }
 
-// installFlannelPlugin puts the plugins of a flannel network where the runtime looks for them.
+// installFlannelPlugin installs the plugins of a flannel network in the runtime's directory.
 func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
 	if s.lab.RunsFlanneld(n.Name) {
 		raw, err := os.ReadFile(filepath.Join(flannelCache, originalPlugin))
@@ -78,13 +78,13 @@ func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
 	if err := machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "flannel"), raw, 0o755); err != nil {
 		return err
 	}
-	if s.lab.FlannelStore == plan.StoreEtcd { // without an agent, the plugin executes its delegate
+	if s.lab.FlannelStore == plan.StoreEtcd { // without an agent, the plugin executes its delegate itself
 		return installBorrowed(n, "portmap", "bridge", "host-local")
 	}
 	return installBorrowed(n, "portmap")
 }
 
-// installBorrowed copies plugins of Debian's to a node.
+// installBorrowed copies Debian's plugins to a node.
 func installBorrowed(n plan.Node, names ...string) error {
 	for _, name := range names {
 		raw, err := os.ReadFile(filepath.Join(debianPlugins, name))
@@ -98,15 +98,15 @@ func installBorrowed(n plan.Node, names ...string) error {
 	return nil
 }
 
-// leasesKey is where flannel's daemons look for the configuration of the network.
+// leasesKey is the key where flannel's daemons expect the configuration of the network.
 const leasesKey = "/coreos.com/network/config"
 
-// bringLeases starts the etcd that keeps leases, with the configuration of the network in it.
+// bringLeases starts the etcd for leases, with the configuration of the network in it.
 func (s *Supervisor) bringLeases(ctx context.Context) error {
 	if err := s.group.Start(ctx, s.plane.Leases()); err != nil {
 		return err
 	}
-	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(s.lab))}) // etcd's JSON gateway has base64, as this
+	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(s.lab))}) // etcd's JSON gateway uses base64, as json.Marshal does for []byte
 	if err != nil {
 		return fmt.Errorf("encode flannel's configuration: %w", err)
 	}
@@ -152,7 +152,7 @@ func (s *Supervisor) bringOriginal(ctx context.Context, n plan.Node, kubeconfig 
 	})
 }
 
-// bringDaemon runs a daemon of flannel on a node until it is ready, and gives the runtime its configuration, as flannel's manifest does.
+// bringDaemon runs a flannel daemon on a node until it is ready, and writes the runtime's configuration, as flannel's manifest does.
 func (s *Supervisor) bringDaemon(ctx context.Context, n plan.Node, name string, argv []string) error {
 	space := s.space(n.Name)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}

@@ -12,11 +12,11 @@ import (
 	"weft.dev/weft/lab/stack/openstack"
 )
 
-// cloudLink is the nodes' link into the outside network, a port of the bridge that Neutron's external network is mapped to.
+// cloudLink is the nodes' link into the outside network, a port of the bridge to which Neutron's external network is mapped.
 const cloudLink = "ext"
 
-// connectCloud connects OpenStack's namespace with nodes and control plane. What comes from the outside network, where Neutron's routers
-// and floating IPs are, is not routed to the nodes' network.
+// connectCloud connects OpenStack's namespace with nodes and control plane. Traffic from the outside network, which has Neutron's routers
+// and floating IPs, is not routed to the nodes' network.
 func (s *Supervisor) connectCloud(ctx context.Context) error {
 	l := s.lab
 	ul, cloud := s.space(partUnderlay), s.space(partOpenStack)
@@ -69,7 +69,7 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 
 func (s *Supervisor) kubestackConf() string { return filepath.Join(s.lab.Dir, "kubestack.conf") }
 
-// cloudController returns what a controller's command line has for OpenStack.
+// cloudController returns a controller's flags for OpenStack.
 func (s *Supervisor) cloudController() []string {
 	if s.lab.OpenStack == "" {
 		return nil
@@ -77,7 +77,7 @@ func (s *Supervisor) cloudController() []string {
 	return []string{"--neutron-config=" + s.kubestackConf(), "--neutron-cluster=" + s.lab.Name}
 }
 
-// cloudAgent returns what an agent's command line has for OpenStack.
+// cloudAgent returns an agent's flags for OpenStack.
 func (s *Supervisor) cloudAgent() []string {
 	if s.lab.OpenStack == "" {
 		return nil
@@ -97,5 +97,5 @@ func (s *Supervisor) cloudSecret(ctx context.Context) error {
 	return err
 }
 
-// weftNamespace is that of Weft's manifest.
+// weftNamespace is the namespace of Weft's manifest.
 const weftNamespace = "weft"

@@ -22,7 +22,7 @@ func node(name, podCIDR string) *unstructured.Unstructured {
 	}}
 }
 
-// The control plane has a route to each node's pods, and none that an object of another host or one that cannot be right asks for.
+// The control plane has a route to each node's pods, and none for an object of another host or an invalid one.
 func TestPodRoutes(t *testing.T) {
 	config, err := plan.Config{}.Default()
 	if err != nil {

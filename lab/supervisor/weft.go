@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/lab/process"
 )
 
-// bringPodRuntimes starts what attaches pods on nodes without a kubelet.
+// bringPodRuntimes starts the pod runtimes on nodes without a kubelet.
 func (s *Supervisor) bringPodRuntimes(ctx context.Context) error {
 	var g errgroup.Group
 	for _, n := range s.lab.AllNodes() {
@@ -57,7 +57,7 @@ func (s *Supervisor) bringProxies(ctx context.Context) error {
 	return nil
 }
 
-// installPlugin puts the CNI plugin where the agent's init container would.
+// installPlugin installs the CNI plugin as the agent's init container would.
 func (s *Supervisor) installPlugin(n plan.Node) error {
 	raw, err := os.ReadFile(filepath.Join(s.lab.WeftBin, "weft-cni"))
 	if errors.Is(err, os.ErrNotExist) && s.lab.NoWeft {
@@ -72,7 +72,7 @@ func (s *Supervisor) installPlugin(n plan.Node) error {
 	return s.installFlannelPlugin(n)
 }
 
-// bringWeft runs agent and controller as plain processes, and waits until every node serves.
+// bringWeft runs agent and controller as plain processes, and waits until every node is ready.
 func (s *Supervisor) bringWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
@@ -115,10 +115,10 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 	return g.Wait()
 }
 
-// resolvConf names a node's name servers.
+// resolvConf is the file with a node's name servers.
 const resolvConf = "/run/resolv.conf"
 
-// nameServers says that a node's name server is beyond the router. Nobody answers there before somebody serves.
+// nameServers sets a node's name server beyond the router. It answers only after a test starts one there.
 func (s *Supervisor) nameServers(n plan.Node) error {
 	text := "nameserver " + s.lab.OutsideIP.String() + "\noptions timeout:1 attempts:2\n"
 	return machine.WriteFile(filepath.Join(n.RunDir, filepath.Base(resolvConf)), []byte(text), 0o644)

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// kernelPackage is Debian's name for its current kernel. Not its "cloud" one, which lacks 9p.
+// kernelPackage is Debian's name for its current kernel; the "cloud" kernel lacks 9p.
 const kernelPackage = "linux-image-amd64"
 
 // kernel is an unpacked kernel package.
@@ -26,14 +26,14 @@ type kernel struct {
 func (k kernel) image() string   { return filepath.Join(k.dir, "vmlinuz") }
 func (k kernel) modules() string { return filepath.Join(k.dir, "lib/modules") }
 
-// kept are the folders of a kernel package's modules that a lab could have a use for. The others, drivers of hardware
-// that no virtual machine has, are 9/10 of the package.
+// kept are the directories of a kernel package's modules that a lab may need. The others, drivers of hardware that no virtual machine
+// has, are 9/10 of the package.
 var kept = []string{"arch", "crypto", "lib", "fs", "net", "drivers/block", "drivers/char", "drivers/net", "drivers/vhost", "drivers/virtio"} //nolint:gochecknoglobals // a constant table
 
 var dropped = []string{"drivers/net/ethernet", "drivers/net/wireless", "drivers/net/can", "drivers/net/usb"} //nolint:gochecknoglobals // a constant table
 
-// ensureKernel returns the newest kernel of the cache. An empty cache gets Debian's present one: the package is unpacked
-// there and not installed, so that the machine's own /boot and /lib/modules stay as they are.
+// ensureKernel returns the newest kernel of the cache. Into an empty cache it unpacks Debian's current one, without installing it, so
+// that the machine's own /boot and /lib/modules are not changed.
 func ensureKernel(ctx context.Context, cache string) (kernel, error) {
 	folder := filepath.Join(cache, "kernel")
 	if k, found, err := newest(folder); found || err != nil {
@@ -56,7 +56,7 @@ func ensureKernel(ctx context.Context, cache string) (kernel, error) {
 		return kernel{}, err
 	}
 	if err := os.Rename(k.dir, filepath.Join(folder, k.release)); err != nil && !errors.Is(err, os.ErrExist) {
-		return kernel{}, fmt.Errorf("keep the kernel: %w", err) // one that another run has put there meanwhile is as good
+		return kernel{}, fmt.Errorf("keep the kernel: %w", err) // one from a concurrent run is as good
 	}
 	k.dir = filepath.Join(folder, k.release)
 	return k, nil
@@ -78,7 +78,7 @@ func newest(folder string) (k kernel, found bool, err error) {
 	return kernel{}, false, nil
 }
 
-// download fetches the package that Debian's kernel package stands for, with apt, which verifies it.
+// download downloads the package on which Debian's kernel package depends, by apt, which verifies it.
 func download(ctx context.Context, dir string) (string, error) {
 	if _, err := output(ctx, dir, "apt-get", "update", "-q"); err != nil {
 		return "", err
@@ -101,10 +101,10 @@ func download(ctx context.Context, dir string) (string, error) {
 	return found[0], nil
 }
 
-// ErrKernel is returned when a package does not hold what a kernel package holds.
+// ErrKernel reports a package without the files of a kernel package.
 var ErrKernel = errors.New("not a kernel package as Debian makes them")
 
-// dependency finds the image in what apt-cache says of the package that stands for it.
+// dependency finds the image's package in apt-cache's output about the package that depends on it.
 func dependency(said string) (string, error) {
 	for line := range strings.Lines(said) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "Depends: linux-image-"); ok {
@@ -114,7 +114,7 @@ func dependency(said string) (string, error) {
 	return "", fmt.Errorf("%s depends on no linux-image-VERSION: %w: %s", kernelPackage, ErrKernel, said)
 }
 
-// unpack takes the image and the modules out of a package, and indexes them.
+// unpack extracts the image and the modules from a package, and indexes them.
 func (k *kernel) unpack(ctx context.Context, deb string) error {
 	cmd := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", deb)
 	var said strings.Builder
@@ -165,7 +165,7 @@ func (k *kernel) read(r *tar.Reader) error {
 	}
 }
 
-// placeOf says where a file of the package is kept, if it is.
+// placeOf returns the path where a file of the package is kept, if it is.
 func placeOf(name string) (string, bool) {
 	if strings.HasPrefix(name, "boot/vmlinuz-") {
 		return "vmlinuz", true
@@ -195,7 +195,7 @@ func writeFile(name string, content io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// load lists the files of modules in an order in which they can be loaded.
+// load lists the files of modules in loading order.
 func (k kernel) load(modules []string) ([]string, error) {
 	dir := filepath.Join(k.modules(), k.release)
 	raw, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
@@ -212,10 +212,10 @@ func (k kernel) load(modules []string) ([]string, error) {
 	return files, nil
 }
 
-// ErrModule is returned when a kernel has no such module.
+// ErrModule reports that a kernel does not have a module.
 var ErrModule = errors.New("no such module")
 
-// loadOrder reads modules.dep (modules.dep(5): "file: files that it needs") and puts what is needed first.
+// loadOrder reads modules.dep (modules.dep(5): "file: files that it needs") and orders dependencies first.
 func loadOrder(dep string, modules []string) ([]string, error) {
 	needs, files := map[string][]string{}, map[string]string{}
 	for line := range strings.Lines(dep) {

@@ -1,7 +1,7 @@
-// Package vm runs a command on a kernel of its own: a virtual machine with Debian's kernel and its modules, which sees
-// the machine's files and keeps its own changes of them to itself. It is for what the machine's kernel may lack, above
-// all Open vSwitch's module. The processor is emulated in software, some ten times slower than the machine's own: machines
-// that tests run on are often virtual themselves, and offer no virtualisation, or one on which this kernel does not start.
+// Package vm runs a command on a separate kernel: a virtual machine with Debian's kernel and its modules, which sees the machine's files
+// and keeps its changes of them separate. It is for features that the machine's kernel may lack, above all Open vSwitch's module. The
+// processor is emulated in software, some ten times slower than the machine's own: test machines are often virtual themselves, and offer
+// no virtualisation, or one on which this kernel does not start.
 package vm
 
 import (
@@ -20,24 +20,24 @@ import (
 	"weft.dev/weft/lab/vm/guest"
 )
 
-// Config is what a virtual machine is asked to be.
+// Config describes a virtual machine.
 type Config struct {
 	Argv []string // the command; its program by an absolute path
-	Dir  string   // where it runs
+	Dir  string   // its working directory
 	Env  []string
-	// Modules are loaded before the command starts; what else the command needs, the kernel loads by itself.
+	// Modules are loaded before the command starts; the kernel loads others on demand by itself.
 	Modules []string
-	// Empty names folders whose content is not for the guest to see.
+	// Empty names directories whose content the guest must not see.
 	Empty  []string
 	CPUs   int
 	Memory int    // in MiB
-	Cache  string // where the kernel is kept; it is fetched on first use
+	Cache  string // directory of the kernel; it is downloaded on first use
 	Init   string // the program that runs as the guest's first process and there calls guest.Main: statically linked
 	Accel  string // the emulator's accelerator; "" emulates the processor in software
 	Output io.Writer
 }
 
-// Errors that a caller may want to tell apart.
+// Errors that a caller may want to distinguish.
 var (
 	ErrMissing = errors.New("programs are missing on this machine")
 	ErrCrashed = errors.New("the virtual machine ended before the command did")
@@ -59,8 +59,8 @@ func missing() error {
 
 const emulator = "qemu-system-x86_64"
 
-// Run runs the command in a virtual machine and returns its exit code. The machine is gone when Run returns, also when
-// the context ended before the command did.
+// Run runs the command in a virtual machine and returns its exit code. The machine has ended when Run returns, even if the context ended
+// before the command.
 func Run(ctx context.Context, c Config) (int, error) {
 	if err := missing(); err != nil {
 		return 0, err
@@ -103,7 +103,7 @@ func (m machine) initramfs() string { return filepath.Join(m.dir, "initramfs") }
 func (m machine) result() string    { return filepath.Join(m.dir, "result") }
 func (m machine) console() string   { return filepath.Join(m.dir, "console") }
 
-// forRoot are the modules that the guest needs to see the machine's files, and to be heard.
+// forRoot are the modules that the guest needs to access the machine's files, and for its output.
 var forRoot = []string{"virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay"} //nolint:gochecknoglobals // a constant table
 
 func (m machine) writeInitramfs() error {
@@ -140,22 +140,22 @@ func (m machine) writeInitramfs() error {
 	return a.close()
 }
 
-// software emulates each of the guest's processors in a thread of its own. What is translated is kept up to 512 MiB.
+// software emulates each of the guest's processors in its own thread. The cache of translated code is up to 512 MiB.
 const software = "tcg,thread=multi,tb-size=512"
 
-// processor is all that can be emulated, without what is slower than doing without. A processor that says that it moves
-// strings fast (erms, fsrm) makes kernel and libraries move bytes one by one, each emulated, instead of words: clearing
-// 500 MB took 19 s, and without it 5. A fifth level of page tables (la57) is one more step for each address.
+// processor has all features that can be emulated, except those that are slower than none. A processor with fast string moves (erms,
+// fsrm) makes kernel and libraries move single bytes, each emulated, instead of words: clearing 500 MB took 19 s, and 5 s without. A
+// fifth level of page tables (la57) is one more step for each address.
 const processor = "max,erms=off,fsrm=off,la57=off"
 
-// argv is the emulator's command line. The guest has no network.
+// argv returns the emulator's command line. The guest has no network.
 func (m machine) argv() []string {
 	return []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-machine", "pc", "-accel", m.config.Accel, "-cpu", processor,
 		"-smp", strconv.Itoa(m.config.CPUs), "-m", strconv.Itoa(m.config.Memory),
 		"-kernel", m.kernel.image(), "-initrd", m.initramfs(),
-		// A busy machine makes an emulated clock look unreliable, and its processors locked up: neither is so.
+		// On a busy machine, the kernel would report an emulated clock as unreliable, and processors as locked up; both reports would be wrong.
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check random.trust_cpu=on nowatchdog rcupdate.rcu_cpu_stall_suppress=1",
 		"-serial", "file:" + m.console(),
 		"-device", "virtio-rng-pci",
@@ -168,7 +168,7 @@ func (m machine) argv() []string {
 	}
 }
 
-// emulate runs the emulator to its end. It ends with this process, so that none stays behind when that is killed.
+// emulate runs the emulator to its end. The emulator ends with this process, so that none remains if this process is killed.
 func (m machine) emulate(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, emulator, m.argv()...) //nolint:gosec // built here
 	var said strings.Builder
@@ -184,7 +184,7 @@ func (m machine) emulate(ctx context.Context) error {
 	return nil
 }
 
-// lastWords are the end of what the guest's kernel and its first process have written.
+// lastWords returns the end of the output of the guest's kernel and first process.
 func (m machine) lastWords() string {
 	const enough = 4096
 	raw, err := os.ReadFile(m.console())

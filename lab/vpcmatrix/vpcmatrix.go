@@ -1,5 +1,5 @@
-// Package vpcmatrix measures in a lab with VPCs which pods of the example (deploy/examples/vpc) reach what, with the source address that the
-// other side sees, and that a spoofed source arrives nowhere. Rows that must fail are measured as well.
+// Package vpcmatrix measures, in a lab with VPCs, what the pods of the example (deploy/examples/vpc) reach, with the source address that
+// the receiver sees, and that packets with a spoofed source arrive nowhere. It also measures rows that must fail.
 package vpcmatrix
 
 import (
@@ -22,18 +22,18 @@ const (
 	overlay     = "default/overlay-pod"
 )
 
-// tries is how many requests are made at most where one must arrive: a gateway may be a moment behind its objects.
+// tries is the maximum number of requests if one must arrive: a gateway may lag behind its objects.
 const tries = 10
 
-// Options say what the rows expect.
+// Options are the expectations of the rows.
 type Options struct {
-	// SNAT is the address that the outside sees of vpc1-pod. Zero: no rule translates, and it must reach nothing there.
+	// SNAT is the source address of vpc1-pod outside. Zero: no rule translates it, and it must reach nothing there.
 	SNAT netip.Addr
-	// FloatingIP is that of vpc1-other. Zero: the rows with gateways are left out.
+	// FloatingIP is the floating IP of vpc1-other. Zero: the rows with gateways are left out.
 	FloatingIP netip.Addr
 }
 
-// Run measures. An error means that it could not be measured.
+// Run measures the connectivity. An error means that it could not be measured.
 func Run(ctx context.Context, c *lab.Cluster, o Options) (*reach.Report, error) {
 	k, err := c.Client()
 	if err != nil {
@@ -55,7 +55,7 @@ func Run(ctx context.Context, c *lab.Cluster, o Options) (*reach.Report, error) 
 const (
 	webPort  = 80
 	askPath  = "/clientip" // agnhost's netexec answers with the sender's address
-	rootPath = "/"         // so does the lab's reporter
+	rootPath = "/"         // and so does the lab's reporter
 )
 
 func ways(c *lab.Cluster, pods map[string]reach.Pod, o Options) []reach.Way {
@@ -70,7 +70,7 @@ func ways(c *lab.Cluster, pods map[string]reach.Pod, o Options) []reach.Way {
 	add("pod to pod, in a VPC", floating, first, pods[floating].IP)
 	add("pod to pod, in a second VPC of the same range", second, secondOther, pods[second].IP)
 	add("between VPCs", second, floating, none)
-	// The addresses of the second VPC are in the first one's range as well: the request must not get out of it.
+	// The range of the first VPC includes the addresses of the second one: the request must not leave it.
 	add("between VPCs", first, unshared(pods), none)
 	add("from a VPC to the cluster's network", first, overlay, none)
 	add("from the cluster's network to a VPC", overlay, floating, none)
@@ -94,7 +94,7 @@ func ways(c *lab.Cluster, pods map[string]reach.Pod, o Options) []reach.Way {
 	return all
 }
 
-// unshared names a pod of the second VPC whose address no pod of the first one has.
+// unshared returns a pod of the second VPC whose address no pod of the first one has.
 func unshared(pods map[string]reach.Pod) string {
 	for _, name := range []string{second, secondOther} {
 		if ip := pods[name].IP; ip != pods[first].IP && ip != pods[floating].IP {

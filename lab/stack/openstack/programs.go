@@ -12,20 +12,20 @@ import (
 	"weft.dev/weft/lab/stack/ovn"
 )
 
-// python is Debian's: another python3 in PATH would lack the packages' modules.
+// python is Debian's python3: another one in PATH would lack the packages' modules.
 const python = "/usr/bin/python3"
 
 func (s *Stack) name(program string) string { return s.Prefix + "/" + program }
 
 func (s *Stack) conf(file string) string { return filepath.Join(s.Dir, "conf", file) }
 
-// alone runs a program that starts others in a process namespace of its own, so that killing it leaves none of them:
-// octavia-driver-agent deadlocks when its children get SIGTERM as well.
+// alone runs a program that starts others in its own PID namespace, so that killing it ends all of them: octavia-driver-agent deadlocks
+// when its children get SIGTERM as well.
 func (s *Stack) alone(argv ...string) []string {
 	return s.Space.Enter(append([]string{"unshare", "--pid", "--fork", "--kill-child=KILL", "--"}, argv...)...)
 }
 
-// environment keeps Python from writing into its packages' folders.
+// environment keeps Python from writing into its packages' directories.
 func environment(more ...string) []string {
 	return append([]string{"PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"}, more...)
 }
@@ -35,7 +35,7 @@ func (s *Stack) mariadb() process.Program {
 		Name: s.name("mariadb"),
 		Argv: s.Space.Enter("mariadbd", "--no-defaults", "--user=root", "--datadir="+s.data(), "--socket="+s.sock("mysql"),
 			"--pid-file="+filepath.Join(s.Dir, "run", "mariadbd.pid"), "--skip-networking",
-			// The lab's data need not outlive a power cut.
+			// The lab's data does not need to survive a power loss.
 			"--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0", "--sync-binlog=0",
 			"--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--max-connections=200", "--performance-schema=OFF",
 			"--character-set-server=utf8mb3", "--collation-server=utf8mb3_general_ci"),
@@ -48,7 +48,7 @@ func (s *Stack) sql(ctx context.Context, statement string) error {
 	return err
 }
 
-// central is OVN's databases and northd.
+// central returns OVN's databases and northd.
 func (s *Stack) central() *ovn.Central {
 	return &ovn.Central{Space: s.Space, Group: s.Group, Dir: s.Dir, Run: filepath.Join(s.Dir, "run"), Prefix: s.Prefix}
 }
@@ -62,14 +62,14 @@ func (s *Stack) keystone() process.Program {
 	}
 }
 
-// gunicorn serves one worker: Keystone's cache is in its memory.
+// gunicorn starts one worker only: Keystone's cache is in its memory.
 func (s *Stack) gunicorn(app string, port int) []string {
 	return s.alone(python, "-m", "gunicorn", "--workers", "1", "--threads", "4", "--timeout", "120", "--chdir", s.conf(""),
 		"-b", "0.0.0.0:"+strconv.Itoa(port), app)
 }
 
 func (s *Stack) neutron() process.Program {
-	// python3-neutron has no /usr/bin/neutron-server: that is in a package with an init script.
+	// python3-neutron has no /usr/bin/neutron-server: another package has it, with an init script.
 	const run = `import sys; sys.argv[0]="neutron-server"; from neutron.cmd.eventlet.server import main; main()`
 	return process.Program{
 		Name:  s.name("neutron"),
@@ -84,7 +84,7 @@ func (s *Stack) octaviaAgent() process.Program {
 		Name: s.name("octavia-driver-agent"),
 		Argv: s.alone("octavia-driver-agent", "--config-file", s.conf("octavia.conf"), "--log-file", filepath.Join(s.Dir, "log", "octavia-agent.log")),
 		Env:  environment(),
-		// octavia-lib's paths are fixed: the namespace's own /run.
+		// octavia-lib has fixed paths, in the namespace's own /run.
 		Ready: func(ctx context.Context) error {
 			_, err := s.Group.Run(ctx, "", s.Space.Enter("test", "-S", "/run/octavia/status.sock")...)
 			return err
@@ -101,7 +101,7 @@ func (s *Stack) octavia() process.Program {
 	}
 }
 
-// answers asks an API from inside the namespace.
+// answers returns a function that sends a request to an API from inside the namespace.
 func (s *Stack) answers(port uint16, path string) func(context.Context) error {
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.dial}}
 	return func(ctx context.Context) error {

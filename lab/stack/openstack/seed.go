@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// packages are those whose versions decide over the schemas.
+// packages are the packages whose versions determine the schemas.
 func packages() []string {
 	return []string{"mariadb-server-core", "python3-keystone", "python3-neutron", "python3-octavia", "python3-ovn-octavia-provider"}
 }
 
 func (s *Stack) data() string { return filepath.Join(s.Dir, "seed", "mysql") }
 
-// seed makes the databases with their schemas, Keystone's keys and its administrator; or takes a copy made earlier on this
-// machine by the same packages.
+// seed makes the databases with their schemas, Keystone's keys and its administrator. If this machine has a copy made by the same
+// packages, it uses that.
 func (s *Stack) seed(ctx context.Context) error {
 	seed := filepath.Join(s.Dir, "seed")
 	if _, err := os.Stat(filepath.Join(seed, "complete")); err == nil {
@@ -47,7 +47,7 @@ func (s *Stack) seed(ctx context.Context) error {
 	return s.keep(ctx, seed, kept)
 }
 
-// kept is where this machine's copy is or will be.
+// kept returns the path of this machine's copy.
 func (s *Stack) kept(ctx context.Context) (string, error) {
 	versions, err := s.Group.Run(ctx, "", append([]string{"dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n"}, packages()...)...)
 	if err != nil || strings.Contains(versions, "not-installed") {
@@ -60,7 +60,7 @@ func (s *Stack) kept(ctx context.Context) (string, error) {
 	return filepath.Join(s.Cache, "openstack-"+hex.EncodeToString(sum[:8])), nil
 }
 
-// keep copies the seed beside its place first: another lab may do the same at this moment.
+// keep first copies the seed beside its final path, and then renames it: another lab may do the same at this moment.
 func (s *Stack) keep(ctx context.Context, seed, kept string) error {
 	if err := os.MkdirAll(s.Cache, 0o755); err != nil {
 		return fmt.Errorf("make the cache: %w", err)
