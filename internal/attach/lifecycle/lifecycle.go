@@ -280,7 +280,7 @@ func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at plac
 }
 
 // yields detaches the holder of a host port that the record claims, if the holder belongs to a former sandbox of the same pod whose
-// namespace is gone: a runtime that has lost its state never detaches it. It reports whether the holder is detached.
+// namespace no longer exists: a runtime that has lost its state never detaches it. It reports whether the holder is detached.
 func (h *Handler) yields(ctx context.Context, rec *attach.Record, taken *attach.HostPortError) bool {
 	holder, err := h.store.Get(taken.Holder)
 	if err != nil || rec.PodName == "" || holder.PodName != rec.PodName || holder.PodNamespace != rec.PodNamespace {

@@ -244,7 +244,7 @@ func (p *Follower) putBack(names policyNames) {
 }
 
 // Step hands over the changes since the last Step, and all objects the first time. It does nothing while nothing is watched. It also does
-// nothing before all objects were handed over, unless all is set: then the caller knows from Enter that the watches have them.
+// nothing before all objects were handed over, unless all is set: then Enter has returned, so the watches have them.
 func (p *Follower) Step(ctx context.Context, update func(context.Context, enforcer.Change) error, all bool) error {
 	p.stepping.Lock()
 	defer p.stepping.Unlock()
