@@ -106,7 +106,7 @@ func (s *Supervisor) bringLeases(ctx context.Context) error {
 	if err := s.group.Start(ctx, s.plane.Leases()); err != nil {
 		return err
 	}
-	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(s.lab))}) // etcd's JSON gateway uses base64, as json.Marshal does for []byte
+	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(s.lab))}) // etcd's JSON gateway has base64, as this
 	if err != nil {
 		return fmt.Errorf("encode flannel's configuration: %w", err)
 	}

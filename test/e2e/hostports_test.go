@@ -104,7 +104,7 @@ func TestHostPorts(t *testing.T) {
 		asker{"outside, at the address", outside.Netns, port(n1.IP, hostPortAt), "web", outside.IP},
 		asker{"near, at the address", near.Netns, port(n1.IP, hostPortAt), "web", gw})
 	refused(t, n1.Netns, port(loopback, hostPortAt), "tcp", "udp")                              // it is published on one address only
-	refused(t, n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 53}), hostPort), "tcp", "udp") // the other addresses of the range are the node's
+	refused(t, n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 53}), hostPort), "tcp", "udp") // the node's range
 	await(t, "whoever asked before there was a pod", func(context.Context) error {
 		_, err := early.Ask()
 		return err

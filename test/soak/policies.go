@@ -230,7 +230,7 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if err != nil {
 		return err
 	}
-	<-time.After(p.soak.within(10 * time.Millisecond)) // a change reaches the agent in about a millisecond, and takes some more to be in effect
+	<-time.After(p.soak.within(10 * time.Millisecond)) // a change reaches the agent in about 1 ms, and is in effect some time later
 	pid, err := probe.Signal(ctx, p.soak.cluster, agentOf(n), []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[turn%2])
 	if err != nil {
 		return err

@@ -117,9 +117,9 @@ func midstream() []nftnl.Match {
 
 // lookup returns the rules that look up an address of a packet in the verdict map of each family.
 //
-// The chains midstream-from and midstream-to treat packets of [midstream] as replies: they look up the sender in the map of destinations, and
-// the receiver in that of sources. The chains of pods that are isolated for the direction in which the connection may have begun drop such
-// packets, and all others return. Otherwise the replying side of a revoked connection would make a new connection of it.
+// The chains midstream-from and midstream-to treat packets of [midstream] as replies: they look up the sender in the map of destinations,
+// and the receiver in that of sources. The chains of pods that are isolated for the direction in which the connection may have begun drop
+// such packets, and all others return. Otherwise the replying side of a revoked connection would make a new connection of it.
 func lookup(verdicts string, address func(family) nftnl.Field) []nftnl.Rule {
 	var rules []nftnl.Rule
 	for _, f := range families() {
