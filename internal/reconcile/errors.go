@@ -5,17 +5,16 @@ import (
 	"fmt"
 )
 
-// ErrUnavailable is wrapped by an engine's error when the engine cannot be reached at all (no connection, no
-// daemon). The loop then waits for Resync or its next retry and does not try the batch's owners one by one.
+// ErrUnavailable is wrapped by an engine's error when the engine cannot be reached at all (no connection, no daemon). The loop then waits
+// for Resync or its next retry, and does not try the batch's owners one by one.
 var ErrUnavailable = errors.New("engine not reachable")
 
-// ErrStopped is returned to those who wait when the loop ends.
+// ErrStopped is returned to waiting callers when the loop ends.
 var ErrStopped = errors.New("reconcile loop stopped")
 
-// ConflictError says that an item was not programmed as its owner wants it, because another owner holds the same
-// key with another value.
+// ConflictError reports that an item was not programmed as its owner desires, because another owner holds the same key with another value.
 type ConflictError struct {
-	// Owner is whose wish was not fulfilled, Holder who holds the key, Key the engine's key in words.
+	// Owner's item was not programmed; Holder holds the key; Key is the engine's key as text.
 	Owner, Holder Owner
 	Key           string
 }
@@ -25,10 +24,10 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("%s: %s is already held, with another value, by %s", e.Owner, e.Key, e.Holder)
 }
 
-// PartialError is returned by an engine's Commit when some keys failed and everything else is in effect. Under a failed
-// key stands what stood there before, or nothing: no half of what was to be.
+// PartialError is returned by an engine's Commit when some keys failed and everything else is in effect. A failed key has its former value
+// or no value, never a part of the new one.
 type PartialError[K comparable] struct {
-	// Failed holds what went wrong, by key.
+	// Failed holds the error of each failed key.
 	Failed map[K]error
 }
 

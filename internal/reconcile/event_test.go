@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// log keeps what a loop tells.
+// log keeps the events of a loop.
 type log struct {
 	mu     sync.Mutex
 	events []Event
@@ -29,7 +29,7 @@ func (l *log) take() []Event {
 	return events
 }
 
-// What a loop tells is what it did: how many items, for whom, and what it found that others had changed.
+// A loop reports what it did: how many items, for which requests, and which foreign changes it found.
 func TestLoopTellsWhatItDoes(t *testing.T) {
 	engine, told := &memory{}, &log{}
 	loop := runLoop(t, engine, Options[string, text]{Name: "e", Observe: told.observe})
@@ -74,7 +74,7 @@ func TestLoopTellsWhatItDoes(t *testing.T) {
 	}
 }
 
-// A commit that fails is told with its error, and what waits on counts from when it came.
+// A commit that fails is reported with its error, and the waiting time of what is retried counts from its arrival.
 func TestLoopTellsOfFailures(t *testing.T) {
 	engine, told := &stubborn{keeps: "a"}, &log{}
 	loop := NewLoop(engine, Options[string, text]{Observe: told.observe})

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Failure returns why the owner's fragment is not in effect, nil if it is. While the engine cannot be read, that is also
-// the reason for what waits to be committed.
+// Failure returns why the owner's fragment is not in effect, nil if it is. While the engine cannot be read, that is also the reason for
+// what waits to be committed.
 func (l *Loop[K, V]) Failure(owner Owner) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -21,10 +21,10 @@ func (l *Loop[K, V]) Failure(owner Owner) error {
 	return nil
 }
 
-// Unreadable stands in Failures for all owners while the engine cannot be read.
+// Unreadable is the key in Failures that represents all owners while the engine cannot be read.
 const Unreadable Owner = "everything"
 
-// Failures returns all owners whose fragments are not in effect, and why.
+// Failures returns all owners whose fragments are not in effect, with the reasons.
 func (l *Loop[K, V]) Failures() map[Owner]error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -35,7 +35,7 @@ func (l *Loop[K, V]) Failures() map[Owner]error {
 	return failures
 }
 
-// refreshFailures replaces the failures of all owners that this round could judge.
+// refreshFailures replaces the failures of all owners whose state is known after this round.
 func (l *Loop[K, V]) refreshFailures(broken map[Owner]error) {
 	for owner := range l.failures {
 		if _, still := broken[owner]; !still && l.inStep(owner) {

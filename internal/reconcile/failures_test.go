@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// stubborn is an engine that refuses every change that deletes one of its keys.
+// stubborn is an engine that rejects every change that deletes one of its keys.
 type stubborn struct {
 	memory
 	keeps string
@@ -22,7 +22,7 @@ func (s *stubborn) Commit(ctx context.Context, change Change[string, text]) erro
 	return s.memory.Commit(ctx, change)
 }
 
-// One that cannot be removed keeps no other from being removed.
+// An item that cannot be removed does not keep another from being removed.
 func TestOneBadRemovalStopsNoOther(t *testing.T) {
 	engine := &stubborn{keeps: "a"}
 	loop := NewLoop(engine, Options[string, text]{})
@@ -54,7 +54,7 @@ func TestOneBadRemovalStopsNoOther(t *testing.T) {
 	}
 }
 
-// While the engine cannot be read, that is told, and what waits for it is not said to be in effect.
+// While the engine cannot be read, that is reported, and what waits for it is not reported as in effect.
 func TestUnreadableEngineIsAFailure(t *testing.T) {
 	engine := &memory{}
 	loop := runLoop(t, engine, Options[string, text]{})

@@ -9,27 +9,27 @@ import (
 	"time"
 )
 
-// ErrNotStarted is returned by Inspect before Start: what is desired is not known yet.
+// ErrNotStarted is returned by Inspect before Start: the desired state is not known yet.
 var ErrNotStarted = errors.New("the desired state is not known yet")
 
-// Status is how a loop stands.
+// Status is the state of a loop.
 type Status struct {
-	// Started says that the first state was handed over.
+	// Started reports whether the first state was handed over.
 	Started bool
-	// Items counts what is desired.
+	// Items counts the desired items.
 	Items int
-	// Waiting counts the items that are to be committed.
+	// Waiting counts the items that wait for a commit.
 	Waiting int
-	// Committed is when the last commit that changed something succeeded; zero: none has yet.
+	// Committed is when the last commit that changed something succeeded; zero if there was none.
 	Committed time.Time
-	// Failures are the owners whose fragments are not in effect, and why; Unreadable stands for all of them.
+	// Failures are the owners whose fragments are not in effect, with the reasons; the key Unreadable represents all of them.
 	Failures map[Owner]error
 }
 
-// InStep reports whether everything desired is programmed, as far as is known without reading back.
+// InStep reports whether everything desired is programmed, by what is known without reading back.
 func (s *Status) InStep() bool { return s.Started && s.Waiting == 0 && len(s.Failures) == 0 }
 
-// Status returns how the loop stands. It asks the engine nothing.
+// Status returns the state of the loop. It does not call the engine.
 func (l *Loop[K, V]) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,20 +43,19 @@ func (l *Loop[K, V]) Status() Status {
 	return status
 }
 
-// Difference is one item that is programmed otherwise than it is desired.
+// Difference is one item whose programmed state differs from the desired one.
 type Difference[K comparable, V any] struct {
-	// Key is the item's.
 	Key K
-	// Owners are who desires it, or did; empty: nobody known.
+	// Owners desire the item, or did; empty if no owner is known.
 	Owners []Owner
-	// Want is what is desired, if Wanted; Have is what was read, if Held.
+	// Want is the desired value, if Wanted; Have is the value read, if Held.
 	Want, Have   V
 	Wanted, Held bool
 	// Err is why it could not be committed, nil if that was not tried.
 	Err error
 }
 
-// Inspection is what a verification without a commit found.
+// Inspection is the result of a verification without a commit.
 type Inspection[K comparable, V any] struct {
 	// Desired and Programmed count the items.
 	Desired, Programmed int
@@ -64,17 +63,17 @@ type Inspection[K comparable, V any] struct {
 	Differences []Difference[K, V]
 }
 
-// inspector is somebody who waits for an inspection.
+// inspector is a caller that waits for an inspection.
 type inspector[K comparable, V any] struct {
 	done chan error
-	// early asks for what is programmed and for nothing else, which is known before Start.
+	// early requests only what is programmed, which can be read before Start.
 	early  bool
 	found  Inspection[K, V]
 	actual map[K]V
 }
 
-// Inspect reads back everything that is programmed and returns how it differs from what is desired. What waits for the next commit and
-// has not failed is no difference. What differs is put back afterwards.
+// Inspect reads back everything that is programmed and returns how it differs from what is desired. An item that waits for the next commit
+// and has not failed is not reported as a difference. The loop corrects the differences afterwards.
 func (l *Loop[K, V]) Inspect(ctx context.Context) (Inspection[K, V], error) {
 	i := &inspector[K, V]{done: make(chan error, 1)}
 	if err := l.awaitInspection(ctx, i); err != nil {
@@ -83,7 +82,7 @@ func (l *Loop[K, V]) Inspect(ctx context.Context) (Inspection[K, V], error) {
 	return i.found, nil
 }
 
-// Read reads back everything that is programmed, also before Start: what a former life has left. Nothing changes.
+// Read reads back everything that is programmed, also before Start: what a former process has left. It changes nothing.
 func (l *Loop[K, V]) Read(ctx context.Context) (map[K]V, error) {
 	i := &inspector[K, V]{done: make(chan error, 1), early: true}
 	if err := l.awaitInspection(ctx, i); err != nil {
@@ -109,7 +108,7 @@ func (l *Loop[K, V]) awaitInspection(ctx context.Context, i *inspector[K, V]) er
 	}
 }
 
-// inspect serves those who wait for an inspection. It comes after a pass, so that what waited then is committed.
+// inspect serves the waiting inspections. It runs after a pass, so that what waited before is committed.
 func (l *Loop[K, V]) inspect(ctx context.Context) {
 	l.mu.Lock()
 	waiting, started := l.inspectors, l.started
@@ -128,7 +127,7 @@ func (l *Loop[K, V]) inspect(ctx context.Context) {
 		found = l.compare(actual)
 	}
 	if len(found.Differences) > 0 {
-		l.Resync() // the engine has read what others changed, and does not report that any more
+		l.Resync() // the engine has read the foreign changes, and does not report them again
 	}
 	for _, i := range waiting {
 		told := err
@@ -145,7 +144,7 @@ func (l *Loop[K, V]) inspect(ctx context.Context) {
 	}
 }
 
-// compare returns how what was read differs from what is desired, the seal included.
+// compare returns how what was read differs from what is desired, including the seal.
 func (l *Loop[K, V]) compare(actual map[K]V) Inspection[K, V] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,7 +166,7 @@ func (l *Loop[K, V]) compare(actual map[K]V) Inspection[K, V] {
 	return found
 }
 
-// told appends a difference with its owners and what is known of why, unless it only waits for the next commit.
+// told appends a difference with its owners and, if known, the reason, unless it only waits for the next commit.
 func (l *Loop[K, V]) told(all []Difference[K, V], d Difference[K, V]) []Difference[K, V] {
 	d.Owners = append(l.desired.ownersOf(d.Key), l.leaving[d.Key]...)
 	for _, owner := range d.Owners {
@@ -181,8 +180,8 @@ func (l *Loop[K, V]) told(all []Difference[K, V], d Difference[K, V]) []Differen
 	return append(all, d)
 }
 
-// DryRun returns an engine that reads what engine reads, and whose commits do nothing and succeed. A loop on it goes
-// through the same movement as on engine itself; Inspect then tells what it would have committed.
+// DryRun returns an engine that reads what engine reads, and whose commits do nothing and succeed. A loop on it runs as on engine itself;
+// Inspect then returns what it would have committed.
 func DryRun[K comparable, V any](engine Engine[K, V]) Engine[K, V] { return dryRun[K, V]{engine} }
 
 type dryRun[K comparable, V any] struct{ Engine[K, V] }

@@ -31,8 +31,8 @@ func differences(found Inspection[string, text]) map[string]string {
 	return all
 }
 
-// TestInspect: what is missing, altered and extra is returned with its owner, and put back afterwards: the engine that has read it does
-// not report it any more.
+// TestInspect: what is missing, altered or extra is returned with its owner and corrected afterwards, although the engine, which has read
+// it, does not report it again.
 func TestInspect(t *testing.T) {
 	engine := &memory{state: map[string]text{}}
 	loop := runLoop(t, engine, Options[string, text]{Encode: encode, Seal: func(h Hash) (string, text) { return "seal", text(h.String()) }})
@@ -66,7 +66,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestInspectTellsWhy: what could not be committed is told with the reason, and the status says so too.
+// TestInspectTellsWhy: what could not be committed is reported with the reason, also by the status.
 func TestInspectTellsWhy(t *testing.T) {
 	engine := &memory{state: map[string]text{}, bad: map[text]bool{"bad": true}, partial: true}
 	loop := runLoop(t, engine, Options[string, text]{})
@@ -91,7 +91,7 @@ func TestInspectTellsWhy(t *testing.T) {
 	}
 }
 
-// TestInspectNeedsTheDesiredState: before the start, without an engine, and after the end there is an error and no difference.
+// TestInspectNeedsTheDesiredState: before the start, without an engine, and after the end, Inspect returns an error and no differences.
 func TestInspectNeedsTheDesiredState(t *testing.T) {
 	engine := &memory{state: map[string]text{"stray": "1"}}
 	loop := runLoop(t, engine, Options[string, text]{})
@@ -119,7 +119,7 @@ func TestInspectNeedsTheDesiredState(t *testing.T) {
 	}
 }
 
-// TestDryRun: a loop on a dry engine goes through all of its movement, and leaves the engine as it is.
+// TestDryRun: a loop on a dry engine does everything it does otherwise, and does not change the engine.
 func TestDryRun(t *testing.T) {
 	engine := &memory{state: map[string]text{"a": "1", "old": "0"}}
 	loop := runLoop(t, engine, Options[string, text]{})
@@ -143,7 +143,7 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// TestOwners: who has something is named, and who had until its end could not be committed.
+// TestOwners: returned are the owners that have something, and those whose removal could not be committed.
 func TestOwners(t *testing.T) {
 	engine := &memory{state: map[string]text{}}
 	loop := runLoop(t, engine, Options[string, text]{})

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestKeep: what a former life left of an owner that has not handed over yet stays, while others' leftovers go; what was handed over
-// and withdrawn goes as well. Once nothing is kept, all goes that no fragment names.
+// TestKeep: items that a former process left stay if their owner has not handed over its state yet; other leftovers are removed. What was
+// handed over and withdrawn is removed too. Once nothing is kept, every item that no fragment names is removed.
 func TestKeep(t *testing.T) {
 	engine := &memory{state: map[string]text{"red/a": "1", "red/old": "1", "blue/a": "1", "blue/old": "1"}}
 	var complete atomic.Bool

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Retry delays of a failed commit: doubled from the first to the last, then steady.
+// Delays between retries of a failed commit: doubled from firstRetry to lastRetry, then constant.
 const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 10 * time.Second
@@ -19,45 +19,44 @@ const (
 
 // Options of a Loop. The zero value is usable.
 type Options[K comparable, V any] struct {
-	// Name says which engine this is, in logs and errors. Default "engine".
+	// Name names the engine in logs and errors. Default "engine".
 	Name string
-	// Log gets what nobody waits for: failed retries, drift put back. Default: discarded.
+	// Log gets what is not returned to a caller: failed retries, drift corrected. Default: discarded.
 	Log *slog.Logger
-	// Encode gives the bytes of an item that count for the state's hash. Nil: no hash is kept.
+	// Encode returns the bytes of an item that enter the state's hash. Nil: no hash is kept.
 	Encode func(K, V) []byte
-	// Seal, if not nil, returns an item that carries the hash of all the others. It is committed with every
-	// change that leaves the engine in step. It needs Encode.
+	// Seal, if not nil, returns an item that carries the hash of all the others. It is committed with every change after which the engine is
+	// in step. It needs Encode.
 	Seal func(Hash) (K, V)
-	// Observe, if not nil, is told of each commit, and of each reading that failed. It must not block.
+	// Observe, if not nil, is called for each commit, and for each read that failed. It must not block.
 	Observe func(Event)
-	// Keep, if not nil, reports whether an item that was read back, and that no fragment has named, stays for now: what wants it has not
-	// handed over its state yet. After Keep may return something else, Resync has it asked again. It must not block.
+	// Keep, if not nil, reports whether an item that was read back, and that no fragment has named, stays for now: its owner has not handed
+	// over its state yet. When the result of Keep may have changed, call Resync. Keep must not block.
 	Keep func(K, V) bool
 	// Settled, if not nil, is called when Status may have changed: at the end of each pass. It must not block.
 	Settled func()
 }
 
-// Loop keeps one engine in step with the fragments of all owners. All methods may be called concurrently; the
-// engine is only ever used by Run, one call at a time. Whatever arrives while a commit is under way goes into the
-// next commit together.
+// Loop keeps one engine in step with the fragments of all owners. All methods may be called concurrently; only Run uses the engine, one
+// call at a time. All changes that arrive during a commit go into the next commit together.
 type Loop[K comparable, V Value[V]] struct {
 	engine Engine[K, V]
 	opts   Options[K, V]
 	wake   chan struct{}
 
-	// mu guards what follows. It is never held across a call of the engine.
+	// mu guards what follows. It is never held during a call of the engine.
 	mu      sync.Mutex
 	desired *desired[K, V]
 	actual  map[K]V
 	dirty   map[K]struct{}
-	// leaving holds who gave up a key that may still be programmed for it.
+	// leaving holds the owners that withdrew a key that may still be programmed for them.
 	leaving  map[K][]Owner
 	failures map[Owner]error
 	waiters  []*waiter
 	started  bool
-	// since is when the oldest was handed over of what waits; zero when nothing does.
+	// since is when the oldest waiting change was handed over; zero if none waits.
 	since time.Time
-	// unreadable is why the last reading failed; nil after one that did not.
+	// unreadable is why the last read failed; nil if it succeeded.
 	unreadable error
 	resync     bool
 	stopped    bool
@@ -80,17 +79,17 @@ func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) 
 	}
 }
 
-// Start hands over the complete first state and lets the loop begin: it reads what is programmed and commits the
-// difference. Until then nothing is removed and nothing is opened; fragments set earlier are kept and count as
-// part of the first state. Start waits until the owners given are in step, also for an engine that cannot be reached
-// yet (ErrUnavailable); what becomes of owners that were set before is seen by Failure.
+// Start hands over the complete first state and starts the loop: it reads what is programmed and commits the difference. Before Start,
+// nothing is removed and nothing is opened; fragments set earlier are kept and are part of the first state. Start waits until the given
+// owners are in step, also for an engine that cannot be reached yet (ErrUnavailable). Failure reports the result for owners that were set
+// before.
 func (l *Loop[K, V]) Start(ctx context.Context, fragments map[Owner]map[K]V) error {
 	return l.apply(ctx, fragments, true)
 }
 
-// Apply replaces the fragments of the owners given (an empty fragment: the owner has nothing any more) and waits
-// until they are in effect. The fragments stay desired, and are tried again, also when an error is returned: who
-// gives up withdraws them with another Apply. The maps must not be changed afterwards.
+// Apply replaces the fragments of the given owners (an empty fragment: the owner has nothing any more) and waits until they are in effect.
+// The fragments stay desired, and are retried, also when an error is returned: a caller that gives up withdraws them with another Apply.
+// The maps must not be changed afterwards.
 func (l *Loop[K, V]) Apply(ctx context.Context, fragments map[Owner]map[K]V) error {
 	return l.apply(ctx, fragments, false)
 }
@@ -106,9 +105,9 @@ func (l *Loop[K, V]) apply(ctx context.Context, fragments map[Owner]map[K]V, pat
 	return l.await(ctx, w)
 }
 
-// Set is Apply for those who do not wait: what becomes of it is seen by Failure.
+// Set is Apply without waiting: Failure reports the result.
 func (l *Loop[K, V]) Set(fragments map[Owner]map[K]V) {
-	_ = l.enqueue(nil, fragments) // only a stopped loop refuses; its state is nobody's concern any more
+	_ = l.enqueue(nil, fragments) // fails only on a stopped loop, whose state is not used any more
 }
 
 // Verify reads back everything that is programmed, commits the difference, and returns how many items differed.
@@ -121,8 +120,8 @@ func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 	return w.drift, err
 }
 
-// Resync makes the loop read back everything before its next commit: after a reconnection, or when the engine
-// tells that somebody else changed something. It does not wait.
+// Resync makes the loop read back everything before its next commit: after a reconnection, or when the engine reports a foreign change. It
+// does not wait.
 func (l *Loop[K, V]) Resync() {
 	l.mu.Lock()
 	l.resync = true
@@ -156,8 +155,8 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 	}
 	l.replace(fragments)
 	if w != nil {
-		// In one step with what is handed over: a pass in between would take an unfinished first state for the whole
-		// of it and remove the rest, or do the reading that a verification waits for without it.
+		// In one step with the fragments: a pass in between would treat an unfinished first state as complete and remove the rest, or do the read
+		// that a verification waits for without them.
 		l.started = l.started || w.patient
 		l.resync = l.resync || w.patient || w.verify
 		l.waiters = append(l.waiters, w)
@@ -170,7 +169,7 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 	return nil
 }
 
-// replace takes fragments over. The caller holds mu.
+// replace stores the fragments. The caller holds mu.
 func (l *Loop[K, V]) replace(fragments map[Owner]map[K]V) {
 	for owner, fragment := range fragments {
 		l.desired.set(owner, fragment, func(key K) {
@@ -216,7 +215,7 @@ func (l *Loop[K, V]) Run(ctx context.Context) error {
 	}
 }
 
-// sleep waits for work, or, if a retry is due, at most for the delay: it returns true when that is over.
+// sleep waits for work, or, if a retry is due, at most for the delay: it returns true when the delay is over.
 func (l *Loop[K, V]) sleep(ctx context.Context, retry bool, delay time.Duration) (expired bool) {
 	var timeout <-chan time.Time
 	if retry {
@@ -251,17 +250,16 @@ func (l *Loop[K, V]) stop() {
 type round[K comparable, V any] struct {
 	waiters []*waiter
 	change  Change[K, V]
-	// drift is what a read-back found to differ beyond what was waiting anyway.
+	// drift counts the differences that a read-back found, without those that were waiting for a commit.
 	drift Drift
 	// seal is the key of the sealing item in change.
 	seal *K
-	// since is when the oldest of what is in change was handed over; zero when nothing was.
-	since time.Time
-	// receipt is about the commit.
+	// since is when the oldest item of the change was handed over; zero if none was.
+	since   time.Time
 	receipt Receipt
 }
 
-// pass takes all that waits and commits it. It returns true if something is left to be tried again.
+// pass commits everything that waits. It returns true if something has to be retried.
 func (l *Loop[K, V]) pass(ctx context.Context) (retry bool) {
 	l.mu.Lock()
 	started, resync := l.started, l.resync
@@ -271,7 +269,7 @@ func (l *Loop[K, V]) pass(ctx context.Context) (retry bool) {
 	}
 	var actual map[K]V
 	if resync {
-		// Cleared first: a Resync that comes while reading asks for another reading.
+		// Cleared first: a Resync that arrives during the read requests another read.
 		l.mu.Lock()
 		l.resync = false
 		l.mu.Unlock()
@@ -313,14 +311,14 @@ func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {
 	return true
 }
 
-// take computes the change that is due. actual, if not nil, was just read back and replaces what was known.
+// take computes the change that is due. actual, if not nil, was just read back and replaces the known state.
 func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := round[K, V]{change: Change[K, V]{Set: map[K]V{}, Delete: map[K]V{}}}
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
 		if w.verify && (actual == nil || l.resync) {
-			return false // it came after the reading: the next pass is its
+			return false // it arrived after the read: the next pass serves it
 		}
 		r.waiters = append(r.waiters, w)
 		return true
@@ -332,7 +330,7 @@ func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 		r.drift = l.strays(all)
 		r.change = all
 		if first {
-			r.drift = Drift{} // a first look finds what a former life left: the ordinary case, nobody's tampering
+			r.drift = Drift{} // the first read finds what a former process left: that is normal, not a foreign change
 		}
 	}
 	for key := range l.dirty {
@@ -344,7 +342,7 @@ func (l *Loop[K, V]) take(actual map[K]V) round[K, V] {
 	return r
 }
 
-// without returns a change without the removal of what is kept. The caller holds mu.
+// without returns a change without the removal of kept items. The caller holds mu.
 func (l *Loop[K, V]) without(all Change[K, V]) Change[K, V] {
 	if l.opts.Keep != nil {
 		maps.DeleteFunc(all.Delete, func(key K, have V) bool { return len(l.leaving[key]) == 0 && l.opts.Keep(key, have) })
@@ -398,7 +396,7 @@ func (l *Loop[K, V]) isSeal(key K) bool {
 	return key == sealKey
 }
 
-// seal puts the sealing item into the change if it is out of date.
+// seal adds the sealing item to the change if it is out of date.
 func (l *Loop[K, V]) seal(r *round[K, V]) {
 	if l.opts.Seal == nil {
 		return
@@ -412,17 +410,17 @@ func (l *Loop[K, V]) seal(r *round[K, V]) {
 	r.seal = &key
 }
 
-// commit commits the round's change and returns the keys that failed. A failure that names no keys is narrowed
-// down by committing each owner's part alone, so that one bad object never stops the others.
+// commit commits the round's change and returns the keys that failed. A failure that names no keys is narrowed down by committing each
+// owner's part alone, so that one bad object never blocks the others.
 func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 	err := l.commitOnce(ctx, r.change, r)
 	if err == nil {
 		return nil
 	}
 	if partial, ok := errors.AsType[*PartialError[K]](err); ok {
-		return partial.Failed // and of the others is known that they are in effect
+		return partial.Failed // the other keys are known to be in effect
 	}
-	// The engine may have done it and lost only the answer: what it holds has to be read again.
+	// The engine may have made the change and lost only the answer: read its state again.
 	l.mu.Lock()
 	l.resync = true
 	l.mu.Unlock()
@@ -437,12 +435,12 @@ func (l *Loop[K, V]) commit(ctx context.Context, r round[K, V]) map[K]error {
 		}
 	}
 	if r.seal != nil {
-		failed[*r.seal] = err // sealed when everything is in step
+		failed[*r.seal] = err // sealed once everything is in step
 	}
 	return failed
 }
 
-// commitOnce commits a change of the round, and tells of it.
+// commitOnce commits a change of the round and calls Observe.
 func (l *Loop[K, V]) commitOnce(ctx context.Context, change Change[K, V], r round[K, V]) error {
 	begin := time.Now()
 	err := l.engine.Commit(ctx, change)
@@ -477,8 +475,8 @@ func failAll[K comparable, V any](change Change[K, V], err error) map[K]error {
 	return failed
 }
 
-// split divides a round's change by owner: of what is set, whose it is; of what is deleted, whose it was. What is
-// nobody's is a part of its own.
+// split divides a round's change by owner: an item that is set belongs to its owner, an item that is deleted to its former owner. Items
+// without an owner are a part of their own.
 func (l *Loop[K, V]) split(r round[K, V]) []Change[K, V] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -508,7 +506,7 @@ func (l *Loop[K, V]) split(r round[K, V]) []Change[K, V] {
 	return parts
 }
 
-// finish records what the round did and tells those who waited. It returns true if another pass is due.
+// finish records what the round did and notifies the waiters. It returns true if another pass is due.
 func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -531,16 +529,16 @@ func (l *Loop[K, V]) finish(r round[K, V], failed map[K]error) (retry bool) {
 	}
 	if first != nil {
 		if !r.since.IsZero() && (l.since.IsZero() || r.since.Before(l.since)) {
-			l.since = r.since // it waits on
+			l.since = r.since // it still waits
 		}
 		l.opts.Log.Warn("commit failed, trying again", "engine", l.opts.Name, "items", len(failed), "error", first)
 	} else if r.drift.Items() > 0 {
 		l.opts.Log.Warn("restored what another program changed", "engine", l.opts.Name, "items", r.drift.Items())
 	}
-	return len(failed) > 0 || l.resync // a doubtful commit whose parts all succeeded is still to be read again
+	return len(failed) > 0 || l.resync // after an uncertain commit, read again even if all its parts succeeded
 }
 
-// settle brings the known state up to date with what was committed, and collects the owners of what was not.
+// settle updates the known state with what was committed, and collects the owners of what was not.
 func (l *Loop[K, V]) settle(r round[K, V], failed map[K]error, broken map[Owner]error) {
 	fail := func(key K, err error) {
 		l.dirty[key] = struct{}{}
@@ -566,14 +564,14 @@ func (l *Loop[K, V]) settle(r round[K, V], failed map[K]error, broken map[Owner]
 	}
 }
 
-// left forgets who gave up a key, unless that was after the change was computed.
+// left deletes the former owners of a key, unless one withdrew it after the change was computed.
 func (l *Loop[K, V]) left(key K) {
 	if _, again := l.dirty[key]; !again {
 		delete(l.leaving, key)
 	}
 }
 
-// verdict is what a waiter is told: the failure of one of its owners, or that one of its keys is another's.
+// verdict is a waiter's result: the failure of one of its owners, or the conflict about one of its keys.
 func (l *Loop[K, V]) verdict(w *waiter, broken map[Owner]error, first error) error {
 	if w.verify {
 		return first

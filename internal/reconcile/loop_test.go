@@ -58,7 +58,7 @@ func (m *memory) Commit(_ context.Context, change Change[string, text]) error {
 			return err
 		}
 	}
-	change.Set = maps.Clone(change.Set) // the caller's map is not the engine's to change
+	change.Set = maps.Clone(change.Set) // the engine must not change the caller's map
 	for key := range failed {
 		delete(change.Set, key)
 	}
@@ -214,7 +214,7 @@ func TestStartWaitsForAnEngineThatIsAway(t *testing.T) {
 	loop := runLoop(t, engine, Options[string, text]{})
 	started := make(chan error, 1)
 	go func() { started <- loop.Start(t.Context(), map[Owner]map[string]text{"x": {"a": "1"}}) }()
-	for { // the loop has tried in vain
+	for { // until the loop has failed to commit
 		engine.mu.Lock()
 		tried := engine.reads > 0
 		engine.mu.Unlock()
@@ -254,8 +254,8 @@ func TestHashDependsOnContentAlone(t *testing.T) {
 	}
 }
 
-// TestLoopAgreesWithANaiveModel: whatever owners do, and whatever fails or is tampered with in between, the
-// engine ends with exactly the union of the fragments.
+// TestLoopAgreesWithANaiveModel: whatever owners do, and whatever fails or is changed by others in between, the engine ends with exactly
+// the union of the fragments.
 func TestLoopAgreesWithANaiveModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		engine := &memory{partial: rapid.Bool().Draw(rt, "partial"), bad: map[text]bool{"9": true}}
@@ -283,7 +283,7 @@ func TestLoopAgreesWithANaiveModel(t *testing.T) {
 			_ = loop.Apply(ctx, map[Owner]map[string]text{owner: fragment})
 			model[owner] = fragment
 		}
-		for owner, fragment := range model { // the bad go, so that everything can settle
+		for owner, fragment := range model { // remove the bad values, so that everything can settle
 			for key, value := range fragment {
 				if value == "9" {
 					fragment = maps.Clone(fragment)
@@ -307,7 +307,7 @@ func TestLoopAgreesWithANaiveModel(t *testing.T) {
 	})
 }
 
-// Who withdraws something is told the truth: until it is gone, each Apply says so, and so does Failure.
+// A withdrawal that failed is reported: until the item is removed, each Apply and Failure return an error.
 func TestWithdrawalThatFailsIsTold(t *testing.T) {
 	engine := &memory{state: map[string]text{}}
 	loop := runLoop(t, engine, Options[string, text]{})

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Owners returns, in order, who desires something, and who did so until lately and may still have it programmed.
+// Owners returns, sorted, the owners that desire something, and former owners whose items may still be programmed.
 func (l *Loop[K, V]) Owners() []Owner {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestStartIsOneStep: the loop may be awake when Start is called, as what was set before wakes it. It never sees a
-// started loop without the complete first state, whose other items it would remove.
+// TestStartIsOneStep: the loop may already run when Start is called, because an earlier Set wakes it. It never sees a started loop without
+// the complete first state, whose other items it would remove.
 func TestStartIsOneStep(t *testing.T) {
 	for range 5000 {
 		engine := &memory{state: map[string]text{"static": "1", "pod": "1"}}
@@ -27,7 +27,7 @@ func TestStartIsOneStep(t *testing.T) {
 	}
 }
 
-// halfAway is an engine that once cannot reach a part of what it is given, and refuses another part.
+// halfAway is an engine that at first cannot reach a part of what it is given, and rejects another part.
 type halfAway struct {
 	*memory
 	failed map[string]error
@@ -42,7 +42,7 @@ func (h *halfAway) Commit(ctx context.Context, change Change[string, text]) erro
 	return err
 }
 
-// Whether Start waits depends on what became of its own owners, and on nobody else's failure.
+// Whether Start waits depends on its own owners only, not on another owner's failure.
 func TestStartWaitsForItsOwn(t *testing.T) {
 	refused := errors.New("refused")
 	for name, c := range map[string]struct{ own, other, want error }{
@@ -50,7 +50,7 @@ func TestStartWaitsForItsOwn(t *testing.T) {
 		"own refused": {refused, ErrUnavailable, refused},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for range 10 { // which of two failures comes first is chance
+			for range 10 { // the order of the two failures is random
 				engine := &halfAway{memory: &memory{}, failed: map[string]error{"a": c.own, "b": c.other}}
 				ctx, cancel := context.WithCancel(t.Context())
 				loop := NewLoop(engine, Options[string, text]{})

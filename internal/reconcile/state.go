@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Hash is an order-free digest of a state: the same items give the same hash, whatever the order they came in.
+// Hash is an order-free digest of a state: the same items give the same hash, in whatever order they were added.
 type Hash [4]uint64
 
 // String returns the hash as 64 hexadecimal digits.
 func (h Hash) String() string { return fmt.Sprintf("%016x%016x%016x%016x", h[0], h[1], h[2], h[3]) }
 
-// plus adds an item's digest. Addition modulo 2^64 commutes, so items may come and go in any order.
+// plus adds an item's digest. Addition modulo 2^64 commutes, so items may be added and removed in any order.
 func (h Hash) plus(item Hash) Hash {
 	for i := range h {
 		h[i] += item[i]
@@ -21,7 +21,7 @@ func (h Hash) plus(item Hash) Hash {
 	return h
 }
 
-// minus takes an item's digest out again.
+// minus removes an item's digest.
 func (h Hash) minus(item Hash) Hash {
 	for i := range h {
 		h[i] -= item[i]
@@ -38,14 +38,14 @@ func digest(item []byte) Hash {
 	return h
 }
 
-// claim is one owner's wish for a key.
+// claim is the value that one owner desires for a key.
 type claim[V any] struct {
 	owner Owner
 	value V
 }
 
-// desired is the union of all fragments. A key that several owners claim with different values goes to the owner
-// that sorts first, so that the outcome depends on the objects alone and not on their order of arrival.
+// desired is the union of all fragments. If several owners claim a key with different values, the owner that sorts first gets it, so that
+// the result depends on the objects alone and not on their order of arrival.
 type desired[K comparable, V Value[V]] struct {
 	fragments map[Owner]map[K]V
 	claims    map[K][]claim[V]
@@ -57,8 +57,7 @@ func newDesired[K comparable, V Value[V]](encode func(K, V) []byte) *desired[K, 
 	return &desired[K, V]{fragments: map[Owner]map[K]V{}, claims: map[K][]claim[V]{}, encode: encode}
 }
 
-// set replaces the owner's fragment (nil or empty: it has none any more) and calls touched for every key whose
-// claims changed.
+// set replaces the owner's fragment (nil or empty: it has none any more) and calls touched for every key whose claims changed.
 func (d *desired[K, V]) set(owner Owner, fragment map[K]V, touched func(K)) {
 	old := d.fragments[owner]
 	for key := range old {
@@ -81,7 +80,7 @@ func (d *desired[K, V]) set(owner Owner, fragment map[K]V, touched func(K)) {
 	d.fragments[owner] = fragment
 }
 
-// reclaim puts the owner's claim on key to value, nil taking it away, and keeps the hash in step.
+// reclaim sets the owner's claim on key to value (nil removes the claim) and updates the hash.
 func (d *desired[K, V]) reclaim(key K, owner Owner, value *V) {
 	before, had := d.get(key)
 	claims := slices.DeleteFunc(d.claims[key], func(c claim[V]) bool { return c.owner == owner })
@@ -119,7 +118,7 @@ func (d *desired[K, V]) get(key K) (V, bool) {
 	return none, false
 }
 
-// conflict returns an error if another owner holds key with a value that is not the owner's.
+// conflict returns an error if another owner holds one of the owner's keys with another value.
 func (d *desired[K, V]) conflict(owner Owner) error {
 	for key, value := range d.fragments[owner] {
 		if first := d.claims[key][0]; first.owner != owner && !first.value.Equal(value) {
@@ -138,7 +137,7 @@ func (d *desired[K, V]) union() map[K]V {
 	return all
 }
 
-// ownersOf returns who claims any of the keys.
+// ownersOf returns the owners that claim the key.
 func (d *desired[K, V]) ownersOf(key K) []Owner {
 	owners := make([]Owner, 0, 1)
 	for _, c := range d.claims[key] {

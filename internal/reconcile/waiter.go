@@ -5,16 +5,16 @@ import (
 	"fmt"
 )
 
-// waiter is somebody who wants to know when some owners' fragments are programmed.
+// waiter is a caller that waits until some owners' fragments are programmed.
 type waiter struct {
 	owners []Owner
 	// verify: wait for a verification of everything, not only for the owners.
 	verify bool
-	// patient: an engine that cannot be reached is waited for.
+	// patient: wait until an unreachable engine can be reached.
 	patient bool
-	// drift is how many items the verification found to differ.
+	// drift is the number of items that the verification found different.
 	drift int
-	// receipt is about the commit, if there was one. It is set before done is told.
+	// receipt describes the commit, if there was one. It is set before the send on done.
 	receipt Receipt
 	done    chan error
 }
