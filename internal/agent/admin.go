@@ -30,13 +30,13 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// running is what there is to tell of once the engines are open.
+// running is what the agent reports on once the engines are open.
 type running struct {
 	network *overlay.Network
 	engines *engines
 }
 
-// serveAdmin answers operators until ctx ends.
+// serveAdmin answers the requests of operators until ctx ends.
 func (a *agent) serveAdmin(ctx context.Context, listener net.Listener) error {
 	server := &admin.Server{
 		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Owners: a.ownersOf, Level: a.opts.LogLevel, Logger: a.opts.Log,
@@ -44,10 +44,10 @@ func (a *agent) serveAdmin(ctx context.Context, listener net.Listener) error {
 	return server.Serve(ctx, listener)
 }
 
-// versionTimeout bounds the question for the switch's release: a database that is away does not keep the rest from being told.
+// versionTimeout bounds the query for the switch's release. If the database does not answer, the rest of the state is still reported.
 const versionTimeout = time.Second
 
-// state returns how the agent stands.
+// state returns the agent's state.
 func (a *agent) state(ctx context.Context) admin.State {
 	s := admin.State{Node: a.opts.Node, Version: a.opts.Version, Kernel: kernelRelease(), Attachments: len(a.store.List())}
 	r := a.running.Load()
@@ -72,7 +72,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	s.Datapath = r.engines.datapath
 	limited, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	if version, err := r.engines.rows.Version(limited); err == nil { // without it, ovsdb's failure says more
+	if version, err := r.engines.rows.Version(limited); err == nil { // without a version, the failure of the ovsdb engine says more
 		s.OpenVSwitch = version
 	}
 	usage := r.network.Usage()
@@ -97,8 +97,8 @@ func (a *agent) state(ctx context.Context) admin.State {
 	return s
 }
 
-// closed returns what closes ports of this node: attachments that the node's subnet does not have any more, and records of this boot that
-// cannot be read, which are named by their files.
+// closed returns why ports of this node are closed: attachments outside the node's current subnet, and records of this boot that cannot be
+// read. Such records are named by their files.
 func (a *agent) closed(network *overlay.Network) map[reconcile.Owner]error {
 	closed := network.Closed()
 	if closed == nil {
@@ -113,7 +113,7 @@ func (a *agent) closed(network *overlay.Network) map[reconcile.Owner]error {
 	return closed
 }
 
-// brokenRecords returns what records that cannot be read mean, by their files' names, but for those of before the node's boot.
+// brokenRecords returns an error for each record that cannot be read, by its file's name. Records from before the node's boot are left out.
 func brokenRecords(all []attach.Broken, boot time.Time) map[reconcile.Owner]error {
 	broken := map[reconcile.Owner]error{}
 	for _, b := range all {
@@ -126,7 +126,7 @@ func brokenRecords(all []attach.Broken, boot time.Time) map[reconcile.Owner]erro
 	return broken
 }
 
-// withClosed adds ports that are closed to what the switch's flows lack.
+// withClosed adds the closed ports to the failures of the switch's flows.
 func withClosed(all []admin.Engine, closed map[reconcile.Owner]error) []admin.Engine {
 	for i := range all {
 		if all[i].Name != nameFlows || len(closed) == 0 {
@@ -140,7 +140,7 @@ func withClosed(all []admin.Engine, closed map[reconcile.Owner]error) []admin.En
 	return all
 }
 
-// diffClosed adds them to what the switch's flows are compared with.
+// diffClosed adds the closed ports to the differences of the switch's flows.
 func diffClosed(diff *admin.Diff, closed map[reconcile.Owner]error) {
 	for i := range diff.Engines {
 		if diff.Engines[i].Name != nameFlows || len(closed) == 0 {
@@ -155,7 +155,7 @@ func diffClosed(diff *admin.Diff, closed map[reconcile.Owner]error) {
 	}
 }
 
-// namePods calls each with what returns an attachment's pod: nobody knows pods by their containers.
+// namePods calls each with a function that returns the pod of an attachment. Operators know pods by name, not by container ID.
 func (a *agent) namePods(each func(name func(owner string) string)) {
 	var pods map[string]string
 	each(func(owner string) string {
@@ -179,7 +179,7 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// diff reads back every engine.
+// diff reads back the state of every engine and compares it with the desired state.
 func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	r, e := a.running.Load(), a.engines.Load()
 	switch {
@@ -194,7 +194,7 @@ func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
 	return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", a.waiting.get())
 }
 
-// tables are the loops of networks' own that are shown beside those of the node.
+// tables are the loops of networks' own nftables tables. They are shown beside the node's engines.
 type tables struct {
 	mu    sync.Mutex
 	loops map[string]*node.TableLoop
@@ -209,7 +209,7 @@ func (t *tables) add(name string, loop *node.TableLoop) {
 	t.loops[name] = loop
 }
 
-// all returns the loops in the order of their names.
+// all returns the loops sorted by name.
 func (t *tables) all() []observed {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -220,7 +220,7 @@ func (t *tables) all() []observed {
 	return views
 }
 
-// tableOwner returns whose an item of such a table is, by its comment.
+// tableOwner returns the owner of an item of such a table, from its comment.
 func tableOwner(item nftnl.Item) string {
 	if rules, ok := item.(*nftnl.Rules); ok && len(rules.Rules) > 0 {
 		return rules.Rules[0].Owner
@@ -228,7 +228,7 @@ func tableOwner(item nftnl.Item) string {
 	return ""
 }
 
-// compare reads back engines.
+// compare reads back the state of the engines and compares it with the desired state.
 func (a *agent) compare(ctx context.Context, engines []observed) admin.Diff {
 	diff := admin.Diff{InStep: true}
 	for _, engine := range engines {
@@ -251,7 +251,7 @@ func (a *agent) nameDifferences(diff *admin.Diff) {
 	})
 }
 
-// observed is an engine as it is told of.
+// observed is an engine on which the agent reports.
 type observed interface {
 	state() admin.Engine
 	diff(ctx context.Context) admin.EngineDiff
@@ -268,7 +268,8 @@ func (e *engines) all() []observed {
 	}
 }
 
-// withOthers returns all engines of a node with the overlay: its own in the order in which a start programs them, then those of other bridges.
+// withOthers returns all engines of a node with the overlay: its own in the order in which a start programs them, then those of other
+// bridges.
 func (e *engines) withOthers() []observed { return append(e.all(), e.others()...) }
 
 // kernel returns the engines of a node without Open vSwitch.
@@ -279,7 +280,7 @@ func (e *engines) kernel() []observed {
 	}
 }
 
-// others returns the engines of the flows of networks' own bridges, of those that are in use.
+// others returns the engines for the flows of other networks' bridges, for those bridges that are in use.
 func (e *engines) others() []observed {
 	var views []observed
 	for name, loop := range e.otherBridges() {
@@ -288,7 +289,7 @@ func (e *engines) others() []observed {
 	return views
 }
 
-// otherBridges returns in order the loops of bridges that are not the overlay's, where anything desires flows.
+// otherBridges returns the loops of bridges other than the overlay's that have desired flows, sorted by name.
 func (e *engines) otherBridges() iter.Seq2[string, *node.FlowLoop] {
 	return func(yield func(string, *node.FlowLoop) bool) {
 		if !e.switched.Load() {
@@ -303,25 +304,25 @@ func (e *engines) otherBridges() iter.Seq2[string, *node.FlowLoop] {
 	}
 }
 
-// keyed is what names an item.
+// keyed is the key of an item.
 type keyed interface {
 	comparable
 	fmt.Stringer
 }
 
-// item is what an engine holds.
+// item is one item of an engine's state.
 type item[V any] interface {
 	reconcile.Value[V]
 	fmt.Stringer
 }
 
-// engineView tells of one engine.
+// engineView reports on one engine.
 type engineView[K keyed, V item[V]] struct {
 	name string
 	loop *reconcile.Loop[K, V]
-	// owner returns whose an item is by its mark: all that is known of one that nobody desires.
+	// owner returns the owner of an item, from the mark on it. For an item that is not desired, nothing else is known.
 	owner func(V) string
-	// hashed says that the loop keeps a hash.
+	// hashed says that the loop computes a hash.
 	hashed bool
 }
 
@@ -383,7 +384,7 @@ func (v engineView[K, V]) difference(found *reconcile.Difference[K, V]) admin.Di
 	case found.Held:
 		d.Owner = v.owner(found.Have)
 	default:
-		d.Owner = v.owner(found.Want) // the seal, which is no fragment's
+		d.Owner = v.owner(found.Want) // the sealing item, which belongs to no fragment
 	}
 	if found.Err != nil {
 		d.Why = found.Err.Error()
@@ -391,7 +392,7 @@ func (v engineView[K, V]) difference(found *reconcile.Difference[K, V]) admin.Di
 	return d
 }
 
-// ruleOwner returns whose an item of nftables is, by its comment.
+// ruleOwner returns the owner of an nftables item, from its comment.
 func ruleOwner(item nft.Item) string {
 	switch v := item.(type) {
 	case *nft.Element:
@@ -402,7 +403,7 @@ func ruleOwner(item nft.Item) string {
 	return ""
 }
 
-// rowOwner returns whose a row is, by its external_ids.
+// rowOwner returns the owner of a row, from its external_ids.
 func rowOwner(row ovsdb.Row) string {
 	switch v := row.(type) {
 	case *ovsdb.Bridge:
@@ -413,7 +414,7 @@ func rowOwner(row ovsdb.Row) string {
 	return ""
 }
 
-// linkOwner returns whose a device is, by its alias.
+// linkOwner returns the owner of a device, from its alias.
 func linkOwner(item link.Item) string {
 	switch v := item.(type) {
 	case *link.Device:
@@ -424,7 +425,7 @@ func linkOwner(item link.Item) string {
 	return ""
 }
 
-// flowOwner returns the kind of object that a flow comes from, by its cookie.
+// flowOwner returns the kind of object that a flow comes from, from its cookie.
 func flowOwner(entry openflow.Entry) string {
 	if flow, ok := entry.(*openflow.Flow); ok {
 		return pipeline.CookieKind(flow.Cookie)

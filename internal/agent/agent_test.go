@@ -87,7 +87,7 @@ func TestWriteConf(t *testing.T) {
 	}
 }
 
-// Whoever opens the file while it is replaced reads the old content or the new, and nothing is left of a failure.
+// A reader that opens the file while it is replaced reads the old content or the new. A failure leaves nothing behind.
 func TestWriteAtomically(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -257,7 +257,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// cached is a cache that has what a client has.
+// cached is a cache with the objects of a client.
 type cached struct {
 	cache.Cache
 	from client.Reader

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A port that is closed is a failure of the flows: the condition EnginesInStep and weft diff show it.
+// A closed port is reported as a failure of the flows, in the condition EnginesInStep and in weft diff.
 func TestClosedPortIsAFailure(t *testing.T) {
 	closed := map[reconcile.Owner]error{"attachment/c1/eth0": errors.New("the port is closed")}
 	state := admin.State{Ready: true, Engines: withClosed([]admin.Engine{{Name: nameRules, InStep: true}, {Name: nameFlows, InStep: true}}, closed)}
@@ -32,7 +32,7 @@ func TestClosedPortIsAFailure(t *testing.T) {
 	}
 }
 
-// A record of this boot that cannot be read is a failure that names the file and what to do; one of an earlier boot stands for nothing.
+// A record of this boot that cannot be read is a failure that names the file and the remedy. One of an earlier boot is ignored.
 func TestBrokenRecordIsAFailure(t *testing.T) {
 	boot := time.Unix(1000, 0)
 	broken := brokenRecords([]attach.Broken{

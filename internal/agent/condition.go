@@ -19,7 +19,7 @@ const (
 	reasonNotReady = "WeftIsNotReady"
 )
 
-// reportReady sets the node's condition NetworkUnavailable to False. It writes nothing when that stands there already.
+// reportReady sets the node's condition NetworkUnavailable to False. It writes nothing if the condition is already so.
 func reportReady(ctx context.Context, clients kubernetes.Interface, node string) error {
 	return report(ctx, clients, node, corev1.NodeCondition{
 		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse,
@@ -27,14 +27,14 @@ func reportReady(ctx context.Context, clients kubernetes.Interface, node string)
 	})
 }
 
-// reportNotReady sets the node's condition NetworkUnavailable to True, with the reason in words.
+// reportNotReady sets the node's condition NetworkUnavailable to True, with the reason as its message.
 func reportNotReady(ctx context.Context, clients kubernetes.Interface, node string, why error) error {
 	return report(ctx, clients, node, corev1.NodeCondition{
 		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: reasonNotReady, Message: why.Error(),
 	})
 }
 
-// reportTimeout bounds a report: an API server that does not answer must not keep the node from its work.
+// reportTimeout bounds a report, so that an API server that does not answer does not block the agent.
 const reportTimeout = 5 * time.Second
 
 func report(ctx context.Context, clients kubernetes.Interface, node string, want corev1.NodeCondition) error {
@@ -54,7 +54,7 @@ func report(ctx context.Context, clients kubernetes.Interface, node string, want
 	want.LastHeartbeatTime, want.LastTransitionTime = now, now
 	for _, c := range have.Status.Conditions {
 		if c.Type == want.Type && c.Status == want.Status {
-			want.LastTransitionTime = c.LastTransitionTime // other words for the same
+			want.LastTransitionTime = c.LastTransitionTime // only the reason or the message has changed
 		}
 	}
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{want}}})

@@ -20,7 +20,7 @@ func (silent) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, request.Context().Err()
 }
 
-// An API server that does not answer keeps no node from following its objects.
+// An API server that does not answer does not block the agent.
 func TestReportDoesNotWaitForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clients, err := kubernetes.NewForConfig(&rest.Config{Host: "http://192.0.2.1", Transport: silent{}})

@@ -18,9 +18,9 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// DryRun returns what a start of an agent with these options would change in the node's engines. It goes through the same
-// movement as Run, with engines that are read and not written: records and objects are read, everything is compiled, handed
-// over and compared. Nothing changes, no socket is taken, and an agent that runs on the node is not disturbed.
+// DryRun returns what a start of an agent with these options would change in the node's engines. It runs the same steps as Run, with
+// engines that are read but not written: it reads records and objects, compiles them, and compares the result with the engines' state. It
+// changes nothing and opens no socket to listen on, and does not disturb an agent that runs on the node.
 func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	opts = opts.withDefaults()
 	if err := opts.validate(); err != nil {
@@ -64,7 +64,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	}
 	for name := range e.cares {
 		if name == overlay.NetworkName || !hasRecords(a.store, name) {
-			e.handovers.Done(name) // what others left stays, as a start that waits for them would have it
+			e.handovers.Done(name) // what other programs left stays, as in a start that waits for them
 		}
 	}
 	engines := e.overlay()
@@ -83,7 +83,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	return a.compare(ctx, e.all()), nil
 }
 
-// dryProgram compiles everything, once all is known that a start would wait for.
+// dryProgram compiles everything. It first waits for all objects that a start would wait for.
 func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *engines) error {
 	for {
 		_, err := a.program(ctx, network, e)
@@ -98,7 +98,7 @@ func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *eng
 	}
 }
 
-// forgetsNothing leaves the switch's connections alone.
+// forgetsNothing leaves the switch's conntrack entries in place.
 type forgetsNothing struct{}
 
 // Forget implements overlay.Connections.
@@ -107,7 +107,7 @@ func (forgetsNothing) Forget(context.Context, []openflow.CTFlush) error { return
 // Flush implements overlay.Connections.
 func (forgetsNothing) Flush(context.Context, []openflow.CTFlush) error { return nil }
 
-// readOnly returns an engine for a loop: the engine itself, or in a dry run one that is only read.
+// readOnly returns an engine for a loop: the engine itself, or in a dry run one that reads but does not write.
 func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reconcile.Engine[K, V] {
 	if dry {
 		return reconcile.DryRun(engine)
@@ -115,8 +115,8 @@ func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reco
 	return engine
 }
 
-// flowEngine returns the engine of the flow loop. In a dry run on a node that has no bridge yet there is nothing to connect to,
-// and there are no flows.
+// flowEngine returns the engine of the flow loop. In a dry run on a node without a bridge, there is nothing to connect to, and there are no
+// flows.
 func (e *engines) flowEngine(ctx context.Context, bridge string, engine *openflow.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
 	if !e.dry {
 		return engine, nil
@@ -131,7 +131,7 @@ func (e *engines) flowEngine(ctx context.Context, bridge string, engine *openflo
 	return reconcile.DryRun[openflow.Key, openflow.Entry](engine), nil
 }
 
-// noFlows is a switch without a bridge.
+// noFlows is the engine of a switch without a bridge.
 type noFlows struct{}
 
 // Read implements reconcile.Engine.

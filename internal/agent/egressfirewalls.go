@@ -24,9 +24,9 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// egressFirewalls tells which namespaces' egress firewalls changed: by their EgressNetworkPolicies, by VNIDs, which tell what shares a
-// firewall's fate, and by what names stand for. All are watched only in the modes that have firewalls, and names resolved only for
-// namespaces that have pods here.
+// egressFirewalls updates the network when egress firewalls change. They depend on EgressNetworkPolicies, on VNIDs (namespaces that share a
+// VNID affect each other's firewalls), and on the addresses of DNS names. Objects are watched only in modes that have egress firewalls.
+// Names are resolved only for namespaces with pods on this node.
 type egressFirewalls struct {
 	cache    cache.Cache
 	vnids    *netNamespaces
@@ -34,31 +34,31 @@ type egressFirewalls struct {
 	wake     chan struct{}
 	names    *resolver.Names
 	recorder *recorder
-	// mark says how far EgressNetworkPolicies are in effect.
+	// mark is the resourceVersion observed of EgressNetworkPolicies.
 	mark *watermark.Mark
 
-	// mu guards what changed, and what is not as policies say.
+	// mu guards the changes not yet processed, and the policies that are not in effect as written.
 	mu       sync.Mutex
 	policies map[egressfirewall.Key]struct{}
 	spaces   map[string]struct{}
 	problems map[string]string
-	// here are the policies of the namespaces that have pods here.
+	// here are the policies of the namespaces that have pods on this node.
 	here map[string][]egressfirewall.Key
-	// gathering says that names changed, of which a step is taken soon, and gathered when one was last.
+	// gathering says that names changed and a step for them is due soon. gathered is the time of the last such step.
 	gathering bool
 	gathered  time.Time
 
-	// stepping serialises the steps, and guards what follows.
+	// stepping serialises the steps, and guards the fields below.
 	stepping sync.Mutex
 	index    *egressfirewall.Index
-	// residents are the namespaces that have pods here, or had lately.
+	// residents are the namespaces that have, or recently had, pods on this node.
 	residents residents
-	// forget has the next of those forgotten that have none any more; nil: all have.
+	// forget starts a step when the next namespace without pods is due to be removed from residents; nil: none is due.
 	forget *time.Timer
-	// synced tell whether each watch has told of everything once; empty while nothing is watched. handler is told of NetNamespaces.
+	// synced reports for each watch whether its first list is processed; empty while nothing is watched. handler receives NetNamespaces.
 	synced  []toolscache.DoneChecker
 	handler toolscache.ResourceEventHandlerRegistration
-	// known says that the network has been told of everything once; unsettled, that what it was told may not be in effect.
+	// known says that the network has received all firewalls once; unsettled, that the last update may not be in effect.
 	known, unsettled bool
 }
 
@@ -69,18 +69,19 @@ func newEgressFirewalls(store cache.Cache, vnids *netNamespaces, log *slog.Logge
 	}
 }
 
-// Bounds of the work that names make.
+// Limits on the work that changes of names cause.
 const (
-	// gatherNames is how long after a step for names that changed the next is taken, with all that change until then.
+	// gatherNames is the minimum time between two steps for changed names. A step handles all changes until then.
 	gatherNames = 500 * time.Millisecond
-	// lingerNames is how long names are resolved on after their namespace's last pod: the next one finds them resolved.
+	// lingerNames is how long names stay resolved after the last pod of their namespace ended, so that the next pod finds them resolved.
 	lingerNames = 10 * time.Minute
 )
 
-// residents are namespaces that have pods here, with the zero time, or had lately, with when they are forgotten.
+// residents are the namespaces that have pods on this node, with the zero time, and those that recently had, with the time of their
+// removal.
 type residents map[string]time.Time
 
-// at takes note of the namespaces that have pods now, and returns those that count, and when one more is forgotten; zero: none is to be.
+// at records the namespaces that have pods now. It returns all residents, and the time of the next removal; zero: none is due.
 func (r residents) at(now time.Time, here map[string]struct{}) (all map[string]struct{}, next time.Time) {
 	for namespace := range here {
 		r[namespace] = time.Time{}
@@ -105,7 +106,8 @@ func (r residents) at(now time.Time, here map[string]struct{}) (all map[string]s
 	return all, next
 }
 
-// resolve says how names are resolved, and who is told of those that cannot be: nobody, if tell is nil.
+// resolve sets how names are resolved, and the recorder for events about names that cannot be resolved. With a nil recorder, no events are
+// sent.
 func (e *egressFirewalls) resolve(opts *Options, tell *recorder) {
 	client := &resolver.Client{ResolvConf: opts.ResolvConf}
 	e.recorder = tell
@@ -114,7 +116,8 @@ func (e *egressFirewalls) resolve(opts *Options, tell *recorder) {
 	})
 }
 
-// nameChanged has a step taken: at once, or, if one was lately, soon, of all that changes until then.
+// nameChanged starts a step for changed names. If the last such step was recent, the next one is delayed and handles all changes until
+// then.
 func (e *egressFirewalls) nameChanged() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -130,10 +133,10 @@ func (e *egressFirewalls) nameChanged() {
 	})
 }
 
-// namesFile keeps, in the state's directory, what names stand for: after a restart the flows are those from before.
+// namesFile is the file in the state directory that stores the addresses of names, so that the flows are the same after a restart.
 const namesFile = "names.json"
 
-// prepare tells the network of all egress firewalls before a mode comes that has them.
+// prepare gives the network all egress firewalls before a mode begins that has them.
 func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
 	if !view.Guarded() {
 		return nil
@@ -142,14 +145,14 @@ func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network,
 		return err
 	}
 	if err := e.step(ctx, network, true); errors.Is(err, errUnprogrammed) {
-		e.signal() // which is tried again, and keeps nothing else
+		e.signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
 	}
 	return nil
 }
 
-// enter sees that everything is watched, and waits until all is known once.
+// enter starts the watches if necessary, and waits until their first lists are processed.
 func (e *egressFirewalls) enter(ctx context.Context) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
@@ -194,7 +197,7 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 	return nil
 }
 
-// end ends the watches, and forgets what they told.
+// end ends the watches, and discards the state derived from them.
 func (e *egressFirewalls) end(ctx context.Context) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
@@ -232,7 +235,7 @@ func (e *egressFirewalls) noteNetNamespace(at passage) {
 	e.signal()
 }
 
-// signal has a step taken soon.
+// signal triggers a step.
 func (e *egressFirewalls) signal() { wakeUp(e.wake) }
 
 func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) {
@@ -244,8 +247,8 @@ func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spac
 	return policies, spaces
 }
 
-// step tells the network of what changed since the last, the first time of everything. While nothing is watched it does
-// nothing; nor, before the watches have told of everything, unless all is set: then they have.
+// step updates the network with the changes since the last step; the first time, with everything. It does nothing while nothing is watched.
+// Before the first complete step it does nothing either, unless all is set: the caller has then waited for the watches' first lists.
 func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, all bool) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
@@ -257,7 +260,7 @@ func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, al
 	return err
 }
 
-// advance is step once something is watched. The caller holds stepping.
+// advance does the work of step. The caller holds stepping.
 func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network) error {
 	policies, spaces := e.take()
 	if err := e.read(ctx, policies, spaces); err != nil {
@@ -288,8 +291,8 @@ func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network)
 	return nil
 }
 
-// judge notes which policies are not in effect as they say on this node, and why. What is wrong with them everywhere, the controller
-// says.
+// judge records which policies are not in effect as written on this node, and why. Problems that are the same on every node are reported by
+// the controller.
 func (e *egressFirewalls) judge() {
 	problems := map[string]string{}
 	here, policies := map[string]struct{}{}, map[string][]egressfirewall.Key{}
@@ -321,7 +324,7 @@ func (e *egressFirewalls) judge() {
 	e.mu.Unlock()
 }
 
-// want says which names are resolved.
+// want sets which names are resolved.
 func (e *egressFirewalls) want(network *overlay.Network) {
 	now := time.Now()
 	namespaces, next := e.residents.at(now, network.Inhabited())
@@ -334,8 +337,8 @@ func (e *egressFirewalls) want(network *overlay.Network) {
 	}
 }
 
-// ahead is step before anything else acts on NetNamespaces that changed: those that come to share a VNID are closed before they do. What
-// cannot be programmed is tried again, and keeps nobody else.
+// ahead runs a step before anything else processes changed NetNamespaces: namespaces that come to share a VNID are closed before they share
+// it. If programming fails, the step is retried; nothing else waits for it.
 func (e *egressFirewalls) ahead(ctx context.Context, network *overlay.Network, names map[string]struct{}) {
 	e.mu.Lock()
 	maps.Copy(e.spaces, names)
@@ -345,7 +348,7 @@ func (e *egressFirewalls) ahead(ctx context.Context, network *overlay.Network, n
 	}
 }
 
-// read brings the index in step with objects.
+// read updates the index from the objects.
 func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) error {
 	for key := range policies {
 		var object networkv1.EgressNetworkPolicy
@@ -385,7 +388,8 @@ func (e *egressFirewalls) get(ctx context.Context, key client.ObjectKey, into cl
 	return true, nil
 }
 
-// tellClosed tells of namespaces that nothing leaves. Why, the controller says on their policies, but for what only this node knows.
+// tellClosed reports namespaces whose traffic out of the cluster is all dropped. The reason is reported on the policies by the controller,
+// except for a reason that only this node knows.
 func (e *egressFirewalls) tellClosed(ctx context.Context, firewalls map[string]*egressfirewall.Firewall) {
 	for namespace, firewall := range firewalls {
 		if firewall == nil || firewall.Closed == "" {
@@ -398,7 +402,7 @@ func (e *egressFirewalls) tellClosed(ctx context.Context, firewalls map[string]*
 	}
 }
 
-// tell sends an event of policies.
+// tell sends an event for each policy.
 func (e *egressFirewalls) tell(ctx context.Context, policies []egressfirewall.Key, reason, note string) {
 	if e.recorder == nil {
 		return
@@ -411,7 +415,7 @@ func (e *egressFirewalls) tell(ctx context.Context, policies []egressfirewall.Ke
 	}
 }
 
-// learn takes over what is known of a name, and tells of one that cannot be resolved.
+// learn takes over the addresses of a name from the resolver, and reports a name that cannot be resolved.
 func (e *egressFirewalls) learn(ctx context.Context, name string) {
 	state := e.names.State(name)
 	if state.Known {
@@ -430,7 +434,7 @@ func (e *egressFirewalls) learn(ctx context.Context, name string) {
 	e.tell(ctx, e.index.Users(name), reasonName, fmt.Sprintf("%v: %s", state.Err, effect))
 }
 
-// followEgressFirewalls keeps egress firewalls in step until ctx ends.
+// followEgressFirewalls runs a step on each signal until ctx ends.
 func (a *agent) followEgressFirewalls(ctx context.Context, network *overlay.Network) error {
 	e := a.objects.egressFirewalls
 	return a.keepInStep(ctx, e.wake, "EgressNetworkPolicies", func() error { return e.step(ctx, network, false) })

@@ -24,8 +24,8 @@ import (
 	"weft.dev/weft/internal/resolver"
 )
 
-// What names come to is known on the node only: of those that cannot be resolved, and of those that stand for too many addresses, it
-// tells on the policies that have them.
+// The addresses of names are known on the node only. So it reports names that cannot be resolved, and names with too many addresses, on the
+// policies that use them.
 func TestEventsOfNames(t *testing.T) {
 	store, err := attach.Open(t.TempDir())
 	if err != nil {
@@ -94,7 +94,7 @@ func TestEventsOfNames(t *testing.T) {
 	}
 }
 
-// Names that change have a step taken at once, and then one for all that change within a while.
+// The first change of a name triggers a step at once. Further changes within a while are handled by one step.
 func TestNamesAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEgressFirewalls(nil, nil, slog.New(slog.DiscardHandler))
@@ -129,7 +129,7 @@ func TestNamesAreGathered(t *testing.T) {
 	})
 }
 
-// A namespace's names are resolved on for a while after its last pod.
+// A namespace's names stay resolved for a while after its last pod.
 func TestResidents(t *testing.T) {
 	r, now := residents{}, time.Unix(1000, 0)
 	for _, step := range []struct {
@@ -159,7 +159,7 @@ func TestResidents(t *testing.T) {
 	}
 }
 
-// registered is a watch that has told of everything.
+// registered is a watch whose first list is processed.
 type registered struct {
 	toolscache.ResourceEventHandlerRegistration
 }
@@ -177,7 +177,7 @@ func (registered) Done() <-chan struct{} {
 	return done
 }
 
-// Namespaces that come to share a VNID are closed before the network is told that they do.
+// Namespaces that come to share a VNID are closed before the network receives the shared VNID.
 func TestFirewallsBeforeTenants(t *testing.T) {
 	store, err := attach.Open(t.TempDir())
 	if err != nil {

@@ -23,52 +23,55 @@ import (
 	"weft.dev/weft/internal/overlay"
 )
 
-// egressIPs tells by which egress addresses traffic leaves. It follows NetNamespaces in the modes that have VNIDs.
+// egressIPs computes the egress IPs through which traffic leaves, and updates the network. It follows NetNamespaces in the modes that have
+// VNIDs.
 type egressIPs struct {
 	*follower
 	cache cache.Cache
 	node  string
-	// inhabited is told when other namespaces have pods on this node.
+	// inhabited is signalled when the set of namespaces with pods on this node changes.
 	inhabited chan struct{}
-	// alive tells which nodes with egress addresses do not answer.
+	// alive detects which nodes with egress IPs do not answer.
 	alive *liveness.Watcher
-	// refused is told of an address that this node is to hold and cannot, and why, by its HostSubnet's UID and version.
+	// refused is called for an address that is assigned to this node and that it cannot hold, with the reason and the UID and version of its
+	// HostSubnet.
 	refused func(uid types.UID, version string, address netip.Addr, note string)
-	// others returns the node's addresses that are no egress addresses, and gateways the next hops of its routes.
+	// others returns the node's addresses that are not egress IPs, and gateways the next hops of its routes.
 	others, gateways func() (map[netip.Addr]struct{}, error)
-	// probes keep the node from taking an address that a host outside the cluster has.
+	// probes prevent the node from taking an address that a host outside the cluster uses.
 	probes *egressProbes
 
-	// stepping serialises step, and guards what follows.
+	// stepping serialises step, and guards the fields below.
 	stepping sync.Mutex
-	// known are the NetNamespaces, but for those that cannot be used.
+	// known are the valid NetNamespaces.
 	known map[string]egressip.Namespace
 	site  site
-	// choices are the ways that lead to several other nodes.
+	// choices are the ways that lead to several other nodes, by VNID.
 	choices map[uint32]*choice
-	// cannot are the addresses that this node is to hold and cannot, and why.
+	// cannot are the addresses that are assigned to this node and that it cannot hold, with the reasons.
 	cannot map[netip.Addr]string
-	// unfit are these, and those that the node's ranges would give it and that it could not hold either.
+	// unfit are the addresses of cannot, and those in the node's ranges that it could not hold either.
 	unfit map[netip.Addr]string
 
-	// judging guards what follows.
+	// judging guards the fields below.
 	judging  sync.Mutex
 	problems map[string]string
 	// unheld are the addresses of unfit, for the node's status; nil until they are known.
 	unheld map[string]string
-	// tell is called when unheld has changed. It must not wait.
+	// tell is called when unheld has changed. It must not block.
 	tell func()
 }
 
-// site is what egress addresses depend on of the node and the network.
+// site is the state of the node and the network on which egress IPs depend.
 type site struct {
 	mode clusternetwork.Mode
-	// node is the node's own address, and network the range that it has on its interface.
+	// node is the node's own address. network is the prefix of that address on its interface.
 	node    netip.Addr
 	network netip.Prefix
-	// uplink is that interface.
+	// uplink is the name of that interface.
 	uplink string
-	// others are the node's addresses that are no egress addresses: who else made them has a use for them. gateways are its routes' next hops.
+	// others are the node's addresses that are not egress IPs: other programs added them and use them. gateways are the next hops of its
+	// routes.
 	others, gateways map[netip.Addr]struct{}
 }
 
@@ -83,11 +86,11 @@ func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed 
 	return e
 }
 
-// populate has it look again which namespaces have pods on this node.
+// populate triggers a new look at which namespaces have pods on this node.
 func (e *egressIPs) populate() { wakeUp(e.inhabited) }
 
-// prepare tells the network of everything before it is in a mode that has VNIDs, and of what another View makes of it. An
-// error says what is waited for.
+// prepare gives the network all egress IPs before it enters a mode that has VNIDs, and updates them for a new View. An error says what the
+// agent waits for.
 func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
@@ -101,17 +104,17 @@ func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view 
 	}
 	e.await(false)
 	if err := e.step(ctx, network); errors.Is(err, errUnprogrammed) {
-		e.signal() // which is tried again, and keeps nothing else
+		e.signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
 	}
 	return nil
 }
 
-// errUnprogrammed says that the network knows what leaves it and how, and could not program all of it.
+// errUnprogrammed means that the network has the new state, and could not program all of it.
 var errUnprogrammed = errors.New("not programmed")
 
-// end stops watching, and tells the network that there is nothing.
+// end stops watching, and removes all egress IPs from the network.
 func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
@@ -126,7 +129,7 @@ func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	return errors.Join(err, network.UpdateEgressIPs(ctx, overlay.EgressIPs{}))
 }
 
-// step brings the network in step with what the objects, and the nodes that answer, say now.
+// step updates the network from the current objects and from which nodes answer.
 func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
@@ -139,7 +142,7 @@ func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
 	return err
 }
 
-// advance is step once something is watched. The caller holds stepping.
+// advance does the work of step once objects are watched. The caller holds stepping.
 func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	if err := e.learn(ctx, dirty); err != nil {
 		e.untake(dirty)
@@ -183,7 +186,7 @@ func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error 
 	return nil
 }
 
-// judge notes which NetNamespaces want an address that this node is to hold and cannot.
+// judge records which NetNamespaces have an address that is assigned to this node and that it cannot hold.
 func (e *egressIPs) judge() {
 	problems := map[string]string{}
 	if len(e.cannot) > 0 {
@@ -208,23 +211,23 @@ func (e *egressIPs) judge() {
 	}
 }
 
-// refusals returns the egress addresses that this node cannot hold, and why; nil while that is not known.
+// refusals returns the egress IPs that this node cannot hold, with the reasons; nil while they are not known.
 func (e *egressIPs) refusals() map[string]string {
 	e.judging.Lock()
 	defer e.judging.Unlock()
 	return maps.Clone(e.unheld)
 }
 
-// peer is where a node with egress addresses is reached.
+// peer has the addresses of a node with egress IPs.
 type peer struct {
-	// node is where its tunnels end; gateway is the address by which it is asked whether it is alive: on the way of the traffic.
+	// node is the end of its tunnels. gateway is the address that liveness probes use: it is reached by the same path as the traffic.
 	node, gateway netip.Addr
-	// uid and version are its HostSubnet's.
+	// uid and version are those of its HostSubnet.
 	uid     types.UID
 	version string
 }
 
-// ways says how traffic leaves, by all objects.
+// ways computes from all objects how traffic leaves.
 func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	var nodes []egressip.Node
 	peers := map[string]peer{}
@@ -249,7 +252,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 			all.Ways[vnid] = e.hold(here, peers)
 			continue
 		}
-		if len(others) > 1 { // of one there is no choice
+		if len(others) > 1 { // with one node there is no choice
 			e.choices[vnid] = &choice{others: others}
 		}
 		all.Ways[vnid] = overlay.EgressWay{Nodes: e.answering(others)}
@@ -257,7 +260,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	e.judge()
 	for name, ns := range e.known {
 		_, wanted := plan.Ways[ns.VNID]
-		// Where VNIDs isolate nobody, a namespace that happens to have another's is another all the same.
+		// In the modes without isolation by VNID, a namespace that happens to have the same VNID is still independent.
 		if wanted && (e.site.mode == clusternetwork.ModeMultitenant || len(ns.IPs) > 0) {
 			all.Namespaces[name] = ns.VNID
 			if c := e.choices[ns.VNID]; c != nil {
@@ -268,7 +271,8 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 	return all
 }
 
-// hold returns the way out by an address of this node's. Nothing leaves by it until a probe has shown that no stranger has the address.
+// hold returns the way out through an address of this node. No traffic leaves through it until a probe has shown that no foreign host uses
+// it.
 func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) overlay.EgressWay {
 	if free, _ := e.probes.free(e.site.uplink, address, hostAddresses(peers)); !free {
 		return overlay.EgressWay{}
@@ -276,8 +280,8 @@ func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) overlay.Egre
 	return overlay.EgressWay{Address: address}
 }
 
-// refusedBy returns the egress addresses that a node cannot hold: as its status says, and of this node as it is now. Of this node it
-// notes them, those too that the ranges of its HostSubnet would give it.
+// refusedBy returns the egress IPs that a node cannot hold. For another node they come from its status, for this node from its current
+// state. For this node it also records them, including addresses in the ranges of its HostSubnet.
 func (e *egressIPs) refusedBy(object *networkv1.HostSubnet, peers map[string]peer) map[netip.Addr]string {
 	if object.Name != e.node {
 		return clusternetwork.RefusedEgressIPs(object)
@@ -311,13 +315,13 @@ func (e *egressIPs) refusedBy(object *networkv1.HostSubnet, peers map[string]pee
 	return e.unfit
 }
 
-// choice is a way that leads to several other nodes, and the namespaces whose pods it is for.
+// choice is a way that leads to several other nodes, and the namespaces whose pods use it.
 type choice struct {
 	namespaces []string
 	others     []peer
 }
 
-// asked returns where nodes are to be asked whether they are alive: those that pods on this node leave by, if there is a choice.
+// asked returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes.
 func (e *egressIPs) asked(inhabited map[string]struct{}) []netip.Addr {
 	asked := map[netip.Addr]struct{}{}
 	for _, c := range e.choices {
@@ -335,14 +339,14 @@ func (e *egressIPs) asked(inhabited map[string]struct{}) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(asked), netip.Addr.Compare)
 }
 
-// askAnew asks those that it takes for the pods that there are now.
+// askAnew updates the set of probed nodes for the current pods.
 func (e *egressIPs) askAnew(network *overlay.Network) {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	e.alive.Watch(e.asked(network.Inhabited()))
 }
 
-// split returns the address that this node holds, and the other nodes that hold one.
+// split returns the egress IP that this node holds, and the other nodes that hold one.
 func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (here netip.Addr, others []peer) {
 	for _, holder := range holders {
 		if holder.Node != e.node {
@@ -356,7 +360,7 @@ func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (her
 	return here, others
 }
 
-// check says why the node cannot hold an egress address.
+// check returns why the node cannot hold an egress IP; nil if it can.
 func (s *site) check(address netip.Addr, peers map[string]peer) error {
 	_, taken := s.others[address]
 	for name, at := range peers {
@@ -384,15 +388,15 @@ func isIn(set map[netip.Addr]struct{}, address netip.Addr) bool {
 	return in
 }
 
-// edge reports whether an address is the first or the last of a network that has room for hosts between them.
+// edge reports whether an address is the first or the last of a network that has host addresses between them.
 func edge(network netip.Prefix, address netip.Addr) bool {
-	const point = 31 // RFC 3021: both are hosts'
+	const point = 31 // RFC 3021: both are host addresses
 	return network.Bits() < point && (address == network.Masked().Addr() || !network.Contains(address.Next()))
 }
 
-// answering gives each node a share, and the share of one that does not answer to one that does: so the connections of the
-// others stay where they are. Where none answers, all keep theirs: then it is more likely this node that is cut off, and what is
-// sent to them leaves by an egress address or not at all.
+// answering returns one share for each node. The share of a node that does not answer is given to one that does, so the connections through
+// the other nodes stay in place. If no node answers, all keep their shares: it is then more likely that this node is cut off, and traffic
+// to them leaves through an egress IP or not at all.
 func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 	var alive, shares []netip.Addr
 	gone := make([]bool, len(nodes))
@@ -411,12 +415,12 @@ func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 	return shares
 }
 
-// followEgressIPs keeps them in step until ctx ends.
+// followEgressIPs runs a step on each signal until ctx ends.
 func (a *agent) followEgressIPs(ctx context.Context, network *overlay.Network) error {
 	return a.keepInStep(ctx, a.objects.egressIPs.wake, "egress addresses", func() error { return a.objects.egressIPs.step(ctx, network) })
 }
 
-// followInhabited keeps who is asked in step with the pods on this node until ctx ends.
+// followInhabited keeps the set of probed nodes in step with the pods on this node until ctx ends.
 func (a *agent) followInhabited(ctx context.Context, network *overlay.Network) error {
 	e := a.objects.egressIPs
 	return a.keepInStep(ctx, e.inhabited, "nodes with egress addresses", func() error {
@@ -425,7 +429,7 @@ func (a *agent) followInhabited(ctx context.Context, network *overlay.Network) e
 	})
 }
 
-// uplinkHost is the node's own interface and its kernel.
+// uplinkHost implements overlay.Uplink by the node's own interface and kernel.
 type uplinkHost struct{}
 
 // Announce implements overlay.Uplink.

@@ -24,7 +24,7 @@ func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet
 	return networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Host: name, HostIP: hostIP, Subnet: subnet, EgressIPs: ips}
 }
 
-// egressNode is the agent's part on node n1.
+// egressNode returns the agent's egress IPs on node n1.
 func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressIPs {
 	e := newEgressIPs(nil, nil, "n1", func() {})
 	vip := netip.MustParseAddr("192.0.2.50")
@@ -129,7 +129,8 @@ func TestEgressWays(t *testing.T) {
 	}
 }
 
-// Who does not answer loses its share to those that do, whose own shares stay in place; where nobody answers, all keep theirs.
+// The share of a node that does not answer is given to nodes that do; their own shares stay in place. If no node answers, all keep their
+// shares.
 func TestEgressShares(t *testing.T) {
 	addr := netip.MustParseAddr
 	var nodes []peer
@@ -190,7 +191,7 @@ func TestEgressShares(t *testing.T) {
 	}
 }
 
-// Nodes are asked only by those with pods that leave by them, and that have a choice.
+// A node is probed only by nodes with pods that leave through it, and only if there is a choice.
 func TestEgressNodesAreAskedForPods(t *testing.T) {
 	addr := netip.MustParseAddr
 	wants := func(name string, vnid uint32, ips ...string) egressip.Namespace {
@@ -229,8 +230,8 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 	}
 }
 
-// An address that its node says it cannot hold gets no share, and neither does one that this node cannot hold, which it reports: also
-// one that its ranges would give it.
+// An address that its node's status refuses gets no share, and neither does one that this node cannot hold. This node reports its own,
+// including addresses in its ranges.
 func TestEgressWaysWithoutRefused(t *testing.T) {
 	addr := netip.MustParseAddr
 	n1 := egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50", "192.0.2.101")

@@ -10,16 +10,18 @@ import (
 	"time"
 )
 
-// strangerAgain is when an address that a stranger has is probed again: no event tells that the stranger gives it up.
+// strangerAgain is the delay after which an address in use by a foreign host is probed again: no event reports that the host gives it up.
 const strangerAgain = time.Minute
 
-// egressProbes keep this node from taking an egress address that a host outside the cluster has: an address is probed before the node holds it.
+// egressProbes prevent this node from taking an egress IP that a host outside the cluster uses. An address is probed before the node holds
+// it.
 type egressProbes struct {
-	// probe returns the MAC address of the host that has an address, nil if no host has it, or one of the nodes. Nil: nothing is probed.
+	// probe returns the MAC address of the foreign host that has an address; nil if no host or one of the nodes has it. Nil: nothing is
+	// probed.
 	probe func(device string, address netip.Addr, nodes []netip.Addr) (net.HardwareAddr, error)
-	// holds reports whether the node has an egress address already: after a restart it is not given up for a probe.
+	// holds reports whether the node has an egress IP already. After a restart, such an address is not given up for a probe.
 	holds func(address netip.Addr) bool
-	// changed is called when a verdict is new. It must not wait.
+	// changed is called after each probe. It must not block.
 	changed func()
 	// after is time.AfterFunc.
 	after func(time.Duration, func()) *time.Timer
@@ -28,14 +30,15 @@ type egressProbes struct {
 	verdicts map[netip.Addr]*egressVerdict
 }
 
-// egressVerdict is what is known of an address. Until it is known, nothing leaves by the address.
+// egressVerdict is the result of the probe of an address. Until it is known, no traffic leaves through the address.
 type egressVerdict struct {
 	known    bool
 	stranger net.HardwareAddr
 	err      error
 }
 
-// free reports whether this node may hold an address. An error says why it may not; neither: that is not known yet, and changed will be called.
+// free reports whether this node may hold an address. An error says why it may not. False without an error: not known yet; changed will be
+// called.
 func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Addr) (bool, error) {
 	if p.probe == nil {
 		return true, nil
@@ -59,7 +62,7 @@ func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Add
 	return v.known, nil
 }
 
-// look probes an address. While a stranger has it, it is probed again and again, until the address is forgotten.
+// look probes an address. While a foreign host uses it, or the probe fails, it is probed again, until the address is no longer kept.
 func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr, nodes []netip.Addr) {
 	stranger, err := p.probe(device, address, nodes)
 	p.mu.Lock()
@@ -74,7 +77,7 @@ func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr,
 	p.changed()
 }
 
-// keep forgets the verdicts of all addresses but these: one that comes back is probed anew.
+// keep deletes the verdicts of all addresses except these. An address that comes back is probed anew.
 func (p *egressProbes) keep(addresses map[netip.Addr]struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +87,7 @@ func (p *egressProbes) keep(addresses map[netip.Addr]struct{}) {
 	})
 }
 
-// hostAddresses are the addresses of the nodes of peers, in order.
+// hostAddresses returns the node addresses of peers, sorted.
 func hostAddresses(peers map[string]peer) []netip.Addr {
 	var addresses []netip.Addr
 	for _, at := range peers {

@@ -32,8 +32,8 @@ func TestEgressIPsThatAreOthers(t *testing.T) {
 	}
 }
 
-// A node probes an address before it holds it: nothing leaves by it until then, an address that a stranger has is refused, and taken once the
-// stranger has gone. An address that the node has already, after a restart, is kept.
+// A node probes an address before it holds it. Until the result is known, no traffic leaves through it. An address in use by a foreign host
+// is refused, and taken once that host no longer has it. An address that the node has already, after a restart, is kept.
 func TestEgressIPsAreProbed(t *testing.T) {
 	address, kept := netip.MustParseAddr("192.0.2.101"), netip.MustParseAddr("192.0.2.102")
 	e := egressNode(clusternetwork.ModeMultitenant, egressip.Namespace{Name: "a", VNID: 10, IPs: []netip.Addr{address}}, egressip.Namespace{Name: "b", VNID: 11, IPs: []netip.Addr{kept}})

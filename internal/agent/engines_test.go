@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// A node that has not the address that it is said to have hears which, and what would be right.
+// The error for a hostIP that no interface of the node has names the address and the right setting.
 func TestNodeWithoutItsAddress(t *testing.T) {
 	e := &engines{}
-	_, err := e.nodeFacts(netip.MustParseAddr("192.0.2.77")) // RFC 5737: nobody's
+	_, err := e.nodeFacts(netip.MustParseAddr("192.0.2.77")) // RFC 5737: a documentation address
 	if err == nil || !strings.Contains(err.Error(), "hostIP 192.0.2.77: no interface of this node has it; the Node's first InternalIP must be") {
 		t.Errorf("%v", err)
 	}

@@ -31,7 +31,7 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// quiet returns a recorder that nobody reads.
+// quiet returns a recorder whose events are discarded.
 func quiet() *recorder {
 	return &recorder{
 		sink: events.NewFakeRecorder(1000), node: "n1", metrics: metrics.NewAgent("v"),
@@ -46,7 +46,7 @@ func addOf(pod, container string) *cni.Request {
 	}
 }
 
-// A pod's failure is on the pod, once for a reason, whatever the sandbox; one that is only to be waited for is not.
+// A failure of a pod is reported on the pod, once per reason, for any sandbox. A failure that only requires waiting is not.
 func TestEventsOfPods(t *testing.T) {
 	clients := clientset.NewClientset()
 	m := metrics.NewAgent("v")
@@ -98,7 +98,8 @@ func TestEventsOfPods(t *testing.T) {
 	scrape(t, m, `weft_events_total{result="sent"} 5`, `weft_events_total{result="dropped"} 0`)
 }
 
-// Each address that a node does not hold is told, and again when its HostSubnet is another: none is taken for one that was told before.
+// Each address that a node cannot hold is reported, and again when its HostSubnet is another one. Events of different addresses are not
+// merged.
 func TestEventsOfEgressIPs(t *testing.T) {
 	clients := clientset.NewClientset()
 	r, err := newRecorder(t.Context(), clients, &Options{Node: "n1"}, metrics.NewAgent("v"))
@@ -123,7 +124,7 @@ func TestEventsOfEgressIPs(t *testing.T) {
 	})
 }
 
-// What a node does not do of a Service is told on that Service, by its UID: kubectl describe finds it by that.
+// What a node does not implement of a Service is reported on that Service with its UID, because kubectl describe finds events by UID.
 func TestEventsOfServices(t *testing.T) {
 	dns := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns", UID: "uid-of-dns"}}
 	store := cached{from: fake.NewClientBuilder().WithObjects(dns).Build()}
@@ -141,7 +142,7 @@ func TestEventsOfServices(t *testing.T) {
 	}
 }
 
-// What a node does not do of a NetworkPolicy is told on that policy.
+// What a node does not implement of a NetworkPolicy is reported on that policy.
 func TestEventsOfPolicies(t *testing.T) {
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-of-web"}}
 	told := &sinkOfEvents{}
@@ -158,7 +159,7 @@ func TestEventsOfPolicies(t *testing.T) {
 	}
 }
 
-// sinkOfEvents keeps events in words.
+// sinkOfEvents records events as text.
 type sinkOfEvents struct{ events []string }
 
 // Eventf implements events.EventRecorder.
@@ -170,7 +171,7 @@ func (s *sinkOfEvents) Eventf(about, _ runtime.Object, _, reason, _, note string
 
 const patienceForEvents = 20 * time.Second
 
-// However much goes wrong, little is sent and little is kept.
+// However many failures there are, the events sent and the memory kept are bounded.
 func TestEventsAreBounded(t *testing.T) {
 	r := quiet()
 	r.limit = rate.NewLimiter(0, eventBurst)
@@ -185,7 +186,7 @@ func TestEventsAreBounded(t *testing.T) {
 		fmt.Sprintf(`weft_events_total{result="dropped"} %d`, many-eventBurst))
 }
 
-// What a node does not hold is told once, although its HostSubnet has another version after each write of the agent's own.
+// An address that a node cannot hold is reported once, although the HostSubnet's version changes with each write by the agent.
 func TestHostSubnetIsToldOnceForItsVersions(t *testing.T) {
 	sink := events.NewFakeRecorder(10)
 	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), told: map[eventKey]time.Time{}}

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// inside runs a program in a namespace with words on its standard input, and returns what it says.
+// inside runs a program in a namespace with the given standard input, and returns its output.
 func inside(t *testing.T, netns, input, name string, args ...string) string {
 	t.Helper()
 	var out []byte
@@ -32,7 +32,7 @@ func inside(t *testing.T, netns, input, name string, args ...string) string {
 	return string(out)
 }
 
-// forwarder is a namespace that forwards between tun0, with a pod behind it, and eth0, with the world behind it.
+// forwarder is a namespace that forwards between tun0, with a pod behind it, and eth0, with the outside world behind it.
 type forwarder struct{ host, pod, world string }
 
 func newNode(t *testing.T) *forwarder {
@@ -46,7 +46,7 @@ func newNode(t *testing.T) *forwarder {
 	return n
 }
 
-// cable connects the host to another namespace, where the device is eth0.
+// cable connects the host to another namespace, where the device is called eth0.
 func (n *forwarder) cable(t *testing.T, other, device, address, peer string) {
 	t.Helper()
 	inside(t, n.host, "", "ip", "link", "add", device, "type", "veth", "peer", "name", "wtpeer")
@@ -63,7 +63,7 @@ func (n *forwarder) cable(t *testing.T, other, device, address, peer string) {
 	inside(t, n.host, "", "ip", "address", "add", address, "dev", device)
 }
 
-// dial reports whether the pod reaches a port of the world.
+// dial reports whether the pod reaches a port of the outside world.
 func (n *forwarder) dial(t *testing.T, address string, patience time.Duration) bool {
 	t.Helper()
 	reached := false
@@ -89,8 +89,8 @@ func (n *forwarder) serve(t *testing.T, address string) {
 	})
 }
 
-// With Docker's policy the pod reaches nothing, and everything once the firewall is followed: whatever is done to the chain,
-// and without a word to the administrator's own.
+// With Docker's policy, the pod reaches nothing. Once the firewall is followed, it reaches everything, whatever other programs do to the
+// chain. The administrator's own chain is never changed.
 func TestRealFirewall(t *testing.T) {
 	n := newNode(t)
 	const server = "192.0.2.2:8080"
@@ -166,14 +166,14 @@ func TestRealFirewall(t *testing.T) {
 	})
 }
 
-// storm does to other chains what kube-proxy does, a hundred times, and holds that nobody looks.
+// storm makes the changes that kube-proxy makes to other chains, a hundred times, and checks that they cause no survey.
 func (n *forwarder) storm(t *testing.T, counted *counting) {
 	t.Helper()
 	inside(t, n.host, "add table ip kube-proxy\nadd chain ip kube-proxy filter-forward { type filter hook forward priority -110; }\n"+
 		"add rule ip kube-proxy filter-forward ct state invalid drop\nadd chain ip kube-proxy service-x\n"+
 		"add map ip kube-proxy services { type ipv4_addr : verdict; }\n", "nft", "-f", "-")
 	inside(t, n.host, "", "iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
-	// Once that was looked at, the loop is at rest.
+	// After the survey that these changes cause, the loop is idle.
 	eventually(t, "quiet", func() bool {
 		before := len(counted.surveys) + len(counted.reads)
 		quiet := time.NewTimer(2 * firewallRest)

@@ -22,13 +22,13 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// rules is an engine of nftables, the real one or the Fake.
+// rules is an engine of nftables: the real one or the Fake.
 type rules interface {
 	reconcile.Engine[nft.Key, nft.Item]
 	surveyor
 }
 
-// counting counts what an engine is asked for.
+// counting counts the calls of an engine.
 type counting struct {
 	rules
 	reads, surveys, commits chan struct{}
@@ -58,7 +58,7 @@ func (c *counting) Commit(ctx context.Context, change reconcile.Change[nft.Key, 
 // wall is a firewall with its loop, on a node that has its rules.
 type wall struct {
 	*firewall
-	drifts chan nft.Drift // what a test tells it of
+	drifts chan nft.Drift // drifts sent by a test
 	config host.Config
 	// told counts the calls of changed.
 	told atomic.Int32
@@ -89,7 +89,7 @@ func newWall(t *testing.T, engine rules) *wall {
 	return w
 }
 
-// follows has the wall follow the drifts until the test ends.
+// follows lets the wall follow the drifts until the test ends.
 func (w *wall) follows(t *testing.T, drifts <-chan nft.Drift) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -143,7 +143,7 @@ func docker() nft.Chain {
 	}
 }
 
-// What others drop is opened, and closed again when nobody drops any more; a chain that vanishes stops nothing else.
+// Chains of other programs that drop are opened, and restored once they no longer drop. A chain that vanishes does not stop other rules.
 func TestFirewallFollows(t *testing.T) {
 	fake := nft.NewFake(docker())
 	w := newWall(t, fake)
@@ -151,7 +151,7 @@ func TestFirewallFollows(t *testing.T) {
 	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
 
 	fake.ForgetForeign(new(docker()).Key())
-	// The chain is gone and nobody told yet: others' rules are committed all the same.
+	// The chain is gone and not reported yet. Rules of other owners are still committed.
 	w.loop.Resync()
 	remote := map[reconcile.Owner]map[nft.Key]nft.Item{"remote": w.config.RemoteRules(sampleRemote())}
 	if err := w.loop.Apply(context.Background(), remote); err != nil {
@@ -171,7 +171,7 @@ func TestFirewallFollows(t *testing.T) {
 	eventually(t, "a chain that accepts has no rule of ours", func() bool { return jumpsOf(t, fake) == "" })
 }
 
-// What cannot be opened is told.
+// A chain that cannot be opened is reported.
 func TestFirewallTells(t *testing.T) {
 	chain := docker()
 	chain.Hook, chain.Name = nft.HookPrerouting, "early"
@@ -225,8 +225,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Hundred changes of chains that are not on Weft's packets' way cost neither a reading nor a look; in chains that are, a
-// storm costs about one a second.
+// A hundred changes of chains that Weft's packets do not traverse cause no read and no survey. In chains that they do traverse, a storm
+// causes about one survey a second.
 func TestFirewallStorm(t *testing.T) {
 	engine := newCounting(nft.NewFake(docker()))
 	w := newWall(t, engine)
@@ -253,7 +253,7 @@ func TestFirewallStorm(t *testing.T) {
 	}
 }
 
-// An agent that starts again removes nothing on the way.
+// An agent that restarts removes nothing in between.
 func TestFirewallRestart(t *testing.T) {
 	engine := newCounting(nft.NewFake(docker()))
 	newWall(t, engine)
@@ -273,7 +273,7 @@ func sampleHost() host.Config {
 	}
 }
 
-// A warning is told, and the agent is ready all the same.
+// A warning is reported, and the agent is still ready.
 func TestReadyWithWarning(t *testing.T) {
 	h := &health.Server{}
 	h.Add(health.Check{Name: "network", Run: func() error { return nil }})
@@ -285,7 +285,7 @@ func TestReadyWithWarning(t *testing.T) {
 	}
 }
 
-// Who watches others' rules and cannot any more ends: it does not go on deaf.
+// If the watch of other programs' rules fails, follow returns the error. It does not continue without the watch.
 func TestFirewallDeaf(t *testing.T) {
 	w := newWall(t, nft.NewFake())
 	drifts := make(chan nft.Drift, 1)
@@ -295,7 +295,7 @@ func TestFirewallDeaf(t *testing.T) {
 	}
 }
 
-// blindfold is an engine whose looks fail while they are to.
+// blindfold is an engine whose surveys fail while on is set.
 type blindfold struct {
 	rules
 	on atomic.Bool
@@ -308,7 +308,7 @@ func (b *blindfold) Survey(ctx context.Context, passages ...nft.Passage) (*nft.S
 	return b.rules.Survey(ctx, passages...)
 }
 
-// An agent that cannot look at others' chains when it starts keeps open what is open, says so, and looks again by itself.
+// An agent that cannot survey other programs' chains when it starts keeps open what is open, reports the failure, and retries by itself.
 func TestFirewallCannotLook(t *testing.T) {
 	fake := nft.NewFake(docker())
 	newWall(t, fake)
@@ -330,7 +330,7 @@ func TestFirewallCannotLook(t *testing.T) {
 	}
 }
 
-// What could not be opened is told as well, and that it has changed, so that the node's condition can say it.
+// A failure to open a chain is also reported, and changed is called, so that the node's condition can show it.
 func TestFirewallTellsFailures(t *testing.T) {
 	fake := nft.NewFake(docker())
 	w := newWall(t, fake)

@@ -24,7 +24,7 @@ func idledObject(uid, at string) *corev1.Service {
 	return object
 }
 
-// A Service that is idled no more keeps its clients waiting until it has endpoints, for two minutes at most.
+// Clients of a Service that is no longer idled wait until it has endpoints, for at most two minutes.
 func TestClientsOfAServiceThatWakesWait(t *testing.T) {
 	start := time.Now()
 	for _, c := range []struct {
@@ -69,8 +69,8 @@ func TestClientsOfAServiceThatWakesWait(t *testing.T) {
 	}
 }
 
-// What the switch reports becomes one event on the Service, as controllers of idled Services look for it: of core/v1, with the reason NeedPods
-// and a time after the one at which the Service was idled.
+// A packet that the switch reports becomes one event on the Service, in the form that controllers of idled Services expect: core/v1, reason
+// NeedPods, and a time after the one at which the Service was idled.
 func TestNeedPods(t *testing.T) {
 	clients := clientset.NewClientset()
 	d := newIdling()
@@ -110,7 +110,8 @@ func TestNeedPods(t *testing.T) {
 	}
 }
 
-// Of many idled Services whose clients come at once each has its turn: what is beyond the node's budget is asked for by later packets.
+// If clients of many idled Services come at once, events are limited by the node's budget. Later packets trigger the events for the other
+// Services.
 func TestNeedPodsHasABudget(t *testing.T) {
 	d := newIdling()
 	for i := range 3 * needPodsBurst {

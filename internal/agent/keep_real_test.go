@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// What another program changes of the node's sysctls, of the runtime's configuration and of the agent's socket comes back, and is
-// told; before pods are served there is no configuration.
+// Changes by other programs of the node's sysctls, of the runtime's configuration and of the agent's socket are reverted and reported.
+// Before pods are served, there is no configuration.
 func TestNodeIsKept(t *testing.T) {
 	dir := t.TempDir()
 	a := &agent{opts: Options{CNIConfDir: dir, RunDir: filepath.Join(dir, "run"), Log: slog.New(slog.DiscardHandler)}, socket: filepath.Join(dir, "run", "cni", "cni.sock")}

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/admin"
 )
 
-// Configurations of OpenShift SDN, and of versions of CNI that Weft's plugin does not offer, are named; others are not.
+// Configurations of OpenShift SDN, and of CNI versions that Weft's plugin does not support, are reported; others are not.
 func TestLeftoverConfigurations(t *testing.T) {
 	dir := t.TempDir()
 	changes := 0
@@ -64,7 +64,7 @@ func TestLeftoverConfigurations(t *testing.T) {
 	}
 }
 
-// The HostSubnet's condition has them, after what really obstructs.
+// The HostSubnet's condition lists leftovers, after real obstructions.
 func TestLeftoversInTheCondition(t *testing.T) {
 	for _, c := range []struct {
 		name            string

@@ -25,7 +25,7 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// markedNetNamespaces is a cache whose informer lists and watches a source in memory, and tells marks what comes in.
+// markedNetNamespaces is a cache whose informer lists and watches a source in memory, and notifies marks of arriving objects.
 type markedNetNamespaces struct {
 	watchedNetNamespaces
 	marks *marks
@@ -43,8 +43,8 @@ func (w *markedNetNamespaces) GetInformer(ctx context.Context, kind client.Objec
 	return w.running, nil
 }
 
-// After a gap in the watch an informer tells of what changed in any order. Even if what was told is in effect at once, no object
-// of which nobody was told yet is said to be.
+// After a gap in the watch, an informer reports what changed in any order. Even if each reported object is in effect at once, an object
+// that is not reported yet must not count as in effect.
 func TestMarkOverGapsOfTheWatch(t *testing.T) {
 	source := fakesource.NewFakeControllerSource()
 	marks := newMarks()
@@ -53,7 +53,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 	f := newFollower(vnids, func() {})
 	const many = 100
 	var mu sync.Mutex
-	told := map[string]uint64{} // the version of each object that was told last
+	told := map[string]uint64{} // the version of each object that was reported last
 	versions := map[string]uint64{}
 	name := func(i int) string { return fmt.Sprintf("shop-%03d", i) }
 	object := func(i int, vnid uint32) *networkv1.NetNamespace {
@@ -65,10 +65,10 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 		defer mu.Unlock()
 		f.note(at)
 		told[at.key] = at.version
-		f.mark.Take() // a step that takes no time at all
+		f.mark.Take() // a step that takes no time
 		f.mark.Done(nil)
 		if len(versions) < many {
-			return // of the first list nothing is said before all was told
+			return // for the first list there is no version before all objects are reported
 		}
 		for key, version := range versions {
 			if said, _ := f.mark.Version(); said >= version && told[key] < version {
@@ -155,8 +155,8 @@ func TestPassageOf(t *testing.T) {
 	}
 }
 
-// What engines cannot do is an exception of the objects that it is for; where it is not known of which, nothing of the kind is said to
-// be in effect; and of several marks the lowest counts.
+// What an engine cannot program is an exception of the objects concerned. If these are not known, no version is reported for the kind. Of
+// several marks, the lowest counts.
 func TestFailuresAreExceptions(t *testing.T) {
 	f := failures{all: map[realised.Kind]string{realised.NetworkPolicy: "the switch is away"}, objects: map[realised.Kind]map[string]string{}, spaces: map[realised.Kind]map[string]string{}}
 	f.note(overlay.Object{Kind: "NetNamespace", Name: "shop"}, "nft: no")
@@ -189,7 +189,7 @@ func TestFailuresAreExceptions(t *testing.T) {
 	want("the engine is away", realised.NetworkPolicy, admin.Realised{Kind: "NetworkPolicy", Reason: "the switch is away", Exceptions: map[string]string{"shop/web": "openflow: no"}})
 }
 
-// Of another node's status only what this node acts on is kept.
+// Only the part of another node's status that this node uses is kept.
 func TestStatusOfOthersIsStripped(t *testing.T) {
 	m := newMarks()
 	m.node = "own"

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/overlay/multicast"
 )
 
-// Multicast is asked for by one word; what is kept of an object in memory is enough to know it.
+// Multicast is enabled by exactly one value of the annotation. The annotation survives the stripping of objects for the cache.
 func TestWantsMulticast(t *testing.T) {
 	for value, want := range map[string]bool{"true": true, "": false, "false": false, "True": false, "yes": false, " true": false, "1": false} {
 		nn := &networkv1.NetNamespace{

@@ -15,7 +15,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// watchedNetNamespaces is a cache whose informer really lists and watches, a source in memory.
+// watchedNetNamespaces is a cache with a real informer, which lists and watches a source in memory.
 type watchedNetNamespaces struct {
 	cache.Cache
 	source  *fakesource.FakeControllerSource
@@ -38,7 +38,7 @@ func (w *watchedNetNamespaces) RemoveInformer(context.Context, client.Object) er
 	return nil
 }
 
-// listener has the names that it was told of.
+// listener receives the names that are reported.
 type listener chan string
 
 func (f listener) note(at passage) { f <- at.key }
@@ -58,8 +58,8 @@ func (f listener) want(t *testing.T, names ...string) {
 	}
 }
 
-// Whoever follows NetNamespaces is told of all, and of what changes, for as long as it follows, whoever else does; the watch ends
-// with the last, and begins anew with the next.
+// Each follower of NetNamespaces is notified of all objects and of their changes until it unfollows, independently of other followers. The
+// watch ends with the last follower, and starts again with the next.
 func TestNetNamespacesHaveFollowers(t *testing.T) {
 	objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
 	named := func(name string) *networkv1.NetNamespace {
@@ -109,7 +109,7 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 	}
 }
 
-// Who follows is told of what is asked for otherwise, and not of what is only told in the status.
+// Followers are notified of changes of what a NetNamespace requests, and not of changes of its status.
 func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
 	objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
 	object := networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}, NetName: "a", NetID: 10}

@@ -11,12 +11,12 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// decidedKind is a network of which it is known whether it is present.
+// decidedKind is a network whose presence is known.
 func decidedKind(name string, presence netkind.Presence) *kind {
 	return &kind{Kind: netkind.Kind{Name: name}, presence: presence, known: true, why: "it is not running"}
 }
 
-// TestDefaultNetwork: the network whose object says so, else the overlay, else the first that needs no binding.
+// TestDefaultNetwork: the default is the network whose object says so; otherwise the overlay; otherwise the first that needs no binding.
 func TestDefaultNetwork(t *testing.T) {
 	const (
 		absent = iota
@@ -49,8 +49,8 @@ func TestDefaultNetwork(t *testing.T) {
 	}
 }
 
-// TestNothingIsPlacedBeforeAllIsKnown: while it is not known of one network whether it is present, no pod is placed; afterwards what is
-// absent is refused with the reason.
+// TestNothingIsPlacedBeforeAllIsKnown: no pod is placed while the presence of any network is unknown. Afterwards, pods for an absent
+// network are refused with the reason.
 func TestNothingIsPlacedBeforeAllIsKnown(t *testing.T) {
 	flat := decidedKind("flat", netkind.Presence{Why: "there is no ConfigMap"})
 	flat.why = "there is no ConfigMap"
@@ -77,8 +77,8 @@ func TestNothingIsPlacedBeforeAllIsKnown(t *testing.T) {
 	}
 }
 
-// TestAbsentNetworkBinds: a pod that is bound to a network which is not present is refused, also where an annotation names another one. While
-// the API server does not serve the network's objects, nothing is bound to it.
+// TestAbsentNetworkBinds: a pod that is bound to an absent network is refused, even if an annotation names another one. While the API
+// server does not serve the network's objects, nothing is bound to it.
 func TestAbsentNetworkBinds(t *testing.T) {
 	bound := decidedKind("bound", netkind.Presence{Why: "there is no Vpc"})
 	bound.why = "there is no Vpc"

@@ -12,8 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestNodeIsFoundWhilePodsComeAndGo: the kernel tells of a list that changed while it was made. On a busy node that is
-// nearly every list.
+// TestNodeIsFoundWhilePodsComeAndGo: the kernel reports a list that changed during the dump. On a busy node, that is nearly every list.
 func TestNodeIsFoundWhilePodsComeAndGo(t *testing.T) {
 	space, err := testutils.NewNS()
 	if err != nil {
@@ -45,7 +44,7 @@ func TestNodeIsFoundWhilePodsComeAndGo(t *testing.T) {
 	}
 }
 
-// crowd makes a node with many pods, whose uplink has the address.
+// crowd creates links as on a node with many pods; the uplink among them has the address.
 func crowd(address netip.Addr) error {
 	for i := range 200 {
 		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("wta%d", i)}, PeerName: fmt.Sprintf("wtb%d", i)}

@@ -29,14 +29,14 @@ func (a *agent) serveHealth(ctx context.Context) error {
 	return health.Serve(ctx, a.opts.HealthAddress, a.health.Handler())
 }
 
-// serveMetrics answers scrapes, and nothing else, at an address of their own until ctx ends.
+// serveMetrics answers only scrapes, at a separate address, until ctx ends.
 func (a *agent) serveMetrics(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", a.metrics.Handler())
 	return health.Serve(ctx, a.opts.MetricsAddress, mux)
 }
 
-// watch has probes and scrapes look at the network and its engines from now on.
+// watch adds the network and its engines to the health checks and the metrics.
 func (a *agent) watch(network *overlay.Network, e *engines) {
 	if len(a.opts.Networks) == 0 {
 		a.watchNode(e, network.Ready)
@@ -58,7 +58,7 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 	})
 }
 
-// watchNode has probes look at the node's engines, and at the network that ready is of.
+// watchNode adds the node's engines to the health checks, and the network to which ready belongs.
 func (a *agent) watchNode(e *engines, ready func() error) {
 	a.health.Add(
 		health.Check{Name: "network", Run: ready},
@@ -71,12 +71,12 @@ func (a *agent) watchNode(e *engines, ready func() error) {
 	)
 }
 
-// noAttachments counts none in each state.
+// noAttachments returns a count of zero for each state.
 func noAttachments() map[string]int {
 	return map[string]int{string(attach.Planned): 0, string(attach.Attached): 0, string(attach.Closing): 0}
 }
 
-// standing returns the loops' figures.
+// standing returns the status of the loops.
 func (e *engines) standing() map[string]metrics.Engine {
 	all := map[string]metrics.Engine{
 		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)[""]},
@@ -90,7 +90,7 @@ func (e *engines) standing() map[string]metrics.Engine {
 	return all
 }
 
-// tableOf names the table of a flow, and groups as "groups".
+// tableOf returns the name of a flow's table; for groups, "groups".
 func tableOf(key openflow.Key) string {
 	if key.Group != 0 {
 		return "groups"
@@ -101,10 +101,10 @@ func tableOf(key openflow.Key) string {
 	return strconv.Itoa(int(key.Table))
 }
 
-// one puts everything into one class.
+// one is a classifier with a single class.
 func one[K any](K) string { return "" }
 
-// observe is told of each request of the container runtime.
+// observe starts the measurement of a request of the container runtime. The returned function ends it.
 func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin) (context.Context, func(error)) {
 	begin := time.Now()
 	command := string(req.Command)
@@ -129,7 +129,7 @@ func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin
 	}
 }
 
-// networkOf returns the network of the attachment that a request is about, as its record has it.
+// networkOf returns the network of a request's attachment, from its record.
 func (a *agent) networkOf(req *cni.Request) string {
 	if a.store == nil {
 		return metrics.NoNetwork
@@ -141,12 +141,12 @@ func (a *agent) networkOf(req *cni.Request) string {
 	return nameOf(&record)
 }
 
-// nameOf returns the value of the label network for a record: the kind of its network. There is one network of some kinds for each object.
+// nameOf returns the value of the label network for a record: the kind of its network. Some kinds have one network for each object.
 func nameOf(record *attach.Record) string {
 	return cmp.Or(network.KindOf(record.Network), metrics.NoNetwork)
 }
 
-// requestSteps are the steps of a request. They are counted at its end: which network it is for is not known from the beginning.
+// requestSteps are the steps of a request. They are counted at its end, because its network is not always known at the beginning.
 type requestSteps struct {
 	mu    sync.Mutex
 	steps []requestStep
@@ -169,27 +169,27 @@ func (r *requestSteps) all() []requestStep {
 	return slices.Clone(r.steps)
 }
 
-// errAway is what is told while the API server is away.
+// errAway is reported while the API server is unreachable.
 var errAway = errors.New("no watch of the API server is open: changes of objects wait until it is back; existing pods are unaffected")
 
-// kube watches what goes to the API server and what comes back.
+// kube measures the requests to the API server and the open watches.
 type kube struct {
 	metrics *metrics.Agent
 
 	mu sync.Mutex
-	// open counts the watches that are open; ever says that there was one.
+	// open counts the open watches. ever says that there has been one.
 	open int
 	ever bool
 }
 
-// wrap returns the configuration of a client whose requests are watched.
+// wrap returns the configuration of a client whose requests are measured.
 func (k *kube) wrap(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &kubeTransport{kube: k, next: next} })
 	return config
 }
 
-// state returns nil while watches are open: the node goes on without them, with what it knows.
+// state returns nil while watches are open. Without them, the node continues with the objects it has.
 func (k *kube) state() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -207,7 +207,7 @@ func (k *kube) watches(change int) {
 	k.metrics.KubeWatches(change)
 }
 
-// kubeTransport is a RoundTripper that tells of requests and of open watches.
+// kubeTransport is a RoundTripper that counts requests and open watches.
 type kubeTransport struct {
 	kube *kube
 	next http.RoundTripper
@@ -231,13 +231,13 @@ func (t *kubeTransport) RoundTrip(request *http.Request) (*http.Response, error)
 // WrappedRoundTripper lets client-go find the transport below.
 func (t *kubeTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-// watchBody is the answer of a watch, which stays open.
+// watchBody is the response body of a watch, which stays open.
 type watchBody struct {
 	io.ReadCloser
 	closed func()
 }
 
-// Read implements io.Reader. A watch that ends counts as closed, also before anybody closes it.
+// Read implements io.Reader. A watch that ends counts as closed, even before Close is called.
 func (b *watchBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {

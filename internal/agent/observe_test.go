@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/timing"
 )
 
-// A watch counts while it is open, whoever ends it, and requests by what came back.
+// A watch counts while it is open, whichever side ends it. Requests are counted by the status of the response.
 func TestKubeWatches(t *testing.T) {
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -91,7 +91,7 @@ func TestRequestsAreMeasured(t *testing.T) {
 		`weft_cni_request_duration_seconds_count{code="11",command="ADD",network="none"} 1`, `weft_cni_request_duration_seconds_count{code="100",command="ADD",network="none"} 1`)
 }
 
-// A request counts for the network of its attachment's record, which an ADD makes and a DEL removes.
+// A request counts for the network of its attachment's record, which an ADD creates and a DEL removes.
 func TestRequestsCountForTheirNetwork(t *testing.T) {
 	store, err := attach.Open(t.TempDir())
 	if err != nil {
@@ -121,7 +121,7 @@ func TestRequestsCountForTheirNetwork(t *testing.T) {
 		`weft_cni_step_duration_seconds_count{command="ADD",network="vpc",step="test"} 1`)
 }
 
-// A change counts from when the first of those was seen that are not programmed.
+// The time of a change is that of the first change that is not programmed yet.
 func TestChangesCountFromTheFirst(t *testing.T) {
 	o := &objects{changed: make(chan struct{}, 1)}
 	if o.take().IsZero() {

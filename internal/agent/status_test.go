@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/admin"
 )
 
-// board is a HostSubnet in memory whose status is written.
+// board is a HostSubnet in memory with a status that can be written.
 type board struct {
 	section weftv1.NodeNetworkSection
 
@@ -63,7 +63,7 @@ func newBoard() (*board, *admin.State, *time.Time, *statusWriter) {
 	}
 }
 
-// TestStatusIsWrittenOnChange: what is wrong at once, numbers in a while, and in steady state nothing.
+// TestStatusIsWrittenOnChange: failures are written at once, numbers after a while, and nothing in steady state.
 func TestStatusIsWrittenOnChange(t *testing.T) {
 	b, state, clock, w := newBoard()
 	look := func(step string, writes int, wait time.Duration) {
@@ -101,7 +101,7 @@ func TestStatusIsWrittenOnChange(t *testing.T) {
 	}
 }
 
-// A write that failed may have been taken, or one before it: it is written again, also if it looks as if it were there.
+// A failed write may have been applied, and so may one before it. It is therefore repeated even if the object looks up to date.
 func TestStatusIsWrittenAgainAfterAFailure(t *testing.T) {
 	b, _, clock, w := newBoard()
 	apply := w.apply
@@ -121,7 +121,7 @@ func TestStatusIsWrittenAgainAfterAFailure(t *testing.T) {
 	}
 }
 
-// The node's NodeNetwork says of the overlay what its HostSubnet says, and nothing of an agent that has just begun.
+// The section of the overlay in the node's NodeNetwork agrees with its HostSubnet. An agent that has just started reports no section.
 func TestStatusIsReportedAsASection(t *testing.T) {
 	b, state, clock, w := newBoard()
 	state.Ready, state.Waiting = false, "waiting for the API server"
@@ -150,7 +150,7 @@ func TestStatusIsReportedAsASection(t *testing.T) {
 	expect(metav1.ConditionTrue, metav1.ConditionFalse)
 }
 
-// TestStatusOfAStartIsOneWrite: what an agent waits for as it starts is told only if it has to wait.
+// TestStatusOfAStartIsOneWrite: what a starting agent waits for is reported only if it really has to wait.
 func TestStatusOfAStartIsOneWrite(t *testing.T) {
 	b, state, clock, w := newBoard()
 	state.Ready, state.Waiting = false, "waiting for the API server"
@@ -170,7 +170,7 @@ func TestStatusOfAStartIsOneWrite(t *testing.T) {
 	}
 }
 
-// TestStatusIsTriedAgain: a write that fails is, and not in a hurry.
+// TestStatusIsTriedAgain: a write that fails is retried after a delay.
 func TestStatusIsTriedAgain(t *testing.T) {
 	b, _, clock, w := newBoard()
 	b.fail = errors.New("the API server is away")
@@ -184,7 +184,7 @@ func TestStatusIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestStatusSaysThatTheAgentStopped: and only if it has ever said that it runs.
+// TestStatusSaysThatTheAgentStopped: only if it has ever reported that it runs.
 func TestStatusSaysThatTheAgentStopped(t *testing.T) {
 	b, _, _, w := newBoard()
 	w.stopped(t.Context())
@@ -232,7 +232,7 @@ func TestStatusIsBounded(t *testing.T) {
 	}
 }
 
-// TestStatusOnlyUpdatesDoNotConcern: agents watch all HostSubnets, and compile nothing when one tells how it stands.
+// TestStatusOnlyUpdatesDoNotConcern: agents watch all HostSubnets, and compile nothing when only a status changes.
 func TestStatusOnlyUpdatesDoNotConcern(t *testing.T) {
 	old := &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "1", Generation: 1, ResourceVersion: "1"}}
 	told := old.DeepCopy()
@@ -253,8 +253,8 @@ func TestStatusOnlyUpdatesDoNotConcern(t *testing.T) {
 	}
 }
 
-// With objects that change all the time a few nodes write every 5 seconds, more so often that the API server sends 200 events a second, and
-// all at least once a minute, unless that many take longer for their turns.
+// While objects change permanently, few nodes write every 5 seconds. More nodes write so often that the API server sends 200 events a
+// second. All write at least once a minute, unless so many nodes need longer for their turns.
 func TestStatusRests(t *testing.T) {
 	for nodes, want := range map[int]time.Duration{
 		0: time.Minute, 2: 5 * time.Second, 31: 5 * time.Second, 60: 18 * time.Second, 100: 50 * time.Second, 1000: time.Minute, 2000: 2 * time.Minute,
@@ -265,8 +265,8 @@ func TestStatusRests(t *testing.T) {
 	}
 }
 
-// How far objects are realised is written soon, in turn with other nodes, some times; then, while it goes on changing, the more seldom the
-// more nodes hear of it; and what is not realised, always soon.
+// A new resourceVersion observed is written soon, in turn with other nodes, for a few times. If it continues to change, writes become rarer
+// the more nodes receive them. Objects that are not realised are always reported soon.
 func TestStatusSaysWhatIsRealised(t *testing.T) {
 	const nodes = 50
 	b, state, clock, w := newBoard()

@@ -46,8 +46,8 @@ func (f *fakeObjects) put(name string, netID uint32, version string) {
 	f.objects[name] = &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}, NetName: name, NetID: netID}
 }
 
-// A change has what differs and nothing else, with the version of the last object whose VNID is another: one that is new
-// moves nobody.
+// A change contains only what differs, with the version of the last object whose VNID is another. A new object has no version: no pod
+// changes its VNID.
 func TestTenantChange(t *testing.T) {
 	f := &fakeObjects{objects: map[string]*networkv1.NetNamespace{}}
 	x := newTenants(f, nil, slog.New(slog.DiscardHandler), func() {})
@@ -80,7 +80,7 @@ func TestTenantChange(t *testing.T) {
 	f.put("a", 10, "100")
 	f.put("b", 20, "99")
 	want("the first", look("a", "b", "c"), overlay.TenantChange{VNIDs: map[string]uint32{"a": 10, "b": 20}, Version: 100})
-	f.put("a", 10, "101") // its status
+	f.put("a", 10, "101") // only its status has changed
 	f.put("new", 30, "102")
 	want("a new one", look("a", "new"), overlay.TenantChange{VNIDs: map[string]uint32{"new": 30}})
 	f.put("b", 10, "103")
@@ -94,7 +94,7 @@ func TestTenantChange(t *testing.T) {
 	}
 }
 
-// A node that has pods waits for their VNIDs before it isolates them, and says whose; not for ever.
+// A node with pods waits for their VNIDs before it isolates them, and names the namespaces without one. The wait is bounded.
 func TestWaitingForVNIDs(t *testing.T) {
 	store, err := attach.Open(t.TempDir())
 	if err != nil {

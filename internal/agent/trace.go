@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/timing"
 )
 
-// traceRequest begins the spans of a request: the plugin's, from when it was started (it makes none itself, so as to stay
-// small, and is told of here; its last milliseconds, after the answer, are not in it), and below it the agent's.
+// traceRequest starts the spans of a request. The plugin's span begins when the plugin was started. The plugin creates no spans itself, to
+// stay small, so the agent does; the plugin's last milliseconds, after the answer, are not included. The agent's span is its child.
 func (a *agent) traceRequest(ctx context.Context, req *cni.Request, origin cni.Origin) (context.Context, func(error)) {
 	carrier := propagation.MapCarrier{"traceparent": origin.TraceParent}
 	ctx = propagation.TraceContext{}.Extract(ctx, carrier)

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/timing"
 )
 
-// A request's spans hang together: what the runtime says, the plugin from its start on, the agent's work and its steps.
+// The spans of a request are connected: the runtime's, the plugin's from its start, the agent's and those of its steps.
 func TestRequestIsTraced(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
 	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
@@ -42,7 +42,7 @@ func TestRequestIsTraced(t *testing.T) {
 	scrape(t, a.metrics, `weft_cni_step_duration_seconds_count{command="ADD",network="none",step="link"} 1`)
 }
 
-// Nothing that a plugin says keeps a request from being served, or makes a trace of nonsense.
+// An invalid trace parent from the plugin does not fail the request, and is ignored.
 func TestWrongTraceParentIsIgnored(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
 	a := &agent{events: quiet(), metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}

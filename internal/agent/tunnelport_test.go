@@ -17,7 +17,7 @@ func hostSubnetAt(uid string, ports ...int32) *networkv1.HostSubnet {
 	return &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Status: networkv1.HostSubnetStatus{VXLANPorts: ports}}
 }
 
-// The port is that of the first ClusterNetwork that the node has met, over restarts of the agent, until the node is a new one.
+// The port is that of the first ClusterNetwork that the node has observed. It survives restarts of the agent, until the node is a new one.
 func TestTunnelPortIsFixed(t *testing.T) {
 	var log bytes.Buffer
 	newPort := func() *tunnelPort { return &tunnelPort{log: slog.New(slog.NewTextHandler(&log, nil))} }
