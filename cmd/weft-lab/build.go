@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/lab/kubebuild"
 )
 
-// build makes Kubernetes' programs ahead of the first lab, which would make them itself.
+// build builds Kubernetes' programs before the first lab, which otherwise builds them itself.
 func build() *cobra.Command {
 	var module string
 	cmd := &cobra.Command{
@@ -40,7 +40,7 @@ func build() *cobra.Command {
 	return cmd
 }
 
-// runCommand runs a command to its end and returns what it printed; what it complained of is in the error.
+// runCommand runs a command to its end and returns its output. The error contains its standard error.
 func runCommand(ctx context.Context, stdin string, argv ...string) (string, error) {
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	var stderr strings.Builder

@@ -61,7 +61,7 @@ func up(name *string) *cobra.Command {
 	return cmd
 }
 
-// printer prints what is done, and what takes longer than a moment when it begins.
+// printer prints each step when it is done; a step that takes longer is also printed when it begins.
 func printer(w io.Writer) report.Progress {
 	return func(e report.Event) {
 		switch e.State {

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/lab/supervisor"
 )
 
-// What the lab itself starts.
+// Commands that the lab itself starts.
 
 func supervise() *cobra.Command {
 	return &cobra.Command{

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/lab/image"
 )
 
-// imageCmd makes the image that users install, which is the one that the lab's nodes run.
+// imageCmd writes the image that users install. The lab's nodes run the same image.
 func imageCmd() *cobra.Command {
 	var output, bin, ref string
 	cmd := &cobra.Command{
@@ -50,7 +50,7 @@ func imageCmd() *cobra.Command {
 	return cmd
 }
 
-// writeImage writes an archive in place of what is at path, and returns its checksum (SHA-256).
+// writeImage writes an archive to path, replacing an existing file, and returns its checksum (SHA-256).
 func writeImage(path string, im image.Image) (_ string, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", fmt.Errorf("write the image: %w", err)

@@ -15,11 +15,11 @@ import (
 )
 
 func main() {
-	if filepath.Base(os.Args[0]) == loopback.Name { // a container runtime calls
+	if filepath.Base(os.Args[0]) == loopback.Name { // called by a container runtime
 		loopback.Main()
 		return
 	}
-	if os.Getpid() == 1 && os.Args[0] == guest.Init { // the kernel of a virtual machine has started
+	if os.Getpid() == 1 && os.Args[0] == guest.Init { // started by the kernel of a virtual machine
 		guest.Main()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// pod is the kubelet of labs that have none.
+// pod does the kubelet's work in labs without kubelets.
 func pod(name *string) *cobra.Command {
 	var spec lab.PodSpec
 	cmd := &cobra.Command{Use: "pod", Short: "Start, list, enter and end pods of a lab of runtime cni"}

@@ -15,12 +15,12 @@ import (
 	"weft.dev/weft/lab/vm"
 )
 
-// exitCode is the end of a command that ran elsewhere, and said itself what there was to say.
+// exitCode is the exit code of a command that ran in the virtual machine and printed its own errors.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// ExitCode is the command's.
+// ExitCode returns the command's exit code.
 func (e exitCode) ExitCode() int { return int(e) }
 
 func virtual() *cobra.Command {
@@ -55,7 +55,7 @@ its exit code are the command's own.`,
 	return cmd
 }
 
-// completeVM has the command run where the caller is, in an environment that has only what tests and labs look at.
+// completeVM sets the command, the caller's working directory, and an environment with only the variables that tests and labs read.
 func completeVM(c *vm.Config, args []string) error {
 	program, err := exec.LookPath(args[0])
 	if err != nil {

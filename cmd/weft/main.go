@@ -1,4 +1,4 @@
-// Command weft is Weft's one program: the agent of a node, the controller of a cluster, and the operator's commands.
+// Command weft contains all of Weft's commands: the agent of a node, the controller of a cluster, and the operator's commands.
 package main
 
 import (
@@ -23,7 +23,7 @@ func main() {
 		UID: os.Geteuid(), Getenv: os.Getenv,
 	}
 	if err := cli.Weft(environment).ExecuteContext(ctx); err != nil {
-		if err.Error() != "" { // it is told already
+		if err.Error() != "" { // empty: everything is already printed
 			fmt.Fprintln(os.Stderr, "weft:", err)
 		}
 		os.Exit(cli.ExitCode(err))

@@ -18,12 +18,12 @@ import (
 	"weft.dev/weft/internal/tracing"
 )
 
-// collectAt is the growth of the heap, in percent, at which the agent collects garbage; Go's default is 100. The agent's heap is small and
-// changes little, so this saves some 6 MB on every node, and costs no processor time that the benchmark of ADD shows.
+// collectAt is the heap growth, in percent, after which the agent's garbage collector runs; Go's default is 100. The agent's heap is small
+// and changes little, so this saves some 6 MB on every node, and costs no CPU time that the benchmark of ADD shows.
 const collectAt = 50
 
-// An agent that starts keeps nearly all that it reads, so its collector would go over a heap that grows again and again. collectAtStart
-// makes it begin at 16 MB, until startsWithin has passed.
+// An agent that starts keeps nearly all that it reads, so the collector would scan a growing heap again and again. With collectAtStart it
+// first runs at 16 MB, until startsWithin has passed.
 const (
 	collectAtStart = 400
 	startsWithin   = 10 * time.Second
@@ -111,7 +111,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	return cmd
 }
 
-// traces returns what makes spans and sends them, and what ends that.
+// traces returns the tracer provider, and a function that sends the last spans and stops it.
 func traces(ctx context.Context, sampling float64, opts *agent.Options, getenv func(string) string) (trace.TracerProvider, func(), error) {
 	provider, err := tracing.New(tracing.Config{
 		Sampling: sampling, Service: "weft-agent", Version: opts.Version, Node: opts.Node, Getenv: getenv, Log: opts.Log,
@@ -129,7 +129,7 @@ func traces(ctx context.Context, sampling float64, opts *agent.Options, getenv f
 	}, nil
 }
 
-// tracesGrace bounds how long an agent that ends waits for its traces to be sent.
+// tracesGrace is how long an agent that ends waits for its spans to be sent.
 const tracesGrace = 2 * time.Second
 
 func installPluginCommand() *cobra.Command {
@@ -147,7 +147,7 @@ func installPluginCommand() *cobra.Command {
 	return cmd
 }
 
-// afterDash accepts arguments behind -- only.
+// afterDash accepts arguments after -- only.
 func afterDash(cmd *cobra.Command, args []string) error {
 	if before := cmd.ArgsLenAtDash(); before > 0 || before < 0 && len(args) > 0 {
 		return unknown(nil, fmt.Errorf("argument %q: flags of flanneld follow after --", args[0]))
@@ -155,7 +155,7 @@ func afterDash(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// flannelFlags returns flanneld's flags for an agent that serves flannel, else nil. Without any, they are --ip-masq.
+// flannelFlags returns flanneld's flags for an agent that serves flannel, else nil. Without arguments, the flags are --ip-masq.
 func flannelFlags(serve bool, args []string, environment Environment, usage io.Writer) (*netconf.Flags, error) {
 	switch {
 	case !serve && len(args) > 0:

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/agent"
 )
 
-// closedFlags are what is closed to pods outside their network.
+// closedFlags are the flags for addresses and ports outside the pod network that pods cannot reach.
 type closedFlags struct{ metadata, ports []string }
 
 func (f *closedFlags) register(cmd *cobra.Command) {
@@ -19,7 +19,7 @@ func (f *closedFlags) register(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.ports, "closed-node-ports", []string{"22623", "22624"}, "TCP ports of nodes that pods don't reach, those of OpenShift's machine configuration server; empty: pods reach all")
 }
 
-// parse puts the flags into the agent's options.
+// parse sets the agent's options from the flags.
 func (f *closedFlags) parse(opts *agent.Options) error {
 	const portBits = 16
 	for _, text := range f.metadata {

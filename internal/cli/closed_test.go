@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/agent"
 )
 
-// By default the metadata service and the ports of ignition files are closed to pods; an empty value opens them, and a wrong one is refused.
+// By default, pods cannot reach the metadata service and the ports of ignition files. An empty value opens them; an invalid one is refused.
 func TestClosedFlags(t *testing.T) {
 	metadata, ports := []netip.Addr{netip.MustParseAddr("169.254.169.254")}, []uint16{22623, 22624}
 	for _, test := range []struct {

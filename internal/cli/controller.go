@@ -51,7 +51,7 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 	return cmd
 }
 
-// neutronFlags are the flags of OpenStack's networks. Ranges are stackube's, with stackube's defaults.
+// neutronFlags are the flags for networks in OpenStack. The ranges and their defaults are those of stackube.
 type neutronFlags struct {
 	config, cluster, userCIDR, userGateway string
 	ranges, reserved                       []string
@@ -69,7 +69,7 @@ func (f *neutronFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.userGateway, "neutron-user-gateway", "", "router's address in --neutron-user-cidr; empty: the first")
 }
 
-// options returns nil where no OpenStack is configured.
+// options returns nil if no OpenStack is configured.
 func (f *neutronFlags) options() (*neutroncluster.Options, error) {
 	if f.config == "" {
 		return nil, nil //nolint:nilnil // there is none, and that is no error

@@ -9,13 +9,13 @@ import (
 	"weft.dev/weft/internal/agent"
 )
 
-// Programs that the init containers of flannel's manifest run. Weft's image has them as links to weft.
+// Programs that the init containers of flannel's manifest run. In Weft's image, these names are links to weft.
 const (
 	copyProgram        = "cp"
 	installConfProgram = "install-conf"
 )
 
-// copyCommand copies one file, as the init containers of flannel's manifest do: cp -f FROM TO, install-conf FROM TO.
+// copyCommand copies one file in the two forms that the init containers of flannel's manifest use: cp -f FROM TO, install-conf FROM TO.
 func copyCommand(program string) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{

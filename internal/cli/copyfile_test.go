@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestCopyPrograms: called by the names that flannel's manifest has in its init containers, the program copies a file with its permissions,
-// also over one that is there, and through a link.
+// TestCopyPrograms: called by the names that the init containers of flannel's manifest use, the program copies a file with its permissions.
+// It replaces an existing file, and follows a symbolic link.
 func TestCopyPrograms(t *testing.T) {
 	dir := t.TempDir()
 	from, link, to := filepath.Join(dir, "weft-flannel"), filepath.Join(dir, "flannel"), filepath.Join(dir, "to")

@@ -48,7 +48,7 @@ func diffCommand() *cobra.Command {
 	return cmd
 }
 
-// checkFormat says what is wrong with an --output.
+// checkFormat returns an error for an unknown --output.
 func checkFormat(output string) error {
 	if output != outputText && output != outputJSON && output != outputYAML {
 		return fmt.Errorf("--output %q: it is one of text, json, yaml", output)
@@ -82,7 +82,7 @@ func tellDiff(w io.Writer, output string, diff *admin.Diff) error {
 	return nil
 }
 
-// diffText renders a comparison as diff(1) does: - is what is programmed and should not be, + what should be and is not.
+// diffText renders a comparison in the style of diff(1): - marks what is programmed but not desired, + what is desired but not programmed.
 func diffText(diff *admin.Diff) string {
 	out := &strings.Builder{}
 	for _, e := range diff.Engines {
@@ -99,7 +99,7 @@ func diffText(diff *admin.Diff) string {
 	return out.String()
 }
 
-// owners lists differences under the object that they come from.
+// owners lists differences by the object that they come from.
 func owners(out *strings.Builder, all []admin.Difference) {
 	for i, d := range all {
 		if i == 0 || d.Owner != all[i-1].Owner {

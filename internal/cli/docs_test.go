@@ -30,7 +30,7 @@ func docsCommands(page string) [][]string {
 	return all
 }
 
-// Every command of weft on a page of the documentation is one, with flags and arguments that there are.
+// Every weft command on a page of the documentation exists, with valid flags and arguments.
 func TestDocsCommandsParse(t *testing.T) {
 	pages, err := filepath.Glob(filepath.Join("..", "..", "docs", "*.md"))
 	if err != nil {
@@ -59,7 +59,7 @@ func TestDocsCommandsParse(t *testing.T) {
 	}
 }
 
-// parses returns why weft would refuse arguments before it runs anything.
+// parses returns the error with which weft would refuse the arguments before it runs a command.
 func parses(args []string) error {
 	root := Weft(Environment{})
 	root.InitDefaultHelpCmd()

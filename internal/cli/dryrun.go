@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/agent"
 )
 
-// dryRunFlags make weft agent a comparison.
+// dryRunFlags are the flags with which weft agent compares and does not start.
 type dryRunFlags struct {
 	run     bool
 	output  string
@@ -28,7 +28,7 @@ func (f *dryRunFlags) register(cmd *cobra.Command) {
 	flags.DurationVar(&f.timeout, "timeout", time.Minute, "how long --dry-run waits for switch and API server")
 }
 
-// check refuses flags of the dry run where an agent would start.
+// check refuses flags of the dry run without --dry-run.
 func (f *dryRunFlags) check(cmd *cobra.Command) error {
 	for _, flag := range []string{"output", "timeout"} {
 		if !f.run && cmd.Flags().Changed(flag) {

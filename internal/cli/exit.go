@@ -6,10 +6,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// exitError ends the program with a code of its own.
+// exitError ends the program with a given exit code.
 type exitError struct {
 	code int
-	// err is what is told; nil when the output has said it all.
+	// err is printed; nil if the output is complete without it.
 	err error
 }
 
@@ -21,13 +21,13 @@ func (e *exitError) Error() string {
 	return e.err.Error()
 }
 
-// Unwrap returns what is told.
+// Unwrap returns the error to print.
 func (e *exitError) Unwrap() error { return e.err }
 
-// unknown makes a wrong flag no answer: of commands whose answer is 0 or 1.
+// unknown gives a flag error the exit code exitUnknown, because for commands that compare, 0 and 1 are results.
 func unknown(_ *cobra.Command, err error) error { return &exitError{code: exitUnknown, err: err} }
 
-// ExitCode returns what the program ends with after a command returned err.
+// ExitCode returns the program's exit code after a command returned err.
 func ExitCode(err error) int {
 	var exit *exitError
 	switch {

@@ -21,10 +21,10 @@ import (
 	"weft.dev/weft/internal/flannel/subnetenv"
 )
 
-// flanneldProgram is the name by which the program is flannel's daemon.
+// flanneldProgram is the name under which the program is flannel's daemon.
 const flanneldProgram = "flanneld"
 
-// detailVerbosity is from which -v on details are logged.
+// detailVerbosity is the lowest -v at which details are logged.
 const detailVerbosity = 2
 
 func flanneldCommand(common *commonFlags, environment Environment) *cobra.Command {
@@ -115,7 +115,7 @@ func flanneldStore(ctx context.Context, flags *netconf.Flags, getenv func(string
 	}), nil
 }
 
-// formerSubnets reads what subnet.env says from before; whatever is wrong with it, there is then no former subnet.
+// formerSubnets reads the former subnets from subnet.env. If the file cannot be read or parsed, there is no former subnet.
 func formerSubnets(path string, log *slog.Logger) subnetenv.Env {
 	text, err := os.ReadFile(path)
 	if err != nil {

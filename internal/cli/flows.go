@@ -82,14 +82,15 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 	return cmd
 }
 
-// run asks this node.
+// run lists the flows of this node.
 func (o *flowsOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	report, err := flows.Whose(ctx, o.runDir, o.admin.client(), o.filter)
 	if err != nil {
 		return &exitError{code: exitUnknown, err: fmt.Errorf("the flows cannot be read: %w", err)}
 	}
 	if report.OwnersUnknown != "" {
-		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: whose the flows are is not known: %s\n", report.OwnersUnknown) // nobody else to tell
+		// an error of this write cannot be reported
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: whose the flows are is not known: %s\n", report.OwnersUnknown)
 	}
 	if err := report.Apply(o.filter); err != nil {
 		return &exitError{code: exitUnknown, err: err}
@@ -119,7 +120,7 @@ func (o *flowsOptions) print(w io.Writer, report *flows.Report) error {
 	return printValue(w, o.output, report)
 }
 
-// onNode has the agent's pod of a node run the same command.
+// onNode runs the same command in the agent's pod of a node, with kubectl.
 func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *commonFlags) error {
 	base := []string{"--namespace", o.namespace}
 	if o.context != "" {
@@ -151,12 +152,13 @@ func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *c
 	case ctx.Err() != nil:
 		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: no answer within %s", o.node, o.timeout)}
 	case errors.As(err, &exit) && strings.Contains(errs.String(), fmt.Sprintf("command terminated with exit code %d", exit.ExitCode())):
-		return &exitError{code: exit.ExitCode()} // it has said why
+		return &exitError{code: exit.ExitCode()} // the reason is already on standard error
 	}
-	return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: kubectl exec: %w", o.node, err)} // whose own failures end with 1 as well
+	// kubectl's own failures also exit with 1
+	return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: kubectl exec: %w", o.node, err)}
 }
 
-// args are the arguments that ask a node for the same as these options.
+// args returns the arguments of the same request on another node.
 func (o *flowsOptions) args() []string {
 	args := []string{"flows", "--output", o.output, "--timeout", o.timeout.String(), "--socket", o.admin.socket, "--ovs-run-dir", o.runDir}
 	for flag, value := range map[string]string{"--pod": o.filter.Pod, "--policy": o.filter.Policy, "--service": o.filter.Service, "--bridge": o.filter.Bridge} {

@@ -47,7 +47,7 @@ func flowOwners() admin.Owners {
 	}}
 }
 
-// fakeSwitch is a switch with some flows, whose sockets are in the folder that it returns.
+// fakeSwitch serves a switch with some flows, and returns the directory of its sockets.
 func fakeSwitch(t *testing.T, more ...*openflow.Flow) string {
 	t.Helper()
 	flow := func(owner string, table uint8, priority uint16, match openflow.Match, actions ...openflow.Action) *openflow.Flow {
@@ -100,7 +100,7 @@ func nobodys() *openflow.Flow {
 	return &openflow.Flow{Table: 30, Priority: 5000, Cookie: 0x99, Match: openflow.NewMatch(openflow.EthType(openflow.EthTypeIPv4))}
 }
 
-// TestFlows: what people and scripts read, and the code that scripts go by.
+// TestFlows checks the output, for users and for scripts, and the exit code.
 func TestFlows(t *testing.T) {
 	clean, foreign := fakeSwitch(t), fakeSwitch(t, nobodys())
 	agent, nowhere := fakeAgent(t, admin.Diff{}), filepath.Join(t.TempDir(), "no.sock")
@@ -137,7 +137,7 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-// TestFlowsAskedForWrongly: an error says what would be right.
+// TestFlowsAskedForWrongly: the error for a wrong request names the right form.
 func TestFlowsAskedForWrongly(t *testing.T) {
 	runDir, agent := fakeSwitch(t), fakeAgent(t, admin.Diff{})
 	for _, test := range []struct {
@@ -166,7 +166,7 @@ func TestFlowsAskedForWrongly(t *testing.T) {
 	}
 }
 
-// TestFlowsOfAnotherNode: kubectl finds the agent of the node, and runs the same there; its answer and its code are the command's.
+// TestFlowsOfAnotherNode: the command finds the node's agent with kubectl and runs there. Its output and exit code are passed on.
 func TestFlowsOfAnotherNode(t *testing.T) {
 	dir := t.TempDir()
 	kubectl, said := filepath.Join(dir, "kubectl"), filepath.Join(dir, "said")

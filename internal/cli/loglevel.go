@@ -10,10 +10,10 @@ import (
 	"weft.dev/weft/internal/admin"
 )
 
-// answerTimeout is how long an agent has to answer what it knows without reading anything back.
+// answerTimeout is how long an agent may take for an answer that needs no reading back of engines.
 const answerTimeout = 5 * time.Second
 
-// adminFlags lead to an agent's admin socket.
+// adminFlags are the flags for the connection to an agent's admin socket.
 type adminFlags struct {
 	socket string
 }

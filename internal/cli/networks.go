@@ -10,12 +10,12 @@ import (
 	vpctell "weft.dev/weft/internal/vpc/tell"
 )
 
-// sections are what the networks besides the overlay say in weft status: a network adds its own by one line.
+// sections returns the sections of weft status for the networks other than the overlay. A new network adds one line.
 func sections() []status.Section {
 	return []status.Section{flanneltell.Section(), vpctell.Section(), neutrontell.Section()}
 }
 
-// cleanupParts are what weft cleanup removes of each network: a network adds its own by one line.
+// cleanupParts returns what weft cleanup removes for each network. A new network adds one line.
 func cleanupParts() []cleanup.Part {
 	return []cleanup.Part{
 		clean.Part(), flannelclean.Part(),

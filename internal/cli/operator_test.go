@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files anew")
 
-// fakeAgent answers on a socket of this user.
+// fakeAgent serves an agent's admin socket for the current user.
 func fakeAgent(t *testing.T, diff admin.Diff) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "admin", "admin.sock")
@@ -41,7 +41,7 @@ func fakeAgent(t *testing.T, diff admin.Diff) string {
 	return socket
 }
 
-// weft runs a command, and returns what it wrote, errors last, and its exit code.
+// weft runs a command, and returns its output (standard error last), its exit code and its error.
 func weft(t *testing.T, environment Environment, args ...string) (out string, code int, err error) {
 	t.Helper()
 	cmd := Weft(environment)
@@ -79,7 +79,7 @@ func unknownEngine() admin.Diff {
 	return d
 }
 
-// TestDiff: what people and scripts read, and the code that scripts go by.
+// TestDiff checks the output, for users and for scripts, and the exit code.
 func TestDiff(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -103,7 +103,7 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestExitCodes: a command that compares never takes a failure for an answer.
+// TestExitCodes: a command that compares has different exit codes for a failure and for a result.
 func TestExitCodes(t *testing.T) {
 	nowhere := filepath.Join(t.TempDir(), "no.sock")
 	for _, test := range []struct {
@@ -129,7 +129,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestLogLevel: it is shown, changed, and refused with the words that there are.
+// TestLogLevel: the level is shown and changed; the error for an invalid level lists the valid ones.
 func TestLogLevel(t *testing.T) {
 	socket := fakeAgent(t, admin.Diff{})
 	for _, step := range [][2]string{{"", "info"}, {"warn", "warn"}, {"", "warn"}} {
@@ -143,7 +143,7 @@ func TestLogLevel(t *testing.T) {
 	}
 }
 
-// TestPluginOfKubectl: by its name as a plugin the program says how it was called.
+// TestPluginOfKubectl: under its name as a kubectl plugin, the program shows the kubectl form in its help.
 func TestPluginOfKubectl(t *testing.T) {
 	for program, want := range map[string]string{"kubectl-weft": "kubectl weft status [flags]", "weft": "weft status [flags]"} {
 		out, _, err := weft(t, Environment{Program: program}, "status", "--help")
@@ -153,7 +153,7 @@ func TestPluginOfKubectl(t *testing.T) {
 	}
 }
 
-// TestEveryCommandHasExamples: --help shows how each is used.
+// TestEveryCommandHasExamples: --help of every command has a description and examples.
 func TestEveryCommandHasExamples(t *testing.T) {
 	for _, cmd := range Weft(Environment{}).Commands() {
 		if cmd.Example == "" || cmd.Long == "" {

@@ -13,10 +13,10 @@ import (
 	"weft.dev/weft/internal/ovnd"
 )
 
-// fromConfigMap stands for the database that the ConfigMap weft-ovn names.
+// fromConfigMap is the value of --ovn-northbound for the database that the ConfigMap weft-ovn names.
 const fromConfigMap = "configmap"
 
-// ovnFlags say how OVN's northbound database is reached.
+// ovnFlags are the flags for the connection to OVN's northbound database.
 type ovnFlags struct{ endpoints []string }
 
 func (f *ovnFlags) register(cmd *cobra.Command) {
@@ -25,7 +25,7 @@ func (f *ovnFlags) register(cmd *cobra.Command) {
 			"in --namespace names; empty: VPCs are not served")
 }
 
-// config returns how the database is reached; without endpoints VPCs are not served.
+// config returns the configuration of the connection to the database. Without endpoints, VPCs are not served.
 func (f *ovnFlags) config(api *rest.Config, namespace string) (ovn.Config, error) {
 	if !slices.Contains(f.endpoints, fromConfigMap) {
 		return ovn.Config{Endpoints: f.endpoints}, nil

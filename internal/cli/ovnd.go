@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/vswitch"
 )
 
-// ovnCommand has the programs of the StatefulSet weft-ovn and of the DaemonSet weft-ovn-controller.
+// ovnCommand returns the commands of the StatefulSet weft-ovn and of the DaemonSet weft-ovn-controller.
 func ovnCommand(common *commonFlags, node string) *cobra.Command {
 	opts := ovnd.Options{}
 	var address, namespace string

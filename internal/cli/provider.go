@@ -72,7 +72,7 @@ func providerCommand(common *commonFlags) *cobra.Command {
 	return cmd
 }
 
-// common registers what both forms of the command have; both flag packages have such a function.
+// common registers the flags of both forms of the command. Both flag packages have a function of add's type.
 func (o *providerOptions) common(add func(into *string, name, otherwise, usage string)) {
 	add(&o.host, "host", "", "this node's name in Neutron (external_ids:hostname of its Open vSwitch); empty: the host's name")
 	add(&o.cluster, "cluster", "provider", "name of this installation; marks what it makes in OpenStack")
@@ -82,7 +82,7 @@ func (o *providerOptions) common(add func(into *string, name, otherwise, usage s
 	add(&o.runtimes.CRI, "cri-socket", criSocket, "path of the CRI runtime's socket")
 }
 
-// plugins is where plug-ins are named.
+// plugins returns the plug-ins by name.
 func (o *providerOptions) plugins() plug.Registry {
 	return plug.Registry{
 		"ovs": func(ctx context.Context, bridge string) (plug.Plugin, error) { return ovs.Open(ctx, o.ovsdb, bridge) },
@@ -142,10 +142,10 @@ func (o *providerOptions) run(ctx context.Context, log *slog.Logger) error {
 	return server.Serve(in)
 }
 
-// kubestackProgram is the name by which the program takes KubeStack's own flags.
+// kubestackProgram is the name under which the program takes KubeStack's own flags.
 const kubestackProgram = "kubestack"
 
-// kubestackCommand is `weft provider` with KubeStack's flags, which begin with one dash.
+// kubestackCommand returns `weft provider` with KubeStack's flags, which begin with one dash.
 func kubestackCommand(environment Environment) *cobra.Command {
 	return &cobra.Command{
 		Use: kubestackProgram, Short: "Serve KubeStack's gRPC interface, with KubeStack's flags; weft provider has more",
@@ -173,7 +173,7 @@ func kubestackCommand(environment Environment) *cobra.Command {
 	}
 }
 
-// parseOld reads KubeStack's flags. glog's flags are taken and have no effect.
+// parseOld parses KubeStack's flags. glog's flags are accepted and have no effect.
 func (o *providerOptions) parseOld(out io.Writer, args []string) (version bool, err error) {
 	flags := flag.NewFlagSet(kubestackProgram, flag.ContinueOnError)
 	flags.SetOutput(out)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What cannot be asked for is no answer, and is refused in words that say what can.
+// Invalid arguments are refused with an error that names the valid ones.
 func TestRealisedFlags(t *testing.T) {
 	for words, args := range map[string][]string{
 		"give a kind and an object": {"networkpolicy"}, `on kind "pod"`: {"pod", "shop/web"}, `--output "table"`: {"netnamespace", "shop", "-o", "table"},

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/status"
 )
 
-// Exit codes of commands that compare, as diff(1) and kubectl diff have them.
+// Exit codes of commands that compare, the same as those of diff(1) and kubectl diff.
 const (
 	exitDiffers = 1
 	exitUnknown = 2
@@ -98,12 +98,13 @@ func runStatus(cmd *cobra.Command, common *commonFlags, opts *statusOptions) (bo
 		return false, err
 	}
 	if timedOut {
-		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: not well after %s\n", opts.timeout) // the report is what counts
+		// an error of this write does not change the result, which is the report
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: not well after %s\n", opts.timeout)
 	}
 	return report.OK, printReport(cmd.OutOrStdout(), opts.output, &report)
 }
 
-// progress says in one line what is waited for.
+// progress prints in one line what the command waits for.
 func progress(w io.Writer, r *status.Report) {
 	if len(r.Problems) == 0 {
 		return
@@ -112,7 +113,7 @@ func progress(w io.Writer, r *status.Report) {
 	if n := len(r.Problems) - 1; n > 0 {
 		more = fmt.Sprintf(" (and %d more)", n)
 	}
-	_, _ = fmt.Fprintf(w, "waiting: %s: %s%s\n", r.Problems[0].Object, r.Problems[0].What, more) // nobody else to tell
+	_, _ = fmt.Fprintf(w, "waiting: %s: %s%s\n", r.Problems[0].Object, r.Problems[0].What, more) // an error of this write cannot be reported
 }
 
 func printReport(w io.Writer, format string, r *status.Report) error {
@@ -122,7 +123,7 @@ func printReport(w io.Writer, format string, r *status.Report) error {
 	return printValue(w, format, r)
 }
 
-// printValue writes a value as JSON, or the same as YAML.
+// printValue writes a value as JSON or YAML.
 func printValue(w io.Writer, format string, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err == nil && format == outputYAML {
@@ -138,7 +139,7 @@ func printValue(w io.Writer, format string, value any) error {
 	return err
 }
 
-// operatorConfig returns the way to the API server as kubectl finds it: --kubeconfig, else KUBECONFIG (which may name
+// operatorConfig returns the configuration of the API server's client as kubectl finds it: --kubeconfig, else KUBECONFIG (which may list
 // several files), else the user's own file, else the pod's service account.
 func (f *commonFlags) operatorConfig(contextName string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()

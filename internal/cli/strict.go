@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// strict makes all commands below root alike in what they refuse: arguments and flags that they do not take, and durations that are not
-// more than nothing, end them with exitUnknown.
+// strict makes all commands below root refuse the same mistakes with exitUnknown: unexpected arguments and flags, and durations of zero or
+// less.
 func strict(root *cobra.Command) {
 	root.SetFlagErrorFunc(unknown)
 	root.PersistentFlags().VisitAll(refuseNoTime)
@@ -33,7 +33,7 @@ func strict(root *cobra.Command) {
 	}
 }
 
-// knownCommand refuses a word that is none of a command's commands, and names those that are nearly it.
+// knownCommand refuses an unknown subcommand, and suggests similar names.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -48,14 +48,14 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return &exitError{code: exitUnknown, err: err}
 }
 
-// refuseNoTime has a flag of a duration refuse 0 and less.
+// refuseNoTime makes a duration flag refuse zero and negative values.
 func refuseNoTime(flag *pflag.Flag) {
 	if _, wrapped := flag.Value.(*someTime); !wrapped && flag.Value.Type() == "duration" {
 		flag.Value = &someTime{flag.Value}
 	}
 }
 
-// someTime is a duration of more than 0.
+// someTime is a duration greater than 0.
 type someTime struct{ pflag.Value }
 
 // Set implements pflag.Value.
@@ -66,7 +66,7 @@ func (s *someTime) Set(text string) error {
 	return s.Value.Set(text) //nolint:wrapcheck // pflag names flag and value
 }
 
-// asRoot has a command refuse every user but root, in one sentence. unless, if not nil, says when the command needs no root.
+// asRoot makes commands refuse every user but root, with a one-line error. unless, if not nil, reports when the command needs no root.
 func asRoot(uid int, unless func() bool, commands ...*cobra.Command) {
 	for _, cmd := range commands {
 		run := cmd.RunE

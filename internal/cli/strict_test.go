@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// each calls do with every command below root, and how it is called.
+// each calls do with every command below root, and with the command's path.
 func each(root *cobra.Command, do func(cmd *cobra.Command, path []string)) {
 	for _, cmd := range root.Commands() {
 		do(cmd, strings.Fields(cmd.CommandPath())[1:])
@@ -16,11 +16,11 @@ func each(root *cobra.Command, do func(cmd *cobra.Command, path []string)) {
 	}
 }
 
-// Arguments and flags that a command does not take end it with 2, whatever the command, and name what is wrong.
+// Unexpected arguments and flags make every command exit with 2; the error names them.
 func TestUnexpectedArguments(t *testing.T) {
 	each(Weft(Environment{}), func(cmd *cobra.Command, path []string) {
 		if cmd.HasSubCommands() || cmd.Name() == "log-level" || cmd.Parent().Name() == "tenant" || cmd.Name() == "realised" {
-			return // they take arguments, or are commands' parents
+			return // they take arguments, or have subcommands
 		}
 		if _, code, err := weft(t, Environment{}, append(path, "nonsense")...); code != exitUnknown || err == nil || !strings.Contains(err.Error(), "nonsense") {
 			t.Errorf("weft %s nonsense: %d %v", strings.Join(path, " "), code, err)
@@ -45,7 +45,7 @@ func TestUnexpectedArguments(t *testing.T) {
 	}
 }
 
-// No command waits for no time at all, or for less.
+// No duration flag accepts zero or a negative value.
 func TestTimeoutsAreMoreThanNothing(t *testing.T) {
 	found := 0
 	each(Weft(Environment{}), func(cmd *cobra.Command, path []string) {
@@ -78,7 +78,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// Flags of the dry run start no agent.
+// Flags of the dry run without --dry-run start no agent.
 func TestFlagsOfTheDryRun(t *testing.T) {
 	for _, flags := range []string{"-o json", "--output=text", "--timeout=3s"} {
 		_, code, err := weft(t, Environment{}, append([]string{"agent", "--node-name=n1"}, strings.Fields(flags)...)...)
@@ -88,7 +88,7 @@ func TestFlagsOfTheDryRun(t *testing.T) {
 	}
 }
 
-// A user that is not root is told so in one sentence by what needs root, and by nothing else.
+// Commands that need root print one line to other users. Other commands run without root.
 func TestUsersThatAreNotRoot(t *testing.T) {
 	user := Environment{UID: 1000}
 	for _, args := range []string{

@@ -109,7 +109,7 @@ func runTenant(cmd *cobra.Command, common *commonFlags, opts *tenantOptions, req
 	ctx, cancel := context.WithTimeout(cmd.Context(), opts.timeout)
 	defer cancel()
 	report, err := tenants.Change(ctx, request, opts.wait, func(what string) {
-		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), what) // nobody else to tell
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), what) // an error of this write cannot be reported
 	})
 	if len(report.Namespaces) == 0 {
 		return err // nothing was changed
@@ -120,10 +120,10 @@ func runTenant(cmd *cobra.Command, common *commonFlags, opts *tenantOptions, req
 	return errors.Join(err, printValue(cmd.OutOrStdout(), opts.output, report))
 }
 
-// tenantText writes a report for people.
+// tenantText writes a report as text.
 func tenantText(w io.Writer, report *tenant.Report, waited bool) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NAMESPACE\tNETID\tWAS") // Flush tells
+	_, _ = fmt.Fprintln(table, "NAMESPACE\tNETID\tWAS") // Flush returns the errors
 	for _, n := range report.Namespaces {
 		_, _ = fmt.Fprintf(table, "%s\t%d\t%d\n", n.Namespace, n.NetID, n.Was)
 	}

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/tenant"
 )
 
-// What cannot be asked for is refused before anybody is asked, in words that name the flag.
+// Invalid requests are refused before any request to the cluster, with an error that names the flag.
 func TestTenantFlags(t *testing.T) {
 	for words, args := range map[string][]string{
 		"--to: name the namespace": {"join", "b"}, "--selector: ": {"isolate", "--selector", "a in ("}, `--output "table"`: {"global", "a", "-o", "table"},

@@ -1,4 +1,5 @@
-// Package cli is the command line of weft: a file a command, which turns flags into options and runs what they are for.
+// Package cli is the command line of weft. Each file has one command, which parses flags into options and calls the package that does the
+// work.
 package cli
 
 import (
@@ -15,7 +16,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// Environment is what the program's environment says; flags come first.
+// Environment holds the values from the program's environment. Flags take precedence over them.
 type Environment struct {
 	// Node is the name of the node (NODE_NAME).
 	Node string
@@ -23,11 +24,11 @@ type Environment struct {
 	Kubeconfig string
 	// Version is the program's release.
 	Version string
-	// Program is the name that the program was called by: as kubectl-weft it is a plugin of kubectl.
+	// Program is the name by which the program was called. As kubectl-weft it is a plugin of kubectl.
 	Program string
 	// UID is the id of the user that runs the program; 0 is root.
 	UID int
-	// Getenv reads GOGC, flanneld's variables and, when requests are traced, those of OpenTelemetry. Default: none is set.
+	// Getenv returns GOGC, flanneld's variables and, if requests are traced, those of OpenTelemetry. Default: no variable is set.
 	Getenv func(string) string
 }
 
@@ -67,7 +68,7 @@ func Weft(environment Environment) *cobra.Command {
 	return root
 }
 
-// alone returns flannel's daemon as a program of its own.
+// alone returns flannel's daemon as a separate program.
 func alone(environment Environment) *cobra.Command {
 	cmd := flanneldCommand(&commonFlags{logLevel: "info", logFormat: "text"}, environment)
 	cmd.Use, cmd.SilenceUsage, cmd.SilenceErrors = flanneldProgram+" [flags]", true, true
@@ -80,7 +81,7 @@ const pluginProgram = "kubectl-weft"
 // commonFlags are the flags of all commands.
 type commonFlags struct {
 	kubeconfig string
-	// environment is the kubeconfig that the environment names.
+	// environment is the kubeconfig from the environment.
 	environment string
 	logLevel    string
 	logFormat   string
@@ -93,7 +94,7 @@ func (f *commonFlags) register(root *cobra.Command) {
 	flags.StringVar(&f.logFormat, "log-format", "text", "format of log lines: text or json")
 }
 
-// config returns the way to the API server.
+// config returns the configuration of the API server's client.
 func (f *commonFlags) config() (*rest.Config, error) {
 	if f.kubeconfig == "" {
 		config, err := rest.InClusterConfig()
@@ -109,8 +110,8 @@ func (f *commonFlags) config() (*rest.Config, error) {
 	return config, nil
 }
 
-// logger returns the log that the flags describe, and the level that it asks for at each line: whoever sets it changes
-// what is logged from then on. The libraries of Kubernetes log there as well.
+// logger returns the log that the flags describe, and its level. A change of the level takes effect at the next log line. The libraries of
+// Kubernetes log there as well.
 func (f *commonFlags) logger(w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
 	level := &slog.LevelVar{}
 	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
@@ -132,7 +133,7 @@ func (f *commonFlags) logger(w io.Writer) (*slog.Logger, *slog.LevelVar, error) 
 	return slog.New(handler), level, nil
 }
 
-// oneErrorKey has errors under one key, whoever logs them: logr's is err.
+// oneErrorKey logs all errors under one key; logr's key is err.
 func oneErrorKey(_ []string, attr slog.Attr) slog.Attr {
 	if attr.Key == "err" {
 		attr.Key = "error"

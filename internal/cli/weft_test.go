@@ -12,8 +12,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// What the libraries of Kubernetes say is in the program's own log, in its format, and its level can be changed while the
-// program runs.
+// Messages of Kubernetes' libraries go to the program's own log, in its format. The level can be changed while the program runs.
 func TestLoggerTakesWhatLibrariesSay(t *testing.T) {
 	var out bytes.Buffer
 	flags := &commonFlags{logLevel: "warn", logFormat: "json"}

@@ -1,4 +1,4 @@
-// Package house compares the code with ARCHITECTURE.md: which room imports which.
+// Package house compares the imports and the messages of the code with ARCHITECTURE.md and the documentation.
 package house
 
 import (
@@ -14,7 +14,8 @@ import (
 
 const module = "weft.dev/weft/"
 
-// Imports returns what each package in a folder of the module at root imports of the module, without tests. Names are those of folders.
+// Imports returns which packages of this module each package in a folder imports, without tests. Packages are named by their folders below
+// root.
 func Imports(root, folder string) (map[string][]string, error) {
 	imports := map[string][]string{}
 	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {

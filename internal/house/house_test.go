@@ -10,17 +10,17 @@ import (
 	"testing"
 )
 
-// engines are what the table calls by that word.
+// engines are the rooms that the table means by the word "engines".
 func engines() []string {
 	return []string{"internal/openflow", "internal/ovsdb", "internal/link", "internal/nft", "internal/ovn", "internal/reconcile"}
 }
 
-// roofs are the networks: nothing of one is known to another.
+// roofs are the networks. They must not import each other.
 func roofs() []string {
 	return []string{"internal/overlay", "internal/flannel", "internal/vpc", "internal/neutron"}
 }
 
-// shared are rooms that networks use, and that know none.
+// shared are rooms that networks import, and that import no network.
 func shared() []string {
 	return append(engines(),
 		"internal/network", "internal/placement", "internal/node", "internal/attach", "internal/cni", "internal/cluster", "internal/policy",
@@ -36,7 +36,7 @@ func in(pkg string, rooms []string) bool {
 	return slices.ContainsFunc(rooms, func(room string) bool { return under(pkg, room) })
 }
 
-// table reads ARCHITECTURE.md: what each room knows.
+// table reads from ARCHITECTURE.md which rooms each room may import.
 func table(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
@@ -50,7 +50,7 @@ func table(t *testing.T) map[string][]string {
 	for _, match := range row.FindAllStringSubmatch(string(text), -1) {
 		var known []string
 		if !name.MatchString(match[1]) {
-			continue // of rooms that are no packages of these folders
+			continue // a row of folders that are not checked
 		}
 		for _, word := range strings.FieldsFunc(note.ReplaceAllString(match[2], ""), func(r rune) bool { return r == ',' || r == ';' }) {
 			switch word = strings.TrimSpace(word); word {
@@ -81,7 +81,7 @@ func table(t *testing.T) map[string][]string {
 	return rooms
 }
 
-// TestTable: rooms import what the table of ARCHITECTURE.md says that they know, and nothing else of Weft's.
+// TestTable: rooms import only what the table of ARCHITECTURE.md allows.
 func TestTable(t *testing.T) {
 	rooms := table(t)
 	if len(rooms) < 30 {
@@ -110,7 +110,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// roofOf returns the network that a room is part of: within it, rooms may know each other.
+// roofOf returns the network that a room is part of. Rooms of one network may import each other.
 func roofOf(room string) []string {
 	return slices.DeleteFunc(roofs(), func(roof string) bool { return !under(room, roof) })
 }

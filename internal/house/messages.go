@@ -13,15 +13,15 @@ import (
 	"strings"
 )
 
-// printers are the functions and methods that take a message, by name, with the index of the argument that it is.
+// printers returns the functions and methods that take a message, with the indices of the arguments that may be the message.
 func printers() map[string][]int {
 	return map[string][]int{
 		"errors.New": {0}, "fmt.Errorf": {0}, "Errorf": {0, 1}, "Warn": {0}, "Info": {0}, "Error": {0}, "Debug": {0}, "warn": {1}, "fail": {1},
 	}
 }
 
-// Messages returns the texts of errors and log lines in a folder of the module at root, by package, each once and in order; without tests
-// and without what only tests use.
+// Messages returns the texts of errors and log lines in a folder of the module at root, by package, sorted and without duplicates. Tests
+// and packages for tests are left out.
 func Messages(root, folder string) (map[string][]string, error) {
 	messages := map[string][]string{}
 	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {

@@ -26,7 +26,7 @@ func messages(t *testing.T) map[string][]string {
 	return all
 }
 
-// TestDocument compares docs/messages.md with the code, so that a change of a message is seen among all others.
+// TestDocument compares docs/messages.md with the code, so that a changed message is reviewed together with all others.
 func TestDocument(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("<!-- Made by `go test ./internal/house -run TestDocument -update`. Do not edit. -->\n# Messages\n\n")
@@ -56,7 +56,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// TestMessageWords finds words that treat programs and packets as persons, or that readers take in only at the second reading.
+// TestMessageWords rejects words that treat programs and packets as persons, and words that readers understand only at the second reading.
 func TestMessageWords(t *testing.T) {
 	words := regexp.MustCompile(`(?i)\b(who|whom|whoever|nobody|somebody|anybody|upon|told|tells?)\b`)
 	for pkg, all := range messages(t) {

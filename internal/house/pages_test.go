@@ -6,7 +6,7 @@ import (
 	"weft.dev/weft/lab/pages"
 )
 
-// Every block of commands in the documentation says where a test runs it, or why none does, and most are run.
+// Every block of commands in the documentation says which test runs it, or why none does. Most blocks are run.
 func TestCommandsAreMarked(t *testing.T) {
 	all, err := pages.All("../..")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package network is the interface between Weft's agent and the networks that it serves: what a network does for a pod, and how the
-// agent's wiring knows it. Records, locks, replays and undoing are attach/lifecycle's; engines and their loops are node's.
+// Package network is the interface between Weft's agent and the networks that it serves: what a network does for a pod, and how the agent's
+// wiring finds it. Records, locks, replays and rollback belong to attach/lifecycle; engines and their loops to package node.
 package network
 
 import (
@@ -22,84 +22,84 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// ErrPlanAgain is in the chain of an error of Connect that another plan may avoid: something that the plan chose turned out to be
-// unusable. Connect has then left nothing behind, and Plan is called again, once.
+// ErrPlanAgain is in the chain of an error of Connect that another plan may avoid: something that the plan chose turned out to be unusable.
+// Connect has then left nothing behind, and Plan is called again, once.
 var ErrPlanAgain = errors.New("the planned attachment is unusable")
 
-// Network is one kind of pod network on this node. attach/lifecycle calls it; it holds the attachment's lock during each call and keeps
-// the record. Calls for different attachments are concurrent. An error that wraps a *cni.Error keeps its code.
+// Network is one kind of pod network on this node. attach/lifecycle calls it; it holds the attachment's lock during each call and keeps the
+// record. Calls for different attachments are concurrent. An error that wraps a *cni.Error keeps its code.
 type Network interface {
-	// Plan chooses what the attachment claims, and changes nothing. inUse is what the node's attachments claim, the plan before
-	// ErrPlanAgain among them; after a conflict with one that came first, Plan is called again. The network sets Network, addresses, claims, Details and what else it
-	// wants kept; the sandbox, the pod, the boot, state and time are set by the caller.
+	// Plan chooses what the attachment claims, and changes nothing. inUse is what the node's attachments claim, including the plan before
+	// ErrPlanAgain. After a conflict with an attachment that was recorded first, Plan is called again. The network sets Network, addresses,
+	// claims, Details and other values that it needs later; the caller sets the sandbox, the pod, the boot, state and time.
 	Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error)
-	// Connect makes what the record says, and returns once everything that judges the pod's traffic is in effect. Called again with
-	// the same record, it makes the attachment whole. It may call Records.Put to keep more. What a failed Connect made is removed
-	// by Remove.
+	// Connect creates what the record describes. It returns once all rules that decide on the pod's traffic are in effect. A repeated call
+	// with the same record completes the attachment. Connect may call Records.Put to store more. What a failed Connect created is removed by
+	// Remove.
 	Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error)
-	// Close stops the pod's traffic at once, without the API server, also before HandedOver. What it cannot stop in time it goes on
-	// with by itself. An error is logged; only one that wraps a *cni.Error fails the DEL. The record is marked as closing after Close
-	// returns; Records.Attached leaves it out before.
+	// Close stops the pod's traffic at once, without the API server, even before HandedOver. What it cannot stop in time, it continues to stop
+	// in the background. An error is logged; only one that wraps a *cni.Error fails the DEL. The record is marked as closing after Close
+	// returns; Records.Attached omits it earlier.
 	Close(ctx context.Context, rec attach.Record) error
-	// Remove removes what closed attachments left, in one batch, and returns those that failed: they are tried again. It is called
-	// after HandedOver, and again for what is gone already. Records of a former boot have nothing left in the kernel.
+	// Remove removes what closed attachments left, in one batch, and returns those that failed; they are retried. It is called after
+	// HandedOver, and may be called again for what is removed already. Records of a former boot have nothing left in the kernel.
 	Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error
-	// Check compares what the node has with the record.
+	// Check compares the node's state with the record.
 	Check(ctx context.Context, rec attach.Record) error
-	// Ready returns nil when pods can be attached, else what is missing and what to do.
+	// Ready returns nil if pods can be attached, else what is missing and what to do.
 	Ready() error
 }
 
-// Discarder is a Network that keeps something for a record from Plan on. Discard gives it back: when the record could not be written, and
+// Discarder is a Network that reserves something for a record from Plan on. Discard releases it: if the record could not be written, and
 // when it has been deleted.
 type Discarder interface {
 	Discard(rec attach.Record)
 }
 
-// Limiter is a Network that can attach pods and yet not do all it should: STATUS then reports limited connectivity.
+// Limiter is a Network that may be able to attach pods while part of its function fails. STATUS then reports limited connectivity.
 type Limiter interface {
-	// Limits returns what is not in effect; nil: all is.
+	// Limits returns what is not in effect; nil: everything is.
 	Limits() error
 }
 
 // Runner follows the network's objects. Run returns when ctx ends, or with an error that ends the agent.
 type Runner interface {
 	Run(ctx context.Context) error
-	// HandedOver is closed once the network's complete first state is in the node's loops: from then on what the loops find on the
-	// node and no fragment names is removed.
+	// HandedOver is closed once the network's complete first state is in the node's loops. From then on, the loops remove what is on the node
+	// and in no fragment.
 	HandedOver() <-chan struct{}
 }
 
-// Kind is how wiring knows a network.
+// Kind describes a network to the agent's wiring.
 type Kind struct {
-	// Name is the network's in annotations, metrics and logs. Records' Network is Name, or Name.Part (KindOf).
+	// Name is the network's name in annotations, metrics and logs. Records' Network is Name, or Name.Part (KindOf).
 	Name string
-	// Present decides from the API server's objects whether this node serves the network. It is called again whenever one of
+	// Present decides from the API server's objects whether this node serves the network. It is called again whenever an object of a kind in
 	// Presence changes.
 	Present func(ctx context.Context, objects client.Reader) (Presence, error)
 	// Presence are the kinds of objects that Present reads.
 	Presence []client.Object
-	// Bind returns the network's own bindings of pods, from the objects as they are now. It reads kinds of Presence only, and is asked also
-	// while the network is not present: a pod that is bound to it is then refused. Nil: it has none.
+	// Bind returns the network's own bindings of pods, from the current objects. It reads only kinds in Presence. It is also called while the
+	// network is not present: a pod that is bound to it is then refused. Nil: the network has none.
 	Bind func(ctx context.Context, objects client.Reader) (placement.Binder, error)
-	// Care is what of the node's state is the network's own.
+	// Care is the part of the node's state that belongs to the network.
 	Care node.Care
 	// ClosedPorts are UDP ports of the network's tunnels, which the other networks close to their pods before the node has a tunnel.
 	ClosedPorts []uint16
 	// Scheme adds the API groups that the network reads. Nil: those of Kubernetes are enough.
 	Scheme func(*runtime.Scheme) error
-	// Objects are the kinds that the network reads, those of Presence among them. Each network has watches of its own: one
-	// that waits for a kind that the API server does not serve holds up no other. Only kinds that are asked for are watched.
+	// Objects are the kinds that the network reads, including those of Presence. Each network has separate watches: one that waits for a kind
+	// that the API server does not serve does not delay the others. Only these kinds are watched.
 	Objects []Object
-	// CNI is the network's conflist; the default network's is written.
+	// CNI is the network's conflist. Only that of the default network is written.
 	CNI Conflist
-	// New returns the network on this node, once what it needs of the node is there. Nothing is changed before Run.
+	// New returns the network on this node, once what it needs of the node is there. It changes nothing before Run.
 	New func(ctx context.Context, n *node.Node, deps Deps) (Network, Runner, error)
 }
 
-// Presence is what Present finds.
+// Presence is the result of Present.
 type Presence struct {
-	// Present says that the network is configured, and Why which object says so, or what would.
+	// Present says that the network is configured. Why names the object that configures it, or the object that would.
 	Present bool
 	Why     string
 	// Default says that its object has annotation network.weft.dev/default "true".
@@ -110,12 +110,12 @@ type Presence struct {
 
 // Object is a kind of object that a network reads.
 type Object struct {
-	// Kind is an empty object of the kind, and By how it is watched: selectors, namespaces. Zero: all of them.
+	// Kind is an empty object of the kind. By limits the watch: selectors, namespaces. Zero: all objects.
 	Kind client.Object
 	By   ctrlcache.ByObject
-	// Resource is the kind's resource, where it is not the plural of the kind in lower case.
+	// Resource is the kind's resource, if it is not the plural of the kind in lower case.
 	Resource string
-	// Namespaced says that its objects are in namespaces.
+	// Namespaced says that the objects are in namespaces.
 	Namespaced bool
 	// Strip removes what the network does not read from the object; nil keeps all of it.
 	Strip cache.TransformFunc
@@ -129,41 +129,42 @@ type Conflist struct {
 
 // Records are the attachments of one network.
 type Records interface {
-	// Attached returns the attachments of this boot that are complete: what a restart makes whole, and never removes.
+	// Attached returns the complete attachments of this boot. A restart repairs these, and never removes them.
 	Attached() []attach.Record
-	// Put writes the record of an attachment whose Connect is under way, or that is attached.
+	// Put writes the record of an attachment whose Connect is in progress, or that is attached.
 	Put(ctx context.Context, rec attach.Record) error
-	// Reap has Remove called for an attachment that no record is of, such as one whose link was found on the node.
+	// Reap schedules Remove for an attachment without a record, such as one whose link was found on the node.
 	Reap(rec attach.Record)
-	// TryLock takes the attachment's lock when no request and no removal has it. It does not wait.
+	// TryLock takes the attachment's lock if no request and no removal holds it. It does not block.
 	TryLock(key attach.Key) (unlock func(), free bool)
 }
 
-// Deps are what the agent gives a network beside the node.
+// Deps are what the agent gives a network in addition to the node.
 type Deps struct {
 	Log     *slog.Logger
 	Records Records
-	// Objects are Kind.Objects as watched, running; API is the API server itself: for writes, and for what is read too rarely to be watched.
+	// Objects is the running cache of Kind.Objects. API is a client of the API server: for writes, and for objects that are read too rarely to
+	// be watched.
 	Objects ctrlcache.Cache
 	API     client.Client
-	// Config is the API server's, for clients of the network's own.
+	// Config is the configuration of the API server's client, for the network's own clients.
 	Config *rest.Config
-	// Events reports what concerns a user of the object.
+	// Events sends events to the users of an object.
 	Events Events
-	// ClosedPorts are the Kinds' that the agent serves: UDP ports of tunnels between nodes, in ascending order, each once.
+	// ClosedPorts are the ClosedPorts of all Kinds that the agent serves: UDP ports of tunnels between nodes, ascending, without duplicates.
 	ClosedPorts []uint16
-	// Changed is called when Ready may return something else. It does not wait.
+	// Changed is called when the result of Ready may have changed. It does not block.
 	Changed func()
-	// Report replaces the network's section of the node's NodeNetwork, whose name is the Kind's. It does not wait.
+	// Report replaces the network's section of the node's NodeNetwork, named after the Kind. It does not block.
 	Report func(weftv1.NodeNetworkSection)
 }
 
-// Events reports events of objects; equal ones in a row are counted.
+// Events sends events on objects. Equal events in a row are counted.
 type Events interface {
 	Warning(object client.Object, reason, action, note string)
 }
 
-// KindOf returns the name of the Kind of a record's Network: what is before the first full stop.
+// KindOf returns the name of the Kind of a record's Network: the part before the first full stop.
 func KindOf(network string) string {
 	kind, _, _ := strings.Cut(network, ".")
 	return kind

@@ -38,8 +38,8 @@ func (m *machine) want(pods map[string]string) {
 	})
 }
 
-// TestAlone: an agent on a node without Open vSwitch, in a cluster without an overlay, serves its other network and says so to the runtime
-// and to the cluster.
+// TestAlone: an agent on a node without Open vSwitch, in a cluster without an overlay, serves its other network and reports this to the
+// runtime and to the cluster.
 func TestAlone(t *testing.T) {
 	m := newMachine(t, "alone", hostSpace(t), filepath.Join(t.TempDir(), "none"))
 	m.start()
@@ -86,7 +86,7 @@ func TestAlone(t *testing.T) {
 	if _, err := m.do(cni.CommandCheck, "alone-one", one.Path()); err != nil {
 		t.Errorf("CHECK after a restart: %v", err)
 	}
-	// The network is not configured any more: its pod goes on, and new ones are refused.
+	// The network is no longer configured: its pod keeps its connectivity, and new pods are refused.
 	if err := m.Delete(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
@@ -110,8 +110,8 @@ func TestAlone(t *testing.T) {
 	m.want(map[string]string{})
 }
 
-// TestBesideTheOverlay: two networks on one node. ADD goes by placement, CHECK and DEL by the record, GC over both; through restarts each
-// keeps what the other has programmed.
+// TestBesideTheOverlay: two networks on one node. ADD follows placement, CHECK and DEL the record; GC covers both networks. Over restarts,
+// each network keeps what the other has programmed.
 func TestBesideTheOverlay(t *testing.T) {
 	host := hostSpace(t)
 	vswitch := ovstest.StartIn(t, host)
@@ -150,7 +150,7 @@ func TestBesideTheOverlay(t *testing.T) {
 	m.refused("beside-c", m.pod("beside-c", "fabric"), `network "fabric"`, "does not exist", "overlay, cable")
 	m.refused("beside-d", m.pod("beside-d", "cable/short"), `no part "short"`)
 
-	// Where a pod is placed now does not matter to one that is there.
+	// A later change of placement does not affect an attached pod.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "beside-b"}}
 	patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+placement.AnnotationNetwork+`":"overlay"}}}`))
 	if err := m.Patch(t.Context(), pod, patch); err != nil {

@@ -1,5 +1,4 @@
-// Package networktest has a small network of the tests' own, a veth pair and a host route for each pod, and the suite that every network
-// runs.
+// Package networktest has a small network for tests (a veth pair and a host route for each pod), and the suite that every network runs.
 package networktest
 
 import (
@@ -26,19 +25,19 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Names of the network, of its table, and of the set in it with the addresses of its pods.
+// Names of the network, of its table, and of the table's set with the addresses of its pods.
 const (
 	Name  = "cable"
 	Table = "cable"
 	Pods  = "pods"
-	// Part is the one part that the network has: pods that name another are refused.
+	// Part is the network's only part. Pods that name another part are refused.
 	Part = "long"
 )
 
 // Subnet returns the range of the pods' addresses.
 func Subnet() netip.Prefix { return netip.MustParsePrefix("10.99.0.0/24") }
 
-// Kind returns the network as the agent's wiring has it: ConfigMap kube-system/cable brings it.
+// Kind describes the network to the agent's wiring. It is present if ConfigMap kube-system/cable exists.
 func Kind() network.Kind {
 	return network.Kind{
 		Name: Name, Present: present, Presence: []client.Object{&corev1.ConfigMap{}},
@@ -73,7 +72,7 @@ type Cable struct {
 	records network.Records
 	handed  chan struct{}
 	changed func()
-	// mu keeps what the loops are handed over in the order of Connect and Close.
+	// mu keeps updates of the loops in the order of Connect and Close.
 	mu   sync.Mutex
 	shut map[attach.Key]bool
 }
@@ -152,7 +151,7 @@ func (c *Cable) Plan(_ context.Context, req *cni.Request, at placement.Decision,
 
 func (c *Cable) pair(rec *attach.Record) (link.Pair, error) {
 	pair, err := plan.Pair(rec, &plan.Settings{})
-	// All is on the link: the host answers for its own addresses.
+	// All destinations are on-link: the host answers for its own addresses.
 	pair.PodRoutes = []link.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Scope: link.ScopeLink}}
 	return pair, err
 }
@@ -191,7 +190,7 @@ func (c *Cable) Connect(ctx context.Context, rec *attach.Record) (*types100.Resu
 	return plan.Result(rec, &plan.Settings{}, created.HostMAC), nil
 }
 
-// Close implements network.Network: without its link the pod sends and receives nothing.
+// Close implements network.Network. Without its link, the pod sends and receives nothing.
 func (c *Cable) Close(ctx context.Context, rec attach.Record) error {
 	c.mu.Lock()
 	c.shut[rec.Key()] = true

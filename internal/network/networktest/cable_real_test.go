@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// TestCable: the tests' own network passes the suite, in the kernel.
+// TestCable: the test network passes the suite, with the real kernel.
 func TestCable(t *testing.T) {
 	networktest.RunConformance(t, func(t *testing.T) networktest.Subject {
 		host := hostSpace(t)

@@ -25,22 +25,22 @@ const patience = 60 * time.Second
 
 // Subject is a network under test, on a node that outlives it.
 type Subject struct {
-	// Name is the network's.
+	// Name is the network's name.
 	Name string
-	// At is the decision that brings pods to it.
+	// At is the decision that places pods on it.
 	At placement.Decision
-	// BootID is the node's.
+	// BootID is the node's boot ID.
 	BootID string
-	// Start returns the network as an agent that has just started has it, over the same node as the time before. Whatever runs for it ends
-	// with ctx. The suite runs Run.
+	// Start returns the network as a newly started agent creates it, on the same node as before. Everything that it starts ends with ctx. The
+	// suite calls Run.
 	Start func(ctx context.Context, t *testing.T, records network.Records) (network.Network, network.Runner)
-	// Netns returns the path of a new network namespace, the pod's.
+	// Netns returns the path of a new network namespace for a pod.
 	Netns func(t *testing.T) string
-	// Connected fails the test unless the pod can (or cannot) exchange packets now. Nil: not judged.
+	// Connected fails the test unless the pod can (or cannot) exchange packets now. Nil: not checked.
 	Connected func(t *testing.T, netns string, rec attach.Record, want bool)
 }
 
-// life is one life of an agent with the network.
+// life is one run of an agent with the network.
 type life struct {
 	*lifecycle.Handler
 	t       *testing.T
@@ -51,7 +51,7 @@ type life struct {
 	stop    func()
 }
 
-// RunConformance holds a network to what attach/lifecycle relies on.
+// RunConformance checks that a network does what attach/lifecycle relies on.
 func RunConformance(t *testing.T, factory func(t *testing.T) Subject) {
 	for name, test := range map[string]func(t *testing.T, s *Subject, dir string){
 		"an attachment comes and goes":     comesAndGoes,
@@ -68,7 +68,7 @@ func RunConformance(t *testing.T, factory func(t *testing.T) Subject) {
 	}
 }
 
-// begin starts a life over the records in dir. It waits until the network is ready.
+// begin starts a run of the agent with the records in dir. It waits until the network is ready.
 func begin(t *testing.T, s *Subject, dir string) *life {
 	t.Helper()
 	l := resume(t, s, dir)
@@ -183,7 +183,7 @@ func (l *life) connected(netns string, rec attach.Record, want bool) {
 	}
 }
 
-// empty waits until no record is left.
+// empty waits until all records are removed.
 func (l *life) empty() {
 	l.t.Helper()
 	wait(l.t, "records are removed", func() error {
@@ -270,7 +270,7 @@ func restartKeeps(t *testing.T, s *Subject, dir string) {
 	l.connected(stays, kept, true)
 	l = resume(t, s, dir)
 	rec := l.rec("goes")
-	l.del("goes", goes) // also before the network has handed over
+	l.del("goes", goes) // even before the network has handed over its state
 	l.connected(goes, rec, false)
 	wait(t, "the network is ready", func() error { return l.network.Ready() })
 	l.check("stays")

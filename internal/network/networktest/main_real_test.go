@@ -24,10 +24,10 @@ import (
 	"weft.dev/weft/internal/network/networktest"
 )
 
-// agentEnvironment has the options of an agent that this program is then, in a network namespace of its own.
+// agentEnvironment is a variable with the options of an agent. If it is set, this program runs that agent, in a separate network namespace.
 const agentEnvironment = "WEFT_NETWORKTEST_AGENT"
 
-// agentOptions are what a node's agent is started with.
+// agentOptions are the options of a node's agent.
 type agentOptions struct {
 	Node, Dir, OVSRunDir, Host, Token, Proxy string
 }
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// runAgent is the agent of a node that serves the overlay and the tests' own network.
+// runAgent runs the agent of a node that serves the overlay and the test network.
 func runAgent(text string) error {
 	var o agentOptions
 	if err := json.Unmarshal([]byte(text), &o); err != nil {

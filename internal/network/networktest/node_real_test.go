@@ -41,10 +41,10 @@ const (
 	hostPort = 7001
 )
 
-// hostAddress is the node's own.
+// hostAddress is the node's own address.
 func hostAddress() netip.Addr { return netip.MustParseAddr("192.0.2.1") }
 
-// space makes a network namespace with a path that goes with the test.
+// space creates a network namespace with a path; both are removed with the test.
 func space(t *testing.T) ns.NetNS {
 	t.Helper()
 	made, err := testutils.NewNS()
@@ -55,7 +55,7 @@ func space(t *testing.T) ns.NetNS {
 	return made
 }
 
-// hostSpace is a node's own namespace: an uplink with its address, and a port that answers.
+// hostSpace creates a node's own namespace: an uplink with its address, and a port that answers.
 func hostSpace(t *testing.T) ns.NetNS {
 	t.Helper()
 	made := space(t)
@@ -102,13 +102,13 @@ func hostSpace(t *testing.T) ns.NetNS {
 }
 
 const (
-	// connects is how long a connection that must come about may take: the kernel sends a lost SYN again after 1 s, 3 s, 7 s and 15 s.
+	// connects is how long a connection that must succeed may take: the kernel retransmits a lost SYN after 1 s, 3 s, 7 s and 15 s.
 	connects = 30 * time.Second
-	// unanswered is how long one is tried that must not come about.
+	// unanswered is how long a connection is tried that must not succeed.
 	unanswered = time.Second
 )
 
-// reaches returns nil if the pod in a namespace connects to the node within a time.
+// reaches returns nil if the pod in a namespace connects to the node within the given time.
 func reaches(pod ns.NetNS, to netip.Addr, within time.Duration) error {
 	return pod.Do(func(ns.NetNS) error {
 		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(to, hostPort).String(), within)
@@ -138,7 +138,7 @@ func eventually(t *testing.T, what string, condition func() error) {
 	}
 }
 
-// machine is a node with an agent that is a program of its own.
+// machine is a node with an agent that runs as a separate program.
 type machine struct {
 	client.Client
 
@@ -169,7 +169,8 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// newMachine makes a node whose agent does not run yet. ovsRunDir is the switch's; one that does not exist is a node without.
+// newMachine creates a node whose agent does not run yet. ovsRunDir is the switch's directory; if it does not exist, the node has no
+// switch.
 func newMachine(t *testing.T, name string, host ns.NetNS, ovsRunDir string) *machine {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -196,7 +197,7 @@ func newMachine(t *testing.T, name string, host ns.NetNS, ovsRunDir string) *mac
 	return m
 }
 
-// serveAPI leads the node to the API server, which is in another namespace.
+// serveAPI forwards connections from the node to the API server, which is in another namespace.
 func (m *machine) serveAPI() {
 	m.t.Helper()
 	listener, err := net.Listen("unix", m.proxy)
@@ -267,7 +268,7 @@ func (m *machine) create(object client.Object) {
 	})
 }
 
-// do sends a request, and again while the agent is to be asked later for being about to start.
+// do sends a request to the agent.
 func (m *machine) do(command cni.Command, pod string, netns string) (*types100.Result, error) {
 	req := &cni.Request{
 		Command: command, ContainerID: "c-" + pod, IfName: "eth0", Netns: netns,
@@ -286,7 +287,7 @@ func (m *machine) do(command cni.Command, pod string, netns string) (*types100.R
 	return (&cni.Client{Socket: agent.Socket(filepath.Join(m.dir, "run"))}).Do(ctx, req)
 }
 
-// serves waits until the agent says that pods can be attached.
+// serves waits until the agent reports that pods can be attached.
 func (m *machine) serves() {
 	m.t.Helper()
 	eventually(m.t, "STATUS", func() error {
@@ -295,7 +296,7 @@ func (m *machine) serves() {
 	})
 }
 
-// pod makes a pod's object and its namespace, bound to a network; "" binds it to none.
+// pod creates a pod's object and its namespace. The pod is bound to a network; "" binds it to none.
 func (m *machine) pod(name, network string) ns.NetNS {
 	m.t.Helper()
 	pod := &corev1.Pod{
@@ -313,13 +314,13 @@ func (m *machine) pod(name, network string) ns.NetNS {
 
 func (m *machine) add(name string, pod ns.NetNS) {
 	m.t.Helper()
-	eventually(m.t, "ADD of "+name, func() error { // a new network may still be on its way
+	eventually(m.t, "ADD of "+name, func() error { // a new network may not be ready yet
 		_, err := m.do(cni.CommandAdd, name, pod.Path())
 		return err
 	})
 }
 
-// refused asks for an ADD that has to be refused with these words.
+// refused sends an ADD that must be refused with these words.
 func (m *machine) refused(name string, pod ns.NetNS, words ...string) {
 	m.t.Helper()
 	_, err := m.do(cni.CommandAdd, name, pod.Path())
@@ -334,7 +335,7 @@ func (m *machine) refused(name string, pod ns.NetNS, words ...string) {
 	}
 }
 
-// networks returns which network has which pods, by the records.
+// networks returns the network of each pod, from the records.
 func (m *machine) networks() map[string]string {
 	m.t.Helper()
 	store, err := attach.Look(filepath.Join(m.dir, "state", "attachments"))
