@@ -193,19 +193,26 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// settleLocked brings the changes of all load balancers nearer to their end.
+func (f *fakeOpenStack) settleLocked() {
+	for _, lb := range f.held["loadbalancers"] {
+		left, changing := lb["left"].(int)
+		if !changing {
+			continue
+		}
+		lb["left"] = left - 1
+		if left <= 1 {
+			delete(lb, "left")
+			lb["provisioning_status"] = "ACTIVE"
+		}
+	}
+}
+
 // octavia counts the load balancer of a request as changing, and reports false where it is already.
 func (f *fakeOpenStack) octavia(req *http.Request, parts []string, singular string, body map[string]json.RawMessage) bool {
 	if req.Method == http.MethodGet {
 		if parts[0] == "loadbalancers" {
-			for _, lb := range f.held["loadbalancers"] {
-				if left, is := lb["left"].(int); is {
-					lb["left"] = left - 1
-					if left <= 1 {
-						delete(lb, "left")
-						lb["provisioning_status"] = "ACTIVE"
-					}
-				}
-			}
+			f.settleLocked()
 		}
 		return true
 	}

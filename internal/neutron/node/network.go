@@ -244,7 +244,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 				n.ports.refuse(chosen.uuid, err)
 				continue
 			}
-			rec, err := n.record(req, at, chosen)
+			rec, err := recordOf(at, chosen)
 			rec.Bandwidth, rec.HostPorts = limits, ports
 			rec.HostInterface = vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
 			return rec, err
@@ -295,7 +295,8 @@ func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error 
 	return cni.Errorf(cni.CodeTryAgainLater, "%s", words)
 }
 
-func (n *Network) record(req *cni.Request, at placement.Decision, chosen *choice) (attach.Record, error) {
+// recordOf returns the record of an attachment to the port that was chosen.
+func recordOf(at placement.Decision, chosen *choice) (attach.Record, error) {
 	kept, err := json.Marshal(details{
 		Port: chosen.uuid, Slot: chosen.slot, Network: at.Part, Routes: chosen.spec.routes, DNS: chosen.spec.dns,
 	})

@@ -38,8 +38,13 @@ func TestVerdictIsKept(t *testing.T) {
 		want     northbound.Closed
 		asked    int
 	}{
-		{"p", "db", closed, 200}, {"p", "db", closed, 200}, {"q", "db", closed, 200}, {"p", "web", northbound.Closed{}, 400},
-		{"p", "web", northbound.Closed{}, 400}, {"q", "db", closed, 400}, {"q", "web", northbound.Closed{}, 400},
+		{"p", "db", closed, 200},
+		{"p", "db", closed, 200},
+		{"q", "db", closed, 200},
+		{"p", "web", northbound.Closed{}, 400},
+		{"p", "web", northbound.Closed{}, 400},
+		{"q", "db", closed, 400},
+		{"q", "web", northbound.Closed{}, 400},
 	} {
 		now := pod(c.pod, c.app, fmt.Sprint(i))
 		p.Set(now)
