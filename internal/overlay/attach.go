@@ -24,8 +24,8 @@ import (
 
 var _ network.Network = (*Network)(nil)
 
-// Plan chooses the attachment's address and its port, a pre-plugged one if one is free. A record of the attachment is that of a plan whose
-// pre-plugged port was unusable: then the port is the pod's own. It implements network.Network.
+// Plan chooses the attachment's address and its port: a pre-plugged one if one is free. If a record of the attachment exists, its
+// pre-plugged port was unusable, and the pod gets a port of its own. It implements network.Network.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, _ attach.InUse) (attach.Record, error) {
 	s := n.settings.Load()
 	if err := unsupported(req); err != nil {
@@ -62,7 +62,7 @@ func (n *Network) Discard(rec attach.Record) {
 	}
 }
 
-// Connect makes the interface, its port and its flows. It implements network.Network.
+// Connect creates the interface, its port and its flows. It implements network.Network.
 func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	s := n.settings.Load()
 	created, err := n.program(ctx, s, rec)
@@ -78,7 +78,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	return result, n.programMacvlan(ctx, rec, result)
 }
 
-// unsupported returns an error for what the configuration asks of this network and does not get.
+// unsupported returns an error if the runtime's configuration asks for something that this network does not support.
 func unsupported(req *cni.Request) error {
 	if req.NetConf == nil {
 		return nil
@@ -92,7 +92,7 @@ func unsupported(req *cni.Request) error {
 	return nil
 }
 
-// isSecondary reports whether another interface of the sandbox is on this network already, and has the sandbox's routes.
+// isSecondary reports whether another interface of the sandbox is on this network already and has the sandbox's routes.
 func (n *Network) isSecondary(req *cni.Request) bool {
 	return slices.ContainsFunc(n.store.List(), func(rec attach.Record) bool {
 		return rec.Network == NetworkName && rec.ContainerID == req.ContainerID && rec.IfName != req.IfName &&
@@ -107,7 +107,7 @@ type choice struct {
 	prePlugged bool
 }
 
-// pick is choose, and makes a port where choose says that it takes one.
+// pick is choose, except that it creates a port when choose needs a pre-plugged one and none is free.
 func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, pod *cni.Args, from choice) error {
 	err := n.choose(s, rec, from)
 	if !errors.Is(err, errNoneStands) {
@@ -123,10 +123,10 @@ func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, pod
 	return err
 }
 
-// errNoneStands says that an attachment needs a port that stands, and none is free.
+// errNoneStands says that an attachment needs a pre-plugged port and none is free.
 var errNoneStands = errors.New("no pre-plugged port is free")
 
-// choose picks an address and a port number that no record has. A port that was made for the record stays its.
+// choose picks an address and a port number that no record has. A port number that the record has already is kept.
 func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 	inUse := n.store.InUse()
 	n.picking.Lock()
@@ -157,17 +157,17 @@ func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 	return nil
 }
 
-// held reports whether an attachment other than that of the key claims it.
+// held reports whether another attachment than key claims what.
 func held[K comparable](claims map[K]attach.Key, what K, key attach.Key) bool {
 	holder, ok := claims[what]
 	return ok && holder != key
 }
 
-// program makes the interface, its port and its flows, side by side: a port without flows is closed, and flows without their
-// port match nothing. An attachment that is there already is looked after: link and port and flows are made whole.
+// program creates the interface, its port and its flows, in parallel: a port without flows is closed, and flows without their port match
+// nothing. For an attachment that exists already, it repairs link, port and flows.
 //
-// The switch goes over all its ports whenever it hears of a row or a link, and answers nobody meanwhile. So it is to hear of
-// both at once: who of them is first does not matter to it.
+// The switch goes over all its ports whenever a row or a link changes, and answers no request meanwhile. So both changes should reach it
+// together; their order does not matter.
 func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
 	pair, err := n.pair(rec, &s.attachments)
 	if err != nil {
@@ -196,8 +196,8 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
 	rest.Go(func() error { return n.plug(restCtx, rec) })
-	// The record says so before the switch does: an agent that ends in between makes the rest whole, and a runtime that was
-	// not answered asks again, or takes the attachment back.
+	// The record is written as attached before the switch has everything. If the agent ends in between, the next agent completes the
+	// attachment; the runtime, which got no answer, repeats ADD or sends DEL.
 	if err := n.putAttached(ctx, rec); err != nil {
 		cancel()
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
@@ -209,7 +209,8 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	return created, nil
 }
 
-// programUpon makes an interface upon a standing port, and then its flows: who else is upon the port would be this pod with them.
+// programUpon creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
+// have this pod's identity.
 func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
 	var forgotten errgroup.Group
 	forgotten.Go(func() error { return n.inheritNothing(ctx, s, rec) })
@@ -223,7 +224,7 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 		return created, err
 	}
 	n.open(*rec)
-	n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}) // which changes nothing
+	n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}) // changes nothing in the switch
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
 	flows.Go(func() error { return n.programHostPorts(flowsCtx, rec) })
@@ -237,7 +238,7 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 	return created, nil
 }
 
-// pair returns an attachment's link.
+// pair returns an attachment's veth pair, or the pre-plugged port that it uses.
 func (n *Network) pair(rec *attach.Record, settings *plan.Settings) (link.Pair, error) {
 	pair, err := plan.Pair(rec, settings)
 	if err == nil && n.standing.has(rec.OFPort) {
@@ -246,7 +247,7 @@ func (n *Network) pair(rec *attach.Record, settings *plan.Settings) (link.Pair, 
 	return pair, err
 }
 
-// withoutEnd returns an error unless it only says that its context ended.
+// withoutEnd returns err unless it only says that its context ended.
 func withoutEnd(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return nil
@@ -254,9 +255,9 @@ func withoutEnd(err error) error {
 	return err
 }
 
-// plug adds the attachment's port to the switch and returns when the switch has it: when the switch itself says so (OFPT_PORT_STATUS), or
-// when its database does, whichever is first. The link must be there: the switch fails a port without one, and the row of a port that
-// failed is removed again, also when the link comes in between.
+// plug adds the attachment's port to the switch, and returns when the switch has it: when the switch reports it (OFPT_PORT_STATUS) or its
+// database does, whichever is first. The link must exist: the switch fails a port without one, and the row of a failed port is removed
+// again, even if the link is created meanwhile.
 func (n *Network) plug(ctx context.Context, rec *attach.Record) error {
 	added, stop := n.engines.Ports.Added(rec.HostInterface, rec.OFPort)
 	defer stop()
@@ -274,8 +275,8 @@ func (n *Network) plug(ctx context.Context, rec *attach.Record) error {
 	}
 }
 
-// programFlows programs an attachment's flows. An Update that came meanwhile may have handed over newer ones, which these
-// took the place of: they are then compiled again.
+// programFlows programs an attachment's flows. If an Update handed over newer flows meanwhile and these replaced them, they are compiled
+// again.
 func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Record) error {
 	o := owner(rec.Key())
 	for {

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// bandwidth returns the limits that a runtime asks for. The runtime has them from the pod's annotations.
+// bandwidth returns the limits in the runtime's request. The runtime takes them from the pod's annotations.
 func (n *Network) bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 	if req.NetConf == nil {
 		return cni.Bandwidth{}, nil
@@ -29,12 +29,12 @@ func (n *Network) bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 	return limits, nil
 }
 
-// standFor makes a port for a pod whose bandwidth is limited, when none is free: only upon a port that stands its traffic is shaped where it
-// cannot undo that.
+// standFor creates a pre-plugged port for a pod with limited bandwidth when none is free. Traffic is shaped on the port's veth peer,
+// outside the pod's namespace, where the pod cannot remove the shaping.
 func (n *Network) standFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
 	number, err := n.standing.makeTaken(ctx)
 	if err != nil {
-		// In words alone: a missing namespace of ports is not to be taken for the pod's.
+		// Without wrapping err: a missing namespace of ports must not be reported as a missing namespace of the pod.
 		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth limit needs a port whose peer is in %s: %s: try again later",
 			pod.PodNamespace, pod.PodName, n.opts.Ports, err.Error())
 	}
@@ -42,7 +42,7 @@ func (n *Network) standFor(ctx context.Context, rec *attach.Record, pod *cni.Arg
 	return nil
 }
 
-// reshape puts back what somebody else has changed of how pods are shaped, and reports whether something is left.
+// reshape restores traffic shaping that another program changed, and reports whether to try again.
 func (e *ends) reshape(ctx context.Context) (left bool) {
 	n := e.network
 	if n.engines.Shapers == nil {
@@ -68,13 +68,13 @@ func (e *ends) reshape(ctx context.Context) (left bool) {
 	return left
 }
 
-// shaped is how the traffic at a port is to be shaped.
+// shaped is the desired shaping of a port.
 type shaped struct {
 	name  string
 	shape link.Shape
 }
 
-// wantedShapes returns how pods that are attached are to be shaped.
+// wantedShapes returns the desired shaping of attached pods.
 func (n *Network) wantedShapes() map[attach.Key]shaped {
 	n.opening.Lock()
 	defer n.opening.Unlock()
@@ -87,7 +87,7 @@ func (n *Network) wantedShapes() map[attach.Key]shaped {
 	return all
 }
 
-// reshapeOne shapes one pod's traffic again, unless a request for it is under way, and reports whether it is to be tried again.
+// reshapeOne restores the shaping of one pod, unless a request for it is under way, and reports whether to try again.
 func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
 	n := e.network
 	unlock, free := n.opts.Records.TryLock(key)
@@ -99,7 +99,7 @@ func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have
 		return false
 	}
 	err := n.engines.Shapers.Reshape(ctx, n.opts.Ports, want.name, want.shape)
-	if errors.Is(err, link.ErrNoDevice) { // nothing passes there any more
+	if errors.Is(err, link.ErrNoDevice) { // no traffic passes there any more
 		return false
 	}
 	if err != nil {

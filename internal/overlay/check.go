@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// Check compares the veth and what is on it, the port and the flows. It implements network.Network.
+// Check compares the veth pair and its configuration, the port and the flows. It implements network.Network.
 func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 	s := n.settings.Load()
 	if s == nil {
@@ -37,7 +37,7 @@ func inPod(err error) error {
 	return err
 }
 
-// Limits returns why what every pod needs of the node is not in effect. It implements network.Limiter.
+// Limits returns why state that every pod needs from the node is not in effect. It implements network.Limiter.
 func (n *Network) Limits() error {
 	return errors.Join(
 		n.engines.Rules.Failure(ownerCluster), n.engines.Rows.Failure(ownerCluster),

@@ -20,14 +20,14 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// fragments are what remote hosts add to the engines, by owner; empty for those that are gone.
+// fragments are what remote hosts contribute to the engines, by owner; empty for hosts that are gone.
 type fragments struct {
 	rules map[reconcile.Owner]map[nft.Key]nft.Item
 	flows map[reconcile.Owner]map[openflow.Key]openflow.Entry
 }
 
-// compileRemotes returns the fragments of the remote hosts that differ from those of the call before, or of all. Of two
-// whose subnets overlap only the first has any: which of them a packet is for would be chance.
+// compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all. If the subnets of two
+// overlap, only the first gets a fragment; otherwise chance would decide which of them receives a packet.
 func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet, all bool) fragments {
 	f := fragments{
 		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
@@ -57,7 +57,7 @@ func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet,
 	return f
 }
 
-// usable returns the remote hosts that fragments can be made of. Why others are left out is told once.
+// usable returns the remote hosts that fragments can be compiled from. It logs once why another one is left out.
 func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[reconcile.Owner]pipeline.Remote {
 	ordered := slices.Clone(hosts)
 	slices.SortFunc(ordered, precedence)
@@ -85,8 +85,8 @@ func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[rec
 	return usable
 }
 
-// precedence orders remote hosts. The cluster's nodes come first: their subnets were assigned to them, and whoever writes
-// an object for another host cannot take one away. All nodes come to the same order.
+// precedence orders remote hosts. The cluster's nodes come first: their subnets were assigned to them, and an object written for another
+// host must not take one away. The order is the same on all nodes.
 func precedence(a, b clusternetwork.HostSubnet) int {
 	made := func(h clusternetwork.HostSubnet) int {
 		if h.NodeUID != "" {
@@ -97,7 +97,7 @@ func precedence(a, b clusternetwork.HostSubnet) int {
 	return cmp.Or(cmp.Compare(made(a), made(b)), cmp.Compare(a.UID, b.UID))
 }
 
-// take adds a remote host to those taken, which are ordered by their subnets and do not overlap, unless it overlaps one.
+// take adds a remote host to taken unless it overlaps one of them. taken is ordered by subnet and has no overlaps.
 func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error) {
 	at, _ := slices.BinarySearchFunc(taken, r, func(a, b pipeline.Remote) int {
 		return a.Subnet.Addr().Compare(b.Subnet.Addr())
@@ -110,13 +110,13 @@ func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error)
 	return slices.Insert(taken, at, r), nil
 }
 
-// setPods hands over the fragments of all attachments, without waiting: what becomes of them is seen by Failure.
+// setPods hands over the fragments of all attachments without waiting. Failure reports their fate.
 func (n *Network) setPods(s *settings) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(n.live))
-	// All together with the pods, which carry the numbers of their firewalls, and say whether they are isolated: without what policies allow,
-	// those that are would get nothing.
+	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
+	// of policies, isolated pods would receive nothing.
 	flows := n.adaptPolicies(s)
 	maps.Copy(flows, n.firewalls.adapt(s, n.live))
 	maps.Copy(flows, n.multicast.Adapt(s.multicastView(), n.live))
@@ -133,12 +133,12 @@ func (n *Network) setPods(s *settings) {
 	n.engines.Flows.Set(flows)
 }
 
-// closedError says what closes a pod's port, and what opens it.
+// closedError says why a pod's port is closed, and how to open it.
 func closedError(err error) error {
 	return fmt.Errorf("the port is closed, and the pod has no traffic: %w: delete the pod, or assign the node its former subnet again", err)
 }
 
-// Closed returns the attachments whose ports are closed although they are attached, and why.
+// Closed returns the attachments whose ports are closed although they are attached, with the reasons.
 func (n *Network) Closed() map[reconcile.Owner]error {
 	s := n.settings.Load()
 	if s == nil {
@@ -168,7 +168,7 @@ func (n *Network) closePods(ctx context.Context) error {
 	return named("closing pods before the mode changes", n.engines.Flows.Apply(ctx, closed))
 }
 
-// open adds an attachment to those that setPods compiles. Its own fragments are the caller's to hand over, afterwards.
+// open adds an attachment to those that setPods compiles. The caller hands over the attachment's own fragments afterwards.
 func (n *Network) open(rec attach.Record) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
@@ -187,7 +187,7 @@ func (n *Network) open(rec attach.Record) {
 	}
 }
 
-// shut takes attachments away from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
+// shut removes attachments from those that setPods compiles. Fragments that are withdrawn afterwards stay withdrawn.
 func (n *Network) shut(keys ...attach.Key) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
@@ -210,10 +210,9 @@ func (n *Network) shut(keys ...attach.Key) {
 	n.purges.Wake()
 }
 
-// resume sets the allocators to go on after the last record. The first time, it takes the records over: those that are
-// attached are live.
+// resume makes the allocators continue after the last record. On the first call it takes over the records: attached ones become live.
 func (n *Network) resume(ctx context.Context, s *settings) error {
-	if n.pool != nil && n.pool.Subnet() == s.view.Local.Subnet { // only Update, and so nobody else, changes n.pool
+	if n.pool != nil && n.pool.Subnet() == s.view.Local.Subnet { // only Update changes n.pool
 		return nil
 	}
 	pool, err := ipam.NewPool(s.view.Local.Subnet)
@@ -244,7 +243,8 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 	return nil
 }
 
-// takeOver sorts what a former life of the agent left.
+// takeOver takes over records, pre-plugged ports and pods' links from before the restart. It deletes links of no pod, and reaps those
+// without a record.
 func (n *Network) takeOver(ctx context.Context) error {
 	links, err := n.engines.Pods.List(ctx)
 	if err != nil {
@@ -271,7 +271,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 		key, ok := attachment(o)
 		switch {
 		case link.IsStanding(o): // see standing.takeOver
-		case !ok && !recorded[name]: // of a version that made links ahead of their pods
+		case !ok && !recorded[name]: // of a version that made links before their pods
 			stray = append(stray, name)
 		case ok && !known[o]:
 			n.opts.Log.Warn("pod link without a record, removing it", "link", name, "attachment", key.String())

@@ -21,8 +21,8 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.shut(key)
 	ports := n.withdrawHostPorts(rec)
 	began := n.links.add(&rec)
-	// The next router may have its address once the DEL is answered. A macvlan in a namespace that cannot be entered stays: the runtime
-	// repeats the DEL.
+	// Once the DEL is answered, the next egress router may have the same address. If the pod's namespace cannot be entered, the macvlan stays,
+	// and the runtime repeats the DEL.
 	left := n.removeMacvlans(ctx, []attach.Record{rec})
 	if left != nil {
 		left = cni.Errorf(cni.CodeIO, "attachment %s: its second interface is left in the node's network: %w", key, left)
@@ -42,11 +42,11 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	case <-began: // the runtime deletes the pod's namespace as soon as it has its answer
 	case <-ctx.Done():
 	}
-	// The fragment is withdrawn for good: the port closes as soon as the switch can be reached. Its address stays taken until then.
+	// The fragment stays withdrawn after an error: the port closes as soon as the switch can be reached. Until then its address stays taken.
 	return errors.Join(left, err)
 }
 
-// Remove removes everything of the attachments, together, and one by one if that fails. It implements network.Network.
+// Remove removes everything of the attachments: together, and one by one if that fails. It implements network.Network.
 func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
 	err := n.remove(ctx, recs)
 	if err == nil {
@@ -65,7 +65,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	return failed
 }
 
-// remove removes everything of the attachments: flows first, then ports and links. It may be repeated; what is gone is no error.
+// remove removes everything of the attachments: flows first, then ports and links. It is idempotent.
 func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
@@ -89,12 +89,12 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 			links = append(links, rec.HostInterface)
 		}
 	}
-	hostPorts := n.withdrawHostPorts(recs...) // they may be another pod's already, whatever becomes of the rest
+	hostPorts := n.withdrawHostPorts(recs...) // another pod may have them already, even if the rest fails
 	failure := func(o reconcile.Owner) error { return named(string(o), n.engines.Flows.Failure(o)) }
 	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicast.Withdrawn(keys, failure)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
-	// Side by side: both wait, the links for the kernel and the ports for the switch, and neither for the other.
+	// In parallel: one waits for netlink, the other for the switch.
 	var both errgroup.Group
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
@@ -108,7 +108,7 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	return nil
 }
 
-// unplugAll removes pods' interfaces from standing ports.
+// unplugAll removes pods' interfaces from pre-plugged ports.
 func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	errs := make([]error, len(recs))
 	var group errgroup.Group
@@ -125,8 +125,8 @@ func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	return errors.Join(group.Wait(), errors.Join(errs...))
 }
 
-// unplug removes a pod's interface from a standing port, unless that is done; one that is doing so is waited for. began is as
-// that of link.PodLinks.
+// unplug removes a pod's interface from a pre-plugged port, unless that is done. It waits for another call for the same port. began is
+// called as in link.PodLinks.
 func (n *Network) unplug(ctx context.Context, rec *attach.Record, began func()) error {
 	defer began()
 	unlock, err := n.standing.unplugging.Lock(ctx, rec.OFPort)

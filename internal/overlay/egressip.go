@@ -17,46 +17,46 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// EgressIPs is how traffic of namespaces that want egress addresses leaves the cluster, seen from this node: all of it.
+// EgressIPs says how the traffic of all namespaces with egress IPs leaves the cluster, from the view of this node.
 type EgressIPs struct {
-	// Ways are those of projects, by VNID.
+	// Ways are the ways of projects, by VNID.
 	Ways map[uint32]EgressWay
-	// Namespaces names the way of a namespace's pods. Traffic of all others leaves by their node's address.
+	// Namespaces are the VNIDs of the ways of namespaces' pods. Traffic of all other namespaces leaves by its node's address.
 	Namespaces map[string]uint32
 }
 
-// EgressWay is how traffic of one project leaves.
+// EgressWay says how the traffic of one project leaves.
 type EgressWay struct {
-	// Address is the egress address that this node holds for the project; not valid: none.
+	// Address is the project's egress IP that this node holds; invalid: none.
 	Address netip.Addr
-	// Nodes are, where it holds none, the addresses of nodes that do, a share of the connections each. None: nothing leaves.
+	// Nodes are, if this node holds none, the addresses of nodes that do; each gets a share of the connections. Empty: the traffic is dropped.
 	Nodes []netip.Addr
 }
 
-// Uplink is what is done on the node's own interface when an egress address comes or goes.
+// Uplink is the node's own interface and the host's conntrack, as egress IPs need them.
 type Uplink interface {
-	// Announce tells the network that addresses are here now.
+	// Announce announces to the network that addresses are here now.
 	Announce(device string, addresses ...netip.Addr) error
-	// Forget makes the host forget connections that are translated to addresses that have gone.
+	// Forget flushes the host's connections that are translated to addresses that are no longer here.
 	Forget(addresses ...netip.Addr) error
 }
 
-// secondAnnouncement is when an address is announced again: the first announcement may be lost, or come before a switch of
-// the network forwards for the port.
+// secondAnnouncement is the delay before an address is announced again: the first announcement may be lost, or come before a switch of the
+// network forwards for the port.
 const secondAnnouncement = 2 * time.Second
 
-// egressIPs are what is known of egress addresses. updating guards them.
+// egressIPs is the state of egress IPs. updating guards it.
 type egressIPs struct {
 	wanted EgressIPs
 	// programmed is what was handed over.
 	programmed EgressIPs
-	// forget has connections forgotten.
+	// forget flushes connections.
 	forget *forgetter
-	// incomplete tells that the last change may not be in effect: the next one compiles everything.
+	// incomplete says that the last change may not be in effect: the next one compiles everything.
 	incomplete bool
-	// broken are projects whose address could not be put on the interface: nothing is translated to it, and they are tried again alone.
+	// broken are projects whose address could not be put on the interface. Nothing is translated to it, and the next update tries them again.
 	broken map[uint32]struct{}
-	// come is told of addresses to be announced.
+	// come receives addresses to announce.
 	come chan []netip.Addr
 }
 
@@ -80,8 +80,8 @@ func (e *EgressIPs) users() map[netip.Addr]map[string]struct{} {
 	return users
 }
 
-// moved returns the addresses that one node holds and held not, and those that it holds no longer, or not for all namespaces that used
-// them: a project's number does not matter.
+// moved returns the addresses that this node holds and did not hold before, and those that it no longer holds, or not for all namespaces
+// that used them. The VNIDs of projects do not matter.
 func moved(before, after *EgressIPs) (come, gone []netip.Addr) {
 	had, has := before.users(), after.users()
 	for address := range has {
@@ -102,9 +102,8 @@ func moved(before, after *EgressIPs) (come, gone []netip.Addr) {
 	return come, gone
 }
 
-// UpdateEgressIPs brings the node in step with a change of who leaves by which egress address. Before the first Update it only
-// takes note: all has to be told by then, because what is not told of leaves by the node's own address. After an error the
-// same may be told again.
+// UpdateEgressIPs programs a change of egress IPs. Before the first Update it only stores the change: all egress IPs must be stored before,
+// because traffic without one leaves by the node's own address. After an error, the same change may be passed again.
 func (n *Network) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
 	n.updating.Lock()
 	defer n.updating.Unlock()
@@ -120,7 +119,7 @@ func (n *Network) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
 	}
 	all := n.egress.incomplete
 	n.egress.incomplete = true
-	again := *n.settings.Load() // a copy, so that ADDs under way look again
+	again := *n.settings.Load() // a copy, so that ADDs under way compile again
 	return named("egress addresses", n.moveEgressIPs(ctx, &again, all))
 }
 
@@ -131,7 +130,7 @@ type egressOwned struct {
 	links map[link.Key]link.Item
 }
 
-// compileEgress returns what a project's way adds; everything is empty for one that is not there.
+// compileEgress returns the fragments of a project's way; all are empty for one that does not exist.
 func (s *settings) compileEgress(vnid uint32, way EgressWay, group uint32) egressOwned {
 	w := pipeline.EgressWay{VNID: vnid, Here: way.Address.IsValid(), Nodes: way.Nodes}
 	owned := egressOwned{flows: s.pipeline.EgressIP(w, group)}
@@ -142,21 +141,21 @@ func (s *settings) compileEgress(vnid uint32, way EgressWay, group uint32) egres
 	return owned
 }
 
-// egressOf is what settings have of egress addresses: the group of each namespace, and what this node holds.
+// egressOf is what settings need from egress IPs: the group of each namespace, and the addresses that this node holds.
 type egressOf struct {
 	groups map[string]uint32
 	held   map[netip.Addr]bool
-	// namespaces are those of each project, in order.
+	// namespaces are the namespaces of each project, sorted.
 	namespaces map[uint32][]string
 }
 
-// prepareEgress gives settings what they have of egress addresses. The caller holds updating.
+// prepareEgress sets the egress IPs of settings. The caller holds updating.
 func (n *Network) prepareEgress(s *settings) {
 	s.egress = egressOf{make(map[string]uint32, len(n.egress.wanted.Namespaces)), map[netip.Addr]bool{}, map[uint32][]string{}}
 	for _, way := range n.egress.wanted.Ways {
 		s.egress.held[way.Address] = true
 	}
-	for _, vnid := range slices.Sorted(maps.Keys(n.egress.wanted.Ways)) { // in order, so that numbers are the same after a restart
+	for _, vnid := range slices.Sorted(maps.Keys(n.egress.wanted.Ways)) { // sorted, so that groups have the same numbers after a restart
 		n.services.groups.ID(string(pipeline.EgressOwner(vnid)))
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(n.egress.wanted.Namespaces)) {
@@ -166,7 +165,7 @@ func (n *Network) prepareEgress(s *settings) {
 	}
 }
 
-// setEgress hands over all of egress addresses, without waiting: with a first or a new View.
+// setEgress hands over all egress IPs of a first or new View, without waiting.
 func (n *Network) setEgress(s *settings) {
 	change := n.egressChange(s, true)
 	for vnid := range n.egress.broken {
@@ -179,16 +178,16 @@ func (n *Network) setEgress(s *settings) {
 	n.settleEgress(&change)
 }
 
-// egressChange is what differs of egress addresses from what was handed over.
+// egressChange is the difference between wanted egress IPs and those that were handed over.
 type egressChange struct {
 	flows map[reconcile.Owner]map[openflow.Key]openflow.Entry
 	rules map[reconcile.Owner]map[nft.Key]nft.Item
 	links map[reconcile.Owner]map[link.Key]link.Item
-	// come are addresses that are new here, and gone those that are here no longer, or not for all whose they were.
+	// come are addresses that are new on this node. gone are those that are no longer here, or not for all namespaces that used them.
 	come, gone []netip.Addr
-	// ended are projects that want none any more.
+	// ended are projects that no longer have an egress IP.
 	ended []uint32
-	// leads tells that something leaves by another way than before.
+	// leads says that some traffic leaves by another way than before.
 	leads bool
 }
 
@@ -218,7 +217,7 @@ func (n *Network) egressChange(s *settings, all bool) egressChange {
 		c.flows[o], c.rules[o], c.links[o] = owned.flows, owned.rules, owned.links
 	}
 	c.come, c.gone = moved(&n.egress.programmed, &n.egress.wanted)
-	for vnid := range n.egress.broken { // should it come this time
+	for vnid := range n.egress.broken { // it may succeed this time
 		if way := n.egress.wanted.Ways[vnid]; way.Address.IsValid() && !slices.Contains(c.come, way.Address) {
 			c.come = append(c.come, way.Address)
 		}
@@ -226,7 +225,7 @@ func (n *Network) egressChange(s *settings, all bool) egressChange {
 	return c
 }
 
-// settleEgress takes note of what was handed over.
+// settleEgress notes what was handed over.
 func (n *Network) settleEgress(c *egressChange) {
 	n.egress.programmed = n.egress.wanted
 	for _, vnid := range c.ended {
@@ -235,8 +234,8 @@ func (n *Network) settleEgress(c *egressChange) {
 	n.egress.forget.note(c.gone...)
 }
 
-// moveEgressIPs programs what differs. An address that comes is on the interface, and translated to, before any flow leads there;
-// one that goes, stays so until none does. The caller holds updating.
+// moveEgressIPs programs the difference. A new address is on the interface, and translated to, before any flow leads there. A removed one
+// stays on the interface until no flow leads there. The caller holds updating.
 func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) error {
 	n.prepareEgress(s)
 	change := n.egressChange(s, all)
@@ -254,7 +253,7 @@ func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) erro
 	n.engines.Flows.Set(change.flows)
 	n.opening.Unlock()
 	err = errors.Join(err, named("flows", n.engines.Flows.Apply(ctx, nil)))
-	n.purges.Due(change.leads) // what left by a way that is closed leaves by it no more
+	n.purges.Due(change.leads) // the datapath must not use a closed way any more
 	err = errors.Join(err, n.purges.Flush(ctx),
 		named("node rules", n.engines.Rules.Apply(ctx, change.rules)), named("node links", n.engines.Links.Apply(ctx, change.links)))
 	for o := range change.flows {
@@ -268,8 +267,8 @@ func (n *Network) moveEgressIPs(ctx context.Context, s *settings, all bool) erro
 	return errors.Join(unheld, err)
 }
 
-// holdEgress puts addresses on the interface. To one that cannot be there, which unheld is about, nothing is translated: it may be
-// somebody else's, who would be cut off.
+// holdEgress puts addresses on the interface. Nothing is translated to an address for which that fails, which unheld reports: another
+// machine may have it, and would be cut off.
 func (n *Network) holdEgress(ctx context.Context, change *egressChange) (unheld, err error) {
 	clear(n.egress.broken)
 	coming := withSome(change.links)
@@ -285,17 +284,17 @@ func (n *Network) holdEgress(ctx context.Context, change *egressChange) (unheld,
 		if failure := n.engines.Links.Failure(o); failure != nil {
 			n.egress.broken[vnid] = struct{}{}
 			change.unhold(vnid, way.Address)
-			delete(change.links, o) // it stays desired
+			delete(change.links, o) // the link stays desired
 			failures = append(failures, named("node links of "+string(o), failure))
 		}
 	}
-	if len(failures) == 0 { // it is not known whose failure it was
+	if len(failures) == 0 { // it is unknown which project failed
 		return nil, err
 	}
 	return errors.Join(failures...), nil
 }
 
-// unhold has nothing translated to a project's address that is not on the interface, and nobody told that it is here.
+// unhold has nothing translated to a project's address that is not on the interface, and stops its announcement.
 func (c *egressChange) unhold(vnid uint32, address netip.Addr) {
 	c.rules[pipeline.EgressOwner(vnid)] = nil
 	c.come = slices.DeleteFunc(c.come, func(come netip.Addr) bool { return come == address })
@@ -308,7 +307,7 @@ func withSome[K comparable, V any](fragments map[reconcile.Owner]map[K]V) map[re
 	return some
 }
 
-// announce has addresses announced, without waiting.
+// announce queues addresses to be announced, without waiting.
 func (n *Network) announce(come []netip.Addr) {
 	if len(come) == 0 {
 		return
@@ -323,7 +322,7 @@ func (n *Network) announce(come []netip.Addr) {
 	}
 }
 
-// announceEgress announces egress addresses when they come, and a second time, until ctx ends.
+// announceEgress announces new egress IPs, and each a second time, until ctx ends.
 func (n *Network) announceEgress(ctx context.Context) error {
 	if n.engines.Uplink == nil {
 		return nil
@@ -344,7 +343,7 @@ func (n *Network) announceEgress(ctx context.Context) error {
 		if s == nil {
 			continue
 		}
-		now = slices.DeleteFunc(now, func(address netip.Addr) bool { return !s.egress.held[address] }) // gone meanwhile
+		now = slices.DeleteFunc(now, func(address netip.Addr) bool { return !s.egress.held[address] }) // no longer here
 		if err := n.engines.Uplink.Announce(s.view.Node.Uplink, now...); err != nil {
 			n.opts.Log.Warn("announcing egress addresses failed; neighbours resolve them when their entries expire", "error", err)
 		}

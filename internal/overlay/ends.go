@@ -11,25 +11,25 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// HostEnds is the part of the pods' links that stays on the host. *link.Pods has it in the kernel, *link.FakePods in memory.
+// HostEnds is pods' host veths. *link.Pods implements it for the kernel, *link.FakePods in memory.
 type HostEnds interface {
-	// HostEnds returns those that exist, by name.
+	// HostEnds returns the existing host veths, by name.
 	HostEnds(ctx context.Context) (map[string]link.HostEnd, error)
-	// Restore makes one again what it is to be, if it is there.
+	// Restore gives a host veth the desired state, if it exists.
 	Restore(ctx context.Context, name string, want link.HostEnd) error
 }
 
-// ends puts back what others change of the pods' host ends. They are in no loop of their own: an ADD makes them right, and
-// only somebody else makes them otherwise, so that nothing is asked of the kernel until that is told.
+// ends restores host veths that another program changed. They are not in a loop: an ADD configures them, and only another program changes
+// them later. So the kernel is read only after an event.
 type ends struct {
 	network *Network
 	wake    chan struct{}
 
-	// seen is what the host ends of attachments that are being made were like last. The network's opening guards it.
+	// seen is the last reported state of the host veths of attachments that are being created. The network's opening guards it.
 	seen map[attach.Key]link.HostEnd
 
 	mu sync.Mutex
-	// doubtful tells that they are to be looked at.
+	// doubtful says that host veths have to be checked.
 	doubtful bool
 }
 
@@ -37,13 +37,13 @@ func newEnds(n *Network) *ends {
 	return &ends{network: n, wake: make(chan struct{}, 1), seen: map[attach.Key]link.HostEnd{}, doubtful: true}
 }
 
-// wanted is a host end as it is to be; key is that of its attachment, empty where it stands without one.
+// wanted is a desired host veth. key is its attachment, empty for a pre-plugged port.
 type wanted struct {
 	key attach.Key
 	end link.HostEnd
 }
 
-// CheckHostEnds has the host ends of all pods looked at, and what others changed of them put back. It does not wait.
+// CheckHostEnds starts a check of all host veths, which restores what another program changed. It does not wait.
 func (n *Network) CheckHostEnds() {
 	n.ends.mu.Lock()
 	n.ends.doubtful = true
@@ -54,18 +54,19 @@ func (n *Network) CheckHostEnds() {
 	}
 }
 
-// HostEndChanged reports what a host end is like now. One that is being made is compared once it is made. It does not wait.
+// HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
+// wait.
 func (n *Network) HostEndChanged(name string, now link.HostEnd) {
 	s := n.settings.Load()
 	if s == nil {
-		return // all are looked at once the engines run
+		return // all are checked once the engines run
 	}
 	if n.standing.changed(name, now) || n.podEndChanged(s, name, now) {
 		n.CheckHostEnds()
 	}
 }
 
-// podEndChanged notes what the host end of a pod with a port of its own is like now, and reports whether it has to be restored.
+// podEndChanged notes the state of the host veth of a pod with a port of its own, and reports whether it has to be restored.
 func (n *Network) podEndChanged(s *settings, name string, now link.HostEnd) bool {
 	n.opening.Lock()
 	defer n.opening.Unlock()
@@ -81,12 +82,12 @@ func (n *Network) podEndChanged(s *settings, name string, now link.HostEnd) bool
 	return false
 }
 
-// podEnd returns what the host end of a pod with a port of its own is to be.
+// podEnd returns the desired host veth of a pod with a port of its own.
 func podEnd(s *settings, rec *attach.Record) link.HostEnd {
 	return link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}
 }
 
-// endMade compares the host end of an attachment that is made now with what it was like last. The caller holds opening.
+// endMade compares the host veth of a completed attachment with its last reported state. The caller holds opening.
 func (n *Network) endMade(rec *attach.Record) {
 	seen, changed := n.ends.seen[rec.Key()]
 	delete(n.ends.seen, rec.Key())
@@ -95,7 +96,7 @@ func (n *Network) endMade(rec *attach.Record) {
 	}
 }
 
-// wantedEnds returns what the host ends are to be, by name. Those that are being made are not among them.
+// wantedEnds returns the desired host veths, by name, without those that are being created.
 func (n *Network) wantedEnds(s *settings) map[string]wanted {
 	all := map[string]wanted{}
 	n.opening.Lock()
@@ -111,7 +112,7 @@ func (n *Network) wantedEnds(s *settings) map[string]wanted {
 	return all
 }
 
-// run puts back until ctx ends. It begins when the engines run, with a look at what happened before.
+// run restores host veths until ctx ends. It begins with a check when the engines run.
 func (e *ends) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -135,7 +136,7 @@ func (e *ends) run(ctx context.Context) error {
 	}
 }
 
-// check looks at the host ends if they are doubtful, puts back what differs, and reports whether something is left.
+// check reads the host veths if they are doubtful, restores those that differ, and reports whether to try again.
 func (e *ends) check(ctx context.Context) (left bool) {
 	n := e.network
 	e.mu.Lock()
@@ -168,8 +169,7 @@ func (e *ends) check(ctx context.Context) (left bool) {
 	return left && ctx.Err() == nil
 }
 
-// restore puts one host end back, unless a request for its attachment is under way, and reports whether it is to be tried
-// again.
+// restore restores one host veth, unless a request for its attachment is under way, and reports whether to try again.
 func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
 	n := e.network
 	if want.key != (attach.Key{}) {
@@ -192,7 +192,7 @@ func (e *ends) restore(ctx context.Context, name string, want wanted, have link.
 	return false
 }
 
-// isLive reports whether an attachment's port is open, or being opened.
+// isLive reports whether an attachment's port is open or being opened.
 func (n *Network) isLive(key attach.Key) bool {
 	n.opening.Lock()
 	defer n.opening.Unlock()

@@ -13,32 +13,32 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// FirewallChange is what changed of the namespaces' egress firewalls.
+// FirewallChange is a change of namespaces' egress firewalls.
 type FirewallChange struct {
-	// Reset forgets everything that was told before.
+	// Reset replaces all egress firewalls of former changes.
 	Reset bool
-	// Firewalls are those that are others than before; nil: the namespace has none any more.
+	// Firewalls are the egress firewalls that changed; nil: the namespace has none any more.
 	Firewalls map[string]*egressfirewall.Firewall
 }
 
 // firewalls are the namespaces' egress firewalls.
 //
-// A firewall's rules are programmed while its namespace has pods here, and its pods carry its number whatever is programmed: the
-// rules are handed over before the first pod's flows, and withdrawn before the last one's, and a number without rules lets
-// nothing out.
+// The rules of a firewall are programmed while its namespace has pods on this node. Its pods' flows always carry its number. The rules are
+// handed over before the first pod's flows and withdrawn before the last pod's, and a number without rules lets nothing out.
 type firewalls struct {
 	mu    sync.RWMutex
 	known map[string]*egressfirewall.Firewall
 	ids   pipeline.GroupIDs
-	// numbers are those of the namespaces in known.
+	// numbers are the firewalls' numbers, for the namespaces in known.
 	numbers map[string]uint32
 
-	// here are the namespaces that have pods here, and programmed those whose rules were handed over. Network.opening guards them.
+	// here counts the pods of each namespace on this node. programmed are the namespaces whose rules were handed over. Network.opening guards
+	// both.
 	here       map[string]int
 	programmed map[string]struct{}
-	// pending are owners whose flows were handed over, and may not be in effect. Network.updating guards them.
+	// pending are owners whose flows were handed over and may not be in effect. Network.updating guards them.
 	pending map[reconcile.Owner]struct{}
-	// narrowed says that among those are some that let something out no more. Network.updating guards it.
+	// narrowed says that a pending firewall no longer lets something out. Network.updating guards it.
 	narrowed bool
 }
 
@@ -49,10 +49,11 @@ func newFirewalls() *firewalls {
 	}
 }
 
-// guards reports whether namespaces may have egress firewalls: not in a flat network, as in OpenShift SDN.
+// guards reports whether namespaces may have egress firewalls. In a flat network they may not, as in OpenShift SDN.
 func (s *settings) guards() bool { return s.isolates() || s.policies() }
 
-// Guarded reports whether in the view's network namespaces may have egress firewalls: UpdateFirewalls is then to tell of all first.
+// Guarded reports whether namespaces may have egress firewalls in the view's network. Then UpdateFirewalls must have stored all of them
+// first.
 func (v *View) Guarded() bool { return v.Cluster.Mode.HasVNIDs() }
 
 // firewallOf returns the number of the firewall of an attachment's namespace, 0 for none.
@@ -65,9 +66,9 @@ func (s *settings) firewallOf(rec *attach.Record) uint32 {
 	return s.firewalls.numbers[rec.PodNamespace]
 }
 
-// UpdateFirewalls brings egress firewalls in step with a change. Until the network is in a mode that has them it only takes note:
-// all have to be told by the Update that brings the mode. After an error, what could not be programmed is tried again by the next
-// call, and by the engine itself.
+// UpdateFirewalls programs a change of egress firewalls. Until the network is in a mode with egress firewalls, it only stores the change:
+// all of them must be stored before the Update that brings the mode. After an error, the next call and the engine itself retry what could
+// not be programmed.
 func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) error {
 	n.updating.Lock()
 	defer n.updating.Unlock()
@@ -77,7 +78,7 @@ func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) er
 	if s == nil || !s.guards() {
 		return nil
 	}
-	again := *s // so that ADDs under way look again
+	again := *s // a copy, so that ADDs under way compile again
 	n.settings.Store(&again)
 	n.opening.Lock()
 	fragments := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
@@ -100,8 +101,8 @@ func (n *Network) UpdateFirewalls(ctx context.Context, change FirewallChange) er
 	return n.settleFirewalls(ctx)
 }
 
-// settleFirewalls waits until what was handed over is in effect. The datapath goes by it at once if something may leave no more,
-// otherwise soon: a name of many addresses may stand for others every few seconds. The caller holds updating.
+// settleFirewalls waits until what was handed over is in effect. The datapath is purged at once if a firewall no longer lets something out,
+// otherwise soon: a DNS name with many addresses may resolve to others every few seconds. The caller holds updating.
 func (n *Network) settleFirewalls(ctx context.Context) error {
 	f := n.firewalls
 	if len(f.pending) > 0 {
@@ -118,8 +119,8 @@ func (n *Network) settleFirewalls(ctx context.Context) error {
 	return n.purges.Flush(ctx)
 }
 
-// take takes a change over, and returns the namespaces whose pods carry another number, and whether any lets something out no more.
-// A change that resets comes to one that names all.
+// take stores a change. It returns the namespaces whose pods' flows get another number, and whether any firewall no longer lets something
+// out. It makes a change with Reset name all namespaces.
 func (f *firewalls) take(change *FirewallChange) (numbered map[string]struct{}, narrowed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +137,7 @@ func (f *firewalls) take(change *FirewallChange) (numbered map[string]struct{}, 
 		change.Firewalls = all
 	}
 	numbered = map[string]struct{}{}
-	for _, namespace := range slices.Sorted(maps.Keys(change.Firewalls)) { // in order, so that they get the same numbers in each life
+	for _, namespace := range slices.Sorted(maps.Keys(change.Firewalls)) { // sorted, so that they get the same numbers after a restart
 		was, now := f.known[namespace], change.Firewalls[namespace]
 		narrowed = narrowed || egressfirewall.Narrowed(was, now)
 		if now != nil {
@@ -171,8 +172,7 @@ func (f *firewalls) program(s *settings, namespace string, fragments map[reconci
 	}
 }
 
-// adapt makes firewalls fit new settings, and returns the fragments of all that there are, or were. The caller holds
-// Network.opening.
+// adapt compiles firewalls for new settings, and returns the fragments of all current and former ones. The caller holds Network.opening.
 func (f *firewalls) adapt(s *settings, live map[attach.Key]attach.Record) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	clear(f.here)
 	for _, rec := range live {
@@ -189,7 +189,7 @@ func (f *firewalls) adapt(s *settings, live map[attach.Key]attach.Record) map[re
 	return fragments
 }
 
-// inhabit takes note that so many pods of a namespace have come. The caller holds opening.
+// inhabit adds to the number of a namespace's pods on this node; pods may be negative. The caller holds opening.
 func (n *Network) inhabit(namespace string, pods int) {
 	f := n.firewalls
 	was := f.here[namespace]
@@ -210,7 +210,7 @@ func (n *Network) inhabit(namespace string, pods int) {
 	}
 }
 
-// Inhabited returns the namespaces that have pods on this node: what they need is worth knowing.
+// Inhabited returns the namespaces that have pods on this node. Only their egress firewalls are needed here.
 func (n *Network) Inhabited() map[string]struct{} {
 	names := map[string]struct{}{}
 	for _, rec := range n.store.List() {

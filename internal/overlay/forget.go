@@ -12,19 +12,19 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// Delays between tries to have connections forgotten.
+// Delays between retries of a conntrack flush.
 const (
 	firstForgetRetry = 200 * time.Millisecond
 	lastForgetRetry  = 30 * time.Second
 )
 
-// forgetter has the host forget the connections of egress addresses that are elsewhere, or another project's: what goes on with them
-// begins anew. It goes over all that the host tracks, and so it is done beside.
+// forgetter flushes the host's connections of egress IPs that moved to another node or project; their next packets start new connections. A
+// flush goes over everything that the host tracks, so it runs in the background.
 type forgetter struct {
 	wake chan struct{}
 
 	mu sync.Mutex
-	// left are addresses whose connections are to be forgotten.
+	// left are addresses whose connections are still to be flushed.
 	left map[netip.Addr]struct{}
 }
 
@@ -32,7 +32,7 @@ func newForgetter() *forgetter {
 	return &forgetter{wake: make(chan struct{}, 1), left: map[netip.Addr]struct{}{}}
 }
 
-// note takes note of addresses. Nothing is forgotten before begin: what leads to them is to be out of effect by then.
+// note adds addresses. Nothing is flushed before begin: flows and rules that lead to them must be out of effect by then.
 func (f *forgetter) note(addresses ...netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -41,15 +41,15 @@ func (f *forgetter) note(addresses ...netip.Addr) {
 	}
 }
 
-// begin has what was noted forgotten, without waiting.
+// begin starts the flush of what was noted, without waiting.
 func (f *forgetter) begin() {
 	select {
 	case f.wake <- struct{}{}:
-	default: // it is about to
+	default: // a wake-up is already waiting
 	}
 }
 
-// take returns what was noted.
+// take returns the noted addresses, and clears them.
 func (f *forgetter) take() []netip.Addr {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -58,7 +58,7 @@ func (f *forgetter) take() []netip.Addr {
 	return addresses
 }
 
-// forgetEgress forgets until ctx ends.
+// forgetEgress flushes connections until ctx ends.
 func (n *Network) forgetEgress(ctx context.Context) error {
 	if n.engines.Uplink == nil {
 		return nil
@@ -87,8 +87,8 @@ func (n *Network) forgetEgress(ctx context.Context) error {
 	}
 }
 
-// inheritEgress notes the addresses that a former life translated to, and this one does not, or for another VNID: whose connections these
-// are, nobody knows any more. It is for the time before the first rules are programmed.
+// inheritEgress notes the addresses that the rules from before the restart translate to, and the new ones do not, or for another VNID: it
+// is unknown which project their connections belong to. Call it before the first rules are programmed.
 func (n *Network) inheritEgress(s *settings, have map[nft.Key]nft.Item) {
 	now := map[netip.Addr]string{}
 	for _, rules := range n.egressChange(s, true).rules {
@@ -101,7 +101,7 @@ func (n *Network) inheritEgress(s *settings, have map[nft.Key]nft.Item) {
 	}
 }
 
-// formerRules returns the node's rules as a former life of the agent left them, where that matters.
+// formerRules returns the node's rules from before the restart, if they are needed.
 func (n *Network) formerRules(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	if n.engines.Uplink == nil {
 		return nil, nil

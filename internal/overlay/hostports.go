@@ -12,23 +12,23 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// HostConnections are those that the node's own kernel tracks.
+// HostConnections are the connections that the node's kernel tracks.
 type HostConnections interface {
-	// ForgetHostPorts forgets the connections to ports of the node by UDP and SCTP: they go on as the rules say now, and not as they
-	// did when the first packet came, which may have been for nobody or for another pod.
+	// ForgetHostPorts flushes the UDP and SCTP connections to ports of the node, so that they follow the present rules. Until then they follow
+	// the rules at their first packet, when the port may have been unused or another pod's.
 	ForgetHostPorts(ports ...cni.HostPort) error
-	// ForgetTranslatedTo forgets the connections that are translated to pods which go.
+	// ForgetTranslatedTo flushes the connections that are translated to removed pods.
 	ForgetTranslatedTo(pods ...netip.Addr) error
 }
 
-// ReservedPort is a port of the node that no pod may have.
+// ReservedPort is a port of the node that no pod may have as a host port.
 type ReservedPort struct {
 	Port cni.HostPort
-	// For says whose it is: "the agent's health and metrics".
+	// For names its user: "the agent's health and metrics".
 	For string
 }
 
-// hostPortRules returns the host ports of an attachment; nil if there are none.
+// hostPortRules returns the rules for an attachment's host ports; nil if it has none.
 func hostPortRules(rec *attach.Record) map[nft.Key]nft.Item {
 	if len(rec.HostPorts) == 0 || len(rec.Addresses) == 0 {
 		return nil
@@ -36,8 +36,8 @@ func hostPortRules(rec *attach.Record) map[nft.Key]nft.Item {
 	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Address: rec.Addresses[0].Addr(), Ports: rec.HostPorts}.Rules()
 }
 
-// setHostPorts hands over the host ports of all attachments, without waiting. They depend on nothing but the records: afterwards each
-// ADD and each DEL sees to its own.
+// setHostPorts hands over the host ports of all attachments, without waiting. They depend only on the records, so afterwards each ADD and
+// DEL programs its own.
 func (n *Network) setHostPorts() {
 	n.opening.Lock()
 	defer n.opening.Unlock()
@@ -50,7 +50,7 @@ func (n *Network) setHostPorts() {
 	n.engines.Rules.Set(rules)
 }
 
-// programHostPorts has an attachment's host ports lead to it, and returns once they do. The caller holds its lock.
+// programHostPorts programs an attachment's host ports, and returns once they are in effect. The caller holds the attachment's lock.
 func (n *Network) programHostPorts(ctx context.Context, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
@@ -64,7 +64,7 @@ func (n *Network) programHostPorts(ctx context.Context, rec *attach.Record) erro
 	return named("host ports", err)
 }
 
-// withdrawHostPorts has host ports lead to attachments no more, without waiting. The caller holds their locks.
+// withdrawHostPorts withdraws the host ports of attachments, without waiting. The caller holds the attachments' locks.
 func (n *Network) withdrawHostPorts(recs ...attach.Record) map[reconcile.Owner]map[nft.Key]nft.Item {
 	gone := map[reconcile.Owner]map[nft.Key]nft.Item{}
 	for i := range recs {
@@ -78,8 +78,8 @@ func (n *Network) withdrawHostPorts(recs ...attach.Record) map[reconcile.Owner]m
 	return gone
 }
 
-// removeHostPorts waits until withdrawn host ports lead to attachments no more, and forgets who was led there. Those whom the kernel does
-// not forget do not keep the attachment: they end by themselves, as the pod answers no more.
+// removeHostPorts waits until withdrawn host ports are out of effect, and flushes their connections. A failed flush does not delay the
+// removal of the attachment: the connections end by themselves, because the pod no longer answers.
 func (n *Network) removeHostPorts(ctx context.Context, recs []attach.Record, gone map[reconcile.Owner]map[nft.Key]nft.Item) error {
 	if len(gone) == 0 {
 		return nil
@@ -108,7 +108,7 @@ func (n *Network) removeHostPorts(ctx context.Context, recs []attach.Record, gon
 	return nil
 }
 
-// hostPorts returns the host ports that a runtime asks for, unless one is kept from pods.
+// hostPorts returns the host ports in the runtime's request, or an error if one is reserved.
 func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 	if req.NetConf == nil {
 		return nil, nil

@@ -17,11 +17,11 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// macvlanName is the name of an egress router's second interface, as in OpenShift SDN: the routers' images know it.
+// macvlanName is the name of an egress router's second interface, as in OpenShift SDN: the routers' images use it.
 const macvlanName = "macvlan0"
 
-// egressRouter returns the second interface that a pod asks for by its annotation; nil if it asks for none. Only then anybody is
-// asked about the pod.
+// egressRouter returns the second interface that a pod's annotation requests; nil if it requests none. Only for a request is it checked
+// whether the pod is privileged.
 func (n *Network) egressRouter(ctx context.Context, req *cni.Request) (*attach.Macvlan, error) {
 	parent, wants := "", false
 	if req.NetConf != nil {
@@ -61,14 +61,14 @@ func (n *Network) egressRouter(ctx context.Context, req *cni.Request) (*attach.M
 	return &attach.Macvlan{Parent: device.Name, MTU: device.MTU, Addresses: device.Addresses}, nil
 }
 
-// keptFromMacvlans says whose a device is that no macvlan may be upon; empty: one may. By Weft's own a pod would see and send what the switch
-// knows nothing of.
+// keptFromMacvlans says whose device it is if no macvlan may be on it, otherwise it returns "". On Weft's own devices, a macvlan would let
+// a pod see and send packets that bypass the switch's flows.
 func keptFromMacvlans(device *link.MacvlanParent) string {
 	switch {
 	case device.Loopback:
 		return "the loopback device"
 	case slices.Contains([]string{host.Tun, host.Bridge, host.Tunnel}, device.Name), slices.Contains([]string{"ovs-system", "ovs-netdev"}, device.Name),
-		strings.HasPrefix(device.Name, "vxlan_sys_"): // the kernel's own of a switch in the kernel
+		strings.HasPrefix(device.Name, "vxlan_sys_"): // the kernel's tunnel device of a switch in the kernel
 		return "the switch's"
 	case device.Group == host.PodGroup, device.Weft:
 		return "Weft's"
@@ -76,12 +76,12 @@ func keptFromMacvlans(device *link.MacvlanParent) string {
 	return ""
 }
 
-// macvlan returns an attachment's second interface. It is only called for one that has it.
+// macvlan returns an attachment's second interface. The attachment must have one.
 func macvlan(rec *attach.Record) link.Macvlan {
 	return link.Macvlan{Netns: rec.Netns, Name: macvlanName, Parent: rec.Macvlan.Parent, Owner: rec.Key().Owner()}
 }
 
-// programMacvlan makes an attachment's second interface, if it has one, and adds it to what the runtime is told.
+// programMacvlan creates an attachment's second interface, if it has one, and adds it to the result for the runtime.
 func (n *Network) programMacvlan(ctx context.Context, rec *attach.Record, result *types100.Result) error {
 	if rec.Macvlan == nil {
 		return nil
@@ -94,7 +94,7 @@ func (n *Network) programMacvlan(ctx context.Context, rec *attach.Record, result
 	return nil
 }
 
-// checkMacvlan compares an attachment's second interface, if it has one.
+// checkMacvlan checks an attachment's second interface, if it has one.
 func (n *Network) checkMacvlan(ctx context.Context, rec *attach.Record) error {
 	if rec.Macvlan == nil {
 		return nil
@@ -102,7 +102,7 @@ func (n *Network) checkMacvlan(ctx context.Context, rec *attach.Record) error {
 	return n.engines.Macvlans.CheckMacvlan(ctx, macvlan(rec))
 }
 
-// checkPair compares an attachment's own interface. An egress router leads its default route elsewhere once it has started.
+// checkPair checks an attachment's own interface. An egress router may have changed its default route after its start.
 func (n *Network) checkPair(ctx context.Context, rec *attach.Record, pair link.Pair) error {
 	err := n.engines.Pods.Check(ctx, pair)
 	if rec.Macvlan == nil || err == nil {
@@ -115,7 +115,7 @@ func (n *Network) checkPair(ctx context.Context, rec *attach.Record, pair link.P
 	return err
 }
 
-// removeMacvlans removes second interfaces, where the pods' namespaces are there still: the kernel removes them with those.
+// removeMacvlans removes second interfaces from pods' namespaces that still exist; with a namespace, the kernel removes its interfaces.
 func (n *Network) removeMacvlans(ctx context.Context, recs []attach.Record) error {
 	var errs []error
 	for i := range recs {

@@ -9,9 +9,9 @@ import (
 	"weft.dev/weft/internal/overlay/multicast"
 )
 
-// UpdateMulticast brings multicast in step with a change. Until the network is in a mode that has it the change is only noted: all namespaces have
-// to be there before the Update that brings the mode. After an error, what could not be programmed is tried again by the next call, and by the
-// engine itself.
+// UpdateMulticast programs a change of multicast. Until the network is in a mode with multicast, it only stores the change: all namespaces
+// must be stored before the Update that brings the mode. After an error, the next call and the engine itself retry what could not be
+// programmed.
 func (n *Network) UpdateMulticast(ctx context.Context, change multicast.Change) error {
 	n.updating.Lock()
 	defer n.updating.Unlock()
@@ -20,7 +20,7 @@ func (n *Network) UpdateMulticast(ctx context.Context, change multicast.Change) 
 	if !differs && len(n.multicast.Pending()) == 0 || s == nil || !s.hasVNIDs() {
 		return nil
 	}
-	again := *s // so that ADDs under way look again
+	again := *s // a copy, so that ADDs under way compile again
 	n.settings.Store(&again)
 	view := again.multicastView()
 	n.opening.Lock()
@@ -46,7 +46,7 @@ func (n *Network) UpdateMulticast(ctx context.Context, change multicast.Change) 
 	return n.purges.Flush(ctx)
 }
 
-// multicastView is what multicast depends on of the settings.
+// multicastView returns the settings that multicast depends on.
 func (s *settings) multicastView() *multicast.View {
 	v := &multicast.View{Config: &s.pipeline}
 	if s.hasVNIDs() {
@@ -55,7 +55,7 @@ func (s *settings) multicastView() *multicast.View {
 	return v
 }
 
-// multicastProjects returns the NetNamespaces that have a VNID.
+// multicastProjects returns the NetNamespaces with the VNID.
 func (n *Network) multicastProjects(vnid string) []Object {
 	number, err := strconv.ParseUint(vnid, 10, 32)
 	if err != nil {

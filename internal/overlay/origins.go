@@ -12,24 +12,24 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// mostPolicies is how many policies an Origin names: an address may be named by all policies of a cluster.
+// mostPolicies is how many policies an Origin lists: all policies of a cluster may name the same address.
 const mostPolicies = 20
 
-// Object names an object of the API server. Without a name it stands for all of its kind, in its namespace if it has one.
+// Object names an object of the API server. An empty name means all objects of the kind, in the namespace if there is one.
 type Object struct{ Kind, Namespace, Name string }
 
-// Origin is what an owner's flows come from.
+// Origin says what the flows of an owner were compiled from.
 type Origin struct {
 	Owner reconcile.Owner
-	// Objects are the objects, none where they are not known any more; More says that there are more of them.
+	// Objects are the objects, none if they are not known any more. More says that the list is incomplete.
 	Objects []Object
 	More    bool
-	// Pod is the pod of this node of whose address the flows are, where they come from other objects; zero for none.
+	// Pod is the pod of this node whose address the flows match, if they come from other objects; otherwise zero.
 	Pod policy.Key
 }
 
-// Origins returns what the flows of owners come from, in their order. Of policies, each names a few; first is one of them
-// wherever flows come from it.
+// Origins returns the origins of the owners' flows, in the order of owners. Each lists only a few policies; first is among them if flows
+// come from it.
 func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
 	pods, addresses := n.attachedPods()
 	n.opening.Lock()
@@ -58,7 +58,7 @@ func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
 	return origins
 }
 
-// attachedPods returns the pods of this network's attachments, by owner, and by address those of attachments that are not closing.
+// attachedPods returns the pods of this network's attachments by owner, and by address those of attachments that are not closing.
 func (n *Network) attachedPods() (owners map[reconcile.Owner]policy.Key, addresses map[netip.Addr]policy.Key) {
 	owners, addresses = map[reconcile.Owner]policy.Key{}, map[netip.Addr]policy.Key{}
 	for _, rec := range n.store.List() {
@@ -76,7 +76,7 @@ func (n *Network) attachedPods() (owners map[reconcile.Owner]policy.Key, address
 	return owners, addresses
 }
 
-// objects returns the objects of owners that are neither pods nor policies.
+// objects returns the objects of an owner that is neither a pod nor a policy.
 func (n *Network) objects(o reconcile.Owner) []Object {
 	kind, name, _ := strings.Cut(string(o), "/")
 	switch {
@@ -105,7 +105,7 @@ func (n *Network) objects(o reconcile.Owner) []Object {
 	return nil
 }
 
-// projects returns the NetNamespaces that have a VNID and egress addresses.
+// projects returns the NetNamespaces with the VNID and an egress IP.
 func (n *Network) projects(vnid string) []Object {
 	s := n.settings.Load()
 	number, err := strconv.ParseUint(vnid, 10, 32)

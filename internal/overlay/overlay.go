@@ -1,7 +1,7 @@
-// Package overlay is the overlay network on one node: it compiles what it is told of the cluster, and the node's own
-// attachments, into fragments of desired state for the node's engines, and serves the pods' attaching and detaching.
+// Package overlay is the overlay network on one node. It compiles the cluster's objects and the node's attachments into fragments of
+// desired state for the node's engines, and it attaches and detaches pods.
 //
-// It calls no API server and knows no other network. Objects come in as a View; what leaves are fragments.
+// It calls no API server and depends on no other network. Its input is a View, its output is fragments.
 package overlay
 
 import (
@@ -37,121 +37,123 @@ import (
 // NetworkName is the name of this network in attachment records.
 const NetworkName = "overlay"
 
-// Delays between tries of what goes on in the background.
+// Delays between retries of background work.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 5 * time.Second
 )
 
-// View is what the overlay has to know of the cluster and of the node, in plain values.
+// View is the overlay's input about the cluster and the node, as plain values.
 type View struct {
 	// Cluster is the ClusterNetwork named default.
 	Cluster clusternetwork.Config
-	// ClosedPorts are UDP ports that are closed to pods besides that of the cluster's tunnels, in ascending order: where tunnels of
-	// other networks are.
+	// ClosedPorts are UDP ports, besides the port of the cluster's tunnels, that are closed to pods: ports of other networks' tunnels. In
+	// ascending order.
 	ClosedPorts []uint16
 	// Local is this node's HostSubnet.
 	Local clusternetwork.HostSubnet
-	// Node is what the node itself is like.
+	// Node describes the machine.
 	Node Node
-	// Closed is what is closed to pods outside their network.
+	// Closed is what pods cannot reach outside their network.
 	Closed Closed
 	// Remotes are all other hosts' HostSubnets. Two may briefly share an address or a name.
 	Remotes []clusternetwork.HostSubnet
 }
 
-// Closed is what is closed to the pods of a node outside their network. The zero value closes nothing.
+// Closed is what the pods of a node cannot reach outside their network. The zero value closes nothing.
 type Closed struct {
-	// Metadata are addresses of clouds' metadata services, where pods reach port 53 and nothing else.
+	// Metadata are addresses of clouds' metadata services. Pods reach only port 53 there.
 	Metadata []netip.Addr
-	// TCPPorts are TCP ports at which pods reach no node, and nothing else outside their network.
+	// TCPPorts are TCP ports that pods reach neither on nodes nor anywhere else outside their network.
 	TCPPorts []uint16
 }
 
-// Node is what the overlay has to know of the machine.
+// Node describes the machine.
 type Node struct {
 	// Datapath is the bridge's datapath type, ovsdb.DatapathSystem or ovsdb.DatapathNetdev.
 	Datapath string
 	// Uplink is the interface with the address of the node's HostSubnet.
 	Uplink string
-	// MTU is that interface's, in bytes.
+	// MTU is the uplink's MTU in bytes.
 	MTU int
-	// Network is the range that the node's address has on it: where egress addresses are.
+	// Network is the subnet of the node's address on the uplink. Egress IPs are in it.
 	Network netip.Prefix
 }
 
-// Engines are the loops that hold the node's state. The overlay starts them and feeds them; who made them runs them.
+// Engines are the loops that hold the node's state. The overlay starts them and feeds them; the caller that created them runs them.
 type Engines struct {
 	Flows *reconcile.Loop[openflow.Key, openflow.Entry]
 	Rows  *reconcile.Loop[ovsdb.Key, ovsdb.Row]
 	Links *reconcile.Loop[link.Key, link.Item]
 	Rules *reconcile.Loop[nft.Key, nft.Item]
-	// Ports tells of ports that the switch has added.
+	// Ports reports ports that the switch has added.
 	Ports Ports
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
-	// Standing makes and lists pairs that are there before their pods.
+	// Standing creates and lists pre-plugged ports: veth pairs that exist before their pods.
 	Standing link.StandingLinks
-	// HostEnds puts back what others change of them.
+	// HostEnds restores host veths that another program changed.
 	HostEnds HostEnds
-	// Shapers shapes what pods receive and send whose bandwidth is limited. Nil: none may be.
+	// Shapers limits the bandwidth of pods. Nil: bandwidth limits are refused.
 	Shapers link.Shapers
-	// Connections are those that the switch tracks for Services.
+	// Connections are the connections that the switch tracks for Services.
 	Connections Connections
-	// Uplink is the node's own interface, for egress addresses. Nil: nothing is announced, and nothing forgotten.
+	// Uplink is the node's own interface, for egress IPs. Nil: no egress IP is announced and no connection is flushed.
 	Uplink Uplink
-	// Macvlans makes egress routers' second interfaces. Nil: it makes none.
+	// Macvlans creates egress routers' second interfaces. Nil: pods that need one are refused.
 	Macvlans link.Macvlans
-	// Kernel is the node's own, for host ports. Nil: it forgets nothing.
+	// Kernel is the node's own conntrack, for host ports. Nil: no connection is flushed.
 	Kernel HostConnections
-	// Datapath forwards for the switch. Nil: it goes by new flows by itself.
+	// Datapath is the switch's datapath. Nil: it needs no purge to follow new flows.
 	Datapath Datapath
 }
 
-// Ports tells of the switch's ports.
+// Ports reports the switch's ports.
 type Ports interface {
-	// Added returns a channel that is closed when the switch says that it has added that port. Of a port that is there
-	// already nothing is told. stop ends the waiting.
+	// Added returns a channel that is closed when the switch reports that it has added the port. It reports nothing about a port that the
+	// switch has already. stop ends the wait.
 	Added(name string, ofport uint32) (added <-chan struct{}, stop func())
 }
 
 // Options of a Network.
 type Options struct {
-	// BootID tells this boot of the node from others (attach.ReadBootID). Required.
+	// BootID distinguishes this boot of the node from others (attach.ReadBootID). Required.
 	BootID string
 	// Records are the overlay's attachments. Required.
 	Records network.Records
-	// Node is the node's name, by which pods name it. Only NetworkPolicies look at it.
+	// Node is the node's name as in a pod's spec.nodeName. Only NetworkPolicies use it.
 	Node string
-	// Log gets what nobody waits for. Default: discarded.
+	// Log gets what no caller receives as an error. Default: discarded.
 	Log *slog.Logger
-	// Ports is the path of the namespace with the far ends of ports that stand ready for pods. While there is none, or Spare
-	// is 0, every pod gets a port of its own, but for those whose bandwidth is limited: they get one that stands, or none.
+	// Ports is the path of the namespace with the veth peers of pre-plugged ports. If it does not exist, or Spare is 0, every pod gets a port
+	// of its own, except a pod with limited bandwidth: a pre-plugged port is created for it, and its ADD fails if that fails.
 	Ports string
-	// Spare is how many ports stand ready.
+	// Spare is the number of pre-plugged ports that are kept free.
 	Spare int
 	// MoveStep is how long each step of a project's move between VNIDs takes. Default DefaultMoveStep.
 	MoveStep time.Duration
-	// PurgeRest is how long the datapath is not purged of what need not be purged at once. Default DefaultPurgeRest.
+	// PurgeRest is the least time between purges of the datapath that may wait. Default DefaultPurgeRest.
 	PurgeRest time.Duration
-	// TenantsRealised is told when Network.TenantsRealised may return another version. It must not wait. Nil: nobody is told.
+	// TenantsRealised is called when the result of Network.TenantsRealised may have changed. It must not block. Nil: not called.
 	TenantsRealised func()
-	// Inhabited is told when Network.Inhabited may return others. It must not wait. Nil: nobody is told.
+	// Inhabited is called when the result of Network.Inhabited may have changed. It must not block. Nil: not called.
 	Inhabited func()
-	// Closed is called with an attachment whose port is closed although it is attached, and with the reason. It must not wait. Nil: nothing is.
+	// Closed is called with an attachment whose port is closed although it is attached, and with the reason. It must not block. Nil: not
+	// called.
 	Closed func(rec attach.Record, why error)
-	// RuntimeCache is where the container runtime keeps the results of ADD, of which records are rebuilt that cannot be read. Empty: none is.
+	// RuntimeCache is the directory where the container runtime caches the results of ADD. Unreadable records are rebuilt from it. Empty: none
+	// is.
 	RuntimeCache string
-	// ServiceWarnings is told what of a Service this node does not do in the switch, and of none once that is over. It must
-	// not wait. Nil: nobody is told.
+	// ServiceWarnings is called with the parts of a Service that the switch on this node does not serve, and with no warnings once all are
+	// served. It must not block. Nil: not called.
 	ServiceWarnings func(owner reconcile.Owner, warnings []error)
-	// Privileged reports whether a pod has a privileged container or init container. It is asked about egress routers only. Nil: there
-	// are none.
+	// Privileged reports whether a pod has a privileged container or init container. It is called only for egress routers. Nil: egress routers
+	// are refused.
 	Privileged func(ctx context.Context, pod cni.Args) (bool, error)
-	// Reserved are ports of the node that no pod may have.
+	// Reserved are ports of the node that no pod may have as a host port.
 	Reserved []ReservedPort
-	// PolicyProblems is told what a NetworkPolicy that isolates a pod of this node says that is not so here, once for each change of
-	// it. It must not wait. Nil: nobody is told.
+	// PolicyProblems is called with what a NetworkPolicy that isolates a pod of this node specifies and this node does not enforce, once for
+	// each change of it. It must not block. Nil: not called.
 	PolicyProblems func(key policy.Key, problems []error)
 }
 
@@ -161,56 +163,56 @@ type Network struct {
 	store   *attach.Store
 	opts    Options
 	links   *unlinker
-	// standing are the ports that stand ready.
+	// standing are the pre-plugged ports.
 	standing *standing
 	ends     *ends
 	tenants  *tenants
 	// firewalls are the namespaces' egress firewalls.
 	firewalls *firewalls
-	// multicast is which projects have multicast.
+	// multicast decides which projects have multicast.
 	multicast *multicast.Projects
 
-	// settings is nil until the first View is programmed: until then nothing is attached.
+	// settings is nil until the first View is programmed. Until then no pod is attached.
 	settings atomic.Pointer[settings]
-	// waiting says, for whoever asks while settings is nil, what is waited for.
+	// waiting says what the network waits for while settings is nil.
 	waiting atomic.Pointer[string]
 
 	// hosts are the names of remote hosts, by owner.
 	hosts atomic.Pointer[map[reconcile.Owner]string]
 
-	// updating serialises Update and guards what follows.
+	// updating serialises Update, and guards the fields below.
 	updating sync.Mutex
-	// remotes are the remote hosts that fragments were made of; leftOut says why others have none.
+	// remotes are the remote hosts that have fragments; leftOut has the reasons why the others have none.
 	remotes map[reconcile.Owner]pipeline.Remote
 	leftOut map[reconcile.Owner]string
-	// services are what is known of Services.
+	// services is the state of Services.
 	services services
-	// egress are what is known of egress addresses.
+	// egress is the state of egress IPs.
 	egress  egressIPs
 	started bool
-	// incomplete tells that the last Update failed: the next one compiles everything.
+	// incomplete says that the last Update failed: the next one compiles everything.
 	incomplete bool
-	// crossing tells that pods are closed on the way from one mode that isolates to another.
+	// crossing says that pods are closed while the network changes from one isolating mode to another.
 	crossing bool
 
-	// opening guards live. Fragments of pods that are made from live are handed to the loops before it is let go, so
-	// that none is handed over after the attachment is out of live and its fragment withdrawn.
+	// opening guards live. Fragments compiled from live are handed to the loops before opening is unlocked. So none is handed over after the
+	// attachment has left live and its fragment is withdrawn.
 	opening sync.Mutex
-	// enforcer has what NetworkPolicies mean for the pods of this node, and purges the datapath; opening guards both as well.
+	// enforcer compiles NetworkPolicies for the pods of this node; purges purges the datapath. opening guards both as well.
 	enforcer *enforcer.Enforcer
 	purges   *enforcer.Revocations
-	// live are the attachments whose ports are open, or being opened.
+	// live are the attachments whose ports are open or being opened.
 	live map[attach.Key]attach.Record
-	// running is closed when the engines are started.
+	// running is closed when the engines have started.
 	running chan struct{}
 
-	// picking guards the cursors of the allocators; it is not held across I/O.
+	// picking guards the positions of the allocators. It is not held across I/O.
 	picking sync.Mutex
 	pool    *ipam.Pool
 	ofports ipam.Ofports
 }
 
-// New returns the network. Nothing is touched before the first Update.
+// New returns the network. It changes nothing on the node before the first Update.
 func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -237,7 +239,8 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	return n
 }
 
-// Run keeps ports ready and puts back what others change of pods' links, until ctx ends.
+// Run keeps pre-plugged ports free, restores pods' links that another program changed, and does the network's other background work, until
+// ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return n.links.run(ctx) })
@@ -250,15 +253,15 @@ func (n *Network) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// HandedOver is closed once everything that the records and the first View say is in the engines. It implements network.Runner.
+// HandedOver returns a channel that is closed once the engines have everything from the records and the first View. It implements
+// network.Runner.
 func (n *Network) HandedOver() <-chan struct{} { return n.running }
 
-// Waiting sets what is told to those who want to attach before the network can serve: "waiting for …".
+// Waiting sets what Ready reports before the network can attach pods: "waiting for …".
 func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
 
-// Update brings the node in step with a new View. The first one starts the engines, with everything that the records
-// say in the state they start from, so that a restart changes nothing. An error names what is wrong with the View or
-// with the node; what was programmed before stays.
+// Update makes the node match a new View. The first call starts the engines. Their initial state includes everything from the records, so
+// that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays.
 func (n *Network) Update(ctx context.Context, view View) error {
 	n.updating.Lock()
 	defer n.updating.Unlock()
@@ -274,7 +277,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		}
 		n.egress.forget.begin()
 		n.enforcer.ReportProblems()
-		// Flows that were committed may be others than those of the life before, those that close ports too.
+		// The flows now committed may differ from those before the restart, including those that close ports.
 		n.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
 		return n.purges.Flush(ctx)
 	}
@@ -293,10 +296,10 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	return n.purges.Flush(ctx)
 }
 
-// start programs everything for the first time in this process's life. Rules come before ports: what closes the way
-// around the userspace datapath has to stand before there is a way. Flows come last: a port without flows is closed.
+// start programs everything for the first time in this process. Rules come before ports: the rules that close the path around the userspace
+// datapath must be in effect before that path exists. Flows come last: a port without flows is closed.
 func (n *Network) start(ctx context.Context, s *settings) error {
-	// Side by side: the one waits for the kernel's links, the other for nft.
+	// In parallel: one waits for netlink, the other for nft.
 	var former map[nft.Key]nft.Item
 	var both errgroup.Group
 	both.Go(func() error { return n.resume(ctx, s) })
@@ -310,7 +313,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if s.policies() {
 		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
 	}
-	// What pods and remote hosts add is not waited for: one that has lost its link does not keep the others.
+	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
 	n.inheritEgress(s, former)
@@ -335,15 +338,14 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	}
 	n.follow(s)
 	n.opening.Lock()
-	n.enforcer.HandOver() // of policies, what came meanwhile
+	n.enforcer.HandOver() // policy changes that came meanwhile
 	n.opening.Unlock()
 	n.started = true
 	close(n.running)
 	return nil
 }
 
-// refresh programs what differs from the View before. An engine that fails does not keep the others; what it was to do
-// stays desired.
+// refresh programs what differs from the previous View. An engine that fails does not block the others; its changes stay desired.
 func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	if err := n.resume(ctx, s); err != nil {
 		return err
@@ -351,7 +353,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	if s.policies() {
 		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
 	}
-	// Between two modes that isolate, each lets through what only the other would stop: pods are closed on the way.
+	// Between two isolating modes, each lets through what only the other would drop. So pods are closed during the change.
 	n.crossing = n.crossing || was.judges() && s.judges() && was.pipeline.Mode != s.pipeline.Mode
 	if n.crossing {
 		if err := n.closePods(ctx); err != nil {
@@ -363,10 +365,10 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	n.engines.Rules.Set(remotes.rules)
 	n.setEgress(s)
 	rules := n.engines.Rules.Apply(ctx, s.rules())
-	// In this order a change of the mode loses nothing that is allowed before and after: what comes from other nodes counts
-	// as the new mode has it before pods no longer say whom they admit, and what admits all goes last.
+	// This order loses no packet that is allowed both before and after a change of the mode: packets from other nodes are handled by the new
+	// mode before the pods' flows stop saying which packets they admit, and the flow that admits everything is removed last.
 	n.engines.Flows.Set(remotes.flows)
-	if n.crossing || s.policies() && !was.policies() { // until pods are marked as isolated, these let all through
+	if n.crossing || s.policies() && !was.policies() { // until pods' flows say which pods are isolated, these let everything through
 		if err := n.engines.Flows.Apply(ctx, s.flows()); err != nil {
 			return named("flows", err)
 		}
@@ -374,7 +376,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	n.crossing = false
 	n.setPods(s)
 	n.standing.configure(s)
-	// The switch sets the MTU and the MAC address of tun0 by its row: by then these are what the links want as well.
+	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.links())
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
@@ -385,7 +387,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	)
 }
 
-// refreshRemotes programs the remote hosts that differ, where nothing else does.
+// refreshRemotes programs remote hosts that differ, when nothing else in the View does.
 func (n *Network) refreshRemotes(ctx context.Context, s *settings, hosts []clusternetwork.HostSubnet) error {
 	changed := n.compileRemotes(s, hosts, false)
 	n.followNodes(s, hosts)
@@ -410,7 +412,7 @@ func named(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// Ready returns nil when pods can be attached, else what is waited for.
+// Ready returns nil when pods can be attached, otherwise what the network waits for.
 func (n *Network) Ready() error {
 	if n.settings.Load() != nil {
 		return nil
@@ -418,5 +420,5 @@ func (n *Network) Ready() error {
 	return errors.New(*n.waiting.Load())
 }
 
-// owner names an attachment as the origin of fragments.
+// owner returns the owner of an attachment's fragments.
 func owner(key attach.Key) reconcile.Owner { return reconcile.Owner(key.Owner()) }

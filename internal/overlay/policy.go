@@ -18,24 +18,24 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// PolicyChange is what changed of the objects that NetworkPolicies depend on.
+// PolicyChange is a change of the objects that NetworkPolicies depend on.
 type PolicyChange = enforcer.Change
 
 // PolicyPod is a pod as policies see it.
 type PolicyPod = enforcer.Pod
 
-// Datapath is what forwards for the switch.
+// Datapath is the datapath of the switch.
 type Datapath interface {
-	// Purge removes the datapath's flows: the switch is asked again for every packet. Connections stay tracked.
+	// Purge removes the datapath's flows, so that the switch processes the next packet of each again. Connections stay tracked.
 	Purge(ctx context.Context) error
 }
 
-// DefaultPurgeRest is how long a purge that is not due at once may wait. A purge has the switch look at the next packet of everything
-// that it forwards; once a second that costs nothing beside its own dumps of the datapath, which are as frequent.
+// DefaultPurgeRest is how long a purge may wait that is not due at once. After a purge, the switch processes the next packet of everything
+// that it forwards. Once a second, that costs nothing compared with its own dumps of the datapath, which are as frequent.
 const DefaultPurgeRest = time.Second
 
-// newEnforcer returns the enforcer of policies. Its revocations purge the datapath: for policies, egress firewalls, and the ports that
-// tunnels may have. An ADD purges nothing: it opens a new port, of which the datapath has seen no packet.
+// newEnforcer returns the enforcer of policies. Its revocations purge the datapath: for policies, egress firewalls, and the ports closed
+// for tunnels. An ADD purges nothing: it opens a new port, and the datapath has seen no packet of it.
 func newEnforcer(n *Network) *enforcer.Enforcer {
 	opts := enforcer.RevocationOptions{
 		Lock: &n.opening, Caches: true, Log: n.opts.Log,
@@ -61,29 +61,29 @@ func newEnforcer(n *Network) *enforcer.Enforcer {
 	})
 }
 
-// UpdatePolicies brings isolation in step with a change. Until the network is in the mode that isolates by NetworkPolicies it only takes
-// note: all objects have to be in changes before the Update that brings the mode, because a pod that is not known is closed then. An
-// Update that brings another mode discards them all.
+// UpdatePolicies programs a change of policies. Until the network is in the mode that isolates by NetworkPolicies, it only stores the
+// change: all objects must be stored before the Update that brings the mode, because a pod is closed while its isolation is unknown. An
+// Update that brings another mode discards all objects.
 func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error {
 	return n.enforcer.Update(ctx, change)
 }
 
-// PolicyProblems returns what policies that isolate pods of this node say that is not enforced here.
+// PolicyProblems returns what policies that isolate pods of this node specify and this node does not enforce.
 func (n *Network) PolicyProblems() map[policy.Key]error { return n.enforcer.Problems() }
 
-// settled waits until what was handed over for owners was tried, and returns what keeps it from being in effect.
+// settled waits until the loop has tried what was handed over for the owners, and returns why any of it is not in effect.
 func settled(ctx context.Context, flows *reconcile.Loop[openflow.Key, openflow.Entry], handed iter.Seq[reconcile.Owner]) error {
-	err := flows.Apply(ctx, nil) // the next pass takes all that was handed over
+	err := flows.Apply(ctx, nil) // the next commit includes all that was handed over
 	for o := range handed {
 		err = errors.Join(err, flows.Failure(o))
 	}
 	return err
 }
 
-// ByPolicies reports whether the view's network isolates by NetworkPolicies: UpdatePolicies has to have all of them first.
+// ByPolicies reports whether the view's network isolates by NetworkPolicies. Then UpdatePolicies must have stored all objects first.
 func (v *View) ByPolicies() bool { return v.Cluster.Mode == clusternetwork.ModeNetworkPolicy }
 
-// judges reports whether the switch judges which pods may send to which.
+// judges reports whether the switch decides which pods may send to which.
 func (s *settings) judges() bool { return s.policies() || s.isolates() }
 
 func (s *settings) policies() bool { return s.pipeline.Mode == pipeline.ModeNetworkPolicy }
@@ -118,7 +118,7 @@ func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment
 	return slices.Collect(maps.Keys(fragments))
 }
 
-// conjunctions returns what is compiled of policies, nil while nothing is. The caller holds opening.
+// conjunctions returns the compiled policies, nil if there are none. The caller holds opening.
 func (n *Network) conjunctions() *pipeline.Conjunctions {
 	if c, is := n.enforcer.Compiler().(*flowCompiler); is {
 		return c.Conjunctions
@@ -126,8 +126,7 @@ func (n *Network) conjunctions() *pipeline.Conjunctions {
 	return nil
 }
 
-// adaptPolicies makes what is compiled fit new settings, and returns the fragments of all owners that there are, or were. The caller holds
-// opening.
+// adaptPolicies compiles policies for new settings, and returns the fragments of all current and former owners. The caller holds opening.
 func (n *Network) adaptPolicies(s *settings) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	e, rules := n.enforcer, n.conjunctions()
@@ -140,7 +139,7 @@ func (n *Network) adaptPolicies(s *settings) map[reconcile.Owner]map[openflow.Ke
 		e.Forget()
 		return fragments
 	}
-	if rules == nil { // the subnet is another: all else compiles beside
+	if rules == nil { // only after a change of the subnet; else Compile has done it without the lock
 		e.Recompile(n.flowCompiler(s), podRanges(s.view.Remotes))
 	} else {
 		e.Place(podRanges(s.view.Remotes))
@@ -153,8 +152,8 @@ func (n *Network) adaptPolicies(s *settings) map[reconcile.Owner]map[openflow.Ke
 	return fragments
 }
 
-// follow makes settings those of the network: from here on ADDs use them, and policies are enforced by them. Those under way finish with
-// the old ones, and look again when they have.
+// follow makes s the network's settings. From here on ADDs use them, and policies are enforced if they say so. ADDs under way finish with
+// the old settings, and then compile again.
 func (n *Network) follow(s *settings) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
@@ -162,7 +161,7 @@ func (n *Network) follow(s *settings) {
 	n.enforcer.Enforce(s.policies())
 }
 
-// podFlows returns the flows of an attachment; none while its pod's isolation is not known. The caller holds opening.
+// podFlows returns the flows of an attachment; none while its pod's isolation is unknown. The caller holds opening.
 func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
 	if !s.policies() {
 		n.enforcer.Hide(rec.Key())
@@ -180,10 +179,10 @@ func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]ope
 	return s.pipeline.Pod(p)
 }
 
-// inheritNothing flushes the connections that an attachment's addresses had before, of another pod: what goes on sending in one would count
-// as a reply. The port is not open yet, so that none is made anew.
+// inheritNothing flushes the connections of another pod that had the attachment's addresses before: packets of such a connection would
+// count as replies. The port is not open yet, so no new connection is made meanwhile.
 func (n *Network) inheritNothing(ctx context.Context, s *settings, rec *attach.Record) error {
-	if !s.policies() || rec.State == attach.Attached { // a pod that is attached keeps its own
+	if !s.policies() || rec.State == attach.Attached { // an attached pod keeps its own connections
 		return nil
 	}
 	var flushes []openflow.CTFlush
@@ -193,7 +192,7 @@ func (n *Network) inheritNothing(ctx context.Context, s *settings, rec *attach.R
 	return named("flushing former connections of the address", n.engines.Connections.Flush(ctx, flushes))
 }
 
-// podRanges returns the ranges of the pods of other nodes, by the nodes' names.
+// podRanges returns the pod subnets of other nodes, by the nodes' names.
 func podRanges(remotes []clusternetwork.HostSubnet) map[string][]netip.Prefix {
 	ranges := make(map[string][]netip.Prefix, len(remotes))
 	for i := range remotes {
@@ -207,7 +206,7 @@ func podRanges(remotes []clusternetwork.HostSubnet) map[string][]netip.Prefix {
 	return ranges
 }
 
-// programIsolated programs the flows of an attachment once its pod's isolation is known, together with the rules that name its address.
+// programIsolated programs an attachment's flows once its pod's isolation is known, together with the rules that name its address.
 func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error {
 	if err := n.enforcer.Await(ctx, rec); err != nil {
 		return err

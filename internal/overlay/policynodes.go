@@ -9,12 +9,12 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Nodes are peers of policies by the labels of one namespace, that of hosts' networks, as OpenShift has it: who has routers on nodes'
-// networks gives that namespace a label, and lets in what has it. To the index a node is as a pod there. It is none by any other
-// way: what comes from a node is also what that node has masqueraded.
+// Nodes are peers of policies by the labels of the namespace for hosts' networks, as in OpenShift: an administrator with routers on nodes'
+// networks labels that namespace, and policies admit it by its label. In the policy index, a node is a pod of that namespace. No other
+// selector selects nodes, because packets from a node's address include what that node has masqueraded.
 
-// nodesOf returns the addresses by which the nodes of a network come to pods, and are reached by them. Hosts that are no Nodes are left
-// out: there is nobody who runs the cluster's pods there.
+// nodesOf returns the addresses that the nodes of a network send to pods from, and are reached at by pods. Hosts without a Node are left
+// out: they run no pods of the cluster.
 func nodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubnet) map[policy.Key][]netip.Addr {
 	nodes := make(map[policy.Key][]netip.Addr, 1+len(remotes))
 	add := func(host *clusternetwork.HostSubnet) {
@@ -31,7 +31,7 @@ func nodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubn
 	return nodes
 }
 
-// followNodes brings policies in step with the nodes that there are, where nothing else of the network changes.
+// followNodes programs policies for a changed set of nodes, when nothing else of the View changes.
 func (n *Network) followNodes(s *settings, remotes []clusternetwork.HostSubnet) {
 	if !s.policies() {
 		return

@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// rebuildRecords makes records of this network again that cannot be read, of what the runtime keeps of their ADD, where the pod's
-// interface agrees with it in every detail. It comes before anything is removed that no record names.
+// rebuildRecords rebuilds unreadable records of this network from what the runtime has cached of their ADD, if the pod's interface agrees
+// with it in every detail. It runs before anything without a record is removed.
 func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 	if len(n.store.Broken()) == 0 || n.opts.RuntimeCache == "" {
 		return nil
@@ -49,10 +49,10 @@ func (n *Network) rebuildRecords(ctx context.Context, s *settings) error {
 	return nil
 }
 
-// errDetaching says that a request for the attachment is under way: a DEL removes what a record would be made of.
+// errDetaching says that a request for the attachment is under way: a DEL removes what the record would describe.
 var errDetaching = errors.New("a request for the attachment is under way")
 
-// rebuild makes one record again, unless a request for its attachment is under way.
+// rebuild rebuilds one record, unless a request for its attachment is under way.
 func (n *Network) rebuild(ctx context.Context, s *settings, rec attach.Record, prePlugged bool) error {
 	unlock, free := n.opts.Records.TryLock(rec.Key())
 	if !free {
@@ -62,7 +62,7 @@ func (n *Network) rebuild(ctx context.Context, s *settings, rec attach.Record, p
 	return n.store.Rebuild(ctx, rec, func(rec attach.Record) error { return n.agrees(ctx, s, &rec, prePlugged) })
 }
 
-// recordOf is the record of an attachment by what the runtime keeps of its ADD.
+// recordOf returns the record of an attachment as the runtime's cache of its ADD describes it.
 func (n *Network) recordOf(c *cni.Cached, s *settings, created time.Time) (attach.Record, error) {
 	rec := attach.Record{
 		Network: NetworkName, ContainerID: c.ContainerID, IfName: c.IfName, Netns: c.Netns,
@@ -103,7 +103,7 @@ func (n *Network) recordOf(c *cni.Cached, s *settings, created time.Time) (attac
 	return rec, nil
 }
 
-// agrees returns an error unless the pod's interface, and its port, are those of the record.
+// agrees returns an error unless the pod's interface and its port are those of the record.
 func (n *Network) agrees(ctx context.Context, s *settings, rec *attach.Record, prePlugged bool) error {
 	pair, err := plan.Pair(rec, &s.attachments)
 	if err != nil {

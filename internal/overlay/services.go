@@ -19,37 +19,37 @@ import (
 
 // Service is a Service as this node serves it to its pods.
 type Service struct {
-	// Addresses are where it is reached, as package service compiles them.
+	// Addresses are its virtual addresses, as package service compiles them.
 	Addresses []service.VirtualAddress
-	// Created is the object's age: of two that name one address, the older keeps it.
+	// Created is the object's creation time: if two Services name the same address, the older one keeps it.
 	Created time.Time
 }
 
-// ServiceChange is what changed of what Services depend on.
+// ServiceChange is a change of Services or of nodes' addresses.
 type ServiceChange struct {
-	// Services are those that changed, by owner (service.Owner). One without addresses is withdrawn.
+	// Services are the Services that changed, by owner (service.Owner). One without addresses is withdrawn.
 	Services map[reconcile.Owner]Service
-	// Nodes are the addresses of all nodes; nil: they are the same.
+	// Nodes are the addresses of all nodes; nil: unchanged.
 	Nodes *pipeline.NodeAddresses
 }
 
-// Connections are those that the switch tracks.
+// Connections are the connections that the switch tracks.
 type Connections interface {
-	// Forget makes the switch forget connections, once every packet meets the flows that were committed before.
+	// Forget flushes connections, once every packet meets the flows that were committed before.
 	Forget(ctx context.Context, what []openflow.CTFlush) error
-	// Flush makes it forget them at once.
+	// Flush flushes connections at once.
 	Flush(ctx context.Context, what []openflow.CTFlush) error
 }
 
-// UpdateServices brings Services in step with a change, and the connections with them that would otherwise go on to where
-// nobody answers. Before the first Update it only takes note: all Services that there are have to be told by then,
-// because what is not told is not there. After an error, a call with an empty change tries again.
+// UpdateServices programs a change of Services, and flushes the connections that would otherwise go on to endpoints that are gone. Before
+// the first Update it only stores the change: all Services must be stored before, because a missing one is not served. After an error, a
+// call with an empty change retries.
 func (n *Network) UpdateServices(ctx context.Context, change ServiceChange) error {
 	due, err := n.programServices(ctx, change)
 	return errors.Join(err, named("connections of Services", n.forget(ctx, due)))
 }
 
-// programServices programs the fragments of the Services that a change affects, and returns the connections that are to be flushed then.
+// programServices programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
 func (n *Network) programServices(ctx context.Context, change ServiceChange) (map[reconcile.Owner][]service.Stale, error) {
 	n.updating.Lock()
 	defer n.updating.Unlock()
@@ -63,7 +63,7 @@ func (n *Network) programServices(ctx context.Context, change ServiceChange) (ma
 	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
 		return nil, named("Services", err)
 	}
-	for owner := range pending { // one that fails does not keep the others
+	for owner := range pending { // one that fails does not block the others
 		if n.engines.Flows.Failure(owner) == nil {
 			n.services.settle(owner)
 			delete(pending, owner)
@@ -84,7 +84,7 @@ func (n *Network) setServices(s *settings) {
 	n.engines.Flows.Set(n.compileServices(s, n.services.all()))
 }
 
-// forget flushes connections that are outdated. It holds no lock meanwhile: the switch may take long. What cannot be flushed stays due.
+// forget flushes outdated connections. It holds no lock meanwhile: the switch may take long. What could not be flushed stays due.
 func (n *Network) forget(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
 	if len(due) == 0 {
 		return nil
@@ -111,13 +111,13 @@ func (n *Network) forget(ctx context.Context, due map[reconcile.Owner][]service.
 // compileServices returns the fragments of the owners given.
 func (n *Network) compileServices(s *settings, owners map[reconcile.Owner]struct{}) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(owners))
-	for _, owner := range slices.Sorted(maps.Keys(owners)) { // so that numbers of groups are the same after a restart
+	for _, owner := range slices.Sorted(maps.Keys(owners)) { // sorted, so that groups have the same numbers after a restart
 		if owner == pipeline.OwnerNodes {
 			fragments[owner] = s.pipeline.Nodes(n.services.nodes)
 			continue
 		}
 		if owner == pipeline.OwnerTargets {
-			continue // once all Services are compiled
+			continue // below, once all Services are compiled
 		}
 		compiled, warnings := n.services.compile(&s.pipeline, owner)
 		fragments[owner] = compiled
@@ -131,7 +131,7 @@ func compareTargets(a, b pipeline.Target) int {
 	return cmp.Or(netip.Prefix.Compare(a.At, b.At), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// warn tells what of a Service the switch does not do, once.
+// warn reports once which parts of a Service the switch does not serve.
 func (n *Network) warn(owner reconcile.Owner, warnings []error) {
 	text := ""
 	if len(warnings) > 0 {
@@ -149,35 +149,35 @@ func (n *Network) warn(owner reconcile.Owner, warnings []error) {
 	}
 }
 
-// services are what is known of Services. They are not for concurrent use.
+// services is the state of Services. It is not for concurrent use.
 type services struct {
 	known map[reconcile.Owner]*knownService
-	// claims are who names an address, the one first that has it.
+	// claims are the Services that name an address; the first one has it.
 	claims map[place][]claim
 	nodes  pipeline.NodeAddresses
 	isNode map[netip.Addr]bool
 	groups pipeline.GroupIDs
-	// targets count the Services whose endpoints answer there.
+	// targets count the Services with an endpoint there.
 	targets map[pipeline.Target]int
 	// pending are the owners whose fragments may not be in effect yet.
 	pending map[reconcile.Owner]struct{}
-	// stale are connections to be forgotten once the owner's flows are in effect.
+	// stale are connections to flush once the owner's flows are in effect.
 	stale  map[reconcile.Owner][]service.Stale
 	warned map[reconcile.Owner]string
 }
 
-// knownService is a Service with what has become of it.
+// knownService is a Service and what was compiled from it.
 type knownService struct {
 	Service
-	// effective are the addresses that it has of those that it names.
+	// effective are the addresses that it has, of those that it names.
 	effective []service.VirtualAddress
-	// groups are the names that have a number for it.
+	// groups are the names of groups that have a number for it.
 	groups map[string]struct{}
-	// targets are where its endpoints answer.
+	// targets are its endpoints as the switch reaches them.
 	targets map[pipeline.Target]struct{}
 }
 
-// place is what a packet must show to be for an address; ip is the zero Addr for node ports.
+// place is the destination of packets to an address; ip is the zero Addr for node ports.
 type place struct {
 	ip       netip.Addr
 	protocol service.Protocol
@@ -186,15 +186,15 @@ type place struct {
 
 func placeOf(v *service.VirtualAddress) place { return place{v.IP, v.Protocol, v.Port} }
 
-// claim is a Service's wish to have an address.
+// claim says that a Service names an address.
 type claim struct {
 	owner   reconcile.Owner
 	rank    int
 	created time.Time
 }
 
-// compare orders claims. What the API server gave to one Service alone comes first, then what a load balancer's controller
-// wrote, then what any author of a Service may write. Among equals the older has it: nobody takes an address that another
+// compare orders claims. What the API server assigned to one Service alone comes first, then what the controller of a load balancer wrote,
+// then what any author of a Service may write. Among equals the older comes first: a new Service cannot take an address that another one
 // has.
 func (c claim) compare(other claim) int {
 	return cmp.Or(cmp.Compare(c.rank, other.rank), c.created.Compare(other.created), cmp.Compare(c.owner, other.owner))
@@ -218,7 +218,7 @@ func newServices() services {
 	}
 }
 
-// all returns all owners.
+// all returns the owners of all fragments.
 func (x *services) all() map[reconcile.Owner]struct{} {
 	owners := map[reconcile.Owner]struct{}{pipeline.OwnerNodes: {}}
 	for owner := range x.known {
@@ -227,7 +227,7 @@ func (x *services) all() map[reconcile.Owner]struct{} {
 	return owners
 }
 
-// update takes a change over and returns the owners whose fragments may differ.
+// update stores a change, and returns the owners whose fragments may differ.
 func (x *services) update(change ServiceChange) map[reconcile.Owner]struct{} {
 	affected := map[reconcile.Owner]struct{}{}
 	if change.Nodes != nil && !reflect.DeepEqual(x.nodes, *change.Nodes) {
@@ -255,7 +255,7 @@ func (x *services) update(change ServiceChange) map[reconcile.Owner]struct{} {
 	return affected
 }
 
-// setNodes takes the nodes' addresses over. Services that name addresses of their own choice may have to give way.
+// setNodes stores the nodes' addresses. Services that name addresses of their own choice may lose some to nodes.
 func (x *services) setNodes(nodes pipeline.NodeAddresses, affected map[reconcile.Owner]struct{}) {
 	x.nodes = nodes
 	x.isNode = make(map[netip.Addr]bool, len(nodes.Local)+len(nodes.Others))
@@ -270,7 +270,7 @@ func (x *services) setNodes(nodes pipeline.NodeAddresses, affected map[reconcile
 	}
 }
 
-// release takes a claim back, and notes who has the place now.
+// release removes a claim, and adds the owner that has the place now.
 func (x *services) release(at place, owner reconcile.Owner, affected map[reconcile.Owner]struct{}) {
 	claims := x.claims[at]
 	first := len(claims) > 0 && claims[0].owner == owner
@@ -285,7 +285,7 @@ func (x *services) release(at place, owner reconcile.Owner, affected map[reconci
 	}
 }
 
-// claim adds a claim, and notes who has the place no more.
+// claim adds a claim, and adds the owner that lost the place.
 func (x *services) claim(at place, c claim, affected map[reconcile.Owner]struct{}) {
 	claims := x.claims[at]
 	i, _ := slices.BinarySearchFunc(claims, c, claim.compare)
@@ -295,7 +295,7 @@ func (x *services) claim(at place, c claim, affected map[reconcile.Owner]struct{
 	x.claims[at] = slices.Insert(claims, i, c)
 }
 
-// refused returns why a Service does not have an address that it names, nil if it has it.
+// refused returns why a Service does not get an address that it names, nil if it gets it.
 func (x *services) refused(c *pipeline.Config, v *service.VirtualAddress) error {
 	if err := c.CheckVirtualAddress(v); err != nil {
 		return err
@@ -309,7 +309,7 @@ func (x *services) refused(c *pipeline.Config, v *service.VirtualAddress) error 
 	return nil
 }
 
-// compile returns the fragment of a Service, none for one that is gone, and what of it is left out.
+// compile returns the fragment of a Service, empty for one that is gone, and why parts of it are left out.
 func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow.Key]openflow.Entry, []error) {
 	known := x.known[owner]
 	var effective []service.VirtualAddress
@@ -334,7 +334,7 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 	return rules.Fragment(), append(warnings, rules.Warnings...)
 }
 
-// outdate notes connections that are to be flushed once the owner's flows are in effect.
+// outdate notes connections to flush once the owner's flows are in effect.
 func (x *services) outdate(owner reconcile.Owner, connections []service.Stale) {
 	for _, stale := range connections {
 		if !slices.Contains(x.stale[owner], stale) {
@@ -343,7 +343,7 @@ func (x *services) outdate(owner reconcile.Owner, connections []service.Stale) {
 	}
 }
 
-// aim brings the targets in step with a Service.
+// aim updates targets to a Service's endpoints.
 func (x *services) aim(c *pipeline.Config, known *knownService) {
 	targets := map[pipeline.Target]struct{}{}
 	for i := range known.effective {
@@ -368,7 +368,7 @@ func (x *services) aim(c *pipeline.Config, known *knownService) {
 	known.targets = targets
 }
 
-// settle gives up the numbers of groups that are gone from the switch.
+// settle releases the numbers of groups that are no longer in the switch.
 func (x *services) settle(owner reconcile.Owner) {
 	known := x.known[owner]
 	if known == nil {

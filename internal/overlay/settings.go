@@ -20,29 +20,29 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// ownerCluster owns what does not depend on one pod or one remote host.
+// ownerCluster owns fragments that depend on neither a pod nor a remote host.
 const ownerCluster = pipeline.OwnerCluster
 
-// minMTU is the least MTU of pods in bytes, that of ClusterNetwork's mtu: what every IPv4 host has to take (RFC 1122, 3.3.2).
+// minMTU is the least MTU of pods in bytes, as for ClusterNetwork's mtu: what every IPv4 host must accept (RFC 1122, 3.3.2).
 const minMTU = 576
 
-// settings are a View made ready to be compiled: immutable, and valid.
+// settings are a valid View, prepared for compilation. Immutable.
 type settings struct {
 	view        View
 	mtu         int
 	pipeline    pipeline.Config
 	host        host.Config
 	attachments plan.Settings
-	// tenants are the namespaces' VNIDs, firewalls their egress firewalls, and multicast says which have multicast; other than
-	// the rest they change.
+	// tenants are the namespaces' VNIDs, firewalls their egress firewalls, and multicast says which have multicast. Unlike the other fields
+	// these change.
 	tenants   *tenants
 	firewalls *firewalls
 	multicast *multicast.Projects
-	// egress is which namespaces leave by egress addresses.
+	// egress says which namespaces use egress IPs.
 	egress egressOf
 }
 
-// newSettings returns the settings of a View, or an error that says what is wrong and what would be right.
+// newSettings returns the settings of a View, or an error that says what is wrong and how to correct it.
 func newSettings(view View) (*settings, error) {
 	mode, err := pipelineMode(view.Cluster.Mode)
 	if err != nil {
@@ -86,7 +86,7 @@ func newSettings(view View) (*settings, error) {
 	return s, s.pipeline.Validate()
 }
 
-// pipelineMode returns the flows' word for a mode.
+// pipelineMode returns the pipeline's constant for a mode.
 func pipelineMode(mode clusternetwork.Mode) (pipeline.Mode, error) {
 	switch mode {
 	case clusternetwork.ModeSubnet:
@@ -99,9 +99,9 @@ func pipelineMode(mode clusternetwork.Mode) (pipeline.Mode, error) {
 	return "", fmt.Errorf("ClusterNetwork default: pluginName: it is %s, %s or %s", networkv1.PluginSubnet, networkv1.PluginMultitenant, networkv1.PluginNetworkPolicy)
 }
 
-// addressesOutside returns an error for a network of pods or Services that holds a node's address. Nothing of such a
-// ClusterNetwork is taken over: what nodes send to each other would be taken for the pods', and left out as wrong.
-// Other hosts' addresses do not count: one that is wrong is left out, and the network is right.
+// addressesOutside returns an error if a network of pods or Services contains a node's address. Such a ClusterNetwork is refused as a
+// whole: packets between nodes would be taken for pods' packets and dropped as invalid. Addresses of hosts without a Node do not count: a
+// wrong one is left out, and the ClusterNetwork is valid.
 func addressesOutside(view *View) error {
 	check := func(node *clusternetwork.HostSubnet) error {
 		const help = "it contains the address of node %s, %s: choose another range, or other addresses for the nodes"
@@ -128,8 +128,7 @@ func addressesOutside(view *View) error {
 	return nil
 }
 
-// overlayMTU returns the pods' MTU: what the ClusterNetwork says, or what the node's interface leaves for a packet in a
-// tunnel.
+// overlayMTU returns the pods' MTU: the ClusterNetwork's mtu, or what the node's interface leaves for a packet in a tunnel.
 func overlayMTU(view View) (int, error) {
 	room := view.Node.MTU - networkv1.VXLANOverhead
 	switch mtu := view.Cluster.MTU; {
@@ -172,12 +171,12 @@ func (s *settings) rules() map[reconcile.Owner]map[nft.Key]nft.Item {
 	return map[reconcile.Owner]map[nft.Key]nft.Item{ownerCluster: s.host.Rules()}
 }
 
-// remote returns what the flows have to know of a remote host.
+// remote returns a remote host as the pipeline needs it.
 func remote(subnet *clusternetwork.HostSubnet) pipeline.Remote {
 	return pipeline.Remote{UID: string(subnet.UID), Name: subnet.Host, NodeIP: subnet.HostIP, Subnet: subnet.Subnet, FixedVNID: subnet.VNID}
 }
 
-// pod returns what the flows have to know of an attachment.
+// pod returns an attachment as the pipeline needs it.
 func pod(rec *attach.Record) pipeline.Pod {
 	p := pipeline.Pod{Owner: owner(rec.Key()), OFPort: rec.OFPort}
 	for _, address := range rec.Addresses {
@@ -194,8 +193,8 @@ func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry 
 	return s.pipeline.Pod(p)
 }
 
-// podRows are an attachment's port. One that stands is the same whoever has it, and is claimed beside: what becomes of it is
-// told of its pod as well.
+// podRows returns the row of an attachment's port. The row of a pre-plugged port does not depend on its pod. The pod owns it in addition,
+// so that failures of the row are reported for the pod as well.
 func (n *Network) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
 	if n.standing.has(rec.OFPort) {
 		_, row := standingRow(rec.OFPort)

@@ -15,42 +15,42 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// standing keeps ports of the switch ready for pods. A port and its link cost the switch a look at all its ports, which takes
-// the longer the more there are; a pod that is put upon a port that is there already costs it nothing (link.Standing).
+// standing keeps pre-plugged ports: ports of the switch that exist before their pods. A new port with its link makes the switch go over all
+// its ports, which takes longer the more there are. A pod on a pre-plugged port makes the switch do nothing (link.Standing).
 //
-// A port is kept through its pods: it goes from free to taken and back, and is removed only when it is of no use, or when far
-// more are free than are ever taken at once.
+// A port serves one pod after another: it goes from free to taken and back. It is removed only when it is unusable, or when far more ports
+// are free than are ever taken at once.
 type standing struct {
 	network *Network
 	wake    chan struct{}
-	// unplugging is locked, by a port's number, by who removes what is upon it.
+	// unplugging locks a port, by its number, while what is on it is removed.
 	unplugging attach.Keyed[uint32]
 
 	mu sync.Mutex
-	// shape is what ports are to be like; its Name is empty.
+	// shape is the desired configuration of ports; its Name is empty.
 	shape link.Standing
 	ports map[uint32]*standingPort
-	// free are the numbers of those that are free: the one that has been free for longest is taken next, so that what a
-	// switch still holds for its former pod is gone by then.
+	// free are the numbers of the free ports, the one that has been free longest first. It is taken next, so that nothing in the switch refers
+	// to its former pod any more.
 	free []uint32
-	// rest is how long a port stays free at least.
+	// rest is the least time that a port stays free.
 	rest time.Duration
-	// told is the last trouble that was logged.
+	// told is the last error that was logged.
 	told string
 }
 
-// standingPort is one of them.
+// standingPort is one pre-plugged port.
 type standingPort struct {
 	state        standingState
 	mtu          int
 	txOffloadOff bool
-	// freed is when its last pod had gone.
+	// freed is when its last pod was removed.
 	freed time.Time
-	// clean tells that nothing is upon it; condemned that it is not to serve again; doubted is since when something is upon it
-	// that should not be.
+	// clean says that nothing is on the port; condemned, that it must not be used again; doubted is since when something is on it that should
+	// not be.
 	clean, condemned bool
 	doubted          time.Time
-	// seen is what its host end was like last, of those changes that were reported.
+	// seen is the last reported state of its host veth.
 	seen link.HostEnd
 }
 
@@ -64,18 +64,18 @@ const (
 )
 
 const (
-	// standingGroup is how many are made in one go. The switch forwards nothing meanwhile.
+	// standingGroup is how many ports are created at once. The switch forwards no packet meanwhile.
 	standingGroup = 8
-	// standingRest is how long a port stays free at least: what the switch still has cached for its former pod, it has looked at again by
-	// then (Open vSwitch's max-revalidator is half of it).
+	// standingRest is the least time that a port stays free. By then the switch has revalidated what it has cached for the former pod (Open
+	// vSwitch's max-revalidator is half of it).
 	standingRest = time.Second
-	// lingering is how long something may be upon a port whose pod has gone: namespaces end in the kernel's own time.
+	// lingering is how long something may be on a port after its pod was removed: the kernel deletes namespaces asynchronously.
 	lingering = 5 * time.Second
-	// surplus is how many times Options.Spare may be free before those above half of that are removed.
+	// surplus times Options.Spare is how many ports may be free before those above half of that are removed.
 	surplus = 4
 )
 
-// Delays between tries to make and remove ports.
+// Delays between retries to create and remove ports.
 const (
 	firstStandingRetry = 200 * time.Millisecond
 	lastStandingRetry  = 30 * time.Second
@@ -85,7 +85,7 @@ func newStanding(n *Network) *standing {
 	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, rest: standingRest}
 }
 
-// wakeUp has it look whether ports are to be made or removed.
+// wakeUp makes run check whether to create or remove ports.
 func (s *standing) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
@@ -93,7 +93,7 @@ func (s *standing) wakeUp() {
 	}
 }
 
-// take returns the number of a port that is ready, if there is one.
+// take returns the number of a free port, if there is one that fits.
 func (s *standing) take(mtu int) (ofport uint32, ok bool) {
 	defer s.wakeUp()
 	s.mu.Lock()
@@ -111,8 +111,7 @@ func (s *standing) take(mtu int) (ofport uint32, ok bool) {
 	return ofport, true
 }
 
-// give takes a port back, to be taken again or, if it was condemned, to be removed. One that does not stand, or is not taken, is
-// nothing to it.
+// give returns a port, which becomes free or, if it was condemned, is removed. A port that is not pre-plugged or not taken is ignored.
 func (s *standing) give(ofport uint32) {
 	defer s.wakeUp()
 	s.mu.Lock()
@@ -123,7 +122,7 @@ func (s *standing) give(ofport uint32) {
 	}
 }
 
-// release makes a port free, or has it removed. The caller holds mu.
+// release makes a port free, or marks it for removal. The caller holds mu.
 func (s *standing) release(ofport uint32, port *standingPort, whole bool) {
 	if !whole || port.condemned || !s.fits(port) {
 		port.state = standingLeaving
@@ -133,18 +132,18 @@ func (s *standing) release(ofport uint32, port *standingPort, whole bool) {
 	s.free = append(s.free, ofport)
 }
 
-// fits reports whether a port is as ports are to be now. Before that is known all are. The caller holds mu.
+// fits reports whether a port has the desired configuration. Before configure every port does. The caller holds mu.
 func (s *standing) fits(port *standingPort) bool {
 	return s.shape.MTU == 0 || port.mtu == s.shape.MTU && port.txOffloadOff == s.shape.TxOffloadOff
 }
 
-// discard has a port removed that turned out to be unusable.
+// discard marks an unusable port for removal.
 func (s *standing) discard(ofport uint32) {
 	s.mark(ofport, func(port *standingPort) { port.condemned = true })
 	s.give(ofport)
 }
 
-// clean notes that nothing is upon a port any more.
+// clean notes that nothing is on a port any more.
 func (s *standing) clean(ofport uint32) {
 	s.mark(ofport, func(port *standingPort) { port.clean = true })
 }
@@ -157,7 +156,7 @@ func (s *standing) mark(ofport uint32, how func(*standingPort)) {
 	}
 }
 
-// isClean reports whether it is known that nothing is upon a port.
+// isClean reports whether nothing is known to be on a port.
 func (s *standing) isClean(ofport uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +164,8 @@ func (s *standing) isClean(ofport uint32) bool {
 	return port != nil && port.clean
 }
 
-// hopeless reports whether a port whose pod is to be removed from it cannot serve again, which it then will not: removing the
-// port removes what is upon it as well.
+// hopeless reports whether a port from which a pod's interface cannot be removed must not be used again, and condemns it if so: removing
+// the port removes what is on it as well.
 func (s *standing) hopeless(rec *attach.Record, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +187,7 @@ func (s *standing) hopeless(rec *attach.Record, err error) bool {
 	return true
 }
 
-// missing has ports leave whose links somebody else has removed. Who is upon one keeps it until it goes.
+// missing marks free ports for removal whose links another program has deleted. A pod on such a port keeps it until it is detached.
 func (s *standing) missing(have map[string]link.HostEnd) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,14 +199,14 @@ func (s *standing) missing(have map[string]link.HostEnd) {
 	}
 }
 
-// has reports whether a number is that of one of the ports.
+// has reports whether a number is that of a pre-plugged port.
 func (s *standing) has(ofport uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ports[ofport] != nil
 }
 
-// ends returns what the host ends of those that stand are to be, by name.
+// ends returns the desired host veths of pre-plugged ports, by name.
 func (s *standing) ends() map[string]link.HostEnd {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,12 +219,12 @@ func (s *standing) ends() map[string]link.HostEnd {
 	return ends
 }
 
-// end returns what a port's host end is to be. The caller holds mu.
+// end returns the desired host veth of a port. The caller holds mu.
 func (s *standing) end(port *standingPort) link.HostEnd {
 	return link.HostEnd{MTU: port.mtu, Group: s.shape.HostGroup, Up: true}
 }
 
-// changed notes what a host end is like now, and reports whether it has to be restored.
+// changed notes the state of a host veth, and reports whether it has to be restored.
 func (s *standing) changed(name string, now link.HostEnd) bool {
 	ofport, ok := attach.PortNumber(name)
 	s.mu.Lock()
@@ -238,8 +237,8 @@ func (s *standing) changed(name string, now link.HostEnd) bool {
 	return (port.state == standingFree || port.state == standingTaken) && now != s.end(port)
 }
 
-// takeOver sorts the ports that a former life of the agent left: those that records name are taken, the others are free, or
-// leave when something is upon them that no record knows.
+// takeOver takes over the pre-plugged ports from before the restart. Those that records name are taken, the others are free, or are removed
+// if something is on them that no record names.
 func (s *standing) takeOver(ctx context.Context) error {
 	n := s.network
 	found, err := n.engines.Standing.ListStanding(ctx, n.opts.Ports)
@@ -272,7 +271,7 @@ func (s *standing) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// configure sets what ports are to be like from now on, and hands over the rows of those that stand.
+// configure sets the desired configuration of ports, and hands over the rows of pre-plugged ports.
 func (s *standing) configure(with *settings) {
 	defer s.wakeUp()
 	s.mu.Lock()
@@ -291,7 +290,7 @@ func (s *standing) configure(with *settings) {
 	s.network.engines.Rows.Set(rows)
 }
 
-// leave has a port that is free removed. The caller holds mu.
+// leave marks a free port for removal. The caller holds mu.
 func (s *standing) leave(ofport uint32) {
 	s.ports[ofport].state = standingLeaving
 	s.free = slices.DeleteFunc(s.free, func(other uint32) bool { return other == ofport })
@@ -303,7 +302,7 @@ func standingRow(ofport uint32) (reconcile.Owner, map[ovsdb.Key]ovsdb.Row) {
 	return o, host.PodRows(host.PodPort{Owner: o, Interface: name, OFPort: ofport})
 }
 
-// run makes and removes ports until ctx ends. It begins when the engines run.
+// run creates and removes ports until ctx ends. It begins when the engines run.
 func (s *standing) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -315,7 +314,7 @@ func (s *standing) run(ctx context.Context) error {
 		err := errors.Join(s.remove(ctx), s.fill(ctx))
 		s.tell(ctx, err)
 		var retry <-chan time.Time
-		if err != nil && !errors.Is(err, link.ErrNoNamespace) { // the next ADD has the namespace made
+		if err != nil && !errors.Is(err, link.ErrNoNamespace) { // the plugin creates the namespace with the next ADD
 			retry, delay = time.After(delay), min(2*delay, lastStandingRetry)
 		} else {
 			delay = firstStandingRetry
@@ -329,7 +328,7 @@ func (s *standing) run(ctx context.Context) error {
 	}
 }
 
-// tell logs trouble, each kind once.
+// tell logs an error once, until another follows.
 func (s *standing) tell(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -351,7 +350,7 @@ func (s *standing) tell(ctx context.Context, err error) {
 	}
 }
 
-// remove removes the ports that leave: rows first, so that the switch has let go of the links.
+// remove removes the ports that are marked for it: rows first, so that the switch has released the links.
 func (s *standing) remove(ctx context.Context) error {
 	n := s.network
 	s.mu.Lock()
@@ -388,7 +387,7 @@ func (s *standing) remove(ctx context.Context) error {
 	return nil
 }
 
-// unshape removes what a pod's shape has left of ports that are gone.
+// unshape removes what traffic shaping has left of removed ports.
 func (s *standing) unshape(ctx context.Context, names []string) error {
 	n := s.network
 	if n.engines.Shapers == nil {
@@ -404,7 +403,7 @@ func (s *standing) unshape(ctx context.Context, names []string) error {
 	return errors.Join(errs...)
 }
 
-// trim has ports leave when far more are free than are to be. The caller holds mu.
+// trim marks ports for removal when far more are free than desired. The caller holds mu.
 func (s *standing) trim() {
 	spare := s.network.opts.Spare
 	if len(s.free) <= surplus*spare {
@@ -415,7 +414,7 @@ func (s *standing) trim() {
 	}
 }
 
-// fill makes ports until as many are free as are to be, once half of them are taken.
+// fill creates ports until Options.Spare are free. It begins once less than half of that are.
 func (s *standing) fill(ctx context.Context) error {
 	for lacking := s.lacking(false); lacking > 0 && ctx.Err() == nil; lacking = s.lacking(true) {
 		if _, err := s.make(ctx, min(lacking, standingGroup), standingFree); err != nil {
@@ -425,7 +424,7 @@ func (s *standing) fill(ctx context.Context) error {
 	return nil
 }
 
-// lacking returns how many ports are to be made. It is patient until it has begun.
+// lacking returns how many ports to create. Until fill has begun, it is 0 while at least half of Options.Spare are free.
 func (s *standing) lacking(begun bool) int {
 	spare := s.network.opts.Spare
 	s.mu.Lock()
@@ -436,9 +435,9 @@ func (s *standing) lacking(begun bool) int {
 	return 0
 }
 
-// makeTaken makes a port for a pod that is to have it.
+// makeTaken creates a port for a pod.
 func (s *standing) makeTaken(ctx context.Context) (ofport uint32, err error) {
-	defer s.wakeUp() // what cannot serve is removed
+	defer s.wakeUp() // an unusable port is removed
 	numbers, err := s.make(ctx, 1, standingTaken)
 	if err != nil {
 		return 0, err
@@ -446,7 +445,7 @@ func (s *standing) makeTaken(ctx context.Context) (ofport uint32, err error) {
 	return numbers[0], nil
 }
 
-// make makes ports, free or taken, and waits until the switch has them.
+// make creates ports, free or taken, and waits until the switch has them.
 func (s *standing) make(ctx context.Context, count int, state standingState) ([]uint32, error) {
 	n := s.network
 	numbers, pairs, err := s.plan(count)
@@ -480,7 +479,7 @@ func (s *standing) make(ctx context.Context, count int, state standingState) ([]
 	return numbers, err
 }
 
-// plan picks numbers for ports to be made.
+// plan picks numbers for new ports.
 func (s *standing) plan(count int) (numbers []uint32, pairs []link.Standing, err error) {
 	n := s.network
 	inUse := n.store.InUse()

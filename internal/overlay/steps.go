@@ -11,18 +11,18 @@ import (
 	"weft.dev/weft/internal/timing"
 )
 
-// Steps of a request, as metrics and traces name them.
+// Steps of a request, as named in metrics and traces.
 const (
-	// stepRecord writes the record, until it is on disk.
+	// stepRecord writes the record to disk.
 	stepRecord = "record"
-	// stepLink makes the veth pair and what is on it in the pod.
+	// stepLink creates the veth pair, and configures it in the pod.
 	stepLink = "link"
-	// stepPort has the port in the switch and stepFlows its flows, each until the switch has said so. Where a step waits for
-	// an engine, stepCommit below it is what the engine was busy with it, for all requests that share the commit.
+	// stepPort adds the port to the switch, and stepFlows its flows; each lasts until the switch confirms. Where a step waits for an engine,
+	// its child stepCommit is the engine's commit, which may serve several requests.
 	stepPort   = "port"
 	stepFlows  = "flows"
 	stepCommit = "commit"
-	// stepHostPorts has the node's rules lead host ports to the pod, if it has any.
+	// stepHostPorts programs the node's rules for the pod's host ports, if it has any.
 	stepHostPorts = "hostports"
 )
 
@@ -35,7 +35,7 @@ func startCommit(ctx context.Context, step string) (context.Context, func(error)
 	}), done
 }
 
-// putAttached writes that an attachment is there, as a step.
+// putAttached writes the record of an attached attachment, as a step.
 func (n *Network) putAttached(ctx context.Context, rec *attach.Record) error {
 	ctx, end := timing.Start(ctx, stepRecord)
 	err := n.opts.Records.Put(ctx, attached(*rec))
@@ -46,13 +46,13 @@ func (n *Network) putAttached(ctx context.Context, rec *attach.Record) error {
 	return nil
 }
 
-// attached returns the record of an attachment that is there.
+// attached returns the record with the state Attached.
 func attached(rec attach.Record) attach.Record {
 	rec.State = attach.Attached
 	return rec
 }
 
-// Addresses returns how many of the pod addresses of the node's subnet are taken, and how many there are.
+// Addresses returns how many pod addresses of the node's subnet are in use, and how many there are.
 func (n *Network) Addresses() (used, all uint64) {
 	n.picking.Lock()
 	pool := n.pool

@@ -16,29 +16,29 @@ import (
 )
 
 const (
-	// DefaultMoveStep is how long nodes may differ in what they have heard of a change of VNIDs. Watches tell within
-	// milliseconds; a node that hears of it later than this loses packets of the project, and lets none through.
+	// DefaultMoveStep bounds how far apart in time nodes may observe a change of VNIDs. Watches deliver it within milliseconds. A node that
+	// observes it later than this loses packets of the project, but lets through none that it should not.
 	DefaultMoveStep = 2 * time.Second
-	// vnidPatience is how long an ADD waits for its namespace's VNID: a pod often comes with its namespace, and what it
-	// waits for takes milliseconds. After that the runtime tries again.
+	// vnidPatience is how long an ADD waits for its namespace's VNID: a pod is often created together with its namespace, and the VNID is
+	// allocated within milliseconds. After that the runtime repeats the ADD.
 	vnidPatience = 5 * time.Second
 )
 
-// TenantChange is what changed of the namespaces' VNIDs.
+// TenantChange is a change of namespaces' VNIDs.
 type TenantChange struct {
-	// VNIDs are those of namespaces that are new or have another.
+	// VNIDs are the VNIDs of namespaces that are new or have another one.
 	VNIDs map[string]uint32
-	// Gone are namespaces that have none any more: their pods are closed.
+	// Gone are namespaces without a VNID from now on: their pods are closed.
 	Gone []string
-	// Version is what Realised tells once the change is in effect; 0 leaves it.
+	// Version is the result of TenantsRealised once the change is in effect; 0 leaves it unchanged.
 	Version uint64
 }
 
-// tenants are the namespaces' VNIDs as this node's pods have them.
+// tenants are the VNIDs of namespaces, as the flows of this node's pods have them.
 //
-// A namespace that moves between VNIDs does so in steps, because nodes do not hear of it at the same time, and its own pods
-// must reach each other throughout: first its pods admit the new one as well, then they send with it, and last they no
-// longer admit the old. Each step is one change of the flows of all its pods.
+// A namespace moves from one VNID to another in steps, because nodes do not observe the change at the same time, and its pods must reach
+// each other throughout. First its pods admit the new VNID as well, then they send with it, and last they stop admitting the old one. Each
+// step is one change of the flows of all its pods.
 type tenants struct {
 	network *Network
 	step    time.Duration
@@ -46,25 +46,26 @@ type tenants struct {
 
 	mu    sync.RWMutex
 	known map[string]*tenant
-	// moving are the namespaces that have steps to take.
+	// moving are the namespaces that have steps left.
 	moving map[string]*tenant
 	// told is closed when a namespace gets a VNID.
 	told chan struct{}
-	// latest is the version that is realised when nothing moves any more; realised is the last one that was.
+	// latest is the version that is realised once nothing moves any more; realised is the last one that was.
 	latest, realised uint64
-	// pending are namespaces whose pods may not have their flows yet.
+	// pending are namespaces whose pods' flows may not be in effect.
 	pending map[string]struct{}
-	// purge says that flows of pods which packets have met are others: what was told before a mode with VNIDs began is in its first flows.
+	// purge says that flows changed whose packets the datapath may have cached. Changes before the start of a mode with VNIDs need none: they
+	// are in its first flows.
 	purge bool
 }
 
-// tenant is one namespace.
+// tenant is the state of one namespace.
 type tenant struct {
-	// vnid is what it has according to the cluster; sends is what its pods' packets carry.
+	// vnid is the namespace's VNID in the cluster; sends is the VNID in its pods' packets.
 	vnid, sends uint32
-	// admits are further VNIDs that its pods are reached from, while it moves.
+	// admits are further VNIDs whose packets its pods admit, while it moves.
 	admits []uint32
-	// due is when the next step is taken; zero: it does not move.
+	// due is the time of the next step; zero: the namespace does not move.
 	due time.Time
 }
 
@@ -75,9 +76,8 @@ func newTenants(n *Network, step time.Duration) *tenants {
 	}
 }
 
-// UpdateTenants brings the pods in step with a change of VNIDs. Before the first Update in a mode that has them it only takes
-// note: all that there are have to be told by then, because pods without one are closed. After an error, what could
-// not be programmed is tried again.
+// UpdateTenants programs a change of VNIDs. Before the first Update in a mode with VNIDs it only stores the change: all VNIDs must be
+// stored before that Update, because pods without one are closed. After an error it retries what could not be programmed.
 func (n *Network) UpdateTenants(ctx context.Context, change TenantChange) error {
 	n.updating.Lock()
 	defer n.updating.Unlock()
@@ -90,15 +90,15 @@ func (n *Network) UpdateTenants(ctx context.Context, change TenantChange) error 
 	return n.retenant(ctx, was)
 }
 
-// isolates reports whether pods are isolated by VNIDs.
+// isolates reports whether VNIDs isolate pods.
 func (s *settings) isolates() bool { return s.pipeline.Mode == pipeline.ModeMultitenant }
 
-// hasVNIDs reports whether packets carry their senders' VNIDs: pods of a namespace without one are closed.
+// hasVNIDs reports whether packets carry their sender's VNID. Then pods of a namespace without one are closed.
 func (s *settings) hasVNIDs() bool { return s.isolates() || s.policies() }
 
-// retenant programs the pods of the namespaces that are pending: all in one change. The caller holds updating.
+// retenant programs the pods of all pending namespaces in one change. The caller holds updating.
 func (n *Network) retenant(ctx context.Context, s *settings) error {
-	again := *s // so that ADDs under way look again
+	again := *s // a copy, so that ADDs under way compile again
 	n.settings.Store(&again)
 	names := n.tenants.due()
 	n.opening.Lock()
@@ -121,7 +121,7 @@ func (n *Network) retenant(ctx context.Context, s *settings) error {
 	return n.purges.Flush(ctx)
 }
 
-// take takes a change over. A namespace that has a VNID already moves, if packets carry it.
+// take stores a change. A namespace that has a VNID already begins a move, if packets carry VNIDs (carried).
 func (t *tenants) take(change *TenantChange, carried bool, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -153,7 +153,7 @@ func (t *tenants) take(change *TenantChange, carried bool, now time.Time) {
 	t.wakeUp()
 }
 
-// move begins a move, also in the midst of another: who was admitted is so until the end.
+// move begins a move, also during another one: VNIDs that are admitted stay admitted until the end.
 func (p *tenant) move(to uint32, due time.Time) {
 	p.admits = append(p.admits, p.vnid, to)
 	p.vnid, p.due = to, due
@@ -169,8 +169,7 @@ func (p *tenant) advance(due time.Time) {
 	p.admits, p.due = nil, time.Time{}
 }
 
-// advance takes the steps that are due, and reports whether there were any, or something is pending; next is when the next
-// is due, zero: none.
+// advance takes the steps that are due, and reports whether anything is pending. next is when the next step is due, zero if there is none.
 func (t *tenants) advance(now time.Time) (something bool, next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,14 +187,14 @@ func (t *tenants) advance(now time.Time) (something bool, next time.Time) {
 	return len(t.pending) > 0, next
 }
 
-// due returns the namespaces whose pods may not have their flows.
+// due returns the namespaces whose pods' flows may not be in effect.
 func (t *tenants) due() map[string]struct{} {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return maps.Clone(t.pending)
 }
 
-// settle takes note of what is programmed, and reports whether the datapath is to be purged for it.
+// settle notes what is programmed, and reports whether the datapath has to be purged for it.
 func (t *tenants) settle(names map[string]struct{}) (purge bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -207,7 +206,7 @@ func (t *tenants) settle(names map[string]struct{}) (purge bool) {
 	return purge
 }
 
-// realise tells the latest version if nothing is left to do. The caller holds mu.
+// realise reports the latest version if nothing is pending or moving. The caller holds mu.
 func (t *tenants) realise() {
 	if t.realised == t.latest || len(t.pending)+len(t.moving) > 0 {
 		return
@@ -218,7 +217,7 @@ func (t *tenants) realise() {
 	}
 }
 
-// TenantsRealised returns the version of the last change of VNIDs that is wholly in effect; 0 in a mode without VNIDs.
+// TenantsRealised returns the version of the last change of VNIDs that is completely in effect; 0 in a mode without VNIDs.
 func (n *Network) TenantsRealised() uint64 {
 	s := n.settings.Load()
 	if s == nil || !s.hasVNIDs() {
@@ -229,7 +228,7 @@ func (n *Network) TenantsRealised() uint64 {
 	return n.tenants.realised
 }
 
-// TenantsPending reports whether anything is to be done of what UpdateTenants was told: pods may not have their flows, or a namespace
+// TenantsPending reports whether changes given to UpdateTenants are not completely in effect: pods' flows may be outdated, or a namespace
 // moves.
 func (n *Network) TenantsPending() bool {
 	n.tenants.mu.RLock()
@@ -271,7 +270,7 @@ func (t *tenants) run(ctx context.Context) error {
 		}
 		wake := t.wake
 		if err != nil {
-			wake = nil // what failed has just woken us
+			wake = nil // the failure has just set it
 		}
 		select {
 		case <-ctx.Done():
@@ -284,7 +283,7 @@ func (t *tenants) run(ctx context.Context) error {
 	}
 }
 
-// tend programs what is due, and returns when there will be more.
+// tend programs what is due, and returns when more will be.
 func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
 	n := t.network
 	n.updating.Lock()
@@ -301,7 +300,7 @@ func (t *tenants) tend(ctx context.Context) (next time.Time, err error) {
 	return next, n.retenant(ctx, s)
 }
 
-// of returns the VNIDs with which a namespace's pods are reached, and that with which they send.
+// of returns the VNIDs with which a namespace's pods are reached, and the one with which they send.
 func (t *tenants) of(namespace string) (reached []uint32, sends uint32, has bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -312,7 +311,7 @@ func (t *tenants) of(namespace string) (reached []uint32, sends uint32, has bool
 	return append([]uint32{p.sends, p.vnid}, p.admits...), p.sends, true
 }
 
-// pod returns what the flows have to know of an attachment, false for one whose namespace has no VNID: it stays closed.
+// pod returns an attachment as the pipeline needs it; false if its namespace has no VNID: its port stays closed.
 func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	p := pod(rec)
 	p.Firewall = s.firewallOf(rec)
@@ -331,7 +330,7 @@ func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	return p, true
 }
 
-// awaitVNID waits until a pod's namespace has a VNID: without one its port would stay closed.
+// awaitVNID waits until a pod's namespace has a VNID. Without one its port would stay closed.
 func (n *Network) awaitVNID(ctx context.Context, s *settings, namespace string) error {
 	if !s.hasVNIDs() {
 		return nil
@@ -355,7 +354,7 @@ func (n *Network) awaitVNID(ctx context.Context, s *settings, namespace string) 
 	}
 }
 
-// WithoutVNID returns the namespaces of attached pods that have no VNID, in order: in a mode with VNIDs their pods are closed.
+// WithoutVNID returns the namespaces of attached pods that have no VNID, sorted. In a mode with VNIDs their pods are closed.
 func (n *Network) WithoutVNID() []string {
 	n.tenants.mu.RLock()
 	defer n.tenants.mu.RUnlock()

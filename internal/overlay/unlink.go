@@ -10,19 +10,19 @@ import (
 	"weft.dev/weft/internal/attach"
 )
 
-// unlinker deletes the links of pods that go while their ports are being closed: the kernel takes some 20 ms for one link, and
-// hardly more for fifty. It is only the first to try. What it cannot delete, the reaper tells of.
+// unlinker deletes the links of closing pods while their ports are being closed: the kernel takes some 20 ms for one link, and hardly more
+// for fifty. It is only the first attempt: the reaper repeats the removal, and reports failures.
 type unlinker struct {
 	network *Network
 	wake    chan struct{}
 
 	mu      sync.Mutex
 	waiting []string
-	// plugged are those upon standing ports, which stay.
+	// plugged are interfaces on pre-plugged ports; the ports stay.
 	plugged []plugged
 }
 
-// plugged is an interface upon a standing port, and what is closed once its removal has begun.
+// plugged is an interface on a pre-plugged port. began is closed once its removal has begun.
 type plugged struct {
 	rec   attach.Record
 	began chan struct{}
@@ -30,7 +30,7 @@ type plugged struct {
 
 func newUnlinker(n *Network) *unlinker { return &unlinker{network: n, wake: make(chan struct{}, 1)} }
 
-// add has the attachment's link deleted. It does not wait. The channel is closed once the pod's namespace may go.
+// add queues the attachment's link for deletion. It does not wait. began is closed once the pod's namespace may be deleted.
 func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
 	p := plugged{rec: *rec, began: make(chan struct{})}
 	if rec.HostInterface == "" || rec.BootID != u.network.opts.BootID || u.network.settings.Load() == nil {
@@ -49,17 +49,17 @@ func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
 	return p.began
 }
 
-// forget takes links back that have been deleted, whose names may be used again.
+// forget dequeues links that are deleted already: their names may be used again.
 func (u *unlinker) forget(names []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.waiting = slices.DeleteFunc(u.waiting, func(name string) bool { return slices.Contains(names, name) })
 }
 
-// run deletes, all links that wait together and each interface upon a standing port at once, until ctx ends.
+// run deletes links until ctx ends: all queued links in one batch, and each interface on a pre-plugged port at once.
 func (u *unlinker) run(ctx context.Context) error {
 	var group errgroup.Group
-	deleting := make(chan struct{}, 1) // one batch of links at a time: the next is the larger
+	deleting := make(chan struct{}, 1) // one batch of links at a time; the next one is larger
 	for {
 		select {
 		case <-ctx.Done():
@@ -81,12 +81,12 @@ func (u *unlinker) run(ctx context.Context) error {
 				u.again()
 				return nil
 			})
-		default: // deleteLinks goes on until none waits
+		default: // deleteLinks continues until the queue is empty
 		}
 	}
 }
 
-// again has links deleted that came when no more were looked for.
+// again starts a new batch for links that were queued after deleteLinks had found the queue empty.
 func (u *unlinker) again() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -102,7 +102,7 @@ func (u *unlinker) signal() {
 	}
 }
 
-// end lets go of those who wait for what will not begin.
+// end releases callers that wait for removals that will not begin.
 func (u *unlinker) end() {
 	for _, p := range u.takePlugged() {
 		close(p.began)
@@ -124,7 +124,7 @@ func (u *unlinker) unplug(ctx context.Context, p plugged) {
 	}
 }
 
-// deleteLinks deletes links until none waits.
+// deleteLinks deletes links until the queue is empty.
 func (u *unlinker) deleteLinks(ctx context.Context) {
 	for ctx.Err() == nil {
 		u.mu.Lock()

@@ -6,15 +6,15 @@ import (
 	"weft.dev/weft/internal/ipam"
 )
 
-// Usage counts what the node's pods take.
+// Usage counts what the node's pods use.
 type Usage struct {
-	// Attachments are the pods' interfaces on this network, also those that are being made or removed.
+	// Attachments is the number of pods' interfaces on this network, including those that are being created or removed.
 	Attachments int
-	// Used of Total addresses for pods are taken. Total is 0 until the first Update.
+	// Used of Total pod addresses are in use. Total is 0 until the first Update.
 	Used, Total int
 }
 
-// Usage returns what the node's pods take now.
+// Usage returns what the node's pods use now.
 func (n *Network) Usage() Usage {
 	var u Usage
 	s := n.settings.Load()

@@ -1,4 +1,4 @@
-// Package clean is the overlay's part of taking Weft off a node: the bridge and all on it, Weft's nftables, and egress addresses.
+// Package clean is the overlay's part of removing Weft from a node: the bridge and everything on it, Weft's nftables, and egress IPs.
 package clean
 
 import (
@@ -32,7 +32,7 @@ func Part() cleanup.Part {
 // switchWait bounds the wait for the switch's database.
 const switchWait = 10 * time.Second
 
-// rows removes the bridge and everything on it from the switch's database, and with it its flows and the host's interface.
+// rows removes the bridge and everything on it from the switch's database. The switch then deletes its flows and the host's interface.
 func rows(ctx context.Context, o cleanup.Options) error {
 	socket := filepath.Join(o.OVSRunDir, "db.sock")
 	if _, err := os.Lstat(o.At(socket)); errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +56,7 @@ func rows(ctx context.Context, o cleanup.Options) error {
 	return nil
 }
 
-// noSwitch is well where there is no trace of the bridge: the node never had a switch, or has none any more.
+// noSwitch returns nil if there is no trace of the bridge: the node has no switch.
 func noSwitch(socket string) error {
 	for _, name := range []string{host.Bridge, host.Tun} {
 		if _, err := netlink.LinkByName(name); err == nil {
@@ -66,7 +66,7 @@ func noSwitch(socket string) error {
 	return nil
 }
 
-// rules removes Weft's tables, the administrator's chain in them included, and its rules in others' chains.
+// rules removes Weft's tables, including the administrator's chain in them, and its rules in other programs' chains.
 func rules(ctx context.Context, o cleanup.Options) error {
 	engine, err := nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: true})
 	if err != nil {
@@ -90,7 +90,7 @@ func rules(ctx context.Context, o cleanup.Options) error {
 	return nil
 }
 
-// addresses removes egress addresses from the node's own interface.
+// addresses removes egress IPs from the node's own interface.
 func addresses(ctx context.Context, o cleanup.Options) error {
 	engine, err := link.NewEngine(link.Options{})
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package multicast decides which projects have multicast and which pods of a node send and receive it, and compiles the switch's flows for it.
-// It keeps its own state under its own lock, and does no I/O: flows are returned, and the caller programs them.
+// Package multicast decides which projects have multicast and which pods of a node send and receive it, and compiles the flows for it. It
+// keeps its own state under its own lock, and does no I/O: it returns flows, and the caller programs them.
 //
-// A VNID has multicast if all namespaces with that VNID have it enabled. A pod takes part by the VNIDs that its own flows have: while its namespace
-// moves, it receives what is sent with the old VNID and with the new one, as it does with unicast.
+// A VNID has multicast if all namespaces with that VNID have it enabled. A pod takes part with the VNIDs in its own flows: while its
+// namespace moves, it receives what is sent with the old VNID and with the new one, as with unicast.
 package multicast
 
 import (
@@ -17,14 +17,14 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Namespace is what multicast depends on of a namespace.
+// Namespace is the state of a namespace that multicast depends on.
 type Namespace struct {
 	VNID uint32
-	// On says that it has multicast enabled.
+	// On says that multicast is enabled.
 	On bool
 }
 
-// Change is what changed of the namespaces.
+// Change is a change of namespaces.
 type Change struct {
 	// Reset replaces all namespaces of former changes.
 	Reset bool
@@ -32,10 +32,10 @@ type Change struct {
 	Namespaces map[string]*Namespace
 }
 
-// Flows are fragments of the switch's flows, by owner; empty for what is withdrawn.
+// Flows are fragments of the switch's flows, by owner; empty for withdrawn ones.
 type Flows = map[reconcile.Owner]map[openflow.Key]openflow.Entry
 
-// View is what a pod's part depends on besides.
+// View is what else a pod's part depends on.
 type View struct {
 	// Config compiles the flows.
 	Config *pipeline.Config
@@ -44,17 +44,17 @@ type View struct {
 	VNIDs func(namespace string) (reached []uint32, sends uint32, has bool)
 }
 
-// Projects are the projects that have multicast, and the pods of this node that take part. Its methods may be called concurrently; flows have to be
-// handed over in the order in which they were returned, and so under a lock of the caller's.
+// Projects are the projects with multicast, and the pods of this node that take part. Its methods may be called concurrently. Flows must be
+// handed over in the order in which they were returned, so the caller needs a lock for both.
 type Projects struct {
 	mu    sync.RWMutex
 	known map[string]Namespace
-	// wanted counts the namespaces with a VNID, and those of them that have multicast enabled.
+	// wanted counts for each VNID its namespaces, and those of them with multicast enabled.
 	wanted map[uint32]census
-	// here are the attachments that take part, members those that receive what is sent with a VNID.
+	// here are the attachments that take part; members are the receivers for each VNID.
 	here    map[attach.Key]part
 	members map[uint32]map[attach.Key]pipeline.MulticastMember
-	// left are attachments that are gone, with the VNIDs in whose lists of receivers they were.
+	// left are removed attachments, with the VNIDs whose lists of receivers had them.
 	left map[attach.Key][]uint32
 	// programmed are the owners whose flows were returned.
 	programmed map[reconcile.Owner]struct{}
@@ -65,10 +65,10 @@ type Projects struct {
 // census counts namespaces.
 type census struct{ all, on int }
 
-// enabled reports whether all have multicast enabled.
+// enabled reports whether all namespaces have multicast enabled.
 func (c census) enabled() bool { return c.all == c.on }
 
-// part is how an attachment takes part.
+// part says how an attachment takes part.
 type part struct {
 	// sends says that it may send, with the VNID from.
 	sends bool
@@ -77,7 +77,7 @@ type part struct {
 	receives []uint32
 }
 
-// New returns Projects without a namespace.
+// New returns Projects without namespaces.
 func New() *Projects {
 	return &Projects{
 		known: map[string]Namespace{}, wanted: map[uint32]census{}, here: map[attach.Key]part{}, left: map[attach.Key][]uint32{},
@@ -85,7 +85,7 @@ func New() *Projects {
 	}
 }
 
-// Take takes a change over, and reports whether anything differs, and whether the node's flows between nodes (Nodes) do.
+// Take stores a change, and reports whether anything differs, and whether the result of Nodes does.
 func (p *Projects) Take(change *Change) (differs, nodes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +134,7 @@ func (p *Projects) anywhere() bool {
 	return false
 }
 
-// Namespaces returns in order the names of the namespaces that have a VNID.
+// Namespaces returns the names of the namespaces with a VNID, sorted.
 func (p *Projects) Namespaces(vnid uint32) []string {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -155,7 +155,7 @@ func (p *Projects) Sends(v *View, rec *attach.Record) bool {
 	return p.part(v, rec).sends
 }
 
-// part returns how an attachment is to take part. The caller holds mu.
+// part returns how an attachment should take part. The caller holds mu.
 func (p *Projects) part(v *View, rec *attach.Record) part {
 	if v.VNIDs == nil || !p.known[rec.PodNamespace].On {
 		return part{}
@@ -164,7 +164,7 @@ func (p *Projects) part(v *View, rec *attach.Record) part {
 	if !has {
 		return part{}
 	}
-	on := func(vnid uint32) bool { return p.wanted[vnid].enabled() } // a VNID that is being left may have no namespace any more
+	on := func(vnid uint32) bool { return p.wanted[vnid].enabled() } // a VNID that a namespace is moving from may have no namespace any more
 	now := part{sends: on(sends)}
 	if now.sends {
 		now.from = sends
@@ -177,7 +177,7 @@ func (p *Projects) part(v *View, rec *attach.Record) part {
 	return now
 }
 
-// Place has attachments take part as they are to. It returns the flows that change, and the attachments whose own flows do.
+// Place updates how attachments take part. It returns the flows that change, and the attachments whose own flows do.
 func (p *Projects) Place(v *View, recs ...attach.Record) (flows Flows, changed []attach.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,7 +190,8 @@ func (p *Projects) Place(v *View, recs ...attach.Record) (flows Flows, changed [
 	return p.compile(v, touched), changed
 }
 
-// place puts an attachment where it belongs, adds the VNIDs whose receivers change, and reports whether its own flows do. The caller holds mu.
+// place updates how an attachment takes part, adds the VNIDs whose receivers change to touched, and reports whether the attachment's own
+// flows change. The caller holds mu.
 func (p *Projects) place(v *View, rec *attach.Record, touched map[uint32]struct{}) (changed bool) {
 	key := rec.Key()
 	was, now := p.here[key], p.part(v, rec)
@@ -217,7 +218,7 @@ func (p *Projects) place(v *View, rec *attach.Record, touched map[uint32]struct{
 	return was.sends != now.sends || was.from != now.from
 }
 
-// memberOf returns an attachment as a receiver, false for one whose port is closed.
+// memberOf returns an attachment as a receiver; false if its port is closed.
 func memberOf(v *View, rec *attach.Record) (pipeline.MulticastMember, bool) {
 	pod := pipeline.Pod{Owner: reconcile.Owner(rec.Key().Owner()), OFPort: rec.OFPort}
 	for _, address := range rec.Addresses {
@@ -250,7 +251,7 @@ func (p *Projects) compile(v *View, touched map[uint32]struct{}) Flows {
 	return flows
 }
 
-// Adapt starts anew with these attachments, under another View, and returns the flows of all VNIDs that there are, or were.
+// Adapt starts again with these attachments and another View, and returns the flows of all current and former VNIDs.
 func (p *Projects) Adapt(v *View, live map[attach.Key]attach.Record) Flows {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -269,7 +270,7 @@ func (p *Projects) Adapt(v *View, live map[attach.Key]attach.Record) Flows {
 	return flows
 }
 
-// Nodes returns the flows by which multicast goes to and comes from other nodes: none while no project has it.
+// Nodes returns the flows for multicast to and from other nodes; none while no project has multicast.
 func (p *Projects) Nodes(v *View, remotes map[reconcile.Owner]pipeline.Remote) Flows {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -280,7 +281,7 @@ func (p *Projects) Nodes(v *View, remotes map[reconcile.Owner]pipeline.Remote) F
 	return flows
 }
 
-// Leave has attachments take no part any more, and returns the flows that change.
+// Leave removes attachments, and returns the flows that change.
 func (p *Projects) Leave(v *View, keys ...attach.Key) Flows {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -299,8 +300,8 @@ func (p *Projects) Leave(v *View, keys ...attach.Key) Flows {
 	return p.compile(v, touched)
 }
 
-// Withdrawn returns an error while a list of receivers may have the port of an attachment that left: the port must not be another's. failure
-// returns why an owner's flows are not in effect, nil if they are.
+// Withdrawn returns an error while a list of receivers may still have the port of an attachment that left: the port must not go to another
+// pod. failure returns why an owner's flows are not in effect, nil if they are.
 func (p *Projects) Withdrawn(keys []attach.Key, failure func(reconcile.Owner) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -315,7 +316,7 @@ func (p *Projects) Withdrawn(keys []attach.Key, failure func(reconcile.Owner) er
 	return nil
 }
 
-// Await notes owners whose flows were handed over, and have to be in effect before a change is over.
+// Await notes owners whose flows were handed over and must be in effect before a change is complete.
 func (p *Projects) Await(flows Flows) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
