@@ -1,5 +1,5 @@
-// Package agent is Weft on one node: it watches the network's objects, keeps the node's engines in step with them, and
-// serves the container runtime's requests. It is wiring: what is programmed is decided by package overlay.
+// Package agent is Weft on one node: it watches the network's objects, keeps the node's engines in step with them, and serves the container
+// runtime's requests. It is wiring: package overlay decides what is programmed.
 package agent
 
 import (
@@ -38,7 +38,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Defaults of Options, the paths that a node of Kubernetes has.
+// Defaults of Options: the usual paths of a Kubernetes node.
 const (
 	DefaultOVSRunDir     = "/run/openvswitch"
 	DefaultStateDir      = "/var/lib/weft"
@@ -46,80 +46,80 @@ const (
 	DefaultCNIConfDir    = "/etc/cni/net.d"
 	DefaultResolvConf    = "/etc/resolv.conf"
 	DefaultHealthAddress = "127.0.0.1:9469"
-	// DefaultSparePorts is how many ports of the switch stand ready for pods.
+	// DefaultSparePorts is the number of pre-plugged ports.
 	DefaultSparePorts = 32
-	// DefaultVerify is how often everything programmed is read back although nothing told of a change: the bound
-	// within which also a change is put back that no event told of.
+	// DefaultVerify is the interval at which all programmed state is read back without an event. It bounds the time until a change without an
+	// event is reverted.
 	DefaultVerify = 5 * time.Minute
 )
 
 // maxSparePorts bounds Options.SparePorts: a switch goes over all its ports whenever one changes.
 const maxSparePorts = 1024
 
-// Datapaths that can be asked for.
+// Values of Options.Datapath.
 const (
 	DatapathAuto   = "auto"
 	DatapathSystem = "system"
 	DatapathNetdev = "netdev"
 )
 
-// Options say how an agent runs.
+// Options are the options of an agent.
 type Options struct {
-	// Config leads to the API server. Required.
+	// Config is the configuration of the API server's client. Required.
 	Config *rest.Config
 	// Node is the name of this node's Node object. Required.
 	Node string
-	// OVSRunDir has the switch's sockets: db.sock and <bridge>.mgmt. Default DefaultOVSRunDir.
+	// OVSRunDir is the directory of the switch's sockets: db.sock and <bridge>.mgmt. Default DefaultOVSRunDir.
 	OVSRunDir string
-	// StateDir keeps the attachments' records. Default DefaultStateDir.
+	// StateDir is the directory of the attachment records. Default DefaultStateDir.
 	StateDir string
-	// RunDir has the agent's own sockets. Default DefaultRunDir.
+	// RunDir is the directory of the agent's own sockets. Default DefaultRunDir.
 	RunDir string
-	// SparePorts is how many ports of the switch stand ready for pods. 0: each pod gets a port when it comes, and unless its bandwidth is
-	// limited a veth interface.
+	// SparePorts is the number of pre-plugged ports. 0: each pod gets a port when it is created, with a veth interface unless its bandwidth is
+	// limited.
 	SparePorts int
-	// CNIConfDir is where the runtime looks for network configurations. Default DefaultCNIConfDir.
+	// CNIConfDir is the runtime's directory of network configurations. Default DefaultCNIConfDir.
 	CNIConfDir string
-	// ResolvConf names the name servers that resolve the names in EgressNetworkPolicies. It is read whenever they are asked.
-	// Default DefaultResolvConf.
+	// ResolvConf is the file with the name servers that resolve the names in EgressNetworkPolicies. It is read before each query. Default
+	// DefaultResolvConf.
 	ResolvConf string
-	// RuntimeCache is where the container runtime keeps the results of ADD. Default cni.DefaultCache.
+	// RuntimeCache is the directory where the container runtime stores the results of ADD. Default cni.DefaultCache.
 	RuntimeCache string
-	// Datapath is the switch's: DatapathAuto (the kernel's where the module is there), DatapathSystem or
-	// DatapathNetdev. Default DatapathAuto.
+	// Datapath is the switch's datapath: DatapathAuto (the kernel's if the module is loaded), DatapathSystem or DatapathNetdev. Default
+	// DatapathAuto.
 	Datapath string
 	// MetadataAddresses are addresses of clouds' metadata services, of which pods reach port 53 only. Default: none, nothing is closed.
 	MetadataAddresses []netip.Addr
 	// ClosedNodePorts are TCP ports of nodes, and of hosts outside, that are closed to pods. Default: none.
 	ClosedNodePorts []uint16
-	// ProcSys is where the sysctls can be written, for a process whose own /proc/sys is read-only. Default /proc/sys.
+	// ProcSys is a directory where the sysctls are writable, for a process whose own /proc/sys is read-only. Default /proc/sys.
 	ProcSys string
-	// HealthAddress is where /healthz, /readyz and /metrics are served. Empty: nowhere.
+	// HealthAddress is the address of /healthz, /readyz and /metrics. Empty: not served.
 	HealthAddress string
-	// MetricsAddress is where /metrics alone is served as well. Empty: nowhere.
+	// MetricsAddress is an additional address that serves /metrics only. Empty: not served.
 	MetricsAddress string
-	// Profiling also serves /debug/pprof there, to whoever can connect. Default: not.
+	// Profiling also serves /debug/pprof at HealthAddress, to every client that can connect. Default: not served.
 	Profiling bool
-	// Verify is how often everything is read back. Default DefaultVerify.
+	// Verify is the interval at which everything is read back. Default DefaultVerify.
 	Verify time.Duration
 	// VPC says that the node serves VPCs.
 	VPC bool
 	// Flannel are flanneld's flags. Nil: the node serves no flannel network.
 	Flannel *netconf.Flags
-	// OVNNamespace has the ConfigMap with Weft's OVN, which the node joins. Empty: others make the node a chassis of their OVN.
+	// OVNNamespace is the namespace of the ConfigMap of Weft's OVN, which the node joins. Empty: other programs make the node a chassis of
+	// their OVN.
 	OVNNamespace string
-	// Networks are the networks that the node may serve beside the overlay. Default: Kinds.
+	// Networks are the networks other than the overlay that the node may serve. Default: Kinds.
 	Networks []network.Kind
 	// Neutron lets the node serve pods on Neutron networks. Default: it does not, and does not watch their objects.
 	Neutron bool
-	// Log is where the agent logs. Default: nowhere.
+	// Log is the agent's log. Default: discarded.
 	Log *slog.Logger
-	// Traces makes the spans of the runtime's requests. Default: none are made.
+	// Traces creates the spans of the runtime's requests. Default: none are created.
 	Traces trace.TracerProvider
-	// LogLevel is the level that Log asks for at each line, for who changes it while the agent runs. Default: one that
-	// changes nothing.
+	// LogLevel is the level of Log. It is read at each line, and can be changed while the agent runs. Default: a level that has no effect.
 	LogLevel *slog.LevelVar
-	// Version is the program's release, as it is told. Default "dev".
+	// Version is the program's release, for reports. Default "dev".
 	Version string
 }
 
@@ -154,7 +154,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// validate returns what is wrong with the options.
+// validate returns the first error in the options.
 func (o *Options) validate() error {
 	switch {
 	case o.Config == nil:
@@ -186,12 +186,12 @@ type agent struct {
 	objects *objects
 	store   *attach.Store
 	waiting *waiting
-	// handler serves the container runtime, and networks are those that it serves it with.
+	// handler serves the container runtime, with the networks in networks.
 	handler  *lifecycle.Handler
 	networks *networks
 	places   *places
 	bootID   string
-	// engines are the node's, once they are open, and run until engineCtx ends.
+	// engines are the node's engines, once they are open. They run until engineCtx ends.
 	engines   atomic.Pointer[engines]
 	tables    tables
 	engineCtx context.Context //nolint:containedctx // the life of the engines, which networks that come later join
@@ -203,27 +203,27 @@ type agent struct {
 	records   string
 	// running is set once the engines are open.
 	running atomic.Pointer[running]
-	// refused is why the node is not in step with the objects, "" when it is.
+	// refused is why the node is not in step with the objects; "" if it is.
 	refused atomic.Value
 	status  *statusWriter
 	// nodeNetwork reports the networks of this node.
 	nodeNetwork *nodenetwork.Writer
 	// configured is set once the runtime's configuration has been written.
 	configured atomic.Bool
-	// kept reports what of the node itself is not as it is to be (keeper).
+	// kept returns the failures of the keeper; nil if there are none.
 	kept func() error
 	// left are the leftovers of OpenShift SDN; nil before the agent runs.
 	left *leftovers
 	// dry says that nothing is changed (DryRun).
 	dry bool
-	// toldWarning is the host firewall's warning in the node's condition.
+	// toldWarning is the host firewall's warning that was last written to the node's condition.
 	toldWarning string
 }
 
-// Records is the folder of the attachment records of an agent with that state directory. A running agent has it locked.
+// Records returns the folder of the attachment records of an agent with this state directory. A running agent holds a lock on it.
 func Records(stateDir string) string { return filepath.Join(stateDir, "attachments") }
 
-// Run is an agent until ctx ends. It leaves everything programmed as it is: pods go on without it.
+// Run runs an agent until ctx ends. It leaves everything programmed: pods keep their network without the agent.
 func Run(ctx context.Context, opts Options) error {
 	opts = opts.withDefaults()
 	if err := opts.validate(); err != nil {
@@ -274,7 +274,7 @@ func Run(ctx context.Context, opts Options) error {
 	return errors.Join(a.run(ctx), a.store.Close())
 }
 
-// serveRuntime makes what serves the container runtime's requests: until a network is there, they are to be tried again.
+// serveRuntime creates the handler of the container runtime's requests. Until a network is ready, it answers "try again later".
 func (a *agent) serveRuntime() error {
 	var err error
 	if a.bootID, err = attach.ReadBootID(); err != nil {
@@ -301,8 +301,8 @@ func (a *agent) serveRuntime() error {
 	return nil
 }
 
-// run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests under way still find
-// the engines; the engines stop last.
+// run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests in progress still find the engines. The
+// engines stop last.
 func (a *agent) run(ctx context.Context) error {
 	listener, err := cniserver.Listen(a.socket, 0)
 	if err != nil {
@@ -367,7 +367,7 @@ func (a *agent) run(ctx context.Context) error {
 	return err
 }
 
-// serveNetwork brings the overlay up once it is present, keeps it in step with the objects, and reports.
+// serveNetwork starts the overlay once it is present, keeps it in step with the objects, and reports its state.
 func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *errgroup.Group) error {
 	select {
 	case <-ctx.Done():
@@ -379,7 +379,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		return ignoreEnd(ctx, err)
 	}
 	if len(e.cares) == 1 {
-		e.handovers.Done(overlay.NetworkName) // each loop starts with all of its state
+		e.handovers.Done(overlay.NetworkName) // each loop starts with its complete state
 	}
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
@@ -407,7 +407,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	if err := a.objects.synced(ctx); err != nil {
 		return ignoreEnd(ctx, err)
 	}
-	// All Services are known to the network before its first Update: what is not told by then would be removed.
+	// The network must know all Services before its first Update, because what it does not know then is removed.
 	if err := a.objects.services.step(ctx, network); err != nil {
 		return ignoreEnd(ctx, err)
 	}
@@ -432,15 +432,14 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return err
 }
 
-// Delays between tries to bring the node in step with objects that cannot be realised: objects and node change, and
-// not every change of the node is told of.
+// Delays between attempts to bring the node in step with objects that cannot be realised. Objects and node change, and not every change of
+// the node causes an event.
 const (
 	firstFollowRetry = 200 * time.Millisecond
 	lastFollowRetry  = 10 * time.Second
 )
 
-// keepInStep takes a step whenever it is woken, and again, after a while, one that failed, until ctx ends. what is named in
-// the log.
+// keepInStep calls step on each wake-up until ctx ends, and retries a failed step after a delay. what is named in the log.
 func (a *agent) keepInStep(ctx context.Context, wake <-chan struct{}, what string, step func() error) error {
 	delay := firstFollowRetry
 	for {
@@ -500,7 +499,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 	}
 }
 
-// step programs what the objects say now. The first time, it then tells runtime and cluster that pods may come.
+// step programs the current objects. The first time, it then reports to the runtime and the cluster that pods can be attached.
 func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, serving *bool) error {
 	view, err := a.program(ctx, network, e)
 	if err != nil {
@@ -536,7 +535,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	return nil
 }
 
-// program brings the engines in step with what the objects say now. With engines that only read it is a dry run.
+// program brings the engines in step with the current objects. With engines that only read, it is a dry run.
 func (a *agent) program(ctx context.Context, network *overlay.Network, e *engines) (overlay.View, error) {
 	view, err := a.objects.view(ctx)
 	if err != nil {
@@ -571,8 +570,8 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	return view, errors.Join(a.objects.tenants.end(ctx), a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network), a.objects.multicast.end(ctx))
 }
 
-// tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that serves
-// goes on with what it has.
+// tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that already serves pods
+// continues with its state.
 func (a *agent) tellNotReady(ctx context.Context, why error) bool {
 	err := reportNotReady(ctx, a.clients, a.opts.Node, why)
 	if err != nil && ctx.Err() == nil {

@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	// CNIConfName is the file that tells the container runtime of Weft. Runtimes take the first name in order.
+	// CNIConfName is the file that configures Weft in the container runtime. Runtimes take the first name in alphabetical order.
 	CNIConfName = "10-weft.conflist"
-	// confVersion is the specification's version in it: the newest that the runtimes in use read (containerd 1.6
-	// reads no other).
+	// confVersion is the version of the CNI specification in that file: the newest that the runtimes in use can read (containerd 1.6 reads no
+	// newer one).
 	confVersion = "1.0.0"
 	// pluginType is the name of the plugin's executable.
 	pluginType = "weft"
 )
 
-// Socket is where an agent with that run directory answers the CNI plugin.
+// Socket returns the socket of an agent with this run directory, for the CNI plugin.
 func Socket(runDir string) string { return filepath.Join(runDir, "cni", "cni.sock") }
 
-// PortsNamespace is the path of the namespace of ports that stand ready, for an agent with that run directory.
+// PortsNamespace returns the path of the namespace of pre-plugged ports, for an agent with this run directory.
 func PortsNamespace(runDir string) string {
 	return filepath.Join(filepath.Dir(Socket(runDir)), "ports")
 }
@@ -44,15 +44,15 @@ type pluginConf struct {
 	Socket  string `json:"socket,omitempty"`
 	Records string `json:"records,omitempty"`
 	Ports   string `json:"ports,omitempty"`
-	// Capabilities are what the runtime is to tell of a pod, in runtimeConfig.
+	// Capabilities are the properties of a pod that the runtime passes in runtimeConfig.
 	Capabilities map[string]bool `json:"capabilities,omitempty"`
 }
 
 // confMode is the mode of the runtime's configuration.
 const confMode os.FileMode = 0o644
 
-// writeConf writes the runtime's configuration, atomically and only if it is not there already. It is what tells the
-// node that pods may come, so it is written last.
+// writeConf writes the runtime's configuration atomically, unless the file is already correct. With this file the runtime accepts pods, so
+// it is written last.
 func writeConf(dir, socket, records, ports string) error {
 	path := filepath.Join(dir, CNIConfName)
 	data, err := confData(socket, records, ports)
@@ -62,7 +62,7 @@ func writeConf(dir, socket, records, ports string) error {
 	return writeAtomically(path, data, confMode)
 }
 
-// confData is the content of the runtime's configuration.
+// confData returns the content of the runtime's configuration.
 func confData(socket, records, ports string) ([]byte, error) {
 	plugin := pluginConf{Type: pluginType, Ports: ports, Capabilities: map[string]bool{"portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true}}
 	if socket != cni.DefaultSocket {
@@ -78,17 +78,17 @@ func confData(socket, records, ports string) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// isThere reports whether path is a file, and no link to one, with that content and mode.
+// isThere reports whether path is a regular file (not a link) with this content and mode.
 func isThere(path string, data []byte, mode os.FileMode) bool {
 	info, err := os.Lstat(path)
-	if err != nil || info.Mode() != mode { // the type's bits are in it, and setuid
+	if err != nil || info.Mode() != mode { // the mode includes the file type and setuid
 		return false
 	}
 	have, err := os.ReadFile(path)
 	return err == nil && bytes.Equal(have, data)
 }
 
-// writeAtomically puts data in place of whatever is at path: a reader sees the old content or the new.
+// writeAtomically replaces whatever is at path with data. A reader sees the old content or the new.
 func writeAtomically(path string, data []byte, mode os.FileMode) (err error) {
 	file, err := os.CreateTemp(filepath.Dir(path), ".weft-*")
 	if err != nil {
@@ -106,8 +106,8 @@ func writeAtomically(path string, data []byte, mode os.FileMode) (err error) {
 	return os.Rename(file.Name(), path)
 }
 
-// InstallPlugin copies the plugin's executable to where the runtime looks for it: beside what is there, then in its
-// place, so that a runtime never starts half a file. It is not setuid and nobody but its owner may write it.
+// InstallPlugin copies the plugin's executable to the runtime's plugin directory. It writes a new file and renames it, so that a runtime
+// never starts an incomplete file. The file is not setuid, and only its owner can write it.
 func InstallPlugin(from, to string) error {
 	data, err := os.ReadFile(from)
 	if err != nil {
@@ -123,7 +123,7 @@ func InstallPlugin(from, to string) error {
 	return nil
 }
 
-// CopyFile copies a file with its permissions: beside what is there, then in its place.
+// CopyFile copies a file with its permissions. It writes a new file and renames it.
 func CopyFile(from, to string) error {
 	info, err := os.Stat(from)
 	if err != nil {
@@ -145,7 +145,8 @@ func CopyFile(from, to string) error {
 	return nil
 }
 
-// configure writes the runtime's configuration and the node's condition for a default network that is not the overlay, which does so itself.
+// configure writes the runtime's configuration and the node's condition for the default network, if that is another one than the overlay,
+// or if it becomes the overlay again.
 func (n *networks) configure(ctx context.Context, e *engines) error {
 	return n.agent.keepInStep(ctx, n.changed, "the runtime's configuration", func() error {
 		if n.decided() != nil {
@@ -166,7 +167,7 @@ func (n *networks) configure(ctx context.Context, e *engines) error {
 	})
 }
 
-// configureKind makes a network's configuration the node's.
+// configureKind writes a network's configuration as the node's.
 func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error {
 	data, err := k.CNI.Content()
 	if err != nil {
@@ -184,7 +185,7 @@ func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error
 	return n.agent.tellReady(ctx, e.firewall.warning())
 }
 
-// configureOverlay makes the overlay's configuration the node's.
+// configureOverlay writes the overlay's configuration as the node's.
 func (n *networks) configureOverlay(ctx context.Context, e *engines) error {
 	a := n.agent
 	if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
@@ -197,8 +198,8 @@ func (n *networks) configureOverlay(ctx context.Context, e *engines) error {
 	return a.tellReady(ctx, e.firewall.warning())
 }
 
-// withdrawConf removes the configurations that the agent wrote for other networks: a node has one. A file of the same name that differs is
-// another program's, and stays.
+// withdrawConf removes the configurations that the agent wrote for other networks, because a node has only one. A file of the same name
+// with other content belongs to another program, and stays.
 func (n *networks) withdrawConf(now string) error {
 	a := n.agent
 	mine, err := confData(a.socket, a.records, PortsNamespace(a.opts.RunDir))

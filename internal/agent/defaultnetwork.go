@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// serving returns the names of the networks that are present, the overlay's first.
+// serving returns the names of the networks that are present, the overlay first.
 func (n *networks) serving() []string {
 	var names []string
 	n.mu.Lock()
@@ -25,7 +25,7 @@ func (n *networks) serving() []string {
 	return names
 }
 
-// standard returns the name of the default network and why it is; "" while there is none.
+// standard returns the name of the default network and the reason; "" if there is none.
 func (n *networks) standard() (name, reason string) {
 	if len(n.kinds) == 0 {
 		return overlay.NetworkName, "it is the only network"
@@ -57,7 +57,7 @@ func (n *networks) standard() (name, reason string) {
 	return "", ""
 }
 
-// decided returns nil once it is known of every network whether it is present.
+// decided returns nil once the presence of every network is known.
 func (n *networks) decided() error {
 	if len(n.kinds) == 0 {
 		return nil
@@ -74,7 +74,7 @@ func (n *networks) decided() error {
 	return nil
 }
 
-// problems returns why networks that are present cannot serve pods, but for the default one.
+// problems returns why networks that are present cannot serve pods, except for the default network.
 func (n *networks) problems() error {
 	standard, _ := n.standard()
 	var errs []error
@@ -87,7 +87,7 @@ func (n *networks) problems() error {
 	return errors.Join(errs...)
 }
 
-// ready returns nil when the default network can serve pods.
+// ready returns nil if the default network can serve pods.
 func (n *networks) ready() error {
 	standard, _ := n.standard()
 	for _, k := range n.kinds {

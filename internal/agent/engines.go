@@ -36,7 +36,7 @@ const (
 	nameFlows = "openflow"
 )
 
-// engines are the node's engines, each with the loop that keeps it in step.
+// engines are the node's engines, each with its loop.
 type engines struct {
 	datapath string
 	rows     *ovsdb.Engine
@@ -53,22 +53,22 @@ type engines struct {
 	verify   time.Duration
 	tunnels  *tunnels
 	tracked  *connections
-	// looked is told when ports may have changed; nil until it is there.
+	// looked is the network that is notified when ports may have changed; nil until it exists.
 	looked atomic.Pointer[overlay.Network]
-	// settled is called when an engine may stand otherwise than before.
+	// settled is called when the state of an engine may have changed.
 	settled func()
-	// uplinkChanged is called when the interface with the node's address may be otherwise than before, and addressesChanged when
-	// addresses of others may be.
+	// uplinkChanged is called when the interface with the node's address may have changed, and addressesChanged when addresses that other
+	// programs manage may have changed.
 	uplinkChanged, addressesChanged func()
-	// dry says that engines are read and not written.
+	// dry says that engines are read but not written.
 	dry  bool
 	told *metrics.Agent
-	// handovers know what is kept of networks that have not handed over their state, and cares what each cares for.
+	// handovers keep the state of networks that have not handed over theirs. cares are the cares of the networks, by name.
 	handovers *node.Handovers
 	cares     map[string]node.Care
 
-	// opening serialises openSwitch; switched is set once Open vSwitch is open, and everything of it with it: rows, flows, datapath,
-	// bridges and their loops.
+	// opening serialises openSwitch. switched is set once Open vSwitch is open; rows, flows, datapath, bridges and their loops are then set
+	// too.
 	opening  sync.Mutex
 	switched atomic.Bool
 	bridges  map[string]*node.Flows
@@ -76,7 +76,7 @@ type engines struct {
 	watchers watchers
 }
 
-// newEngines opens the kernel's engines. Nothing is read or changed before they run and their loops start.
+// newEngines opens the kernel's engines. It reads and changes nothing; that begins when the engines run and their loops start.
 func (a *agent) newEngines() (*engines, error) {
 	e := &engines{
 		verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal,
@@ -91,7 +91,7 @@ func (a *agent) newEngines() (*engines, error) {
 	return e, nil
 }
 
-// observe returns what is called for each commit.
+// observe returns the function that is called for each commit.
 func (e *engines) observe(tell *recorder) func(reconcile.Event) {
 	return func(event reconcile.Event) {
 		e.told.Commit(event)
@@ -99,7 +99,7 @@ func (e *engines) observe(tell *recorder) func(reconcile.Event) {
 	}
 }
 
-// care is the union of what all networks care for.
+// care returns the union of all networks' cares.
 func (e *engines) care() node.Care { return node.Union(slices.Collect(maps.Values(e.cares))...) }
 
 func (e *engines) openKernel(opts Options, tell *recorder) error {
@@ -123,8 +123,8 @@ func (e *engines) openKernel(opts Options, tell *recorder) error {
 	return nil
 }
 
-// openSwitch connects to Open vSwitch, unless that is done, and runs what keeps it in step in the group until engineCtx ends. It waits
-// for the switch's database as long as ctx allows.
+// openSwitch connects to Open vSwitch if it is not connected yet, and calls run, which starts the loops. It waits for the switch's database
+// until ctx ends.
 func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) error {
 	e.opening.Lock()
 	defer e.opening.Unlock()
@@ -186,7 +186,7 @@ func flowsOf(bridge string) string {
 	return nameFlows + " " + bridge
 }
 
-// chooseDatapath returns the bridge's datapath type: what was asked for, if it works here.
+// chooseDatapath returns the bridge's datapath type: the requested one, if it works on this node.
 func chooseDatapath(ctx context.Context, rows *ovsdb.Engine, asked string) (string, error) {
 	have, err := rows.Datapath(ctx)
 	if err != nil {
@@ -202,13 +202,13 @@ func chooseDatapath(ctx context.Context, rows *ovsdb.Engine, asked string) (stri
 	return asked, nil
 }
 
-// rulesSettled is called when the rules may stand otherwise than before.
+// rulesSettled is called when the state of the rules may have changed.
 func (e *engines) rulesSettled() {
 	e.settled()
 	e.firewall.settled()
 }
 
-// overlay returns the engines as the overlay knows them.
+// overlay returns the engines in the form that the overlay needs.
 func (e *engines) overlay() overlay.Engines {
 	ends := &hostEnds{Pods: e.pods, told: e.told}
 	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
@@ -218,7 +218,7 @@ func (e *engines) overlay() overlay.Engines {
 	return engines
 }
 
-// run runs the kernel's engines and loops in the group until ctx ends, and has everything read again that others changed.
+// run runs the kernel's engines and loops in the group until ctx ends, and rereads what other programs changed.
 func (e *engines) run(ctx context.Context, group *errgroup.Group) {
 	e.runLoops(ctx, group)
 	group.Go(func() error { return e.followLinks(ctx) })
@@ -239,7 +239,7 @@ func (e *engines) runLoops(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error { return e.ruleLoop.Run(ctx) })
 }
 
-// runSwitch is run for Open vSwitch.
+// runSwitch does the same as run for Open vSwitch.
 func (e *engines) runSwitch(ctx context.Context, group *errgroup.Group) {
 	e.runSwitchLoops(ctx, group)
 	group.Go(func() error { return e.followRows(ctx) })
@@ -260,7 +260,7 @@ func (e *engines) runSwitchLoops(ctx context.Context, group *errgroup.Group) {
 	}
 }
 
-// close releases what the engines hold open. Nothing programmed is changed.
+// close releases the engines' resources. It changes nothing that is programmed.
 func (e *engines) close() {
 	if e.switched.Load() {
 		e.rows.Close()
@@ -273,8 +273,8 @@ func (e *engines) close() {
 	}
 }
 
-// followRows reads everything again that may have gone with the switch's daemon: the daemon makes the links of internal
-// ports, and holds the flows.
+// followRows rereads everything that a restart of the switch's daemon may have removed: the daemon creates the links of internal ports, and
+// holds the flows.
 func (e *engines) followRows(ctx context.Context) error {
 	for {
 		select {
@@ -322,7 +322,7 @@ func (e *engines) followLinks(ctx context.Context) error {
 	}
 	for changed := range drift {
 		if changed.Err != nil {
-			return changed.Err // an agent that hears nothing ends, and begins anew
+			return changed.Err // without the watch the agent ends, and is started again
 		}
 		e.watchers.tell(changed)
 		network := e.looked.Load()
@@ -346,7 +346,7 @@ func (e *engines) followLinks(ctx context.Context) error {
 	return nil
 }
 
-// followRules has the rules read again that somebody else changed, and others' chains looked at that let Weft's packets pass.
+// followRules rereads the rules that other programs changed, and surveys the chains of other programs that must let Weft's packets pass.
 func (e *engines) followRules(ctx context.Context) error {
 	drifts, err := e.rules.Monitor(ctx)
 	if err != nil {
@@ -378,7 +378,7 @@ func (e *engines) verifyNowAndThen(ctx context.Context) error {
 	}
 }
 
-// hostEnds are the pods' host ends; what is put back of them counts as drift of the links.
+// hostEnds are the pods' host veths. Restoring them counts as drift of the links.
 type hostEnds struct {
 	*link.Pods
 	told *metrics.Agent
@@ -395,7 +395,7 @@ func (h *hostEnds) Restore(ctx context.Context, name string, want link.HostEnd) 
 // Reshape implements link.Shapers.
 func (h *hostEnds) Reshape(ctx context.Context, path, name string, want link.Shape) error {
 	if want == (link.Shape{}) {
-		return h.Pods.Reshape(ctx, path, name, want) // of a port that goes
+		return h.Pods.Reshape(ctx, path, name, want) // of a port that is being removed
 	}
 	begin := time.Now()
 	err := h.Pods.Reshape(ctx, path, name, want)
@@ -403,13 +403,13 @@ func (h *hostEnds) Reshape(ctx context.Context, path, name string, want link.Sha
 	return err
 }
 
-// failures returns what is not programmed although it should be.
+// failures returns what is desired but not programmed.
 func (e *engines) failures() error {
 	var errs []error
 	collect := func(engine string, failures map[reconcile.Owner]error) {
 		for owner, err := range failures {
 			if owner == ownerFirewall {
-				continue // a warning of its own
+				continue // it has a separate warning
 			}
 			errs = append(errs, fmt.Errorf("%s: %s: %w", engine, owner, err))
 		}
@@ -425,7 +425,7 @@ func (e *engines) failures() error {
 	return errors.Join(errs...)
 }
 
-// nodeFacts returns what the overlay has to know of the node itself: the interface with its address.
+// nodeFacts returns what the overlay needs to know of the node: the interface with its address.
 func (e *engines) nodeFacts(address netip.Addr) (overlay.Node, error) {
 	uplink, network, err := linkWith(address)
 	if err != nil {
@@ -435,11 +435,11 @@ func (e *engines) nodeFacts(address netip.Addr) (overlay.Node, error) {
 	return overlay.Node{Datapath: e.datapath, Uplink: uplink.Attrs().Name, MTU: uplink.Attrs().MTU, Network: network}, nil
 }
 
-// dumpAttempts bounds how often the kernel's addresses are listed again because the list changed meanwhile. While pods come
-// and go, it does so nearly every time; what was listed counts all the same.
+// dumpAttempts bounds how often the kernel's addresses are listed again because the list changed during the dump. While pods are created
+// and deleted, it does so nearly every time. The entries of an interrupted dump are still used.
 const dumpAttempts = 10
 
-// linkWith returns the interface that has an address, and the range that the address has there.
+// linkWith returns the interface that has an address, and the prefix of the address there.
 func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 	for attempt := 1; ; attempt++ {
 		all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
@@ -466,11 +466,11 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 	}
 }
 
-// kernel is the node's own, which tracks the connections to host ports.
+// kernel is the node's own kernel, which tracks the connections to host ports.
 type kernel struct{}
 
-// ForgetHostPorts implements overlay.HostConnections. Who asks for a connection by TCP again begins a new one; by the others it would go on
-// with the former.
+// ForgetHostPorts implements overlay.HostConnections. TCP is left out: a client that connects again begins a new connection. Packets of UDP
+// and SCTP would continue with the former one.
 func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
 	var udp, sctp []netip.AddrPort
 	for _, port := range ports {

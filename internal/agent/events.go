@@ -41,32 +41,31 @@ const (
 	reasonNeedPods     = "NeedPods"
 )
 
-// Events are few by nature; these bound what a fault makes of them. Each that the API server does not take is tried for
-// two minutes by client-go, so at most eventBurst and 120 s of eventRate wait at once.
+// Normally there are few events. These limits apply during a fault. client-go retries an event that the API server does not accept for two
+// minutes, so at most eventBurst events and 120 s of eventRate wait at once.
 const (
 	eventRate  = rate.Limit(0.5)
 	eventBurst = 20
-	// eventRest is how long the same words about the same object are not repeated: a runtime tries a pod's ADD again
-	// every few seconds.
+	// eventRest is the time within which the same event on the same object is not repeated: a runtime retries a pod's ADD every few seconds.
 	eventRest = 5 * time.Minute
-	// eventMemory bounds what is remembered for that.
+	// eventMemory bounds how many events are remembered for that.
 	eventMemory = 1000
 	// eventNote bounds an event's note in bytes (the API's limit is 1 KiB).
 	eventNote = 1000
 )
 
-// Object is what an event is about.
+// Object is the object of an event.
 type Object struct {
 	Kind, APIVersion, Namespace, Name, UID string
-	// Version is the object's resourceVersion, where what is told of another version is another event: client-go takes events for
-	// one, and keeps the first note, that differ in their notes only. "" where it is not.
+	// Version is the object's resourceVersion, if events on different versions are different events; else "". client-go treats events that
+	// differ only in their notes as the same, and keeps the first note.
 	Version string
-	// Field is the part of the object, where what is told of another part is another event; "" where it is not.
+	// Field is the part of the object, if events on different parts are different events; else "".
 	Field string
 }
 
-// recorder tells of what happened to objects, by events. It never waits for the API server, and keeps little while that is
-// away: what is too much is dropped and counted.
+// recorder reports on objects by events. It never waits for the API server, and uses little memory while the API server is unreachable:
+// events beyond the limits are dropped and counted.
 type recorder struct {
 	sink    events.EventRecorder
 	node    string
@@ -77,14 +76,14 @@ type recorder struct {
 	told map[eventKey]time.Time
 }
 
-// eventKey is what makes an event another.
+// eventKey identifies an event. Events with different keys are different.
 type eventKey struct {
 	about  Object
 	reason string
 	note   string
 }
 
-// newRecorder returns a recorder whose events go to the API server until ctx ends.
+// newRecorder returns a recorder that sends events to the API server until ctx ends.
 func newRecorder(ctx context.Context, clients kubernetes.Interface, opts *Options, m *metrics.Agent) (*recorder, error) {
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clients.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
@@ -97,7 +96,7 @@ func newRecorder(ctx context.Context, clients kubernetes.Interface, opts *Option
 	}, nil
 }
 
-// warn tells that something is wrong with an object: a reason in one word, what was being done, and what to know of it.
+// warn reports a problem with an object: a reason of one word, the action that failed, and a note with details.
 func (r *recorder) warn(about Object, reason, action, note string) {
 	note = strings.ToValidUTF8(note[:min(len(note), eventNote)], "")
 	if !r.fresh(eventKey{about, reason, note}, time.Now()) {
@@ -114,7 +113,7 @@ func (r *recorder) warn(about Object, reason, action, note string) {
 	}, nil, corev1.EventTypeWarning, reason, action, "%s", note)
 }
 
-// fresh reports whether an event has not been told lately.
+// fresh reports whether an event has not been sent recently.
 func (r *recorder) fresh(key eventKey, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,18 +127,18 @@ func (r *recorder) fresh(key eventKey, now time.Time) bool {
 	return true
 }
 
-// Node tells of this node.
+// Node reports on this node.
 func (r *recorder) Node(reason, action, note string) {
-	// kubectl finds a node's events by its name in the place of its UID, as kubelets write them.
+	// kubectl finds a node's events by its name in the UID field, as kubelets write them.
 	r.warn(Object{Kind: "Node", APIVersion: "v1", Name: r.node, UID: r.node}, reason, action, note)
 }
 
-// Service tells what this node does not do of a Service.
+// Service reports what this node does not implement of a Service.
 func (r *recorder) Service(namespace, name, uid, note string) {
 	r.warn(Object{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name, UID: uid}, reasonService, "Program", r.node+": "+note)
 }
 
-// Policy tells what this node does not do of a NetworkPolicy.
+// Policy reports what this node does not implement of a NetworkPolicy.
 func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 	about := Object{
 		Kind: "NetworkPolicy", APIVersion: networkingv1.SchemeGroupVersion.String(),
@@ -148,28 +147,28 @@ func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 	r.warn(about, reasonPolicy, "Program", r.node+": "+note)
 }
 
-// EgressNetworkPolicy tells what names in a policy come to on this node.
+// EgressNetworkPolicy reports problems of a policy on this node, such as names that cannot be resolved.
 func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, reason, note string) {
 	r.warn(Object{
 		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: object.Namespace, Name: object.Name, UID: string(object.UID),
 	}, reason, "Resolve", r.node+": "+note)
 }
 
-// HostSubnet tells why this node does not hold an address of its HostSubnet, of which it knows a version.
+// HostSubnet reports why this node does not hold an address of its HostSubnet. version is the version of the object that the node has.
 func (r *recorder) HostSubnet(uid types.UID, version string, address netip.Addr, note string) {
 	about := Object{
 		Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: string(uid),
 		Field: "egressIPs{" + address.String() + "}",
 	}
 	if !r.fresh(eventKey{about, reasonEgressIP, note}, time.Now()) {
-		return // whatever the version: the agent itself makes others, by what it writes to the status
+		return // for all versions, because the agent's own writes to the status create new ones
 	}
 	about.Version = version
 	r.warn(about, reasonEgressIP, "Program", note)
 }
 
-// request tells of a pod that cannot be attached. The kubelet tells as well, of every try and with a sandbox's number, so
-// that its events are many and each is new; this one is told once for a reason. What is only to be waited for is not told.
+// request reports a pod that cannot be attached. The kubelet also reports it, for every attempt and with the sandbox's ID, so its events
+// are many and all different. This event is sent once per reason. Errors that only require waiting are not reported.
 func (r *recorder) request(req *cni.Request, err error) {
 	failure := cni.AsError(err)
 	if failure == nil || req.Command != cni.CommandAdd || req.Args.PodName == "" || isWait(failure) {
@@ -185,7 +184,7 @@ func (r *recorder) request(req *cni.Request, err error) {
 	}
 }
 
-// closed tells on a pod that its port is closed.
+// closed reports on a pod that its port is closed.
 func (r *recorder) closed(rec attach.Record, why error) {
 	if r == nil || rec.PodName == "" {
 		return
@@ -194,14 +193,14 @@ func (r *recorder) closed(rec attach.Record, why error) {
 	r.warn(pod, reasonClosed, "Program", r.node+": "+strings.ReplaceAll(why.Error(), rec.Key().Owner()+": ", ""))
 }
 
-// isWait reports whether an error says no more than that the node is not ready yet: its condition says why.
+// isWait reports whether an error says only that the node is not ready yet; the node's condition says why.
 func isWait(failure *cni.Error) bool {
 	return failure.Code == cni.CodeTryAgainLater && !errors.Is(failure, ipam.ErrExhausted)
 }
 
-// drift tells on the Node of what somebody else changed, and was put back.
+// drift reports on the Node that another program's change was reverted.
 func (r *recorder) drift(event reconcile.Event) {
-	if r == nil { // of a dry run nobody is told
+	if r == nil { // a dry run sends no events
 		return
 	}
 	if event.Drift.Items() == 0 || event.Err != nil {
@@ -211,7 +210,7 @@ func (r *recorder) drift(event reconcile.Event) {
 		"weft_engine_drift_total counts these changes; the agent's log has their times")
 }
 
-// objectEvents reports events of objects.
+// objectEvents sends events on objects.
 type objectEvents struct {
 	recorder *recorder
 	node     string

@@ -21,57 +21,58 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// ownerFirewall owns the rules in others' chains. They fail alone: such a chain may vanish at any time.
+// ownerFirewall owns the rules in other programs' chains. Their failure does not affect other rules, because such a chain may vanish at any
+// time.
 const ownerFirewall reconcile.Owner = "host-firewall"
 
 const (
-	// firewallRest is how long others' chains are left alone after a look at them. The first change after a rest is
-	// answered at once; kube-proxy with iptables, which writes chains anew up to once a second, costs a look each time at most.
+	// firewallRest is the minimum interval between two surveys of other programs' chains. The first change after a rest causes a survey at
+	// once. kube-proxy with iptables writes chains up to once a second, which causes at most one survey each time.
 	firewallRest = time.Second
-	// firewallRetry is when a look that failed is tried again.
+	// firewallRetry is the delay before a failed survey is retried.
 	firewallRetry = 10 * time.Second
 )
 
-// legacyTables lists the tables of legacy iptables in use, in the network namespace of who reads it.
+// legacyTables lists the tables of legacy iptables in use, in the reader's network namespace.
 const legacyTables = "/proc/thread-self/net/ip_tables_names"
 
-// surveyor is the part of the nft engine that looks at others' chains, and at what is in them.
+// surveyor is the part of the nft engine that surveys other programs' chains and reads their contents.
 type surveyor interface {
 	Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error)
 	Read(ctx context.Context) (map[nft.Key]nft.Item, error)
 }
 
-// firewall keeps others' firewalls open for Weft's packets: one accepting rule at the top of each base chain that would
-// drop all of a kind. Where it must not or cannot, it says so.
+// firewall keeps other programs' firewalls open for Weft's packets: one accepting rule at the top of each base chain that would drop all
+// packets of a kind. If a rule is not allowed or not possible there, it returns a warning.
 type firewall struct {
 	engine surveyor
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	log    *slog.Logger
-	// legacy is legacyTables, and retry is firewallRetry, but in tests.
+	// legacy and retry are legacyTables and firewallRetry, except in tests.
 	legacy string
 	retry  time.Duration
-	// changed is called after what State returns has changed. Set before anything runs.
+	// changed is called after the result of state has changed. It is set before anything runs.
 	changed func()
 
-	// again tells that a look failed which is to be tried again.
+	// again signals that a survey failed and must be retried.
 	again chan struct{}
 
-	// looking serialises looks.
+	// looking serialises surveys.
 	looking sync.Mutex
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
-	// needs are the passages of each network, and passages those of all.
+	// needs are the passages of each network, and passages those of all networks.
 	needs    map[string][]nft.Passage
 	passages []nft.Passage
 	survey   *nft.Survey
 	jumps    map[nft.Key]nft.Item
 	warnings []string
-	// rules is what leftoverRules found.
+	// rules is the result of leftoverRules.
 	rules string
-	// unseen is why the last look failed; nil after one that did not.
+	// unseen is the error of the last survey; nil if it succeeded.
 	unseen error
-	// told is the warning as it was when changed was called.
+	// told is the warning at the last call of changed.
 	told string
 }
 
@@ -79,13 +80,14 @@ func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *
 	return &firewall{engine: engine, loop: loop, log: log, legacy: legacyTables, retry: firewallRetry, changed: func() {}, again: make(chan struct{}, 1)}
 }
 
-// need sets what has to pass, and opens it. It is called before the loop starts: rules of a former life stay in place then.
-// A look that fails is tried again, and what is open stays open until one succeeds; an error says that nothing is known of that.
+// need sets the packets that must pass, and opens other programs' chains for them. It is called before the loop starts, so that rules from
+// before a restart stay in place. A failed survey is retried, and what is open stays open until one succeeds. An error means that it is not
+// known what is open.
 func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
 	return f.pass(ctx, overlay.NetworkName, passages)
 }
 
-// pass is need for any network: what others need stays open.
+// pass does the same for any network. What other networks need stays open.
 func (f *firewall) pass(ctx context.Context, network string, passages []nft.Passage) error {
 	f.mu.Lock()
 	if f.needs == nil {
@@ -114,7 +116,7 @@ func (f *firewall) pass(ctx context.Context, network string, passages []nft.Pass
 	return nil
 }
 
-// keep has the rules stay that a former life placed in others' chains, while nothing is known of what they are to be.
+// keep keeps the rules from before a restart in other programs' chains, as long as no survey has determined the needed ones.
 func (f *firewall) keep(ctx context.Context) error {
 	f.looking.Lock()
 	defer f.looking.Unlock()
@@ -122,7 +124,7 @@ func (f *firewall) keep(ctx context.Context) error {
 	known := f.survey != nil
 	f.mu.Unlock()
 	if known {
-		return nil // the loop has them
+		return nil // the loop has them already
 	}
 	state, err := f.engine.Read(ctx)
 	if err != nil {
@@ -136,7 +138,7 @@ func (f *firewall) keep(ctx context.Context) error {
 	return nil
 }
 
-// look surveys others' chains and hands the loop what they need.
+// look surveys other programs' chains, and hands the rules that they need to the loop.
 func (f *firewall) look(ctx context.Context) error {
 	f.looking.Lock()
 	defer f.looking.Unlock()
@@ -179,8 +181,7 @@ func (f *firewall) look(ctx context.Context) error {
 	return nil
 }
 
-// settled has people told when there is something else to tell than before: after a look, and after the loop's work. It does
-// not wait.
+// settled calls changed if the warning has changed. It is called after a survey, and after the loop's commits. It does not block.
 func (f *firewall) settled() {
 	warning := f.warning()
 	f.mu.Lock()
@@ -192,7 +193,7 @@ func (f *firewall) settled() {
 	}
 }
 
-// blind returns what is to be said when there are rules that nft does not show.
+// blind returns a warning if there may be rules that nft does not show.
 func (f *firewall) blind() string {
 	text, err := os.ReadFile(f.legacy)
 	if err != nil || !slices.Contains(strings.Fields(string(text)), "filter") {
@@ -202,14 +203,14 @@ func (f *firewall) blind() string {
 		"look at iptables-legacy -S for what drops packets of tun0, or change to iptables-nft"
 }
 
-// leftover returns which rules OpenShift SDN left, in words; "" for none.
+// leftover describes the rules that OpenShift SDN left; "" for none.
 func (f *firewall) leftover() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.rules
 }
 
-// state returns nil when nothing of Weft's is kept from passing, else everything that is, in one error.
+// state returns nil if nothing of Weft's traffic is blocked, else one error with all obstacles.
 func (f *firewall) state() error {
 	if warning := f.warning(); warning != "" {
 		return errors.New(warning)
@@ -217,7 +218,7 @@ func (f *firewall) state() error {
 	return nil
 }
 
-// warning returns what people have to be told, "" for nothing.
+// warning returns the warning for users; "" for none.
 func (f *firewall) warning() string {
 	failed := f.loop.Failure(ownerFirewall)
 	f.mu.Lock()
@@ -231,7 +232,7 @@ func (f *firewall) warning() string {
 	return strings.Join(words, "; ")
 }
 
-// follow has everything read again that somebody else changed and that matters, until ctx ends.
+// follow rereads what other programs changed, as far as it matters here, until ctx ends.
 func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 	var due <-chan time.Time
 	var looked time.Time
@@ -245,7 +246,7 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 				return nil
 			}
 			if drift.Err != nil {
-				return drift.Err // an agent that hears nothing ends, and begins anew
+				return drift.Err // without the watch the agent ends, and is started again
 			}
 			look, ours := f.hear(&drift)
 			reread = reread || ours
@@ -262,8 +263,8 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 	}
 }
 
-// hear has Weft's own tables read again where a drift may be in them, and reports whether it calls for a look, and whether
-// it touches a chain with a rule of ours.
+// hear rereads Weft's own tables if a drift may be in them. It reports whether the drift requires a survey, and whether it touches a chain
+// with a rule of Weft's.
 func (f *firewall) hear(drift *nft.Drift) (look, ours bool) {
 	if drift.InCare || drift.All {
 		f.loop.Resync()
@@ -272,7 +273,7 @@ func (f *firewall) hear(drift *nft.Drift) (look, ours bool) {
 	return look || ours, ours
 }
 
-// answer looks at others' chains, and has the rules in them read again. What it returns is when to try again, nil for never.
+// answer surveys other programs' chains, and rereads the rules in them if reread is set. It returns when to retry; nil for never.
 func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 	err := f.look(ctx)
 	if reread {
@@ -285,10 +286,11 @@ func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 	return time.After(f.retry)
 }
 
-// warningMax bounds what a node's condition tells of warnings, in bytes; the log has all.
+// warningMax bounds the warnings in a node's condition, in bytes. The log has all of them.
 const warningMax = 1024
 
-// tellReady sets the node's condition: it serves pods, whatever the host's firewalls do, and the condition says what they do.
+// tellReady sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
+// warning.
 func (a *agent) tellReady(ctx context.Context, warning string) error {
 	if warning == "" {
 		return reportReady(ctx, a.clients, a.opts.Node)
@@ -299,7 +301,7 @@ func (a *agent) tellReady(ctx context.Context, warning string) error {
 	})
 }
 
-// concerns reports whether a drift calls for a look, and whether it touches a chain with a rule of ours.
+// concerns reports whether a drift requires a survey, and whether it touches a chain with a rule of Weft's.
 func (f *firewall) concerns(drift *nft.Drift) (look, ours bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

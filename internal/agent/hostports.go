@@ -10,15 +10,15 @@ import (
 	"weft.dev/weft/internal/overlay"
 )
 
-// reservedPorts returns the ports of the node that no pod may have, for an agent that serves its health at that address.
+// reservedPorts returns the ports of the node that no pod may use, for an agent that serves its health at this address.
 func reservedPorts(healthAddress string) []overlay.ReservedPort {
 	reserved := []overlay.ReservedPort{{
-		// Other nodes take one that does not answer there for gone, and its egress addresses elsewhere.
+		// Other nodes treat a node that does not answer there as gone, and its egress IPs as served elsewhere.
 		Port: cni.HostPort{Port: liveness.Port, Protocol: "tcp"}, For: "other nodes, which ask there whether this one is alive",
 	}}
 	at, number, err := net.SplitHostPort(healthAddress)
 	if err != nil {
-		return reserved // none, or the agent does not start
+		return reserved // no address, or an invalid one, with which the agent does not start
 	}
 	port, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || port == 0 {
@@ -31,7 +31,7 @@ func reservedPorts(healthAddress string) []overlay.ReservedPort {
 	return append(reserved, overlay.ReservedPort{Port: health, For: "the agent's health and metrics"})
 }
 
-// reservedFor says for what a port of the node is kept from pods: "" if it is not.
+// reservedFor returns what a port of the node is reserved for; "" if it is not reserved.
 func (a *agent) reservedFor(port cni.HostPort) string {
 	for _, r := range reservedPorts(a.opts.HealthAddress) {
 		if r.Port.Overlaps(port) {

@@ -19,27 +19,27 @@ import (
 )
 
 const (
-	// wakingTime is how long clients of a Service that is idled no more wait for its first endpoint; then they are rejected. OpenShift
-	// SDN's proxy kept a connection for as long.
+	// wakingTime is how long clients of a Service that is no longer idled wait for its first endpoint; then they are rejected. OpenShift SDN's
+	// proxy held a connection for the same time.
 	wakingTime = 120 * time.Second
-	// needPodsRest is how long a node does not repeat NeedPods for one idling of a Service.
+	// needPodsRest is the interval within which a node does not repeat NeedPods for one idling of a Service.
 	needPodsRest = 10 * time.Second
-	// needPodsRate and needPodsBurst bound the events NeedPods of a node. What is beyond is asked for again with the next packet.
+	// needPodsRate and needPodsBurst bound the NeedPods events of a node. An event beyond the limit is triggered again by the next packet.
 	needPodsRate  = rate.Limit(10)
 	needPodsBurst = 50
 	// needPodsTimeout bounds one request to the API server.
 	needPodsTimeout = 10 * time.Second
 )
 
-// idling keeps which Services are idled, and asks for their pods when the switch reports a client.
+// idling tracks which Services are idled, and requests their pods when the switch reports a client.
 type idling struct {
 	limit *rate.Limiter
 	asked chan idledService
 
 	mu sync.Mutex
-	// idled are the Services that are idled, by the cookie of their flows.
+	// idled are the idled Services, by the cookie of their flows.
 	idled map[uint64]*idledService
-	// waking are the Services that were idled, until when their clients wait for endpoints.
+	// waking are the Services that were idled, with the time until which their clients wait for endpoints.
 	waking map[types.NamespacedName]time.Time
 }
 
@@ -47,9 +47,9 @@ type idling struct {
 type idledService struct {
 	name types.NamespacedName
 	uid  types.UID
-	// at is the annotation's value.
+	// at is the value of the annotation.
 	at string
-	// told is when the pods were asked for last.
+	// told is when the pods were last requested.
 	told time.Time
 }
 
@@ -64,8 +64,8 @@ func idlingCookie(name types.NamespacedName) uint64 {
 	return pipeline.Cookie(service.Owner(name.Namespace, name.Name))
 }
 
-// note takes a Service's state over. It reports whether the Service's clients wait for endpoints although it is not idled any more, and for how
-// long they still do if that began now.
+// note records a Service's state. It reports whether the Service's clients wait for endpoints although it is no longer idled, and, if that
+// has just begun, for how long they wait.
 func (d *idling) note(object *corev1.Service, now time.Time) (waking bool, begins time.Duration) {
 	name := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}
 	cookie := idlingCookie(name)
@@ -92,14 +92,14 @@ func (d *idling) note(object *corev1.Service, now time.Time) (waking bool, begin
 	return waking, begins
 }
 
-// served ends the waiting for a Service that has endpoints, or is gone.
+// served ends the waiting for a Service that has endpoints.
 func (d *idling) served(name types.NamespacedName) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.waking, name)
 }
 
-// gone forgets a Service.
+// gone removes the state of a Service.
 func (d *idling) gone(name types.NamespacedName) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,7 +107,7 @@ func (d *idling) gone(name types.NamespacedName) {
 	delete(d.idled, idlingCookie(name))
 }
 
-// packet is called with each packet that the switch reports. It does not block.
+// packet handles a packet that the switch reports. It does not block.
 func (d *idling) packet(in *openflow.PacketIn) {
 	now := time.Now()
 	d.mu.Lock()
@@ -123,7 +123,7 @@ func (d *idling) packet(in *openflow.PacketIn) {
 	}
 }
 
-// wakeServices makes the event NeedPods on each idled Service that the switch reports a client of.
+// wakeServices creates the event NeedPods on each idled Service for which the switch reports a client.
 func (a *agent) wakeServices(ctx context.Context) error {
 	for {
 		select {
@@ -137,8 +137,8 @@ func (a *agent) wakeServices(ctx context.Context) error {
 	}
 }
 
-// needPods writes the event to which controllers of idled Services react. They watch core/v1 events by their reason, and compare lastTimestamp
-// with the annotation's time. (client-go's recorder of events.k8s.io/v1 leaves that field empty.)
+// needPods writes the event to which controllers of idled Services react. They select core/v1 events by their reason, and compare
+// lastTimestamp with the annotation's time. (client-go's recorder of events.k8s.io/v1 leaves that field empty.)
 func (a *agent) needPods(ctx context.Context, s idledService) error {
 	ctx, cancel := context.WithTimeout(ctx, needPodsTimeout)
 	defer cancel()
@@ -150,7 +150,7 @@ func (a *agent) needPods(ctx context.Context, s idledService) error {
 }
 
 func needPodsEvent(s idledService, node string, now time.Time) *corev1.Event {
-	const longest = 253 // of an object's name
+	const longest = 253 // for the name of an object
 	number := "." + strconv.FormatInt(now.UnixNano(), 16)
 	name := s.name.Name + "." + node
 	if len(name) > longest-len(number) {

@@ -9,7 +9,8 @@ import (
 	"weft.dev/weft/internal/rootsocket"
 )
 
-// keeper keeps what of the node no engine holds: its sysctls, the agent's sockets, and once pods are served the runtime's configuration.
+// keeper returns the keeper of the node's state that no engine manages: its sysctls, the agent's sockets, and, once pods are served, the
+// runtime's configuration.
 func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 	conf := filepath.Join(a.opts.CNIConfDir, CNIConfName)
 	k := &keep.Keeper{
@@ -42,7 +43,7 @@ func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 	return k
 }
 
-// tellKept reports what another program changed and was put back, or could not be.
+// tellKept reports what another program changed and the keeper restored, or could not restore.
 func (a *agent) tellKept(thing keep.Thing, put string, err error) {
 	if err != nil {
 		a.opts.Log.Error("part of the node was changed and cannot be restored, trying again", "part", thing.Name, "error", err)
@@ -53,7 +54,7 @@ func (a *agent) tellKept(thing keep.Thing, put string, err error) {
 	a.events.Node(reasonDrift, "Restore", thing.Name+": changed or removed by another program; put back: "+put)
 }
 
-// keepNode keeps them until ctx ends. The kernel reports changes of forwarding; files report theirs by inotify.
+// keepNode runs the keeper until ctx ends. The kernel reports changes of forwarding; changes of files are reported by inotify.
 func keepNode(ctx context.Context, k *keep.Keeper) error {
 	wake := make(chan struct{}, 1)
 	forwarding, err := link.WatchForwarding(ctx, func() { wakeUp(wake) })

@@ -14,8 +14,8 @@ import (
 	vpcnode "weft.dev/weft/internal/vpc/node"
 )
 
-// Kinds are the networks that an agent with these options serves beside the overlay, in the order in which they become the cluster's
-// default when no object says which one is.
+// Kinds returns the networks other than the overlay that an agent with these options serves. If no object says which network is the default
+// one, the first that can be is, in this order.
 func Kinds(o *Options) []network.Kind {
 	var kinds []network.Kind
 	if o.Flannel != nil {
@@ -30,7 +30,7 @@ func Kinds(o *Options) []network.Kind {
 	return kinds
 }
 
-// closedPorts are the UDP ports of the networks' tunnels, in ascending order, each once.
+// closedPorts returns the UDP ports of the networks' tunnels, ascending, without duplicates.
 func closedPorts(kinds []network.Kind) []uint16 {
 	var ports []uint16
 	for i := range kinds {
@@ -40,7 +40,7 @@ func closedPorts(kinds []network.Kind) []uint16 {
 	return slices.Compact(ports)
 }
 
-// pluginKeys are the keys by which a plugin finds an agent that is not at the usual place.
+// pluginKeys returns the keys by which a plugin finds an agent that is not in the default place.
 func (o *Options) pluginKeys() map[string]string {
 	keys := map[string]string{}
 	if socket := Socket(o.RunDir); socket != cni.DefaultSocket {
@@ -52,7 +52,7 @@ func (o *Options) pluginKeys() map[string]string {
 	return keys
 }
 
-// overlayCare is what of the node is the overlay's.
+// overlayCare returns the part of the node's state that belongs to the overlay.
 func overlayCare() node.Care {
 	care := node.Care{
 		Tables: host.Tables(), Unmanaged: host.Unmanaged(), Devices: host.Devices(),
@@ -64,7 +64,7 @@ func overlayCare() node.Care {
 	return care
 }
 
-// cares are what the networks care for, by name.
+// cares returns the networks' cares, by name.
 func (a *agent) cares() map[string]node.Care {
 	cares := map[string]node.Care{overlay.NetworkName: overlayCare()}
 	for i := range a.opts.Networks {

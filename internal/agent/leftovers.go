@@ -15,26 +15,26 @@ import (
 )
 
 const (
-	// adminChain is iptables' chain in which administrators of OpenShift SDN had rules; iptables-nft has it in the table ip filter.
+	// adminChain is the iptables chain for rules of OpenShift SDN's administrators. With iptables-nft, it is in the table ip filter.
 	adminChain = "OPENSHIFT-ADMIN-OUTPUT-RULES"
-	// sdnType is the CNI plugin of OpenShift SDN.
+	// sdnType is the CNI plugin type of OpenShift SDN.
 	sdnType = "openshift-sdn"
-	// confFiles and confBytes bound what is read of the runtime's configurations.
+	// confFiles and confBytes bound how much of the runtime's configurations is read.
 	confFiles = 100
 	confBytes = 64 << 10
 )
 
-// leftovers are the configurations of OpenShift SDN among those of the container runtime.
+// leftovers are the configurations of OpenShift SDN in the container runtime's configuration folder.
 type leftovers struct {
 	dir string
-	// changed is called when there are others than before.
+	// changed is called when the set of leftovers has changed.
 	changed func()
 
 	mu    sync.Mutex
 	confs []string
 }
 
-// thing has the folder watched.
+// thing returns a keep.Thing that watches the folder.
 func (l *leftovers) thing() keep.Thing {
 	return keep.Thing{Name: "leftovers of OpenShift SDN", Path: filepath.Join(l.dir, CNIConfName), Restore: l.look}
 }
@@ -52,7 +52,7 @@ func (l *leftovers) look() (string, error) {
 	return "", nil
 }
 
-// all returns what there is, in words.
+// all returns a description of each leftover.
 func (l *leftovers) all() []string {
 	if l == nil {
 		return nil
@@ -62,12 +62,12 @@ func (l *leftovers) all() []string {
 	return slices.Clone(l.confs)
 }
 
-// leftoverConfs returns which files of a folder of CNI configurations are OpenShift SDN's, and which are of a version of CNI that Weft's plugin
-// does not offer.
+// leftoverConfs returns which files of a folder of CNI configurations are from OpenShift SDN, and which have a CNI version that Weft's
+// plugin does not support.
 func leftoverConfs(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil // the keeper of Weft's own configuration says so
+		return nil // the keeper of Weft's own configuration reports it
 	}
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
 		return e.Name() == CNIConfName || !e.Type().IsRegular() || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name()))
@@ -106,7 +106,7 @@ func leftoverConf(path string) string {
 	return ""
 }
 
-// leftoverRules returns what the chain of OpenShift SDN's administrators has, in words; "" if nothing.
+// leftoverRules describes the rules in the chain of OpenShift SDN's administrators; "" if there are none.
 func leftoverRules(survey *nft.Survey) string {
 	n := survey.Rules(nft.Key{Family: nft.FamilyIPv4, Table: "filter", Kind: nft.KindChain, Name: adminChain})
 	if n == 0 {
@@ -116,7 +116,7 @@ func leftoverRules(survey *nft.Survey) string {
 		adminChain, n)
 }
 
-// leftoversOf returns what OpenShift SDN left on the node, in words.
+// leftoversOf describes what OpenShift SDN left on the node.
 func (a *agent) leftoversOf(f *firewall) []string {
 	all := a.left.all()
 	if rules := f.leftover(); rules != "" {
@@ -125,5 +125,5 @@ func (a *agent) leftoversOf(f *firewall) []string {
 	return all
 }
 
-// leftoversText joins leftovers to one message.
+// leftoversText joins leftovers into one message.
 func leftoversText(all []string) string { return "left from OpenShift SDN: " + strings.Join(all, "; ") }

@@ -13,18 +13,18 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// marks say of each kind of object how far it is in effect on this node. NetNamespaces have several followers, and so several.
+// marks are the resourceVersions observed, by kind of object. NetNamespaces have several followers, and therefore several marks.
 type marks struct {
 	// node is this node's name.
 	node   string
 	byKind map[realised.Kind][]*watermark.Mark
-	// changed is told when they may say something else. It is set before anything comes in.
+	// changed is called when the versions may have changed. It is set before any object arrives.
 	changed atomic.Pointer[func()]
 }
 
 func newMarks() *marks { return &marks{byKind: map[realised.Kind][]*watermark.Mark{}} }
 
-// of returns a new mark of a kind, nil from nobody.
+// of returns a new mark of a kind; nil for nil marks.
 func (m *marks) of(kind realised.Kind) *watermark.Mark {
 	if m == nil {
 		return nil
@@ -38,8 +38,8 @@ func (m *marks) of(kind realised.Kind) *watermark.Mark {
 	return mark
 }
 
-// strip is an informer's transform: it sees each object when it comes in from the API server, and all of a list before the first of
-// them is told.
+// strip is an informer's transform. It is called for each object that arrives from the API server, and for all objects of a list before the
+// first of them is reported.
 func (m *marks) strip(object any) (any, error) {
 	var kind realised.Kind
 	switch object.(type) {
@@ -55,21 +55,21 @@ func (m *marks) strip(object any) (any, error) {
 			mark.Came(at.key, at.version)
 		}
 	}
-	if hs, ok := object.(*networkv1.HostSubnet); ok && hs.Name != m.node { // what other agents found is many times the rest
+	if hs, ok := object.(*networkv1.HostSubnet); ok && hs.Name != m.node { // the statuses of other nodes are many times larger than the rest
 		hs.Status = networkv1.HostSubnetStatus{RefusedEgressIPs: hs.Status.RefusedEgressIPs}
 	}
 	return strip(object)
 }
 
-// passage is a change of an object that an informer tells of.
+// passage is a change of an object that an informer reports.
 type passage struct {
 	key     string
 	version uint64
-	// gone says that it is there no more, since when is not known.
+	// gone says that the object was deleted, at a version that is not known.
 	gone bool
 }
 
-// lastState returns the object that an informer tells of, of one that went unseen the last that was known.
+// lastState returns the object that an informer reports; for a deletion that the watch missed, the last known state.
 func lastState(told any) any {
 	if at, gone := told.(toolscache.DeletedFinalStateUnknown); gone {
 		return at.Obj
@@ -77,7 +77,7 @@ func lastState(told any) any {
 	return told
 }
 
-// passageOf returns what an informer tells of.
+// passageOf returns the change that an informer reports.
 func passageOf(told any) (passage, bool) {
 	_, gone := told.(toolscache.DeletedFinalStateUnknown)
 	object, ok := lastState(told).(client.Object)
@@ -91,12 +91,12 @@ func passageOf(told any) (passage, bool) {
 		name = key.Namespace + "/" + key.Name
 	}
 	if err != nil {
-		version = 0 // as of an object that is of no API server: nothing is said of it
+		version = 0 // an object that is not from an API server has no valid version, and does not count
 	}
 	return passage{key: name, version: version, gone: gone}, true
 }
 
-// tell has a mark know that it was told.
+// tell notifies a mark that the change was reported.
 func (p passage) tell(mark *watermark.Mark, concerns bool) {
 	if p.gone {
 		mark.Gone(p.key)

@@ -15,14 +15,14 @@ import (
 	"weft.dev/weft/internal/overlay/multicast"
 )
 
-// multicastNamespaces reports which namespaces want multicast, with which VNIDs. NetNamespaces are watched for it in the modes that have VNIDs.
+// multicastNamespaces tracks which namespaces have multicast, with their VNIDs. It follows NetNamespaces in the modes that have VNIDs.
 type multicastNamespaces struct {
 	*follower
 	cache cache.Cache
 
-	// stepping serialises step, and guards what follows.
+	// stepping serialises step, and guards the fields below.
 	stepping sync.Mutex
-	// told says that the network has been told of everything once; unsettled, that what it was told may not be in effect.
+	// told says that the network has received everything once; unsettled, that the last update may not be in effect.
 	told, unsettled bool
 }
 
@@ -30,7 +30,7 @@ func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *mult
 	return &multicastNamespaces{follower: newFollower(vnids, changed), cache: store}
 }
 
-// prepare tells the network of everything before it is in a mode that has VNIDs. An error says what is waited for.
+// prepare gives the network all namespaces before it enters a mode that has VNIDs. An error says what the agent waits for.
 func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
@@ -41,14 +41,14 @@ func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Netw
 	}
 	m.await(false)
 	if err := m.step(ctx, network); errors.Is(err, errUnprogrammed) {
-		m.signal() // which is tried again, and keeps nothing else
+		m.signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
 	}
 	return nil
 }
 
-// end stops watching. The network is in a mode without multicast; all is told anew before another comes.
+// end stops watching. The network is in a mode without multicast. Before it enters another one, it receives everything again.
 func (m *multicastNamespaces) end(ctx context.Context) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
@@ -59,7 +59,7 @@ func (m *multicastNamespaces) end(ctx context.Context) error {
 	return err
 }
 
-// step tells the network of what changed since the last, the first time of everything.
+// step updates the network with what changed since the last step; the first time, with everything.
 func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
@@ -72,7 +72,7 @@ func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network
 	return err
 }
 
-// advance is step once something is watched. The caller holds stepping.
+// advance does the work of step once objects are watched. The caller holds stepping.
 func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	change, err := m.change(ctx, dirty)
 	if err != nil {
@@ -91,7 +91,7 @@ func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Netw
 	return nil
 }
 
-// change reads what changed.
+// change reads the NetNamespaces that changed.
 func (m *multicastNamespaces) change(ctx context.Context, names map[string]struct{}) (multicast.Change, error) {
 	change := multicast.Change{Namespaces: map[string]*multicast.Namespace{}}
 	for name := range names {
@@ -108,12 +108,12 @@ func (m *multicastNamespaces) change(ctx context.Context, names map[string]struc
 	return change, nil
 }
 
-// wantsMulticast returns what multicast depends on of a NetNamespace.
+// wantsMulticast returns the part of a NetNamespace on which multicast depends.
 func wantsMulticast(nn *networkv1.NetNamespace) *multicast.Namespace {
 	return &multicast.Namespace{VNID: nn.NetID, On: nn.Annotations[networkv1.AnnotationMulticast] == "true"}
 }
 
-// stripNetNamespace keeps of a NetNamespace what nodes look at.
+// stripNetNamespace removes the parts of a NetNamespace that nodes do not read.
 func stripNetNamespace(nn *networkv1.NetNamespace) {
 	value, says := nn.Annotations[networkv1.AnnotationMulticast]
 	nn.Annotations, nn.Status = nil, networkv1.NetNamespaceStatus{}

@@ -15,18 +15,18 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// netNamespaces is the watch of NetNamespaces. Tenants, egress firewalls, egress IPs and multicast each follow it in the modes that they are
-// for, and no others: it begins with the first follower, and ends with the last.
+// netNamespaces is the watch of NetNamespaces. Tenants, egress firewalls, egress IPs and multicast follow it, each only in its modes. It
+// begins with the first follower, and ends with the last.
 type netNamespaces struct {
 	cache cache.Cache
-	// marks are told what comes in.
+	// marks are notified of arriving objects.
 	marks *marks
 
 	mu        sync.Mutex
 	followers int
 }
 
-// mark returns a new mark that is told what comes in.
+// mark returns a new mark that is notified of arriving objects.
 func (w *netNamespaces) mark(kind realised.Kind) *watermark.Mark {
 	if w == nil {
 		return nil
@@ -34,8 +34,8 @@ func (w *netNamespaces) mark(kind realised.Kind) *watermark.Mark {
 	return w.marks.of(kind)
 }
 
-// follow has note told of each NetNamespace, and again when what it asks for changes, or it goes; and passed of all other changes,
-// unless it is nil. It does not wait for the first.
+// follow calls note for each NetNamespace, and again when its requests change or it is deleted. It calls passed, unless that is nil, for
+// all other changes. It does not wait for the first list.
 func (w *netNamespaces) follow(ctx context.Context, note, passed func(passage)) (toolscache.ResourceEventHandlerRegistration, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,8 +65,8 @@ func (w *netNamespaces) follow(ctx context.Context, note, passed func(passage)) 
 	return registration, nil
 }
 
-// asksAnew reports whether a NetNamespace is another, or asks for something else. What is only told in its status, which every agent
-// would hear of, it does not ask for.
+// asksAnew reports whether a NetNamespace is another object, or requests something else. A change of its status does not count: otherwise
+// every agent would process it.
 func asksAnew(old, now any) bool {
 	before, ok := old.(*networkv1.NetNamespace)
 	after, ok2 := now.(*networkv1.NetNamespace)
@@ -74,7 +74,7 @@ func asksAnew(old, now any) bool {
 		!slices.Equal(before.EgressIPs, after.EgressIPs) || !maps.Equal(before.Annotations, after.Annotations)
 }
 
-// unfollow ends what follow began, whatever it returns.
+// unfollow ends what follow began, even if it returns an error.
 func (w *netNamespaces) unfollow(ctx context.Context, registration toolscache.ResourceEventHandlerRegistration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,21 +99,21 @@ func (w *netNamespaces) informer(ctx context.Context) (cache.Informer, error) {
 	return informer, nil
 }
 
-// follower gathers the names of NetNamespaces that change, for one who acts on them in steps.
+// follower collects the names of NetNamespaces that changed, for a reader that processes them in steps.
 type follower struct {
 	vnids *netNamespaces
-	// wake has a step taken. changed is told as well while the node waits for the NetNamespaces.
+	// wake triggers a step. While the node waits for the NetNamespaces, changed is called as well.
 	wake    chan struct{}
 	changed func()
-	// mark says how far what was told is in effect.
+	// mark is the resourceVersion observed of this follower.
 	mark *watermark.Mark
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
-	// handler is told of changes; nil: nobody watches.
+	// handler receives changes; nil: nothing is watched.
 	handler toolscache.ResourceEventHandlerRegistration
 	dirty   map[string]struct{}
-	// awaited tells that the node waits for them.
+	// awaited says that the node waits for NetNamespaces.
 	awaited bool
 }
 
@@ -121,14 +121,14 @@ func newFollower(vnids *netNamespaces, changed func()) *follower {
 	return &follower{vnids: vnids, wake: make(chan struct{}, 1), changed: changed, dirty: map[string]struct{}{}, mark: vnids.mark(realised.NetNamespace)}
 }
 
-// await says whether the node waits for NetNamespaces.
+// await sets whether the node waits for NetNamespaces.
 func (f *follower) await(awaited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.awaited = awaited
 }
 
-// begin watches, and returns an error until everything is known once.
+// begin starts to watch, and returns an error until the first list is processed.
 func (f *follower) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +146,7 @@ func (f *follower) begin(ctx context.Context) error {
 	return nil
 }
 
-// end stops watching, and reports whether anybody did. What is untaken from then on is there when somebody watches again.
+// end stops watching, and reports whether there was a watch. Names that are returned with untake afterwards are kept for the next watch.
 func (f *follower) end(ctx context.Context) (watched bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,7 +159,7 @@ func (f *follower) end(ctx context.Context) (watched bool, err error) {
 	return true, err
 }
 
-// note takes note of a NetNamespace that changed.
+// note records a NetNamespace that changed.
 func (f *follower) note(at passage) {
 	f.mu.Lock()
 	f.dirty[at.key] = struct{}{}
@@ -172,11 +172,11 @@ func (f *follower) note(at passage) {
 	}
 }
 
-// signal has a step taken soon.
+// signal triggers a step.
 func (f *follower) signal() { wakeUp(f.wake) }
 
-// take returns what changed since it was last asked. Not ok: nobody watches, or not everything is known once, and a part would be
-// taken for all.
+// take returns what changed since the last call. ok is false if nothing is watched, or the first list is not complete: a part would be
+// taken for the whole.
 func (f *follower) take() (dirty map[string]struct{}, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -188,15 +188,15 @@ func (f *follower) take() (dirty map[string]struct{}, ok bool) {
 	return dirty, true
 }
 
-// untake gives back what could not be acted upon.
+// untake returns names that could not be processed.
 func (f *follower) untake(dirty map[string]struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	maps.Copy(f.dirty, dirty)
 }
 
-// vnidOf returns the VNID that a NetNamespace gives its namespace. Not ok: it cannot be used, and counts as none; the API server
-// refuses such, and one may be older than its rules.
+// vnidOf returns the VNID of a namespace from its NetNamespace. ok is false if the NetNamespace is invalid, and counts as none. The API
+// server refuses invalid ones, but some may be older than its rules.
 func vnidOf(nn *networkv1.NetNamespace) (vnid uint32, ok bool) {
 	return nn.NetID, nn.NetName == nn.Name && nn.NetID <= networkv1.VNIDMax
 }

@@ -26,21 +26,21 @@ import (
 // networks are the networks of this node: which of them are present, and which is the default.
 type networks struct {
 	agent *agent
-	// kinds are those beside the overlay.
+	// kinds are the networks other than the overlay.
 	kinds []*kind
-	// overlay is closed once the overlay is to be started.
+	// overlay is closed when the overlay must be started.
 	overlay     chan struct{}
 	needOverlay func()
 	// changed wakes the writer of the runtime's configuration.
 	changed chan struct{}
 
 	mu sync.Mutex
-	// home is the overlay's presence, known once its objects are.
+	// home is the overlay's presence, valid once known is set.
 	home  network.Presence
 	known bool
 }
 
-// kind is a network beside the overlay, present or not.
+// kind is a network other than the overlay, present or not.
 type kind struct {
 	network.Kind
 	objects cache.Cache
@@ -48,17 +48,17 @@ type kind struct {
 	wake    chan struct{}
 
 	mu sync.Mutex
-	// presence is what the API server's objects say, known once that is decided.
+	// presence is decided from the API server's objects, and valid once known is set.
 	presence network.Presence
 	known    bool
-	// watched: what Presence names is in the watches, and so what pods are bound by.
+	// watched says that the objects of Presence, which also contain the bindings of pods, are watched.
 	watched bool
-	// network is nil while the network does not run here, and why says what it waits for.
+	// network is nil while the network does not run on this node; why then says what it waits for.
 	network network.Network
 	why     string
 }
 
-// newNetworks returns the networks of an agent. Nothing is watched before run.
+// newNetworks returns the networks of an agent. It watches nothing before run.
 func newNetworks(a *agent) (*networks, error) {
 	n := &networks{agent: a, overlay: make(chan struct{}), changed: make(chan struct{}, 1)}
 	n.needOverlay = sync.OnceFunc(func() { close(n.overlay) })
@@ -82,7 +82,7 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 			return nil, fmt.Errorf("scheme: %w", err)
 		}
 	}
-	// What there is to watch is known: asking the API server would need it to be there before the agent can start.
+	// The mapper is built in advance: with discovery, the agent could not start without the API server.
 	mapper := meta.NewDefaultRESTMapper(nil)
 	by := map[client.Object]cache.ByObject{}
 	for _, object := range k.Objects {
@@ -117,7 +117,7 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 	return &kind{Kind: k, objects: objects, api: api, wake: make(chan struct{}, 1), why: "its objects have not been read yet"}, nil
 }
 
-// run starts and stops networks as they come and go, until ctx ends. What runs them ends with engineCtx.
+// run starts and stops networks as their presence changes, until ctx ends. The networks themselves end with engineCtx.
 func (n *networks) run(ctx, engineCtx context.Context, e *engines, group *errgroup.Group) error {
 	if len(n.kinds) == 0 {
 		n.needOverlay()
@@ -136,7 +136,7 @@ func (n *networks) run(ctx, engineCtx context.Context, e *engines, group *errgro
 	return following.Wait()
 }
 
-// followOverlay starts the overlay once a ClusterNetwork brings it, or its pods need it.
+// followOverlay starts the overlay once a ClusterNetwork exists, or its pods need it.
 func (n *networks) followOverlay(ctx context.Context) error {
 	a := n.agent
 	if hasRecords(a.store, overlay.NetworkName) {
@@ -171,10 +171,10 @@ func (n *networks) followOverlay(ctx context.Context) error {
 	return nil
 }
 
-// leaveOverlay has what an overlay left removed that is not configured any more and has no pods here.
+// leaveOverlay removes what is left of an overlay that is no longer configured and has no pods on this node.
 func (n *networks) leaveOverlay() {
 	select {
-	case <-n.overlay: // it runs, and goes on
+	case <-n.overlay: // it runs, and continues
 	default:
 		if e := n.agent.engines.Load(); e != nil {
 			e.handovers.Done(overlay.NetworkName)
@@ -182,7 +182,7 @@ func (n *networks) leaveOverlay() {
 	}
 }
 
-// removed is called when a record of a network is gone.
+// removed is called when a record of a network has been deleted.
 func (n *networks) removed(name string) {
 	for _, k := range n.kinds {
 		if k.Name == name {
@@ -191,7 +191,7 @@ func (n *networks) removed(name string) {
 	}
 }
 
-// hasRecords reports whether a network has attachments here.
+// hasRecords reports whether a network has attachments on this node.
 func hasRecords(store *attach.Store, name string) bool {
 	return slices.ContainsFunc(store.List(), func(rec attach.Record) bool { return network.KindOf(rec.Network) == name })
 }

@@ -10,10 +10,10 @@ import (
 	"weft.dev/weft/internal/ovnd"
 )
 
-// database is the endpoint of the node's Open vSwitch.
+// database returns the endpoint of the node's Open vSwitch.
 func (o *Options) database() string { return "unix:" + filepath.Join(o.OVSRunDir, "db.sock") }
 
-// joinOVN returns what makes the node a chassis of Weft's OVN, nil where others do.
+// joinOVN returns a function that makes the node a chassis of Weft's OVN; nil if other programs do so.
 func joinOVN(opts *Options) func(context.Context, string, func(weftv1.VPCNode, error)) error {
 	if opts.OVNNamespace == "" {
 		return nil

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// ownersOf returns whose the flows of a bridge are.
+// ownersOf returns the owners of a bridge's flows.
 func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 	if q.Bridge == "" || q.Bridge == host.Bridge {
 		return a.owners(q.Policy)
@@ -56,7 +56,7 @@ func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 	return all, nil
 }
 
-// owners returns whose the overlay's flows are.
+// owners returns the owners of the overlay's flows.
 func (a *agent) owners(first string) (admin.Owners, error) {
 	r := a.running.Load()
 	if r == nil {

@@ -20,12 +20,12 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// places returns the networks of pods, from the API server's objects: this node's pods and all namespaces are watched, and what is asked
-// for before its watch has it is read. Nothing that the runtime passes decides but the pod's name.
+// places returns the networks of pods from the API server's objects. This node's pods and all namespaces are watched; an object that the
+// watch does not have yet is read from the API server. Of what the runtime passes, only the pod's name and UID are used.
 type places struct {
 	cache cache.Cache
 	live  client.Reader
-	// cluster returns what is known of the networks, and how many serve this node.
+	// cluster returns what is known of the networks, and how many of them serve this node.
 	cluster func(ctx context.Context) (c placement.Cluster, serving int, err error)
 }
 
@@ -51,7 +51,7 @@ func newPlaces(config *rest.Config, node string) (*places, error) {
 	return &places{cache: store, live: live}, nil
 }
 
-// keepMetadata leaves of an object what placement reads.
+// keepMetadata removes the parts of an object that placement does not read.
 func keepMetadata(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Pod:
@@ -72,13 +72,13 @@ func (p *places) run(ctx context.Context) error {
 	return p.cache.Start(ctx)
 }
 
-// place returns the network of the pod of an ADD.
+// place returns the network of the pod in an ADD.
 func (p *places) place(ctx context.Context, req *cni.Request) (placement.Decision, error) {
 	cluster, serving, err := p.cluster(ctx)
 	if err != nil {
 		return placement.Decision{}, cni.Errorf(cni.CodeTryAgainLater, "placing pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
 	}
-	if req.Args.PodNamespace == "" || req.Args.PodName == "" { // a runtime that is not Kubernetes'
+	if req.Args.PodNamespace == "" || req.Args.PodName == "" { // the runtime is not Kubernetes'
 		return placement.Decide(placement.Pod{}, placement.Namespace{}, cluster), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, podTimeout)
@@ -89,14 +89,14 @@ func (p *places) place(ctx context.Context, req *cni.Request) (placement.Decisio
 	if err != nil && serving > 1 {
 		return placement.Decision{}, cni.Errorf(cni.CodeTryAgainLater, "placing pod %s/%s: %w: try again later", req.Args.PodNamespace, req.Args.PodName, err)
 	}
-	// While one network serves this node, a pod that the API server does not have, or that cannot be asked for, is placed by what is
-	// known: a static pod starts while the API server is away.
+	// If only one network serves this node, a pod that the API server does not have, or that cannot be read, is placed by what is known:
+	// static pods start while the API server is unreachable.
 	return placement.Decide(
 		placement.Pod{Namespace: req.Args.PodNamespace, Name: req.Args.PodName, Annotations: pod.Annotations},
 		placement.Namespace{Name: req.Args.PodNamespace, Annotations: namespace.Annotations, Labels: namespace.Labels}, cluster), nil
 }
 
-// pod reads the pod that the runtime means: a pod of the same name with another UID is a former or a later one.
+// pod reads the pod that the runtime means. A pod of the same name with another UID is a former or a later one.
 func (p *places) pod(ctx context.Context, args cni.Args, pod *corev1.Pod) error {
 	key := client.ObjectKey{Namespace: args.PodNamespace, Name: args.PodName}
 	if err := p.cache.Get(ctx, key, pod); err == nil && isPod(pod, args.PodUID) {
@@ -114,12 +114,12 @@ func (p *places) pod(ctx context.Context, args cni.Args, pod *corev1.Pod) error 
 	return nil
 }
 
-// isPod reports whether a pod has the UID that a runtime passed; a kubelet's own pod has another one at the API server.
+// isPod reports whether a pod has the UID that the runtime passed. A static pod has another UID at the API server.
 func isPod(pod *corev1.Pod, uid string) bool {
 	return uid == "" || string(pod.UID) == uid || pod.Annotations[corev1.MirrorPodAnnotationKey] == uid
 }
 
-// get reads an object from the watch, or from the API server where the watch does not have it yet.
+// get reads an object from the watch, or from the API server if the watch does not have it yet.
 func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Object) error {
 	err := p.cache.Get(ctx, key, object)
 	if err == nil {
@@ -134,12 +134,12 @@ func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Ob
 	return nil
 }
 
-// placeOnOverlay is place on a node that serves no other kind of network.
+// placeOnOverlay replaces place on a node that serves no other kind of network.
 func placeOnOverlay(context.Context, *cni.Request) (placement.Decision, error) {
 	return placement.Decision{Network: overlay.NetworkName, Reason: "it is the only network"}, nil
 }
 
-// cluster returns what placement has to know of the networks.
+// cluster returns what placement needs to know of the networks.
 func (n *networks) cluster(ctx context.Context) (placement.Cluster, int, error) {
 	c := placement.Cluster{Absent: map[string]string{}, Known: []string{overlay.NetworkName}}
 	c.Default, c.DefaultReason = n.standard()

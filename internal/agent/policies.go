@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// policyMark notes how far NetworkPolicies are in effect.
+// policyMark is the resourceVersion observed of NetworkPolicies.
 type policyMark struct{ *watermark.Mark }
 
 // Saw implements follow.Mark.
@@ -21,10 +21,10 @@ func (m policyMark) Saw(notified any, concerns bool) {
 	at.tell(m.Mark, concerns)
 }
 
-// watchSync bounds how long one try waits for watches.
+// watchSync bounds how long one attempt waits for watches.
 const watchSync = 10 * time.Second
 
-// tellPolicyProblems reports what a NetworkPolicy says that is not enforced on this node.
+// tellPolicyProblems reports which parts of a NetworkPolicy are not enforced on this node.
 func (a *agent) tellPolicyProblems(ctx context.Context, key policy.Key, problems []error) {
 	const most = 20 // an object may be wrong in thousands of places
 	for _, problem := range problems[:min(most, len(problems))] {
@@ -35,9 +35,9 @@ func (a *agent) tellPolicyProblems(ctx context.Context, key policy.Key, problems
 	}
 }
 
-// Purge implements overlay.Datapath. The userspace datapath of Open vSwitch 3.1.0 may put new actions to another flow of its
-// own than it is told, where its flows overlap (it looks for them by a packet, not by their name), and take it for done: what was
-// allowed would stay so for as long as packets come. What is purged is made anew, of what the switch has now.
+// Purge implements overlay.Datapath. Where its flows overlap, the userspace datapath of Open vSwitch 3.1.0 may apply new actions to another
+// of its flows than the intended one (it finds them by a packet, not by their name), and regard the change as done. Traffic that is no
+// longer allowed would then pass as long as packets arrive. Purged flows are created again from the switch's current state.
 func (c *connections) Purge(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
 	defer cancel()
@@ -58,8 +58,8 @@ func (a *agent) followPolicies(ctx context.Context, network *overlay.Network) er
 	return a.keepInStep(ctx, a.objects.policies.Wake(), "NetworkPolicies", func() error { return a.objects.policies.Step(ctx, network.UpdatePolicies, false) })
 }
 
-// updateNetwork brings the network in step with a view, and what it is told of policies with the view's mode: all of it before
-// the mode comes, nothing after it went.
+// updateNetwork updates the network from a view. In the mode with policies, the network receives all policies before it enters the mode;
+// after it leaves the mode, it receives none.
 func (a *agent) updateNetwork(ctx context.Context, network *overlay.Network, view overlay.View) error {
 	if !view.ByPolicies() {
 		a.objects.policies.Forget()
@@ -77,7 +77,8 @@ func (a *agent) updateNetwork(ctx context.Context, network *overlay.Network, vie
 	if err := network.Update(ctx, view); err != nil {
 		return err
 	}
-	// What was told meanwhile may have been handed over, and not be in effect: this waits for it. If it fails, it is tried again.
+	// Policies that changed meanwhile may have been handed over and not be in effect yet. This step waits for them; if it fails, it is
+	// retried.
 	if err := a.objects.policies.Step(ctx, network.UpdatePolicies, false); err != nil {
 		a.objects.policies.Signal()
 	}

@@ -17,12 +17,11 @@ import (
 	"weft.dev/weft/internal/network"
 )
 
-// servedRetry is how often the API server is asked whether it serves a network's kinds by now: of a definition that is installed later,
-// no watch of the kind tells.
+// servedRetry is the interval of checks whether the API server serves a network's kinds. No watch reports a CRD that is installed later.
 const servedRetry = time.Minute
 
-// watch watches the objects that say whether the network is configured, once the API server serves their kinds. Until then the network is
-// not present.
+// watch watches the objects that determine whether the network is configured, once the API server serves their kinds. Until then the
+// network is not present.
 func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.ResourceEventHandler) error {
 	for _, object := range k.Presence {
 		n.awaitServed(ctx, k, object)
@@ -41,8 +40,8 @@ func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.Resourc
 	return nil
 }
 
-// binds reports whether the network's bindings can be read, and count: also while it is not present, as a pod that is bound to it is then
-// refused, and not placed elsewhere.
+// binds reports whether the network's bindings can be read and apply. They apply even while the network is not present: a pod that is bound
+// to it is then refused, and not placed elsewhere.
 func (k *kind) binds() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,7 +72,7 @@ func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Objec
 	}
 }
 
-// served returns nil when the API server serves the kind of an object.
+// served returns nil if the API server serves the kind of an object.
 func (k *kind) served(ctx context.Context, object client.Object) error {
 	gvk, err := apiutil.GVKForObject(object, k.api.Scheme())
 	if err != nil {
@@ -82,13 +81,13 @@ func (k *kind) served(ctx context.Context, object client.Object) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
 	err = k.api.List(ctx, list, client.Limit(1))
-	if apierrors.IsForbidden(err) { // the agent may read some of them only, which are those that it watches
+	if apierrors.IsForbidden(err) { // the agent may read only some of the objects: those that it watches
 		return nil
 	}
 	return err
 }
 
-// absent says that the network is not present, and why.
+// absent records that the network is not present, and why.
 func (k *kind) absent(why string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -118,7 +117,7 @@ func (n *networks) look(ctx context.Context, k *kind) (network.Presence, error) 
 	return presence, nil
 }
 
-// decided reports whether it is known if the network is present.
+// decided reports whether the network's presence is known.
 func (k *kind) decided() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -12,11 +12,11 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// podTimeout bounds the wait for the API server while a runtime waits for its pod.
+// podTimeout bounds the wait for the API server while a runtime waits for an answer.
 const podTimeout = 10 * time.Second
 
-// privileged reports whether a pod has a privileged container or init container. It asks the API server: of all pods, only egress
-// routers need it.
+// privileged reports whether a pod has a privileged container or init container. It reads the pod from the API server, because only egress
+// routers need this.
 func (a *agent) privileged(ctx context.Context, args cni.Args) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
@@ -26,7 +26,7 @@ func (a *agent) privileged(ctx context.Context, args cni.Args) (bool, error) {
 	}
 	uid := string(pod.UID)
 	if static := pod.Annotations[corev1.MirrorPodAnnotationKey]; static != "" {
-		uid = static // a kubelet's own pod has another UID there
+		uid = static // a static pod has another UID at the API server
 	}
 	if args.PodUID != "" && uid != args.PodUID {
 		return false, fmt.Errorf("API server: the pod of that name is another one, %s", uid)

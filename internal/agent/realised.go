@@ -13,18 +13,18 @@ import (
 	"weft.dev/weft/internal/watermark"
 )
 
-// entering notes which mode is about to be programmed. On the way from one to another nothing is said to be in effect.
+// entering records which mode is about to be programmed. During a change of modes, nothing is reported as in effect.
 func (o *objects) entering(mode clusternetwork.Mode) {
 	if now, is := o.mode.Load().(clusternetwork.Mode); is && now != mode {
 		o.mode.Store(clusternetwork.Mode(""))
 	}
 }
 
-// entered notes which mode the network is in.
+// entered records which mode the network is in.
 func (o *objects) entered(mode clusternetwork.Mode) { o.mode.Store(mode) }
 
-// realised returns which objects are in effect on this node, by kind. engines are how those stand. Not known: the agent starts, and
-// what the one before it said holds, because what that programmed stays.
+// realised returns which objects are in effect on this node, by kind. engines are the engines' states. If known is false, the agent is
+// still starting, and the report of the agent before it remains valid, because what that agent programmed stays.
 func (o *objects) realised(network *overlay.Network, engines []admin.Engine) (all []admin.Realised, known bool) {
 	mode, known := o.mode.Load().(clusternetwork.Mode)
 	if !mode.HasVNIDs() {
@@ -49,8 +49,8 @@ func (o *objects) realised(network *overlay.Network, engines []admin.Engine) (al
 	return all, true
 }
 
-// said returns which policies are not in effect as they say, and why; and so all policies of namespaces of which something is not
-// programmed.
+// said returns which policies are not in effect as written, with the reasons. If something of a namespace is not programmed, these are all
+// its policies.
 func (e *egressFirewalls) said(spaces map[string]string) map[string]string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -63,22 +63,22 @@ func (e *egressFirewalls) said(spaces map[string]string) map[string]string {
 	return problems
 }
 
-// said returns which NetNamespaces are not in effect as they say, and why.
+// said returns which NetNamespaces are not in effect as written, with the reasons.
 func (e *egressIPs) said() map[string]string {
 	e.judging.Lock()
 	defer e.judging.Unlock()
 	return maps.Clone(e.problems)
 }
 
-// failures are what engines cannot do of what objects ask for.
+// failures are the objects that engines could not program.
 type failures struct {
-	// all is why it is not known of any object of a kind whether it is in effect.
+	// all has the kinds for which it is not known which objects are in effect, with the reason.
 	all map[realised.Kind]string
-	// objects are those of which something is not programmed, by name, and spaces namespaces all of whose objects are such.
+	// objects are the objects that are not completely programmed, by name; spaces are namespaces of which all objects are affected.
 	objects, spaces map[realised.Kind]map[string]string
 }
 
-// failuresOf returns what engines cannot do.
+// failuresOf returns the failures of the engines.
 func failuresOf(network *overlay.Network, engines []admin.Engine) failures {
 	f := failures{all: map[realised.Kind]string{}, objects: map[realised.Kind]map[string]string{}, spaces: map[realised.Kind]map[string]string{}}
 	var owners []reconcile.Owner
@@ -102,7 +102,7 @@ func failuresOf(network *overlay.Network, engines []admin.Engine) failures {
 		for _, object := range origin.Objects {
 			f.note(object, why[i])
 		}
-		if origin.More { // only of policies a few are named
+		if origin.More { // only some of the policies are named
 			f.all[realised.NetworkPolicy] = why[i]
 		}
 	}
@@ -123,7 +123,7 @@ func (f *failures) note(object overlay.Object, why string) {
 	into[kind][name] = why
 }
 
-// kind says which objects of one kind are in effect: those that all marks say, but for those with a problem.
+// kind returns which objects of one kind are in effect: those up to the lowest mark, except for objects with a problem.
 func (f *failures) kind(kind realised.Kind, marks []*watermark.Mark, problems map[string]string) admin.Realised {
 	r := admin.Realised{Kind: string(kind), Exceptions: problems}
 	known, lowest := true, uint64(0)

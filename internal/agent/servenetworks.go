@@ -15,12 +15,12 @@ import (
 	"weft.dev/weft/internal/node"
 )
 
-// follow keeps one network running while it is present, or has attachments here.
+// follow keeps a network running while it is present, or has attachments on this node.
 func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
 	signal := toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { wakeUp(k.wake) }, UpdateFunc: func(any, any) { wakeUp(k.wake) }, DeleteFunc: func(any) { wakeUp(k.wake) },
 	}
-	// What it left in a former life goes on at once: its pods do not wait for the API server.
+	// A network with attachments from before a restart is served at once: its pods do not wait for the API server.
 	watching := make(chan error, 1)
 	go func() { watching <- n.watch(ctx, k, signal) }()
 	if !hasRecords(n.agent.store, k.Name) {
@@ -51,7 +51,7 @@ func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, g
 	return nil
 }
 
-// serve runs a network until it is neither present nor has attachments here.
+// serve runs a network until it is not present any more and has no attachments on this node.
 func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
 	a := n.agent
 	made, runner, err := n.open(ctx, k, e, group)
@@ -85,7 +85,7 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 	for {
 		select {
 		case <-ctx.Done():
-			return nil // requests that are under way find the network: it ends with the engines
+			return nil // requests in progress still need the network; it ends with the engines
 		case <-ended:
 			return nil
 		case <-k.wake:
@@ -102,7 +102,7 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 	}
 }
 
-// open makes the network, again and again until what it needs of the node is there.
+// open creates the network, and retries until what it needs of the node exists.
 func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgroup.Group) (network.Network, network.Runner, error) {
 	a := n.agent
 	delay := firstFollowRetry
@@ -130,7 +130,7 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 	}
 }
 
-// node is this node, as the network has it.
+// node returns this node in the form that networks use.
 func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 	a := n.agent
 	return &node.Node{
@@ -154,7 +154,7 @@ func (k *kind) set(made network.Network, why string) {
 	k.network, k.why = made, why
 }
 
-// state returns the network's presence, and why it cannot serve; nil: it can, or nothing is known against it.
+// state returns the network's presence, whether it runs, and why it cannot serve; nil: it can.
 func (k *kind) state() (presence network.Presence, running bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

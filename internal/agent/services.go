@@ -31,19 +31,19 @@ import (
 // indexService finds the EndpointSlices of a Service.
 const indexService = "service"
 
-// services tells which Services changed, and compiles them from what the watches know.
+// services tracks which Services changed, and compiles them from the cached objects.
 type services struct {
 	cache cache.Cache
 	node  string
 	wake  chan struct{}
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu    sync.Mutex
 	dirty map[types.NamespacedName]struct{}
-	// nodes says that some node's addresses, or this node's zone, may have changed.
+	// nodes says that addresses of a node, or this node's zone, may have changed.
 	nodes bool
 
-	// What follows is used by step only.
+	// The fields below are used by step only.
 	idling  *idling
 	place   service.Place
 	known   map[types.NamespacedName]struct{}
@@ -57,7 +57,7 @@ func newServices(store cache.Cache, node string) *services {
 	}
 }
 
-// watch has the informers tell of changes. It does not wait for them.
+// watch registers handlers for changes. It does not wait for the informers.
 func (s *services) watch(ctx context.Context) error {
 	err := s.cache.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexService, func(object client.Object) []string {
 		return []string{object.GetLabels()[discoveryv1.LabelServiceName]}
@@ -78,7 +78,7 @@ func (s *services) watch(ctx context.Context) error {
 			AddFunc: note, DeleteFunc: note,
 			UpdateFunc: func(before, after any) {
 				if !sameNode(before, after) {
-					note(before) // a slice may have been another Service's
+					note(before) // a slice may have belonged to another Service
 					note(after)
 				}
 			},
@@ -90,7 +90,7 @@ func (s *services) watch(ctx context.Context) error {
 	return nil
 }
 
-// sameNode reports whether two states of a node differ in nothing that counts: nodes are written often.
+// sameNode reports whether two states of a node are the same in the fields that matter here. Nodes are written often.
 func sameNode(before, after any) bool {
 	a, ok := before.(*corev1.Node)
 	b, too := after.(*corev1.Node)
@@ -124,7 +124,7 @@ func (s *services) note(set func()) {
 	wakeUp(s.wake)
 }
 
-// step brings the network in step with what changed since the last, the first time with everything.
+// step updates the network with what changed since the last step; the first time, with everything.
 func (s *services) step(ctx context.Context, network *overlay.Network) error {
 	s.mu.Lock()
 	dirty, nodes := s.dirty, s.nodes
@@ -141,7 +141,7 @@ func (s *services) step(ctx context.Context, network *overlay.Network) error {
 	return network.UpdateServices(ctx, change)
 }
 
-// change compiles what changed. dirty gets the names of all that had to be compiled.
+// change compiles what changed. It adds the names of all Services that had to be compiled to dirty.
 func (s *services) change(ctx context.Context, dirty map[types.NamespacedName]struct{}, nodes bool) (overlay.ServiceChange, error) {
 	change := overlay.ServiceChange{Services: map[reconcile.Owner]overlay.Service{}}
 	if nodes {
@@ -168,7 +168,7 @@ func (s *services) change(ctx context.Context, dirty map[types.NamespacedName]st
 	return change, nil
 }
 
-// everything adds all Services to the names, those that are gone as well.
+// everything adds all Services to the names, including deleted ones.
 func (s *services) everything(ctx context.Context, names map[types.NamespacedName]struct{}) error {
 	var list corev1.ServiceList
 	if err := s.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -183,7 +183,7 @@ func (s *services) everything(ctx context.Context, names map[types.NamespacedNam
 	return nil
 }
 
-// compile returns what a Service is to this node's pods; nothing if it is not there.
+// compile returns a Service in the form that this node's pods use; empty if it does not exist.
 func (s *services) compile(ctx context.Context, name types.NamespacedName) (overlay.Service, error) {
 	var object corev1.Service
 	err := s.cache.Get(ctx, name, &object)
@@ -220,7 +220,7 @@ func (s *services) compile(ctx context.Context, name types.NamespacedName) (over
 	return overlay.Service{Addresses: addresses, Created: object.CreationTimestamp.Time}, nil
 }
 
-// awaits reports whether a Service's clients wait for its pods after it was idled. The Service is compiled again when they no longer do.
+// awaits reports whether a Service's clients wait for its pods after it was idled. When the wait ends, the Service is compiled again.
 func (s *services) awaits(object *corev1.Service) bool {
 	waking, begins := s.idling.note(object, time.Now())
 	if begins > 0 {
@@ -230,7 +230,7 @@ func (s *services) awaits(object *corev1.Service) bool {
 	return waking
 }
 
-// nodeFacts returns where this node is, and where node ports are reached.
+// nodeFacts returns this node's place, and the addresses that serve node ports.
 func (s *services) nodeFacts(ctx context.Context) (service.Place, pipeline.NodeAddresses, error) {
 	var list corev1.NodeList
 	place, addresses := service.Place{Node: s.node}, pipeline.NodeAddresses{}
@@ -261,7 +261,7 @@ func (a *agent) followServices(ctx context.Context, network *overlay.Network) er
 	return a.keepInStep(ctx, a.objects.services.wake, "Services", func() error { return a.objects.services.step(ctx, network) })
 }
 
-// tellServiceWarnings tells what of a Service this node's switch does not do.
+// tellServiceWarnings reports what this node's switch does not implement of a Service.
 func (a *agent) tellServiceWarnings(ctx context.Context, owner reconcile.Owner, warnings []error) {
 	const most = 20 // an object may be wrong in thousands of places
 	name := strings.TrimPrefix(string(owner), "service/")
@@ -276,21 +276,21 @@ func (a *agent) tellServiceWarnings(ctx context.Context, owner reconcile.Owner, 
 	}
 }
 
-// event tells on a Service what this node does not do of it. A Service that is gone has nobody who would read it.
+// event reports on a Service what this node does not implement of it. For a deleted Service, there is no event.
 func (s *services) event(ctx context.Context, to *recorder, owner reconcile.Owner, warning error) {
 	namespace, name, ok := strings.Cut(strings.TrimPrefix(string(owner), "service/"), "/")
 	if !ok {
 		return
 	}
 	var object corev1.Service
-	// It was compiled from what the cache has: nothing is waited for.
+	// It was compiled from the cache, so this does not wait.
 	if err := s.cache.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &object, client.UnsafeDisableDeepCopy); err != nil {
 		return
 	}
 	to.Service(namespace, name, string(object.UID), warning.Error())
 }
 
-// connections are the switch's tracked connections.
+// connections are the connections that the switch tracks.
 type connections struct {
 	runDir string
 	flows  *openflow.Engine
@@ -298,7 +298,7 @@ type connections struct {
 
 var errNoSwitch = errors.New("ovs-vswitchd does not answer on its control socket")
 
-// revalidation is twice the longest that a switch takes until its datapath goes by new flows (other_config:max-revalidator of
+// revalidation is twice the longest time until the switch's datapath uses new flows (other_config:max-revalidator of
 // ovs-vswitchd.conf.db(5), 500 ms).
 const revalidation = time.Second
 
@@ -313,12 +313,12 @@ func wait(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// forgetTimeout bounds how long the datapath is waited for.
+// forgetTimeout bounds the wait for the datapath.
 const forgetTimeout = 10 * time.Second
 
-// Forget implements overlay.Connections. Until the datapath has taken note of new flows, a packet would make the connection
-// known anew, as it was. A round of the datapath's that is under way may be past the flow in question, so that one more is
-// awaited: most connections go with the first.
+// Forget implements overlay.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry again. A
+// round of the datapath that is in progress may already have passed the flow in question, so there is a second round. The first one removes
+// most entries.
 func (c *connections) Forget(ctx context.Context, what []openflow.CTFlush) error {
 	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
 	defer cancel()
@@ -343,8 +343,8 @@ func (c *connections) Flush(ctx context.Context, what []openflow.CTFlush) error 
 	return nil
 }
 
-// settle waits until the datapath goes by the flows that are committed. A switch that was killed leaves its socket behind,
-// under its own number.
+// settle waits until the datapath uses the flows that are committed. A switch that was killed leaves its socket behind, with its process ID
+// in the name.
 func (c *connections) settle(ctx context.Context) error {
 	paths, _ := filepath.Glob(filepath.Join(c.runDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
 	err := errNoSwitch

@@ -25,23 +25,23 @@ import (
 	"weft.dev/weft/internal/admin"
 )
 
-// How often the status is written at most. Every agent watches all HostSubnets, so a write is an event for all of them: what
-// is wrong is told at once, numbers are gathered. Nothing is written while nothing changes.
+// Minimum intervals between writes of the status. Every agent watches all HostSubnets, so a write is an event for all of them. Failures are
+// reported at once, numbers are gathered. Without changes, nothing is written.
 const (
 	urgentRest = 5 * time.Second
 	numberRest = time.Minute
-	// How far objects are realised changes with each of them, on all nodes at once. So nodes write in turn, markTurn apart on
-	// average, whatever their number; and each writes marksInRow times as soon as urgentRest allows, and else, with objects that
-	// change all the time, so often that the API server sends an event every markEvent: each write is one for every node.
+	// What is realised changes with each object, on all nodes at once. So nodes write in turn, on average markTurn apart, whatever their
+	// number. Each node writes the first marksInRow changes as soon as urgentRest allows. If objects change permanently, it then writes only
+	// so often that the API server sends one event every markEvent; each write is one event for every node.
 	markTurn   = 60 * time.Millisecond
 	markEvent  = 5 * time.Millisecond
 	markGather = 250 * time.Millisecond
 	marksInRow = 4
-	// lookRest is how often it is looked whether something has changed.
+	// lookRest is the minimum interval between two comparisons of the status.
 	lookRest = time.Second
 )
 
-// Bounds of what a status holds.
+// Limits on the contents of a status.
 const (
 	maxFailures   = 10
 	maxMessage    = 1024 // bytes
@@ -53,9 +53,9 @@ const (
 // fieldManager names the agent as the owner of its part of the status.
 const fieldManager = "weft-agent"
 
-// statusWriter keeps the status of this node's HostSubnet true.
+// statusWriter keeps the status of this node's HostSubnet up to date.
 type statusWriter struct {
-	// state returns how the agent stands; subnet the object as it is known, nil for none; apply writes its status.
+	// state returns the agent's state. subnet returns the object as cached, nil if there is none. apply writes its status.
 	state  func(context.Context) admin.State
 	subnet func(context.Context) (*networkv1.HostSubnet, error)
 	apply  func(context.Context, *networkv1.HostSubnet) error
@@ -64,22 +64,23 @@ type statusWriter struct {
 	wake   chan struct{}
 	// report reports the overlay in the node's NodeNetwork.
 	report func(weftv1.NodeNetworkSection)
-	// nodes counts who hears of each write.
+	// nodes returns the number of nodes that receive each write.
 	nodes func(context.Context) int
-	// written is when it was last tried to write; before that, begun is when there was first something to write. soon is when that
-	// was tried last of what is urgent, or a number: how far objects are realised delays none of it.
+	// written is the time of the last attempt to write; begun, before any attempt, is when there was first something to write. soon is the
+	// time of the last attempt that was urgent or for a number: writes of what is realised do not delay those.
 	written, soon, begun time.Time
-	// failed says that nobody knows whether the API server took what was written last.
+	// failed says that it is unknown whether the API server applied the last write.
 	failed bool
-	// behind is since when what is realised is told otherwise than it is, zero if it is not; spent when marks were written lately.
+	// behind is the time since which the reported and the actual resourceVersions observed differ; zero if they do not. spent are the times of
+	// recent writes of them.
 	behind time.Time
 	spent  []time.Time
 }
 
-// changed has it looked soon whether the status is still true.
+// changed triggers a comparison of the status with the agent's state.
 func (w *statusWriter) changed() { wakeUp(w.wake) }
 
-// run writes until ctx ends, and then that the agent was stopped.
+// run writes the status until ctx ends, and then reports that the agent has stopped.
 func (w *statusWriter) run(ctx context.Context) error {
 	var due <-chan time.Time
 	for {
@@ -103,18 +104,18 @@ func (w *statusWriter) run(ctx context.Context) error {
 	}
 }
 
-// look writes the status if it is due, and returns when to look again although nothing changes.
+// look writes the status if it is due, and returns when to look again even if nothing changes.
 func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool) {
 	have, err := w.subnet(ctx)
 	if err != nil || have == nil {
-		return 0, false // the Node's condition says so; when it comes, that is a change
+		return 0, false // the Node's condition reports this; once the HostSubnet exists, that is a change
 	}
 	state := w.state(ctx)
 	now := w.now()
 	want := statusOf(&state, have, now)
 	difference := compareStatus(&have.Status, &want)
 	if difference == alike && w.failed {
-		difference = exceptionsDiffer // the API server may have taken it, or another before it
+		difference = exceptionsDiffer // the API server may have applied this write, or an earlier one
 	}
 	if difference == alike {
 		w.behind = time.Time{}
@@ -127,7 +128,7 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 		last = w.soon
 	}
 	if last.IsZero() && !state.Ready {
-		// An agent that starts has a moment: what it waits for is told if it has to wait.
+		// An agent that starts gets a short delay: what it waits for is reported only if it still waits.
 		if w.begun.IsZero() {
 			w.begun = now
 		}
@@ -155,7 +156,7 @@ func (w *statusWriter) look(ctx context.Context) (wait time.Duration, again bool
 	return 0, false
 }
 
-// rest returns how long after the last write a difference is written, and how long from now at least.
+// rest returns the minimum delay between the last write and the write of a difference, and the minimum delay from now.
 func (w *statusWriter) rest(ctx context.Context, difference difference, node string, now time.Time) (rest, turn time.Duration) {
 	if difference == urgent {
 		return urgentRest, 0
@@ -181,7 +182,7 @@ func (w *statusWriter) rest(ctx context.Context, difference difference, node str
 	return steady, turn
 }
 
-// steadyRest is how long a node rests between writes while objects change all the time. Of 0 nodes it is not known how many there are.
+// steadyRest is the interval between a node's writes while objects change permanently. nodes is 0 if their number is unknown.
 func steadyRest(nodes int) time.Duration {
 	if nodes == 0 {
 		return numberRest
@@ -189,17 +190,17 @@ func steadyRest(nodes int) time.Duration {
 	return min(max(urgentRest, time.Duration(nodes*nodes)*markEvent), max(numberRest, spread(nodes)))
 }
 
-// spread is over what time nodes write that hear of the same change.
+// spread is the time over which the nodes spread their writes after the same change.
 func spread(nodes int) time.Duration { return time.Duration(nodes) * markTurn }
 
-// turnOf returns how long after a change that all nodes hear of a node writes: each at its own time.
+// turnOf returns the delay between a change that all nodes receive and a node's write of it. Each node has its own.
 func turnOf(node string, nodes int) time.Duration {
 	hash := fnv.New32a()
-	_, _ = hash.Write([]byte(node)) // it never fails
+	_, _ = hash.Write([]byte(node)) // Write never fails
 	return markGather + time.Millisecond*time.Duration(spread(nodes).Milliseconds()*int64(hash.Sum32())>>32)
 }
 
-// overlaySection returns what the node's NodeNetwork says of the overlay; its HostSubnet says more.
+// overlaySection returns the overlay's section of the node's NodeNetwork. The HostSubnet has more details.
 func overlaySection(state *admin.State) weftv1.NodeNetworkSection {
 	ready, step := readyCondition(state), inStepCondition(state)
 	step.Type = weftv1.NetworkInStep
@@ -212,7 +213,7 @@ func overlaySection(state *admin.State) weftv1.NodeNetworkSection {
 	return section
 }
 
-// reportOf returns what replaces a network's own section, and no other.
+// reportOf returns a function that replaces a network's own section.
 func (a *agent) reportOf(name string) func(weftv1.NodeNetworkSection) {
 	return func(section weftv1.NodeNetworkSection) {
 		section.Name = name
@@ -220,7 +221,7 @@ func (a *agent) reportOf(name string) func(weftv1.NodeNetworkSection) {
 	}
 }
 
-// stopped says that nobody keeps the status true any more.
+// stopped reports that the agent has stopped, so the status is no longer updated.
 func (w *statusWriter) stopped(ctx context.Context) {
 	have, err := w.subnet(ctx)
 	if err != nil || have == nil || meta.FindStatusCondition(have.Status.Conditions, networkv1.ConditionReady) == nil {
@@ -233,7 +234,7 @@ func (w *statusWriter) stopped(ctx context.Context) {
 	})
 	want.Conditions = agentConditions(want.Conditions)
 	if err := w.write(ctx, have, want); err != nil {
-		w.log.Debug("reporting in the HostSubnet that the agent stops failed", "error", err) // its pod says so too
+		w.log.Debug("reporting in the HostSubnet that the agent stops failed", "error", err) // the pod's status shows it too
 	}
 }
 
@@ -242,12 +243,12 @@ func (w *statusWriter) write(ctx context.Context, have *networkv1.HostSubnet, st
 	defer cancel()
 	return w.apply(ctx, &networkv1.HostSubnet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: networkv1.GroupVersion().String(), Kind: "HostSubnet"},
-		ObjectMeta: metav1.ObjectMeta{Name: have.Name, UID: have.UID}, // of another object with the name it is refused
+		ObjectMeta: metav1.ObjectMeta{Name: have.Name, UID: have.UID}, // with the UID, the write is refused for another object of the same name
 		Status:     status,
 	})
 }
 
-// agentConditions returns those conditions that are the agent's.
+// agentConditions returns the conditions that the agent owns.
 func agentConditions(all []metav1.Condition) []metav1.Condition {
 	var own []metav1.Condition
 	for _, c := range all {
@@ -319,7 +320,7 @@ func realisedStatus(r *admin.Realised) networkv1.HostSubnetRealised {
 func engineStatus(e *admin.Engine) networkv1.HostSubnetEngine {
 	told := networkv1.HostSubnetEngine{Name: e.Name, InStep: len(e.Failures) == 0, Items: int32(e.Items), Hash: e.Hash} //nolint:gosec // bounded by memory
 	if e.Committed != nil {
-		at := metav1.NewTime(e.Committed.Truncate(time.Second)) // as it is written
+		at := metav1.NewTime(e.Committed.Truncate(time.Second)) // the API has a resolution of one second
 		told.LastCommit = &at
 	}
 	for _, f := range e.Failures[:min(len(e.Failures), maxFailures)] {
@@ -339,7 +340,7 @@ func readyCondition(state *admin.State) metav1.Condition {
 	}
 }
 
-// inStepCondition says what is not programmed. What merely waits for the next commit is no failure.
+// inStepCondition reports what is not programmed. Items that wait for the next commit are not failures.
 func inStepCondition(state *admin.State) metav1.Condition {
 	c := metav1.Condition{Type: networkv1.ConditionEnginesInStep, Status: metav1.ConditionFalse, Reason: networkv1.ReasonFailing}
 	failures, first := 0, ""
@@ -379,21 +380,21 @@ func unobstructedCondition(state *admin.State) metav1.Condition {
 	return c
 }
 
-// difference is what differs of two states of a status: how soon it has to be told.
+// difference is the kind of difference between two states of a status. It determines how soon the status is written.
 type difference int
 
 const (
 	alike difference = iota
-	// numbersDiffer: nothing but numbers does.
+	// numbersDiffer: only numbers differ.
 	numbersDiffer
-	// marksDiffer: nothing but numbers, and how far objects are realised.
+	// marksDiffer: only numbers and the resourceVersions observed differ.
 	marksDiffer
-	// exceptionsDiffer: which objects are not realised, or why. Nothing else is reported at once.
+	// exceptionsDiffer: the objects that are not realised differ, or the reasons; nothing else that is urgent does.
 	exceptionsDiffer
 	urgent
 )
 
-// compareStatus says what differs of the agent's part of a status from how it should be.
+// compareStatus returns how the agent's part of a status differs from the wanted one.
 func compareStatus(have, want *networkv1.HostSubnetStatus) difference {
 	mine := have.DeepCopy()
 	mine.Conditions = agentConditions(mine.Conditions)
@@ -414,7 +415,7 @@ func compareStatus(have, want *networkv1.HostSubnetStatus) difference {
 	return numbersDiffer
 }
 
-// withoutNumbers returns what of a status is told at once.
+// withoutNumbers returns a status without the numbers that need not be written at once.
 func withoutNumbers(status *networkv1.HostSubnetStatus) *networkv1.HostSubnetStatus {
 	s := status.DeepCopy()
 	s.Attachments, s.Addresses = 0, networkv1.HostSubnetAddresses{}
@@ -422,7 +423,7 @@ func withoutNumbers(status *networkv1.HostSubnetStatus) *networkv1.HostSubnetSta
 		s.Engines[i].Items, s.Engines[i].Hash, s.Engines[i].LastCommit = 0, "", nil
 	}
 	for i := range s.Realised {
-		if s.Realised[i].Version != "" { // that there is none is no number
+		if s.Realised[i].Version != "" { // no version at all is more than a number
 			s.Realised[i].Version = "0"
 		}
 	}
@@ -444,7 +445,7 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 			if err != nil {
 				return fmt.Errorf("HostSubnet %s: %w", object.Name, err)
 			}
-			for _, field := range []string{"host", "hostIP", "subnet"} { // the spec is the controller's
+			for _, field := range []string{"host", "hostIP", "subnet"} { // the spec belongs to the controller
 				delete(content, field)
 			}
 			delete(content["metadata"].(map[string]any), "creationTimestamp") //nolint:forcetypeassert // ObjectMeta is always one
@@ -458,7 +459,7 @@ func (a *agent) newStatusWriter() (*statusWriter, error) {
 	}, nil
 }
 
-// ownSubnet returns this node's HostSubnet as it is known, nil if there is none, or none is known yet.
+// ownSubnet returns this node's HostSubnet from the cache; nil if there is none, or the cache is not filled yet.
 func (o *objects) ownSubnet(ctx context.Context) (*networkv1.HostSubnet, error) {
 	ctx, cancel := context.WithTimeout(ctx, knownTimeout)
 	defer cancel()
@@ -477,15 +478,15 @@ func (o *objects) ownSubnet(ctx context.Context) (*networkv1.HostSubnet, error) 
 func (o *objects) hosts(ctx context.Context) int {
 	var all networkv1.HostSubnetList
 	if err := o.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		return 0 // then nobody is known to hear of it
+		return 0 // the number is unknown
 	}
 	return len(all.Items)
 }
 
-// knownTimeout bounds the look into a cache that may not be filled yet.
+// knownTimeout bounds a read from a cache that may not be filled yet.
 const knownTimeout = 100 * time.Millisecond
 
-// concerns reports whether an update of an object is more than a status: that is the business of who reads it.
+// concerns reports whether an update of an object changes more than its status. Readers of the status watch it themselves.
 func concerns(old, now any) bool {
 	before, ok := old.(client.Object)
 	after, ok2 := now.(client.Object)

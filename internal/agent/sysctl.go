@@ -12,12 +12,12 @@ import (
 	"weft.dev/weft/internal/node"
 )
 
-// procSys is where the kernel's settings are; a container's own is read-only.
+// procSys is the directory of the kernel's settings. In a container it is read-only.
 const procSys = "/proc/sys"
 
-// prepareSysctls makes the settings of the network writable and sets what the node needs as a whole. root is where they
-// can be written (Options.ProcSys): in a container that is a mount of the node's, which is put over the container's own
-// in this process's mount namespace. What is in it still follows the network namespace of the thread that looks.
+// prepareSysctls makes the settings of the network writable, and sets those that the whole node needs. root is a directory where they are
+// writable (Options.ProcSys). In a container, that is a mount of the node's, which is mounted over the container's own in this process's
+// mount namespace. Its contents still depend on the network namespace of the thread that reads them.
 func prepareSysctls(root string) error {
 	if root != procSys {
 		from, to := filepath.Join(root, "net"), filepath.Join(procSys, "net")
@@ -29,10 +29,10 @@ func prepareSysctls(root string) error {
 	return err
 }
 
-// setSysctls sets what the node needs as a whole, and returns the names of those that were otherwise.
+// setSysctls sets what the whole node needs, and returns the names of the settings that it changed.
 func setSysctls() (put string, err error) { return setAll(overlayCare().Sysctls) }
 
-// setAll sets sysctls, and returns the names of those that were otherwise.
+// setAll sets sysctls, and returns the names of those that it changed.
 func setAll(sysctls []node.Sysctl) (put string, err error) {
 	var names []string
 	for _, s := range sysctls {

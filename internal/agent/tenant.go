@@ -19,33 +19,33 @@ import (
 	"weft.dev/weft/internal/realised"
 )
 
-// A node that enters a mode with VNIDs waits for the VNIDs of those that it has, and stays as it was: the controller gives one to
-// each namespace when the mode changes. Then it goes on, and pods without one are closed.
+// A node that enters a mode with VNIDs first waits for the VNIDs of its pods' namespaces, and stays in the former mode: the controller
+// allocates a VNID to each namespace when the mode changes. After the limit below it continues, and pods without a VNID are closed.
 const (
-	// missingPatience is how long no other VNID may have come.
+	// missingPatience is how long the node waits without another VNID arriving.
 	missingPatience = time.Minute
-	// startPatience is that of an agent that starts: until then it attaches no pod.
+	// startPatience is the same for an agent that starts, which attaches no pods while it waits.
 	startPatience = 10 * time.Second
 )
 
-// errUnread says that NetNamespaces are not known yet.
+// errUnread means that NetNamespaces are not known yet.
 var errUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or refuses this agent to read them")
 
-// tenants tells which namespaces' VNIDs changed. NetNamespaces are watched in the modes that have VNIDs.
+// tenants tracks which namespaces' VNIDs changed. NetNamespaces are watched in the modes that have VNIDs.
 type tenants struct {
 	*follower
 	cache cache.Cache
 	log   *slog.Logger
-	// ahead is told of NetNamespaces that changed before the network is told of their VNIDs; nil: nobody.
+	// ahead is called with the changed NetNamespaces before the network receives their VNIDs; nil: not called.
 	ahead func(ctx context.Context, network *overlay.Network, names map[string]struct{})
 
 	// stepping serialises step, and guards known and missing.
 	stepping sync.Mutex
-	// known are the VNIDs that the network was told of.
+	// known are the VNIDs that the network has received.
 	known map[string]uint32
-	// handed says that the network was handed what the mark has taken up: it is in effect when nothing is pending there.
+	// handed says that the network has received what the mark has taken up. It is in effect once nothing is pending in the network.
 	handed bool
-	// missing is since when VNIDs are waited for without another coming, missed how many namespaces have none.
+	// missing is the time since which no further VNID has arrived, missed the number of namespaces without one.
 	missing time.Time
 	missed  int
 }
@@ -54,7 +54,7 @@ func newTenants(store cache.Cache, vnids *netNamespaces, log *slog.Logger, chang
 	return &tenants{follower: newFollower(vnids, changed), cache: store, log: log, known: map[string]uint32{}}
 }
 
-// prepare tells the network of all VNIDs before packets carry them. An error says what is waited for.
+// prepare gives the network all VNIDs before packets carry them. An error says what the agent waits for.
 func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode clusternetwork.Mode) error {
 	if !mode.HasVNIDs() {
 		return nil
@@ -83,12 +83,12 @@ func (t *tenants) end(ctx context.Context) error {
 		for name := range t.known {
 			known[name] = struct{}{}
 		}
-		t.untake(known) // some may go while nobody watches
+		t.untake(known) // some may be deleted while nothing is watched
 	}
 	return err
 }
 
-// step brings the network in step with what changed since the last.
+// step updates the network with what changed since the last step.
 func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	t.stepping.Lock()
 	defer t.stepping.Unlock()
@@ -113,7 +113,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	if t.ahead != nil {
 		t.ahead(ctx, network, dirty)
 	}
-	if err := network.UpdateTenants(ctx, change); err != nil { // which tries again by itself
+	if err := network.UpdateTenants(ctx, change); err != nil { // the network retries by itself
 		t.mark.Done(err)
 		t.handed = true
 		return err
@@ -122,7 +122,8 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	return nil
 }
 
-// finish notes that what was handed over is in effect, once it is: a namespace that moves does so in steps. The caller holds stepping.
+// finish records that what was handed over is in effect, once it is: a namespace changes its VNID in several steps. The caller holds
+// stepping.
 func (t *tenants) finish(network *overlay.Network) {
 	t.handed = network.TenantsPending()
 	if !t.handed {
@@ -130,7 +131,7 @@ func (t *tenants) finish(network *overlay.Network) {
 	}
 }
 
-// look notes what has come into effect since. While a step is under way, that will tell.
+// look records what has come into effect since. If a step is in progress, that step records it.
 func (t *tenants) look(network *overlay.Network) {
 	if !t.stepping.TryLock() {
 		return
@@ -141,8 +142,8 @@ func (t *tenants) look(network *overlay.Network) {
 	}
 }
 
-// change returns what differs of the names given from what the network was told. The first time that is everything, also
-// what went while nobody watched.
+// change returns the differences between the given NetNamespaces and what the network has received. The first time, these are all of them,
+// including those deleted while nothing was watched.
 func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (overlay.TenantChange, error) {
 	change := overlay.TenantChange{VNIDs: map[string]uint32{}}
 	for name := range dirty {
@@ -169,7 +170,7 @@ func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (overla
 	return change, nil
 }
 
-// usable reports whether a NetNamespace can be used. One that cannot leaves its pods closed.
+// usable reports whether a NetNamespace is valid. The pods of an invalid one stay closed.
 func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
 	if _, ok := vnidOf(nn); ok {
 		return true
@@ -179,7 +180,7 @@ func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
 	return false
 }
 
-// versionOf returns an object's version as a number.
+// versionOf returns an object's resourceVersion as a number.
 func versionOf(nn *networkv1.NetNamespace) uint64 {
 	version, err := realised.Version(nn.ResourceVersion)
 	if err != nil {
@@ -188,8 +189,7 @@ func versionOf(nn *networkv1.NetNamespace) uint64 {
 	return version
 }
 
-// complete returns an error while pods that the node has would be closed for want of a VNID, and it can be hoped that they
-// get one.
+// complete returns an error while pods on the node would be closed because they have no VNID, and may still get one.
 func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 	if network.HasVNIDs() {
 		return nil

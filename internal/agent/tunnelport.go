@@ -10,22 +10,21 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// tunnelPort is the UDP port of the node's tunnels. It is fixed once the node has a HostSubnet: a packet that a pod sends to a port at
-// which another node's tunnels are would arrive there from a known node's address, so that all nodes use one port, and close that one
-// to their pods. The API server refuses a change of vxlanPort; this holds for a ClusterNetwork that was deleted and created with
-// another one.
+// tunnelPort is the UDP port of the node's tunnels. It is fixed once the node has a HostSubnet. A packet from a pod to the tunnel port of
+// another node would arrive there from a known node's address, so all nodes use one port and close it to their pods. The API server refuses
+// a change of vxlanPort. This type covers a ClusterNetwork that was deleted and created again with another port.
 type tunnelPort struct {
 	log *slog.Logger
 
 	mu sync.Mutex
-	// port is the one in effect with the HostSubnet of that UID; 0: none yet.
+	// port is the port in effect with the HostSubnet of this UID; 0: none yet.
 	port uint16
 	uid  types.UID
-	// refused is the message of a change that is not followed; "": there is none.
+	// refused is the message for a change that is refused; "": there is none.
 	refused string
 }
 
-// settle returns the port in effect: that of this agent, else what an earlier agent of the node reported, else the ClusterNetwork's.
+// settle returns the port in effect: this agent's, else the port that an earlier agent of the node reported, else the ClusterNetwork's.
 func (p *tunnelPort) settle(wanted uint16, own *networkv1.HostSubnet) uint16 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -48,7 +47,7 @@ func (p *tunnelPort) settle(wanted uint16, own *networkv1.HostSubnet) uint16 {
 	return p.port
 }
 
-// reported returns what the node's HostSubnet reports: the port in effect, nil before there is one.
+// reported returns the port for the node's HostSubnet: the port in effect; nil before there is one.
 func (p *tunnelPort) reported() []uint16 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,7 +57,7 @@ func (p *tunnelPort) reported() []uint16 {
 	return []uint16{p.port}
 }
 
-// refusal returns the message of a change that is not followed, "" for none.
+// refusal returns the message for a change that is refused; "" for none.
 func (p *tunnelPort) refusal() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,20 +12,20 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// tunnels keeps the userspace datapath's knowledge of the tunnels' neighbours warm: without it the first packet to
-// another node is lost. The kernel's datapath needs none of it.
+// tunnels keeps the neighbour entries of the tunnels' remote ends in the userspace datapath: without an entry, the first packet to another
+// node is lost. The kernel datapath does not need this.
 type tunnels struct {
 	log  *slog.Logger
 	wake chan struct{}
 
 	mu sync.Mutex
-	// ends are the remote hosts' addresses; due are those whose neighbours are to be found.
+	// ends are the remote hosts' addresses; due are those that must be resolved.
 	ends, due []netip.Addr
 }
 
 func newTunnels(log *slog.Logger) *tunnels { return &tunnels{log: log, wake: make(chan struct{}, 1)} }
 
-// set says where the tunnels end now.
+// set sets the remote ends of the tunnels.
 func (t *tunnels) set(remotes []clusternetwork.HostSubnet) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -40,7 +40,7 @@ func (t *tunnels) set(remotes []clusternetwork.HostSubnet) {
 	t.signal()
 }
 
-// again has all neighbours found anew: the switch has started without any.
+// again resolves all neighbours again, because the switch has restarted without any.
 func (t *tunnels) again() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,21 +63,21 @@ func (t *tunnels) take() []netip.Addr {
 	return due
 }
 
-// Delays between tries to find neighbours that have no route yet: after a restart of the switch the node's own address may
-// be on its way back.
+// Delays between attempts to resolve neighbours that have no route yet. After a restart of the switch, the node's own address may not be
+// restored yet.
 const (
 	firstResolveRetry = 250 * time.Millisecond
 	lastResolveRetry  = 30 * time.Second
 )
 
-// run finds neighbours until ctx ends.
+// run resolves neighbours until ctx ends.
 func (t *tunnels) run(ctx context.Context) error {
 	delay := firstResolveRetry
 	for {
 		var retry <-chan time.Time
 		due := t.take()
 		if err := link.Resolve(due...); err != nil {
-			// The switch asks by itself as well, at the price of a packet.
+			// The switch also resolves by itself, but then loses a packet.
 			t.log.Debug("resolving the neighbours of tunnels failed, trying again", "error", err)
 			t.putBack(due)
 			retry = time.After(delay)
@@ -94,7 +94,7 @@ func (t *tunnels) run(ctx context.Context) error {
 	}
 }
 
-// putBack makes addresses due again, as far as tunnels still end there.
+// putBack makes addresses due again if they are still the ends of tunnels.
 func (t *tunnels) putBack(due []netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

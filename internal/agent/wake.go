@@ -1,6 +1,6 @@
 package agent
 
-// wakeUp has whoever waits on a channel with room for one go on. Who is about to do so takes this as well.
+// wakeUp wakes the receiver of a channel with a buffer of one. If a wake-up is already pending, it does nothing.
 func wakeUp(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:

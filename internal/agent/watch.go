@@ -29,40 +29,40 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// defaultClusterNetwork is the name of the one ClusterNetwork that counts.
+// defaultClusterNetwork is the name of the only ClusterNetwork that is used.
 const defaultClusterNetwork = "default"
 
-// objects is what the API server says of the network, kept current by watches. It tells that something changed, never
-// what: readers look at all of it.
+// objects are the API server's objects of the network, kept current by watches. A signal says only that something changed: its receivers
+// read all objects.
 type objects struct {
 	cache   cache.Cache
 	node    string
 	log     *slog.Logger
 	changed chan struct{}
-	// services are watched beside: a Service's event is work for that Service only.
+	// services have separate handlers: an event of a Service causes work for that Service only.
 	services *services
 	// policies are watched in one mode only.
 	policies *follow.Follower
-	// tenants are watched beside, and only in the mode that has them.
+	// tenants have a separate watch, only in the mode that has them.
 	tenants *tenants
-	// egressFirewalls and egressIPs are what leaves the cluster: EgressNetworkPolicies, and addresses that NetNamespaces want. Both
-	// are watched beside, in the modes that have VNIDs.
+	// egressFirewalls and egressIPs are for traffic out of the cluster: EgressNetworkPolicies, and the egress IPs of NetNamespaces. Both have
+	// separate watches, in the modes that have VNIDs.
 	egressFirewalls *egressFirewalls
 	egressIPs       *egressIPs
-	// multicast is watched beside, in the modes that have VNIDs.
+	// multicast has a separate watch, in the modes that have VNIDs.
 	multicast *multicastNamespaces
-	// closed is what the agent's options close to pods.
+	// closed are the addresses and ports that the agent's options close to pods.
 	closed overlay.Closed
 	// closedPorts are UDP ports of other networks' tunnels.
 	closedPorts []uint16
-	// port is the tunnels'.
+	// port is the tunnels' port.
 	port *tunnelPort
-	// marks say how far objects are in effect, mode in which mode of the network: "" while it is none, or on its way to another.
+	// marks are the resourceVersions observed. mode is the network's mode: "" before the first one, or during a change of modes.
 	marks *marks
 	mode  atomic.Value
 
 	mu sync.Mutex
-	// since is when the first change was seen of those that nobody has taken.
+	// since is when the first of the changes was observed that no step has taken yet.
 	since time.Time
 }
 
@@ -72,7 +72,7 @@ func newObjects(opts *Options) (*objects, error) {
 	if err := errors.Join(networkv1.AddToScheme(scheme), corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("scheme: %w", err)
 	}
-	// What there is to watch is known: asking the API server would need it to be there before the agent can start.
+	// The mapper is built in advance: with discovery, the agent could not start without the API server.
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{networkv1.GroupVersion(), corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion})
 	mapper.Add(networkv1.GroupVersion().WithKind("ClusterNetwork"), meta.RESTScopeRoot)
 	mapper.Add(networkv1.GroupVersion().WithKind("HostSubnet"), meta.RESTScopeRoot)
@@ -113,13 +113,13 @@ func newObjects(opts *Options) (*objects, error) {
 	return o, nil
 }
 
-// servedLabels select Services, and their slices, as kube-proxy does: not those of another proxy, and not headless ones.
+// servedLabels select the same Services and slices as kube-proxy: no headless ones, and none of another proxy.
 const servedLabels = "!" + labelProxy + ",!" + corev1.IsHeadlessService
 
 // labelProxy names another proxy that serves the Service (k8s.io/kubernetes/pkg/proxy/apis).
 const labelProxy = "service.kubernetes.io/service-proxy-name"
 
-// strip takes from objects what nobody here looks at, and what would be kept in memory for each of thousands.
+// strip removes the parts of objects that the agent does not read, because thousands of objects are kept in memory.
 func strip(object any) (any, error) {
 	if o, ok := object.(client.Object); ok {
 		o.SetManagedFields(nil)
@@ -148,7 +148,7 @@ func strip(object any) (any, error) {
 	return object, nil
 }
 
-// stripService leaves of a Service's annotations only when it was idled.
+// stripService removes all annotations of a Service except the time at which it was idled.
 func stripService(o *corev1.Service) {
 	at, idled := o.Annotations[service.AnnotationIdled]
 	o.Annotations = nil
@@ -193,7 +193,7 @@ func (o *objects) signal() {
 	wakeUp(o.changed)
 }
 
-// putBack tells that a change seen at a time is not programmed yet.
+// putBack records that a change observed at this time is not programmed yet.
 func (o *objects) putBack(seen time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -202,7 +202,7 @@ func (o *objects) putBack(seen time.Time) {
 	}
 }
 
-// take returns when the first change was seen that is not programmed yet; now, if there is none.
+// take returns when the first change was observed that is not programmed yet; now, if there is none.
 func (o *objects) take() time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -214,7 +214,7 @@ func (o *objects) take() time.Time {
 	return since
 }
 
-// synced waits until everything is known once.
+// synced waits until all first lists are processed.
 func (o *objects) synced(ctx context.Context) error {
 	var known []toolscache.DoneChecker
 	for _, kind := range []client.Object{&networkv1.ClusterNetwork{}, &networkv1.HostSubnet{}, &corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Node{}} {
@@ -224,14 +224,14 @@ func (o *objects) synced(ctx context.Context) error {
 		}
 		known = append(known, informer.HasSyncedChecker())
 	}
-	if !toolscache.WaitFor(ctx, "", known...) { // client-go's other means of waiting look ten times a second
+	if !toolscache.WaitFor(ctx, "", known...) { // client-go's other functions for this poll ten times a second
 		return fmt.Errorf("waiting for the API server: %w", context.Cause(ctx))
 	}
 	return nil
 }
 
-// view returns what the overlay has to know of the objects. The error says what is missing or wrong, and what would
-// help. A remote host's object that cannot be used is left out, and told: it does not stop the others.
+// view returns the overlay's view of the objects. An error says what is missing or wrong, and what to do. An invalid object of a remote
+// host is left out and logged: it does not affect the others.
 func (o *objects) view(ctx context.Context) (overlay.View, error) {
 	var network networkv1.ClusterNetwork
 	if err := o.cache.Get(ctx, client.ObjectKey{Name: defaultClusterNetwork}, &network); err != nil {

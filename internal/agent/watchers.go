@@ -13,7 +13,7 @@ type watchers struct {
 	told []*func(link.Drift)
 }
 
-// add has told called until stop is.
+// add registers told, which is called for each change until stop is called.
 func (w *watchers) add(told func(link.Drift)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

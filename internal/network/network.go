@@ -89,7 +89,7 @@ type Kind struct {
 	// Scheme adds the API groups that the network reads. Nil: those of Kubernetes are enough.
 	Scheme func(*runtime.Scheme) error
 	// Objects are the kinds that the network reads, including those of Presence. Each network has separate watches: one that waits for a kind
-	// that the API server does not serve does not delay the others. Only these kinds are watched.
+	// that the API server does not serve does not delay the others. A kind is watched from its first read on.
 	Objects []Object
 	// CNI is the network's conflist. Only that of the default network is written.
 	CNI Conflist
