@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddressLabel is the label (IFA_LABEL, at most 15 bytes) of every address that is an [Address] item: by it they are told from
-// the device's other addresses.
+// AddressLabel is the label (IFA_LABEL, at most 15 bytes) of every address that is an [Address] item. It distinguishes them from the
+// device's other addresses.
 const AddressLabel = "weft:address"
 
-// Address is one IPv4 address more on a device that is otherwise somebody else's. It has no range beside itself (/32): so it
-// depends on no other address of the device, the kernel makes no route of it, and never chooses it as a source by itself.
+// Address is an additional IPv4 address on a device that is otherwise configured by another program. Its prefix is /32: so it depends on no
+// other address of the device, the kernel adds no route for it, and never selects it as a source by itself.
 type Address struct {
 	Device  string
 	Address netip.Addr
@@ -88,8 +88,8 @@ func (s *session) commitAddress(item *Address, remove bool) error {
 	return nil
 }
 
-// OtherAddresses returns the IPv4 addresses of this network namespace, on any device, that are no [Address] item: they are somebody
-// else's.
+// OtherAddresses returns the IPv4 addresses of this network namespace, on any device, that are not [Address] items: other programs added
+// them.
 func OtherAddresses() (map[netip.Addr]struct{}, error) {
 	list, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
@@ -104,8 +104,8 @@ func OtherAddresses() (map[netip.Addr]struct{}, error) {
 	return others, nil
 }
 
-// HoldsAddress reports whether this network namespace has an address as an [Address] item. An address that cannot be looked up is taken for
-// none.
+// HoldsAddress reports whether this network namespace has an address as an [Address] item. It returns false if the addresses cannot be
+// listed.
 func HoldsAddress(address netip.Addr) bool {
 	list, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	return err == nil && slices.ContainsFunc(list, func(have netlink.Addr) bool {

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bridge is a bridge of the kernel, which the engine makes. Its MAC, MTU, addresses and state are those of a [Device] item of
-// the same name; without a MAC there, the kernel takes that of a port. Deleting the item deletes the bridge.
+// Bridge is a kernel bridge that the engine creates. Its MAC, MTU, addresses and state are those of a [Device] item of the same name;
+// without a MAC there, the kernel uses the MAC of a port. Deleting the item deletes the bridge.
 type Bridge struct {
 	Netns, Name string
-	// Owner stands in the alias behind AliasPrefix.
+	// Owner follows AliasPrefix in the alias.
 	Owner string
-	// Adopt takes over a bridge that exists and is not the engine's. Without it that is ErrForeign.
+	// Adopt takes over an existing bridge that the engine has not created. Without it, such a bridge is ErrForeign.
 	Adopt bool
-	// NFCallIPTables and NFCallIP6Tables On send bridged packets through the IPv4 and IPv6 hooks of netfilter, whatever the
-	// sysctls net.bridge.bridge-nf-call-* say. They need the module br_netfilter, and have no effect without it.
+	// NFCallIPTables and NFCallIP6Tables On send bridged packets through the IPv4 and IPv6 hooks of netfilter, regardless of the sysctls
+	// net.bridge.bridge-nf-call-*. They need the module br_netfilter, and have no effect without it.
 	NFCallIPTables, NFCallIP6Tables Toggle
 	// Promisc sets the bridge promiscuous.
 	Promisc bool
@@ -30,7 +30,7 @@ type Bridge struct {
 // Key implements Item.
 func (b *Bridge) Key() Key { return Key{Netns: b.Netns, Kind: KindBridge, Name: b.Name} }
 
-// Equal implements Item. The owner is the Device items' affair, and adopting is over once it is done.
+// Equal implements Item. The owner is compared by the Device items, and Adopt matters only until the bridge is adopted.
 func (b *Bridge) Equal(other Item) bool {
 	o, ok := other.(*Bridge)
 	return ok && b.Key() == o.Key() && b.Promisc == o.Promisc &&
@@ -42,15 +42,15 @@ func (b *Bridge) String() string {
 	return fmt.Sprintf("bridge %s nf_call_iptables %s nf_call_ip6tables %s promisc %t", b.Name, b.NFCallIPTables, b.NFCallIP6Tables, b.Promisc)
 }
 
-// BridgePort makes a device a port of a bridge. Deleting the item takes the device off the bridge.
+// BridgePort makes a device a port of a bridge. Deleting the item removes the device from the bridge.
 type BridgePort struct {
 	Netns, Bridge, Device string
-	// Hairpin lets packets leave by the port that they came in by.
+	// Hairpin lets packets leave by the port on which they came in.
 	Hairpin bool
-	// Isolated keeps packets from other isolated ports.
+	// Isolated blocks packets between this port and other isolated ports.
 	Isolated bool
-	// MAC, unless zero, is the only address behind the port: the bridge has a static entry for it, learns no other from the port's
-	// packets, and sends packets to unknown addresses to other ports only. Broadcast and multicast arrive in any case.
+	// MAC, unless zero, is the only address behind the port: the bridge has a static entry for it, learns no other from the port's packets,
+	// and sends packets to unknown addresses to other ports only. The port receives broadcast and multicast in any case.
 	MAC [6]byte
 }
 
@@ -84,7 +84,7 @@ const (
 	brPortFlush       = 18 // IFLA_BRPORT_FLUSH
 )
 
-// readBridges adds the bridges in care, and those of their ports that are Weft's or in care.
+// readBridges adds the managed bridges, and those of their ports that are Weft's or managed.
 func (s *session) readBridges(links []netlink.Link, state map[Key]Item) error {
 	wanted, bridges := s.bridgesAndPorts(links)
 	requests := make([]*nl.NetlinkRequest, len(wanted))
@@ -99,7 +99,7 @@ func (s *session) readBridges(links []netlink.Link, state map[Key]Item) error {
 	for i := range answers {
 		link, err := answers[i].device(wanted[i])
 		if errors.Is(err, ErrNoDevice) {
-			continue // it went meanwhile
+			continue // it was deleted meanwhile
 		}
 		if err != nil {
 			return err
@@ -123,8 +123,7 @@ func (s *session) readBridges(links []netlink.Link, state map[Key]Item) error {
 	return s.readPinned(pinned)
 }
 
-// bridgesAndPorts returns the names of the bridges in care and of their ports that are Weft's or in care, and the bridges by
-// index.
+// bridgesAndPorts returns the names of the managed bridges and of their ports that are Weft's or managed, and the bridges by index.
 func (s *session) bridgesAndPorts(links []netlink.Link) (wanted []string, bridges map[int]string) {
 	bridges = map[int]string{}
 	for _, link := range links {
@@ -154,7 +153,7 @@ func (s *session) bridge(link netlink.Link, raw []byte) *Bridge {
 	}
 }
 
-// toggleOf reads a flag of one byte. One that the kernel does not have stays Leave.
+// toggleOf reads a flag of one byte. A flag that the kernel does not have stays Leave.
 func toggleOf(value []byte) Toggle {
 	switch {
 	case len(value) == 0:
@@ -168,7 +167,7 @@ func toggleOf(value []byte) Toggle {
 
 func isOne(value []byte) bool { return len(value) > 0 && value[0] != 0 }
 
-// linkInfo returns the attributes of one part of IFLA_LINKINFO, none if the message has no such part.
+// linkInfo returns the attributes of one part of IFLA_LINKINFO, nil if the message has no such part.
 func linkInfo(attrs []byte, part uint16) map[uint16][]byte {
 	info := byType(byType(attrs)[unix.IFLA_LINKINFO])
 	return byType(info[part])
@@ -215,7 +214,7 @@ func (s *session) commitBridge(bridge *Bridge, what *step) error {
 	return list.run(s.conn)
 }
 
-// request makes the bridge, or changes the one that is there.
+// request creates the bridge, or changes the existing one.
 func (b *Bridge) request(link netlink.Link) *nl.NetlinkRequest {
 	flags := 0
 	if link == nil {
@@ -236,7 +235,7 @@ func (b *Bridge) request(link netlink.Link) *nl.NetlinkRequest {
 	return request
 }
 
-// unsupported names what the kernel lacks.
+// unsupported adds what the kernel lacks to an error.
 func (b *Bridge) unsupported(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("%w: %w: the kernel has no bridges, load the module bridge", ErrUnsupported, err)
@@ -270,7 +269,7 @@ func (s *session) commitBridgePort(port *BridgePort, what *step) error {
 	remove := what.remove
 	device, err := s.find(port.Device)
 	if remove && errors.Is(err, ErrNoDevice) {
-		return nil // with the device the port is gone
+		return nil // the port was removed with the device
 	}
 	if err != nil {
 		return err
@@ -315,7 +314,7 @@ func setPortFlags(index int, port *BridgePort) *nl.NetlinkRequest {
 	info.AddRtAttr(brPortLearning, boolByte(!port.pinned()))
 	info.AddRtAttr(brPortFlood, boolByte(!port.pinned()))
 	if port.pinned() {
-		info.AddRtAttr(brPortFlush, nil) // what it learned since it became a port
+		info.AddRtAttr(brPortFlush, nil) // the addresses it has learned since it became a port
 	}
 	request.AddData(info)
 	return request

@@ -14,8 +14,8 @@ const ntfSticky = 1 << 6
 
 func (p *BridgePort) pinned() bool { return p.MAC != [6]byte{} }
 
-// readPinned sets the addresses of ports that neither learn nor are flooded. A port with other static entries than one keeps none, and so
-// is not what it was left as.
+// readPinned sets the MAC of ports that neither learn nor are flooded. A port without exactly one static entry keeps the zero MAC, and so
+// differs from what was programmed.
 func (s *session) readPinned(ports map[int]*BridgePort) error {
 	if len(ports) == 0 {
 		return nil
@@ -51,7 +51,7 @@ func (s *session) staticEntries() (map[int][][6]byte, error) {
 	return found, nil
 }
 
-// pin adds what leaves a port its one address. Of one that was a port before, other static entries go.
+// pin adds the requests that leave a port only its one address. If the device was a port before, its other static entries are removed.
 func (s *session) pin(list *plan, index int, port *BridgePort, before bool) error {
 	if before {
 		entries, err := s.staticEntries()

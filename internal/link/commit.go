@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// setOrder is the order in which kinds are set; they are deleted in the reverse.
+// setOrder is the order in which kinds are set; they are deleted in reverse order.
 //
 //nolint:gochecknoglobals // a constant table
 var setOrder = []Kind{KindVeth, KindBridge, KindDevice, KindBridgePort, KindAddress, KindNeighbour, KindRoute, KindRule}
@@ -24,10 +24,10 @@ var setOrder = []Kind{KindVeth, KindBridge, KindDevice, KindBridgePort, KindAddr
 // step is one item to be set or deleted.
 type step struct {
 	item   Item
-	name   string // the item's key in words
+	name   string // the item's key as text
 	remove bool
-	before Item // what stood there when the commit began; nil when nothing did
-	// found is what a device that was not in care was like before it was touched; its Owner is the whole alias.
+	before Item // the item when the commit began; nil if there was none
+	// found is the former state of a device that was not managed before; its Owner is the whole alias.
 	found *Device
 }
 
@@ -39,11 +39,11 @@ func (s *step) String() string {
 	return verb + s.item.Key().String()
 }
 
-// Commit implements reconcile.Engine. It works from the change and from what is known of the last Read and Commit.
+// Commit implements reconcile.Engine. It works from the change and from the result of the last Read and Commit.
 //
-// A change of nothing but addresses, neighbours and routes fails by key: the others are in effect, and the error is a
-// *reconcile.PartialError. A change of a device, a bridge or a rule is made as a whole: when a step fails, those before it
-// are undone in reverse order; the error is that of the step when that succeeded, else a *RollbackError.
+// A change that consists only of addresses, neighbours and routes fails by key: the others are in effect, and the error is a
+// *reconcile.PartialError. A change with a device, a bridge or a rule is made as a whole: when a step fails, the steps before it are undone
+// in reverse order. The error is then that of the step; if undoing failed too, it is a *RollbackError.
 func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	if change.Empty() {
 		return nil
@@ -54,7 +54,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		}
 		e.enterCare(item)
 	}
-	// What is not in care yet is not read: it stands before as somebody else's.
+	// What is not managed yet is not read: it counts as another program's.
 	if e.known == nil {
 		if _, err := e.Read(ctx); err != nil {
 			return err
@@ -72,7 +72,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		for s, err := range errs {
 			err = fmt.Errorf("%s: %w", s, err)
 			if whole {
-				// The caller's context may be why all this is undone, so its end does not count there.
+				// All this may be undone because the caller's context ended, so its end is ignored here.
 				return e.undo(context.WithoutCancel(ctx), steps[:done], before, err)
 			}
 			failed[s.item.Key()] = err
@@ -85,7 +85,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	return nil
 }
 
-// onlyEntries reports whether each step of a change is one request of its own.
+// onlyEntries reports whether each step of a change is a single request.
 func onlyEntries(change reconcile.Change[Key, Item]) bool {
 	for _, items := range []map[Key]Item{change.Set, change.Delete} {
 		for key := range items {
@@ -97,7 +97,7 @@ func onlyEntries(change reconcile.Change[Key, Item]) bool {
 	return true
 }
 
-// learn notes what a commit has done.
+// learn records what a commit has done.
 func (e *Engine) learn(change reconcile.Change[Key, Item], failed map[Key]error) {
 	for key := range change.Delete {
 		if failed[key] == nil {
@@ -114,8 +114,8 @@ func (e *Engine) learn(change reconcile.Change[Key, Item], failed map[Key]error)
 	}
 }
 
-// performSome does the first steps, of one namespace and either all of entries or all of others, and returns how many it has
-// tried. Others end at the first that fails.
+// performSome runs steps of one namespace, which are either all entries or all others, and returns how many it has tried. With others it
+// stops at the first failure.
 func (e *Engine) performSome(ctx context.Context, steps []*step) (int, map[*step]error) {
 	errs := map[*step]error{}
 	if err := ctx.Err(); err != nil {
@@ -152,12 +152,12 @@ func (e *Engine) performSome(ctx context.Context, steps []*step) (int, map[*step
 	return tried, errs
 }
 
-// forgives reports whether a step is done although it failed: what is to be deleted is gone with its device or namespace.
+// forgives reports whether a failed step counts as done: what is to be deleted was removed with its device or namespace.
 func (s *step) forgives(err error) bool {
 	return s.remove && (errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNoDevice))
 }
 
-// plannedSteps orders a change: additions by kind, then removals the other way round; within a kind by key.
+// plannedSteps orders a change: additions by kind, then removals in reverse order of kinds; within a kind by key.
 func plannedSteps(change reconcile.Change[Key, Item], before map[Key]Item) []*step {
 	var steps []*step
 	add := func(items map[Key]Item, kind Kind, remove bool) {
@@ -186,7 +186,7 @@ func plannedSteps(change reconcile.Change[Key, Item], before map[Key]Item) []*st
 	return steps
 }
 
-// rank orders items of one kind: a route by a gateway needs the one that reaches the gateway.
+// rank orders items of one kind: a route through a gateway needs the route that reaches the gateway.
 func rank(item Item) int {
 	if route, ok := item.(*Route); ok && route.Gateway.IsValid() && !route.OnLink {
 		return 1
@@ -194,10 +194,10 @@ func rank(item Item) int {
 	return 0
 }
 
-// undo takes steps back, the last first. The last one failed, perhaps in the middle.
+// undo reverts steps, the last first. The last one failed, perhaps partly done.
 func (e *Engine) undo(ctx context.Context, steps []*step, before map[Key]Item, cause error) error {
 	var failures []error
-	defer func() { e.known = nil }() // the next commit reads what has come of it
+	defer func() { e.known = nil }() // the next commit reads the result
 	for _, s := range slices.Backward(steps) {
 		back := &step{item: s.before, before: s.item}
 		switch {
@@ -213,7 +213,7 @@ func (e *Engine) undo(ctx context.Context, steps []*step, before map[Key]Item, c
 			failures = append(failures, fmt.Errorf("undoing %s: %w", s, err))
 		}
 	}
-	// What the kernel took along by itself, as the routes of a device that was down for a moment, is put back too.
+	// Also restore what the kernel removed by itself, such as the routes of a device that was down for a moment.
 	if now, err := e.Read(ctx); err != nil {
 		failures = append(failures, err)
 	} else {
@@ -230,7 +230,7 @@ func (e *Engine) undo(ctx context.Context, steps []*step, before map[Key]Item, c
 	return cause
 }
 
-// perform does one step. Deleting what is not there, or in a namespace that is not there, is done already.
+// perform runs one step. Deleting what does not exist, or in a namespace that does not exist, succeeds.
 func (e *Engine) perform(s *step) error {
 	err := e.in(s.item.Key().Netns, func(in *session) error { return in.perform(s) })
 	if s.forgives(err) {
@@ -239,7 +239,7 @@ func (e *Engine) perform(s *step) error {
 	return err
 }
 
-// performEach carries out steps one after the other until one fails, and returns how many it tried.
+// performEach runs steps one after the other until one fails, and returns how many it tried.
 func (s *session) performEach(steps []*step, errs map[*step]error) int {
 	for i, what := range steps {
 		if errs[what] = s.perform(what); errs[what] != nil {
@@ -249,7 +249,7 @@ func (s *session) performEach(steps []*step, errs map[*step]error) int {
 	return len(steps)
 }
 
-// perform does one step.
+// perform runs one step.
 func (s *session) perform(what *step) error {
 	switch item := what.item.(type) {
 	case *Veth:
@@ -316,7 +316,7 @@ func (s *session) find(name string) (netlink.Link, error) {
 	return answers[0].device(name)
 }
 
-// device returns the link that was asked for, or ErrNoDevice.
+// device returns the requested link, or ErrNoDevice.
 func (a *answer) device(name string) (netlink.Link, error) {
 	if errors.Is(a.err, unix.ENODEV) {
 		return nil, fmt.Errorf("%s: %w", name, ErrNoDevice)
@@ -327,7 +327,7 @@ func (a *answer) device(name string) (netlink.Link, error) {
 	return a.link, nil
 }
 
-// one makes one request and forgives the given errors.
+// one makes one request and ignores the given errors.
 func (s *session) one(request *nl.NetlinkRequest, forgiven ...error) error {
 	answers, err := s.conn.do(request)
 	if err != nil {
@@ -352,7 +352,7 @@ func (s *session) commitVeth(pair *Veth, what *step) error {
 			return fmt.Errorf("%s (%s, alias %q): %w", pair.Name, link.Type(), link.Attrs().Alias, ErrForeign)
 		}
 		if !what.remove && pair.Equal(s.veth(link)) {
-			return nil // made before a restart
+			return nil // created before a restart
 		}
 		if err := s.one(deleteLink(link.Attrs().Index), unix.ENODEV); err != nil {
 			return err
@@ -379,8 +379,8 @@ func (s *session) commitVeth(pair *Veth, what *step) error {
 	return s.one(setLink(link.Attrs().Index, aliasAttr(AliasPrefix+pair.Owner)))
 }
 
-// commitDevice configures a device in an order in which nothing of it works before all of it is right. Removal takes its
-// addresses and its alias.
+// commitDevice configures a device in an order in which it does not work before all of it is correct. Removal removes its addresses and its
+// alias.
 func (s *session) commitDevice(want *Device, what *step) error {
 	link, err := s.find(want.Name)
 	if err != nil {
@@ -432,7 +432,7 @@ func (d *Device) alias() string {
 	return AliasPrefix + d.Owner
 }
 
-// restriction returns what putting the device back takes after other was programmed over it: other's fields with d's values.
+// restriction returns what restores d after other was programmed over it: the fields that other sets, with d's values.
 func (d *Device) restriction(other *Device, alias string) *Device {
 	back := *d
 	back.Netns, back.Owner, back.wholeAlias = other.Netns, alias, true
@@ -465,8 +465,8 @@ func (s *session) attributes(index int, want, have *Device) error {
 	return list.run(s.conn)
 }
 
-// addresses adds what is missing before it removes what is too much. An address whose prefix route should go or come is
-// made anew, which alone changes that.
+// addresses adds missing addresses before it removes extra ones. An address that has to get or lose its prefix route is removed and added
+// again: nothing else changes that.
 func (s *session) addresses(index int, want, have *Device) error {
 	var list plan
 	remade := want.NoPrefixRoute != have.NoPrefixRoute
@@ -487,7 +487,7 @@ func (s *session) addresses(index int, want, have *Device) error {
 	return list.run(s.conn)
 }
 
-// abandon takes the device out of care.
+// abandon removes the device from the managed ones.
 func (s *session) abandon(index int, have *Device) error {
 	var list plan
 	for _, address := range have.Addresses {
@@ -497,8 +497,8 @@ func (s *session) abandon(index int, have *Device) error {
 	return list.run(s.conn)
 }
 
-// takeRoute is for a route that exists and is not in care. The kernel's own for an address's prefix is replaced, and one that a
-// commit interrupted half way has left; anybody else's is not.
+// takeRoute handles a route that exists and is not managed. It replaces the kernel's own route for an address's prefix, and a route that an
+// interrupted commit has left; any other route is ErrForeign.
 func (s *session) takeRoute(route *Route, index int) error {
 	filter := &netlink.Route{Table: route.normalised().Table}
 	routes, err := dump(func() ([]netlink.Route, error) {
@@ -539,7 +539,7 @@ func (s *session) commitRule(item *Rule, what *step) error {
 	return nil
 }
 
-// kernel returns the rule as the netlink library knows it.
+// kernel returns the rule as a value of the netlink library.
 func (r *Rule) kernel() *netlink.Rule {
 	rule := netlink.NewRule()
 	rule.Priority, rule.Table, rule.Protocol, rule.IifName = r.Priority, r.table(), Protocol, r.InDevice

@@ -14,24 +14,23 @@ import (
 )
 
 const (
-	// receiveSize holds any answer to the requests made here; a link with all its attributes has some 2 kB.
+	// receiveSize holds any answer to the requests made here; a link with all its attributes has about 2 kB.
 	receiveSize = 64 << 10
-	// batchMax bounds the requests of one datagram, so that their answers fit the socket's receive buffer
-	// (212,992 bytes by default, accounted with about 800 bytes an acknowledgement).
+	// batchMax limits the requests per datagram, so that their answers fit the socket's receive buffer (212,992 bytes by default, accounted
+	// with about 800 bytes per acknowledgement).
 	batchMax = 100
-	// receiveTimeout is how long an answer may take, in seconds. The kernel answers within the call that asks, so only a
-	// fault ever waits.
+	// receiveTimeout is the timeout of an answer in seconds. The kernel answers within the sending call, so only a fault ever waits.
 	receiveTimeout = 10
 )
 
-// conn is an rtnetlink socket that sends several requests in one datagram: one round trip for all of them. The kernel works
-// them off in order and answers each, also after one of them failed.
+// conn is an rtnetlink socket that sends several requests in one datagram: one round trip for all of them. The kernel processes them in
+// order and answers each, also after one has failed.
 type conn struct {
 	mutex sync.Mutex
-	// turn is taken for each datagram, where several sockets' users take turns.
+	// turn serializes the datagrams of several sockets.
 	turn *turn
 	fd   int
-	port uint32 // the socket's address, which the kernel's events have of what it caused
+	port uint32 // the socket's address; it is in the kernel's events about this socket's changes
 	seq  uint32
 	buf  []byte
 }
@@ -42,7 +41,7 @@ func dial() (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening a netlink socket: %w", err)
 	}
-	// Neither option is needed, they make errors readable and short; kernels before 4.12 have them not.
+	// Both options are optional and make errors readable and short; kernels before 4.12 do not have them.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	err = errors.Join(
@@ -63,13 +62,13 @@ func dial() (*conn, error) {
 
 func (c *conn) close() { unix.Close(c.fd) }
 
-// turn lets one at a time into the kernel's changes of links. The kernel has one lock for them all (RTNL), and whoever writes
-// disable_ipv6 while another has it does not sleep: the write returns and is made again, over and over (rtnl_trylock and
-// restart_syscall in the kernel's net/ipv6/addrconf.c). Deletions have the lock for some 20 ms, which an ADD beside them
-// would spend turning a processor. Within one process, waiting here costs nothing that waiting there would not.
+// turn serializes changes of links. The kernel has one lock for all of them (RTNL). A write of disable_ipv6 while the lock is held does not
+// sleep: the write returns and is restarted, again and again (rtnl_trylock and restart_syscall in the kernel's net/ipv6/addrconf.c).
+// Deletions hold the lock for about 20 ms, during which a concurrent ADD would keep a processor busy. Within one process, waiting here
+// costs nothing that waiting in the kernel would not.
 type turn struct{ mutex sync.Mutex }
 
-// do runs f in turn. A nil turn lets everybody in.
+// do runs f in turn. A nil turn does not serialize.
 func (t *turn) do(f func() error) error {
 	if t == nil {
 		return f()
@@ -79,7 +78,7 @@ func (t *turn) do(f func() error) error {
 	return f()
 }
 
-// answer is what came back for one request.
+// answer is the answer to one request.
 type answer struct {
 	err  error
 	link netlink.Link // of a request for a link
@@ -132,7 +131,7 @@ func (c *conn) doPart(requests []*nl.NetlinkRequest) ([]answer, error) {
 	return answers, nil
 }
 
-// receive takes one datagram, files what is in it, and returns how many requests it acknowledged.
+// receive reads one datagram, stores its messages in answers, and returns how many requests it acknowledged.
 func (c *conn) receive(first uint32, answers []answer) (int, error) {
 	size, from, err := unix.Recvfrom(c.fd, c.buf, 0)
 	if errors.Is(err, unix.EINTR) {
@@ -152,7 +151,7 @@ func (c *conn) receive(first uint32, answers []answer) (int, error) {
 	for _, message := range messages {
 		index := int(int32(message.Header.Seq - first))
 		if index < 0 || index >= len(answers) {
-			continue // the late answer to a request that was given up
+			continue // the late answer to an abandoned request
 		}
 		switch message.Header.Type {
 		case unix.NLMSG_ERROR:
@@ -170,7 +169,7 @@ func (c *conn) receive(first uint32, answers []answer) (int, error) {
 	return acknowledged, nil
 }
 
-// acknowledgement turns an NLMSG_ERROR into an error, with the kernel's words when it sent some.
+// acknowledgement turns an NLMSG_ERROR into an error, with the kernel's message if it sent one.
 func acknowledgement(message syscall.NetlinkMessage) error {
 	if len(message.Data) < 4 {
 		return unix.EBADMSG
@@ -180,7 +179,7 @@ func acknowledgement(message syscall.NetlinkMessage) error {
 		return nil
 	}
 	err := error(syscall.Errno(-code))
-	// With NETLINK_CAP_ACK the header of the request alone is echoed before the attributes.
+	// With NETLINK_CAP_ACK only the request's header is echoed before the attributes.
 	const attributes = 4 + unix.NLMSG_HDRLEN
 	if message.Header.Flags&unix.NLM_F_ACK_TLVS == 0 || len(message.Data) <= attributes {
 		return err
@@ -197,7 +196,7 @@ func acknowledgement(message syscall.NetlinkMessage) error {
 	return err
 }
 
-// all returns the first error of the answers, with what was asked for.
+// all returns the first error of the answers, with the purpose of its request.
 func all(answers []answer, what []string) error {
 	for i, a := range answers {
 		if a.err != nil {

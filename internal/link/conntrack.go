@@ -14,22 +14,21 @@ import (
 
 // Tracked is a connection that the kernel tracks.
 type Tracked struct {
-	// Source is the side that began it, and Destination the side that answers, each as it is without translation: the pod behind a
-	// Service, not the Service.
+	// Source opened the connection and Destination answers. Both are untranslated addresses: the pod behind a Service, not the Service.
 	Source, Destination netip.Addr
 	// Protocol is the number in the IP header, and Port the port of Destination, 0 for protocols without ports.
 	Protocol uint8
 	Port     uint16
 }
 
-// Conntrack is the kernel's connection tracking in one network namespace, except for the zones, which are Open vSwitch's.
+// Conntrack is the kernel's connection tracking in one network namespace, without the zones, which belong to Open vSwitch.
 type Conntrack struct {
 	handle *netlink.Handle
-	// sockets has the one for connection tracking, as the netlink package takes them.
+	// sockets has the socket for connection tracking, in the form that the netlink package needs.
 	sockets map[int]*nl.SocketHandle
 }
 
-// NewConntrack returns the connection tracking of the network namespace at a path; "" is the caller's. The caller must Close it.
+// NewConntrack returns the connection tracking of the network namespace at a path; "" is the caller's. The caller must close it.
 func NewConntrack(path string) (*Conntrack, error) {
 	space := netns.None()
 	if path != "" {
@@ -59,8 +58,8 @@ func (c *Conntrack) Close() {
 	}
 }
 
-// Flush removes the connections for which ends returns true, and returns their number. It is one walk through the kernel's table, which
-// takes as long as the table has room, however few connections there are: some 10 ms of a processor with the usual 262,144 buckets.
+// Flush removes the connections for which ends returns true, and returns their number. It walks the kernel's whole table once. The time
+// depends on the table's size, not on the number of connections: about 10 ms of CPU time with the usual 262,144 buckets.
 func (c *Conntrack) Flush(ends func(Tracked) bool) (removed int, err error) {
 	for try := 1; ; try++ {
 		n, failed := c.flush(ends)
@@ -91,7 +90,7 @@ func (c *Conntrack) flush(ends func(Tracked) bool) (removed int, err error) {
 		switch {
 		case err == nil:
 			removed++
-		case !errors.Is(err, unix.ENOENT): // it has not ended by itself
+		case !errors.Is(err, unix.ENOENT): // ENOENT: it ended by itself
 			errs = append(errs, err)
 		}
 	}
@@ -118,7 +117,7 @@ func (c *Conntrack) Own() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// parseTracked reads a message of the kernel's, which begins with the address family. What is not there stays empty.
+// parseTracked reads a message of the kernel, which begins with the address family. Fields that are missing in it stay empty.
 func parseTracked(message []byte) (t Tracked, zone uint16) {
 	attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
 	source := func(tuple uint16) netip.Addr {

@@ -1,37 +1,36 @@
-// Package link is the engine for what rtnetlink holds: devices and their addresses, veth pairs, routes,
-// permanent neighbours and policy routing rules, in the engine's own network namespace and in others.
+// Package link is the engine for rtnetlink: devices and their addresses, veth pairs, routes, permanent neighbours and policy routing rules,
+// in the engine's own network namespace and in others.
 //
-// The engine knows mechanism and no policy. Desired state comes as plain values ([Device], [Veth], [Bridge], [BridgePort], [Route],
-// [Neighbour], [Rule]) keyed by [Key]; [Engine] and [Fake] both implement reconcile.Engine[Key, Item].
+// The engine contains mechanism and no policy. The desired state consists of plain values ([Device], [Veth], [Bridge], [BridgePort],
+// [Route], [Neighbour], [Rule]) keyed by [Key]; [Engine] and [Fake] both implement reconcile.Engine[Key, Item].
 //
-// # What is in the engine's care
+// # What the engine manages
 //
-// Read returns what Weft has programmed and nothing else, so that a stray is found and a stranger's work is
-// left alone. The marks are kept by the kernel and survive a restart of the process:
+// Read returns what Weft has programmed and nothing else, so that strays are found and the work of other programs is left alone. The marks
+// are kept by the kernel and survive a restart of the process:
 //
-//   - a device or veth: its alias starts with [AliasPrefix]. Devices named in a commit stay in care until they are
-//     deleted from it, also while they are missing or were re-created without alias.
-//   - a bridge: its alias starts with [AliasPrefix]. Its ports are in care if they are Weft's by their alias, or were named in
-//     a commit.
+//   - a device or veth: its alias starts with [AliasPrefix]. Devices named in a commit stay managed until a commit deletes them, also while
+//     they are missing or were created again without alias.
+//   - a bridge: its alias starts with [AliasPrefix]. Its ports are managed if they are Weft's by their alias, or were named in a commit.
 //   - a route: its protocol is [Protocol].
 //   - a rule: its protocol is [Protocol].
-//   - a neighbour: it is permanent and on a device in care.
+//   - a neighbour: it is permanent and on a managed device.
 //
 // # Order of a commit
 //
-// A commit works from the change and from what the last Read and Commit have found; it reads nothing. Routes and
-// neighbours of a namespace are sent together, and each is answered by itself.
+// A commit works from the change and from the result of the last Read and Commit; it reads nothing. Routes and neighbours of a namespace
+// are sent together, and each is answered separately.
 //
-// Additions go before removals, and each step is safe with the ones before it alone: veth pairs and bridges, then each
-// device's group, offloads, sysctls, MTU and MAC, then its addresses, then up; then ports of bridges, neighbours, routes,
-// rules. Removals go the other way round.
+// Additions precede removals, and each step is safe with only the steps before it: veth pairs and bridges, then each device's group,
+// offloads, sysctls, MTU and MAC, then its addresses, then up; then ports of bridges, neighbours, routes, rules. Removals have the reverse
+// order.
 //
-// Netlink has no transactions. A change of addresses, neighbours and routes alone fails by key (reconcile.PartialError): the
-// others are in effect. In a change that has a device, a bridge or a rule, a failure undoes all steps before it in reverse,
-// and the error says so ([RollbackError] when that failed too).
+// Netlink has no transactions. A change that consists only of addresses, neighbours and routes fails by key (reconcile.PartialError): the
+// others are in effect. In a change with a device, a bridge or a rule, a failure undoes all steps before it in reverse order; if that fails
+// too, the error is a [RollbackError].
 //
 // # The interface of a pod
 //
-// [Pods] makes, checks and reaps the veth pairs of pods; it is on the path of a CNI ADD and works without
-// the engine. Its links carry [PodAliasPrefix] and are never in the engine's care.
+// [Pods] creates, checks and reaps the veth pairs of pods. It is used during a CNI ADD and works without the engine. Its links carry
+// [PodAliasPrefix] and are never managed by the engine.
 package link

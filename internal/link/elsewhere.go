@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Elsewhere says where this network namespace sends packets to an address, unless that is by the named device or a default route: "" then. An
-// address of the namespace's own is elsewhere, and so is one that its routes refuse.
+// Elsewhere returns how this network namespace routes packets to an address, or "" if by the named device or a default route. The
+// namespace's own addresses are elsewhere, and so are addresses that its routes reject.
 func Elsewhere(addr netip.Addr, except string) (string, error) {
 	found, err := netlink.RouteGetWithOptions(net.IP(addr.AsSlice()), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {

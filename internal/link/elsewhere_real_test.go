@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// What a node reaches by a default route, by no route, or by the named device, is free; its own addresses and what its other routes lead to
-// are not.
+// An address that a node reaches by a default route, by no route, or by the named device, is free; its own addresses and those that its
+// other routes reach are not.
 func TestElsewhere(t *testing.T) {
 	nstest.Do(t, nstest.New(t), func() error {
 		var errs []error

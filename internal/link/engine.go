@@ -17,18 +17,17 @@ import (
 
 // Options of an Engine.
 type Options struct {
-	// Namespaces are looked at by Read in addition to the process's own and to those named in commits. One that does
-	// not exist holds nothing.
+	// Namespaces are read in addition to the process's own and to those named in commits. A namespace that does not exist holds nothing.
 	Namespaces []string
-	// Devices are in care from the start, whatever their alias (tun0, before the first commit).
+	// Devices are managed from the start, whatever their alias (tun0, before the first commit).
 	Devices []Key
 }
 
-// Engine programs links, bridges, addresses, routes, neighbours and rules by netlink. The methods of reconcile.Engine are not
-// called concurrently; Watch runs beside them.
+// Engine programs links, bridges, addresses, routes, neighbours and rules by netlink. The methods of reconcile.Engine are not called
+// concurrently; Watch runs concurrently with them.
 type Engine struct {
 	home *namespace
-	// conn is the socket for what the engine changes in its own namespace; Watch leaves out what it caused.
+	// conn is the socket for the engine's changes in its own namespace; Watch omits their events.
 	conn *conn
 	// known is what is programmed after the last Read or Commit, nil before the first.
 	known map[Key]Item
@@ -42,7 +41,7 @@ type Engine struct {
 
 var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
-// NewEngine returns an engine whose own network namespace is the one that the caller is in.
+// NewEngine returns an engine whose own network namespace is the caller's.
 func NewEngine(options Options) (*Engine, error) {
 	home, err := homeNamespace()
 	if err != nil {
@@ -66,13 +65,13 @@ func NewEngine(options Options) (*Engine, error) {
 	return e, nil
 }
 
-// Close releases what the engine holds open. Nothing programmed is changed.
+// Close releases the engine's resources. What is programmed stays.
 func (e *Engine) Close() {
 	e.conn.close()
 	e.home.close()
 }
 
-// Attend has Watch tell also of one device that is not in care: it is never touched. The one before is let go.
+// Attend makes Watch also report one device that is not managed; the engine never changes it. It replaces the device of an earlier call.
 func (e *Engine) Attend(device string) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
@@ -85,7 +84,7 @@ func (e *Engine) attends(device string) bool {
 	return device != "" && device == e.attended
 }
 
-// take puts a device, and the namespace of any item, into care.
+// take marks a device, and the namespace of any item, as managed.
 func (e *Engine) take(key Key) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
@@ -97,8 +96,8 @@ func (e *Engine) take(key Key) {
 	}
 }
 
-// noteNeighbours lets Watch know the neighbours that are programmed: by the time of an event the kernel calls one that was
-// deleted failed, as it calls any that does not answer.
+// noteNeighbours records the programmed neighbours for Watch: in the event of a deletion, the kernel reports the neighbour as failed, like
+// any neighbour that does not answer.
 func (e *Engine) noteNeighbours() {
 	neighbours := map[string]bool{}
 	for key := range e.known {
@@ -111,7 +110,7 @@ func (e *Engine) noteNeighbours() {
 	e.neighbours = neighbours
 }
 
-// noteNeighbour notes one neighbour that was set or deleted.
+// noteNeighbour records one neighbour that was set or deleted.
 func (e *Engine) noteNeighbour(key Key, set bool) {
 	if key.Kind != KindNeighbour || key.Netns != "" {
 		return
@@ -131,7 +130,7 @@ func (e *Engine) hasNeighbour(key Key) bool {
 	return e.neighbours[key.Name]
 }
 
-// enterCare puts the namespaces of an item into care.
+// enterCare marks the namespaces of an item as managed.
 func (e *Engine) enterCare(item Item) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
@@ -179,7 +178,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 	return state, nil
 }
 
-// session is work in one namespace, on a thread that is in it.
+// session is work in one namespace, on a thread in that namespace.
 type session struct {
 	engine *Engine
 	path   string
@@ -215,7 +214,7 @@ func (e *Engine) in(path string, work func(*session) error) error {
 	})
 }
 
-// read adds what is in care in the session's namespace.
+// read adds what is managed in the session's namespace.
 func (s *session) read(state map[Key]Item) error {
 	links, err := listLinks(s.handle)
 	if err != nil {
@@ -230,7 +229,7 @@ func (s *session) read(state map[Key]Item) error {
 		if marked || s.engine.inCare(device) {
 			item, err := s.device(link, owner)
 			if errors.Is(err, unix.ENODEV) {
-				continue // it went while we looked
+				continue // it was deleted meanwhile
 			}
 			if err != nil {
 				return err
@@ -264,8 +263,8 @@ func (s *session) device(link netlink.Link, owner string) (*Device, error) {
 	return item, nil
 }
 
-// veth returns the pair of a link. Its other end is looked for in the namespaces in care; where it is in none of them the
-// name stays empty, and equals no desired pair.
+// veth returns the pair of a link. Its other end is searched in the managed namespaces; if it is in none of them, the name stays empty and
+// equals no desired pair.
 func (s *session) veth(link netlink.Link) *Veth {
 	pair := &Veth{Netns: s.path, Name: link.Attrs().Name}
 	pair.Owner, _ = strings.CutPrefix(link.Attrs().Alias, AliasPrefix)
@@ -290,7 +289,7 @@ func (s *session) veth(link netlink.Link) *Veth {
 	return pair
 }
 
-// identifies reports whether the session's namespace knows the one at path by the id.
+// identifies reports whether the namespace at path has the id in the session's namespace.
 func (s *session) identifies(id int, path string) bool {
 	where := s.engine.home
 	if path != "" {

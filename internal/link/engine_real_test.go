@@ -74,7 +74,7 @@ func subject(t *testing.T) (linktest.Subject, string) {
 	}, home
 }
 
-// forget removes an item by what the library finds, as a stranger would.
+// forget removes an item through the library, as another program would.
 func forget(item link.Item) error {
 	switch item := item.(type) {
 	case *link.Route:
@@ -126,7 +126,7 @@ func TestRealConforms(t *testing.T) {
 	})
 }
 
-// A device that somebody makes anew, an address that somebody removes and a route are told; other devices are not.
+// A device that another program creates again, an address that another program removes and a route are reported; other devices are not.
 func TestRealWatch(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	s, home := subject(t)
@@ -171,7 +171,7 @@ func TestRealWatch(t *testing.T) {
 	}
 }
 
-// A route or device of somebody else's is not taken over.
+// A route or device of another program is not taken over.
 func TestRealForeign(t *testing.T) {
 	s, home := subject(t)
 	route := &link.Route{Dst: netip.MustParsePrefix("10.128.0.0/14"), Device: linktest.Device}
@@ -194,8 +194,8 @@ func TestRealForeign(t *testing.T) {
 	}
 }
 
-// Of a device that is attended to, changes of itself and of its addresses are told, and it is not taken into care; of all others,
-// changes of their addresses.
+// Of an attended device, changes of itself and of its addresses are reported, and it does not become managed; of all others, changes of
+// their addresses are reported.
 func TestRealAttend(t *testing.T) {
 	s, home := subject(t)
 	engine := s.Engine.(*link.Engine)

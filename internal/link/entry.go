@@ -31,14 +31,14 @@ func (s *step) device() string {
 	return ""
 }
 
-// found is the index of a device, or why it has none.
+// found is the index of a device, or the error if it has none.
 type found struct {
 	index int
 	err   error
 }
 
-// commitEntries does steps of routes and neighbours: the devices are looked up in one exchange with the kernel, and all steps
-// follow in another. It files what went wrong by step; its own error is the socket's.
+// commitEntries runs steps of routes and neighbours: one exchange with the kernel looks up the devices, another performs all steps. It
+// stores errors by step; its own error is the socket's.
 func (s *session) commitEntries(steps []*step, errs map[*step]error) error {
 	devices, err := s.findAll(steps)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *session) commitEntries(steps []*step, errs map[*step]error) error {
 	return nil
 }
 
-// findAll looks up the devices that steps refer to.
+// findAll looks up the devices of the steps.
 func (s *session) findAll(steps []*step) (map[string]found, error) {
 	devices := map[string]found{"": {}}
 	var names []string
@@ -110,8 +110,8 @@ func (s *session) findAll(steps []*step) (map[string]found, error) {
 	return devices, nil
 }
 
-// replaced returns the request that removes what the step's own cannot replace, nil if there is none: IPv6 cannot replace a
-// route that discards by one that does not, nor the reverse.
+// replaced returns a request that first removes what the step's own request cannot replace, nil if there is none: IPv6 cannot replace a
+// route that discards by one that does not, or the reverse.
 func (s *step) replaced() *nl.NetlinkRequest {
 	route, ok := s.item.(*Route)
 	if !ok || s.remove {
@@ -124,7 +124,7 @@ func (s *step) replaced() *nl.NetlinkRequest {
 	return deleteRoute(*old, 0)
 }
 
-// request returns the request of a pipelined step, for a device by its index.
+// request returns the request of a pipelined step, with its device given by index.
 func (s *step) request(index int) *nl.NetlinkRequest {
 	switch item := s.item.(type) {
 	case *Neighbour:

@@ -22,7 +22,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Routes and neighbours that the engine changes are not reported; those that others change are.
+// Routes and neighbours that the engine changes are not reported; those that other programs change are.
 func TestRealOwnEntries(t *testing.T) {
 	s, home := subject(t)
 	engine := s.Engine.(*link.Engine)
@@ -48,7 +48,7 @@ func TestRealOwnEntries(t *testing.T) {
 	commit(reconcile.Change[link.Key, link.Item]{Set: entries})
 	commit(reconcile.Change[link.Key, link.Item]{Delete: entries})
 	commit(reconcile.Change[link.Key, link.Item]{Set: entries})
-	// An event of another device ends the waiting: what comes before it is from the engine.
+	// An event of another device ends the wait: events before it are the engine's.
 	nstest.Do(t, home, func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
@@ -95,7 +95,7 @@ func entry(i int) []link.Item {
 	}
 }
 
-// BenchmarkEntries programs routes with their neighbours: 5,000 at once, beside ip -batch, and one more with many or few present.
+// BenchmarkEntries programs routes with their neighbours: 5,000 at once, compared with ip -batch, and one more with many or few present.
 func BenchmarkEntries(b *testing.B) {
 	home := nstest.New(b)
 	nstest.Do(b, home, addDevice)

@@ -7,22 +7,22 @@ import (
 )
 
 var (
-	// ErrNoNamespace says that a network namespace does not exist, or no longer.
+	// ErrNoNamespace reports that a network namespace does not exist, or no longer.
 	ErrNoNamespace = errors.New("network namespace does not exist")
-	// ErrNotNamespace says that a path leads to something else than a network namespace.
+	// ErrNotNamespace reports that a path is not a network namespace.
 	ErrNotNamespace = errors.New("not a network namespace")
-	// ErrNoDevice says that a device to be configured does not exist (yet).
+	// ErrNoDevice reports that a device to be configured does not exist (yet).
 	ErrNoDevice = errors.New("device does not exist")
-	// ErrForeign says that something that is not Weft's stands where Weft wants to put its own.
+	// ErrForeign reports that an object which is not Weft's has the name or key of one that Weft has to create.
 	ErrForeign = errors.New("exists and is not Weft's")
-	// ErrUnsupported says that the running kernel lacks what an item needs.
+	// ErrUnsupported reports that the running kernel lacks what an item needs.
 	ErrUnsupported = errors.New("not supported by this kernel")
-	// ErrName says that a device's name is not one the kernel takes safely.
+	// ErrName reports an invalid device name.
 	ErrName = errors.New("invalid device name")
 )
 
-// RollbackError says that a commit failed and that undoing what it had done failed as well, so that the state is
-// neither the old nor the new one until the next verification.
+// RollbackError reports that a commit failed and that undoing it failed as well, so that the state is neither the old nor the new one until
+// the next verification.
 type RollbackError struct {
 	// Cause is why the commit failed.
 	Cause error
@@ -39,10 +39,10 @@ func (e *RollbackError) Error() string {
 	return e.Cause.Error() + "; undoing it failed too: " + strings.Join(words, "; ")
 }
 
-// Unwrap gives the cause and the failures to errors.Is and errors.As.
+// Unwrap returns the cause and the failures, for errors.Is and errors.As.
 func (e *RollbackError) Unwrap() []error { return append([]error{e.Cause}, e.Failures...) }
 
-// Difference is one way in which a pod's interface is not as it should be. [Pods.Check] joins them.
+// Difference is one difference between a pod's interface and its desired state. [Pods.Check] joins them.
 type Difference struct {
 	// Object is what differs: "host end veth1a2b3c", "pod end eth0", "route 0.0.0.0/0 ...".
 	Object string
@@ -56,9 +56,8 @@ func (d *Difference) Error() string { return d.Object + ": " + d.Problem }
 // nameMax is IFNAMSIZ-1 of linux/if.h, in bytes.
 const nameMax = 15
 
-// ValidateName reports whether name can be a device's name: 1 to 15 bytes, no slash, colon, white space or control
-// character, and neither "." nor "..". It is stricter than the kernel, so that a name is safe in a path as well.
-// The error wraps ErrName.
+// ValidateName reports whether name can be a device's name: 1 to 15 bytes, no slash, colon, white space or control character, and neither
+// "." nor "..". It is stricter than the kernel, so that a name is safe in a path as well. The error wraps ErrName.
 func ValidateName(name string) error {
 	if name == "" || len(name) > nameMax {
 		return nameError(name, "must have 1 to 15 bytes")

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Fake is an Engine in memory. It keeps what the kernel keeps, and refuses what the kernel refuses: a device that does not exist, a
+// Fake is an Engine in memory. It keeps what the kernel keeps, and rejects what the kernel rejects: a device that does not exist, a
 // namespace that does not exist, a gateway that no address or route of the device reaches.
 type Fake struct {
 	mutex      sync.Mutex
@@ -33,7 +33,7 @@ func NewFake(devices ...Key) *Fake {
 	return f
 }
 
-// AddDevice makes a device exist, and its namespace.
+// AddDevice adds a device, and its namespace.
 func (f *Fake) AddDevice(netns, name string) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -41,14 +41,14 @@ func (f *Fake) AddDevice(netns, name string) {
 	f.devices[Key{netns, KindDevice, name}] = true
 }
 
-// RemoveDevice makes a device vanish with all that is programmed on it.
+// RemoveDevice removes a device with everything that is programmed on it.
 func (f *Fake) RemoveDevice(netns, name string) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	removeDevice(f.devices, f.state, netns, name)
 }
 
-// RemoveNamespace makes a namespace vanish with all that is in it.
+// RemoveNamespace removes a namespace with everything in it.
 func (f *Fake) RemoveNamespace(netns string) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -57,14 +57,14 @@ func (f *Fake) RemoveNamespace(netns string) {
 	maps.DeleteFunc(f.state, func(key Key, _ Item) bool { return key.Netns == netns })
 }
 
-// Forget removes an item as somebody else would, behind the engine's back.
+// Forget removes an item as another program would, without the engine.
 func (f *Fake) Forget(key Key) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	delete(f.state, key)
 }
 
-// Commits returns how many commits have changed something.
+// Commits returns the number of commits that have changed something.
 func (f *Fake) Commits() int {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -90,7 +90,7 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 	}
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
-	// Everything happens to copies, which take the place of the originals when all has gone well.
+	// All changes are made to copies, which replace the originals after success.
 	next := &Fake{namespaces: f.namespaces, devices: maps.Clone(f.devices), state: maps.Clone(f.state)}
 	failed := map[Key]error{}
 	for _, s := range plannedSteps(change, f.state) {

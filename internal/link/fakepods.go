@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// FakePods keeps pods' pairs in memory. It is safe for concurrent use.
+// FakePods keeps pods' veth pairs in memory. It is safe for concurrent use.
 type FakePods struct {
 	mutex      sync.Mutex
 	namespaces map[string]bool
@@ -26,17 +26,17 @@ type FakePods struct {
 type fakeStanding struct {
 	Standing
 	path string
-	// upon is the namespace of the pod that is upon it; "" when it is idle.
+	// upon is the namespace of the pod that uses the port; "" if none does.
 	upon string
 	down bool
-	// shape is how the traffic of who is upon it is shaped.
+	// shape is the shape of that pod's traffic.
 	shape Shape
 }
 
 type fakePair struct {
 	pair    Pair
 	created Created
-	down    bool // the host's end
+	down    bool // the host veth
 }
 
 var (
@@ -44,7 +44,7 @@ var (
 	_ Macvlans = (*FakePods)(nil)
 )
 
-// firstFakeIndex is the first interface index given out; 1 is lo's.
+// firstFakeIndex is the first interface index used; 1 is lo's.
 const firstFakeIndex = 2
 
 // NewFakePods returns FakePods in which the given namespaces exist.
@@ -56,14 +56,14 @@ func NewFakePods(namespaces ...string) *FakePods {
 	return p
 }
 
-// AddNamespace makes a namespace exist.
+// AddNamespace adds a namespace.
 func (p *FakePods) AddNamespace(path string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.namespaces[path] = true
 }
 
-// RemoveNamespace makes a namespace vanish, and with it the pairs of its pods.
+// RemoveNamespace removes a namespace, and with it the pairs of its pods.
 func (p *FakePods) RemoveNamespace(path string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -79,7 +79,7 @@ func (p *FakePods) RemoveNamespace(path string) {
 		case s.path:
 			delete(p.standing, name)
 		case s.upon:
-			s.upon = "" // its shape is the far end's, which stays
+			s.upon = "" // its shape is on the veth peer, which stays
 			p.standing[name] = s
 		}
 	}
@@ -198,7 +198,7 @@ func (p *FakePods) Shapes(ctx context.Context, path string) (map[string]Shape, e
 	return found, ctx.Err()
 }
 
-// Reshape implements Shapers. Somebody else may change a shape with it as well.
+// Reshape implements Shapers. Tests also use it to change a shape as another program would.
 func (p *FakePods) Reshape(ctx context.Context, path, name string, want Shape) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -278,7 +278,7 @@ func (p *FakePods) List(ctx context.Context) (map[string]string, error) {
 	return list, ctx.Err()
 }
 
-// HostEnds is as that of Pods.
+// HostEnds is the counterpart of Pods.HostEnds.
 func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -292,7 +292,7 @@ func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	return found, ctx.Err()
 }
 
-// Restore is as that of Pods. Somebody else may change a host end with it as well.
+// Restore is the counterpart of Pods.Restore. Tests also use it to change a host veth as another program would.
 func (p *FakePods) Restore(ctx context.Context, name string, want HostEnd) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -308,7 +308,7 @@ func (p *FakePods) Restore(ctx context.Context, name string, want HostEnd) error
 	return ctx.Err()
 }
 
-// Pair returns the pair with this host end, as it was last created.
+// Pair returns the pair with this host veth, as it was last created.
 func (p *FakePods) Pair(hostName string) (Pair, bool) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -316,7 +316,7 @@ func (p *FakePods) Pair(hostName string) (Pair, bool) {
 	return entry.pair, ok
 }
 
-// Alter changes a pair as somebody else would, behind the back of what created it.
+// Alter changes a pair as another program would.
 func (p *FakePods) Alter(hostName string, change func(*Pair)) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -326,7 +326,7 @@ func (p *FakePods) Alter(hostName string, change func(*Pair)) {
 	}
 }
 
-// AddParent makes a device exist that macvlans can be upon. The first is the one of the default route.
+// AddParent adds a device on which macvlans can be created. The first one is the device of the default route.
 func (p *FakePods) AddParent(parent MacvlanParent) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -383,7 +383,7 @@ func (p *FakePods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
 	return ctx.Err()
 }
 
-// Macvlans returns those that there are.
+// Macvlans returns all existing macvlans.
 func (p *FakePods) Macvlans() []Macvlan {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ForgetTo has the kernel forget the connections of this network namespace to ports of its own of a protocol (unix.IPPROTO_UDP), at one of its
-// addresses or, where none is given, at all. An address that is not the namespace's own has none.
+// ForgetTo flushes the connections of this network namespace to the given ports of one protocol (unix.IPPROTO_UDP). A port with an address
+// matches connections to that address, a port without one matches connections to any of the namespace's own addresses. Connections to
+// addresses that are not the namespace's own are never flushed.
 func ForgetTo(protocol uint8, ports ...netip.AddrPort) error {
 	if len(ports) == 0 {
 		return nil
@@ -32,8 +33,8 @@ func ForgetTo(protocol uint8, ports ...netip.AddrPort) error {
 	return nil
 }
 
-// ForgetLedTo has the kernel forget the connections of this network namespace that are led to an address for which they were not. All
-// addresses cost one look at the table.
+// ForgetLedTo flushes the connections of this network namespace that are translated to one of the addresses, from another destination. All
+// addresses take one walk through the table.
 func ForgetLedTo(addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
@@ -55,7 +56,7 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 	return own, err
 }
 
-// What the netlink package has not of connection tracking (nfnetlink_conntrack.h, and nf_internals.h for the flags).
+// Constants of connection tracking that the netlink package lacks (nfnetlink_conntrack.h, and nf_internals.h for the flags).
 const (
 	ctaZone             = 18
 	ctaFilter           = 25
@@ -66,8 +67,9 @@ const (
 	ctFilterDstPort     = 1 << 5
 )
 
-// toPorts narrows a look at the table down to connections to ports; ledTo, to those that are led to addresses. The kernel compares with
-// one of each: of several, all are looked at. One before 5.8 tells of all in any case, so what it tells is still to be compared.
+// toPorts restricts a dump of the table to connections to ports; ledTo restricts it to connections that are translated to addresses. The
+// kernel compares with one port or address: with several, the dump is not restricted by them. A kernel before 5.8 always returns all
+// connections, so the results have to be compared again.
 func toPorts(protocol uint8, ports []netip.AddrPort) []*nl.RtAttr {
 	port, flags := ports[0].Port(), uint32(ctFilterProtocol)
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
@@ -89,15 +91,15 @@ func ledTo(addresses []netip.Addr) []*nl.RtAttr {
 	return narrowed(tuple, ctaFilterReplyFlags, ctFilterIPSrc)
 }
 
-// narrowed returns a tuple with the flags that say what of it counts.
+// narrowed returns a tuple with the flags that select the fields to compare.
 func narrowed(tuple *nl.RtAttr, kind int, flags uint32) []*nl.RtAttr {
 	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
 	filter.AddRtAttr(kind, nl.Uint32Attr(flags))
 	return []*nl.RtAttr{tuple, filter}
 }
 
-// forget has the kernel forget the connections that matches finds among those that narrow asks about. Those of a switch's zones are the
-// switch's. It returns how many the kernel told of.
+// forget flushes the connections that matches selects from a dump restricted by narrow. It leaves connections in zones alone, which belong
+// to the switch. It returns how many connections the dump had.
 func forget(narrow []*nl.RtAttr, matches func(c *connection) bool) (told int, err error) {
 	found, err := dump(func() ([][]byte, error) {
 		var found [][]byte
@@ -133,8 +135,7 @@ func conntrackRequest(operation, flags int) *nl.NetlinkRequest {
 	return request
 }
 
-// connection is what is asked about one: its protocol, the addresses of its first packet (from, to), those of the answers (by, back), and the
-// zone it is in.
+// connection has what is compared: its protocol, the addresses of its first packet (from, to) and of the answers (by, back), and its zone.
 type connection struct {
 	protocol uint8
 	from, to netip.Addr
@@ -143,7 +144,7 @@ type connection struct {
 	zone     uint16
 }
 
-// parseConnection reads a message of the kernel's. What is not there stays empty.
+// parseConnection reads a message of the kernel. Fields that are missing in it stay empty.
 func parseConnection(attributes []byte) connection {
 	var c connection
 	c.to, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST))
@@ -162,7 +163,7 @@ func parseConnection(attributes []byte) connection {
 	return c
 }
 
-// attribute returns the payload of an attribute, which the others before it in path are around; nil if there is none.
+// attribute returns the payload of the attribute at path, a sequence of nested types; nil if there is none.
 func attribute(attributes []byte, path ...uint16) []byte {
 	for len(attributes) >= nl.SizeofNfattr {
 		size, kind := int(binary.NativeEndian.Uint16(attributes)), binary.NativeEndian.Uint16(attributes[2:])&nl.NLA_TYPE_MASK

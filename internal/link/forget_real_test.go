@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// track puts a connection into the kernel's table: from one address to another at a port, which led is the address that it goes to.
+// track adds a connection to the kernel's table: from one address to another at a port; led is the address it is translated to.
 func track(from, to, led string, protocol uint8, port uint16) error {
 	const clientPort, timeout = 40000, 100
 	return netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
@@ -25,7 +25,7 @@ func track(from, to, led string, protocol uint8, port uint16) error {
 	})
 }
 
-// tracked returns the connections of the calling thread's namespace: to whom, and who answers.
+// tracked returns the connections of the calling thread's namespace: the destination, and the address that answers.
 func tracked() ([]string, error) {
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 	var all []string
@@ -53,11 +53,11 @@ func TestForget(t *testing.T) {
 			port     uint16
 		}{
 			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_UDP, 53},       // before there was a pod
-			{"192.0.2.1", pod, unix.IPPROTO_UDP, 54},               // led to a pod, at a port that is not asked about first
+			{"192.0.2.1", pod, unix.IPPROTO_UDP, 54},               // led to a pod, at a port that is not flushed first
 			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_TCP, 53},       // another protocol
 			{"192.0.2.1", "192.0.2.1", unix.IPPROTO_SCTP, 55},      // by SCTP
 			{"127.0.0.1", "127.0.0.1", unix.IPPROTO_UDP, 53},       // loopback
-			{"198.51.100.1", "198.51.100.1", unix.IPPROTO_UDP, 53}, // somebody else's port
+			{"198.51.100.1", "198.51.100.1", unix.IPPROTO_UDP, 53}, // another program's port
 			{pod, pod, unix.IPPROTO_UDP, 53},                       // to the pod itself
 		} {
 			if err := track(client, c.to, c.led, c.protocol, c.port); err != nil {
@@ -72,7 +72,7 @@ func TestForget(t *testing.T) {
 			}
 		}
 		one, loop, tcp := "192.0.2.1:54 by "+pod, "127.0.0.1:53 by 127.0.0.1", "192.0.2.1:53 by 192.0.2.1"
-		const sctp = "192.0.2.1:0 by 192.0.2.1" // whose port the netlink package does not read
+		const sctp = "192.0.2.1:0 by 192.0.2.1" // the netlink package does not read its port
 		others := []string{"198.51.100.1:53 by 198.51.100.1", pod + ":53 by " + pod}
 		expect("before", append([]string{tcp, tcp, sctp, one, loop}, others...)...)
 		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), 53)); err != nil {

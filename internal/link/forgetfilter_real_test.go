@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// Of a large table the kernel tells only of what is asked about, where one port or one address is. What it is not asked about, nobody forgets.
+// With one port or one address, the kernel returns only the matching part of a large table. Other connections are not flushed.
 func TestForgetIsNarrow(t *testing.T) {
 	const others = 500
 	space := nstest.New(t)

@@ -10,8 +10,8 @@ import (
 )
 
 // WatchForwarding calls changed whenever IP forwarding, or another setting that the kernel reports with it (RTM_NEWNETCONF of
-// rtnetlink(7)), has changed in the calling thread's namespace, until ctx ends. The channel is closed when watching has ended; a socket
-// that fails ends it too.
+// rtnetlink(7)), has changed in the calling thread's namespace, until ctx ends. The channel is closed when watching has ended, also after a
+// socket failure.
 func WatchForwarding(ctx context.Context, changed func()) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {

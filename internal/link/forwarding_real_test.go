@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// The kernel reports that forwarding was switched, in the namespace that the watch began in.
+// The kernel reports that forwarding was switched, in the namespace where the watch began.
 func TestRealWatchForwarding(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostEnd is what somebody else may change of the host's end of a pod's pair, and what is told of such changes.
+// HostEnd is the part of a host veth's state that another program may change; Watch reports such changes.
 type HostEnd struct {
 	// MTU in bytes.
 	MTU int
@@ -23,7 +23,7 @@ type HostEnd struct {
 	Up bool
 }
 
-// String is the host end in the words of ip(8).
+// String returns the host veth in the words of ip(8).
 func (h HostEnd) String() string {
 	state := "down"
 	if h.Up {
@@ -32,15 +32,14 @@ func (h HostEnd) String() string {
 	return fmt.Sprintf("mtu %d group %d %s", h.MTU, h.Group, state)
 }
 
-// hostEnd returns what a link is like as the host's end of a pod's pair, if it is one.
+// hostEnd returns a link's state as a host veth, if it is one.
 func hostEnd(link netlink.Link) (HostEnd, bool) {
 	attrs := link.Attrs()
 	ours := link.Type() == "veth" && strings.HasPrefix(attrs.Alias, PodAliasPrefix) && attrs.Group != DeadGroup
 	return HostEnd{MTU: attrs.MTU, Group: attrs.Group, Up: attrs.Flags&net.FlagUp != 0}, ours
 }
 
-// HostEnds returns the host ends that exist in the process's own namespace, by name. Those that are being deleted are not
-// among them.
+// HostEnds returns the host veths that exist in the process's own namespace, by name, without those that are being deleted.
 func (p *Pods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("listing host ends: %w", err)
@@ -58,8 +57,8 @@ func (p *Pods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	return found, nil
 }
 
-// Restore makes a host end again what it is to be. One that is not there, or is being deleted, or is not Weft's, is left
-// alone. What is right already is not set: a switch goes over all its ports for each change.
+// Restore corrects a host veth. One that does not exist, or is being deleted, or is not Weft's, is left alone. What is correct already is
+// not set: a switch iterates over all its ports for each change.
 func (p *Pods) Restore(ctx context.Context, name string, want HostEnd) error {
 	if err := errors.Join(ValidateName(name), ctx.Err()); err != nil {
 		return fmt.Errorf("host end %s: %w", name, err)
@@ -88,7 +87,7 @@ func (p *Pods) Restore(ctx context.Context, name string, want HostEnd) error {
 	if have.MTU >= minIPv6MTU || want.MTU < minIPv6MTU {
 		return nil
 	}
-	// With the MTU the device has IPv6 again, with the namespace's defaults.
+	// With the MTU the device gets IPv6 back, with the namespace's defaults.
 	err = onThread(p.home, func() error { return p.turn.do(func() error { return writeSysctls(name, hostSysctls()) }) })
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("host end %s: %w", name, err)
@@ -96,8 +95,8 @@ func (p *Pods) Restore(ctx context.Context, name string, want HostEnd) error {
 	return nil
 }
 
-// over returns what makes a link the host end h that is have. The group comes first: what rules by group are to stop must
-// not come by a link that is up.
+// over returns the requests that change a link from have to h. The group comes first: packets that rules by group must drop must not arrive
+// on a link that is up without its group.
 func (h HostEnd) over(have HostEnd, index int) *plan {
 	list := &plan{}
 	set := func(differs bool, what string, request *nl.NetlinkRequest) {

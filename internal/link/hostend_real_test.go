@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// What somebody changes of a pod's host end is told, and put back; what is not a pod's is neither.
+// What another program changes on a pod's host veth is reported, and restored; for other links neither happens.
 func TestHostEndRealRestore(t *testing.T) {
 	pods, home := newPods(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

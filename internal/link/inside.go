@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// procSys is where settings are by their path, such as net/ipv4/ip_forward; those of the network are the calling thread's namespace's.
+// procSys is the directory of settings such as net/ipv4/ip_forward; network settings are those of the calling thread's namespace.
 const procSys = "/proc/sys"
 
-// Inside runs work on a thread in the network namespace at the path. Announce and Forget are for the namespace that they are called in.
+// Inside runs work on a thread in the network namespace at the path. Announce and Forget work on the namespace in which they are called.
 func Inside(netns string, work func() error) error {
 	namespace, err := openNamespace(netns)
 	if err != nil {
@@ -21,7 +21,7 @@ func Inside(netns string, work func() error) error {
 	return onThread(namespace, work)
 }
 
-// WriteSettings writes settings of the network namespace at the path, by their paths under /proc/sys, where they differ.
+// WriteSettings writes settings of the network namespace at the path, given by their paths under /proc/sys, if they differ.
 func WriteSettings(netns string, settings map[string]string) error {
 	return Inside(netns, func() error {
 		for name, value := range settings {
@@ -38,19 +38,18 @@ func WriteSettings(netns string, settings map[string]string) error {
 	})
 }
 
-// Connection is a connection of a network namespace, as its connection tracking has it.
+// Connection is a connection of a network namespace, as connection tracking records it.
 type Connection struct {
 	// Protocol is the IP protocol's number.
 	Protocol uint8
-	// From and To are the addresses of its first packet, and Port the port that it was for.
+	// From and To are the addresses of its first packet, and Port the destination port.
 	From, To netip.Addr
 	Port     uint16
-	// By is the address that answers, and Back the one that the answers are for: they differ from To and From where the connection is
-	// translated.
+	// By is the source address of the answers, and Back their destination: they differ from To and From if the connection is translated.
 	By, Back netip.Addr
 }
 
-// Forget has the kernel forget the connections of this network namespace that match.
+// Forget flushes the connections of this network namespace that match.
 func Forget(match func(Connection) bool) error {
 	_, err := forget(nil, func(c *connection) bool {
 		return match(Connection{Protocol: c.protocol, From: c.from, To: c.to, Port: c.port, By: c.by, Back: c.back})

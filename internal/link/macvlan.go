@@ -17,22 +17,22 @@ import (
 // MacvlanAliasPrefix starts the alias of every [Macvlan]; its owner follows.
 const MacvlanAliasPrefix = "weft-macvlan/"
 
-// Macvlan is an interface of a pod on a device of the node, besides the pod's own: it is in the network that the device is in.
+// Macvlan is an additional interface of a pod on a device of the node: it is in the network of that device.
 type Macvlan struct {
 	// Netns is the path of the pod's network namespace, and Name the interface's name in it.
 	Netns, Name string
 	// Parent is the device of the node.
 	Parent string
-	// Owner is the object that it comes from; it follows MacvlanAliasPrefix in the alias. At most 200 bytes.
+	// Owner is the object that requests it; it follows MacvlanAliasPrefix in the alias. At most 200 bytes.
 	Owner string
 	// Mode is private (no macvlan of a device reaches another one, or the device itself), bridge, vepa or passthru. Empty: private.
 	Mode string
-	// MTU in bytes; 0 is that of the parent.
+	// MTU in bytes; 0 is the parent's MTU.
 	MTU int
-	// TxOffloadOff turns transmit offloads off, as a network needs that reads packets as they are.
+	// TxOffloadOff turns transmit offloads off, for a network that reads packets without offloading.
 	TxOffloadOff bool
-	// Addresses is the exact list of its IPv4 addresses, without routes to their prefixes; others are removed. Nil: they are somebody
-	// else's, and left alone.
+	// Addresses is the exact list of its IPv4 addresses, without routes to their prefixes; others are removed. Nil: another program configures
+	// them, and they are left alone.
 	Addresses []netip.Prefix
 }
 
@@ -50,28 +50,28 @@ func (m *Macvlan) mode() netlink.MacvlanMode {
 	}
 }
 
-// MacvlanParent is a device that macvlans can be upon.
+// MacvlanParent is a device on which macvlans can be created.
 type MacvlanParent struct {
 	Name string
 	MTU  int
-	// Addresses are its IPv4 addresses, but for those that are [Address] items.
+	// Addresses are its IPv4 addresses without [Address] items.
 	Addresses []netip.Addr
-	// Group is its device group; Loopback says that it is the loopback device, and Weft that its alias is one of this package's.
+	// Group is its device group; Loopback reports the loopback device, and Weft that its alias is one of this package.
 	Group          uint32
 	Loopback, Weft bool
 }
 
-// Macvlans makes, checks and removes macvlans of pods. *[Pods] does it in the kernel, *[FakePods] in memory.
+// Macvlans creates, checks and removes macvlans of pods. *[Pods] does it in the kernel, *[FakePods] in memory.
 type Macvlans interface {
-	// MacvlanParent returns the device of that name, or, where the name is empty, the one of the node's IPv4 default route. There
-	// being none is ErrNoDevice.
+	// MacvlanParent returns the device of that name, or, if the name is empty, that of the node's IPv4 default route. Without such a device
+	// the error is ErrNoDevice.
 	MacvlanParent(ctx context.Context, name string) (MacvlanParent, error)
-	// CreateMacvlan makes one, with the MTU of its parent, sets it up, and returns its MAC address. One that is there already is
-	// completed; ErrForeign names what is in the way, ErrNoDevice and ErrNoNamespace what is missing.
+	// CreateMacvlan creates a macvlan with the MTU of its parent, sets it up, and returns its MAC address. An existing one is completed.
+	// ErrForeign names a conflicting interface, ErrNoDevice and ErrNoNamespace what is missing.
 	CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error)
-	// CheckMacvlan returns nil when it is there as CreateMacvlan leaves it, else a *Difference.
+	// CheckMacvlan returns nil if the macvlan is as CreateMacvlan leaves it, else a *Difference.
 	CheckMacvlan(ctx context.Context, m Macvlan) error
-	// DeleteMacvlan removes one. That it is not there, or another's, is no error, nor that its namespace is gone.
+	// DeleteMacvlan removes a macvlan. It is no error if it or its namespace does not exist, or if the interface belongs to another owner.
 	DeleteMacvlan(ctx context.Context, m Macvlan) error
 }
 
@@ -147,7 +147,7 @@ func (m *Macvlan) validate() error {
 	return (&Pair{HostName: m.Parent, PodName: m.Name, Netns: m.Netns, Owner: m.Owner}).validate()
 }
 
-// inPod runs work on a thread that begins in the node's namespace, with the pod's.
+// inPod runs work on a thread that begins in the node's namespace, and passes it the pod's namespace.
 func (p *Pods) inPod(ctx context.Context, m *Macvlan, work func(pod *namespace) error) error {
 	err := errors.Join(m.validate(), ctx.Err())
 	if err == nil {
@@ -195,7 +195,7 @@ func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 
 func (m *Macvlan) alias() string { return MacvlanAliasPrefix + m.Owner }
 
-// isUpon reports whether a link of the pod's is a macvlan of the mode upon a device of the node's.
+// isUpon reports whether a link of the pod is a macvlan of the right mode on a device of the node.
 func (m *Macvlan) isUpon(link, parent netlink.Link) bool {
 	macvlan, ok := link.(*netlink.Macvlan)
 	return ok && macvlan.Mode == m.mode() && macvlan.ParentIndex == parent.Attrs().Index
@@ -223,7 +223,7 @@ func (m *Macvlan) configure(have netlink.Link) error {
 	return nil
 }
 
-// addresses makes the addresses the exact list.
+// addresses sets the exact list of addresses.
 func (m *Macvlan) addresses(have netlink.Link) error {
 	if m.Addresses == nil {
 		return nil
@@ -256,7 +256,7 @@ func (m *Macvlan) addresses(have netlink.Link) error {
 	return nil
 }
 
-// macvlanSysctls keep the pod from taking part in the IPv6 of the node's network, of which no rule of Weft's knows.
+// macvlanSysctls keep the pod out of the IPv6 of the node's network, for which Weft has no rules.
 func macvlanSysctls() Sysctls { return Sysctls{DisableIPv6: On, AcceptRA: Off} }
 
 // CheckMacvlan implements Macvlans.
@@ -293,7 +293,7 @@ func (p *Pods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
 		}
 		have, err := netlink.LinkByName(m.Name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && have.Attrs().Alias != m.alias() {
-			return nil // gone, or the namespace's path is another pod's by now
+			return nil // deleted, or the path is another pod's namespace by now
 		}
 		if err == nil {
 			err = netlink.LinkDel(have)

@@ -11,13 +11,13 @@ import (
 // vethInfoPeer is VETH_INFO_PEER of linux/veth.h.
 const vethInfoPeer = 1
 
-// skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h: counters are half of a link message.
+// skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h: without it, counters are half of a link message.
 const skipStatistics = 1 << 3
 
 // loopback is the interface index of lo in every network namespace.
 const loopback = 1
 
-// linkEnd is one end of a veth pair to be made.
+// linkEnd is one end of a veth pair to be created.
 type linkEnd struct {
 	name  string
 	mtu   int
@@ -27,7 +27,7 @@ type linkEnd struct {
 	netns int    // a file descriptor; -1 is the socket's namespace
 }
 
-// adder is what attributes can be added to.
+// adder adds an attribute to a message or to another attribute.
 type adder func(attr *nl.RtAttr)
 
 func (e linkEnd) attributes(add adder) {
@@ -46,7 +46,7 @@ func (e linkEnd) attributes(add adder) {
 	}
 }
 
-// newVeth makes a pair, each end in its namespace from the start.
+// newVeth creates a pair, each end in its final namespace.
 func newVeth(near, far linkEnd) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -62,7 +62,7 @@ func newVeth(near, far linkEnd) *nl.NetlinkRequest {
 	return request
 }
 
-// getLink asks for a link by its name.
+// getLink requests a link by its name.
 func getLink(name string) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -112,7 +112,7 @@ func deleteLink(index int) *nl.NetlinkRequest {
 	return request
 }
 
-// deleteGroup deletes all links of a group in one sweep.
+// deleteGroup deletes all links of a group in one request.
 func deleteGroup(group uint32) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_DELLINK, 0)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -135,7 +135,7 @@ func family(address netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// setAddress adds an address, or does nothing when it is there.
+// setAddress adds an address; an existing one is left.
 func setAddress(index int, address netip.Prefix, noPrefixRoute bool) *nl.NetlinkRequest {
 	request := addressRequest(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, index, address)
 	var flags uint32
@@ -143,7 +143,7 @@ func setAddress(index int, address netip.Prefix, noPrefixRoute bool) *nl.Netlink
 		flags |= unix.IFA_F_NOPREFIXROUTE
 	}
 	if address.Addr().Is6() {
-		flags |= unix.IFA_F_NODAD // the network gives each address out once; a second of tentativeness serves nobody
+		flags |= unix.IFA_F_NODAD // the network assigns each address once; duplicate address detection would only delay it by a second
 	}
 	if flags != 0 {
 		request.AddData(nl.NewRtAttr(unix.IFA_FLAGS, nl.Uint32Attr(flags)))
@@ -166,7 +166,7 @@ func addressRequest(kind, flags, index int, address netip.Prefix) *nl.NetlinkReq
 	return request
 }
 
-// routeRequest speaks of a route of ours. index is its device's; 0 for a blackhole.
+// routeRequest builds a request about one of Weft's routes. index is its device's; 0 for a blackhole.
 func routeRequest(kind, flags int, route Route, index int) *nl.NetlinkRequest {
 	route = route.normalised()
 	request := nl.NewNetlinkRequest(kind, flags)
@@ -174,7 +174,7 @@ func routeRequest(kind, flags int, route Route, index int) *nl.NetlinkRequest {
 	header.Family = uint8(family(route.Dst.Addr()))
 	header.Dst_len = uint8(route.Dst.Bits())
 	header.Protocol = Protocol
-	header.Table = unix.RT_TABLE_UNSPEC // the attribute counts
+	header.Table = unix.RT_TABLE_UNSPEC // the attribute is used instead
 	header.Scope = map[Scope]uint8{ScopeGlobal: unix.RT_SCOPE_UNIVERSE, ScopeLink: unix.RT_SCOPE_LINK, ScopeHost: unix.RT_SCOPE_HOST}[route.Scope]
 	header.Type = unix.RTN_UNICAST
 	if route.Blackhole {
@@ -208,12 +208,12 @@ func routeRequest(kind, flags int, route Route, index int) *nl.NetlinkRequest {
 	return request
 }
 
-// setRoute adds a route, or puts it in place of the one with the same destination, table and metric.
+// setRoute adds a route, or replaces the one with the same destination, table and metric.
 func setRoute(route Route, index int) *nl.NetlinkRequest {
 	return routeRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, route, index)
 }
 
-// addRoute adds a route where there is none with the same destination, table and metric.
+// addRoute adds a route if there is none with the same destination, table and metric.
 func addRoute(route Route, index int) *nl.NetlinkRequest {
 	return routeRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, route, index)
 }

@@ -20,8 +20,8 @@ type namespace struct {
 	file *os.File
 }
 
-// openNamespace opens the network namespace at path. Nothing but a namespace is ever opened for reading: the path is
-// looked up with O_PATH, which has no side effects on devices, pipes and sockets, and judged by its file system first.
+// openNamespace opens the network namespace at path. It opens nothing but namespaces for reading: it first looks the path up with O_PATH,
+// which has no side effects on devices, pipes and sockets, and checks the file system.
 func openNamespace(path string) (*namespace, error) {
 	look, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -36,7 +36,7 @@ func openNamespace(path string) (*namespace, error) {
 		return nil, fmt.Errorf("namespace %s: %w", path, err)
 	}
 	if stat.Type != unix.NSFS_MAGIC {
-		// A namespace's mount that was unmounted leaves an empty file: the namespace is gone.
+		// A namespace whose mount was unmounted leaves an empty file: the namespace does not exist any more.
 		var file unix.Stat_t
 		if unix.Fstat(look, &file) == nil && file.Mode&unix.S_IFMT == unix.S_IFREG && file.Size == 0 {
 			return nil, fmt.Errorf("namespace %s: an empty file: %w", path, errors.Join(ErrNoNamespace, ErrNotNamespace))
@@ -54,7 +54,7 @@ func openNamespace(path string) (*namespace, error) {
 	return &namespace{path: path, file: file}, nil
 }
 
-// homeNamespace opens the namespace that the calling goroutine's thread is in.
+// homeNamespace opens the namespace of the calling goroutine's thread.
 func homeNamespace() (*namespace, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -75,8 +75,8 @@ func (n *namespace) enter() error {
 	return nil
 }
 
-// onThread runs work on a thread of its own, starting in home. Work may enter other namespaces; when the thread cannot be
-// brought back, it is thrown away and not used for other goroutines.
+// onThread runs work on a thread of its own, starting in home. Work may enter other namespaces; if the thread cannot return to its
+// namespace, it ends and is not used for other goroutines.
 func onThread(home *namespace, work func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -88,7 +88,8 @@ func onThread(home *namespace, work func() error) error {
 			return
 		}
 		defer before.Close()
-		// Entering a namespace takes CAP_SYS_ADMIN, also the one that the thread is in: a daemon of the node's own namespace works without.
+		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
+		// need it too.
 		there := sameFile(before, home.file)
 		if !there {
 			err = home.enter()
@@ -113,7 +114,7 @@ func sameFile(a, b *os.File) bool {
 	return err == nil && wrong == nil && os.SameFile(one, other)
 }
 
-// sameNamespace reports whether the calling thread is in the network namespace that the file is of.
+// sameNamespace reports whether the calling thread is in the file's network namespace.
 func sameNamespace(file *os.File) bool {
 	now, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Linux has no IPv6 on a device with an MTU below 1280. Pods of such an MTU are created, checked and repaired like others, in both
-// directions across that MTU, with veths of their own and on pre-plugged ports.
+// Linux has no IPv6 on a device with an MTU below 1280. Pods with such an MTU are created, checked and repaired like others, also when the
+// MTU changes across that limit in either direction, with veths of their own and on pre-plugged ports.
 func TestPodsRealNarrowMTU(t *testing.T) {
 	pods, home := newPods(t)
 	ctx := context.Background()
@@ -61,7 +61,7 @@ func TestPodsRealNarrowMTU(t *testing.T) {
 	})
 }
 
-// A device that another program makes is configured at every MTU.
+// A device that another program creates is configured at every MTU.
 func TestRealNarrowDevice(t *testing.T) {
 	home := nstest.New(t)
 	nstest.Do(t, home, func() error {

@@ -15,12 +15,12 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// withoutOverride runs work on a thread that file modes apply to, as they do not to root's.
+// withoutOverride runs work on a thread without CAP_DAC_OVERRIDE, so that file modes apply to it.
 func withoutOverride(t *testing.T, work func()) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread goes with its lost capabilities
+		runtime.LockOSThread() // never unlocked: the thread, which lost its capabilities, ends
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var data [2]unix.CapUserData
 		err := unix.Capget(&header, &data[0])
@@ -35,8 +35,8 @@ func withoutOverride(t *testing.T, work func()) {
 	}
 }
 
-// A pod's interface in a namespace that cannot be opened is taken for gone only if it is gone: the far end of its port shows whether
-// it is. So the port of an attachment that is being removed can serve again, or is removed with what is upon it.
+// A pod's interface in a namespace that cannot be opened counts as removed only if it is removed: the veth peer of its port shows that.
+// Then the port of an attachment that is being removed is reused; otherwise it is removed with the interface on it.
 func TestUnplugRealNoEntry(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()

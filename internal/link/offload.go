@@ -22,7 +22,7 @@ const (
 	ethtoolGetBlock      = 16 // size of struct ethtool_get_features_block: available, requested, active, never_changed
 	ethtoolSetBlock      = 8  // size of struct ethtool_set_features_block: valid, requested
 	featuresPerBlock     = 32
-	ethtoolFeaturesLimit = 1024 // far above the kernel's 60-odd; a larger answer is not believed
+	ethtoolFeaturesLimit = 1024 // far above the kernel's 60-odd; a larger answer is rejected
 )
 
 // ethtoolRequest is struct ifreq with a pointer in its union, which has 24 bytes on 64-bit machines.
@@ -32,7 +32,7 @@ type ethtoolRequest struct {
 	_    [16]byte
 }
 
-// ethtool speaks of one device of the calling thread's namespace.
+// ethtool makes requests about one device of the calling thread's namespace.
 type ethtool struct {
 	fd     int
 	device string
@@ -48,8 +48,8 @@ func openEthtool(device string) (*ethtool, error) {
 
 func (e *ethtool) close() { unix.Close(e.fd) }
 
-// call makes one request; the kernel answers in the same buffer. The pointer to it stays a pointer up to the system call: the
-// buffer can neither move nor go before the kernel is done with it.
+// call makes one request; the kernel answers in the same buffer. The pointer to the buffer stays a pointer up to the system call, so that
+// the buffer can neither move nor be freed before the kernel is done with it.
 func (e *ethtool) call(buffer []byte) error {
 	request := &ethtoolRequest{data: unsafe.Pointer(unsafe.SliceData(buffer))}
 	copy(request.name[:unix.IFNAMSIZ-1], e.device)
@@ -95,8 +95,8 @@ func (e *ethtool) features() ([]string, error) {
 	return names, nil
 }
 
-// isTxOffload reports whether a feature of the kernel (net/ethtool/common.c) leaves a packet unfinished on transmission: a
-// checksum to be filled in, or a segment to be cut. What reads a veth by a packet socket would see it so.
+// isTxOffload reports whether a feature of the kernel (net/ethtool/common.c) leaves a packet unfinished on transmission: without its
+// checksum, or not yet segmented. A packet socket on a veth would receive it unfinished.
 func isTxOffload(feature string) bool {
 	return strings.HasPrefix(feature, "tx-") &&
 		(strings.HasPrefix(feature, "tx-checksum-") || strings.HasSuffix(feature, "-segmentation"))
@@ -129,7 +129,7 @@ func (e *ethtool) txBits() (changeable, active []uint32, err error) {
 	return changeable, active, nil
 }
 
-// txOffload reads whether any transmit offload is active: On, or Off when none is or can be.
+// txOffload reads whether any transmit offload is active: On, or Off if none is or can be.
 func txOffload(device string) (Toggle, error) {
 	tool, err := openEthtool(device)
 	if err != nil {
@@ -151,7 +151,7 @@ func txOffload(device string) (Toggle, error) {
 	return Off, nil
 }
 
-// setTxOffload turns transmit checksumming and all segmentation off, or on.
+// setTxOffload turns transmit checksumming and all segmentation on or off.
 func setTxOffload(device string, state Toggle) error {
 	tool, err := openEthtool(device)
 	if err != nil {

@@ -45,7 +45,7 @@ func (c *creation) check() error {
 	return c.compare(func() bool { return c.host == nil || c.paired(c.host, c.peer) }, "is not the other end of ")
 }
 
-// lookAtHost sets host: nil when there is none.
+// lookAtHost sets host: nil if it does not exist.
 func (c *creation) lookAtHost() error {
 	answers, err := c.conn.do(getLink(c.pair.HostName))
 	if err != nil {
@@ -58,8 +58,8 @@ func (c *creation) lookAtHost() error {
 	return nil
 }
 
-// compare compares host and peer, which were looked at, with what Create makes. connected reports whether the one leads to the
-// other, and apart says of the peer that it does not.
+// compare compares host and peer, which were read before, with what Create makes. connected reports whether the two belong together; apart
+// is the message about the peer if not.
 func (c *creation) compare(connected func() bool, apart string) error {
 	var found []error
 	if c.host == nil {
@@ -86,7 +86,7 @@ func (c *creation) hostObject() string { return "host end " + c.pair.HostName }
 
 func (c *creation) podObject() string { return "pod end " + c.pair.PodName }
 
-// checkPod enters the pod's namespace and stays there.
+// checkPod enters the pod's namespace and stays in it.
 func (c *creation) checkPod() ([]error, error) {
 	if err := c.pod.enter(); err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func (p *Pair) compareRoutes(have map[Key]*Route) []error {
 	}
 	for _, stray := range have {
 		if stray.Device != p.PodName {
-			continue // another interface's of the pod, or nobody's
+			continue // the route of another interface of the pod, or of another program
 		}
 		found = append(found, &Difference{stray.String(), "should not exist"})
 	}
@@ -139,7 +139,7 @@ func differences(object string, want, have *Device) []error {
 	return found
 }
 
-// hostDevice is what Create makes of the host's end. Owner is the whole alias.
+// hostDevice is the host veth as Create makes it. Owner is the whole alias.
 func (p *Pair) hostDevice() *Device {
 	return &Device{
 		Name: p.HostName, Owner: p.alias(), MTU: p.mtu(), Up: true, Group: p.HostGroup,
@@ -147,7 +147,7 @@ func (p *Pair) hostDevice() *Device {
 	}
 }
 
-// podDevice is what Create makes of the pod's end.
+// podDevice is the pod's end as Create makes it.
 func (p *Pair) podDevice() *Device {
 	return &Device{
 		Name: p.PodName, MTU: p.mtu(), MAC: p.PodMAC, Up: true, TxOffload: p.offload(), Sysctls: p.podSysctls(),

@@ -15,27 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pods programs the veth pairs of pods. Its methods may be called concurrently; the kernel works changes of links off
-// one at a time in any case.
+// Pods programs the veth pairs of pods. Its methods may be called concurrently; the kernel serializes changes of links in any case.
 type Pods struct {
 	home *namespace
 	conn *conn
-	// reaper is for deletions, which keep a socket busy for some 20 ms that no creation should wait: most of it the kernel
-	// waits for others to let go of the links, and has let go of its lock itself. So deletions take no turn.
+	// reaper is for deletions: they keep a socket busy for about 20 ms, for which no creation should wait. Most of that time the kernel waits
+	// for other users to release the links, after it has released its own lock. So deletions take no turn.
 	reaper *conn
-	// handle is for what needs a dump; see dump.
+	// handle is for requests that need a dump; see dump.
 	handle *netlink.Handle
 	turn   turn
-	// probing is held by who finds out whether a far end is free; probed tells that the kernel makes macvlans.
+	// probing is held while probe runs; probed reports that the kernel supports macvlans.
 	probing sync.Mutex
-	// unplugging bounds how many interfaces are removed at once.
+	// unplugging limits how many interfaces are removed concurrently.
 	unplugging chan struct{}
 	probed     atomic.Bool
 }
 
 var _ PodLinks = (*Pods)(nil)
 
-// NewPods returns the pod operations of the network namespace that the caller is in.
+// NewPods returns the pod operations of the caller's network namespace.
 func NewPods() (*Pods, error) {
 	home, err := homeNamespace()
 	if err != nil {
@@ -74,12 +73,12 @@ func (p *Pods) Close() {
 	p.home.close()
 }
 
-// Create implements PodLinks. Five round trips of netlink in all: make and look at the host's end; set the pod's end up; name
-// the host's end's owner and set it up; look at the pod's end; configure it.
+// Create implements PodLinks. It takes five netlink round trips: create and read the host veth; set the pod's end up; set the host veth's
+// owner and set it up; read the pod's end; configure it.
 //
-// The pod's end is made where it belongs: to move a link to another namespace takes the kernel 18 ms (rcu_barrier in
-// __dev_change_net_namespace), to make one there 0.3 ms. Both are set up at once: for each change of the host's end
-// that Open vSwitch comes to hear of alone, it goes over all its ports.
+// The pod's end is created in its final namespace: moving a link to another namespace takes the kernel 18 ms (rcu_barrier in
+// __dev_change_net_namespace), creating one there 0.3 ms. Both ends are set up at once: for each separate change of the host veth, Open
+// vSwitch iterates over all its ports.
 func (p *Pods) Create(ctx context.Context, pair Pair) (Created, error) {
 	if err := pair.validate(); err != nil {
 		return Created{}, fmt.Errorf("pod link %s: %w", pair.HostName, err)
@@ -124,7 +123,7 @@ type creation struct {
 	pod        *namespace
 	podConn    *conn
 	host, peer netlink.Link
-	made       bool // by this run
+	made       bool // created by this run
 }
 
 // run works on a locked thread that starts in the home namespace.
@@ -154,8 +153,8 @@ func (c *creation) run() error {
 	return nil
 }
 
-// podDefaults runs work while links that are made in the pod's namespace begin with its interface's settings of IPv6, which
-// have to be there before it is up. The thread is in that namespace before and after.
+// podDefaults runs work while new links in the pod's namespace begin with the IPv6 settings of the pod's interface, which have to be set
+// before it is up. The thread is in that namespace before and after.
 func (c *creation) podDefaults(work func() error) error {
 	var restore func() error
 	err := c.turn.do(func() (err error) {
@@ -169,7 +168,7 @@ func (c *creation) podDefaults(work func() error) error {
 	return errors.Join(err, c.turn.do(restore))
 }
 
-// makeHost makes the pair, or finds the one that an earlier run has made, and configures the host's end.
+// makeHost creates the pair, or finds the one that an earlier run has created, and configures the host veth.
 func (c *creation) makeHost() error {
 	if err := c.makePair(); err != nil {
 		return err
@@ -181,7 +180,7 @@ func (c *creation) makeHost() error {
 		}
 	}
 	name, index := c.pair.HostName, c.host.Attrs().Index
-	if !c.made { // the MTU decides whether there are settings of IPv6
+	if !c.made { // the MTU decides whether there are IPv6 settings
 		answers, err := c.conn.do(setLink(index, groupAttr(c.pair.HostGroup)), setLink(index, mtuAttr(c.pair.mtu())))
 		if err := errors.Join(err, all(answers, []string{"setting the host end's group", "setting the host end's mtu"})); err != nil {
 			return err
@@ -194,13 +193,13 @@ func (c *creation) makeHost() error {
 	return errors.Join(err, all(answers, []string{"setting the host end's alias", "setting the host end up"}))
 }
 
-// makePair sets host. An existing pair is taken over when it is the same pair, and replaced when it has the same owner but
-// its other end is elsewhere: an earlier sandbox's.
+// makePair sets host. An existing pair is adopted if it is the same pair, and replaced if it has the same owner but its other end is
+// elsewhere: an earlier sandbox's.
 func (c *creation) makePair() error {
 	for attempt := 0; ; attempt++ {
 		near := linkEnd{name: c.pair.HostName, mtu: c.pair.mtu(), group: c.pair.HostGroup, netns: -1}
 		if c.pair.TxOffloadOff {
-			near.flags = unix.IFF_PROMISC // the switch would set it: one more change of a link, upon which it goes over all
+			near.flags = unix.IFF_PROMISC // the switch would set it anyway: one more change of a link, and another iteration over all ports
 		}
 		far := linkEnd{name: c.pair.PodName, mtu: c.pair.mtu(), mac: c.pair.PodMAC, netns: int(c.pod.file.Fd())}
 		answers, err := c.conn.do(newVeth(near, far), getLink(c.pair.HostName))
@@ -224,8 +223,8 @@ func (c *creation) makePair() error {
 	}
 }
 
-// adopt judges what stands where the pair should be made. It sets host when that is the pair itself, returns a link to be
-// removed when that is Weft's but not this pair, and else an error that names what is in the way.
+// adopt judges an existing link with the pair's name. It sets host if the link is the pair itself, returns a link to be removed if it is
+// Weft's but not this pair, and else an error that names the conflicting link.
 func (c *creation) adopt(host netlink.Link) (stale netlink.Link, err error) {
 	peer, err := c.lookInPod()
 	if err != nil {
@@ -252,8 +251,8 @@ func (c *creation) adopt(host netlink.Link) (stale netlink.Link, err error) {
 	}
 }
 
-// paired reports whether the two links are ends of one pair: each names the other's index, and the host's end says that its
-// other end is in the pod's namespace.
+// paired reports whether the two links are ends of one pair: each has the other's index, and the host veth refers to the pod's namespace as
+// that of its other end.
 func (c *creation) paired(host, peer netlink.Link) bool {
 	if host.Type() != "veth" || peer.Type() != "veth" ||
 		host.Attrs().ParentIndex != peer.Attrs().Index || peer.Attrs().ParentIndex != host.Attrs().Index {
@@ -263,7 +262,7 @@ func (c *creation) paired(host, peer netlink.Link) bool {
 	return err == nil && id == host.Attrs().NetNsID
 }
 
-// lookInPod returns the pod's end, or nil when there is none. It goes into the pod's namespace and comes back.
+// lookInPod returns the pod's end, or nil if it does not exist. It enters the pod's namespace and returns.
 func (c *creation) lookInPod() (netlink.Link, error) {
 	if err := c.pod.enter(); err != nil {
 		return nil, err
@@ -283,20 +282,20 @@ func (c *creation) lookInPod() (netlink.Link, error) {
 	return answers[0].link, nil
 }
 
-// configurePod works in the pod's namespace.
+// configurePod runs in the pod's namespace.
 func (c *creation) configurePod() error {
 	answers, err := c.podConn.do(setState(loopback, true), getLink(c.pair.PodName))
 	if err := errors.Join(err, all(answers, []string{"setting lo up", "looking at it"})); err != nil {
 		return err
 	}
 	c.peer = answers[1].link
-	if !c.made { // the MTU decides whether there are settings of IPv6
+	if !c.made { // the MTU decides whether there are IPv6 settings
 		answers, err := c.podConn.do(setLink(c.peer.Attrs().Index, mtuAttr(c.pair.mtu())))
 		if err := errors.Join(err, all(answers, []string{"setting its mtu"})); err != nil {
 			return err
 		}
 	}
-	if !c.made || c.pair.PodSysctls != (Sysctls{}) { // else it was made with them
+	if !c.made || c.pair.PodSysctls != (Sysctls{}) { // otherwise it was created with them
 		if err := c.turn.do(func() error { return writeSysctls(c.pair.PodName, c.pair.podSysctls()) }); err != nil {
 			return err
 		}
@@ -327,8 +326,8 @@ func (c *creation) configurePod() error {
 	return list.run(c.podConn)
 }
 
-// repair adds to the plan what an existing pod end needs before it is configured like a new one: another MAC, and
-// no addresses and routes but those wanted.
+// repair adds to the plan what an existing pod's end needs before it is configured like a new one: the desired MAC, and the removal of
+// addresses and routes that are not desired.
 func (c *creation) repair(list *plan) error {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -358,15 +357,15 @@ func (c *creation) repair(list *plan) error {
 	}
 	for _, route := range have {
 		if route.Device != c.pair.PodName {
-			continue // another interface's of the pod, or nobody's
+			continue // another interface's of the pod, or another program's
 		}
-		// An address that was just removed has taken its routes along.
+		// The removal of an address above may have removed its routes.
 		list.addUnless(unix.ESRCH, "removing "+route.String(), deleteRoute(*route, 0))
 	}
 	return nil
 }
 
-// plan is a list of requests with what each is for.
+// plan is a list of requests, each with its purpose.
 type plan struct {
 	requests []*nl.NetlinkRequest
 	what     []string
@@ -400,7 +399,7 @@ func (l *plan) run(c *conn) error {
 	return all(answers, l.what)
 }
 
-// defaultMTU is ETH_DATA_LEN, what the kernel gives a veth.
+// defaultMTU is ETH_DATA_LEN, the kernel's default for a veth.
 const defaultMTU = 1500
 
 func (p *Pair) mtu() int {
@@ -417,14 +416,13 @@ func (p *Pair) alias() string {
 	return PodAliasPrefix + p.Owner
 }
 
-// podRoute is a route of PodRoutes as it is read back.
+// podRoute returns a route of PodRoutes as it is read back.
 func (p *Pair) podRoute(route Route) *Route {
 	route.Netns, route.Device = "", p.PodName
 	return &route
 }
 
-// hostSysctls keeps the kernel from taking part in the pod's IPv6 link by the host's end: no link-local address that the pod
-// could talk to.
+// hostSysctls keep the kernel off the pod's IPv6 link: the host veth gets no link-local address that the pod could reach.
 func hostSysctls() Sysctls { return Sysctls{DisableIPv6: On, AcceptRA: Off} }
 
 func (p *Pair) podSysctls() Sysctls {
@@ -439,7 +437,7 @@ func (p *Pair) podSysctls() Sysctls {
 	return settings
 }
 
-// ownerMax bounds an owner, so that the alias stays under IFALIASZ, 256 bytes.
+// ownerMax limits an owner in bytes, so that the alias is shorter than IFALIASZ, 256 bytes.
 const ownerMax = 200
 
 func (p *Pair) validate() error {

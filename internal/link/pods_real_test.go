@@ -87,7 +87,7 @@ func TestPodsRealLifecycle(t *testing.T) {
 	}
 }
 
-// newLinkSettings is what links begin with in a namespace, of what Weft sets.
+// newLinkSettings returns the initial settings of new links in a namespace, as far as Weft sets them.
 func newLinkSettings(t *testing.T, netns string) (settings string) {
 	t.Helper()
 	nstest.Do(t, netns, func() error {
@@ -103,7 +103,7 @@ func newLinkSettings(t *testing.T, netns string) (settings string) {
 	return settings
 }
 
-// checkOffloads asks ethtool(8), which uses the other interface of the kernel (netlink).
+// checkOffloads reads the offloads with ethtool(8), which uses the kernel's other interface (netlink).
 func checkOffloads(t *testing.T, netns, device string) {
 	t.Helper()
 	nstest.Do(t, netns, func() error {
@@ -121,7 +121,7 @@ func checkOffloads(t *testing.T, netns, device string) {
 	})
 }
 
-// alter is something that somebody does to a pair, and what Check says about it.
+// alterations are changes of a pair by another program, and what Check reports for them.
 var alterations = []struct {
 	name, want string
 	inPod      bool
@@ -219,7 +219,7 @@ func TestPodsRealForeign(t *testing.T) {
 	}
 }
 
-// A pair left by an interrupted Create, at every point, is completed; one left in an earlier sandbox is replaced.
+// A pair left by a Create that was interrupted, at any point, is completed; one left in an earlier sandbox is replaced.
 func TestPodsRealInterrupted(t *testing.T) {
 	pods, home := newPods(t)
 	ctx := context.Background()
@@ -268,7 +268,7 @@ func TestPodsRealIPv6(t *testing.T) {
 	}
 }
 
-// Two interfaces of one pod leave each other's routes alone, also when one is made again.
+// Two interfaces of one pod leave each other's routes alone, also when one is created again.
 func TestPodsRealTwoInterfaces(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
@@ -304,7 +304,7 @@ func TestOpenNamespaceRefuses(t *testing.T) {
 	}
 }
 
-// Pairs are deleted although their pods' namespaces are there, gone, or going.
+// Pairs are deleted whether their pods' namespaces exist, do not exist, or are being removed.
 func TestPodsRealReap(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()

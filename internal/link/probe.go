@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An address is probed as by RFC 5227, section 2.1.1, three times, but within less than half a second: an address that moves to this node is
-// not in use until then, and hosts of one network answer within milliseconds.
+// An address is probed as in RFC 5227, section 2.1.1, three times, but within less than half a second: an address that moves to this node
+// is not in use until the probe ends, and hosts of one network answer within milliseconds.
 const (
 	probes        = 3
 	probeInterval = 100 * time.Millisecond
 )
 
-// Stranger probes an address on a device's network by ARP, and returns the MAC address of the host that has it; nil: none answers, or one
-// that is the neighbour at one of the known addresses. It takes about 0.3 s.
+// Stranger probes an address on a device's network by ARP, and returns the MAC address of the host that has it; nil if no host answers, or
+// only the neighbour at one of the known addresses. It takes about 0.3 s.
 func Stranger(device string, address netip.Addr, known []netip.Addr) (net.HardwareAddr, error) {
 	link, err := net.InterfaceByName(device)
 	if err != nil {
@@ -48,7 +48,7 @@ func Stranger(device string, address netip.Addr, known []netip.Addr) (net.Hardwa
 	return mac, nil
 }
 
-// probe asks for an address by ARP, and returns the MAC address of the first other host that names it as its own; nil: none does.
+// probe sends ARP probes for an address, and returns the MAC address of the first other host that answers for it; nil if none does.
 func probe(link *net.Interface, address netip.Addr) (net.HardwareAddr, error) {
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(bigEndian(unix.ETH_P_ARP)))
 	if err != nil {
@@ -72,7 +72,7 @@ func probe(link *net.Interface, address netip.Addr) (net.HardwareAddr, error) {
 	return nil, nil //nolint:nilnil // none has it
 }
 
-// question is an ARP probe: a request that names no sender's address, so that no cache takes one from it.
+// question is an ARP probe: a request without a sender's address, so that it changes no ARP cache.
 func question(mac net.HardwareAddr, address netip.Addr) []byte {
 	b := make([]byte, 0, arpSize)
 	b = binary.BigEndian.AppendUint16(b, arpEthernet)
@@ -82,7 +82,7 @@ func question(mac net.HardwareAddr, address netip.Addr) []byte {
 	return slices.Concat(b, mac, netip.IPv4Unspecified().AsSlice(), make([]byte, len(mac)), address.AsSlice())
 }
 
-// answered reads ARP messages until one of another host names the address as the sender's, or the deadline.
+// answered reads ARP messages until another host's has the address as its sender, or until the deadline.
 func answered(socket int, link *net.Interface, address netip.Addr, deadline time.Time) (net.HardwareAddr, error) {
 	const senderMAC, senderIP, targetMAC = 8, 14, 18
 	b := make([]byte, 128)

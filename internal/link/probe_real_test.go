@@ -14,7 +14,8 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// An address that another host has is found by ARP, unless that host is the neighbour at a known address; one that no host has is free.
+// An address that another host has is found by ARP, unless that host is the neighbour at a known address; an address that no host has is
+// free.
 func TestStrangerByARP(t *testing.T) {
 	here, there := nstest.New(t), nstest.New(t)
 	taken, node, free := netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.101")

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ranges returns the IPv4 ranges that this network namespace's main table routes, in order: what is connected, and static routes. Default
-// routes and routes by the named device are left out.
+// Ranges returns, sorted, the IPv4 ranges that this network namespace's main table routes: connected ranges and static routes. Default
+// routes and routes by the named device are omitted.
 func Ranges(except string) ([]netip.Prefix, error) {
 	list, err := dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)

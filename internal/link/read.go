@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpAttempts bounds how often a dump that the kernel interrupted is made again. The last one is taken as it is: what
-// it missed was changing anyway, and comes as an event.
+// dumpAttempts limits how often an interrupted dump is repeated. The last result is used as it is: what it missed was changing anyway, and
+// is reported by an event.
 const dumpAttempts = 10
 
-// dump makes a dump, again when something changed while it was made (NLM_F_DUMP_INTR).
+// dump makes a dump, and repeats it if something changed during it (NLM_F_DUMP_INTR).
 func dump[T any](make func() ([]T, error)) ([]T, error) {
 	for attempt := 1; ; attempt++ {
 		list, err := make()
@@ -37,7 +37,7 @@ func listLinks(handle *netlink.Handle) ([]netlink.Link, error) {
 	return links, nil
 }
 
-// toPrefix turns an address of net into one of netip. It is invalid when the other is.
+// toPrefix converts an address of net to netip. An invalid address stays invalid.
 func toPrefix(n *net.IPNet) netip.Prefix {
 	if n == nil {
 		return netip.Prefix{}
@@ -57,8 +57,8 @@ func toAddr(ip net.IP) netip.Addr {
 	return address.Unmap()
 }
 
-// deviceAddresses returns a device's addresses but for IPv6 link-local ones that the kernel made and those that are items, and whether any of them has no
-// prefix route.
+// deviceAddresses returns a device's addresses, without IPv6 link-local ones of the kernel and without Address items, and whether any of
+// them has no prefix route.
 func deviceAddresses(handle *netlink.Handle, index int) (list []netip.Prefix, noPrefixRoute bool, err error) {
 	addresses, err := dump(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -78,7 +78,7 @@ func deviceAddresses(handle *netlink.Handle, index int) (list []netip.Prefix, no
 	return sortedPrefixes(list), noPrefixRoute, nil
 }
 
-// readDevice reads everything about a device of the calling thread's namespace, with which the handle must agree.
+// readDevice reads everything about a device of the calling thread's namespace; the handle must be of the same namespace.
 func readDevice(handle *netlink.Handle, link netlink.Link) (*Device, error) {
 	attrs := link.Attrs()
 	device := &Device{
@@ -102,8 +102,7 @@ func readDevice(handle *netlink.Handle, link netlink.Link) (*Device, error) {
 	return device, nil
 }
 
-// readRoutes returns the routes with Protocol. names gives devices' names by index; a route whose device is not in it has
-// none.
+// readRoutes returns the routes with Protocol. names maps indexes to devices' names; a route whose device is not in it has none.
 func readRoutes(handle *netlink.Handle, names map[int]string) (map[Key]*Route, error) {
 	filter := &netlink.Route{Protocol: Protocol, Table: unix.RT_TABLE_UNSPEC}
 	routes, err := dump(func() ([]netlink.Route, error) {

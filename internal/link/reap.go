@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Delete implements PodLinks. Each removal of a device waits for every processor to pass a quiescent state (RCU), some
-// milliseconds, and so does a removal of hundreds at once: the links are set down, moved to DeadGroup, and the group is
-// deleted in one request. They are down before they leave their group, so that rules by group never miss a frame of theirs.
+// Delete implements PodLinks. A removal of a device waits for all processors to pass a quiescent state (RCU), some milliseconds; a removal
+// of hundreds at once takes as long. So the links are set down, moved to DeadGroup, and the group is deleted in one request. They are down
+// before they leave their group, so that rules by group match every frame of theirs.
 func (p *Pods) Delete(ctx context.Context, hostNames ...string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("deleting pod links: %w", err)
@@ -29,14 +29,14 @@ func (p *Pods) Delete(ctx context.Context, hostNames ...string) error {
 	return errors.Join(refused...)
 }
 
-// deletable reports whether a link is a pod's: a veth with the alias, or one that a crash left before it had one.
+// deletable reports whether a link is a pod's: a veth with the alias, or one that a crash left before it got one.
 func deletable(link netlink.Link) bool {
 	attrs := link.Attrs()
 	fresh := attrs.Alias == "" && attrs.Flags&net.FlagUp == 0
 	return link.Type() == "veth" && (fresh || strings.HasPrefix(attrs.Alias, PodAliasPrefix))
 }
 
-// lookUp looks the names up. Names that do not exist, or could not, are passed over.
+// lookUp looks up the names. Names that do not exist, or are invalid, are ignored.
 func (p *Pods) lookUp(hostNames []string) (indexes []int, refused []error, err error) {
 	var requests []*nl.NetlinkRequest
 	var names []string
@@ -91,7 +91,7 @@ func (p *Pods) reap(indexes []int) error {
 	return nil
 }
 
-// unlessGone forgives that a link has gone by itself, as it does with the pod's namespace.
+// unlessGone ignores that a link was already removed, for example with the pod's namespace.
 func unlessGone(err error) error {
 	if errors.Is(err, unix.ENODEV) {
 		return nil

@@ -9,11 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Resolve has the kernel find anew, without waiting, the neighbours that packets to the addresses go by: the addresses
-// themselves, or the gateways on the way. A userspace datapath learns its tunnels' neighbours from the answers; it drops
-// the packet that makes it ask by itself, and a pod then waits a second for its own next try.
-// Packets that the kernel has for a neighbour meanwhile wait in its queue. An address without a route is an error, and
-// keeps no other.
+// Resolve makes the kernel resolve again, without waiting, the neighbours for packets to the addresses: the addresses themselves, or the
+// gateways. A userspace datapath learns its tunnels' neighbours from the ARP replies. It drops the packet for which it sends an ARP request
+// itself, and a pod then waits a second for its retry. Packets for a neighbour that is being resolved wait in the kernel's queue. An
+// address without a route is an error and does not affect the others.
 func Resolve(addresses ...netip.Addr) error {
 	var errs []error
 	for _, address := range addresses {
@@ -34,7 +33,7 @@ func resolve(address netip.Addr) error {
 		if neighbour.IP == nil {
 			neighbour.IP = address.AsSlice()
 		}
-		// Gone first: the kernel asks about none that it believes to know.
+		// Deleted first: the kernel does not resolve a neighbour that it considers valid.
 		if err := netlink.NeighDel(neighbour); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("forgetting it: %w", err)
 		}

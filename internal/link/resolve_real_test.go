@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// neighbour returns the hardware address that the kernel knows for an address, waiting for it.
+// neighbour waits until the kernel has a hardware address for an address, and returns it.
 func neighbour(index int, address string) (net.HardwareAddr, error) {
 	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); {
 		list, err := netlink.NeighList(index, netlink.FAMILY_V4)
@@ -33,8 +33,7 @@ func neighbour(index int, address string) (net.HardwareAddr, error) {
 	return nil, fmt.Errorf("no neighbour %s", address)
 }
 
-// TestResolveFindsNeighboursAnew: also one that the kernel believes to know, wrongly, and the gateway on the way to an
-// address that is further away.
+// TestResolveFindsNeighboursAnew: also a neighbour for which the kernel has a wrong entry, and the gateway to a remote address.
 func TestResolveFindsNeighboursAnew(t *testing.T) {
 	here, there := nstest.New(t), nstest.New(t)
 	var mac net.HardwareAddr

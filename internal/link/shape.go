@@ -14,34 +14,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Shaper is a token bucket (tbf) that packets wait at. What counts are bytes of IP packets, without Ethernet's header.
+// Shaper is a token bucket (tbf). It counts the bytes of IP packets, without Ethernet's header.
 type Shaper struct {
-	// Rate is how many bytes pass in a second. 0: there is no shaper.
+	// Rate is in bytes per second. 0: there is no shaper.
 	Rate uint64
-	// Burst is how many bytes pass at once after a rest. A packet that is larger never passes, unless the kernel can segment it.
+	// Burst is how many bytes pass at once after idle time. A larger packet never passes, unless the kernel can segment it.
 	Burst uint32
-	// Queue is how many bytes wait; what comes on top is dropped.
+	// Queue is how many bytes wait; further packets are dropped.
 	Queue uint32
 }
 
-// Shape is how the traffic of a pod upon a standing pair is shaped. Both shapers are in the namespace of the far ends, where no pod
-// can change them, and beside the host's end, so that the switch need not know of them:
+// Shape is the shape of the traffic of a pod on a pre-plugged port. Both shapers are in the namespace of the veth peers, where no pod can
+// change them, and not on the host veth, so that the switch does not see them:
 //
-//   - What the pod sends passes the far end, whose root qdisc is Send.
-//   - What it receives comes in by the far end, is redirected to an ifb device there whose root qdisc is Receive, and goes on from
-//     that to the pod. A queue at the host's end would hold packets of the socket by which Open vSwitch's userspace datapath sends to
-//     all its ports (af_packet_sock in its lib/netdev-linux.c): once they fill that socket's buffer, nobody gets anything.
+//   - What the pod sends passes the veth peer, whose root qdisc is Send.
+//   - What it receives arrives at the veth peer, is redirected to an ifb device there whose root qdisc is Receive, and goes on to the pod.
+//     A queue on the host veth would hold packets of the socket by which Open vSwitch's userspace datapath sends to all its ports
+//     (af_packet_sock in its lib/netdev-linux.c): once they fill that socket's buffer, no port receives anything.
 type Shape struct {
 	Receive, Send Shaper
 }
 
-// Shapers reads and repairs shapes; who makes an interface shapes it before it is there (PodLinks.Create), and who removes it ends that
-// (PodLinks.Unplug). *[Pods] does it in the kernel, *[FakePods] in memory.
+// Shapers reads and repairs shapes. Shapes are created before the interface (PodLinks.Create) and removed with it (PodLinks.Unplug).
+// *[Pods] does it in the kernel, *[FakePods] in memory.
 type Shapers interface {
-	// Shapes returns how pairs with far ends in the namespace at path are shaped, by name; those that are not are not among them.
+	// Shapes returns the shapes of ports with veth peers in the namespace at path, by name; ports without a shape are omitted.
 	Shapes(ctx context.Context, path string) (map[string]Shape, error)
-	// Reshape makes a pair's shape what it is to be. The zero Shape removes what is left of one, also of a pair that is gone; with
-	// another that is ErrNoDevice.
+	// Reshape sets a port's shape. The zero Shape removes what is left of one, also of a port that does not exist; another Shape is then
+	// ErrNoDevice.
 	Reshape(ctx context.Context, path, name string, want Shape) error
 }
 
@@ -50,7 +50,7 @@ var (
 	_ Shapers = (*FakePods)(nil)
 )
 
-// String is the shaper in the words of tc(8).
+// String returns the shaper in the words of tc(8).
 func (s Shaper) String() string {
 	if s.Rate == 0 {
 		return "no shaper"
@@ -58,15 +58,15 @@ func (s Shaper) String() string {
 	return fmt.Sprintf("rate %dBps burst %d limit %d", s.Rate, s.Burst, s.Queue)
 }
 
-// String says both.
+// String returns both shapers.
 func (s Shape) String() string { return "receive " + s.Receive.String() + ", send " + s.Send.String() }
 
-// Matches reports whether a shape that was read is the one that is wanted.
+// Matches reports whether a shape that was read is the desired one.
 func (s Shape) Matches(have Shape) bool {
 	return s.Receive.matches(have.Receive) && s.Send.matches(have.Send)
 }
 
-// matches compares bursts roughly: the kernel keeps the time that one takes, in its ticks.
+// matches compares bursts with a tolerance: the kernel stores the time that a burst takes, in its ticks.
 func (s Shaper) matches(have Shaper) bool {
 	const parts = 100
 	off := max(s.Burst, have.Burst) - min(s.Burst, have.Burst)
@@ -76,7 +76,7 @@ func (s Shaper) matches(have Shaper) bool {
 // tick is the unit of times in the kernel's qdiscs, in nanoseconds (PSCHED_SHIFT of linux/net/pkt_sched.h).
 const tick = 64
 
-// ticks is how long the burst takes.
+// ticks is the time that the burst takes.
 func (s Shaper) ticks() float64 {
 	if s.Rate == 0 {
 		return 0
@@ -88,20 +88,20 @@ func (s Shaper) ticks() float64 {
 const (
 	// shaperHandle is the handle of the shapers' qdiscs: "WE" in ASCII.
 	shaperHandle = 0x5745 << 16
-	// ingressHandle is the kernel's for an ingress qdisc.
+	// ingressHandle is the kernel's handle of an ingress qdisc.
 	ingressHandle = 0xffff << 16
-	// tcaSizeBase is TCA_STAB_BASE of linux/pkt_sched.h, and sizeSpec the size of struct tc_sizespec, in which the overhead begins at
+	// tcaSizeBase is TCA_STAB_BASE of linux/pkt_sched.h, and sizeSpec the size of struct tc_sizespec, which has the overhead at offset
 	// sizeOverhead.
 	tcaSizeBase, sizeSpec, sizeOverhead = 1, 24, 4
 	// linkEthernet is TC_LINKLAYER_ETHERNET: the kernel computes times itself, and needs no table of them.
 	linkEthernet = 1
-	// etherHeader is what a qdisc of an Ethernet device counts of a packet beside IP, in bytes.
+	// etherHeader is what a qdisc of an Ethernet device counts of a packet besides IP, in bytes.
 	etherHeader = 14
-	// receiverSuffix follows a standing pair's name in that of the ifb device.
+	// receiverSuffix follows a pre-plugged port's name in the name of its ifb device.
 	receiverSuffix = "-in"
 )
 
-// receiverName is the name of the ifb device of a standing pair.
+// receiverName is the name of the ifb device of a pre-plugged port.
 func receiverName(pair string) string { return pair + receiverSuffix }
 
 func qdiscRequest(kind, flags, index int, handle, parent uint32) *nl.NetlinkRequest {
@@ -110,11 +110,11 @@ func qdiscRequest(kind, flags, index int, handle, parent uint32) *nl.NetlinkRequ
 	return request
 }
 
-// setShaper puts a shaper in place of a device's root qdisc.
+// setShaper replaces a device's root qdisc by a shaper.
 func setShaper(index int, s Shaper) *nl.NetlinkRequest {
 	request := qdiscRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, index, shaperHandle, netlink.HANDLE_ROOT)
 	request.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("tbf")))
-	base := make([]byte, sizeSpec) // all else 0: there is no table, only the overhead is added
+	base := make([]byte, sizeSpec) // all else is 0: no table, only the overhead is added
 	overhead := int32(-etherHeader)
 	binary.NativeEndian.PutUint32(base[sizeOverhead:], uint32(overhead)) //nolint:gosec // two's complement is meant
 	base[sizeOverhead+4] = linkEthernet
@@ -162,7 +162,7 @@ func readShapers() (map[int]Shaper, error) {
 	return found, nil
 }
 
-// parseShaper reads the attributes of a root qdisc. One that no setShaper made is no shaper.
+// parseShaper reads the attributes of a root qdisc. A qdisc that setShaper did not create is no shaper.
 func parseShaper(attributes []byte) (Shaper, error) {
 	attrs, err := attributesOf(attributes)
 	if err != nil || string(attrs[nl.TCA_KIND]) != "tbf\x00" {
@@ -190,7 +190,7 @@ func parseShaper(attributes []byte) (Shaper, error) {
 	return s, nil
 }
 
-// attributesOf returns attributes by their type.
+// attributesOf returns attributes by type.
 func attributesOf(data []byte) (map[int][]byte, error) {
 	if !wellFormed(data) {
 		return nil, fmt.Errorf("attributes: %w", unix.EBADMSG)
@@ -206,7 +206,7 @@ func attributesOf(data []byte) (map[int][]byte, error) {
 	return found, nil
 }
 
-// farEnd is a standing pair's far end as it is shaped, or is to be.
+// farEnd is the veth peer of a pre-plugged port, with its shape.
 type farEnd struct {
 	far netlink.Link
 	// receiver is the ifb device; nil if there is none.
@@ -214,7 +214,7 @@ type farEnd struct {
 	conn     *conn
 }
 
-// unshape adds to a plan what takes a shape away, whatever there is of one.
+// unshape adds to a plan the removal of everything that exists of a shape.
 func (f *farEnd) unshape(list *plan) {
 	f.unshapeSent(list)
 	f.unshapeReceived(list)
@@ -222,10 +222,10 @@ func (f *farEnd) unshape(list *plan) {
 
 func (f *farEnd) unshapeSent(list *plan) {
 	request := qdiscRequest(unix.RTM_DELQDISC, 0, f.far.Attrs().Index, 0, netlink.HANDLE_ROOT)
-	list.addUnless(unix.ENOENT, "removing the shaper of what is sent", request) // ENOENT: the one that is there is the kernel's own
+	list.addUnless(unix.ENOENT, "removing the shaper of what is sent", request) // ENOENT: only the kernel's default is there
 }
 
-// unshapeReceived lets go on what comes in before it removes the device that it is redirected to.
+// unshapeReceived removes the redirection of received packets before the device that they are redirected to.
 func (f *farEnd) unshapeReceived(list *plan) {
 	list.addUnless(unix.ENOENT, "removing the redirection of what is received", qdiscRequest(unix.RTM_DELQDISC, 0, f.far.Attrs().Index, 0, netlink.HANDLE_INGRESS))
 	if f.receiver != nil {
@@ -233,7 +233,7 @@ func (f *farEnd) unshapeReceived(list *plan) {
 	}
 }
 
-// shape shapes the far end, on a thread in its namespace. It may be repeated.
+// shape shapes the veth peer, on a thread in its namespace. It may be repeated.
 func (f *farEnd) shape(want Shape) error {
 	var list plan
 	if want.Send.Rate != 0 {
@@ -279,7 +279,7 @@ func (f *farEnd) shapeReceived(want Shaper) error {
 	return f.redirect(index)
 }
 
-// newIfb makes an ifb device in the socket's namespace.
+// newIfb creates an ifb device in the socket's namespace.
 func newIfb(name string, mtu int) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -290,8 +290,8 @@ func newIfb(name string, mtu int) *nl.NetlinkRequest {
 	return request
 }
 
-// redirect leads all that comes in by the far end to a device. The classifier is u32, which takes every packet without a selector, and
-// which kernels have more often than matchall.
+// redirect sends everything that arrives at the veth peer to a device. The classifier is u32, which matches every packet without a
+// selector, and which more kernels have than matchall.
 func (f *farEnd) redirect(device int) error {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -310,7 +310,7 @@ func (f *farEnd) redirect(device int) error {
 	return nil
 }
 
-// isRedirected reports whether all that comes in by a far end is led to a device.
+// isRedirected reports whether everything that arrives at a veth peer is redirected to a device.
 func isRedirected(handle *netlink.Handle, far netlink.Link, device int) (bool, error) {
 	filters, err := dump(func() ([]netlink.Filter, error) { return handle.FilterList(far, ingressHandle) })
 	if err != nil {
@@ -322,7 +322,7 @@ func isRedirected(handle *netlink.Handle, far netlink.Link, device int) (bool, e
 			continue
 		}
 		to, ok := u32.Actions[0].(*netlink.MirredAction)
-		return ok && to.MirredAction == netlink.TCA_EGRESS_REDIR && to.Ifindex == device, nil // the first that takes a packet counts
+		return ok && to.MirredAction == netlink.TCA_EGRESS_REDIR && to.Ifindex == device, nil // the first filter that matches counts
 	}
 	return false, nil
 }
@@ -336,8 +336,8 @@ func takesAll(selector *netlink.TcU32Sel) bool {
 	return true
 }
 
-// readShapes returns how standing pairs are shaped whose far ends are in the calling thread's namespace, by their names. Those that nothing of
-// a shape is of are not among them; one whose shaping of what is received is not whole has none.
+// readShapes returns the shapes of pre-plugged ports whose veth peers are in the calling thread's namespace, by name. Ports without any
+// part of a shape are omitted; if the shaping of received packets is incomplete, Receive is zero.
 func readShapes(handle *netlink.Handle, links []netlink.Link) (map[string]Shape, error) {
 	shapers, err := readShapers()
 	if err != nil {
@@ -433,7 +433,7 @@ func (p *Pods) Reshape(ctx context.Context, path, name string, want Shape) error
 	}
 }
 
-// inPorts works on a thread in the namespace of far ends.
+// inPorts runs work on a thread in the namespace of veth peers.
 func (p *Pods) inPorts(ctx context.Context, path string, work func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -454,12 +454,12 @@ func (p *Pods) inPorts(ctx context.Context, path string, work func() error) erro
 	})
 }
 
-// errUnshaped says that a pod's traffic cannot be shaped.
+// errUnshaped reports that a pod's traffic cannot be shaped.
 var errUnshaped = errors.New("bandwidth can be limited on pre-plugged ports only")
 
 func (u *upon) farEnd() *farEnd { return &farEnd{far: u.far, receiver: u.receiver, conn: u.farConn} }
 
-// shape has the far end shaped before the pod's interface is upon it. Of a pod that is not to be shaped, put makes sure.
+// shape shapes the veth peer before the pod's interface is on it. For a pod without a shape, put removes what is left of one.
 func (u *upon) shape() error {
 	if u.pair.Shape == (Shape{}) {
 		return nil

@@ -20,7 +20,7 @@ func testShape() Shape {
 	}
 }
 
-// wantShapes compares how the pairs of a namespace are shaped, and how many ifb devices there are.
+// wantShapes compares the shapes of the ports of a namespace, and the number of ifb devices.
 func wantShapes(t *testing.T, pods *Pods, ports string, want map[string]Shape) {
 	t.Helper()
 	have, err := pods.Shapes(context.Background(), ports)
@@ -68,7 +68,7 @@ func TestShapeRealLifecycle(t *testing.T) {
 		if err := pods.Check(ctx, pair); err != nil {
 			t.Error(err)
 		}
-		if _, err := pods.Create(ctx, pair); err != nil { // asked again
+		if _, err := pods.Create(ctx, pair); err != nil { // repeated
 			t.Error(err)
 		}
 		wantShapes(t, pods, ports, map[string]Shape{"wts0": shape})
@@ -83,7 +83,7 @@ func TestShapeRealLifecycle(t *testing.T) {
 		wantShapes(t, pods, ports, nil)
 		wantStanding(t, pods, ports, true)
 	}
-	// What is left on a port is not free, and gone before another pod is upon it.
+	// A port with a leftover shape is not free; the shape is removed before another pod uses the port.
 	if err := pods.Reshape(ctx, ports, "wts0", testShape()); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestShapeRealLifecycle(t *testing.T) {
 	if err := pods.Check(ctx, plain); err != nil {
 		t.Error(err)
 	}
-	// What is left of a port that is gone is told, and can be removed.
+	// A leftover of a port that was deleted is reported, and can be removed.
 	if err := errors.Join(pods.Reshape(ctx, ports, "wts0", testShape()), pods.Delete(ctx, "wts0")); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestShapeRealLifecycle(t *testing.T) {
 	}
 	listed(0)
 	wantShapes(t, pods, ports, nil)
-	// Without a namespace there is nothing to be shaped.
+	// Without a namespace there is nothing to shape.
 	if found, err := pods.Shapes(ctx, ports+"-none"); err != nil || len(found) != 0 {
 		t.Errorf("without a namespace: %v, %v", found, err)
 	}
@@ -132,7 +132,7 @@ func TestShapeRealLifecycle(t *testing.T) {
 	}
 }
 
-// A pod's own pair has no end that the pod cannot change.
+// A pod's own pair cannot be shaped: the pod could change it.
 func TestShapeNeedsAStandingPair(t *testing.T) {
 	pods, _ := newPods(t)
 	pair := testPair(nstest.New(t), 2)
@@ -142,7 +142,7 @@ func TestShapeNeedsAStandingPair(t *testing.T) {
 	}
 }
 
-// Whatever somebody else does to a shape is seen, and put back.
+// Every change of a shape by another program is detected and corrected.
 func TestShapeRealDamage(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
@@ -232,7 +232,7 @@ func TestShapeRealRates(t *testing.T) {
 	}
 	for _, shaper := range []Shaper{
 		{Rate: 125, Burst: 2900, Queue: 46_400},
-		{Rate: 125, Burst: 131_070, Queue: 2_097_120}, // the burst takes longer than the kernel's word for it has room
+		{Rate: 125, Burst: 131_070, Queue: 2_097_120}, // the burst takes longer than the kernel's 32-bit field can hold
 		{Rate: 1_000_000, Burst: 25_000, Queue: 100_000},
 		{Rate: math.MaxUint32 - 1, Burst: 107_374_182, Queue: 429_496_729},
 		{Rate: math.MaxUint32 + 1, Burst: 107_374_182, Queue: 429_496_729},

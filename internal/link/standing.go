@@ -12,63 +12,64 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Standing is a pair that is made ahead of its pod and outlives it: the host's end, which is a port of the switch, and the far
-// end, of the same name, in a namespace of its own. A pod that is put upon it gets a macvlan of the far end as its interface.
-// A switch that is told of a link goes over all its ports; of a pod that comes or goes this way it is told nothing.
+// Standing is a pre-plugged port: a veth pair that is created before its pod and outlives it. It has the host veth, which is a port of the
+// switch, and the veth peer (far, in this package), of the same name, in a separate namespace. A pod's interface on it is a macvlan of the
+// veth peer. When a link changes, a switch iterates over all its ports; when a pod is added or removed this way, no link of the switch
+// changes.
 //
-// The macvlan is of mode passthru: the kernel admits one to a far end, so nothing that a former pod has kept can be on a
-// pair together with the next pod's interface.
+// The macvlan's mode is passthru: the kernel allows only one such macvlan per device. So nothing that a former pod has kept can be on a
+// port together with the next pod's interface.
 type Standing struct {
-	// Name is that of both ends; it must pass ValidateName, with room for "-in" behind it.
+	// Name is the name of both ends; it must pass ValidateName, also with "-in" appended.
 	Name string
 	// MTU of both ends in bytes; 0 is the kernel's default, 1500.
 	MTU int
 	// HostGroup is as in Pair.
 	HostGroup uint32
-	// TxOffloadOff is as in Pair, on the far end.
+	// TxOffloadOff is as in Pair, for the veth peer.
 	TxOffloadOff bool
 }
 
-// Stands is what there is of a Standing.
+// Stands is the state of a pre-plugged port.
 type Stands struct {
-	// MTU is the host end's, in bytes.
+	// MTU is the host veth's, in bytes.
 	MTU int
-	// TxOffloadOff reports whether the far end finishes what it sends.
+	// TxOffloadOff reports whether transmit offloads are off on the veth peer.
 	TxOffloadOff bool
-	// Idle reports whether the far end is there, no interface upon it is up, and it is not shaped.
+	// Idle reports whether the veth peer exists, no interface on it is up, and it has no shape.
 	Idle bool
-	// Gone says that the pair is gone, and something of its shape is left.
+	// Gone reports that the pair does not exist, but a part of its shape does.
 	Gone bool
 }
 
-// StandingLinks makes and lists standing pairs. *[Pods] does it in the kernel, *[FakePods] in memory. PodLinks.Delete removes
-// them, and with them what is upon them.
+// StandingLinks creates and lists pre-plugged ports. *[Pods] does it in the kernel, *[FakePods] in memory. PodLinks.Delete removes them,
+// and with them the interfaces on them.
 type StandingLinks interface {
-	// CreateStanding makes pairs with their far ends in the namespace at path. ErrNoNamespace and ErrNotNamespace are about
-	// that. After an error none of them is there.
+	// CreateStanding creates ports with their veth peers in the namespace at path. ErrNoNamespace and ErrNotNamespace are about that
+	// namespace. After an error none of the ports exists.
 	CreateStanding(ctx context.Context, path string, pairs ...Standing) error
-	// ListStanding returns the standing pairs that exist, by name. Without the namespace at path none is idle.
+	// ListStanding returns the existing pre-plugged ports, by name. Without the namespace at path none is idle.
 	ListStanding(ctx context.Context, path string) (map[string]Stands, error)
 }
 
 var _ StandingLinks = (*Pods)(nil)
 
 var (
-	// ErrOccupied says that an interface is upon a standing pair that should be free.
+	// ErrOccupied reports that an interface is on a pre-plugged port that should be free.
 	ErrOccupied = errors.New("another interface is on the pre-plugged port")
-	// ErrUnusable says that a pod cannot be put upon a standing pair, for a reason that is not the pod's.
+	// ErrUnusable reports that a pod's interface cannot be created on a pre-plugged port, for a reason that is not the pod's.
 	ErrUnusable = errors.New("the pre-plugged port is unusable")
 )
 
-// standingOwner begins the owners of standing pairs.
+// standingOwner is the prefix of the owners of pre-plugged ports.
 const standingOwner = "port/"
 
-// StandingOwner returns the owner of a standing pair, as List has it.
+// StandingOwner returns the owner of a pre-plugged port, as in List.
 func StandingOwner(name string) string { return standingOwner + name }
 
 func standingAlias(name string) string { return PodAliasPrefix + StandingOwner(name) }
 
-// standingBatch bounds the pairs that are made in one go, so that their answers fit the socket (batchMax).
+// standingBatch limits how many pairs are created at once, so that their answers fit the socket (batchMax).
 const standingBatch = batchMax / 2
 
 // CreateStanding implements StandingLinks.
@@ -129,7 +130,7 @@ func (s *standing) run() (err error) {
 	return s.configureHosts()
 }
 
-// make makes the pairs. Where one that was interrupted has left a link of that name it fails; Delete removes such a link.
+// make creates the pairs. It fails if an interrupted run has left a link of that name; Delete removes such a link.
 func (s *standing) make() error {
 	var requests []*nl.NetlinkRequest
 	for _, pair := range s.pairs {
@@ -165,8 +166,7 @@ func standingMTU(mtu int) int {
 	return mtu
 }
 
-// configureFar works in the far ends' namespace. No protocol is at work there: it has no addresses, and IPv6 is off before a
-// link is up.
+// configureFar runs in the veth peers' namespace. No protocol is active there: it has no addresses, and IPv6 is off before a link is up.
 func (s *standing) configureFar() error {
 	conn, err := dial()
 	if err != nil {
@@ -188,7 +188,7 @@ func (s *standing) configureFar() error {
 	if err := list.run(conn); err != nil || s.probed.Load() {
 		return err
 	}
-	// A kernel that makes no macvlan is to say so now, and not to each pod.
+	// A kernel without macvlans is reported now, not at each pod.
 	answers, err := conn.do(getLink(s.pairs[0].Name))
 	if err == nil {
 		err = answers[0].err
@@ -200,7 +200,7 @@ func (s *standing) configureFar() error {
 	return err
 }
 
-// configureHosts names the owners of the host ends and sets them up.
+// configureHosts sets the owners of the host veths and sets them up.
 func (s *standing) configureHosts() error {
 	var list plan
 	for i, pair := range s.pairs {
@@ -214,7 +214,7 @@ func (s *standing) configureHosts() error {
 	return list.run(s.conn)
 }
 
-// undo removes what this run has made.
+// undo removes what this run has created.
 func (s *standing) undo() error {
 	indexes := make([]int, 0, len(s.hosts))
 	for _, host := range s.hosts {
@@ -257,8 +257,8 @@ func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands
 	return found, nil
 }
 
-// farEnds returns what the far ends in the namespace at path are like. A macvlan that is up makes its device promiscuous; who
-// has hidden one is found out when the next is to be made.
+// farEnds returns the state of the veth peers in the namespace at path. A macvlan that is up makes its device promiscuous; a hidden one
+// that is down is detected when the next one is created.
 func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 	far, err := openNamespace(path)
 	if errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNotNamespace) {
@@ -303,23 +303,23 @@ func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 	return found, err
 }
 
-// upon is one run of Create for a pod that is put upon a standing pair.
+// upon is one run of Create for a pod on a pre-plugged port.
 type upon struct {
 	creation
 	ports   *namespace
 	farConn *conn
 	far     netlink.Link
-	// receiver is what shapes what the pod receives; nil if nothing does.
+	// receiver is the ifb device that shapes what the pod receives; nil if there is none.
 	receiver netlink.Link
 	// noEntry is why Unplug cannot enter the pod's namespace although it may exist.
 	noEntry error
 }
 
-// openUpon opens what Create, Check and Unplug need of a standing pair's namespace.
+// openUpon opens what Create, Check and Unplug need of a pre-plugged port's namespace.
 func openUpon(c creation) (*upon, error) {
 	ports, err := openNamespace(c.pair.Standing)
 	if err != nil {
-		// In words alone: a missing namespace of standing pairs is not to be taken for the pod's.
+		// Without wrapping err: a missing namespace of pre-plugged ports must not look like a missing namespace of the pod.
 		return nil, fmt.Errorf("%w: %s: far end in %s: %w: %s", ErrUnusable, c.pair.HostName, c.pair.Standing, ErrNoDevice, err.Error())
 	}
 	return &upon{creation: c, ports: ports}, nil
@@ -332,7 +332,7 @@ func (u *upon) close() {
 	u.ports.close()
 }
 
-// createUpon is Create for a pod that is put upon a standing pair. What it has made goes when it fails.
+// createUpon is Create for a pod on a pre-plugged port. If it fails, it removes what it has created.
 func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
 	u, err := openUpon(c)
 	if err != nil {
@@ -346,7 +346,7 @@ func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
 	return &u.creation, err
 }
 
-// look enters the far ends' namespace and looks at both ends. It ends in the home namespace.
+// look enters the veth peers' namespace and reads both ends. It ends in the home namespace.
 func (u *upon) look() error {
 	err := u.lookAtHost()
 	if err == nil {
@@ -370,7 +370,7 @@ func (u *upon) look() error {
 	return nil
 }
 
-// complete returns an error unless both ends are there and Weft's.
+// complete returns an error unless both ends exist and are Weft's.
 func (u *upon) complete() error {
 	switch {
 	case u.host == nil:
@@ -412,7 +412,7 @@ func (u *upon) run() error {
 	return nil
 }
 
-// put makes the pod's interface, or finds the one that an earlier run has made.
+// put creates the pod's interface, or finds the one that an earlier run has created.
 func (u *upon) put() error {
 	index := u.far.Attrs().Index
 	answers, err := u.farConn.do(newPassthru(index, linkEnd{name: u.pair.PodName, mtu: u.pair.mtu(), netns: int(u.pod.file.Fd())}))
@@ -425,15 +425,15 @@ func (u *upon) put() error {
 	u.made = true
 	var list plan
 	if u.pair.Shape == (Shape{}) {
-		u.farEnd().unshape(&list) // nothing, unless an agent that ended left something
+		u.farEnd().unshape(&list) // usually nothing to remove, unless an earlier agent left something
 	}
-	if len(u.pair.PodMAC) != 0 { // a macvlan of this mode has its device's address
+	if len(u.pair.PodMAC) != 0 { // a macvlan of this mode has its device's MAC
 		list.add("setting the far end's MAC", setLink(index, macAttr(u.pair.PodMAC)))
 	}
 	return list.run(u.farConn)
 }
 
-// adoptUpon finds the pod's interface when it cannot be made, which is why.
+// adoptUpon finds the pod's interface after its creation failed with the error why.
 func (u *upon) adoptUpon(why error) error {
 	answers, err := u.podConn.do(getLink(u.pair.PodName))
 	if err != nil {
@@ -451,12 +451,12 @@ func (u *upon) adoptUpon(why error) error {
 	}
 }
 
-// isUpon reports whether a link is a macvlan of a device of another namespace with that index.
+// isUpon reports whether a link is a macvlan whose device, in another namespace, has far's index.
 func isUpon(link, far netlink.Link) bool {
 	return link != nil && far != nil && link.Type() == "macvlan" && link.Attrs().ParentIndex == far.Attrs().Index
 }
 
-// newPassthru makes a macvlan of a device of the socket's namespace.
+// newPassthru creates a macvlan of a device of the socket's namespace.
 func newPassthru(device int, end linkEnd) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -469,13 +469,13 @@ func newPassthru(device int, end linkEnd) *nl.NetlinkRequest {
 	return request
 }
 
-// errNoEntry says that an open namespace cannot be entered.
+// errNoEntry reports that an open namespace cannot be entered.
 var errNoEntry = errors.New("no entry")
 
-// unplugAtOnce is how many interfaces are removed side by side, each by a thread of its own.
+// unplugAtOnce is how many interfaces are removed concurrently, each by its own thread.
 const unplugAtOnce = 16
 
-// Unplug implements PodLinks. It waits some 20 ms for the kernel, and beside others.
+// Unplug implements PodLinks. It waits about 20 ms for the kernel, concurrently with other calls.
 func (p *Pods) Unplug(ctx context.Context, pair Pair, began func()) error {
 	began = sync.OnceFunc(began)
 	defer began()
@@ -487,7 +487,8 @@ func (p *Pods) Unplug(ctx context.Context, pair Pair, began func()) error {
 		return err
 	}
 	defer u.close()
-	// Without the pod's namespace the interface is gone as well. In one that cannot be entered it may be left: the far end shows it.
+	// Without the pod's namespace its interface does not exist either. In a namespace that cannot be entered it may still exist: the veth peer
+	// shows it.
 	if u.pod, u.noEntry = openNamespace(pair.Netns); u.noEntry == nil {
 		defer u.pod.close()
 	} else if errors.Is(u.noEntry, ErrNoNamespace) || errors.Is(u.noEntry, ErrNotNamespace) {
@@ -506,8 +507,7 @@ func (p *Pods) Unplug(ctx context.Context, pair Pair, began func()) error {
 	return nil
 }
 
-// remove works on a locked thread that starts in the home namespace. Without the pod's namespace its interface is gone as
-// well.
+// remove works on a locked thread that starts in the home namespace. Without the pod's namespace its interface does not exist either.
 func (u *upon) remove() error {
 	err := u.look()
 	if err == nil {
@@ -524,7 +524,7 @@ func (u *upon) remove() error {
 			return err
 		}
 	}
-	if !removed { // It was gone before, or is out of reach: under another name, in another namespace, in one that cannot be entered.
+	if !removed { // It was gone before, or cannot be reached: another name, another namespace, no entry.
 		if err := u.probe(u.farConn, u.far.Attrs().Index); err != nil {
 			return errors.Join(err, u.noEntry)
 		}
@@ -534,12 +534,12 @@ func (u *upon) remove() error {
 	return rest.run(u.farConn)
 }
 
-// probeName is that of the macvlan by which is found out whether a far end is free.
+// probeName is the name of the macvlan that probe creates.
 const probeName = "weft-probe"
 
-// probe returns ErrOccupied unless a far end is free: the kernel admits one interface to it. The socket is of its namespace.
+// probe returns ErrOccupied unless a veth peer is free: the kernel allows one interface on it. The socket is in the veth peer's namespace.
 func (p *Pods) probe(conn *conn, index int) error {
-	p.probing.Lock() // one has the name at a time
+	p.probing.Lock() // only one probe at a time can have the name
 	defer p.probing.Unlock()
 	answers, err := conn.do(newPassthru(index, linkEnd{name: probeName, netns: -1}), getLink(probeName))
 	if err != nil {
@@ -557,7 +557,7 @@ func (p *Pods) probe(conn *conn, index int) error {
 	if err != nil {
 		return err
 	}
-	if errors.Is(answers[0].err, unix.EEXIST) { // of a probe that was interrupted
+	if errors.Is(answers[0].err, unix.EEXIST) { // left by an interrupted probe
 		return fmt.Errorf("%w: by a probe that was interrupted", ErrOccupied)
 	}
 	return unlessGone(removed[0].err)
@@ -587,7 +587,7 @@ func (u *upon) removeInPod() (removed bool, err error) {
 	return answers[0].err == nil, unlessGone(answers[0].err)
 }
 
-// check is creation.check of a pod upon a standing pair.
+// check is creation.check for a pod on a pre-plugged port.
 func (u *upon) check() error {
 	if err := u.look(); err != nil {
 		return err
@@ -603,5 +603,5 @@ func (u *upon) check() error {
 	return errors.Join(u.compare(func() bool { return isUpon(u.peer, u.far) }, "is not upon "), shape)
 }
 
-// IsStanding reports whether an owner is a standing pair's.
+// IsStanding reports whether an owner is a pre-plugged port's.
 func IsStanding(owner string) bool { return strings.HasPrefix(owner, standingOwner) }

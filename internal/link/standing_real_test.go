@@ -22,7 +22,7 @@ func standingPairs(count int) []Standing {
 	return pairs
 }
 
-// inNamespace works with a handle of the namespace at path.
+// inNamespace runs work with a handle of the namespace at path.
 func inNamespace(t *testing.T, path string, work func(h *netlink.Handle) error) {
 	t.Helper()
 	nstest.Do(t, path, func() error {
@@ -35,7 +35,7 @@ func inNamespace(t *testing.T, path string, work func(h *netlink.Handle) error) 
 	})
 }
 
-// uponPair is testPair's pod upon the first standing pair.
+// uponPair is testPair's pod on the first pre-plugged port.
 func uponPair(netns, ports string) Pair {
 	pair := testPair(netns, 2)
 	pair.HostName, pair.Standing = "wts0", ports
@@ -128,7 +128,7 @@ func TestStandingRealLifecycle(t *testing.T) {
 	})
 }
 
-// What a pod with rights over its namespace does to its interface frees nothing, and keeps nothing of the next pod's.
+// What a pod with rights over its namespace does to its interface does not free the port, and affects nothing of the next pod's.
 func TestStandingRealHostilePod(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
@@ -149,7 +149,7 @@ func TestStandingRealHostilePod(t *testing.T) {
 		if err := h.LinkAdd(second); err == nil {
 			t.Error("the pod has a second interface upon its port")
 		}
-		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden")) // nothing is seen of it at the far end
+		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden")) // the veth peer shows nothing of it
 	})
 	if err := pods.Unplug(ctx, pair, func() {}); !errors.Is(err, ErrOccupied) {
 		t.Errorf("Unplug of a hidden interface: %v", err)
@@ -168,7 +168,7 @@ func TestStandingRealHostilePod(t *testing.T) {
 	})
 }
 
-// A pair that is gone, and a namespace that is, are told from a pod's that is.
+// A missing port, and a missing namespace of ports, are distinguished from a missing namespace of the pod.
 func TestStandingRealGone(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// sysctlRoot is where the settings of the calling thread's network namespace are: the kernel resolves this path by
-// the thread's namespace, not the process's.
+// sysctlRoot is the directory with the settings of the calling thread's network namespace: the kernel resolves this path by the thread's
+// namespace, not the process's.
 const sysctlRoot = "/proc/sys/net"
 
 // sysctlEntry maps a field of Sysctls to its file.
@@ -36,7 +36,7 @@ func (e sysctlEntry) path(device string) string {
 	return filepath.Join(sysctlRoot, e.family, "conf", device, e.name)
 }
 
-// withoutIPv6 is what an ipv6 setting reads as where there is no IPv6: disabled, and everything else off.
+// withoutIPv6 is the value of an ipv6 setting where there is no IPv6: disabled, and everything else off.
 func (e sysctlEntry) withoutIPv6() Toggle {
 	if e.name == "disable_ipv6" {
 		return On
@@ -80,8 +80,8 @@ func (e sysctlEntry) write(device string, value Toggle) error {
 	return nil
 }
 
-// swapDefaults has links that are made in the calling thread's namespace from now on begin with these settings, and returns
-// what puts back, in the same namespace, what was there.
+// swapDefaults makes these settings the initial ones of links that are created in the calling thread's namespace from now on, and returns a
+// function that restores the former ones in the same namespace.
 func swapDefaults(want Sysctls) (restore func() error, err error) {
 	was := map[string][]byte{}
 	restore = func() error {
@@ -112,7 +112,7 @@ func swapDefaults(want Sysctls) (restore func() error, err error) {
 	return restore, nil
 }
 
-// defaults is where new links have their settings from (Documentation/networking/ip-sysctl.rst of Linux, conf/default).
+// defaults is the directory from which new links get their settings (Documentation/networking/ip-sysctl.rst of Linux, conf/default).
 const defaults = "default"
 
 // noIPv6 reports whether the kernel has no IPv6 at all.
@@ -121,21 +121,21 @@ func noIPv6() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// minIPv6MTU is the least MTU of a device with IPv6 (RFC 8200, section 5). The kernel takes IPv6 from a device whose MTU falls below,
-// together with its settings, and gives it back with the namespace's defaults (addrconf_notify in net/ipv6/addrconf.c).
+// minIPv6MTU is the least MTU of a device with IPv6 (RFC 8200, section 5). When the MTU falls below it, the kernel removes IPv6 from the
+// device, together with its settings; later it restores IPv6 with the namespace's defaults (addrconf_notify in net/ipv6/addrconf.c).
 const minIPv6MTU = 1280
 
-// errNoIPv6 says why a device cannot have a setting of IPv6.
+// errNoIPv6 is why a device cannot have an IPv6 setting.
 var errNoIPv6 = fmt.Errorf("the device has no IPv6: raise its MTU to %d or more", minIPv6MTU)
 
-// lacksIPv6 reports whether a device exists and has no IPv6: its MTU is below minIPv6MTU, or the kernel has none.
+// lacksIPv6 reports whether a device exists and has no IPv6: its MTU is below minIPv6MTU, or the kernel has no IPv6.
 func lacksIPv6(device string) bool {
 	_, v4 := os.Stat(filepath.Join(sysctlRoot, "ipv4", "conf", device))
 	_, v6 := os.Stat(filepath.Join(sysctlRoot, "ipv6", "conf", device))
 	return v4 == nil && errors.Is(v6, fs.ErrNotExist)
 }
 
-// readSysctls reads the fields that want asks for.
+// readSysctls reads the fields that are set in want.
 func readSysctls(device string, want Sysctls) (Sysctls, error) {
 	var have Sysctls
 	for _, entry := range sysctlTable {
@@ -151,7 +151,7 @@ func readSysctls(device string, want Sysctls) (Sysctls, error) {
 	return have, nil
 }
 
-// writeSysctls writes the fields that want asks for.
+// writeSysctls writes the fields that are set in want.
 func writeSysctls(device string, want Sysctls) error {
 	for _, entry := range sysctlTable {
 		value := *entry.get(&want)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ARP as a gratuitous announcement uses it (RFC 826, and RFC 5944, section 4.6).
+// ARP constants for a gratuitous announcement (RFC 826, and RFC 5944, section 4.6).
 const (
 	arpEthernet = 1
 	arpRequest  = 1
@@ -20,8 +20,8 @@ const (
 	arpSize     = 28
 )
 
-// Announce tells the network of a device by gratuitous ARP that addresses are here now: neighbours and switches that know
-// another place forget it. Each address is told of by a request and by a reply, because not every neighbour takes both.
+// Announce announces by gratuitous ARP, on the network of a device, that addresses are here now: neighbours and switches update their
+// entries. It sends a request and a reply for each address, because not every neighbour accepts both.
 func Announce(device string, addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
@@ -52,12 +52,12 @@ func Announce(device string, addresses ...netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// bigEndian returns a number of which the memory is in the network's order.
+// bigEndian returns a number whose bytes in memory are those of n in network order.
 func bigEndian(n uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
 }
 
-// gratuitous is an ARP message that names one address as the sender's and the target's.
+// gratuitous is an ARP message that names one address as both sender and target.
 func gratuitous(operation uint16, mac net.HardwareAddr, address netip.Addr) []byte {
 	target := mac
 	if operation == arpRequest {
@@ -71,8 +71,8 @@ func gratuitous(operation uint16, mac net.HardwareAddr, address netip.Addr) []by
 	return slices.Concat(b, mac, address.AsSlice(), target, address.AsSlice())
 }
 
-// ForgetTranslated has the kernel forget the connections of this network namespace that are translated to one of the addresses:
-// what goes on with them begins anew, by the rules as they are then.
+// ForgetTranslated flushes the connections of this network namespace that are translated to one of the addresses: their next packets are
+// handled like new connections, by the current rules.
 func ForgetTranslated(addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
@@ -84,7 +84,7 @@ func ForgetTranslated(addresses ...netip.Addr) error {
 	return nil
 }
 
-// translatedTo finds connections whose answers come to one of the addresses.
+// translatedTo matches connections whose answers are sent to one of the addresses.
 type translatedTo []netip.Addr
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.

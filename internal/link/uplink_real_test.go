@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// A neighbour that knows the address elsewhere takes the new place over at once.
+// A neighbour with an old entry for the address updates it at once.
 func TestAnnounceMovesNeighbours(t *testing.T) {
 	here, there := nstest.New(t), nstest.New(t)
 	address := netip.MustParseAddr("192.0.2.100")
@@ -48,7 +48,7 @@ func TestAnnounceMovesNeighbours(t *testing.T) {
 		return netlink.NeighSet(&netlink.Neigh{LinkIndex: index, IP: address.AsSlice(), HardwareAddr: old, State: netlink.NUD_STALE})
 	})
 	nstest.Do(t, here, func() error {
-		return within(func() error { // until then what is sent gets lost
+		return within(func() error { // until then packets are lost
 			near, err := netlink.LinkByName("wtnear")
 			if err == nil && near.Attrs().OperState != netlink.OperUp {
 				err = fmt.Errorf("the device is %s", near.Attrs().OperState)
@@ -73,7 +73,7 @@ func TestAnnounceMovesNeighbours(t *testing.T) {
 	})
 }
 
-// Weft's own addresses are told from everybody else's, whatever the device and the range.
+// Weft's own addresses are distinguished from all others, whatever the device and the range.
 func TestOtherAddresses(t *testing.T) {
 	home := nstest.New(t)
 	nstest.Do(t, home, func() error {
@@ -107,7 +107,7 @@ func TestOtherAddresses(t *testing.T) {
 	})
 }
 
-// within waits until a condition holds that the kernel brings about beside.
+// within waits until a condition holds that the kernel brings about asynchronously.
 func within(condition func() error) error {
 	deadline := time.After(60 * time.Second)
 	ticker := time.NewTicker(time.Millisecond)

@@ -14,15 +14,15 @@ const (
 	// Protocol is Weft's number in the kernel's table of routing protocols (rtm_protocol, and the protocol of
 	// a rule): 'W'. It is free in iproute2's rt_protos and above RTPROT_STATIC, so the kernel never uses it.
 	Protocol = 87
-	// AliasPrefix starts the alias (IFLA_IFALIAS) of every device in the engine's care; the owner follows.
+	// AliasPrefix starts the alias (IFLA_IFALIAS) of every device that the engine manages; the owner follows.
 	AliasPrefix = "weft-link/"
-	// PodAliasPrefix starts the alias of the host's end of a pod's veth pair; the pair's owner follows.
+	// PodAliasPrefix starts the alias of a pod's host veth; the pair's owner follows.
 	PodAliasPrefix = "weft-pod/"
-	// TableMain is the routing table a Route with Table 0 is in (RT_TABLE_MAIN).
+	// TableMain is the routing table of a Route with Table 0 (RT_TABLE_MAIN).
 	TableMain = 254
 )
 
-// Kind says what an item is.
+// Kind is the kind of an item.
 type Kind string
 
 // The kinds of items.
@@ -42,11 +42,11 @@ type Key struct {
 	// Netns is the path of the network namespace; "" is the one the process runs in.
 	Netns string
 	Kind  Kind
-	// Name is the device's name, or the text of what identifies a neighbour, route or rule in the kernel.
+	// Name is the device's name, or the text that identifies a neighbour, route or rule in the kernel.
 	Name string
 }
 
-// String returns the key as it stands in errors.
+// String returns the key as errors show it.
 func (k Key) String() string {
 	if k.Netns == "" {
 		return string(k.Kind) + " " + k.Name
@@ -54,18 +54,18 @@ func (k Key) String() string {
 	return string(k.Kind) + " " + k.Name + " in " + k.Netns
 }
 
-// Item is one of *Veth, *Bridge, *Device, *BridgePort, *Address, *Neighbour, *Route, *Rule. Items are values: they are not changed once handed
+// Item is one of *Veth, *Bridge, *Device, *BridgePort, *Address, *Neighbour, *Route, *Rule. Items must not be changed once they are handed
 // over.
 type Item interface {
-	// Key is what the item stands under.
+	// Key identifies the item.
 	Key() Key
 	// Equal reports whether programming other in place of this item would change nothing.
 	Equal(other Item) bool
-	// String is the item in the words of ip(8), for differences and logs.
+	// String returns the item in the words of ip(8), for differences and logs.
 	String() string
 }
 
-// Toggle is a setting with a third state: leave as it is.
+// Toggle is a setting with a third state that leaves it as it is.
 type Toggle uint8
 
 // The states of a Toggle.
@@ -90,11 +90,10 @@ func (t Toggle) String() string {
 	}
 }
 
-// matches reports whether a desired toggle is satisfied by an actual one, either way round.
+// matches reports whether a desired and an actual toggle agree, in either order of the arguments.
 func (t Toggle) matches(other Toggle) bool { return t == Leave || other == Leave || t == other }
 
-// Sysctls are the per-device settings under /proc/sys/net/ipv4/conf and ipv6/conf that Weft uses. The zero value
-// leaves all as they are.
+// Sysctls are the per-device settings under /proc/sys/net/ipv4/conf and ipv6/conf that Weft uses. The zero value leaves all as they are.
 type Sysctls struct {
 	// DisableIPv6 On keeps the kernel from giving the device any IPv6 address (ipv6 disable_ipv6).
 	DisableIPv6 Toggle
@@ -106,13 +105,14 @@ type Sysctls struct {
 	RouteLocalnet Toggle
 	// ProxyARP answers ARP for addresses routed elsewhere (ipv4 proxy_arp).
 	ProxyARP Toggle
-	// SendRedirects tells senders of shorter ways (ipv4 send_redirects). Off counts only if that of "all" is off as well.
+	// SendRedirects sends ICMP redirects to senders of packets with a shorter route (ipv4 send_redirects). Off has an effect only if that of
+	// "all" is off as well.
 	SendRedirects Toggle
-	// RPFilter is reverse path filtering: Off is 0, On is 1 (strict). Loose mode is not offered.
+	// RPFilter is reverse path filtering: Off is 0, On is 1 (strict). Loose mode is not supported.
 	RPFilter Toggle
 }
 
-// Matches reports whether the two agree wherever both say anything.
+// Matches reports whether the two agree in all fields that both set.
 func (s Sysctls) Matches(other Sysctls) bool {
 	for _, entry := range sysctlTable {
 		if !(*entry.get(&s)).matches(*entry.get(&other)) {
@@ -122,41 +122,39 @@ func (s Sysctls) Matches(other Sysctls) bool {
 	return true
 }
 
-// Device is the configuration of a device that somebody else makes (tun0 is the switch's) or that a [Veth] item
-// makes. Setting a Device that does not exist is [ErrNoDevice]. Deleting the item removes its addresses and the alias,
-// and leaves the device standing.
+// Device is the configuration of a device that another program creates (the switch creates tun0) or that a [Veth] item creates. Setting a
+// Device that does not exist is [ErrNoDevice]. Deleting the item removes its addresses and the alias, but not the device.
 type Device struct {
 	Netns, Name string
 	// Owner is the object this device comes from; it follows AliasPrefix in the alias. At most 200 bytes.
 	Owner string
-	// MTU in bytes; 0 leaves it.
+	// MTU in bytes; 0 leaves it unchanged.
 	MTU int
-	// MAC address; empty leaves it.
+	// MAC address; empty leaves it unchanged.
 	MAC net.HardwareAddr
 	// Up is the administrative state.
 	Up bool
 	// Group is the device group (IFLA_GROUP), exactly; 0 is the kernel's default group.
 	Group uint32
-	// TxQLen is the length of the transmit queue; 0 leaves it.
+	// TxQLen is the length of the transmit queue; 0 leaves it unchanged.
 	TxQLen int
-	// TxOffload covers transmit checksumming and with it segmentation, which the kernel turns off when there is
-	// no checksumming. The userspace datapath needs Off.
+	// TxOffload covers transmit checksumming and, with it, segmentation, which the kernel turns off without checksumming. The userspace
+	// datapath needs Off.
 	TxOffload Toggle
 	Sysctls   Sysctls
-	// Addresses is the exact list; others are removed, except IPv6 link-local addresses of the kernel's own making, and those that
-	// are Address items.
+	// Addresses is the exact list; others are removed, except IPv6 link-local addresses that the kernel made, and Address items.
 	Addresses []netip.Prefix
 	// NoPrefixRoute keeps the kernel from adding a route for each address's prefix (IFA_F_NOPREFIXROUTE).
 	NoPrefixRoute bool
 
-	// wholeAlias says that Owner is the whole alias, without AliasPrefix.
+	// wholeAlias reports that Owner is the whole alias, without AliasPrefix.
 	wholeAlias bool
 }
 
 // Key implements Item.
 func (d *Device) Key() Key { return Key{Netns: d.Netns, Kind: KindDevice, Name: d.Name} }
 
-// Equal implements Item. A field that one of the two leaves alone is not compared.
+// Equal implements Item. A field that one of the two leaves unchanged is not compared.
 func (d *Device) Equal(other Item) bool {
 	o, ok := other.(*Device)
 	return ok && d.Key() == o.Key() && len(d.differences(o)) == 0
@@ -195,7 +193,7 @@ func (d *Device) String() string {
 	return strings.Join(append(words, "owner", strconv.Quote(d.Owner)), " ")
 }
 
-// differences names what differs between the desired d and the actual o, a line each.
+// differences returns one line for each difference between the desired d and the actual o.
 func (d *Device) differences(o *Device) []string {
 	var lines []string
 	check := func(same bool, field string, want, have any) {
@@ -220,19 +218,19 @@ func (d *Device) differences(o *Device) []string {
 	return lines
 }
 
-// Veth is a pair of devices made by the engine. Its ends are configured by Device items. Deleting it deletes both ends.
+// Veth is a pair of devices that the engine creates. Its ends are configured by Device items. Deleting it deletes both ends.
 type Veth struct {
 	Netns, Name string
 	// PeerNetns is the namespace of the other end; "" is the process's own.
 	PeerNetns, PeerName string
-	// Owner stands in both ends' aliases behind AliasPrefix.
+	// Owner follows AliasPrefix in both ends' aliases.
 	Owner string
 }
 
 // Key implements Item.
 func (v *Veth) Key() Key { return Key{Netns: v.Netns, Kind: KindVeth, Name: v.Name} }
 
-// Equal implements Item. The owner is the Device items' affair.
+// Equal implements Item. The owner is compared by the Device items.
 func (v *Veth) Equal(other Item) bool {
 	o, ok := other.(*Veth)
 	return ok && v.Key() == o.Key() && v.PeerNetns == o.PeerNetns && v.PeerName == o.PeerName
@@ -276,13 +274,13 @@ type Route struct {
 	Table int
 	// Metric is the route's priority, lower first; 0 is the kernel's default (0 for IPv4, 1024 for IPv6).
 	Metric int
-	// OnLink takes the gateway as reachable on the device though no route says so.
+	// OnLink treats the gateway as reachable on the device even without a route to it.
 	OnLink bool
 	// Blackhole discards silently instead of forwarding.
 	Blackhole bool
 }
 
-// normalised returns the route with the zero values spelled out, as it is compared.
+// normalised returns the route with explicit values for zero values, for comparison.
 func (r *Route) normalised() Route {
 	n := *r
 	n.Dst = n.Dst.Masked()
@@ -309,7 +307,7 @@ func (r *Route) normalised() Route {
 // ipv6DefaultMetric is IP6_RT_PRIO_USER of the kernel's include/net/ip6_route.h.
 const ipv6DefaultMetric = 1024
 
-// Key implements Item. The kernel tells routes apart by table, destination and metric.
+// Key implements Item. The kernel identifies routes by table, destination and metric.
 func (r *Route) Key() Key {
 	n := r.normalised()
 	name := n.Dst.String() + " table " + strconv.Itoa(n.Table) + " metric " + strconv.Itoa(n.Metric)
@@ -370,17 +368,17 @@ func (n *Neighbour) String() string {
 // Rule is a rule of policy routing, marked with Protocol.
 type Rule struct {
 	Netns string
-	// Priority orders the rules, lower first. It is never 0, which is the kernel's own.
+	// Priority orders the rules, lower first. It is never 0, the priority of the kernel's own rule.
 	Priority int
-	// IPv6 chooses the family when neither Source nor Destination does.
+	// IPv6 selects the family if neither Source nor Destination does.
 	IPv6 bool
 	// Source and Destination restrict the rule; the zero value does not.
 	Source, Destination netip.Prefix
-	// InDevice restricts the rule to packets that came in by it.
+	// InDevice restricts the rule to packets that arrived on it.
 	InDevice string
 	// Mark and Mask restrict the rule to packets whose mark agrees under the mask; Mask 0 does not restrict.
 	Mark, Mask uint32
-	// Table is looked up; 0 is TableMain.
+	// Table is the table to look up; 0 is TableMain.
 	Table int
 }
 
@@ -388,7 +386,7 @@ func (r *Rule) family6() bool {
 	return r.IPv6 || (r.Source.IsValid() && r.Source.Addr().Is6()) || (r.Destination.IsValid() && r.Destination.Addr().Is6())
 }
 
-// Key implements Item. All that a rule selects by is in its name: the kernel holds any number of rules alike.
+// Key implements Item. The name contains all selectors of the rule: the kernel allows any number of equal rules.
 func (r *Rule) Key() Key {
 	words := []string{strconv.Itoa(r.Priority)}
 	if r.family6() {

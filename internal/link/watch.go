@@ -16,35 +16,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Drift says what changed behind the engine's back.
+// Drift describes a change that the engine has not made.
 type Drift struct {
-	// All says that anything may have changed: events were lost, or watching has begun.
+	// All reports that anything may have changed: events were lost, or watching has begun.
 	All bool
-	// Device is the name of the device it was about, when known.
+	// Device is the name of the changed device, if known.
 	Device string
 	// Kind is what changed.
 	Kind Kind
-	// End is what the device is like now, where it is the host's end of a pod's pair.
+	// End is the device's current state, if it is a pod's host veth.
 	End *HostEnd
-	// Attended says that the device is the one of Attend; or, with KindAddress, that an IPv4 address of another device that is not in
-	// care has come or gone.
+	// Attended reports that the device is the one of Attend; or, with KindAddress, that an IPv4 address of another device that is not managed
+	// was added or removed.
 	Attended bool
-	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
+	// Err is why watching has ended before its context: this is the last value, and later changes are not reported.
 	Err error
 }
 
-// driftBuffer is how many events wait for a reader before they are summed up as All.
+// driftBuffer is how many events wait for the reader before they are replaced by one All.
 const driftBuffer = 64
 
 // watchBuffer is the socket's receive buffer in bytes: room for thousands of events of a busy node.
 const watchBuffer = 4 << 20
 
-// Watch reports changes of links, addresses, routes and rules in care in the engine's own namespace, and of the pods' host
-// ends there, and of other devices' IPv4 addresses, until ctx ends; then
-// the channel is closed. Routes and neighbours that the engine itself has changed are left out. Its changes of links, addresses
-// and rules are among them: a reader compares, and finds nothing to do. The first
-// value, with All set, says that watching has begun. When the kernel dropped events (ENOBUFS), All is reported. Slow readers lose
-// detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
+// Watch reports changes by other programs until ctx ends; then it closes the channel. It reports changes of managed links, addresses,
+// routes and rules in the engine's own namespace, of the pods' host veths there, and of other devices' IPv4 addresses. The engine's own
+// changes of routes and neighbours are omitted. Its own changes of links, addresses and rules are reported: the reader compares, and finds
+// nothing to do. The first value, with All set, reports that watching has begun. When the kernel dropped events (ENOBUFS), All is reported.
+// Slow readers lose detail (All), never a change. A socket that fails otherwise ends the watching: the last value has the reason (Err).
 func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
 	w := &watcher{engine: e, names: map[int]string{}, out: make(chan Drift, driftBuffer)}
 	if err := w.subscribe(); err != nil {
@@ -57,7 +56,7 @@ func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
 
 type watcher struct {
 	engine *Engine
-	names  map[int]string // devices in care by index
+	names  map[int]string // managed devices by index
 	out    chan Drift
 	socket io.ReadCloser
 }
@@ -75,7 +74,7 @@ func (w *watcher) subscribe() error {
 		} {
 			groups |= 1 << (group - 1)
 		}
-		// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, and told.
+		// Without the right to exceed net.core.rmem_max, the default buffer is used: events are lost earlier, which is reported.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
 		if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 			unix.Close(fd)
@@ -86,7 +85,7 @@ func (w *watcher) subscribe() error {
 	})
 }
 
-// learn looks up the indexes of the devices in care, for events that do not name their device.
+// learn looks up the indexes of the managed devices, for events that do not name their device.
 func (w *watcher) learn() error {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -119,9 +118,9 @@ func (w *watcher) run(ctx context.Context) {
 		case err == nil:
 			w.events(buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
-			// The kernel dropped events; the subscription itself goes on.
+			// The kernel dropped events; the subscription continues.
 			w.tell(Drift{All: true})
-		case ctx.Err() != nil: // that is why it is closed
+		case ctx.Err() != nil: // closed because ctx ended
 			return
 		default:
 			select {
@@ -133,7 +132,7 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// tell never blocks: what does not fit is told, with what waits already, as one All. There is no other sender.
+// tell never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
 func (w *watcher) tell(drift Drift) {
 	select {
 	case w.out <- drift:
@@ -166,8 +165,8 @@ func (w *watcher) events(datagram []byte) {
 	}
 }
 
-// own reports whether the engine has made the change. The kernel notes the sender for routes and neighbours, and no other
-// socket of the namespace can have the port of one that is open.
+// own reports whether the engine has made the change. The kernel reports the sender for routes and neighbours, and the port of an open
+// socket is unique in its namespace.
 func (w *watcher) own(header *syscall.NlMsghdr) bool {
 	switch header.Type {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
@@ -177,7 +176,7 @@ func (w *watcher) own(header *syscall.NlMsghdr) bool {
 	}
 }
 
-// event says whether a message is about something in care.
+// event reports whether a message is about something managed.
 func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 	data := message.Data
 	switch message.Header.Type {
@@ -206,7 +205,7 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 			drift, known := w.about(index, KindBridgePort)
 			return drift, known && gone
 		}
-		// A deletion has two messages: one of an entry that has failed, with the sender, and one of its removal, without.
+		// A deletion causes two messages: one of a failed entry, with the sender, and one of its removal, without.
 		lost := message.Header.Type == unix.RTM_NEWNEIGH && w.lostNeighbour(index, data[unix.SizeofNdMsg:])
 		if state&netlink.NUD_PERMANENT == 0 && !lost {
 			return Drift{}, false
@@ -256,11 +255,11 @@ func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 	if now, ok := w.about(attrs.Index, KindDevice); ok {
 		return now, true
 	}
-	return drift, known // it was renamed away
+	return drift, known // it was renamed
 }
 
-// wellFormed reports whether attributes keep within their message, each padded as the kernel pads them: the library's parser
-// relies on it, and any privileged process can send to the group.
+// wellFormed reports whether attributes stay within their message, each padded as the kernel does: the library's parser relies on it, and
+// any privileged process can send to the group.
 func wellFormed(attrs []byte) bool {
 	for len(attrs) >= unix.SizeofRtAttr {
 		length := int(binary.NativeEndian.Uint16(attrs))

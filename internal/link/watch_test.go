@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A reader that is slow loses detail and no change: at the end All is told.
+// A slow reader loses detail but no change: at the end All is reported.
 func TestTellOverflow(t *testing.T) {
 	w := &watcher{out: make(chan Drift, 3)}
 	for range 100 {
@@ -33,7 +33,7 @@ func FuzzEvents(f *testing.F) {
 	})
 }
 
-// scripted is a socket that answers with these errors, one a reading.
+// scripted is a socket that returns these errors, one for each read.
 type scripted struct{ errs []error }
 
 func (s *scripted) Read([]byte) (int, error) {
@@ -44,7 +44,7 @@ func (s *scripted) Read([]byte) (int, error) {
 
 func (s *scripted) Close() error { return nil }
 
-// Events that the kernel dropped are told as All, and the watching goes on; a socket that fails ends it, and says why.
+// Dropped events are reported as All, and the watch continues; a socket that fails ends it, and the reason is reported.
 func TestSocketFails(t *testing.T) {
 	dropped := &os.PathError{Op: "read", Path: "events", Err: unix.ENOBUFS}
 	s := &scripted{errs: []error{dropped, dropped, unix.EBADF}}
@@ -59,7 +59,7 @@ func TestSocketFails(t *testing.T) {
 	}
 }
 
-// The end of its context is no failure.
+// The end of its context is not a failure.
 func TestWatchEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &ending{cancel}

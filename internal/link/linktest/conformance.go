@@ -1,4 +1,4 @@
-// Package linktest is the conformance suite of link's engines: what holds for the Fake holds for the kernel.
+// Package linktest is the conformance suite of link's engines: the Fake behaves like the kernel.
 package linktest
 
 import (
@@ -12,18 +12,18 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Subject is an engine, in whose own namespace a device wtdev exists, and a second namespace.
+// Subject is an engine with a device wtdev in its own namespace, and a second namespace.
 type Subject struct {
 	reconcile.Engine[link.Key, link.Item]
 	// Other is the path of the second namespace.
 	Other string
 	// Restart returns the engine of a new process that has Other in its options.
 	Restart func() reconcile.Engine[link.Key, link.Item]
-	// RemoveDevice and AddDevice take wtdev away and make it anew, as a switch's restart does.
+	// RemoveDevice and AddDevice remove wtdev and create it again, as a switch's restart does.
 	RemoveDevice, AddDevice func()
-	// RemoveOther makes the second namespace vanish.
+	// RemoveOther removes the second namespace.
 	RemoveOther func()
-	// Forget removes an item behind the engine's back.
+	// Forget removes an item without the engine.
 	Forget func(item link.Item)
 }
 
@@ -114,7 +114,7 @@ func readBack(t *testing.T, s Subject) {
 		t.Fatalf("the same again: %v", err)
 	}
 	settled(t, s, State(s.Other))
-	// A new process knows pairs when they are desired of it.
+	// A new process recognizes pairs once they are desired.
 	restarted := s.Restart()
 	converge(t, restarted, State(s.Other))
 }

@@ -61,7 +61,7 @@ func ground() *link.Device {
 	return &link.Device{Name: Device, Owner: "cluster", Up: true, Addresses: []netip.Prefix{prefix("10.128.0.1/23"), prefix("fd00:10::1/64")}}
 }
 
-// entries checks that of a change of entries only those fail that are wrong, and that they leave nothing.
+// entries checks that in a change of entries only the wrong ones fail, and that they leave nothing.
 func entries(t *testing.T, s Subject) {
 	desired := Items(ground())
 	converge(t, s, desired)
@@ -96,7 +96,7 @@ func entries(t *testing.T, s Subject) {
 	settled(t, s, Items(ground()))
 }
 
-// sequences checks that any sequence of desired states ends with what was desired last, without reading in between.
+// sequences checks that any sequence of desired states ends with the last one, without reading in between.
 func sequences(t *testing.T, s Subject) {
 	converge(t, s, Items(ground()))
 	last := Items(ground())

@@ -1,6 +1,6 @@
 //go:build real
 
-// Package nstest gives tests network namespaces of their own. It needs root.
+// Package nstest gives tests their own network namespaces. It needs root.
 package nstest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New makes a network namespace and returns its path. It goes with the test.
+// New creates a network namespace and returns its path. The test's cleanup removes it.
 func New(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "netns")
@@ -21,7 +21,7 @@ func New(t testing.TB) string {
 	}
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread goes with its namespace
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")

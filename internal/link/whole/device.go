@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setDevice makes a device, or changes the one that exists as far as that is possible, or replaces it.
+// setDevice creates a device, or changes the existing one if possible, or replaces it.
 func (c *commit) setDevice(want device) error {
 	shape, underlay := want.shape(), 0
 	if shape.underlay != "" {
@@ -59,7 +59,8 @@ func (e *Engine) create(want device, underlay int) error {
 	return fmt.Errorf("%T is not a device of this engine", want)
 }
 
-// usable returns the device that exists and can become what is wanted; nil where there is none. One that cannot is deleted.
+// usable returns the existing device if it can be changed into the desired one, nil if there is none. A device that cannot be changed is
+// deleted.
 func (c *commit) usable(want device, underlay int) (netlink.Link, error) {
 	shape := want.shape()
 	link, err := c.engine.handle.LinkByName(shape.name)
@@ -83,7 +84,7 @@ func (c *commit) usable(want device, underlay int) (netlink.Link, error) {
 	return nil, nil //nolint:nilnil // no device is a value
 }
 
-// hint says what to do about errors that the kernel has no words for.
+// hint returns what to do about errors whose kernel message does not help.
 func hint(err error, kind string) string {
 	switch {
 	case errors.Is(err, unix.EEXIST):
@@ -99,7 +100,7 @@ func isGone(err error) bool {
 	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
 }
 
-// adjust brings a device into the state that is wanted, as far as that needs no new device.
+// adjust changes what can be changed on an existing device.
 func (e *Engine) adjust(link netlink.Link, want shape) error {
 	attrs := link.Attrs()
 	if want.mac != (MAC{}) && string(attrs.HardwareAddr) != string(want.mac[:]) {
@@ -112,7 +113,7 @@ func (e *Engine) adjust(link netlink.Link, want shape) error {
 			return fmt.Errorf("set the MTU: %w", err)
 		}
 	}
-	// Router advertisements that a peer sends through the tunnel must not configure the node. Without IPv6 there is no file.
+	// Router advertisements from a peer through the tunnel must not configure the node. Without IPv6 the file does not exist.
 	acceptRA := "/proc/sys/net/ipv6/conf/" + want.name + "/accept_ra"
 	if err := os.WriteFile(acceptRA, []byte("0"), 0); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("ignore router advertisements: %w", err)
@@ -141,14 +142,14 @@ func (e *Engine) setAddress(link netlink.Link, want netip.Prefix) error {
 	}
 	addr := &netlink.Addr{IPNet: netOf(want)}
 	if want.Addr().Is6() {
-		addr.Flags = unix.IFA_F_NODAD // the other nodes have the tunnel's addresses from the leases
+		addr.Flags = unix.IFA_F_NODAD // tunnel addresses are unique: they come from the leases
 	}
 	if !slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
 		if err := e.handle.AddrReplace(link, addr); err != nil {
 			return fmt.Errorf("add address %s: %w", want, err)
 		}
 	}
-	for i := range addresses { // after the addition: with its last address a device loses its routes
+	for i := range addresses { // after the addition: when its last address is removed, a device loses its routes
 		if p := prefixOf(addresses[i].IPNet); p != want && !p.Addr().IsLinkLocalUnicast() {
 			if err := e.handle.AddrDel(link, &addresses[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				return fmt.Errorf("remove address %s: %w", p, err)

@@ -20,18 +20,17 @@ import (
 
 // Options of an Engine.
 type Options struct {
-	// Owns reports whether a VXLAN, IPIP or WireGuard device of that name is in the engine's care, also when it is not desired. Nil: none is.
+	// Owns reports whether the engine manages a VXLAN, IPIP or WireGuard device of that name, also if it is not desired. Nil: none.
 	Owns func(name string) bool
-	// Ranges are those into which routes through gateways, and blackholes, are in care: with Weft's protocol and with
-	// that of ip(8) and flannel (boot). SetRanges changes them.
+	// Ranges are the ranges into which the engine manages routes through gateways, and blackholes, that have Weft's protocol or that of ip(8)
+	// and flannel (boot). SetRanges changes them.
 	Ranges []netip.Prefix
-	// Log gets what is worth knowing and no error. Default: discarded.
+	// Log gets messages that are not errors. Default: discarded.
 	Log *slog.Logger
 }
 
-// Engine programs the network namespace that NewEngine was called in; for WireGuard the goroutine that runs it must be in that
-// namespace too. The methods of reconcile.Engine are not called
-// concurrently; Watch runs beside them.
+// Engine programs the network namespace in which NewEngine was called; for WireGuard, the goroutine that runs it must be in that namespace
+// too. The methods of reconcile.Engine are not called concurrently; Watch runs concurrently with them.
 type Engine struct {
 	options Options
 	handle  *netlink.Handle
@@ -39,12 +38,11 @@ type Engine struct {
 	wg      *wgctrl.Client // nil before the first WireGuard device
 
 	mu sync.Mutex
-	// known is what was read or committed last: what a device that is made anew needs again.
+	// known is what was read or committed last. It is used when a device is created again.
 	known map[Key]Item
-	// names are the devices by index, as they were last listed.
+	// names are the devices by index, as of the last listing.
 	names map[int]string
-	// ranges are Options.Ranges or what SetRanges has put in their place; of routes into them, only those with Weft's protocol are
-	// in care when ownOnly is set.
+	// ranges are Options.Ranges or those of SetRanges. With ownOnly, only routes with Weft's protocol are managed in them.
 	ranges  []netip.Prefix
 	ownOnly bool
 	// attended is the device of Attend.
@@ -54,15 +52,16 @@ type Engine struct {
 	}
 }
 
-// Attend has Watch report on one device that is not in care: that by which nodes reach each other. The one before is let go.
+// Attend makes Watch also report one device that is not managed: the device by which nodes reach each other. It replaces the device of an
+// earlier call.
 func (e *Engine) Attend(index int, name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.attended.index, e.attended.name = index, name
 }
 
-// SetRanges replaces Options.Ranges, from the next reading on. With ownOnly, other programs' routes through gateways are not in care:
-// something else than this engine connects nodes.
+// SetRanges replaces Options.Ranges, from the next read on. With ownOnly, other programs' routes through gateways are not managed: another
+// mechanism connects the nodes.
 func (e *Engine) SetRanges(ranges []netip.Prefix, ownOnly bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,7 +96,7 @@ func (e *Engine) Close() {
 	e.handle.Close()
 	e.socket.Close()
 	if e.wg != nil {
-		_ = e.wg.Close() // nothing was written that closing could lose
+		_ = e.wg.Close() // closing loses nothing: nothing is buffered
 	}
 }
 
@@ -114,7 +113,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		return fmt.Errorf("%w: %w", reconcile.ErrUnavailable, err)
 	}
 	change = e.complete(change)
-	e.remember(change, nil) // first, so that Watch takes the events of it for what they are
+	e.remember(change, nil) // before the requests, so that Watch interprets their events correctly
 	c := &commit{engine: e, indexes: devices, failed: map[Key]error{}}
 	for _, kind := range []Kind{KindVXLAN, KindIPIP, KindWireGuard, KindPeer, KindNeighbour, KindFDB, KindRoute} {
 		for _, item := range ordered(change.Set, kind) {
@@ -133,8 +132,8 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	return nil
 }
 
-// complete adds what is on the devices that the change sets: the kernel removes it with a device, neighbours with a MAC address, and
-// routes with the last address or while the device is down.
+// complete adds to a change the entries on the devices that it sets: the kernel removes them with a device, neighbours when the MAC address
+// changes, and routes with the last address or while the device is down.
 func (e *Engine) complete(change reconcile.Change[Key, Item]) reconcile.Change[Key, Item] {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -179,7 +178,7 @@ func (e *Engine) remember(change reconcile.Change[Key, Item], failed map[Key]err
 	}
 }
 
-// ordered returns the items of a kind in the order of their keys, so that the same change makes the same requests.
+// ordered returns the items of a kind sorted by key, so that the same change makes the same requests.
 func ordered(items map[Key]Item, kind Kind) []Item {
 	var out []Item
 	for key, item := range items {

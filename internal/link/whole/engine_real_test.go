@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// space puts the test into a network namespace of its own with an underlay, eth0 at 192.0.2.1/24.
+// space moves the test into its own network namespace with an underlay, eth0 at 192.0.2.1/24.
 func space(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread() // the thread ends with the test's goroutine
@@ -98,7 +98,7 @@ func read(t *testing.T, e *whole.Engine) map[whole.Key]whole.Item {
 	return got
 }
 
-// reach commits what leads to the desired state and holds the engine to it.
+// reach commits the difference to the desired state and compares what is read back with it.
 func reach(t *testing.T, e *whole.Engine, want map[whole.Key]whole.Item) {
 	t.Helper()
 	if err := e.Commit(t.Context(), reconcile.Diff(want, read(t, e))); err != nil {
@@ -109,7 +109,7 @@ func reach(t *testing.T, e *whole.Engine, want map[whole.Key]whole.Item) {
 	}
 }
 
-// TestState makes, changes and removes a device with its entries, and shows what iproute2 sees of it.
+// TestState creates, changes and removes a device with its entries, and checks iproute2's view of it.
 func TestState(t *testing.T) {
 	space(t)
 	e := engine(t)
@@ -136,14 +136,14 @@ func TestState(t *testing.T) {
 	}
 	replaced := changed
 	replaced.Port = 4789
-	reach(t, e, state(append(peer(2), &replaced)...)) // peers' entries were lost with the device, and are there
+	reach(t, e, state(append(peer(2), &replaced)...)) // peers' entries were lost with the device, and are restored
 	reach(t, e, state())
 	if links := ip(t, "-o link show type vxlan"); links != "" {
 		t.Errorf("left: %s", links)
 	}
 }
 
-// TestForeignChanges: whatever was changed by hand is seen, and put back.
+// TestForeignChanges: every manual change is detected and corrected.
 func TestForeignChanges(t *testing.T) {
 	space(t)
 	e := engine(t)
@@ -169,7 +169,7 @@ func TestForeignChanges(t *testing.T) {
 	}
 }
 
-// TestOthersAreLeftAlone: devices, routes and neighbours that are not in care are not read.
+// TestOthersAreLeftAlone: devices, routes and neighbours that are not managed are not read.
 func TestOthersAreLeftAlone(t *testing.T) {
 	space(t)
 	e := engine(t)
@@ -184,7 +184,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestRanges: routes into ranges that are set later are in care, and with ownOnly only those with Weft's protocol.
+// TestRanges: routes into ranges that are set later are managed, and with ownOnly only those with Weft's protocol.
 func TestRanges(t *testing.T) {
 	space(t)
 	e := engine(t)
@@ -232,7 +232,7 @@ func TestForeignDeviceIsKept(t *testing.T) {
 	}
 }
 
-// TestWatch: own requests are not reported, others' are.
+// TestWatch: own requests are not reported, other programs' are.
 func TestWatch(t *testing.T) {
 	space(t)
 	e := engine(t)
@@ -242,7 +242,7 @@ func TestWatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel reports late that links have come up: some rounds may see such an event, and not all.
+	// The kernel reports late that links are up: such an event may occur in some rounds, but not in all.
 	const rounds = 50
 	quiet := false
 	for range rounds {
@@ -271,7 +271,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchOfLinks: of links, those in care and the one attended to are reported, renamed ones too; a pod's link that comes and goes is not.
+// TestWatchOfLinks: managed links and the attended one are reported, also when renamed; a pod's link that is added or removed is not.
 func TestWatchOfLinks(t *testing.T) {
 	space(t)
 	e := engine(t)
@@ -286,7 +286,7 @@ func TestWatchOfLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel reports late that links have come up: some rounds may see such an event, and not all.
+	// The kernel reports late that links are up: such an event may occur in some rounds, but not in all.
 	const rounds = 50
 	quiet := false
 	for range rounds {
@@ -319,7 +319,7 @@ func TestWatchOfLinks(t *testing.T) {
 	}
 }
 
-// BenchmarkLeases measures 5,000 peers' entries from nothing, and one more.
+// BenchmarkLeases measures adding the entries of 5,000 peers at once, and of one more.
 func BenchmarkLeases(b *testing.B) {
 	runtime.LockOSThread()
 	handle, err := netns.New()

@@ -14,10 +14,10 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// dumpTries bounds how often an interrupted dump is repeated.
+// dumpTries limits how often an interrupted dump is repeated.
 const dumpTries = 5
 
-// dump repeats a listing that the kernel interrupted because something changed meanwhile.
+// dump repeats a listing that was interrupted by a change.
 func dump[T any](list func() ([]T, error)) ([]T, error) {
 	var out []T
 	var err error
@@ -75,7 +75,7 @@ func (e *Engine) read() (map[Key]Item, error) {
 	return out, e.readRoutes(names, mine, out)
 }
 
-// readDevice adds a device and what is on it to out, and reports whether it is of a kind that is in care.
+// readDevice adds a device and what is on it to out, and reports whether its kind is managed.
 func (e *Engine) readDevice(link netlink.Link, names map[int]string, out map[Key]Item) (bool, error) {
 	switch link := link.(type) {
 	case *netlink.Wireguard:
@@ -94,7 +94,7 @@ func (e *Engine) readDevice(link netlink.Link, names map[int]string, out map[Key
 	return false, nil
 }
 
-// device returns a device as an item, of a WireGuard device only its kind. One that is down equals none that is desired.
+// device returns a device as an item, for WireGuard only its kind. A device that is down equals no desired one.
 func (e *Engine) device(link netlink.Link, names map[int]string) (device, error) {
 	switch link := link.(type) {
 	case *netlink.Vxlan:
@@ -110,7 +110,7 @@ func (e *Engine) device(link netlink.Link, names map[int]string) (device, error)
 	case *netlink.Iptun:
 		local, _ := netip.AddrFromSlice(link.Local)
 		if remote, ok := netip.AddrFromSlice(link.Remote); ok && !remote.IsUnspecified() {
-			local = netip.Addr{} // for one peer only: no device that is desired
+			local = netip.Addr{} // for one peer only: equals no desired device
 		}
 		address, err := e.address(link, true)
 		return &IPIP{link.Name, local, mtuIfUp(link), address}, err
@@ -127,7 +127,7 @@ func mtuIfUp(link netlink.Link) int {
 	return link.Attrs().MTU
 }
 
-// address returns a device's address of a family, link-local ones aside; an invalid one where there are none or several.
+// address returns a device's address of a family, ignoring link-local ones; an invalid one if there is none or several.
 func (e *Engine) address(link netlink.Link, v4 bool) (netip.Prefix, error) {
 	f := unix.AF_INET6
 	if v4 {
@@ -202,7 +202,7 @@ func (e *Engine) readRoutes(names, mine map[int]string, out map[Key]Item) error 
 	return nil
 }
 
-// route returns a route as an item, and whether it is in care.
+// route returns a route as an item, and whether it is managed.
 func (e *Engine) route(r *netlink.Route, names, mine map[int]string) (*Route, bool) {
 	dst := prefixOf(r.Dst)
 	own := r.Protocol == Protocol || r.Protocol == unix.RTPROT_BOOT

@@ -46,7 +46,7 @@ func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 	message.Dst_len = uint8(r.Dst.Bits())
 	message.Protocol = Protocol
 	if flags == 0 {
-		message.Protocol = unix.RTPROT_UNSPEC // whichever program made it
+		message.Protocol = unix.RTPROT_UNSPEC // whichever program added it
 		message.Scope = unix.RT_SCOPE_NOWHERE
 	}
 	if r.Blackhole {
@@ -70,8 +70,8 @@ func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 	return request
 }
 
-// newVXLANRequest makes a device. Over IPv4 outer checksums are off (RFC 7348, section 4.1); the kernel has them on when the
-// attribute is missing.
+// newVXLANRequest creates a device. Over IPv4 outer checksums are off (RFC 7348, section 4.1); without the attribute the kernel turns them
+// on.
 func newVXLANRequest(v *VXLAN, underlay int) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))

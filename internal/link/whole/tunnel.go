@@ -12,14 +12,14 @@ import (
 type device interface {
 	Item
 	shape() shape
-	// sameLink reports whether a link that is like other can become this one without being made anew.
+	// sameLink reports whether a link like other can become this one without being created again.
 	sameLink(other device) bool
 }
 
-// shape is what the engine handles in the same way for devices of all kinds.
+// shape contains what the engine handles in the same way for devices of all kinds.
 type shape struct {
 	name string
-	kind string // as ip(8) has it
+	kind string // as in ip(8)
 	// underlay is the device that the tunnel is bound to; empty: none.
 	underlay string
 	mtu      int
@@ -37,7 +37,7 @@ func (v *VXLAN) sameLink(other device) bool {
 	return ok && v.sameTunnel(o)
 }
 
-// IPIP is a device for IPv4 in IPv4 (RFC 2003) that is up: to any peer, from one address.
+// IPIP is a device for IPv4 in IPv4 (RFC 2003) that is up: from one address to any peer.
 type IPIP struct {
 	Name  string
 	Local netip.Addr
@@ -85,7 +85,7 @@ type WireGuard struct {
 	Port    uint16
 	Private Secret
 	MTU     int
-	// Addresses are the device's only IPv4 and IPv6 address, link-local ones aside; an invalid one leaves that family alone.
+	// Addresses are the device's only IPv4 and IPv6 address, ignoring link-local ones; an invalid one leaves that family alone.
 	Addresses [2]netip.Prefix
 }
 
@@ -137,12 +137,12 @@ func (k PublicKey) String() string { return base64.StdEncoding.EncodeToString(k[
 type Peer struct {
 	Device string
 	Public PublicKey
-	// Endpoint is where the peer is reached first. The kernel follows a peer that sends from another address; that is no
-	// difference to what is desired.
+	// Endpoint is the peer's initial address. The kernel updates it when the peer sends from another address; that is not a difference from
+	// the desired state.
 	Endpoint netip.AddrPort
 	// Allowed are the ranges behind the peer, IPv4 before IPv6; invalid ones are none.
 	Allowed [2]netip.Prefix
-	// Shared is a key that both peers have besides; zero: none.
+	// Shared is an additional pre-shared key of both peers; zero: none.
 	Shared Secret
 	// Keepalive is in seconds; 0 is off.
 	Keepalive int

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Protocol is this engine's number in the kernel's table of routing protocols. It is not that of package link, whose engine removes the
-// routes with its own number that it has no item for: both engines run in one agent.
+// Protocol is this engine's number in the kernel's table of routing protocols. It differs from that of package link, whose engine removes
+// routes with its own number for which it has no item: both engines run in one agent.
 const Protocol = 88
 
-// Kind says what an item is.
+// Kind is the kind of an item.
 type Kind string
 
 // The kinds of items.
@@ -27,24 +27,23 @@ const (
 // Key names an item. Keys are comparable.
 type Key struct {
 	Kind Kind
-	// Device is the device's name; empty for a route, which is known by its destination alone.
+	// Device is the device's name; empty for a route, which is identified by its destination alone.
 	Device string
-	// Name is the neighbour's address, the FDB entry's MAC address, the peer's public key or the route's destination; empty for a
-	// device.
+	// Name is the neighbour's address, the FDB entry's MAC address, the peer's public key or the route's destination; empty for a device.
 	Name string
 }
 
-// String returns the key as it is in errors.
+// String returns the key as errors show it.
 func (k Key) String() string {
 	return strings.Join(strings.Fields(fmt.Sprintf("%s %s %s", k.Kind, k.Device, k.Name)), " ")
 }
 
-// Item is one of *VXLAN, *IPIP, *WireGuard, *Peer, *Neighbour, *FDB, *Route. Items are values: they are not changed once handed over.
+// Item is one of *VXLAN, *IPIP, *WireGuard, *Peer, *Neighbour, *FDB, *Route. Items must not be changed once they are handed over.
 type Item interface {
 	Key() Key
 	// Equal reports whether programming other in place of this item would change nothing.
 	Equal(other Item) bool
-	// String is the item in the words of ip(8) and bridge(8).
+	// String returns the item in the words of ip(8) and bridge(8).
 	String() string
 }
 
@@ -64,21 +63,21 @@ type VXLAN struct {
 	Name string
 	VNI  uint32
 	Port uint16
-	// Underlay is the device that tunnel packets leave by, Local their source address.
+	// Underlay is the outgoing device of tunnel packets, Local their source address.
 	Underlay string
 	Local    netip.Addr
 	MTU      int
 	MAC      MAC
 	// GBP and Learning are the device's flags of that name.
 	GBP, Learning bool
-	// Address is the device's only address of its family, link-local ones aside.
+	// Address is the device's only address of its family, ignoring link-local ones.
 	Address netip.Prefix
 }
 
 // Key implements Item.
 func (v *VXLAN) Key() Key { return Key{KindVXLAN, v.Name, ""} }
 
-// sameTunnel reports whether the two differ at most in what can be changed on a device that exists.
+// sameTunnel reports whether the two differ only in what can be changed on an existing device.
 func (v *VXLAN) sameTunnel(o *VXLAN) bool {
 	return v.VNI == o.VNI && v.port() == o.port() && v.Underlay == o.Underlay && v.Local == o.Local && v.GBP == o.GBP && v.Learning == o.Learning
 }
@@ -130,7 +129,7 @@ func (n *Neighbour) String() string {
 	return fmt.Sprintf("neighbour %s dev %s lladdr %s", n.Address, n.Device, n.MAC)
 }
 
-// FDB is a permanent forwarding entry: frames to MAC leave through the tunnel to Remote.
+// FDB is a permanent forwarding entry: frames to MAC are sent through the tunnel to Remote.
 type FDB struct {
 	Device string
 	MAC    MAC
@@ -152,10 +151,10 @@ func (f *FDB) String() string { return fmt.Sprintf("fdb %s dev %s dst %s", f.MAC
 // Route is a route of the main table with the default metric: through a gateway, into a device, or one that discards.
 type Route struct {
 	Dst netip.Prefix
-	// Gateway is invalid where all of Dst is behind the device itself.
+	// Gateway is invalid if all of Dst is directly behind the device.
 	Gateway netip.Addr
 	Device  string
-	// OnLink takes the gateway for reachable on the device though no route says so.
+	// OnLink treats the gateway as reachable on the device even without a route to it.
 	OnLink bool
 	// Blackhole discards; Gateway and Device are then empty.
 	Blackhole bool
@@ -185,7 +184,7 @@ func (r *Route) String() string {
 	return words
 }
 
-// deviceOf returns the device that an item is on, or is.
+// deviceOf returns the device of an item: the one it is on, or the item's own.
 func deviceOf(item Item) string {
 	if r, ok := item.(*Route); ok {
 		return r.Device

@@ -18,12 +18,12 @@ import (
 // watchBuffer is the socket's receive buffer in bytes: room for thousands of events.
 const watchBuffer = 4 << 20
 
-// poll bounds how long the watcher stays in a read after its context has ended.
+// poll limits how long the watcher stays in a read after its context has ended.
 const poll = time.Second
 
-// Watch reports on the channel that another program may have changed something in care, the device of Attend, an address or a default
-// route, until ctx ends; then the channel is closed. One value stands for any number of changes. The engine's own requests are not reported,
-// and neither are other links: on a node pods' links come and go all the time.
+// Watch reports on the channel, until ctx ends, that another program may have changed something managed, the device of Attend, an address
+// or a default route; then it closes the channel. One value may represent any number of changes. The engine's own requests are not
+// reported, and neither are other links: on a node, pods' links change all the time.
 func (e *Engine) Watch(ctx context.Context) (<-chan struct{}, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
@@ -35,7 +35,7 @@ func (e *Engine) Watch(ctx context.Context) (<-chan struct{}, error) {
 		socket.Close()
 		return nil, fmt.Errorf("read the netlink socket's port: %w", err)
 	}
-	// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, which is reported.
+	// Without the right to exceed net.core.rmem_max, the default buffer is used: events are lost earlier, which is reported.
 	_ = unix.SetsockoptInt(socket.GetFd(), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
 	out := make(chan struct{}, 1)
 	w := &watcher{engine: e, own: own, out: out}
@@ -81,7 +81,7 @@ func (w *watcher) report() {
 	}
 }
 
-// foreign reports whether one of the messages may be about something in care and comes from another program.
+// foreign reports whether one of the messages may be about something managed and comes from another program.
 func (w *watcher) foreign(messages []syscall.NetlinkMessage) bool {
 	for i := range messages {
 		message := &messages[i]
@@ -110,7 +110,8 @@ func (w *watcher) foreign(messages []syscall.NetlinkMessage) bool {
 	return false
 }
 
-// link reports whether a message is about a device in care, or that of Attend, by the name that it has or had. One that cannot be read may be.
+// link reports whether a message is about a managed device or that of Attend, by its current or former name. A message that cannot be
+// parsed counts as one.
 func (w *watcher) link(message *syscall.NetlinkMessage) bool {
 	attributes, err := syscall.ParseNetlinkRouteAttr(message)
 	if err != nil || len(message.Data) < unix.SizeofIfInfomsg {
@@ -138,10 +139,10 @@ func (w *watcher) neighbour(message *syscall.NetlinkMessage) bool {
 		return true
 	}
 	if n.Family != unix.AF_BRIDGE {
-		// Dynamic neighbours come and go all the time. A deleted entry's state says nothing.
+		// Dynamic neighbours change all the time. The state of a deleted entry has no meaning.
 		return message.Header.Type == unix.RTM_DELNEIGH || n.State&netlink.NUD_PERMANENT != 0
 	}
-	// A VXLAN device's events do not say which program they come from (vxlan_fdb_notify), so they are compared with what is known.
+	// A VXLAN device's events do not identify the program that caused them (vxlan_fdb_notify), so they are compared with what is known.
 	w.engine.mu.Lock()
 	defer w.engine.mu.Unlock()
 	name, ok := w.engine.names[n.LinkIndex]

@@ -13,7 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// wireguard opens the control of WireGuard devices, once there is such a device: before, the kernel may not have loaded the module.
+// wireguard opens the control of WireGuard devices once there is such a device: before that, the kernel may not have loaded the module.
 func (e *Engine) wireguard() (*wgctrl.Client, error) {
 	if e.wg == nil {
 		client, err := wgctrl.New()
@@ -34,7 +34,7 @@ func (e *Engine) readWireGuard(link netlink.Link, out map[Key]Item) error {
 	}
 	have, err := client.Device(name)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // it went meanwhile
+		return nil // it was deleted meanwhile
 	}
 	if err != nil {
 		return fmt.Errorf("read WireGuard device %s: %w", name, err)
@@ -61,7 +61,7 @@ func (e *Engine) readWireGuard(link netlink.Link, out map[Key]Item) error {
 	return nil
 }
 
-// noAddress stands for a family in which a device has not exactly one address: it equals no address that is desired.
+// noAddress represents a family in which a device has no address or several: it equals no desired address.
 var noAddress = netip.PrefixFrom(netip.IPv4Unspecified(), 0) //nolint:gochecknoglobals // a constant
 
 func peerOf(device string, have *wgtypes.Peer) *Peer {
@@ -87,7 +87,7 @@ func peerOf(device string, have *wgtypes.Peer) *Peer {
 	return p
 }
 
-// configure gives a device its key and port.
+// configure sets a device's key and port.
 func (e *Engine) configure(want *WireGuard) error {
 	client, err := e.wireguard()
 	if err != nil {
@@ -127,7 +127,7 @@ func (e *Engine) setPeer(want *Peer) error {
 func (e *Engine) removePeer(have *Peer) error {
 	err := e.changePeer(have.Device, wgtypes.PeerConfig{PublicKey: wgtypes.Key(have.Public), Remove: true})
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // gone with its device
+		return nil // removed with its device
 	}
 	return err
 }
