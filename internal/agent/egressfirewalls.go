@@ -388,8 +388,8 @@ func (e *egressFirewalls) get(ctx context.Context, key client.ObjectKey, into cl
 	return true, nil
 }
 
-// tellClosed reports namespaces whose traffic out of the cluster is all dropped. The reason is reported on the policies by the controller,
-// except for a reason that only this node knows.
+// tellClosed reports namespaces whose traffic out of the cluster is all dropped. The controller reports the reason on the policies, except
+// for a reason that is known on this node only.
 func (e *egressFirewalls) tellClosed(ctx context.Context, firewalls map[string]*egressfirewall.Firewall) {
 	for namespace, firewall := range firewalls {
 		if firewall == nil || firewall.Closed == "" {

@@ -79,10 +79,11 @@ func runRealised(cmd *cobra.Command, common *commonFlags, opts *realisedOptions,
 	ctx, cancel := context.WithTimeout(cmd.Context(), opts.timeout)
 	defer cancel()
 	report, err := nodes.Ask(ctx, kind, args[1], opts.wait, func(how string) {
-		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), how) // nobody else to tell
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), how) // an error of this write cannot be reported
 	})
 	if late := opts.wait && errors.Is(err, context.DeadlineExceeded) && report.Kind != ""; late {
-		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: not realised on all nodes after %s\n", opts.timeout) // the report is what counts
+		// an error of this write does not change the result, which is the report
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: not realised on all nodes after %s\n", opts.timeout)
 	} else if err != nil {
 		return false, err
 	}
