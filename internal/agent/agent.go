@@ -85,7 +85,7 @@ type Options struct {
 	ResolvConf string
 	// RuntimeCache is the directory where the container runtime stores the results of ADD. Default cni.DefaultCache.
 	RuntimeCache string
-	// Datapath is the switch's datapath: DatapathAuto (the kernel's if the module is loaded), DatapathSystem or DatapathNetdev. Default
+	// Datapath is the switch's datapath: DatapathAuto (the kernel's if the module is available), DatapathSystem or DatapathNetdev. Default
 	// DatapathAuto.
 	Datapath string
 	// MetadataAddresses are addresses of clouds' metadata services, of which pods reach port 53 only. Default: none, nothing is closed.

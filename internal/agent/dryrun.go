@@ -64,7 +64,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	}
 	for name := range e.cares {
 		if name == overlay.NetworkName || !hasRecords(a.store, name) {
-			e.handovers.Done(name) // what other programs left stays, as in a start that waits for them
+			e.handovers.Done(name) // the state of the other networks stays, as in a start that waits for them
 		}
 	}
 	engines := e.overlay()
