@@ -14,17 +14,16 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// recordAttempts bounds how often rules are written again because another process changed something between the writing
-// and the listing that is to be recorded. When all fail the chain stays without a valid record, and the next verification
-// writes it.
+// recordAttempts limits how often rules are written again because another process changed something between the write and the listing that
+// is to be recorded. If all attempts fail, the chain stays without a valid record, and the next verification writes it.
 const recordAttempts = 3
 
-// commentMax is what nft takes as a comment, in bytes (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the final zero).
+// commentMax is the maximum length of a comment in nft, in bytes (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the final zero).
 const commentMax = 127
 
-// Commit implements reconcile.Engine. It is one transaction of nft; the records of the chains it changed follow in a second. An error
-// names the item that nft stumbled over, and wraps ErrRefused; ErrMissing too when something named does not exist. What
-// is to be removed and is in use by rules of an unmanaged chain is left, in a PartialError.
+// Commit implements reconcile.Engine. It is one nft transaction; a second one writes the records of the changed chains. An error names the
+// item that nft rejected, and wraps ErrRefused, and also ErrMissing if a referenced object does not exist. What should be removed but is
+// used by rules of an unmanaged chain is left, and reported in a PartialError.
 func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	if change.Empty() {
 		return nil
@@ -50,7 +49,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	}
 	err := e.commit(ctx, change)
 	if errors.Is(err, ErrRefused) {
-		// What is known may be stale: somebody removed what was to be removed, or added what was to be added.
+		// The known state may be stale: another program removed or added what this change removes or adds.
 		if _, readErr := e.Read(ctx); readErr != nil {
 			return errors.Join(err, readErr)
 		}
@@ -73,8 +72,8 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	return err
 }
 
-// inUse returns the stray that cannot be removed because rules that are not the engine's use it (Options.Unmanaged). It must not
-// keep everything else from being removed.
+// inUse returns the stray that cannot be removed because rules of another program use it (Options.Unmanaged). It must not keep other items
+// from being removed.
 func inUse(err error, change reconcile.Change[Key, Item]) (Key, bool) {
 	var refused *nftError
 	if !errors.As(err, &refused) || !strings.Contains(refused.words, "Device or resource busy") {
@@ -84,8 +83,8 @@ func inUse(err error, change reconcile.Change[Key, Item]) (Key, bool) {
 	return refused.key, stray
 }
 
-// refreshForeign looks up the handles of rules in foreign chains when a change is about any: they are removed by handle, and
-// a commit does not learn the handles of what it adds.
+// refreshForeign reads the handles of rules in foreign chains if a change concerns any: they are removed by handle, and a commit does not
+// return the handles of what it adds.
 func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	concerned := false
 	for key := range ofKind[*ForeignJump](change.Set) {
@@ -133,7 +132,7 @@ func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item])
 	}
 }
 
-// forgetTables drops what is known of deleted tables.
+// forgetTables deletes the known state of deleted tables.
 func (e *Engine) forgetTables(change reconcile.Change[Key, Item]) {
 	for key := range change.Delete {
 		if key.Kind == KindTable {
@@ -157,7 +156,7 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 		return nil
 	}
 	text := b.tx.String()
-	// A Transaction tells its first error only by Run, which is not used here, and as its last line. Texts have no hash.
+	// A Transaction returns its first error only from Run, which is not used here, and as its last line. No other line contains a hash sign.
 	if i := strings.LastIndex("\n"+text, "\n# ERROR: "); i >= 0 {
 		return fmt.Errorf("building the transaction: %s", text[i+len("# ERROR: "):])
 	}
@@ -170,7 +169,7 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 	return err
 }
 
-// build collects one transaction. Each operation is one line of it, so nft's line numbers lead back to the items.
+// build collects one transaction. Each operation is one line of it, so that nft's line numbers identify the items.
 type build struct {
 	engine *Engine
 	ctx    context.Context //nolint:containedctx // lives as long as the call that made it
@@ -194,8 +193,8 @@ func (b *build) remove(key Key, object knftables.Object) {
 	b.lines = append(b.lines, key)
 }
 
-// all adds the operations in an order in which each finds what it needs: containers before what is in them, what is named
-// before what names it; and removals the other way round.
+// all adds the operations in an order in which each finds what it needs: containers before their content, objects before references to
+// them. Removals have the reverse order.
 func (b *build) all() error {
 	for key := range ofKind[*Table](b.change.Set) {
 		b.add(key, &knftables.Table{Family: knftables.Family(key.Family), Name: key.Table})
@@ -226,7 +225,7 @@ func (b *build) all() error {
 	return nil
 }
 
-// ofKind iterates over a type of items in the order of their keys.
+// ofKind iterates over the items of one type, sorted by key.
 func ofKind[T Item](items map[Key]Item) func(yield func(Key, T) bool) {
 	keys := slices.SortedFunc(maps.Keys(items), func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
 	return func(yield func(Key, T) bool) {
@@ -242,8 +241,8 @@ func chainObjectOf(key Key) *knftables.Chain {
 	return &knftables.Chain{Family: knftables.Family(key.Family), Table: key.Table, Name: key.Name}
 }
 
-// chains adds chains. One whose hook changes has to be made anew; when its rules stay as they are, they are taken from the
-// kernel, in nft's own words, and returned.
+// chains adds chains. A chain whose hook changes has to be created again; if its rules do not change, they are read from the kernel, in
+// nft's syntax, and returned.
 func (b *build) chains() (map[Key][]string, error) {
 	rebuilt := map[Key][]string{}
 	for key, chain := range ofKind[*Chain](b.change.Set) {
@@ -265,7 +264,7 @@ func (b *build) chains() (map[Key][]string, error) {
 	return rebuilt, nil
 }
 
-// reshapes reports whether a chain stands with another hook than is wanted.
+// reshapes reports whether a chain exists with another hook than desired.
 func (b *build) reshapes(key Key, want Chain) bool {
 	have, ok := b.engine.known[key].(*Chain)
 	if !ok {
@@ -290,7 +289,7 @@ func (c *Chain) object() *knftables.Chain {
 	return object
 }
 
-// chainLines returns a chain's rules in nft's words.
+// chainLines returns a chain's rules in nft's syntax.
 func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
 	text, err := e.run(ctx, "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
 	if errors.Is(err, ErrMissing) {
@@ -302,8 +301,7 @@ func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
 	return ruleLines(parseBlocks(string(text))[blockKey{"chain", key.Name}]), nil
 }
 
-// sets adds sets and maps. One whose type or flags change is made anew with the elements it had, which nft refuses while
-// rules use it.
+// sets adds sets and maps. If the type or flags change, the set is created again with its elements; nft rejects this while rules use it.
 func (b *build) sets() {
 	for key, item := range ofKind[Item](b.change.Set) {
 		if key.Kind != KindSet && key.Kind != KindMap {
@@ -353,7 +351,7 @@ func setObjectOf(item Item) knftables.Object {
 	return nil
 }
 
-// definition returns the set or map that an element is in: as it is being set, else as it is known.
+// definition returns the set or map of an element: from the change, else from the known state.
 func (b *build) definition(element *Element) Item {
 	for _, kind := range []Kind{KindSet, KindMap} {
 		key := Key{element.Family, element.Table, kind, element.Set}
@@ -367,7 +365,7 @@ func (b *build) definition(element *Element) Item {
 	return nil
 }
 
-// element returns the element for nft: a map's or a set's, interface names quoted.
+// element returns the element for nft: a map's or a set's, with interface names quoted.
 func (b *build) element(e *Element) *knftables.Element {
 	object := &knftables.Element{Family: knftables.Family(e.Family), Table: e.Table, Key: slices.Clone(e.Match), Value: e.Value}
 	definition := b.definition(e)
@@ -377,7 +375,7 @@ func (b *build) element(e *Element) *knftables.Element {
 		object.Map, types = e.Set, definition.Type
 	case *Set:
 		object.Set, types = e.Set, definition.Type
-	default: // nft will say that it does not exist
+	default: // nft reports that it does not exist
 		object.Set = e.Set
 		if len(e.Value) > 0 {
 			object.Set, object.Map = "", e.Set
@@ -394,7 +392,7 @@ func (b *build) element(e *Element) *knftables.Element {
 	return object
 }
 
-// elements removes and adds elements. An element that changes is removed and added: adding alone would keep the old value.
+// elements removes and adds elements. A changed element is removed and added: adding alone would keep the old value.
 func (b *build) elements() {
 	gone := func(key Key) bool {
 		for _, kind := range []Kind{KindSet, KindMap} {
@@ -406,7 +404,7 @@ func (b *build) elements() {
 			want, set := b.change.Set[setKey]
 			have, known := b.engine.known[setKey]
 			if set && known && !have.Equal(want) {
-				return true // made anew, and its old elements with it
+				return true // created again, without its old elements
 			}
 		}
 		return b.tableGoes(key)
@@ -425,7 +423,7 @@ func (b *build) elements() {
 	}
 }
 
-// tableGoes reports whether the table of a key is being deleted, and with it everything in it.
+// tableGoes reports whether the table of a key is being deleted, with everything in it.
 func (b *build) tableGoes(key Key) bool {
 	_, goes := b.change.Delete[Key{key.Family, key.Table, KindTable, ""}]
 	return goes
@@ -464,7 +462,7 @@ func (b *build) removals() {
 	}
 }
 
-// changedRules returns the chains whose records a change outdates, by table.
+// changedRules returns the chains whose records a change makes obsolete, by table.
 func changedRules(change reconcile.Change[Key, Item]) map[tableKey]map[string]*ChainRules {
 	found := map[tableKey]map[string]*ChainRules{}
 	note := func(key Key, rules *ChainRules) {
@@ -485,8 +483,8 @@ func changedRules(change reconcile.Change[Key, Item]) map[tableKey]map[string]*C
 	return found
 }
 
-// record writes the records of changed chains. It reports whether nothing else happened since the generation before the
-// commit, so that the listing is of what was committed; if not, it writes none.
+// record writes the records of changed chains. It reports whether there was no other transaction since the generation before the commit, so
+// that the listing shows what was committed; otherwise it writes none.
 func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*ChainRules, before uint32) (bool, error) {
 	listings := map[tableKey]map[blockKey][]string{}
 	for table := range rules {

@@ -25,38 +25,37 @@ import (
 
 // Options of an Engine.
 type Options struct {
-	// Netns is the path of the network namespace whose tables are programmed; "" is the one the caller of NewEngine is in.
+	// Netns is the path of the network namespace whose tables are programmed; "" is that of the caller of NewEngine.
 	Netns string
-	// Tables are Weft's tables, in care from the start: one that exists and is not desired is read, and thereby found.
-	// Tables named in commits are in care as well.
+	// Tables are Weft's tables, managed from the start: a table that exists and is not desired is read, and so found. Tables named in commits
+	// are managed as well.
 	Tables []Table
-	// Unmanaged are chains within Tables whose rules are somebody else's. They are made when they are desired, empty, and
-	// from then on nothing in them is read, changed or removed; a ChainRules item for one is refused. What somebody puts
-	// beside them under their name and a hyphen ("<chain>-..."; chains, sets and maps) is left alone as well. They go only
-	// with their table. The zero value: everything in Tables is the engine's.
+	// Unmanaged are chains within Tables whose rules another program or the administrator writes. They are created empty when they are
+	// desired; from then on nothing in them is read, changed or removed, and a ChainRules item for one is rejected. Chains, sets and maps
+	// whose name is that of the chain with a hyphen appended ("<chain>-...") are left alone as well. They are removed only with their table.
+	// The zero value: the engine manages everything in Tables.
 	Unmanaged []Chain
-	// Foreign also reads the rules that carry Mark in the base chains of other tables; a commit of a ForeignJump turns it on.
+	// Foreign also reads the rules with Mark in the base chains of other tables; a commit of a ForeignJump turns it on.
 	Foreign bool
 }
 
-// Engine programs nftables by way of nft(8). The methods of reconcile.Engine are not called concurrently; Monitor runs
-// beside them.
+// Engine programs nftables with nft(8). The methods of reconcile.Engine are not called concurrently; Monitor runs concurrently with them.
 type Engine struct {
 	netns   *os.File
 	path    string
 	foreign atomic.Bool
 	shared  listings
-	// unmanaged are the keys of Options.Unmanaged. It is not changed.
+	// unmanaged are the keys of Options.Unmanaged. It does not change.
 	unmanaged unmanaged
 
 	mutex  sync.Mutex
-	tables map[tableKey]bool // in care
-	own    []*ownChange      // the last ones, the latest at the end
+	tables map[tableKey]bool // managed
+	own    []*ownChange      // the most recent ones, the latest at the end
 
-	// known is what stood in the kernel after the last Read or Commit; nil before the first.
+	// known is the kernel's state after the last Read or Commit; nil before the first.
 	known   map[Key]Item
 	records map[tableKey]map[string]record
-	// builder makes transactions; nil before the first.
+	// builder builds transactions; nil before the first.
 	builder knftables.Interface
 }
 
@@ -70,7 +69,7 @@ func (k Key) table() tableKey { return tableKey{k.Family, k.Table} }
 
 var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
-// NewEngine returns an engine. It fails when there is no nft, or no such namespace. An nft that does not work fails each Read and Commit.
+// NewEngine returns an engine. It fails if there is no nft, or no such namespace. If nft does not work, each Read and Commit fails.
 func NewEngine(options Options) (*Engine, error) {
 	e := &Engine{
 		tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}, unmanaged: newUnmanaged(options.Unmanaged),
@@ -89,7 +88,7 @@ func NewEngine(options Options) (*Engine, error) {
 	return e, nil
 }
 
-// transaction returns an empty transaction. Before the first, it asks nft for its version.
+// transaction returns an empty transaction. Before the first one, it reads nft's version.
 func (e *Engine) transaction() (*knftables.Transaction, error) {
 	if e.builder == nil {
 		err := e.inside(func() (err error) {
@@ -104,8 +103,8 @@ func (e *Engine) transaction() (*knftables.Transaction, error) {
 	return e.builder.NewTransaction(), nil
 }
 
-// openNamespace opens the network namespace at path; "" is the calling thread's. The path is judged by its file system before
-// it is opened, so that no pipe or device is.
+// openNamespace opens the network namespace at path; "" is the calling thread's. It checks the path's file system first, so that it never
+// opens a pipe or device.
 func openNamespace(path string) (*os.File, error) {
 	if path == "" {
 		runtime.LockOSThread()
@@ -116,7 +115,7 @@ func openNamespace(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = look.Close() }() // it was only looked at
+	defer func() { _ = look.Close() }() // nothing was written
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(int(look.Fd()), &stat); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -127,8 +126,8 @@ func openNamespace(path string) (*os.File, error) {
 	return os.Open("/proc/thread-self/fd/" + strconv.Itoa(int(look.Fd())))
 }
 
-// Close releases what the engine holds open. Nothing programmed is changed.
-func (e *Engine) Close() { _ = e.netns.Close() } // there is nothing to be done about it
+// Close releases the engine's resources. What is programmed stays.
+func (e *Engine) Close() { _ = e.netns.Close() } // an error has no consequence
 
 func (e *Engine) tablesInCare() []tableKey {
 	e.mutex.Lock()
@@ -150,7 +149,7 @@ func (e *Engine) cares(key tableKey) bool {
 	return e.tables[key]
 }
 
-// inside runs work on a thread that is in the engine's namespace; processes that it starts are too.
+// inside runs work on a thread in the engine's namespace; processes that it starts are in it too.
 func (e *Engine) inside(work func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -161,8 +160,9 @@ func (e *Engine) inside(work func() error) error {
 			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
 			return
 		}
-		defer func() { _ = before.Close() }() // it was only looked at
-		// Entering a namespace takes CAP_SYS_ADMIN, also the one that the thread is in: a daemon of the node's own namespace works without.
+		defer func() { _ = before.Close() }() // nothing was written
+		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
+		// need it too.
 		if sameFile(before, e.netns) {
 			done <- work()
 			runtime.UnlockOSThread()
@@ -171,7 +171,7 @@ func (e *Engine) inside(work func() error) error {
 		if err = unix.Setns(int(e.netns.Fd()), unix.CLONE_NEWNET); err == nil {
 			err = work()
 		}
-		// A thread that cannot go back stays locked, and ends with this goroutine.
+		// A thread that cannot return stays locked, and ends with this goroutine.
 		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		}
@@ -187,19 +187,19 @@ func sameFile(a, b *os.File) bool {
 	return err == nil && wrong == nil && os.SameFile(one, other)
 }
 
-// run asks nft in the namespace. What changes something goes by change.
+// run runs nft in the namespace, for reading. Changes are made by change.
 func (e *Engine) run(ctx context.Context, args ...string) ([]byte, error) {
 	return e.runNoted(ctx, func(int) {}, "", args...)
 }
 
-// runNoted runs nft in the namespace and has its pid noted, under the mutex, before anybody can look for it there.
+// runNoted runs nft in the namespace and calls started with its pid, under the mutex, before another goroutine can look for the pid.
 func (e *Engine) runNoted(ctx context.Context, started func(pid int), input string, args ...string) ([]byte, error) {
 	var out, words bytes.Buffer
 	err := e.inside(func() error {
 		command := exec.CommandContext(ctx, e.path, args...)
 		command.Stdin, command.Stdout, command.Stderr = strings.NewReader(input), &out, &words
 		command.Env = append(os.Environ(), "LC_ALL=C")
-		// The lock is held until the process is known: its events come after that.
+		// The lock is held until the pid is recorded: its events come after that.
 		e.mutex.Lock()
 		err := command.Start()
 		if err == nil {
@@ -221,17 +221,17 @@ func (e *Engine) runNoted(ctx context.Context, started func(pid int), input stri
 	return nil, fmt.Errorf("running nft: %w", errors.Join(err, ctx.Err()))
 }
 
-// nftError is what nft said.
+// nftError is an error message of nft.
 type nftError struct {
 	words string
 	line  int // of the input, from 1; 0 when unknown
-	key   Key // of the item that the line is about, in a transaction
+	key   Key // of the item on that line, in a transaction
 }
 
 //nolint:gochecknoglobals // a constant pattern
 var errorPattern = regexp.MustCompile(`(?m)^(?:/dev/stdin:(\d+):\d+-\d+: )?Error: (.*)$`)
 
-// parseError reads nft's messages: "/dev/stdin:2:17-23: Error: words", the line, and carets under it.
+// parseError parses nft's messages: "/dev/stdin:2:17-23: Error: words", the line, and carets under it.
 func parseError(text string) *nftError {
 	match := errorPattern.FindStringSubmatch(text)
 	if match == nil {
@@ -244,7 +244,7 @@ func parseError(text string) *nftError {
 // Error implements error.
 func (e *nftError) Error() string { return "nft: " + e.words }
 
-// Unwrap lets errors.Is find ErrRefused, and ErrMissing where that is why.
+// Unwrap lets errors.Is find ErrRefused, and ErrMissing if that is the reason.
 func (e *nftError) Unwrap() []error {
 	if strings.Contains(e.words, "No such file or directory") {
 		return []error{ErrRefused, ErrMissing}
@@ -252,7 +252,7 @@ func (e *nftError) Unwrap() []error {
 	return []error{ErrRefused}
 }
 
-// Read implements reconcile.Engine. It lists everything at the same time: each listing is a process, and a start waits for all of them.
+// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them.
 func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 	tables := e.tablesInCare()
 	listings := make([]*listing, len(tables))
@@ -294,7 +294,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 	return state, nil
 }
 
-// list reads a table both ways at the same time: JSON for the objects, text for the rules, their order and what JSON leaves out.
+// list reads a table in both formats concurrently: JSON for the objects, text for the rules, their order and what JSON omits.
 func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 	found := &listing{table: table}
 	group, ctx := errgroup.WithContext(ctx)
@@ -318,12 +318,12 @@ func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 	return found, nil
 }
 
-// textListing asks for a table without counters' values and sets' elements, with numbers for names.
+// textListing lists a table without counters' values and sets' elements, with numbers for names.
 func textListing(table tableKey) []string {
 	return []string{"-s", "-t", "-n", "list", "table", string(table.family), table.name}
 }
 
-// listText lists a table as textListing says.
+// listText lists a table with textListing.
 func (e *Engine) listText(ctx context.Context, table tableKey) (map[blockKey][]string, error) {
 	text, err := e.run(ctx, textListing(table)...)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Fake is an Engine in memory. It keeps what the kernel keeps, and refuses what the kernel refuses: what is in no table, elements
-// of no set, jumps to no chain, and the removal of what is still used.
+// Fake is an Engine in memory. It keeps what the kernel keeps, and rejects what the kernel rejects: items of missing tables, elements of
+// missing sets, jumps to missing chains, and the removal of what is still used.
 type Fake struct {
 	mutex     sync.Mutex
 	state     map[Key]Item
@@ -34,10 +34,10 @@ func NewFake(foreign ...Chain) *Fake {
 	return f
 }
 
-// Unmanage is Options.Unmanaged. It is called before anything else.
+// Unmanage sets Options.Unmanaged. It must be called before anything else.
 func (f *Fake) Unmanage(chains ...Chain) { f.unmanaged = newUnmanaged(chains) }
 
-// PutForeign adds a foreign base chain, empty, or replaces one, with all that was in it.
+// PutForeign adds an empty foreign base chain, or replaces one with everything in it.
 func (f *Fake) PutForeign(chain Chain) {
 	f.ForgetForeign(chain.Key())
 	f.mutex.Lock()
@@ -56,7 +56,7 @@ func (f *Fake) ForgetForeign(key Key) {
 	})
 }
 
-// Survey looks at the foreign base chains' policies, as the engine's does.
+// Survey considers only the policies of the foreign base chains; the engine's also considers their rules.
 func (f *Fake) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -77,14 +77,14 @@ func (f *Fake) Survey(ctx context.Context, passages ...Passage) (*Survey, error)
 	return survey, ctx.Err()
 }
 
-// Reads returns how often everything was read.
+// Reads returns the number of Reads.
 func (f *Fake) Reads() int {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	return f.reads
 }
 
-// Commits returns how many commits have changed something.
+// Commits returns the number of commits that have changed something.
 func (f *Fake) Commits() int {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -124,7 +124,7 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 	return nil
 }
 
-// apply returns what the state becomes by a change, with all that goes with what is removed.
+// apply returns the state after a change, without what is removed together with other items.
 func (f *Fake) apply(change reconcile.Change[Key, Item]) map[Key]Item {
 	next := change.Apply(f.state)
 	for key := range change.Delete {
@@ -158,7 +158,7 @@ func dropElements(state map[Key]Item, set Key) {
 	})
 }
 
-// missing is the Fake's refusal, in nft's words.
+// missing returns the Fake's error in nft's words.
 func missing(kind, name string) error {
 	return fmt.Errorf("%s %s: %w", kind, name, &nftError{words: "Could not process rule: No such file or directory"})
 }
@@ -219,7 +219,7 @@ func checkReferences(text string, within func(Kind, string) bool) error {
 	return nil
 }
 
-// AlterRules changes the rules of a chain as somebody else would, behind the engine's back.
+// AlterRules changes the rules of a chain as another program would, without the engine.
 func (f *Fake) AlterRules(key Key, change func([]Rule) []Rule) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -233,7 +233,7 @@ func (f *Fake) AlterRules(key Key, change func([]Rule) []Rule) {
 	f.state[key] = &altered
 }
 
-// Forget removes an item as somebody else would, a table with all that is in it.
+// Forget removes an item as another program would, a table with everything in it.
 func (f *Fake) Forget(key Key) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -243,7 +243,7 @@ func (f *Fake) Forget(key Key) {
 	}
 }
 
-// Stands reports whether an item is there, also one that Read leaves out.
+// Stands reports whether an item exists, also one that Read omits.
 func (f *Fake) Stands(key Key) bool {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -251,7 +251,7 @@ func (f *Fake) Stands(key Key) bool {
 	return ok
 }
 
-// Put adds an item as somebody else would.
+// Put adds an item as another program would.
 func (f *Fake) Put(item Item) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()

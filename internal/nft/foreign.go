@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// text is the rule as it is written: devices, ranges, port, counter and accept, in the order in which iptables-nft writes them, so
-// that it can read them back.
+// text returns the rule's text: devices, ranges, port, counter and accept, in the order in which iptables-nft writes them, so that
+// iptables-nft can read it.
 func (j *ForeignJump) text() string {
 	var words []string
 	if j.InDevice != "" {
@@ -36,7 +36,7 @@ func (j *ForeignJump) text() string {
 
 func (j *ForeignJump) comment() string { return strings.TrimSpace(Mark + " " + j.Owner) }
 
-// foreign adds the operations for rules in other tables' chains. All removals go first, by handle.
+// foreign adds the operations for rules in other tables' chains. All removals come first, by handle.
 func (b *build) foreign() {
 	drop := func(key Key) {
 		have, ok := b.engine.known[key].(*ForeignJump)
@@ -62,8 +62,8 @@ func (b *build) foreign() {
 	}
 }
 
-// foreignChains lists the base chains of type filter of tables that are not in care, and counts all chains of each
-// table. The translating ones see the first packet of a connection only, and are not for dropping.
+// foreignChains lists the base chains of type filter of tables that are not managed, and counts all chains of each table. Chains that
+// translate see only the first packet of a connection, and are not meant for dropping.
 func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains map[tableKey]int, err error) {
 	text, err := e.ask(ctx, "-j", "list", "chains")
 	if err != nil {
@@ -83,7 +83,7 @@ func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains
 	return bases, chains, nil
 }
 
-// readForeign adds the rules that carry Mark. Of tables with thousands of chains, which are kube-proxy's, it lists the base chains alone.
+// readForeign adds the rules with Mark. Of tables with thousands of chains, which are kube-proxy's, it lists only the base chains.
 func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 	bases, counts, err := e.foreignChains(ctx)
 	if err != nil {
@@ -117,7 +117,7 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 	return nil
 }
 
-// listingOf asks for the table of a base chain, or for the chain alone.
+// listingOf lists the table of a base chain, or the chain alone.
 func listingOf(base chainObject, whole bool) []string {
 	if whole {
 		return []string{"list", "table", string(base.Family), base.Table}
@@ -125,8 +125,8 @@ func listingOf(base chainObject, whole bool) []string {
 	return []string{"list", "chain", string(base.Family), base.Table, base.Name}
 }
 
-// opens reports whether rules may be placed in a base chain: at the hooks that decide what a host takes, passes on and
-// sends, for addresses and ports.
+// opens reports whether rules may be added to a base chain: at the hooks that decide what a host receives, forwards and sends, for
+// addresses and ports.
 func opens(chain chainObject) bool {
 	switch chain.Family {
 	case FamilyIPv4, FamilyIPv6, FamilyInet:
@@ -136,13 +136,13 @@ func opens(chain chainObject) bool {
 	}
 }
 
-// isMarked returns the owner of a rule that carries Mark.
+// isMarked returns the owner of a rule with Mark.
 func isMarked(rule *ruleObject) (owner string, marked bool) {
 	owner, marked = strings.CutPrefix(rule.Comment, Mark)
 	return strings.TrimSpace(owner), marked && (owner == "" || owner[0] == ' ')
 }
 
-// markedRules returns the rules of a chain that carry Mark, those that are not above all others as misplaced.
+// markedRules returns the rules of a chain with Mark; those that are not above all others are misplaced.
 func markedRules(rules []ruleObject) []*ForeignJump {
 	var found []*ForeignJump
 	top := true
@@ -161,8 +161,8 @@ func markedRules(rules []ruleObject) []*ForeignJump {
 	return found
 }
 
-// parse reads what the rule lets pass. It reports whether the rule is one that text could have written, and not one
-// that somebody has narrowed or widened.
+// parse reads what the rule lets pass. It reports whether text could have written the rule; otherwise another program has narrowed or
+// widened it.
 func (j *ForeignJump) parse(exprs []map[string]json.RawMessage) (asWritten bool) {
 	accepts, others := false, false
 	for _, expr := range exprs {
@@ -194,7 +194,7 @@ func (j *ForeignJump) empty() bool {
 	return j.InDevice == "" && j.OutDevice == "" && j.UDPPort == 0 && !j.Source.IsValid() && !j.Destination.IsValid()
 }
 
-// l3 is the protocol of a range's addresses, in the words of nft.
+// l3 is the protocol of a range's addresses, in nft's syntax.
 func l3(r netip.Prefix) string {
 	if r.Addr().Is4() {
 		return "ip"
@@ -202,7 +202,7 @@ func l3(r netip.Prefix) string {
 	return "ip6"
 }
 
-// rangeText is empty for no range.
+// rangeText returns a range as text, "" for an invalid one.
 func rangeText(r netip.Prefix) string {
 	if !r.IsValid() {
 		return ""
@@ -230,7 +230,7 @@ type matchExpr struct {
 	Right json.RawMessage `json:"right"`
 }
 
-// deviceMatch returns the device that a statement compares the incoming or outgoing one with for equality.
+// deviceMatch returns the device with which a statement compares the incoming or outgoing device for equality.
 func deviceMatch(expr map[string]json.RawMessage) (in, out string, ok bool) {
 	var match matchExpr
 	var name string
@@ -246,7 +246,7 @@ func deviceMatch(expr map[string]json.RawMessage) (in, out string, ok bool) {
 	return "", "", false
 }
 
-// udpPortMatch returns the port that a statement compares a UDP packet's destination with for equality.
+// udpPortMatch returns the port with which a statement compares a UDP packet's destination port for equality.
 func udpPortMatch(expr map[string]json.RawMessage) (port uint16, ok bool) {
 	var match matchExpr
 	if json.Unmarshal(expr["match"], &match) != nil || match.Op != "==" {
@@ -259,7 +259,7 @@ func udpPortMatch(expr map[string]json.RawMessage) (port uint16, ok bool) {
 	return port, true
 }
 
-// rangeMatch returns the range that a statement compares a packet's source or destination address with for equality.
+// rangeMatch returns the range with which a statement compares a packet's source or destination address for equality.
 func rangeMatch(expr map[string]json.RawMessage) (source, destination netip.Prefix, ok bool) {
 	var match matchExpr
 	if json.Unmarshal(expr["match"], &match) != nil || match.Op != "==" {

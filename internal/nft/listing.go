@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// objects is what is used of nft's JSON listing (libnftables-json(5)).
+// objects is the used part of nft's JSON listing (libnftables-json(5)).
 type objects struct {
 	tables []tableObject
 	chains []chainObject
@@ -49,14 +49,14 @@ type setObject struct {
 	Family Family          `json:"family"`
 	Table  string          `json:"table"`
 	Name   string          `json:"name"`
-	Type   json.RawMessage `json:"type"` // a string, or a list of them
+	Type   json.RawMessage `json:"type"` // a string, or a list of strings
 	Map    json.RawMessage `json:"map"`
-	Flags  json.RawMessage `json:"flags"` // a string, or a list of them
+	Flags  json.RawMessage `json:"flags"` // a string, or a list of strings
 	Size   uint64          `json:"size"`
 	Elem   json.RawMessage `json:"elem"`
 }
 
-// parseObjects reads nft's JSON listing. What it does not know it leaves out.
+// parseObjects reads nft's JSON listing. It ignores unknown objects.
 func parseObjects(text []byte) (*objects, error) {
 	var document struct {
 		Nftables []map[string]json.RawMessage `json:"nftables"`
@@ -116,7 +116,7 @@ func words(raw json.RawMessage) []string {
 // blockKey names an object of a table in nft's text listing: "chain" "forward".
 type blockKey struct{ kind, name string }
 
-// parseBlocks cuts the text listing of one table into its objects' lines, without indentation.
+// parseBlocks splits the text listing of one table into its objects' lines, without indentation.
 func parseBlocks(text string) map[blockKey][]string {
 	blocks := map[blockKey][]string{}
 	var current blockKey
@@ -139,7 +139,7 @@ func parseBlocks(text string) map[blockKey][]string {
 	return blocks
 }
 
-// listing is one table as it was listed.
+// listing is the listing of one table.
 type listing struct {
 	table   tableKey
 	objects *objects
@@ -160,7 +160,7 @@ func digestLines(lines []string) string {
 	return hex.EncodeToString(hash[:16])
 }
 
-// record is what the state set holds about a chain.
+// record is the content of the state set for a chain.
 type record struct{ desired, listed string }
 
 //nolint:gochecknoglobals // a constant pattern
@@ -168,8 +168,8 @@ var recordPattern = regexp.MustCompile(`^desired ([0-9a-f]{32}) listed ([0-9a-f]
 
 func (r record) String() string { return "desired " + r.desired + " listed " + r.listed }
 
-// recordKey is a chain's element in the state set: its name's digest in the form of an IPv6 address, the only type of
-// element that is long enough and needs nothing else to exist.
+// recordKey is a chain's element in the state set: its name's digest in the form of an IPv6 address, the only type of element that is long
+// enough and needs no other object.
 func recordKey(chain string) string {
 	hash := sha256.Sum256([]byte(chain))
 	return netip.AddrFrom16([16]byte(hash[:16])).String()
@@ -192,7 +192,7 @@ func (l *listing) records() map[string]record {
 	return found
 }
 
-// items returns what the listing holds as items.
+// items returns the content of the listing as items.
 func (l *listing) items() map[Key]Item {
 	found := map[Key]Item{}
 	add := func(item Item) { found[item.Key()] = item }
@@ -228,7 +228,7 @@ func (l *listing) items() map[Key]Item {
 //nolint:gochecknoglobals // a constant pattern
 var devicePattern = regexp.MustCompile(`hook \S+ device "?([^" ]+)"? priority`)
 
-// chain returns a chain with its device, which nft 1.0.6 leaves out of the JSON.
+// chain returns a chain with its device, which nft 1.0.6 omits in the JSON.
 func (l *listing) chain(object chainObject) *Chain {
 	chain := &Chain{
 		Family: object.Family, Table: object.Table, Name: object.Name, Type: object.Type, Hook: object.Hook,
@@ -256,7 +256,7 @@ func (l *listing) chainRules(chain string, records map[string]record) *ChainRule
 	return rules
 }
 
-// flags returns a set's flags from the text; nft 1.0.6 leaves "dynamic" out of the JSON.
+// flags returns a set's flags from the text; nft 1.0.6 omits "dynamic" in the JSON.
 func (l *listing) flags(kind string, object setObject) []SetFlag {
 	list := words(object.Flags)
 	for _, line := range l.blocks[blockKey{kind, object.Name}] {
@@ -271,7 +271,7 @@ func (l *listing) flags(kind string, object setObject) []SetFlag {
 	return flags
 }
 
-// addElements adds the elements of a set or map, unless the packets write them.
+// addElements adds the elements of a set or map, unless packets write them.
 func (l *listing) addElements(set setObject, flags []SetFlag, isMap bool, add func(Item)) {
 	for _, flag := range flags {
 		if flag == FlagDynamic || flag == FlagTimeout {
@@ -290,8 +290,8 @@ func (l *listing) addElements(set setObject, flags []SetFlag, isMap bool, add fu
 	}
 }
 
-// protocolName returns a protocol's name. nft prints the number where there is no /etc/protocols, as in an image without it. The numbers and
-// names are IANA's, as Debian's file has them.
+// protocolName returns a protocol's name. nft prints the number if there is no /etc/protocols, as in an image without it. The numbers and
+// names are IANA's, as in Debian's file.
 func protocolName(text string) string {
 	switch text {
 	case "1":
@@ -309,7 +309,7 @@ func protocolName(text string) string {
 	}
 }
 
-// parseElements reads the elements of a set, or the pairs of a map. What it cannot read it leaves out.
+// parseElements reads the elements of a set, or the pairs of a map. It ignores what it cannot parse.
 func parseElements(raw json.RawMessage, isMap bool) []*Element {
 	var list []json.RawMessage
 	if json.Unmarshal(raw, &list) != nil {
@@ -361,7 +361,7 @@ func values(raw json.RawMessage) []string {
 	return nil
 }
 
-// value returns one expression of a set's element as nft writes it.
+// value returns one expression of a set's element in nft's syntax.
 func value(raw json.RawMessage) string {
 	raw = bytes.TrimSpace(raw)
 	var text string
@@ -390,7 +390,7 @@ func value(raw json.RawMessage) string {
 	return verdict(raw)
 }
 
-// verdict returns a verdict in the words of nft, or "".
+// verdict returns a verdict in nft's syntax, or "".
 func verdict(raw json.RawMessage) string {
 	var object map[string]*struct {
 		Target string `json:"target"`

@@ -34,23 +34,23 @@ const (
 	netlinkReadLimit = 128 << 10
 )
 
-// Drift says what another process changed in one transaction in one table.
+// Drift describes what another process changed in one transaction in one table.
 type Drift struct {
-	// All says that anything may have changed: events were lost, or watching has begun.
+	// All reports that anything may have changed: events were lost, or watching has begun.
 	All    bool
 	Family Family
 	Table  string
-	// InCare says that the table is one of Weft's own.
+	// InCare reports that the table is one of Weft's own.
 	InCare bool
-	// Hooks says that the table, or a base chain of it, was added, removed or changed.
+	// Hooks reports that the table, or a base chain of it, was added, removed or changed.
 	Hooks bool
-	// Chains are the chains that were touched, or whose rules were, in order. Sets, maps and elements touch none.
+	// Chains are the chains that were changed, or whose rules were, sorted. Changes of sets, maps and elements are not in it.
 	Chains []string
-	// Err is why watching has ended before its context: nothing follows, and changes from now on are not told.
+	// Err is why watching has ended before its context: this is the last value, and later changes are not reported.
 	Err error
 }
 
-// Touches reports whether the drift is, or may be, about a chain.
+// Touches reports whether the drift concerns, or may concern, a chain.
 func (d *Drift) Touches(chain Key) bool {
 	if d.All {
 		return true
@@ -59,13 +59,13 @@ func (d *Drift) Touches(chain Key) bool {
 	return found && d.Family == chain.Family && d.Table == chain.Table
 }
 
-// driftBuffer is how many events wait for a reader before they are summed up as All.
+// driftBuffer is how many events wait for the reader before they are replaced by one All.
 const driftBuffer = 64
 
-// eventBuffer is the socket's receive buffer in bytes: room for the events of a transaction of some ten thousand elements.
+// eventBuffer is the socket's receive buffer in bytes: room for the events of a transaction of about ten thousand elements.
 const eventBuffer = 8 << 20
 
-// generation returns the namespace's generation of nftables, which every transaction raises by one.
+// generation returns the namespace's generation of nftables, which every transaction increments by one.
 func (e *Engine) generation() (uint32, error) {
 	var id uint32
 	err := e.inside(func() error {
@@ -90,7 +90,7 @@ func (e *Engine) generation() (uint32, error) {
 	return id, nil
 }
 
-// parseAttributes returns the attributes behind the nfgenmsg by their type. It trusts no length.
+// parseAttributes returns the attributes after the nfgenmsg by type. It checks every length.
 func parseAttributes(message []byte) (map[uint16][]byte, error) {
 	if len(message) < nfgenmsgSize {
 		return nil, unix.EBADMSG
@@ -109,10 +109,11 @@ func parseAttributes(message []byte) (map[uint16][]byte, error) {
 	return attrs, nil
 }
 
-// Monitor reports what other processes change in the tables in care, and the chains that they change in foreign ones when those are
-// read (their sets and maps come and go by the second, and let nobody's packets pass by themselves), until ctx ends;
-// then the channel is closed. The first value, with All set, says that watching has begun. When the kernel dropped events
-// (ENOBUFS), All is reported. Slow readers lose detail (All), never a change. A socket that fails otherwise ends the watching: the last value says why (Err).
+// Monitor reports what other processes change, until ctx ends; then it closes the channel. It reports changes in the managed tables and, if
+// foreign chains are read, changes of those chains. It does not report foreign sets and maps: they change every second, and on their own
+// let no packet pass. The first value, with All set, reports that watching has begun. When the kernel dropped events (ENOBUFS), All is
+// reported. Slow readers lose detail (All), never a change. A socket that fails otherwise ends the watching: the last value has the reason
+// (Err).
 func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
 	m := &monitor{engine: e, out: make(chan Drift, driftBuffer)}
 	if err := e.inside(m.subscribe); err != nil {
@@ -127,7 +128,7 @@ type monitor struct {
 	engine *Engine
 	out    chan Drift
 	socket io.ReadCloser
-	// touched are the tables of the transaction whose end has not come yet: who made it is known only then.
+	// touched are the tables of the transaction whose end has not been received: only its end identifies the sender.
 	touched map[tableKey]*Drift
 }
 
@@ -136,7 +137,7 @@ func (m *monitor) subscribe() error {
 	if err != nil {
 		return fmt.Errorf("opening a netlink socket: %w", err)
 	}
-	// Without the right to exceed net.core.rmem_max the default buffer has to do: events are lost earlier, and told.
+	// Without the right to exceed net.core.rmem_max, the default buffer is used: events are lost earlier, which is reported.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (nfnlgrpNftables - 1)}); err != nil {
 		return fmt.Errorf("subscribing to nftables: %w", errors.Join(err, unix.Close(fd)))
@@ -150,7 +151,7 @@ func (m *monitor) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = m.socket.Close() })
 	defer func() {
 		stop()
-		_ = m.socket.Close() // twice is an error, and no harm
+		_ = m.socket.Close() // closing twice is a harmless error
 	}()
 	m.touched = map[tableKey]*Drift{}
 	buffer := make([]byte, netlinkReadLimit)
@@ -161,7 +162,7 @@ func (m *monitor) run(ctx context.Context) {
 			m.events(ctx, buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
 			m.tell(Drift{All: true})
-		case ctx.Err() != nil: // that is why it is closed
+		case ctx.Err() != nil: // closed because ctx ended
 			return
 		default:
 			select {
@@ -196,7 +197,7 @@ func (m *monitor) events(ctx context.Context, datagram []byte) {
 	}
 }
 
-// touch notes one change of the transaction under way.
+// touch records one change of the current transaction.
 func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
 	name := unix.ByteSliceToString(attrs[nftaTableName])
 	if name == "" {
@@ -218,13 +219,13 @@ func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
 	case nftMsgNewRule, nftMsgDelRule:
 		chain = unix.ByteSliceToString(attrs[nftaRuleChain])
 	}
-	// Rules come chain by chain; transaction sorts the rest out.
+	// Rules are grouped by chain; transaction removes the remaining duplicates.
 	if n := len(drift.Chains); chain != "" && (n == 0 || drift.Chains[n-1] != chain) {
 		drift.Chains = append(drift.Chains, chain)
 	}
 }
 
-// transaction ends one, sent from a netlink port: it tells what it touched, unless it was the engine's own.
+// transaction ends a transaction, sent from a netlink port: it reports what was changed, unless the engine sent it.
 func (m *monitor) transaction(ctx context.Context, port uint32, generation []byte) {
 	touched := m.touched
 	m.touched = map[tableKey]*Drift{}
@@ -259,7 +260,7 @@ func familyOf(number byte) Family {
 	return ""
 }
 
-// tell never blocks: what does not fit is told, with what waits already, as one All. There is no other sender.
+// tell never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
 func (m *monitor) tell(drift Drift) {
 	select {
 	case m.out <- drift:

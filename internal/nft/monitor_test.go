@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A reader that is slow loses detail and no change: at the end something is told.
+// A slow reader loses detail but no change: at the end a change is reported.
 func TestTellOverflow(t *testing.T) {
 	m := &monitor{out: make(chan Drift, 3)}
 	for range 100 {
@@ -34,8 +34,8 @@ func FuzzEvents(f *testing.F) {
 	})
 }
 
-// Only a transaction whose generation the engine has seen itself is its own: neither one from a process of another pid
-// namespace with the same number, nor one that came between.
+// Only a transaction whose generation the engine has read itself is its own: neither one with the same port, from a process of another pid
+// namespace, nor one that came in between.
 func TestMine(t *testing.T) {
 	e := &Engine{}
 	note := func(pid int, generation uint32) {
@@ -44,7 +44,7 @@ func TestMine(t *testing.T) {
 		close(own.ended)
 	}
 	note(7, 100)
-	note(8, 0) // a failed one, or one that another came between
+	note(8, 0) // a failed one, or one with another transaction in between
 	note(7, 102)
 	for _, test := range []struct {
 		name             string
@@ -64,11 +64,11 @@ func TestMine(t *testing.T) {
 	}
 }
 
-// An event comes before the engine knows the generation: it waits for it, and no longer than the watching goes on.
+// An event comes before the engine knows the generation: mine waits for it, but not longer than the watch runs.
 func TestMineWaits(t *testing.T) {
 	e := &Engine{}
 	own := e.began(7)
-	if e.mine(t.Context(), 9, 100) { // does not wait: it is from somebody else
+	if e.mine(t.Context(), 9, 100) { // does not wait: another program's port
 		t.Error("another's port is the engine's")
 	}
 	answer := make(chan bool)
@@ -99,7 +99,7 @@ func TestNextGeneration(t *testing.T) {
 	}
 }
 
-// scripted is a socket that answers with these errors, one a reading.
+// scripted is a socket that returns these errors, one for each read.
 type scripted struct{ errs []error }
 
 func (s *scripted) Read([]byte) (int, error) {
@@ -110,7 +110,7 @@ func (s *scripted) Read([]byte) (int, error) {
 
 func (s *scripted) Close() error { return nil }
 
-// Events that the kernel dropped are told as All, and the watching goes on; a socket that fails ends it, and says why.
+// Dropped events are reported as All, and the watch continues; a socket that fails ends it, and the reason is reported.
 func TestSocketFails(t *testing.T) {
 	dropped := &os.PathError{Op: "read", Path: "events", Err: unix.ENOBUFS}
 	s := &scripted{errs: []error{dropped, dropped, unix.EBADF}}
@@ -125,7 +125,7 @@ func TestSocketFails(t *testing.T) {
 	}
 }
 
-// The end of its context is no failure.
+// The end of its context is not a failure.
 func TestWatchEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &ending{cancel}

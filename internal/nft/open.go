@@ -2,15 +2,15 @@ package nft
 
 import "slices"
 
-// place is one kind of packets in one base chain.
+// place is a passage in one base chain.
 type place struct {
 	chain   Key
 	passage Passage
 }
 
-// Open returns the rules that open what drops all packets of a kind, for an owner, and warnings for the administrator. A rule that
-// names the packets is meant, and stays in force. One that drops some of them only is left alone, as long as nothing has to be placed
-// above it; a warning about such a rule ends with instead, which names where it belongs.
+// Open returns rules that let packets pass where all packets of a passage are dropped, for an owner, and warnings for the administrator. A
+// dropping rule that names the packets is intended, and stays effective. A rule that drops only some of them is left alone, unless a rule
+// has to be placed above it; a warning about such a rule ends with instead, which names where it belongs.
 func Open(drops []ForeignDrop, owner, instead string) (map[Key]Item, []string) {
 	byPlace := map[place][]*ForeignDrop{}
 	for i := range drops {
@@ -32,7 +32,7 @@ func Open(drops []ForeignDrop, owner, instead string) (map[Key]Item, []string) {
 	return jumps, slices.Compact(warnings)
 }
 
-// openPlace returns what of one place is to be opened, or nil.
+// openPlace returns the drop to be opened at one place, or nil, and warnings.
 func openPlace(drops []*ForeignDrop, instead string) (*ForeignDrop, []string) {
 	var closing *ForeignDrop
 	var bypassed []string

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// TestRealForeignRanges: what drops packets of a range is found and opened by the range's addresses, in chains of iptables and of
-// family inet; a rule that names the range or a part of it is recognised, one of another range is not taken into account.
+// TestRealForeignRanges: a rule that drops packets of a range is found and opened by the range's addresses, in chains of iptables and of
+// family inet. A rule that names the range or a part of it is recognised, a rule for another range is ignored.
 func TestRealForeignRanges(t *testing.T) {
 	netns := nstest.New(t)
 	command(t, netns, "", "iptables-nft", "-P", "FORWARD", "DROP")

@@ -122,7 +122,8 @@ func TestRealConforms(t *testing.T) {
 	})
 }
 
-// A set that the administrator's rules use, and that has not the name for it, keeps nothing else from being removed.
+// A set that the administrator's rules use, and that does not have the unmanaged chain's name as prefix, does not keep other items from
+// being removed.
 func TestRealStrayInUse(t *testing.T) {
 	netns := nstest.New(t)
 	engine := newEngine(t, netns, false)
@@ -147,7 +148,7 @@ func TestRealStrayInUse(t *testing.T) {
 	}
 }
 
-// An error names the item that nft stumbled over.
+// An error names the item that nft rejected.
 func TestRealErrorNamesItem(t *testing.T) {
 	engine := newEngine(t, nstest.New(t), false)
 	state := nfttest.State()
@@ -161,8 +162,8 @@ func TestRealErrorNamesItem(t *testing.T) {
 	}
 }
 
-// Somebody adds a rule while the engine commits, before, between or after the writing and the recording. It is gone or
-// noticed, never taken for the engine's own.
+// Another program adds a rule while the engine commits: before, between or after the write and the record. The rule is removed or detected,
+// never taken for the engine's own.
 func TestRealConcurrentWriter(t *testing.T) {
 	netns := nstest.New(t)
 	engine := newEngine(t, netns, false)
@@ -198,7 +199,7 @@ func TestRealConcurrentWriter(t *testing.T) {
 	t.Logf("noticed in %d of 25 runs, overwritten in the others", noticed)
 }
 
-// What others do to the tables in care is told, what the engine does is not, nor what happens to other tables.
+// Other programs' changes of the managed tables are reported; the engine's own changes and those of other tables are not.
 func TestRealMonitor(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	netns := nstest.New(t)
@@ -239,7 +240,7 @@ func TestRealMonitor(t *testing.T) {
 	}
 }
 
-// In a pod the engine's pids are not those that the kernel would tell of.
+// In a pod, the engine's pids are not those that the kernel would report.
 func TestRealMonitorInPod(t *testing.T) {
 	test := exec.Command("/proc/self/exe", "-test.run=^TestRealMonitor$", "-test.count=1", "-test.v")
 	test.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
@@ -268,7 +269,7 @@ func survey(t *testing.T, engine *nft.Engine) []nft.ForeignDrop {
 	return found.Drops
 }
 
-// surveyed returns what drops, in words, in order.
+// surveyed returns the drops as sorted texts.
 func surveyed(t *testing.T, engine *nft.Engine) []string {
 	t.Helper()
 	var lines []string
@@ -285,7 +286,7 @@ func surveyed(t *testing.T, engine *nft.Engine) []string {
 	return lines
 }
 
-// opened returns the jumps past everything that drops for sure.
+// opened returns the jumps past everything that drops unconditionally.
 func opened(t *testing.T, engine *nft.Engine) map[nft.Key]nft.Item {
 	t.Helper()
 	desired := map[nft.Key]nft.Item{}
@@ -332,7 +333,7 @@ chain INPUT of table ip filter (hook input) drops packets to UDP port 4789: iifn
 	if after := strings.Join(surveyed(t, engine), "\n"); after != want {
 		t.Fatalf("once open, the rules behind it read:\n%s", after)
 	}
-	// Somebody puts a rule above, another removes ours, another doubles it by saving and restoring.
+	// Other programs add a rule above, remove ours, or duplicate it by saving and restoring.
 	for _, tamper := range []string{"-I FORWARD -j DOCKER-USER", "-D FORWARD 2", "-F FORWARD"} {
 		iptables(strings.Fields(tamper)...)
 		if actual, err := newEngine(t, netns, true).Read(ctx); err != nil || reconcile.Diff(desired, actual).Empty() {

@@ -9,28 +9,28 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// shareFor is how long a listing is shared. The generation counts every transaction, but no chain that the kernel removes with its device,
-// and no element that times out.
+// shareFor is how long a listing is shared. The generation counts every transaction, but not chains that the kernel removes with their
+// device, and not elements that time out.
 const shareFor = 2 * time.Second
 
-// listings are the answers of nft that several readers share: at its start an agent asks for the same listings several times, and each is a
-// process. An answer is shared while the generation of nftables is the one that it was asked for in, for shareFor at most.
+// listings are nft listings that several readers share: at its start an agent requests the same listings several times, and each is a
+// process. A listing is shared as long as the generation of nftables has not changed since its request, for shareFor at most.
 type listings struct {
 	mu         sync.Mutex
 	generation uint32
 	answers    map[string]*answer
 }
 
-// answer is one listing, under way or done.
+// answer is one listing, running or done.
 type answer struct {
 	asked time.Time
-	// done is closed when the others are set.
+	// done is closed when text and err are set.
 	done chan struct{}
 	text []byte
 	err  error
 }
 
-// find returns the answer to a question of a generation, and reports whether the caller is to make it.
+// find returns the answer to a question in a generation, and reports whether the caller has to produce it.
 func (l *listings) find(generation uint32, question string, now time.Time) (found *answer, mine bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +45,7 @@ func (l *listings) find(generation uint32, question string, now time.Time) (foun
 	return found, true
 }
 
-// drop forgets an answer.
+// drop deletes an answer.
 func (l *listings) drop(question string, a *answer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,7 +54,7 @@ func (l *listings) drop(question string, a *answer) {
 	}
 }
 
-// ask is run for a listing, which it may share with others. The answer is at least as new as the call.
+// ask is run for a listing, which it may share with other callers. The answer is at least as new as the call.
 func (e *Engine) ask(ctx context.Context, args ...string) ([]byte, error) {
 	generation, err := e.generation()
 	if err != nil {
@@ -71,7 +71,7 @@ func (e *Engine) ask(ctx context.Context, args ...string) ([]byte, error) {
 		if found.err == nil {
 			return found.text, nil
 		}
-		return e.run(ctx, args...) // it may have ended with the context of the other reader
+		return e.run(ctx, args...) // it may have failed because the other reader's context ended
 	}
 	found.text, found.err = e.run(ctx, args...)
 	close(found.done)
@@ -79,8 +79,8 @@ func (e *Engine) ask(ctx context.Context, args ...string) ([]byte, error) {
 	return found.text, found.err
 }
 
-// Prefetch asks for all that the first Read and the first Survey list, and returns once it is there. Either may begin meanwhile: it shares
-// the answers. An error is not reported: the reader asks again, and reports it.
+// Prefetch requests all listings of the first Read and the first Survey, and returns once they are done. Read and Survey may begin
+// meanwhile: they share the answers. Errors are not returned: the reader requests the listing again, and returns its error.
 func (e *Engine) Prefetch(ctx context.Context) {
 	var group errgroup.Group
 	for _, table := range e.tablesInCare() {

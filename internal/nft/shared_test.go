@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// An answer is shared by questions of the same generation, within a time.
+// An answer is shared by questions of the same generation, for a limited time.
 func TestListingsAreShared(t *testing.T) {
 	var l listings
 	begin := time.Unix(1000, 0)
@@ -31,7 +31,7 @@ func TestListingsAreShared(t *testing.T) {
 			t.Errorf("%s: to be asked: %t, want %t", c.name, mine, c.mine)
 		}
 	}
-	l.drop("list chains", first) // which has been replaced
+	l.drop("list chains", first) // it has been replaced
 	if _, mine := l.find(8, "list chains", begin.Add(shareFor)); mine {
 		t.Error("dropping an answer dropped its successor")
 	}

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Passage is a kind of packets at a hook that others' chains have to let pass: those that come in by a device, those that go out
-// by one, those from a range of addresses, those to one, or UDP to a port. One of the five is set.
+// Passage is a kind of packets at a hook that other programs' chains have to let pass: packets from a device, to a device, from a range of
+// addresses, to a range, or UDP to a port. Exactly one of the five is set.
 type Passage struct {
 	// Family is FamilyIPv4 or FamilyIPv6.
 	Family Family
@@ -43,30 +43,30 @@ func (p Passage) String() string {
 	}
 }
 
-// ForeignDrop is a place in another table that would, or might, drop the packets of a passage.
+// ForeignDrop is a place in another table that drops, or may drop, the packets of a passage.
 type ForeignDrop struct {
 	Family   Family
 	Table    string
 	Chain    string
 	Hook     Hook
 	Priority int
-	// Passage is what it drops.
+	// Passage is the kind of packets that it drops.
 	Passage Passage
-	// Rule is what drops, in the words of nft's listing, or "policy drop".
+	// Rule is the dropping rule, in the words of nft's listing, or "policy drop".
 	Rule string
 	// Handle of the rule; 0 for a policy.
 	Handle int
-	// In is the chain that the rule stands in, when Chain reaches it by a jump; else it is Chain.
+	// In is the chain that contains the rule, if Chain reaches it by a jump; else it is Chain.
 	In string
-	// Conditional says that the rule, or the way to it, has further conditions, so that it drops some of the packets only.
+	// Conditional reports that the rule, or the jump to it, has further conditions, so that it drops only some of the packets.
 	Conditional bool
-	// Named says that the rule, or the way to it, names the passage's device or port: somebody means it.
+	// Named reports that the rule, or the jump to it, names the passage's device or port: it is intended.
 	Named bool
-	// Openable says that a ForeignJump can be placed in Chain.
+	// Openable reports that a ForeignJump can be added to Chain.
 	Openable bool
 }
 
-// String names the chain and the rule, for people.
+// String names the chain and the rule, for messages.
 func (d *ForeignDrop) String() string {
 	text := fmt.Sprintf("chain %s of table %s %s (hook %s) drops packets %s: %s", d.Chain, d.Family, d.Table, d.Hook, d.Passage, d.Rule)
 	if d.In != d.Chain {
@@ -75,8 +75,8 @@ func (d *ForeignDrop) String() string {
 	return text
 }
 
-// Jump returns the item that, committed, lets the passage through the chain. Commit it under an owner of its own: the
-// chain belongs to somebody else and may vanish at any time, and then nft refuses the transaction, naming it.
+// Jump returns the item that, committed, lets the passage through the chain. Commit it under a separate owner: the chain belongs to another
+// program and may be removed at any time; then nft rejects the transaction and names the chain.
 func (d *ForeignDrop) Jump(owner string) *ForeignJump {
 	return &ForeignJump{
 		Family: d.Family, Table: d.Table, Chain: d.Chain, Owner: owner,
@@ -85,22 +85,22 @@ func (d *ForeignDrop) Jump(owner string) *ForeignJump {
 	}
 }
 
-// Survey is what others' chains do to some passages.
+// Survey is the effect of other programs' chains on some passages.
 type Survey struct {
-	// Drops are in the order of the chains. Rules that carry Mark are left out of account: what they let pass is in Drops
-	// as long as it would be dropped without them.
+	// Drops are in the order of the chains. Rules with Mark are ignored: what they let pass is in Drops as long as it would be dropped without
+	// them.
 	Drops []ForeignDrop
-	// watched are the chains that were looked at.
+	// watched are the chains that were examined.
 	watched map[Key]bool
-	// rules counts the rules of the chains in tables that were listed whole.
+	// rules counts the rules of the chains in tables that were listed completely.
 	rules map[Key]int
 }
 
-// Rules returns how many rules a chain of another program has. Tables with very many chains, and tables without a base chain, are not looked
-// into: their chains count as empty.
+// Rules returns how many rules a chain of another program has. Tables with very many chains, and tables without a base chain, are not
+// examined: their chains count as empty.
 func (s *Survey) Rules(chain Key) int { return s.rules[chain] }
 
-// Concerns reports whether a Survey of the same passages may turn out differently after a drift.
+// Concerns reports whether a drift may change the result of a Survey of the same passages.
 func (s *Survey) Concerns(drift *Drift) bool {
 	if drift.All || drift.Hooks && !drift.InCare {
 		return true
@@ -110,13 +110,13 @@ func (s *Survey) Concerns(drift *Drift) bool {
 	})
 }
 
-// wholeTable is how many chains a foreign table may have to be listed whole: firewalls stay far below it. In one with more,
-// kube-proxy's, the base chains alone are looked at.
+// wholeTable is the maximum number of chains of a foreign table that is listed completely: firewalls have far fewer. Of larger tables,
+// which are kube-proxy's, only the base chains are examined.
 const wholeTable = 1000
 
-// Survey looks through the base chains of tables that are not Weft's for what drops packets of the passages. It
-// errs on the side of naming too much, as conditional: sets and verdict maps are not looked into. Rules of legacy iptables
-// (not iptables-nft) are not visible to nft and not in the answer. It may be called while the engine is used.
+// Survey searches the base chains of tables that are not Weft's for what drops packets of the passages. In doubt it reports a drop, as
+// conditional: sets and verdict maps are not examined. Rules of legacy iptables (not iptables-nft) are not visible to nft and not in the
+// result. It may be called while the engine is used.
 func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
 	survey := &Survey{watched: map[Key]bool{}, rules: map[Key]int{}}
 	bases, counts, err := e.foreignChains(ctx)
@@ -130,7 +130,7 @@ func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, erro
 		if table == nil || counts[key] > wholeTable {
 			table, err = e.foreignListing(ctx, base, counts[key] <= wholeTable)
 			if errors.Is(err, ErrMissing) {
-				continue // it went meanwhile, and an event tells of it
+				continue // deleted meanwhile; an event reports it
 			}
 			if err != nil {
 				return nil, fmt.Errorf("looking for dropping rules: %w", err)
@@ -158,7 +158,7 @@ type foreignListing struct {
 	devices map[string][]string // of the ingress chains
 }
 
-// meets reports whether packets of a passage come through a base chain.
+// meets reports whether packets of a passage traverse a base chain.
 func (l *foreignListing) meets(base chainObject, passage Passage) bool {
 	switch base.Family {
 	case FamilyInet, FamilyNetdev, passage.Family:
@@ -171,7 +171,7 @@ func (l *foreignListing) meets(base chainObject, passage Passage) bool {
 	return base.Hook == passage.Hook
 }
 
-// The lines of nft's listing that say which devices an ingress chain has; nft 1.0.6 leaves them out of the JSON.
+// The lines of nft's listing with the devices of an ingress chain; nft 1.0.6 omits them in the JSON.
 //
 //nolint:gochecknoglobals // constant patterns
 var (
@@ -179,7 +179,7 @@ var (
 	ingressLine = regexp.MustCompile(`hook ingress devices? (?:= )?(.*) priority`)
 )
 
-// addWords takes from a listing in words what JSON leaves out.
+// addWords reads from a text listing what JSON omits.
 func (l *foreignListing) addWords(text string) {
 	var chain string
 	for line := range strings.Lines(text) {
@@ -228,7 +228,7 @@ func newForeignListing(objects *objects, text string) *foreignListing {
 	return table
 }
 
-// dropSearch walks one base chain and what it jumps to, for one passage.
+// dropSearch walks one base chain and the chains it jumps to, for one passage.
 type dropSearch struct {
 	table   *foreignListing
 	base    chainObject
@@ -237,7 +237,7 @@ type dropSearch struct {
 	walked  map[string]walked
 }
 
-// walked says how a chain was walked: whether all packets came there, and what walk reported.
+// walked records a walk of a chain: whether all packets reached it, and the result of walk.
 type walked struct{ all, ended bool }
 
 func (s *dropSearch) look() {
@@ -253,8 +253,8 @@ func (s *dropSearch) found(chain, rule string, handle int, way reach) {
 	})
 }
 
-// walk looks at a chain's rules and reports whether no packet of the passage gets past its end. A chain is looked at
-// once, and once more if first only some packets came there and then all.
+// walk examines a chain's rules and reports whether no packet of the passage gets past its end. A chain is examined once, and a second time
+// if at first only some packets reached it and later all.
 func (s *dropSearch) walk(chain string, way reach) (ended bool) {
 	all := !way.conditional && !way.named
 	if before, ok := s.walked[chain]; ok && (before.all || !all) {
@@ -286,13 +286,13 @@ func (s *dropSearch) walkRules(chain string, way reach) (ended bool) {
 			ended = !reach.conditional
 		case "return":
 			if !reach.conditional {
-				return false // back to whence it jumped
+				return false // back to the calling chain
 			}
 		case "jump":
 			ended = s.walk(target, narrowed) && !reach.conditional
 		case "goto":
 			if inner := s.walk(target, narrowed); !reach.conditional {
-				return inner // the other chain's end leads back to whence this one was jumped to
+				return inner // the target's end returns to the caller of this chain
 			}
 		}
 		if ended {
@@ -302,7 +302,8 @@ func (s *dropSearch) walkRules(chain string, way reach) (ended bool) {
 	return false
 }
 
-// reach says which packets of a passage a rule applies to: none, some (conditional), or all; and whether it says so itself (named).
+// reach is the set of packets of a passage that a rule applies to: none, some (conditional), or all; and whether the rule names them
+// (named).
 type reach struct{ any, conditional, named bool }
 
 func (r reach) and(other reach) reach {
@@ -334,7 +335,7 @@ func (s *dropSearch) exprReach(expr map[string]json.RawMessage) reach {
 	case isPort && s.passage.UDPPort != 0:
 		return s.compare(port == s.passage.UDPPort, true)
 	case isDevice && in == loopback && s.passage.UDPPort != 0:
-		return reach{} // what comes from other nodes
+		return reach{} // packets of other nodes
 	}
 	if source, destination, ok := rangeMatch(expr); ok {
 		if source.IsValid() && s.passage.Source.IsValid() {
@@ -347,7 +348,7 @@ func (s *dropSearch) exprReach(expr map[string]json.RawMessage) reach {
 	return reach{any: true, conditional: true}
 }
 
-// rangeReach says which addresses of a passage's range a rule's range has.
+// rangeReach returns which addresses of a passage's range are in a rule's range.
 func rangeReach(inRule, passage netip.Prefix) reach {
 	switch {
 	case !inRule.Overlaps(passage):
@@ -359,20 +360,20 @@ func rangeReach(inRule, passage netip.Prefix) reach {
 	}
 }
 
-// loopback is the device that no packet of another node comes in by.
+// loopback is the device on which no packet of another node arrives.
 const loopback = "lo"
 
 func (s *dropSearch) compare(equal, named bool) reach {
 	return reach{any: equal, named: equal && named}
 }
 
-// sameDevice compares a device's name with one in a rule, which may end in an asterisk.
+// sameDevice compares a device's name with that in a rule, which may end with an asterisk.
 func sameDevice(inRule, device string) bool {
 	prefix, wild := strings.CutSuffix(inRule, "*")
 	return inRule == device || wild && strings.HasPrefix(device, prefix)
 }
 
-// ruleVerdict returns what a rule does with a packet, and where it jumps to.
+// ruleVerdict returns a rule's verdict, and the target of its jump.
 func ruleVerdict(rule *ruleObject) (verdict, target string) {
 	for _, expr := range rule.Expr {
 		if verdict, target = exprVerdict(expr); verdict != "" {
@@ -391,7 +392,7 @@ func exprVerdict(expr map[string]json.RawMessage) (verdict, target string) {
 			var to struct {
 				Target string `json:"target"`
 			}
-			_ = json.Unmarshal(body, &to) // an unknown form has no target, and leads nowhere
+			_ = json.Unmarshal(body, &to) // an unknown form has no target
 			return word, to.Target
 		case "xt":
 			if extensionOf(expr) == (extension{"target", "REJECT"}) {
@@ -402,7 +403,7 @@ func exprVerdict(expr map[string]json.RawMessage) (verdict, target string) {
 	return "", ""
 }
 
-// extension is a statement of iptables that nft has no words for.
+// extension is an iptables statement that nft cannot express.
 type extension struct {
 	Type string `json:"type"`
 	Name string `json:"name"`
@@ -416,7 +417,7 @@ func extensionOf(expr map[string]json.RawMessage) extension {
 	return found
 }
 
-// isComment reports whether a statement is a comment as iptables-restore writes it; nft does not tell its words.
+// isComment reports whether a statement is a comment of iptables-restore; nft does not print its text.
 func isComment(expr map[string]json.RawMessage) bool {
 	return extensionOf(expr) == extension{"match", "comment"}
 }

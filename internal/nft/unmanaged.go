@@ -16,15 +16,15 @@ func newUnmanaged(chains []Chain) unmanaged {
 	return u
 }
 
-// hides reports whether an item is none of the engine's business: the rules of an unmanaged chain, and what stands beside
-// it under its name and a hyphen. The chain itself is the engine's to make.
+// hides reports whether an item is outside the engine's management: the rules of an unmanaged chain, and objects whose name is the chain's
+// with a hyphen appended. The engine manages the chain itself.
 func (u unmanaged) hides(key Key) bool {
 	switch key.Kind {
 	case KindRules, KindChain, KindSet, KindMap, KindElement:
 	default:
 		return false
 	}
-	name, _, _ := strings.Cut(key.Name, " ") // an element's set
+	name, _, _ := strings.Cut(key.Name, " ") // of an element, the set's name
 	for chain := range u {
 		if chain.table() != key.table() {
 			continue

@@ -8,13 +8,12 @@ import (
 	"strings"
 )
 
-// namePattern is what nft's grammar takes as an identifier, without the slash and dots it would need quoting for.
+// namePattern is the form of an identifier in nft's grammar, without the slash and dots that would need quoting.
 //
 //nolint:gochecknoglobals // a constant pattern
 var namePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,127}$`)
 
-// validate refuses what could end an operation and begin another in the text that nft reads, and what it would refuse with less
-// clear words.
+// validate rejects text that could end one operation and begin another in nft's input, and what nft would reject with a less clear message.
 func validate(item Item) error {
 	key := item.Key()
 	if !namePattern.MatchString(key.Table) {
@@ -84,7 +83,7 @@ func validJump(item *ForeignJump) error {
 	return validNames(item.Chain)
 }
 
-// familyHas reports whether packets with such addresses come to chains of a family.
+// familyHas reports whether packets with such addresses reach chains of a family.
 func familyHas(family Family, r netip.Prefix) bool {
 	return family == FamilyInet || (family == FamilyIPv4) == r.Addr().Is4()
 }

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// StateSet is the name of the set in each of Weft's tables that holds the engine's records. It is referenced by no rule.
+// StateSet is the name of the set in each of Weft's tables that holds the engine's records. No rule references it.
 const StateSet = "weft_state"
 
-// Mark starts the comment of every rule that Weft places in a foreign chain.
+// Mark starts the comment of every rule that Weft adds to a foreign chain.
 const Mark = "weft.dev"
 
 // Family is an nftables address family.
@@ -29,7 +29,7 @@ const (
 	FamilyNetdev Family = "netdev"
 )
 
-// Kind says what an item is.
+// Kind is the kind of an item.
 type Kind string
 
 // The kinds of items.
@@ -48,12 +48,12 @@ type Key struct {
 	Family Family
 	Table  string
 	Kind   Kind
-	// Name is the object's name: empty for a table, the chain's for rules, the set's or map's name and the element's key
-	// for an element, the chain's and what it lets pass for a foreign jump.
+	// Name is the object's name: empty for a table, the chain's for rules, the set's or map's name and the element's key for an element, the
+	// chain's and what it lets pass for a foreign jump.
 	Name string
 }
 
-// String returns the key as it stands in errors.
+// String returns the key as errors show it.
 func (k Key) String() string {
 	words := []string{string(k.Kind), string(k.Family), k.Table}
 	if k.Name != "" {
@@ -62,18 +62,17 @@ func (k Key) String() string {
 	return strings.Join(words, " ")
 }
 
-// Item is one of *Table, *Chain, *ChainRules, *Set, *Map, *Element, *ForeignJump. Items are values: they are not
-// changed once handed over.
+// Item is one of *Table, *Chain, *ChainRules, *Set, *Map, *Element, *ForeignJump. Items must not be changed once they are handed over.
 type Item interface {
-	// Key is what the item stands under.
+	// Key identifies the item.
 	Key() Key
 	// Equal reports whether programming other in place of this item would change nothing.
 	Equal(other Item) bool
-	// String is the item in the words of nft(8), for differences and logs.
+	// String returns the item in the words of nft(8), for differences and logs.
 	String() string
 }
 
-// Table is a table of Weft's own. Everything in it is in the engine's care. Deleting it deletes what is in it.
+// Table is a table of Weft. The engine manages everything in it. Deleting it deletes its content.
 type Table struct {
 	Family Family
 	Name   string
@@ -112,7 +111,7 @@ const (
 	TypeRoute  ChainType = "route"
 )
 
-// Policy is what a base chain does at its end.
+// Policy is the verdict of a base chain at its end.
 type Policy string
 
 // The policies. The zero value of a base chain's Policy is accept.
@@ -121,7 +120,7 @@ const (
 	PolicyDrop   Policy = "drop"
 )
 
-// Chain is a chain without its rules: a base chain when Hook is set, else a regular one.
+// Chain is a chain without its rules: a base chain if Hook is set, else a regular one.
 type Chain struct {
 	Family Family
 	Table  string
@@ -172,7 +171,7 @@ func (c *Chain) String() string {
 
 // Rule is one rule of a chain.
 type Rule struct {
-	// Text is the rule in the words of nft, without comment, on one line.
+	// Text is the rule in nft's syntax, without comment, on one line.
 	Text string
 	// Owner is the object that the rule comes from; it becomes the rule's comment. At most 120 bytes.
 	Owner string
@@ -185,7 +184,7 @@ type ChainRules struct {
 	Chain  string
 	Rules  []Rule
 
-	// recorded is the digest of the desired rules when the item was read and not made; altered, what is listed instead.
+	// recorded is the digest of the desired rules, if the item was read; altered is the listing, if it differs.
 	recorded string
 	altered  string
 }
@@ -205,10 +204,10 @@ func (r *ChainRules) Digest() string {
 	return hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
-// Altered reports whether the item was read from a chain that somebody else has changed.
+// Altered reports whether the item was read from a chain that another program has changed.
 func (r *ChainRules) Altered() bool { return r.altered != "" }
 
-// Equal implements Item. Rules that were altered equal nothing.
+// Equal implements Item. Altered rules equal nothing.
 func (r *ChainRules) Equal(other Item) bool {
 	o, ok := other.(*ChainRules)
 	return ok && r.altered == "" && o.altered == "" && r.Key() == o.Key() && r.Digest() == o.Digest()
@@ -240,8 +239,8 @@ const (
 	FlagTimeout  SetFlag = "timeout"
 )
 
-// Set is a named set without its elements. Elements of a set with FlagDynamic or FlagTimeout belong to the packets: the
-// engine neither reads nor compares them. A set's type cannot be changed while rules use it: use another name.
+// Set is a named set without its elements. Elements of a set with FlagDynamic or FlagTimeout are written by packets: the engine neither
+// reads nor compares them. A set's type cannot be changed while rules use it: use another name.
 type Set struct {
 	Family Family
 	Table  string
@@ -249,7 +248,7 @@ type Set struct {
 	// Type is the key's type, concatenations joined by " . ": "ipv4_addr", "ipv4_addr . inet_service".
 	Type  string
 	Flags []SetFlag
-	// Size is the most elements it can hold; 0 is no limit.
+	// Size is the maximum number of elements; 0 is no limit.
 	Size uint64
 }
 
@@ -273,7 +272,7 @@ type Map struct {
 	// Type is the key's type, as of a Set; Value is the value's: "ipv4_addr", "mark", "verdict".
 	Type, Value string
 	Flags       []SetFlag
-	// Size is the most elements it can hold; 0 is no limit.
+	// Size is the maximum number of elements; 0 is no limit.
 	Size uint64
 }
 
@@ -289,9 +288,9 @@ func (m *Map) Equal(other Item) bool {
 // String implements Item.
 func (m *Map) String() string { return describeSet(m.Key(), m.Type+" : "+m.Value, m.Flags, m.Size) }
 
-// Element is one element of a set or a map. Its texts must be as nft prints them: addresses in their shortest form,
-// prefixes masked, a host as an address without /32, a range as "a-b" unless it is a prefix, numbers, marks and services in
-// decimal, protocols by name, interface names bare.
+// Element is one element of a set or a map. Its texts must be as nft prints them: addresses in their shortest form, prefixes masked, a host
+// as an address without /32, a range as "a-b" unless it is a prefix, numbers, marks and services in decimal, protocols by name, interface
+// names unquoted.
 type Element struct {
 	Family Family
 	Table  string
@@ -299,7 +298,7 @@ type Element struct {
 	Set string
 	// Match is the element itself: one text per part of a concatenation.
 	Match []string
-	// Value has one text per part of a map's value, a verdict in the words of nft ("jump chain", "drop"); empty in a set.
+	// Value has one text per part of a map's value, a verdict in nft's syntax ("jump chain", "drop"); empty in a set.
 	Value []string
 	// Owner becomes the element's comment. At most 120 bytes.
 	Owner string
@@ -325,27 +324,27 @@ func (e *Element) String() string {
 	return text + " comment " + strconv.Quote(e.Owner)
 }
 
-// ForeignJump is one rule at the top of another program's base chain that accepts traffic by one interface, range or port, so that what
-// the chain drops further down does not meet it. It is written so that iptables-nft can read it. Its comment
-// starts with Mark.
+// ForeignJump is one rule at the top of another program's base chain. It accepts traffic by one interface, range or port, so that the
+// chain's later rules cannot drop it. Its form is one that iptables-nft can read. Its comment starts with Mark.
 type ForeignJump struct {
 	Family Family
 	Table  string
 	Chain  string
-	// InDevice or OutDevice, or both, is what the packet comes in by or goes out by.
+	// InDevice, OutDevice, or both, are the packet's incoming and outgoing devices.
 	InDevice, OutDevice string
-	// Source or Destination, or both, are the ranges that the packet's addresses are in; of the chain's family, or of either in a chain
-	// of family inet.
+	// Source, Destination, or both, are ranges that contain the packet's addresses; of the chain's family, or of either family in a chain of
+	// family inet.
 	Source, Destination netip.Prefix
-	// UDPPort, if not 0, narrows it to UDP packets to that port. One of InDevice, OutDevice, Source, Destination and UDPPort is needed.
+	// UDPPort, if not 0, restricts the rule to UDP packets to that port. At least one of InDevice, OutDevice, Source, Destination and UDPPort
+	// is needed.
 	UDPPort uint16
 	// Owner follows Mark in the comment. At most 100 bytes.
 	Owner string
 
-	// misplaced says that the rule was read from elsewhere than the top of the chain, or is there more than once, or is
-	// another rule than its comment says.
+	// misplaced reports that the rule was not read from the top of the chain, or exists more than once, or is another rule than its comment
+	// says.
 	misplaced bool
-	// handles are those of the rule and its duplicates, when it was read.
+	// handles are those of the rule and its duplicates, if it was read.
 	handles []int
 }
 
@@ -376,10 +375,10 @@ func (j *ForeignJump) String() string {
 	return text
 }
 
-// ErrMissing says that a commit names something that does not exist in the kernel: a set, a chain to jump to.
+// ErrMissing reports that a commit references something that does not exist in the kernel: a set, or a chain to jump to.
 var ErrMissing = errors.New("does not exist")
 
-// ErrRefused says that nft refused a transaction; the error that wraps it names the object and has nft's words.
+// ErrRefused reports that nft rejected a transaction; the error that wraps it names the object and has nft's message.
 var ErrRefused = errors.New("nft refused the transaction")
 
 func sameFlags(a, b []SetFlag) bool {

@@ -17,12 +17,12 @@ import (
 // Change is a change of the table.
 type Change = reconcile.Change[Key, Item]
 
-// chunk bounds the elements of one message: the length of an attribute has 16 bits, and an element has at most 250 bytes.
+// chunk limits the elements per message: the length of an attribute has 16 bits, and an element has at most 250 bytes.
 const chunk = 200
 
 func verdictKind(code int32) expr.VerdictKind { return expr.VerdictKind(code) }
 
-// Commit implements reconcile.Engine: the change is made as a whole or, with an error, not at all.
+// Commit implements reconcile.Engine: the change is made completely or, with an error, not at all.
 func (e *Engine) Commit(ctx context.Context, change Change) error {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
@@ -41,7 +41,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	// Others may have changed the table since it was read.
+	// Another program may have changed the table since it was read.
 	if _, readErr := e.read(ctx); readErr != nil {
 		return errors.Join(err, readErr)
 	}
@@ -60,7 +60,7 @@ func validateChange(change Change) error {
 	return nil
 }
 
-// missing returns what of a change is not in the table as it was read.
+// missing returns the part of a change that is not yet in effect in the table as read.
 func (e *Engine) missing(change Change) Change {
 	left := Change{Set: map[Key]Item{}, Delete: map[Key]Item{}}
 	for key, item := range change.Set {
@@ -76,7 +76,7 @@ func (e *Engine) missing(change Change) Change {
 	return left
 }
 
-// commit makes one transaction of the change.
+// commit makes the change in one transaction.
 func (e *Engine) commit(ctx context.Context, change Change) error {
 	if err := errors.Join(ctx.Err(), e.connect()); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (e *Engine) commit(ctx context.Context, change Change) error {
 	return nil
 }
 
-// applyTo makes the change in a state: what is in a chain or set goes with it.
+// applyTo makes the change in a state: the content of a chain or set is removed with it.
 func applyTo(state map[Key]Item, change Change) {
 	for key := range change.Delete {
 		delete(state, key)
@@ -111,17 +111,17 @@ func applyTo(state map[Key]Item, change Change) {
 	maps.Copy(state, change.Set)
 }
 
-// transaction is a change on its way to the kernel.
+// transaction is a change that is being sent to the kernel.
 type transaction struct {
 	engine *Engine
 	change Change
 	fields map[string]*nftables.Set
-	// id numbers the sets that the transaction makes.
+	// id numbers the sets that the transaction creates.
 	id uint32
 }
 
-// build queues the messages, in an order in which nothing refers to what is not there: sets and chains come first, then
-// what refers to what goes is removed, then that goes, and last comes what refers to what came.
+// build queues the messages in an order in which no reference is to a missing object: first add sets and chains, then remove references to
+// what is deleted, then delete it, and finally add references to what was added.
 func (t *transaction) build() error {
 	conn, table := t.engine.conn, t.engine.table
 	conn.AddTable(table)
@@ -221,7 +221,7 @@ func (t *transaction) kernelSet(item *Set, id uint32) *nftables.Set {
 	return set
 }
 
-// addChains queues the chains. It returns the rules of base chains that are made anew, where the change has none for them.
+// addChains queues the chains. It returns the rules of base chains that are created again, if the change has none for them.
 func (t *transaction) addChains() ([]*nftables.Rule, error) {
 	var moved []*nftables.Rule
 	for _, key := range t.keys(t.change.Set, KindChain) {
@@ -254,8 +254,8 @@ func (t *transaction) addChains() ([]*nftables.Rule, error) {
 	return moved, nil
 }
 
-// deleteElements queues the removal of elements that go or change their verdict. Those of a set that goes, go with it; those
-// of a verdict map are removed first, because they hold on to the chains that they lead to.
+// deleteElements queues the removal of elements that are deleted or change their verdict. Elements of a deleted set are removed with it;
+// those of a verdict map are removed first, because they reference their target chains.
 func (t *transaction) deleteElements() error {
 	bySet := map[string][]*Element{}
 	for _, key := range t.keys(t.change.Delete, KindElement) {
@@ -322,7 +322,7 @@ func (t *transaction) inChunks(bySet map[string][]*Element, add bool) error {
 	return nil
 }
 
-// kindOf returns what is known of a set.
+// kindOf returns the kind of a set, from the change or the known state.
 func (t *transaction) kindOf(name string) (setKind, error) {
 	key := Key{Kind: KindSet, Name: name}
 	if item, ok := t.change.Set[key].(*Set); ok {
@@ -354,7 +354,7 @@ func (e *Element) fits(kind setKind) error {
 	return nil
 }
 
-// elements returns the element as the kernel has it; two for an interval in a set of one part.
+// elements returns the element in the kernel's form; two for an interval in a set of one part.
 func (e *Element) elements(kind setKind, add bool) ([]nftables.SetElement, error) {
 	if err := e.fits(kind); err != nil {
 		return nil, err

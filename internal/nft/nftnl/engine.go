@@ -23,19 +23,19 @@ import (
 // bufferSize is the size of the socket's buffers: a transaction is sent in one piece, and answered message by message.
 const bufferSize = 32 << 20
 
-// ErrRefused reports that the kernel refused a transaction; nothing of it is in effect.
+// ErrRefused reports that the kernel rejected a transaction; nothing of it is in effect.
 var ErrRefused = errors.New("the kernel refused the nftables transaction")
 
 // Options of an Engine.
 type Options struct {
-	// Netns is the path of the network namespace; "" is the one the caller of NewEngine is in.
+	// Netns is the path of the network namespace; "" is that of the caller of NewEngine.
 	Netns string
-	// Family and Table name the table, which belongs to the engine as a whole.
+	// Family and Table name the table, which the engine manages as a whole.
 	Family Family
 	Table  string
 }
 
-// Engine programs one table. The methods of reconcile.Engine are not called concurrently; Watch runs beside them.
+// Engine programs one table. The methods of reconcile.Engine are not called concurrently; Watch runs concurrently with them.
 type Engine struct {
 	family Family
 	table  *nftables.Table
@@ -45,13 +45,13 @@ type Engine struct {
 
 	mutex sync.Mutex
 	conn  *nftables.Conn // nil after a failure
-	// known is what was in the table after the last Read or Commit; nil before the first.
+	// known is the content of the table after the last Read or Commit; nil before the first.
 	known map[Key]Item
 }
 
 var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
-// NewEngine returns an engine. It changes nothing in the kernel. The caller must Close it.
+// NewEngine returns an engine. It changes nothing in the kernel. The caller must close it.
 func NewEngine(options Options) (*Engine, error) {
 	if !namePattern.MatchString(options.Table) {
 		return nil, fmt.Errorf("nftables engine: %w", invalid("table name %.40q", options.Table))
@@ -95,7 +95,7 @@ func (e *Engine) connect() error {
 	return nil
 }
 
-// prepare sets the socket's buffers and notes its port.
+// prepare sets the socket's buffers and stores its port.
 func (e *Engine) prepare(conn *netlink.Conn) error {
 	if err := errors.Join(conn.SetReadBuffer(bufferSize), conn.SetWriteBuffer(bufferSize)); err != nil {
 		return fmt.Errorf("buffers of the nftables socket: %w", err)
@@ -115,21 +115,20 @@ func (e *Engine) prepare(conn *netlink.Conn) error {
 	return nil
 }
 
-// disconnect closes the socket after a failure: answers that were not taken would be mistaken for those of the next
-// transaction.
+// disconnect closes the socket after a failure: unread answers would be mistaken for those of the next transaction.
 func (e *Engine) disconnect() {
 	if e.conn != nil {
-		_ = e.conn.CloseLasting() // nothing was written that the next transaction does not make sure of
+		_ = e.conn.CloseLasting() // the next transaction repeats what was not confirmed
 		e.conn = nil
 	}
 }
 
-// Close releases what the engine holds open. Nothing programmed is changed.
+// Close releases the engine's resources. What is programmed stays.
 func (e *Engine) Close() {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	e.disconnect()
-	_ = e.netns.Close() // it was only looked at
+	_ = e.netns.Close() // nothing was written
 }
 
 // Read implements reconcile.Engine. A table that does not exist is empty.
@@ -202,7 +201,7 @@ func hookNumber(hook Hook) *nftables.ChainHook {
 	}
 }
 
-// chainOf returns the item. A chain that the engine would not make gets a hook that equals none.
+// chainOf returns the item. A chain that the engine would not create gets a hook that equals none.
 func chainOf(chain *nftables.Chain) *Chain {
 	item := &Chain{Name: chain.Name}
 	if chain.Hooknum == nil {
@@ -224,7 +223,7 @@ func chainOf(chain *nftables.Chain) *Chain {
 // commentType is NFTNL_UDATA_RULE_COMMENT of libnftnl's udata.h.
 const commentType = 0
 
-// comment returns a rule's comment, which is a record of type, length and text with a zero byte.
+// comment returns a rule's comment, a record of type, length and text with a zero byte.
 func comment(data []byte) string {
 	for len(data) >= 2 && len(data) >= 2+int(data[1]) {
 		if data[0] == commentType {
@@ -251,7 +250,7 @@ const (
 	attributeChain   = 2
 )
 
-// readSets reads the sets by a request of its own: the library takes a verdict map's type of values for its type of keys.
+// readSets reads the sets by its own request: the library confuses the type of a verdict map's values with that of its keys.
 func (e *Engine) readSets(ctx context.Context, state map[Key]Item) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(e.netns.Fd())})
 	if err != nil {
@@ -310,7 +309,7 @@ func setOf(message netlink.Message) (*Set, error) {
 			flags := decoder.Uint32()
 			set.read.interval = flags&unix.NFT_SET_INTERVAL != 0
 			if flags&^(unix.NFT_SET_INTERVAL|unix.NFT_SET_MAP|nftables.NFT_SET_CONCAT) != 0 {
-				set.read.magic = math.MaxUint32 // timeouts and the like: not a set that the engine makes
+				set.read.magic = math.MaxUint32 // timeouts and the like: the engine does not create such a set
 			}
 		case unix.NFTA_SET_DATA_TYPE:
 			set.read.verdicts = decoder.Uint32() == verdictData
@@ -319,7 +318,7 @@ func setOf(message netlink.Message) (*Set, error) {
 	return set, decoder.Err()
 }
 
-// parts returns the sizes of the parts of the key, from the types that the key's type is made of.
+// parts returns the sizes of the key's parts, by the types that the key's type is composed of.
 func (k setKind) parts() []int {
 	var sizes []int
 	for magic := k.magic; magic != 0; magic >>= typeBits {
@@ -359,13 +358,13 @@ func (e *Engine) readElements(set *Set, state map[Key]Item) error {
 	return nil
 }
 
-// paired makes intervals with both ends of the beginnings and ends that a set of one part has in the kernel.
+// paired combines the starts and ends of intervals, which the kernel has as separate elements in a set of one part.
 func paired(elements []nftables.SetElement) []nftables.SetElement {
 	slices.SortStableFunc(elements, func(a, b nftables.SetElement) int {
 		if c := strings.Compare(string(a.Key), string(b.Key)); c != 0 || a.IntervalEnd == b.IntervalEnd {
 			return c
 		}
-		if a.IntervalEnd { // the end of one comes before the beginning of the next
+		if a.IntervalEnd { // the end of one interval precedes the start of the next
 			return -1
 		}
 		return 1
@@ -384,7 +383,7 @@ func paired(elements []nftables.SetElement) []nftables.SetElement {
 	return pairs
 }
 
-// before returns the key one less than another, which is not zero.
+// before returns the key minus one; the key must not be zero.
 func before(key []byte) []byte {
 	less := slices.Clone(key)
 	for i := len(less) - 1; i >= 0; i-- {
@@ -396,7 +395,7 @@ func before(key []byte) []byte {
 	return less
 }
 
-// after returns the key one more than another; ok is false for the last one.
+// after returns the key plus one; ok is false for the last key.
 func after(key string) (more []byte, ok bool) {
 	more = []byte(key)
 	for i := len(more) - 1; i >= 0; i-- {
@@ -408,7 +407,7 @@ func after(key string) (more []byte, ok bool) {
 	return nil, false
 }
 
-// split cuts keys into the values of their parts, which are padded in a key of several.
+// split splits keys into the values of their parts, which are padded in a key of several.
 func split(from, to string, sizes []int) []Value {
 	if len(sizes) == 1 {
 		return []Value{{From: from, To: to}}

@@ -8,8 +8,8 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// register returns the number of the register that starts at a slot of 4 bytes, in the form in which the kernel
-// reports it (nft_dump_register in net/netfilter/nf_tables_api.c).
+// register returns the number of the register that starts at a slot of 4 bytes, as the kernel reports it (nft_dump_register in
+// net/netfilter/nf_tables_api.c).
 func register(slot int) uint32 {
 	if slot%4 == 0 {
 		return 1 + uint32(slot/4)
@@ -21,7 +21,7 @@ func register(slot int) uint32 {
 type program struct {
 	family Family
 	list   []expr.Any
-	// ether is the ethernet type that is known of the packet, 0 if none.
+	// ether is the packet's ethernet type if known, else 0.
 	ether uint16
 }
 
@@ -45,7 +45,7 @@ func (p *program) require(ether uint16) {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, ether)})
 }
 
-// load loads fields into registers, one behind the other.
+// load loads fields into consecutive registers.
 func (p *program) load(fields []Field) {
 	for _, field := range fields {
 		p.require(field.info().ether)
@@ -146,7 +146,7 @@ func verdictOf(kind expr.VerdictKind, chain string) Verdict {
 	}
 }
 
-// digest is a digest of a rule: its expressions in the kernel's format without what the kernel counts and numbers.
+// digest is a digest of a rule: its expressions in the kernel's format, without counters and numbers that the kernel assigns.
 func digest(family Family, list []expr.Any, owner string) string {
 	hash := sha256.New()
 	for _, e := range list {
@@ -160,7 +160,7 @@ func digest(family Family, list []expr.Any, owner string) string {
 		}
 		data, err := expr.Marshal(byte(familyOf(family)), e)
 		if err != nil {
-			data = []byte(err.Error()) // of no expression that is made here; it equals nothing that is
+			data = []byte(err.Error()) // not an expression of this engine; the digest equals none of its own
 		}
 		hash.Write(binary.BigEndian.AppendUint32(nil, uint32(len(data))))
 		hash.Write(data)

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Fake is an engine that keeps its table in memory. It does what [Engine] does, held to that by the same tests, and judges
-// packets as the kernel does. The zero value is not ready; use [NewFake].
+// Fake is an engine that keeps its table in memory. It behaves like [Engine], which the same tests verify, and evaluates packets as the
+// kernel does. The zero value is not usable; use [NewFake].
 type Fake struct {
 	mutex   sync.Mutex
 	state   map[Key]Item
@@ -25,14 +25,14 @@ var _ reconcile.Engine[Key, Item] = (*Fake)(nil)
 // NewFake returns an empty table.
 func NewFake() *Fake { return &Fake{state: map[Key]Item{}} }
 
-// Commits returns how many commits have changed something.
+// Commits returns the number of commits that have changed something.
 func (f *Fake) Commits() int {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	return f.commits
 }
 
-// Forget removes an item as somebody else would, behind the engine's back.
+// Forget removes an item as another program would, without the engine.
 func (f *Fake) Forget(key Key) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -70,7 +70,7 @@ func (f *Fake) Commit(ctx context.Context, change Change) error {
 	return nil
 }
 
-// consistent checks what refers to what, as the kernel does.
+// consistent checks references as the kernel does.
 func consistent(state map[Key]Item) error {
 	exists := func(kind Kind, name string) error {
 		if _, ok := state[Key{Kind: kind, Name: name}]; !ok {
@@ -104,7 +104,7 @@ func consistent(state map[Key]Item) error {
 	return nil
 }
 
-// refersTo calls exists and target for what the rules refer to, until one fails.
+// refersTo calls exists and target for what the rules reference, until one fails.
 func (r *Rules) refersTo(exists func(Kind, string) error, target func(Verdict) error) error {
 	if err := exists(KindChain, r.Chain); err != nil {
 		return err
@@ -129,11 +129,11 @@ func (r *Rules) refersTo(exists func(Kind, string) error, target func(Verdict) e
 	return nil
 }
 
-// Packet has the fields of a packet, each with a single value. Mark and ConntrackState are 0 if they are not given; a match on
-// another field that is not given does not hold, inverted or not.
+// Packet has the fields of a packet, each with a single value. Mark and ConntrackState are 0 if not given; a match on another field that is
+// not given fails, inverted or not.
 type Packet map[Field]Value
 
-// Judge returns what the base chains of a hook do with a packet, and the packet with its mark as they leave it.
+// Judge returns the verdict of a hook's base chains on a packet, and the packet with the resulting mark.
 func (f *Fake) Judge(hook Hook, packet Packet) (Verdict, Packet) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -158,7 +158,7 @@ func (f *Fake) Judge(hook Hook, packet Packet) (Verdict, Packet) {
 	return Accept(), packet
 }
 
-// walk returns accept or drop, or return when a chain ends without either.
+// walk returns accept or drop, or return if a chain ends without either.
 func (f *Fake) walk(chain string, packet Packet) Verdict {
 	rules, ok := f.state[Key{Kind: KindRules, Name: chain}].(*Rules)
 	if !ok {

@@ -12,11 +12,11 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// Field is what a match looks at in a packet.
+// Field is a field of a packet that a match compares.
 type Field uint8
 
-// The fields, in the words of nft(8). An address field matches packets of its family only, an ARP field ARP only. A port is
-// looked at in any transport header, so a rule or set has L4Proto beside it.
+// The fields, in the words of nft(8). An address field matches only packets of its family, an ARP field only ARP. A port is read from any
+// transport header, so a rule or set also needs L4Proto.
 const (
 	IPSource Field = iota + 1
 	IPDestination
@@ -34,18 +34,18 @@ const (
 	EtherType
 	ARPSender
 	ARPSenderMAC
-	// TCPFlags and ICMPType are the flags and the type in a header of TCP and of ICMP: a rule has L4Proto before them.
+	// TCPFlags and ICMPType are the flags and the type in a header of TCP and of ICMP: a rule needs L4Proto before them.
 	TCPFlags
 	ICMPType
-	// InGroup is the group of the device that the packet came in by; in family bridge, of the port.
+	// InGroup is the group of the incoming device; in family bridge, of the port.
 	InGroup
 	// IP6HopLimit is the hop limit of an IPv6 header: 255 means that no router has forwarded the packet.
 	IP6HopLimit
-	// NDTarget is the target of a neighbour solicitation or advertisement of IPv6 (RFC 4861): a rule has L4Proto and ICMPType before it.
+	// NDTarget is the target of an IPv6 neighbour solicitation or advertisement (RFC 4861): a rule needs L4Proto and ICMPType before it.
 	NDTarget
 )
 
-// SYN is the bit of TCPFlags that opens a connection.
+// SYN is the bit of TCPFlags in packets that open a connection.
 const SYN = 1 << 1
 
 // Bits of ConntrackState (nf_conntrack_common.h, NF_CT_STATE_BIT).
@@ -74,7 +74,7 @@ type fieldInfo struct {
 	ether uint16
 	// load returns the expression that loads the field into a register.
 	load func(register uint32) expr.Any
-	// native says that the kernel has the value in the host's byte order.
+	// native reports that the kernel has the value in the host's byte order.
 	native bool
 }
 
@@ -147,12 +147,12 @@ func (f Field) String() string {
 	return fmt.Sprintf("field(%d)", uint8(f))
 }
 
-// ranges reports whether intervals of the field are in the order of its bytes.
+// ranges reports whether intervals of the field follow the order of its bytes.
 func (f Field) ranges() bool { return f.info().size > 0 && !f.info().native }
 
 // Value is a value, or an interval of values, of a field. It is comparable.
 type Value struct {
-	// From and To are the first and the last value, in the bytes that the kernel has. They are equal for a single value.
+	// From and To are the first and the last value, as the kernel's bytes. They are equal for a single value.
 	From, To string
 }
 
@@ -161,7 +161,7 @@ func single(data []byte) Value { return Value{From: string(data), To: string(dat
 // Addr is an IPv4 or IPv6 address.
 func Addr(address netip.Addr) Value { return single(address.Unmap().AsSlice()) }
 
-// Prefix is all addresses of a prefix.
+// Prefix is the interval of all addresses of a prefix.
 func Prefix(prefix netip.Prefix) Value {
 	from := prefix.Masked().Addr().AsSlice()
 	to := append([]byte(nil), from...)
@@ -171,7 +171,7 @@ func Prefix(prefix netip.Prefix) Value {
 	return Value{From: string(from), To: string(to)}
 }
 
-// AddrRange is all addresses from one to another.
+// AddrRange is the interval of addresses from one to another.
 func AddrRange(from, to netip.Addr) Value { return Value{From: Addr(from).From, To: Addr(to).From} }
 
 // Proto is the number of a transport protocol.
@@ -180,7 +180,7 @@ func Proto(number uint8) Value { return single([]byte{number}) }
 // Port is a port, or the number of an ethernet type.
 func Port(number uint16) Value { return single(binary.BigEndian.AppendUint16(nil, number)) }
 
-// PortRange is all ports from one to another.
+// PortRange is the interval of ports from one to another.
 func PortRange(from, to uint16) Value { return Value{From: Port(from).From, To: Port(to).From} }
 
 // Name is the name of a device.
@@ -190,7 +190,7 @@ func Name(device string) Value {
 	return single(data)
 }
 
-// Byte is the flags of TCP or the type of ICMP.
+// Byte is the value of TCPFlags or ICMPType.
 func Byte(number uint8) Value { return single([]byte{number}) }
 
 // Bits is a packet mark, a conntrack state or a device group.

@@ -71,7 +71,7 @@ func TestReal(t *testing.T) {
 	})
 }
 
-// Others' tables are left alone, and nft(8) reads what the engine has written.
+// Other programs' tables are left alone, and nft(8) can read what the engine has written.
 func TestRealTable(t *testing.T) {
 	space := ovstest.NewNetNS(t)
 	nft(t, space, "add table inet other; add chain inet other forward { type filter hook forward priority 0; }; add set inet other pods { type ipv4_addr; }")
@@ -99,14 +99,14 @@ func TestRealTable(t *testing.T) {
 	converge(t, e, sample())
 	converge(t, e, nil)
 	nft(t, space, "delete", "table", "inet", "weft")
-	converge(t, e, sample()) // the table is made again
+	converge(t, e, sample()) // the table is created again
 	nft(t, space, "delete", "table", "inet", "weft")
 	if after := nft(t, space, "list", "ruleset"); after != before {
 		t.Errorf("others' tables have changed:\n%s", after)
 	}
 }
 
-// The engine's own transactions are no drift; others' are.
+// The engine's own transactions are not reported as drift; other programs' are.
 func TestRealWatch(t *testing.T) {
 	space := ovstest.NewNetNS(t)
 	e := newEngine(t, space)
@@ -115,7 +115,7 @@ func TestRealWatch(t *testing.T) {
 	must(t, err)
 	<-drift
 	converge(t, e, sample())
-	nft(t, space, "add", "table", "inet", "other") // its event follows those of the engine
+	nft(t, space, "add", "table", "inet", "other") // its event follows the engine's
 	nft(t, space, "add", "table", "ip", "weft")
 	converge(t, e, sample())
 	select {
@@ -137,7 +137,7 @@ func TestRealWatch(t *testing.T) {
 	}
 }
 
-// The kernel does with packets what the fake says, in any sequence of states, and reads back what was committed.
+// The kernel treats packets as the fake predicts, in any sequence of states, and reads back what was committed.
 func TestRealJudge(t *testing.T) {
 	space := ovstest.NewNetNS(t)
 	must(t, space.Do(func(ns.NetNS) error { return exec.Command("ip", "link", "set", "lo", "up").Run() }))
@@ -160,7 +160,7 @@ func TestRealJudge(t *testing.T) {
 	})
 }
 
-// send sends a datagram; the kernel returns EPERM for one that is dropped on the way out.
+// send sends a datagram; the kernel returns EPERM if it is dropped on output.
 func send(t *rapid.T, space ns.NetNS, destination string, port uint16) (verdict nftnl.Verdict) {
 	err := space.Do(func(ns.NetNS) error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -180,7 +180,7 @@ func send(t *rapid.T, space ns.NetNS, destination string, port uint16) (verdict 
 	return nftnl.Accept()
 }
 
-// BenchmarkCommit adds one element of a verdict map to a table with present ones, and removes it; nft is the same by nft(8).
+// BenchmarkCommit adds one element of a verdict map to a table that already has many, and removes it; nft does the same with nft(8).
 func BenchmarkCommit(b *testing.B) {
 	for _, present := range []int{50, 20_000} {
 		space := ovstest.NewNetNS(b)

@@ -43,7 +43,7 @@ func sample() map[nftnl.Key]nftnl.Item {
 		&nftnl.Element{Set: "peers", Match: match(addr("192.0.2.1"), nftnl.Proto(17), nftnl.Port(53))},
 		&nftnl.Element{Set: "plain", Match: match(addr("192.0.2.1"), nftnl.Port(53))},
 		&nftnl.Element{Set: "blocks", Match: match(prefix("10.0.0.0/24"))},
-		&nftnl.Element{Set: "blocks", Match: match(prefix("10.0.1.0/24"))}, // adjacent: stays an element of its own
+		&nftnl.Element{Set: "blocks", Match: match(prefix("10.0.1.0/24"))}, // adjacent: stays a separate element
 		&nftnl.Element{Set: "blocks", Match: match(nftnl.AddrRange(netip.MustParseAddr("10.9.0.3"), netip.MustParseAddr("10.9.0.77")))},
 		&nftnl.Element{Set: "blocks", Match: match(addr("0.0.0.0"))},
 		&nftnl.Element{Set: "blocks", Match: match(prefix("255.255.255.0/24"))},
@@ -111,7 +111,7 @@ func settled(t interface{ Fatal(args ...any) }, e engine, desired map[nftnl.Key]
 	}
 }
 
-// subject is an engine, and another's hands on its table.
+// subject is an engine whose table a test can change as another program would.
 type subject struct {
 	engine
 	forget  func(item nftnl.Item)
@@ -135,14 +135,14 @@ func suite(t *testing.T, start func(t *testing.T) subject) {
 		converge(t, s, sample())
 		next := sample()
 		for _, item := range []nftnl.Item{
-			&nftnl.Chain{Name: "forward", Hook: nftnl.HookForward, Priority: 7}, // its rules come along
+			&nftnl.Chain{Name: "forward", Hook: nftnl.HookForward, Priority: 7}, // its rules are kept
 			&nftnl.Chain{Name: "new"},
 			&nftnl.Element{Set: "pods", Match: match(addr("10.1.0.6")), Verdict: nftnl.Goto("new")},
 			&nftnl.Rules{Chain: "policy-1", Rules: []nftnl.Rule{{Verdict: nftnl.Accept(), Owner: "short"}}},
 		} {
 			next[item.Key()] = item
 		}
-		for key := range next { // a chain and a set go with what is in them and what refers to them
+		for key := range next { // a chain or set is removed with its content and the references to it
 			if key.Name == "pod-1" || key.Name == "six" || key.Name == "plain" {
 				delete(next, key)
 			}
@@ -184,7 +184,7 @@ func suite(t *testing.T, start func(t *testing.T) subject) {
 			&nftnl.Element{Set: "peers", Match: match(addr("192.0.2.1"), nftnl.Proto(17), nftnl.Port(53))},
 		} {
 			s.forget(lost)
-			// A deletion of what is gone, and an addition, without having read.
+			// The deletion of something that does not exist, and an addition, without a read before.
 			extra := &nftnl.Element{Set: "plain", Match: match(addr("192.0.2.8"), nftnl.Port(8))}
 			if err := s.Commit(ctx, nftnl.Change{Set: nftnl.Items(extra), Delete: nftnl.Items(sample()[lost.Key()])}); err != nil {
 				t.Fatal(err)
@@ -227,7 +227,7 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// The items read as nft(8) does.
+// The items' texts are those of nft(8).
 func TestGolden(t *testing.T) {
 	var lines []string
 	for _, kind := range []nftnl.Kind{nftnl.KindChain, nftnl.KindSet, nftnl.KindRules} {
@@ -246,7 +246,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The judged fields of random states and packets.
+// The evaluated fields of random states and packets.
 const (
 	sets   = 3
 	chains = 4
@@ -284,7 +284,7 @@ func fieldsOf(set int) []nftnl.Field {
 	}[set]
 }
 
-// randomElement draws an element; n keeps the intervals of a set apart.
+// randomElement draws an element; n keeps the intervals of a set disjoint.
 func randomElement(t *rapid.T, set *nftnl.Set, n int) *nftnl.Element {
 	low := uint16(4000 + 10*n)
 	ports := nftnl.PortRange(low, low+uint16(rapid.IntRange(0, 9).Draw(t, "width")))
@@ -340,7 +340,7 @@ func randomRule(t *rapid.T, chain int, kinds []*nftnl.Set) nftnl.Rule {
 	return rule
 }
 
-// A rule's meaning in the fake: goto does not come back, jump does.
+// A rule's meaning in the fake: goto does not return, jump does.
 func TestJudge(t *testing.T) {
 	f := nftnl.NewFake()
 	converge(t, f, sample())

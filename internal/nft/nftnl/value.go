@@ -12,7 +12,7 @@ import (
 // Family is an nftables address family.
 type Family string
 
-// The families that the engine serves.
+// The families that the engine supports.
 const (
 	FamilyInet   Family = "inet"
 	FamilyBridge Family = "bridge"
@@ -38,7 +38,7 @@ type Key struct {
 	Match string
 }
 
-// String returns the key as it stands in errors. [Element.String] is readable for an element.
+// String returns the key as errors show it. [Element.String] is readable for an element.
 func (k Key) String() string {
 	if k.Match == "" {
 		return string(k.Kind) + " " + k.Name
@@ -46,13 +46,13 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s %s %x", k.Kind, k.Name, k.Match)
 }
 
-// Item is one of *Chain, *Rules, *Set, *Element. Items are values: they are not changed once handed over.
+// Item is one of *Chain, *Rules, *Set, *Element. Items must not be changed once they are handed over.
 type Item interface {
-	// Key is what the item stands under.
+	// Key identifies the item.
 	Key() Key
 	// Equal reports whether programming other in place of this item would change nothing.
 	Equal(other Item) bool
-	// String is the item in the words of nft(8), for differences and logs.
+	// String returns the item in the words of nft(8), for differences and logs.
 	String() string
 }
 
@@ -65,7 +65,7 @@ func Items(items ...Item) map[Key]Item {
 	return state
 }
 
-// ErrInvalid reports an item that was refused before anything was sent.
+// ErrInvalid reports an item that was rejected before anything was sent.
 var ErrInvalid = errors.New("invalid nftables item")
 
 // Hook is where a base chain is attached.
@@ -80,8 +80,8 @@ const (
 	HookPostrouting Hook = "postrouting"
 )
 
-// Chain is a chain of type filter without its rules: a base chain with the policy accept when Hook is set, else a regular
-// one. A base chain that moves to another hook or priority is made anew in the same transaction.
+// Chain is a chain of type filter without its rules: a base chain with the policy accept if Hook is set, else a regular one. A base chain
+// that changes its hook or priority is created again in the same transaction.
 type Chain struct {
 	Name string
 	Hook Hook
@@ -106,23 +106,22 @@ func (c *Chain) String() string {
 	return fmt.Sprintf("chain %s { type filter hook %s priority %d; policy accept; }", c.Name, c.Hook, c.Priority)
 }
 
-// Set is a named set, or a verdict map, without its elements. The kind of a set cannot be changed: a set of other fields or
-// flags needs another name.
+// Set is a named set, or a verdict map, without its elements. The kind of a set cannot be changed: a set with other fields or flags needs
+// another name.
 type Set struct {
 	Name string
 	// Fields are the parts of the key.
 	Fields []Field
-	// Interval lets an element be an interval in each part. Intervals of a set must not overlap. Not for devices, marks and
-	// conntrack states.
+	// Interval lets an element be an interval in each part. Intervals of a set must not overlap. Not for devices, marks and conntrack states.
 	Interval bool
 	// Verdicts makes the set a map from keys to verdicts.
 	Verdicts bool
 
-	// read is what the kernel has, when the item was read and not made.
+	// read is the kernel's kind, if the item was read.
 	read *setKind
 }
 
-// setKind is what distinguishes sets for the kernel.
+// setKind has the properties that distinguish sets in the kernel.
 type setKind struct {
 	magic, size        uint32
 	interval, verdicts bool
@@ -208,7 +207,7 @@ func (e *Element) Equal(other Item) bool {
 // String implements Item.
 func (e *Element) String() string { return e.text(nil) }
 
-// text writes the element with the fields of its set, where they are known.
+// text returns the element with the fields of its set, if they are known.
 func (e *Element) text(fields []Field) string {
 	words := make([]string, len(e.Match))
 	for i, value := range e.Match {
@@ -250,39 +249,39 @@ func Accept() Verdict { return Verdict{Kind: VerdictAccept} }
 // Drop drops the packet.
 func Drop() Verdict { return Verdict{Kind: VerdictDrop} }
 
-// Return goes back to the chain before.
+// Return returns to the calling chain.
 func Return() Verdict { return Verdict{Kind: VerdictReturn} }
 
-// Jump goes to a chain, and comes back at its end.
+// Jump continues in a chain, and returns at its end.
 func Jump(chain string) Verdict { return Verdict{VerdictJump, chain} }
 
-// Goto goes to a chain; at its end it returns to the chain before the current one.
+// Goto continues in a chain; its end returns to the caller of the current chain.
 func Goto(chain string) Verdict { return Verdict{VerdictGoto, chain} }
 
 // String returns the verdict in the words of nft(8).
 func (v Verdict) String() string { return strings.TrimSpace(string(v.Kind) + " " + v.Chain) }
 
-// Match is a condition on a packet. [Is], [In] and [AnyBit] make one, [Not] inverts it.
+// Match is a condition on a packet. [Is], [In] and [AnyBit] create one, [Not] inverts it.
 type Match struct {
-	// Fields are looked at; one, unless Set is given.
+	// Fields are compared; exactly one, unless Set is given.
 	Fields []Field
-	// Value is what the field must be, unless Set or Mask is given.
+	// Value is the required value of the field, unless Set or Mask is given.
 	Value Value
 	// Mask is for [AnyBit].
 	Mask uint32
-	// Set is the name of the set that must have the fields.
+	// Set is the name of the set that must contain the fields.
 	Set string
-	// Inverted makes the condition hold when it would not. The protocols that the fields imply must hold all the same.
+	// Inverted inverts the condition. The protocols that the fields imply must still match.
 	Inverted bool
 }
 
-// Is holds when the field has the value, or a value of the interval.
+// Is holds if the field has the value, or a value of the interval.
 func Is(field Field, value Value) Match { return Match{Fields: []Field{field}, Value: value} }
 
-// In holds when the set has an element with the fields.
+// In holds if the set has an element with the fields.
 func In(set string, fields ...Field) Match { return Match{Fields: fields, Set: set} }
 
-// AnyBit holds when at least one bit of the mask is set in Mark, ConntrackState or TCPFlags.
+// AnyBit holds if at least one bit of the mask is set in Mark, ConntrackState or TCPFlags.
 func AnyBit(field Field, mask uint32) Match { return Match{Fields: []Field{field}, Mask: mask} }
 
 // Not inverts a match.
@@ -320,10 +319,10 @@ type Rule struct {
 	Counter bool
 	// Mark, if MarkMask is not 0, is written to the masked bits of the packet's mark.
 	Mark, MarkMask uint32
-	// Map is the name of a verdict map that is looked up with MapFields. A packet without an element goes on.
+	// Map is the name of a verdict map that is looked up with MapFields. Without an element for the packet, the next rule follows.
 	Map       string
 	MapFields []Field
-	// Verdict is for what comes here; the zero value goes on with the next rule.
+	// Verdict is the verdict if no map decided; with the zero value the next rule follows.
 	Verdict Verdict
 	// Owner is the object that the rule comes from; it becomes the rule's comment. At most 120 bytes of printable ASCII.
 	Owner string
@@ -358,7 +357,7 @@ type Rules struct {
 	Chain string
 	Rules []Rule
 
-	// digests are those of the kernel's rules, when the item was read and not made.
+	// digests are those of the kernel's rules, if the item was read.
 	digests []string
 }
 
@@ -407,7 +406,7 @@ func (r *Rules) String() string {
 
 const (
 	ownerMax = 120
-	// keyMax is the most bytes of a set's key: 16 registers of 4 bytes.
+	// keyMax is the maximum length of a set's key in bytes: 16 registers of 4 bytes.
 	keyMax = 64
 )
 
@@ -418,7 +417,7 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrInvalid, fmt.Errorf(format, args...))
 }
 
-// validate refuses what the kernel would refuse with less clear words.
+// validate rejects what the kernel would reject with a less clear message.
 func validate(item Item) error {
 	key := item.Key()
 	if !namePattern.MatchString(key.Name) {

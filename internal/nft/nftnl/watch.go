@@ -14,14 +14,14 @@ import (
 // groupNFTables is NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h.
 const groupNFTables = 7
 
-// Drift reports that others have changed the table, or may have: the caller reads again.
+// Drift reports that other programs have changed the table, or may have: the caller reads again.
 type Drift struct {
-	// Err is why watching has ended before its context. Nothing follows.
+	// Err is why watching has ended before its context. This is the last value.
 	Err error
 }
 
-// Watch reports changes of the table by others until ctx ends; then the channel is closed. Reports that have not been taken
-// are joined. The first one says that watching has begun.
+// Watch reports changes of the table by other programs until ctx ends; then it closes the channel. Reports that have not been received are
+// merged. The first one reports that watching has begun.
 func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(e.netns.Fd())})
 	if err != nil {
@@ -41,7 +41,7 @@ func (e *Engine) watch(ctx context.Context, conn *netlink.Conn, out chan Drift) 
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // ends Receive
 	defer func() {
 		if stop() {
-			_ = conn.Close() // it only read
+			_ = conn.Close() // only used for reading
 		}
 	}()
 	for {
@@ -58,7 +58,7 @@ func (e *Engine) watch(ctx context.Context, conn *netlink.Conn, out chan Drift) 
 	}
 }
 
-// report replaces the report that waits. There is no other sender.
+// report replaces a pending report. There is no other sender.
 func report(out chan Drift, drift Drift) {
 	select {
 	case <-out:
@@ -67,7 +67,7 @@ func report(out chan Drift, drift Drift) {
 	out <- drift
 }
 
-// foreign reports whether one of the messages is about the table and not from the engine.
+// foreign reports whether one of the messages concerns the table and is not from the engine.
 func (e *Engine) foreign(messages []netlink.Message) bool {
 	own := e.port.Load()
 	for _, message := range messages {

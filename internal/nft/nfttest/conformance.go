@@ -1,4 +1,4 @@
-// Package nfttest is the conformance suite of nft's engines: what holds for the Fake holds for the kernel.
+// Package nfttest is the conformance suite of nft's engines: the Fake behaves like the kernel.
 package nfttest
 
 import (
@@ -10,23 +10,23 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Unmanaged is a chain of State's table whose rules are somebody else's: the engine of a Subject is told of it.
+// Unmanaged is a chain of State's table whose rules another program writes: the engine of a Subject has it in its options.
 func Unmanaged() nft.Chain { return nft.Chain{Family: nft.FamilyInet, Table: Table, Name: "admin"} }
 
-// Subject is an engine with somebody else at the same tables.
+// Subject is an engine and another program that changes the same tables.
 type Subject struct {
 	reconcile.Engine[nft.Key, nft.Item]
 	// Restart returns the engine of a new process on the same tables.
 	Restart func() reconcile.Engine[nft.Key, nft.Item]
-	// Tamper does one of the Tampers to State's table.
+	// Tamper applies one of the Tampers to State's table.
 	Tamper func(t *testing.T, tamper Tamper)
-	// Administer adds a rule with Administered's comment to the chain Unmanaged, and beside it a set admin-addrs with an element.
+	// Administer adds a rule with Administered's comment to the chain Unmanaged, and next to it a set admin-addrs with an element.
 	Administer func(t *testing.T)
-	// Administered reports whether both stand as they were added.
+	// Administered reports whether both are as they were added.
 	Administered func(t *testing.T) bool
 }
 
-// Tamper is something that somebody else does to the table of State.
+// Tamper is a change of State's table by another program.
 type Tamper string
 
 // The tampers.
@@ -45,7 +45,7 @@ const (
 	MapValueChanged Tamper = "change the verdict of 10.128.0.2 in map verdicts"
 )
 
-// Tampers lists them all.
+// Tampers returns all of them.
 func Tampers() []Tamper {
 	return []Tamper{
 		RuleEdited, RuleInserted, RuleAppended, RuleRemoved, ChainFlushed, TableFlushed, TableDeleted, ElementAdded, ElementRemoved,
@@ -112,7 +112,7 @@ func Run(t *testing.T, make func(t *testing.T) Subject) {
 	}
 }
 
-// converge makes the engine hold the state, and checks that then nothing is left to do.
+// converge makes the engine hold the state, and checks that nothing is left to do then.
 func converge(t *testing.T, engine reconcile.Engine[nft.Key, nft.Item], desired map[nft.Key]nft.Item) {
 	t.Helper()
 	ctx := context.Background()
@@ -159,7 +159,7 @@ func changes(t *testing.T, s Subject) {
 	change(&nft.Element{Family: family, Table: Table, Set: "verdicts", Match: []string{"10.128.0.2"}, Value: []string{"drop"}, Owner: "policy/b"})
 	change(&nft.Element{Family: family, Table: Table, Set: "pods", Match: []string{"10.128.0.3"}, Owner: "now owned"})
 	change(&nft.Set{Family: family, Table: Table, Name: "nets", Type: "ipv4_addr", Flags: []nft.SetFlag{nft.FlagInterval}, Size: 77})
-	// A new process knows the rules of the chain that is made anew by their digest only.
+	// A new process knows the rules of the chain that is created again only by their digest.
 	restarted := s.Restart()
 	converge(t, restarted, next)
 	for key := range next {
@@ -187,8 +187,8 @@ func atomic(t *testing.T, s Subject) {
 	settled(t, s, State())
 }
 
-// administered: what somebody puts into an unmanaged chain survives everything but the end of its table, after which the
-// chain is there again, empty.
+// administered: what another program adds to an unmanaged chain survives everything but the removal of its table; after that the chain
+// exists again, empty.
 func administered(t *testing.T, make func(t *testing.T) Subject) {
 	admin := Unmanaged()
 	forwardRules := nft.Key{Family: nft.FamilyInet, Table: Table, Kind: nft.KindRules, Name: "forward"}
@@ -206,7 +206,7 @@ func administered(t *testing.T, make func(t *testing.T) Subject) {
 		s.Administer(t)
 		settled(t, s, desired())
 		settled(t, s.Restart(), desired())
-		if tamper == TableFlushed { // that empties the chain, and was not Weft
+		if tamper == TableFlushed { // this empties the chain, and is not Weft's doing
 			continue
 		}
 		s.Tamper(t, tamper)
