@@ -13,7 +13,7 @@ type Mode string
 
 // The modes.
 const (
-	// ModeSubnet is the flat network: no isolation; every VNID is 0.
+	// ModeSubnet is the flat network: no isolation, and every VNID is 0.
 	ModeSubnet Mode = "subnet"
 )
 
@@ -21,8 +21,8 @@ const (
 const (
 	// DefaultVXLANPort is the UDP port of VXLAN (RFC 7348, section 5).
 	DefaultVXLANPort uint16 = 4789
-	// DefaultConntrackZone is out of the way of ovn-controller, which allocates zones from 1 upwards, and of the host's
-	// netfilter, which uses zone 0.
+	// DefaultConntrackZone collides neither with ovn-controller, which allocates zones from 1 upwards, nor with the host's netfilter, which
+	// uses zone 0.
 	DefaultConntrackZone uint16 = 65280
 )
 
@@ -38,34 +38,34 @@ type Config struct {
 	LocalSubnet netip.Prefix
 	// Gateway is tun0's address, within LocalSubnet.
 	Gateway netip.Addr
-	// GatewayMAC is tun0's MAC address; nil is the one that follows from Gateway (PodMAC).
+	// GatewayMAC is tun0's MAC address; nil: PodMAC(Gateway).
 	GatewayMAC net.HardwareAddr
-	// NodeIP is where this node's tunnels end.
+	// NodeIP is the local address of this node's tunnels.
 	NodeIP netip.Addr
-	// VXLANPort is the UDP port of the tunnels, which is closed to pods; 0 is DefaultVXLANPort.
+	// VXLANPort is the UDP port of the tunnels, which is closed to pods; 0: DefaultVXLANPort.
 	VXLANPort uint16
-	// ClosedPorts are further UDP ports that are closed to pods: tunnels of other networks are there.
+	// ClosedPorts are further UDP ports that are closed to pods: ports of other networks' tunnels.
 	ClosedPorts []uint16
-	// Metadata are addresses of clouds' metadata services: pods reach port 53 there and nothing else.
+	// Metadata are addresses of clouds' metadata services. Pods reach only port 53 there.
 	Metadata []netip.Addr
-	// ClosedTCP are TCP ports at which pods reach nothing outside the pods' network, and not the gateway.
+	// ClosedTCP are TCP ports that pods reach neither outside the pods' network nor at the gateway.
 	ClosedTCP []uint16
-	// Conntrack serves Services in the switch, and sends through the connection tracker what they need: Service, Nodes and
-	// Targets return flows. A flat network without Services in the switch needs no tracking.
+	// Conntrack says that the switch serves Services and tracks the connections that this needs: ServiceRules, Nodes and Targets return flows.
+	// A flat network without Services in the switch needs no connection tracking.
 	Conntrack bool
-	// SCTP serves Services of SCTP in the switch. The kernel datapath's connection tracking can; the userspace datapath's
-	// knows nothing of SCTP's ports (Open vSwitch 3.1), so that the host has to serve them.
+	// SCTP says that the switch serves Services of SCTP. The kernel datapath's connection tracking can. The userspace datapath's does not
+	// parse SCTP ports (Open vSwitch 3.1), so the host must serve them.
 	SCTP bool
-	// KeepApart gives a new connection another source port where its answers would look like those of a connection that is known. The
-	// kernel datapath's connection tracking can. The userspace datapath's of Open vSwitch 3.1 has two entries for a connection that is
-	// translated to what it was, and finds the second once the first has expired, as it does when a TCP port is used again: the packet
-	// then ends ovs-vswitchd by an assertion (in conn_update_state; Open vSwitch 3.3 has one entry).
+	// KeepApart gives a new connection another source port if its replies would look like those of a tracked connection. The kernel datapath's
+	// connection tracking can. With the userspace datapath's of Open vSwitch 3.1, a connection that is translated to itself has two entries.
+	// If a packet finds the second entry after the first has expired, as when a TCP port is used again, it ends ovs-vswitchd by an assertion
+	// (in conn_update_state; Open vSwitch 3.3 has one entry).
 	KeepApart bool
-	// ConntrackZone is the zone; 0 is DefaultConntrackZone.
+	// ConntrackZone is the conntrack zone; 0: DefaultConntrackZone.
 	ConntrackZone uint16
 }
 
-// Validate returns an error that names everything that is wrong. The other methods expect a Config that is valid.
+// Validate returns an error that names everything that is wrong. The other methods expect a valid Config.
 func (c *Config) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -115,7 +115,7 @@ func (c *Config) vxlanPort() uint16 {
 	return c.VXLANPort
 }
 
-// tunnelPorts are all UDP ports at which tunnels may be, in ascending order.
+// tunnelPorts returns all UDP ports of tunnels, in ascending order.
 func (c *Config) tunnelPorts() []uint16 {
 	ports := append([]uint16{c.vxlanPort()}, c.ClosedPorts...)
 	slices.Sort(ports)
@@ -136,8 +136,8 @@ func (c *Config) gatewayMAC() net.HardwareAddr {
 	return c.GatewayMAC
 }
 
-// PodMAC returns the MAC address that follows from an IPv4 address: 0a:58 and its four bytes, as OpenShift SDN has it. Any
-// other address has none.
+// PodMAC returns the MAC address for an IPv4 address: 0a:58 and the four bytes of the address, as in OpenShift SDN. For any other address
+// it returns nil.
 func PodMAC(addr netip.Addr) net.HardwareAddr {
 	if !addr.Is4() {
 		return nil

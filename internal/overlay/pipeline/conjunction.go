@@ -15,75 +15,76 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// StageRoom is the most rules of a direction in one stage. A flow holds an action for each rule of its stage that names its address
-// or port, and has to fit one OpenFlow message of 64 KiB: 4,090 of them do.
+// StageRoom is the greatest number of rules of one direction in a stage. A flow has one action for each rule of its stage that names its
+// address or port, and must fit one OpenFlow message of 64 KiB, which holds 4,090 actions.
 const StageRoom = 4000
 
-// Objects are what policies mean, as package policy's Index knows it.
+// Objects returns the meaning of policies; package policy's Index implements it.
 type Objects interface {
 	Rules(key policy.Key) []policy.Rule
 	Addresses(name policy.SetName) []netip.Addr
 }
 
-// Conjunctions compiles verdict rules to flows, and keeps what it has compiled, so that a change costs what it changes.
+// Conjunctions compiles verdict rules to flows. It keeps what it has compiled, so that the cost of a change depends on the size of the
+// change.
 //
-// A rule is a conjunction: one flow for each address and port that it names, and one for its verdict, so the sum of its
-// dimensions and not their product. The flow of an address or a port is one for all rules that name it, and has an owner of
-// its own; so has the verdict. Rules that allow the same, whosever they are, are one conjunction. One that has no pod
-// of this node at its own end costs nothing here.
+// A rule is a conjunctive match: one flow for each address and port that it names, and one for its verdict, so the sum of its dimensions
+// and not their product. All rules that name an address or port share its flow, which has an owner of its own; so has the verdict. Rules
+// that allow the same are one conjunction, also if they belong to different policies. A conjunction without a subject on this node has no
+// flows.
 //
-// Conjunctions are told apart by what they allow: a policy that changes gets other ones. So no packet meets half of the old
-// and half of the new, also where the change takes several bundles.
+// The identity of a conjunction is what it allows: a policy that changes gets other conjunctions. So no packet matches a mixture of the old
+// policy and the new one, even if the change takes several bundles.
 //
-// Where there are more rules than one flow could name, they are in several stages, each with flows of its own one priority
-// below the stage before: the switch looks for a conjunction that is met in one priority after the other. A rule is in the first
-// stage with room when it comes, and stays there: no rule's coming or going moves another. There is room for more stages than a
-// machine has memory for.
+// If there are more rules than the actions of one flow can name, they are divided into stages. Each stage has its own flows, one priority
+// below the previous stage: the switch tries the conjunctions of one priority after the other. A new rule goes into the first stage with
+// room and stays there, so adding or removing a rule moves no other rule. The possible number of stages exceeds what fits into a machine's
+// memory.
 //
-// It is not for concurrent use; NewConjunctions makes one.
+// It is not for concurrent use. NewConjunctions creates one.
 type Conjunctions struct {
 	subnet netip.Prefix
 	ids    GroupIDs
-	// policies are the conjunctions of each policy's rules, in their order.
+	// policies are the conjunctions of each policy's rules, in the order of the rules.
 	policies map[policy.Key][]*conjunction
 	byName   map[string]*conjunction
 	members  map[policy.SetName]*members
 	terms    map[term]map[*conjunction]*use
-	// stages count the conjunctions in each stage, by direction; room is the most in one.
+	// stages count the conjunctions in each stage, by direction; room is the maximum in one stage.
 	stages [2][]int
 	room   int
 
 	dirtyTerms    map[term]struct{}
 	dirtyVerdicts map[*conjunction]struct{}
-	// narrowed says that something was taken from what is programmed.
+	// narrowed says that something that was programmed is no longer allowed.
 	narrowed bool
 }
 
-// conjunction is verdict rules that allow the same.
+// conjunction is one or more verdict rules that allow the same.
 type conjunction struct {
 	name string
-	// active says that it is programmed: it has a pod here. id is its number then, stage where its flows are.
+	// active says that it is programmed, because it has a subject on this node. Then id is its number, and stage the stage of its flows.
 	active bool
 	id     uint32
 	stage  int
 	rule   policy.Rule
 	// users counts the rules.
 	users int
-	// pods counts the addresses of this node's pods at its own end.
+	// pods counts the addresses of subjects in this node's subnet.
 	pods int
 }
 
-// members is a set of addresses that conjunctions name.
+// members are the addresses of a set that conjunctions name.
 type members struct {
-	// local are those in this node's subnet, for the conjunctions whose own end the set is.
+	// local are the addresses in this node's subnet, for conjunctions whose subjects are this set.
 	local    map[netip.Addr]struct{}
 	subjects map[*conjunction]struct{}
-	// all are all of them, for the active conjunctions whose peers the set has.
+	// all are all addresses, for active conjunctions with peers in this set.
 	all   map[netip.Addr]struct{}
 	peers map[*conjunction]struct{}
 }
 
-// end says what of a packet a term looks at.
+// end is the field of a packet that a term matches.
 type end uint8
 
 const (
@@ -98,20 +99,20 @@ type term struct {
 	end       end
 	prefix    netip.Prefix
 	service   policy.Service
-	// open says that what matches needs nothing else to be allowed.
+	// open says that a match is allowed without a match in another dimension.
 	open bool
-	// stage is that of the conjunctions that use it.
+	// stage is the stage of the conjunctions that use it.
 	stage int
 }
 
-// use is how a conjunction uses a term.
+// use says how a conjunction uses a term.
 type use struct {
 	clause uint8
-	// count is by how many ways: an address may be in several sets.
+	// count is the number of reasons for the use: an address may be in several sets.
 	count int
 }
 
-// NewConjunctions returns one for a node whose pods are in a subnet.
+// NewConjunctions returns Conjunctions for a node with this pod subnet.
 func NewConjunctions(subnet netip.Prefix) *Conjunctions {
 	return &Conjunctions{
 		subnet: subnet, policies: map[policy.Key][]*conjunction{}, byName: map[string]*conjunction{},
@@ -120,10 +121,10 @@ func NewConjunctions(subnet netip.Prefix) *Conjunctions {
 	}
 }
 
-// Subnet returns the subnet of the node's pods.
+// Subnet returns the node's pod subnet.
 func (x *Conjunctions) Subnet() netip.Prefix { return x.subnet }
 
-// Apply takes the effect of one change of the objects over. Objects must be as they are right after that change.
+// Apply processes the effect of one change. objects must be in the state right after that change.
 func (x *Conjunctions) Apply(effect policy.Effect, objects Objects) {
 	for i := range effect.Sets {
 		x.applyDelta(&effect.Sets[i], objects)
@@ -187,7 +188,7 @@ func (x *Conjunctions) leave(m *members, addr netip.Addr) {
 	}
 }
 
-// setRules takes a policy's rules over. The new ones come before the old ones go, so that what both have stays.
+// setRules sets a policy's rules. It adds the new ones before it removes the old ones, so that rules in both stay programmed.
 func (x *Conjunctions) setRules(key policy.Key, objects Objects) {
 	var next []*conjunction
 	for _, rule := range objects.Rules(key) {
@@ -264,7 +265,7 @@ func (x *Conjunctions) tidy(name policy.SetName) {
 	}
 }
 
-// activate has a conjunction programmed that has a pod here.
+// activate programs a conjunction that has a subject on this node.
 func (x *Conjunctions) activate(c *conjunction, objects Objects) {
 	d := c.rule.Direction
 	c.active = true
@@ -300,7 +301,7 @@ func (x *Conjunctions) activate(c *conjunction, objects Objects) {
 	}
 }
 
-// enter returns the first stage of a direction with room, for one conjunction more.
+// enter adds one conjunction to the first stage of a direction with room, and returns the stage.
 func (x *Conjunctions) enter(d policy.Direction) int {
 	for stage, count := range x.stages[d] {
 		if count < x.room {
@@ -341,7 +342,7 @@ func (x *Conjunctions) deactivate(c *conjunction) {
 	c.active, c.id, c.stage = false, 0, 0
 }
 
-// use counts a term's use by a conjunction that is active.
+// use adds by to the count of an active conjunction's use of a term.
 func (x *Conjunctions) use(c *conjunction, t term, by int) {
 	t.stage = c.stage
 	uses := x.terms[t]
@@ -366,7 +367,7 @@ func (x *Conjunctions) use(c *conjunction, t term, by int) {
 	}
 }
 
-// subject is the term of one of a conjunction's own pods.
+// subject returns the term for the address of one of a conjunction's subjects.
 func (c *conjunction) subject(addr netip.Prefix) term {
 	t := term{direction: c.rule.Direction, end: endDestination, prefix: addr, open: c.dimensions() == 1}
 	if c.rule.Direction == policy.Egress {
@@ -375,7 +376,7 @@ func (c *conjunction) subject(addr netip.Prefix) term {
 	return t
 }
 
-// peer is the term of one of its peers.
+// peer returns the term for one of its peers.
 func (c *conjunction) peer(prefix netip.Prefix) term {
 	t := term{direction: c.rule.Direction, end: endSource, prefix: prefix}
 	if c.rule.Direction == policy.Egress {
@@ -384,7 +385,7 @@ func (c *conjunction) peer(prefix netip.Prefix) term {
 	return t
 }
 
-// dimensions counts those in which the rule says something.
+// dimensions returns the number of dimensions that the rule restricts.
 func (c *conjunction) dimensions() uint8 {
 	n := uint8(1)
 	if !c.rule.AnyPeer {
@@ -396,7 +397,7 @@ func (c *conjunction) dimensions() uint8 {
 	return n
 }
 
-// clause is a term's dimension, from 1: the conjunction's own pods, its peers, its services.
+// clause returns the number of a term's dimension, from 1: subjects, peers, services.
 func (c *conjunction) clause(t term) uint8 {
 	own := endDestination
 	if c.rule.Direction == policy.Egress {
@@ -412,7 +413,7 @@ func (c *conjunction) clause(t term) uint8 {
 	}
 }
 
-// conjunctionName is equal for rules that allow the same.
+// conjunctionName returns the same name for rules that allow the same.
 func conjunctionName(r *policy.Rule) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n%v\n", r.Direction, r.Subjects, r.AnyPeer)
@@ -428,7 +429,7 @@ func sortedConjunctions(set map[*conjunction]struct{}) []*conjunction {
 	return slices.SortedFunc(maps.Keys(set), func(a, b *conjunction) int { return cmp.Compare(a.name, b.name) })
 }
 
-// Changed returns the fragments of the owners that changed since it was last called; empty ones for those that are gone.
+// Changed returns the fragments of owners that changed since the previous call, empty for owners that are gone.
 func (x *Conjunctions) Changed(c *Config) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	changed := x.ChangedRules(c)
 	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(changed))
@@ -438,14 +439,14 @@ func (x *Conjunctions) Changed(c *Config) map[reconcile.Owner]map[openflow.Key]o
 	return fragments
 }
 
-// ChangedRules is Changed with what each flow is for.
+// ChangedRules is Changed with the purpose of each flow.
 func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
 	changed := make(map[reconcile.Owner][]Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
 	for t := range x.dirtyTerms {
 		changed[t.owner()] = x.termRules(c, t)
 	}
 	for conj := range x.dirtyVerdicts {
-		if now, is := x.byName[conj.name]; !is || now == conj { // one that came back has another value
+		if now, is := x.byName[conj.name]; !is || now == conj { // if it was removed and added again, there is another value
 			changed[conj.owner()] = conj.rules(c)
 		}
 	}
@@ -453,15 +454,15 @@ func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
 	return changed
 }
 
-// Narrowed reports whether something was taken from what the rules allow since it was last called. A rule that another takes the
-// place of, which may allow more, counts as taken.
+// Narrowed reports whether anything is no longer allowed since the previous call. A rule that is replaced counts, even if the new one
+// allows more.
 func (x *Conjunctions) Narrowed() bool {
 	narrowed := x.narrowed
 	x.narrowed = false
 	return narrowed
 }
 
-// Clear gives up all rules.
+// Clear removes all rules.
 func (x *Conjunctions) Clear() {
 	for key, list := range x.policies {
 		for _, c := range list {
@@ -471,7 +472,7 @@ func (x *Conjunctions) Clear() {
 	}
 }
 
-// Refresh has Changed return all fragments.
+// Refresh makes the next call of Changed return all fragments.
 func (x *Conjunctions) Refresh() {
 	for t := range x.terms {
 		x.dirtyTerms[t] = struct{}{}
@@ -481,7 +482,7 @@ func (x *Conjunctions) Refresh() {
 	}
 }
 
-// owner names a term as the origin of its flow: "policyterm/ingress/from/10.128.0.5/32".
+// owner returns the owner of a term's flow: "policyterm/ingress/from/10.128.0.5/32".
 func (t term) owner() reconcile.Owner {
 	text := t.prefix.String()
 	if t.end == endService {
@@ -499,7 +500,7 @@ func (t term) owner() reconcile.Owner {
 
 func (c *conjunction) owner() reconcile.Owner { return reconcile.Owner("policyrule/" + c.name) }
 
-// tables returns where a direction is judged, and what comes after.
+// tablesOf returns the table that decides about a direction, and the next one.
 func tablesOf(d policy.Direction) (table, next uint8) {
 	if d == policy.Egress {
 		return TableEgressPolicy, TableRoute
@@ -507,12 +508,12 @@ func tablesOf(d policy.Direction) (table, next uint8) {
 	return TableIngress, TableDeliver
 }
 
-// allow are the actions for what a rule allows.
+// allow returns the actions for a packet that a rule allows.
 func allow(next uint8) []openflow.Action {
 	return []openflow.Action{setFlags(FlagAllowed, FlagAllowed), openflow.GotoTable(next)}
 }
 
-// rules is the verdict of a conjunction; none of one that is not active, or that has no conjunction's flows.
+// rules returns the verdict of a conjunction; none if it is not active or has only one dimension.
 func (c *conjunction) rules(config *Config) []Rule {
 	if !c.active || c.dimensions() == 1 {
 		return nil
@@ -523,7 +524,7 @@ func (c *conjunction) rules(config *Config) []Rule {
 	return p.rules
 }
 
-// termRules is a term's flow; none if nothing that is programmed uses it.
+// termRules returns a term's flow; none if no active conjunction uses it.
 func (x *Conjunctions) termRules(config *Config, t term) []Rule {
 	if len(x.terms[t]) == 0 {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Kinds of owners, as they stand in the top byte of a cookie. A kind keeps its number for good. Neither 0 nor 0xff is
-// one: a cookie of 0 is nobody's, and one of all ones means "leave it" to the switch.
+// Kinds of owners, in the top byte of a cookie. The number of a kind never changes. Neither 0 nor 0xff is a kind: a cookie of 0 has no
+// owner, and to the switch a cookie of all ones means "do not change".
 const (
 	kindOther      = 0x01
 	kindCluster    = 0x02
@@ -27,20 +27,20 @@ const (
 	kindPolicyTerm = 0x11
 )
 
-// Owners of the fragments that are no object's.
+// Owners of the fragments that belong to no object.
 const (
-	// OwnerCluster owns what Static returns.
+	// OwnerCluster owns the flows of Static.
 	OwnerCluster reconcile.Owner = "cluster"
 	// OwnerState owns the note with the state's hash.
 	OwnerState reconcile.Owner = "state"
-	// OwnerNodes owns what Nodes returns.
+	// OwnerNodes owns the flows of Nodes.
 	OwnerNodes reconcile.Owner = "nodes"
-	// OwnerTargets owns what Targets returns.
+	// OwnerTargets owns the flows of Targets.
 	OwnerTargets reconcile.Owner = "targets"
 )
 
-// Cookie returns the cookie of an owner's flows: the owner's kind (what stands before the first slash) in the top byte,
-// the first 7 bytes of the SHA-256 of the owner in the others. The same owner has the same cookie on every node.
+// Cookie returns the cookie of an owner's flows: the owner's kind (the text before the first slash) in the top byte, the first 7 bytes of
+// the owner's SHA-256 in the others. An owner has the same cookie on every node.
 func Cookie(owner reconcile.Owner) uint64 {
 	const kindShift = 56
 	kind, _, _ := strings.Cut(string(owner), "/")

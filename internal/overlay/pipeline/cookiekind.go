@@ -1,6 +1,6 @@
 package pipeline
 
-// CookieKind returns the kind of object that a flow with the cookie comes from, "" for a cookie that is not Weft's.
+// CookieKind returns the kind of object that a flow with the cookie was compiled from, "" for a cookie that is not Weft's.
 func CookieKind(cookie uint64) string {
 	const kindShift = 56
 	switch cookie >> kindShift {

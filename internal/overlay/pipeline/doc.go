@@ -1,57 +1,59 @@
-// Package pipeline compiles the overlay network's flows: what br0 does with a packet. It is pure: plain values in, flows
-// out; it knows no switch, no API server and no clock.
+// Package pipeline compiles the overlay network's flows: what br0 does with a packet. It is pure: values in, flows out. It uses no switch,
+// no API server and no clock.
 //
-// A Config describes the cluster and the node. Its methods return fragments, one per owner: Static what every packet
-// meets, Pod what an attachment adds, Remote what another node adds. Each flow's cookie leads back to its owner, and
-// each comes with a sentence that says what it is for (StaticRules, PodRules, RemoteRules).
+// A Config describes the cluster and the node. Its methods return fragments, one per owner: Static for flows that every node has, Pod for
+// an attachment, Remote for another node. Each flow's cookie identifies its owner, and each flow has a sentence about its purpose
+// (StaticRules, PodRules, RemoteRules).
 //
-// Conjunctions compile NetworkPolicies, for ModeNetworkPolicy: they keep what they compiled, so that a change costs what it changes.
+// Conjunctions compiles NetworkPolicies, for ModeNetworkPolicy. It keeps what it has compiled, so that the cost of a change depends on the
+// size of the change.
 //
-// Table numbers and their purposes are in tables.go, registers in registers.go. A feature (isolation by VNID, policies,
-// Services, egress, multicast) adds flows to the tables that are its own: tables 24, 25, 27, 80 and 100 do nothing
-// until it does.
+// Table numbers and their purposes are in tables.go, registers in registers.go. A feature (isolation by VNID, policies, Services, egress,
+// multicast) adds flows to its own tables: tables 24, 25, 27, 80 and 100 do nothing without it.
 //
-// Some decisions that are not obvious from the flows:
+// Some decisions that the flows do not show:
 //
-//   - What a pod may send is listed, not what it may not: in table 20 a frame must match port, both MAC addresses and the
-//     IP address of an attachment, and everything else (IPv6, MPLS, LLDP, unknown types) meets the table's last flow.
-//     Explicit drops stand only where such a frame could carry something harmful.
-//   - A frame's destination MAC decides nothing. Where it leaves, it becomes the right one: the pod's in table 70, tun0's
-//     where the host is next. So a wrong one neither helps an attacker nor breaks a pod with unusual routes.
-//   - ARP for a pod is carried to that pod, also through the tunnel to its node, and not answered by the switch: nodes
-//     that run OpenShift SDN, and hosts that are no nodes, have MAC addresses that do not follow from their IP addresses.
-//   - The tunnel's UDP port is closed to pods where packets leave for the host (tables 30, 60, 99), not in table 20: that is
-//     after a Service's address was translated, it covers every address of every node, known or not, and leaves
-//     pods free to use the port among themselves. A masqueraded packet would reach a node from a known node's address.
-//     A fragment need not show its port (never, unless the switch's fragments are set to nx-match): fragments pass, and the
-//     host, which reassembles before it translates, has the same rule (package host).
-//   - Metadata services and the ports of ignition files are closed to pods in the same places, and for the same reason in package host: what the
-//     host translates and what comes in fragments is seen there only. A rejected packet gets to the host with RejectMAC as its source.
-//   - A Service is a flow for new connections and a group whose buckets translate. What makes the connection known is the
-//     translation, so before the verdicts of later tables: those are passed on each packet that is no reply, and a
-//     connection that they do not let through stays new.
-//   - Node ports cost one flow for each port and one for each node's address, not one for each pair: table 22 marks the address.
-//   - A pod that reaches itself by a Service gets the packet back from an address that nobody has. The answer to it is
-//     put back as if it had come from outside, before its connection is looked for.
-//   - Services without endpoints are rejected by the host (RejectMAC): the switch cannot make packets.
-//   - Whatever the switch does not serve (unknown addresses of Services, addresses of the node that nobody told, SCTP on the
-//     userspace datapath) goes to the host as without Services, and kube-proxy serves it.
-//   - A UDP connection that begins with a datagram in fragments is served by the host as well: the flow table sees no ports
-//     in fragments. Fragments of connections that are known are translated like all else: conntrack sees the whole.
-//   - Isolation by VNID is a flow of each pod in table 80, by its port: whom it admits besides the host and global projects.
-//     A namespace that moves between VNIDs only adds such flows, then alters what its pods send with, then removes flows.
-//   - Between isolated projects, what only the host serves is refused (table 60): the host sends on in its own name.
-//   - An egress firewall is its namespace's, and not its VNID's: the pods carry its number, so that it goes with them when
-//     their VNID changes. Its rules are flows of table 100 by the destination alone, where the longest range decides.
-//   - Multicast of a project that has it is copied to each other node, and on each to the project's pods: nothing of it is there while
-//     no project has it. It passes no policy and no tracker.
-//   - What need not meet the connection tracker does not: each pass costs about a tenth of the throughput, and nothing in a
-//     flat network asks for a connection's state. Without Conntrack that is every packet. With it, it is all but those to
-//     Services, those from and to the ports where endpoints answer (Targets), ICMP errors and fragments to pods. An answer
-//     on the node of the endpoint is none of them unless the client is there too: the client's node translates it.
-//     What the tracker would give besides, dropping packets that belong to no connection, the host does for what leaves
-//     the cluster.
-//   - With NetworkPolicies, all that pods of the node send and get meets the tracker, isolated or not: who began a connection has to be known
-//     by the time that a policy isolates one of its ends.
-//   - With NetworkPolicies, a pod's ICMP errors are checked at its own node, by the port that they come in by and the connection that they quote (icmp.go).
+//   - Flows list what a pod may send, not what it must not. In table 20 a frame must match port, both MAC addresses and the IP address of
+//     an attachment, and everything else (IPv6, MPLS, LLDP, unknown types) meets the table's last flow. There is an explicit drop only
+//     where a listed frame could carry something harmful.
+//   - A frame's destination MAC address decides nothing. When the frame leaves, it gets the right one: the pod's in table 70, tun0's if the
+//     host is the next hop. So a wrong one neither helps an attacker nor breaks a pod with unusual routes.
+//   - ARP for a pod is forwarded to that pod, also through the tunnel to its node, and not answered by the switch: the MAC addresses of
+//     nodes with OpenShift SDN, and of hosts without a Node, do not follow from their IP addresses.
+//   - The tunnel's UDP port is closed to pods where packets leave for the host (tables 30, 60, 99), not in table 20. There, a Service's
+//     address is translated already, the flows cover every address of every node, and pods can still use the port among themselves. A
+//     masqueraded packet would reach a node from a known node's address. A fragment may lack its port (it never shows one, unless the
+//     switch's fragment handling is nx-match). So fragments pass, and the host, which reassembles before it translates, has the same rule
+//     (package host).
+//   - Metadata services and the ports of ignition files are closed to pods in the same places, and in package host for the same reason:
+//     packets that the host translates, and fragments, can only be checked there. A rejected packet goes to the host with RejectMAC as its
+//     source.
+//   - A Service is a flow for new connections and a group whose buckets translate. The translation commits the connection, and it comes
+//     before the verdicts of later tables. So each of them decides about every packet that is not a reply, and a connection that they drop
+//     stays new.
+//   - Node ports cost one flow for each port and one for each address of a node, not one for each pair: table 22 marks the address.
+//   - A pod that reaches itself by a Service receives the packet from an address that is used nowhere else. Its reply is rewritten as if it
+//     came from outside, before conntrack looks up its connection.
+//   - The host rejects packets to Services without endpoints (RejectMAC): the switch cannot create packets.
+//   - Packets that the switch does not serve (unknown addresses of Services, unlisted addresses of the node, SCTP on the userspace
+//     datapath) go to the host as without Services, and kube-proxy serves them.
+//   - The host also serves a UDP connection that begins with a fragmented datagram: the flow table sees no ports in fragments. Fragments of
+//     known connections are translated like other packets: conntrack reassembles them.
+//   - Isolation by VNID is one flow of each pod in table 80, for its port: the VNID that it admits besides the host and global projects.
+//     While a namespace moves between VNIDs, first such flows are added, then what its pods send with is changed, then flows are removed.
+//   - Between isolated projects, traffic that only the host serves is rejected (table 60): the host forwards it with its own address as the
+//     source.
+//   - An egress firewall belongs to a namespace, not to a VNID: the pods' flows carry its number, so that it stays with them when their
+//     VNID changes. Its rules are flows of table 100 by the destination alone, and the longest range decides.
+//   - Multicast of a project is copied to every other node, and there to the project's pods. There are no flows for it while no project has
+//     multicast. It passes no policy and no connection tracking.
+//   - Packets pass connection tracking only if they must: each pass costs about a tenth of the throughput, and nothing in a flat network
+//     uses a connection's state. Without Conntrack no packet passes it. With Conntrack it is packets to Services, from and to the ports of
+//     endpoints (Targets), and ICMP errors and fragments to pods. A reply on the endpoint's node is not among them unless the client is
+//     there too: the client's node translates it. Dropping packets that belong to no connection would be another use of conntrack; for
+//     packets that leave the cluster the host does that.
+//   - With NetworkPolicies, all packets to and from pods of the node pass connection tracking, isolated or not: the direction of a
+//     connection must be known by the time that a policy isolates one of its pods.
+//   - With NetworkPolicies, a pod's ICMP errors are checked at its own node, by the port that they come in by and the connection that they
+//     quote (icmp.go).
 package pipeline

@@ -11,39 +11,39 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// FlagAnswer says that the packet came by the tunnel from outside the cluster: it has to answer a connection.
+// FlagAnswer says that the packet came from outside the cluster by the tunnel: it must be a reply of a connection.
 const FlagAnswer uint32 = 1 << 3
 
-// EgressWay is how traffic of one project that has egress addresses leaves the cluster, seen from one node.
+// EgressWay says how the traffic of one project with egress IPs leaves the cluster, from the view of one node.
 type EgressWay struct {
-	// VNID is the project's.
+	// VNID is the project's VNID.
 	VNID uint32
-	// Here says that this node holds an address of the project: what comes from pods here, and from other nodes for it, leaves
-	// here.
+	// Here says that this node holds an egress IP of the project: the project's traffic from pods of this node, and from nodes that hand it to
+	// this one, leaves here.
 	Here bool
-	// Nodes are where it leaves otherwise, each a known node's tunnel end, a share of the pairs of a pod and a target each. The same
-	// may stand there several times. None, and not Here: nothing leaves.
+	// Nodes are the tunnel addresses of known nodes where it leaves otherwise. Each gets a share of the pairs of pod and destination; an
+	// address may be listed several times. Empty, and not Here: the traffic is dropped.
 	Nodes []netip.Addr
 }
 
-// Owner names the project's part.
+// Owner returns the owner of the project's flows.
 func (w *EgressWay) Owner() reconcile.Owner { return EgressOwner(w.VNID) }
 
-// EgressOwner owns what EgressIP returns for a VNID.
+// EgressOwner returns the owner of EgressIP's flows for a VNID.
 func EgressOwner(vnid uint32) reconcile.Owner {
 	return reconcile.Owner("egressip/" + strconv.FormatUint(uint64(vnid), 10))
 }
 
-// EgressMAC is the source address, nobody's, of what the host is to send on from the egress address of a project: so the host
-// learns the project on every datapath. (A packet's mark does not get to the host from the one in userspace.)
+// EgressMAC returns the source MAC address, of no device, of packets that the host sends on from a project's egress IP. By it the host
+// identifies the project on every datapath: a packet's mark does not reach the host from the userspace datapath.
 func EgressMAC(vnid uint32) net.HardwareAddr {
 	return net.HardwareAddr{0x0a, 0x59, 0, byte(vnid >> 16), byte(vnid >> 8), byte(vnid)} //nolint:gosec // its 24 bits
 }
 
-// egressIPs reports whether namespaces may have egress addresses: they are known by VNIDs, and by their connections.
+// egressIPs reports whether namespaces may have egress IPs: these need VNIDs and connection tracking.
 func (c *Config) egressIPs() bool { return c.Conntrack && (c.isolates() || c.policies()) }
 
-// Priorities in table 10 of what is no traffic between pods.
+// Priorities in table 10 of traffic that is not between pods.
 const (
 	priorityThrough   = 90
 	priorityUnthrough = 95
@@ -71,9 +71,9 @@ func (c *Config) CheckEgressWay(w *EgressWay) error {
 	return nil
 }
 
-// EgressIP returns what a project's egress addresses add: a group, to which its pods' flows hand what leaves the cluster
-// (Pod.Egress), and, where this node holds an address, what lets other nodes' pods leave by it. Who moves an address, or
-// loses a node, changes the group and nothing else.
+// EgressIP returns the flows and the group for a project's egress IPs: the group to which its pods' flows hand traffic that leaves the
+// cluster (Pod.Egress), and, if this node holds an address, the flow that lets other nodes' pods leave by it. If an address moves or a node
+// fails, only the group changes.
 func (c *Config) EgressIP(w EgressWay, group uint32) map[openflow.Key]openflow.Entry {
 	rules, g := c.EgressIPRules(w, group)
 	fragment := Fragment(rules)
@@ -83,7 +83,7 @@ func (c *Config) EgressIP(w EgressWay, group uint32) map[openflow.Key]openflow.E
 	return fragment
 }
 
-// EgressIPRules is EgressIP with what each flow is for.
+// EgressIPRules is EgressIP with the purpose of each flow.
 func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 	if !c.egressIPs() || c.CheckEgressWay(&w) != nil {
 		return nil, nil
@@ -99,8 +99,8 @@ func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Gro
 	}
 	var weight uint16
 	if len(w.Nodes) > 1 {
-		// By addresses only: a datagram's later fragments have no ports, and go where the first goes. (The switch's own hash,
-		// dp_hash, looks at ports, and takes no fields.)
+		// By addresses only: a datagram's later fragments have no ports, and must go to the same node as the first. (The switch's own hash,
+		// dp_hash, includes ports, and its fields cannot be chosen.)
 		weight, g.Type = 1, openflow.GroupSelect
 		g.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src, openflow.FieldIPv4Dst}}
 	}
@@ -112,7 +112,7 @@ func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Gro
 	return p.rules, g
 }
 
-// egressStatic adds what egress addresses need whatever they are.
+// egressStatic adds the flows for egress IPs that do not depend on the addresses.
 func (p *program) egressStatic() {
 	c := p.config
 	if !c.egressIPs() {
@@ -141,11 +141,11 @@ func (p *program) egressStatic() {
 	p.drop(TableEgressRoute, priorityEgressClosed, "this node holds no address for the project", match(tunnel))
 }
 
-// priorityAnswerOut is in table 0, below what the host sends to local pods.
+// priorityAnswerOut is a priority in table 0, below that of packets from the host to local pods.
 const priorityAnswerOut = 290
 
-// egressRemote adds what another node may send besides what its pods send to this node's: what leaves by this node's egress
-// addresses, and answers to what left by its own.
+// egressRemote adds the flows for packets of another node that are not from its pods to this node's: traffic that leaves by this node's
+// egress IPs, and replies to traffic that left by the other node's.
 func (p *program) egressRemote(r Remote, from conditions) {
 	c := p.config
 	if !c.egressIPs() {
@@ -157,9 +157,9 @@ func (p *program) egressRemote(r Remote, from conditions) {
 		append(slices.Clip(from), openflow.IPDst(c.LocalSubnet)), source(0), setFlags(FlagAnswer, FlagAnswer), c.track())
 }
 
-// egressPod adds what a pod of a project with egress addresses has besides. Its connections are all known, because what
-// answers one that came from outside leaves as if there were no egress address. The host serves it no Services: to endpoints
-// outside it would leave by the node's own address.
+// egressPod adds the further flows of a pod whose project has egress IPs. Its connections are all tracked, because replies of a connection
+// from outside must leave as if there were no egress IP. The host serves it no Services: traffic to endpoints outside the cluster would
+// leave by the node's own address.
 func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	c := p.config
 	if pod.Egress == 0 || !c.egressIPs() {
@@ -172,7 +172,7 @@ func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 		append(slices.Clip(from), openflow.CTState(0, openflow.CTTrk)), openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again}))
 	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress addresses, or not at all", from, openflow.GroupAction(pod.Egress))
 	p.add(TableHost, served, "to Services that the switch does not serve: from the host it would leave by the node's address", from, c.toReject()...)
-	if c.policies() { // where all connections of pods are known
+	if c.policies() { // there all connections of pods are tracked
 		return
 	}
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})

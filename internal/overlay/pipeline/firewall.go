@@ -9,15 +9,15 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// firewalls reports whether namespaces have egress firewalls: as in OpenShift SDN, not in a flat network.
+// firewalls reports whether namespaces have egress firewalls. In a flat network they have none, as in OpenShift SDN.
 func (c *Config) firewalls() bool { return c.isolates() || c.policies() }
 
-// FirewallOwner names a namespace's egress firewall as the origin of flows.
+// FirewallOwner returns the owner of the flows of a namespace's egress firewall.
 func FirewallOwner(namespace string) reconcile.Owner {
 	return reconcile.Owner("egressfirewall/" + namespace)
 }
 
-// guarded are the actions that say of a packet's sender which egress firewall its namespace has.
+// guarded returns the actions that set the number of the sender's egress firewall.
 func (c *Config) guarded(pod Pod) []openflow.Action {
 	if !c.firewalls() || pod.Firewall == 0 {
 		return nil
@@ -25,8 +25,8 @@ func (c *Config) guarded(pod Pod) []openflow.Action {
 	return []openflow.Action{openflow.SetField(openflow.Reg(RegFirewall, pod.Firewall))}
 }
 
-// firewallStatic adds what egress firewalls need whatever they say. The number that a packet carries is its sender's: a firewall
-// whose rules are not there, or not yet, lets nothing out.
+// firewallStatic adds the flows for egress firewalls that do not depend on their rules. A packet carries the number of its sender's
+// firewall: without its rules, a firewall lets nothing out.
 func (p *program) firewallStatic() {
 	const none = 1
 	c := p.config
@@ -38,14 +38,14 @@ func (p *program) firewallStatic() {
 	p.drop(TableEgressFirewall, priorityDefault, "a firewall whose rules are not there", nil)
 }
 
-// Firewall returns the flows of a namespace's egress firewall, which its pods know by a number (Pod.Firewall). None: nothing
-// leaves. Flat networks have none.
+// Firewall returns the flows of a namespace's egress firewall. number is Pod.Firewall in the flows of its pods. Without these flows,
+// nothing leaves. Flat networks have none.
 func (c *Config) Firewall(namespace string, number uint32, f *egressfirewall.Firewall) map[openflow.Key]openflow.Entry {
 	return Fragment(c.FirewallRules(namespace, number, f))
 }
 
-// FirewallRules is Firewall with what each flow is for. The longer a range, the higher its priority: so the switch finds the
-// same entry as the firewall (egressfirewall.Firewall), and a change of one entry is a change of one flow.
+// FirewallRules is Firewall with the purpose of each flow. The longer a range, the higher its priority. So the switch finds the same entry
+// as egressfirewall.Firewall, and a change of one entry is a change of one flow.
 func (c *Config) FirewallRules(namespace string, number uint32, f *egressfirewall.Firewall) []Rule {
 	const priority = 100
 	if !c.firewalls() || f == nil || number == 0 {
@@ -72,7 +72,7 @@ func (c *Config) FirewallRules(namespace string, number uint32, f *egressfirewal
 	return p.rules
 }
 
-// firewallPurpose says which rule a flow comes from. It is written for each of thousands, when a person asks.
+// firewallPurpose returns the rule that a flow comes from.
 func firewallPurpose(e egressfirewall.Entry) string {
 	switch {
 	case e.Rule == egressfirewall.NoRule:

@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 )
 
-// GroupIDs gives groups their numbers: by a hash of the name, so that the same objects have the same numbers on every
-// node and after a restart. Names whose hashes meet (of 10,000 names, two do in one cluster of a hundred) are told apart
-// by who came first; sort them before the first use, so that this too is the same after a restart.
+// GroupIDs assigns numbers to groups by a hash of the name, so that the same objects have the same numbers on every node and after a
+// restart. If hashes collide (with 10,000 names, two do in one cluster out of a hundred), the first name gets the number. Sort names before
+// the first use, so that this is the same after a restart too.
 //
 // The zero value is ready. It is not for concurrent use.
 type GroupIDs struct {
@@ -15,12 +15,12 @@ type GroupIDs struct {
 	byID   map[uint32]string
 }
 
-// ID returns the number of a name, and keeps it until Release.
+// ID returns the number of a name. It is kept until Release.
 func (g *GroupIDs) ID(name string) uint32 {
 	if id, ok := g.byName[name]; ok {
 		return id
 	}
-	// OpenFlow's numbers end at 0xffffff00; the lowest are left to people who try something.
+	// OpenFlow's numbers end at 0xffffff00. The lowest are left to administrators' experiments.
 	const lowest, numbers = 0x100, 0xff000000
 	sum := sha256.Sum256([]byte(name))
 	id := lowest + binary.BigEndian.Uint32(sum[:])%numbers
@@ -34,7 +34,7 @@ func (g *GroupIDs) ID(name string) uint32 {
 	return id
 }
 
-// Release forgets a name. Its number may be another's afterwards.
+// Release frees the number of a name. Another name may get it.
 func (g *GroupIDs) Release(name string) {
 	delete(g.byID, g.byName[name])
 	delete(g.byName, name)

@@ -2,11 +2,11 @@ package pipeline
 
 import "weft.dev/weft/internal/openflow"
 
-// tcpAck is the flag of a TCP packet that acknowledges (RFC 9293, 3.1). The first packet of a connection has tcpSyn and not tcpAck.
+// tcpAck is the ACK flag of TCP (RFC 9293, 3.1). The first packet of a connection has tcpSyn and not tcpAck.
 const tcpAck = 0x010
 
-// closePorts rejects TCP connections of pods to the closed ports (Config.ClosedTCP). Only a connection's first packet is rejected: a client
-// outside may have such a port as its own, and gets its answers.
+// closePorts rejects TCP connections of pods to the closed ports (Config.ClosedTCP). It rejects only a connection's first packet: a client
+// outside may use such a port as its own, and must get replies.
 func (p *program) closePorts(table uint8, priority uint16, on ...openflow.MatchField) {
 	for _, port := range p.config.ClosedTCP {
 		p.add(table, priority, "a TCP port of nodes that is closed to pods: the host rejects",
@@ -14,7 +14,7 @@ func (p *program) closePorts(table uint8, priority uint16, on ...openflow.MatchF
 	}
 }
 
-// closeMetadata rejects what pods send to metadata services, but for questions to their name servers. A fragment that shows no port is rejected.
+// closeMetadata rejects packets from pods to metadata services, except to their name servers. A fragment without ports is rejected.
 func (p *program) closeMetadata() {
 	const closed, names = 310, 320
 	for _, addr := range p.config.Metadata {

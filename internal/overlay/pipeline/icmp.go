@@ -8,31 +8,31 @@ import (
 	"weft.dev/weft/internal/openflow"
 )
 
-// Where policies judge, an ICMP error passes as part of the connection that it quotes (judge). The tracker does not look at its sender. So a
-// pod's errors are checked at the pod's own node, by the port that they come in by: they quote a connection of the pod, or are dropped. The
-// pod is an end of a connection if its address is the connection's source or destination, or the endpoint that a Service on this node
-// translated to, which the connection's label has. What comes from outside, by the tunnel and from the host, passes: routers send errors.
+// With policies, an ICMP error passes as part of the connection that it quotes (judge). Conntrack does not check its sender. So a pod's
+// errors are checked at the pod's own node, by the port that they come in by: they must quote a connection of the pod, or are dropped. A
+// connection is the pod's if its source or destination is the pod's address, or if a Service on this node translated it to the pod, whose
+// address is then in the connection's label. Errors from outside, from the tunnel and from the host pass: routers send them.
 
-// Priorities in table 21 of ICMP errors that were looked at.
+// Priorities in table 21 of ICMP errors that have passed connection tracking.
 const (
-	priorityStrayIn    = 243 // of no connection, by the tunnel and from the host
-	priorityStrayHost  = 242 // of no connection that the tracker sees, to the host, which has its own
+	priorityStrayIn    = 243 // of no connection, from the tunnel and from the host
+	priorityStrayHost  = 242 // of no tracked connection, to the host, which tracks its own
 	priorityStrayError = 241 // of no connection, to pods
 	priorityOwnError   = 238 // of a connection of the pod
-	priorityErrorIn    = 237 // by the tunnel and from the host
-	priorityAnyError   = 236 // of others' connections
+	priorityErrorIn    = 237 // from the tunnel and from the host
+	priorityAnyError   = 236 // of connections of others
 )
 
-// icmpErrors are the types of ICMP errors that a pod may send.
+// icmpErrors returns the types of ICMP errors that a pod may send.
 func icmpErrors() []uint8 { return []uint8{icmpUnreachable, icmpExceeded, icmpParameter} }
 
-// quoting is an ICMP error that was looked at and quotes a known connection.
+// quoting matches a tracked ICMP error that quotes a known connection.
 func quoting(on ...openflow.MatchField) conditions {
 	const icmp = 1
 	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.IPProto(icmp), openflow.CTState(openflow.CTTrk|openflow.CTRel, openflow.CTInv)), on...)
 }
 
-// errorsStatic drops the ICMP errors of pods that no pod's own flows admit.
+// errorsStatic drops pods' ICMP errors that no pod's own flows admit.
 func (p *program) errorsStatic() {
 	c := p.config
 	for _, kind := range icmpErrors() {
@@ -63,7 +63,8 @@ func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []openflow.Action)
 		append([]openflow.Action{label}, deliver...)...)
 }
 
-// endpointLabel is the part of a connection's label that has the address of the endpoint on this node that a Service translated to.
+// endpointLabel matches or sets the part of a connection's label with the address of the endpoint on this node that a Service translated
+// to.
 func endpointLabel(addr netip.Addr) openflow.MatchField {
 	const bits = 0xffffffff
 	return openflow.CTLabelMasked([2]uint64{0, uint64(binary.BigEndian.Uint32(addr.AsSlice()))}, [2]uint64{0, bits})

@@ -11,40 +11,40 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// OwnerMulticastNodes owns what MulticastNodes returns.
+// OwnerMulticastNodes owns the flows of MulticastNodes.
 const OwnerMulticastNodes reconcile.Owner = "multicast/nodes"
 
-// MulticastOwner owns what Multicast returns for a VNID.
+// MulticastOwner returns the owner of Multicast's flows for a VNID.
 func MulticastOwner(vnid uint32) reconcile.Owner {
 	return reconcile.Owner("multicast/" + strconv.FormatUint(uint64(vnid), 10))
 }
 
-// multicastPart is how many receivers one flow copies to: each takes 32 bytes, and a flow has to fit a message of 64 KiB. What
-// does not fit goes on in the next part, which RegPart counts.
+// multicastPart is the number of receivers that one flow copies to: each takes 32 bytes, and a flow must fit a message of 64 KiB. The rest
+// is in the next part, which RegPart counts.
 const multicastPart = 1000
 
-// multicast reports whether projects may have multicast: as in OpenShift SDN, not in a flat network.
+// multicast reports whether projects may have multicast. In a flat network they may not, as in OpenShift SDN.
 func (c *Config) multicast() bool { return c.isolates() || c.policies() }
 
-// MulticastMember is a local pod that gets a project's multicast.
+// MulticastMember is a local pod that receives a project's multicast.
 type MulticastMember struct {
 	OFPort uint32
-	// Addr is its IPv4 address, from which its MAC address follows.
+	// Addr is its IPv4 address, which determines its MAC address.
 	Addr netip.Addr
 }
 
-// Multicast returns the flows by which a project's multicast goes to its pods on this node, and to the other nodes. Who may send
-// it, the pods' own flows say (Pod.Multicast). NetworkPolicies do not judge it.
+// Multicast returns the flows that copy a project's multicast to its pods on this node and to the other nodes. Which pods may send it is in
+// the pods' own flows (Pod.Multicast). NetworkPolicies do not apply to it.
 func (c *Config) Multicast(vnid uint32, members []MulticastMember) map[openflow.Key]openflow.Entry {
 	return Fragment(c.MulticastRules(vnid, members))
 }
 
-// MulticastRules is Multicast with what each flow is for.
+// MulticastRules is Multicast with the purpose of each flow.
 //
-// Each pod gets its copy in a frame to its own MAC address, as access points do it: a host takes multicast to groups that it
-// has joined from such a frame as well. In a frame to the group, the macvlans upon standing ports would have the kernel
-// reassemble fragments, in a queue that the ports' namespace has for all of them: of several pods one would get the datagram.
-// A packet does not go back where it came from, as no output does.
+// Each pod gets its copy in a frame to its own MAC address, as from a wireless access point: a host accepts multicast to groups that it has
+// joined from such a frame as well. In a frame to the group, fragments would be reassembled by the macvlans on pre-plugged ports, in one
+// queue that the kernel has for the whole namespace of these ports: of several pods, only one would receive the datagram. A packet does not
+// return to its input port, as with any output action.
 func (c *Config) MulticastRules(vnid uint32, members []MulticastMember) []Rule {
 	const priority = 100
 	if !c.multicast() || vnid > vnidMax || len(members) == 0 {
@@ -60,13 +60,13 @@ func (c *Config) MulticastRules(vnid uint32, members []MulticastMember) []Rule {
 	return p.rules
 }
 
-// MulticastNodes returns the flows by which multicast of all projects goes to and comes from other nodes. Hosts with a VNID of
-// their own are none.
+// MulticastNodes returns the flows that send the multicast of all projects to other nodes and receive it from them. Hosts with a VNID of
+// their own are left out.
 func (c *Config) MulticastNodes(remotes []Remote) map[openflow.Key]openflow.Entry {
 	return Fragment(c.MulticastNodesRules(remotes))
 }
 
-// MulticastNodesRules is MulticastNodes with what each flow is for.
+// MulticastNodesRules is MulticastNodes with the purpose of each flow.
 func (c *Config) MulticastNodesRules(remotes []Remote) []Rule {
 	const priority, last = 100, 31
 	if !c.multicast() {
@@ -84,7 +84,7 @@ func (c *Config) MulticastNodesRules(remotes []Remote) []Rule {
 			openflow.Move(openflow.Bits(openflow.FieldTunID, 0, last), openflow.RegBits(RegSource, 0, last)), openflow.GotoTable(TableMulticastLocal))
 	}
 	slices.SortFunc(nodes, netip.Addr.Compare)
-	nodes = slices.Compact(nodes) // two objects may briefly name one node
+	nodes = slices.Compact(nodes) // two objects may briefly name the same node
 	p.copies(TableMulticastTunnel, "a copy to each other node", nil, receivers{
 		count: len(nodes), first: []openflow.Action{sourceToTunnel()},
 		each: func(i int) []openflow.Action {
@@ -95,16 +95,16 @@ func (c *Config) MulticastNodesRules(remotes []Remote) []Rule {
 	return p.rules
 }
 
-// receivers are who gets copies of a packet.
+// receivers are the receivers of copies of a packet.
 type receivers struct {
 	count int
-	// first is done before the first copy, each makes the i-th, and next is the table after all; 0: none.
+	// first are the actions before the first copy, each returns those of the i-th copy, and next is the table after the last; 0: none.
 	first []openflow.Action
 	each  func(i int) []openflow.Action
 	next  uint8
 }
 
-// copies adds the flows that copy to all receivers, one after the other: each part but the last hands on to the next.
+// copies adds the flows that copy to all receivers, one after the other: each part except the last resubmits to the next.
 func (p *program) copies(table uint8, purpose string, of conditions, r receivers) {
 	const priority = 100
 	for part, from := uint32(0), 0; part == 0 || from < r.count; part, from = part+1, from+multicastPart {
@@ -128,7 +128,7 @@ func (p *program) copies(table uint8, purpose string, of conditions, r receivers
 	}
 }
 
-// multicastFrom lets a pod send multicast, if its project has it.
+// multicastFrom lets a pod send multicast if its project has it.
 func (p *program) multicastFrom(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 100
 	if !pod.Multicast || !p.config.multicast() {

@@ -7,8 +7,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Note returns the flow that carries the hash of all others. No packet meets it; it is written last, and who finds it
-// knows that the state it names was complete.
+// Note returns the flow that carries the hash of all others. No packet reaches it. It is written last: if it is present, the state with
+// that hash was complete.
 func Note(hash reconcile.Hash) (openflow.Key, openflow.Entry) {
 	var data []byte
 	for _, word := range hash {
@@ -18,5 +18,5 @@ func Note(hash reconcile.Hash) (openflow.Key, openflow.Entry) {
 	return flow.Key(), flow
 }
 
-// IsNote reports whether a key is that of Note: what is written last.
+// IsNote reports whether a key is that of Note, which is written last.
 func IsNote(key openflow.Key) bool { return key.Group == 0 && key.Table == TableNote }

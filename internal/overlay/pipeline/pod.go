@@ -13,25 +13,25 @@ import (
 
 // Pod is a local pod's interface.
 type Pod struct {
-	// Owner is the attachment, "attachment/<container>/<interface>".
+	// Owner is the owner of the attachment, "attachment/<container>/<interface>".
 	Owner reconcile.Owner
-	// OFPort is its OpenFlow port, from FirstPodPort.
+	// OFPort is its ofport, at least FirstPodPort.
 	OFPort uint32
-	// Addrs are its addresses. IPv6 addresses get no flows: IPv6 is closed.
+	// Addrs are its addresses. IPv6 addresses get no flows: IPv6 is dropped.
 	Addrs []netip.Addr
-	// MAC is its MAC address; nil is the one that follows from each address (PodMAC).
+	// MAC is its MAC address; nil: the one that follows from each address (PodMAC).
 	MAC net.HardwareAddr
-	// VNID is its namespace's, which its packets carry. A flat network ignores it.
+	// VNID is its namespace's VNID, which its packets carry. A flat network ignores it.
 	VNID uint32
-	// Multicast says that it may send multicast to the others with its VNID, in the modes that have VNIDs.
+	// Multicast says that it may send multicast to pods with its VNID. Only modes with VNIDs use it.
 	Multicast bool
-	// Isolation is how policies isolate it. Only ModeNetworkPolicy looks at it.
+	// Isolation says how policies isolate it. Only ModeNetworkPolicy uses it.
 	Isolation policy.Isolation
 	// Firewall is the number of its namespace's egress firewall; 0: it has none. A flat network ignores it.
 	Firewall uint32
-	// Egress is the group that what leaves the cluster is handed to (EgressIP); 0: it leaves by this node.
+	// Egress is the group for its traffic that leaves the cluster (EgressIP); 0: it leaves by this node.
 	Egress uint32
-	// Admits are VNIDs from which it is reached besides its own and 0, while its namespace moves between VNIDs.
+	// Admits are VNIDs that it admits besides its own and 0, while its namespace moves between VNIDs.
 	Admits []uint32
 }
 
@@ -39,7 +39,7 @@ type Pod struct {
 func (c *Config) CheckPod(pod Pod) error {
 	usable := 0
 	switch {
-	case pod.OFPort < FirstPodPort || pod.OFPort > 0xfeff: // the last that an interface can be given
+	case pod.OFPort < FirstPodPort || pod.OFPort > 0xfeff: // the last number that an interface can have
 		return fmt.Errorf("%s: port %d is not a pod's port", pod.Owner, pod.OFPort)
 	case pod.VNID > vnidMax || slices.ContainsFunc(pod.Admits, func(vnid uint32) bool { return vnid > vnidMax }):
 		return fmt.Errorf("%s: VNID %d, or one of %d, is over %d", pod.Owner, pod.VNID, pod.Admits, vnidMax)
@@ -64,7 +64,7 @@ func (c *Config) CheckPod(pod Pod) error {
 // Pod returns the flows that open a pod's port; none if the pod is not valid (CheckPod): its port stays closed.
 func (c *Config) Pod(pod Pod) map[openflow.Key]openflow.Entry { return Fragment(c.PodRules(pod)) }
 
-// PodRules is Pod with what each flow is for.
+// PodRules is Pod with the purpose of each flow.
 func (c *Config) PodRules(pod Pod) []Rule {
 	if c.CheckPod(pod) != nil {
 		return nil
@@ -108,7 +108,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	}
 }
 
-// toLocal are the actions that hand a packet to a local pod's judgement.
+// toLocal returns the actions that send a packet for a local pod to the table that decides whether the pod receives it.
 func (c *Config) toLocal(pod Pod, mac net.HardwareAddr) []openflow.Action {
 	return slices.Concat([]openflow.Action{
 		openflow.SetField(openflow.Reg(RegDestination, c.sourceOf(&pod))), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),

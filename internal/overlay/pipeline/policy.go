@@ -15,30 +15,30 @@ const (
 	FlagEgress uint32 = 1 << 10
 	// FlagIngress says that the receiver is isolated for ingress.
 	FlagIngress uint32 = 1 << 11
-	// FlagAllowed says that a rule allows the packet by name, not only that nothing isolates.
+	// FlagAllowed says that a rule allows the packet, not only that nothing isolates.
 	FlagAllowed uint32 = 1 << 12
-	// FlagKeepEgress says that established connections of the sender go on though it is isolated for egress.
+	// FlagKeepEgress says that established connections of the sender continue although it is isolated for egress.
 	FlagKeepEgress uint32 = 1 << 13
-	// FlagKeepIngress says so of the receiver, isolated for ingress.
+	// FlagKeepIngress says the same of the receiver, isolated for ingress.
 	FlagKeepIngress uint32 = 1 << 14
 )
 
-// MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it since it began: what answers
-// it is refused as well. It goes when the connection is allowed again.
+// MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it after its beginning. Its replies are dropped
+// as well. The bit is cleared when the connection is allowed again.
 const MarkEnded uint32 = 1 << 0
 
-// MarkUnseen is the bit of a connection's mark that says that nobody saw who began it: it is older than the mode, or than the switch. Its packets
-// pass where nothing isolates and where rules name them; that they answer says nothing.
+// MarkUnseen is the bit of a connection's mark that says that its direction is unknown: it is older than the mode or than the switch. Its
+// packets pass where nothing isolates or a rule allows them; that they are replies means nothing.
 const MarkUnseen uint32 = 1 << 1
 
-// Priorities in tables 27 and 80 where policies judge.
+// Priorities in tables 27 and 80 with policies.
 const (
-	priorityHost    = 20500 // what a node sends to its own pods
-	priorityEnded   = 20410 // answers of connections that have ended
-	priorityReply   = 20400 // answers of all others
+	priorityHost    = 20500 // from a node to its own pods
+	priorityEnded   = 20410 // replies of connections that policy has ended
+	priorityReply   = 20400 // replies of all others
 	priorityItself  = 20300 // a pod to itself
-	priorityOpen    = 20210 // pods that everybody may reach, or that may reach everybody
-	priorityRule    = 20200 // conjunctions of the first stage; those of others follow, one below the other
+	priorityOpen    = 20210 // pods that everything may reach, or that may reach everything
+	priorityRule    = 20200 // conjunctions of the first stage; those of further stages are below
 	priorityKeep    = 120   // a known connection that no rule allows, of a pod whose connections are kept
 	priorityEnd     = 110   // a known connection that no rule allows
 	priorityRefused = 100
@@ -47,35 +47,35 @@ const (
 
 func (c *Config) policies() bool { return c.Mode == ModeNetworkPolicy }
 
-// flag matches one bit of RegFlags that is set.
+// flag matches packets with the bit of RegFlags set.
 func flag(bit uint32) openflow.MatchField { return openflow.RegMasked(RegFlags, bit, bit) }
 
-// setFlags sets those of the bits that are to be on, and clears the others of mask.
+// setFlags sets the bits of RegFlags in mask to on.
 func setFlags(on, mask uint32) openflow.Action {
 	return openflow.SetField(openflow.RegMasked(RegFlags, on, mask))
 }
 
-// mark makes the packet's connection known, if it is not, and sets or clears a bit of its mark.
+// mark commits the packet's connection, if it is new, and sets or clears a bit of its mark.
 func (c *Config) mark(value, bit uint32) openflow.Action {
 	return openflow.CT(openflow.CTAction{
 		Commit: true, Zone: c.zone(), Exec: openflow.Actions{openflow.SetField(openflow.CTMarkMasked(value, bit))},
 	})
 }
 
-// OutsideSource is the address that the host gives to what it masquerades on its way to pods, but for what is its own. Like the one
-// of a pod that reaches itself it is nobody's, so that no node's pods can have it.
+// OutsideSource is the source address to which the host masquerades packets to pods that are not its own. Like the address of a pod that
+// reaches itself, it is used nowhere else, so that no pod of any node can have it.
 func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}) }
 
-// policyStatic adds what policies need whatever they are, but for what delivers.
+// policyStatic adds the flows for policies that depend on no policy, except those that deliver.
 func (p *program) policyStatic() {
 	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
 	p.errorsStatic()
 	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
 }
 
-// trackPods has the connections of all pods of this node looked for, isolated or not: when a policy comes to isolate one, it is known who
-// began its connections. To find out by then would end those that it began itself, because what comes back of them cannot be told from what
-// others begin.
+// trackPods tracks the connections of all pods of this node, isolated or not. So when a policy isolates a pod, the direction of its
+// connections is known. If tracking began only then, it would end connections that the pod itself began, because their replies could not be
+// distinguished from packets of others' connections.
 func (p *program) trackPods() {
 	local, track := p.config.LocalSubnet, p.config.track()
 	p.hostsOwn(priorityHostOnly, priorityFromHost)
@@ -83,7 +83,8 @@ func (p *program) trackPods() {
 	p.add(TableState, priorityFromPods, "from a pod of this node: find the connection", untracked(openflow.IPSrc(local)), track)
 }
 
-// judge adds what a table that judges has besides rules: answers pass, and what is isolated gets and sends nothing else.
+// judge adds the flows of a table that decides by policies, except the rules: replies pass, and packets of isolated pods are dropped unless
+// a rule allows them.
 func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
 	ipv4, ended, seen := openflow.EthType(openflow.EthTypeIPv4), openflow.CTMarkMasked(MarkEnded, MarkEnded), openflow.CTMarkMasked(0, MarkUnseen)
 	for _, kind := range []struct {
@@ -97,13 +98,13 @@ func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
 	p.add(table, priorityKeep, "a connection that is not allowed any more, and is kept",
 		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded|MarkUnseen)),
 		openflow.GotoTable(next))
-	// Fragments may hide their ports: that a rule does not allow one says nothing of its connection.
+	// Fragments may lack their ports: that no rule allows one says nothing about its connection.
 	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
 		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), seen, openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded, MarkEnded))
 	p.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
 
-// deliverByPolicy judges what pods receive, and delivers it.
+// deliverByPolicy decides which packets pods receive, and delivers them.
 func (p *program) deliverByPolicy() {
 	p.add(TableIngress, priorityHost, "a node always reaches its pods", match(openflow.IPSrc(host(p.config.Gateway))), openflow.GotoTable(TableDeliver))
 	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
@@ -111,11 +112,12 @@ func (p *program) deliverByPolicy() {
 	p.output(TableDeliver, priorityFree, "deliver", nil, openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort))))
 }
 
-// outputJudged adds to a flow that outputs what policies ask for beside the commit of a new connection.
+// outputJudged adds, to a flow that outputs, what policies need besides the commit of a new connection.
 //
-// A TCP connection of which the tracker missed the beginning, because it was there before the mode or is older than the switch, is new to
-// it by whichever side sends first. It becomes known as such (MarkUnseen) unless a rule allows it by name: otherwise what an isolated pod answers
-// in a connection that ends would count as a connection of its own, and the other side's packets as answers to that.
+// If conntrack has missed the beginning of a TCP connection, because it is older than the mode or the switch, the connection is new to
+// conntrack, and begun by the side that sends first. Such a connection is committed with MarkUnseen unless a rule allows it. Otherwise the
+// packets of an isolated pod in a connection that policy ends would count as a connection that the pod began, and the other side's packets
+// as replies.
 func (p *program) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []openflow.Action) {
 	const middle, again = 2, 3
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
@@ -128,17 +130,17 @@ func (p *program) outputJudged(table uint8, priority uint16, purpose string, on 
 	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0, MarkEnded)}, actions...)...)
 }
 
-// tcpSyn is the flag of a TCP packet that begins a connection (RFC 9293, 3.1).
+// tcpSyn is the SYN flag of TCP, which begins a connection (RFC 9293, 3.1).
 const tcpSyn = 0x002
 
-// itself lets a pod reach itself by a Service, however it is isolated.
+// itself lets a pod reach itself by a Service, regardless of its isolation.
 func (p *program) itself(pod Pod, addr netip.Addr) {
 	p.add(TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
 		match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
 		openflow.GotoTable(TableRoute))
 }
 
-// sends are the actions that say of a packet's sender how it is isolated; receives those that say so of its receiver.
+// sends returns the actions that set how a packet's sender is isolated; receives does the same for its receiver.
 func (c *Config) sends(pod Pod) []openflow.Action {
 	if !c.policies() || !pod.Isolation.Egress {
 		return nil

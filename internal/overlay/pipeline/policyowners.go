@@ -11,19 +11,17 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// PolicyOrigin is what the flows of an owner of Conjunctions come from.
+// PolicyOrigin says what the flows of an owner of Conjunctions were compiled from.
 type PolicyOrigin struct {
-	// Policies are those whose rules they are, in order. A rule of several policies that says the same is one, and an address is
-	// named by all rules that hold for it.
+	// Policies are the policies of the rules, sorted. Equal rules of several policies are one, and all rules for an address name it.
 	Policies []policy.Key
-	// More says that there are more of them.
+	// More says that the list is incomplete.
 	More bool
-	// Address is the one that a flow names; not valid for others.
+	// Address is the address that the flow matches, invalid if it matches none.
 	Address netip.Prefix
 }
 
-// Origins returns what each owner's flows come from, with at most so many policies each; first stands before the others, where
-// it is among them.
+// Origins returns the origin of each owner's flows, with at most this many policies each. If first is among them, it comes first.
 func (x *Conjunctions) Origins(most int, first policy.Key) map[reconcile.Owner]PolicyOrigin {
 	h := x.holders()
 	firsts := x.policies[first]
@@ -49,11 +47,11 @@ func (x *Conjunctions) Origins(most int, first policy.Key) map[reconcile.Owner]P
 	return origins
 }
 
-// holders are the policies of each conjunction, in order. An address may be named by all policies of a cluster, and a node's tables have
-// thousands of addresses: who joins the lists of all looks at few of them.
+// holders are the sorted policies of each conjunction. An address may be named by all policies of a cluster, and a node's tables have
+// thousands of addresses. So joined lists are built from few policies of each conjunction.
 type holders struct {
 	lists map[*conjunction][]policy.Key
-	// ranks orders conjunctions by the first policy of each.
+	// ranks orders conjunctions by their first policies.
 	ranks map[*conjunction]int
 }
 
@@ -65,7 +63,7 @@ func (x *Conjunctions) holders() holders {
 			if len(held) == 0 {
 				h.ranks[c] = rank
 			}
-			if len(held) == 0 || held[len(held)-1] != key { // two rules of one policy may say the same
+			if len(held) == 0 || held[len(held)-1] != key { // two rules of a policy may be equal
 				h.lists[c] = append(held, key)
 			}
 		}
@@ -73,9 +71,9 @@ func (x *Conjunctions) holders() holders {
 	return h
 }
 
-// origin joins the policies of conjunctions, with first before all others unless it is nil.
+// origin joins the policies of conjunctions. first comes before all others unless it is nil.
 func (h *holders) origin(most int, named iter.Seq[*conjunction], first *policy.Key) PolicyOrigin {
-	// The lowest policies are all in the lists that begin lowest.
+	// The lowest policies are all in the lists with the lowest beginnings.
 	var lowest []int
 	for c := range named {
 		at, there := slices.BinarySearch(lowest, h.ranks[c])

@@ -2,25 +2,25 @@ package pipeline
 
 import "weft.dev/weft/internal/openflow"
 
-// Registers. All others are free; a feature that takes one adds it here.
+// Registers. All others are free. A feature that uses a further register adds it here.
 const (
-	// RegSource is reg0: the VNID of the sender. 0 is the host, the namespace default, and everybody in a flat network.
+	// RegSource is reg0: the VNID of the sender. 0 is the host, the namespace default, and every pod in a flat network.
 	RegSource = 0
-	// RegDestination is reg1: the VNID of the receiver, where that is a local pod.
+	// RegDestination is reg1: the VNID of the receiver, if that is a local pod.
 	RegDestination = 1
-	// RegPort is reg2: the OpenFlow port of the receiver, where that is a local pod.
+	// RegPort is reg2: the ofport of the receiver, if that is a local pod.
 	RegPort = 2
-	// RegService is reg3: the group of the Service for which an endpoint is looked for.
+	// RegService is reg3: the group of the Service while an endpoint is chosen.
 	RegService = 3
-	// RegEndpoint is reg4: the address of the endpoint that was found, 0 for none.
+	// RegEndpoint is reg4: the address of the chosen endpoint, 0 for none.
 	RegEndpoint = 4
-	// RegEndpointPort is reg5: its port.
+	// RegEndpointPort is reg5: the endpoint's port.
 	RegEndpointPort = 5
 	// RegFlags is reg6: bits, named Flag….
 	RegFlags = 6
 	// RegFirewall is reg7: the number of the egress firewall of the sender's namespace, 0 for none.
 	RegFirewall = 7
-	// RegPart is reg8: which part of a list of receivers is next, where one flow does not hold them all.
+	// RegPart is reg8: the next part of a list of receivers that does not fit one flow.
 	RegPart = 8
 )
 
@@ -30,21 +30,21 @@ const (
 	FlagNode uint32 = 1 << 0
 	// FlagThisNode says that it is an address of this node.
 	FlagThisNode uint32 = 1 << 1
-	// FlagHairpin says that the packet answers a pod that reached itself by a Service, and goes back to that pod.
+	// FlagHairpin says that the packet is the reply of a pod that reached itself by a Service, and returns to that pod.
 	FlagHairpin uint32 = 1 << 2
 )
 
-// Ports of br0 that every node has. Pods' are from FirstPodPort.
+// Ports of br0 on every node. Pods' ports are from FirstPodPort.
 const (
 	// PortVXLAN is vxlan0, the tunnel.
 	PortVXLAN uint32 = 1
 	// PortTun is tun0, the host's interface.
 	PortTun uint32 = 2
-	// FirstPodPort is the first that a pod may have.
+	// FirstPodPort is the lowest ofport of pods.
 	FirstPodPort uint32 = 3
 )
 
-// Register is a register's use.
+// Register describes the use of a register.
 type Register struct {
 	Name, Purpose string
 }
@@ -68,7 +68,7 @@ func source(vnid uint32) openflow.Action {
 	return openflow.SetField(openflow.Reg(RegSource, vnid))
 }
 
-// sourceToTunnel makes the VNI of the source VNID.
+// sourceToTunnel copies the source VNID to the VNI.
 func sourceToTunnel() openflow.Action {
 	const last = 31
 	return openflow.Move(openflow.RegBits(RegSource, 0, last), openflow.Bits(openflow.FieldTunID, 0, last))

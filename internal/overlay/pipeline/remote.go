@@ -10,24 +10,24 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Remote is another node, or a host that is no node and has a HostSubnet.
+// Remote is another node, or a host without a Node that has a HostSubnet.
 type Remote struct {
-	// UID is the HostSubnet's. Two objects may briefly name the same host or have the same address.
+	// UID is the HostSubnet's UID. Two objects may briefly name the same host or have the same address.
 	UID string
-	// Name is the HostSubnet's, for errors. Default: its UID.
+	// Name is the HostSubnet's name, for errors. Default: its UID.
 	Name string
-	// NodeIP is where its tunnels end.
+	// NodeIP is the address of its tunnels.
 	NodeIP netip.Addr
 	// Subnet is the range of its pods and its gateway.
 	Subnet netip.Prefix
-	// FixedVNID, if not 0, is the VNI of all traffic to the host, which is then no node of the cluster.
+	// FixedVNID, if not 0, is the VNI of all traffic to the host, which is then not a node of the cluster.
 	FixedVNID uint32
 }
 
-// vnidMax is the largest that a VNI has room for (RFC 7348, section 5).
+// vnidMax is the largest VNI (RFC 7348, section 5).
 const vnidMax = 1<<24 - 1
 
-// Owner names the HostSubnet as the origin of the flows.
+// Owner returns the owner of the HostSubnet's flows.
 func (r Remote) Owner() reconcile.Owner { return reconcile.Owner("hostsubnet/" + r.UID) }
 
 func (r Remote) name() string { return cmp.Or(r.Name, r.UID) }
@@ -54,7 +54,7 @@ func (c *Config) CheckRemote(r Remote) error {
 // Remote returns the flows to and from another node; none if it is not valid (CheckRemote).
 func (c *Config) Remote(r Remote) map[openflow.Key]openflow.Entry { return Fragment(c.RemoteRules(r)) }
 
-// RemoteRules is Remote with what each flow is for.
+// RemoteRules is Remote with the purpose of each flow.
 func (c *Config) RemoteRules(r Remote) []Rule {
 	const priority = 100
 	if c.CheckRemote(r) != nil {

@@ -5,13 +5,13 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Rule is a flow with what it is for, in one line.
+// Rule is a flow with its purpose, in one line.
 type Rule struct {
 	Flow    *openflow.Flow
 	Purpose string
 }
 
-// Fragment makes a fragment of rules.
+// Fragment returns the fragment with the flows of rules.
 func Fragment(rules []Rule) map[openflow.Key]openflow.Entry {
 	fragment := make(map[openflow.Key]openflow.Entry, len(rules))
 	for _, r := range rules {
@@ -49,9 +49,9 @@ func (p *program) drop(table uint8, priority uint16, purpose string, on conditio
 	p.add(table, priority, purpose, on)
 }
 
-// output adds a flow that outputs IP packets by its last action. With connection tracking, a connection that is new
-// becomes known in the same list of actions, by a second flow one priority higher: all verdicts have been passed. One to a
-// Service is known since its address was translated.
+// output adds a flow that outputs IP packets by its last action. With connection tracking, a second flow one priority higher commits a new
+// connection in the same list of actions: all verdicts have been reached by then. A connection to a Service is committed already, when its
+// address is translated.
 func (p *program) output(table uint8, priority uint16, purpose string, on conditions, actions ...openflow.Action) {
 	p.add(table, priority, purpose, on, actions...)
 	if !p.config.Conntrack {
@@ -65,14 +65,14 @@ func (p *program) output(table uint8, priority uint16, purpose string, on condit
 	}
 }
 
-// toHost are the actions that hand a packet to the host.
+// toHost returns the actions that output a packet to the host.
 func (c *Config) toHost() []openflow.Action {
 	return []openflow.Action{openflow.SetField(openflow.EthDst(c.gatewayMAC())), openflow.Output(PortTun)}
 }
 
-// ownSource keeps a connection's source as it is, unless its answers would look like those of another connection: then the source gets
-// another port. That is so of a pod that has reached an endpoint by a Service, and reaches it directly from the same port. (A source
-// translation without a range, which the switch also takes for 0.0.0.0. Of connections to Services the tracker does so by itself.)
+// ownSource keeps a connection's source, unless its replies would look like those of another connection: then the source gets another port.
+// That happens if a pod has reached an endpoint by a Service and reaches it directly from the same port. (It is source NAT without a range,
+// which the switch also uses for 0.0.0.0. For connections to Services conntrack does this by itself.)
 func (c *Config) ownSource() *openflow.NAT {
 	if !c.KeepApart {
 		return nil

@@ -16,22 +16,22 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// MaxEndpoints is the most endpoints that a node uses of one port of a Service: a group has to fit one OpenFlow message
-// of 64 KiB. Of more, each node uses another part, by a hash of the node's address and the endpoint's.
+// MaxEndpoints is the maximum of endpoints that a node uses for one port of a Service: a group must fit one OpenFlow message of 64 KiB. If
+// there are more, each node uses another part, by a hash of the node's address and the endpoint's.
 const MaxEndpoints = 800
 
-// MaxServiceEntries is the most flows and buckets that a node has for one Service. An object of a megabyte may name as many
-// ports and addresses as make millions, and each costs the switch about a kilobyte. What is beyond is left to the host.
+// MaxServiceEntries is the maximum of flows and buckets on a node for one Service. The ports and addresses in an object of a megabyte could
+// make millions, and each costs the switch about a kilobyte. What exceeds the maximum is left to the host.
 const MaxServiceEntries = 10_000
 
-// maxAffinity is the longest that a flow can be idle: OpenFlow counts seconds in 16 bits (a little over 18 hours).
+// maxAffinity is the longest idle time of a flow: OpenFlow counts seconds in 16 bits (a little over 18 hours).
 const maxAffinity = 65535 * time.Second
 
-// ServiceRules is what one Service adds.
+// ServiceRules are the flows and groups of one Service.
 type ServiceRules struct {
 	Rules  []Rule
 	Groups []*openflow.Group
-	// Warnings say what of the Service is not done, or not as the object has it.
+	// Warnings say which parts of the Service are not in effect, or not as the object specifies.
 	Warnings []error
 }
 
@@ -44,8 +44,7 @@ func (r ServiceRules) Fragment() map[openflow.Key]openflow.Entry {
 	return fragment
 }
 
-// CheckVirtualAddress returns an error that says why a virtual address gets no flows. What is then sent there goes the
-// way of any other packet.
+// CheckVirtualAddress returns an error that says why a virtual address gets no flows. Packets to it are then handled like any other packet.
 func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
 	where := fmt.Sprintf("%s: %s port %d of %s", v.Owner, v.Protocol, v.Port, v.IP)
 	switch {
@@ -67,8 +66,8 @@ func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
 	return nil
 }
 
-// endless reports whether one of an address's endpoints is, or may be, the address itself: a packet would be translated to what it is, which
-// only KeepApart's tracker can bear.
+// endless reports whether an endpoint of the address is, or may be, the address itself. A packet would be translated to its own
+// destination, which only conntrack with KeepApart supports.
 func (c *Config) endless(v *service.VirtualAddress) bool {
 	return slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool {
 		ip := e.Addr.Addr()
@@ -76,20 +75,19 @@ func (c *Config) endless(v *service.VirtualAddress) bool {
 	})
 }
 
-// Service returns the flows and groups of one Service: service.Compile's addresses, which are all of one owner.
+// Service returns the flows and groups of one Service. list are its addresses from service.Compile, all with the same owner.
 //
-// A virtual address is one flow in table 25, for new connections only: it hands the packet to the group of the port, whose
-// buckets translate it to an endpoint each. All further packets, both ways, are translated where their connection
-// is found. So a change of endpoints is a change of the group and nothing else. With affinity, the flow first looks for
-// what the switch learned about the client, and each endpoint has a flow of its own in table 26, which learns: when the
-// endpoint goes, this flow goes, and with it what it taught.
+// A virtual address is one flow in table 25, for new connections only. It hands the packet to the group of the port, whose buckets each
+// translate to an endpoint. All further packets, in both directions, are translated when their connection is looked up. So a change of
+// endpoints changes only the group. With affinity, the flow first looks up what the switch has learned about the client, and each endpoint
+// has a flow of its own in table 26, which learns. When the endpoint is removed, this flow is removed, and with it the learned flows.
 //
-// Groups of addresses that are valid come with their flows; an address that is not (CheckVirtualAddress) has none.
+// Groups of valid addresses come with their flows; an invalid address (CheckVirtualAddress) has none.
 func (c *Config) Service(list []service.VirtualAddress, ids *GroupIDs) map[openflow.Key]openflow.Entry {
 	return c.ServiceRules(list, ids).Fragment()
 }
 
-// ServiceRules is Service with what each flow is for.
+// ServiceRules is Service with the purpose of each flow.
 func (c *Config) ServiceRules(list []service.VirtualAddress, ids *GroupIDs) ServiceRules {
 	b := serviceProgram{ids: ids, backends: map[string]*backend{}}
 	for i := range list {
@@ -123,7 +121,7 @@ type serviceProgram struct {
 	entries  int
 }
 
-// cost is how many flows and buckets an address adds.
+// cost returns how many flows and buckets an address adds.
 func (b *serviceProgram) cost(v *service.VirtualAddress) int {
 	n := 2 + len(v.SourceRanges)
 	if v.Verdict != service.Forward || b.backends[GroupName(v)] != nil {
@@ -136,7 +134,7 @@ func (b *serviceProgram) cost(v *service.VirtualAddress) int {
 	return n + endpoints
 }
 
-// limits tells of what a port is not given in full.
+// limits adds warnings about what a port gets only in part.
 func (b *serviceProgram) limits(v *service.VirtualAddress) {
 	if v.Affinity > maxAffinity {
 		b.warnings = append(b.warnings, fmt.Errorf("%s: sessionAffinityConfig.clientIP.timeoutSeconds: a client's endpoint is kept for %d seconds and not %d: the switch counts no further",
@@ -148,13 +146,13 @@ func (b *serviceProgram) limits(v *service.VirtualAddress) {
 	}
 }
 
-// backend is the group of one port, and what leads into it.
+// backend is the group of one port.
 type backend struct {
 	name  string
 	group uint32
 }
 
-// GroupName names the group of a virtual address: addresses with the same endpoints share it.
+// GroupName returns the name of a virtual address's group. Addresses with the same endpoints share it.
 func GroupName(v *service.VirtualAddress) string {
 	name := string(v.Owner) + "/" + v.Protocol.String() + "/" + v.PortName
 	if v.Local {
@@ -163,16 +161,16 @@ func GroupName(v *service.VirtualAddress) string {
 	return name
 }
 
-// Priorities in table 25. Addresses that are named go before ports at all nodes' addresses.
+// Priorities in table 25. Named addresses come before ports at all nodes' addresses.
 const (
 	priorityNodePort   = 50
 	priorityVIP        = 100
-	priorityVIPSources = 110 // clients in the source ranges, over the flow that drops the others
+	priorityVIPSources = 110 // clients in the source ranges, above the flow that drops the others
 )
 
 func (b *serviceProgram) address(v *service.VirtualAddress) {
 	on, priority := b.match(v)
-	if v.Kind == service.KindNodePort || !b.config.ServiceNetwork.Contains(v.IP) { // those in it are looked at in any case
+	if v.Kind == service.KindNodePort || !b.config.ServiceNetwork.Contains(v.IP) { // packets to addresses in it are tracked in any case
 		_, to := ports(v.Protocol, v.Port)
 		b.add(TableService, priority, v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": find the connection", untracked(to, where(v)), b.config.track())
 	}
@@ -202,18 +200,18 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 	b.drop(TableService, priority, "a client that is in none of the source ranges", on)
 }
 
-// wakeRest is how long the switch drops the packets to an address of an idled Service after it reported one. Linux sends the first packet
-// of a TCP connection again after 1, 3, 7 and 15 seconds (tcp_syn_retries in tcp(7)): so if a report is lost, the same client causes another.
+// wakeRest is how long the switch drops packets to an address of an idled Service after it has reported one. Linux repeats the first packet
+// of a TCP connection after 1, 3, 7 and 15 seconds (tcp_syn_retries in tcp(7)). So if a report is lost, the same client causes another.
 const wakeRest = 10 * time.Second
 
-// wakeBytes is how much of a packet is reported: its headers. The flow's cookie names the Service.
+// wakeBytes is how much of a packet is reported: its headers. The flow's cookie identifies the Service.
 const wakeBytes = 64
 
-// wake reports a new connection to an idled Service, and drops the packet: the client sends it again until an endpoint answers. The switch
-// learns to drop what follows, so that it reports an address once in wakeRest, however many packets come. The learned flow goes with the
-// one that learned it, when the Service gets an endpoint.
+// wake reports a new connection to an idled Service, and drops the packet: the client repeats it until an endpoint answers. The switch
+// learns to drop what follows, so that it reports an address once in wakeRest, no matter how many packets arrive. The learned flow is
+// removed with the flow that learned it, when the Service gets an endpoint.
 func wake(v *service.VirtualAddress, priority uint16) []openflow.Action {
-	const above = 20 // over priorityVIPSources as well
+	const above = 20 // above priorityVIPSources as well
 	state := func(bit uint16, value uint64) openflow.LearnField {
 		return openflow.LearnMatchValue(openflow.Bits(openflow.FieldCTState, bit, bit), value)
 	}
@@ -241,8 +239,8 @@ const (
 	ctDNAT    = 7
 )
 
-// reject sends a new connection to the host to be rejected: the switch makes no packets. A node port needs no flow: the
-// node whose address it is answers.
+// reject sends a new connection to the host to be rejected: the switch cannot create packets. A node port needs no flow: the node with the
+// address answers.
 func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
 	if v.Kind != service.KindNodePort {
 		b.add(TableService, priority, "no endpoints: the host rejects", on,
@@ -250,8 +248,8 @@ func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priori
 	}
 }
 
-// match returns what a new connection to the address shows. One whose destination was translated is not new to Services:
-// an endpoint may itself be at an address that is a Service's.
+// match returns the conditions for a new connection to the address, and the priority. A connection whose destination was translated is not
+// new to Services: the address of an endpoint may itself be a Service's.
 func (b *serviceProgram) match(v *service.VirtualAddress) (conditions, uint16) {
 	_, to := ports(v.Protocol, v.Port)
 	on := append(freshConnection(), to)
@@ -265,7 +263,7 @@ func freshConnection() conditions {
 	return match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT))
 }
 
-// where is the virtual address, or, of a node port, that the destination is a node.
+// where matches the virtual address or, for a node port, a destination marked as a node's.
 func where(v *service.VirtualAddress) openflow.MatchField {
 	switch {
 	case v.Kind != service.KindNodePort:
@@ -277,7 +275,7 @@ func where(v *service.VirtualAddress) openflow.MatchField {
 	}
 }
 
-// choose returns the actions that pick an endpoint, and makes the group that they lead to.
+// choose returns the actions that pick an endpoint, and creates the group that they use.
 func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 	name := GroupName(v)
 	k := b.backends[name]
@@ -302,16 +300,15 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 	}
 }
 
-// translate makes the connection known with an endpoint as its destination, and goes on with that destination.
+// translate commits the connection with an endpoint as its destination, and continues with that destination.
 func (c *Config) translate(to netip.AddrPort) openflow.Action {
 	next := TableEgressPolicy
 	return openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone(), Table: &next, NAT: openflow.DNAT(to.Addr(), to.Port())})
 }
 
-// balance returns the group of a port without affinity. The switch picks by a hash that it has anyway (dp_hash): then a new
-// connection is no matter for its slow path. The method is named because the switch's own choice leaves UDP's ports out of
-// the hash: all of a client's connections would go to one endpoint. For more endpoints than that hash has values, the switch
-// asks its slow path about each connection.
+// balance returns the group of a port without affinity. The switch picks a bucket by a hash that it has anyway (dp_hash), so that a new
+// connection needs no upcall to the slow path. The method is named because the switch's default leaves UDP ports out of the hash: all of a
+// client's connections would go to one endpoint. For more endpoints than that hash has values, each connection needs an upcall.
 func (c *Config) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
 	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "dp_hash"}}
 	if len(endpoints) > hashValues {
@@ -326,7 +323,7 @@ func (c *Config) balance(k *backend, protocol service.Protocol, endpoints []serv
 	for i, e := range endpoints {
 		bucket := openflow.Bucket{ID: ids[i], Weight: weight, Actions: openflow.Actions{c.translate(e.Addr)}}
 		if i == 0 && weight > 1 {
-			// The least weight decides how finely the switch shares out: one share stands for itself.
+			// The least weight decides how finely the switch divides the hash values: one share gets a bucket of its own.
 			bucket.Weight--
 			group.Buckets = append(group.Buckets, openflow.Bucket{ID: fineBucket, Weight: 1, Actions: bucket.Actions})
 		}
@@ -335,7 +332,8 @@ func (c *Config) balance(k *backend, protocol service.Protocol, endpoints []serv
 	return group
 }
 
-// hashValues is the most that the switch deals to the buckets of a group (MAX_SELECT_GROUP_HASH_VALUES of ofproto-dpif.h).
+// hashValues is the maximum number of hash values that the switch divides among the buckets of a group (MAX_SELECT_GROUP_HASH_VALUES of
+// ofproto-dpif.h).
 const hashValues = 256
 
 func sourcePort(p service.Protocol) openflow.Field {
@@ -349,14 +347,13 @@ func sourcePort(p service.Protocol) openflow.Field {
 	}
 }
 
-// fineBucket is the number of the bucket that only makes the shares finer; bucketIDs gives no such number.
+// fineBucket is the number of the bucket that only makes the shares finer. bucketIDs returns no such number.
 const fineBucket = 1
 
-// weightOf returns the weight of each of n endpoints. The switch deals 2^k values of a hash to the buckets: at least 16, not
-// fewer than all weights in units of the least, and at most 256 (what ofproto-dpif logs on level DBG for a group). With
-// weights of 1, ten endpoints would have 1 or 2 of 16 values. Eight each keep the difference to an eighth; where endpoints
-// are many, they have as many as there is room for. If n is a power of two, nothing is left over. Over hashValues, the hash is
-// one that is even.
+// weightOf returns the weight of each of n endpoints. The switch divides 2^k hash values among the buckets: at least 16, at least the sum
+// of all weights in units of the least, and at most 256 (ofproto-dpif logs it on level DBG for a group). With weights of 1, ten endpoints
+// would have 1 or 2 of 16 values. Weights of 8 limit the difference to an eighth; many endpoints get the greatest weight that has room. If
+// n is a power of two, nothing is left over. Over hashValues, the group uses another hash, which is even.
 func weightOf(n int) uint16 {
 	const fine = 8
 	if bits.OnesCount(uint(n)) == 1 {
@@ -365,8 +362,8 @@ func weightOf(n int) uint16 {
 	return uint16(max(1, min(fine, hashValues/max(1, n)))) //nolint:gosec // 1 to 8
 }
 
-// affinity makes the flows and the group of a port with affinity. A client that has no endpoint, or one that is gone,
-// gets one by a hash of its address, so that connections made together, before the switch has learned, meet in one.
+// affinity adds the flows and the group of a port with affinity. A client without an endpoint, or whose endpoint is gone, gets one by a
+// hash of its address. So simultaneous connections, before the switch has learned, go to the same endpoint.
 func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoints []service.Endpoint) {
 	const known, unknown = 100, 50
 	group := &openflow.Group{
@@ -389,8 +386,8 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 	b.groups = append(b.groups, group)
 }
 
-// learn makes the switch remember a client's endpoint. Whatever it learns has the endpoint's cookie and goes with the
-// flow that taught it. Each new connection of the client begins the time anew, as kube-proxy has it.
+// learn makes the switch remember a client's endpoint. What it learns has the endpoint's cookie, and is removed with the flow that learned
+// it. Each new connection of the client restarts the timeout, as in kube-proxy.
 func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip.AddrPort) openflow.Action {
 	const priority = 100
 	reg := func(n int) openflow.Subfield { return openflow.Whole(openflow.FieldReg(n)) }
@@ -407,8 +404,8 @@ func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip
 	})
 }
 
-// share returns the endpoints that this node uses: all, or if they are too many, this node's part, which changes little
-// when the endpoints do.
+// share returns the endpoints that this node uses: all, or, if there are too many, this node's part, which changes little when the
+// endpoints change.
 func (c *Config) share(endpoints []service.Endpoint) []service.Endpoint {
 	if len(endpoints) <= MaxEndpoints {
 		return endpoints
@@ -430,8 +427,8 @@ func (c *Config) share(endpoints []service.Endpoint) []service.Endpoint {
 	return slices.DeleteFunc(slices.Clone(endpoints), func(e service.Endpoint) bool { _, in := rank[e.Addr]; return !in })
 }
 
-// bucketIDs numbers endpoints by themselves and not by their place: an endpoint keeps its number while others come and go,
-// and so a hash keeps giving it the same clients. Numbers that meet are told apart in the endpoints' order.
+// bucketIDs numbers endpoints by their addresses and not by their positions. An endpoint keeps its number when others are added or removed,
+// so a hash keeps selecting it for the same clients. Numbers that collide are resolved in the endpoints' order.
 func bucketIDs(endpoints []service.Endpoint) []uint32 {
 	const lowest, numbers = fineBucket + 1, 0xff000000
 	taken := make(map[uint32]bool, len(endpoints))

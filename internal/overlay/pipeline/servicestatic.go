@@ -9,68 +9,68 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// hairpinSource stands for a pod that reaches itself by a Service: a packet from its own address, come from outside, it
-// would drop. Nobody else uses the address: link-local addresses are not routed, and none goes beyond table 21.
+// hairpinSource replaces the source address of a pod that reaches itself by a Service: the pod would drop a packet from outside with its
+// own address. The address is used nowhere else: link-local addresses are not routed, and this one does not get beyond table 21.
 func hairpinSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 1}) }
 
-// RejectMAC is the source address, no pod's, of packets that the host is to reject at once: with a TCP reset, or as an
-// unreachable port. The host has to do so before it routes them: forwarded to where they came from, they would first bring
-// about a redirect, and the kernel's limit of ICMP errors for each receiver would swallow what matters. Where nobody looks
-// at the address, kube-proxy rejects them when it forwards, within that limit.
+// RejectMAC is the source MAC address, of no pod, of packets that the host must reject at once: with a TCP reset, or an ICMP error "port
+// unreachable". The host must reject them before routing: forwarded back through the same interface, they would first cause a redirect, and
+// the kernel's limit of ICMP errors per receiver would suppress the error that matters. If the host has no rule for this address,
+// kube-proxy rejects the packets when they are forwarded, within that limit.
 func RejectMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1} }
 
-// Priorities in table 21. What need not meet the connection tracker does not: each time costs about a tenth of the
-// throughput. Looked at are packets to Services, and what may answer a connection that was translated here.
+// Priorities in table 21. Packets pass connection tracking only if they must: each pass costs about a tenth of the throughput. Tracked are
+// packets to Services, and packets that may be replies of a connection translated here.
 const (
-	priorityStray    = 240 // ICMP of no connection that was looked at: about one that never was
-	priorityInvalid  = 230 // packets that were looked at, and fit no connection
+	priorityStray    = 240 // tracked ICMP of no connection: about one that never passed connection tracking
+	priorityInvalid  = 230 // tracked packets that fit no connection
 	priorityHairpin  = 220
 	priorityVirtual  = 210 // to the Services' network
-	priorityGateway  = 205 // between pods and the host, which keeps its own connections
+	priorityGateway  = 205 // between pods and the host, which tracks its own connections
 	priorityAnswers  = 200 // from endpoints, to local pods
 	priorityErrors   = 190 // about connections, to local pods
-	priorityPassOn   = 180 // all else from the tunnel and the host
-	priorityRequests = 170 // from pods straight to what is an endpoint as well
-	priorityPods     = 160 // all else from pods to pods
+	priorityPassOn   = 180 // everything else from the tunnel and the host
+	priorityRequests = 170 // from pods directly to a target
+	priorityPods     = 160 // everything else from pods to pods
 	priorityParts    = 150 // fragments, which show no ports
 	priorityFresh    = 10
 	priorityElse     = 5
 )
 
-// Priorities in table 21 where policies judge, and all connections of pods are looked for.
+// Priorities in table 21 with policies, where all connections of pods are tracked.
 const (
-	priorityTargets  = 219 // of the gateway's address; all others are pods' or go to the tunnel as they are
+	priorityTargets  = 219 // of the gateway's address; all others are pods' or go to the tunnel unchanged
 	priorityHostOnly = 218 // from other nodes' pods to the host
 	priorityToPods   = 217
 	priorityFromHost = 216
 	priorityFromPods = 215
 )
 
-// Types of ICMP errors (RFC 792): unreachable, time exceeded, parameter problem. They carry the packet that they are about.
+// Types of ICMP errors (RFC 792): unreachable, time exceeded, parameter problem. They quote the packet that they are about.
 const (
 	icmpUnreachable = 3
 	icmpExceeded    = 11
 	icmpParameter   = 12
 )
 
-// track finds a packet's connection and translates it as was settled for that; it then meets table 21 again.
+// track looks up a packet's connection and applies the connection's translation. The packet then meets table 21 again.
 func (c *Config) track() openflow.Action {
 	again := TableState
 	return openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again, NAT: &openflow.NAT{}})
 }
 
-// untracked is an IPv4 packet whose connection was not looked for yet.
+// untracked matches an IPv4 packet that has not passed connection tracking.
 func untracked(on ...openflow.MatchField) conditions {
 	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(0, openflow.CTTrk)), on...)
 }
 
-// stray is an ICMP packet that was looked at and fits no connection.
+// stray matches a tracked ICMP packet that fits no connection.
 func stray(on ...openflow.MatchField) conditions {
 	const icmp = 1
 	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.IPProto(icmp), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)), on...)
 }
 
-// services adds what Services in the switch need whatever they are.
+// services adds the flows for Services that depend on no Service.
 func (p *program) services() {
 	c := p.config
 	track, ipv4 := c.track(), openflow.EthType(openflow.EthTypeIPv4)
@@ -95,7 +95,7 @@ func (p *program) services() {
 	p.hairpinBack()
 }
 
-// trackServices has only those connections looked for that go to Services, or may have been translated for one.
+// trackServices tracks only connections that go to Services or may have been translated for one.
 func (p *program) trackServices() {
 	c := p.config
 	track, toLocal := c.track(), openflow.IPDst(c.LocalSubnet)
@@ -114,7 +114,7 @@ func (p *program) trackServices() {
 	p.add(TableState, priorityElse, "from pods to elsewhere, perhaps a node port or an external address", untracked(), openflow.GotoTable(TableNode))
 }
 
-// hostsOwn has the host's connections with other nodes' pods pass: it knows them itself.
+// hostsOwn lets the host's connections with other nodes' pods pass untracked: the host tracks them itself.
 func (p *program) hostsOwn(toHost, fromHost uint16) {
 	gateway := host(p.config.Gateway)
 	p.add(TableState, toHost, "from the tunnel to the host, which knows its own connections",
@@ -123,7 +123,7 @@ func (p *program) hostsOwn(toHost, fromHost uint16) {
 		untracked(openflow.InPort(PortTun), openflow.IPSrc(gateway)), openflow.GotoTable(TableRoute))
 }
 
-// hairpinBack returns to a pod what it answered itself.
+// hairpinBack returns a pod's reply to itself.
 func (p *program) hairpinBack() {
 	const back = 500
 	ipv4, hairpin := openflow.EthType(openflow.EthTypeIPv4), openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
@@ -134,32 +134,32 @@ func (p *program) hairpinBack() {
 	p.drop(TableRoute, back-1, "an answer to nothing", match(ipv4, hairpin))
 }
 
-// Target is where endpoints of Services answer: a port, at the pods of a cluster network or at one address elsewhere.
+// Target is a place of endpoints: a port, of the pods of a cluster network or of one address elsewhere.
 type Target struct {
 	At       netip.Prefix
 	Protocol service.Protocol
 	Port     uint16
 }
 
-// Target returns the target that an endpoint is one of.
+// Target returns the target that an endpoint belongs to.
 func (c *Config) Target(protocol service.Protocol, endpoint netip.AddrPort) Target {
 	at := host(endpoint.Addr())
 	for _, network := range c.ClusterNetworks {
-		if network.Contains(endpoint.Addr()) && endpoint.Addr() != c.Gateway { // of the host's, only these ports are looked at
+		if network.Contains(endpoint.Addr()) && endpoint.Addr() != c.Gateway { // of the host, only these ports are tracked
 			at = network
 		}
 	}
 	return Target{At: at, Protocol: protocol, Port: endpoint.Port()}
 }
 
-// Targets returns the flows that have the connections of targets looked at. Their owner is OwnerTargets. An endpoint's answer
-// looks as any packet from there; and so that it can be told from a packet which fits no connection, what pods send there
-// without a Service is looked at as well. All other packets between pods are not.
+// Targets returns the flows that track connections of targets. Their owner is OwnerTargets. A reply of an endpoint looks like any packet
+// from there. Packets from pods directly to a target are tracked as well, so that replies to them are not taken for packets of no
+// connection. All other packets between pods are not tracked.
 func (c *Config) Targets(targets []Target) map[openflow.Key]openflow.Entry {
 	return Fragment(c.TargetsRules(targets))
 }
 
-// TargetsRules is Targets with what each flow is for.
+// TargetsRules is Targets with the purpose of each flow.
 func (c *Config) TargetsRules(targets []Target) []Rule {
 	if !c.Conntrack {
 		return nil
@@ -173,7 +173,7 @@ func (c *Config) TargetsRules(targets []Target) []Rule {
 		var answers, requests uint16 = priorityAnswers, priorityRequests
 		switch gateway := t.At == host(c.Gateway); {
 		case c.policies() && !gateway:
-			continue // what pods send and get is looked at in any case
+			continue // all packets of pods are tracked in any case
 		case c.policies():
 			answers, requests = priorityTargets, priorityTargets
 		case gateway:
@@ -185,7 +185,7 @@ func (c *Config) TargetsRules(targets []Target) []Rule {
 	return p.rules
 }
 
-// ports match a port as the source and as the destination.
+// ports returns the matches for a port as the source and as the destination.
 func ports(protocol service.Protocol, port uint16) (from, to openflow.MatchField) {
 	switch protocol {
 	case service.TCP:
@@ -197,7 +197,7 @@ func ports(protocol service.Protocol, port uint16) (from, to openflow.MatchField
 	}
 }
 
-// hairpin sends back to a pod what a Service has translated to the pod itself.
+// hairpin returns to a pod what a Service has translated to the pod itself.
 func (p *program) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 200
 	p.add(TableLocal, priority, "by a Service to the pod that it comes from",
@@ -206,20 +206,19 @@ func (p *program) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) 
 		openflow.SetField(openflow.EthDst(mac)), openflow.InPortAction())
 }
 
-// NodeAddresses are where node ports are reached. All are IPv4; others are left out.
+// NodeAddresses are the addresses at which node ports are reached. Only IPv4 addresses are used.
 type NodeAddresses struct {
-	// Local are this node's, Others all other nodes'. An address in both is this node's.
+	// Local are this node's addresses, Others all other nodes'. An address in both is this node's.
 	Local, Others []netip.Addr
 }
 
-// Nodes returns the flows that tell nodes' addresses, for node ports. Their owner is OwnerNodes. There are none without
-// connection tracking.
+// Nodes returns the flows that mark nodes' addresses, for node ports. Their owner is OwnerNodes. Without connection tracking there are
+// none.
 func (c *Config) Nodes(a NodeAddresses) map[openflow.Key]openflow.Entry {
 	return Fragment(c.NodesRules(a))
 }
 
-// NodesRules is Nodes with what each flow is for. An address that is a pod's, a gateway's or a Service's is left out: what
-// is sent there is theirs.
+// NodesRules is Nodes with the purpose of each flow. An address of a pod, a gateway or a Service is left out: packets to it are for them.
 func (c *Config) NodesRules(a NodeAddresses) []Rule {
 	const priority = 100
 	if !c.Conntrack {
@@ -242,15 +241,15 @@ func (c *Config) NodesRules(a NodeAddresses) []Rule {
 	return p.rules
 }
 
-// FlushPod returns what makes the switch forget the connections of a pod's address: those that began there, and those that were answered there.
+// FlushPod returns the conntrack flushes for a pod's address: of connections that began there, and of those whose replies came from there.
 func (c *Config) FlushPod(addr netip.Addr) []openflow.CTFlush {
 	zone := c.zone()
 	return []openflow.CTFlush{{Zone: &zone, Orig: openflow.CTTuple{Src: addr}}, {Zone: &zone, Reply: openflow.CTTuple{Src: addr}}}
 }
 
-// Flush says which connections a switch is to forget for what service.Outdated found. It comes after the change of the
-// flows, and after the datapath has taken note of it (`revalidator/wait` of ovs-appctl): a packet on the old way would make
-// the connection known anew, as it was.
+// Flush returns the conntrack flush for an outdated connection (service.Outdated). Call it after the change of the flows, and after the
+// datapath has processed that change (`revalidator/wait` of ovs-appctl): a packet on the old path would commit the connection again, as it
+// was.
 func (c *Config) Flush(s service.Stale) openflow.CTFlush {
 	zone := c.zone()
 	f := openflow.CTFlush{
@@ -258,7 +257,7 @@ func (c *Config) Flush(s service.Stale) openflow.CTFlush {
 		Orig:  openflow.CTTuple{Dst: s.IP, DstPort: s.Port},
 		Reply: openflow.CTTuple{Src: s.Endpoint.Addr(), SrcPort: s.Endpoint.Port()},
 	}
-	if !s.Endpoint.IsValid() { // what was not translated answers from where it was sent to
+	if !s.Endpoint.IsValid() { // replies to an untranslated packet come from its destination
 		f.Reply = openflow.CTTuple{Src: s.IP, SrcPort: s.Port}
 	}
 	return f

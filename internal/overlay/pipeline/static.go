@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 )
 
-// Numbers of protocols that table 20 and 30 look at.
+// Protocol numbers that tables 20 and 30 match.
 const (
 	icmpRedirect     = 5  // RFC 792
 	dhcpServer       = 67 // RFC 2131
@@ -19,10 +19,10 @@ const (
 	priorityNonsense = 400
 )
 
-// Static returns the flows that do not depend on pods or other nodes. Their owner is OwnerCluster.
+// Static returns the flows that depend neither on pods nor on other nodes. Their owner is OwnerCluster.
 func (c *Config) Static() map[openflow.Key]openflow.Entry { return Fragment(c.StaticRules()) }
 
-// StaticRules is Static with what each flow is for.
+// StaticRules is Static with the purpose of each flow.
 func (c *Config) StaticRules() []Rule {
 	p := c.program(OwnerCluster)
 	p.classify()
@@ -37,9 +37,9 @@ func (c *Config) StaticRules() []Rule {
 	for _, t := range tables {
 		switch t.Number {
 		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
-			// These pass on what they have nothing to say about, or see no packets.
+			// These pass on everything else, or see no packets.
 		case TableDeliver:
-			// Nothing gets there but what it delivers.
+			// It gets only packets that it delivers.
 		default:
 			p.drop(t.Number, priorityDefault, "nothing else passes", nil)
 		}
@@ -59,8 +59,8 @@ func (p *program) classify() {
 	p.add(TableClassify, pods, "IPv4 from pods", match(openflow.EthType(openflow.EthTypeIPv4)), openflow.GotoTable(TablePod))
 }
 
-// classifyHost admits what the host sends. The host is trusted, and yet sends no packet with a pod's address: what it
-// passes on between pods it masquerades to the gateway.
+// classifyHost admits packets of the host. The host is trusted, but sends no packet with a pod's address: packets that it forwards between
+// pods are masqueraded to the gateway.
 func (p *program) classifyHost() {
 	const forbidden, own, pods, others = 450, 400, 350, 300
 	c, tun := p.config, openflow.InPort(PortTun)
@@ -68,7 +68,7 @@ func (p *program) classifyHost() {
 	p.drop(TableClassify, forbidden, "the host neither sends nor receives multicast", match(tun, openflow.IPDst(multicast4())))
 	enter := []openflow.Action{source(0), openflow.GotoTable(TableState)}
 	if c.Conntrack {
-		// On the kernel's datapath packets come with what the host's own tracker says of them, which is of another zone.
+		// On the kernel datapath, packets arrive with the state of the host's own conntrack, which is of another zone.
 		enter = slices.Insert(enter, 0, openflow.CTClear())
 	}
 	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, openflow.IPSrc(host(c.Gateway))), enter...)
@@ -104,7 +104,7 @@ func (p *program) state() {
 	}
 }
 
-// closeTunnels drops what pods send to a port at which tunnels may be.
+// closeTunnels drops packets of pods to tunnels' ports.
 func (p *program) closeTunnels(table uint8, priority uint16, purpose string, to openflow.MatchField) {
 	for _, port := range p.config.tunnelPorts() {
 		p.drop(table, priority, purpose, match(to, openflow.UDPDst(port)))
@@ -129,8 +129,8 @@ func (p *program) route() {
 	p.add(TableRoute, outside, "to outside", match(ipv4), openflow.GotoTable(TableExternal))
 }
 
-// routeNonsense drops destinations that are no host's. The loopback range matters most: kube-proxy may let the host route
-// it (route_localnet), and then pods would reach what listens on the host's loopback only.
+// routeNonsense drops packets to destinations that no host has. The loopback range matters most: kube-proxy may make the host route it
+// (route_localnet), and then pods would reach what listens only on the host's loopback.
 func (p *program) routeNonsense() {
 	const multicast = 50
 	for _, to := range nonsense() {
@@ -139,7 +139,7 @@ func (p *program) routeNonsense() {
 	p.drop(TableRoute, multicast, "multicast goes by tables 110 to 120, or nowhere", match(openflow.IPDst(multicast4())))
 }
 
-// nonsense are destinations outside the cluster that are nobody's there.
+// nonsense returns destinations outside the cluster that no host has.
 func nonsense() []struct{ prefix, purpose string } {
 	return []struct{ prefix, purpose string }{
 		{"0.0.0.0/8", "to this network: the host takes some as its own"},
@@ -177,12 +177,12 @@ func (p *program) leave() {
 // dnsPort is the port of name servers (RFC 1035, 4.2).
 const dnsPort = 53
 
-// askNode lets a pod ask its own node for names, whatever its egress firewall says and whatever egress addresses its namespace
-// wants: the question goes to the host from here. In a network without either it does so anyway.
+// askNode lets a pod send DNS queries to its own node, regardless of its egress firewall and its namespace's egress IPs: from here they go
+// to the host. A network without either needs no flow for that.
 func (p *program) askNode() {
 	const priority = 200
 	c := p.config
-	if !c.firewalls() { // and so no egress addresses
+	if !c.firewalls() { // then there are no egress IPs either
 		return
 	}
 	for _, to := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {

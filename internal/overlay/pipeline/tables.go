@@ -1,48 +1,48 @@
 package pipeline
 
-// Tables of br0. Numbers are OpenShift SDN's where the purpose is the same.
+// Tables of br0. Numbers are those of OpenShift SDN if the purpose is the same.
 const (
 	// TableClassify sorts packets by the port they came in by, and drops what no port may send.
 	TableClassify uint8 = 0
-	// TableTunnel admits what known nodes send by the tunnel, from addresses of theirs, to addresses of this node.
+	// TableTunnel admits packets of known nodes from the tunnel, from the nodes' own pod ranges, to addresses of this node.
 	TableTunnel uint8 = 10
-	// TablePod admits what pods send from addresses of theirs, and sets the source VNID.
+	// TablePod admits packets of pods from their own addresses, and sets the source VNID.
 	TablePod uint8 = 20
-	// TableState finds the connection of what goes to Services, and of what may answer there, in a zone of Weft's own; replies
-	// are translated back here. All else passes by, unless policies judge: they have the connections of all pods found.
+	// TableState looks up the connection of packets to Services and of possible replies, in a zone of Weft's own; replies are translated back
+	// here. All other packets pass untracked, except with policies: then all connections of pods are tracked.
 	TableState uint8 = 21
-	// TableNode tells nodes' addresses from others, for node ports.
+	// TableNode marks nodes' addresses, for node ports.
 	TableNode uint8 = 22
-	// TableAffinity remembers which endpoint a client of a Service has; its flows are learned by the switch. With Services
-	// in the switch it is only looked up on the way, and leads nowhere.
+	// TableAffinity has the endpoint of each client of a Service with affinity; the switch learns its flows. With Services in the switch it is
+	// only looked up on the way, and no packet continues from it.
 	TableAffinity uint8 = 24
 	// TableService picks an endpoint for a new connection to a Service.
 	TableService uint8 = 25
-	// TableEndpoint translates to the endpoint that a client with affinity has, and picks one for who has none.
+	// TableEndpoint translates to the endpoint of a client with affinity, and picks one for a client without.
 	TableEndpoint uint8 = 26
-	// TableEgressPolicy judges what pods send, on the real destination.
+	// TableEgressPolicy applies egress policies, to the translated destination.
 	TableEgressPolicy uint8 = 27
-	// TableRoute chooses the way by destination.
+	// TableRoute chooses the path by destination.
 	TableRoute uint8 = 30
-	// TableARPLocal takes ARP to local pods.
+	// TableARPLocal forwards ARP to local pods.
 	TableARPLocal uint8 = 40
-	// TableARPRemote takes ARP to remote nodes.
+	// TableARPRemote forwards ARP to remote nodes.
 	TableARPRemote uint8 = 50
-	// TableHost takes to the host what only the host serves: Services, as long as no table does.
+	// TableHost sends to the host what only the host serves: Services that no table serves.
 	TableHost uint8 = 60
 	// TableLocal finds a local pod's port and VNID.
 	TableLocal uint8 = 70
-	// TableIngress judges what pods receive, and delivers it.
+	// TableIngress decides which packets pods receive, and delivers them.
 	TableIngress uint8 = 80
-	// TableDeliver delivers what policies let through to a pod.
+	// TableDeliver delivers packets that policies allow to a pod.
 	TableDeliver uint8 = 81
 	// TableRemote sends to pods on other nodes by the tunnel.
 	TableRemote uint8 = 90
-	// TableExternal is where packets to outside the cluster begin; exceptions to the egress firewall go here.
+	// TableExternal is the first table for packets to outside the cluster. It has the exceptions to the egress firewall.
 	TableExternal uint8 = 99
-	// TableEgressFirewall judges what leaves the cluster.
+	// TableEgressFirewall applies egress firewalls to traffic that leaves the cluster.
 	TableEgressFirewall uint8 = 100
-	// TableEgressRoute chooses by which address, of which node, a packet leaves the cluster.
+	// TableEgressRoute chooses the address and the node by which a packet leaves the cluster.
 	TableEgressRoute uint8 = 101
 	// TableMulticastOut takes multicast from pods.
 	TableMulticastOut uint8 = 110
@@ -50,7 +50,7 @@ const (
 	TableMulticastTunnel uint8 = 111
 	// TableMulticastLocal copies multicast to local pods.
 	TableMulticastLocal uint8 = 120
-	// TableNote holds the hash of the whole state. No packet gets here.
+	// TableNote holds the hash of the whole state. No packet reaches it.
 	TableNote uint8 = 253
 )
 
@@ -95,7 +95,7 @@ func Tables() []Table { return append([]Table(nil), tables[:]...) }
 // TableName returns a table's name, or "" for a number that is not in use.
 func TableName(number uint8) string { return Describe(number).Name }
 
-// Describe returns a table's name and purpose; the zero Name says that the number is not in use.
+// Describe returns a table's name and purpose. Name is empty for a number that is not in use.
 func Describe(number uint8) Table {
 	for _, t := range tables {
 		if t.Number == number {

@@ -6,17 +6,17 @@ import (
 	"weft.dev/weft/internal/openflow"
 )
 
-// ModeMultitenant isolates pods whose namespaces have different VNIDs. Those with VNID 0 reach all and are reached by all.
+// ModeMultitenant isolates pods of namespaces with different VNIDs from each other. Pods with VNID 0 reach all pods and are reached by all.
 const ModeMultitenant Mode = "multitenant"
 
-// isolates reports whether packets are judged by VNIDs.
+// isolates reports whether VNIDs isolate pods.
 func (c *Config) isolates() bool { return c.Mode == ModeMultitenant }
 
-// hasVNIDs reports whether packets carry the VNIDs of their senders: with NetworkPolicies too, where other implementations of the network
-// judge by them. A flat network carries 0.
+// hasVNIDs reports whether packets carry the VNIDs of their senders. With NetworkPolicies they do too, because other implementations of the
+// network decide by them. In a flat network the VNID is 0.
 func (c *Config) hasVNIDs() bool { return c.isolates() || c.policies() }
 
-// sourceOf returns the source VNID of what a pod sends: in a flat network 0.
+// sourceOf returns the source VNID of a pod's packets, 0 in a flat network.
 func (c *Config) sourceOf(pod *Pod) uint32 {
 	if c.hasVNIDs() {
 		return pod.VNID
@@ -24,8 +24,8 @@ func (c *Config) sourceOf(pod *Pod) uint32 {
 	return 0
 }
 
-// sourceFromTunnel sets the source VNID of what a known node sends: the VNI, which the node vouches for. In a flat network
-// it is 0, whatever the VNI.
+// sourceFromTunnel sets the source VNID of a known node's packets: the VNI, for which that node is trusted. In a flat network it is 0,
+// whatever the VNI.
 func (c *Config) sourceFromTunnel() openflow.Action {
 	const last = 31
 	if c.hasVNIDs() {
@@ -34,7 +34,7 @@ func (c *Config) sourceFromTunnel() openflow.Action {
 	return source(0)
 }
 
-// isolation judges by VNIDs what all pods receive. Who else may reach a pod, the pod's own flows say (admit).
+// isolation adds what decides by VNIDs for all pods. Which further senders may reach a pod is in the pod's own flows (admit).
 func (p *program) isolation(out openflow.Action) {
 	const all = 200
 	if !p.config.isolates() {
@@ -44,8 +44,8 @@ func (p *program) isolation(out openflow.Action) {
 	p.output(TableIngress, all, "from hosts, from outside, and from global projects", match(openflow.Reg(RegSource, 0)), out)
 }
 
-// admit lets a pod's own project in, and everybody if the project is global. The verdict needs no state: it is the same for
-// both directions of a connection, and is passed on each packet, so that a connection ends with the permission.
+// admit admits a pod's own project, and all senders if the project is global. The verdict needs no connection state: it is the same for
+// both directions of a connection, and is reached for each packet. So a connection ends when the permission is removed.
 func (p *program) admit(pod *Pod) {
 	const priority = 100
 	if !p.config.isolates() {
@@ -67,9 +67,9 @@ func (p *program) admit(pod *Pod) {
 	}
 }
 
-// hostServices hands to the host what only the host serves. The host does not know who sent it: what it passes on comes
-// from the gateway, which reaches all, and goes where the host says, which no egress firewall and no policy sees. So only pods of
-// global projects, without an egress firewall, and not isolated for egress get there; to others the host says that there is nothing.
+// hostServices sends to the host what only the host serves. The host does not pass on the sender: packets that it forwards come from the
+// gateway, which reaches all pods, and go where no egress firewall and no policy sees them. So only packets of pods of global projects,
+// without an egress firewall, and not isolated for egress, get there. The host rejects those of others.
 func (p *program) hostServices() {
 	const all, trusted, judged = 200, 210, 215
 	c := p.config
@@ -89,7 +89,7 @@ func (p *program) hostServices() {
 	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide who asks, and rejects", nil, c.toReject()...)
 }
 
-// toReject are the actions that hand a packet to the host to be rejected.
+// toReject returns the actions that send a packet to the host to be rejected.
 func (c *Config) toReject() []openflow.Action {
 	return append([]openflow.Action{openflow.SetField(openflow.EthSrc(RejectMAC()))}, c.toHost()...)
 }
