@@ -13,11 +13,11 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Commit makes the change in one transaction, whose first operation is the fence. Columns that are as desired already are not
-// written; if nothing is to be written, nothing is.
+// Commit makes the change in one transaction, whose first operation is the fence. It writes only columns that differ; if none does, it
+// writes nothing.
 //
-// A row that cannot be written fails alone, with a *[RowError] in a reconcile.PartialError; the others are committed. With
-// ErrDeposed nothing was written, and nothing will be until the next Lead.
+// A row that cannot be written fails alone, with a *[RowError] in a reconcile.PartialError; the others are committed. With ErrDeposed
+// nothing was written, and nothing will be until the next Lead.
 func (e *Engine) Commit(ctx context.Context, change Change) error {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -45,7 +45,7 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	return nil
 }
 
-// run makes the change over one connection. Each round leaves out the rows that the one before found to fail.
+// run makes the change over one connection. Each round omits the rows that failed in the round before.
 func (e *Engine) run(ctx context.Context, s *session.Session, change Change, failed map[Key]error) error {
 	for {
 		v, err := current(ctx, s)
@@ -53,7 +53,7 @@ func (e *Engine) run(ctx context.Context, s *session.Session, change Change, fai
 			return err
 		}
 		if term, there := v.term(); !there {
-			// The database is a new one: the term goes first, as at the start.
+			// The database is a new one: write the term first, as at the start.
 			if err := lead(ctx, s, e.term); err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ func (e *Engine) run(ctx context.Context, s *session.Session, change Change, fai
 			delete(change.Set, key)
 		}
 		if len(p.failed) > 0 {
-			continue // a child of what failed may fail as well
+			continue // a child of a failed row may fail too
 		}
 		refused, err := e.transact(ctx, s, v, p)
 		if refused == nil {
@@ -78,7 +78,7 @@ func (e *Engine) run(ctx context.Context, s *session.Session, change Change, fai
 	}
 }
 
-// transact writes the plan. A row that the server refuses is returned with the reason.
+// transact writes the plan. It returns the row that the server rejects, with the reason.
 func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *plan) (*Key, error) {
 	if len(p.ops) == 0 {
 		return nil, nil
@@ -111,7 +111,7 @@ func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *p
 	}
 }
 
-// learn takes over from the view what the plan changed, and only as far as it is as planned: what others changed meanwhile is drift.
+// learn copies from the view what the plan changed, but only rows that are as planned: what other programs changed meanwhile is drift.
 func (e *Engine) learn(p *plan, after *view) {
 	if e.known == nil {
 		return
@@ -139,7 +139,7 @@ func (e *Engine) learn(p *plan, after *view) {
 		now, there := after.row(key)
 		take(key, there && now.Equal(want))
 		if !there {
-			e.known[key] = nil // removed at once by another: what is known then differs from what is there
+			e.known[key] = nil // already removed by another program; so the known state differs from the actual one
 		}
 	}
 	for key := range p.change.Delete {
@@ -148,7 +148,7 @@ func (e *Engine) learn(p *plan, after *view) {
 	}
 }
 
-// plan is the operations that a change takes.
+// plan has the operations of a change.
 type plan struct {
 	view   *view
 	change Change
@@ -195,7 +195,7 @@ func (p *plan) add(key Key, ops ...ovsdb.Operation) {
 	}
 }
 
-// set inserts or updates a row, and the reference of its parent.
+// set inserts or updates a row, and the reference in its parent.
 func (p *plan) set(key Key, want Row) error {
 	if err := p.checkParent(want.Parent); err != nil {
 		return err
@@ -230,7 +230,7 @@ func (p *plan) set(key Key, want Row) error {
 	return nil
 }
 
-// checkParent returns an error unless the parent is there after the change.
+// checkParent returns an error unless the parent exists after the change.
 func (p *plan) checkParent(parent Key) error {
 	if parent == (Key{}) {
 		return nil
@@ -255,7 +255,7 @@ func (p *plan) remove(key Key) {
 	p.add(key, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: string(key.Table), Where: byUUID(key.UUID)})
 }
 
-// reference adds the row to, or removes it from, its parent's set.
+// reference adds the row to its parent's set, or removes it from it.
 func (p *plan) reference(key, parent Key, mutator ovsdb.Mutator) {
 	c, ok := schema(key.Table)
 	if !ok || parent == (Key{}) {

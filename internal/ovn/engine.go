@@ -23,25 +23,25 @@ type Change = reconcile.Change[Key, Row]
 const TermKey = "weft.dev/term"
 
 // CompleteKey is the key in external_ids of NB_Global that holds the term of the leader that last brought the whole database in step.
-// Whoever serves the database's content to nodes waits until it is there: a new database has none.
+// Programs that serve the database's content to nodes wait for it: a new database does not have it.
 const CompleteKey = "weft.dev/complete"
 
-// commitTimeout bounds a commit whose context has no deadline.
+// commitTimeout limits a commit whose context has no deadline.
 const commitTimeout = time.Minute
 
-// Config is how the engine reaches the database.
+// Config is the configuration of an Engine.
 type Config struct {
-	// Endpoints are those of the northbound database: unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT. Of a cluster's servers the
-	// leader is used.
+	// Endpoints are those of the northbound database: unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT. In a cluster of servers, the engine
+	// uses the leader.
 	Endpoints []string
 	// TLS is for ssl: endpoints.
 	TLS *tls.Config
-	// Locate returns endpoints and TLS before each attempt to connect, in place of Endpoints and TLS. Nil: they stay.
+	// Locate returns endpoints and TLS before each attempt to connect, instead of Endpoints and TLS. Nil: Endpoints and TLS are used.
 	Locate func(context.Context) ([]string, *tls.Config, error)
-	// Logger logs when the connection is lost and when it is back. Nil means silence.
+	// Logger logs when the connection is lost and restored. Nil means no logs.
 	Logger *slog.Logger
-	// Changed is called when rows may differ from what this engine wrote, and when there is a new connection: the loop should
-	// read everything again. It must not block. Nil means no calls.
+	// Changed is called when rows may differ from what this engine wrote, and when there is a new connection: the loop should read everything
+	// again. It must not block. Nil means no calls.
 	Changed func()
 }
 
@@ -53,24 +53,23 @@ type Engine struct {
 	group  sync.WaitGroup
 	dirty  chan struct{}
 
-	// commit is held while a change is made, so that the watch for drift does not take it for another's.
+	// commit is held during a change, so that the watch for drift does not mistake it for a foreign change.
 	commit sync.Mutex
 	term   uint64
 	known  map[Key]any
 
-	// marks guards the sessions below: the one that was read last, and that which Settled found in step. failed says that the last commit
-	// did.
+	// marks guards the sessions below: the last one read, and the one that Settled found in step. failed reports that the last commit failed.
 	marks  sync.Mutex
 	read   *session.Session
 	whole  *session.Session
 	failed bool
-	// settled wakes what writes CompleteKey.
+	// settled wakes the goroutine that writes CompleteKey.
 	settled chan struct{}
 }
 
 var _ reconcile.Engine[Key, Row] = (*Engine)(nil)
 
-// Open returns an engine that connects, and connects again whenever the connection is lost. The caller must Close it.
+// Open returns an engine that connects, and connects again whenever the connection is lost. The caller must close it.
 func Open(ctx context.Context, config Config) (*Engine, error) {
 	if config.Changed == nil {
 		config.Changed = func() {}
@@ -100,7 +99,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close ends the connection. It changes nothing in the database.
+// Close closes the connection. It changes nothing in the database.
 func (e *Engine) Close() {
 	e.cancel()
 	e.group.Wait()
@@ -114,7 +113,7 @@ func (e *Engine) signal() {
 	}
 }
 
-// watch reports rows that others have changed.
+// watch reports rows that other programs have changed.
 func (e *Engine) watch(ctx context.Context) {
 	for {
 		select {
@@ -128,7 +127,7 @@ func (e *Engine) watch(ctx context.Context) {
 	}
 }
 
-// drifted compares the copy with what the engine knows. A row that was replaced since is another pointer.
+// drifted compares the copy with what the engine knows. A replaced row has another pointer.
 func (e *Engine) drifted() bool {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -147,7 +146,7 @@ func (e *Engine) drifted() bool {
 	return different
 }
 
-// Read returns all rows that have an owner, as the database has them at the time of the call.
+// Read returns all rows that have an owner, as they are in the database at the time of the call.
 func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -175,7 +174,7 @@ func current(ctx context.Context, s *session.Session) (*view, error) {
 	return newView(s), nil
 }
 
-// Lead makes the term that of this engine's transactions. It fails with ErrDeposed when the database has a later one.
+// Lead sets the term of this engine's transactions. It fails with ErrDeposed if the database has a later one.
 func (e *Engine) Lead(ctx context.Context, term uint64) error {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -187,7 +186,7 @@ func (e *Engine) Lead(ctx context.Context, term uint64) error {
 	return nil
 }
 
-// lead writes the term. The wait makes it fail, and try again, when another wrote meanwhile.
+// lead writes the term. Because of the wait operation, it fails and is repeated if another program wrote meanwhile.
 func lead(ctx context.Context, s *session.Session, term uint64) error {
 	for {
 		v, err := current(ctx, s)
@@ -199,7 +198,7 @@ func lead(ctx context.Context, s *session.Session, term uint64) error {
 			if err != nil {
 				return err
 			}
-			_ = results // another may have made the row meanwhile; the next view has one in either case
+			_ = results // another program may have added the row meanwhile; the next view has one in either case
 			continue
 		}
 		have, there := v.term()
@@ -241,7 +240,7 @@ func (v *view) term() (uint64, bool) {
 	return term, err == nil
 }
 
-// isFenced reports whether the first operation, the wait, did not hold.
+// isFenced reports whether the first operation, the wait, failed.
 func isFenced(err error) bool {
 	var refused *session.OperationError
 	return errors.As(err, &refused) && refused.Index == 0 && refused.Operation.Op == ovsdb.OperationWait
@@ -253,7 +252,7 @@ func fence(global *globalRow, term uint64) (ovsdb.Operation, error) {
 	if err != nil {
 		return ovsdb.Operation{}, fmt.Errorf("encode the term: %w", err)
 	}
-	// The wait selects the row by the term and compares a column that is always the same for it: its own UUID.
+	// The wait selects the row by the term and compares a column that never changes: its own UUID.
 	uuid := ovsdb.UUID{GoUUID: global.UUID}
 	return ovsdb.Operation{
 		Op: ovsdb.OperationWait, Table: globalTable, Timeout: new(int),
@@ -274,7 +273,7 @@ func (e *Engine) setFailed(failed bool) {
 	e.failed = failed
 }
 
-// Settled tells the engine that the loop has made a pass. When that brought what was read in step, the database is marked as complete
+// Settled notifies the engine that the loop has made a pass. If everything that was read is now in step, the database is marked as complete
 // (CompleteKey). It does not wait.
 func (e *Engine) Settled() {
 	e.marks.Lock()
@@ -289,7 +288,8 @@ func (e *Engine) Settled() {
 	}
 }
 
-// mark writes CompleteKey when Settled says so. A write that fails is left: the connection is lost, and the next one is settled anew.
+// mark writes CompleteKey after Settled. A failed write is not retried: the connection is lost, and Settled is called again for the next
+// one.
 func (e *Engine) mark(ctx context.Context) {
 	for {
 		select {
@@ -303,7 +303,7 @@ func (e *Engine) mark(ctx context.Context) {
 	}
 }
 
-// complete writes CompleteKey over the connection that was settled.
+// complete writes CompleteKey over the settled connection.
 func (e *Engine) complete(ctx context.Context) error {
 	e.commit.Lock()
 	defer e.commit.Unlock()

@@ -6,19 +6,19 @@ import (
 )
 
 var (
-	// ErrDeposed is wrapped when another process leads with a later term. Nothing was written.
+	// ErrDeposed is wrapped if another process leads with a later term. Nothing was written.
 	ErrDeposed = errors.New("another controller leads")
 	// ErrNotLeading is returned by a Commit before Lead.
 	ErrNotLeading = errors.New("no term: lead before the first commit")
-	// ErrNoParent is wrapped when a row's router or switch is not in the database.
+	// ErrNoParent is wrapped if a row's router or switch is not in the database.
 	ErrNoParent = errors.New("the row's router or switch does not exist")
 )
 
-// RowError says that a row was not written.
+// RowError reports that a row was not written.
 type RowError struct {
-	// Key is the row's.
+	// Key is the row's key.
 	Key Key
-	// Err is why.
+	// Err is the reason.
 	Err error
 }
 

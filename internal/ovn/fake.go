@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// errDuplicate is what the database says of a second port of one name.
+// errDuplicate is the database's error for a second port with the same name.
 var errDuplicate = errors.New("another row of the table has the name")
 
 // Database is the state of a northbound database in memory. Several Fakes may share one, as several controllers do.
@@ -31,14 +31,14 @@ func (d *Database) Rows() map[Key]Row {
 	return maps.Clone(d.rows)
 }
 
-// Writes counts the transactions that wrote something.
+// Writes returns the number of transactions that wrote something.
 func (d *Database) Writes() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.write
 }
 
-// Replace puts other content in the place of all rows, and forgets the term, as an empty database does.
+// Replace replaces all rows, and deletes the term, as an empty database does.
 func (d *Database) Replace(rows map[Key]Row) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -48,7 +48,7 @@ func (d *Database) Replace(rows map[Key]Row) {
 	}
 }
 
-// Fake is an engine on a Database. It keeps the rules of the real one: parents, names that are unique, and the fence.
+// Fake is an engine on a Database. It enforces the rules of the real one: parents, unique names, and the fence.
 type Fake struct {
 	database *Database
 	mu       sync.Mutex
@@ -60,7 +60,7 @@ var _ reconcile.Engine[Key, Row] = (*Fake)(nil)
 // NewFake returns an engine on the database.
 func NewFake(database *Database) *Fake { return &Fake{database: database} }
 
-// Lead is Engine's.
+// Lead is the counterpart of Engine.Lead.
 func (f *Fake) Lead(_ context.Context, term uint64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,7 +73,7 @@ func (f *Fake) Lead(_ context.Context, term uint64) error {
 	return nil
 }
 
-// Read is Engine's.
+// Read is the counterpart of Engine.Read.
 func (f *Fake) Read(context.Context) (map[Key]Row, error) {
 	f.database.mu.Lock()
 	defer f.database.mu.Unlock()
@@ -86,7 +86,7 @@ func (f *Fake) Read(context.Context) (map[Key]Row, error) {
 	return own, nil
 }
 
-// Commit is Engine's.
+// Commit is the counterpart of Engine.Commit.
 func (f *Fake) Commit(_ context.Context, change Change) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,7 +120,7 @@ func (f *Fake) Commit(_ context.Context, change Change) error {
 			}
 		}
 	}
-	for key, row := range next { // what no parent refers to any more goes
+	for key, row := range next { // rows without a parent's reference are removed
 		if _, there := next[row.Parent]; row.Parent != (Key{}) && !there {
 			delete(next, key)
 		}
@@ -143,7 +143,7 @@ func put(rows map[Key]Row, key Key, row Row, failed map[Key]error) {
 	rows[key] = row
 }
 
-// admit returns why the database would not take the row.
+// admit returns why the database would reject the row, nil if it would not.
 func admit(rows map[Key]Row, key Key, row Row) error {
 	if _, there := rows[row.Parent]; row.Parent != (Key{}) && !there {
 		return fmt.Errorf("%w: %s", ErrNoParent, row.Parent)

@@ -28,7 +28,7 @@ func TestReal(t *testing.T) {
 	})
 }
 
-// Rows of others are neither read nor removed, others' external_ids stay, and what others change is reported.
+// Rows of other programs are neither read nor removed, their external_ids stay, and their changes are reported.
 func TestForeignRows(t *testing.T) {
 	c := ovntest.New(t, nil)
 	c.Start(ovntest.Northbound)
@@ -55,7 +55,7 @@ func TestForeignRows(t *testing.T) {
 	}
 }
 
-// A database that was replaced by an empty one gets the term and the rows again; a killed one is used again as it is.
+// If a database is replaced by an empty one, the term and the rows are written again; if it is killed, it is used as it is.
 func TestReplacedDatabase(t *testing.T) {
 	c := ovntest.New(t, nil)
 	c.Start(ovntest.Northbound)
@@ -78,7 +78,7 @@ func TestReplacedDatabase(t *testing.T) {
 	}
 }
 
-// What another changes while this engine commits is reported too, and what the engine itself changes is not.
+// What another program changes during a commit is reported too; the engine's own changes are not.
 func TestDriftDuringCommit(t *testing.T) {
 	c := ovntest.New(t, nil)
 	c.Start(ovntest.Northbound)

@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// The columns of OVN_Northbound (ovn-nb(5)) that the engine reads. They are written by hand: a generated model asks for every
-// column of one schema version, and so refuses an older server.
+// The columns of OVN_Northbound (ovn-nb(5)) that the engine reads. They are written by hand: a generated model requires every column of one
+// schema version, and so rejects an older server.
 
 const (
 	databaseName = "OVN_Northbound"
@@ -158,14 +158,14 @@ func (r *aclRow) row() Row {
 	}
 }
 
-// view is the copy of the database at one moment. Its rows are the copy's, which replaces them and never writes into them.
+// view is the copy of the database at one moment. Its rows belong to the copy, which replaces rows but never writes into them.
 type view struct {
 	global  *globalRow
 	rows    map[Key]interface{ row() Row }
 	parents map[string]Key // of a child, by its UUID
 }
 
-// newView takes the rows of the copy.
+// newView returns a view of the copy's rows.
 func newView(s *session.Session) *view {
 	v := &view{rows: map[Key]interface{ row() Row }{}, parents: map[string]Key{}}
 	for _, row := range session.Rows[globalRow](s, globalTable) {
@@ -226,7 +226,7 @@ func (v *view) own() map[Key]Row {
 	return own
 }
 
-// sources returns what the view is made of, for a comparison without reading.
+// sources returns the rows of which the view consists, for a comparison without reading.
 func (v *view) sources() map[Key]any {
 	all := make(map[Key]any, len(v.rows))
 	for key, row := range v.rows {

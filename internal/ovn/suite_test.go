@@ -12,13 +12,13 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// engine is what the suite asks of the real engine and of the Fake.
+// engine is the part of the real engine and of the Fake that the suite uses.
 type engine interface {
 	reconcile.Engine[ovn.Key, ovn.Row]
 	Lead(ctx context.Context, term uint64) error
 }
 
-// bench is a database with as many engines on it as a test wants.
+// bench is a database with as many engines as a test needs.
 type bench struct {
 	open func(t *testing.T) engine
 }
@@ -72,7 +72,7 @@ func commit(t *testing.T, e engine, set, remove rows) {
 	must(t, e.Commit(t.Context(), ovn.Change{Set: set, Delete: remove}))
 }
 
-// expect compares what an engine reads with what is desired.
+// expect compares what an engine reads with the desired state.
 func expect(t *testing.T, e engine, want rows) {
 	t.Helper()
 	have, err := e.Read(t.Context())
@@ -82,7 +82,7 @@ func expect(t *testing.T, e engine, want rows) {
 	}
 }
 
-// Rows are made, changed in place, moved to another parent, and removed, each change in one commit; another engine reads the same.
+// Rows are created, changed in place, moved to another parent, and removed, each change in one commit; another engine reads the same.
 func testRows(t *testing.T, b *bench) {
 	e := leading(t, b)
 	r, s1, s2 := key(ovn.Router, "v"), key(ovn.Switch, "s1"), key(ovn.Switch, "s2")
@@ -100,7 +100,7 @@ func testRows(t *testing.T, b *bench) {
 	}
 	commit(t, e, want, nil)
 	expect(t, e, want)
-	commit(t, e, want, nil) // again: nothing to do
+	commit(t, e, want, nil) // again: no change
 	expect(t, b.open(t), want)
 
 	changed := rows{p: port(s2, "p", "0a:58:0a:00:01:06 10.0.1.6"), r: router("v2"), rt: route(r, "10.0.0.0/8", "10.0.1.253")}
@@ -111,14 +111,14 @@ func testRows(t *testing.T, b *bench) {
 	delete(want, pol)
 	expect(t, e, want)
 
-	// A switch goes with its ports; what is not there any more can be removed.
+	// A switch is removed with its ports; removing what does not exist any more succeeds.
 	commit(t, e, nil, rows{s2: {}, acl: {}})
 	delete(want, s2)
 	delete(want, p)
 	expect(t, e, want)
 	commit(t, e, nil, want)
 	expect(t, e, rows{})
-	commit(t, e, rows{s2: logicalSwitch("s2"), p: port(s2, "p", "0a:58:0a:00:01:06 10.0.1.6")}, nil) // the same UUIDs come back
+	commit(t, e, rows{s2: logicalSwitch("s2"), p: port(s2, "p", "0a:58:0a:00:01:06 10.0.1.6")}, nil) // the same UUIDs are used again
 }
 
 // A row that cannot be written fails alone.
@@ -143,7 +143,7 @@ func testFailures(t *testing.T, b *bench) {
 	expect(t, e, rows{s: logicalSwitch("s"), key(ovn.SwitchPort, "p"): port(s, "p", "unknown"), good: port(s, "good", "unknown")})
 }
 
-// Who was deposed writes nothing, whatever it believes, and cannot come back with its old term.
+// A deposed engine writes nothing, even if it has not noticed, and cannot lead again with its old term.
 func testFence(t *testing.T, b *bench) {
 	old, next := b.open(t), b.open(t)
 	s := key(ovn.Switch, "s")
@@ -163,7 +163,7 @@ func testFence(t *testing.T, b *bench) {
 	expect(t, old, rows{s: logicalSwitch("s"), key(ovn.Switch, "s2"): logicalSwitch("s2")})
 }
 
-// The same words give the same UUID, and other words another.
+// The same words result in the same UUID, other words in another.
 func TestUUID(t *testing.T) {
 	seen := map[ovn.Key]string{}
 	for _, words := range [][]string{{"a", "b"}, {"ab"}, {"a", "", "b"}, {"1:a"}, {}, {""}} {

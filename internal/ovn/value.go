@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// OwnerKey is the key in external_ids under which a row names its owner.
+// OwnerKey is the key in external_ids with a row's owner.
 const OwnerKey = "weft.dev/owner"
 
 // Table is the name of a table of the northbound database (ovn-nb(5)).
@@ -32,11 +32,11 @@ const (
 // Key names a row.
 type Key struct {
 	Table Table
-	// UUID is the row's, in its canonical form.
+	// UUID is the row's UUID in canonical form.
 	UUID string
 }
 
-// String returns the key as it stands in errors.
+// String returns the key as errors show it.
 func (k Key) String() string { return string(k.Table) + " " + k.UUID }
 
 // Compare orders keys by table and UUID.
@@ -44,10 +44,10 @@ func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Table, other.Table), cmp.Compare(k.UUID, other.UUID))
 }
 
-// UUID returns the key of the row of the table that is for the thing so named: the same for the same words.
+// UUID returns the key of a row of the table whose purpose the words name: the same words result in the same key.
 func UUID(table Table, words ...string) Key {
-	// The name space is a random UUID of version 4, drawn once. Each word is preceded by its length, so that no two lists of
-	// words give the same text.
+	// The name space is a random UUID of version 4, chosen once. Each word is preceded by its length, so that different lists of words never
+	// result in the same text.
 	hash := sha1.New() //nolint:gosec // see the import
 	hash.Write([]byte("\x5f\x0c\xd3\x4e\x9b\x1a\x4c\x27\x8e\x62\x71\xd0\xa8\x3f\x55\x19"))
 	for _, word := range append([]string{string(table)}, words...) {
@@ -59,23 +59,23 @@ func UUID(table Table, words ...string) Key {
 	return Key{Table: table, UUID: strings.Join([]string{text[:8], text[8:12], text[12:16], text[16:20], text[20:]}, "-")}
 }
 
-// Row is a row. Columns that are left out have the schema's default. Rows are values: they are not changed once handed over.
+// Row is a row. Omitted columns have the schema's default. Rows must not be changed once they are handed over.
 type Row struct {
 	// Owner names the object that the row comes from, such as "Vpc/test-vpc-1/<uid>". It is required.
 	Owner string
 	// Parent is the router or switch of a port, route, policy or ACL. Routers and switches have none.
 	Parent Key
-	// Text holds columns of one string, optional ones included.
+	// Text holds columns with one string, optional ones included.
 	Text map[string]string
-	// Number holds columns of one integer.
+	// Number holds columns with one integer.
 	Number map[string]int
-	// Set holds columns of sets of strings. The order has no meaning.
+	// Set holds columns with sets of strings. The order has no meaning.
 	Set map[string][]string
-	// Map holds columns of maps, except external_ids.
+	// Map holds columns with maps, except external_ids.
 	Map map[string]map[string]string
 }
 
-// Equal reports whether programming one in place of the other would change nothing.
+// Equal reports whether replacing one by the other would change nothing.
 func (r Row) Equal(other Row) bool {
 	return r.Owner == other.Owner && r.Parent == other.Parent && r.equalColumns(other)
 }
@@ -85,7 +85,7 @@ func (r Row) equalColumns(other Row) bool {
 		maps.EqualFunc(r.sets(), other.sets(), slices.Equal) && maps.EqualFunc(r.dicts(), other.dicts(), maps.Equal)
 }
 
-// String returns the row in one line: its owner, and its columns in order.
+// String returns the row in one line: its owner, and its columns, sorted.
 func (r Row) String() string {
 	var words []string
 	for column, value := range r.texts() {
@@ -109,7 +109,7 @@ func (r Row) String() string {
 	return r.Owner + ": " + strings.Join(words, " ")
 }
 
-// texts and the like return the columns whose value is not the schema's default, in one form.
+// texts, numbers, sets and dicts return the columns whose value is not the schema's default, in one form.
 func (r Row) texts() map[string]string {
 	return without(r.Text, func(s string) bool { return s == "" })
 }
@@ -138,10 +138,10 @@ func without[V any](columns map[string]V, isDefault func(V) bool) map[string]V {
 	return kept
 }
 
-// columns are those of a table that the engine reads and writes, by their type.
+// columns are the columns of a table that the engine reads and writes, by type.
 type columns struct {
 	text, optional, number, set, dict []string
-	// parent is the table that refers to the rows, by the column.
+	// parent is the table that refers to the rows, in column.
 	parent Table
 	column string
 }
@@ -186,7 +186,7 @@ func schema(table Table) (c columns, ok bool) {
 // tables returns the tables in the order in which rows are written: parents first.
 func tables() []Table { return []Table{Router, Switch, RouterPort, Route, Policy, SwitchPort, ACL} }
 
-// ErrInvalid is wrapped by the error of a row that no database would take.
+// ErrInvalid is wrapped by the error of a row that every database would reject.
 var ErrInvalid = errors.New("invalid row")
 
 // Validate returns why the row must not be written under the key, nil if it may be.

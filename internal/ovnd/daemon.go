@@ -19,7 +19,7 @@ import (
 
 // Defaults of Options.
 const (
-	// DefaultRunDir has the sockets of the databases and of northd, which the containers of a pod share.
+	// DefaultRunDir has the sockets of the databases and of northd, which a pod's containers share.
 	DefaultRunDir = "/run/ovn"
 	// DefaultStateDir has the databases and their keys, on the host.
 	DefaultStateDir = "/var/lib/ovn"
@@ -44,17 +44,17 @@ const (
 	SouthboundDB Database = "sb"
 )
 
-// Options say where things are. Zero values are the defaults.
+// Options configure the programs. Zero values are the defaults.
 type Options struct {
-	// RunDir, StateDir and SchemaDir are those of the databases.
+	// RunDir, StateDir and SchemaDir are the databases' directories.
 	RunDir, StateDir, SchemaDir string
-	// Address is the node's, where the databases are served.
+	// Address is the node's address, on which the databases listen.
 	Address netip.Addr
-	// NorthboundPort and SouthboundPort are the databases'. 0: the usual ones.
+	// NorthboundPort and SouthboundPort are the databases' ports. 0: the usual ones.
 	NorthboundPort, SouthboundPort uint16
 	// NodeDir has the keys of a node's ovn-controller, OVSRunDir the sockets of its Open vSwitch, and Node is the node's name.
 	NodeDir, OVSRunDir, Node string
-	// Report is called when a database was set aside. Nil: nothing is.
+	// Report is called when a database was set aside. Nil: no calls.
 	Report func(message string)
 }
 
@@ -84,7 +84,7 @@ func (o Options) file(db Database) string { return filepath.Join(o.StateDir, "ov
 
 var errAddress = errors.New("no address: pass the node's, where the databases are served")
 
-// Prepare makes the databases' keys, and lists of trusted certificates that have nothing but their own.
+// Prepare creates the databases' keys, and lists of trusted certificates that contain only their own certificate.
 func Prepare(o Options, now time.Time) error {
 	o = o.withDefaults()
 	keys, err := KeysIn(o.StateDir, serverName, now)
@@ -94,8 +94,8 @@ func Prepare(o Options, now time.Time) error {
 	return errors.Join(replace(o.clients(NorthboundDB), keys.Certificate, 0o644), replace(o.clients(SouthboundDB), keys.Certificate, 0o644))
 }
 
-// Serve prepares a database and returns its server. The northbound one is served to controllers; the southbound one to nodes once the gate is
-// open.
+// Serve prepares a database and returns its server. The northbound database is served to controllers, the southbound one to nodes once the
+// gate is open.
 func Serve(ctx context.Context, db Database, o Options) (vswitch.Daemon, error) {
 	o = o.withDefaults()
 	if !o.Address.IsValid() {
@@ -161,7 +161,7 @@ func Controller(ctx context.Context, o Options) (vswitch.Daemon, error) {
 		"--private-key="+at(KeyFile), "--certificate="+at(CertificateFile), "--ca-cert="+at(ServerFile))
 }
 
-// daemon returns a daemon that logs to its standard error only.
+// daemon returns a daemon that logs only to its standard error.
 func (o Options) daemon(name string, args ...string) (vswitch.Daemon, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -174,11 +174,11 @@ func (o Options) daemon(name string, args ...string) (vswitch.Daemon, error) {
 	}, nil
 }
 
-// nodesRemote is the remote by which the southbound database is served to nodes: as its own table Connection says, with the role of
+// nodesRemote is the remote on which the southbound database is served to nodes: as its own table Connection defines, with the role of
 // ovn-controller.
 const nodesRemote = "db:OVN_Southbound,SB_Global,connections"
 
-// closeGate takes the southbound database away from the nodes. A server that does not run serves none.
+// closeGate stops serving the southbound database to the nodes. A server that does not run serves no nodes.
 func (o Options) closeGate(ctx context.Context) error {
 	if answers(ctx, o.control(SouthboundDB)) != nil {
 		return nil //nolint:nilerr // a server that does not run serves no node

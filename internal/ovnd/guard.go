@@ -26,32 +26,32 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// CompleteKey is the key in external_ids of NB_Global that says that the northbound database has everything. The controller writes it.
+// CompleteKey is the key in external_ids of NB_Global that marks the northbound database as complete. The controller writes it.
 const CompleteKey = "weft.dev/complete"
 
-// nodesRole is the role of the nodes' connections: ovn-northd allows it to change what ovn-controller changes.
+// nodesRole is the role of the nodes' connections: ovn-northd permits it the changes that ovn-controller makes.
 const nodesRole = "ovn-controller"
 
-// retryAfter is when a step that failed is repeated.
+// retryAfter is the delay before a failed step is repeated.
 const retryAfter = 2 * time.Second
 
-// GuardOptions say how a Guard works.
+// GuardOptions are the options of a Guard.
 type GuardOptions struct {
 	Options
-	// Config leads to the API server; Namespace has the ConfigMaps.
+	// Config is for the API server; Namespace has the ConfigMaps.
 	Config    *rest.Config
 	Namespace string
-	// Log is where the guard logs. Nil: slog.Default().
+	// Log receives the guard's messages. Nil: slog.Default().
 	Log *slog.Logger
 }
 
-// Guard keeps the lists of trusted certificates, publishes where the databases are, and opens the gate.
+// Guard maintains the lists of trusted certificates, publishes the databases' endpoints, and opens the gate.
 type Guard struct {
 	options GuardOptions
 	client  kubernetes.Interface
 	cache   cache.Cache
 	wake    chan struct{}
-	// synced are the sessions through which northd was found to have computed everything.
+	// synced are the sessions in which northd was found to have computed everything.
 	synced [2]*session.Session
 }
 
@@ -99,7 +99,7 @@ func NewGuard(options GuardOptions) (*Guard, error) {
 	return &Guard{options: options, client: api, cache: shown, wake: make(chan struct{}, 1)}, nil
 }
 
-// Run works until ctx ends.
+// Run runs until ctx ends.
 func (g *Guard) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -184,7 +184,7 @@ func (g *Guard) step(ctx context.Context, northbound, southbound *session.Keeper
 	return errors.Join(gateErr, g.trust(ctx, own), publish(ctx, g.client, g.options.Namespace, published))
 }
 
-// trust writes the lists of certificates that the servers trust, which these read anew.
+// trust writes the lists of certificates that the servers trust. The servers read changed lists again.
 func (g *Guard) trust(ctx context.Context, own []byte) error {
 	var nodes weftv1.NodeNetworkList
 	if err := g.cache.List(ctx, &nodes); errors.As(err, new(*cache.ErrCacheNotStarted)) {
@@ -222,7 +222,7 @@ func (g *Guard) write(ctx context.Context, db Database, own []byte, shown map[st
 // gate opens the gate once both databases are complete, and reports whether it is open.
 func (g *Guard) gate(ctx context.Context, northbound, southbound *session.Session) (bool, error) {
 	if northbound == nil || southbound == nil {
-		return false, nil // the session signals when it is there
+		return false, nil // the session signals when it is connected
 	}
 	complete := ""
 	for _, row := range session.Rows[globalRow](northbound, "NB_Global") {
@@ -251,7 +251,7 @@ func (g *Guard) gate(ctx context.Context, northbound, southbound *session.Sessio
 	return true, nil
 }
 
-// connection makes the row that says where the southbound database is served, and in which role.
+// connection creates the row with the address and port on which the southbound database is served, and the role.
 func (g *Guard) connection(ctx context.Context, southbound *session.Session) error {
 	target := fmt.Sprintf("pssl:%d:%s", g.options.SouthboundPort, g.options.Address)
 	rows := slices.Collect(maps.Values(session.Rows[connectionRow](southbound, "Connection")))

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Names of the files in a folder of keys.
+// Names of the files in a directory of keys.
 const (
 	KeyFile         = "key.pem"
 	CertificateFile = "cert.pem"
@@ -29,7 +29,7 @@ const (
 // serverName is the common name and DNS name of the databases' certificate.
 const serverName = "weft-ovn"
 
-// Certificates are valid for ten years, and replaced when half of that has gone.
+// Certificates are valid for ten years, and are replaced after half of that time.
 const (
 	validity = 10 * 365 * 24 * time.Hour
 	renewal  = validity / 2
@@ -71,7 +71,7 @@ func NewKeys(name string, now time.Time) (Keys, error) {
 	}, nil
 }
 
-// KeysIn returns the keys in a folder. Keys that are missing, unreadable, of another name or old are replaced.
+// KeysIn returns the keys in a directory. Keys that are missing, unreadable, old or for another name are replaced.
 func KeysIn(dir, name string, now time.Time) (Keys, error) {
 	certificate, err := os.ReadFile(filepath.Join(dir, CertificateFile))
 	key, keyErr := os.ReadFile(filepath.Join(dir, KeyFile))
@@ -88,7 +88,7 @@ func KeysIn(dir, name string, now time.Time) (Keys, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Keys{}, fmt.Errorf("keys for OVN: %w", err)
 	}
-	// A crash between the two leaves a certificate of another key, which the next start replaces.
+	// A crash between the two writes leaves a certificate of another key, which the next start replaces.
 	if err := errors.Join(
 		replace(filepath.Join(dir, KeyFile), keys.Key, 0o600),
 		replace(filepath.Join(dir, CertificateFile), keys.Certificate, 0o644)); err != nil {
@@ -97,7 +97,7 @@ func KeysIn(dir, name string, now time.Time) (Keys, error) {
 	return keys, nil
 }
 
-// serve reports whether the keys belong together, are the name's and are not old.
+// serve reports whether the key and certificate match, are for the name and are not old.
 func (k Keys) serve(name string, now time.Time) bool {
 	pair, err := tls.X509KeyPair(k.Certificate, k.Key)
 	if err != nil {
@@ -107,14 +107,14 @@ func (k Keys) serve(name string, now time.Time) bool {
 	return err == nil && certificate.Subject.CommonName == name && now.Add(renewal).Before(certificate.NotAfter) && now.After(certificate.NotBefore)
 }
 
-// Errors of certificates that are shown.
+// Errors of published certificates.
 var (
 	errCertificate = errors.New("not one certificate in PEM")
 	errAuthority   = errors.New("the certificate is an authority's")
 	errName        = errors.New("the certificate is another's")
 )
 
-// checkShown checks a certificate that a client shows: the name is that of its only object, and it cannot sign others.
+// checkShown checks a certificate that a client publishes: its name is that of its only object, and it cannot sign others.
 func checkShown(text []byte, name string) error {
 	block, rest := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE" || len(rest) != 0 {
@@ -133,7 +133,7 @@ func checkShown(text []byte, name string) error {
 	return nil
 }
 
-// clientTLS returns how a client with the keys reaches the databases that show the certificate.
+// clientTLS returns the TLS configuration of a client with the keys, for databases with the server certificate.
 func clientTLS(keys Keys, server []byte) (*tls.Config, error) {
 	pair, err := tls.X509KeyPair(keys.Certificate, keys.Key)
 	if err != nil {
@@ -146,7 +146,7 @@ func clientTLS(keys Keys, server []byte) (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS12}, nil
 }
 
-// replace writes a file in one step.
+// replace replaces a file atomically.
 func replace(path string, data []byte, mode os.FileMode) error {
 	fresh, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
@@ -162,7 +162,7 @@ func replace(path string, data []byte, mode os.FileMode) error {
 	return nil
 }
 
-// replaceIfChanged writes a file in one step, unless it has the data.
+// replaceIfChanged replaces a file atomically, unless it has the data already.
 func replaceIfChanged(path string, data []byte) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Keys stay until they are old, damaged or another's; the key is the owner's alone.
+// Keys are kept until they are old, damaged or for another name; only the owner can read the key.
 func TestKeysIn(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	keys := func(name string, at time.Time) Keys {
@@ -47,7 +47,7 @@ func TestKeysIn(t *testing.T) {
 	}
 }
 
-// A certificate is trusted for the name of the object that shows it, and only if it cannot sign others.
+// A certificate is trusted for the name of the object that publishes it, and only if it cannot sign others.
 func TestCheckShown(t *testing.T) {
 	keys, err := NewKeys("n1", time.Now())
 	if err != nil {

@@ -26,30 +26,31 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// MemberOptions say how a node becomes a chassis.
+// MemberOptions are the options of a Member.
 type MemberOptions struct {
-	// Config leads to the API server; Namespace has the ConfigMap of the databases.
+	// Config is for the API server; Namespace has the ConfigMap of the databases.
 	Config    *rest.Config
 	Namespace string
-	// Node is the node's name, which is the chassis's, and Datapath the integration bridge's type: system or netdev. The address of the
-	// tunnels is the Node's first InternalIP.
+	// Node is the node's and the chassis's name, and Datapath the integration bridge's type: system or netdev. The tunnels' address is the
+	// Node's first InternalIP.
 	Node     string
 	Datapath string
 	// Dir has the keys of ovn-controller. Default DefaultNodeDir.
 	Dir string
 	// Endpoint is that of the node's Open vSwitch, such as unix:/run/openvswitch/db.sock.
 	Endpoint string
-	// Report is called with what the NodeNetwork says of the chassis, and with what keeps the node from being one. It must not block.
+	// Report is called with the chassis's status for the NodeNetwork, and with the error that keeps the node from being a chassis. It must not
+	// block.
 	Report func(weftv1.VPCNode, error)
-	// Log is where the member logs. Nil: slog.Default().
+	// Log receives the member's messages. Nil: slog.Default().
 	Log *slog.Logger
 }
 
-// ErrOtherOVN says that another OVN has the node's switch.
+// ErrOtherOVN reports that another OVN uses the node's switch.
 var ErrOtherOVN = errors.New("the node is a chassis of another OVN: external_ids:ovn-remote is set in its Open vSwitch; " +
 	"both would use the same conntrack zones. Remove that OVN from the node, or this node's pods from VPCs")
 
-// Member keeps the node's keys, and tells the node's ovn-controller by external_ids where the southbound database is.
+// Member maintains the node's keys, and configures the node's ovn-controller, by external_ids, with the southbound database's endpoint.
 type Member struct {
 	options MemberOptions
 	keys    Keys
@@ -66,7 +67,7 @@ type switchRow struct {
 
 const switchTable = "Open_vSwitch"
 
-// NewMember makes the node's keys, unless they are there.
+// NewMember creates the node's keys, unless they exist.
 func NewMember(options MemberOptions, now time.Time) (*Member, error) {
 	if options.Dir == "" {
 		options.Dir = DefaultNodeDir
@@ -97,7 +98,7 @@ func NewMember(options MemberOptions, now time.Time) (*Member, error) {
 	return &Member{options: options, keys: keys, client: api, cache: published, wake: make(chan struct{}, 1)}, nil
 }
 
-// Run works until ctx ends. It writes nothing then: the node's pods go on.
+// Run runs until ctx ends. It writes nothing then: the node's pods keep working.
 func (m *Member) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -208,14 +209,14 @@ func (m *Member) step(ctx context.Context, s *session.Session) error {
 	if err := checkShown(server, serverName); err != nil {
 		return err
 	}
-	// ovn-controller reads the file anew when it changes. It is complete before the address, so that no connection is refused.
+	// ovn-controller reads the file again when it changes. The file is complete before the address is set, so that no connection is rejected.
 	if err := replaceIfChanged(filepath.Join(m.options.Dir, ServerFile), server); err != nil {
 		return err
 	}
 	return m.join(ctx, s, published.Data[southboundKey])
 }
 
-// join writes the settings of this chassis, by keys with its name, which another OVN does not read.
+// join writes the settings of this chassis under keys with its name, which another OVN does not read.
 func (m *Member) join(ctx context.Context, s *session.Session, remote string) error {
 	for uuid, row := range session.Rows[switchRow](s, switchTable) {
 		if row.ExternalIDs["ovn-remote"] != "" {

@@ -63,7 +63,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "wtovnd") // not t.TempDir: a unix socket's path has room for 107 bytes
+	dir, err := os.MkdirTemp("", "wtovnd") // not t.TempDir: a unix socket's path has at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func freePort(t *testing.T) uint16 {
 	return netip.MustParseAddrPort(l.Addr().String()).Port()
 }
 
-// start becomes one of the daemons, as a container does.
+// start runs one of the daemons, as a container does.
 func (s *stage) start(name string, daemon vswitch.Daemon, err error) {
 	s.t.Helper()
 	if err != nil {
@@ -136,7 +136,7 @@ func (s *stage) serve(db Database) {
 	eventually(s.t, "the database is served", func() error { return answers(s.t.Context(), s.options.socket(db)) })
 }
 
-// stop kills a program, which has no chance to tidy up.
+// stop kills a program, without a clean shutdown.
 func (s *stage) stop(name string) {
 	if p := s.procs[name]; p != nil {
 		p.Kill()
@@ -166,7 +166,7 @@ func (s *stage) show(node string, certificate []byte) {
 	}
 }
 
-// southbound runs ovn-sbctl as a node does, with keys.
+// southbound runs ovn-sbctl with keys, as on a node.
 func (s *stage) southbound(keys Keys, args ...string) (string, error) {
 	s.t.Helper()
 	dir := s.t.TempDir()
@@ -199,7 +199,7 @@ func eventually(t *testing.T, what string, attempt func() error) {
 
 var errNotYet = errors.New("not yet")
 
-// closed fails unless nobody can connect to the southbound database's port.
+// closed returns an error unless connections to the southbound database's port fail.
 func (s *stage) closed() error {
 	conn, refused := net.Dial("tcp4", netip.AddrPortFrom(s.options.Address, s.options.SouthboundPort).String())
 	if refused == nil {
@@ -208,7 +208,7 @@ func (s *stage) closed() error {
 	return nil
 }
 
-// complete marks the northbound database as the controller does, over TLS.
+// complete marks the northbound database over TLS, as the controller does.
 func (s *stage) complete(keeper *session.Keeper, term string) {
 	s.t.Helper()
 	eventually(s.t, "the controller marks the northbound database", func() error {
@@ -220,7 +220,7 @@ func (s *stage) complete(keeper *session.Keeper, term string) {
 				where = append(where, ovsdb.Condition{Column: "_uuid", Function: ovsdb.ConditionEqual, Value: ovsdb.UUID{GoUUID: uuid}})
 			}
 			if len(where) == 0 {
-				return errNotYet // northd makes the row
+				return errNotYet // northd adds the row
 			}
 			ops := []ovsdb.Operation{{
 				Op: ovsdb.OperationMutate, Table: "NB_Global", Where: where,
@@ -235,8 +235,8 @@ func (s *stage) complete(keeper *session.Keeper, term string) {
 	})
 }
 
-// TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections there are, the role what nodes may
-// write, and the gate is open only while the databases are complete.
+// TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections are possible, the role decides
+// what nodes may write, and the gate is open only while the databases are complete.
 func TestCentral(t *testing.T) {
 	s := newStage(t)
 	s.serve(NorthboundDB)
@@ -291,7 +291,7 @@ func TestCentral(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.show("n3", other.Certificate) // in another's name
+	s.show("n3", other.Certificate) // with another node's name
 	s.complete(keeper, "1")
 	eventually(t, "the node reaches the southbound database", func() error {
 		_, err := s.southbound(node, "list", "Chassis")

@@ -14,11 +14,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Names of the ConfigMaps in the release's namespace, which the chart makes.
+// Names of the ConfigMaps in the release's namespace, which the chart creates.
 const (
-	// ConfigMap has where the databases are served, and their certificate; the guard writes it.
+	// ConfigMap has the databases' endpoints and certificate; the guard writes it.
 	ConfigMap = "weft-ovn"
-	// ClientsConfigMap has the certificates of controllers, by their hosts' names; they write it.
+	// ClientsConfigMap has the certificates of controllers, by their hosts' names; the controllers write it.
 	ClientsConfigMap = "weft-ovn-clients"
 )
 
@@ -29,7 +29,7 @@ const (
 	certificateKey = "certificate"
 )
 
-// requestTimeout bounds a request to the API server.
+// requestTimeout limits a request to the API server.
 const requestTimeout = 10 * time.Second
 
 var errUnpublished = errors.New("the guard has published no northbound database yet: is the pod weft-ovn-0 ready?")
@@ -55,7 +55,7 @@ func NewNorthbound(config *rest.Config, namespace, host string, now time.Time) (
 	return &Northbound{keys: keys, host: host, namespace: namespace, client: client}, nil
 }
 
-// Locate shows the controller's certificate, and returns where the northbound database is.
+// Locate publishes the controller's certificate, and returns the northbound database's endpoint.
 func (n *Northbound) Locate(ctx context.Context) ([]string, *tls.Config, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -94,7 +94,7 @@ func publish(ctx context.Context, client kubernetes.Interface, namespace string,
 	return nil
 }
 
-// patch sets keys of a ConfigMap; those of others stay.
+// patch sets keys of a ConfigMap; other keys stay.
 func patch(ctx context.Context, client kubernetes.Interface, namespace, name string, data map[string]string) error {
 	text, err := json.Marshal(map[string]any{"data": data})
 	if err != nil {

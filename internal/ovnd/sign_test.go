@@ -59,7 +59,7 @@ func forge(t *testing.T, node Keys, name string) Keys {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The issuer is sent as well: the server has it among those that it trusts.
+	// The issuer is sent as well: the server has it among its trusted certificates.
 	return Keys{
 		Certificate: append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), node.Certificate...),
 		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),

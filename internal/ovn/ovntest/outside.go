@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/openflow/ovstest"
 )
 
-// Serve answers TCP and UDP on a port of a namespace with a name and the source that it sees.
+// Serve answers TCP and UDP on a port of a namespace with a name and the source address of the request.
 func Serve(t testing.TB, netns ns.NetNS, name string, port int) {
 	t.Helper()
 	err := netns.Do(func(ns.NetNS) error {
@@ -52,7 +52,7 @@ func Serve(t testing.TB, netns ns.NetNS, name string, port int) {
 	}
 }
 
-// Ask returns what a server answers, empty when there is no answer.
+// Ask returns a server's answer, "" if there is none.
 func Ask(t testing.TB, netns ns.NetNS, network, to string) string {
 	t.Helper()
 	var answer string
@@ -72,7 +72,7 @@ func Ask(t testing.TB, netns ns.NetNS, network, to string) string {
 	return answer
 }
 
-// Outside is a network on a chassis's device ens37: 192.168.100.0/24 with a host .10 and a router .1, behind which there is 1.1.1.1.
+// Outside is a network on a chassis's device ens37: 192.168.100.0/24 with a host .10 and a router .1, behind which is 1.1.1.1.
 func Outside(t testing.TB, chassis ns.NetNS) (host, router *Pod) {
 	t.Helper()
 	fabric := ovstest.NewNetNS(t)

@@ -1,4 +1,4 @@
-// Package ovntest runs OVN's programs for tests: the two databases and northd, and chassis in namespaces of their own.
+// Package ovntest runs OVN's programs for tests: the two databases and northd, and chassis in separate namespaces.
 package ovntest
 
 import (
@@ -22,7 +22,7 @@ const (
 	deadline = 60 * time.Second
 )
 
-// The programs of Central, as Start and Stop take them.
+// The programs of Central, as arguments of Start and Stop.
 const (
 	Northbound = "nb"
 	Southbound = "sb"
@@ -33,7 +33,7 @@ const (
 type Central struct {
 	// Dir holds the databases and sockets.
 	Dir string
-	// NetNS is the namespace that the southbound database listens in, on port 6642; nil: the test's own, without a port.
+	// NetNS is the namespace in which the southbound database listens, on port 6642; nil: the test's namespace, without a port.
 	NetNS ns.NetNS
 
 	t     testing.TB
@@ -43,7 +43,7 @@ type Central struct {
 // New returns a Central whose programs do not run yet.
 func New(t testing.TB, netns ns.NetNS) *Central {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "wtovn") // not t.TempDir: a unix socket's path has room for 107 bytes
+	dir, err := os.MkdirTemp("", "wtovn") // not t.TempDir: a unix socket's path has at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func (c *Central) NB() string { return "unix:" + filepath.Join(c.Dir, "nb.sock")
 // SB is the endpoint of the southbound database.
 func (c *Central) SB() string { return "unix:" + filepath.Join(c.Dir, "sb.sock") }
 
-// Start starts one of the programs, and makes its database if there is none.
+// Start starts one of the programs, and creates its database if there is none.
 func (c *Central) Start(program string) {
 	c.t.Helper()
 	at := func(name string) string { return filepath.Join(c.Dir, name) }
@@ -96,7 +96,7 @@ func (c *Central) Start(program string) {
 	})
 }
 
-// Wipe removes a database, whose program does not run.
+// Wipe removes a database whose program does not run.
 func (c *Central) Wipe(program string) {
 	c.t.Helper()
 	if err := os.Remove(filepath.Join(c.Dir, program+".db")); err != nil {
@@ -104,7 +104,7 @@ func (c *Central) Wipe(program string) {
 	}
 }
 
-// Stop kills a program; it has no chance to tidy up.
+// Stop kills a program, without a clean shutdown.
 func (c *Central) Stop(program string) {
 	if p := c.procs[program]; p != nil {
 		p.Kill()
@@ -137,7 +137,7 @@ func launch(t testing.TB, netns ns.NetNS, rundir string, args ...string) *child.
 	cmd.Env = append(os.Environ(), "OVS_RUNDIR="+rundir, "OVN_RUNDIR="+rundir)
 	path := ""
 	if netns != nil {
-		path = procPath(netns) // its own path may be that of a handle which is closed
+		path = procPath(netns) // its own path may be of a handle that is closed
 	}
 	p, err := child.Start(cmd, path)
 	if err != nil {
@@ -176,7 +176,7 @@ func Try(netns ns.NetNS, program string, args ...string) (string, error) {
 	return strings.TrimSuffix(string(out), "\n"), err
 }
 
-// Eventually waits until the condition holds, and fails the test when it does not in time.
+// Eventually waits until the condition holds, and fails the test on a timeout.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)

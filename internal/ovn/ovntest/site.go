@@ -15,10 +15,10 @@ import (
 
 const centralAddress = "172.31.0.10"
 
-// Site is a Central and chassis that share a network, each in a namespace of its own.
+// Site is a Central and chassis that share a network, each in a separate namespace.
 type Site struct {
 	*Central
-	// Chassis are the nodes, from 1.
+	// Chassis are the nodes, numbered from 1.
 	Chassis []*Chassis
 
 	fabric ns.NetNS
@@ -28,7 +28,7 @@ type Site struct {
 // Chassis is a node: Open vSwitch with br-int, and ovn-controller.
 type Chassis struct {
 	*ovstest.Switch
-	// Name is the chassis's.
+	// Name is the chassis's name.
 	Name string
 
 	site       *Site
@@ -36,7 +36,7 @@ type Chassis struct {
 	ports      int
 }
 
-// NewSite starts a Central and that many chassis.
+// NewSite starts a Central and the given number of chassis.
 func NewSite(t testing.TB, chassis int) *Site {
 	t.Helper()
 	s := &Site{fabric: ovstest.NewNetNS(t)}
@@ -52,7 +52,7 @@ func NewSite(t testing.TB, chassis int) *Site {
 	return s
 }
 
-// Wire makes a device in a namespace that is in the chassis' network.
+// Wire creates a device of a namespace in the chassis' network.
 func (s *Site) Wire(t testing.TB, netns ns.NetNS, device string) {
 	t.Helper()
 	s.ports++
@@ -60,7 +60,7 @@ func (s *Site) Wire(t testing.TB, netns ns.NetNS, device string) {
 	Run(t, s.fabric, "ip", "link", "set", fmt.Sprintf("p%d", s.ports), "master", "fabric")
 }
 
-// Veth makes a pair of devices that are up, and whose checksums are complete, as the userspace datapath needs.
+// Veth creates a pair of devices that are up and complete checksums, as the userspace datapath needs.
 func Veth(t testing.TB, one ns.NetNS, device string, other ns.NetNS, peer string) {
 	t.Helper()
 	for _, netns := range []ns.NetNS{one, other} {
@@ -117,7 +117,7 @@ type Pod struct {
 	t testing.TB
 }
 
-// NewPod makes a namespace without a device.
+// NewPod creates a namespace without a device.
 func NewPod(t testing.TB) *Pod {
 	t.Helper()
 	return &Pod{NetNS: ovstest.NewNetNS(t), t: t}
@@ -128,7 +128,7 @@ func (p *Pod) ProcPath() string { return procPath(p.NetNS) }
 
 func procPath(netns ns.NetNS) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), netns.Fd()) }
 
-// AddPod makes a pod whose interface is the logical port. The address has the subnet's length.
+// AddPod creates a pod whose interface is the logical port. The address includes the subnet's prefix length.
 func (c *Chassis) AddPod(t testing.TB, port, mac, address, gateway string) *Pod {
 	t.Helper()
 	c.ports++
@@ -155,7 +155,7 @@ func (c *Chassis) Installed(t testing.TB, p *Pod) {
 // IP runs ip(8) in the pod.
 func (p *Pod) IP(args ...string) { Run(p.t, p.NetNS, "ip", args...) }
 
-// Ping reports whether a packet and its answer pass. source is the pod's other address to use, empty for its own.
+// Ping reports whether a packet and its answer arrive. source is another address of the pod to send from; empty: its own address.
 func (p *Pod) Ping(to, source string) bool {
 	args := []string{"-n", "-q", "-c", "1", "-W", "1"}
 	if source != "" {
