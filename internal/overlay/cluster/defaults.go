@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// createNetwork creates the default ClusterNetwork in a cluster that has none, where no other network is configured and no host has a
-// subnet: one that was deleted from a running cluster is the administrator's to create again. It returns what keeps it from that.
+// createNetwork creates the default ClusterNetwork in a cluster without one, if no other network is configured and no host has a subnet:
+// one that was deleted from a running cluster must be created again by the administrator. It returns the problems that prevent it.
 func (s *subnetReconciler) createNetwork(ctx context.Context, nodes []plan.Node) ([]plan.Problem, error) {
 	there, err := configured(ctx, s.live)
 	if err != nil || there {
@@ -47,12 +47,12 @@ func (s *subnetReconciler) createNetwork(ctx context.Context, nodes []plan.Node)
 	return nil, nil
 }
 
-// services returns the API server's first IPv4 range of Services; none where the API server does not say.
+// services returns the API server's first IPv4 range of Services; invalid if the API server has no ServiceCIDR.
 func (s *subnetReconciler) services(ctx context.Context) (netip.Prefix, error) {
 	var ranges networkingv1.ServiceCIDR
 	err := s.live.Get(ctx, client.ObjectKey{Name: serviceCIDR}, &ranges)
 	switch {
-	case apierrors.IsNotFound(err), meta.IsNoMatchError(err): // of releases before 1.33
+	case apierrors.IsNotFound(err), meta.IsNoMatchError(err): // releases before 1.33
 		return netip.Prefix{}, nil
 	case err != nil:
 		return netip.Prefix{}, fmt.Errorf("read ServiceCIDR %s: %w", serviceCIDR, err)
@@ -68,7 +68,7 @@ func (s *subnetReconciler) services(ctx context.Context) (netip.Prefix, error) {
 	return netip.Prefix{}, errors.Join(append(errs, fmt.Errorf("ServiceCIDR %s has no IPv4 range: create a ClusterNetwork", serviceCIDR))...)
 }
 
-// serviceCIDR is the ServiceCIDR that the API server makes of its own range.
+// serviceCIDR is the ServiceCIDR that the API server creates for its own range.
 const serviceCIDR = "kubernetes"
 
 const (

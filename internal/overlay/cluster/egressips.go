@@ -34,17 +34,17 @@ const (
 
 	actionAssignEgressIP = "AssignEgressIP"
 
-	// annotationEgressConfig is set on Nodes by the cloud's controllers of OpenShift: how many addresses a node can have.
+	// annotationEgressConfig is set on Nodes by OpenShift's cloud controllers: the number of addresses that a node can have.
 	annotationEgressConfig = "cloud.network.openshift.io/egress-ipconfig"
 )
 
-// egressReconciler keeps the egressIPs of HostSubnets with ranges, and what is told of all, as plan.EgressIPs says.
+// egressReconciler writes the egressIPs of HostSubnets with ranges, and reports on all egress IPs, as plan.EgressIPs decides.
 type egressReconciler struct {
 	client client.Client
 	report *cluster.Reporter
 	log    *slog.Logger
 	told   *metrics.Controller
-	// alive tells which nodes with ranges do not answer any more.
+	// alive detects nodes with ranges that no longer answer.
 	alive   *liveness.Watcher
 	changed chan event.TypedGenericEvent[*networkv1.HostSubnet]
 }
@@ -58,7 +58,7 @@ func (r *egressReconciler) setUp(tools cluster.Tools) error {
 	r.alive = &liveness.Watcher{Proven: true, Changed: func() {
 		select {
 		case r.changed <- event.TypedGenericEvent[*networkv1.HostSubnet]{Object: &networkv1.HostSubnet{}}:
-		default: // it is to be looked at already
+		default: // a plan is queued already
 		}
 	}}
 	ready := predicate.TypedFuncs[*corev1.Node]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
@@ -77,8 +77,8 @@ func (r *egressReconciler) setUp(tools cluster.Tools) error {
 	)
 }
 
-// Reconcile makes a plan from the cache and carries it out. Should the cache be behind, the API server refuses what is written, and
-// the next plan is made from what it has then.
+// Reconcile makes a plan from the cache and writes it. If the cache is behind, the API server refuses the write, and the next plan is made
+// from the newer cache.
 func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, r.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
@@ -87,7 +87,7 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 	if config == nil {
 		return reconcile.Result{}, nil
 	}
-	if !config.Mode.HasVNIDs() { // namespaces are not told apart
+	if !config.Mode.HasVNIDs() { // egress IPs need VNIDs
 		r.report.Tell(nil, actionAssignEgressIP)
 		r.alive.Watch(nil)
 		return reconcile.Result{}, nil
@@ -105,12 +105,12 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 	}
 	settled, err := cluster.Settle(cluster.Write(ctx, r.client, r.log, result.Writes, nil), r.updateStatus(ctx, state.NetNamespaces, &result))
 	if err == nil && result.Again && settled.RequeueAfter == 0 {
-		settled.RequeueAfter = cluster.Again // what was taken off comes back as an event, and usually before
+		settled.RequeueAfter = cluster.Again // the write that took addresses off causes an event, usually earlier
 	}
 	return settled, err
 }
 
-// cached reads everything.
+// cached reads the state from the cache.
 func (r *egressReconciler) cached(ctx context.Context) (plan.EgressIPState, []plan.Problem, error) {
 	var nodes corev1.NodeList
 	var hostSubnets networkv1.HostSubnetList
@@ -139,9 +139,9 @@ func (r *egressReconciler) cached(ctx context.Context) (plan.EgressIPState, []pl
 	return state, problems, nil
 }
 
-// ask has the nodes with ranges asked, and adds those that do not answer, or have not yet: what a controller before this one knew of them,
-// this one does not. Where none of them does, it is more likely that this controller is cut off: then only what the API server says
-// counts. It returns false while it is not known of all whether they answer, which r.changed tells of.
+// ask probes the nodes with ranges, and adds to the state those that do not answer, or have not yet: the previous leader's knowledge is
+// lost. If none answers, this controller is probably cut off, and only the API server's state counts. It returns false until every node has
+// a verdict; r.changed reports the next change.
 func (r *egressReconciler) ask(state *plan.EgressIPState) (known bool) {
 	hosts := map[string]netip.Addr{}
 	for i := range state.HostSubnets {
@@ -170,7 +170,7 @@ func (r *egressReconciler) ask(state *plan.EgressIPState) (known bool) {
 	return true
 }
 
-// egressCapacity returns how many egress addresses a cloud lets a node have.
+// egressCapacity returns how many egress IPs the cloud permits a node.
 func egressCapacity(node *corev1.Node) (capacity int, limited bool, err error) {
 	text, there := node.Annotations[annotationEgressConfig]
 	if !there {
@@ -196,7 +196,7 @@ func egressCapacity(node *corev1.Node) (capacity int, limited bool, err error) {
 	return 0, false, nil
 }
 
-// updateStatus says on NetNamespaces which of their egress addresses are in use, and why others are not.
+// updateStatus writes on NetNamespaces which of their egress IPs are in use, and why others are not.
 func (r *egressReconciler) updateStatus(ctx context.Context, all []networkv1.NetNamespace, result *plan.EgressIPPlan) error {
 	var errs []error
 	for i := range all {
@@ -222,7 +222,7 @@ func (r *egressReconciler) updateStatus(ctx context.Context, all []networkv1.Net
 	return errors.Join(errs...)
 }
 
-// egressCondition is what is told of a NetNamespace that wants egress addresses.
+// egressCondition returns the condition of a NetNamespace that wants egress IPs.
 func egressCondition(used string, problems []plan.Problem) cluster.Condition {
 	c := condition(networkv1.ConditionEgressIPsInUse, networkv1.ReasonInUse, used, true)
 	if used == "" {

@@ -10,18 +10,18 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// foundElsewhere leaves out updates of what agents found of their nodes, but for egress addresses that they cannot hold: nothing else
-// changes a plan. The controller's own condition counts, so that it is put back.
+// foundElsewhere ignores updates of what agents report about their nodes, except egress IPs that they cannot hold: nothing else changes a
+// plan. The controller's own condition counts, so that it is restored.
 func foundElsewhere() predicate.TypedPredicate[*networkv1.HostSubnet] {
 	return predicate.TypedFuncs[*networkv1.HostSubnet]{UpdateFunc: func(e event.TypedUpdateEvent[*networkv1.HostSubnet]) bool {
 		if e.ObjectOld.ResourceVersion == e.ObjectNew.ResourceVersion {
-			return true // everything is to be looked at again
+			return true // a resync: everything is checked again
 		}
 		return !reflect.DeepEqual(withoutFindings(e.ObjectOld), withoutFindings(e.ObjectNew))
 	}}
 }
 
-// withoutFindings returns a HostSubnet without what its agent wrote, and without what every write changes.
+// withoutFindings returns a HostSubnet without what its agent wrote and without what every write changes.
 func withoutFindings(hs *networkv1.HostSubnet) *networkv1.HostSubnet {
 	mine := hs.DeepCopy()
 	mine.ResourceVersion, mine.ManagedFields = "", nil

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// Reasons of events that tell no problem, and what the controller was about when it sent one.
+// Reasons of events that report no problem, and the actions of events.
 const (
 	reasonGiven = "SubnetGiven"
 	reasonFreed = "SubnetFreed"
@@ -19,8 +19,8 @@ const (
 	actionJudgeFirewall = "JudgeEgressFirewall"
 )
 
-// subnetEvents returns what sends an event for each HostSubnet that is written, that its subnet was given or freed. Before
-// are the HostSubnets that the plan was made from.
+// subnetEvents returns a function that sends an event for each written HostSubnet whose subnet was assigned or freed. before are the
+// HostSubnets that the plan was made from.
 func subnetEvents(report *cluster.Reporter, before []networkv1.HostSubnet, result plan.SubnetPlan) func(*networkv1.HostSubnet) {
 	had := make(map[string]string, len(before))
 	for i := range before {

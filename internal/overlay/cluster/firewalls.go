@@ -21,8 +21,8 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// firewallReconciler says on EgressNetworkPolicies whether they can be used, as plan.Firewalls judges. The agents judge by
-// themselves: nothing waits for what is written here.
+// firewallReconciler writes on EgressNetworkPolicies whether they can be used, as plan.Firewalls decides. The agents decide by themselves:
+// nothing waits for what is written here.
 type firewallReconciler struct {
 	client client.Client
 	events events.EventRecorder
@@ -51,13 +51,13 @@ func (f *firewallReconciler) setUp(tools cluster.Tools) error {
 	)
 }
 
-// Reconcile judges all policies, and writes what their status does not say yet.
+// Reconcile checks all policies, and writes each status that differs.
 func (f *firewallReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, f.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
 		return reconcile.Result{}, err
 	}
-	if config == nil { // there is no network to judge them by
+	if config == nil { // without a network there is nothing to check against
 		return reconcile.Result{}, nil
 	}
 	var policies networkv1.EgressNetworkPolicyList
@@ -77,7 +77,7 @@ func (f *firewallReconciler) Reconcile(ctx context.Context, _ cluster.Everything
 	return cluster.Settle(errs...)
 }
 
-// tell writes a policy's condition if it says otherwise, and sends an event when it begins to say that something is wrong.
+// tell writes a policy's condition if it differs, and sends an event if the new one reports a problem.
 func (f *firewallReconciler) tell(ctx context.Context, found plan.FirewallFinding) error {
 	p := found.Policy
 	valid := found.Reason == networkv1.ReasonValid

@@ -1,6 +1,6 @@
-// Package cluster is the overlay's part of the controller: it gives nodes their subnets (HostSubnets), namespaces their VNIDs
-// (NetNamespaces) and nodes their egress addresses, and reports on the ClusterNetwork and on EgressNetworkPolicies what is wrong and
-// what is in effect. What to write is decided by package plan.
+// Package cluster is the overlay's part of the controller. It assigns subnets to nodes (HostSubnets), VNIDs to namespaces (NetNamespaces)
+// and egress IPs to nodes. It reports on the ClusterNetwork and on EgressNetworkPolicies what is wrong and what is in effect. Package plan
+// decides what to write.
 package cluster
 
 import (
@@ -86,7 +86,7 @@ func setUp(tools cluster.Tools) error {
 	return nil
 }
 
-// trimNode keeps of a cached Node what is used: nodes are many and large.
+// trimNode keeps only the used fields of a cached Node: Nodes are many and large.
 func trimNode(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok {
@@ -95,9 +95,9 @@ func trimNode(obj any) (any, error) {
 	trimmed := &corev1.Node{TypeMeta: node.TypeMeta, Status: corev1.NodeStatus{Addresses: node.Status.Addresses}}
 	trimmed.Name, trimmed.UID, trimmed.ResourceVersion = node.Name, node.UID, node.ResourceVersion
 	trimmed.CreationTimestamp = node.CreationTimestamp
-	trimmed.Spec.PodCIDRs = node.Spec.PodCIDRs // no tenant's network may overlap them
+	trimmed.Spec.PodCIDRs = node.Spec.PodCIDRs // tenants' networks must not overlap them
 	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady { // without the time of its heartbeat
+		if c.Type == corev1.NodeReady { // without the time of the heartbeat
 			trimmed.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
 		}
 	}
@@ -107,8 +107,7 @@ func trimNode(obj any) (any, error) {
 	return trimmed, nil
 }
 
-// readNetwork returns the ClusterNetwork that is used, nil where there is none, and what it describes, nil with an
-// error where it cannot be used.
+// readNetwork returns the ClusterNetwork, nil if there is none, and its parsed content, nil with an error if it is invalid.
 func readNetwork(ctx context.Context, c client.Reader) (*networkv1.ClusterNetwork, *clusternetwork.Config, error) {
 	network := &networkv1.ClusterNetwork{}
 	if err := c.Get(ctx, client.ObjectKey{Name: networkv1.ClusterNetworkDefault}, network); err != nil {
@@ -124,12 +123,12 @@ func readNetwork(ctx context.Context, c client.Reader) (*networkv1.ClusterNetwor
 	return network, &parsed, nil
 }
 
-// invalidError is the error of a ClusterNetwork that cannot be used, as opposed to one that cannot be read.
+// invalidError is the error of an invalid ClusterNetwork, as opposed to one that cannot be read.
 type invalidError struct{ error }
 
 func (e *invalidError) Unwrap() error { return e.error }
 
-// condition is a condition that an object should have.
+// condition returns a condition that an object should have.
 func condition(kind, reason, message string, holds bool) cluster.Condition {
 	return cluster.Condition{Type: kind, Reason: reason, Message: message, Holds: holds}
 }
@@ -147,7 +146,7 @@ func settledValidity(conditions []metav1.Condition, problems []plan.Problem) boo
 	return len(problems) == 0 && meta.FindStatusCondition(conditions, networkv1.ConditionValid) == nil
 }
 
-// updateValidity brings the Valid condition of an object up to date; conditions are those of the object.
+// updateValidity updates the Valid condition of an object; conditions are the object's.
 func updateValidity(
 	ctx context.Context, c client.Client, obj client.Object, conditions *[]metav1.Condition, problems []plan.Problem,
 ) error {

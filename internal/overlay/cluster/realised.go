@@ -30,25 +30,26 @@ import (
 
 const nameRealised = "realised"
 
-// realisedReconciler says on EgressNetworkPolicies on how many nodes they are in effect, by what agents say of their nodes. Each write
-// is an event for all agents, and each node that comes or stops concerns all policies: so it waits for what is about to be over.
+// realisedReconciler writes on EgressNetworkPolicies on how many nodes they are in effect, from the agents' reports. Each write is an event
+// for all agents, and each node that starts or stops concerns all policies. So it waits until brief states have passed.
 type realisedReconciler struct {
 	client client.Client
 	told   *metrics.Controller
 	now    func() time.Time
-	// rests are how long it waits.
+	// rests are its delays.
 	rests rests
 	// known are the policies, by UID.
 	known map[types.UID]*followed
 }
 
-// rests are how long nodes may take before that is written.
+// rests are the delays before a state of nodes is written.
 type rests struct {
 	// gather is how long changes are gathered.
 	gather time.Duration
-	// fresh is how long nodes may be behind a policy that is new or has changed, behind those that had followed it.
+	// fresh is the delay before nodes are reported as behind a policy that is new or has changed; behind is the delay for nodes that had
+	// followed it.
 	fresh, behind time.Duration
-	// words is how often at most only the words are written that say the same.
+	// words is the least time between writes that change only the message.
 	words time.Duration
 }
 
@@ -56,12 +57,12 @@ func defaultRests() rests {
 	return rests{gather: time.Second, fresh: 5 * time.Second, behind: 30 * time.Second, words: time.Minute}
 }
 
-// followed is what is known of a policy.
+// followed is the state of a policy.
 type followed struct {
-	// generation is of its spec, and version the first that was seen with it.
+	// generation is that of its spec; version is the first version seen with it.
 	generation int64
 	version    uint64
-	// since is when nodes were first seen to be behind, zero if none is; wrote is when its status was written last.
+	// since is when nodes were first seen to be behind, zero if none is; wrote is the time of the last write of its status.
 	since, wrote time.Time
 }
 
@@ -90,12 +91,12 @@ func (r *realisedReconciler) setUp(tools cluster.Tools) error {
 	)
 }
 
-// resynced reports whether an update is none: everything is to be looked at again.
+// resynced reports whether an update is a resync: everything is checked again.
 func resynced(old, now client.Object) bool {
 	return old.GetResourceVersion() == now.GetResourceVersion()
 }
 
-// says returns what a verdict depends on of a HostSubnet.
+// says returns the fields of a HostSubnet that a verdict depends on.
 func says(hs *networkv1.HostSubnet) any {
 	said := []any{hs.Annotations[networkv1.AnnotationNodeUID]}
 	for i := range hs.Status.Realised {
@@ -111,7 +112,7 @@ func says(hs *networkv1.HostSubnet) any {
 	return said
 }
 
-// enqueueAfter asks for a plan in a while, whatever the object is: with all that changes until then.
+// enqueueAfter queues a plan after a delay, for any object, so that it covers all changes until then.
 func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler[T, cluster.Everything] {
 	add := func(queue workqueue.TypedRateLimitingInterface[cluster.Everything]) {
 		queue.AddAfter(cluster.Everything{}, rest)
@@ -129,7 +130,7 @@ func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler
 	}
 }
 
-// Reconcile judges all policies, and writes what their status does not say yet and is due.
+// Reconcile checks all policies, and writes each status that differs and is due.
 func (r *realisedReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, r.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
@@ -153,7 +154,7 @@ func (r *realisedReconciler) Reconcile(ctx context.Context, _ cluster.Everything
 	next := time.Duration(0)
 	for i := range policies.Items {
 		p := &policies.Items[i]
-		if !config.Mode.HasVNIDs() { // nodes follow none
+		if !config.Mode.HasVNIDs() { // nodes follow no policies
 			errs = append(errs, r.withdraw(ctx, p))
 			continue
 		}
@@ -172,14 +173,14 @@ func (r *realisedReconciler) Reconcile(ctx context.Context, _ cluster.Everything
 	return result, err
 }
 
-// follow returns what is known of a policy: of a spec that was not seen before, that this version has it.
+// follow returns the state of a policy. For a spec that was not seen before, its version is the present one.
 func (r *realisedReconciler) follow(p *networkv1.EgressNetworkPolicy) *followed {
 	if f := r.known[p.UID]; f != nil && f.generation == p.Generation {
 		return f
 	}
 	version, known := realised.Since(p)
 	if !known {
-		version, _ = realised.Version(p.ResourceVersion) // 0: it is no number, and all nodes have it
+		version, _ = realised.Version(p.ResourceVersion) // 0: not a number; every node has reached it
 	}
 	f := &followed{generation: p.Generation, version: version}
 	if was := r.known[p.UID]; was != nil {
@@ -188,7 +189,7 @@ func (r *realisedReconciler) follow(p *networkv1.EgressNetworkPolicy) *followed 
 	return f
 }
 
-// count judges all nodes.
+// count collects the verdicts of all nodes.
 func (r *realisedReconciler) count(p *networkv1.EgressNetworkPolicy, f *followed, hosts []networkv1.HostSubnet, away map[string]bool) realised.Count {
 	subject := realised.Subject{Kind: realised.EgressNetworkPolicy, Name: p.Namespace + "/" + p.Name, Version: f.version}
 	tally := realised.NewTally(func(hs *networkv1.HostSubnet) realised.Verdict {
@@ -204,7 +205,7 @@ func (r *realisedReconciler) count(p *networkv1.EgressNetworkPolicy, f *followed
 	return tally.Count()
 }
 
-// tell writes a policy's status if it says otherwise and that is due, and returns after what time it is to be looked at again.
+// tell writes a policy's status if it differs and is due, and otherwise returns after what time to check again.
 func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetworkPolicy, f *followed, count realised.Count) (time.Duration, error) {
 	now := r.now()
 	failing := slices.ContainsFunc(count.Not, func(n realised.Node) bool { return n.Failing })
@@ -238,7 +239,7 @@ func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetwor
 	return 0, nil
 }
 
-// rest returns how long to wait until a condition is written in place of the one that it has.
+// rest returns how long to wait before the present condition is replaced.
 func (r *realisedReconciler) rest(f *followed, has *metav1.Condition, want cluster.Condition, generation int64, now time.Time) time.Duration {
 	fresh := has == nil || has.ObservedGeneration != generation
 	switch {
@@ -252,7 +253,7 @@ func (r *realisedReconciler) rest(f *followed, has *metav1.Condition, want clust
 	return 0
 }
 
-// withdraw takes the condition away where no node follows policies.
+// withdraw removes the condition if nodes follow no policies.
 func (r *realisedReconciler) withdraw(ctx context.Context, p *networkv1.EgressNetworkPolicy) error {
 	if meta.FindStatusCondition(p.Status.Conditions, networkv1.ConditionRealised) == nil && p.Status.Asked.Version == "" {
 		return nil

@@ -25,7 +25,7 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// subnetReconciler keeps HostSubnets as plan.Subnets says, and the status of the ClusterNetwork.
+// subnetReconciler writes HostSubnets as plan.Subnets decides, and the status of the ClusterNetwork.
 type subnetReconciler struct {
 	client client.Client
 	live   client.Reader // the API server itself
@@ -35,19 +35,19 @@ type subnetReconciler struct {
 	// elsewhere reports whether another network is configured. Nil: no ClusterNetwork is created.
 	elsewhere func(context.Context) (bool, error)
 
-	// alloc is where each range goes on. It begins anew with each leader, as OpenShift SDN's does.
+	// alloc has the position in each range. It starts again with each leader, as in OpenShift SDN.
 	alloc *ipam.NodeSubnets
-	// former are the subnets that this leader has seen hosts have, by name.
+	// former are the subnets that this leader has seen for hosts, by name.
 	former formerSubnets
 }
 
-// formerMost bounds how many subnets of hosts that are gone are kept.
+// formerMost bounds how many subnets of removed hosts are kept.
 const formerMost = 10000
 
-// formerSubnets are the subnets that hosts had last, by name.
+// formerSubnets are the last subnets of hosts, by name.
 type formerSubnets map[string]netip.Prefix
 
-// see notes the subnets of all hosts. Those of hosts that are gone stay, until another host has them.
+// see notes the subnets of all hosts. Those of removed hosts are kept until another host has them.
 func (f formerSubnets) see(all []networkv1.HostSubnet) {
 	taken := make(map[netip.Prefix]string, len(all))
 	for i := range all {
@@ -68,7 +68,7 @@ func (s *subnetReconciler) setUp(tools cluster.Tools) error {
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
-	// A heartbeat of a kubelet is no reason to look at anything.
+	// A kubelet's heartbeat changes nothing here.
 	addressed := predicate.TypedFuncs[*corev1.Node]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
 		return nodeValue(e.ObjectOld) != nodeValue(e.ObjectNew)
 	}}
@@ -81,8 +81,8 @@ func (s *subnetReconciler) setUp(tools cluster.Tools) error {
 	)
 }
 
-// Reconcile makes a plan from the cache. If it gives something out or deletes something, it is made again from what the
-// API server itself says, and then carried out.
+// Reconcile makes a plan from the cache. If it assigns or deletes something, it is made again from the API server itself before it is
+// written.
 func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	network, config, invalid := readNetwork(ctx, s.client)
 	if invalid != nil && network == nil {
@@ -137,7 +137,7 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 	)
 }
 
-// count tells how many subnets are given out, and how many can be.
+// count reports how many subnets are assigned, and how many are free.
 func (s *subnetReconciler) count(state plan.SubnetState, alloc *ipam.NodeSubnets) {
 	if state.Config == nil {
 		s.told.Subnets(0, 0)
@@ -152,7 +152,7 @@ func (s *subnetReconciler) count(state plan.SubnetState, alloc *ipam.NodeSubnets
 	s.told.Subnets(given, alloc.Free())
 }
 
-// problems adds the ClusterNetwork's own to those of a plan.
+// problems adds the ClusterNetwork's own problem to those of a plan.
 func (s *subnetReconciler) problems(network *networkv1.ClusterNetwork, invalid error, problems []plan.Problem) []plan.Problem {
 	if network == nil || invalid == nil {
 		return problems
@@ -177,7 +177,7 @@ func (s *subnetReconciler) setRanges(ranges []ipam.Range) error {
 	return nil
 }
 
-// trial returns an allocator for a plan that is only looked at.
+// trial returns an allocator for a plan that is not written.
 func (s *subnetReconciler) trial() *ipam.NodeSubnets {
 	if s.alloc == nil {
 		return nil
@@ -205,8 +205,7 @@ func (s *subnetReconciler) liveHostSubnets(ctx context.Context) ([]networkv1.Hos
 	return all, err
 }
 
-// confirmNodes asks the API server itself for the Nodes of HostSubnets that would be deleted: one that exists after all
-// is put right in the list.
+// confirmNodes reads, from the API server itself, the Nodes of HostSubnets that would be deleted, and corrects the list.
 func (s *subnetReconciler) confirmNodes(ctx context.Context, nodes []plan.Node, deletions []*networkv1.HostSubnet) ([]plan.Node, error) {
 	for _, hs := range deletions {
 		var node corev1.Node
@@ -233,7 +232,7 @@ func nodeValue(node *corev1.Node) plan.Node {
 	return value
 }
 
-// updateNetworkStatus says on the ClusterNetwork whether it can be used and whether every node has a subnet.
+// updateNetworkStatus writes on the ClusterNetwork whether it is valid and whether every node has a subnet.
 func (s *subnetReconciler) updateNetworkStatus(
 	ctx context.Context, network *networkv1.ClusterNetwork, invalid error, problems []plan.Problem,
 ) error {
@@ -258,7 +257,7 @@ func (s *subnetReconciler) updateNetworkStatus(
 	return nil
 }
 
-// worst returns the reason that matters most among problems of nodes and subnets, and what they are.
+// worst returns the most important reason among problems of nodes and subnets, and a summary of all.
 func worst(problems []plan.Problem) (reason, summary string) {
 	for _, reason := range []string{networkv1.ReasonConflict, networkv1.ReasonExhausted, networkv1.ReasonIncomplete} {
 		if slices.ContainsFunc(problems, func(p plan.Problem) bool { return p.Reason == reason }) {
@@ -268,8 +267,8 @@ func worst(problems []plan.Problem) (reason, summary string) {
 	return "", ""
 }
 
-// updateHostSubnetStatus says on HostSubnets what is wrong with them, except on those that are written anyway: the
-// next plan, which that leads to, does.
+// updateHostSubnetStatus writes on HostSubnets what is wrong with them, except on those that the plan writes: their writes cause the next
+// plan.
 func (s *subnetReconciler) updateHostSubnetStatus(ctx context.Context, all []networkv1.HostSubnet, result plan.SubnetPlan) error {
 	written := map[string]bool{}
 	for _, hs := range slices.Concat(result.Delete, result.Update) {

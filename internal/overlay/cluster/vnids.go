@@ -23,7 +23,7 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// vnidReconciler keeps NetNamespaces as plan.VNIDs says.
+// vnidReconciler writes NetNamespaces as plan.VNIDs decides.
 type vnidReconciler struct {
 	client client.Client
 	live   client.Reader // the API server itself
@@ -51,8 +51,8 @@ func (v *vnidReconciler) setUp(tools cluster.Tools) error {
 	)
 }
 
-// Reconcile makes a plan from the cache. If it gives something out or deletes something, it is made again from what the
-// API server itself says, and then carried out.
+// Reconcile makes a plan from the cache. If it assigns or deletes something, it is made again from the API server itself before it is
+// written.
 func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
 	_, config, err := readNetwork(ctx, v.client)
 	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
@@ -63,7 +63,7 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (r
 		return reconcile.Result{}, err
 	}
 	v.told.VNIDs(len(state.NetNamespaces))
-	if config == nil { // problems last until there is a network to see them by
+	if config == nil { // without a network, problems stay as reported
 		return reconcile.Result{}, nil
 	}
 	if !config.Mode.HasVNIDs() {
@@ -109,7 +109,7 @@ func (v *vnidReconciler) liveNetNamespaces(ctx context.Context) ([]networkv1.Net
 	return all, err
 }
 
-// confirmNamespaces asks the API server itself for the Namespaces of NetNamespaces that would be deleted.
+// confirmNamespaces reads, from the API server itself, the Namespaces of NetNamespaces that would be deleted, and corrects the list.
 func (v *vnidReconciler) confirmNamespaces(
 	ctx context.Context, namespaces []plan.Namespace, deletions []*networkv1.NetNamespace,
 ) ([]plan.Namespace, error) {
@@ -131,7 +131,7 @@ func namespaceValue(ns *corev1.Namespace) plan.Namespace {
 	return plan.Namespace{Name: ns.Name, UID: ns.UID, Created: ns.CreationTimestamp.Time}
 }
 
-// updateStatus says on NetNamespaces what is wrong with them, except on those that are written anyway.
+// updateStatus writes on NetNamespaces what is wrong with them, except on those that the plan writes.
 func (v *vnidReconciler) updateStatus(ctx context.Context, all []networkv1.NetNamespace, result plan.VNIDPlan) error {
 	written := map[string]bool{}
 	for _, nn := range slices.Concat(result.Delete, result.Update) {

@@ -1,30 +1,29 @@
-// Package host compiles what the overlay network needs of a node besides flows: the switch's bridge and ports, the
-// host's interface tun0 and its routes, and rules of nftables. It is pure: plain values in, fragments out.
+// Package host compiles what the overlay network needs on a node besides flows: the switch's bridge and ports, the host's interface tun0
+// and its routes, and rules of nftables. It is pure: values in, fragments out.
 //
-// Decisions that are not obvious from the fragments:
+// Decisions that the fragments do not show:
 //
-//   - The way around the switch is closed by device group. A userspace datapath reads a veth by a packet socket, and the
-//     kernel takes each frame as well. Devices in PodGroup send nothing into the kernel: neither IP (prerouting, before
-//     connection tracking) nor ARP. The rules are there before the first such device.
-//   - A packet that goes through the host from pod to pod (to a Service, until the switch serves them) is masqueraded to
-//     the gateway. Its replies then come back through the host, which knows the translation and the switch does not;
-//     and the host never sends as a pod.
-//   - Where pods are isolated by NetworkPolicies, what the host masquerades for others than itself on its way to this node's pods has an
-//     address of its own (Config.Outside): with the gateway's it would pass as the node's. It is a link-local one, of no cluster's
-//     ranges, so that no pod may have it and no block of pods lets it in; and kube-proxy's translation comes too late for it.
-//   - Whatever the host passes on to pods of other nodes has the gateway's address: the other node lets only addresses of
-//     this node's subnet in, and the replies have to come back here.
-//   - The Services' network is routed to tun0, though the switch would send it back: the source address is chosen by
-//     that route, before kube-proxy translates the destination, and has to be the gateway's for the same two reasons. An
-//     address that is no Service's ends at tun0 instead of leaving by the default route.
-//   - The tunnel's port is open to known nodes only, before any socket. Source addresses are easy to forge on a network
-//     that does not filter them; what a forged packet could say is then limited by the flows to what that node may say.
-//   - Nothing is accepted here: an accept in one table does not keep another from dropping, and nothing is dropped by
-//     default. What other tables would drop is let through there (Passages, nft.ForeignJump); it still meets what is
-//     dropped here, so the tunnel's port stays open to known nodes only.
-//   - What leaves by an egress address comes with a source MAC address that names the project, on every datapath alike: a packet's
-//     mark does not get here from the one in userspace. It becomes the mark by which the packet is translated.
-//   - The administrator's own rules for what leaves (tun0 to outside) have a chain in Weft's table (AdminChain). It comes
-//     after what must never leave, so that an accept there opens nothing that Weft closes, and it is never flushed.
-//     Everything else in Weft's tables is put back to what Weft wants.
+//   - The path around the switch is closed by device group. A userspace datapath reads a veth by a packet socket, and the kernel receives
+//     each frame as well. Frames from devices in PodGroup are dropped before the kernel processes them: IP (prerouting, before connection
+//     tracking) and ARP. The rules are in effect before the first such device exists.
+//   - A packet from pod to pod through the host (to a Service that the host serves) is masqueraded to the gateway. So its replies return
+//     through the host, which has the translation that the switch does not have, and the host never sends with a pod's address.
+//   - With isolation by NetworkPolicies, packets to this node's pods that the host masquerades for others than itself have an address of
+//     their own (Config.Outside): with the gateway's they would pass as the node's. It is a link-local address outside the cluster's
+//     ranges, so that no pod can have it and no range of pods in a policy admits it. kube-proxy's translation comes too late to change it.
+//   - Every packet that the host forwards to pods of other nodes has the gateway's address: the other node admits only addresses of this
+//     node's subnet, and replies must return here.
+//   - The Services' network is routed to tun0, although the switch would return its packets: the source address is chosen by that route,
+//     before kube-proxy translates the destination, and must be the gateway's for the same two reasons. A packet to an address that is no
+//     Service's ends at tun0 instead of leaving by the default route.
+//   - The tunnel's port is open only to known nodes, before any socket. Source addresses are easy to forge on a network without filters.
+//     The flows then limit a forged packet to what that node may send.
+//   - Nothing is accepted here: an accept in one table does not prevent a drop in another, and nothing is dropped by default. Packets that
+//     other tables would drop are accepted there (Passages, nft.ForeignJump). They still meet the drops here, so the tunnel's port stays
+//     open only to known nodes.
+//   - A packet that leaves by an egress IP has a source MAC address that identifies the project, on every datapath: a packet's mark does
+//     not get here from the userspace datapath. The MAC address determines the mark by which the packet is translated.
+//   - The administrator's own rules for packets that leave (tun0 to outside) have a chain in Weft's table (AdminChain). It comes after the
+//     rules about what must never leave, so that an accept there opens nothing that Weft closes, and it is never flushed. Everything else
+//     in Weft's tables is restored to the desired state.
 package host

@@ -11,31 +11,30 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Names in the table inet weft of what egress addresses add to.
+// Names in the table inet weft of the maps and the set for egress IPs.
 const (
-	egressMarks     = "egress-marks"     // the mark that a source MAC address of the switch's stands for
-	egressSources   = "egress-sources"   // the address that a mark is translated to
-	egressAddresses = "egress-addresses" // the egress addresses that the node holds
+	egressMarks     = "egress-marks"     // source MAC address to mark
+	egressSources   = "egress-sources"   // mark to egress IP
+	egressAddresses = "egress-addresses" // the egress IPs that the node holds
 )
 
-// priorityMangle is where marks are set, after connection tracking (-200) and before translation (-100).
+// priorityMangle is the priority of the chain that sets marks: after connection tracking (-200) and before translation (-100).
 const priorityMangle = -150
 
-// EgressIP is an egress address that the node holds.
+// EgressIP is an egress IP that the node holds.
 type EgressIP struct {
-	// VNID is the project's.
+	// VNID is the project's VNID.
 	VNID uint32
-	// Address is the egress address; MAC is the source address of what the switch hands over for it, as the flows have it
-	// (pipeline.EgressMAC).
+	// Address is the egress IP. MAC is the source address of the switch's packets for it, as in the flows (pipeline.EgressMAC).
 	Address netip.Addr
 	MAC     net.HardwareAddr
-	// Uplink is the interface that it is on.
+	// Uplink is the interface with the address.
 	Uplink string
 }
 
-// EgressMark is the mark of packets that leave by the egress address of a project: its VNID, and OpenShift SDN's, so that rules
-// of an administrator that look at it go on to work. Neither of the two bits that mean something to kube-proxy and the kubelet
-// (masquerade, 14, and drop, 15) is ever set; each VNID has another mark, and none is 0.
+// EgressMark returns the mark of packets that leave by a project's egress IP: its VNID, changed as in OpenShift SDN, so that an
+// administrator's rules by mark continue to work. The two bits that kube-proxy and the kubelet use (masquerade, 14, and drop, 15) are never
+// set. Each VNID has a different mark, and none is 0.
 func EgressMark(vnid uint32) uint32 {
 	const (
 		masquerade, masqueradeElsewhere = uint32(1) << 14, uint32(1) << 24
@@ -55,7 +54,7 @@ func EgressMark(vnid uint32) uint32 {
 	return mark
 }
 
-// Rules returns what the address adds to the node's rules.
+// Rules returns the egress IP's part of the node's rules.
 func (e EgressIP) Rules() map[nft.Key]nft.Item {
 	f := fragment{}
 	note := "egressip/" + strconv.FormatUint(uint64(e.VNID), 10)
@@ -68,7 +67,7 @@ func (e EgressIP) Rules() map[nft.Key]nft.Item {
 	return f
 }
 
-// Translated returns the egress addresses that rules translate to, each with the mark that it is for.
+// Translated returns the egress IPs that rules translate to, each with the mark of its packets.
 func Translated(rules map[nft.Key]nft.Item) map[netip.Addr]string {
 	all := map[netip.Addr]string{}
 	for _, item := range rules {
@@ -89,8 +88,8 @@ func (e EgressIP) Links() map[link.Key]link.Item {
 	return map[link.Key]link.Item{item.Key(): item}
 }
 
-// egress marks what the switch hands over for egress addresses, by the source MAC address, and drops it where the node holds
-// none for it: it must not leave by the node's own. Nobody reaches the node by an egress address: only answers come there.
+// egress marks the switch's packets for egress IPs by their source MAC address. It drops them if the node holds no egress IP for it: they
+// must not leave by the node's own address. New connections to an egress IP are rejected: only replies arrive there.
 func (c *Config) egress(f fragment) {
 	f.add(
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: egressMarks, Type: "ether_addr", Value: "mark"},

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Names in the table inet weft of what host ports add to: where each leads, at all addresses of the node and at one.
+// Names in the table inet weft of the maps for host ports: of those at all addresses of the node, and of those at one.
 const (
 	hostPorts   = "hostports"
 	hostPortsAt = "hostports-at"
@@ -18,17 +18,17 @@ const (
 // maxNote bounds the note of an element (nft.Element).
 const maxNote = 120
 
-// Published are the ports of the node that lead to a pod.
+// Published are the host ports of a pod.
 type Published struct {
-	// Pod is the pod's namespace/name, for who reads the rules.
+	// Pod is the pod's namespace/name, for readers of the rules.
 	Pod string
-	// Address is the pod's.
+	// Address is the pod's address.
 	Address netip.Addr
-	// Ports are the node's ports, with the pod's.
+	// Ports are the node's ports with the pod's ports.
 	Ports []cni.HostPort
 }
 
-// Rules returns what they add to the node's rules: an element for each.
+// Rules returns the host ports' part of the node's rules: one element for each port.
 func (p Published) Rules() map[nft.Key]nft.Item {
 	f := fragment{}
 	note := "pod " + p.Pod
@@ -49,25 +49,26 @@ func (p Published) Rules() map[nft.Key]nft.Item {
 	return f
 }
 
-// loopback is the one address of the loopback range that host ports are at: the others are for what the node has there itself.
+// loopback is the only address of the loopback range that has host ports. The others are left to programs of the node.
 const loopback = "127.0.0.1"
 
-// hostPorts leads host ports to their pods. Only what is for an address of the node itself is looked at: a port of another machine
-// with that number is none of the node's (CVE-2025-67499). Sources stay as they are; see masquerade for those that cannot.
+// hostPorts translates host ports to their pods. Only packets to an address of the node itself match: a port of another machine with the
+// same number is not the node's (CVE-2025-67499). The source stays unchanged; see masquerade for the exceptions.
 func (c *Config) hostPorts(f fragment) {
 	f.add(
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPorts, Type: "inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPortsAt, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 	)
 	lead := []string{
-		// kube-proxy may have the Services' addresses be the node's own, and lead them on only later (IPVS).
+		// kube-proxy may put the Services' addresses on the node and translate them only later (IPVS).
 		fmt.Sprintf("ip daddr %s return", c.ServiceNetwork),
-		// Egress addresses are the node's by the kernel's word only. What comes in for one is refused before; this is for the node.
+		// To the kernel, egress IPs are addresses of the node. New connections to one are rejected before; this rule is for the node's own
+		// packets.
 		fmt.Sprintf("ip daddr @%s return", egressAddresses),
 		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @" + hostPortsAt,
 		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @" + hostPorts,
 	}
-	// What comes in for the loopback range is no packet of the node's, which it would drop only after it is led away.
+	// The node drops packets from outside to the loopback range. Translated before, they would not be dropped.
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "hostports-in", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: priorityDNAT},
 		append([]string{"ip daddr 127.0.0.0/8 return"}, lead...)...)
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "hostports-out", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: priorityDNAT},

@@ -5,9 +5,9 @@ import (
 	"weft.dev/weft/internal/ovsdb"
 )
 
-// Passages are what others' chains of nftables have to let pass on a node with a datapath of the given type and tunnels
-// at the given UDP port: what pods send to the node and through it, and what the node sends to them; and the
-// tunnels, where the kernel's own stack carries them. A userspace datapath's packets meet no hook of the kernel's.
+// Passages returns what other programs' chains of nftables must let pass on a node with this type of datapath and tunnels at this UDP port:
+// packets of pods to the node and through it, the node's packets to pods, and the tunnels if the kernel's own stack carries them. Packets
+// of a userspace datapath pass no hook of the kernel.
 func Passages(datapath string, vxlanPort uint16) []nft.Passage {
 	needed := []nft.Passage{
 		{Hook: nft.HookIngress, InDevice: Tun},

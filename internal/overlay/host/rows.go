@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// OpenFlow ports of the bridge's own ports, as the flows have them.
+// ofports of the bridge's own ports, as in the flows.
 const (
 	tunnelPort = 1
 	tunPort    = 2
@@ -21,8 +21,8 @@ func (c *Config) Rows() map[ovsdb.Key]ovsdb.Row {
 		&ovsdb.Bridge{
 			Name: Bridge, DatapathType: c.Datapath, FailMode: "secure", ExternalIDs: ids,
 			Protocols: []string{"OpenFlow13", "OpenFlow14", "OpenFlow15"},
-			// Should somebody set a controller, the switch would open hidden flows for it at once: ARP and TCP to its address
-			// from any port, before and beside the pipeline.
+			// If a controller were set, the switch would open hidden flows for it at once: ARP and TCP to its address from any port, before the
+			// pipeline and outside it.
 			OtherConfig: map[string]string{"disable-in-band": "true"},
 		},
 		&ovsdb.Port{
@@ -39,17 +39,17 @@ func (c *Config) Rows() map[ovsdb.Key]ovsdb.Row {
 	return rows
 }
 
-// PodPort is the switch's end of a pod's interface.
+// PodPort is the port of a pod's interface.
 type PodPort struct {
-	// Owner is the attachment.
+	// Owner is the owner of the attachment.
 	Owner reconcile.Owner
-	// Interface is the host's end of the veth.
+	// Interface is the host veth.
 	Interface string
-	// OFPort is its OpenFlow port.
+	// OFPort is its ofport.
 	OFPort uint32
 }
 
-// PodRows returns the port of a pod's interface.
+// PodRows returns the row of a pod's port.
 func PodRows(p PodPort) map[ovsdb.Key]ovsdb.Row {
 	row := &ovsdb.Port{
 		Bridge: Bridge, Name: p.Interface, OFPort: uint16(p.OFPort), //nolint:gosec // ports of pods end at 0xfeff

@@ -10,11 +10,11 @@ import (
 
 // Priorities of the base chains (enum nf_ip_hook_priorities of the kernel's netfilter_ipv4.h).
 const (
-	priorityClose  = -450 // before everything, also defragmentation (-400) and connection tracking (-200)
+	priorityClose  = -450 // before everything, including defragmentation (-400) and connection tracking (-200)
 	priorityRaw    = -300
 	priorityFilter = 0
 	priorityFirst  = 99  // before kube-proxy's translation, which is at 100
-	priorityDNAT   = -99 // after kube-proxy's, which is at -100: what a Service says of an address is more particular
+	priorityDNAT   = -99 // after kube-proxy's, which is at -100: a Service with the same address is more specific
 	prioritySNAT   = 101 // after kube-proxy's, which is at 100
 )
 
@@ -40,7 +40,7 @@ func (f fragment) chain(chain nft.Chain, rules ...string) {
 	f.add(&chain, list)
 }
 
-// Rules returns the rules of the node. They must be in place before the first port of a userspace datapath.
+// Rules returns the node's rules. They must be in effect before the first port of a userspace datapath exists.
 func (c *Config) Rules() map[nft.Key]nft.Item {
 	f := fragment{}
 	for _, t := range Tables() {
@@ -65,19 +65,19 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	return f
 }
 
-// closeAround keeps the kernel from taking frames that are for the switch.
+// closeAround keeps the kernel from processing frames that are for the switch.
 func (f fragment) closeAround() {
 	drop := fmt.Sprintf("iifgroup %d drop", PodGroup)
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "close", Hook: nft.HookPrerouting, Priority: priorityClose}, drop,
-		// The flows drop it too. The kernel would not, because it is to route answers to the loopback range (Links).
+		// The flows drop it too. The kernel would not, because it routes replies to the loopback range (Links).
 		fmt.Sprintf(`iifname "%s" ip daddr 127.0.0.0/8 drop`, Tun))
 	f.chain(nft.Chain{Family: nft.FamilyARP, Name: "close", Hook: nft.HookInput, Priority: priorityFilter}, drop)
 }
 
-// tunnel lets known nodes reach the tunnel's port at this node's address, and nobody else. Connection tracking of it
-// would only cost: both ends use random ports, and nothing is translated. What the node forwards to other nodes' tunnel ports is
-// dropped before translation, which would give it the node's address: pods of other networks on the node send it, and Services of the
-// host's lead there.
+// tunnel opens the tunnel's port at this node's address to known nodes, and to no other host. Tracking its connections has only costs: both
+// sides use random ports, and nothing is translated. Packets that the node forwards to other nodes' tunnel ports are dropped before
+// translation, which would give them the node's address: they are sent by pods of other networks on the node, or come from Services that
+// the host serves.
 func (c *Config) tunnel(f fragment) {
 	port := c.vxlanPort()
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "untracked-in", Hook: nft.HookPrerouting, Priority: priorityRaw},
@@ -91,9 +91,9 @@ func (c *Config) tunnel(f fragment) {
 		fmt.Sprintf(`ip daddr @%s ip saddr != %s udp dport %d drop`, NodesSet, c.NodeIP, port))
 }
 
-// reject answers at once what the switch hands over for a Service without endpoints: the switch makes no packets. It comes
-// before routing, which would find that the way leads back to where the packet came from. kube-proxy's translations are
-// earlier (-100), and it has none for such a Service.
+// reject rejects at once the switch's packets to a Service without endpoints: the switch cannot create packets. It comes before routing,
+// which would find that the path returns to where the packet came from. kube-proxy's translations are earlier (-100), and it has none for
+// such a Service.
 func (c *Config) reject(f fragment) {
 	if c.RejectMAC == nil {
 		return
@@ -104,8 +104,8 @@ func (c *Config) reject(f fragment) {
 		from+" reject")
 }
 
-// guard rejects what pods send to metadata services, and to the ports of nodes that are closed to them. The flows do so too, except where the
-// host translates (a Service that it serves, a node port at an address that the switch does not know) and where fragments hide the port.
+// guard rejects packets of pods to metadata services, and to the ports of nodes that are closed to pods. The flows do so too, except if the
+// host translates (a Service that it serves, a node port at an address that the switch has no flow for) or fragments hide the port.
 func (c *Config) guard(f fragment) {
 	const begins = "tcp flags & (syn | ack) == syn"
 	var all, forwarded, input []string
@@ -124,11 +124,10 @@ func (c *Config) guard(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-input", Hook: nft.HookInput, Priority: priorityFilter}, append(slices.Clone(all), input...)...)
 }
 
-// forward drops what must not leave although the host would forward it: packets of no connection, which nothing would
-// translate, so that a pod's address would leave the cluster; and packets to the tunnel's port, which would come to a node
-// from a known node's address. The flows drop those too, except where a Service of the host's has a node's tunnel port
-// for an endpoint, and where fragments hide the port: here they are reassembled.
-// What is left of what goes out meets the administrator's own rules.
+// forward drops packets that must not leave although the host would forward them: packets of no connection, which nothing would translate,
+// so that a pod's address would leave the cluster; and packets to the tunnel's port, which would reach a node from a known node's address.
+// The flows drop those too, except if a Service that the host serves has a node's tunnel port as an endpoint, or fragments hide the port:
+// here they are reassembled. All other packets that leave meet the administrator's own rules.
 func (c *Config) forward(f fragment) {
 	for _, admin := range Unmanaged() {
 		f.add(&admin)
@@ -138,18 +137,18 @@ func (c *Config) forward(f fragment) {
 		rules = append(rules, fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, port))
 	}
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter}, append(rules,
-		// What no Service has translated by now is nobody's. The host would ask for it by ARP, and a pod that sends to
-		// many such addresses would fill the neighbour table, whose limits are the whole machine's.
+		// An address that no Service has translated by now does not exist. The host would send ARP for it, and a pod that sends to many such
+		// addresses would fill the neighbour table, whose limits are the whole machine's.
 		fmt.Sprintf(`iifname "%s" oifname "%s" ip daddr %s reject with icmp host-unreachable`, Tun, Tun, c.ServiceNetwork),
 		fmt.Sprintf(`iifname "%s" oifname != "%s" jump %s`, Tun, Tun, AdminChain))...)
 }
 
 func (c *Config) masquerade(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "translate", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
-		// Pods to outside, of projects with egress addresses, and of others.
+		// Pods to outside, first those of projects with egress IPs.
 		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s snat ip to meta mark map @%s`, Tun, podsSet, podsSet, egressSources),
 		fmt.Sprintf(`oifname != "%s" ip saddr @%s ip daddr != @%s masquerade`, Tun, podsSet, podsSet),
-		// The node to host ports of its own, from whichever of its addresses: it is the node that asks.
+		// The node to its own host ports, from any of its addresses: the node is the client.
 		fmt.Sprintf(`oifname "%s" ip daddr %s ip saddr != %s ct status dnat fib saddr type local snat ip to %s`, Tun, c.LocalSubnet, c.Gateway, c.Gateway),
 		// Pod to pod through the host: Services, host ports.
 		fmt.Sprintf(`oifname "%s" ip saddr @%s ip saddr != %s masquerade`, Tun, podsSet, c.Gateway),
@@ -157,12 +156,12 @@ func (c *Config) masquerade(f fragment) {
 		fmt.Sprintf(`oifname "%s" ip daddr != %s ip saddr != %s masquerade`, Tun, c.LocalSubnet, c.Gateway))
 }
 
-// kubeProxyMark is the bit of a packet's mark by which kube-proxy asks for masquerading (its --iptables-masquerade-bit, 14 unless it
-// is told otherwise), in all its modes.
+// kubeProxyMark is the bit of a packet's mark by which kube-proxy requests masquerading (its --iptables-masquerade-bit, by default 14), in
+// all its modes.
 const kubeProxyMark = 1 << 14
 
-// fromOutside translates what does not come from the node, and would get the gateway's address on its way to a pod of this node, to
-// an address by which it is not taken for the node's. Answers lose it before they are routed: what has it afterwards answers nothing.
+// fromOutside gives packets to this node's pods that do not come from the node, and would get the gateway's address, an address that is not
+// taken for the node's. Replies lose it before they are routed; a packet that still has it is not a reply, and is dropped.
 func (c *Config) fromOutside(f fragment) {
 	if !c.Outside.IsValid() {
 		return
@@ -175,7 +174,7 @@ func (c *Config) fromOutside(f fragment) {
 		fmt.Sprintf(`iifname "%s" ip daddr %s drop`, Tun, c.Outside))
 }
 
-// RemoteRules returns what another node adds: its address. Two HostSubnets that briefly share an address may both add it.
+// RemoteRules returns another node's part of the rules: its address. Two HostSubnets that briefly share an address may both add it.
 func (c *Config) RemoteRules(nodeIP netip.Addr) map[nft.Key]nft.Item {
 	f := fragment{}
 	if nodeIP.Is4() && nodeIP != c.NodeIP {

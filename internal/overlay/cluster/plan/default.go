@@ -9,7 +9,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// The default ClusterNetwork is that of OpenShift's documents: a /23 for each node.
+// The default ClusterNetwork is the one in OpenShift's documentation: a /23 for each node.
 const (
 	defaultPods       = "10.128.0.0/14"
 	defaultHostBits   = 9
@@ -17,8 +17,8 @@ const (
 	createOneYourself = "no default ClusterNetwork is created: create one with other ranges (docs/install.md)"
 )
 
-// Default returns the ClusterNetwork of a cluster that has none, whose API server has that range of Services; without a valid one, the
-// range is that of OpenShift's documents. It returns nil and the problems where its ranges overlap others.
+// Default returns the ClusterNetwork for a cluster that has none. services is the API server's range of Services; if invalid, it is the one
+// in OpenShift's documentation. Default returns nil and the problems if its ranges overlap others.
 func Default(services netip.Prefix, nodes []Node) (*networkv1.ClusterNetwork, []Problem) {
 	pods := netip.MustParsePrefix(defaultPods)
 	if !services.IsValid() {

@@ -11,31 +11,31 @@ import (
 	"weft.dev/weft/internal/egressip"
 )
 
-// EgressIPState is everything that a plan of egress addresses is made from.
+// EgressIPState is everything that a plan of egress IPs is made from.
 type EgressIPState struct {
 	HostSubnets   []networkv1.HostSubnet
 	NetNamespaces []networkv1.NetNamespace
-	// Offline names hosts that do not answer.
+	// Offline has the names of hosts that do not answer.
 	Offline map[string]bool
-	// Unproven names hosts that are not known to answer.
+	// Unproven has the names of hosts that have not answered yet.
 	Unproven map[string]bool
-	// Capacity says how many addresses a host can have; who is not in it, any number.
+	// Capacity is the number of addresses that a host can have, by name. Without an entry there is no limit.
 	Capacity map[string]int
 }
 
-// EgressIPPlan is what is to be written of egress addresses.
+// EgressIPPlan is what to write about egress IPs.
 type EgressIPPlan struct {
 	Writes[*networkv1.HostSubnet]
-	// Again says that addresses were taken off hosts, and wait for the next plan to be given to others.
+	// Again says that addresses were taken off hosts, and that the next plan assigns them to others.
 	Again bool
-	// Problems are of NetNamespaces and HostSubnets, in order.
+	// Problems are about NetNamespaces and HostSubnets, in a fixed order.
 	Problems []Problem
-	// InUse says, for NetNamespaces that want addresses, which are in use where, in words.
+	// InUse describes, for NetNamespaces that want egress IPs, which are in use and where.
 	InUse map[string]string
 }
 
-// EgressIPs plans the egressIPs of HostSubnets that have egressCIDRs, and judges those of all. An address never moves in one plan:
-// what a plan takes off a host, the next one gives to another, when it is known that it was taken off.
+// EgressIPs plans the egressIPs of HostSubnets with egressCIDRs, and checks those of all. An address never moves in one plan: the next plan
+// assigns to a host what this one takes off another, once the removal is confirmed.
 func EgressIPs(s EgressIPState) EgressIPPlan {
 	var namespaces []egressip.Namespace
 	uids := map[Object]Object{}
@@ -76,8 +76,8 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 	return result
 }
 
-// unassigned returns the problems of a plan with the better reason why an address is hosted by nobody, where nodes have ranges; and
-// without addresses that are on their way.
+// unassigned returns the problems of a plan, with the more specific reason why no node hosts an address if nodes have ranges, and without
+// addresses that are about to be assigned.
 func unassigned(problems []egressip.Problem, assigned *egressip.Assignment) []egressip.Problem {
 	var all []egressip.Problem
 	for _, p := range problems {
@@ -94,7 +94,7 @@ func unassigned(problems []egressip.Problem, assigned *egressip.Assignment) []eg
 	return all
 }
 
-// inUse says of each namespace that wants addresses which of them are in use.
+// inUse describes, for each namespace that wants egress IPs, which of them are in use.
 func inUse(plan egressip.Plan) map[string]string {
 	words := map[string]string{}
 	for _, way := range plan.Ways {

@@ -10,27 +10,27 @@ import (
 	"weft.dev/weft/internal/egressfirewall"
 )
 
-// FirewallState is everything that says whether EgressNetworkPolicies can be used.
+// FirewallState is everything that determines whether EgressNetworkPolicies can be used.
 type FirewallState struct {
 	// Mode is the kind of isolation.
 	Mode clusternetwork.Mode
-	// Policies are all EgressNetworkPolicies; they are not changed.
+	// Policies are all EgressNetworkPolicies. They are not modified.
 	Policies []networkv1.EgressNetworkPolicy
 	// NetNamespaces are all NetNamespaces.
 	NetNamespaces []networkv1.NetNamespace
 }
 
-// FirewallFinding is what a policy's condition Valid is to say.
+// FirewallFinding is the content of a policy's condition Valid.
 type FirewallFinding struct {
-	// Policy is one of the state's.
+	// Policy points into FirewallState.Policies.
 	Policy *networkv1.EgressNetworkPolicy
-	// Reason is one of the reasons of package v1, ReasonValid if all is well.
+	// Reason is a reason of package v1, ReasonValid if there is no problem.
 	Reason string
-	// Message says what is wrong and what that does, or what the condition does not speak of.
+	// Message says what is wrong and its effect, or what the condition does not cover.
 	Message string
 }
 
-// Firewalls judges all policies, in their order.
+// Firewalls checks all policies, and returns the findings in their order.
 func Firewalls(state FirewallState) []FirewallFinding {
 	x := egressfirewall.NewIndex()
 	warnings := make([][]string, len(state.Policies))

@@ -1,12 +1,11 @@
-// Package plan decides what a cluster's controller writes: objects in, desired writes out. It calls no API server,
-// reads no clock, and keeps nothing between calls but an allocator's place.
+// Package plan decides what the controller writes: objects in, desired writes out. It calls no API server, reads no clock, and keeps
+// nothing between calls except an allocator's position.
 //
-// A plan is made from everything there is, never from an event. What is allocated is derived from the objects that
-// exist, so a plan made again, by another controller, or after a crash between two writes, takes up where the objects
-// stand; a plan of a cluster that is as it should be is empty.
+// A plan is made from all objects, never from an event. Allocations are derived from the existing objects. So a plan that is made again, by
+// another controller or after a crash between two writes, continues from the objects' state, and the plan of a cluster in the desired state
+// is empty.
 //
-// A plan never gives out in one go what it takes back: what a deletion frees is used by the next plan, when the
-// deletion is known to have happened.
+// A plan never assigns what it frees itself: what a deletion frees is used by the next plan, when the deletion is confirmed.
 package plan
 
 import (
@@ -22,13 +21,13 @@ type (
 	Writes[T any] = plan.Writes[T]
 	// Object names an object.
 	Object = plan.Object
-	// Problem is what an administrator has to correct.
+	// Problem is something that an administrator has to correct.
 	Problem = plan.Problem
 )
 
-// Kinds of objects that problems are about.
+// Kinds of objects that have problems.
 const (
-	// KindClusterNetwork and the others are named as in the API.
+	// KindClusterNetwork and the others are the kinds in the API.
 	KindClusterNetwork = "ClusterNetwork"
 	KindHostSubnet     = "HostSubnet"
 	KindNetNamespace   = "NetNamespace"
@@ -41,7 +40,7 @@ type Namespace struct {
 	// Name and UID are the Namespace's.
 	Name string
 	UID  types.UID
-	// Created is when it was made.
+	// Created is its creation time.
 	Created time.Time
 }
 
@@ -50,11 +49,11 @@ type Node struct {
 	// Name and UID are the Node's.
 	Name string
 	UID  types.UID
-	// Address is its first InternalIP, as the Node has it; empty where it has none.
+	// Address is its first InternalIP as written in the Node; empty if it has none.
 	Address string
-	// Created is when it was made.
+	// Created is its creation time.
 	Created time.Time
 }
 
-// about names a cluster-scoped object.
+// about returns a cluster-scoped object's name.
 func about(kind, name string, uid types.UID) Object { return Object{Kind: kind, Name: name, UID: uid} }

@@ -17,33 +17,33 @@ import (
 	"weft.dev/weft/internal/ipam"
 )
 
-// SubnetState is everything that node subnets are decided from.
+// SubnetState is everything that a plan of node subnets is made from.
 type SubnetState struct {
-	// Config is the network; nil where there is none that can be used. Then no subnet is given to anyone, while
-	// HostSubnets of deleted Nodes go and addresses are followed as always.
+	// Config is the network, nil if there is no valid one. Then no subnet is assigned, but HostSubnets of deleted Nodes are still deleted, and
+	// addresses still updated.
 	Config *clusternetwork.Config
 	// Nodes are all Nodes.
 	Nodes []Node
-	// Former are the subnets that hosts had last, by name: a host that returns gets it again while it is free, since its pods may still run.
+	// Former are the last subnets of hosts, by name. A host that returns gets its subnet again if it is free, because its pods may still run.
 	Former map[string]netip.Prefix
-	// HostSubnets are all HostSubnets; they are not changed.
+	// HostSubnets are all HostSubnets. They are not modified.
 	HostSubnets []networkv1.HostSubnet
 }
 
-// SubnetPlan is what is to be written, and what stands in the way.
+// SubnetPlan is what to write, and which problems there are.
 type SubnetPlan struct {
 	Writes[*networkv1.HostSubnet]
-	// Assigns reports whether subnets are given out: then the state must have been read from the API server itself, for
-	// a cache may lag behind what was given out last.
+	// Assigns reports whether subnets are assigned. Then the state must have been read from the API server itself: a cache may lack the last
+	// assignments.
 	Assigns bool
-	// Because says why each HostSubnet of Delete goes, by its name.
+	// Because says why each HostSubnet in Delete is deleted, by its name.
 	Because map[string]string
 	// Problems are in a fixed order.
 	Problems []Problem
 }
 
-// Subnets decides what HostSubnets become. The allocator has the ranges of the network, in OpenShift SDN's order; what
-// is used is taken from the HostSubnets.
+// Subnets plans the HostSubnets. alloc has the ranges of the network, in OpenShift SDN's order; it takes the used subnets from the
+// HostSubnets.
 func Subnets(state SubnetState, alloc *ipam.NodeSubnets) SubnetPlan {
 	p := &subnetPlanner{state: state, alloc: alloc}
 	p.markUsed()
@@ -86,7 +86,7 @@ func aboutNode(n Node) Object { return about(KindNode, n.Name, n.UID) }
 
 func aboutHostSubnet(hs *networkv1.HostSubnet) Object { return about(KindHostSubnet, hs.Name, hs.UID) }
 
-// markUsed tells the allocator what is used, and reports subnets that overlap or that lie outside the network.
+// markUsed passes the used subnets to the allocator, and reports subnets that overlap or lie outside the network.
 func (p *subnetPlanner) markUsed() {
 	if p.state.Config == nil {
 		return
@@ -94,7 +94,7 @@ func (p *subnetPlanner) markUsed() {
 	var used []netip.Prefix
 	owners := map[netip.Prefix][]*networkv1.HostSubnet{}
 	for _, hs := range hostSubnetsByAge(p.state.HostSubnets) {
-		// Also one that is not in canonical form, from before there was validation, keeps its addresses.
+		// A subnet that is not in canonical form, from before there was validation, keeps its addresses too.
 		subnet, err := netip.ParsePrefix(hs.Subnet)
 		if err != nil {
 			continue
@@ -123,7 +123,7 @@ func (p *subnetPlanner) markUsed() {
 	}
 }
 
-// node decides on the HostSubnet of a Node; hs is nil where it has none.
+// node plans the HostSubnet of a Node; hs is nil if it has none.
 func (p *subnetPlanner) node(node Node, hs *networkv1.HostSubnet) {
 	address, err := p.address(node)
 	if err != nil {
@@ -134,7 +134,7 @@ func (p *subnetPlanner) node(node Node, hs *networkv1.HostSubnet) {
 		if err == nil {
 			p.create(node, address)
 		}
-	case stale(hs, node.UID): // the next plan makes a new one
+	case stale(hs, node.UID): // the next plan creates a new one
 		p.delete(hs, "it was given to another Node of that name, which is gone")
 	case unusable(hs):
 		p.delete(hs, "its HostSubnet could not be used, and is made anew")
@@ -143,13 +143,13 @@ func (p *subnetPlanner) node(node Node, hs *networkv1.HostSubnet) {
 	}
 }
 
-// stale reports whether the object was made for another Node of the same name.
+// stale reports whether the object was created for another Node of the same name.
 func stale(hs *networkv1.HostSubnet, uid types.UID) bool {
 	made := types.UID(hs.Annotations[networkv1.AnnotationNodeUID])
 	return made != "" && made != uid
 }
 
-// unusable reports whether the object's fields are wrong. The VNID annotation says nothing about a Node's subnet.
+// unusable reports whether the object's fields are invalid. The VNID annotation does not concern a Node's subnet.
 func unusable(hs *networkv1.HostSubnet) bool {
 	fields := hs.DeepCopy()
 	delete(fields.Annotations, networkv1.AnnotationFixedVNID)
@@ -157,7 +157,7 @@ func unusable(hs *networkv1.HostSubnet) bool {
 	return err != nil
 }
 
-// address returns the Node's address, if it can be used.
+// address returns the Node's address if it is usable.
 func (p *subnetPlanner) address(node Node) (netip.Addr, error) {
 	if node.Address == "" {
 		return netip.Addr{}, errors.New("it has no InternalIP yet: its kubelet or the cloud provider reports it")
@@ -174,7 +174,7 @@ func (p *subnetPlanner) address(node Node) (netip.Addr, error) {
 	return address, nil
 }
 
-// create gives a Node its HostSubnet.
+// create plans the HostSubnet of a Node without one.
 func (p *subnetPlanner) create(node Node, address netip.Addr) {
 	subnet, ok := p.allocate(aboutNode(node))
 	if !ok {
@@ -191,7 +191,7 @@ func (p *subnetPlanner) create(node Node, address netip.Addr) {
 	})
 }
 
-// follow brings a Node's HostSubnet up to date, in one update.
+// follow updates a Node's HostSubnet, in one write.
 func (p *subnetPlanner) follow(node Node, address netip.Addr, hs *networkv1.HostSubnet) {
 	want := hs.DeepCopy()
 	annotate(want, networkv1.AnnotationNodeUID, string(node.UID))
@@ -205,7 +205,7 @@ func (p *subnetPlanner) follow(node Node, address netip.Addr, hs *networkv1.Host
 	p.update(hs, want)
 }
 
-// withoutNode decides on a HostSubnet that has no Node.
+// withoutNode plans a HostSubnet without a Node.
 func (p *subnetPlanner) withoutNode(hs *networkv1.HostSubnet) {
 	if hs.Annotations[networkv1.AnnotationNodeUID] != "" {
 		p.delete(hs, "its Node is gone")
@@ -239,7 +239,7 @@ func (p *subnetPlanner) assign(hs *networkv1.HostSubnet, about Object) bool {
 	return ok
 }
 
-// allocate takes the object's former subnet, or else the next one. Without a network it waits in silence: the ClusterNetwork says
+// allocate takes the object's former subnet, otherwise the next one. Without a network it reports nothing: the ClusterNetwork's status says
 // what is wrong.
 func (p *subnetPlanner) allocate(about Object) (string, bool) {
 	if p.state.Config == nil {

@@ -16,28 +16,27 @@ import (
 	"weft.dev/weft/internal/ipam"
 )
 
-// VNIDState is everything that VNIDs are decided from.
+// VNIDState is everything that a plan of VNIDs is made from.
 type VNIDState struct {
-	// Mode is the kind of isolation; empty where there is no network that can be used. Without VNIDs nothing is planned,
-	// and what is there stays.
+	// Mode is the kind of isolation; empty if there is no valid network. In a mode without VNIDs the plan is empty, and existing objects stay.
 	Mode clusternetwork.Mode
 	// Namespaces are all Namespaces.
 	Namespaces []Namespace
-	// NetNamespaces are all NetNamespaces; they are not changed.
+	// NetNamespaces are all NetNamespaces. They are not modified.
 	NetNamespaces []networkv1.NetNamespace
 }
 
-// VNIDPlan is what is to be written, and what stands in the way.
+// VNIDPlan is what to write, and which problems there are.
 type VNIDPlan struct {
 	Writes[*networkv1.NetNamespace]
-	// Assigns reports whether VNIDs are given out or changed: then the state must have been read from the API server
-	// itself, for a cache may lag behind what was given out last.
+	// Assigns reports whether VNIDs are assigned or changed. Then the state must have been read from the API server itself: a cache may lack
+	// the last assignments.
 	Assigns bool
 	// Problems are in a fixed order.
 	Problems []Problem
 }
 
-// VNIDs decides what NetNamespaces become. The random source chooses among free VNIDs.
+// VNIDs plans the NetNamespaces. random chooses among free VNIDs.
 func VNIDs(state VNIDState, random *rand.Rand) VNIDPlan {
 	p := &vnidPlanner{
 		mode:    state.Mode,
@@ -79,8 +78,8 @@ func VNIDs(state VNIDState, random *rand.Rand) VNIDPlan {
 type vnidPlanner struct {
 	mode    clusternetwork.Mode
 	free    *ipam.VNIDs
-	ids     map[string]uint32 // what each namespace has, as planned so far
-	holders map[uint32]int    // how many have each, as planned so far; free never gets one back before it is written
+	ids     map[string]uint32 // the VNID of each namespace, as planned so far
+	holders map[uint32]int    // how many namespaces have each VNID, as planned so far; free gets none back before it is written
 	moved   map[string]bool   // namespaces whose VNID this plan changes
 	plan    VNIDPlan
 }
@@ -109,16 +108,16 @@ func (p *vnidPlanner) create(ns Namespace) {
 	})
 }
 
-// existing decides on a NetNamespace; ns is zero where its Namespace does not exist.
+// existing plans a NetNamespace; ns is zero if its Namespace does not exist.
 func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
 	made := nn.Annotations[networkv1.AnnotationNamespaceUID]
 	if made != "" && made != string(ns.UID) {
 		p.moved[nn.Name] = true
-		p.plan.Delete = append(p.plan.Delete, nn) // a new Namespace of that name gets a new one by the next plan
+		p.plan.Delete = append(p.plan.Delete, nn) // if there is a new Namespace of that name, the next plan creates a new one
 		return
 	}
 	if ns.Name == "" {
-		return // made by hand, ahead of its Namespace
+		return // created by an administrator, before its Namespace
 	}
 	if nn.NetName != nn.Name || nn.NetID > networkv1.VNIDMax {
 		p.problem(about(KindNetNamespace, nn.Name, nn.UID), networkv1.ReasonInvalid,
@@ -144,10 +143,10 @@ func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
 	}
 }
 
-// errLater is returned for a request that rests on another one of the same plan.
+// errLater is returned for a request that depends on another one in the same plan.
 var errLater = errors.New("depends on a change in progress")
 
-// change does what the annotation asks for, and removes it in the same update. One that cannot be done yet stays.
+// change does what the annotation requests, and removes it in the same update. A request that cannot be met yet stays.
 func (p *vnidPlanner) change(nn *networkv1.NetNamespace, request string) {
 	if p.mode != clusternetwork.ModeMultitenant {
 		p.problem(about(KindNetNamespace, nn.Name, nn.UID), networkv1.ReasonInvalid,
@@ -171,13 +170,13 @@ func (p *vnidPlanner) change(nn *networkv1.NetNamespace, request string) {
 	delete(nn.Annotations, networkv1.AnnotationChangeNetwork)
 }
 
-// requested returns the VNID that a request leads to.
+// requested returns the VNID that results from a request.
 func (p *vnidPlanner) requested(nn *networkv1.NetNamespace, request string) (uint32, error) {
 	target, join := strings.CutPrefix(request, networkv1.ChangeJoinPrefix)
 	switch {
 	case request == networkv1.ChangeGlobal:
 		return networkv1.VNIDGlobal, nil
-	case nn.Name == networkv1.NamespaceDefault: // nobody isolates what all use
+	case nn.Name == networkv1.NamespaceDefault: // all namespaces use it
 		return 0, fmt.Errorf("namespace %s stays global", nn.Name)
 	case request == networkv1.ChangeIsolate && p.holders[nn.NetID] == 1 && nn.NetID != networkv1.VNIDGlobal:
 		return nn.NetID, nil
