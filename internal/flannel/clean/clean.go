@@ -1,5 +1,5 @@
-// Package clean is the flannel network's part of taking Weft off a node: its tables, bridge, tunnel devices and files. It also gives a node back
-// to flannel, with its pods.
+// Package clean is the flannel network's part of removing Weft from a node: its tables, bridge, tunnel devices and files. It can also
+// return a node with its pods to flannel.
 package clean
 
 import (
@@ -27,8 +27,8 @@ func Part() cleanup.Part {
 	return cleanup.Part{Name: node.Name, Run: remove, GiveBack: giveBack}
 }
 
-// remove removes what the agent and `weft flanneld` have made. Nothing is touched on a node without their tables and bridge: flanneld's own
-// device and files look the same.
+// remove removes what the agent and `weft flanneld` have created. It changes nothing on a node without their tables and bridge: flanneld's
+// own device and files look the same.
 func remove(ctx context.Context, o cleanup.Options) error {
 	had, err := tables(ctx, o)
 	bridges, failed := bridges()
@@ -49,7 +49,7 @@ func remove(ctx context.Context, o cleanup.Options) error {
 }
 
 // giveBack removes what only Weft has: its tables, and its marks on links. Pods, bridge, tunnel device, routes and the files of flannel's
-// plugins stay, and pods run on.
+// plugins stay, and the pods keep running.
 func giveBack(ctx context.Context, o cleanup.Options) error {
 	if _, err := tables(ctx, o); err != nil {
 		return err
@@ -75,7 +75,7 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 	return errors.Join(errs...)
 }
 
-// tables removes Weft's tables and its rules in others' chains, and reports whether there were any.
+// tables removes Weft's tables and its rules in other programs' chains, and reports whether there were any.
 func tables(ctx context.Context, o cleanup.Options) (bool, error) {
 	own := node.AllTables()
 	for _, table := range host.Tables() {
@@ -103,7 +103,7 @@ func tables(ctx context.Context, o cleanup.Options) (bool, error) {
 	return true, nil
 }
 
-// bridges returns the bridges that the agent has made or adopted, by their marks.
+// bridges returns the bridges that the agent has created or adopted, by their marks.
 func bridges() ([]netlink.Link, error) {
 	return links(func(l netlink.Link) bool {
 		return l.Type() == "bridge" && l.Attrs().Alias == link.AliasPrefix+node.Name

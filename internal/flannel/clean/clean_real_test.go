@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/flannel/clean"
 )
 
-// made is what an agent leaves on a node with one pod, in words of ip(8) and nft(8), beside a bridge that is another program's.
+// made has the commands of ip(8) and nft(8) that create what an agent leaves on a node with one pod, and a bridge of another program.
 const made = `
 ip link add cni0 type bridge
 ip link set cni0 alias weft-link/flannel
@@ -34,7 +34,7 @@ nft add table bridge weft-flannel-ports
 nft add table ip flannel-ipv4
 `
 
-// node is a network namespace and a root of the test's own, as an agent leaves them.
+// node is a network namespace and a root directory of the test, in the state in which an agent leaves them.
 func node(t *testing.T) (o cleanup.Options, run func(line string) string) {
 	t.Helper()
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
@@ -76,7 +76,7 @@ func exists(o cleanup.Options, path string) bool {
 	return err == nil
 }
 
-// TestGiveBack: tables, records and marks go; pods, bridge, tunnel device, configuration and subnet.env stay.
+// TestGiveBack: tables, records and marks are removed; pods, bridge, tunnel device, configuration and subnet.env stay.
 func TestGiveBack(t *testing.T) {
 	o, run := node(t)
 	o.GiveBack = "flannel"
@@ -100,7 +100,7 @@ func TestGiveBack(t *testing.T) {
 	}
 }
 
-// TestGiveBackRefused: a network without a program to give it back to, and a node with pods of another network, are left as they are.
+// TestGiveBackRefused: a node is left as it is if no program exists that could take its network back, or if it has pods of another network.
 func TestGiveBackRefused(t *testing.T) {
 	o, run := node(t)
 	o.GiveBack = "overlay"
@@ -120,7 +120,7 @@ func TestGiveBackRefused(t *testing.T) {
 	}
 }
 
-// TestRemove: everything of the agent's goes, and what flanneld or others have made stays.
+// TestRemove: everything of the agent is removed, and what flanneld or other programs have created stays.
 func TestRemove(t *testing.T) {
 	o, run := node(t)
 	if err := cleanup.Run(t.Context(), o); err != nil {
@@ -136,7 +136,7 @@ func TestRemove(t *testing.T) {
 	if exists(o, "/etc/cni/net.d/10-flannel.conflist") || exists(o, "/run/flannel/subnet.env") {
 		t.Error("files stay")
 	}
-	// Without Weft's traces, the same files and device are flanneld's.
+	// Without Weft's marks, the same files and device are flanneld's.
 	run("ip link add flannel.1 type vxlan id 1 dstport 8472")
 	if err := os.MkdirAll(o.At("/run/flannel"), 0o755); err != nil {
 		t.Fatal(err)

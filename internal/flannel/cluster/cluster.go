@@ -1,5 +1,5 @@
-// Package cluster is the flannel network in the controller: it says whether the cluster is configured for flannel. Subnets are the Nodes'
-// podCIDRs, so there is nothing to give out.
+// Package cluster is the flannel network in the controller: it reports whether the cluster is configured for flannel. Subnets are the
+// Nodes' podCIDRs, so there is nothing to allocate.
 package cluster
 
 import (
@@ -13,14 +13,14 @@ import (
 	"weft.dev/weft/internal/cluster"
 )
 
-// ConfigMap is the name of flannel's configuration, and KeyNet and KeyCNI are the files in it.
+// ConfigMap is the name of flannel's configuration; KeyNet and KeyCNI are its files.
 const (
 	ConfigMap = "kube-flannel-cfg"
 	KeyNet    = "net-conf.json"
 	KeyCNI    = "cni-conf.json"
 )
 
-// Namespaces are those in which the configuration is looked for, the first that has one counts.
+// Namespaces returns the namespaces in which the configuration is searched; the first that has one is used.
 func Namespaces() []string { return []string{"kube-flannel", metav1.NamespaceSystem} }
 
 // Find returns the configuration, or a NotFound error.

@@ -16,10 +16,10 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// soleName is an abstract socket, of which a network namespace has one: two daemons of Weft on a node would change each other's state.
+// soleName is an abstract socket, which exists once per network namespace: two Weft daemons on a node would change each other's state.
 const soleName = "@weft.dev/flanneld"
 
-// sole makes sure that no other daemon of Weft serves this node. The node is this daemon's until the socket is closed.
+// sole makes sure that no other Weft daemon serves this node. The node is reserved for this daemon until the socket is closed.
 func sole() (net.Listener, error) {
 	listener, err := net.Listen("unix", soleName) //nolint:noctx // binds at once
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -31,7 +31,7 @@ func sole() (net.Listener, error) {
 	return listener, nil
 }
 
-// beside returns the processes in this network namespace that are flanneld by name, as far as this process sees others.
+// beside returns the processes in this network namespace whose name is flanneld, as far as this process sees other processes.
 func beside() []int {
 	own, err := os.Readlink("/proc/self/ns/net")
 	names, globErr := filepath.Glob("/proc/[0-9]*/comm")
@@ -54,7 +54,7 @@ func beside() []int {
 	return out
 }
 
-// reportBeside warns of a flanneld on this node. Two daemons are not fought about: what flanneld makes while this one runs, stays.
+// reportBeside warns of a flanneld on this node. The daemon does not remove what flanneld creates while both run.
 func (d *Daemon) reportBeside(sign string) {
 	pids := beside()
 	if len(pids) == 0 && sign == "" {
@@ -63,7 +63,7 @@ func (d *Daemon) reportBeside(sign string) {
 	d.options.Log.Warn("flanneld runs on this node as well: stop one of the two", "pids", pids, "sign", sign)
 }
 
-// spare reports whether an item that no fragment names stays: flanneld's tables, when they come while this daemon serves the node.
+// spare reports whether an item that no fragment names stays: flanneld's tables, if they are created while this daemon serves the node.
 func (d *Daemon) spare(key nft.Key, _ nft.Item) bool {
 	if !d.served.Load() || !host.Flanneld(key.Table) {
 		return false

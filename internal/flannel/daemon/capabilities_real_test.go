@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestCapabilities: the daemon works with what a container of flannel's manifest has: NET_ADMIN and NET_RAW, and settings of the node that
-// it can only read.
+// TestCapabilities: the daemon works in a container of flannel's manifest: with NET_ADMIN and NET_RAW only, and with read-only settings of
+// the node.
 func TestCapabilities(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)

@@ -1,5 +1,5 @@
-// Package daemon is `weft flanneld`: it keeps one node's lease, connects the node with the others by what their leases say, and
-// tells the plugin the node's subnet.
+// Package daemon is `weft flanneld`: it maintains one node's lease, connects the node with the others by their leases, and writes the
+// node's subnet for the plugin.
 package daemon
 
 import (
@@ -28,24 +28,24 @@ import (
 
 // Store keeps the leases of all nodes.
 type Store interface {
-	// Config returns the network configuration, once there is a valid one.
+	// Config returns the network configuration, as soon as there is a valid one.
 	Config(ctx context.Context) (netconf.Config, error)
-	// Public returns the addresses that the administrator has this node advertise; invalid where there is none.
+	// Public returns the addresses that the administrator configured this node to advertise; invalid if there are none.
 	Public(ctx context.Context) ([2]netip.Addr, error)
-	// Former returns the lease that this node has from before.
+	// Former returns this node's earlier lease.
 	Former(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	// Acquire returns the lease with this node's subnets.
 	Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
-	// Run reports other nodes' leases until ctx ends. The first update has them all.
+	// Run reports other nodes' leases until ctx ends. The first update is complete.
 	Run(ctx context.Context, own lease.Lease, report func(lease.Update)) error
 	Publisher
 }
 
-// Publisher tells others of this node.
+// Publisher publishes the state of this node.
 type Publisher interface {
-	// Publish tells other nodes the lease, once its devices exist.
+	// Publish publishes the lease to other nodes, once its devices exist.
 	Publish(ctx context.Context, l lease.Lease) error
-	// Up says that pods of this node can be reached.
+	// Up reports that pods of this node can be reached.
 	Up(ctx context.Context) error
 }
 
@@ -53,62 +53,62 @@ type Publisher interface {
 type Options struct {
 	Flags *netconf.Flags
 	Store Store
-	// Open opens other programs' nftables chains for what is forwarded from and to the network, where Flags.Forward asks for it. In
-	// the agent, the agent does so.
+	// Open makes the daemon open other programs' nftables chains for packets forwarded from and to the network, if Flags.Forward is set. The
+	// agent does this itself.
 	Open bool
-	// Established is called when a lease is in effect, again when the node has another one. Nil: not called.
+	// Established is called when a lease is in effect, and again when the node gets another one. Nil: not called.
 	Established func(State)
 	Log         *slog.Logger
 }
 
-// State is what pods of this node depend on.
+// State is what this node's pods depend on.
 type State struct {
-	// Networks are the ranges of all pods, and Subnets those of this node's, IPv4 first; invalid where the network lacks the family.
+	// Networks are the ranges of all pods, and Subnets those of this node's, IPv4 first; invalid if the network lacks the family.
 	Networks, Subnets [2]netip.Prefix
-	// Tunnel is how nodes accept each other's packets unauthenticated.
+	// Tunnel identifies the packets that nodes accept from each other unauthenticated.
 	Tunnel host.Tunnel
-	// MTU is that of pods' interfaces, and Masq says that the node masquerades what leaves the network.
+	// MTU is that of pods' interfaces; with Masq the node masquerades packets that leave the network.
 	MTU  int
 	Masq bool
 }
 
-// Daemon is one node's.
+// Daemon is one node's daemon.
 type Daemon struct {
 	options Options
 	ready   atomic.Pointer[string] // why it is not ready; nil once it is
 	links   *reconcile.Loop[whole.Key, whole.Item]
 	rules   *reconcile.Loop[nft.Key, nft.Item]
-	// commands are those of the extension backend.
+	// commands are the commands of the extension backend.
 	commands *reconcile.Loop[extension.Key, extension.Item]
 	engine   *whole.Engine
 	nft      *nft.Engine
 	started  bool
-	ranges   []netip.Prefix // all networks so far
+	ranges   []netip.Prefix // the ranges of all networks so far
 	firewall *firewall
 	served   atomic.Bool // a lease has been in effect
-	sighted  atomic.Bool // flanneld was noticed on this node
+	sighted  atomic.Bool // flanneld was detected on this node
 
 	// mu guards what follows.
 	mu      sync.Mutex
 	present *presence
-	// handed are the leases of all generations so far whose fragments the engines have, and waiting are the items of nftables, of peers that
-	// have come or gone, that wait for the generation's own rules.
+	// handed are the leases of all generations so far whose fragments the engines have. waiting are nftables items of added or removed peers
+	// that wait for the generation's own rules.
 	handed  map[string]bool
 	waiting map[reconcile.Owner]map[nft.Key]nft.Item
 }
 
-// presence is what the daemon has in its engine for leases.
+// presence is the state of one generation: what the engines have for the leases.
 type presence struct {
 	config  netconf.Config
 	uplink  uplink.Options
 	view    *fabric.View
 	own     lease.Own
 	leases  *lease.Book       // of other nodes
-	refused map[string]string // what was logged of them last, by name
+	refused map[string]string // what was last logged about them, by name
 	known   chan struct{}     // closed with the first complete update
 	restart chan error
 	offload offload
-	// ruled says that the generation's own rules are handed over, so that the peers' need not wait.
+	// ruled reports that the generation's own rules are handed over, so that the peers' need not wait.
 	ruled bool
 }
 
@@ -129,13 +129,13 @@ func (d *Daemon) Ready() error {
 	return nil
 }
 
-// checkPeriod is how often everything is read back though no event says that something changed.
+// checkPeriod is how often everything is read back even without an event.
 const checkPeriod = 10 * time.Second
 
-// settle is how long the daemon waits after an event for more of them.
+// settle is how long the daemon waits for further events after an event.
 const settle = 100 * time.Millisecond
 
-// Run serves until ctx ends. What is programmed then stays.
+// Run runs until ctx ends. What is programmed then stays.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -166,10 +166,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 }
 
-// restartError ends a generation for another.
+// restartError ends a generation so that another one begins.
 type restartError struct {
 	reason error
-	pause  bool // for a moment before the next
+	pause  bool // wait a moment before the next one
 }
 
 func (e *restartError) Error() string { return "starting anew: " + e.reason.Error() }
@@ -228,7 +228,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	return d.follow(ctx, p, failed)
 }
 
-// prepare finds out what the node is to have.
+// prepare determines the node's configuration, uplink and lease.
 func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
 	store := d.options.Store
 	d.wait("waiting for the network configuration")
@@ -267,7 +267,7 @@ func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
 	}, nil
 }
 
-// ownOwner is the owner of the node's own fragment, peerOwner starts those of others'.
+// ownOwner is the owner of the node's own fragment, peerOwner the prefix of the owners of other nodes'.
 const (
 	ownOwner  reconcile.Owner = "node"
 	peerOwner reconcile.Owner = "lease/"
@@ -277,7 +277,7 @@ const (
 func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netconf.Config) error {
 	for _, network := range []netip.Prefix{config.Network, config.IPv6Network} {
 		if network.IsValid() && !slices.Contains(d.ranges, network) {
-			d.ranges = append(d.ranges, network) // former ones stay: routes into them go
+			d.ranges = append(d.ranges, network) // former ones stay: routes into them are removed
 		}
 	}
 	if d.started {
@@ -310,7 +310,7 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 	return nil
 }
 
-// others reports whether other programs make the routes to other nodes' pods.
+// others reports whether other programs add the routes to other nodes' pods.
 func others(backend netconf.Backend) bool {
 	switch backend.(type) {
 	case netconf.Alloc, netconf.Extension:
@@ -319,15 +319,15 @@ func others(backend netconf.Backend) bool {
 	return false
 }
 
-// establish brings all into effect, tells the other nodes, and then the plugin and the cluster.
+// establish brings everything into effect, publishes it to the other nodes, and then to the plugin and the cluster.
 func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	own, config := p.own.Lease, p.config
 	flags := d.options.Flags
-	d.wait("programming the node's rules") // before the devices: the tunnel is closed to hosts that are no nodes
+	d.wait("programming the node's rules") // before the devices: the tunnel is closed to hosts that are not nodes
 	d.firewall.passages = nil
 	if d.options.Open && flags.Forward {
 		d.firewall.passages = passages(config.Network, config.IPv6Network)
-		d.firewall.look(ctx) // first, so that what a former life opened stays open
+		d.firewall.look(ctx) // first, so that what an earlier process opened stays open
 	}
 	if err := d.rules.Start(ctx, d.rule(p)); err != nil {
 		return fmt.Errorf("program the node's rules: %w", err)
@@ -336,7 +336,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
 		err = fmt.Errorf("program the node's devices: %w", err)
 		if d.served.Load() && ctx.Err() == nil {
-			return &restartError{err, true} // the interface may have gone again
+			return &restartError{err, true} // the interface may have been removed again
 		}
 		return err
 	}
@@ -370,7 +370,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	return nil
 }
 
-// kernelPort is the kernel's default port of VXLAN.
+// kernelPort is the kernel's default VXLAN port.
 const kernelPort = 8472
 
 func tunnel(config netconf.Config) host.Tunnel {
@@ -384,7 +384,7 @@ func tunnel(config netconf.Config) host.Tunnel {
 	}
 }
 
-// nodeRules returns what the node's rules depend on.
+// nodeRules returns the configuration of the node's rules.
 func (d *Daemon) nodeRules(p *presence) *host.Config {
 	flags, own := d.options.Flags, p.own.Lease
 	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Forward: flags.Forward, Tunnel: tunnel(p.config)}

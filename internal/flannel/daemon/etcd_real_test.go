@@ -25,7 +25,7 @@ import (
 
 const configKey, subnetsPrefix = "/coreos.com/network/config", "/coreos.com/network/subnets/"
 
-// below, in a configuration, keeps nodes off the subnets that tests use for leases and entries of their own.
+// below is a part of the configuration that keeps nodes from the subnets that tests use for other leases and entries.
 const below = `"SubnetMin":"10.5.1.0","SubnetMax":"10.5.99.0",`
 
 var binary string //nolint:gochecknoglobals // set once, by TestMain
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(flanneltest.Main(m, func(bin string) { binary = filepath.Join(bin, "weft") }, "weft"))
 }
 
-// programs are what the nodes run.
+// programs returns the programs that the nodes run.
 func programs(t *testing.T) (weft, flanneld string) {
 	t.Helper()
 	return binary, flanneltest.Flanneld(t)
@@ -48,8 +48,8 @@ func startFlanneld(n *flanneltest.Node, flanneld string, etcd *flanneltest.Etcd,
 	return n.Start(nil, append([]string{flanneld, "--etcd-endpoints=" + etcd.Endpoint, "--subnet-file=" + n.SubnetFile(), "--iface=eth0", "--ip-masq"}, args...)...)
 }
 
-// TestMixedNodes: pods of a node with Weft's daemon and of one with flanneld reach each other, through restarts of either; a
-// third node's lease that appears, moves or goes while Weft's is away is followed after its start.
+// TestMixedNodes: pods of a node with Weft's daemon and of one with flanneld reach each other, also after either program restarts. When
+// Weft's daemon starts, it detects that a third node's lease was added, changed or removed while it was stopped.
 func TestMixedNodes(t *testing.T) {
 	weft, flanneld := programs(t)
 	for _, backend := range []string{`{"Type":"vxlan"}`, `{"Type":"host-gw"}`, `{"Type":"vxlan","VNI":7,"Port":4789,"DirectRouting":true}`} {
@@ -102,7 +102,7 @@ func TestMixedNodes(t *testing.T) {
 	}
 }
 
-// value is another node's, with the backend data of n's own.
+// value is the lease of another node, with the backend data of n.
 func value(t *testing.T, etcd *flanneltest.Etcd, n *flanneltest.Node, public, mac string) string {
 	t.Helper()
 	for _, kv := range etcd.List(subnetsPrefix) {
@@ -119,7 +119,7 @@ func value(t *testing.T, etcd *flanneltest.Etcd, n *flanneltest.Node, public, ma
 	return ""
 }
 
-// entries are what a node has of its peers.
+// entries are the entries of a node for its peers.
 func entries(n *flanneltest.Node) string {
 	out := n.IP("route show proto 88")
 	for _, device := range []string{"flannel.1", "flannel.7"} {
@@ -142,7 +142,7 @@ func has(t *testing.T, n *flanneltest.Node, subnet string, want bool) {
 	})
 }
 
-// TestRepairs: what is changed by hand is put back, the device with its entries too, and the own lease is taken again.
+// TestRepairs: manual changes are reverted, also of the device with its entries, and the own lease is acquired again.
 func TestRepairs(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -218,7 +218,7 @@ func TestRepairs(t *testing.T) {
 	p1.Reach(t, p2.Address)
 }
 
-// repaired waits until a node has the entries that it had before a change.
+// repaired waits until a node has the same entries as before a change.
 func repaired(t *testing.T, n *flanneltest.Node, change, want string) {
 	t.Helper()
 	flanneltest.Eventually(t, change+" is repaired", func() error {
@@ -240,7 +240,7 @@ func peerEntry(t *testing.T, n *flanneltest.Node) string {
 	return ""
 }
 
-// lines returns a text's lines in order: the kernel lists entries and elements in any.
+// lines returns a text's lines sorted: the kernel lists entries and elements in any order.
 func lines(text string) string { return strings.Join(slices.Sorted(strings.Lines(text)), "") }
 
 func withoutIndex(text string) string {
@@ -254,8 +254,8 @@ func withoutIndex(text string) string {
 	return strings.Join(lines, "")
 }
 
-// TestReservation: a key without an etcd lease stays one through the owner's start (flanneld gives it one), and hostile leases
-// change nothing.
+// TestReservation: a key without an etcd lease keeps having none when its owner starts (flanneld gives it one), and hostile leases change
+// nothing.
 func TestReservation(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -301,7 +301,7 @@ func TestReservation(t *testing.T) {
 	}
 }
 
-// TestMasquerade: in each direction the source address is the one that flannel's iptables rules leave.
+// TestMasquerade: in each direction the source address is the one that flannel's iptables rules result in.
 func TestMasquerade(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -312,7 +312,7 @@ func TestMasquerade(t *testing.T) {
 	startFlanneld(n2, flanneld, etcd)
 	p1, p2 := n1.Pod(), n2.Pod()
 	p1.Reach(t, p2.Address)
-	u.Space.IP("route add 10.5.0.0/16 via " + n1.Address()) // outside, which sends all through n1
+	u.Space.IP("route add 10.5.0.0/16 via " + n1.Address()) // the outside host, which sends everything through n1
 	tunnel := strings.TrimSuffix(n1.Subnet("FLANNEL_SUBNET"), "1/24") + "0"
 	for _, c := range []struct {
 		name          string
@@ -329,7 +329,8 @@ func TestMasquerade(t *testing.T) {
 			t.Errorf("%s: the source is %s, want %s", c.name, got, c.want)
 		}
 	}
-	// kube-proxy's mark beside another bit: kube-proxy's own rule is to masquerade, and there is none. flanneld compares the whole mark.
+	// kube-proxy's mark with another bit set: it requests masquerading by kube-proxy's own rule, which does not exist here. flanneld compares
+	// the whole mark.
 	for _, args := range []string{
 		"add table ip tagging", "add chain ip tagging prerouting { type filter hook prerouting priority mangle; }",
 		"add rule ip tagging prerouting ip saddr " + p1.Address + " meta mark set 0x14000",
@@ -353,8 +354,8 @@ func TestMasquerade(t *testing.T) {
 	})
 }
 
-// TestTakeover: a node goes from flanneld to Weft's daemon and back under 500 packets a second each way, and no packet is lost: the
-// device is the same one throughout.
+// TestTakeover: a node switches from flanneld to Weft's daemon and back under 500 packets a second in each direction, and no packet is
+// lost: the device stays the same.
 func TestTakeover(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -419,12 +420,12 @@ func TestIPv6Only(t *testing.T) {
 		})
 	}
 	reach()
-	n1.IP("link del flannel-v6.1") // flanneld watches the IPv4 device only
+	n1.IP("link del flannel-v6.1") // flanneld watches only the IPv4 device
 	reach()
 }
 
-// TestRace: nodes that start together take different subnets, though there are no more of them than nodes; flanneld ends when another
-// was faster.
+// TestRace: nodes that start together get different subnets, although there are only as many subnets as nodes; flanneld ends if another
+// node was faster.
 func TestRace(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -443,7 +444,7 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// TestCompaction: what changed while etcd was away, and of which it has no history any more, is in effect once it is back.
+// TestCompaction: changes made while etcd could not be reached take effect once it is back, also if etcd has compacted their history.
 func TestCompaction(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -475,7 +476,7 @@ func TestCompaction(t *testing.T) {
 	if ended, err := p.Ended(); ended {
 		t.Errorf("the daemon ended: %v", err)
 	}
-	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`) // takes effect at once, and the device goes
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`) // takes effect at once, and the device is removed
 	flanneltest.Eventually(t, "the change of the backend", func() error {
 		if _, err := n1.Run("ip", "link", "show", "flannel.1"); err == nil {
 			return errors.New("flannel.1 is there")
@@ -484,7 +485,7 @@ func TestCompaction(t *testing.T) {
 	})
 }
 
-// TestTLS: an etcd that wants a client certificate and a user is used with both, and without them the log says why not.
+// TestTLS: an etcd that requires a client certificate and a user is used with both; without them the log has the reason for the failure.
 func TestTLS(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -511,7 +512,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// certificates makes an authority, and a certificate by it for 192.0.2.254 that serves both ends.
+// certificates creates an authority, and a certificate signed by it for 192.0.2.254 that is valid for both client and server.
 func certificates(t *testing.T) flanneltest.Certificates {
 	t.Helper()
 	dir := t.TempDir()

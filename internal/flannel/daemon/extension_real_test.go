@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestExtension: the administrator's commands connect nodes with Weft's daemon and with flanneld; the route of a node that goes is
-// removed by the command for it.
+// TestExtension: the administrator's commands connect nodes with Weft's daemon and with flanneld; when a node is removed, its command
+// removes the route.
 func TestExtension(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -36,7 +36,7 @@ func TestExtension(t *testing.T) {
 	has(t, n1, "10.5.200.0/24", true)
 	etcd.Delete(third)
 	has(t, n1, "10.5.200.0/24", false)
-	theirs.Stop() // after a lease that it cannot read it removes all routes
+	theirs.Stop() // after a lease that it cannot parse it removes all routes
 	executed, text := filepath.Join(t.TempDir(), "executed"), `","BackendType":"extension","BackendData":"$(touch `
 	for key, public := range map[string]string{"10.9.0.0-24": "192.0.2.9", "10.5.201.0-24": "192.0.2.9; touch " + executed, "10.5.202.0-24": "0.0.0.0"} {
 		etcd.Put(subnetsPrefix+key, `{"PublicIP":"`+public+text+executed+`)"}`)
@@ -47,7 +47,7 @@ func TestExtension(t *testing.T) {
 			t.Errorf("a hostile lease has the route %s", out)
 		}
 	}
-	etcd.Put(subnetsPrefix+"10.5.203.0-24", `{"PublicIP":"192.0.2.203`+text+executed+`)"}`) // its data are no command
+	etcd.Put(subnetsPrefix+"10.5.203.0-24", `{"PublicIP":"192.0.2.203`+text+executed+`)"}`) // its data must not be executed
 	has(t, n1, "10.5.203.0/24", true)
 	if _, err := os.Stat(executed); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a lease's text was executed: %v", err)

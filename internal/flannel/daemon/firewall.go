@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// firewallOwner owns the rules in other programs' chains. They fail alone: such a chain may vanish at any time.
+	// firewallOwner owns the rules in other programs' chains. They fail separately: such a chain may be removed at any time.
 	firewallOwner reconcile.Owner = "firewall"
-	// firewallRest is how long other programs' chains are left alone after a look at them: kube-proxy may write its chains every second.
+	// firewallRest is the minimum time between two surveys of other programs' chains: kube-proxy may write its chains every second.
 	firewallRest = time.Second
 )
 
-// firewall keeps other programs' chains open for what is forwarded from and to the network, as flanneld's iptables rules do.
+// firewall keeps other programs' chains open for packets forwarded from and to the network, as flanneld's iptables rules do.
 type firewall struct {
 	engine *nft.Engine
 	loop   *reconcile.Loop[nft.Key, nft.Item]
@@ -29,7 +29,7 @@ type firewall struct {
 	warnings []string
 }
 
-// passages returns what is forwarded from and to networks.
+// passages returns the passages of packets forwarded from and to networks.
 func passages(networks ...netip.Prefix) []nft.Passage {
 	var out []nft.Passage
 	for _, network := range networks {
@@ -46,7 +46,7 @@ func passages(networks ...netip.Prefix) []nft.Passage {
 	return out
 }
 
-// look surveys other programs' chains, and opens what drops all that is forwarded. A look that fails is repeated at the next check.
+// look surveys other programs' chains, and opens those that drop all forwarded packets. A failed look is repeated at the next check.
 func (f *firewall) look(ctx context.Context) {
 	survey, err := f.engine.Survey(ctx, f.passages...)
 	if err != nil {
@@ -66,10 +66,10 @@ func (f *firewall) look(ctx context.Context) {
 	f.survey, f.warnings = survey, warnings
 }
 
-// concerned reports whether a look would find something else after a drift.
+// concerned reports whether a drift may change the result of a look.
 func (f *firewall) concerned(drift *nft.Drift) bool {
 	return len(f.passages) > 0 && (f.survey == nil || f.survey.Concerns(drift))
 }
 
-// jumpOwner is in the comment of the rules.
+// jumpOwner is the owner in the comments of the rules.
 const jumpOwner = "flannel"

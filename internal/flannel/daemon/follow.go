@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// follow repairs what others change, until ctx ends or the node has to begin anew.
+// follow repairs foreign changes until ctx ends or a new generation has to begin.
 func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) error {
 	d.engine.Attend(p.view.Uplink.Index, p.view.Uplink.Name)
 	changes, err := d.engine.Watch(ctx)
@@ -20,7 +20,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 	if err != nil {
 		return err
 	}
-	d.links.Resync() // what changed before the watch began
+	d.links.Resync() // changes before the watch began
 	d.due(p)
 	check := time.NewTicker(checkPeriod)
 	defer check.Stop()
@@ -60,7 +60,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 	}
 }
 
-// lookSoon returns when to look at other programs' chains: once for all changes of a while.
+// lookSoon returns the timer for the next look at other programs' chains: one for all changes within firewallRest.
 func (d *Daemon) lookSoon(look <-chan time.Time, drift *nft.Drift) <-chan time.Time {
 	if look == nil && d.firewall.concerned(drift) {
 		return time.After(firewallRest)
@@ -68,7 +68,7 @@ func (d *Daemon) lookSoon(look <-chan time.Time, drift *nft.Drift) <-chan time.T
 	return look
 }
 
-// verify compares everything, for what was changed without an event.
+// verify compares everything, for changes without an event.
 func (d *Daemon) verify(ctx context.Context, p *presence) {
 	d.links.Resync()
 	d.rules.Resync()
@@ -78,7 +78,7 @@ func (d *Daemon) verify(ctx context.Context, p *presence) {
 	}
 }
 
-// linksChanged repairs links, and ends the generation where the uplink has moved.
+// linksChanged repairs links, and ends the generation if the uplink has changed.
 func (d *Daemon) linksChanged(p *presence) error {
 	d.links.Resync()
 	if err := d.moved(p); err != nil {
@@ -87,7 +87,7 @@ func (d *Daemon) linksChanged(p *presence) error {
 	return nil
 }
 
-// drifted repairs the rules where a drift is about them.
+// drifted repairs the rules if a drift concerns them.
 func (d *Daemon) drifted(drift nft.Drift, open bool) error {
 	if !open || drift.Err != nil {
 		return &restartError{reason: fmt.Errorf("events of nftables ended: %w", errors.Join(drift.Err))}
@@ -98,7 +98,7 @@ func (d *Daemon) drifted(drift nft.Drift, open bool) error {
 	return nil
 }
 
-// moved reports whether the node has another uplink than the one in use.
+// moved returns an error if the node has another uplink than the one in use.
 func (d *Daemon) moved(p *presence) error {
 	now, err := look(p.config, p.uplink)
 	if err != nil {

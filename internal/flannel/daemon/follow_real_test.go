@@ -22,7 +22,7 @@ func logs(t *testing.T, p *flanneltest.Process, text string) {
 	})
 }
 
-// gone waits until a node has no such device.
+// gone waits until a node does not have such a device.
 func gone(t *testing.T, n *flanneltest.Node, device string) {
 	t.Helper()
 	flanneltest.Eventually(t, device+" goes", func() error {
@@ -33,8 +33,8 @@ func gone(t *testing.T, n *flanneltest.Node, device string) {
 	})
 }
 
-// TestConfigurationChanges: another backend and another network take effect at once, what the former made goes, and a configuration
-// that is not valid changes nothing. flanneld keeps devices and routes of the former backend.
+// TestConfigurationChanges: another backend and another network take effect at once, and what the former one created is removed. An invalid
+// configuration changes nothing. flanneld keeps devices and routes of the former backend.
 func TestConfigurationChanges(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -79,7 +79,7 @@ func TestConfigurationChanges(t *testing.T) {
 	}
 }
 
-// TestUplinkMadeAnew: entries, routes and the device are back once the interface to other nodes is.
+// TestUplinkMadeAnew: when the interface to other nodes is created again, so are entries, routes and the device.
 func TestUplinkMadeAnew(t *testing.T) {
 	weft, flanneld := programs(t)
 	for _, backend := range []string{"vxlan", "host-gw"} {
@@ -99,7 +99,7 @@ func TestUplinkMadeAnew(t *testing.T) {
 	}
 }
 
-// TestPeerThatCannotBeProgrammed delays no other: with flanneld, its retries hold up all that follows for a minute.
+// TestPeerThatCannotBeProgrammed: such a peer does not delay others; with flanneld, its retries delay everything after it for a minute.
 func TestPeerThatCannotBeProgrammed(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -117,8 +117,8 @@ func TestPeerThatCannotBeProgrammed(t *testing.T) {
 	has(t, n1, "10.5.67.0/24", false)
 }
 
-// TestForeignDrops: what drops all that is forwarded, docker's or a firewall's, is opened for pods, again when it is closed again; what
-// names the pods is meant and stays.
+// TestForeignDrops: chains of docker or of a firewall that drop all forwarded packets are opened for pods, and again after they are closed;
+// a rule that names the pods is intended and stays.
 func TestForeignDrops(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -152,7 +152,8 @@ func TestForeignDrops(t *testing.T) {
 	logs(t, p, "Weft does not open this")
 }
 
-// TestTwoDaemons: a flanneld that is started beside is reported and keeps its tables; a second daemon of Weft ends with what to do.
+// TestTwoDaemons: a flanneld that runs at the same time is reported and keeps its tables; a second Weft daemon ends with a message that
+// says what to do.
 func TestTwoDaemons(t *testing.T) {
 	weft, flanneld := programs(t)
 	u := flanneltest.NewUnderlay(t)

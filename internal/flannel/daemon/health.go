@@ -43,5 +43,5 @@ func (d *Daemon) Health(ctx context.Context) error {
 
 func answer(w http.ResponseWriter, code int, text string) {
 	w.WriteHeader(code)
-	_, _ = w.Write([]byte(text)) // a prober that went away
+	_, _ = w.Write([]byte(text)) // an error means that the prober has disconnected
 }

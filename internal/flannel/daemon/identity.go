@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// identify gives the view what the node says of itself and does not follow from the configuration.
+// identify adds to the view the node's own backend data that does not follow from the configuration.
 func (d *Daemon) identify(ctx context.Context, view *fabric.View) (err error) {
 	switch b := view.Backend.(type) {
 	case netconf.WireGuard:
@@ -32,10 +32,10 @@ func (d *Daemon) identify(ctx context.Context, view *fabric.View) (err error) {
 	return err
 }
 
-// keyMode is the mode of the key's file, as flanneld has it.
+// keyMode is the mode of the key's file, as with flanneld.
 const keyMode = 0o400
 
-// wireguardKey reads the private key, or makes one where there is no file.
+// wireguardKey reads the private key, or creates one if the file does not exist.
 func wireguardKey(path string) (wgtypes.Key, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -59,7 +59,7 @@ func newWireguardKey(path string) (wgtypes.Key, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return key, fmt.Errorf("write WireGuard's private key: %w", err)
 	}
-	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // for its owner only
+	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // readable by its owner only
 	if err != nil {
 		return key, fmt.Errorf("write WireGuard's private key: %w", err)
 	}
@@ -74,7 +74,7 @@ func newWireguardKey(path string) (wgtypes.Key, error) {
 	return key, nil
 }
 
-// connected lets the commands of other nodes' leases run, after the one that follows the lease.
+// connected starts the commands of other nodes' leases, after running the command that follows the lease.
 func (d *Daemon) connected(ctx context.Context, p *presence) error {
 	if b, ok := p.view.Backend.(netconf.Extension); ok {
 		d.wait("running the command that follows the lease")
@@ -82,6 +82,6 @@ func (d *Daemon) connected(ctx context.Context, p *presence) error {
 			return err
 		}
 	}
-	// No owner is awaited: a command that fails is repeated, and holds up nothing else.
+	// It waits for no owner: a failing command is retried, and delays nothing else.
 	return d.commands.Start(ctx, map[reconcile.Owner]map[extension.Key]extension.Item{})
 }

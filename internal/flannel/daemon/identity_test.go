@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestWireguardKey: the key's file is flanneld's, and a key that exists stays.
+// TestWireguardKey: the key's file is the same as flanneld's, and an existing key stays.
 func TestWireguardKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flannel", "wgkey")
 	key, err := wireguardKey(path)

@@ -14,14 +14,14 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// begin makes a generation the present one.
+// begin makes a generation the current one.
 func (d *Daemon) begin(p *presence) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.present = p
 }
 
-// report takes an update of the store: the leases that changed by it are compiled and handed to the engine.
+// report applies an update of the store: the leases that it changes are compiled and handed to the engine.
 func (d *Daemon) report(p *presence, update lease.Update) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -31,7 +31,7 @@ func (d *Daemon) report(p *presence, update lease.Update) {
 	if update.Restart != nil {
 		select {
 		case p.restart <- update.Restart:
-		default: // one is under way
+		default: // a restart is already requested
 		}
 	}
 	first := !p.leases.Known()
@@ -48,7 +48,7 @@ func (d *Daemon) report(p *presence, update lease.Update) {
 	}
 }
 
-// apply hands the fragments of leases that changed to the engine.
+// apply compiles the leases that changed and hands their fragments to the engines.
 func (d *Daemon) apply(p *presence, verdict *lease.Verdict) map[string]error {
 	fragments, problems := map[reconcile.Owner]fabric.Fragment{}, map[string]error{}
 	commands := map[reconcile.Owner]map[extension.Key]extension.Item{}
@@ -73,7 +73,7 @@ func (d *Daemon) apply(p *presence, verdict *lease.Verdict) map[string]error {
 	return problems
 }
 
-// hand gives the engines the fragments of leases that changed.
+// hand sets the fragments of changed leases in the engines.
 func (d *Daemon) hand(
 	fragments map[reconcile.Owner]fabric.Fragment, commands map[reconcile.Owner]map[extension.Key]extension.Item,
 	nodes map[reconcile.Owner]map[nft.Key]nft.Item,
@@ -85,8 +85,8 @@ func (d *Daemon) hand(
 	}
 }
 
-// handNodes gives the rules' engine the addresses of nodes, which wait for the set that they are in until the generation's own rules are
-// there. What waits outlives a generation that ends before.
+// handNodes hands the addresses of nodes to the rules' engine. Until the generation's own rules are there, which contain the set for the
+// addresses, they wait. Waiting items are kept if the generation ends first.
 func (d *Daemon) handNodes(nodes map[reconcile.Owner]map[nft.Key]nft.Item) {
 	if d.present.ruled {
 		d.rules.Set(nodes)
@@ -95,7 +95,7 @@ func (d *Daemon) handNodes(nodes map[reconcile.Owner]map[nft.Key]nft.Item) {
 	maps.Copy(d.waiting, nodes)
 }
 
-// rule hands over the node's own rules with all that waited for them.
+// rule hands over the node's own rules with all items that waited for them.
 func (d *Daemon) rule(p *presence) map[reconcile.Owner]map[nft.Key]nft.Item {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -108,7 +108,7 @@ func (d *Daemon) rule(p *presence) map[reconcile.Owner]map[nft.Key]nft.Item {
 	return own
 }
 
-// warn logs what is wrong with leases, once for each, of those that were judged.
+// warn logs the problems of leases, each once. Of judged leases without a problem, it deletes the record of what was logged.
 func (p *presence) warn(log *slog.Logger, problems map[string]error, judged []string) {
 	for _, name := range slices.Sorted(maps.Keys(problems)) {
 		if text := problems[name].Error(); p.refused[name] != text {
@@ -123,7 +123,7 @@ func (p *presence) warn(log *slog.Logger, problems map[string]error, judged []st
 	}
 }
 
-// forget withdraws the fragments of former generations' leases that are gone by now.
+// forget withdraws the fragments of former generations' leases that do not exist any more.
 func (d *Daemon) forget(p *presence) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -33,7 +33,7 @@ func generationOf(backend netconf.Backend) *presence {
 	}
 }
 
-// claims are those of nodes 192.0.2.N.
+// claims are the claims of nodes 192.0.2.N.
 func claims(backend netconf.Backend, nodes ...byte) lease.Update {
 	all := lease.Update{All: true, Set: map[string]lease.Claim{}}
 	for _, n := range nodes {
@@ -48,14 +48,14 @@ func claims(backend netconf.Backend, nodes ...byte) lease.Update {
 	return all
 }
 
-// TestGenerationsThatEndEarly: a node that is gone is neither accepted nor connected any more, whichever of the generations since then ended
-// before they knew the leases, or before their rules were in effect.
+// TestGenerationsThatEndEarly: packets of a removed node are not accepted any more, and it is not connected, even if a generation since
+// then ended before it knew the leases, or before its rules were in effect.
 func TestGenerationsThatEndEarly(t *testing.T) {
 	vxlan, gateway := netconf.VXLAN{VNI: 1}, netconf.HostGW{}
 	for _, c := range []struct {
 		name string
-		// between are the generations after one that served nodes 2 and 3, by what the store reports in them; nil: nothing. None gets to
-		// its rules. The last one serves node 2 alone.
+		// between are the generations after the one that served nodes 2 and 3, by the updates that the store reports in them; nil: none. None of
+		// them reaches its rules. The last generation serves node 2 alone.
 		between []*lease.Update
 		last    netconf.Backend
 	}{
@@ -98,7 +98,7 @@ func TestGenerationsThatEndEarly(t *testing.T) {
 	}
 }
 
-// programmed returns the routes and the elements of set nodes that are desired.
+// programmed returns the desired routes and the desired elements of set nodes.
 func programmed(d *Daemon) []string {
 	var all []string
 	links, _ := d.links.Desired()

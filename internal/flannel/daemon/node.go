@@ -18,10 +18,10 @@ import (
 	"weft.dev/weft/internal/flannel/uplink"
 )
 
-// uplinkRetry is how long the daemon waits before it looks again for an interface.
+// uplinkRetry is how long the daemon waits before it searches for an interface again.
 const uplinkRetry = time.Second
 
-// view chooses the uplink, waiting until there is one.
+// view chooses the uplink, and waits until there is one.
 func (d *Daemon) view(ctx context.Context, config netconf.Config) (*fabric.View, uplink.Options, error) {
 	iface := d.options.Flags.Iface
 	options := uplink.Options{
@@ -174,8 +174,8 @@ func linkRanges(index int) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// chooseMACs gives the VXLAN devices their addresses: those that other nodes have in the lease, those that the devices have, or
-// random ones.
+// chooseMACs sets the MAC addresses of the VXLAN devices: those of the former lease, which other nodes have, else the devices' current
+// ones, else random ones.
 func chooseMACs(view *fabric.View, former lease.Lease) error {
 	b, ok := view.Backend.(netconf.VXLAN)
 	if !ok {
@@ -203,8 +203,8 @@ func chooseMACs(view *fabric.View, former lease.Lease) error {
 	return nil
 }
 
-// warnPublic logs that other nodes will drop this node's tunnel packets, which have its own address, unless NAT makes it the one that the
-// lease has: they accept packets from the lease's address only.
+// warnPublic warns if other nodes will drop this node's tunnel packets: their source is the node's own address, and other nodes accept
+// packets only from the address in the lease. That works only if NAT changes the one into the other.
 func (d *Daemon) warnPublic(config netconf.Config, view *fabric.View) {
 	if len(tunnel(config).Matches()) == 0 {
 		return

@@ -12,19 +12,20 @@ import (
 	"weft.dev/weft/internal/flannel/probe"
 )
 
-// probedPeers is how many peers are asked at most: a fault of this node's shows with most of them.
+// probedPeers is the maximum number of peers that are probed: a fault of this node shows with most of them.
 const probedPeers = 16
 
 // offload is the test of the VXLAN devices' checksum offload.
 type offload struct {
-	// ask has one value when peers are to be asked.
+	// ask has one value when peers have to be probed.
 	ask chan struct{}
-	// index is that of the device tested last, and asked the addresses of peers that have answered since.
+	// index is that of the device probed last, and asked the addresses of peers that have answered since.
 	index int
 	asked map[netip.Addr]bool
 }
 
-// due has peers asked that have not answered yet; all of them after the device was made anew, which has its offload on again.
+// due requests a probe of the peers that have not answered yet; of all peers if the device was created again, because then its offload is
+// on again.
 func (d *Daemon) due(p *presence) {
 	b, ok := p.view.Backend.(netconf.VXLAN)
 	if !ok {
@@ -44,11 +45,11 @@ func (d *Daemon) due(p *presence) {
 	}
 	select {
 	case p.offload.ask <- struct{}{}:
-	default: // it is under way
+	default: // already requested
 	}
 }
 
-// probeOffload tests the devices each time that it is due, and turns their offload off where that cures it.
+// probeOffload probes the devices whenever it is due, and turns their offload off if that fixes the fault.
 func (d *Daemon) probeOffload(ctx context.Context, p *presence) {
 	b, ok := p.view.Backend.(netconf.VXLAN)
 	if !ok {
@@ -91,7 +92,7 @@ func (d *Daemon) probePeer(ctx context.Context, p *presence, device string, peer
 	d.mu.Unlock()
 }
 
-// tunnelAddresses returns the addresses of some peers' devices that have not answered yet, of IPv4 or, for 1, of IPv6.
+// tunnelAddresses returns the tunnel addresses of some peers that have not answered yet, of IPv4 or, for 1, of IPv6.
 func (d *Daemon) tunnelAddresses(p *presence, six int) []netip.Addr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -99,7 +100,7 @@ func (d *Daemon) tunnelAddresses(p *presence, six int) []netip.Addr {
 	if len(p.offload.asked) >= probedPeers {
 		return nil
 	}
-	for _, l := range p.leases.Accepted() { // any of them, in the map's random order: sorting thousands would delay updates
+	for _, l := range p.leases.Accepted() { // in the map's random order: sorting thousands would delay updates
 		if len(out) == probedPeers {
 			break
 		}
@@ -114,7 +115,7 @@ func (d *Daemon) tunnelAddresses(p *presence, six int) []netip.Addr {
 	return out
 }
 
-// cure turns the offload off, and on again where that changes nothing: something else keeps TCP away.
+// cure turns the offload off, and on again if that changes nothing: then something else blocks TCP.
 func (d *Daemon) cure(ctx context.Context, device string, peer netip.Addr) {
 	log := d.options.Log.With("device", device, "peer", peer)
 	if err := probe.SetOffload(device, false); err != nil {

@@ -9,8 +9,8 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestOffload: where checksums inside the tunnel arrive unfinished, TCP between nodes works once the daemon has turned the offload off.
-// flanneld only documents the cure.
+// TestOffload: if checksums inside the tunnel arrive incomplete, TCP between nodes works once the daemon has turned the offload off.
+// flanneld only documents this fix.
 func TestOffload(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestTunnelIsForNodes: a host puts packets into the tunnel only while it has a lease. flanneld's device accepts them from any host.
+// TestTunnelIsForNodes: a host can send packets into the tunnel only while it has a lease. flanneld's device accepts them from any host.
 func TestTunnelIsForNodes(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)

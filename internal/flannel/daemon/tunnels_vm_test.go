@@ -12,9 +12,9 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestTunnels: nodes with Weft's daemon and with flanneld reach each other by WireGuard and by IP in IP, in every mode and family,
-// through restarts of either; the device lives through restarts of Weft's, and what is changed by hand is put back. It runs in the
-// virtual machine: kernels may lack these devices.
+// TestTunnels: nodes with Weft's daemon and with flanneld reach each other by WireGuard and by IP in IP, in every mode and family, also
+// after either program restarts; the device survives restarts of Weft's daemon, and manual changes are reverted. The test runs in the
+// virtual machine: other kernels may lack these devices.
 func TestTunnels(t *testing.T) {
 	weft, flanneld := programs(t)
 	const six = `"EnableIPv6":true,"IPv6Network":"fd00:5::/48",`
@@ -48,7 +48,7 @@ func TestTunnels(t *testing.T) {
 			if after := n.index(c.device); after != before {
 				t.Errorf("the device was made anew: index %s, then %s", before, after)
 			}
-			theirs.Stop() // takes its WireGuard devices along
+			theirs.Stop() // removes its WireGuard devices
 			peer()
 			n.reach()
 			for _, change := range []string{"link del " + c.device, "link set " + c.device + " down", "link set " + c.device + " mtu 1300"} {
@@ -66,7 +66,7 @@ func TestTunnels(t *testing.T) {
 	}
 }
 
-// ready waits until the daemon says so.
+// ready waits until the daemon reports that it is ready.
 func ready(t *testing.T, p *flanneltest.Process) {
 	t.Helper()
 	flanneltest.Eventually(t, "Weft's daemon is ready", func() error {
@@ -86,7 +86,7 @@ type tunnels struct {
 	pods         [2]*flanneltest.Pod
 }
 
-// reach holds pods, and the nodes' tunnel addresses in IPv6, to reaching each other.
+// reach checks that pods, and the nodes' IPv6 tunnel addresses, reach each other.
 func (n *tunnels) reach() {
 	n.t.Helper()
 	if n.pods[0] == nil {

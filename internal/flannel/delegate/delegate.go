@@ -1,5 +1,5 @@
-// Package delegate says what a configuration of the CNI type flannel means: the configuration of the plugin that it delegates
-// to, made of its own fields and of subnet.env.
+// Package delegate interprets a configuration of the CNI type flannel: it returns the configuration of the plugin to which it delegates,
+// composed of its own fields and of subnet.env.
 package delegate
 
 import (
@@ -11,19 +11,19 @@ import (
 	"weft.dev/weft/internal/flannel/subnetenv"
 )
 
-// DefaultDataDir is where flannel's plugin keeps what it delegated.
+// DefaultDataDir is where flannel's plugin stores the configurations that it passed to delegates.
 const DefaultDataDir = "/var/lib/cni/flannel"
 
 // Config is a configuration of the CNI type flannel.
 type Config struct {
 	Name, CNIVersion string
-	// SubnetFile and DataDir are flannel's defaults when the configuration has none.
+	// SubnetFile and DataDir have flannel's defaults if the configuration has none.
 	SubnetFile, DataDir string
 	// Delegate are the fields for the delegate, IPAM those for its ipam.
 	Delegate, IPAM map[string]json.RawMessage
-	// RuntimeConfig is passed on as it is.
+	// RuntimeConfig is passed on unchanged.
 	RuntimeConfig json.RawMessage
-	// ValidAttachments is what GC was given: nil when the key is absent, which is not an empty list.
+	// ValidAttachments is the list in a GC request: nil if the key is absent, which differs from an empty list.
 	ValidAttachments []Attachment
 }
 
@@ -44,7 +44,7 @@ type text struct {
 	ValidAttachments []Attachment               `json:"cni.dev/valid-attachments"`
 }
 
-// Parse reads a plugin configuration. An error names the field and what is valid.
+// Parse parses a plugin configuration. An error names the field and what is valid.
 func Parse(stdin []byte) (*Config, error) {
 	var t text
 	if err := json.Unmarshal(stdin, &t); err != nil {
@@ -80,7 +80,7 @@ func Parse(stdin []byte) (*Config, error) {
 	return c, nil
 }
 
-// Type returns the delegate's type: bridge unless the configuration says otherwise.
+// Type returns the delegate's type: bridge unless the configuration names another.
 func (c *Config) Type() string {
 	if kind, _ := textField(c.Delegate, "type"); kind != "" {
 		return kind
@@ -100,7 +100,7 @@ func textField(fields map[string]json.RawMessage, key string) (string, error) {
 	return value, nil
 }
 
-// Compile returns the delegate's configuration. Keys are in alphabetical order.
+// Compile returns the delegate's configuration. Keys are sorted alphabetically.
 func (c *Config) Compile(env *subnetenv.Env) ([]byte, error) {
 	out := map[string]any{}
 	for key, value := range c.Delegate {

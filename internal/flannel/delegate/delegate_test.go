@@ -14,7 +14,7 @@ const (
 	envDual = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.17.1/24\nFLANNEL_IPV6_NETWORK=fc00::/48\nFLANNEL_IPV6_SUBNET=fc00::1/64\nFLANNEL_MTU=1400\nFLANNEL_IPMASQ=false\n"
 )
 
-// TestCompile holds the delegate's configuration to what flannel's plugin v1.9.1 passes on.
+// TestCompile compares the delegate's configuration with what flannel's plugin v1.9.1 passes on.
 func TestCompile(t *testing.T) {
 	for _, c := range []struct{ name, conf, env, want string }{
 		{

@@ -1,5 +1,5 @@
-// Package etcdstore keeps flannel's leases in etcd (version 3): each node takes a subnet by creating its key, and holds it by an
-// etcd lease that it keeps alive. A key without an etcd lease is a reservation and stays one.
+// Package etcdstore stores flannel's leases in etcd (version 3): each node acquires a subnet by creating its key, and holds it by an etcd
+// lease that it keeps alive. A key without an etcd lease is a reservation and stays one.
 package etcdstore
 
 import (
@@ -24,20 +24,20 @@ import (
 )
 
 const (
-	// ttl of a lease, in seconds: flannel's.
+	// ttl of a lease, in seconds: flannel's value.
 	ttl = 24 * 60 * 60
-	// dialTimeout bounds the first connection, requestTimeout a request.
+	// dialTimeout limits the first connection, requestTimeout a request.
 	dialTimeout    = 5 * time.Second
 	requestTimeout = 10 * time.Second
 	retry          = time.Second
-	// acquireTries bounds how often a subnet is chosen anew because another node took it first.
+	// acquireTries limits how often another subnet is chosen because another node took the first choice.
 	acquireTries = 30
 )
 
 // Options of a Store.
 type Options struct {
 	Flags netconf.EtcdFlags
-	// Former and Former6 are the node's subnets from before, as subnet.env has them: taken again if they are free.
+	// Former and Former6 are the node's former subnets, from subnet.env: they are acquired again if they are free.
 	Former, Former6 netip.Prefix
 	Log             *slog.Logger
 }
@@ -47,9 +47,9 @@ type Store struct {
 	options Options
 	client  *clientv3.Client
 	config  netconf.Config
-	// own is what Acquire took.
+	// own is the key that Acquire acquired.
 	own holding
-	// configRevision is the revision of the configuration that is in use; configSeen is up to which it was looked for a newer one.
+	// configRevision is the revision of the configuration in use; configSeen is the revision up to which a newer one was searched for.
 	configRevision, configSeen int64
 }
 
@@ -59,7 +59,7 @@ type holding struct {
 	lease clientv3.LeaseID // 0: a reservation
 }
 
-// New returns a store. It connects when it is used.
+// New returns a store. It connects on first use.
 func New(options Options) (*Store, error) {
 	f := options.Flags
 	config := clientv3.Config{
@@ -101,14 +101,14 @@ func tlsConfig(f netconf.EtcdFlags) (*tls.Config, error) {
 	return out, nil
 }
 
-// Close ends the connection. The node keeps its lease until that runs out.
+// Close closes the connection. The node keeps its lease until the lease expires.
 func (s *Store) Close() error { return s.client.Close() }
 
 func (s *Store) configKey() string { return path.Join(s.options.Flags.Prefix, "config") }
 
 func (s *Store) subnetsPrefix() string { return path.Join(s.options.Flags.Prefix, "subnets") + "/" }
 
-// again runs f until it succeeds. What goes wrong is logged once.
+// again runs f until it succeeds. Each error is logged once.
 func (s *Store) again(ctx context.Context, what string, f func(ctx context.Context) error) error {
 	last := ""
 	for {
@@ -132,7 +132,7 @@ func (s *Store) again(ctx context.Context, what string, f func(ctx context.Conte
 	}
 }
 
-// Config returns the network configuration, once etcd has a valid one.
+// Config returns the network configuration, as soon as etcd has a valid one.
 func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
 	err := s.again(ctx, "read "+s.configKey(), func(ctx context.Context) error {
 		answer, err := s.client.Get(ctx, s.configKey())
@@ -167,7 +167,8 @@ func (s *Store) parse(text []byte) (netconf.Config, error) {
 	return config, nil
 }
 
-// changed looks at a new value of the configuration's key, and has the node begin anew with one that is valid and another than before.
+// changed checks a new value of the configuration's key, and requests a restart of the generation if it is valid and differs from the
+// former one.
 func (s *Store) changed(text []byte, report func(lease.Update)) {
 	config, err := s.parse(text)
 	switch {
@@ -194,7 +195,7 @@ type record struct {
 	problem  error
 }
 
-// list returns all leases, and the revision that the answer is of.
+// list returns all leases, and the revision of the answer.
 func (s *Store) list(ctx context.Context) ([]record, int64, error) {
 	answer, err := s.client.Get(ctx, s.subnetsPrefix(), clientv3.WithPrefix())
 	if err != nil {
@@ -219,10 +220,10 @@ func (s *Store) record(key, value string, id clientv3.LeaseID, created int64) re
 	return r
 }
 
-// Public implements the daemon's store: etcd has no word of the administrator for a node.
+// Public implements the daemon's store: with etcd the administrator cannot configure a node's addresses.
 func (s *Store) Public(context.Context) ([2]netip.Addr, error) { return [2]netip.Addr{}, nil }
 
-// Former returns the lease that etcd has under one of the public addresses of l.
+// Former returns the lease in etcd with one of the public addresses of l.
 func (s *Store) Former(ctx context.Context, l lease.Lease) (lease.Lease, error) {
 	var out lease.Lease
 	err := s.again(ctx, "list leases", func(ctx context.Context) error {
@@ -238,7 +239,7 @@ func (s *Store) Former(ctx context.Context, l lease.Lease) (lease.Lease, error) 
 	return out, err
 }
 
-// mine returns the record of the node: by its public address, of whichever family.
+// mine returns the node's record: the one with its public address, of either family.
 func mine(records []record, l lease.Lease) (record, bool) {
 	for _, r := range records {
 		if (l.PublicIP.IsValid() && r.public[0] == l.PublicIP) || (l.PublicIP6.IsValid() && r.public[1] == l.PublicIP6) {
@@ -248,10 +249,10 @@ func mine(records []record, l lease.Lease) (record, bool) {
 	return record{}, false
 }
 
-// errTaken is returned when another node was faster.
+// errTaken reports that another node was faster.
 var errTaken = errors.New("another node took the subnet")
 
-// Acquire takes subnets for the node: those that it has, those from before, or free ones.
+// Acquire acquires subnets for the node: its current ones, its former ones, or free ones.
 func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
 	tries := 0
 	err := s.again(ctx, "acquire a lease", func(ctx context.Context) error {
@@ -294,7 +295,7 @@ func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	return l, s.put(ctx, l, nil)
 }
 
-// fits reports whether subnets are ones that the configuration gives out.
+// fits reports whether the configuration allows these subnets.
 func (s *Store) fits(subnets [2]netip.Prefix) bool {
 	for i, f := range s.pools() {
 		if f.wanted != subnets[i].IsValid() {
@@ -354,10 +355,10 @@ func (s *Store) choose(records []record) ([2]netip.Prefix, error) {
 	return out, nil
 }
 
-// candidates bounds from how many free subnets one is drawn, as in flannel.
+// candidates limits the number of free subnets among which one is chosen at random, as in flannel.
 const candidates = 100
 
-// pick draws one of the first free subnets between Min and Max.
+// pick chooses at random one of the first free subnets between Min and Max.
 func (p *pool) pick(free func(netip.Prefix) bool) (netip.Prefix, error) {
 	var found []netip.Prefix
 	for addr := p.Min; addr.IsValid() && !p.Max.Less(addr) && len(found) < candidates; {
@@ -373,7 +374,7 @@ func (p *pool) pick(free func(netip.Prefix) bool) (netip.Prefix, error) {
 	return found[rand.IntN(len(found))], nil //nolint:gosec // which subnet a node has is no secret
 }
 
-// next returns the first address after a range; invalid after the last.
+// next returns the first address after a range; invalid if there is none.
 func next(subnet netip.Prefix) netip.Addr {
 	raw := subnet.Addr().AsSlice()
 	for i, carry := (subnet.Bits()-1)/8, byte(1)<<(7-(subnet.Bits()-1)%8); i >= 0; i, carry = i-1, 1 {
@@ -386,7 +387,8 @@ func next(subnet netip.Prefix) netip.Addr {
 	return netip.Addr{}
 }
 
-// put writes the node's key. With r, it is the node's already: a reservation keeps that it has no etcd lease. Without, it is created.
+// put writes the node's key. With r, the node already owns the key: a reservation keeps having no etcd lease. Without r, the key is
+// created.
 func (s *Store) put(ctx context.Context, l lease.Lease, r *record) error {
 	name := lease.FormatKey(l.Subnet, l.Subnet6)
 	key := s.subnetsPrefix() + name
@@ -425,5 +427,5 @@ func (s *Store) put(ctx context.Context, l lease.Lease, r *record) error {
 // Publish implements the daemon's store: Acquire has written the lease.
 func (s *Store) Publish(context.Context, lease.Lease) error { return nil }
 
-// Up implements the daemon's store: etcd has no place for it.
+// Up implements the daemon's store: etcd has no field for it.
 func (s *Store) Up(context.Context) error { return nil }

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/flannel/lease"
 )
 
-// Run keeps the node's lease alive and reports the leases of other nodes until ctx ends, or until the node has to begin anew.
+// Run keeps the node's lease alive and reports the leases of other nodes until ctx ends, or until the node's generation has to restart.
 func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Update)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -44,7 +44,7 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 	}
 }
 
-// errRelist is returned when a watch ended, such as after a compaction: everything is listed anew.
+// errRelist reports that a watch ended, for example after a compaction: everything has to be listed again.
 var errRelist = errors.New("the watch ended")
 
 func (s *Store) all(records []record, report func(lease.Update)) error {
@@ -64,7 +64,7 @@ func (s *Store) all(records []record, report func(lease.Update)) error {
 	return nil
 }
 
-// errLost is why a node begins anew.
+// errLost is the reason for a restart if the own lease is lost.
 var errLost = errors.New("own lease is gone from etcd")
 
 func add(update *lease.Update, r record) {
@@ -86,7 +86,7 @@ func (s *Store) follow(ctx context.Context, e events, report func(lease.Update))
 			return ctx.Err()
 		case _, ok := <-e.alive:
 			if !ok {
-				report(lease.Update{Restart: errLost}) // without effect where ctx ended it
+				report(lease.Update{Restart: errLost}) // without effect if ctx ended it
 				e.alive = nil
 			}
 		case answer, ok := <-e.configs:
@@ -104,7 +104,7 @@ func (s *Store) follow(ctx context.Context, e events, report func(lease.Update))
 	}
 }
 
-// configs reports the configurations that were written.
+// configs handles the configurations that were written.
 func (s *Store) configs(answer clientv3.WatchResponse, report func(lease.Update)) {
 	for _, event := range answer.Events {
 		if event.Type == clientv3.EventTypePut {

@@ -1,6 +1,6 @@
-// Package extension is the engine of flannel's extension backend: the administrator's commands connect the nodes. Commands run
-// without a shell: words are separated by white space, and $NAME or ${NAME} in a word stands for a variable of the environment.
-// What other nodes say reaches a command by variables, as parsed addresses, and by its input, never as a word.
+// Package extension is the engine of flannel's extension backend: the administrator's commands connect the nodes. Commands run without a
+// shell: words are separated by white space, and $NAME or ${NAME} in a word is replaced by a variable of the environment. Data of other
+// nodes reaches a command only by variables, as parsed addresses, and by its input, never as a word.
 package extension
 
 import (
@@ -31,10 +31,10 @@ type Key struct{ Subnet, Subnet6 netip.Prefix }
 // Item is another node, with the commands that connect and disconnect it.
 type Item struct {
 	Key
-	// Public and Public6 are the node's addresses, Input what its start command printed.
+	// Public and Public6 are the node's addresses, Input is the output of its start command.
 	Public, Public6 netip.Addr
 	Input           string
-	// Add and Remove are command lines; empty: nothing is to be done.
+	// Add and Remove are command lines; empty: no command.
 	Add, Remove string
 }
 
@@ -73,7 +73,7 @@ func text(v interface {
 	return v.String()
 }
 
-// Before runs the command that precedes the lease and returns what it printed: other nodes' commands get it as input.
+// Before runs the command that precedes the lease and returns its output: other nodes' commands get it as input.
 func Before(ctx context.Context, b netconf.Extension) (string, error) {
 	if b.PreStartup == "" {
 		return "", nil
@@ -100,7 +100,7 @@ func After(ctx context.Context, b netconf.Extension, network netip.Prefix, own l
 	return nil
 }
 
-// Engine runs the commands of other nodes' leases. What the commands did cannot be read back: an engine knows what it ran itself.
+// Engine runs the commands of other nodes' leases. What the commands did cannot be read back: an engine knows only what it ran itself.
 type Engine struct {
 	log *slog.Logger
 
@@ -118,7 +118,7 @@ func (e *Engine) Read(context.Context) (map[Key]Item, error) {
 	return maps.Clone(e.done), nil
 }
 
-// together bounds how many commands run at a time.
+// together limits how many commands run at a time.
 const together = 8
 
 // Commit implements reconcile.Engine. A command that fails, or does not end in time, is reported by its key.
@@ -168,10 +168,10 @@ func (e *Engine) each(ctx context.Context, name, command string, item Item) erro
 	return nil
 }
 
-// patience bounds how long a command may run.
+// patience limits the run time of a command.
 const patience = 30 * time.Second
 
-// run executes a command without a shell and returns what it printed.
+// run executes a command without a shell and returns its output.
 func run(ctx context.Context, command string, variables []string, input string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -183,7 +183,7 @@ func run(ctx context.Context, command string, variables []string, input string) 
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...) //nolint:gosec // the administrator's command
 	cmd.Env = environment
 	cmd.Stdin = strings.NewReader(input + "\n")
-	cmd.WaitDelay = time.Second // what the command started may keep its output open
+	cmd.WaitDelay = time.Second // processes that the command started may keep its output open
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err := cmd.Run()
@@ -197,7 +197,7 @@ func run(ctx context.Context, command string, variables []string, input string) 
 	return printed, nil
 }
 
-// value returns a variable; of two with one name the last counts, as for the command itself.
+// value returns a variable; if there are two with one name, the last counts, as in the command's environment.
 func value(environment []string, name string) string {
 	out := ""
 	for _, variable := range environment {

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// script writes a program that appends its words, its variables and its input to a file, and returns its path and the file's.
+// script writes a program that appends its words, its variables and its input to a file, and returns the paths of both.
 func script(t *testing.T) (program, log string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,8 +44,8 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestCommands: a lease's data is input, never a word or something that a shell reads; a command that fails is named, and stops no
-// other.
+// TestCommands: a lease's data is input, never a word or something that a shell interprets; a failing command is named, and does not affect
+// the others.
 func TestCommands(t *testing.T) {
 	program, log := script(t)
 	b := netconf.Extension{SubnetAdd: program + " add ${SUBNET} via $PUBLIC_IP", SubnetRemove: program + " remove $SUBNET"}
@@ -96,7 +96,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// TestStart: what the first command prints is data for other nodes, and the second one has the node's subnet.
+// TestStart: the output of the first command is data for other nodes, and the second command has the node's subnet.
 func TestStart(t *testing.T) {
 	program, log := script(t)
 	b := netconf.Extension{PreStartup: "echo  of this   node", PostStartup: program + " up $NETWORK"}

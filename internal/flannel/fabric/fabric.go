@@ -1,5 +1,5 @@
 // Package fabric compiles leases to what connects nodes: tunnel devices, neighbours, forwarding entries and routes, as the backend
-// has them. It is pure.
+// requires. It is pure.
 package fabric
 
 import (
@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/link/whole"
 )
 
-// View is what a node's fragments depend on besides leases.
+// View is what a node's fragments depend on, besides leases.
 type View struct {
 	Backend netconf.Backend
 	Uplink  uplink.Uplink
@@ -26,7 +26,7 @@ type View struct {
 	// Private and Public are the WireGuard devices' keys.
 	Private whole.Secret
 	Public  whole.PublicKey
-	// Output is what the extension backend's start command printed.
+	// Output is the output of the extension backend's start command.
 	Output string
 	// Network and Network6 are the ranges of all pods.
 	Network, Network6 netip.Prefix
@@ -34,7 +34,7 @@ type View struct {
 	V4, V6 bool
 }
 
-// Fragment is what one owner has in the engine.
+// Fragment is one owner's fragment for the engine.
 type Fragment = map[whole.Key]whole.Item
 
 // Overhead of the tunnels, in bytes: VXLAN adds an outer Ethernet, IP, UDP and VXLAN header to the inner frame.
@@ -50,7 +50,7 @@ const (
 	wireguardDeviceSix = "flannel-wg-v6"
 )
 
-// Owns reports whether a device of that name is the fabric's, of whatever backend and network identifier.
+// Owns reports whether a device of that name belongs to this package, for any backend and network identifier.
 func Owns(name string) bool {
 	for _, prefix := range []string{devicePrefix4, devicePrefix6} {
 		if vni, ok := strings.CutPrefix(name, prefix); ok {
@@ -62,10 +62,10 @@ func Owns(name string) bool {
 	return name == wireguardDevice || name == wireguardDeviceSix || name == ipipDevice
 }
 
-// ErrBackend is returned for a backend that does not serve the network as it is configured.
+// ErrBackend is returned for a backend that cannot serve the configured network.
 var ErrBackend = errors.New("backend does not fit the network")
 
-// Check says why a view cannot be compiled.
+// Check returns why a view cannot be compiled, nil if it can.
 func (v *View) Check() error {
 	switch b := v.Backend.(type) {
 	case netconf.HostGW:
@@ -84,7 +84,7 @@ func (v *View) Check() error {
 	return nil
 }
 
-// MTU is that of pods' interfaces.
+// MTU is the MTU of pods' interfaces.
 func (v *View) MTU() int {
 	switch b := v.Backend.(type) {
 	case netconf.VXLAN:
@@ -115,7 +115,7 @@ func Devices(b netconf.VXLAN) [2]string {
 	return [2]string{devicePrefix4 + vni, devicePrefix6 + vni}
 }
 
-// Lease returns what the node says of itself, without subnets.
+// Lease returns the node's own lease, without subnets.
 func (v *View) Lease() lease.Lease {
 	l := lease.Lease{Backend: v.Backend.Type()}
 	if _, ok := v.Backend.(netconf.Alloc); ok {
@@ -169,7 +169,7 @@ func add(f Fragment, items ...whole.Item) {
 	}
 }
 
-// first returns the network address of a subnet alone, which is the address of a node's tunnel device.
+// first returns the network address of a subnet as a single address: the address of a node's tunnel device.
 func first(subnet netip.Prefix) netip.Prefix {
 	if !subnet.IsValid() {
 		return netip.Prefix{}
@@ -186,7 +186,7 @@ func (v *View) vxlanDevices(b netconf.VXLAN, l lease.Lease) []whole.Item {
 		}
 		out = append(out, &whole.VXLAN{
 			Name: name, VNI: b.VNI, Port: b.Port, Underlay: v.Uplink.Name, Local: local, GBP: b.GBP, Learning: b.Learning,
-			// The kernel takes no MTU above the underlay's less the overhead.
+			// The kernel accepts no MTU above the underlay's minus the overhead.
 			MTU: min(outer(b.MTU, v.Uplink.MTU), v.Uplink.MTU) - overhead,
 			MAC: whole.MAC(mac), Address: first(subnet),
 		})
@@ -196,7 +196,7 @@ func (v *View) vxlanDevices(b netconf.VXLAN, l lease.Lease) []whole.Item {
 	return out
 }
 
-// Peer returns the fragment of another node's lease. A lease of another backend has none, and an error that says so.
+// Peer returns the fragment of another node's lease. For a lease of another backend it returns an error and no fragment.
 func (v *View) Peer(l lease.Lease) (Fragment, error) {
 	out := Fragment{}
 	want := v.Lease().Backend
@@ -217,7 +217,7 @@ func (v *View) Peer(l lease.Lease) (Fragment, error) {
 	return out, nil
 }
 
-// way returns what leads to a peer's subnet in one family.
+// way returns the items that reach a peer's subnet in one family.
 func (v *View) way(subnet netip.Prefix, public netip.Addr, data lease.Data, six int) []whole.Item {
 	direct := &whole.Route{Dst: subnet, Gateway: public, Device: v.Uplink.Name}
 	switch b := v.Backend.(type) {

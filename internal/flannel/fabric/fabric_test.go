@@ -41,7 +41,7 @@ func text(f fabric.Fragment) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestPeer holds a peer's entries to those that flanneld v0.28.9 makes.
+// TestPeer compares a peer's entries with those of flanneld v0.28.9.
 func TestPeer(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -97,7 +97,7 @@ func TestMTU(t *testing.T) {
 		want    int
 	}{
 		{netconf.VXLAN{}, false, 1450},
-		{netconf.VXLAN{}, true, 1430}, // flannel says 1450, which does not fit
+		{netconf.VXLAN{}, true, 1430}, // flannel uses 1450, which does not fit
 		{netconf.VXLAN{MTU: 1400}, false, 1350},
 		{netconf.HostGW{}, true, 1500},
 		{netconf.WireGuard{}, true, 1420},

@@ -27,7 +27,8 @@ func wireguardView(mode netconf.WireGuardMode) *fabric.View {
 	return v
 }
 
-// TestWireGuardPeer: one tunnel a family in mode separate, else one for both; its endpoint is the port that flanneld listens on.
+// TestWireGuardPeer: in mode separate there is one tunnel per family, else one for both; its endpoint is the port on which flanneld
+// listens.
 func TestWireGuardPeer(t *testing.T) {
 	const key, rest = "peer AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= dev ", " preshared-key (hidden) persistent-keepalive 25"
 	both := " allowed-ips 10.5.68.0/24,2001:cafe:42:68::/64" + rest
@@ -80,7 +81,7 @@ func TestWireGuardPeer(t *testing.T) {
 	}
 }
 
-// TestWireGuardOwn: the node advertises the ports that it listens on; flanneld advertises ListenPortV6 in every mode.
+// TestWireGuardOwn: the node advertises the ports on which it listens; flanneld advertises ListenPortV6 in every mode.
 func TestWireGuardOwn(t *testing.T) {
 	own := lease.Lease{Subnet: netip.MustParsePrefix("10.5.1.0/24"), Subnet6: netip.MustParsePrefix("2001:cafe:42:1::/64")}
 	for _, c := range []struct {
@@ -109,7 +110,7 @@ func TestWireGuardOwn(t *testing.T) {
 	}
 }
 
-// TestIPIP holds devices and routes to those of flanneld v0.28.9.
+// TestIPIP compares devices and routes with those of flanneld v0.28.9.
 func TestIPIP(t *testing.T) {
 	for _, c := range []struct {
 		direct bool
@@ -131,8 +132,8 @@ func TestIPIP(t *testing.T) {
 	}
 }
 
-// TestTunnelSource: tunnel packets leave by the interface's own address, whichever address the node advertises; flanneld takes the
-// advertised one at first, which the node may not have, and the interface's when it makes the device anew.
+// TestTunnelSource: the source of tunnel packets is the interface's own address, whichever address the node advertises. flanneld at first
+// uses the advertised one, which the node may not have, and the interface's when it creates the device again.
 func TestTunnelSource(t *testing.T) {
 	v := view(netconf.VXLAN{VNI: 1})
 	v.Uplink.Public = netip.MustParseAddr("198.51.100.1")

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/internal/link/whole"
 )
 
-// port6 is the port that IPv6 tunnel packets arrive at. Only in the mode separate, there is a device of its own for them. flanneld
-// advertises ListenPortV6 in the other modes too, where nothing listens on it.
+// port6 is the port on which IPv6 tunnel packets arrive. Only the mode separate has a separate device for them. flanneld advertises
+// ListenPortV6 in the other modes too, although nothing listens on it then.
 func port6(b netconf.WireGuard) uint16 {
 	if b.Mode == netconf.ModeSeparate {
 		return b.ListenPort6
@@ -19,7 +19,7 @@ func port6(b netconf.WireGuard) uint16 {
 	return b.ListenPort
 }
 
-// shared returns the preshared key of the configuration, which the parser has checked.
+// shared returns the preshared key of the configuration, which the parser has validated.
 func shared(b netconf.WireGuard) whole.Secret {
 	raw, err := base64.StdEncoding.DecodeString(b.PSK)
 	if err != nil || len(raw) != len(whole.Secret{}) {
@@ -99,7 +99,7 @@ func (v *View) wireguardPeer(b netconf.WireGuard, l lease.Lease) ([]whole.Item, 
 	return []whole.Item{peer}, nil
 }
 
-// endpoint is where a peer listens. A node with an old flanneld does not say its port: it is taken to be this node's.
+// endpoint is the address and port of a peer. A node with an old flanneld does not advertise its port: then this node's own port is used.
 func endpoint(public netip.Addr, advertised, own uint16) netip.AddrPort {
 	if advertised == 0 {
 		advertised = own
@@ -107,8 +107,8 @@ func endpoint(public netip.Addr, advertised, own uint16) netip.AddrPort {
 	return netip.AddrPortFrom(public, advertised)
 }
 
-// singleEndpoint chooses the family that the only tunnel to a peer runs over. A dual-stack peer's IPv4 port counts for both
-// families, since one device listens on one port, and flanneld advertises another one for IPv6.
+// singleEndpoint chooses the family of the only tunnel to a peer. A dual-stack peer's IPv4 port is used for both families, because one
+// device listens on one port, and flanneld advertises another one for IPv6.
 func (v *View) singleEndpoint(b netconf.WireGuard, l lease.Lease, port uint16, has [2]bool) (netip.AddrPort, error) {
 	mode := b.Mode
 	if mode == netconf.ModeAuto {
@@ -124,8 +124,7 @@ func (v *View) singleEndpoint(b netconf.WireGuard, l lease.Lease, port uint16, h
 	return endpoint(public, port, b.ListenPort), nil
 }
 
-// choose is flannel's rule for Mode auto: IPv4 where the peer has a public address of it, else IPv6 where both nodes have, else
-// IPv4.
+// choose applies flannel's rule for Mode auto: IPv4 if the peer has a public address of it, else IPv6 if both nodes have one, else IPv4.
 func (v *View) choose(l lease.Lease, has [2]bool) netconf.WireGuardMode {
 	switch {
 	case !has[1]:
