@@ -92,7 +92,7 @@ func TestNameReuse(t *testing.T) {
 	if is := l.add(t, next).IPs[0].Address.String(); is == was {
 		t.Errorf("address %s was given out again at once", is)
 	}
-	l.del(t, old) // late, of the sandbox before
+	l.del(t, old) // late, for the former sandbox
 	l.settled(t)
 	l.whole(t, next)
 }
@@ -115,7 +115,7 @@ func TestAddRefusesWhatItCannotGive(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// What the switch says itself is enough: an ADD does not wait for the database as well. Another port's news is not.
+// The switch's own report is enough: an ADD does not wait for the database as well. A report about another port is not.
 func TestAddWaitsForTheSwitchOnly(t *testing.T) {
 	l := start(t)
 	added, release := make(chan struct{}), make(chan struct{})
@@ -126,7 +126,7 @@ func TestAddWaitsForTheSwitchOnly(t *testing.T) {
 		return added
 	})
 	l.node.rowEngine.before(func() {
-		close(added) // the switch has the row, its verdict takes longer
+		close(added) // the switch has the row, but its reply takes longer
 		<-release
 	})
 	req := l.request("s1")
@@ -138,11 +138,11 @@ func TestAddWaitsForTheSwitchOnly(t *testing.T) {
 	close(release)
 	eventually(t, "the row is there", func() bool { return l.node.rows.Ports(host.Bridge)[attach.PortName(ipam.OfportMin)] != 0 })
 	l.whole(t, req)
-	l.add(t, req) // and once more, when nobody tells of the port
+	l.add(t, req) // once more, without a report about the port
 	l.whole(t, req)
 }
 
-// A port is added to the switch when its link is there, however long that takes.
+// A port is added to the switch only when its link exists, no matter how long that takes.
 func TestAddWithASlowLink(t *testing.T) {
 	l := start(t)
 	name := attach.PortName(ipam.OfportMin)
@@ -176,7 +176,7 @@ func TestAddWithASlowLink(t *testing.T) {
 
 var errBroken = errors.New("broken for the test")
 
-// An ADD that fails, at whatever step, leaves nothing.
+// An ADD that fails at any step leaves nothing behind.
 func TestAddFails(t *testing.T) {
 	hostInterface := attach.PortName(ipam.OfportMin + 1) // the other sandbox had the first
 	for name, c := range map[string]struct {
@@ -254,7 +254,7 @@ func TestAddFails(t *testing.T) {
 				t.Errorf("error %v, want code %d", err, c.code)
 			}
 			repair()
-			if err == nil { // done before anybody gave up
+			if err == nil { // it was complete before the cancellation
 				l.del(t, req)
 			}
 			l.nothingLeft(t, before)
@@ -294,7 +294,7 @@ func TestPoolExhausted(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// Sixty-four sandboxes come and go at once: no two ever share an address, and nothing is left.
+// 64 sandboxes are added and removed at the same time: no two ever share an address, and nothing is left behind.
 func TestConcurrentPods(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -332,7 +332,7 @@ func TestConcurrentPods(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// An ADD that finds the subnet changed under it does not take an address that flows will not carry.
+// An ADD during a change of the subnet does not take an address that no flows will match.
 func TestAddWithSubnetJustChanged(t *testing.T) {
 	l := start(t)
 	s := l.settings.Load()
@@ -345,8 +345,8 @@ func TestAddWithSubnetJustChanged(t *testing.T) {
 	}
 }
 
-// A link that a former life left without a record stands in the pod where that pod's next ADD needs the place: it goes
-// first, also when the reaper has not come to it.
+// A link without a record, from before the restart, is in the pod where that pod's next ADD needs the place. It is removed first, even if
+// the reaper has not removed it.
 func TestAddWhereALinkHasNoRecord(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := n.begin(t)
@@ -356,7 +356,7 @@ func TestAddWhereALinkHasNoRecord(t *testing.T) {
 	if _, err := n.pods.Create(t.Context(), stray); err != nil {
 		t.Fatal(err)
 	}
-	n.pods.onDelete(func() error { return errBroken }) // the reaper does not get to it
+	n.pods.onDelete(func() error { return errBroken }) // the reaper cannot remove it
 	l.update(t, sample())
 	if _, err := l.Add(t.Context(), req); !codeIs(err, cni.CodeTryAgainLater) {
 		t.Errorf("with the link in the way: %v", err)
@@ -371,8 +371,8 @@ func TestAddWhereALinkHasNoRecord(t *testing.T) {
 	l.settled(t)
 }
 
-// A second interface of a sandbox on this network has no routes but its subnet's, also after a restart and when it is added again; the
-// first one has all of them.
+// A second interface of a sandbox on this network has only the route of its subnet, also after a restart and when it is added again; the
+// first one has all routes.
 func TestAddSecondInterface(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// limit returns a request for a pod with limits, as runtimes pass them.
+// limit returns a request for a pod with these limits, as runtimes pass them.
 func (l *life) limit(name, bandwidth string) *cni.Request {
 	req := l.request(name)
 	req.NetConf.RuntimeConfig.Bandwidth = json.RawMessage(bandwidth)
@@ -20,7 +20,7 @@ func (l *life) limit(name, bandwidth string) *cni.Request {
 
 const tenAndFive = `{"ingressRate":10000000,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295}`
 
-// shapes returns how the pods' ports are shaped.
+// shapes returns the shaping of pods' ports.
 func (l *life) shapes(t tb) map[string]link.Shape {
 	t.Helper()
 	have, err := l.node.pods.Shapes(t.(*testing.T).Context(), portsNetns)
@@ -57,7 +57,7 @@ func TestBandwidth(t *testing.T) {
 	next.whole(t, plain)
 }
 
-// What somebody changes of a shape is put back when ports are looked at, and after a restart. Who has no limits gets none.
+// Shaping that another program changed is restored when ports are checked, and after a restart. A pod without limits gets none.
 func TestBandwidthByHand(t *testing.T) {
 	l := standingStart(t, 2)
 	req, plain := l.limit("a", tenAndFive), l.request("plain")
@@ -84,8 +84,8 @@ func TestBandwidthByHand(t *testing.T) {
 	next.whole(t, req)
 }
 
-// A pod with limits gets a port that stands also where none is kept ready, and the port goes with it. Without a place for it the pod does
-// not come, while others do.
+// A pod with limits gets a pre-plugged port even if none is kept free, and the port is removed with the pod. If it cannot be created, the
+// ADD of the pod fails, and the ADDs of other pods succeed.
 func TestBandwidthWithoutReadyPorts(t *testing.T) {
 	n := newNode(t.TempDir())
 	n.spare = 0
@@ -114,7 +114,7 @@ func TestBandwidthWithoutReadyPorts(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// More pods with limits than ports that are free: each gets its own.
+// There are more pods with limits than free ports: each gets its own pre-plugged port.
 func TestBandwidthOfACrowd(t *testing.T) {
 	l := standingStart(t, 1)
 	seen := map[uint32]bool{}
@@ -132,7 +132,7 @@ func TestBandwidthOfACrowd(t *testing.T) {
 	}
 }
 
-// A port that turns out to be of no use is replaced by another that stands.
+// An unusable port is replaced by another pre-plugged one.
 func TestBandwidthOnAPortThatFails(t *testing.T) {
 	l := standingStart(t, 2)
 	failed := false
@@ -151,7 +151,7 @@ func TestBandwidthOnAPortThatFails(t *testing.T) {
 	l.whole(t, req)
 }
 
-// What a former agent has left of a shape keeps its port from being used again.
+// A port with shaping left from before the restart is not used again.
 func TestBandwidthLeftBehind(t *testing.T) {
 	l := standingStart(t, 2)
 	ports := l.standingPorts(t)

@@ -30,7 +30,7 @@ func TestDel(t *testing.T) {
 	l.nothingLeft(t, before)
 	l.del(t, req)
 	l.add(t, req)
-	l.node.pods.RemoveNamespace(req.Netns) // the sandbox is gone, and its links with it
+	l.node.pods.RemoveNamespace(req.Netns) // the sandbox was deleted, and its links with it
 	gone := *req
 	gone.Netns = ""
 	l.del(t, &gone)
@@ -50,7 +50,7 @@ func TestDelBeforeTheNetworkIsKnown(t *testing.T) {
 	if _, err := l.Add(t.Context(), req); !codeIs(err, cni.CodeTryAgainLater) {
 		t.Errorf("ADD: %v", err)
 	}
-	for range 3 { // none waits for the engines, nor for another
+	for range 3 { // none waits for the engines or for another DEL
 		l.del(t, req)
 	}
 	if rec := l.record(t, req); rec.State != attach.Closing {
@@ -60,13 +60,13 @@ func TestDelBeforeTheNetworkIsKnown(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// On a full disk nothing can be written: what is deleted goes all the same.
+// On a full disk nothing can be written, but attachments can still be deleted.
 func TestDelOnAFullDisk(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
 	req := l.request("s1")
 	l.add(t, req)
-	// Where the store writes first, there is something in its way.
+	// Directories at the paths of the store's temporary files make its writes fail.
 	for n := range 100 {
 		if err := os.Mkdir(filepath.Join(l.node.dir, fmt.Sprintf(".tmp-%d", n)), 0o700); err != nil {
 			t.Fatal(err)
@@ -112,7 +112,7 @@ func TestDelDuringAdd(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// While the switch is away a DEL succeeds, and the address stays taken: the port may still be open.
+// While the switch is unreachable a DEL succeeds, and the address stays taken: the port may still be open.
 func TestDelWithTheSwitchAway(t *testing.T) {
 	l := newNode(t.TempDir()).begin(t)
 	defer l.stop()
@@ -147,7 +147,7 @@ func TestDelWithTheSwitchAway(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// A link that cannot be removed keeps its address, and no other pod from being removed.
+// A link that cannot be removed keeps its address, and does not block the removal of other pods.
 func TestOneThatCannotBeRemoved(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -288,7 +288,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// ADD, DEL and GC of the same few sandboxes at once end as the last DEL says.
+// Concurrent ADD, DEL and GC of the same few sandboxes end in the state after the last DEL.
 func TestConcurrentRequestsForOneSandbox(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)

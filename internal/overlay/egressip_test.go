@@ -16,12 +16,12 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// uplink notes what was announced and forgotten.
+// uplink records what was announced and flushed.
 type uplink struct {
 	mu                   sync.Mutex
 	announced, forgotten []netip.Addr
 	err                  error
-	// tried counts what was to be forgotten, and calls what was to be announced.
+	// tried counts calls of Forget, calls counts those of Announce.
 	tried, calls int
 }
 
@@ -81,7 +81,7 @@ func (l *life) leaves(t *testing.T, e EgressIPs) {
 	}
 }
 
-// egressLife is a life in the mode with VNIDs on a node that has an interface, with a pod of namespace a, and one of b.
+// egressLife returns an agent in the mode with VNIDs, on a node with an uplink, with a pod in namespace a and one in b.
 func egressLife(t *testing.T) (*life, *uplink) {
 	n := newNode(t.TempDir())
 	n.links.AddDevice("", sample().Node.Uplink)
@@ -93,7 +93,7 @@ func egressLife(t *testing.T) (*life, *uplink) {
 	return l, u
 }
 
-// way says where what leaves from a namespace's pod goes, by the switch's flows.
+// way returns where traffic of a pod that leaves the cluster goes, by the switch's flows.
 func (l *life) way(t *testing.T, name string) string {
 	t.Helper()
 	rec := l.record(t, l.of("", name))
@@ -180,7 +180,7 @@ func TestEgressIPComesMovesAndGoes(t *testing.T) {
 	}
 }
 
-// A move costs the group's change: no flow of a pod is touched.
+// A move changes only the group, and no flow of a pod.
 func TestEgressIPMoveTouchesNoPod(t *testing.T) {
 	l, _ := egressLife(t)
 	l.leaves(t, leavesElsewhere(10, nodeB))
@@ -200,7 +200,7 @@ func TestEgressIPMoveTouchesNoPod(t *testing.T) {
 	}
 }
 
-// The address and its translation are there before the first packet is led to them, and stay until none is.
+// The address and its translation are in effect before any flow leads there, and stay until none does.
 func TestEgressIPOrder(t *testing.T) {
 	l, _ := egressLife(t)
 	present := func() bool { return strings.Contains(l.node.state(t), "address 192.0.2.100 dev eth0") }
@@ -217,7 +217,7 @@ func TestEgressIPOrder(t *testing.T) {
 	}
 }
 
-// A restart knows everything before the first packet, and writes nothing.
+// After a restart everything is in the first commit, and nothing is written.
 func TestRestartKeepsEgressIPs(t *testing.T) {
 	l, u := egressLife(t)
 	l.leaves(t, heldHere(10))
@@ -240,7 +240,7 @@ func TestRestartKeepsEgressIPs(t *testing.T) {
 	}
 }
 
-// What cannot be programmed is told, keeps no other from it, and the same may be told again.
+// A failure is reported and does not block others, and the same change may be passed again.
 func TestEgressIPIsTriedAgain(t *testing.T) {
 	l, u := egressLife(t)
 	broken := errors.New("broken")
@@ -263,7 +263,7 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	other.Node.Network = netip.MustParsePrefix("192.0.2.0/24")
 	l.update(t, other)
 	calls := u.called()
-	l.announce([]netip.Addr{nodeB}) // which is not held: whatever was to be announced before has been then
+	l.announce([]netip.Addr{nodeB}) // not held; everything queued before is announced by the time of this one
 	eventually(t, "announcements are made", func() bool { return u.called() > calls })
 	if u.knows(&u.announced, addressOne) || strings.Contains(l.node.state(t), "egress-sources 10") {
 		t.Error("with another View the address is announced, or translated to")
@@ -277,7 +277,7 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	u.mu.Lock()
 	u.err = broken
 	u.mu.Unlock()
-	l.leaves(t, leavesElsewhere(10, nodeB)) // which does not wait for it
+	l.leaves(t, leavesElsewhere(10, nodeB)) // does not wait for the flush
 	eventually(t, "forgetting connections has failed", func() bool { return u.tries() > 0 })
 	u.mu.Lock()
 	u.err = nil
@@ -285,8 +285,8 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	eventually(t, "connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
 }
 
-// Connections are forgotten whose namespace loses its address, whoever has it then; and none when a project only gets another number,
-// or another namespace joins it.
+// The connections of an address are flushed if a namespace loses it, no matter which project gets it. None are flushed if a project only
+// gets another VNID, or another namespace joins it.
 func TestEgressIPChangesHands(t *testing.T) {
 	type held = map[uint32]netip.Addr
 	one, two := addressOne, netip.MustParseAddr("192.0.2.101")
@@ -330,7 +330,7 @@ func TestEgressIPChangesHands(t *testing.T) {
 	}
 }
 
-// An address that is another project's from now on has its connections forgotten.
+// If an address moves to another project, its connections are flushed.
 func TestEgressIPOfAnotherProjectIsForgotten(t *testing.T) {
 	l, u := egressLife(t)
 	ways := func(a, b netip.Addr) EgressIPs {
@@ -344,7 +344,7 @@ func TestEgressIPOfAnotherProjectIsForgotten(t *testing.T) {
 	}
 }
 
-// What changed hands while no agent ran is forgotten by the next.
+// If an address moved while no agent ran, the next agent flushes its connections.
 func TestRestartForgetsWhatChangedHands(t *testing.T) {
 	elsewhere := func(vnid uint32) EgressIPs { return leavesElsewhere(vnid, nodeB) }
 	for name, after := range map[string]EgressIPs{"it is elsewhere": elsewhere(10), "it is another's": heldHere(11), "nobody wants any": {}} {
@@ -363,7 +363,7 @@ func TestRestartForgetsWhatChangedHands(t *testing.T) {
 	}
 }
 
-// A flat network has no VNIDs, and so no egress addresses; the mode that has them brings them.
+// A flat network has no VNIDs, so it has no egress IPs; a change to the mode with VNIDs programs them.
 func TestEgressIPAndModes(t *testing.T) {
 	l, _ := egressLife(t)
 	l.leaves(t, heldHere(10))
@@ -376,7 +376,7 @@ func TestEgressIPAndModes(t *testing.T) {
 	l.wantWays(t, "here", "by the node")
 }
 
-// An egress address comes while the switch hangs in the flush of a Service's connections: nothing waits for the flush but the Service.
+// An egress IP is added while the switch hangs in the flush of a Service's connections: only the Service waits for the flush.
 func TestEgressIPWaitsForNoFlush(t *testing.T) {
 	l, _ := egressLife(t)
 	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, service.UDP, "10.128.0.5:80")

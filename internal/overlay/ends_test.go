@@ -9,8 +9,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// What somebody changes of a pod's host end is put back when it is told, and after a restart also when
-// nobody told.
+// A host veth that another program changed is restored after an event, and after a restart also without an event.
 func TestHostEndsByHand(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := n.begin(t)
@@ -52,8 +51,8 @@ func TestHostEndsByHand(t *testing.T) {
 	l.whole(t, req)
 }
 
-// What another program changes of a host end while the port is being made is restored once it is made: of a pod's own port, and of a
-// pre-plugged one.
+// A host veth that another program changes while the port is being created is restored once it is complete: that of a pod's own port, and
+// that of a pre-plugged one.
 func TestHostEndsChangedWhileMade(t *testing.T) {
 	for name, spare := range map[string]int{"own": 0, "pre-plugged": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +60,7 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 			eventually(t, "the look at the start is over", func() bool { return !l.ends.pending() })
 			before := l.hostEnds(t)
 			changed := make(chan map[string]link.HostEnd, 1)
-			l.node.rowEngine.before(func() { // the links are there, and the ports not yet
+			l.node.rowEngine.before(func() { // the links exist, and the ports do not
 				made := l.hostEnds(t)
 				maps.DeleteFunc(made, func(name string, _ link.HostEnd) bool { _, old := before[name]; return old })
 				if len(made) == 0 || len(changed) > 0 {
@@ -90,7 +89,7 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 	}
 }
 
-// hostEnds returns the host ends that exist.
+// hostEnds returns the existing host veths.
 func (l *life) hostEnds(t tb) map[string]link.HostEnd {
 	t.Helper()
 	all, err := l.node.pods.HostEnds(context.Background())
@@ -100,7 +99,7 @@ func (l *life) hostEnds(t tb) map[string]link.HostEnd {
 	return all
 }
 
-// pending reports whether the host ends are still to be looked at.
+// pending reports whether the host veths still have to be checked.
 func (e *ends) pending() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

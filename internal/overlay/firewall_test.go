@@ -20,7 +20,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// denying is a firewall that denies ranges and allows all else.
+// denying returns a firewall that denies ranges and allows everything else.
 func denying(cidrs ...string) *egressfirewall.Firewall {
 	var rules []egressfirewall.Rule
 	for _, cidr := range cidrs {
@@ -37,7 +37,7 @@ func (l *life) guard(t tb, firewalls map[string]*egressfirewall.Firewall) {
 	}
 }
 
-// guarded says which pods carry the number of a firewall, and which ranges the switch denies and allows for that number.
+// guarded returns which pods carry the number of a firewall, and the ranges of that number in the switch.
 func (l *life) guarded(t tb, reqs ...*cni.Request) string {
 	t.Helper()
 	have, err := l.node.flows.Read(context.Background())
@@ -73,7 +73,7 @@ func (l *life) guarded(t tb, reqs ...*cni.Request) string {
 	return strings.Join(out, "\n")
 }
 
-// ranges counts all ranges in the switch.
+// ranges returns the number of all ranges in the switch.
 func (l *life) ranges(t tb) int {
 	t.Helper()
 	have, err := l.node.flows.Read(context.Background())
@@ -89,8 +89,8 @@ func (l *life) ranges(t tb) int {
 	return n
 }
 
-// A namespace's firewall is programmed while it has pods here, and with its first; a firewall that comes, changes and goes takes its
-// pods along; and a restart commits nothing.
+// A namespace's firewall is programmed while it has pods here, from the first one on. When a firewall is added, changed or removed, its
+// pods' flows follow. A restart commits nothing.
 func TestFirewalls(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := isolate(t, n, vnids("a", 10, "b", 11))
@@ -148,7 +148,7 @@ func TestFirewalls(t *testing.T) {
 	}
 }
 
-// The datapath goes by another firewall at once if something leaves no more, and otherwise soon.
+// The datapath is purged at once if a firewall no longer lets something out, and otherwise soon.
 func TestFirewallsAskAnew(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 11))
 	l.add(t, l.of("a", "one"))
@@ -175,7 +175,7 @@ func TestFirewallsAskAnew(t *testing.T) {
 	}
 }
 
-// A change of the mode takes firewalls along, and a flat network has none.
+// A change of the mode adds or removes firewalls; a flat network has none.
 func TestFirewallsFollowTheMode(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := isolate(t, n, vnids("a", 10))
@@ -199,7 +199,7 @@ func TestFirewallsFollowTheMode(t *testing.T) {
 	}
 }
 
-// A firewall that the switch refuses is tried again, and until then its pods send nothing out; others' are programmed.
+// A firewall that the switch refuses is retried, and until then its pods send nothing out. Those of other namespaces are programmed.
 func TestFirewallRefused(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := isolate(t, n, vnids("a", 10, "b", 11))
@@ -231,13 +231,13 @@ func TestFirewallRefused(t *testing.T) {
 	})
 }
 
-// Whatever comes and goes in whatever order, the node's state is that of one to which all was told at once.
+// After any sequence of changes, the node's state is the same as if all had been passed at once.
 func TestFirewallsProperty(t *testing.T) {
 	base := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
 		n := newNode(tempDir(r, base))
 		l := n.begin(r)
-		defer func() { l.stop() }() // of the last life
+		defer func() { l.stop() }() // of the last agent
 		known := map[string]*egressfirewall.Firewall{}
 		reqs := map[string]*cni.Request{}
 		l.tenancy(r, vnids("a", 10, "b", 11))

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// kernel notes what the node's own kernel was to forget.
+// kernel records which connections were to be flushed.
 type kernel struct {
 	mu   sync.Mutex
 	told []string
@@ -45,7 +45,7 @@ func (k *kernel) fail(err error) {
 	k.err = err
 }
 
-// forgot takes what was told so far.
+// forgot returns the recorded flushes, and clears them.
 func (k *kernel) forgot() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -54,7 +54,7 @@ func (k *kernel) forgot() []string {
 	return told
 }
 
-// publish is a request for a sandbox whose pod has host ports.
+// publish returns a request for a sandbox whose pod has host ports.
 func (l *life) publish(name string, mappings ...cni.PortMapping) *cni.Request {
 	req := l.request(name)
 	req.NetConf.RuntimeConfig.PortMappings = mappings
@@ -65,7 +65,7 @@ func mapping(port int) cni.PortMapping {
 	return cni.PortMapping{HostPort: port, ContainerPort: 80, Protocol: "udp"}
 }
 
-// published are the host ports that the node's rules have.
+// published returns the host ports in the node's rules.
 func (n *node) published(t tb) []string {
 	t.Helper()
 	rules, err := n.rules.Read(context.Background())
@@ -135,7 +135,7 @@ func TestHostPorts(t *testing.T) {
 	}
 }
 
-// A pod on a port that stands ready has host ports like any other.
+// A pod on a pre-plugged port has host ports like any other.
 func TestHostPortsOnStandingPorts(t *testing.T) {
 	l := standingStart(t, 2)
 	req := l.publish("s1", mapping(8080))
@@ -160,7 +160,7 @@ func TestHostPortTaken(t *testing.T) {
 	if now := l.node.state(t); now != state || !slices.Equal(l.left(t), left) {
 		t.Errorf("something is left of it: %v\n%s\nit was:\n%s", l.left(t), now, state)
 	}
-	// The first goes. The port is free once its DEL is answered, though not all of the pod is gone yet.
+	// The first pod is deleted. The port is free once the DEL is answered, although not everything of the pod is removed.
 	l.node.pods.onDelete(func() error { return errors.New("held up") })
 	l.del(t, first)
 	l.add(t, second)
@@ -187,7 +187,7 @@ func TestHostPortsRefused(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// What the rules cannot be, no pod is told to have.
+// If the rules, the conntrack flush or the flows fail, the ADD fails, nothing is left, and the ports are free.
 func TestHostPortsFail(t *testing.T) {
 	for name, fail := range map[string]func(n *node) (clear func()){
 		"rules": func(n *node) func() {
@@ -227,7 +227,7 @@ func TestHostPortsFail(t *testing.T) {
 	}
 }
 
-// An agent that ended in the middle of an ADD or a DEL leaves no host port to anybody.
+// If an agent ends during an ADD or a DEL, no host port is left.
 func TestHostPortsOfAFormerLife(t *testing.T) {
 	for _, state := range []attach.State{attach.Planned, attach.Closing} {
 		l := start(t)
@@ -245,7 +245,7 @@ func TestHostPortsOfAFormerLife(t *testing.T) {
 	}
 }
 
-// Connections to all pods that go together are looked for once, and of pods without host ports not at all.
+// Connections to all pods that are removed together are flushed in one call, and none for pods without host ports.
 func TestHostPortsForgottenTogether(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -273,7 +273,7 @@ func TestHostPortsForgottenTogether(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// A kernel that forgets nothing keeps no pod.
+// A failed flush does not block the removal of a pod.
 func TestHostPortsNotForgotten(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -284,7 +284,7 @@ func TestHostPortsNotForgotten(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// The ports of an ADD that is given up lead to it no more, as they may be another's by then, though its flows cannot be removed.
+// The host ports of an ADD that is given up are withdrawn even if its flows cannot be removed: another pod may have the ports by then.
 func TestHostPortsOfAnADDThatIsGivenUp(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -302,7 +302,7 @@ func TestHostPortsOfAnADDThatIsGivenUp(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// A port that stood ready serves again once its pod's record is gone, though what was beside the record cannot be removed.
+// A pre-plugged port is free again once its pod's record is deleted, even if a file next to the record cannot be removed.
 func TestStandingPortIsGivenBack(t *testing.T) {
 	l := standingStart(t, 2)
 	req := l.publish("s1", mapping(8080))
@@ -332,7 +332,7 @@ func TestStandingPortIsGivenBack(t *testing.T) {
 	l.settled(t)
 }
 
-// A pod whose runtime has forgotten its former sandbox has its host ports in the next one.
+// If the runtime has forgotten a pod's former sandbox, the pod gets its host ports in the next one.
 func TestHostPortsOfAForgottenSandbox(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// routerLife is a life on a node with two devices, on which a pod is privileged if its name says so.
+// routerLife returns an agent on a node with two devices. A pod is privileged if its name says so.
 func routerLife(t *testing.T) *life {
 	t.Helper()
 	n := newNode(t.TempDir())
@@ -49,7 +49,7 @@ func routerLife(t *testing.T) *life {
 	return l
 }
 
-// router is a request for a sandbox whose pod asks for a second interface.
+// router returns a request for a sandbox whose pod requests a second interface.
 func (l *life) router(name, annotation string) *cni.Request {
 	req := l.request(name)
 	req.NetConf.RuntimeConfig.PodAnnotations = map[string]string{networkv1.AnnotationAssignMacvlan: annotation}
@@ -91,7 +91,7 @@ func TestEgressRouter(t *testing.T) {
 		if err := l.Check(t.Context(), req); err != nil {
 			t.Errorf("after a restart: %v", err)
 		}
-		// The router leads its default route elsewhere. Everything else stays as it was.
+		// The router changes its default route. Everything else stays as it was.
 		l.node.pods.Alter(l.record(t, req).HostInterface, func(p *link.Pair) {
 			p.PodRoutes = slices.DeleteFunc(slices.Clone(p.PodRoutes), func(r link.Route) bool { return r.Dst.Bits() == 0 })
 		})
@@ -104,7 +104,7 @@ func TestEgressRouter(t *testing.T) {
 		if err := l.Check(t.Context(), req); err == nil || !strings.Contains(err.Error(), "macvlan0") {
 			t.Errorf("without its macvlan: %v", err)
 		}
-		l.add(t, req) // makes it anew
+		l.add(t, req) // creates it again
 		l.node.pods.onDelete(func() error { return errors.New("held up") })
 		l.del(t, req)
 		if got := l.node.pods.Macvlans(); len(got) > 0 {
@@ -149,12 +149,12 @@ func TestEgressRouterRefused(t *testing.T) {
 		}
 	}
 	l.nothingLeft(t, before)
-	// Of others nobody is asked.
+	// For other pods, it is not checked whether they are privileged.
 	l.add(t, l.router("away-1", "false"))
 	l.add(t, l.request("away-2"))
 }
 
-// Whatever fails on the way, nothing is left of it.
+// No failure leaves anything behind.
 func TestEgressRouterFails(t *testing.T) {
 	l := routerLife(t)
 	before := l.node.state(t)

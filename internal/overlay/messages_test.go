@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What is wrong with a remote host names its object, and not the object's UID.
+// The error about a remote host names its object, and not the object's UID.
 func TestRemoteHostsAreNamed(t *testing.T) {
 	l := start(t)
 	view := sample()

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// When the MTU changes, the switch sets it on tun0, as its row says. The node's links want the same by then: what Weft has changed by way of
-// the switch is not reported as a change by another program, and not undone.
+// When the MTU changes, the switch sets it on tun0 from its row. The desired links have the same MTU by then: Weft's own change through the
+// switch is neither reported as a change by another program nor undone.
 func TestMTUChangeIsNoDrift(t *testing.T) {
 	l := start(t)
 	changed := make(chan int, 1)

@@ -21,13 +21,13 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// wants is a change: "a 10 on" says that namespace a has VNID 10 and wants multicast, "a 10" that it does not, "a" that it is gone.
+// wants returns a change: "a 10 on" means that namespace a has VNID 10 and wants multicast, "a 10" that it does not, "a" that it is gone.
 func wants(texts ...string) multicast.Change {
 	change := multicast.Change{Namespaces: map[string]*multicast.Namespace{}}
 	for _, text := range texts {
 		var name, on string
 		var vnid uint32
-		n, _ := fmt.Sscan(text, &name, &vnid, &on) // fewer are meant
+		n, _ := fmt.Sscan(text, &name, &vnid, &on) // there may be fewer fields
 		change.Namespaces[name] = nil
 		if n > 1 {
 			change.Namespaces[name] = &multicast.Namespace{VNID: vnid, On: on == "on"}
@@ -43,7 +43,7 @@ func (l *life) sings(t tb, texts ...string) {
 	}
 }
 
-// choir says by the switch's flows who sends multicast with which VNID and who gets it: "10: one>, >one, >two".
+// choir returns, from the switch's flows, which pods send multicast with which VNID and which receive it: "10: one>, >one, >two".
 func (l *life) choir(t tb) string {
 	t.Helper()
 	have, err := l.node.flows.Read(context.Background())
@@ -92,7 +92,7 @@ func (l *life) wantChoir(t tb, when, want string) {
 	}
 }
 
-// A VNID has multicast while all namespaces with it want it. What nobody has costs nothing.
+// A VNID has multicast while all namespaces with it want it. Without multicast there are no flows.
 func TestMulticastIsWantedByAll(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 10, "c", 11))
 	a, b, c := l.of("a", "a"), l.of("b", "b"), l.of("c", "c")
@@ -127,8 +127,8 @@ func TestMulticastIsWantedByAll(t *testing.T) {
 	}
 }
 
-// A move takes multicast along: in each step a pod sends with one VNID and gets what is sent with those that it admits, and a
-// step is one commit.
+// Multicast follows a move: in each step a pod sends with one VNID and receives what is sent with those that it admits, and a step is one
+// commit.
 func TestMulticastMoves(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
 	l.add(t, l.of("a", "a"))
@@ -148,11 +148,11 @@ func TestMulticastMoves(t *testing.T) {
 		t.Errorf("%d commits of flows, want one for each step", now[0]-commits[0])
 	}
 	l.tenancy(t, vnids("b", 30))
-	l.sings(t, "b 30") // it moves out, and does not want it there
+	l.sings(t, "b 30") // it moves out, and does not want multicast there
 	l.wantChoir(t, "moving out", "10: >a a>")
 }
 
-// A restart changes nothing, and the node is as a fresh agent makes it.
+// A restart changes nothing, and the node's state is what a new agent compiles.
 func TestMulticastSurvivesARestart(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := isolate(t, n, vnids("a", 10, "b", 11))
@@ -176,7 +176,7 @@ func TestMulticastSurvivesARestart(t *testing.T) {
 	}
 }
 
-// Other nodes are in what copies to them while anybody has multicast, and follow.
+// Other nodes are in the flows that copy to them while any project has multicast, and changes of nodes are followed.
 func TestMulticastNodes(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
 	tunnels := func() string {
@@ -212,7 +212,7 @@ func TestMulticastNodes(t *testing.T) {
 	}
 }
 
-// The modes: a flat network has none, and of the one by policies all know their VNIDs.
+// A flat network has no multicast. In the mode with NetworkPolicies all namespaces have VNIDs.
 func TestMulticastModes(t *testing.T) {
 	l := newNode(t.TempDir()).begin(t)
 	t.Cleanup(l.stop)
@@ -231,7 +231,7 @@ func TestMulticastModes(t *testing.T) {
 	l.wantChoir(t, "by projects", "0: >s1 >s2 s1> s2>")
 }
 
-// While a list of receivers may have the port of a pod that went, neither its port nor its address is another's.
+// While a list of receivers may still have the port of a removed pod, neither the port nor the address goes to another pod.
 func TestMulticastKeepsPortsUntilTheyAreLeft(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := isolate(t, n, vnids("a", 10))
@@ -262,7 +262,7 @@ func TestMulticastKeepsPortsUntilTheyAreLeft(t *testing.T) {
 	l.wantChoir(t, "in the end", "10: >two two>")
 }
 
-// Whatever comes and goes in whatever order, who sends and who gets is as the rule says, said once more in other words.
+// After any sequence of changes, senders and receivers are as the rule requires, which choirOf states independently.
 func TestMulticastProperty(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -322,7 +322,7 @@ func pointers(have map[string]multicast.Namespace) map[string]*multicast.Namespa
 	return all
 }
 
-// choirOf is who takes part, by the rule: VNID by VNID.
+// choirOf returns by the rule which pods take part, for each VNID.
 func choirOf(have map[string]multicast.Namespace, pods map[string]string) string {
 	var lines []string
 	for vnid := range uint32(100) {

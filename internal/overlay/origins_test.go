@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Every owner of flows leads to objects, whatever it is.
+// The flows of every kind of owner lead to objects.
 func TestOrigins(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := startPolicies(t, n, denyAll(t), policyPod("one", web), policyPod("two", client))
@@ -64,7 +64,7 @@ func TestOrigins(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(want, func(kind string, _ []Object) bool {
-		return (kind == "nodes" || kind == "targets") && got[kind] == nil // which have flows with Services only
+		return (kind == "nodes" || kind == "targets") && got[kind] == nil // these have flows only with Services
 	})
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)

@@ -27,14 +27,13 @@ func policyView() View {
 	return view
 }
 
-// policyPod is the pod of request's sandbox of that name, as the API server has it while the runtime asks for its network:
-// without an address.
+// policyPod returns the pod of the sandbox of that name, as it is in the API server during the ADD: without an address.
 func policyPod(name string, labels map[string]string) PolicyChange {
 	key := policy.Key{Namespace: "default", Name: "pod-" + name}
 	return PolicyChange{Pods: map[policy.Key]*PolicyPod{key: {Pod: policy.Pod{Key: key, Labels: labels}, UIDs: []string{"uid-" + name}}}}
 }
 
-// denyAll isolates the pods of the namespace, and lets those with the label app=client come.
+// denyAll isolates the namespace's pods with the label app=web, and admits pods with the label app=client.
 func denyAll(t tb) PolicyChange {
 	t.Helper()
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}
@@ -57,7 +56,7 @@ func (l *life) policies(t tb, change PolicyChange) {
 	}
 }
 
-// startPolicies returns a life that serves in the mode that isolates by policies, and knows the changes.
+// startPolicies returns a serving agent in the mode with NetworkPolicies, after the changes.
 func startPolicies(t *testing.T, n *node, changes ...PolicyChange) *life {
 	t.Helper()
 	l := n.begin(t)
@@ -74,7 +73,7 @@ var (
 	client = map[string]string{"app": "client"}
 )
 
-// opens reports how the flows of an attachment say that it is isolated: "closed", "open", or "isolated".
+// opens returns the isolation in an attachment's flows: "closed", "open", or "isolated".
 func (l *life) opens(t tb, req *cni.Request) string {
 	t.Helper()
 	flows := strings.Join(l.held(t, owner(keyOf(req))), "\n")
@@ -88,7 +87,7 @@ func (l *life) opens(t tb, req *cni.Request) string {
 	}
 }
 
-// An ADD waits for the labels of its pod, not for its address, and the first flow of the port says that it is isolated.
+// An ADD waits for the labels of its pod, not for its address, and the first flows of the port isolate it.
 func TestIsolationComesFirst(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t))
 	req := l.request("one")
@@ -122,7 +121,7 @@ func TestIsolationComesFirst(t *testing.T) {
 	}
 }
 
-// An ADD whose pod nobody knows fails, and leaves nothing.
+// An ADD whose pod is unknown fails, and leaves nothing behind.
 func TestUnknownPodStaysClosed(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()))
 	req := l.request("one")
@@ -146,7 +145,7 @@ func TestUnknownPodStaysClosed(t *testing.T) {
 	}
 }
 
-// named returns the flows in table 80 that name an address as the sender.
+// named returns the number of flows in table 80 with an address as the sender.
 func (l *life) named(t tb, addr netip.Addr) int {
 	t.Helper()
 	all, err := l.node.flows.Read(context.Background())
@@ -162,7 +161,7 @@ func (l *life) named(t tb, addr netip.Addr) int {
 	return n
 }
 
-// The address that this node gave a pod is the pod's before the API server has it, and nobody's once the pod is gone.
+// An address that this node assigned to a pod counts as the pod's before the API server has it, and as no pod's once the pod is gone.
 func TestOwnAddressesComeFromAttachments(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web), policyPod("client", client))
 	l.add(t, l.request("server"))
@@ -172,7 +171,7 @@ func TestOwnAddressesComeFromAttachments(t *testing.T) {
 	if n := l.named(t, addr); n != 1 {
 		t.Errorf("%d flows name the client, want 1", n)
 	}
-	// The API server has an older one of it, or another node's: this node knows better.
+	// The API server has an older address of the pod, or one of this node for another node's pod: this node's own records count.
 	stale := policyPod("client", client)
 	for _, pod := range stale.Pods {
 		pod.Addresses = []netip.Addr{netip.MustParseAddr("10.128.0.77")}
@@ -194,7 +193,7 @@ func TestOwnAddressesComeFromAttachments(t *testing.T) {
 	}
 }
 
-// A pod's isolation follows policies and labels, and a port is closed once the pod that it was made for is another.
+// A pod's isolation follows policies and labels. The port is closed once another pod has the name of the pod that it was created for.
 func TestIsolationFollows(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
 	req := l.request("one")
@@ -230,7 +229,7 @@ func TestIsolationFollows(t *testing.T) {
 	expect("the pod has ended", "closed")
 }
 
-// A restart changes nothing, although it is told of all anew.
+// A restart changes nothing, although all objects are passed again.
 func TestPoliciesSurviveARestart(t *testing.T) {
 	all := []PolicyChange{denyAll(t), policyPod("server", web), policyPod("client", client)}
 	n := newNode(t.TempDir())
@@ -273,7 +272,7 @@ func TestModeChanges(t *testing.T) {
 	}
 }
 
-// What policies allow is there for as long as pods are marked as isolated, also while the mode changes.
+// The rules of policies exist as long as pods are marked as isolated, also during a change of the mode.
 func TestModeLeavesWithItsRules(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("one", web), elsewhere(client, "10.128.2.9"))
 	req := l.request("one")
@@ -299,8 +298,8 @@ func TestModeLeavesWithItsRules(t *testing.T) {
 	}
 }
 
-// A pod inherits no connection of who had its address before it: those are forgotten before its port is open, and those of a pod that is
-// attached are its own.
+// A pod inherits no connection of a former pod with its address: they are flushed before its port is opened. An attached pod keeps its own
+// connections.
 func TestConnectionsAreNotInherited(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("one", web), policyPod("two", web))
 	flushed := func() []openflow.CTFlush {
@@ -345,7 +344,7 @@ func TestConnectionsAreNotInherited(t *testing.T) {
 	}
 }
 
-// One address' change is one flow, beside the note of the whole state.
+// A change of one address is one flow, besides the note with the hash of the state.
 func TestOneAddressIsOneFlow(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web))
 	l.add(t, l.request("server"))
@@ -366,7 +365,7 @@ func TestOneAddressIsOneFlow(t *testing.T) {
 	}
 }
 
-// From one mode that isolates to another pods are closed on the way: what each of them has let through, the other may forbid.
+// From one isolating mode to another, pods are closed during the change: what one of them lets through, the other may forbid.
 func TestBetweenModesThatIsolate(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
 	req := l.request("one")

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// everything is all that a cluster of some size tells: pods of another node, each of its own kind and with a policy, and those of the
-// sandboxes of this node.
+// everything returns a change with all objects of a larger cluster: a policy, many pods of another node, and the pods of this node's
+// sandboxes.
 func everything(t *testing.T, elsewhere int, here ...string) PolicyChange {
 	t.Helper()
 	all := denyAll(t)
@@ -30,14 +30,15 @@ func everything(t *testing.T, elsewhere int, here ...string) PolicyChange {
 	return all
 }
 
-// crowdedView is policyView with room on node b for the pods of everything.
+// crowdedView is policyView with a larger subnet on node b, for the pods of everything.
 func crowdedView() View {
 	view := policyView()
 	view.Remotes = []clusternetwork.HostSubnet{subnet("b", "192.0.2.2", "10.128.16.0/20")}
 	return view
 }
 
-// Pods that come and go while all objects are indexed, and rules compiled, are as if they had come before or after.
+// Pods that are added and removed while all objects are indexed and rules compiled end in the same state as if they had been added before
+// or after.
 func TestAttachingWhileAllIsIndexed(t *testing.T) {
 	var names []string
 	for i := range 40 {
@@ -79,7 +80,7 @@ func TestAttachingWhileAllIsIndexed(t *testing.T) {
 		if n := l.named(t, netip.MustParseAddr("10.128.23.250")); n != 1 {
 			t.Errorf("%d flows name a client of another node, want 1", n)
 		}
-		// Who begins anew, with the pods that there are, has the same.
+		// An agent that starts with the present pods has the same flows.
 		l.policies(t, PolicyChange{})
 		before := l.node.flows.String()
 		next := l.restartWith(t, all, crowdedView())
@@ -97,7 +98,7 @@ func TestAttachingWhileAllIsIndexed(t *testing.T) {
 	}
 }
 
-// restartWith ends this life and begins the next, which is told of all objects and serves a view.
+// restartWith stops this agent and starts the next one with all objects and a view.
 func (l *life) restartWith(t *testing.T, all PolicyChange, view View) *life {
 	t.Helper()
 	l.stop()

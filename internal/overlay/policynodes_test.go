@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// fromNodes lets in who is found by a selector of namespaces.
+// fromNodes returns a policy that admits peers by a selector of namespaces.
 func fromNodes(t *testing.T, name string, selector *metav1.LabelSelector) PolicyChange {
 	t.Helper()
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
@@ -28,7 +28,7 @@ func hostNetwork(labels map[string]string) PolicyChange {
 	return PolicyChange{Namespaces: map[string]*policy.Namespace{networkv1.HostNetworkNamespace: {Name: networkv1.HostNetworkNamespace, Labels: labels}}}
 }
 
-// The label of the hosts' namespace lets nodes in, those that there are, whatever comes first, and other ways of asking do not.
+// The label of the namespace for hosts' networks admits the present nodes, in any order of changes. Other selectors do not.
 func TestNodesArePeersOfPolicies(t *testing.T) {
 	group := map[string]string{"policy-group.network.openshift.io/host-network": ""}
 	view := policyView()

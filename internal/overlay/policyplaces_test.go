@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// remoteClient is a pod of another node that denyAll admits, with the addresses that its status names.
+// remoteClient returns a pod of another node that denyAll admits, with the addresses in its status.
 func remoteClient(node string, addresses ...string) PolicyChange {
 	key := policy.Key{Namespace: "default", Name: "remote"}
 	pod := policy.Pod{Key: key, Labels: client, Node: node}
@@ -20,8 +20,8 @@ func remoteClient(node string, addresses ...string) PolicyChange {
 	return PolicyChange{Pods: map[policy.Key]*PolicyPod{key: {Pod: pod, UIDs: []string{"uid-remote"}}}}
 }
 
-// A pod's status counts only as far as its own node's HostSubnet goes: an address of another node's pods or gateway, of this node's, or of
-// no node's is admitted by no policy.
+// Of the addresses in a pod's status, only those in its own node's HostSubnet count: an address of another node's pods or gateway, of this
+// node, or of no node is admitted by no policy.
 func TestRemotePodsHaveAddressesOfTheirNode(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web))
 	l.add(t, l.request("server"))
@@ -46,7 +46,7 @@ func TestRemotePodsHaveAddressesOfTheirNode(t *testing.T) {
 	}
 }
 
-// A node that is made anew gets another subnet, and its former one goes to another node, while its old pod is still in the API.
+// A node that is created again gets another subnet, and its former one goes to another node, while its old pod is still in the API.
 func TestRemotePodsFollowTheirNodesSubnet(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web), remoteClient("c", "10.128.4.7"))
 	l.add(t, l.request("server"))

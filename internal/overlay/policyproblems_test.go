@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// told keeps what was told of policies.
+// told records reported problems of policies.
 type told struct {
 	mu   sync.Mutex
 	said []string
@@ -36,7 +36,7 @@ func (p *told) want(t *testing.T, what string, parts ...string) {
 	p.said = nil
 }
 
-// What a policy says that is not so is told once for each change of it, by the nodes that have a pod of it.
+// What a policy specifies and is not enforced is reported once for each change of it, by nodes with a pod that it isolates.
 func TestPolicyProblems(t *testing.T) {
 	var heard told
 	n := newNode(t.TempDir())

@@ -11,14 +11,14 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// datapath notes what the switch had whenever it was to ask anew.
+// datapath records the switch's flows at each purge.
 type datapath struct {
 	life *life
 
 	mu     sync.Mutex
 	purged []string
 	err    error
-	// wanted is how often it was found to have been asked.
+	// wanted is the number of purges at the previous check.
 	wanted int
 }
 
@@ -36,7 +36,7 @@ func (d *datapath) fail(err error) {
 	d.err = err
 }
 
-// asked returns how often it was to ask anew, and whether it did so with the flows that are there now.
+// asked returns the number of purges, and whether the last one was with the present flows.
 func (d *datapath) asked() (times int, current bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -52,7 +52,7 @@ func (d *datapath) want(t *testing.T, what string, times int) {
 	d.wanted = times
 }
 
-// watchDatapath has a life's purges counted from now on. Those that may wait, wait for so long.
+// watchDatapath counts purges from now on. rest is Options.PurgeRest.
 func (l *life) watchDatapath(rest time.Duration) *datapath {
 	l.opening.Lock()
 	defer l.opening.Unlock()
@@ -62,7 +62,7 @@ func (l *life) watchDatapath(rest time.Duration) *datapath {
 	return d
 }
 
-// elsewhere is a pod of another node.
+// elsewhere returns a pod of another node.
 func elsewhere(labels map[string]string, addrs ...string) PolicyChange {
 	change := policyPod("elsewhere", labels)
 	for _, pod := range change.Pods {
@@ -85,7 +85,7 @@ func without(pod, np string) PolicyChange {
 	return change
 }
 
-// The datapath asks anew at once when something is allowed no more, and when nothing changed, not at all.
+// The datapath is purged at once when something is no longer allowed, and not at all when nothing changed.
 func TestDatapathAsksAnew(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
 	req := l.request("one")
@@ -115,7 +115,7 @@ func TestDatapathAsksAnew(t *testing.T) {
 	}
 }
 
-// runningStatus is the pod one as the kubelet tells of it once it runs.
+// runningStatus returns the pod one with the status that the kubelet writes once it runs.
 func runningStatus(t *testing.T, l *life) PolicyChange {
 	t.Helper()
 	change := policyPod("one", web)
@@ -128,7 +128,7 @@ func runningStatus(t *testing.T, l *life) PolicyChange {
 	return change
 }
 
-// What may wait is purged together, soon, and until it is.
+// Purges that may wait are combined, come soon, and are retried until they succeed.
 func TestDatapathAsksSoon(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
 	l.add(t, l.request("one"))
@@ -148,7 +148,7 @@ func TestDatapathAsksSoon(t *testing.T) {
 	eventually(t, "it is asked anew for the pod that is gone", func() bool { times, current := d.asked(); return times > before && current })
 }
 
-// What may wait is purged by flows that are in effect: while the switch refuses them, again.
+// A purge that may wait is repeated while the switch refuses the flows, until they are in effect.
 func TestDatapathWaitsForTheSwitch(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), policyPod("two", client), denyAll(t))
 	l.add(t, l.request("one"))
@@ -174,7 +174,7 @@ func TestDatapathWaitsForTheSwitch(t *testing.T) {
 	})
 }
 
-// An ADD and a DEL have no packet wait for a purge.
+// An ADD and a DEL need no purge.
 func TestDatapathOfAttachments(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), denyAll(t), policyPod("server", web), policyPod("client", client))
 	d := l.watchDatapath(time.Hour)
@@ -185,7 +185,7 @@ func TestDatapathOfAttachments(t *testing.T) {
 	d.want(t, "pods came and went", 0)
 }
 
-// A change of the mode has the datapath ask anew, and again if that fails.
+// A change of the mode purges the datapath, and again if that fails.
 func TestDatapathOfModes(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
 	l.add(t, l.request("one"))
@@ -202,7 +202,7 @@ func TestDatapathOfModes(t *testing.T) {
 	d.want(t, "the mode changed, and one try failed", 2)
 }
 
-// A change that the switch refuses is told, and the datapath asks anew once it is in effect, not before.
+// A change that the switch refuses is reported, and the datapath is purged once it is in effect, not before.
 func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
 	req := l.request("one")

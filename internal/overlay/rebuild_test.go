@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// keepResult is what a runtime keeps of an ADD.
+// keepResult writes what a runtime caches of an ADD.
 func keepResult(t *testing.T, dir string, req *cni.Request, result *types100.Result) {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{
@@ -35,7 +35,7 @@ func keepResult(t *testing.T, dir string, req *cni.Request, result *types100.Res
 	}
 }
 
-// spoil cuts all records short.
+// spoil truncates all records.
 func (n *node) spoil(t *testing.T) {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(n.dir, "*.json"))
@@ -49,8 +49,8 @@ func (n *node) spoil(t *testing.T) {
 	}
 }
 
-// A record that cannot be read is rebuilt where the runtime's result and the pod's interface agree, with a port of the pod's own and upon a
-// pre-plugged one, and with what stands beside the record. Nothing of the node changes.
+// An unreadable record is rebuilt if the runtime's result and the pod's interface agree: for a pod with a port of its own and on a
+// pre-plugged one, and including the file next to the record. Nothing else on the node changes.
 func TestRecordIsRebuilt(t *testing.T) {
 	for name, life := range map[string]func(*testing.T) *life{"veth": start, "pre-plugged": func(t *testing.T) *life { return standingStart(t, 4) }} {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestRecordIsRebuilt(t *testing.T) {
 	}
 }
 
-// Where they disagree nothing is rebuilt. The broken record is kept until the attachment is deleted.
+// If they disagree nothing is rebuilt. The broken record is kept until the attachment is deleted.
 func TestRecordIsNotRebuilt(t *testing.T) {
 	l := start(t)
 	cache := t.TempDir()

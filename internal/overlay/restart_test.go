@@ -42,12 +42,12 @@ func TestRestartCommitsNothing(t *testing.T) {
 		}
 	}
 	if got := l.add(t, l.request("more")).IPs[0].Address.String(); got == "10.128.0.11/23" {
-		// s9's is the last of a record that is gone; s8's is the last known.
+		// The last address, s9's, was in a record that is gone; s8's is the last known.
 		t.Logf("address %s of the last pod is used again after a restart", got)
 	}
 }
 
-// A first start on a new node writes once to each engine, and two agents given the same make the same.
+// A new agent compiles the same state from the same records.
 func TestFreshCompileIsTheSame(t *testing.T) {
 	l := start(t)
 	for i := range 5 {
@@ -60,7 +60,7 @@ func TestFreshCompileIsTheSame(t *testing.T) {
 	}
 }
 
-// What a former life left unfinished, and what is of a former boot, is removed; what is attached stays.
+// What was unfinished before the restart, or is of a former boot, is removed; what is attached stays.
 func TestRestartReaps(t *testing.T) {
 	l := start(t)
 	stays := l.request("stays")
@@ -87,7 +87,7 @@ func TestRestartReaps(t *testing.T) {
 	}
 	spoil(t, l.node, "broken")
 	l.request("ahead")
-	ahead := link.Pair{HostName: "weft-p900", PodName: "eth0", Netns: "/run/netns/ahead", Owner: "spare/weft-p900"} // an earlier version's
+	ahead := link.Pair{HostName: "weft-p900", PodName: "eth0", Netns: "/run/netns/ahead", Owner: "spare/weft-p900"} // of an earlier version
 	if _, err := l.node.pods.Create(t.Context(), ahead); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestRestartReaps(t *testing.T) {
 	}
 }
 
-// spoil cuts the record of a sandbox short.
+// spoil truncates the record of a sandbox.
 func spoil(t *testing.T, n *node, name string) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(n.dir, "*.json"))
@@ -133,7 +133,7 @@ func spoil(t *testing.T, n *node, name string) {
 	}
 }
 
-// A node that has rebooted has neither links nor flows, and a database with the ports of before.
+// A rebooted node has neither links nor flows, and a database with the former ports.
 func TestReboot(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -152,7 +152,7 @@ func TestReboot(t *testing.T) {
 	next.nothingLeft(t, before)
 }
 
-// A pod that has lost its link while the agent was away does not keep the others, nor new ones.
+// A pod that lost its link while the agent was stopped blocks neither other pods nor new ones.
 func TestRestartWithAPodWithoutLink(t *testing.T) {
 	l := start(t)
 	good, bad := l.request("good"), l.request("bad")
@@ -181,7 +181,7 @@ func TestRestartWithAPodWithoutLink(t *testing.T) {
 	l.whole(t, next)
 }
 
-// A start that fails at an engine is tried again, and what came meanwhile counts.
+// A start that fails at an engine is retried, and includes what came meanwhile.
 func TestStartTriedAgain(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -215,7 +215,8 @@ func TestStartTriedAgain(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// An ADD that failed while the switch was away is not attached after a restart either, whatever its record said before.
+// After an ADD that failed while the switch was unreachable, the pod is not attached after a restart either, whatever its record said
+// before.
 func TestRestartAfterAnAddThatFailed(t *testing.T) {
 	for name, netns := range map[string]string{"the same again": "/run/netns/s1", "another namespace": "/run/netns/other"} {
 		t.Run(name, func(t *testing.T) {
@@ -237,10 +238,10 @@ func TestRestartAfterAnAddThatFailed(t *testing.T) {
 	}
 }
 
-// crash is a node on which requests come while agents die.
+// crash is a node with requests while agents are killed.
 type crash struct {
 	mu sync.Mutex
-	// open are the sandboxes whose ADD was answered, and whose DEL was not asked for.
+	// open are the sandboxes whose ADD was answered and whose DEL was not requested.
 	open map[string]*cni.Request
 }
 
@@ -254,8 +255,8 @@ func (c *crash) set(name string, req *cni.Request) {
 	c.open[name] = req
 }
 
-// An agent that dies at any moment leaves nothing that the next does not find: what was answered works, what was not is
-// gone once the runtime has said what it knows.
+// An agent that is killed at any moment leaves nothing that the next one does not find. What was answered works; what was not is removed
+// once the runtime has sent its GC.
 func TestCrash(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := n.begin(t)
@@ -267,7 +268,7 @@ func TestCrash(t *testing.T) {
 		for i := range 6 {
 			all.Go(func() { c.pod(ctx, l, fmt.Sprint("r", round, "s", i)) })
 		}
-		time.Sleep(time.Duration(rand.IntN(int(30 * time.Millisecond)))) // the moment is the point
+		time.Sleep(time.Duration(rand.IntN(int(30 * time.Millisecond)))) // the moment is random on purpose
 		l.stop()
 		cancel()
 		all.Wait()
@@ -305,7 +306,7 @@ func recorded(l *life) []string {
 	return names
 }
 
-// pod comes and goes until ctx ends.
+// pod adds and deletes sandboxes until ctx ends.
 func (c *crash) pod(ctx context.Context, l *life, name string) {
 	for i := 0; ctx.Err() == nil; i++ {
 		id := fmt.Sprint(name, "i", i)
@@ -317,7 +318,7 @@ func (c *crash) pod(ctx context.Context, l *life, name string) {
 		if i%2 == 0 {
 			continue
 		}
-		c.set(id, nil) // from here on the runtime wants it gone
+		c.set(id, nil) // from here on the runtime wants it deleted
 		_ = l.Del(ctx, req)
 	}
 }

@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// tb is what testing.T and rapid.T have in common.
+// tb has the common methods of testing.T and rapid.T.
 type tb interface {
 	Helper()
 	Fatal(args ...any)
@@ -58,7 +58,7 @@ type breakable[K comparable, V any] struct {
 	bad  func(reconcile.Change[K, V]) error
 }
 
-// refuse sets what judges each commit; nil: nothing is refused.
+// refuse sets a function that decides about each commit; nil: nothing is refused.
 func (b *breakable[K, V]) refuse(bad func(reconcile.Change[K, V]) error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,7 +71,7 @@ func (b *breakable[K, V]) fail(err error) {
 	b.err = err
 }
 
-// before sets what is called before each commit.
+// before sets a function that is called before each commit.
 func (b *breakable[K, V]) before(hook func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -150,7 +150,7 @@ func (p *breakablePods) onDelete(hook func() error) {
 	p.delete = hook
 }
 
-// ports tells who waits for a port that the switch has it, if anything was set that says when.
+// ports reports ports that the switch has added, as the function in added decides; nil: no port is reported.
 type ports struct {
 	mu    sync.Mutex
 	added func(name string, ofport uint32) <-chan struct{}
@@ -171,7 +171,7 @@ func (p *ports) Added(name string, ofport uint32) (added <-chan struct{}, stop f
 	return p.added(name, ofport), func() {}
 }
 
-// node is a machine: what outlives the agent.
+// node is the state of a machine that survives the agent.
 type node struct {
 	flows *openflow.Fake
 	rows  *ovsdb.Fake
@@ -180,17 +180,17 @@ type node struct {
 	pods  *breakablePods
 	dir   string
 	cache string
-	// spare is how many ports its agents keep ready.
+	// spare is Options.Spare of its agents.
 	spare int
-	// tracked notes what the switch was to forget.
+	// tracked records the switch's conntrack flushes.
 	tracked *tracked
-	// ports tells of ports that the switch has added, when told to.
+	// ports reports ports that the switch has added, if set up to do so.
 	ports *ports
-	// uplink is the node's own interface; nil: nobody looks at it.
+	// uplink is the node's own interface; nil: it is not used.
 	uplink Uplink
-	// privileged says which pods are; nil: nobody knows.
+	// privileged is Options.Privileged of its agents.
 	privileged func(context.Context, cni.Args) (bool, error)
-	// kernel notes what the node's own kernel was to forget.
+	// kernel records the conntrack flushes of the node's own kernel.
 	kernel *kernel
 
 	flowEngine *breakable[openflow.Key, openflow.Entry]
@@ -211,12 +211,12 @@ func newNode(dir string) *node {
 	return n
 }
 
-// commits counts what was written to the engines.
+// commits returns the numbers of commits to the engines.
 func (n *node) commits() [4]int {
 	return [4]int{n.flows.Commits(), n.rows.Transactions(), n.links.Commits(), n.rules.Commits()}
 }
 
-// state is everything that is programmed, in words.
+// state returns everything that is programmed, as text.
 func (n *node) state(t tb) string {
 	t.Helper()
 	rows, err := n.rows.Read(context.Background())
@@ -237,7 +237,7 @@ func lines[K comparable, V fmt.Stringer](items map[K]V) string {
 	return strings.Join(all, "")
 }
 
-// life is an agent's life on a node. Its requests go as the runtime's do: by attach/lifecycle.
+// life is one run of an agent on a node. Its requests pass through attach/lifecycle, as the runtime's do.
 type life struct {
 	*Network
 	handler *lifecycle.Handler
@@ -310,7 +310,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 	return l
 }
 
-// start returns a serving life on a new node.
+// start returns a serving agent on a new node.
 func start(t *testing.T) *life {
 	t.Helper()
 	l := newNode(t.TempDir()).begin(t)
@@ -319,7 +319,7 @@ func start(t *testing.T) *life {
 	return l
 }
 
-// restart ends this life and begins the next, with the same view.
+// restart stops this agent and starts the next one, with the same view.
 func (l *life) restart(t *testing.T) *life {
 	t.Helper()
 	l.stop()
@@ -341,7 +341,7 @@ func (l *life) update(t tb, view View) {
 	}
 }
 
-// settled waits until the reaper has nothing left.
+// settled waits until the reaper is idle.
 func (l *life) settled(t tb) {
 	t.Helper()
 	eventually(t, "the reaper is done", l.handler.Idle)
@@ -376,14 +376,14 @@ func subnet(name, ip, prefix string) clusternetwork.HostSubnet {
 	}
 }
 
-// small is sample with room for few pods.
+// small is sample with a subnet for a few pods.
 func small() View {
 	view := sample()
 	view.Local.Subnet = netip.MustParsePrefix("10.128.0.0/29")
 	return view
 }
 
-// request is about the sandbox of that name, whose namespace it makes.
+// request returns a request for the sandbox of that name, and creates its namespace.
 func (l *life) request(name string) *cni.Request { return l.node.request(name, "/run/netns/"+name) }
 
 func (n *node) request(name, netns string) *cni.Request {
@@ -423,7 +423,7 @@ func (l *life) record(t tb, req *cni.Request) attach.Record {
 	return rec
 }
 
-// whole checks that an attachment is complete: record, link, port, and the flows of a fresh compile.
+// whole checks that an attachment is complete: record, link, port, and the flows of a new compilation.
 func (l *life) whole(t tb, req *cni.Request) {
 	t.Helper()
 	rec := l.record(t, req)
@@ -455,7 +455,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 	}
 }
 
-// left is everything there is of pods on the node, in words: records, links, ports, addresses.
+// left returns everything on the node that belongs to pods, as text: records, links, ports, addresses.
 func (l *life) left(t tb) []string {
 	t.Helper()
 	all := []string{}
@@ -487,7 +487,7 @@ func (l *life) left(t tb) []string {
 	return all
 }
 
-// nothingLeft checks that nothing of any pod is left, and that the node is as it was.
+// nothingLeft checks that nothing of any pod is left, and that the node's state is as before.
 func (l *life) nothingLeft(t tb, before string) {
 	t.Helper()
 	l.settled(t)
@@ -499,8 +499,8 @@ func (l *life) nothingLeft(t tb, before string) {
 	}
 }
 
-// fresh is the state that a fresh agent makes of the records alone, on a node where nothing is programmed yet. It is told of
-// the changes before its first view.
+// fresh returns the state that a new agent compiles from the records alone, on a node where nothing is programmed. The changes are passed
+// before its first view.
 func fresh(t tb, dir string, view View, records []attach.Record, told ...TenantChange) string {
 	t.Helper()
 	n := newNode(dir)
@@ -533,7 +533,7 @@ func fresh(t tb, dir string, view View, records []attach.Record, told ...TenantC
 	return n.state(t)
 }
 
-// obstruct makes the record of an attachment impossible to write or remove until it is called again.
+// obstruct makes the record of an attachment impossible to write or remove until the returned function is called.
 func (n *node) obstruct(t tb, key attach.Key) (clear func()) {
 	t.Helper()
 	probe, err := os.MkdirTemp("", "weft-record-*")

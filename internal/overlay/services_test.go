@@ -18,14 +18,14 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// tracked are connections of a switch that has none: what it is to forget is noted.
+// tracked is the conntrack of a switch without connections: it records flushes.
 type tracked struct {
 	mu  sync.Mutex
 	err error
-	// hang is waited for by Forget, once entered is closed; nil: nothing is.
+	// Forget closes entered and then waits for hang; nil: it does not wait.
 	hang, entered chan struct{}
 	done          []openflow.CTFlush
-	// flushed is what was to be forgotten at once.
+	// flushed are the arguments of Flush.
 	flushed []openflow.CTFlush
 }
 
@@ -59,7 +59,7 @@ func (c *tracked) fail(err error) {
 	c.err = err
 }
 
-// forgotten returns the endpoints of what was forgotten, and begins anew.
+// forgotten returns the endpoints of the connections given to Forget, and clears them.
 func (c *tracked) forgotten() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +72,7 @@ func (c *tracked) forgotten() []string {
 	return list
 }
 
-// svc is a Service with one address, which its endpoints serve.
+// svc returns a Service with one address and these endpoints.
 func svc(name, ip string, kind service.Kind, protocol service.Protocol, to ...string) (reconcile.Owner, Service) {
 	v := service.VirtualAddress{
 		Owner: service.Owner("ns", name), Kind: kind, IP: netip.MustParseAddr(ip), Protocol: protocol, Port: 80, Verdict: service.Reject,
@@ -96,7 +96,7 @@ func one(owner reconcile.Owner, s Service) ServiceChange {
 	return ServiceChange{Services: map[reconcile.Owner]Service{owner: s}}
 }
 
-// held returns what the switch has of an owner.
+// held returns the flows of an owner in the switch.
 func (l *life) held(t tb, owner reconcile.Owner) []string {
 	t.Helper()
 	all, err := l.node.flows.Read(context.Background())
@@ -128,7 +128,7 @@ func groups(t tb, l *life) int {
 	return n
 }
 
-// A restart with the same Services changes nothing, and a Service's change is that Service's flows only.
+// A restart with the same Services changes nothing, and a change of a Service changes only that Service's flows.
 func TestServicesSurviveARestart(t *testing.T) {
 	web, webService := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80", "10.128.2.5:80")
 	dns, dnsService := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")
@@ -160,7 +160,7 @@ func TestServicesSurviveARestart(t *testing.T) {
 	if len(next.held(t, web)) > 0 || len(next.held(t, dns)) == 0 || groups(t, next) != 1 {
 		t.Errorf("one was withdrawn:\n%s", next.node.state(t))
 	}
-	// The network changes: what is left is still there.
+	// The network changes: the remaining Service is still served.
 	view := sample()
 	view.Cluster.VXLANPort = 4790
 	next.update(t, view)
@@ -169,7 +169,7 @@ func TestServicesSurviveARestart(t *testing.T) {
 	}
 }
 
-// UDP connections to an endpoint that is gone are forgotten, once the flows are changed; until then it is tried again.
+// UDP connections to a removed endpoint are flushed once the flows are changed; a failed flush is retried.
 func TestStaleConnectionsAreForgotten(t *testing.T) {
 	l := start(t)
 	owner, both := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53", "10.128.2.5:53")
@@ -192,7 +192,7 @@ func TestStaleConnectionsAreForgotten(t *testing.T) {
 	}
 }
 
-// A flow that the switch refuses keeps neither other Services nor their connections.
+// A flow that the switch refuses blocks neither other Services nor their connections.
 func TestOneServiceFails(t *testing.T) {
 	l := start(t)
 	bad, badService := svc("bad", "172.30.0.12", service.KindClusterIP, service.UDP, "10.128.0.5:53")
@@ -220,8 +220,8 @@ func TestOneServiceFails(t *testing.T) {
 	eventually(t, "the Service is there once the switch takes it", func() bool { return len(l.held(t, bad)) > 0 })
 }
 
-// An address is one Service's: the API server's gift comes first, then a load balancer's, then whoever was there first. Who
-// gives way has it once the other is gone.
+// An address belongs to one Service: an assignment of the API server comes first, then one of a load balancer, then the older Service. The
+// Service that gave way gets the address once the other is gone.
 func TestOneAddressOneService(t *testing.T) {
 	warned := map[reconcile.Owner]string{}
 	l := newNode(t.TempDir()).begin(t)
@@ -269,7 +269,7 @@ func TestOneAddressOneService(t *testing.T) {
 	}
 }
 
-// Addresses of nodes, pods and other Services are not taken by who merely names them.
+// A Service that merely names an address of a node, a pod or another Service does not get it.
 func TestNamedAddressesHijackNothing(t *testing.T) {
 	warned := map[reconcile.Owner]string{}
 	l := newNode(t.TempDir()).begin(t)
@@ -297,7 +297,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 			}
 		}
 	}
-	// A node comes that has an address which a Service named before.
+	// A node gets an address that a Service named before.
 	owner, external := svc("external", "203.0.113.9", service.KindExternalIP, service.TCP, "10.128.0.66:80")
 	l.services(t, one(owner, external))
 	if len(l.held(t, owner)) == 0 {
@@ -309,8 +309,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 	}
 }
 
-// The ports where endpoints answer are looked at for as long as any Service has an endpoint there, in whatever state: it may
-// have connections.
+// The ports of endpoints are tracked as long as any Service has an endpoint there, in any state: it may have connections.
 func TestTargetsFollowEndpoints(t *testing.T) {
 	l := start(t)
 	ports := func() int { return len(l.held(t, pipeline.OwnerTargets)) }
@@ -318,7 +317,7 @@ func TestTargetsFollowEndpoints(t *testing.T) {
 	l.services(t, one(web, both))
 	other, same := svc("other", "172.30.0.11", service.KindClusterIP, service.TCP, "10.128.2.6:8080")
 	l.services(t, one(other, same))
-	if n := ports(); n != 2 { // there and back
+	if n := ports(); n != 2 { // for both directions
 		t.Errorf("%d flows for one port of two Services", n)
 	}
 	_, unready := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP)
@@ -339,7 +338,7 @@ func TestTargetsFollowEndpoints(t *testing.T) {
 	}
 }
 
-// Any sequence of changes leads to the state that telling the last objects alone leads to.
+// Any sequence of changes leads to the same state as the last objects alone.
 func TestServicesConverge(t *testing.T) {
 	l := start(t)
 	kinds := []service.Kind{service.KindClusterIP, service.KindExternalIP, service.KindLoadBalancer}

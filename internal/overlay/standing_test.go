@@ -21,7 +21,7 @@ import (
 
 const portsNetns = "/run/weft/cni/ports"
 
-// standingNode is a node whose agent keeps ports ready, in a namespace that is there.
+// standingNode returns a node whose agents pre-plug ports, in an existing namespace.
 func standingNode(dir string, spare int) *node {
 	n := newNode(dir)
 	n.spare = spare
@@ -29,7 +29,7 @@ func standingNode(dir string, spare int) *node {
 	return n
 }
 
-// standingStart returns a life whose ports stand ready.
+// standingStart returns an agent with free pre-plugged ports.
 func standingStart(t *testing.T, spare int) *life {
 	t.Helper()
 	l := standingNode(t.TempDir(), spare).begin(t)
@@ -39,7 +39,7 @@ func standingStart(t *testing.T, spare int) *life {
 	return l
 }
 
-// free waits until so many ports are free, and none is being made or removed.
+// free waits until this many ports are free, and none is being created or removed.
 func (l *life) free(t tb, count int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d ports are free", count), func() bool {
@@ -48,7 +48,7 @@ func (l *life) free(t tb, count int) {
 	})
 }
 
-// count returns how many ports are free, and how many are being made or removed.
+// count returns how many ports are free, and how many are being created or removed.
 func (s *standing) count() (free, other int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,7 +64,7 @@ func (s *standing) count() (free, other int) {
 	return free, other
 }
 
-// standingPorts returns the names of the pairs that stand, which are to be those of the switch's ports.
+// standingPorts returns the names of pods' pairs, and checks that the switch has the same ports.
 func (l *life) standingPorts(t tb) []string {
 	t.Helper()
 	links, err := l.node.pods.List(context.Background())
@@ -88,7 +88,7 @@ func (l *life) standingPorts(t tb) []string {
 	return pairs
 }
 
-// A pod upon a port that stood ready costs the switch's database nothing, neither when it comes nor when it goes.
+// A pod on a pre-plugged port changes nothing in the switch's database, neither on ADD nor on DEL.
 func TestStandingPorts(t *testing.T) {
 	l := standingStart(t, 4)
 	ports := l.standingPorts(t)
@@ -119,7 +119,7 @@ func TestStandingPorts(t *testing.T) {
 	}
 }
 
-// The port that has been free for longest is taken next.
+// The port that has been free longest is taken next.
 func TestStandingPortsRotate(t *testing.T) {
 	l := standingStart(t, 4)
 	var order []uint32
@@ -136,7 +136,7 @@ func TestStandingPortsRotate(t *testing.T) {
 	}
 }
 
-// Until the plugin has made the namespace, and when more pods come at once than ports are ready, pods get ports of their own.
+// Until the plugin has created the namespace, and when more pods are added at once than ports are free, pods get ports of their own.
 func TestWithoutStandingPorts(t *testing.T) {
 	n := newNode(t.TempDir())
 	n.spare = 2
@@ -154,7 +154,7 @@ func TestWithoutStandingPorts(t *testing.T) {
 	l.nothingLeft(t, before)
 	n.pods.AddNamespace(portsNetns)
 	second := l.request("second")
-	l.add(t, second) // and has the namespace looked for
+	l.add(t, second) // this ADD also starts another check of the namespace
 	l.free(t, 2)
 	var own, standing int
 	for i := range 3 {
@@ -172,8 +172,7 @@ func TestWithoutStandingPorts(t *testing.T) {
 	}
 }
 
-// A restart changes nothing: ports that are taken stay so, and the others are free again, but for one that something is upon
-// which no record knows.
+// A restart changes nothing: taken ports stay taken, and the others are free again, except one with an interface that no record names.
 func TestStandingPortsAfterARestart(t *testing.T) {
 	l := standingStart(t, 4)
 	req := l.request("a")
@@ -202,7 +201,7 @@ func TestStandingPortsAfterARestart(t *testing.T) {
 	}
 }
 
-// Another MTU of the cluster is that of the ports that are free at once, and of one that is taken once it is free.
+// When the cluster's MTU changes, free ports get it at once, and a taken one is replaced once it is free.
 func TestStandingPortsOfAnotherMTU(t *testing.T) {
 	l := standingStart(t, 4)
 	req := l.request("a")
@@ -229,7 +228,7 @@ func TestStandingPortsOfAnotherMTU(t *testing.T) {
 	}
 }
 
-// A port that cannot serve a pod is removed, and the pod gets a port of its own.
+// An unusable port is removed, and the pod gets a port of its own.
 func TestStandingPortThatFails(t *testing.T) {
 	for name, why := range map[string]error{"occupied": link.ErrOccupied, "no macvlan": errors.New("operation not supported")} {
 		t.Run(name, func(t *testing.T) {
@@ -255,7 +254,7 @@ func TestStandingPortThatFails(t *testing.T) {
 	}
 }
 
-// A failure that is the pod's own leaves the port to the next.
+// After a failure that is the pod's own, the port is free again.
 func TestStandingPortAndAPodThatFails(t *testing.T) {
 	l := standingStart(t, 2)
 	ports := l.standingPorts(t)
@@ -271,7 +270,7 @@ func TestStandingPortAndAPodThatFails(t *testing.T) {
 	}
 }
 
-// Ports whose links somebody else has removed cost no pod its start, and go.
+// Ports whose links another program has deleted do not make any pod's ADD fail, and are removed.
 func TestStandingPortsThatAreGone(t *testing.T) {
 	l := standingStart(t, 4)
 	gone := l.standingPorts(t)
@@ -296,7 +295,7 @@ func TestStandingPortsThatAreGone(t *testing.T) {
 	}
 }
 
-// A port is not taken as long as the switch may hold something for its former pod.
+// A port is not taken while the switch may hold state of its former pod.
 func TestStandingPortsRest(t *testing.T) {
 	l := standingStart(t, 1)
 	l.standing.rest = time.Hour
@@ -306,7 +305,7 @@ func TestStandingPortsRest(t *testing.T) {
 	if !l.standing.has(first.OFPort) {
 		t.Fatalf("record %+v", first)
 	}
-	l.free(t, 1) // another one was made
+	l.free(t, 1) // another one was created
 	l.del(t, req)
 	l.settled(t)
 	for i := range 3 {
@@ -318,7 +317,7 @@ func TestStandingPortsRest(t *testing.T) {
 	}
 }
 
-// Ports that were made for another datapath, with other offloads, serve no more.
+// Ports that were created for another datapath, with other offloads, are not used any more.
 func TestStandingPortsOfAnotherDatapath(t *testing.T) {
 	n := standingNode(t.TempDir(), 2)
 	before := link.Standing{Name: attach.PortName(7), MTU: 1450, HostGroup: host.PodGroup}
@@ -334,7 +333,7 @@ func TestStandingPortsOfAnotherDatapath(t *testing.T) {
 	}
 }
 
-// What many pods have left free goes, but for some.
+// Of the ports that many pods have freed, all but a few are removed.
 func TestSurplusOfStandingPorts(t *testing.T) {
 	l := standingStart(t, 2)
 	for i := range 20 {
@@ -354,7 +353,7 @@ func TestSurplusOfStandingPorts(t *testing.T) {
 	}
 }
 
-// Whatever pods do, and whenever agents end: two never have one port, none leaks, and every port has its link.
+// After any sequence of requests and restarts: no two pods have the same port, none leaks, and every port has its link.
 func TestStandingPortsProperty(t *testing.T) {
 	base := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -406,7 +405,7 @@ func TestStandingPortsProperty(t *testing.T) {
 	})
 }
 
-// What becomes of a standing port is told of its pod, and keeps neither the pod nor the port from going.
+// A failure of a pre-plugged port's row is reported for its pod, and blocks the removal of neither the pod nor the port.
 func TestStandingPortWhoseRowFails(t *testing.T) {
 	l := standingStart(t, 2)
 	req := l.request("a")

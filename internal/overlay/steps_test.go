@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/timing"
 )
 
-// watched runs a request under a span and an observer, and returns the paths of the spans below it and the steps told.
+// watched runs a request under a span and an observer, and returns the paths of the spans below it and the observed steps.
 func watched(t *testing.T, request func(context.Context) error) (paths, steps []string) {
 	t.Helper()
 	exporter := tracetest.NewInMemoryExporter()
@@ -47,7 +47,7 @@ func watched(t *testing.T, request func(context.Context) error) (paths, steps []
 	return slices.Compact(paths), slices.Sorted(maps.Keys(told))
 }
 
-// ADD and DEL tell of their steps, and of the commits that they waited for: as a tree of spans, and to the observer.
+// ADD and DEL report their steps and the commits that they waited for: as a tree of spans, and to the observer.
 func TestStepsAreTold(t *testing.T) {
 	l := start(t)
 	req := l.request("s1")

@@ -41,7 +41,7 @@ func (l *life) tenancy(t tb, change TenantChange) {
 	}
 }
 
-// isolate starts a life in the mode with VNIDs, whose moves take their next step when the test says so.
+// isolate starts an agent in the mode with VNIDs. The next step of a move is taken only by takeStep.
 func isolate(t *testing.T, n *node, told TenantChange) *life {
 	t.Helper()
 	l := n.begin(t)
@@ -86,7 +86,7 @@ func (l *life) of(namespace, name string) *cni.Request {
 	return req
 }
 
-// tells says what an attachment sends with and whom it admits, by the switch's flows.
+// tells returns what an attachment sends with and which VNIDs it admits, by the switch's flows.
 func (l *life) tells(t *testing.T, req *cni.Request) string {
 	t.Helper()
 	rec := l.record(t, req)
@@ -119,7 +119,7 @@ func (l *life) tells(t *testing.T, req *cni.Request) string {
 	return fmt.Sprintf("sends %s admits %s", sends, strings.Join(admits, " "))
 }
 
-// A pod whose namespace has no VNID is not attached before it has one; a pod that is waits for nothing else.
+// A pod is not attached before its namespace has a VNID. The ADD waits for nothing else.
 func TestADDWaitsForVNID(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
 	l.add(t, l.of("a", "s1"))
@@ -153,7 +153,7 @@ func TestADDWaitsForVNID(t *testing.T) {
 	}
 }
 
-// A namespace's move takes all its pods along in three changes of the switch, and no others; it is realised with the last.
+// A move changes all pods of the namespace in three commits, and no other pods. It is realised with the last commit.
 func TestMove(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
 	a, b, b2 := l.of("a", "s1"), l.of("b", "s2"), l.of("b", "s3")
@@ -189,7 +189,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// A pod that comes in the midst of a move, and a move that is overtaken by another, end where all others do.
+// A pod that is added during a move, and a move that is overtaken by another, end in the same state as all others.
 func TestMoveInTheMidst(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
 	b := l.of("b", "s1")
@@ -221,7 +221,7 @@ func TestMoveInTheMidst(t *testing.T) {
 	}
 }
 
-// A namespace that has no VNID any more is closed, and opens with the next.
+// A namespace without a VNID is closed, and is opened by the next VNID.
 func TestVNIDGone(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
 	a, b := l.of("a", "s1"), l.of("b", "s2")
@@ -261,8 +261,8 @@ func TestRestartKeepsVNIDs(t *testing.T) {
 	}
 }
 
-// Another mode is a change of flows and of nothing else: no bridge, port, link or rule is touched, and the way back leads to
-// where it began. VNIDs that change meanwhile are in effect at once when they count again.
+// A change of the mode changes only flows: no bridge, port, link or rule. The change back restores the former state. VNIDs that change
+// meanwhile are in effect at once when they count again.
 func TestModeChange(t *testing.T) {
 	l := start(t)
 	a, b := l.of("a", "s1"), l.of("b", "s2")
@@ -301,7 +301,7 @@ func TestModeChange(t *testing.T) {
 	}
 }
 
-// A switch that does not take a change gets it again, and until then it is not told as realised.
+// A change that the switch refuses is retried, and is not reported as realised until then.
 func TestMoveIsTriedAgain(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
 	a := l.of("a", "s1")
@@ -323,8 +323,7 @@ func TestMoveIsTriedAgain(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, and however often the agent begins anew: in the end the node is as a fresh agent makes
-// it of the records and of the VNIDs that there are.
+// After any sequence of changes and restarts, the node's state is what a new agent compiles from the present records and VNIDs.
 func TestTenantsProperty(t *testing.T) {
 	base := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
@@ -382,13 +381,13 @@ func TestTenantsProperty(t *testing.T) {
 	})
 }
 
-// The way back to a flat network loses nothing that is allowed: while pods' own flows go, what comes from other nodes counts
-// as everybody's already, and what admits everybody comes last or with them. The way there is the other way round: nobody
-// is shut out before pods say whom they admit.
+// A change to the flat network drops no packet that is allowed: before pods' own flows are removed, packets from other nodes have VNID 0,
+// and the flow that admits everything is added last or together with them. In the change back, no sender is excluded before pods' flows say
+// which VNIDs they admit.
 func TestModeChangeOrder(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
 	l.add(t, l.of("a", "s1"))
-	remotes, pods, all := 0, 0, 0 // the commits that changed what tunnels count as, whom pods admit, and who is admitted by all
+	remotes, pods, all := 0, 0, 0 // the last commits that changed the VNIDs from tunnels, pods' own flows, and flows for all pods
 	commits := 0
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		commits++
@@ -416,8 +415,8 @@ func TestModeChangeOrder(t *testing.T) {
 	}
 }
 
-// With NetworkPolicies, pods' packets carry the VNIDs of their namespaces, a pod of a namespace without one is closed, and a namespace that gets
-// another VNID sends with it.
+// With NetworkPolicies, pods' packets carry the VNIDs of their namespaces, a pod of a namespace without one is closed, and a namespace with
+// a new VNID sends with it.
 func TestPoliciesCarryVNIDs(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
 	change := func(vnids map[string]uint32, gone ...string) {

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// same checks that the node is as a fresh agent would make it.
+// same checks that the node's state is what a new agent compiles.
 func (l *life) same(t *testing.T, view View) {
 	t.Helper()
 	if want, have := fresh(t, t.TempDir(), view, l.store.List()), l.node.state(t); want != have {
@@ -72,7 +72,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// A host whose object cannot be used is left out, and told once.
+// A host with an invalid object is left out, which is logged once.
 func TestBadRemoteIsTold(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := n.begin(t)
@@ -92,7 +92,7 @@ func TestBadRemoteIsTold(t *testing.T) {
 	}
 }
 
-// A host that is no node does not take a node's subnet away, whichever was there first.
+// A host without a Node does not take a node's subnet, in any order.
 func TestNodesComeBeforeOtherHosts(t *testing.T) {
 	l := start(t)
 	view := sample()
@@ -106,7 +106,7 @@ func TestNodesComeBeforeOtherHosts(t *testing.T) {
 	}
 }
 
-// A change of remote hosts costs as much as it changes: pods are not compiled, and engines without a part not asked.
+// The cost of a change of remote hosts depends on the change: pods are not compiled, and unaffected engines are not called.
 func TestRemoteChangeLeavesPodsAlone(t *testing.T) {
 	l := start(t)
 	l.add(t, l.request("s1"))
@@ -171,7 +171,7 @@ func TestInvalidView(t *testing.T) {
 	}
 }
 
-// An Update that fails at one engine reaches the others, and the next one makes up for it.
+// An Update that fails at one engine still reaches the others, and the next one completes it.
 func TestUpdateThatFails(t *testing.T) {
 	for name, engine := range map[string]func(*node) interface{ fail(error) }{
 		"rules": func(n *node) interface{ fail(error) } { return n.ruleEngine },
@@ -198,7 +198,7 @@ func TestUpdateThatFails(t *testing.T) {
 	}
 }
 
-// Updates, ADDs and DELs at once: no fragment of a pod that is gone comes back, and none is of a former View.
+// Concurrent Updates, ADDs and DELs: no fragment of a removed pod comes back, and none of a former View stays.
 func TestUpdateDuringRequests(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
@@ -239,7 +239,7 @@ func TestUpdateDuringRequests(t *testing.T) {
 	l.nothingLeft(t, before)
 }
 
-// model is what a node should have, kept naively.
+// model is the desired state of a node, kept naively.
 type model struct {
 	life     *life
 	view     View
@@ -258,7 +258,7 @@ func (m *model) add(t *rapid.T) {
 		if !m.away {
 			t.Fatal(err)
 		}
-		delete(m.attached, name) // undone, as the runtime is told
+		delete(m.attached, name) // undone, and reported so to the runtime
 		return
 	}
 	m.attached[name] = req
@@ -339,7 +339,7 @@ func (m *model) check(t *rapid.T) {
 	}
 }
 
-// Whatever comes, the node ends as a fresh agent would make it of what should be there.
+// After any sequence, the node's state is what a new agent compiles from the desired attachments.
 func TestAnyOrder(t *testing.T) {
 	base := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -374,7 +374,7 @@ func TestAnyOrder(t *testing.T) {
 	})
 }
 
-// A pod that the node's subnet does not have any more is closed, which is reported for as long as it is so.
+// A pod outside the node's present subnet is closed, which is reported as long as it lasts.
 func TestClosedPortIsReported(t *testing.T) {
 	l := start(t)
 	req := l.request("s1")

@@ -10,8 +10,9 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// Whatever single flow another version had otherwise, had not, or had besides, the agent that comes after it makes it right, though the note
-// in the switch says that all is as it was: the flows themselves are compared. (OpenShift SDN compared a number that somebody had to raise.)
+// If another version had any single flow changed, missing or in addition, the next agent corrects it, although the note in the switch says
+// that the state is unchanged: the flows themselves are compared. (OpenShift SDN compared a version number that developers had to
+// increase.)
 func TestUpgradeFindsEveryFlow(t *testing.T) {
 	l := start(t)
 	l.add(t, l.request("one"))
